@@ -1,0 +1,228 @@
+//! The data buffers of one request: guest memory as the kernel's `iovec`s, and what keeps it mapped.
+//!
+//! The pointers are only good while the regions behind them stay mapped, so each `IoVecs` holds the
+//! [`GuestMemory`] it was filled from, and an engine owns the `IoVecs` while the kernel uses it. The
+//! hold is kept from one request to the next: refilling from the same memory costs no atomic.
+//!
+//! - Capacity is fixed when it is made; nothing is allocated per request.
+//! - [`IoVecs::advance`] drops what is done, so that a short transfer can be resumed.
+//!
+//! Not here: pools of these (`blk_server`), bounce buffers (`io_engine`).
+
+use std::fmt;
+use std::sync::Arc;
+
+use vm_memory::VolatileSlice;
+
+use crate::memory::{AccessError, GuestMemory, GuestRange, MemoryView};
+
+/// Why buffers cannot be described.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FillError {
+    /// Part of a buffer lies outside the guest's memory.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// More pieces than this value can hold: a larger one is needed.
+    #[error("buffers need more than {capacity} pieces")]
+    Full {
+        /** In pieces. */
+        capacity: usize,
+    },
+}
+
+/// Buffers of one request, in order.
+pub struct IoVecs {
+    memory: Option<Arc<GuestMemory>>,
+    vecs: Vec<libc::iovec>,
+    /// Pieces before this one are done.
+    first: usize,
+    remaining_bytes: u64,
+}
+
+// SAFETY: 1. the pointers lead into mappings that `memory` keeps alive, on any thread;
+// 2. they are only used by the kernel and by volatile copies.
+unsafe impl Send for IoVecs {}
+
+impl IoVecs {
+    /// Room for `capacity` pieces.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { memory: None, vecs: Vec::with_capacity(capacity), first: 0, remaining_bytes: 0 }
+    }
+
+    /// In pieces.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.vecs.capacity()
+    }
+
+    /// Bytes not yet done.
+    #[inline]
+    #[must_use]
+    pub fn remaining_bytes(&self) -> u64 {
+        self.remaining_bytes
+    }
+
+    /// Describes `ranges` of `view`'s memory, replacing what was here.
+    ///
+    /// # Errors
+    /// [`FillError`]; the value is empty then.
+    #[inline]
+    pub fn fill(
+        &mut self,
+        view: &MemoryView,
+        ranges: impl IntoIterator<Item = GuestRange>,
+    ) -> Result<(), FillError> {
+        self.clear();
+        self.hold(view.memory());
+        let filled = self.fill_ranges(view, ranges);
+        if filled.is_err() {
+            self.clear();
+        }
+        filled
+    }
+
+    fn fill_ranges(
+        &mut self,
+        view: &MemoryView,
+        ranges: impl IntoIterator<Item = GuestRange>,
+    ) -> Result<(), FillError> {
+        let capacity = self.vecs.capacity();
+        let mut full = false;
+        for range in ranges {
+            view.for_each_part(range, |host, part_bytes| {
+                full |= self.vecs.len() == capacity;
+                if !full {
+                    #[allow(clippy::cast_possible_truncation)] // a part fits the mapping, hence `usize`
+                    let iov_len = part_bytes as usize;
+                    self.vecs.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len });
+                    self.remaining_bytes += part_bytes;
+                }
+            })?;
+            if full {
+                return Err(FillError::Full { capacity });
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn hold(&mut self, memory: &Arc<GuestMemory>) {
+        let held = self.memory.as_ref().is_some_and(|held| Arc::ptr_eq(held, memory));
+        if !held {
+            self.memory = Some(Arc::clone(memory));
+        }
+    }
+
+    /// Forgets the buffers; the hold on the memory stays for the next request.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.vecs.clear();
+        self.first = 0;
+        self.remaining_bytes = 0;
+    }
+
+    /// Forgets the buffers and lets go of the memory.
+    pub fn release(&mut self) {
+        self.clear();
+        self.memory = None;
+    }
+
+    /// Whether `memory` is what the buffers lie in.
+    #[must_use]
+    pub fn holds(&self, memory: &Arc<GuestMemory>) -> bool {
+        self.memory.as_ref().is_some_and(|held| Arc::ptr_eq(held, memory))
+    }
+
+    /// What is not yet done, for the kernel. The pointers are good while this value exists, is not
+    /// refilled and not released.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> &[libc::iovec] {
+        &self.vecs[self.first..]
+    }
+
+    /// Whether every remaining piece starts at a multiple of `memory_bytes` and has a length that is a
+    /// multiple of `length_bytes`: what O_DIRECT asks for. Both are powers of two.
+    #[inline]
+    #[must_use]
+    pub fn is_aligned(&self, memory_bytes: u32, length_bytes: u32) -> bool {
+        let mask_of = |align: u32| align as usize - 1;
+        let (start, length) = (mask_of(memory_bytes), mask_of(length_bytes));
+        self.as_raw().iter().all(|v| v.iov_base as usize & start == 0 && v.iov_len & length == 0)
+    }
+
+    /// Drops the first `bytes` of what remains: they are done.
+    ///
+    /// # Panics
+    /// If that is more than remains: the caller's mistake.
+    pub fn advance(&mut self, bytes: u64) {
+        assert!(bytes <= self.remaining_bytes, "advanced past the end of the buffers");
+        self.remaining_bytes -= bytes;
+        let mut left = bytes;
+        while let Some(piece) = self.vecs.get_mut(self.first) {
+            let piece_bytes = piece.iov_len as u64;
+            if left < piece_bytes {
+                #[allow(clippy::cast_possible_truncation)] // less than `iov_len`
+                let step = left as usize;
+                piece.iov_base = piece.iov_base.wrapping_byte_add(step);
+                piece.iov_len -= step;
+                return;
+            }
+            left -= piece_bytes;
+            self.first += 1;
+        }
+    }
+
+    /// Reports the first `bytes` of what remains as stored by somebody else (the kernel).
+    pub fn note_stored(&self, bytes: u64) {
+        let Some(memory) = self.memory.as_ref().filter(|memory| memory.logs_stores()) else { return };
+        let mut left = bytes;
+        for piece in self.as_raw() {
+            let part_bytes = left.min(piece.iov_len as u64);
+            let host = piece.iov_base as usize;
+            let guest = memory.regions().iter().find_map(|region| region.guest_of(host));
+            if let (Some(addr), true) = (guest, part_bytes > 0) {
+                memory.note_store(addr, part_bytes);
+            }
+            left -= part_bytes;
+        }
+    }
+
+    /// Copies the first bytes of what remains into `out`; returns how many there were.
+    pub fn copy_out(&self, out: &mut [u8]) -> usize {
+        self.for_each_copy(out.len(), |volatile, at| {
+            volatile.copy_to(&mut out[at..at + volatile.len()]);
+        })
+    }
+
+    /// Copies `bytes` over the first bytes of what remains; returns how many fitted.
+    pub fn copy_in(&self, bytes: &[u8]) -> usize {
+        let copied = self.for_each_copy(bytes.len(), |volatile, at| {
+            volatile.copy_from(&bytes[at..at + volatile.len()]);
+        });
+        self.note_stored(copied as u64);
+        copied
+    }
+
+    fn for_each_copy(&self, limit: usize, mut copy: impl FnMut(VolatileSlice<'_>, usize)) -> usize {
+        let mut done = 0;
+        for piece in self.as_raw() {
+            let length = piece.iov_len.min(limit - done);
+            // SAFETY: 1. `fill` took the piece from memory that `self.memory` keeps mapped;
+            // 2. only volatile accesses, and the slice does not outlive the call.
+            let volatile = unsafe { VolatileSlice::new(piece.iov_base.cast(), length) };
+            copy(volatile, done);
+            done += length;
+        }
+        done
+    }
+}
+
+impl fmt::Debug for IoVecs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { remaining_bytes, .. } = self;
+        let pieces = self.as_raw().len();
+        f.debug_struct("IoVecs").field("pieces", &pieces).field("remaining_bytes", remaining_bytes).finish()
+    }
+}

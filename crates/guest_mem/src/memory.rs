@@ -1,0 +1,338 @@
+//! The table of regions that together are a guest's memory, and access by guest address.
+//!
+//! - A table never changes: a session makes a new one when regions come and go, and queues are handed
+//!   the new one. Regions are shared between tables, so nothing is mapped twice.
+//! - A range may cross from one region into an adjacent one: it is split. A gap is an error.
+//! - [`MemoryView`] is one queue's handle: it remembers the region of its last hit.
+//!
+//! Not here: mapping (`region.rs`), buffers for the kernel (`io_vecs.rs`).
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use vm_memory::{Address, GuestAddress, VolatileSlice};
+
+use crate::region::{Region, RegionSpec};
+use crate::shared_slice::{Shared, SharedSlice};
+
+/// Most regions one guest may have: what a front-end learns from `GET_MAX_MEM_SLOTS`. QEMU uses at most
+/// 512 slots; one message's worth of eight is the minimum of vhost-user.
+pub const MAX_REGIONS: usize = 512;
+
+/// `len_bytes` bytes from `addr` on, as a descriptor names them: not yet checked against any memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuestRange {
+    /// Guest-physical address of the first byte.
+    pub addr: u64,
+    /// Length; descriptors have 32 bits for it (virtio 1.3 §2.7.5).
+    pub len_bytes: u32,
+}
+
+/// Why an access by guest address is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    /// Part of the range lies in no region.
+    #[error("guest range {addr:#x} + {len_bytes} bytes is not all inside the guest's memory")]
+    Unmapped {
+        /** First address of the range. */
+        addr: u64,
+        /** Its length. */
+        len_bytes: u64,
+    },
+    /// A ring part must be aligned (virtio 1.3 §2.7).
+    #[error("guest address {addr:#x} is not a multiple of {align_bytes}")]
+    Misaligned {
+        /** As received. */
+        addr: u64,
+        /** What it must be a multiple of. */
+        align_bytes: usize,
+    },
+    /// A ring part must not cross from one region into the next.
+    #[error("guest range {addr:#x} + {len_bytes} bytes crosses memory regions, which a ring must not")]
+    Split {
+        /** First address of the range. */
+        addr: u64,
+        /** Its length. */
+        len_bytes: u64,
+    },
+}
+
+/// Why a set of regions is not a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// Two regions claim the same guest addresses.
+    #[error("memory regions at guest addresses {first:#x} and {second:#x} overlap")]
+    Overlap {
+        /** Start of the lower one. */
+        first: u64,
+        /** Start of the higher one. */
+        second: u64,
+    },
+    /// More than [`MAX_REGIONS`].
+    #[error("{count} memory regions, at most {max} are possible")]
+    TooMany {
+        /** As received. */
+        count: usize,
+        /** [`MAX_REGIONS`]. */
+        max: usize,
+    },
+    /// A region to be removed is not there.
+    #[error("no memory region at guest address {guest_addr:#x} with {size_bytes} bytes")]
+    NoSuchRegion {
+        /** As received. */
+        guest_addr: u64,
+        /** As received. */
+        size_bytes: u64,
+    },
+}
+
+/// A guest's memory at one time: regions sorted by guest address, none overlapping.
+#[derive(Debug, Default)]
+pub struct GuestMemory {
+    regions: Box<[Arc<Region>]>,
+}
+
+impl GuestMemory {
+    /// # Errors
+    /// [`MemoryError`] if regions overlap or are too many.
+    pub fn new(mut regions: Vec<Arc<Region>>) -> Result<Self, MemoryError> {
+        let count = regions.len();
+        if count > MAX_REGIONS {
+            return Err(MemoryError::TooMany { count, max: MAX_REGIONS });
+        }
+        regions.sort_by_key(|region| region.spec().guest_addr);
+        for pair in regions.windows(2) {
+            let (first, second) = (&pair[0], pair[1].spec().guest_addr.raw_value());
+            if first.guest_end() > second {
+                return Err(MemoryError::Overlap { first: first.spec().guest_addr.raw_value(), second });
+            }
+        }
+        Ok(Self { regions: regions.into() })
+    }
+
+    /// This memory and one region more.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::new`].
+    pub fn with_region(&self, region: Arc<Region>) -> Result<Self, MemoryError> {
+        Self::new(self.regions.iter().cloned().chain([region]).collect())
+    }
+
+    /// This memory without the region that has these addresses (`file_offset_bytes` is not compared:
+    /// vhost-user `REM_MEM_REG` need not repeat it).
+    ///
+    /// # Errors
+    /// [`MemoryError::NoSuchRegion`].
+    pub fn without_region(&self, spec: &RegionSpec) -> Result<Self, MemoryError> {
+        let is_it = |region: &Arc<Region>| {
+            let r = region.spec();
+            (r.guest_addr, r.size_bytes, r.user_addr) == (spec.guest_addr, spec.size_bytes, spec.user_addr)
+        };
+        let (guest_addr, size_bytes) = (spec.guest_addr.raw_value(), spec.size_bytes);
+        if !self.regions.iter().any(is_it) {
+            return Err(MemoryError::NoSuchRegion { guest_addr, size_bytes });
+        }
+        Self::new(self.regions.iter().filter(|r| !is_it(r)).cloned().collect())
+    }
+
+    /// Sorted by guest address.
+    #[must_use]
+    pub fn regions(&self) -> &[Arc<Region>] {
+        &self.regions
+    }
+
+    /// The guest address behind an address of the front-end's own (rings are announced in these).
+    #[must_use]
+    pub fn user_to_guest(&self, user_addr: u64) -> Option<GuestAddress> {
+        self.regions.iter().find_map(|region| {
+            let spec = region.spec();
+            let offset_bytes = user_addr.checked_sub(spec.user_addr)?;
+            (offset_bytes < spec.size_bytes).then(|| spec.guest_addr.unchecked_add(offset_bytes))
+        })
+    }
+
+    /// The first region in which an access found no page: the front-end truncated its file.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<&Arc<Region>> {
+        self.regions.iter().find(|region| region.is_poisoned())
+    }
+
+    /// `len` values of type `T` at `addr`: part of a ring.
+    ///
+    /// # Errors
+    /// [`AccessError`] if misaligned, unmapped, or not inside one region.
+    pub fn shared_slice<T: Shared>(
+        self: &Arc<Self>,
+        addr: GuestAddress,
+        len: usize,
+    ) -> Result<SharedSlice<T>, AccessError> {
+        let align_bytes = align_of::<T::Atomic>();
+        let len_bytes = len as u64 * size_of::<T>() as u64;
+        let addr_value = addr.raw_value();
+        let unmapped = AccessError::Unmapped { addr: addr_value, len_bytes };
+        let (host, room_bytes) = self.host_at(addr_value, &Cell::new(0)).ok_or(unmapped)?;
+        if !addr_value.is_multiple_of(align_bytes as u64) || !host.as_ptr().addr().is_multiple_of(align_bytes)
+        {
+            return Err(AccessError::Misaligned { addr: addr_value, align_bytes });
+        }
+        if room_bytes < len_bytes {
+            let split = self
+                .check(addr_value, len_bytes)
+                .map(|()| AccessError::Split { addr: addr_value, len_bytes });
+            return Err(split.unwrap_or(unmapped));
+        }
+        // SAFETY: 1. aligned, checked above; 2. `len_bytes <= room_bytes`: all inside one region.
+        Ok(unsafe { SharedSlice::new(Arc::clone(self), addr, host, len) })
+    }
+
+    /// The one call that every store into guest memory passes, with its range. The dirty log of live
+    /// migration will hang here; until then it does nothing.
+    #[inline]
+    pub fn note_store(&self, addr: u64, len_bytes: u64) {
+        let _ = (addr, len_bytes);
+    }
+
+    /// Whether anybody wants to know about stores: never, until there is a dirty log.
+    #[inline]
+    #[must_use]
+    pub fn logs_stores(&self) -> bool {
+        false
+    }
+
+    /// Whether every byte of the range is in memory.
+    ///
+    /// # Errors
+    /// [`AccessError::Unmapped`].
+    pub fn check(&self, addr: u64, len_bytes: u64) -> Result<(), AccessError> {
+        self.for_each_part(addr, len_bytes, &Cell::new(0), |_, _, _| ())
+    }
+
+    /// Calls `visit(host, part_bytes, done_bytes)` for each part of the range, in order. A range that is
+    /// not all mapped is refused; parts before the gap have been visited then.
+    #[inline]
+    pub(crate) fn for_each_part(
+        &self,
+        addr: u64,
+        len_bytes: u64,
+        hint: &Cell<usize>,
+        mut visit: impl FnMut(NonNull<u8>, u64, u64),
+    ) -> Result<(), AccessError> {
+        let mut done_bytes = 0;
+        while done_bytes < len_bytes {
+            let unmapped = AccessError::Unmapped { addr, len_bytes };
+            let at = addr.checked_add(done_bytes).ok_or(unmapped)?;
+            let (host, room_bytes) = self.host_at(at, hint).ok_or(unmapped)?;
+            let part_bytes = room_bytes.min(len_bytes - done_bytes);
+            visit(host, part_bytes, done_bytes);
+            done_bytes += part_bytes;
+        }
+        Ok(())
+    }
+
+    /// Host address of `addr` and the bytes from there to the end of its region.
+    #[inline]
+    fn host_at(&self, addr: u64, hint: &Cell<usize>) -> Option<(NonNull<u8>, u64)> {
+        if let Some(region) = self.regions.get(hint.get())
+            && let Some(offset_bytes) = addr.checked_sub(region.spec().guest_addr.raw_value())
+            && offset_bytes < region.spec().size_bytes
+        {
+            return Some(region.host_at(offset_bytes));
+        }
+        let after = self.regions.partition_point(|r| r.spec().guest_addr.raw_value() <= addr);
+        let index = after.checked_sub(1)?;
+        let region = &self.regions[index];
+        let offset_bytes = addr - region.spec().guest_addr.raw_value();
+        (offset_bytes < region.spec().size_bytes).then(|| {
+            hint.set(index);
+            region.host_at(offset_bytes)
+        })
+    }
+}
+
+/// One queue's handle on the guest's memory, with its last hit remembered.
+#[derive(Clone, Debug)]
+pub struct MemoryView {
+    memory: Arc<GuestMemory>,
+    hint: Cell<usize>,
+}
+
+impl MemoryView {
+    /// A view of `memory`.
+    #[must_use]
+    pub fn new(memory: Arc<GuestMemory>) -> Self {
+        Self { memory, hint: Cell::new(0) }
+    }
+
+    /// What is viewed.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Copies `out.len()` bytes from `addr` out of guest memory.
+    ///
+    /// # Errors
+    /// [`AccessError::Unmapped`]; `out` may be partly filled then.
+    #[inline]
+    pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.memory.for_each_part(addr, out.len() as u64, &self.hint, |host, part_bytes, done_bytes| {
+            #[allow(clippy::cast_possible_truncation)] // both at most `out.len()`
+            let (part, done) = (part_bytes as usize, done_bytes as usize);
+            // SAFETY: 1. `for_each_part` hands out mapped memory of this length; 2. the slice only
+            // makes volatile accesses and does not outlive this call, while `memory` is held.
+            let volatile = unsafe { VolatileSlice::new(host.as_ptr(), part) };
+            volatile.copy_to(&mut out[done..done + part]);
+        })
+    }
+
+    /// Copies `bytes` to `addr` in guest memory.
+    ///
+    /// # Errors
+    /// [`AccessError::Unmapped`]; nothing is stored then.
+    #[inline]
+    pub fn store(&self, addr: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        let len_bytes = bytes.len() as u64;
+        self.memory.for_each_part(addr, len_bytes, &self.hint, |_, _, _| ())?;
+        self.memory.for_each_part(addr, len_bytes, &self.hint, |host, part_bytes, done_bytes| {
+            #[allow(clippy::cast_possible_truncation)] // both at most `bytes.len()`
+            let (part, done) = (part_bytes as usize, done_bytes as usize);
+            // SAFETY: as in `read`.
+            let volatile = unsafe { VolatileSlice::new(host.as_ptr(), part) };
+            volatile.copy_from(&bytes[done..done + part]);
+        })?;
+        self.memory.note_store(addr, len_bytes);
+        Ok(())
+    }
+
+    /// Splits `range` into host parts for the kernel.
+    #[inline]
+    pub(crate) fn for_each_part(
+        &self,
+        range: GuestRange,
+        mut visit: impl FnMut(NonNull<u8>, u64),
+    ) -> Result<(), AccessError> {
+        let len_bytes = u64::from(range.len_bytes);
+        self.memory.for_each_part(range.addr, len_bytes, &self.hint, |host, part, _| visit(host, part))
+    }
+
+    /// Asks the processor to fetch the line at `addr`, if it is mapped; a hint only.
+    #[inline]
+    pub fn prefetch(&self, addr: u64) {
+        if let Some((host, _)) = self.memory.host_at(addr, &self.hint) {
+            prefetch_line(host.as_ptr());
+        }
+    }
+}
+
+/// A prefetch has no effect but on the cache, whatever the address.
+#[inline]
+pub(crate) fn prefetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: 1. prefetching never faults, even on an unmapped address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}

@@ -1,0 +1,256 @@
+//! One region of guest memory: part of a file that a front-end passed, mapped into this process.
+//!
+//! - Checked before it is mapped: sizes that wrap, and a region larger than its file.
+//! - The fd and its offset are kept: a server that takes over later maps the same memory again.
+//! - Huge pages: `mmap` wants offset and length in multiples of the file's page, so the mapping may be
+//!   larger than the region; only the region is reachable.
+//!
+//! Not here: looking addresses up (`memory.rs`), what happens on SIGBUS (`sigbus.rs`).
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{FileType, MemfdFlags, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use vm_memory::{Address, GuestAddress};
+
+use crate::sigbus;
+
+/// `f_type` of hugetlbfs in `statfs(2)`; a memfd with `MFD_HUGETLB` reports it too.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// Where a region lies, as a front-end announces it (vhost-user "memory region description").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// First guest-physical address.
+    pub guest_addr: GuestAddress,
+    /// Length in bytes; any length, not only multiples of a page.
+    pub size_bytes: u64,
+    /// The same first byte in the front-end's own address space (rings are announced in these).
+    pub user_addr: u64,
+    /// Where the region begins in the passed file.
+    pub file_offset_bytes: u64,
+}
+
+/// Why a region cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// Zero bytes long.
+    #[error("memory region at guest address {guest_addr:#x} is empty")]
+    Empty {
+        /** As received. */
+        guest_addr: u64,
+    },
+    /// Guest address, user address or file offset wraps around.
+    #[error("memory region's {what} {start:#x} plus its size {size_bytes:#x} exceeds 64 bits")]
+    Overflow {
+        /** Which of the three. */
+        what: &'static str,
+        /** As received. */
+        start: u64,
+        /** As received. */
+        size_bytes: u64,
+    },
+    /// The passed file does not hold all of the region.
+    #[error(
+        "memory region at guest address {guest_addr:#x} ends at byte {end_bytes} of its file, which has only {file_bytes} bytes"
+    )]
+    BeyondFile {
+        /** As received. */
+        guest_addr: u64,
+        /** Offset plus size. */
+        end_bytes: u64,
+        /** By `fstat`. */
+        file_bytes: u64,
+    },
+    /// `fstat` or `mmap` refused.
+    #[error("cannot map memory region at guest address {guest_addr:#x}, {size_bytes} bytes")]
+    Io {
+        /** As received. */
+        guest_addr: u64,
+        /** As received. */
+        size_bytes: u64,
+        /** From the kernel. */
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One mapped region; unmapped when the last user lets go.
+pub struct Region {
+    spec: RegionSpec,
+    fd: Arc<OwnedFd>,
+    /// Device and inode of the file, so that the same region announced again is recognised.
+    file_id: (u64, u64),
+    /// The region's first byte; lies inside `mapping`.
+    base: NonNull<u8>,
+    mapping: NonNull<u8>,
+    mapping_bytes: usize,
+    guard: sigbus::Guard,
+}
+
+// SAFETY: 1. `base` and `mapping` point to memory that this value alone unmaps, in `drop`;
+// 2. all access through them is atomic or volatile, from any thread.
+unsafe impl Send for Region {}
+// SAFETY: as for `Send`; no method hands out a reference to the mapped bytes.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps `spec` from `fd`, shared and writable.
+    ///
+    /// # Errors
+    /// [`MapError`]; nothing stays mapped.
+    pub fn map(spec: RegionSpec, fd: Arc<OwnedFd>) -> Result<Self, MapError> {
+        let end_bytes = check_sizes(&spec)?;
+        let failed = |source: io::Error| MapError::Io {
+            guest_addr: spec.guest_addr.raw_value(),
+            size_bytes: spec.size_bytes,
+            source,
+        };
+        let stat = fstat(&fd).map_err(|e| failed(e.into()))?;
+        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        // A character device (a DAX device, say) has no size of its own; files and memfds do.
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && end_bytes > file_bytes {
+            let guest_addr = spec.guest_addr.raw_value();
+            return Err(MapError::BeyondFile { guest_addr, end_bytes, file_bytes });
+        }
+        let page_bytes = page_bytes(&fd).map_err(failed)?;
+        let lead_bytes = spec.file_offset_bytes % page_bytes;
+        let too_large = || failed(io::ErrorKind::OutOfMemory.into());
+        let mapping_bytes = spec
+            .size_bytes
+            .checked_add(lead_bytes)
+            .and_then(|bytes| bytes.checked_next_multiple_of(page_bytes))
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .filter(|&bytes| isize::try_from(bytes).is_ok())
+            .ok_or_else(too_large)?;
+        let mapping = map_shared(&fd, spec.file_offset_bytes - lead_bytes, mapping_bytes).map_err(failed)?;
+        let lead = usize::try_from(lead_bytes).map_err(|_| too_large())?;
+        // SAFETY: 1. `lead_bytes < page_bytes <= mapping_bytes`, so the result lies inside the mapping.
+        let base = unsafe { mapping.add(lead) };
+        let page = usize::try_from(page_bytes).map_err(|_| too_large())?;
+        let guard = sigbus::Guard::register(mapping.as_ptr() as usize, mapping_bytes, page);
+        // st_dev and st_ino have other widths on other architectures.
+        #[allow(clippy::unnecessary_cast)]
+        let file_id = (stat.st_dev as u64, stat.st_ino as u64);
+        Ok(Self { spec, fd, file_id, base, mapping, mapping_bytes, guard })
+    }
+
+    /// A region of fresh, zeroed memory of our own (a memfd): what a driver or a test gives away.
+    ///
+    /// # Errors
+    /// [`MapError`] if the kernel has no memory for it.
+    pub fn from_memfd(guest_addr: GuestAddress, size_bytes: u64) -> Result<Self, MapError> {
+        let failed = |source: rustix::io::Errno| MapError::Io {
+            guest_addr: guest_addr.raw_value(),
+            size_bytes,
+            source: source.into(),
+        };
+        let fd = memfd_create("bareblk-memory", MemfdFlags::CLOEXEC).map_err(failed)?;
+        ftruncate(&fd, size_bytes).map_err(failed)?;
+        // Ours has no second address space; guest addresses double as user addresses.
+        let user_addr = guest_addr.raw_value();
+        Self::map(RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes: 0 }, Arc::new(fd))
+    }
+
+    /// As announced.
+    #[must_use]
+    pub fn spec(&self) -> &RegionSpec {
+        &self.spec
+    }
+
+    /// The passed file, kept to hand it on.
+    #[must_use]
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    /// First address after the region.
+    #[must_use]
+    pub fn guest_end(&self) -> u64 {
+        self.spec.guest_addr.raw_value() + self.spec.size_bytes
+    }
+
+    /// Whether `spec`, backed by `fd`, is this very memory announced again.
+    #[must_use]
+    pub fn is_same(&self, spec: &RegionSpec, fd: impl AsFd) -> bool {
+        #[allow(clippy::unnecessary_cast)]
+        let same_file = fstat(fd).is_ok_and(|s| (s.st_dev as u64, s.st_ino as u64) == self.file_id);
+        same_file && *spec == self.spec
+    }
+
+    /// Whether an access found no page behind the mapping (the file was truncated).
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.guard.is_poisoned()
+    }
+
+    /// Host address of byte `offset_bytes` and the bytes from there to the region's end.
+    pub(crate) fn host_at(&self, offset_bytes: u64) -> (NonNull<u8>, u64) {
+        assert!(offset_bytes < self.spec.size_bytes, "offset outside the region");
+        #[allow(clippy::cast_possible_truncation)] // `map` made sure that the size fits `usize`
+        let offset = offset_bytes as usize;
+        // SAFETY: 1. `offset < size_bytes`, and `base + size_bytes` is inside the mapping.
+        (unsafe { self.base.add(offset) }, self.spec.size_bytes - offset_bytes)
+    }
+
+    /// Guest address of a host address inside this region.
+    pub(crate) fn guest_of(&self, host: usize) -> Option<u64> {
+        let offset_bytes = host.checked_sub(self.base.as_ptr() as usize)? as u64;
+        (offset_bytes < self.spec.size_bytes).then(|| self.spec.guest_addr.raw_value() + offset_bytes)
+    }
+}
+
+/// Returns the file offset at which the region ends.
+fn check_sizes(spec: &RegionSpec) -> Result<u64, MapError> {
+    let size_bytes = spec.size_bytes;
+    if size_bytes == 0 {
+        return Err(MapError::Empty { guest_addr: spec.guest_addr.raw_value() });
+    }
+    let fits = |what, start: u64| {
+        start.checked_add(size_bytes).ok_or(MapError::Overflow { what, start, size_bytes })
+    };
+    fits("guest address", spec.guest_addr.raw_value())?;
+    fits("user address", spec.user_addr)?;
+    fits("file offset", spec.file_offset_bytes)
+}
+
+fn page_bytes(fd: &OwnedFd) -> io::Result<u64> {
+    let statfs = fstatfs(fd)?;
+    // `f_type` and `f_bsize` have other widths and signs on other architectures.
+    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
+    let (fs_type, fs_block) = (statfs.f_type as u64, statfs.f_bsize as u64);
+    let huge = fs_type == HUGETLBFS_MAGIC && fs_block.is_power_of_two();
+    Ok(if huge { fs_block } else { rustix::param::page_size() as u64 })
+}
+
+fn map_shared(fd: &OwnedFd, offset_bytes: u64, length_bytes: usize) -> io::Result<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+    // SAFETY: 1. the kernel chooses the address, so no existing mapping is replaced.
+    let address =
+        unsafe { rustix::mm::mmap(std::ptr::null_mut(), length_bytes, protection, flags, fd, offset_bytes) }?;
+    // Guest data does not belong into core dumps; a kernel that refuses is no reason to stop.
+    // SAFETY: 1. the range was mapped above; the advice changes no content.
+    let _ = unsafe { rustix::mm::madvise(address, length_bytes, Advice::LinuxDontDump) };
+    NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.guard.unregister();
+        // SAFETY: 1. mapped by `map` with this length; 2. nothing borrows from it once the region
+        // is dropped: slices and iovecs hold the `GuestMemory` that holds the region.
+        let unmapped = unsafe { rustix::mm::munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("spec", &self.spec).finish_non_exhaustive()
+    }
+}

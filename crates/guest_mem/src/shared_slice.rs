@@ -1,0 +1,130 @@
+//! A typed window into guest memory that both sides may access at the same time: ring fields.
+//!
+//! Values are little-endian in memory (virtio 1.3 §1.4.1) and native here. Only atomics touch the
+//! memory; a store also passes the store hook with its range.
+//!
+//! Not here: which field lies where (`virtqueue`).
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use vm_memory::GuestAddress;
+
+use crate::memory::GuestMemory;
+
+/// An integer that can live in memory shared with a running driver.
+///
+/// # Safety
+/// `Atomic` must have the size and alignment of `Self`, any bit pattern must be valid for it, and all
+/// its operations must be atomic.
+pub unsafe trait Shared: Copy {
+    /// The atomic of the same width.
+    type Atomic: Sync;
+    /// Loads a little-endian value.
+    fn load(cell: &Self::Atomic, order: Ordering) -> Self;
+    /// Stores a value as little-endian.
+    fn store(self, cell: &Self::Atomic, order: Ordering);
+}
+
+macro_rules! shared {
+    ($($int:ty => $atomic:ty),*) => {$(
+        // SAFETY: 1. std documents the atomic to have the integer's size and bit validity, and the
+        // alignment is checked when a slice is made.
+        unsafe impl Shared for $int {
+            type Atomic = $atomic;
+            #[inline]
+            fn load(cell: &$atomic, order: Ordering) -> $int {
+                <$int>::from_le(cell.load(order))
+            }
+            #[inline]
+            fn store(self, cell: &$atomic, order: Ordering) {
+                cell.store(self.to_le(), order);
+            }
+        }
+    )*};
+}
+shared!(u8 => AtomicU8, u16 => AtomicU16, u32 => AtomicU32, u64 => AtomicU64);
+
+/// `len` values of type `T`, contiguous and aligned in one region of guest memory.
+pub struct SharedSlice<T: Shared> {
+    memory: Arc<GuestMemory>,
+    guest_addr: GuestAddress,
+    ptr: NonNull<T::Atomic>,
+    len: usize,
+    marker: PhantomData<T>,
+}
+
+// SAFETY: 1. the pointed-to memory is only accessed through atomics; 2. `memory` keeps it mapped.
+unsafe impl<T: Shared> Send for SharedSlice<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T: Shared> Sync for SharedSlice<T> {}
+
+impl<T: Shared> SharedSlice<T> {
+    /// # Safety
+    /// `ptr` must be aligned for `T::Atomic` and `len` elements from it must lie inside one region of
+    /// `memory`.
+    pub(crate) unsafe fn new(
+        memory: Arc<GuestMemory>,
+        guest_addr: GuestAddress,
+        ptr: NonNull<u8>,
+        len: usize,
+    ) -> Self {
+        Self { memory, guest_addr, ptr: ptr.cast(), len, marker: PhantomData }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The value at `index`; it may be another one the next time.
+    #[inline]
+    #[must_use]
+    pub fn load(&self, index: usize, order: Ordering) -> T {
+        T::load(self.cell(index), order)
+    }
+
+    /// Stores `value` at `index`.
+    #[inline]
+    pub fn store(&self, index: usize, value: T, order: Ordering) {
+        value.store(self.cell(index), order);
+        let size_bytes = size_of::<T>() as u64;
+        self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, size_bytes);
+    }
+
+    /// Asks the processor to fetch the element's cache line; a hint only.
+    #[inline]
+    pub fn prefetch(&self, index: usize) {
+        if index < self.len {
+            crate::memory::prefetch_line(self.ptr.as_ptr().wrapping_add(index).cast());
+        }
+    }
+
+    #[inline]
+    fn cell(&self, index: usize) -> &T::Atomic {
+        assert!(index < self.len, "ring index is ours and must be in range");
+        // SAFETY: 1. `new` was given `len` elements and `index < len`.
+        let cell = unsafe { self.ptr.add(index) };
+        // SAFETY: 1. valid: in range, see above, and aligned as `new` demands; 2. alive: `memory` keeps
+        // it mapped while `self`, hence this borrow, exists; 3. shared: the driver may access it right
+        // now, and the type is an atomic.
+        unsafe { cell.as_ref() }
+    }
+}
+
+impl<T: Shared> fmt::Debug for SharedSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { guest_addr, len, .. } = self;
+        f.debug_struct("SharedSlice").field("guest_addr", guest_addr).field("len", len).finish()
+    }
+}
