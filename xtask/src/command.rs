@@ -1,0 +1,41 @@
+//! Running other programs: the answer, or an error that holds what the program said.
+//!
+//! Not here: programs that run beside us (`guest/running.rs`, the demo's server).
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Runs to the end and returns standard output.
+///
+/// # Errors
+/// If the program cannot start or fails; the text holds its standard error.
+pub fn output(command: &mut Command) -> Result<String> {
+    let name = describe(command);
+    let result = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start `{name}`"))?;
+    if !result.status.success() {
+        let said = String::from_utf8_lossy(&result.stderr);
+        bail!("`{name}` failed ({}): {}", result.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&result.stdout).into_owned())
+}
+
+/// Runs to the end with our terminal, for programs that show their own progress.
+///
+/// # Errors
+/// If the program cannot start or fails.
+pub fn run(command: &mut Command) -> Result<()> {
+    let name = describe(command);
+    let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start `{name}`"))?;
+    if !status.success() {
+        bail!("`{name}` failed ({status})");
+    }
+    Ok(())
+}
+
+/// The command as one would type it.
+#[must_use]
+pub fn describe(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,106 @@
+//! A guest image: kernel and file system archives, made once and kept below `target/guest`.
+//!
+//! The archives' folder is named by a hash of what they are made of (kernel package, `/init`, each program's
+//! path, size and time of change), so a change makes new ones and never spoils those in use. A lock file
+//! makes two processes that prepare at once take turns.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use sha2::{Digest, Sha256};
+
+use super::initramfs;
+use super::kernel::Kernel;
+use crate::workspace;
+
+/// Raise when what `initramfs.rs` or `kernel.rs` put into the archives changes.
+const LAYOUT: u32 = 1;
+
+/// What a guest boots; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct GuestImage {
+    kernel: Kernel,
+    /// Holds `base.cpio` and `tools.cpio`.
+    archives: PathBuf,
+}
+
+impl GuestImage {
+    /// Makes the image, or finds the one made earlier (a few milliseconds).
+    ///
+    /// `progress` is told each slow step as it starts.
+    ///
+    /// # Errors
+    /// If this is not an x86-64 machine, a program is missing, or the kernel package cannot be fetched.
+    pub fn prepare(mut progress: impl FnMut(&str)) -> Result<Self> {
+        if !cfg!(target_arch = "x86_64") {
+            bail!("the guest is made of this machine's programs and Debian's amd64 kernel: it needs x86-64");
+        }
+        Self::prepare_in(&workspace::guest_dir(), &mut progress)
+    }
+
+    fn prepare_in(cache: &Path, progress: &mut dyn FnMut(&str)) -> Result<Self> {
+        fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
+        let _held_until_return = lock(cache)?;
+        let kernel = Kernel::prepare(cache, progress)?;
+        let archives = cache.join(key(&kernel)?);
+        if !archives.is_dir() {
+            progress("packing the guest's file system");
+            let staged = tempfile::tempdir_in(cache)?;
+            initramfs::write_base(&kernel, &staged.path().join("base.cpio"))?;
+            initramfs::write_tools(&staged.path().join("tools.cpio"))?;
+            fs::rename(staged.keep(), &archives)?;
+        }
+        Ok(Self { kernel, archives })
+    }
+
+    /// The kernel that QEMU's `-kernel` takes.
+    #[must_use]
+    pub fn kernel(&self) -> PathBuf {
+        self.kernel.image()
+    }
+
+    /// The Debian package that the kernel came from; its name holds the version.
+    #[must_use]
+    pub fn kernel_package(&self) -> String {
+        self.kernel.name()
+    }
+
+    pub(super) fn base(&self) -> PathBuf {
+        self.archives.join("base.cpio")
+    }
+
+    pub(super) fn tools(&self) -> PathBuf {
+        self.archives.join("tools.cpio")
+    }
+
+    /// Where files of one run may be put.
+    pub(super) fn cache(&self) -> PathBuf {
+        self.archives.parent().unwrap_or(&self.archives).to_path_buf()
+    }
+}
+
+/// Waits for other processes that prepare; the lock goes with the file.
+pub(super) fn lock(cache: &Path) -> Result<File> {
+    let path = cache.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    flock(&file, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
+}
+
+fn key(kernel: &Kernel) -> Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(format!("{LAYOUT}\n{}\n{}\n", kernel.name(), initramfs::INIT));
+    let mut programs = initramfs::programs(&["busybox"])?;
+    programs.extend(initramfs::programs(initramfs::TOOLS)?);
+    for (name, path) in programs {
+        let metadata = fs::metadata(&path)?;
+        let changed_s = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        hash.update(format!("{name} {} {} {changed_s}\n", path.display(), metadata.len()));
+    }
+    let digest = hash.finalize();
+    let hex: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("image-{hex}"))
+}

@@ -1,0 +1,33 @@
+//! A stock Linux guest in stock QEMU, as tests and the demo use it.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use std::time::Duration;
+//! use xtask::guest::{GuestImage, Vm};
+//!
+//! let image = GuestImage::prepare(|step| eprintln!("{step}"))?;
+//! let output = Vm::new(&image)
+//!     .disk_socket("/tmp/vm1.sock", 2)
+//!     .script("echo BB:SERIAL=$(cat /sys/block/vda/serial)")
+//!     .timeout(Duration::from_secs(60))
+//!     .run()?;
+//! assert_eq!(output.exit_code, Some(0));
+//! assert_eq!(output.value("SERIAL"), Some("0123"));
+//! # Ok(()) }
+//! ```
+//!
+//! `GuestImage` (kernel + file system, cached) -> `Vm` (what to run) -> `RunningVm` (QEMU) -> `GuestOutput`.
+//! Not here: the server whose disk the guest uses; whoever tests it starts it.
+
+mod boot_disk;
+mod image;
+mod initramfs;
+mod kernel;
+mod output;
+mod running;
+mod vm;
+
+pub use image::GuestImage;
+pub use output::{Console, GuestOutput};
+pub use running::RunningVm;
+pub use vm::{Accel, Vm};

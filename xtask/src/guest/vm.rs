@@ -1,0 +1,289 @@
+//! What to run: a builder that becomes a QEMU command line.
+//!
+//! Memory is a shared memfd, as vhost-user needs; nothing is emulated that the guest does not use.
+//! Not here: the process (`running.rs`).
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::image::GuestImage;
+use super::initramfs;
+use super::output::GuestOutput;
+use super::running::RunningVm;
+use crate::command;
+
+/// Emulation is slow (a boot takes seconds), so a script gets this long unless told otherwise.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The guest turns itself off this long after its timeout if nobody is left to do it.
+const ORPHAN_GRACE: Duration = Duration::from_secs(30);
+
+/// What executes the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accel {
+    /// QEMU's emulator: slow, but the same everywhere.
+    Tcg,
+    /// The processor, through /dev/kvm.
+    Kvm,
+}
+
+/// A guest to run. Defaults: no disk, TCG, 2 vCPUs, 768 MiB, an empty script, 120 s.
+#[derive(Debug, Clone)]
+pub struct Vm {
+    image: GuestImage,
+    accel: Accel,
+    smp: u32,
+    memory_mib: u64,
+    disks: Vec<Disk>,
+    boot_from_disk: bool,
+    across_resets: bool,
+    kernel_args: String,
+    qemu_args: Vec<OsString>,
+    script: String,
+    timeout: Duration,
+}
+
+#[derive(Debug, Clone)]
+struct Disk {
+    socket: PathBuf,
+    num_queues: u16,
+    reconnect_s: Option<u32>,
+    properties: String,
+}
+
+impl Vm {
+    /// A guest that boots `image` and has no disk yet.
+    #[must_use]
+    pub fn new(image: &GuestImage) -> Self {
+        Self {
+            image: image.clone(),
+            accel: Accel::Tcg,
+            smp: 2,
+            memory_mib: 768,
+            disks: Vec::new(),
+            boot_from_disk: false,
+            across_resets: false,
+            kernel_args: String::new(),
+            qemu_args: Vec::new(),
+            script: String::new(),
+            timeout: DEFAULT_TIMEOUT,
+        }
+    }
+
+    /// Emulator or processor.
+    #[must_use]
+    pub fn accel(mut self, accel: Accel) -> Self {
+        self.accel = accel;
+        self
+    }
+
+    /// How many vCPUs.
+    #[must_use]
+    pub fn smp(mut self, vcpus: u32) -> Self {
+        self.smp = vcpus;
+        self
+    }
+
+    /// Guest memory; the host's is only taken as the guest touches it.
+    #[must_use]
+    pub fn memory_mib(mut self, memory_mib: u64) -> Self {
+        self.memory_mib = memory_mib;
+        self
+    }
+
+    /// One more vhost-user-blk disk (`/dev/vda`, `/dev/vdb` …), served at `socket`.
+    #[must_use]
+    pub fn disk_socket(mut self, socket: impl AsRef<Path>, num_queues: u16) -> Self {
+        let socket = socket.as_ref().to_path_buf();
+        self.disks.push(Disk { socket, num_queues, reconnect_s: None, properties: String::new() });
+        self
+    }
+
+    /// Extra properties (`queue-size=256,config-wce=off`) of the disk added last; none before the first disk.
+    #[must_use]
+    pub fn disk_args(mut self, properties: &str) -> Self {
+        if let Some(disk) = self.disks.last_mut() {
+            disk.properties = format!("{},{properties}", disk.properties);
+        }
+        self
+    }
+
+    /// Makes the disk added last connect again, this often, when its server is gone.
+    #[must_use]
+    pub fn reconnect_s(mut self, interval_s: u32) -> Self {
+        if let Some(disk) = self.disks.last_mut() {
+            disk.reconnect_s = Some(interval_s);
+        }
+        self
+    }
+
+    /// Lets SeaBIOS boot from the first disk (see [`GuestImage::write_boot_disk`]); the script is on it.
+    #[must_use]
+    pub fn boot_from_disk(mut self) -> Self {
+        self.boot_from_disk = true;
+        self
+    }
+
+    /// Keeps QEMU when the guest resets itself: it boots again and runs the script again.
+    #[must_use]
+    pub fn across_resets(mut self) -> Self {
+        self.across_resets = true;
+        self
+    }
+
+    /// More words for the kernel's command line.
+    #[must_use]
+    pub fn kernel_args(mut self, words: &str) -> Self {
+        self.kernel_args = format!("{} {words}", self.kernel_args);
+        self
+    }
+
+    /// More arguments for QEMU.
+    #[must_use]
+    pub fn qemu_args<S: Into<OsString>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.qemu_args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// What the guest's busybox shell runs.
+    #[must_use]
+    pub fn script(mut self, text: &str) -> Self {
+        text.clone_into(&mut self.script);
+        self
+    }
+
+    /// When to give up, counted from QEMU's start.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Runs the guest until it powers off.
+    ///
+    /// # Errors
+    /// If QEMU cannot start or fails, or the timeout passes; the text ends with the console's last lines.
+    pub fn run(&self) -> Result<GuestOutput> {
+        self.spawn()?.wait()
+    }
+
+    /// Starts the guest and returns at once; dropping the result kills it.
+    ///
+    /// # Errors
+    /// If QEMU cannot be started.
+    pub fn spawn(&self) -> Result<RunningVm> {
+        let dir = tempfile::Builder::new().prefix("run-").tempdir_in(self.image.cache())?;
+        let mut qemu = self.machine();
+        if self.boot_from_disk {
+            self.check_boots_from_disk()?;
+        } else {
+            let initrd = self.write_initrd(dir.path())?;
+            qemu.arg("-kernel").arg(self.image.kernel()).arg("-initrd").arg(initrd);
+            qemu.arg("-append").arg(self.kernel_command_line());
+        }
+        for (index, disk) in self.disks.iter().enumerate() {
+            self.add_disk(&mut qemu, index, disk)?;
+        }
+        qemu.args(&self.qemu_args);
+        RunningVm::start(qemu, dir, self.timeout)
+    }
+
+    fn machine(&self) -> Command {
+        let (memory_mib, smp) = (self.memory_mib, self.smp);
+        let accel = match self.accel {
+            Accel::Tcg => "tcg",
+            Accel::Kvm => "kvm",
+        };
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio"]);
+        qemu.args([
+            "-accel",
+            accel,
+            "-cpu",
+            "max",
+            "-smp",
+            &smp.to_string(),
+            "-m",
+            &format!("{memory_mib}M"),
+        ]);
+        qemu.arg("-object").arg(format!("memory-backend-memfd,id=mem,size={memory_mib}M,share=on"));
+        qemu.args(["-machine", "q35,memory-backend=mem"]);
+        if !self.across_resets {
+            qemu.arg("-no-reboot");
+        }
+        qemu
+    }
+
+    fn add_disk(&self, qemu: &mut Command, index: usize, disk: &Disk) -> Result<()> {
+        let reconnect = disk.reconnect_s.map(reconnect_option).transpose()?.unwrap_or_default();
+        let boot = if self.boot_from_disk && index == 0 { ",bootindex=0" } else { "" };
+        let Disk { socket, num_queues, properties, .. } = disk;
+        let socket = socket.to_str().context("the socket's path is not UTF-8")?.replace(',', ",,");
+        qemu.arg("-chardev").arg(format!("socket,id=c{index},path={socket}{reconnect}"));
+        let device = format!("vhost-user-blk-pci,id=d{index},chardev=c{index},num-queues={num_queues}");
+        qemu.arg("-device").arg(format!("{device}{boot}{properties}"));
+        Ok(())
+    }
+
+    fn write_initrd(&self, dir: &Path) -> Result<PathBuf> {
+        let (script, initrd) = (dir.join("script.cpio"), dir.join("initrd"));
+        initramfs::script_archive(&self.script, &script)?;
+        initramfs::join(&[&self.image.base(), &self.image.tools(), &script], &initrd)?;
+        fs::remove_file(script)?;
+        Ok(initrd)
+    }
+
+    fn check_boots_from_disk(&self) -> Result<()> {
+        if self.disks.is_empty() {
+            bail!("a guest that boots from its disk needs one: call disk_socket");
+        }
+        if !self.script.is_empty() {
+            bail!(
+                "the script of a guest that boots from its disk is on the disk: give it to write_boot_disk"
+            );
+        }
+        Ok(())
+    }
+
+    fn kernel_command_line(&self) -> String {
+        let limit_s = (self.timeout + ORPHAN_GRACE).as_secs();
+        format!("{} bareblk.limit_s={limit_s}{}", KERNEL_COMMAND_LINE, self.kernel_args)
+    }
+}
+
+/// Serial console, and silence that keeps kernel messages out of the script's lines; `dmesg` has them all.
+pub(super) const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1";
+
+/// `reconnect=` until QEMU 9.1, `reconnect-ms=` since 9.2.
+fn reconnect_option(interval_s: u32) -> Result<String> {
+    let version = command::output(Command::new("qemu-system-x86_64").arg("--version"))?;
+    let in_ms = version_of(&version).context("QEMU does not say its version")? >= (9, 2);
+    Ok(if in_ms {
+        format!(",reconnect-ms={}", u64::from(interval_s) * 1000)
+    } else {
+        format!(",reconnect={interval_s}")
+    })
+}
+
+/// From `QEMU emulator version 7.2.22 (Debian …)`.
+fn version_of(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qemu_version_is_major_and_minor() {
+        assert_eq!(version_of("QEMU emulator version 7.2.22 (Debian 1:7.2)"), Some((7, 2)));
+        assert_eq!(version_of("QEMU emulator version 10.0.2"), Some((10, 0)));
+        assert_eq!(version_of("something else"), None);
+    }
+}

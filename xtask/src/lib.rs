@@ -1,0 +1,14 @@
+//! What the project's chores share with its tests: real guests, and how to get the programs they need.
+//!
+//! - `workspace`: where things are.
+//! - `command`: run a program, fail with what it said.
+//! - `packages`: which programs come from which Debian package, and how to install them.
+//! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.
+//!
+//! Not here: the chores themselves (`main.rs`, one module per subcommand).
+#![forbid(unsafe_code)]
+
+pub mod command;
+pub mod guest;
+pub mod packages;
+pub mod workspace;
