@@ -1,0 +1,182 @@
+//! Why an image cannot be served: one line each, saying what, which value, which limit, and what to do about it.
+//!
+//! Not here: ranges refused at run time (`range.rs`).
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::geometry::{MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES};
+use crate::lock::LockHolder;
+use crate::opener::FileKind;
+
+/// Why an image was not opened, or its size not read again.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// Nothing at the path.
+    #[error("image {} does not exist: check the path, or make the image with --create SIZE", path.display())]
+    Missing {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// A folder, a pipe, a terminal.
+    #[error("image {} is a {kind}: give a regular file or a block device", path.display())]
+    NotAnImage {
+        /** As given. */
+        path: PathBuf,
+        /** What it is. */
+        kind: FileKind,
+    },
+    /// It cannot even be read.
+    #[error("image {} cannot be opened for reading: check its permissions and owner", path.display())]
+    Unreadable {
+        /** As given. */
+        path: PathBuf,
+        /** From the kernel. */
+        source: io::Error,
+    },
+    /// It can be read only.
+    #[error("image {} cannot be opened for writing, only for reading: make it writable, or use --readonly", path.display())]
+    Unwritable {
+        /** As given. */
+        path: PathBuf,
+        /** From the kernel. */
+        source: io::Error,
+    },
+    /// Any other failure to open it.
+    #[error("image {} cannot be opened", path.display())]
+    Open {
+        /** As given. */
+        path: PathBuf,
+        /** From the kernel. */
+        source: io::Error,
+    },
+    /// The file system has no direct I/O.
+    #[error("image {} cannot be opened with O_DIRECT, its file system refuses it: use --cache writeback", path.display())]
+    DirectRefused {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// Direct I/O works, but in units no guest takes.
+    #[error(
+        "image {} needs direct I/O in units of {offset_bytes} bytes, more than the largest block size \
+         {MAX_BLOCK_SIZE_BYTES}: use --cache writeback", path.display()
+    )]
+    DirectTooCoarse {
+        /** As given. */
+        path: PathBuf,
+        /** Smallest unit found to work; 0: none did. */
+        offset_bytes: u32,
+    },
+    /// `--create` with `--readonly`.
+    #[error("image {} cannot be made and served read-only: leave out --create or --readonly", path.display())]
+    CreateReadOnly {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// `--create` on something that exists.
+    #[error(
+        "image {} exists already and is left as it is: leave out --create to serve it, or give another path",
+        path.display()
+    )]
+    Exists {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// `--create` failed; no file is left behind.
+    #[error("image {} of {size_bytes} bytes cannot be made: check its folder and the file system's limits", path.display())]
+    Create {
+        /** As given. */
+        path: PathBuf,
+        /** As asked. */
+        size_bytes: u64,
+        /** From the kernel. */
+        source: io::Error,
+    },
+    /// No bytes at all.
+    #[error("image {} is empty (0 bytes): give it a size, a multiple of {MIN_BLOCK_SIZE_BYTES}", path.display())]
+    Empty {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// A partial block at the end.
+    #[error(
+        "image {} has {size_bytes} bytes, not a multiple of the block size {block_size_bytes}: \
+         make it {} bytes long (truncate -s), or choose another --block-size",
+        path.display(), size_bytes.next_multiple_of(u64::from(*block_size_bytes))
+    )]
+    Ragged {
+        /** As given. */
+        path: PathBuf,
+        /** Its size, or the size it was to be made with. */
+        size_bytes: u64,
+        /** As asked, or the default. */
+        block_size_bytes: u32,
+    },
+    /// No block size at all.
+    #[error(
+        "block size {block_size_bytes} is not a power of two from {MIN_BLOCK_SIZE_BYTES} to {MAX_BLOCK_SIZE_BYTES}: \
+         choose one that is"
+    )]
+    BlockSize {
+        /** As asked. */
+        block_size_bytes: u32,
+    },
+    /// Requests in such blocks would fail.
+    #[error(
+        "block size {block_size_bytes} is smaller than the {needed_bytes} bytes that direct I/O on image {} needs: \
+         use --block-size {needed_bytes}, or --cache writeback", path.display()
+    )]
+    BlockSizeTooSmall {
+        /** As given. */
+        path: PathBuf,
+        /** As asked. */
+        block_size_bytes: u32,
+        /** Alignment that direct I/O needs. */
+        needed_bytes: u32,
+    },
+    /// Somebody else uses it.
+    #[error(
+        "image {} is locked by {}, after waiting {} s: stop that first, or wait longer with --lock-timeout",
+        path.display(), HolderList(holders), waited.as_secs()
+    )]
+    Locked {
+        /** As given. */
+        path: PathBuf,
+        /** As far as /proc shows them. */
+        holders: Vec<LockHolder>,
+        /** The time limit that has passed. */
+        waited: Duration,
+    },
+    /// Locks do not work here.
+    #[error("image {} cannot be locked: move it to a file system with file locks", path.display())]
+    Lock {
+        /** As given. */
+        path: PathBuf,
+        /** From the kernel. */
+        source: io::Error,
+    },
+    /// A look at the opened file failed.
+    #[error("{what} of image {} cannot be read", path.display())]
+    Inspect {
+        /** As given. */
+        path: PathBuf,
+        /** Which property. */
+        what: &'static str,
+        /** From the kernel. */
+        source: io::Error,
+    },
+}
+
+/// "process 1 (a), process 2 (b)", for a sentence.
+struct HolderList<'a>(&'a [LockHolder]);
+
+impl std::fmt::Display for HolderList<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some((first, others)) = self.0.split_first() else {
+            return f.write_str("a process that /proc does not show us");
+        };
+        write!(f, "{first}")?;
+        others.iter().try_for_each(|holder| write!(f, ", {holder}"))
+    }
+}

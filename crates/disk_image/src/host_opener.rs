@@ -1,0 +1,149 @@
+//! The opener of a server without a sandbox: does everything itself, at once.
+//!
+//! Not here: what callers make of the results (`image.rs`; the server's socket code).
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::image::Access;
+use crate::lock::{FileId, LockHolder};
+use crate::opener::{FileKind, OpenRequest, Opener};
+use crate::queue::QueueAttributes;
+
+/// A new image may hold anybody's data: only its owner reads it.
+const NEW_IMAGE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// Until [`Opener::set_socket_owner`] says otherwise, only our own user connects.
+const NEW_SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// Front-ends that may queue while the server starts a session; each listener serves one disk.
+const LISTEN_BACKLOG: i32 = 16;
+
+/// Acts on the host's file system directly.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostOpener;
+
+impl Opener for HostOpener {
+    fn file_kind(&self, path: &Path) -> io::Result<FileKind> {
+        Ok(std::fs::metadata(path)?.file_type().into())
+    }
+
+    fn canonical_path(&self, path: &Path) -> io::Result<PathBuf> {
+        std::fs::canonicalize(path)
+    }
+
+    fn open_image(&self, path: &Path, request: &OpenRequest) -> io::Result<OwnedFd> {
+        match request.create {
+            Some(len_bytes) => create_image(path, len_bytes, request),
+            None => open_existing(path, request),
+        }
+    }
+
+    fn queue_attributes(&self, major: u32, minor: u32) -> io::Result<QueueAttributes> {
+        QueueAttributes::read(Path::new(&format!("/sys/dev/block/{major}:{minor}")))
+    }
+
+    fn lock_holders(&self, file: FileId) -> Vec<LockHolder> {
+        crate::lock::find_holders(Path::new("/proc"), file)
+    }
+
+    fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+        let address = SocketAddrUnix::new(path)?;
+        let socket = stream_socket(SocketFlags::CLOEXEC)?;
+        // Linux gives the new file the mode of the socket's own inode (less the umask), so it is born narrow;
+        // and nobody can connect before `listen`.
+        rustix::fs::fchmod(&socket, NEW_SOCKET_MODE)?;
+        rustix::net::bind(&socket, &address)?;
+        listen_if_private(&socket, path).inspect_err(|_| drop(std::fs::remove_file(path)))?;
+        Ok(socket)
+    }
+
+    fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        // The descriptor pins what is changed: whoever swaps the path meanwhile changes nothing.
+        let pinned =
+            rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let pinned = File::from(pinned);
+        let kind = FileKind::from(pinned.metadata()?.file_type());
+        if kind != FileKind::Socket {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("not a socket but a {kind}")));
+        }
+        if uid.is_some() || gid.is_some() {
+            let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+            rustix::fs::chownat(&pinned, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+        }
+        // `fchmod` refuses an O_PATH descriptor; its /proc link does not.
+        let link = format!("/proc/self/fd/{}", pinned.as_raw_fd());
+        std::fs::set_permissions(link, Permissions::from_mode(mode))
+    }
+
+    fn connect_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+        let address = SocketAddrUnix::new(path)?;
+        let socket = stream_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        rustix::net::connect(&socket, &address)?;
+        rustix::io::ioctl_fionbio(&socket, false)?;
+        Ok(socket)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+}
+
+fn open_existing(path: &Path, request: &OpenRequest) -> io::Result<OwnedFd> {
+    let mut flags = base_flags(request.access);
+    flags.set(OFlags::DIRECT, request.direct);
+    let image = rustix::fs::open(path, flags, Mode::empty())?;
+    make_blocking(&image, request.direct)?;
+    Ok(image)
+}
+
+fn create_image(path: &Path, len_bytes: u64, request: &OpenRequest) -> io::Result<OwnedFd> {
+    let flags = base_flags(request.access) | OFlags::CREATE | OFlags::EXCL;
+    let image = rustix::fs::open(path, flags, NEW_IMAGE_MODE)?;
+    // O_DIRECT is set afterwards: an `open` that fails on it has already made the file.
+    let sized = rustix::fs::ftruncate(&image, len_bytes).and_then(|()| make_blocking(&image, request.direct));
+    if let Err(error) = sized {
+        drop(std::fs::remove_file(path));
+        return Err(error.into());
+    }
+    Ok(image)
+}
+
+/// `O_NONBLOCK`: someone may swap the path for a named pipe after it was looked at, and its open would hang.
+fn base_flags(access: Access) -> OFlags {
+    let access = match access {
+        Access::ReadWrite => OFlags::RDWR,
+        Access::ReadOnly => OFlags::RDONLY,
+    };
+    access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
+}
+
+/// io_uring gives up with EAGAIN on a file with `O_NONBLOCK` instead of waiting.
+fn make_blocking(image: impl AsFd, direct: bool) -> rustix::io::Result<()> {
+    let mut flags = rustix::fs::fcntl_getfl(&image)?;
+    flags.remove(OFlags::NONBLOCK);
+    flags.set(OFlags::DIRECT, direct);
+    rustix::fs::fcntl_setfl(&image, flags)
+}
+
+fn stream_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// Refuses to listen if the kernel did not give the file the narrow mode after all.
+fn listen_if_private(socket: &OwnedFd, path: &Path) -> io::Result<()> {
+    let mode = std::fs::symlink_metadata(path)?.permissions().mode() & 0o777;
+    if mode & !NEW_SOCKET_MODE.as_raw_mode() != 0 {
+        return Err(io::Error::other(format!("new socket has mode {mode:o}, wider than 600")));
+    }
+    rustix::net::listen(socket, LISTEN_BACKLOG)?;
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "host_opener_tests.rs"]
+mod tests;

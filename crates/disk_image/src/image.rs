@@ -1,0 +1,477 @@
+//! One open, locked image: what the rest of the server asks about the disk.
+//!
+//! `options -> open (or create) -> lock -> size, alignment, block size -> limits -> Image`
+//! Whatever fails on the way, a file that was made for this is removed again.
+//!
+//! Not here: each step's how (`opener.rs`, `lock.rs`, `geometry.rs`, `limits.rs`, `range.rs`).
+
+use std::fs::{File, Metadata};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{major, minor};
+use sha2::{Digest, Sha256};
+
+use crate::error::ImageError;
+use crate::geometry::{self, Alignment, MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, Topology};
+use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
+use crate::lock::{self, FileId};
+use crate::opener::{FileKind, OpenRequest, Opener};
+use crate::queue::QueueAttributes;
+use crate::range::{Bounds, CheckedRange, RangeError, SECTOR_BYTES};
+
+/// 20 hex digits: `VIRTIO_BLK_ID_BYTES`, virtio 1.3 §5.2.6.
+const SERIAL_BYTES: usize = 10;
+/// Long enough for the I/O of a killed server to leave the kernel.
+const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the guest may do with the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Read and write.
+    ReadWrite,
+    /// Only read.
+    ReadOnly,
+}
+
+/// How reads and writes reach the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Past the host's page cache (`O_DIRECT`).
+    None,
+    /// Through the host's page cache.
+    Writeback,
+}
+
+/// A word that is no cache mode.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cache mode '{value}' is unknown: use none or writeback")]
+pub struct ParseCacheModeError {
+    /** As given. */
+    pub value: String,
+}
+
+impl std::str::FromStr for CacheMode {
+    type Err = ParseCacheModeError;
+
+    fn from_str(value: &str) -> Result<Self, Self::Err> {
+        match value {
+            "none" => Ok(Self::None),
+            "writeback" => Ok(Self::Writeback),
+            _ => Err(ParseCacheModeError { value: value.to_owned() }),
+        }
+    }
+}
+
+impl std::fmt::Display for CacheMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Writeback => "writeback",
+        })
+    }
+}
+
+/// What the user asked for.
+#[derive(Debug, Clone)]
+pub struct ImageOptions {
+    /// The image.
+    pub path: PathBuf,
+    /// For writing too, or for reading only.
+    pub access: Access,
+    /// Past the page cache, or through it.
+    pub cache: CacheMode,
+    /// Logical block size; `None`: what direct I/O needs, at least 512.
+    pub block_size: Option<u32>,
+    /// Offer discard where it works. Off keeps a preallocated image allocated.
+    pub discard: bool,
+    /// Make the image, this large; it must not exist.
+    pub create_bytes: Option<u64>,
+    /// How long to wait for others to let go of it; zero: not at all.
+    pub lock_timeout: Duration,
+}
+
+impl ImageOptions {
+    /// An existing image for reading and writing, with the defaults of the command line.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            access: Access::ReadWrite,
+            cache: CacheMode::None,
+            block_size: None,
+            discard: true,
+            create_bytes: None,
+            lock_timeout: DEFAULT_LOCK_TIMEOUT,
+        }
+    }
+
+    fn open_request(&self) -> OpenRequest {
+        let direct = self.cache == CacheMode::None;
+        OpenRequest { access: self.access, direct, create: self.create_bytes }
+    }
+}
+
+/// What became of the image's size since it was last read, in sectors of 512 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CapacityChange {
+    /// As before.
+    Unchanged,
+    /// Larger; the new capacity is in force.
+    Grown {
+        /** Before. */
+        from: u64,
+        /** Now. */
+        to: u64,
+    },
+    /// Smaller. The capacity stays: a disk must not shrink under its guest, and what is missing fails to be read.
+    Shrunk {
+        /** The capacity, still in force. */
+        from: u64,
+        /** What the file has left. */
+        to: u64,
+    },
+}
+
+/// One raw disk image, open and locked. The lock goes when the last user of [`Image::file`] does.
+#[derive(Debug)]
+pub struct Image {
+    file: Arc<File>,
+    path: PathBuf,
+    access: Access,
+    cache: CacheMode,
+    kind: FileKind,
+    bounds: Bounds,
+    alignment: Alignment,
+    topology: Topology,
+    discard: Option<DiscardLimits>,
+    write_zeroes: Option<WriteZeroesLimits>,
+}
+
+impl Image {
+    /// Opens, or makes, and locks an image.
+    ///
+    /// Blocks for up to `options.lock_timeout` while somebody else holds it.
+    ///
+    /// # Errors
+    /// [`ImageError`], one variant per reason. A file made for this call does not survive its failure.
+    pub fn open(opener: &dyn Opener, options: &ImageOptions) -> Result<Self, ImageError> {
+        refuse_impossible(options)?;
+        let file = open_file(opener, options)?;
+        let made = options.create_bytes.map(|_| RemoveOnDrop { opener, path: &options.path });
+        let image = Self::examine(opener, options, file)?;
+        // Succeeded: the new file stays.
+        std::mem::forget(made);
+        Ok(image)
+    }
+
+    fn examine(opener: &dyn Opener, options: &ImageOptions, file: File) -> Result<Self, ImageError> {
+        let inspect = |what| move |source| ImageError::Inspect { path: options.path.clone(), what, source };
+        let metadata = file.metadata().map_err(inspect("the type"))?;
+        let kind = accept_kind(&options.path, metadata.file_type().into())?;
+        take_lock(opener, options, &file, FileId::from(&metadata))?;
+
+        let size_bytes = size_bytes(&file, kind).map_err(inspect("the size"))?;
+        if size_bytes == 0 {
+            return Err(ImageError::Empty { path: options.path.clone() });
+        }
+        let device = device_under(opener, kind, &metadata);
+        let alignment = alignment(options, &file, size_bytes, device.as_ref())?;
+        let block_size_bytes = block_size(options, &file, alignment, device.as_ref())?;
+        refuse_ragged(&options.path, size_bytes, block_size_bytes)?;
+
+        let fs_block_bytes = geometry::fs_block_bytes(&file);
+        let whole_device = device.filter(|_| kind == FileKind::BlockDevice);
+        let discard = match whole_device {
+            _ if options.access == Access::ReadOnly || !options.discard => None,
+            Some(device) => DiscardLimits::of_device(block_size_bytes, &device),
+            None if kind == FileKind::BlockDevice => None,
+            None => limits::can_punch_holes(&file, size_bytes)
+                .then(|| DiscardLimits::of_file(block_size_bytes, fs_block_bytes)),
+        };
+        let writable = options.access == Access::ReadWrite;
+        Ok(Self {
+            path: opener.canonical_path(&options.path).map_err(inspect("the real path"))?,
+            access: options.access,
+            cache: options.cache,
+            kind,
+            bounds: Bounds::new(size_bytes, block_size_bytes),
+            alignment,
+            topology: match whole_device {
+                Some(device) => Topology::of_device(block_size_bytes, &device),
+                None => Topology::of_file(block_size_bytes, fs_block_bytes),
+            },
+            discard,
+            write_zeroes: writable.then(|| WriteZeroesLimits::new(discard.is_some())),
+            file: Arc::new(file),
+        })
+    }
+
+    /// Checks a guest's range: whole logical blocks, inside the capacity. Runs for each request.
+    ///
+    /// # Errors
+    /// [`RangeError`]: overflow, past the end, or not in whole blocks.
+    #[inline]
+    pub fn check(&self, sector: u64, len_bytes: u64) -> Result<CheckedRange, RangeError> {
+        self.bounds.check(sector, len_bytes)
+    }
+
+    /// The open file; the lock lives as long as its last user.
+    #[must_use]
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// The image's path, absolute and without links, at the time of opening.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Is writing refused?
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.access == Access::ReadOnly
+    }
+
+    /// Is the page cache passed by (`O_DIRECT`)?
+    #[must_use]
+    pub fn direct(&self) -> bool {
+        self.cache == CacheMode::None
+    }
+
+    /// The logical block size offered to the guest, in bytes.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.bounds.block_size_bytes()
+    }
+
+    /// The capacity, in sectors of 512 bytes.
+    #[must_use]
+    pub fn capacity_sectors(&self) -> u64 {
+        self.bounds.capacity_bytes() / SECTOR_BYTES
+    }
+
+    /// What each transfer's memory and file offset must be multiples of.
+    #[must_use]
+    pub fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    /// Hints for the guest's layout.
+    #[must_use]
+    pub fn topology(&self) -> Topology {
+        self.topology
+    }
+
+    /// `None`: discard is not offered (switched off, read-only, or it would free nothing).
+    #[must_use]
+    pub fn discard_limits(&self) -> Option<DiscardLimits> {
+        self.discard
+    }
+
+    /// `None`: the image is read-only.
+    #[must_use]
+    pub fn write_zeroes_limits(&self) -> Option<WriteZeroesLimits> {
+        self.write_zeroes
+    }
+
+    /// The serial number of a disk that was given none: 20 hex digits of the SHA-256 of its path.
+    #[must_use]
+    pub fn default_serial(&self) -> String {
+        use std::os::unix::ffi::OsStrExt;
+        let digest = Sha256::digest(self.path.as_os_str().as_bytes());
+        digest.iter().take(SERIAL_BYTES).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Reads the image's size again. Growth takes effect at once, in whole blocks; shrinking is only reported.
+    ///
+    /// # Errors
+    /// [`ImageError::Inspect`] if the size cannot be read.
+    pub fn refresh_capacity(&self) -> Result<CapacityChange, ImageError> {
+        let size_bytes = size_bytes(&self.file, self.kind).map_err(|source| ImageError::Inspect {
+            path: self.path.clone(),
+            what: "the size",
+            source,
+        })?;
+        let from = self.bounds.grow(size_bytes) / SECTOR_BYTES;
+        let to = self.bounds.whole_blocks(size_bytes) / SECTOR_BYTES;
+        Ok(match to.cmp(&from) {
+            std::cmp::Ordering::Equal => CapacityChange::Unchanged,
+            std::cmp::Ordering::Greater => CapacityChange::Grown { from, to },
+            std::cmp::Ordering::Less => CapacityChange::Shrunk { from, to },
+        })
+    }
+}
+
+/// Removes a file made in vain. Forgotten when it was not.
+struct RemoveOnDrop<'a> {
+    opener: &'a dyn Opener,
+    path: &'a Path,
+}
+
+impl Drop for RemoveOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.opener.unlink(self.path) {
+            tracing::warn!(%error, path = %self.path.display(), "the unusable new image could not be removed");
+        }
+    }
+}
+
+/// What no image could satisfy, before anything is opened or made.
+fn refuse_impossible(options: &ImageOptions) -> Result<(), ImageError> {
+    let path = || options.path.clone();
+    if let Some(block_size_bytes) = options.block_size
+        && !geometry::is_block_size(block_size_bytes)
+    {
+        return Err(ImageError::BlockSize { block_size_bytes });
+    }
+    match options.create_bytes {
+        None => Ok(()),
+        Some(_) if options.access == Access::ReadOnly => Err(ImageError::CreateReadOnly { path: path() }),
+        Some(0) => Err(ImageError::Empty { path: path() }),
+        Some(size_bytes) => {
+            refuse_ragged(&options.path, size_bytes, options.block_size.unwrap_or(MIN_BLOCK_SIZE_BYTES))
+        }
+    }
+}
+
+fn refuse_ragged(path: &Path, size_bytes: u64, block_size_bytes: u32) -> Result<(), ImageError> {
+    if size_bytes.is_multiple_of(u64::from(block_size_bytes)) {
+        return Ok(());
+    }
+    Err(ImageError::Ragged { path: path.to_owned(), size_bytes, block_size_bytes })
+}
+
+fn accept_kind(path: &Path, kind: FileKind) -> Result<FileKind, ImageError> {
+    match kind {
+        FileKind::Regular | FileKind::BlockDevice => Ok(kind),
+        _ => Err(ImageError::NotAnImage { path: path.to_owned(), kind }),
+    }
+}
+
+fn open_file(opener: &dyn Opener, options: &ImageOptions) -> Result<File, ImageError> {
+    if options.create_bytes.is_none() {
+        // Before the open, which can do things to a device that is no disk (rewind a tape).
+        let kind = opener.file_kind(&options.path).map_err(|error| explain(opener, options, error))?;
+        accept_kind(&options.path, kind)?;
+    }
+    let fd = opener.open_image(&options.path, &options.open_request());
+    fd.map(File::from).map_err(|error| explain(opener, options, error))
+}
+
+/// The kernel's error number, as something to act on.
+fn explain(opener: &dyn Opener, options: &ImageOptions, source: io::Error) -> ImageError {
+    use io::ErrorKind::{AlreadyExists, ExecutableFileBusy, InvalidInput, NotFound};
+    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    let path = options.path.clone();
+    match (source.kind(), options.create_bytes) {
+        (InvalidInput, _) if options.cache == CacheMode::None => ImageError::DirectRefused { path },
+        (AlreadyExists, Some(_)) => ImageError::Exists { path },
+        (_, Some(size_bytes)) => ImageError::Create { path, size_bytes, source },
+        (NotFound, None) => ImageError::Missing { path },
+        (PermissionDenied | ReadOnlyFilesystem | ExecutableFileBusy, None) if readable(opener, options) => {
+            ImageError::Unwritable { path, source }
+        }
+        (PermissionDenied, None) => ImageError::Unreadable { path, source },
+        _ => ImageError::Open { path, source },
+    }
+}
+
+/// Would `--readonly` have helped?
+fn readable(opener: &dyn Opener, options: &ImageOptions) -> bool {
+    let request = OpenRequest { access: Access::ReadOnly, ..options.open_request() };
+    options.access == Access::ReadWrite && opener.open_image(&options.path, &request).is_ok()
+}
+
+fn take_lock(opener: &dyn Opener, options: &ImageOptions, file: &File, id: FileId) -> Result<(), ImageError> {
+    let path = || options.path.clone();
+    let waited = options.lock_timeout;
+    let on_wait = || {
+        let holders = opener.lock_holders(id);
+        tracing::info!(path = %options.path.display(), ?holders, timeout = ?waited, "waiting for the image's lock");
+    };
+    match lock::acquire(file, options.access, waited, on_wait) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(ImageError::Locked { path: path(), holders: opener.lock_holders(id), waited }),
+        Err(source) => Err(ImageError::Lock { path: path(), source }),
+    }
+}
+
+fn size_bytes(mut file: &File, kind: FileKind) -> io::Result<u64> {
+    match kind {
+        // `stat` calls every block device empty. Nobody else uses the file position.
+        FileKind::BlockDevice => file.seek(SeekFrom::End(0)),
+        _ => Ok(file.metadata()?.len()),
+    }
+}
+
+/// The block device that the image is, or that its file system is on, if there is one.
+fn device_under(opener: &dyn Opener, kind: FileKind, metadata: &Metadata) -> Option<QueueAttributes> {
+    let device = if kind == FileKind::BlockDevice { metadata.rdev() } else { metadata.dev() };
+    opener.queue_attributes(major(device), minor(device)).ok()
+}
+
+fn alignment(
+    options: &ImageOptions,
+    file: &File,
+    size_bytes: u64,
+    device: Option<&QueueAttributes>,
+) -> Result<Alignment, ImageError> {
+    if options.cache == CacheMode::Writeback {
+        return Ok(Alignment::BUFFERED);
+    }
+    let path = || options.path.clone();
+    let alignment = match geometry::told_alignment(file) {
+        Some(Alignment { offset_bytes: 0, .. }) => return Err(ImageError::DirectRefused { path: path() }),
+        Some(told) => told,
+        None => geometry::probe_alignment(file, size_bytes, device)
+            .map_err(|source| ImageError::Inspect { path: path(), what: "the beginning", source })?
+            .ok_or_else(|| ImageError::DirectTooCoarse { path: path(), offset_bytes: 0 })?,
+    };
+    if alignment.offset_bytes > MAX_BLOCK_SIZE_BYTES {
+        let offset_bytes = alignment.offset_bytes;
+        return Err(ImageError::DirectTooCoarse { path: path(), offset_bytes });
+    }
+    Ok(alignment)
+}
+
+fn block_size(
+    options: &ImageOptions,
+    file: &File,
+    alignment: Alignment,
+    device: Option<&QueueAttributes>,
+) -> Result<u32, ImageError> {
+    let needed_bytes = alignment.offset_bytes;
+    match options.block_size {
+        Some(block_size_bytes) if block_size_bytes < needed_bytes => {
+            Err(ImageError::BlockSizeTooSmall { path: options.path.clone(), block_size_bytes, needed_bytes })
+        }
+        Some(block_size_bytes) => Ok(block_size_bytes),
+        None => {
+            let direct = Some(alignment).filter(|_| options.cache == CacheMode::None);
+            Ok(geometry::default_block_size(direct.or_else(|| geometry::told_alignment(file)), device))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_modes_are_read_as_they_are_written() {
+        let written = [CacheMode::None, CacheMode::Writeback].map(|mode| mode.to_string());
+        assert_eq!(written, ["none", "writeback"]);
+        assert_eq!(written.map(|text| text.parse()), [Ok(CacheMode::None), Ok(CacheMode::Writeback)]);
+    }
+
+    #[test]
+    fn unknown_cache_mode_is_named_with_the_known_ones() {
+        let error = "directsync".parse::<CacheMode>().unwrap_err();
+        assert_eq!(error.to_string(), "cache mode 'directsync' is unknown: use none or writeback");
+    }
+}

@@ -1,0 +1,38 @@
+//! One raw disk image, regular file or block device: open it, lock it, learn its size and limits, check ranges.
+//!
+//! `path -> opener -> lock -> geometry, limits -> Image -> check(sector, len) -> CheckedRange -> engine`
+//!
+//! - Everything that touches a path goes through one [`Opener`], so that a sandbox can move it elsewhere.
+//! - The lock speaks QEMU's language: of two servers, or a server and `qemu-img`, one writes at most.
+//! - [`Image::check`] is the only maker of [`CheckedRange`]: an engine that takes one cannot leave the image.
+//!
+//! Not here: reading and writing (`io_engine`), what a request means (`virtio_blk`), formats other than raw.
+#![forbid(unsafe_code)]
+
+pub mod opener;
+
+pub mod host_opener;
+
+pub mod queue;
+
+pub mod lock;
+
+pub mod geometry;
+
+pub mod limits;
+
+pub mod image;
+
+pub mod range;
+
+pub mod error;
+
+pub use error::ImageError;
+pub use geometry::{Alignment, Topology};
+pub use host_opener::HostOpener;
+pub use image::{Access, CacheMode, CapacityChange, Image, ImageOptions, ParseCacheModeError};
+pub use limits::{DiscardLimits, WriteZeroesLimits};
+pub use lock::{FileId, LockHolder};
+pub use opener::{FileKind, OpenRequest, Opener};
+pub use queue::QueueAttributes;
+pub use range::{CheckedRange, RangeError, SECTOR_BYTES};

@@ -1,0 +1,224 @@
+//! The lock on an image: byte-range locks that QEMU's raw driver understands.
+//!
+//! `take our bytes (shared) -> is an opposite byte held by anyone else? -> keep, or release and try again`
+//!
+//! There are four permissions, and for each two bytes of the file that carry no data, only locks:
+//! byte `100 + i` says "permission i is in use", byte `200 + i` "nobody else may use permission i". Everybody
+//! takes only shared locks, on the bytes that apply, and then tests the opposite bytes with a lock query.
+//! - Locks belong to the open file description (OFD): two opens conflict even in one process, and the lock
+//!   lives until the last duplicate is closed, requests in flight in the kernel included.
+//!
+//! Facts: QEMU 2.10 and later, `file-posix` (as observed with strace and lslocks); fcntl(2), "Open file
+//! description locks". Not here: opening (`opener.rs`).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+use crate::image::Access;
+
+const IN_USE_BASE: i64 = 100;
+const NOT_SHARED_BASE: i64 = 200;
+/// One past the last byte that carries a lock.
+const LOCK_BYTES_END: i64 = NOT_SHARED_BASE + 4;
+
+const CONSISTENT_READ: i64 = 0;
+const WRITE: i64 = 1;
+// 2 is "write unchanged", which nobody here needs.
+const RESIZE: i64 = 3;
+
+/// How often a lock that somebody holds is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Two servers that wait for each other's release must not stay in step.
+const RETRY_JITTER_MS: u32 = 50;
+
+/// Which permissions an opener of the image uses, and which it denies to others.
+struct Permissions {
+    used: &'static [i64],
+    not_shared: &'static [i64],
+}
+
+impl Permissions {
+    /// A reader denies writing too: the guest's file system does not expect its disk to change under it.
+    fn of(access: Access) -> Self {
+        let used: &[i64] = match access {
+            Access::ReadWrite => &[CONSISTENT_READ, WRITE, RESIZE],
+            Access::ReadOnly => &[CONSISTENT_READ],
+        };
+        Self { used, not_shared: &[WRITE, RESIZE] }
+    }
+
+    fn own_bytes(&self) -> impl Iterator<Item = i64> {
+        let used = self.used.iter().map(|i| IN_USE_BASE + i);
+        used.chain(self.not_shared.iter().map(|i| NOT_SHARED_BASE + i))
+    }
+
+    fn opposite_bytes(&self) -> impl Iterator<Item = i64> {
+        let used = self.used.iter().map(|i| NOT_SHARED_BASE + i);
+        used.chain(self.not_shared.iter().map(|i| IN_USE_BASE + i))
+    }
+}
+
+/// Takes the lock, waiting up to `timeout` for others to let go. `Ok(false)`: somebody still holds it.
+/// `on_wait` runs once, before the first wait.
+pub(crate) fn acquire(
+    file: &File,
+    access: Access,
+    timeout: Duration,
+    on_wait: impl FnOnce(),
+) -> io::Result<bool> {
+    let start = Instant::now();
+    let mut on_wait = Some(on_wait);
+    loop {
+        if try_acquire(file, &Permissions::of(access))? {
+            return Ok(true);
+        }
+        let left = timeout.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        if let Some(on_wait) = on_wait.take() {
+            on_wait();
+        }
+        std::thread::sleep(left.min(RETRY_INTERVAL + jitter()));
+    }
+}
+
+fn try_acquire(file: &File, permissions: &Permissions) -> io::Result<bool> {
+    let outcome = take_and_test(file, permissions);
+    if !matches!(outcome, Ok(true)) {
+        set(file, libc::F_UNLCK, IN_USE_BASE, LOCK_BYTES_END - IN_USE_BASE)?;
+    }
+    Ok(outcome?)
+}
+
+fn take_and_test(file: &File, permissions: &Permissions) -> nix::Result<bool> {
+    for byte in permissions.own_bytes() {
+        match set(file, libc::F_RDLCK, byte, 1) {
+            Ok(()) => {}
+            // A program that knows nothing of this scheme holds an exclusive lock.
+            Err(Errno::EAGAIN | Errno::EACCES) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    for byte in permissions.opposite_bytes() {
+        if held_by_others(file, byte)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn set(file: &File, lock_type: i32, start_bytes: i64, len_bytes: i64) -> nix::Result<()> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&flock(lock_type, start_bytes, len_bytes))).map(drop)
+}
+
+/// Would an exclusive lock on this byte have to wait? Our own locks do not count.
+fn held_by_others(file: &File, byte: i64) -> nix::Result<bool> {
+    let mut query = flock(libc::F_WRLCK, byte, 1);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut query))?;
+    Ok(i32::from(query.l_type) != libc::F_UNLCK)
+}
+
+// The constants are 0, 1 and 2; Linux declares them wider than the field they go into.
+#[allow(clippy::cast_possible_truncation)]
+fn flock(lock_type: i32, start_bytes: i64, len_bytes: i64) -> libc::flock {
+    libc::flock {
+        l_type: lock_type as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start_bytes,
+        l_len: len_bytes,
+        l_pid: 0, // must be 0 for OFD locks
+    }
+}
+
+fn jitter() -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Duration::from_millis(u64::from((now.subsec_micros() ^ std::process::id()) % RETRY_JITTER_MS))
+}
+
+/// Which file it is, whatever its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileId {
+    /// The file system's device number.
+    pub dev: u64,
+    /// The inode in it.
+    pub ino: u64,
+}
+
+impl From<&std::fs::Metadata> for FileId {
+    fn from(metadata: &std::fs::Metadata) -> Self {
+        Self { dev: metadata.dev(), ino: metadata.ino() }
+    }
+}
+
+/// A process that holds a lock on an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockHolder {
+    /// Its process id.
+    pub pid: u32,
+    /// Its command name, empty where /proc does not tell.
+    pub command: String,
+}
+
+impl std::fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {}", self.pid)?;
+        if self.command.is_empty() { Ok(()) } else { write!(f, " ({})", self.command) }
+    }
+}
+
+/// Searches `proc` for processes with a lock on the image's lock bytes. What we may not read is left out.
+///
+/// The device number in a `lock:` line is not `st_dev` on every file system (btrfs), so the open file itself is
+/// compared.
+pub(crate) fn find_holders(proc: &Path, file: FileId) -> Vec<LockHolder> {
+    let pids = entries(proc).filter_map(|name| name.parse().ok());
+    let mut holders: Vec<LockHolder> = pids
+        .filter(|pid: &u32| holds_lock(&proc.join(pid.to_string()), file))
+        .map(|pid| LockHolder { pid, command: command(&proc.join(pid.to_string())) })
+        .collect();
+    holders.sort_by_key(|holder| holder.pid);
+    holders
+}
+
+fn holds_lock(process: &Path, file: FileId) -> bool {
+    entries(&process.join("fd")).any(|fd| {
+        let same_file = std::fs::metadata(process.join("fd").join(&fd))
+            .is_ok_and(|metadata| FileId::from(&metadata) == file);
+        same_file
+            && std::fs::read_to_string(process.join("fdinfo").join(&fd))
+                .is_ok_and(|text| text.lines().any(is_image_lock))
+    })
+}
+
+/// `lock: 1: OFDLCK  ADVISORY  READ -1 fe:00:131 100 101` (proc(5), `/proc/pid/fdinfo`): type, strictness, access,
+/// pid, file, first byte, last byte or `EOF`.
+fn is_image_lock(line: &str) -> bool {
+    let Some(rest) = line.strip_prefix("lock:") else { return false };
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let [_, "OFDLCK" | "POSIX", _, _, _, _, first, last] = fields[..] else { return false };
+    let first: i64 = first.parse().unwrap_or(i64::MAX);
+    let last: i64 = last.parse().unwrap_or(i64::MAX);
+    first < LOCK_BYTES_END && last >= IN_USE_BASE
+}
+
+fn command(process: &Path) -> String {
+    std::fs::read_to_string(process.join("comm")).map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+/// Names in a folder; none if it cannot be read.
+fn entries(folder: &Path) -> impl Iterator<Item = String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+#[cfg(test)]
+#[path = "lock_tests.rs"]
+mod tests;
