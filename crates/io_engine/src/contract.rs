@@ -1,0 +1,304 @@
+//! The contract every engine keeps: own the op, hence the memory, until it is given back.
+//!
+//! `Submit::push → Submit::submit → kernel → Reap::reap → Completion` (and `Reap::wait` to sleep in between)
+//!
+//! - Submitting and reaping are separate handles. Today both live on the worker's thread and share their
+//!   engine through an `Rc<RefCell<..>>`, which is why they are not `Send`. A placement that puts them on
+//!   two threads needs an engine whose op table is split: slots taken by the submitter and given back by
+//!   the reaper over a single-producer ring; the traits stay as they are.
+//! - Completions come in any order. Nothing orders two ops in flight: a flush covers the writes whose
+//!   completions were reaped before it was pushed.
+//! - A completion means all of it: short transfers are resumed inside, and a read that meets the end of
+//!   the file is an error, never zeroes.
+//!
+//! Not here: what a request means (`virtio_blk`), how results become the next step (`completion.rs`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use disk_image::{Alignment, CheckedRange};
+use guest_mem::IoVecs;
+use rustix::io::Errno;
+
+use crate::record::Recorder;
+
+/// A file an engine was given, by index into the engine's file table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId(pub(crate) u32);
+
+/// A file to be used by an engine.
+#[derive(Clone, Debug)]
+pub struct FileSpec {
+    /// Kept open until it is detached and the engine is done with it.
+    pub file: Arc<File>,
+    /// What the kernel asks of memory and offsets: `(1, 1)` unless the file is open with `O_DIRECT`.
+    pub alignment: Alignment,
+}
+
+/// What a completed write promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Visible to every reader; may be lost with the power.
+    Cached,
+    /// On stable storage (`RWF_DSYNC`, or `fdatasync` where a call has no such flag).
+    Durable,
+}
+
+/// Whether zeroing may free the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmap {
+    /// A hole is fine (virtio 1.3 §5.2.6.2, `VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP`).
+    Allowed,
+    /// The blocks stay allocated.
+    Forbidden,
+}
+
+/// What to do, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpKind {
+    /// File to buffers.
+    Read {
+        /// As long as the buffers.
+        range: CheckedRange,
+    },
+    /// Buffers to file.
+    Write {
+        /// As long as the buffers.
+        range: CheckedRange,
+        /// Of this write.
+        durability: Durability,
+    },
+    /// `fdatasync`: what was reaped as written before this was pushed becomes durable.
+    Flush,
+    /// Frees the blocks; they read as zeroes afterwards. `EOPNOTSUPP` where the file system cannot.
+    Discard {
+        /// What to free.
+        range: CheckedRange,
+        /// Of the hole.
+        durability: Durability,
+    },
+    /// The range reads as zeroes afterwards; written out where the file system has no shortcut.
+    WriteZeroes {
+        /// What to zero.
+        range: CheckedRange,
+        /// Whether blocks may go.
+        unmap: Unmap,
+        /// Of the zeroes.
+        durability: Durability,
+    },
+}
+
+impl OpKind {
+    /// The range, where there is one.
+    #[must_use]
+    pub fn range(&self) -> Option<CheckedRange> {
+        match *self {
+            Self::Flush => None,
+            Self::Read { range }
+            | Self::Write { range, .. }
+            | Self::Discard { range, .. }
+            | Self::WriteZeroes { range, .. } => Some(range),
+        }
+    }
+
+    /// Whether data moves between the buffers and the file.
+    #[must_use]
+    pub fn moves_data(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Write { .. })
+    }
+}
+
+/// One operation. The engine owns it, hence the memory, from `push` until its [`Completion`].
+#[derive(Debug)]
+pub struct Op {
+    /// The caller's name for it; not interpreted.
+    pub token: u64,
+    /// Where.
+    pub file: FileId,
+    /// What.
+    pub kind: OpKind,
+    /// Data; empty (`IoVecs::with_capacity(0)`) for kinds without.
+    pub buffers: IoVecs,
+}
+
+/// How an op ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// The op's.
+    pub token: u64,
+    /// `Ok`: all of it was done.
+    pub result: Result<(), OpError>,
+    /// Bytes of data that a read stored in guest memory, from the start; also when it failed.
+    pub stored_bytes: u64,
+    /// Given back; its contents are used up (advanced over), its capacity and its hold on the memory stay.
+    pub buffers: IoVecs,
+}
+
+/// Why an op was not done, or not all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpError {
+    /// The kernel refused.
+    #[error("the kernel refused: {0}")]
+    Errno(Errno),
+    /// The file ends inside the range: somebody truncated the image.
+    #[error("the file ends at byte {offset_bytes}, inside the range, which goes to byte {end_bytes}")]
+    EndOfImage {
+        /** Where the file ended. */
+        offset_bytes: u64,
+        /** Where the range ends. */
+        end_bytes: u64,
+    },
+    /// A write moved nothing and gave no reason.
+    #[error("a write at byte {offset_bytes} made no progress")]
+    WriteStalled {
+        /** Of the first byte that was not written. */
+        offset_bytes: u64,
+    },
+    /// Given up by [`Reap::cancel_all`]; the range may be partly done.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// The caller's name for a watched fd; not interpreted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WatchToken(pub u64);
+
+/// A watched fd, to stop watching it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// Something to act on.
+#[derive(Debug)]
+pub enum Event {
+    /// An op ended.
+    Completed(Completion),
+    /// A watched fd was written to since the last time; several writes may merge into one event.
+    Readable(WatchToken),
+    /// A watched fd cannot be watched (any longer); no more events come for it.
+    WatchFailed(WatchToken, Errno),
+}
+
+/// What an engine has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Ops whose data went through a bounce buffer, each counted once.
+    pub bounced_ops: u64,
+    /// Calls repeated after `EINTR` or `EAGAIN`.
+    pub retried_calls: u64,
+    /// Calls that continued after a short transfer.
+    pub resumed_calls: u64,
+}
+
+/// The handle ops go in by.
+pub trait Submit {
+    /// How many more ops `push` takes now.
+    fn room(&self) -> usize;
+
+    /// Takes an op; it may not start before [`Submit::submit`].
+    ///
+    /// # Errors
+    /// The op, when there is no room.
+    ///
+    /// # Panics
+    /// When the file is not attached, or the buffers are not as long as the range.
+    #[allow(clippy::result_large_err)] // an op that is refused goes back whole: nothing is allocated for it
+    fn push(&mut self, op: Op) -> Result<(), Op>;
+
+    /// Starts everything pushed, and calls that [`Reap::reap`] found to be repeated or resumed: one system
+    /// call per batch, none if there is nothing. Call it once per pass, whether or not ops were pushed.
+    ///
+    /// # Errors
+    /// The kernel's, when the engine as a whole is broken; ops fail one by one in their completions.
+    fn submit(&mut self) -> io::Result<()>;
+
+    /// Ops pushed and not yet given back.
+    fn in_flight(&self) -> usize;
+
+    /// Adds a file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId>;
+
+    /// Removes a file and lets go of it.
+    ///
+    /// # Panics
+    /// When ops on it are in flight, or it is not attached.
+    fn detach_file(&mut self, file: FileId);
+
+    /// Counters since the start.
+    fn stats(&self) -> Stats;
+}
+
+/// The handle completions and kicks come out by, and where the worker sleeps.
+pub trait Reap {
+    /// Reports writes to `fd` (an eventfd) from now on, and once now if it was written to before. The fd
+    /// is never read: each write is an edge. It is armed by the next `submit` or `wait`.
+    ///
+    /// # Errors
+    /// The kernel's; some only come later, as [`Event::WatchFailed`].
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
+
+    /// Stops; later calls of `reap` report nothing more for it.
+    fn unwatch(&mut self, id: WatchId);
+
+    /// Appends what happened. Never sleeps, and makes no system call unless the kernel flags that it has
+    /// work to finish first.
+    fn reap(&mut self, events: &mut Vec<Event>);
+
+    /// Sleeps until an event may be there, or `timeout` is over (`None`: for ever, without a wake-up in
+    /// between); starts everything pending first. May return early with nothing.
+    ///
+    /// # Errors
+    /// The kernel's, when the engine as a whole is broken.
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// Gives up what can be given up; every op still completes, many as [`OpError::Cancelled`].
+    fn cancel_all(&mut self);
+}
+
+/// Both handles of a started engine.
+#[expect(missing_debug_implementations, reason = "trait objects without state worth printing")]
+pub struct Handles {
+    /// Ops go in here.
+    pub submit: Box<dyn Submit>,
+    /// Completions and kicks come out here.
+    pub reap: Box<dyn Reap>,
+}
+
+/// An engine that was made, maybe on another thread, and waits for its worker.
+pub trait Engine: Send {
+    /// Starts it on the calling thread, which alone may use the handles.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn start(self: Box<Self>) -> io::Result<Handles>;
+
+    /// What it is and what it found, for the log.
+    fn describe(&self) -> String;
+}
+
+/// How large an engine is, and what it tells.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Most ops in flight. Memory for them is taken once.
+    pub depth: u32,
+    /// Files the kernel keeps registered; files beyond work, at a small cost per op.
+    pub registered_files: u32,
+    /// How long dropping the handles waits for ops in flight before it leaks their memory.
+    pub drain_timeout: Duration,
+    /// Where every call to the kernel is written down: for tests.
+    pub recorder: Option<Recorder>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self { depth: 1024, registered_files: 1024, drain_timeout: Duration::from_secs(5), recorder: None }
+    }
+}

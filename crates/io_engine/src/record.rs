@@ -1,0 +1,96 @@
+//! The last line before the kernel, written down: what durability tests read.
+//!
+//! Each call is logged when it is handed to the kernel, and completed in the log when its result is seen;
+//! both moments get a number from one counter, so "the flush was issued after the write had completed"
+//! can be read off. In production there is no recorder, which costs one branch.
+//!
+//! Not here: the log of requests to be re-done after a crash (`blk_server`).
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::contract::FileId;
+
+/// Which system call (or its io_uring opcode).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// `preadv2`.
+    Read,
+    /// `pwritev2`.
+    Write,
+    /// `fdatasync`.
+    Sync,
+    /// `fallocate`.
+    Allocate,
+}
+
+/// One call to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Which call.
+    pub verb: Verb,
+    /// On which file.
+    pub file: FileId,
+    /// `RWF_*` for reads and writes, the mode for `fallocate`.
+    pub flags: i32,
+    /// First byte.
+    pub offset_bytes: u64,
+    /// Length asked for.
+    pub len_bytes: u64,
+    /// When it was issued, by the log's own counter.
+    pub issued: u64,
+    /// When its result was seen, by the same counter, and the result: bytes, 0, or a negated errno.
+    pub completed: Option<(u64, i32)>,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    moments: u64,
+    records: Vec<Record>,
+}
+
+/// A log shared between an engine and a test.
+#[derive(Clone, Debug, Default)]
+pub struct Recorder(Arc<Mutex<Log>>);
+
+impl Recorder {
+    /// An empty log.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Everything so far, in the order of issue.
+    #[must_use]
+    pub fn records(&self) -> Vec<Record> {
+        self.with(|log| log.records.clone())
+    }
+
+    /// Forgets everything so far. Only while nothing is in flight.
+    pub fn clear(&self) {
+        self.with(|log| log.records.clear());
+    }
+
+    /// Returns the record's place.
+    pub(crate) fn issued(&self, mut record: Record) -> usize {
+        self.with(|log| {
+            log.moments += 1;
+            record.issued = log.moments;
+            log.records.push(record);
+            log.records.len() - 1
+        })
+    }
+
+    pub(crate) fn completed(&self, place: usize, result: i32) {
+        self.with(|log| {
+            log.moments += 1;
+            let moment = log.moments;
+            if let Some(record) = log.records.get_mut(place) {
+                record.completed = Some((moment, result));
+            }
+        });
+    }
+
+    fn with<R>(&self, act: impl FnOnce(&mut Log) -> R) -> R {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
