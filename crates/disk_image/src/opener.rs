@@ -106,7 +106,7 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `socket`'s, `bind`'s and `listen`'s: `EADDRINUSE` if `path` exists, alive or not; `ENAMETOOLONG` if
-    /// `path` does not fit a socket address (107 bytes).
+    /// `path` does not fit a socket address (108 bytes).
     fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd>;
 
     /// Gives a socket file its owner and group, then its mode (in this order: never too wide in between).

@@ -1,0 +1,162 @@
+//! What a good image tells about itself, and how it follows its file's size.
+//!
+//! Not here: refusals (`bad_images.rs`), block devices (`block_devices.rs`).
+#![allow(missing_docs, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+
+use disk_image::{Alignment, CacheMode, CapacityChange, ImageOptions, RangeError};
+use rig::{folder, image, open, options, read_only};
+
+fn buffered(path: &std::path::Path) -> ImageOptions {
+    ImageOptions { cache: CacheMode::Writeback, ..options(path) }
+}
+
+#[test]
+fn direct_image_can_be_read_and_written_in_its_own_alignment() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    let Alignment { memory_bytes, offset_bytes } = image.alignment();
+    let (memory, len) = (memory_bytes as usize, offset_bytes as usize);
+    let mut buffer = vec![0x5a_u8; len + 2 * memory];
+    let start = buffer.as_ptr().align_offset(2 * memory) + memory; // aligned so, and no better
+    let data = buffer.get_mut(start..start + len);
+    let data = data.unwrap_or_default();
+    assert_eq!(image.file().write_at(data, u64::from(offset_bytes)).unwrap(), len);
+    assert_eq!(image.file().read_at(data, u64::from(offset_bytes)).unwrap(), len);
+    assert!(image.direct() && image.block_size() >= offset_bytes);
+}
+
+#[test]
+fn direct_image_on_tmpfs_is_probed_by_reading() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = folder.path().join("disk.raw");
+    std::fs::File::create(&path).unwrap().set_len(512).unwrap(); // smaller than the larger probes
+    let image = open(&options(&path)).unwrap();
+    assert!(image.alignment().offset_bytes.is_power_of_two());
+    assert_eq!(image.block_size(), image.alignment().offset_bytes.max(512));
+}
+
+#[test]
+fn opened_file_blocks_and_has_the_direct_flag_that_was_asked_for() {
+    let (_folder, path) = image(1 << 20);
+    let flags = |options| rustix::fs::fcntl_getfl(open(&options).unwrap().file()).unwrap();
+    let direct = flags(options(&path));
+    let cached = flags(ImageOptions { lock_timeout: rig::SOON, ..buffered(&path) });
+    assert!(direct.contains(rustix::fs::OFlags::DIRECT) && !cached.contains(rustix::fs::OFlags::DIRECT));
+    assert!(!direct.contains(rustix::fs::OFlags::NONBLOCK));
+}
+
+#[test]
+fn page_cache_takes_any_alignment_but_the_guest_sees_the_same_blocks() {
+    let (_folder, path) = image(1 << 20);
+    let direct = open(&options(&path)).unwrap().block_size();
+    let cached = open(&ImageOptions { lock_timeout: rig::SOON, ..buffered(&path) }).unwrap();
+    assert_eq!(cached.alignment(), Alignment { memory_bytes: 1, offset_bytes: 1 });
+    assert_eq!(cached.block_size(), direct);
+}
+
+#[test]
+fn block_size_asked_for_is_offered_and_enforced() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&ImageOptions { block_size: Some(4096), ..options(&path) }).unwrap();
+    assert_eq!((image.block_size(), image.capacity_sectors()), (4096, 2048));
+    assert!(image.check(8, 4096).is_ok());
+    assert!(matches!(image.check(1, 512), Err(RangeError::Misaligned { block_size_bytes: 4096, .. })));
+}
+
+#[test]
+fn created_image_has_its_size_and_a_private_mode_and_stays() {
+    let folder = folder();
+    let path = folder.path().join("disk.raw");
+    let image = open(&ImageOptions { create_bytes: Some(3 << 20), ..options(&path) }).unwrap();
+    assert_eq!(image.capacity_sectors(), (3 << 20) / 512);
+    drop(image);
+    let metadata = std::fs::metadata(&path).unwrap();
+    assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777 & !0o600), (3 << 20, 0));
+}
+
+#[test]
+fn writable_file_offers_discard_and_unmapping_zeroes() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    let discard = image.discard_limits().unwrap();
+    assert_eq!(discard.max_segments, 16);
+    assert_eq!(discard.max_sectors % discard.sector_alignment, 0);
+    assert!(discard.sector_alignment * 512 >= image.block_size());
+    assert!(image.write_zeroes_limits().unwrap().may_unmap);
+}
+
+#[test]
+fn discard_off_offers_zeroes_without_unmapping() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&ImageOptions { discard: false, ..options(&path) }).unwrap();
+    assert_eq!(image.discard_limits(), None);
+    assert!(!image.write_zeroes_limits().unwrap().may_unmap);
+}
+
+#[test]
+fn read_only_image_offers_neither_discard_nor_zeroes() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&read_only(&path)).unwrap();
+    assert!(image.read_only());
+    assert_eq!((image.discard_limits(), image.write_zeroes_limits()), (None, None));
+}
+
+#[test]
+fn opening_changes_neither_the_data_nor_the_blocks_of_an_image() {
+    use std::os::unix::fs::MetadataExt;
+    let (_folder, path) = image(0);
+    std::fs::write(&path, vec![0xa5; 1 << 20]).unwrap();
+    std::fs::File::open(&path).unwrap().sync_all().unwrap();
+    let blocks = std::fs::metadata(&path).unwrap().blocks();
+    drop(open(&options(&path)).unwrap());
+    assert_eq!(std::fs::metadata(&path).unwrap().blocks(), blocks);
+    assert!(std::fs::read(&path).unwrap() == vec![0xa5; 1 << 20]);
+}
+
+#[test]
+fn serial_and_path_are_those_of_the_links_target() {
+    let (folder, path) = image(1 << 20);
+    let link = folder.path().join("link");
+    symlink(&path, &link).unwrap();
+    let image = open(&options(&link)).unwrap();
+    let canonical = std::fs::canonicalize(&path).unwrap();
+    let sum = std::process::Command::new("sh")
+        .args(["-c", "printf %s \"$1\" | sha256sum", "sh"])
+        .arg(&canonical)
+        .output()
+        .unwrap();
+    assert_eq!(image.path(), canonical);
+    assert_eq!(image.default_serial(), String::from_utf8_lossy(&sum.stdout)[..20]);
+}
+
+#[test]
+fn grown_file_is_taken_over_and_the_new_sectors_are_inside() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    assert!(image.check(2048, 4096).is_err());
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
+    assert_eq!(image.refresh_capacity().unwrap(), CapacityChange::Grown { from: 2048, to: 4096 });
+    assert!(image.check(2048, 4096).is_ok());
+    assert_eq!(image.capacity_sectors(), 4096);
+}
+
+#[test]
+fn growth_by_less_than_a_block_is_no_change() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len((1 << 20) + 100).unwrap();
+    assert_eq!(image.refresh_capacity().unwrap(), CapacityChange::Unchanged);
+}
+
+#[test]
+fn shrunk_file_is_reported_and_the_capacity_stays() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    assert_eq!(image.refresh_capacity().unwrap(), CapacityChange::Shrunk { from: 2048, to: 8 });
+    assert_eq!(image.capacity_sectors(), 2048);
+}

@@ -1,0 +1,105 @@
+//! What the integration tests share: images to open, and an opener that fails on demand. No tests here.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use disk_image::{
+    Access, FileId, FileKind, HostOpener, Image, ImageError, ImageOptions, LockHolder, OpenRequest, Opener,
+    QueueAttributes,
+};
+use tempfile::TempDir;
+
+/// For locks that will be free soon: a test that forks at this moment keeps a copy of every descriptor until exec.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// A folder on a real file system (the temporary folder may be a tmpfs).
+pub fn folder() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A folder with an image `disk.raw` of `size_bytes` in it.
+pub fn image(size_bytes: u64) -> (TempDir, PathBuf) {
+    let folder = folder();
+    let path = folder.path().join("disk.raw");
+    std::fs::File::create(&path).unwrap().set_len(size_bytes).unwrap();
+    (folder, path)
+}
+
+/// For reading and writing, without waiting for locks.
+pub fn options(path: &Path) -> ImageOptions {
+    ImageOptions { lock_timeout: Duration::ZERO, ..ImageOptions::new(path) }
+}
+
+pub fn read_only(path: &Path) -> ImageOptions {
+    ImageOptions { access: Access::ReadOnly, ..options(path) }
+}
+
+pub fn open(options: &ImageOptions) -> Result<Image, ImageError> {
+    Image::open(&HostOpener, options)
+}
+
+/// The error's line, checked to be one.
+pub fn refusal(options: &ImageOptions) -> String {
+    refusal_by(&HostOpener, options)
+}
+
+pub fn refusal_by(opener: &dyn Opener, options: &ImageOptions) -> String {
+    let line = Image::open(opener, options).unwrap_err().to_string();
+    assert!(!line.contains('\n') && !line.ends_with('.'), "not one clear line: {line}");
+    line
+}
+
+pub fn assert_says(line: &str, parts: &[&str]) {
+    let missing: Vec<_> = parts.iter().filter(|part| !line.contains(**part)).collect();
+    assert!(missing.is_empty(), "'{line}' does not say {missing:?}");
+}
+
+/// The host, except where told to fail (tests often run as root, whom permissions do not stop).
+#[derive(Debug, Default)]
+pub struct FailingOpener {
+    pub write_open: Option<i32>,
+    pub read_open: Option<i32>,
+    pub canonical_path: Option<i32>,
+}
+
+fn fail(errno: Option<i32>) -> io::Result<()> {
+    errno.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+}
+
+impl Opener for FailingOpener {
+    fn file_kind(&self, path: &Path) -> io::Result<FileKind> {
+        HostOpener.file_kind(path)
+    }
+    fn canonical_path(&self, path: &Path) -> io::Result<PathBuf> {
+        fail(self.canonical_path)?;
+        HostOpener.canonical_path(path)
+    }
+    fn open_image(&self, path: &Path, request: &OpenRequest) -> io::Result<OwnedFd> {
+        fail(match request.access {
+            Access::ReadWrite => self.write_open,
+            Access::ReadOnly => self.read_open,
+        })?;
+        HostOpener.open_image(path, request)
+    }
+    fn queue_attributes(&self, major: u32, minor: u32) -> io::Result<QueueAttributes> {
+        HostOpener.queue_attributes(major, minor)
+    }
+    fn lock_holders(&self, file: FileId) -> Vec<LockHolder> {
+        HostOpener.lock_holders(file)
+    }
+    fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+        HostOpener.bind_socket(path)
+    }
+    fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        HostOpener.set_socket_owner(path, mode, uid, gid)
+    }
+    fn connect_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+        HostOpener.connect_socket(path)
+    }
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        HostOpener.unlink(path)
+    }
+}
