@@ -1,7 +1,7 @@
 //! Every image that cannot be served is refused with one line that says what, the value, the limit, what to do.
 //!
 //! Not here: images that somebody else uses (`locking.rs`).
-#![allow(missing_docs, clippy::cast_possible_truncation)]
+#![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 mod rig;
 

@@ -1,5 +1,5 @@
 //! Block devices as images: a loop device plays one. Skipped, with a line, without root or loop devices.
-#![allow(missing_docs, clippy::cast_possible_truncation)]
+#![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 mod rig;
 

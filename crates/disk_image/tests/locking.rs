@@ -3,7 +3,7 @@
 //! Locks belong to an open file, not to a process, so two opens in one process stand for two servers.
 //! The tests with QEMU's tools are skipped, with a line, where these are not installed; with
 //! `BAREBLK_REQUIRE_TOOLS` set they fail instead.
-#![allow(missing_docs, clippy::cast_possible_truncation)]
+#![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 mod rig;
 
