@@ -1,0 +1,153 @@
+//! One descriptor chain, walked and checked: where the buffers of a request lie.
+//!
+//! - Reused from request to request: made once with the queue's size, then never allocates.
+//! - Device-readable buffers come first, then the device-writable ones (virtio 1.3 §2.7.4.2).
+//! - Zero-length descriptors are legal and carry nothing: they are not kept.
+//! - Addresses are not yet checked against memory; a gap shows when a buffer is used.
+//!
+//! Not here: reading descriptors (`split/device.rs`), header and status (`virtio_blk`).
+
+use guest_mem::GuestRange;
+
+use crate::fault::ChainFault;
+
+/// Continues at `next`.
+pub(crate) const NEXT: u16 = 1;
+/// Device-writable.
+pub(crate) const WRITE: u16 = 2;
+/// Names a table of descriptors.
+pub(crate) const INDIRECT: u16 = 4;
+
+/// Size of one descriptor in memory (virtio 1.3 §2.7.5).
+pub(crate) const DESCRIPTOR_BYTES: u32 = 16;
+
+/// One descriptor, copied out of guest memory (virtio 1.3 §2.7.5).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptor {
+    pub range: GuestRange,
+    pub flags: u16,
+    pub next: u16,
+}
+
+impl Descriptor {
+    /// `meta`: length, flags and next, as they lie in memory behind the address.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    pub fn from_words(addr: u64, meta: u64) -> Self {
+        let range = GuestRange { addr, len_bytes: meta as u32 };
+        Self { range, flags: (meta >> 32) as u16, next: (meta >> 48) as u16 }
+    }
+
+    /// As it lies in memory.
+    #[inline]
+    pub fn from_bytes(bytes: [u8; DESCRIPTOR_BYTES as usize]) -> Self {
+        let both = u128::from_le_bytes(bytes);
+        #[allow(clippy::cast_possible_truncation)] // takes the words apart
+        Self::from_words(both as u64, (both >> 64) as u64)
+    }
+
+    /// The same two words.
+    #[inline]
+    pub fn to_words(self) -> (u64, u64) {
+        let meta = u64::from(self.range.len_bytes) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
+        (self.range.addr, meta)
+    }
+
+    #[inline]
+    pub fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// The buffers of one request.
+#[derive(Debug)]
+pub struct Chain {
+    ranges: Vec<GuestRange>,
+    /// How many of `ranges` are device-readable.
+    readable: usize,
+    readable_bytes: u64,
+    writable_bytes: u64,
+    seen_writable: bool,
+}
+
+impl Chain {
+    /// Room for the longest chain of a queue with `queue_size` entries.
+    #[must_use]
+    pub fn with_capacity(queue_size: u16) -> Self {
+        let ranges = Vec::with_capacity(usize::from(queue_size));
+        Self { ranges, readable: 0, readable_bytes: 0, writable_bytes: 0, seen_writable: false }
+    }
+
+    /// Device-readable buffers, in order; none is empty.
+    #[inline]
+    #[must_use]
+    pub fn readable(&self) -> &[GuestRange] {
+        &self.ranges[..self.readable]
+    }
+
+    /// Device-writable buffers, in order; none is empty.
+    #[inline]
+    #[must_use]
+    pub fn writable(&self) -> &[GuestRange] {
+        &self.ranges[self.readable..]
+    }
+
+    /// Sum over [`Chain::readable`].
+    #[inline]
+    #[must_use]
+    pub fn readable_bytes(&self) -> u64 {
+        self.readable_bytes
+    }
+
+    /// Sum over [`Chain::writable`].
+    #[inline]
+    #[must_use]
+    pub fn writable_bytes(&self) -> u64 {
+        self.writable_bytes
+    }
+
+    /// Forgets the buffers.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.ranges.clear();
+        (self.readable, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
+        self.seen_writable = false;
+    }
+
+    /// Appends a device-readable buffer; for those who build chains without a ring.
+    ///
+    /// # Errors
+    /// [`ChainFault::ReadableAfterWritable`].
+    #[inline]
+    pub fn push_readable(&mut self, range: GuestRange) -> Result<(), ChainFault> {
+        if self.seen_writable {
+            return Err(ChainFault::ReadableAfterWritable);
+        }
+        if range.len_bytes != 0 {
+            self.ranges.push(range);
+            self.readable += 1;
+            self.readable_bytes += u64::from(range.len_bytes);
+        }
+        Ok(())
+    }
+
+    /// Appends a device-writable buffer.
+    #[inline]
+    pub fn push_writable(&mut self, range: GuestRange) {
+        self.seen_writable = true;
+        if range.len_bytes != 0 {
+            self.ranges.push(range);
+            self.writable_bytes += u64::from(range.len_bytes);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, descriptor: Descriptor) -> Result<(), ChainFault> {
+        if descriptor.has(WRITE) {
+            self.push_writable(descriptor.range);
+            Ok(())
+        } else {
+            self.push_readable(descriptor.range)
+        }
+    }
+}

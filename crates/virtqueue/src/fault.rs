@@ -1,0 +1,156 @@
+//! What the driver can do wrong, told apart by how far the damage reaches.
+//!
+//! - [`RingFault`]: indices cannot be trusted any more; this queue stops until it is reset.
+//! - [`ChainFault`]: one request is unusable; it goes back with length 0 and the queue goes on.
+//!
+//! Not here: what the owner of the queue does about it (`blk_server`).
+
+use std::fmt;
+
+use guest_mem::AccessError;
+
+/// One of the three areas of a split virtqueue (virtio 1.3 §2.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingPart {
+    /// Descriptor table (descriptor area).
+    Descriptors,
+    /// Available ring (driver area).
+    Avail,
+    /// Used ring (device area).
+    Used,
+}
+
+impl fmt::Display for RingPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Descriptors => "descriptor table",
+            Self::Avail => "available ring",
+            Self::Used => "used ring",
+        })
+    }
+}
+
+/// The ring itself is broken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RingFault {
+    /// Not a power of two, or outside the limits.
+    #[error("queue size {queue_size} is not a power of two from {min} to {max}")]
+    BadQueueSize {
+        /** As received. */
+        queue_size: u16,
+        /** [`crate::MIN_QUEUE_SIZE`]. */
+        min: u16,
+        /** [`crate::MAX_QUEUE_SIZE`]. */
+        max: u16,
+    },
+    /// Misaligned, unmapped, or across two memory regions.
+    #[error("{part} cannot be used")]
+    Part {
+        /** Which one. */
+        part: RingPart,
+        /** Why. */
+        #[source]
+        source: AccessError,
+    },
+    /// More chains made available than the queue can hold.
+    #[error(
+        "available index jumped to {avail_idx} from {next_avail}: more than the {queue_size} entries of the queue"
+    )]
+    AvailIndexJump {
+        /** As read. */
+        avail_idx: u16,
+        /** Where we are. */
+        next_avail: u16,
+        /** In entries. */
+        queue_size: u16,
+    },
+    /// An available entry does not name a descriptor.
+    #[error("head {head} is outside the descriptor table (queue size {queue_size})")]
+    HeadOutOfRange {
+        /** As read. */
+        head: u16,
+        /** In entries. */
+        queue_size: u16,
+    },
+    /// A chain was made available again before it was used. Raised by the owner of the in-flight slots.
+    #[error("head {head} was made available again while it is in flight")]
+    HeadInFlight {
+        /** As read. */
+        head: u16,
+    },
+}
+
+/// One descriptor chain is unusable; where it ends is unknown, so no status can be stored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChainFault {
+    /// `next` does not name a descriptor of the table.
+    #[error("next descriptor {next} is outside its table of {table_entries} entries")]
+    NextOutOfRange {
+        /** As read. */
+        next: u16,
+        /** Of the queue or of an indirect table. */
+        table_entries: u16,
+    },
+    /// More descriptors than the queue has; a loop ends here too (virtio 1.3 §2.7.5.3.1).
+    #[error("descriptor chain is longer than the queue size {limit}")]
+    TooLong {
+        /** In descriptors. */
+        limit: u16,
+    },
+    /// A device-readable descriptor after a device-writable one (virtio 1.3 §2.7.4.2).
+    #[error("device-readable descriptor follows a device-writable one")]
+    ReadableAfterWritable,
+    /// An indirect table that is not as it must be.
+    #[error(transparent)]
+    Indirect(#[from] IndirectFault),
+}
+
+/// What is wrong with an indirect descriptor or its table (virtio 1.3 §2.7.5.3).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IndirectFault {
+    /// The driver did not accept `VIRTIO_F_INDIRECT_DESC`.
+    #[error("indirect descriptor, but the feature was not negotiated")]
+    NotNegotiated,
+    /// A table inside a table.
+    #[error("indirect descriptor inside an indirect table")]
+    Nested,
+    /// NEXT and INDIRECT in one descriptor.
+    #[error("indirect descriptor has a next one, which it must not")]
+    WithNext,
+    /// No entries.
+    #[error("indirect table is empty")]
+    Empty,
+    /// Not whole descriptors.
+    #[error("indirect table has {len_bytes} bytes, not a multiple of 16")]
+    Length {
+        /** As read. */
+        len_bytes: u32,
+    },
+    /// More entries than a chain may have.
+    #[error("indirect table has {entries} entries, the queue size is {limit}")]
+    TooLarge {
+        /** As read. */
+        entries: u32,
+        /** The queue size. */
+        limit: u16,
+    },
+    /// A visited entry lies outside the guest's memory.
+    #[error("indirect table cannot be read")]
+    Unmapped(#[source] AccessError),
+}
+
+/// Why [`crate::DeviceQueue::pop`] has no chain to give.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PopError {
+    /// The queue has to stop.
+    #[error(transparent)]
+    Ring(#[from] RingFault),
+    /// This chain goes back with length 0.
+    #[error("chain {tag}: {fault}")]
+    Chain {
+        /** What `push_used` is to be given. */
+        tag: u16,
+        /** What is wrong. */
+        fault: ChainFault,
+    },
+}

@@ -1,0 +1,36 @@
+//! Virtqueues from both ends: the rings in guest memory through which a driver and a device talk.
+//!
+//! `avail.idx → head → descriptor table → Chain → (owner works) → used ring → used.idx → notify?`
+//!
+//! - The other side is hostile and writes at any moment: each index, address and length is read once,
+//!   checked, and then trusted; what we wrote ourselves is kept privately and never read back.
+//! - A fault inside a chain concerns that request; a fault of the ring stops the queue.
+//! - Nothing is allocated between `new` and `drop`.
+//!
+//! Spec: virtio 1.3 §2.7 (split). The packed ring (§2.8) will be `packed/`, with the same [`Chain`].
+//! Not here: I/O, threads, file descriptors (`blk_server`), what a chain means (`virtio_blk`).
+#![forbid(unsafe_code)]
+
+mod chain;
+mod fault;
+pub mod notify;
+pub mod split;
+
+pub use chain::Chain;
+pub use fault::{ChainFault, IndirectFault, PopError, RingFault, RingPart};
+pub use split::{DeviceQueue, DriverQueue, SplitLayout};
+
+/// Smallest queue we serve: virtio-blk needs a descriptor for the header and one for the status.
+pub const MIN_QUEUE_SIZE: u16 = 2;
+
+/// Largest queue we serve: what QEMU offers at most, and `IOV_MAX` bounds what one request may hold.
+pub const MAX_QUEUE_SIZE: u16 = 1024;
+
+/// Negotiated feature bits that change how a ring is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingFeatures {
+    /// `VIRTIO_F_EVENT_IDX`: notifications by index instead of by flag (virtio 1.3 §2.7.7, §2.7.10).
+    pub event_idx: bool,
+    /// `VIRTIO_F_INDIRECT_DESC`: descriptor tables outside the ring (virtio 1.3 §2.7.5.3).
+    pub indirect: bool,
+}

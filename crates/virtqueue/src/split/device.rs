@@ -1,0 +1,320 @@
+//! Device half of a split virtqueue: takes available chains, gives back used ones.
+//!
+//! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
+//!
+//! - `avail.idx` is read only when the chains counted last time are used up.
+//! - Indices are 16-bit and wrap; the queue size is a power of two, so `index & mask` is the slot.
+//! - Which heads are in flight is known to the owner, who keeps a slot for each (`blk_server`).
+//!
+//! Spec: virtio 1.3 §2.7. Not here: the used ring's fields (`used_ring.rs`), the buffers (`chain.rs`).
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::fence;
+
+use guest_mem::{AccessError, MemoryView, SharedSlice};
+
+use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, SplitLayout};
+use super::used_ring::UsedRing;
+use crate::RingFeatures;
+use crate::chain::{Chain, DESCRIPTOR_BYTES, Descriptor, INDIRECT, NEXT};
+use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
+use crate::notify::AVAIL_NO_INTERRUPT;
+
+/// One queue as a device sees it.
+#[derive(Debug)]
+pub struct DeviceQueue {
+    layout: SplitLayout,
+    features: RingFeatures,
+    view: MemoryView,
+    descriptors: SharedSlice<u64>,
+    avail: SharedSlice<u16>,
+    used: UsedRing,
+    /// `queue_size - 1`.
+    mask: u16,
+    /// The next entry of the available ring to take.
+    next_avail: u16,
+    /// `avail.idx` when it was last read.
+    avail_idx: u16,
+    /// `NO_NOTIFY` is set (only without `VIRTIO_F_EVENT_IDX`).
+    kicks_disabled: bool,
+}
+
+impl DeviceQueue {
+    /// Maps the ring and goes on where it says that the last device stopped.
+    ///
+    /// `used.idx` is read once from the ring: a front-end's own idea of the position can be stale after
+    /// a crash, and whoever stopped in good order had completed all it took. A new ring starts at 0.
+    ///
+    /// # Errors
+    /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
+    pub fn new(view: &MemoryView, layout: SplitLayout, features: RingFeatures) -> Result<Self, RingFault> {
+        let Parts { descriptors, avail, used, used_entries } = layout.map(view.memory(), features)?;
+        let used = UsedRing::resume(used, used_entries, layout.queue_size);
+        let position = used.next_used();
+        Ok(Self {
+            layout,
+            features,
+            view: view.clone(),
+            descriptors,
+            avail,
+            used,
+            mask: layout.queue_size - 1,
+            next_avail: position,
+            avail_idx: position,
+            kicks_disabled: false,
+        })
+    }
+
+    /// The same addresses in a new memory table; positions are kept.
+    ///
+    /// # Errors
+    /// [`RingFault::Part`] if the new table does not hold the ring; the queue is unchanged then.
+    pub fn rebind(&mut self, view: &MemoryView) -> Result<(), RingFault> {
+        let Parts { descriptors, avail, used, used_entries } =
+            self.layout.map(view.memory(), self.features)?;
+        (self.used.words, self.used.entries) = (used, used_entries);
+        (self.descriptors, self.avail, self.view) = (descriptors, avail, view.clone());
+        Ok(())
+    }
+
+    /// In entries.
+    #[inline]
+    #[must_use]
+    pub fn queue_size(&self) -> u16 {
+        self.layout.queue_size
+    }
+
+    /// Where the ring lies.
+    #[must_use]
+    pub fn layout(&self) -> &SplitLayout {
+        &self.layout
+    }
+
+    /// Index of the next available entry to take: what `GET_VRING_BASE` answers with.
+    #[inline]
+    #[must_use]
+    pub fn position(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// How many chains are available right now.
+    ///
+    /// # Errors
+    /// [`RingFault::AvailIndexJump`].
+    #[inline]
+    pub fn available(&self) -> Result<u16, RingFault> {
+        // Relaxed: only a count. `pop` reads the index again, with the acquire that the entries need.
+        self.checked_count(self.avail.load(IDX, Relaxed))
+    }
+
+    #[inline]
+    fn checked_count(&self, avail_idx: u16) -> Result<u16, RingFault> {
+        let (next_avail, queue_size) = (self.next_avail, self.layout.queue_size);
+        let count = avail_idx.wrapping_sub(next_avail);
+        if count > queue_size {
+            return Err(RingFault::AvailIndexJump { avail_idx, next_avail, queue_size });
+        }
+        Ok(count)
+    }
+
+    /// Takes the next available chain into `chain` and returns its tag (the head), if there is one.
+    ///
+    /// # Errors
+    /// [`PopError::Ring`]: the queue must stop. [`PopError::Chain`]: this chain is taken but unusable
+    /// (`chain` is then empty); it goes back by `push_used(tag, 0)`.
+    #[inline]
+    pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        if self.next_avail == self.avail_idx && !self.refresh()? {
+            return Ok(None);
+        }
+        // Relaxed: `refresh` acquired everything up to `avail_idx`.
+        let head = self.avail.load(AVAIL_ENTRIES + usize::from(self.next_avail & self.mask), Relaxed);
+        let queue_size = self.layout.queue_size;
+        if head >= queue_size {
+            return Err(RingFault::HeadOutOfRange { head, queue_size }.into());
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+        chain.clear();
+        match self.walk(head, chain) {
+            Ok(()) => Ok(Some(head)),
+            Err(fault) => {
+                chain.clear();
+                Err(PopError::Chain { tag: head, fault })
+            }
+        }
+    }
+
+    /// Reads `avail.idx`; returns whether there is anything.
+    #[inline]
+    fn refresh(&mut self) -> Result<bool, RingFault> {
+        // Acquire: pairs with the driver's release of `avail.idx`; entries and descriptors went first.
+        let avail_idx = self.avail.load(IDX, Acquire);
+        let count = self.checked_count(avail_idx)?;
+        self.avail_idx = avail_idx;
+        Ok(count != 0)
+    }
+
+    #[inline]
+    fn walk(&self, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
+        let limit = self.layout.queue_size;
+        let mut index = head;
+        for taken in 0..limit {
+            let slot = 2 * usize::from(index);
+            let meta = self.descriptors.load(slot + 1, Relaxed);
+            let descriptor = Descriptor::from_words(self.descriptors.load(slot, Relaxed), meta);
+            if descriptor.has(INDIRECT) {
+                return self.walk_indirect(&descriptor, limit - taken, chain);
+            }
+            chain.push(descriptor)?;
+            if !descriptor.has(NEXT) {
+                return Ok(());
+            }
+            index = descriptor.next;
+            if index >= limit {
+                return Err(ChainFault::NextOutOfRange { next: index, table_entries: limit });
+            }
+        }
+        Err(ChainFault::TooLong { limit })
+    }
+
+    /// `room`: how many descriptors the chain may still have.
+    #[inline]
+    fn walk_indirect(&self, table: &Descriptor, room: u16, chain: &mut Chain) -> Result<(), ChainFault> {
+        let table_entries = self.check_indirect(table)?;
+        let mut index = 0;
+        for _ in 0..room {
+            let descriptor = self.table_entry(table, index)?;
+            if descriptor.has(INDIRECT) {
+                return Err(IndirectFault::Nested.into());
+            }
+            chain.push(descriptor)?;
+            if !descriptor.has(NEXT) {
+                return Ok(());
+            }
+            index = descriptor.next;
+            if index >= table_entries {
+                return Err(ChainFault::NextOutOfRange { next: index, table_entries });
+            }
+        }
+        Err(ChainFault::TooLong { limit: self.layout.queue_size })
+    }
+
+    /// Number of entries in the table. Its WRITE flag is ignored (virtio 1.3 §2.7.5.3.2).
+    #[inline]
+    fn check_indirect(&self, table: &Descriptor) -> Result<u16, IndirectFault> {
+        let (len_bytes, limit) = (table.range.len_bytes, self.layout.queue_size);
+        let entries = len_bytes / DESCRIPTOR_BYTES;
+        if !self.features.indirect {
+            return Err(IndirectFault::NotNegotiated);
+        }
+        if table.has(NEXT) {
+            return Err(IndirectFault::WithNext);
+        }
+        if !len_bytes.is_multiple_of(DESCRIPTOR_BYTES) {
+            return Err(IndirectFault::Length { len_bytes });
+        }
+        if entries == 0 {
+            return Err(IndirectFault::Empty);
+        }
+        let addr = table.range.addr;
+        if addr.checked_add(u64::from(len_bytes)).is_none() {
+            let len_bytes = u64::from(len_bytes);
+            return Err(IndirectFault::Unmapped(AccessError::Unmapped { addr, len_bytes }));
+        }
+        u16::try_from(entries)
+            .ok()
+            .filter(|&entries| entries <= limit)
+            .ok_or(IndirectFault::TooLarge { entries, limit })
+    }
+
+    #[inline]
+    fn table_entry(&self, table: &Descriptor, index: u16) -> Result<Descriptor, IndirectFault> {
+        let offset_bytes = u64::from(index) * u64::from(DESCRIPTOR_BYTES);
+        let mut bytes = [0; DESCRIPTOR_BYTES as usize];
+        // A table may lie anywhere, even across regions and unaligned: copied, not mapped.
+        let at = table.range.addr + offset_bytes; // `check_indirect` made sure that it does not wrap
+        self.view.read(at, &mut bytes).map_err(IndirectFault::Unmapped)?;
+        Ok(Descriptor::from_bytes(bytes))
+    }
+
+    /// Gives the chain popped last back: it will be popped again. For an owner without room to start it.
+    #[inline]
+    pub fn unpop(&mut self) {
+        self.next_avail = self.next_avail.wrapping_sub(1);
+    }
+
+    /// Asks the processor to fetch the descriptor that the next [`DeviceQueue::pop`] starts with, if
+    /// the driver made one available before the index was last read.
+    #[inline]
+    pub fn prefetch_next(&self) {
+        if self.next_avail != self.avail_idx {
+            let head = self.avail.load(AVAIL_ENTRIES + usize::from(self.next_avail & self.mask), Relaxed);
+            self.descriptors.prefetch(2 * usize::from(head));
+        }
+    }
+
+    /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
+    ///
+    /// `written_bytes`: stored in the chain's device-writable part, from its start on; 0 if unknown.
+    #[inline]
+    pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
+        self.used.push(tag, written_bytes);
+    }
+
+    /// Makes everything pushed so far visible to the driver, once per pass; returns whether there was any.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.used.publish()
+    }
+
+    /// Whether the driver wants to hear about what was published since the last call.
+    ///
+    /// Spec: virtio 1.3 §2.7.7.2.
+    #[inline]
+    #[must_use]
+    pub fn needs_notification(&mut self) -> bool {
+        let (undecided, published) = self.used.take_undecided();
+        if undecided.is_empty() {
+            return false;
+        }
+        // SeqCst: `used.idx` must be visible before the driver's wish is read. Pairs with the driver's
+        // barrier between storing the wish and looking at `used.idx` again.
+        fence(SeqCst);
+        if self.features.event_idx {
+            undecided.contains(self.avail.load(self.layout.used_event(), Relaxed), published)
+        } else {
+            self.avail.load(FLAGS, Relaxed) & AVAIL_NO_INTERRUPT == 0
+        }
+    }
+
+    /// Tells the driver that it need not kick: we look without being asked.
+    ///
+    /// With `VIRTIO_F_EVENT_IDX` there is nothing to do: the event index stays behind, and the driver
+    /// has passed it. A hint either way: spurious kicks happen.
+    #[inline]
+    pub fn disable_kicks(&mut self) {
+        if !self.features.event_idx && !self.kicks_disabled {
+            self.used.set_kicks_wanted(false);
+            self.kicks_disabled = true;
+        }
+    }
+
+    /// Asks for a kick when the next chain becomes available, then looks once more: `true` if something
+    /// is available already, for which no kick may come.
+    ///
+    /// # Errors
+    /// [`RingFault::AvailIndexJump`].
+    #[inline]
+    pub fn enable_kicks(&mut self) -> Result<bool, RingFault> {
+        if self.features.event_idx {
+            self.used.words.store(self.layout.avail_event(), self.next_avail, Relaxed);
+        } else {
+            self.used.set_kicks_wanted(true);
+            self.kicks_disabled = false;
+        }
+        // SeqCst: the wish must be visible before the index is read. Pairs with the driver's barrier
+        // between storing `avail.idx` and reading the wish.
+        fence(SeqCst);
+        Ok(self.available()? != 0)
+    }
+}

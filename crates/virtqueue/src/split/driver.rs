@@ -1,0 +1,390 @@
+//! Driver half of a split virtqueue: makes buffers available, takes used ones back.
+//!
+//! `add … publish → kick_needed? … pop_used … arm_interrupts`
+//!
+//! - The device is not trusted either: free list, chain lengths and tokens are in private memory, and
+//!   what the used ring says is checked against them.
+//!
+//! Spec: virtio 1.3 §2.7.13, §2.7.14. Not here: breaking the rules (`raw.rs`), what the buffers hold.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
+
+use guest_mem::{AccessError, Address, GuestAddress, GuestRange, MemoryView};
+
+use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, SplitLayout};
+use super::raw::RawDescriptor;
+use crate::RingFeatures;
+use crate::chain::{DESCRIPTOR_BYTES, INDIRECT, NEXT, WRITE};
+use crate::fault::{RingFault, RingPart};
+use crate::notify::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY, Undecided};
+
+/// Why buffers were not added; the ring is as it was.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// A chain has at least one buffer.
+    #[error("no buffers to add")]
+    Empty,
+    /// Longer than any device must accept.
+    #[error("{needed} buffers, a chain has at most the queue size {queue_size}")]
+    TooLong {
+        /** Buffers given. */
+        needed: usize,
+        /** In entries. */
+        queue_size: u16,
+    },
+    /// Some requests have to complete first.
+    #[error("{needed} descriptors needed, {free} are free")]
+    Full {
+        /** Descriptors. */
+        needed: usize,
+        /** Descriptors. */
+        free: u16,
+    },
+    /// The device did not offer `VIRTIO_F_INDIRECT_DESC`.
+    #[error("indirect descriptors were not negotiated")]
+    IndirectNotNegotiated,
+    /// The place for the table is not in memory.
+    #[error("indirect table cannot be written")]
+    Table(#[source] AccessError),
+}
+
+/// The device broke the used ring: reset the queue.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DriverFault {
+    /// More used than was available.
+    #[error("used index jumped to {used_idx} from {next_used} with {in_flight} chains in flight")]
+    UsedIndexJump {
+        /** As read. */
+        used_idx: u16,
+        /** Where we are. */
+        next_used: u16,
+        /** Available and not used. */
+        in_flight: u16,
+    },
+    /// Not a descriptor of this queue.
+    #[error("used id {id} is outside the descriptor table (queue size {queue_size})")]
+    IdOutOfRange {
+        /** As read. */
+        id: u32,
+        /** In entries. */
+        queue_size: u16,
+    },
+    /// No chain with this head is with the device.
+    #[error("used id {id} is not in flight")]
+    NotInFlight {
+        /** As read. */
+        id: u16,
+    },
+    /// More stored than there was room for.
+    #[error("device claims {written_bytes} bytes written, the buffers have room for {writable_bytes}")]
+    WrittenTooMuch {
+        /** As read. */
+        written_bytes: u32,
+        /** What was given. */
+        writable_bytes: u64,
+    },
+}
+
+/// A chain that came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// As given to `add`.
+    pub token: u64,
+    /// As returned by `add`; free again.
+    pub tag: u16,
+    /// Stored by the device, from the start of the writable buffers on.
+    pub written_bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    token: u64,
+    /// In the ring's table: 1 for an indirect chain.
+    descriptors: u16,
+    writable_bytes: u64,
+}
+
+/// One queue as a driver sees it.
+#[derive(Debug)]
+pub struct DriverQueue {
+    layout: SplitLayout,
+    features: RingFeatures,
+    view: MemoryView,
+    parts: Parts,
+    /// By head.
+    in_flight: Box<[Option<InFlight>]>,
+    /// By descriptor: the next one in its chain or in the free list.
+    links: Box<[u16]>,
+    first_free: u16,
+    free: u16,
+    /// Where the next available entry goes.
+    next_avail: u16,
+    /// `avail.idx` as the device sees it.
+    published: u16,
+    undecided: Undecided,
+    /// The next used entry to take.
+    next_used: u16,
+    /// `used.idx` when it was last read.
+    used_idx: u16,
+}
+
+impl DriverQueue {
+    /// Makes a new ring at `layout`: all of it is zeroed.
+    ///
+    /// # Errors
+    /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
+    pub fn new(view: &MemoryView, layout: SplitLayout, features: RingFeatures) -> Result<Self, RingFault> {
+        let parts = layout.map(view.memory(), features)?;
+        zero(view, RingPart::Descriptors, layout.descriptors, parts.descriptors.len() * 8)?;
+        zero(view, RingPart::Avail, layout.avail, parts.avail.len() * 2)?;
+        zero(view, RingPart::Used, layout.used, parts.used.len() * 2)?;
+        let queue_size = layout.queue_size;
+        Ok(Self {
+            layout,
+            features,
+            view: view.clone(),
+            parts,
+            in_flight: vec![None; usize::from(queue_size)].into(),
+            links: (1..=queue_size).collect(),
+            first_free: 0,
+            free: queue_size,
+            next_avail: 0,
+            published: 0,
+            undecided: Undecided::default(),
+            next_used: 0,
+            used_idx: 0,
+        })
+    }
+
+    /// Descriptors not in use.
+    #[must_use]
+    pub fn free_descriptors(&self) -> u16 {
+        self.free
+    }
+
+    /// Chains added and not yet back.
+    #[must_use]
+    pub fn in_flight(&self) -> u16 {
+        self.next_avail.wrapping_sub(self.next_used)
+    }
+
+    /// Adds a chain of descriptors of the ring; the device sees it after [`DriverQueue::publish`].
+    /// Returns the tag, the chain's head.
+    ///
+    /// # Errors
+    /// [`AddError`]; nothing was added.
+    pub fn add(
+        &mut self,
+        readable: &[GuestRange],
+        writable: &[GuestRange],
+        token: u64,
+    ) -> Result<u16, AddError> {
+        let descriptors = self.checked_count(readable, writable)?;
+        self.check_free(descriptors)?;
+        let head = self.first_free;
+        let mut index = head;
+        for (range, flags) in with_flags(readable, writable) {
+            let next = self.links[usize::from(index)];
+            let next_in_chain = if flags & NEXT == 0 { 0 } else { next };
+            self.store_descriptor(index, raw(range, flags, next_in_chain));
+            index = next;
+        }
+        self.first_free = index;
+        self.make_available(head, InFlight { token, descriptors, writable_bytes: sum(writable) });
+        Ok(head)
+    }
+
+    /// Adds a chain through a table at `table`, which the device may read until the chain is back;
+    /// it takes 16 bytes per buffer.
+    ///
+    /// # Errors
+    /// [`AddError`]; nothing was added.
+    pub fn add_indirect(
+        &mut self,
+        readable: &[GuestRange],
+        writable: &[GuestRange],
+        table: GuestAddress,
+        token: u64,
+    ) -> Result<u16, AddError> {
+        if !self.features.indirect {
+            return Err(AddError::IndirectNotNegotiated);
+        }
+        let entries = self.checked_count(readable, writable)?;
+        self.check_free(1)?;
+        let table_addr = table.raw_value();
+        for ((range, flags), index) in with_flags(readable, writable).zip(0_u16..) {
+            let next = if flags & NEXT == 0 { 0 } else { index + 1 };
+            let at = table_addr.wrapping_add(u64::from(index) * u64::from(DESCRIPTOR_BYTES));
+            self.view.store(at, &raw(range, flags, next).to_bytes()).map_err(AddError::Table)?;
+        }
+        let head = self.first_free;
+        let range = GuestRange { addr: table_addr, len_bytes: u32::from(entries) * DESCRIPTOR_BYTES };
+        self.store_descriptor(head, raw(range, INDIRECT, 0));
+        self.first_free = self.links[usize::from(head)];
+        self.make_available(head, InFlight { token, descriptors: 1, writable_bytes: sum(writable) });
+        Ok(head)
+    }
+
+    fn checked_count(&self, readable: &[GuestRange], writable: &[GuestRange]) -> Result<u16, AddError> {
+        let (needed, queue_size) = (readable.len() + writable.len(), self.layout.queue_size);
+        if needed == 0 {
+            return Err(AddError::Empty);
+        }
+        let fits = u16::try_from(needed).ok().filter(|&count| count <= queue_size);
+        fits.ok_or(AddError::TooLong { needed, queue_size })
+    }
+
+    fn check_free(&self, needed: u16) -> Result<(), AddError> {
+        let free = self.free;
+        if needed <= free { Ok(()) } else { Err(AddError::Full { needed: usize::from(needed), free }) }
+    }
+
+    fn store_descriptor(&self, index: u16, descriptor: RawDescriptor) {
+        let (slot, (addr, meta)) = (2 * usize::from(index), descriptor.to_words());
+        self.parts.descriptors.store(slot, addr, Relaxed);
+        self.parts.descriptors.store(slot + 1, meta, Relaxed);
+    }
+
+    fn make_available(&mut self, head: u16, in_flight: InFlight) {
+        self.free -= in_flight.descriptors;
+        self.in_flight[usize::from(head)] = Some(in_flight);
+        let slot = usize::from(self.next_avail & (self.layout.queue_size - 1));
+        self.parts.avail.store(AVAIL_ENTRIES + slot, head, Relaxed);
+        self.next_avail = self.next_avail.wrapping_add(1);
+    }
+
+    /// Makes all that was added visible to the device; returns whether there was any.
+    pub fn publish(&mut self) -> bool {
+        let added = self.next_avail.wrapping_sub(self.published);
+        if added == 0 {
+            return false;
+        }
+        // Release: pairs with the device's acquire of `avail.idx`; descriptors and entries go first.
+        self.parts.avail.store(IDX, self.next_avail, Release);
+        self.published = self.next_avail;
+        self.undecided.add(added);
+        true
+    }
+
+    /// Whether the device wants a kick for what was published since the last call.
+    ///
+    /// Spec: virtio 1.3 §2.7.10.1.
+    #[must_use]
+    pub fn kick_needed(&mut self) -> bool {
+        let undecided = std::mem::take(&mut self.undecided);
+        if undecided.is_empty() {
+            return false;
+        }
+        // SeqCst: `avail.idx` must be visible before the device's wish is read. Pairs with the fence in
+        // `DeviceQueue::enable_kicks`.
+        fence(SeqCst);
+        if self.features.event_idx {
+            let avail_event = self.parts.used.load(self.layout.avail_event(), Relaxed);
+            undecided.contains(avail_event, self.published)
+        } else {
+            self.parts.used.load(FLAGS, Relaxed) & USED_NO_NOTIFY == 0
+        }
+    }
+
+    /// Takes the next chain that the device is done with, if there is one.
+    ///
+    /// # Errors
+    /// [`DriverFault`]: the ring cannot be used any more.
+    pub fn pop_used(&mut self) -> Result<Option<Used>, DriverFault> {
+        if self.next_used == self.used_idx && !self.refresh()? {
+            return Ok(None);
+        }
+        let slot = 2 * usize::from(self.next_used & (self.layout.queue_size - 1));
+        let id = self.parts.used_entries.load(slot, Relaxed);
+        let written_bytes = self.parts.used_entries.load(slot + 1, Relaxed);
+        let (tag, in_flight) = self.checked_used(id, written_bytes)?;
+        self.in_flight[usize::from(tag)] = None;
+        self.put_back(tag, in_flight.descriptors);
+        self.next_used = self.next_used.wrapping_add(1);
+        Ok(Some(Used { token: in_flight.token, tag, written_bytes }))
+    }
+
+    /// Reads `used.idx`; returns whether there is anything.
+    fn refresh(&mut self) -> Result<bool, DriverFault> {
+        // Acquire: pairs with the device's release of `used.idx`; entries, status and data went first.
+        let used_idx = self.checked_used_idx(self.parts.used.load(IDX, Acquire))?;
+        self.used_idx = used_idx;
+        Ok(used_idx != self.next_used)
+    }
+
+    fn checked_used_idx(&self, used_idx: u16) -> Result<u16, DriverFault> {
+        let next_used = self.next_used;
+        let in_flight = self.published.wrapping_sub(next_used);
+        if used_idx.wrapping_sub(next_used) > in_flight {
+            return Err(DriverFault::UsedIndexJump { used_idx, next_used, in_flight });
+        }
+        Ok(used_idx)
+    }
+
+    fn checked_used(&self, id: u32, written_bytes: u32) -> Result<(u16, InFlight), DriverFault> {
+        let queue_size = self.layout.queue_size;
+        let out_of_range = DriverFault::IdOutOfRange { id, queue_size };
+        let tag = u16::try_from(id).ok().filter(|&tag| tag < queue_size).ok_or(out_of_range)?;
+        let in_flight = self.in_flight[usize::from(tag)].ok_or(DriverFault::NotInFlight { id: tag })?;
+        let writable_bytes = in_flight.writable_bytes;
+        if u64::from(written_bytes) > writable_bytes {
+            return Err(DriverFault::WrittenTooMuch { written_bytes, writable_bytes });
+        }
+        Ok((tag, in_flight))
+    }
+
+    fn put_back(&mut self, head: u16, descriptors: u16) {
+        let last = (1..descriptors).fold(head, |index, _| self.links[usize::from(index)]);
+        self.links[usize::from(last)] = self.first_free;
+        self.first_free = head;
+        self.free += descriptors;
+    }
+
+    /// Tells the device that we look without being asked. A hint: interrupts may still come.
+    pub fn disable_interrupts(&mut self) {
+        // With `VIRTIO_F_EVENT_IDX` the index stays behind, and the device has passed it.
+        if !self.features.event_idx {
+            self.parts.avail.store(FLAGS, AVAIL_NO_INTERRUPT, Relaxed);
+        }
+    }
+
+    /// Asks for an interrupt when the next chain is used, then looks once more: `true` if something is
+    /// used already, for which none may come.
+    ///
+    /// # Errors
+    /// [`DriverFault::UsedIndexJump`].
+    pub fn arm_interrupts(&mut self) -> Result<bool, DriverFault> {
+        if self.features.event_idx {
+            self.parts.avail.store(self.layout.used_event(), self.next_used, Relaxed);
+        } else {
+            self.parts.avail.store(FLAGS, 0, Relaxed);
+        }
+        // SeqCst: the wish must be visible before the index is read. Pairs with the fence in
+        // `DeviceQueue::needs_notification`.
+        fence(SeqCst);
+        Ok(self.checked_used_idx(self.parts.used.load(IDX, Relaxed))? != self.next_used)
+    }
+}
+
+/// Buffers in order with the flags of their descriptors.
+fn with_flags<'r>(
+    readable: &'r [GuestRange],
+    writable: &'r [GuestRange],
+) -> impl Iterator<Item = (GuestRange, u16)> + 'r {
+    let last = (readable.len() + writable.len()).saturating_sub(1);
+    let flagged = readable.iter().map(|&r| (r, 0)).chain(writable.iter().map(|&r| (r, WRITE)));
+    flagged.enumerate().map(move |(i, (range, flags))| (range, if i < last { flags | NEXT } else { flags }))
+}
+
+fn raw(range: GuestRange, flags: u16, next: u16) -> RawDescriptor {
+    RawDescriptor { addr: range.addr, len_bytes: range.len_bytes, flags, next }
+}
+
+fn sum(ranges: &[GuestRange]) -> u64 {
+    ranges.iter().map(|range| u64::from(range.len_bytes)).sum()
+}
+
+fn zero(view: &MemoryView, part: RingPart, addr: GuestAddress, len_bytes: usize) -> Result<(), RingFault> {
+    view.store(addr.raw_value(), &vec![0; len_bytes]).map_err(|source| RingFault::Part { part, source })
+}

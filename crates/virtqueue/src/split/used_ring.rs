@@ -1,0 +1,75 @@
+//! Device side of the used ring: how completions, and the wish for kicks, reach the driver.
+//!
+//! `push → publish (used.idx) → owner asks needs_notification`
+//!
+//! - `next_used` is ours: written to the ring, never read back, because the driver is untrusted.
+//! - `used.idx` moves once per batch; the entries before it were stored first (Release).
+//!
+//! Spec: virtio 1.3 §2.7.8, §2.7.10. Not here: the available ring (`device.rs`).
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use guest_mem::SharedSlice;
+
+use super::layout::{FLAGS, IDX};
+use crate::notify::{USED_NO_NOTIFY, Undecided};
+
+#[derive(Debug)]
+pub(super) struct UsedRing {
+    pub words: SharedSlice<u16>,
+    pub entries: SharedSlice<u32>,
+    /// `queue_size - 1`.
+    mask: u16,
+    /// Where the next entry goes.
+    next_used: u16,
+    /// `used.idx` as the driver sees it.
+    published: u16,
+    undecided: Undecided,
+}
+
+impl UsedRing {
+    /// Goes on where the ring says that the last device stopped.
+    pub fn resume(words: SharedSlice<u16>, entries: SharedSlice<u32>, queue_size: u16) -> Self {
+        let used_idx = words.load(IDX, Relaxed);
+        let undecided = Undecided::default();
+        Self { words, entries, mask: queue_size - 1, next_used: used_idx, published: used_idx, undecided }
+    }
+
+    #[inline]
+    pub fn next_used(&self) -> u16 {
+        self.next_used
+    }
+
+    #[inline]
+    pub fn push(&mut self, tag: u16, written_bytes: u32) {
+        let slot = 2 * usize::from(self.next_used & self.mask);
+        self.entries.store(slot, u32::from(tag), Relaxed);
+        self.entries.store(slot + 1, written_bytes, Relaxed);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let pushed = self.next_used.wrapping_sub(self.published);
+        if pushed == 0 {
+            return false;
+        }
+        // Release: pairs with the driver's acquire of `used.idx`; entries, status and data go first.
+        self.words.store(IDX, self.next_used, Release);
+        self.published = self.next_used;
+        self.undecided.add(pushed);
+        true
+    }
+
+    /// What was published since the last call; nothing afterwards.
+    #[inline]
+    pub fn take_undecided(&mut self) -> (Undecided, u16) {
+        (std::mem::take(&mut self.undecided), self.published)
+    }
+
+    /// Tells a driver without `VIRTIO_F_EVENT_IDX` whether kicks are wanted.
+    #[inline]
+    pub fn set_kicks_wanted(&self, wanted: bool) {
+        self.words.store(FLAGS, if wanted { 0 } else { USED_NO_NOTIFY }, Relaxed);
+    }
+}
