@@ -1,3 +1,66 @@
-//! placeholder
+//! `cargo xtask …`: the project's chores, one module per subcommand.
+//!
+//! Not here: guests (the library's `guest`), because tests use them too.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod demo;
+mod layers;
+mod setup;
+mod source_text;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// bareblk's chores.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Debug, Subcommand)]
+enum Chore {
+    /// Shows bareblk at work: a real guest runs fio on a served disk, next to the same fio on the host
+    Demo(demo::Args),
+    /// Runs everything that CI runs
+    Test(test::Args),
+    /// Installs the Debian packages that demo and test need, after one question
+    Setup(setup::Args),
+    /// Checks the crates' dependencies against the table in ARCHITECTURE.md
+    Layers,
+    /// Checks the rules for source files that a program can check
+    Tidy(tidy::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().chore {
+        Chore::Demo(args) => demo::run(&args),
+        Chore::Test(args) => test::run(&args),
+        Chore::Setup(args) => setup::run(&args),
+        Chore::Layers => layers::run(),
+        Chore::Tidy(args) => tidy::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn command_line_has_no_contradictions() {
+        Cli::command().debug_assert();
+    }
+}

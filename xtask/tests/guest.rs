@@ -1,7 +1,7 @@
 //! The guest itself, against QEMU's own vhost-user-blk server: whoever doubts a guest test starts here.
 //!
 //! Not here: bareblk's server; its guest tests lie with `bareblk`.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

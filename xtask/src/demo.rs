@@ -1,0 +1,263 @@
+//! `cargo xtask demo`: bareblk at work in front of a stock guest, with numbers next to the host's.
+//!
+//! packages -> build -> disk image -> server -> guest runs fio -> host runs the same fio -> table.
+//! Whatever ends it (success, error, Ctrl-C), server, socket and image go with their owners' `Drop`.
+//! Not here: fio's words (`demo/fio.rs`), the disk (`demo/disk.rs`), the server (`demo/server.rs`),
+//! the table (`demo/report.rs`).
+
+mod disk;
+mod fio;
+mod report;
+mod server;
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use xtask::guest::{Accel, GuestImage, GuestOutput, RunningVm, Vm};
+use xtask::{command, packages, workspace};
+
+use crate::setup;
+use disk::DemoDisk;
+use fio::{JOBS, Numbers};
+use report::Row;
+use server::Server;
+
+/// A boot through /dev/kvm takes a second or two; where the device exists but does not work, nothing happens.
+const KVM_TRIAL: Duration = Duration::from_secs(10);
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+const GUEST_QUEUES: u16 = 2;
+
+/// How to run the demo.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    setup: setup::Args,
+    /// Keep the disk image and the server's log, and say where they are
+    #[arg(long)]
+    keep: bool,
+    /// How long each fio job runs, on either side
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    setup::ensure(args.setup)?;
+    let interrupt = Interrupt::catch()?;
+    let progress = Progress::new();
+    let program = build_server(&progress)?;
+
+    let mut disk = DemoDisk::create(&progress, &interrupt)?;
+    if args.keep {
+        println!("keeping {}", disk.keep().display());
+    }
+    let image = GuestImage::prepare(|step| progress.step(step))?;
+    let accel = pick_accel(&image, &progress);
+
+    progress.step("starting the server");
+    let server = Server::start(&program, &disk, &interrupt)?;
+    let guest = run_guest(&image, accel, &server, args.seconds, &progress, &interrupt);
+    let guest = guest.with_context(|| server.log_tail())?;
+    progress.step("stopping the server");
+    server.stop()?;
+
+    let rows = compare(guest, &disk, args.seconds, &progress, &interrupt)?;
+    progress.finish();
+    print!("{}", report::text(&rows, accel, &image.kernel_package()));
+    Ok(())
+}
+
+fn build_server(progress: &Progress) -> Result<std::path::PathBuf> {
+    progress.step("building bareblk (release)");
+    let mut cargo = Command::new(workspace::cargo());
+    command::output(
+        cargo.args(["build", "--release", "--package", "bareblk"]).current_dir(workspace::root()),
+    )?;
+    Ok(workspace::build_dir()?.join("release").join("bareblk"))
+}
+
+/// KVM if a guest really boots with it: the device may be there without working.
+fn pick_accel(image: &GuestImage, progress: &Progress) -> Accel {
+    if !packages::opens_read_write("/dev/kvm".as_ref()) {
+        return Accel::Tcg;
+    }
+    progress.step("trying whether /dev/kvm works");
+    let boots = Vm::new(image).accel(Accel::Kvm).timeout(KVM_TRIAL).run();
+    if boots.is_ok_and(|output| output.exit_code == Some(0)) { Accel::Kvm } else { Accel::Tcg }
+}
+
+/// What a job did in the guest, and what it cost the server.
+struct GuestJob {
+    numbers: Numbers,
+    server_cpu: Duration,
+}
+
+fn run_guest(
+    image: &GuestImage,
+    accel: Accel,
+    server: &Server,
+    seconds: u32,
+    progress: &Progress,
+    interrupt: &Interrupt,
+) -> Result<Vec<GuestJob>> {
+    progress.step("booting the guest");
+    let vm = Vm::new(image).accel(accel).disk_socket(server.socket(), GUEST_QUEUES);
+    let limit = BOOT_LIMIT + Duration::from_secs(120 + 4 * u64::from(seconds));
+    let mut vm = vm.script(&fio::guest_script(seconds)).timeout(limit).spawn()?;
+    let mut watch = Watch { vm: &mut vm, interrupt };
+
+    watch.line("BB-START verify")?;
+    progress.step("guest: writing with verification");
+    watch.line("BB-DONE verify")?;
+    let mut server_cpu = Vec::new();
+    for job in JOBS {
+        watch.line(&format!("BB-START {}", job.name))?;
+        progress.step(&format!("guest: {} for {seconds} s", job.title));
+        let before = server.cpu_time()?;
+        watch.line(&format!("BB-DONE {}", job.name))?;
+        server_cpu.push(server.cpu_time()?.saturating_sub(before));
+    }
+    let output = watch.end()?;
+    JOBS.iter().zip(server_cpu).map(|(job, cpu)| guest_job(&output, job, cpu)).collect()
+}
+
+fn guest_job(output: &GuestOutput, job: &fio::Job, server_cpu: Duration) -> Result<GuestJob> {
+    let json =
+        output.block(job.name).with_context(|| format!("the guest printed no result of {}", job.name))?;
+    Ok(GuestJob { numbers: job.parse(json)?, server_cpu })
+}
+
+/// A guest that is watched until it fails or somebody interrupts us.
+struct Watch<'a> {
+    vm: &'a mut RunningVm,
+    interrupt: &'a Interrupt,
+}
+
+impl Watch<'_> {
+    fn line(&mut self, pattern: &str) -> Result<()> {
+        loop {
+            if self.vm.wait_for_line(pattern, Interrupt::POLL).is_ok() {
+                return Ok(());
+            }
+            self.interrupt.check()?;
+            if let Some(output) = self.vm.try_wait()? {
+                bail!("the guest ended before {pattern:?}:\n{}", output.console);
+            }
+        }
+    }
+
+    fn end(&mut self) -> Result<GuestOutput> {
+        loop {
+            if let Some(output) = self.vm.try_wait()? {
+                return Ok(output);
+            }
+            self.interrupt.check()?;
+            std::thread::sleep(Interrupt::POLL);
+        }
+    }
+}
+
+fn compare(
+    guest: Vec<GuestJob>,
+    disk: &DemoDisk,
+    seconds: u32,
+    progress: &Progress,
+    interrupt: &Interrupt,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (job, guest) in JOBS.iter().zip(guest) {
+        progress.step(&format!("host: {} for {seconds} s", job.title));
+        let mut fio = Command::new("fio");
+        fio.args(job.args(&disk.image().to_string_lossy(), seconds)).arg("--allow_file_create=0");
+        let host = job.parse(&interruptible(&mut fio, interrupt)?)?;
+        rows.push(Row { title: job.title, guest: guest.numbers, host, server_cpu: guest.server_cpu });
+    }
+    Ok(rows)
+}
+
+/// Like `command::output`, but ended early when somebody interrupts us.
+fn interruptible(command: &mut Command, interrupt: &Interrupt) -> Result<String> {
+    let answer = tempfile::NamedTempFile::new()?;
+    let name = command::describe(command);
+    let mut child = command.stdin(Stdio::null()).stdout(answer.reopen()?).spawn()?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if let Err(error) = interrupt.check() {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+        std::thread::sleep(Interrupt::POLL);
+    };
+    let text = std::fs::read_to_string(answer.path())?;
+    if !status.success() {
+        bail!("`{name}` failed ({status}): {}", text.trim());
+    }
+    Ok(text)
+}
+
+/// Turns the signals that would end us into an error, so that everything is cleaned up.
+struct Interrupt {
+    caught: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    /// How often loops look.
+    const POLL: Duration = Duration::from_millis(100);
+
+    fn catch() -> Result<Self> {
+        let caught = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            // The second one ends us at once.
+            signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&caught))?;
+            signal_hook::flag::register(signal, Arc::clone(&caught))?;
+        }
+        Ok(Self { caught })
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.caught.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+}
+
+/// One line that says what is going on; a plain line per step where there is no terminal.
+struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(Interrupt::POLL);
+        Self { bar }
+    }
+
+    fn step(&self, text: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{text}");
+        }
+        self.bar.set_message(text.to_owned());
+    }
+
+    /// A bar for a step whose length is known.
+    fn bytes(&self, text: &str, total_bytes: u64) -> ProgressBar {
+        self.step(text);
+        let style = ProgressStyle::with_template("  {msg} {wide_bar} {bytes}/{total_bytes}");
+        let bar = ProgressBar::new(total_bytes).with_message(text.to_owned());
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

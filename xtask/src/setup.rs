@@ -1,0 +1,88 @@
+//! `cargo xtask setup`: names the missing Debian packages, asks once, installs them, changes nothing else.
+//!
+//! Not here: which packages, and how (the library's `packages`).
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use anyhow::{Result, bail};
+use xtask::packages::{self, Package};
+
+/// How much to ask.
+#[derive(Debug, Clone, Copy, clap::Args)]
+#[group(skip)] // demo and test have a group of the same name
+pub(crate) struct Args {
+    /// Install missing packages without asking; CI=true in the environment means the same
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    ensure(*args)?;
+    println!("everything that demo and test need is installed");
+    Ok(())
+}
+
+/// Returns once nothing is missing; silent if nothing was.
+pub(crate) fn ensure(args: Args) -> Result<()> {
+    let missing = packages::missing();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    eprintln!("These Debian packages are missing:\n{}", listing(&missing));
+    if !(args.yes || in_ci() || confirmed()?) {
+        bail!("nothing was installed");
+    }
+    packages::install(&missing)?;
+    let still_missing = packages::missing();
+    if !still_missing.is_empty() {
+        bail!("installed, but still not found:\n{}", listing(&still_missing));
+    }
+    Ok(())
+}
+
+pub(crate) fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
+}
+
+fn listing(packages: &[Package]) -> String {
+    let line = |package: &Package| format!("  {:<18} {}", package.name, package.purpose);
+    packages.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn confirmed() -> Result<bool> {
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        bail!("nobody to ask whether to install them: pass --yes");
+    }
+    eprint!("Install them with apt-get? [Y/n] ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    stdin.lock().read_line(&mut answer)?;
+    Ok(means_yes(&answer))
+}
+
+/// Enter means yes; end of input (no line at all) does not.
+fn means_yes(answer: &str) -> bool {
+    !answer.is_empty() && matches!(answer.trim().to_lowercase().as_str(), "" | "y" | "yes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn enter_and_yes_mean_yes() {
+        assert!(means_yes("\n") && means_yes("y\n") && means_yes("YES\n"));
+    }
+
+    #[test]
+    fn no_and_end_of_input_mean_no() {
+        assert!(!means_yes("n\n") && !means_yes("") && !means_yes("what\n"));
+    }
+
+    #[test]
+    fn listing_names_package_and_purpose() {
+        let fio = packages::NEEDED.iter().copied().find(|package| package.name == "fio").unwrap();
+        assert!(listing(&[fio]).contains("fio                load"));
+    }
+}

@@ -1,0 +1,128 @@
+//! `cargo xtask test`: what CI runs, step by step, from one table.
+//!
+//! Order: quick checks first, the workspace's tests last, so that their closing lines stay in view.
+//! `--long` takes each step's long variant and keeps the result in `bench_results/<date>-long/`.
+//! Not here: running one step (`step.rs`), what a kept result holds (`record.rs`).
+
+mod record;
+mod step;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::setup;
+use step::{Outcome, Step, Tests, Wants};
+
+/// Steps in the order they run.
+const STEPS: &[Step] = &[
+    Step::new("format", &["cargo", "fmt", "--all", "--check"]),
+    Step::new("layers", &["xtask", "layers"]),
+    Step::new("tidy", &["xtask", "tidy"]),
+    Step::new("clippy", &["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    Step::new("doc", &["cargo", "doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
+    Step::new("aarch64", &["cargo", "check", "--workspace", "--target", AARCH64])
+        .wants(Wants::Target(AARCH64)),
+    // Without `--bench` on their command line, criterion's benches run each case once.
+    Step::new("benches", &["cargo", "test", "--workspace", "--bench", "*"])
+        .long(&["cargo", "bench", "--workspace", "--bench", "*"])
+        .wants(Wants::BenchTargets),
+    Step::new("tests", &["cargo", "test", "--workspace", "--no-fail-fast"]),
+];
+
+const AARCH64: &str = "aarch64-unknown-linux-gnu";
+
+/// Tests look at this variable to pick their full size.
+const LONG_ENV: &str = "BAREBLK_LONG";
+
+/// What to run.
+#[derive(Debug, Clone, Copy, clap::Args)]
+#[command(after_help = step_list())]
+pub(crate) struct Args {
+    /// Run the long variants (hours of load instead of a smoke test) and keep the result in bench_results/
+    #[arg(long)]
+    long: bool,
+    /// Run the remaining steps after one has failed
+    #[arg(long)]
+    keep_going: bool,
+    #[command(flatten)]
+    setup: setup::Args,
+}
+
+fn step_list() -> String {
+    let lines = STEPS.iter().map(|step| format!("  {:<8} {}", step.name, step.smoke.join(" ")));
+    format!("Steps:\n{}", lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// A step that has run, or why it did not.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    name: &'static str,
+    outcome: Outcome,
+    took: Duration,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    setup::ensure(args.setup)?;
+    let mut tests = Tests::default();
+    let finished = run_steps(*args, &mut tests)?;
+    print!("\n{}", summary(&finished));
+    if args.long {
+        let path = record::keep(&finished, tests)?;
+        println!("kept in {}", path.display());
+    }
+    println!("\n{tests}");
+    let failed: Vec<&str> =
+        finished.iter().filter(|step| step.outcome == Outcome::Failed).map(|step| step.name).collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn run_steps(args: Args, tests: &mut Tests) -> Result<Vec<Finished>> {
+    let mut finished: Vec<Finished> = Vec::new();
+    for step in STEPS {
+        let stopped = !args.keep_going && finished.iter().any(|step| step.outcome == Outcome::Failed);
+        let started = Instant::now();
+        let outcome = if stopped {
+            Outcome::Skipped("an earlier step failed".to_owned())
+        } else {
+            println!("\n=== {} ===", step.name);
+            step.run(args.long, tests)?
+        };
+        finished.push(Finished { name: step.name, outcome, took: started.elapsed() });
+    }
+    Ok(finished)
+}
+
+fn summary(finished: &[Finished]) -> String {
+    let line =
+        |step: &Finished| format!("{:<8} {:>8.1} s  {}\n", step.name, step.took.as_secs_f64(), step.outcome);
+    let total: Duration = finished.iter().map(|step| step.took).sum();
+    let lines: String = finished.iter().map(line).collect();
+    format!("{:<8} {:>10}  outcome\n{lines}{:<8} {:>8.1} s\n", "step", "time", "all", total.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_has_a_line_per_step_with_its_outcome() {
+        let took = Duration::from_millis(1500);
+        let finished = [
+            Finished { name: "format", outcome: Outcome::Passed, took },
+            Finished { name: "aarch64", outcome: Outcome::Skipped("no target".to_owned()), took },
+        ];
+        let text = summary(&finished);
+        assert!(text.contains("format        1.5 s  passed\n"), "{text}");
+        assert!(text.contains("aarch64       1.5 s  skipped: no target\n"), "{text}");
+        assert!(text.ends_with("all           3.0 s\n"), "{text}");
+    }
+
+    #[test]
+    fn help_names_every_step() {
+        assert_eq!(step_list().lines().count(), 1 + STEPS.len());
+    }
+}

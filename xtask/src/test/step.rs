@@ -1,0 +1,219 @@
+//! One step of `cargo xtask test`: its command in two sizes, what it wants of the machine, how it went.
+
+use std::fmt;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use xtask::{command, workspace};
+
+use super::LONG_ENV;
+use crate::setup;
+
+/// A row of the table of steps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    /// `xtask` as the first word means this program.
+    pub(super) smoke: &'static [&'static str],
+    long: Option<&'static [&'static str]>,
+    env: Option<(&'static str, &'static str)>,
+    wants: Option<Wants>,
+}
+
+/// What must be there for a step to make sense.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Wants {
+    /// At least one benchmark in the workspace.
+    BenchTargets,
+    /// The standard library for another machine.
+    Target(&'static str),
+}
+
+/// How a step went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Passed,
+    Failed,
+    Skipped(String),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("passed"),
+            Self::Failed => f.write_str("FAILED"),
+            Self::Skipped(why) => write!(f, "skipped: {why}"),
+        }
+    }
+}
+
+impl Step {
+    pub(super) const fn new(name: &'static str, smoke: &'static [&'static str]) -> Self {
+        Self { name, smoke, long: None, env: None, wants: None }
+    }
+
+    pub(super) const fn long(mut self, long: &'static [&'static str]) -> Self {
+        self.long = Some(long);
+        self
+    }
+
+    pub(super) const fn env(mut self, name: &'static str, value: &'static str) -> Self {
+        self.env = Some((name, value));
+        self
+    }
+
+    pub(super) const fn wants(mut self, wants: Wants) -> Self {
+        self.wants = Some(wants);
+        self
+    }
+
+    /// Runs the step; its tests are added to `tests`.
+    pub(super) fn run(&self, is_long: bool, tests: &mut Tests) -> Result<Outcome> {
+        if let Some(why) = self.wants.map(Wants::missing).transpose()?.flatten() {
+            println!("skipped: {why}");
+            return Ok(Outcome::Skipped(why));
+        }
+        let mut command = self.command(is_long)?;
+        println!("$ {}", command::describe(&command));
+        let passed = stream(&mut command, tests)?;
+        Ok(if passed { Outcome::Passed } else { Outcome::Failed })
+    }
+
+    fn command(&self, is_long: bool) -> Result<Command> {
+        let words = self.long.filter(|_| is_long).unwrap_or(self.smoke);
+        let mut command = match words[0] {
+            "cargo" => Command::new(workspace::cargo()),
+            "xtask" => Command::new(std::env::current_exe()?),
+            other => Command::new(other),
+        };
+        command.args(&words[1..]).current_dir(workspace::root()).envs(self.env);
+        if is_long {
+            command.env(LONG_ENV, "1");
+        }
+        Ok(command)
+    }
+}
+
+impl Wants {
+    /// Why the step cannot run, if so.
+    fn missing(self) -> Result<Option<String>> {
+        match self {
+            Self::BenchTargets => {
+                let found = has_bench_targets(&workspace::metadata()?);
+                Ok((!found).then(|| "the workspace has no benchmarks".to_owned()))
+            }
+            Self::Target(target) => {
+                let found = has_target(target)? || (setup::in_ci() && add_target(target));
+                Ok((!found).then(|| format!("not installed: `rustup target add {target}`")))
+            }
+        }
+    }
+}
+
+fn has_bench_targets(metadata: &serde_json::Value) -> bool {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let mut targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    targets
+        .any(|target| target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "bench")))
+}
+
+fn has_target(target: &str) -> Result<bool> {
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
+    let sysroot = command::output(Command::new(rustc).args(["--print", "sysroot"]))?;
+    Ok(Path::new(sysroot.trim()).join("lib/rustlib").join(target).join("lib").is_dir())
+}
+
+fn add_target(target: &str) -> bool {
+    command::output(Command::new("rustup").args(["target", "add", target])).is_ok()
+}
+
+/// Tests counted over all test programs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub(super) struct Tests {
+    pub(super) passed: u64,
+    pub(super) failed: u64,
+}
+
+impl Tests {
+    /// Adds a line like `test result: ok. 22 passed; 0 failed; 0 ignored; …`; other lines change nothing.
+    pub(super) fn add_line(&mut self, line: &str) {
+        let Some(counts) = line.strip_prefix("test result: ") else { return };
+        for count in counts.split(['.', ';']) {
+            match count.trim().split_once(' ').map(|(number, what)| (number.parse::<u64>(), what)) {
+                Some((Ok(number), "passed")) => self.passed += number,
+                Some((Ok(number), "failed")) => self.failed += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+impl fmt::Display for Tests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)
+    }
+}
+
+/// Runs with its output in view, counting tests; true if it succeeded.
+fn stream(command: &mut Command, tests: &mut Tests) -> Result<bool> {
+    let name = command::describe(command);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start `{name}`"))?;
+    let stdout = child.stdout.take().context("a child without standard output")?;
+    for line in BufReader::new(stdout).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        println!("{line}");
+        tests.add_line(&line);
+    }
+    Ok(child.wait()?.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_lines_add_up_and_others_do_not_count() {
+        let mut tests = Tests::default();
+        tests.add_line(
+            "test result: ok. 22 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        );
+        tests.add_line("test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
+        tests.add_line("test some::name ... ok");
+        assert_eq!(tests, Tests { passed: 25, failed: 2 });
+        assert_eq!(tests.to_string(), "25 passed, 2 failed");
+    }
+
+    #[test]
+    fn long_variant_is_taken_only_for_a_long_run() {
+        let step = Step::new("a", &["true", "short"]).long(&["true", "long"]);
+        assert_eq!(command::describe(&step.command(false).unwrap()), "true short");
+        let long = step.command(true).unwrap();
+        assert_eq!(command::describe(&long), "true long");
+        assert!(long.get_envs().any(|(name, _)| name == LONG_ENV));
+    }
+
+    #[test]
+    fn step_that_fails_is_failed_and_one_that_succeeds_is_passed() {
+        let mut tests = Tests::default();
+        assert_eq!(Step::new("a", &["false"]).run(false, &mut tests).unwrap(), Outcome::Failed);
+        assert_eq!(Step::new("a", &["true"]).run(false, &mut tests).unwrap(), Outcome::Passed);
+    }
+
+    #[test]
+    fn target_that_is_not_installed_is_a_reason_to_skip() {
+        assert!(!has_target("no-such-target").unwrap());
+    }
+
+    #[test]
+    fn bench_target_is_found_by_its_kind() {
+        let with = |kind: &str| serde_json::json!({"packages": [{"targets": [{"kind": [kind]}]}]});
+        assert!(has_bench_targets(&with("bench")));
+        assert!(!has_bench_targets(&with("lib")));
+    }
+}

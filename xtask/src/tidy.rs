@@ -1,0 +1,223 @@
+//! `cargo xtask tidy`: the rules for source files that a program can check.
+//!
+//! Each rule is one function from a file to complaints. Long files are only named; long functions are
+//! counted, and the checked-in count (`xtask/long-functions.txt`) may only go down.
+//! Not here: what rustfmt and clippy check.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use xtask::{command, workspace};
+
+use crate::source_text::{SourceText, functions, words};
+
+/// Crates that may contain `unsafe`; the others forbid it.
+const UNSAFE_HOMES: &[&str] = &["guest_mem", "io_engine"];
+const LONGEST_FILE_LINES: usize = 600;
+const LONGEST_FUNCTION_LINES: usize = 60;
+const RATCHET_FILE: &str = "xtask/long-functions.txt";
+
+/// Paths of the machines this was written on; nobody else has them.
+const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
+
+/// What to do with the ratchet.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Args {
+    /// Write the number of long functions down if it has become smaller
+    #[arg(long)]
+    tighten: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let report = check(&read_tree()?);
+    for warning in &report.warnings {
+        println!("note: {warning}");
+    }
+    let mut complaints = report.complaints;
+    complaints.extend(check_ratchet(&report.long_functions, args.tighten)?);
+    for complaint in &complaints {
+        println!("{complaint}");
+    }
+    if !complaints.is_empty() {
+        bail!("{} places are untidy", complaints.len());
+    }
+    println!("tidy: {} files are fine", report.files);
+    Ok(())
+}
+
+/// A file of the repository; `path` is relative to its root.
+#[derive(Debug, Clone)]
+struct SourceFile {
+    path: String,
+    text: String,
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    files: usize,
+    complaints: Vec<String>,
+    warnings: Vec<String>,
+    long_functions: Vec<String>,
+}
+
+/// Every text file that git knows or would add.
+fn read_tree() -> Result<Vec<SourceFile>> {
+    let root = workspace::root();
+    let mut git = Command::new("git");
+    git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&root);
+    let listing = command::output(&mut git).context("tidy asks git which files there are")?;
+    let paths = listing.split('\0').filter(|path| !path.is_empty());
+    Ok(paths.filter_map(|path| read_text(&root, path)).collect())
+}
+
+/// None for what is not text, or is deleted but not yet committed so.
+fn read_text(root: &Path, path: &str) -> Option<SourceFile> {
+    let text = fs::read_to_string(root.join(path)).ok()?;
+    Some(SourceFile { path: path.to_owned(), text })
+}
+
+fn check(files: &[SourceFile]) -> Report {
+    let mut report = Report { files: files.len(), ..Report::default() };
+    for file in files {
+        report.complaints.extend(machine_paths(file));
+        if file.path.ends_with(".rs") {
+            check_rust(file, &mut report);
+        }
+    }
+    report
+}
+
+fn check_rust(file: &SourceFile, report: &mut Report) {
+    let source = SourceText::new(&file.text);
+    report.complaints.extend(missing_header(file));
+    report.complaints.extend(missing_forbid(file, &source));
+    report.complaints.extend(unsafe_away_from_home(file, &source));
+    report.complaints.extend(leftovers(file, &source));
+    report.complaints.extend(citations_without_version(file, &source));
+    report.warnings.extend(long_file(file));
+    report.long_functions.extend(long_functions(file, &source));
+}
+
+fn at(file: &SourceFile, line: usize, complaint: &str) -> String {
+    format!("{}:{line}: {complaint}", file.path)
+}
+
+fn machine_paths(file: &SourceFile) -> Vec<String> {
+    let named = |line: &str| MACHINE_PATHS.iter().any(|path| line.contains(path));
+    let lines = file.text.lines().enumerate().filter(|(_, line)| named(line));
+    lines.map(|(index, _)| at(file, index + 1, "a path that only the author's machine has")).collect()
+}
+
+fn missing_header(file: &SourceFile) -> Option<String> {
+    let has_header = file.text.starts_with("//!");
+    (!has_header).then(|| at(file, 1, "does not open with `//!` (what this file is, and what it is not)"))
+}
+
+fn crate_of(path: &str) -> Option<&str> {
+    let mut parts = path.split('/');
+    match parts.next()? {
+        "crates" => parts.next(),
+        first => Some(first),
+    }
+}
+
+fn may_be_unsafe(path: &str) -> bool {
+    crate_of(path).is_some_and(|name| UNSAFE_HOMES.contains(&name))
+}
+
+fn missing_forbid(file: &SourceFile, source: &SourceText) -> Option<String> {
+    let is_root = file.path.ends_with("src/lib.rs") || file.path.ends_with("src/main.rs");
+    let forbids = source.code.contains("#![forbid(unsafe_code)]");
+    (is_root && !forbids && !may_be_unsafe(&file.path))
+        .then(|| at(file, 1, "lacks `#![forbid(unsafe_code)]`"))
+}
+
+fn unsafe_away_from_home(file: &SourceFile, source: &SourceText) -> Vec<String> {
+    if may_be_unsafe(&file.path) {
+        return Vec::new();
+    }
+    places(file, &source.code, "unsafe", &format!("`unsafe` outside its homes ({})", UNSAFE_HOMES.join(", ")))
+}
+
+fn leftovers(file: &SourceFile, source: &SourceText) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in ["todo", "dbg", "unimplemented"] {
+        let called = words(&source.code)
+            .filter(|(at, word)| *word == name && source.code[at + name.len()..].starts_with('!'));
+        found.extend(
+            called.map(|(offset, _)| {
+                at(file, line_of(&source.code, offset), &format!("`{name}!` is left over"))
+            }),
+        );
+    }
+    for mark in ["FIXME", "XXX"] {
+        found.extend(places(file, &source.code_and_comments, mark, &format!("{mark} is left over")));
+    }
+    found
+}
+
+fn places(file: &SourceFile, text: &str, wanted: &str, complaint: &str) -> Vec<String> {
+    let found = words(text).filter(|(_, word)| *word == wanted);
+    found.map(|(offset, _)| at(file, line_of(text, offset), complaint)).collect()
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text[..offset].matches('\n').count() + 1
+}
+
+/// A section number alone says nothing a year later; "virtio 1.3 §2.7" does.
+fn citations_without_version(file: &SourceFile, source: &SourceText) -> Vec<String> {
+    let lines = source.code_and_comments.lines().enumerate();
+    let bad =
+        lines.filter(|(_, line)| line.match_indices('§').any(|(offset, _)| lacks_version(&line[..offset])));
+    bad.map(|(index, _)| at(file, index + 1, "the standard is cited without its version (virtio 1.3 §…)"))
+        .collect()
+}
+
+fn lacks_version(before: &str) -> bool {
+    const NAMES: &[&str] = &["virtio", "spec", "specification", "standard"];
+    let last = before.split_whitespace().next_back().unwrap_or_default().to_lowercase();
+    let last = last.trim_start_matches(|c: char| !c.is_alphanumeric());
+    NAMES.contains(&last.trim_end_matches([':', ',']))
+}
+
+fn long_file(file: &SourceFile) -> Option<String> {
+    let lines = file.text.lines().count();
+    (lines > LONGEST_FILE_LINES)
+        .then(|| format!("{} has {lines} lines (more than {LONGEST_FILE_LINES})", file.path))
+}
+
+fn long_functions(file: &SourceFile, source: &SourceText) -> Vec<String> {
+    let long =
+        functions(&source.code).into_iter().filter(|function| function.length_lines > LONGEST_FUNCTION_LINES);
+    let describe =
+        |lines: usize, name: &str| format!("`{name}` has {lines} lines (more than {LONGEST_FUNCTION_LINES})");
+    long.map(|function| at(file, function.line, &describe(function.length_lines, &function.name))).collect()
+}
+
+/// Complaints if there are more long functions than the ratchet allows.
+fn check_ratchet(long_functions: &[String], tighten: bool) -> Result<Vec<String>> {
+    let path = workspace::root().join(RATCHET_FILE);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {RATCHET_FILE}"))?;
+    let allowed: usize = text.trim().parse().with_context(|| format!("{RATCHET_FILE} is not a number"))?;
+    let count = long_functions.len();
+    if count < allowed && tighten {
+        fs::write(&path, format!("{count}\n"))?;
+    } else if count < allowed {
+        println!("note: {count} long functions, {allowed} allowed: run `cargo xtask tidy --tighten`");
+    }
+    Ok(over_ratchet(long_functions, allowed))
+}
+
+fn over_ratchet(long_functions: &[String], allowed: usize) -> Vec<String> {
+    if long_functions.len() <= allowed {
+        return Vec::new();
+    }
+    let summary = format!("{} long functions, {allowed} allowed by {RATCHET_FILE}", long_functions.len());
+    long_functions.iter().cloned().chain([summary]).collect()
+}
+
+#[cfg(test)]
+mod tests;
