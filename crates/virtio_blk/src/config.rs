@@ -1,0 +1,166 @@
+//! The configuration space: what the device tells about itself (`struct virtio_blk_config`).
+//!
+//! ```text
+//!  0 capacity u64 | 8 size_max u32 | 12 seg_max u32 | 16 geometry {u16, u8, u8} | 20 blk_size u32
+//! 24 topology {physical_block_exp u8, alignment_offset u8, min_io_size u16, opt_io_size u32}
+//! 32 writeback u8 | 33 unused u8 | 34 num_queues u16
+//! 36 max_discard_sectors u32 | 40 max_discard_seg u32 | 44 discard_sector_alignment u32
+//! 48 max_write_zeroes_sectors u32 | 52 max_write_zeroes_seg u32 | 56 write_zeroes_may_unmap u8 | unused u8 × 3
+//! 60 max_secure_erase_sectors u32 | 64 max_secure_erase_seg u32 | 68 secure_erase_sector_alignment u32
+//! 72 zoned {u32 × 5, u8, unused u8 × 3}
+//! ```
+//!
+//! Fields of features we do not offer (size_max, geometry, secure erase, zoned) are zero.
+//! Spec: virtio 1.3 §5.2.4. Not here: which numbers are true of an image (`blk_server`).
+
+use crate::features::WriteCache;
+
+/// Length of the structure.
+pub const CONFIG_BYTES: usize = 96;
+
+/// Most a front-end may ask for at once (vhost-user, `VHOST_USER_GET_CONFIG`).
+pub const MAX_CONFIG_BYTES: u32 = 256;
+
+/// Where `writeback` lies: the only byte that a driver may write.
+pub const WRITEBACK_OFFSET_BYTES: u32 = 32;
+
+/// `IOV_MAX` without header and status: what one request may hold and still be one system call.
+const MOST_SEGMENTS: u32 = 1022;
+
+/// Most data buffers in a request of a queue with `queue_size` entries: a chain must not be longer
+/// than the queue, and header and status need an entry each. A queue of 2 gets 1, the least that means
+/// anything; data and status then share a descriptor.
+#[must_use]
+pub fn seg_max(queue_size: u16) -> u32 {
+    u32::from(queue_size).saturating_sub(2).clamp(1, MOST_SEGMENTS)
+}
+
+/// The fields that are not always zero; 512-byte sectors unless said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Size of the disk.
+    pub capacity_sectors: u64,
+    /// See [`seg_max`].
+    pub seg_max: u32,
+    /// Logical block size in bytes.
+    pub blk_size: u32,
+    /// Logical blocks per physical block, as a power of two.
+    pub physical_block_exp: u8,
+    /// First aligned logical block.
+    pub alignment_offset: u8,
+    /// Smallest good request, in logical blocks.
+    pub min_io_size_blocks: u16,
+    /// Best request, in logical blocks.
+    pub opt_io_size_blocks: u32,
+    /// The cache as it is now.
+    pub writeback: WriteCache,
+    /// Request queues.
+    pub num_queues: u16,
+    /// Longest segment of a DISCARD.
+    pub max_discard_sectors: u32,
+    /// Most segments of a DISCARD; at most [`crate::MAX_SEGMENTS`].
+    pub max_discard_seg: u32,
+    /// What a DISCARD should be aligned to.
+    pub discard_sector_alignment: u32,
+    /// Longest segment of a WRITE_ZEROES.
+    pub max_write_zeroes_sectors: u32,
+    /// Most segments of a WRITE_ZEROES; at most [`crate::MAX_SEGMENTS`].
+    pub max_write_zeroes_seg: u32,
+    /// Whether a WRITE_ZEROES with `unmap` can give blocks back.
+    pub write_zeroes_may_unmap: bool,
+}
+
+/// Why configuration space is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("configuration space read at {offset_bytes} for {size_bytes} bytes, it has {max_bytes}")]
+pub struct ConfigReadError {
+    /// As received.
+    pub offset_bytes: u32,
+    /// As received.
+    pub size_bytes: u32,
+    /// [`MAX_CONFIG_BYTES`].
+    pub max_bytes: u32,
+}
+
+/// Why configuration space is not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigWriteError {
+    /// Anything but the `writeback` byte.
+    #[error(
+        "configuration space written at {offset_bytes} for {size_bytes} bytes, only 1 byte at {writable_offset_bytes} is writable"
+    )]
+    ReadOnly {
+        /** As received. */
+        offset_bytes: u32,
+        /** As received. */
+        size_bytes: usize,
+        /** [`WRITEBACK_OFFSET_BYTES`]. */
+        writable_offset_bytes: u32,
+    },
+    /// Neither writethrough nor writeback.
+    #[error("writeback set to {value}, it is 0 or 1")]
+    Value {
+        /** As received. */
+        value: u8,
+    },
+}
+
+impl DeviceConfig {
+    /// The structure as it lies in configuration space, little-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; CONFIG_BYTES] {
+        let mut bytes = [0; CONFIG_BYTES];
+        let mut put =
+            |offset: usize, field: &[u8]| bytes[offset..offset + field.len()].copy_from_slice(field);
+        put(0, &self.capacity_sectors.to_le_bytes());
+        put(12, &self.seg_max.to_le_bytes());
+        put(20, &self.blk_size.to_le_bytes());
+        put(24, &[self.physical_block_exp, self.alignment_offset]);
+        put(26, &self.min_io_size_blocks.to_le_bytes());
+        put(28, &self.opt_io_size_blocks.to_le_bytes());
+        put(WRITEBACK_OFFSET_BYTES as usize, &[self.writeback.to_byte()]);
+        put(34, &self.num_queues.to_le_bytes());
+        put(36, &self.max_discard_sectors.to_le_bytes());
+        put(40, &self.max_discard_seg.to_le_bytes());
+        put(44, &self.discard_sector_alignment.to_le_bytes());
+        put(48, &self.max_write_zeroes_sectors.to_le_bytes());
+        put(52, &self.max_write_zeroes_seg.to_le_bytes());
+        put(56, &[u8::from(self.write_zeroes_may_unmap)]);
+        bytes
+    }
+
+    /// `size_bytes` from `offset_bytes` on; zeroes after the end of the structure.
+    ///
+    /// # Errors
+    /// [`ConfigReadError`] past [`MAX_CONFIG_BYTES`].
+    pub fn read(&self, offset_bytes: u32, size_bytes: u32) -> Result<Vec<u8>, ConfigReadError> {
+        let max_bytes = MAX_CONFIG_BYTES;
+        let fits = offset_bytes.checked_add(size_bytes).is_some_and(|end| end <= max_bytes);
+        if !fits {
+            return Err(ConfigReadError { offset_bytes, size_bytes, max_bytes });
+        }
+        let all = self.to_bytes().into_iter().chain(std::iter::repeat(0));
+        Ok(all.skip(offset_bytes as usize).take(size_bytes as usize).collect())
+    }
+
+    /// Writes the `writeback` byte and returns the mode it sets. Whether the driver accepted
+    /// `VIRTIO_BLK_F_CONFIG_WCE` is for the caller to check.
+    ///
+    /// # Errors
+    /// [`ConfigWriteError`]; nothing is changed then.
+    pub fn write(&mut self, offset_bytes: u32, bytes: &[u8]) -> Result<WriteCache, ConfigWriteError> {
+        let (WRITEBACK_OFFSET_BYTES, &[value]) = (offset_bytes, bytes) else {
+            let (size_bytes, writable_offset_bytes) = (bytes.len(), WRITEBACK_OFFSET_BYTES);
+            return Err(ConfigWriteError::ReadOnly { offset_bytes, size_bytes, writable_offset_bytes });
+        };
+        self.writeback = match value {
+            0 => WriteCache::Writethrough,
+            1 => WriteCache::Writeback,
+            value => return Err(ConfigWriteError::Value { value }),
+        };
+        Ok(self.writeback)
+    }
+}
+
+#[cfg(test)]
+mod tests;

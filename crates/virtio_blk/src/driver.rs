@@ -1,0 +1,29 @@
+//! The driver's side of a request: the bytes it puts into its buffers.
+//!
+//! Spec: virtio 1.3 §5.2.6. Not here: rings (`virtqueue::split::DriverQueue`), where the buffers lie.
+
+use crate::ranges::{self, Segment};
+use crate::request::HEADER_BYTES;
+
+/// The first 16 bytes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHeader {
+    /// One of [`crate::kind`].
+    pub kind: u32,
+    /// First sector of 512 bytes; 0 where the kind has none.
+    pub sector: u64,
+}
+
+impl RequestHeader {
+    /// As it lies in memory.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        (u128::from(self.kind) | u128::from(self.sector) << 64).to_le_bytes()
+    }
+}
+
+/// The data of a DISCARD or WRITE_ZEROES.
+#[must_use]
+pub fn encode_segments(segments: &[Segment]) -> Vec<u8> {
+    segments.iter().flat_map(ranges::encode).collect()
+}

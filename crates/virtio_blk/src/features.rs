@@ -1,0 +1,220 @@
+//! Feature bits: what we offer, what the driver accepted, and what follows for the write cache.
+//!
+//! Spec: virtio 1.3 §5.2.3, §6. Not here: the bits of vhost-user itself (`blk_server`).
+
+use virtqueue::RingFeatures;
+
+/// `VIRTIO_BLK_F_SEG_MAX`: `seg_max` counts.
+pub const SEG_MAX: u64 = 1 << 2;
+/// `VIRTIO_BLK_F_RO`: writes fail.
+pub const RO: u64 = 1 << 5;
+/// `VIRTIO_BLK_F_BLK_SIZE`: `blk_size` counts.
+pub const BLK_SIZE: u64 = 1 << 6;
+/// `VIRTIO_BLK_F_FLUSH`: there is a cache, and a command to flush it.
+pub const FLUSH: u64 = 1 << 9;
+/// `VIRTIO_BLK_F_TOPOLOGY`: the topology fields count.
+pub const TOPOLOGY: u64 = 1 << 10;
+/// `VIRTIO_BLK_F_CONFIG_WCE`: the driver may switch the cache by the `writeback` field.
+pub const CONFIG_WCE: u64 = 1 << 11;
+/// `VIRTIO_BLK_F_MQ`: several queues.
+pub const MQ: u64 = 1 << 12;
+/// `VIRTIO_BLK_F_DISCARD`.
+pub const DISCARD: u64 = 1 << 13;
+/// `VIRTIO_BLK_F_WRITE_ZEROES`.
+pub const WRITE_ZEROES: u64 = 1 << 14;
+/// `VIRTIO_F_INDIRECT_DESC`.
+pub const INDIRECT_DESC: u64 = 1 << 28;
+/// `VIRTIO_F_EVENT_IDX`.
+pub const EVENT_IDX: u64 = 1 << 29;
+/// `VIRTIO_F_VERSION_1`: not a legacy driver.
+pub const VERSION_1: u64 = 1 << 32;
+
+/// Always offered. FLUSH must be, with CONFIG_WCE (virtio 1.3 §5.2.5.2). `SIZE_MAX` is not: we have no
+/// limit on a segment's size.
+const ALWAYS: u64 =
+    VERSION_1 | INDIRECT_DESC | EVENT_IDX | SEG_MAX | BLK_SIZE | TOPOLOGY | FLUSH | CONFIG_WCE;
+
+/// What decides about the bits that are not always offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The image must not be written.
+    pub read_only: bool,
+    /// The image can give blocks back, and may.
+    pub discard: bool,
+    /// The image can be zeroed without sending zeroes.
+    pub write_zeroes: bool,
+    /// Request queues.
+    pub num_queues: u16,
+}
+
+/// Bits for a driver to choose from. A read-only device offers nothing that changes the image.
+#[must_use]
+pub fn device_features(offer: &Offer) -> u64 {
+    let bit = |wanted: bool, bit: u64| if wanted { bit } else { 0 };
+    ALWAYS
+        | bit(offer.read_only, RO)
+        | bit(offer.discard && !offer.read_only, DISCARD)
+        | bit(offer.write_zeroes && !offer.read_only, WRITE_ZEROES)
+        | bit(offer.num_queues > 1, MQ)
+}
+
+/// Why a driver's choice is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FeatureError {
+    /// Bits that were never offered.
+    #[error("driver accepted feature bits {unoffered:#x} that were not offered (offered: {offered:#x})")]
+    NotOffered {
+        /** The surplus. */
+        unoffered: u64,
+        /** What there was to choose from. */
+        offered: u64,
+    },
+    /// A legacy driver: other byte order, other layout rules.
+    #[error("driver accepted feature bits {accepted:#x} without VERSION_1 ({version_1:#x})")]
+    Legacy {
+        /** As received. */
+        accepted: u64,
+        /** The missing bit. */
+        version_1: u64,
+    },
+}
+
+/// Bits that both sides agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Negotiated(u64);
+
+impl Negotiated {
+    /// Checks the driver's choice `wanted`.
+    ///
+    /// # Errors
+    /// [`FeatureError`].
+    pub fn accept(offered: u64, wanted: u64) -> Result<Self, FeatureError> {
+        let unoffered = wanted & !offered;
+        if unoffered != 0 {
+            return Err(FeatureError::NotOffered { unoffered, offered });
+        }
+        if wanted & VERSION_1 == 0 {
+            return Err(FeatureError::Legacy { accepted: wanted, version_1: VERSION_1 });
+        }
+        Ok(Self(wanted))
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Whether all of `bits` were accepted.
+    #[must_use]
+    pub fn has(self, bits: u64) -> bool {
+        self.0 & bits == bits
+    }
+
+    /// Whether the driver will flush.
+    #[must_use]
+    pub fn has_flush(self) -> bool {
+        self.has(FLUSH)
+    }
+
+    /// Whether the driver may switch the cache.
+    #[must_use]
+    pub fn has_config_wce(self) -> bool {
+        self.has(CONFIG_WCE)
+    }
+
+    /// What the rings need to know.
+    #[must_use]
+    pub fn ring(self) -> RingFeatures {
+        RingFeatures { event_idx: self.has(EVENT_IDX), indirect: self.has(INDIRECT_DESC) }
+    }
+}
+
+/// When a write is durable (virtio 1.3 §5.2.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteCache {
+    /// Before it completes.
+    Writethrough,
+    /// After the next flush.
+    Writeback,
+}
+
+impl WriteCache {
+    /// The `writeback` field's value.
+    #[must_use]
+    pub fn to_byte(self) -> u8 {
+        match self {
+            Self::Writethrough => 0,
+            Self::Writeback => 1,
+        }
+    }
+}
+
+/// The cache mode a driver starts with.
+///
+/// Only who accepted FLUSH can make a write durable later. Without it: neither bit means writethrough
+/// (virtio 1.3 §5.2.6.2, case 1), and CONFIG_WCE alone starts with `writeback` 0 (§5.2.5.2).
+#[must_use]
+pub fn initial_write_cache(negotiated: Negotiated) -> WriteCache {
+    if negotiated.has_flush() { WriteCache::Writeback } else { WriteCache::Writethrough }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Offer = Offer { read_only: false, discard: true, write_zeroes: true, num_queues: 4 };
+
+    fn write_cache_of(bits: u64) -> WriteCache {
+        initial_write_cache(Negotiated::accept(device_features(&PLAIN), VERSION_1 | bits).unwrap())
+    }
+
+    #[test]
+    fn writable_disk_with_discard_and_queues_offers_all_but_size_max_and_read_only() {
+        let bits = device_features(&PLAIN);
+        assert_eq!(bits, ALWAYS | MQ | DISCARD | WRITE_ZEROES);
+        assert_eq!(bits & (1 << 1 | RO), 0);
+    }
+
+    #[test]
+    fn read_only_disk_offers_neither_discard_nor_write_zeroes() {
+        let bits = device_features(&Offer { read_only: true, ..PLAIN });
+        assert_eq!(bits & (RO | DISCARD | WRITE_ZEROES), RO);
+    }
+
+    #[test]
+    fn discard_switched_off_and_a_single_queue_are_not_offered() {
+        let bits = device_features(&Offer { discard: false, num_queues: 1, ..PLAIN });
+        assert_eq!(bits & (DISCARD | MQ | WRITE_ZEROES), WRITE_ZEROES);
+    }
+
+    #[test]
+    fn driver_without_version_1_is_refused_with_its_bits() {
+        let refused = Negotiated::accept(device_features(&PLAIN), FLUSH | MQ).unwrap_err();
+        assert_eq!(refused, FeatureError::Legacy { accepted: FLUSH | MQ, version_1: VERSION_1 });
+        assert_eq!(
+            refused.to_string(),
+            "driver accepted feature bits 0x1200 without VERSION_1 (0x100000000)"
+        );
+    }
+
+    #[test]
+    fn bits_never_offered_are_refused() {
+        let refused = Negotiated::accept(VERSION_1, VERSION_1 | RO);
+        assert_eq!(refused, Err(FeatureError::NotOffered { unoffered: RO, offered: VERSION_1 }));
+    }
+
+    #[test]
+    fn ring_features_follow_the_accepted_bits() {
+        let negotiated = Negotiated::accept(device_features(&PLAIN), VERSION_1 | EVENT_IDX).unwrap();
+        assert_eq!(negotiated.ring(), RingFeatures { event_idx: true, indirect: false });
+    }
+
+    #[test]
+    fn cache_is_writethrough_unless_the_driver_can_flush() {
+        assert_eq!(write_cache_of(0), WriteCache::Writethrough);
+        assert_eq!(write_cache_of(CONFIG_WCE), WriteCache::Writethrough);
+        assert_eq!(write_cache_of(FLUSH), WriteCache::Writeback);
+        assert_eq!(write_cache_of(FLUSH | CONFIG_WCE), WriteCache::Writeback);
+    }
+}

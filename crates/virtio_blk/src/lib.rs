@@ -1,0 +1,34 @@
+//! What a virtio block device's requests mean: from a descriptor chain to a typed request, and back to
+//! a status byte. Also what the device says about itself: feature bits and configuration space.
+//!
+//! `Chain → parse → Request | RequestFault → (owner does it) → ReplySlot::write → used length`
+//!
+//! - Header, data and status are bytes of the chain, wherever the driver cut it (virtio 1.3 §2.7.4).
+//! - Everything the driver wrote is read once; a [`Request`] holds no guest memory but its data buffers.
+//!
+//! Spec: virtio 1.3 §5.2. Not here: rings (`virtqueue`), the range of the image (`disk_image`), I/O.
+#![forbid(unsafe_code)]
+
+pub mod features;
+mod request;
+
+mod data;
+mod ranges;
+mod reply;
+
+mod config;
+mod driver;
+
+pub use config::{
+    CONFIG_BYTES, ConfigReadError, ConfigWriteError, DeviceConfig, MAX_CONFIG_BYTES, WRITEBACK_OFFSET_BYTES,
+    seg_max,
+};
+pub use data::{Data, DataRanges};
+pub use driver::{RequestHeader, encode_segments};
+pub use features::{FeatureError, Negotiated, Offer, WriteCache, device_features, initial_write_cache};
+pub use ranges::{MAX_SEGMENTS, SEGMENT_BYTES, Segment, Segments};
+pub use reply::{DEVICE_ID_BYTES, DeviceId, ReplySlot, Status};
+pub use request::{HEADER_BYTES, NoStatusByte, Parsed, Request, RequestFault, kind, parse};
+
+/// Unit of `sector` and of lengths in this device, whatever its block size (virtio 1.3 §5.2.6).
+pub const SECTOR_BYTES: u64 = 512;

@@ -1,0 +1,225 @@
+//! A descriptor chain as a typed request: header, data, status (`struct virtio_blk_req`).
+//!
+//! ```text
+//! readable  kind u32 | reserved u32 | sector u64 | data of OUT, DISCARD, WRITE_ZEROES
+//! writable  data of IN, GET_ID | status u8 (the last byte of all)
+//! ```
+//!
+//! - The status byte is looked for first: with it, every fault can be answered.
+//! - What the device never heard of is [`Request::Unsupported`], what is malformed a [`RequestFault`].
+//!
+//! Spec: virtio 1.3 §5.2.6. Not here: whether the sectors exist (`disk_image`), or are writable.
+
+use guest_mem::{AccessError, MemoryView};
+use virtqueue::Chain;
+
+use crate::SECTOR_BYTES;
+use crate::data::Data;
+use crate::ranges::{self, MAX_SEGMENTS, SEGMENT_BYTES, Segments};
+use crate::reply::{ReplySlot, Status};
+
+/// Length of a request's header.
+pub const HEADER_BYTES: usize = 16;
+
+/// Values of the header's `type` field (virtio 1.3 §5.2.6).
+pub mod kind {
+    /// `VIRTIO_BLK_T_IN`: read.
+    pub const IN: u32 = 0;
+    /// `VIRTIO_BLK_T_OUT`: write.
+    pub const OUT: u32 = 1;
+    /// `VIRTIO_BLK_T_FLUSH`.
+    pub const FLUSH: u32 = 4;
+    /// `VIRTIO_BLK_T_GET_ID`.
+    pub const GET_ID: u32 = 8;
+    /// `VIRTIO_BLK_T_DISCARD`.
+    pub const DISCARD: u32 = 11;
+    /// `VIRTIO_BLK_T_WRITE_ZEROES`.
+    pub const WRITE_ZEROES: u32 = 13;
+}
+
+/// A chain that can be answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Parsed<'c> {
+    /// Where the answer goes.
+    pub reply: ReplySlot,
+    /// What is asked; a fault is answered with its [`RequestFault::status`].
+    pub request: Result<Request<'c>, RequestFault>,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub enum Request<'c> {
+    /// Fill `data` from the image; no bytes is legal.
+    Read {
+        /** First sector of 512 bytes: not yet checked. */
+        sector: u64,
+        /** A multiple of 512 bytes. */
+        data: Data<'c>,
+    },
+    /// Put `data` into the image; no bytes is legal.
+    Write {
+        /** First sector of 512 bytes: not yet checked. */
+        sector: u64,
+        /** A multiple of 512 bytes. */
+        data: Data<'c>,
+    },
+    /// Make completed writes durable.
+    Flush,
+    /// Tell the serial.
+    GetId {
+        /** Any length; at most 20 bytes of it are used. */
+        data: Data<'c>,
+    },
+    /// Sectors are no longer needed.
+    Discard {
+        /** At least one. */
+        segments: Segments,
+    },
+    /// Sectors shall read as zeroes.
+    WriteZeroes {
+        /** At least one. */
+        segments: Segments,
+    },
+    /// Answered with [`Status::Unsupp`]: an unknown type, or flags that the type does not have.
+    Unsupported {
+        /** The header's `type`. */
+        kind: u32,
+    },
+}
+
+/// Where the status would go is unknown: the chain goes back with used length 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoStatusByte {
+    /// Nothing in the chain may be written.
+    #[error("request has no device-writable byte for its status")]
+    Missing,
+    /// It lies outside the guest's memory.
+    #[error("status byte of the request cannot be written")]
+    Unmapped(#[source] AccessError),
+}
+
+/// A malformed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestFault {
+    /// Not even a header.
+    #[error("request has {readable_bytes} readable bytes, its header alone needs {needed_bytes}")]
+    HeaderTooShort {
+        /** In the chain. */
+        readable_bytes: u64,
+        /** [`HEADER_BYTES`]. */
+        needed_bytes: usize,
+    },
+    /// The header lies outside the guest's memory.
+    #[error("header of the request cannot be read")]
+    Header(#[source] AccessError),
+    /// Not whole sectors.
+    #[error("request has {len_bytes} bytes of data, not a multiple of {sector_bytes}")]
+    DataLength {
+        /** As the chain has them. */
+        len_bytes: u64,
+        /** [`SECTOR_BYTES`]. */
+        sector_bytes: u64,
+    },
+    /// Not whole segments.
+    #[error("request has {len_bytes} bytes of segments, not a multiple of {segment_bytes}")]
+    SegmentsLength {
+        /** As the chain has them. */
+        len_bytes: u64,
+        /** [`SEGMENT_BYTES`]. */
+        segment_bytes: usize,
+    },
+    /// DISCARD or WRITE_ZEROES of nothing.
+    #[error("request has no segments")]
+    NoSegments,
+    /// More than we advertise.
+    #[error("request has {segments} segments, at most {max} are possible")]
+    TooManySegments {
+        /** As the chain has them. */
+        segments: u64,
+        /** [`MAX_SEGMENTS`]. */
+        max: usize,
+    },
+    /// Segments lie outside the guest's memory.
+    #[error("segments of the request cannot be read")]
+    Segments(#[source] AccessError),
+}
+
+impl RequestFault {
+    /// What the driver is told.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status::IoErr
+    }
+}
+
+/// Reads the request in `chain`.
+///
+/// # Errors
+/// [`NoStatusByte`]: it cannot even be refused.
+#[inline]
+pub fn parse<'c>(chain: &'c Chain, view: &MemoryView) -> Result<Parsed<'c>, NoStatusByte> {
+    let writable = Data::new(chain.writable(), chain.writable_bytes());
+    let (writable, status_addr) = writable.split_last_byte().ok_or(NoStatusByte::Missing)?;
+    view.memory().check(status_addr, 1).map_err(NoStatusByte::Unmapped)?;
+    let readable = Data::new(chain.readable(), chain.readable_bytes());
+    Ok(Parsed { reply: ReplySlot::new(status_addr), request: parse_request(readable, writable, view) })
+}
+
+#[inline]
+fn parse_request<'c>(
+    mut readable: Data<'c>,
+    writable: Data<'c>,
+    view: &MemoryView,
+) -> Result<Request<'c>, RequestFault> {
+    let (kind, sector) = take_header(&mut readable, view)?;
+    Ok(match kind {
+        kind::IN => Request::Read { sector, data: whole_sectors(writable)? },
+        kind::OUT => Request::Write { sector, data: whole_sectors(readable)? },
+        kind::FLUSH => Request::Flush,
+        kind::GET_ID => Request::GetId { data: writable },
+        kind::DISCARD | kind::WRITE_ZEROES => parse_segments(kind, readable, view)?,
+        kind => Request::Unsupported { kind },
+    })
+}
+
+#[inline]
+fn take_header(readable: &mut Data<'_>, view: &MemoryView) -> Result<(u32, u64), RequestFault> {
+    let readable_bytes = readable.len_bytes();
+    if readable_bytes < HEADER_BYTES as u64 {
+        return Err(RequestFault::HeaderTooShort { readable_bytes, needed_bytes: HEADER_BYTES });
+    }
+    let mut header = [0; HEADER_BYTES];
+    readable.take(view, &mut header).map_err(RequestFault::Header)?;
+    let header = u128::from_le_bytes(header);
+    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    Ok((header as u32, (header >> 64) as u64))
+}
+
+#[inline]
+fn whole_sectors(data: Data<'_>) -> Result<Data<'_>, RequestFault> {
+    let (len_bytes, sector_bytes) = (data.len_bytes(), SECTOR_BYTES);
+    let whole = len_bytes.is_multiple_of(sector_bytes);
+    if whole { Ok(data) } else { Err(RequestFault::DataLength { len_bytes, sector_bytes }) }
+}
+
+#[cold]
+fn parse_segments<'c>(kind: u32, mut data: Data<'c>, view: &MemoryView) -> Result<Request<'c>, RequestFault> {
+    let (len_bytes, segment_bytes) = (data.len_bytes(), SEGMENT_BYTES);
+    if !len_bytes.is_multiple_of(segment_bytes as u64) {
+        return Err(RequestFault::SegmentsLength { len_bytes, segment_bytes });
+    }
+    let (segments, max) = (len_bytes / segment_bytes as u64, MAX_SEGMENTS);
+    if segments == 0 {
+        return Err(RequestFault::NoSegments);
+    }
+    if segments > max as u64 {
+        return Err(RequestFault::TooManySegments { segments, max });
+    }
+    let segments = ranges::take_segments(&mut data, view).map_err(RequestFault::Segments)?;
+    Ok(match (kind, segments) {
+        (kind, None) => Request::Unsupported { kind },
+        (kind::DISCARD, Some(segments)) if segments.iter().any(|s| s.unmap) => Request::Unsupported { kind },
+        (kind::DISCARD, Some(segments)) => Request::Discard { segments },
+        (_, Some(segments)) => Request::WriteZeroes { segments },
+    })
+}
