@@ -59,9 +59,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let accel = pick_accel(&image, &progress);
 
     progress.step("starting the server");
-    let server = Server::start(&program, &disk, &interrupt)?;
-    let guest = run_guest(&image, accel, &server, args.seconds, &progress, &interrupt);
-    let guest = guest.with_context(|| server.log_tail())?;
+    let mut server = Server::start(&program, &disk, &interrupt)?;
+    let guest = run_guest(&image, accel, &mut server, args.seconds, &progress, &interrupt)?;
     progress.step("stopping the server");
     server.stop()?;
 
@@ -99,7 +98,7 @@ struct GuestJob {
 fn run_guest(
     image: &GuestImage,
     accel: Accel,
-    server: &Server,
+    server: &mut Server,
     seconds: u32,
     progress: &Progress,
     interrupt: &Interrupt,
@@ -108,7 +107,7 @@ fn run_guest(
     let vm = Vm::new(image).accel(accel).disk_socket(server.socket(), GUEST_QUEUES);
     let limit = BOOT_LIMIT + Duration::from_secs(120 + 4 * u64::from(seconds));
     let mut vm = vm.script(&fio::guest_script(seconds)).timeout(limit).spawn()?;
-    let mut watch = Watch { vm: &mut vm, interrupt };
+    let mut watch = Watch { vm: &mut vm, server, interrupt };
 
     watch.line("BB-START verify")?;
     progress.step("guest: writing with verification");
@@ -117,9 +116,9 @@ fn run_guest(
     for job in JOBS {
         watch.line(&format!("BB-START {}", job.name))?;
         progress.step(&format!("guest: {} for {seconds} s", job.title));
-        let before = server.cpu_time()?;
+        let before = watch.server.cpu_time()?;
         watch.line(&format!("BB-DONE {}", job.name))?;
-        server_cpu.push(server.cpu_time()?.saturating_sub(before));
+        server_cpu.push(watch.server.cpu_time()?.saturating_sub(before));
     }
     let output = watch.end()?;
     JOBS.iter().zip(server_cpu).map(|(job, cpu)| guest_job(&output, job, cpu)).collect()
@@ -131,9 +130,10 @@ fn guest_job(output: &GuestOutput, job: &fio::Job, server_cpu: Duration) -> Resu
     Ok(GuestJob { numbers: job.parse(json)?, server_cpu })
 }
 
-/// A guest that is watched until it fails or somebody interrupts us.
+/// A guest that is watched until it or its server fails or somebody interrupts us.
 struct Watch<'a> {
     vm: &'a mut RunningVm,
+    server: &'a mut Server,
     interrupt: &'a Interrupt,
 }
 
@@ -144,6 +144,7 @@ impl Watch<'_> {
                 return Ok(());
             }
             self.interrupt.check()?;
+            self.server.check_alive()?;
             if let Some(output) = self.vm.try_wait()? {
                 bail!("the guest ended before {pattern:?}:\n{}", output.console);
             }

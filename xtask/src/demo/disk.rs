@@ -12,6 +12,7 @@ use super::{Interrupt, Progress};
 
 const SIZE_BYTES: u64 = 1 << 30;
 const CHUNK_BYTES: usize = 1 << 20;
+const BLOCK_BYTES: usize = 4096;
 
 /// An image below `target/demo`, removed when dropped unless kept.
 #[derive(Debug)]
@@ -28,9 +29,11 @@ impl DemoDisk {
         let path = disk.image();
         let bar = progress.bytes("filling a 1 GiB disk image", SIZE_BYTES);
         let mut file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        for chunk in 0..SIZE_BYTES / CHUNK_BYTES as u64 {
+        let mut chunk = noise();
+        for number in 0..SIZE_BYTES / CHUNK_BYTES as u64 {
             interrupt.check()?;
-            file.write_all(&noise(chunk)).with_context(|| format!("cannot fill {}", path.display()))?;
+            mark(&mut chunk, number);
+            file.write_all(&chunk).with_context(|| format!("cannot fill {}", path.display()))?;
             bar.inc(CHUNK_BYTES as u64);
         }
         file.sync_all()?;
@@ -62,9 +65,9 @@ fn check_space(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Data that no file system or SSD can shrink (xorshift64*).
-fn noise(chunk: u64) -> Vec<u8> {
-    let mut state = chunk.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+/// A chunk that no file system or SSD can shrink (xorshift64*).
+fn noise() -> Vec<u8> {
+    let mut state: u64 = 0x9E37_79B9_7F4A_7C15;
     let mut next = || {
         state ^= state >> 12;
         state ^= state << 25;
@@ -74,15 +77,25 @@ fn noise(chunk: u64) -> Vec<u8> {
     (0..CHUNK_BYTES / 8).flat_map(|_| next().to_le_bytes()).collect()
 }
 
+/// Makes each block of this chunk unlike those of the others.
+fn mark(chunk: &mut [u8], number: u64) {
+    for block in chunk.chunks_exact_mut(BLOCK_BYTES) {
+        block[..8].copy_from_slice(&number.to_le_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn chunks_are_full_and_differ() {
-        let (first, second) = (noise(0), noise(1));
+    fn blocks_of_a_chunk_and_chunks_differ() {
+        let mut first = noise();
+        let mut second = first.clone();
+        mark(&mut first, 1);
+        mark(&mut second, 2);
         assert_eq!(first.len(), CHUNK_BYTES);
         assert_ne!(first[..4096], first[4096..8192]);
-        assert_ne!(first, second);
+        assert_ne!(first[4096..8192], second[4096..8192]);
     }
 }

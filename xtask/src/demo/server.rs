@@ -45,13 +45,19 @@ impl Server {
         let deadline = Instant::now() + START_LIMIT;
         while !self.socket().exists() {
             interrupt.check()?;
-            if let Some(status) = self.child.try_wait()? {
-                bail!("`bareblk serve` ended at once ({status})\n{}", self.log_tail());
-            }
+            self.check_alive()?;
             if Instant::now() > deadline {
-                bail!("`bareblk serve` made no socket within {START_LIMIT:?}\n{}", self.log_tail());
+                bail!("`bareblk serve` made no socket within {START_LIMIT:?}{}", self.log_tail());
             }
             std::thread::sleep(Interrupt::POLL);
+        }
+        Ok(())
+    }
+
+    /// An error with the server's last words if it has ended.
+    pub(super) fn check_alive(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("`bareblk serve` ended by itself ({status}){}", self.log_tail());
         }
         Ok(())
     }
@@ -68,12 +74,12 @@ impl Server {
         Ok(Duration::from_secs_f64(ticks_to_seconds(ticks)))
     }
 
-    /// The last lines the server wrote, for an error's text.
-    pub(super) fn log_tail(&self) -> String {
+    /// The last lines the server wrote, for the end of an error's text.
+    fn log_tail(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         let tail = lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n");
-        format!("the server's last lines:\n{tail}")
+        if tail.is_empty() { String::new() } else { format!("; its last lines:\n{tail}") }
     }
 
     /// Asks the server to end and waits until it has.
@@ -83,11 +89,11 @@ impl Server {
         while Instant::now() < deadline {
             match self.child.try_wait()? {
                 Some(status) if status.success() => return Ok(()),
-                Some(status) => bail!("the server ended with {status}\n{}", self.log_tail()),
+                Some(status) => bail!("the server ended with {status}{}", self.log_tail()),
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         }
-        bail!("the server did not end within {STOP_LIMIT:?} of SIGTERM\n{}", self.log_tail())
+        bail!("the server did not end within {STOP_LIMIT:?} of SIGTERM{}", self.log_tail())
     }
 }
 
