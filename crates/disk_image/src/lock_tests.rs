@@ -32,6 +32,16 @@ fn kernel_shows_exactly_our_bytes_while_we_hold_them() {
 }
 
 #[test]
+fn refused_writer_that_stays_open_is_no_obstacle_to_a_reader() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (writer, second_reader) = (file.reopen().unwrap(), file.reopen().unwrap());
+    let lock = |file: &File, access| acquire(file, access, Duration::ZERO, || ()).unwrap();
+    assert!(lock(file.as_file(), Access::ReadOnly));
+    assert!(!lock(&writer, Access::ReadWrite));
+    assert!(lock(&second_reader, Access::ReadOnly));
+}
+
+#[test]
 fn wait_is_announced_once_and_only_if_there_is_one() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let other = file.reopen().unwrap();

@@ -44,19 +44,6 @@ fn readers_share() {
 }
 
 #[test]
-fn refused_attempt_leaves_no_lock_behind() {
-    let (_folder, path) = image(1 << 20);
-    let reader = open(&read_only(&path)).unwrap();
-    let keep = HostOpener.open_image(
-        &path,
-        &disk_image::OpenRequest { access: disk_image::Access::ReadWrite, direct: false, create: None },
-    );
-    assert!(open(&options(&path)).is_err());
-    assert!(open(&read_only(&path)).is_ok(), "a reader beside a reader, after a refused writer");
-    drop((reader, keep));
-}
-
-#[test]
 fn lock_outlives_the_image_while_its_file_is_in_use() {
     let (_folder, path) = image(1 << 20);
     let image = open(&options(&path)).unwrap();
