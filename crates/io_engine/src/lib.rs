@@ -1,12 +1,43 @@
 //! Asynchronous I/O on disk images: one contract, several engines, and a fake for tests.
 //!
+//! `Op → contract → core (op table, bounce, completion logic) → kernel: io_uring | fake → Completion`
+//!
+//! - An engine owns an op, hence its memory, until it gives it back; short transfers, `EINTR` and
+//!   misaligned buffers never leave it.
+//! - Everything but the system calls is shared by all engines, so the fake's faults test what runs.
+//!
 //! Not here: which image and which range (`disk_image`), what a request means (`virtio_blk`).
 
 mod contract;
+mod core;
+
+mod op_table;
+
+mod files;
+
+mod completion;
+
+mod bounce;
+
+mod kernel;
+
+mod io_uring;
+
+mod watches;
+
+mod epoll;
+
+mod null;
+
+mod fake;
+
 mod record;
 
 pub use contract::{
     Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, OpKind,
     Reap, Stats, Submit, Unmap, WatchId, WatchToken,
 };
+pub use fake::{FakeEngine, FakeHandle, Fault, Rule, When};
+pub use io_uring::{Features, FileTableKind, IoUringEngine, KernelAge};
+pub use null::NullEngine;
 pub use record::{Record, Recorder, Verb};

@@ -1,0 +1,353 @@
+//! One op between `push` and its completion: which call comes next, and what a result means for it.
+//!
+//! `op → call → result → done | the same again (EINTR, EAGAIN) | the rest (short transfer) | next stage`
+//!
+//! - A read that meets the end of the file is an error, never zeroes; a write of nothing is one too.
+//! - On a file with `O_DIRECT`, progress counts in whole blocks: the rest of a transfer that stopped
+//!   inside one is done again from the block's start, because the kernel refuses to start anywhere else.
+//! - Zeroes: `fallocate` as the op allows, then a form that keeps the blocks, then written out.
+//! - A durable `fallocate` is one that `fdatasync` followed.
+//!
+//! Pure: no system calls, no knowledge of any engine. Not here: queues and retry order (`core.rs`).
+
+use guest_mem::IoVecs;
+use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
+use rustix::io::Errno;
+
+use crate::bounce::{BUFFER_BYTES, Bounce, BounceId, ZEROES_BYTES};
+use crate::contract::{Durability, FileId, Op, OpError, OpKind, Stats, Unmap};
+use crate::files::OpenFile;
+use crate::kernel::{Buffers, Call};
+use crate::record::Verb;
+
+/// `IOV_MAX`: the kernel takes no longer array (`UIO_MAXIOV`, linux/uio.h).
+const MAX_PIECES: usize = 1024;
+/// `MAX_RW_COUNT`: no call moves more (read(2), NOTES).
+const MAX_CALL_BYTES: u64 = 0x7fff_f000;
+/// Consecutive EINTR or EAGAIN before they are believed.
+pub(crate) const MAX_RETRIES: u16 = 1000;
+
+const PUNCH_HOLE: i32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+const ZERO_RANGE: i32 = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
+
+/// What the next call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Transfer,
+    Punch,
+    ZeroRange,
+    WriteZeroes,
+    Sync,
+}
+
+/// What a result leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Call,
+    Done(Result<(), OpError>),
+}
+
+/// The next call cannot be made before a bounce buffer comes free.
+#[derive(Debug)]
+pub(crate) struct NoBounce;
+
+/// An op the engine owns.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub token: u64,
+    pub file: FileId,
+    kind: OpKind,
+    pub buffers: IoVecs,
+    stage: Stage,
+    /// First byte not yet done.
+    offset_bytes: u64,
+    end_bytes: u64,
+    pub stored_bytes: u64,
+    retries: u16,
+    /// Its buffer, from the first bounced call to the end of the op.
+    pub bounce: Option<BounceId>,
+    pub cancelled: bool,
+    /// A call is queued or in the kernel.
+    pub in_kernel: bool,
+    /// Place of the call in the recorder's log.
+    pub record: usize,
+}
+
+impl InFlight {
+    /// # Panics
+    /// If the buffers are not as long as the range: the caller's mistake.
+    #[inline]
+    pub fn new(op: Op) -> Self {
+        let Op { token, file, kind, buffers } = op;
+        let (offset_bytes, end_bytes) =
+            kind.range().map_or((0, 0), |range| (range.offset_bytes(), range.end_bytes()));
+        let len_bytes = end_bytes - offset_bytes;
+        assert!(
+            !kind.moves_data() || buffers.remaining_bytes() == len_bytes,
+            "buffers differ from the range"
+        );
+        Self {
+            token,
+            file,
+            kind,
+            buffers,
+            stage: first_stage(&kind),
+            offset_bytes,
+            end_bytes,
+            stored_bytes: 0,
+            retries: 0,
+            bounce: None,
+            cancelled: false,
+            in_kernel: false,
+            record: 0,
+        }
+    }
+
+    /// Whether there is nothing to do.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.stage != Stage::Sync && self.offset_bytes == self.end_bytes
+    }
+
+    #[inline]
+    fn remaining_bytes(&self) -> u64 {
+        self.end_bytes - self.offset_bytes
+    }
+
+    /// The next call. May take a bounce buffer, and fills it for a write.
+    #[inline]
+    pub fn next_call(
+        &mut self,
+        file: &OpenFile,
+        bounce: &mut Bounce,
+        stats: &mut Stats,
+    ) -> Result<Call, NoBounce> {
+        if self.stage == Stage::Punch && file.cannot_punch && !matches!(self.kind, OpKind::Discard { .. }) {
+            self.stage = Stage::ZeroRange;
+        }
+        if self.stage == Stage::ZeroRange && file.cannot_zero_range {
+            self.stage = Stage::WriteZeroes;
+        }
+        let allocate = |flags| self.call(Verb::Allocate, flags, self.remaining_bytes(), Buffers::None);
+        Ok(match self.stage {
+            Stage::Transfer => return self.next_transfer(file, bounce, stats),
+            Stage::Punch => allocate(PUNCH_HOLE),
+            Stage::ZeroRange => allocate(ZERO_RANGE),
+            Stage::WriteZeroes => {
+                #[allow(clippy::cast_possible_truncation)] // at most ZEROES_BYTES
+                let len_bytes = self.remaining_bytes().min(ZEROES_BYTES as u64) as u32;
+                let buffers = Buffers::One { base: bounce.zeroes(), len_bytes };
+                self.call(Verb::Write, 0, len_bytes.into(), buffers)
+            }
+            Stage::Sync => {
+                Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None }
+            }
+        })
+    }
+
+    #[inline]
+    fn call(&self, verb: Verb, flags: i32, len_bytes: u64, buffers: Buffers) -> Call {
+        Call { verb, flags, offset_bytes: self.offset_bytes, len_bytes, buffers }
+    }
+
+    #[inline]
+    fn next_transfer(
+        &mut self,
+        file: &OpenFile,
+        bounce: &mut Bounce,
+        stats: &mut Stats,
+    ) -> Result<Call, NoBounce> {
+        let (verb, flags) = match self.kind {
+            OpKind::Write { durability: Durability::Durable, .. } => (Verb::Write, libc::RWF_DSYNC),
+            OpKind::Write { .. } => (Verb::Write, 0),
+            _ => (Verb::Read, 0),
+        };
+        let alignment = file.alignment();
+        let bounced = self.bounce.is_some()
+            || file.wants_alignment()
+                && !self.buffers.is_aligned(alignment.memory_bytes, alignment.offset_bytes);
+        let (len_bytes, buffers) = if bounced {
+            self.bounced_buffers(verb, bounce, stats)?
+        } else {
+            (self.remaining_bytes(), direct_buffers(&self.buffers))
+        };
+        Ok(self.call(verb, flags, len_bytes, buffers))
+    }
+
+    #[cold]
+    fn bounced_buffers(
+        &mut self,
+        verb: Verb,
+        bounce: &mut Bounce,
+        stats: &mut Stats,
+    ) -> Result<(u64, Buffers), NoBounce> {
+        let id = match self.bounce {
+            Some(id) => id,
+            None => {
+                let id = bounce.take().ok_or(NoBounce)?;
+                stats.bounced_ops += 1;
+                *self.bounce.insert(id)
+            }
+        };
+        #[allow(clippy::cast_possible_truncation)] // at most BUFFER_BYTES
+        let len_bytes = self.remaining_bytes().min(BUFFER_BYTES as u64) as u32;
+        if verb == Verb::Write {
+            self.buffers.copy_out(&mut bounce.bytes_mut(id)[..len_bytes as usize]);
+        }
+        Ok((len_bytes.into(), Buffers::One { base: bounce.base(id), len_bytes }))
+    }
+
+    /// Takes the result of the last call.
+    #[inline]
+    pub fn on_result(
+        &mut self,
+        result: i32,
+        file: &mut OpenFile,
+        bounce: &Bounce,
+        stats: &mut Stats,
+    ) -> Next {
+        let next = match u64::try_from(result) {
+            Ok(done) => self.on_success(done, file, bounce, stats),
+            Err(_) => self.on_errno(Errno::from_raw_os_error(-result), file, stats),
+        };
+        match next {
+            Next::Call if self.cancelled => Next::Done(Err(OpError::Cancelled)),
+            next => next,
+        }
+    }
+
+    #[inline]
+    fn on_success(&mut self, done: u64, file: &OpenFile, bounce: &Bounce, stats: &mut Stats) -> Next {
+        self.retries = 0;
+        match self.stage {
+            Stage::Transfer => self.on_transferred(done, file, bounce, stats),
+            Stage::WriteZeroes => self.on_zeroes_written(done, file),
+            Stage::Punch | Stage::ZeroRange => self.after_zeroing(),
+            Stage::Sync => Next::Done(Ok(())),
+        }
+    }
+
+    #[inline]
+    fn on_transferred(&mut self, done: u64, file: &OpenFile, bounce: &Bounce, stats: &mut Stats) -> Next {
+        let is_read = matches!(self.kind, OpKind::Read { .. });
+        let whole = self.whole_blocks(done, file);
+        if whole == 0 {
+            return Next::Done(Err(self.stopped(is_read, done, bounce)));
+        }
+        if is_read {
+            self.store(whole, bounce);
+        }
+        self.buffers.advance(whole);
+        self.offset_bytes += whole;
+        if self.offset_bytes == self.end_bytes {
+            return Next::Done(Ok(()));
+        }
+        stats.resumed_calls += 1;
+        Next::Call
+    }
+
+    /// Counts, and reports to the dirty log, what a read put into guest memory.
+    #[inline]
+    fn store(&mut self, bytes: u64, bounce: &Bounce) {
+        match self.bounce {
+            #[allow(clippy::cast_possible_truncation)] // the call was no longer than the buffer
+            Some(id) => _ = self.buffers.copy_in(&bounce.bytes(id)[..bytes as usize]),
+            None => self.buffers.note_stored(bytes),
+        }
+        self.stored_bytes += bytes;
+    }
+
+    /// Progress that the next call can start after.
+    #[inline]
+    fn whole_blocks(&self, done: u64, file: &OpenFile) -> u64 {
+        let block_mask = u64::from(file.alignment().offset_bytes) - 1;
+        if done == self.remaining_bytes() { done } else { done & !block_mask }
+    }
+
+    #[cold]
+    fn stopped(&mut self, is_read: bool, done: u64, bounce: &Bounce) -> OpError {
+        if !is_read {
+            return OpError::WriteStalled { offset_bytes: self.offset_bytes };
+        }
+        self.store(done, bounce);
+        OpError::EndOfImage { offset_bytes: self.offset_bytes + done, end_bytes: self.end_bytes }
+    }
+
+    fn on_zeroes_written(&mut self, done: u64, file: &OpenFile) -> Next {
+        let whole = self.whole_blocks(done, file);
+        if whole == 0 {
+            return Next::Done(Err(OpError::WriteStalled { offset_bytes: self.offset_bytes }));
+        }
+        self.offset_bytes += whole;
+        if self.offset_bytes == self.end_bytes { self.after_zeroing() } else { Next::Call }
+    }
+
+    fn after_zeroing(&mut self) -> Next {
+        match self.kind {
+            OpKind::Discard { durability: Durability::Durable, .. }
+            | OpKind::WriteZeroes { durability: Durability::Durable, .. } => {
+                self.stage = Stage::Sync;
+                Next::Call
+            }
+            _ => Next::Done(Ok(())),
+        }
+    }
+
+    #[cold]
+    fn on_errno(&mut self, errno: Errno, file: &mut OpenFile, stats: &mut Stats) -> Next {
+        let unsupported = errno == Errno::OPNOTSUPP || errno == Errno::NOSYS;
+        let may_write_zeroes = matches!(self.kind, OpKind::WriteZeroes { .. });
+        match self.stage {
+            _ if errno == Errno::INTR || errno == Errno::AGAIN => self.retry(errno, stats),
+            _ if errno == Errno::CANCELED => Next::Done(Err(OpError::Cancelled)),
+            Stage::Punch if unsupported && may_write_zeroes => {
+                file.cannot_punch = true;
+                Next::Call
+            }
+            Stage::ZeroRange if unsupported && may_write_zeroes => {
+                file.cannot_zero_range = true;
+                Next::Call
+            }
+            _ => Next::Done(Err(OpError::Errno(errno))),
+        }
+    }
+
+    fn retry(&mut self, errno: Errno, stats: &mut Stats) -> Next {
+        if self.retries == MAX_RETRIES {
+            return Next::Done(Err(OpError::Errno(errno)));
+        }
+        self.retries += 1;
+        stats.retried_calls += 1;
+        Next::Call
+    }
+}
+
+fn first_stage(kind: &OpKind) -> Stage {
+    match kind {
+        OpKind::Read { .. } | OpKind::Write { .. } => Stage::Transfer,
+        OpKind::Flush => Stage::Sync,
+        OpKind::Discard { .. } | OpKind::WriteZeroes { unmap: Unmap::Allowed, .. } => Stage::Punch,
+        OpKind::WriteZeroes { unmap: Unmap::Forbidden, .. } => Stage::ZeroRange,
+    }
+}
+
+/// As much of `buffers` as one call takes. The kernel itself cuts an array at [`MAX_CALL_BYTES`].
+#[inline]
+fn direct_buffers(buffers: &IoVecs) -> Buffers {
+    match buffers.as_raw() {
+        [one] => {
+            #[allow(clippy::cast_possible_truncation)] // below 2^31
+            let len_bytes = (one.iov_len as u64).min(MAX_CALL_BYTES) as u32;
+            Buffers::One { base: one.iov_base.cast(), len_bytes }
+        }
+        many => {
+            #[allow(clippy::cast_possible_truncation)] // at most 1024
+            let count = many.len().min(MAX_PIECES) as u32;
+            Buffers::Many { first: many.as_ptr(), count }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "completion_tests.rs"]
+mod tests;

@@ -1,0 +1,329 @@
+//! The logic all engines share: which op is where, from `push` to its completion.
+//!
+//! `push → op table → (waits for a bounce buffer) → (backlog) → kernel queue → result → again or finished`
+//!
+//! - Every queue here has room for all ops from the start: nothing is allocated per op.
+//! - A result that leads to another call queues it at once; it starts with the next `submit` or `wait`.
+//! - Dropping waits for the kernel to let go of the memory, or else leaks it: it is never freed under a
+//!   call in flight.
+//!
+//! One thread owns all of it; the handles share it through an `Rc<RefCell<..>>` (see `contract.rs`).
+//! Not here: what a result means (`completion.rs`), system calls (`kernel.rs` and below).
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::bounce::Bounce;
+use crate::completion::{InFlight, Next};
+use crate::contract::{
+    Completion, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, Reap, Stats, Submit, WatchId,
+    WatchToken,
+};
+use crate::files::{FileTable, OpenFile};
+use crate::kernel::{Call, Kernel, RawResult};
+use crate::op_table::OpTable;
+use crate::record::{Record, Recorder};
+
+/// What calls in flight point into.
+#[derive(Default)]
+struct Memory {
+    ops: OpTable,
+    bounce: Bounce,
+}
+
+pub(crate) struct Core<K: Kernel> {
+    // Before `memory`: a ring is closed before what it may point to is freed.
+    pub kernel: K,
+    memory: Memory,
+    files: FileTable,
+    /// Ops that wait for a bounce buffer, in order.
+    waiting: VecDeque<u32>,
+    /// Ops whose call found the kernel's queue full, in order.
+    backlog: VecDeque<u32>,
+    /// Ops that ended outside `reap`.
+    finished: VecDeque<(u32, Result<(), OpError>)>,
+    stats: Stats,
+    recorder: Option<Recorder>,
+    drain_timeout: Duration,
+}
+
+impl<K: Kernel> Core<K> {
+    pub fn new(kernel: K, config: &EngineConfig) -> Self {
+        let queue = || VecDeque::with_capacity(config.depth as usize);
+        Self {
+            kernel,
+            memory: Memory { ops: OpTable::new(config.depth), bounce: Bounce::default() },
+            files: FileTable::default(),
+            waiting: queue(),
+            backlog: queue(),
+            finished: VecDeque::with_capacity(config.depth as usize),
+            stats: Stats::default(),
+            recorder: config.recorder.clone(),
+            drain_timeout: config.drain_timeout,
+        }
+    }
+
+    #[inline]
+    #[allow(clippy::result_large_err)] // the op goes back whole
+    fn push(&mut self, op: Op) -> Result<(), Op> {
+        if self.memory.ops.room() == 0 {
+            return Err(op);
+        }
+        let file = self.files.get_mut(op.file);
+        assert!(file.is_some(), "{:?} is not attached", op.file);
+        if let Some(file) = file {
+            file.in_flight += 1;
+        }
+        let op = InFlight::new(op);
+        let empty = op.is_empty();
+        if let Some(index) = self.memory.ops.insert(op) {
+            if empty { self.finished.push_back((index, Ok(()))) } else { self.issue(index) }
+        }
+        Ok(())
+    }
+
+    /// Queues the op's next call, behind those that wait already.
+    #[inline]
+    fn issue(&mut self, index: u32) {
+        if !self.backlog.is_empty() || !self.try_issue(index) {
+            self.backlog.push_back(index);
+        }
+    }
+
+    /// Returns false when the kernel takes no more now.
+    #[inline]
+    fn try_issue(&mut self, index: u32) -> bool {
+        let Some(op) = self.memory.ops.get_mut(index) else { return true };
+        let Some(file) = self.files.get_mut(op.file) else { return true };
+        let Ok(call) = op.next_call(file, &mut self.memory.bounce, &mut self.stats) else {
+            self.waiting.push_back(index);
+            return true;
+        };
+        let (file_id, target, name) = (op.file, file.target, self.memory.ops.name(index));
+        // SAFETY: 1. memory: the op table owns the op's buffers and the bounce buffers, neither moves, and
+        // `Drop` leaks them if a call is still in flight; 2. contents: data buffers are guest memory or a
+        // bounce buffer that this op alone holds; zeroes are only read; 3. file: `detach` refuses while ops
+        // are in flight.
+        let mut queued = unsafe { self.kernel.queue(name, target, &call) };
+        if queued.is_err() {
+            // An error, if it lasts, is reported by the next `submit`.
+            let _ = self.kernel.submit();
+            // SAFETY: as above; the first attempt took nothing.
+            queued = unsafe { self.kernel.queue(name, target, &call) };
+        }
+        if queued.is_err() {
+            return false;
+        }
+        self.note_issued(index, file_id, &call);
+        true
+    }
+
+    #[inline]
+    fn note_issued(&mut self, index: u32, file: FileId, call: &Call) {
+        let Some(op) = self.memory.ops.get_mut(index) else { return };
+        op.in_kernel = true;
+        if let Some(recorder) = &self.recorder {
+            let Call { verb, flags, offset_bytes, len_bytes, .. } = *call;
+            let record = Record { verb, file, flags, offset_bytes, len_bytes, issued: 0, completed: None };
+            op.record = recorder.issued(record);
+        }
+    }
+
+    fn issue_backlog(&mut self) {
+        while let Some(&index) = self.backlog.front() {
+            if !self.try_issue(index) {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.issue_backlog();
+        self.kernel.submit()
+    }
+
+    fn reap(&mut self, events: &mut Vec<Event>) {
+        while let Some((index, result)) = self.finished.pop_front() {
+            self.give_back(index, result, events);
+        }
+        self.kernel.begin_reap();
+        while let Some(raw) = self.kernel.pop() {
+            self.settle(raw, events);
+        }
+        self.kernel.take_ready(events);
+    }
+
+    #[inline]
+    fn settle(&mut self, raw: RawResult, events: &mut Vec<Event>) {
+        let Some(index) = self.memory.ops.find(raw.user_data) else {
+            debug_assert!(false, "a result for nobody: {raw:?}");
+            return;
+        };
+        let Some(op) = self.memory.ops.get_mut(index) else { return };
+        let Some(file) = self.files.get_mut(op.file) else { return };
+        op.in_kernel = false;
+        if let Some(recorder) = &self.recorder {
+            recorder.completed(op.record, raw.result);
+        }
+        match op.on_result(raw.result, file, &self.memory.bounce, &mut self.stats) {
+            Next::Call => self.issue(index),
+            Next::Done(result) => self.give_back(index, result, events),
+        }
+    }
+
+    #[inline]
+    fn give_back(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
+        let Some(op) = self.memory.ops.remove(index) else { return };
+        if let Some(file) = self.files.get_mut(op.file) {
+            file.in_flight -= 1;
+        }
+        if let Some(bounce) = op.bounce {
+            self.memory.bounce.give_back(bounce);
+            if let Some(next) = self.waiting.pop_front() {
+                self.issue(next);
+            }
+        }
+        let InFlight { token, stored_bytes, buffers, .. } = op;
+        events.push(Event::Completed(Completion { token, result, stored_bytes, buffers }));
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.issue_backlog();
+        let timeout = if self.finished.is_empty() { timeout } else { Some(Duration::ZERO) };
+        self.kernel.wait(timeout)
+    }
+
+    fn cancel_all(&mut self) {
+        let not_started = self.waiting.drain(..).chain(self.backlog.drain(..));
+        self.finished.extend(not_started.map(|index| (index, Err(OpError::Cancelled))));
+        let ops = &mut self.memory.ops;
+        let mut names = Vec::new(); // not on the request path
+        for (index, op) in ops.iter_mut().filter(|(_, op)| op.in_kernel) {
+            op.cancelled = true;
+            names.push(index);
+        }
+        for index in names {
+            self.kernel.cancel(self.memory.ops.name(index));
+        }
+    }
+
+    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
+        let alignment = spec.alignment;
+        if !alignment.memory_bytes.is_power_of_two() || !alignment.offset_bytes.is_power_of_two() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "alignment is not a power of two"));
+        }
+        let index = self.files.next_index();
+        let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
+        let target = self.kernel.register_file(id, &spec.file);
+        self.files.put(index, OpenFile::new(spec, target));
+        Ok(FileId(id))
+    }
+
+    fn detach_file(&mut self, file: FileId) {
+        let taken = self.files.take(file);
+        assert!(taken.as_ref().is_some_and(|file| file.in_flight == 0), "{file:?} is in use or not attached");
+        if let Some(taken) = taken {
+            self.kernel.unregister_file(file.0, taken.target);
+        }
+    }
+
+    fn has_calls_in_kernel(&mut self) -> bool {
+        self.memory.ops.iter_mut().any(|(_, op)| op.in_kernel)
+    }
+}
+
+impl<K: Kernel> Drop for Core<K> {
+    /// Gives up every op, and waits until the kernel has let go of their memory.
+    fn drop(&mut self) {
+        if !self.has_calls_in_kernel() {
+            return;
+        }
+        self.cancel_all();
+        let deadline = Instant::now() + self.drain_timeout;
+        let mut events = Vec::new();
+        loop {
+            self.reap(&mut events);
+            events.clear();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !self.has_calls_in_kernel() {
+                return;
+            }
+            if left.is_zero() || self.wait(Some(left)).is_err() {
+                break;
+            }
+        }
+        tracing::error!(
+            timeout_s = self.drain_timeout.as_secs_f64(),
+            "I/O did not end: its memory stays allocated for the rest of this process's life"
+        );
+        std::mem::forget(std::mem::take(&mut self.memory));
+    }
+}
+
+/// Shares `core` between the two handles.
+pub(crate) fn handles<K: Kernel + 'static>(core: Core<K>) -> Handles {
+    let core = Rc::new(RefCell::new(core));
+    Handles { submit: Box::new(SubmitHandle(Rc::clone(&core))), reap: Box::new(ReapHandle(core)) }
+}
+
+struct SubmitHandle<K: Kernel>(Rc<RefCell<Core<K>>>);
+
+impl<K: Kernel> Submit for SubmitHandle<K> {
+    fn room(&self) -> usize {
+        self.0.borrow().memory.ops.room()
+    }
+
+    fn push(&mut self, op: Op) -> Result<(), Op> {
+        self.0.borrow_mut().push(op)
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.0.borrow_mut().submit()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.borrow().memory.ops.len()
+    }
+
+    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
+        self.0.borrow_mut().attach_file(spec)
+    }
+
+    fn detach_file(&mut self, file: FileId) {
+        self.0.borrow_mut().detach_file(file);
+    }
+
+    fn stats(&self) -> Stats {
+        self.0.borrow().stats
+    }
+}
+
+struct ReapHandle<K: Kernel>(Rc<RefCell<Core<K>>>);
+
+impl<K: Kernel> Reap for ReapHandle<K> {
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.0.borrow_mut().kernel.watch(fd, token)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        self.0.borrow_mut().kernel.unwatch(id);
+    }
+
+    fn reap(&mut self, events: &mut Vec<Event>) {
+        self.0.borrow_mut().reap(events);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.0.borrow_mut().wait(timeout)
+    }
+
+    fn cancel_all(&mut self) {
+        self.0.borrow_mut().cancel_all();
+    }
+}

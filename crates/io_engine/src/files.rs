@@ -1,0 +1,64 @@
+//! The engine's file table: which files it was given, how the kernel knows them, what they turned out
+//! not to be able to do.
+//!
+//! Not here: opening files (`disk_image`).
+
+use disk_image::Alignment;
+
+use crate::contract::{FileId, FileSpec};
+use crate::kernel::Target;
+
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub spec: FileSpec,
+    pub target: Target,
+    pub in_flight: u32,
+    /// `fallocate` said so once; it will not be asked again to zero a range this way.
+    pub cannot_punch: bool,
+    pub cannot_zero_range: bool,
+}
+
+impl OpenFile {
+    pub fn new(spec: FileSpec, target: Target) -> Self {
+        Self { spec, target, in_flight: 0, cannot_punch: false, cannot_zero_range: false }
+    }
+
+    #[inline]
+    pub fn alignment(&self) -> Alignment {
+        self.spec.alignment
+    }
+
+    /// Whether the kernel is picky about addresses and lengths (`O_DIRECT`).
+    #[inline]
+    pub fn wants_alignment(&self) -> bool {
+        self.spec.alignment.memory_bytes > 1 || self.spec.alignment.offset_bytes > 1
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct FileTable {
+    slots: Vec<Option<OpenFile>>,
+}
+
+impl FileTable {
+    /// The lowest free index.
+    pub fn next_index(&self) -> usize {
+        self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len())
+    }
+
+    pub fn put(&mut self, index: usize, file: OpenFile) {
+        if index >= self.slots.len() {
+            self.slots.resize_with(index + 1, || None);
+        }
+        self.slots[index] = Some(file);
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, file: FileId) -> Option<&mut OpenFile> {
+        self.slots.get_mut(file.0 as usize)?.as_mut()
+    }
+
+    pub fn take(&mut self, file: FileId) -> Option<OpenFile> {
+        self.slots.get_mut(file.0 as usize)?.take()
+    }
+}
