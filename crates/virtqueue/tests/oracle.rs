@@ -1,0 +1,341 @@
+//! The device half next to the `virtio-queue` crate, over the same bytes: well- and ill-formed rings.
+//!
+//! Where we take a chain, the oracle yields the same buffers. Where only one of the two takes it:
+//!
+//! - we refuse, the oracle walks on: a readable descriptor after a writable one; a table without the
+//!   feature; INDIRECT with NEXT; a table larger than the queue; direct and indirect descriptors that are
+//!   together more than the queue size; a head outside the table (the oracle yields an empty chain);
+//! - the oracle stops, we take it: chains of more than 2^32 bytes (sums are 64 bits wide here, and the
+//!   capacity check refuses them).
+#![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
+
+mod rig;
+
+use std::fs::File;
+use std::sync::Arc;
+
+use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
+use proptest::prelude::*;
+use rig::*;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtqueue::split::{RawDescriptor, RawRing};
+use virtqueue::{Chain, ChainFault, DeviceQueue, IndirectFault, PopError, RingFault, RingFeatures};
+use vm_memory::{FileOffset, GuestMemoryMmap};
+
+/// One memory, mapped by both.
+struct Shared {
+    ours: MemoryView,
+    theirs: GuestMemoryMmap<()>,
+}
+
+fn shared() -> Shared {
+    let regions: Vec<Arc<Region>> = [(0, SECOND_REGION), (SECOND_REGION, END - SECOND_REGION)]
+        .map(|(addr, size)| Arc::new(Region::from_memfd(GuestAddress(addr), size).unwrap()))
+        .into();
+    let mapped = |region: &Arc<Region>| {
+        let file = File::from(region.fd().try_clone().unwrap());
+        let spec = region.spec();
+        (vm_memory::GuestAddress(spec.guest_addr.0), spec.size_bytes as usize, Some(FileOffset::new(file, 0)))
+    };
+    let files: Vec<_> = regions.iter().map(mapped).collect();
+    let theirs = GuestMemoryMmap::from_ranges_with_files(files).unwrap();
+    Shared { ours: MemoryView::new(Arc::new(GuestMemory::new(regions).unwrap())), theirs }
+}
+
+fn oracle(queue_size: u16, position: u16, event_idx: bool) -> Queue {
+    let at = layout(queue_size);
+    let mut queue = Queue::new(queue_size).unwrap();
+    queue.try_set_desc_table_address(vm_memory::GuestAddress(at.descriptors.0)).unwrap();
+    queue.try_set_avail_ring_address(vm_memory::GuestAddress(at.avail.0)).unwrap();
+    queue.try_set_used_ring_address(vm_memory::GuestAddress(at.used.0)).unwrap();
+    queue.set_next_avail(position);
+    queue.set_next_used(position);
+    queue.set_event_idx(event_idx);
+    queue.set_ready(true);
+    queue
+}
+
+/// What the oracle made of a chain.
+#[derive(Debug)]
+struct Walked {
+    /// Address, length, writable.
+    descriptors: Vec<(u64, u32, bool)>,
+    /// The last one had no next: nothing was wrong for the oracle.
+    complete: bool,
+}
+
+impl Walked {
+    fn not_empty(&self, writable: bool) -> Vec<(u64, u32)> {
+        let kept = self.descriptors.iter().filter(|d| d.1 != 0 && d.2 == writable);
+        kept.map(|d| (d.0, d.1)).collect()
+    }
+
+    fn is_readable_after_writable(&self) -> bool {
+        self.descriptors.windows(2).any(|pair| pair[0].2 && !pair[1].2)
+    }
+}
+
+fn walk(chain: virtio_queue::DescriptorChain<&GuestMemoryMmap<()>>) -> Walked {
+    let all: Vec<_> = chain.collect();
+    let complete = all.last().is_some_and(|last| last.flags() & NEXT == 0);
+    let descriptors = all.iter().map(|d| (d.addr().0, d.len(), d.flags() & WRITE != 0)).collect();
+    Walked { descriptors, complete }
+}
+
+fn pairs(ranges: &[guest_mem::GuestRange]) -> Vec<(u64, u32)> {
+    ranges.iter().map(|range| (range.addr, range.len_bytes)).collect()
+}
+
+/// Whether `fault` is one that the oracle does not know, or sees as we do.
+fn explains(fault: &ChainFault, oracle: &Walked, queue_size: u16, features: RingFeatures) -> bool {
+    match fault {
+        ChainFault::ReadableAfterWritable => oracle.is_readable_after_writable() || !oracle.complete,
+        ChainFault::Indirect(IndirectFault::NotNegotiated) => !features.indirect,
+        ChainFault::Indirect(IndirectFault::WithNext | IndirectFault::TooLarge { .. }) => true,
+        ChainFault::TooLong { limit } => {
+            *limit == queue_size && (!oracle.complete || oracle.descriptors.len() > usize::from(queue_size))
+        }
+        ChainFault::NextOutOfRange { .. } | ChainFault::Indirect(_) => !oracle.complete,
+    }
+}
+
+fn compare_chain(
+    ours: &Result<Option<u16>, PopError>,
+    chain: &Chain,
+    oracle: &Walked,
+    queue_size: u16,
+    features: RingFeatures,
+) -> Result<(), TestCaseError> {
+    match ours {
+        Ok(Some(_)) => {
+            let total_bytes = chain.readable_bytes() + chain.writable_bytes();
+            if total_bytes <= u64::from(u32::MAX) {
+                prop_assert!(oracle.complete, "we took what the oracle did not: {:?}", oracle);
+                prop_assert_eq!(pairs(chain.readable()), oracle.not_empty(false));
+                prop_assert_eq!(pairs(chain.writable()), oracle.not_empty(true));
+            }
+            Ok(())
+        }
+        Err(PopError::Chain { fault, .. }) => {
+            prop_assert!(explains(fault, oracle, queue_size, features), "{fault} next to {:?}", oracle);
+            Ok(())
+        }
+        other => Err(TestCaseError::fail(format!("oracle popped a chain, we {other:?}"))),
+    }
+}
+
+/// Sizes, tables and heads of a ring in which most things are right and some are not.
+#[derive(Clone, Debug)]
+struct Ring {
+    queue_size: u16,
+    position: u16,
+    features: RingFeatures,
+    table: Vec<RawDescriptor>,
+    /// At [`TABLE`], one after the other: descriptors may name the middle of it.
+    indirect: Vec<RawDescriptor>,
+    heads: Vec<u16>,
+    avail_idx: u16,
+}
+
+fn lengths() -> impl Strategy<Value = u32> {
+    prop_oneof![4 => 1_u32..5000, 1 => Just(0_u32), 1 => any::<u32>()]
+}
+
+fn addresses() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0..END, 1 => END - 16..END + 16, 1 => any::<u64>()]
+}
+
+fn plain_descriptor(entries: u16) -> impl Strategy<Value = RawDescriptor> {
+    let flags = prop_oneof![
+        8 => Just(NEXT),
+        3 => Just(NEXT | WRITE),
+        2 => Just(WRITE),
+        2 => Just(0),
+        1 => (0_u16..0x20).prop_map(|flags| flags & !INDIRECT),
+    ];
+    let next = prop_oneof![6 => 0..entries, 1 => 0..entries + 2, 1 => any::<u16>()];
+    (addresses(), lengths(), flags, next).prop_map(|(addr, len_bytes, flags, next)| RawDescriptor {
+        addr,
+        len_bytes,
+        flags,
+        next,
+    })
+}
+
+fn indirect_descriptor(queue_size: u16) -> impl Strategy<Value = RawDescriptor> {
+    let addr = prop_oneof![
+        6 => (0..16_u64).prop_map(|entry| TABLE + 16 * entry),
+        1 => Just(SECOND_REGION - 24),
+        1 => addresses(),
+    ];
+    let entries = 0..u32::from(queue_size) + 2;
+    let len_bytes = prop_oneof![8 => entries.prop_map(|n| 16 * n), 1 => lengths(), 1 => Just(65_536 * 16)];
+    let flags = prop_oneof![6 => Just(INDIRECT), 1 => Just(INDIRECT | WRITE), 1 => Just(INDIRECT | NEXT)];
+    (addr, len_bytes, flags, 0..queue_size).prop_map(|(addr, len_bytes, flags, next)| RawDescriptor {
+        addr,
+        len_bytes,
+        flags,
+        next,
+    })
+}
+
+/// `next` mostly leads to the entry behind, and WRITE is mostly set from `first_writable` on, so that
+/// good chains of some length come about.
+fn tidy(mut table: Vec<RawDescriptor>, wild: &[bool], first_writable: u16) -> Vec<RawDescriptor> {
+    for (index, (descriptor, wild)) in (0_u16..).zip(table.iter_mut().zip(wild)) {
+        if !wild {
+            descriptor.next = index + 1;
+            let write = if index < first_writable { 0 } else { WRITE };
+            descriptor.flags = descriptor.flags & !WRITE | write;
+        }
+    }
+    table
+}
+
+/// Length of a stretch of the indirect tables that is tidy in itself.
+const STRETCH: usize = 8;
+
+fn tables(queue_size: u16) -> impl Strategy<Value = (Vec<RawDescriptor>, Vec<RawDescriptor>)> {
+    let (count, inner_count) = (usize::from(queue_size), 5 * STRETCH);
+    let main = prop_oneof![5 => plain_descriptor(queue_size), 1 => indirect_descriptor(queue_size)];
+    let inner = prop_oneof![30 => plain_descriptor(queue_size), 1 => indirect_descriptor(queue_size)];
+    let wild = || prop::bool::weighted(0.15);
+    (
+        prop::collection::vec(main, count),
+        prop::collection::vec(wild(), count),
+        prop::collection::vec(inner, inner_count),
+        prop::collection::vec(wild(), inner_count),
+        0..=queue_size,
+    )
+        .prop_map(|(main, wild_main, inner, wild_inner, first_writable)| {
+            let stretches = inner.chunks(STRETCH).zip(wild_inner.chunks(STRETCH));
+            let inner =
+                stretches.flat_map(|(part, wild)| tidy(part.to_vec(), wild, first_writable)).collect();
+            (tidy(main, &wild_main, first_writable), inner)
+        })
+}
+
+fn rings() -> impl Strategy<Value = Ring> {
+    let size = prop_oneof![Just(2_u16), Just(4), Just(8), Just(16)];
+    let position = prop_oneof![Just(0_u16), any::<u16>(), 65_520..=u16::MAX];
+    (size, position, any::<bool>(), prop::bool::weighted(0.8)).prop_flat_map(
+        |(queue_size, position, event_idx, indirect)| {
+            let head = prop_oneof![20 => 0..queue_size, 1 => any::<u16>()];
+            let heads = prop::collection::vec(head, usize::from(queue_size));
+            let ahead = prop_oneof![8 => 0..=queue_size, 1 => any::<u16>()];
+            (tables(queue_size), heads, ahead).prop_map(move |((table, indirect_table), heads, ahead)| Ring {
+                queue_size,
+                position,
+                features: RingFeatures { event_idx, indirect },
+                table,
+                indirect: indirect_table,
+                heads,
+                avail_idx: position.wrapping_add(ahead),
+            })
+        },
+    )
+}
+
+impl Ring {
+    fn write(&self, view: &MemoryView) {
+        let raw = RawRing::new(view, layout(self.queue_size)).unwrap();
+        (0..).zip(&self.table).for_each(|(index, &d)| raw.set_descriptor(index, d));
+        for (index, &descriptor) in (0..).zip(&self.indirect) {
+            raw.set_table_descriptor(TABLE, index, descriptor).unwrap();
+            raw.set_table_descriptor(SECOND_REGION - 24, index, descriptor).unwrap();
+        }
+        (0..)
+            .zip(&self.heads)
+            .for_each(|(at, &head)| raw.set_avail_entry(self.position.wrapping_add(at), head));
+        raw.set_avail_idx(self.avail_idx);
+        raw.set_used_idx(self.position);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn ring_is_read_as_the_oracle_reads_it(ring in rings()) {
+        let memory = shared();
+        ring.write(&memory.ours);
+        let mut ours = DeviceQueue::new(&memory.ours, layout(ring.queue_size), ring.features).unwrap();
+        let mut theirs = oracle(ring.queue_size, ring.position, ring.features.event_idx);
+        let mut chain = Chain::with_capacity(ring.queue_size);
+        loop {
+            let popped = ours.pop(&mut chain);
+            let Ok(mut iter) = theirs.iter(&memory.theirs) else {
+                let jumped = matches!(popped, Err(PopError::Ring(RingFault::AvailIndexJump { .. })));
+                prop_assert!(jumped, "oracle saw a jump, we {popped:?}");
+                break;
+            };
+            let Some(their_chain) = iter.next() else {
+                prop_assert_eq!(popped, Ok(None));
+                break;
+            };
+            let their_head = their_chain.head_index();
+            if their_head >= ring.queue_size {
+                let (head, queue_size) = (their_head, ring.queue_size);
+                prop_assert_eq!(popped, Err(RingFault::HeadOutOfRange { head, queue_size }.into()));
+                break;
+            }
+            let our_head = match &popped {
+                Ok(head) => *head,
+                Err(PopError::Chain { tag, .. }) => Some(*tag),
+                Err(PopError::Ring(_)) => None,
+            };
+            prop_assert_eq!(our_head, Some(their_head));
+            compare_chain(&popped, &chain, &walk(their_chain), ring.queue_size, ring.features)?;
+            prop_assert_eq!(ours.position(), theirs.next_avail());
+        }
+    }
+
+    #[test]
+    fn notifications_are_decided_as_the_oracle_decides(
+        position in prop_oneof![any::<u16>(), 65_500..=u16::MAX],
+        // Entries used, where the driver wants to hear, whether to ask.
+        steps in prop::collection::vec((0_u16..6, -8_i16..8, any::<bool>()), 1..40),
+    ) {
+        let memory = shared();
+        let raw = RawRing::new(&memory.ours, layout(8)).unwrap();
+        raw.set_used_idx(position);
+        let mut ours = DeviceQueue::new(&memory.ours, layout(8), EVENT_IDX).unwrap();
+        let mut theirs = oracle(8, position, true);
+        for (count, ahead, ask) in steps {
+            for tag in 0..count {
+                theirs.add_used(&memory.theirs, tag, 7).unwrap();
+                ours.push_used(tag, 7);
+            }
+            ours.publish();
+            prop_assert_eq!(raw.used_idx(), theirs.next_used());
+            raw.set_used_event(theirs.next_used().wrapping_add_signed(ahead));
+            if ask {
+                prop_assert_eq!(ours.needs_notification(), theirs.needs_notification(&memory.theirs).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn kicks_are_asked_for_as_the_oracle_asks(
+        position in any::<u16>(),
+        available in 0_u16..=8,
+        event_idx in any::<bool>(),
+    ) {
+        let memory = shared();
+        let raw = RawRing::new(&memory.ours, layout(8)).unwrap();
+        raw.set_used_idx(position);
+        raw.set_avail_idx(position.wrapping_add(available));
+        let features = RingFeatures { event_idx, indirect: false };
+        let mut ours = DeviceQueue::new(&memory.ours, layout(8), features).unwrap();
+        let mut theirs = oracle(8, position, event_idx);
+        theirs.disable_notification(&memory.theirs).unwrap();
+        let off = raw.used_flags();
+        let their_answer = theirs.enable_notification(&memory.theirs).unwrap();
+        let on = (raw.used_flags(), raw.avail_event());
+        raw.set_used_idx(position);
+        ours.disable_kicks();
+        prop_assert_eq!(raw.used_flags(), off);
+        prop_assert_eq!(ours.enable_kicks(), Ok(their_answer));
+        prop_assert_eq!((raw.used_flags(), raw.avail_event()), on);
+    }
+}
