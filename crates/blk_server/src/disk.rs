@@ -1,0 +1,205 @@
+//! One disk: its image and what a guest is told about it. Sessions and queues share it.
+//!
+//! - A disk outlives its sessions; it may have several at once while one front-end replaces another.
+//! - Rings are started in one session at a time: whoever holds the [`RingLease`].
+//!
+//! Not here: opening the image (`disk_image`), the socket (`listener.rs`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use disk_image::Image;
+use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
+use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
+
+use crate::session::SessionShared;
+
+/// Longest serial: what GET_ID answers with (virtio 1.3 §5.2.6).
+pub const SERIAL_BYTES: usize = DEVICE_ID_BYTES;
+/// Most queues per disk: QEMU passes queue numbers in eight bits with SET_VRING_KICK.
+pub const MAX_QUEUES: u16 = 256;
+/// How long a session waits for another one to stop its rings: a front-end that left may still have
+/// I/O in flight, and one that migrates away is about to stop.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What to serve.
+#[derive(Debug)]
+pub struct DiskConfig {
+    /// Names the disk in logs.
+    pub name: String,
+    /// Open and locked.
+    pub image: Image,
+    /// At most [`SERIAL_BYTES`] bytes, printable ASCII.
+    pub serial: String,
+    /// Queues offered, 1 to [`MAX_QUEUES`]; one that is never enabled costs nothing.
+    pub queues: u16,
+    /// Largest queue accepted, in descriptors: a power of two from 2 to 1024.
+    pub queue_size: u16,
+}
+
+/// Why a disk cannot be served as configured.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidDisk {
+    /// Not printable ASCII, or too long.
+    #[error("serial `{serial}` is not 1 to {max} printable ASCII characters")]
+    Serial {
+        /** As given. */
+        serial: String,
+        /** [`SERIAL_BYTES`]. */
+        max: usize,
+    },
+    /// None, or too many.
+    #[error("{queues} queues; 1 to {max} are possible")]
+    Queues {
+        /** As given. */
+        queues: u16,
+        /** [`MAX_QUEUES`]. */
+        max: u16,
+    },
+    /// Not a power of two in range.
+    #[error("queue size {queue_size} is not a power of two from 2 to {max}")]
+    QueueSize {
+        /** As given. */
+        queue_size: u16,
+        /** In descriptors. */
+        max: u16,
+    },
+}
+
+/// Why a session may not start rings.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeaseError {
+    #[error("rings of this disk are started in session {holder}, which did not stop them within {} s", timeout.as_secs())]
+    Held { holder: u64, timeout: Duration },
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    id: u64,
+    name: String,
+    image: Image,
+    serial: DeviceId,
+    queues: u16,
+    queue_size: u16,
+    /// The session whose rings are started.
+    lease: Mutex<Option<u64>>,
+    lease_free: Condvar,
+}
+
+impl Disk {
+    pub(crate) fn new(config: DiskConfig) -> Result<Self, InvalidDisk> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let DiskConfig { name, image, serial, queues, queue_size } = config;
+        let bytes = serial.as_bytes();
+        let printable = bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ');
+        if bytes.is_empty() || bytes.len() > SERIAL_BYTES || !printable {
+            return Err(InvalidDisk::Serial { serial, max: SERIAL_BYTES });
+        }
+        if !(1..=MAX_QUEUES).contains(&queues) {
+            return Err(InvalidDisk::Queues { queues, max: MAX_QUEUES });
+        }
+        let max = MAX_QUEUE_SIZE;
+        if !queue_size.is_power_of_two() || !(MIN_QUEUE_SIZE..=max).contains(&queue_size) {
+            return Err(InvalidDisk::QueueSize { queue_size, max });
+        }
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            name,
+            image,
+            serial: DeviceId::new(&serial),
+            queues,
+            queue_size,
+            lease: Mutex::new(None),
+            lease_free: Condvar::new(),
+        })
+    }
+
+    /// Unique in this process.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Padded with zeroes.
+    pub(crate) fn serial(&self) -> &[u8; SERIAL_BYTES] {
+        self.serial.as_bytes()
+    }
+
+    pub(crate) fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    pub(crate) fn queue_size(&self) -> u16 {
+        self.queue_size
+    }
+
+    pub(crate) fn device_features(&self) -> u64 {
+        device_features(&Offer {
+            read_only: self.image.read_only(),
+            discard: self.image.discard_limits().is_some(),
+            write_zeroes: self.image.write_zeroes_limits().is_some(),
+            num_queues: self.queues,
+        })
+    }
+
+    /// The configuration space at this moment.
+    pub(crate) fn device_config(&self, cache: WriteCache) -> DeviceConfig {
+        let image = &self.image;
+        let topology = image.topology();
+        let discard = image.discard_limits();
+        let zeroes = image.write_zeroes_limits();
+        DeviceConfig {
+            capacity_sectors: image.capacity_sectors(),
+            seg_max: virtio_blk::seg_max(self.queue_size),
+            blk_size: image.block_size(),
+            physical_block_exp: topology.physical_block_exp,
+            alignment_offset: topology.alignment_offset,
+            min_io_size_blocks: topology.min_io_blocks,
+            opt_io_size_blocks: topology.opt_io_blocks,
+            writeback: cache,
+            num_queues: self.queues,
+            max_discard_sectors: discard.map_or(0, |limits| limits.max_sectors),
+            max_discard_seg: discard.map_or(0, |limits| limits.max_segments),
+            discard_sector_alignment: discard.map_or(0, |limits| limits.sector_alignment),
+            max_write_zeroes_sectors: zeroes.map_or(0, |limits| limits.max_sectors),
+            max_write_zeroes_seg: zeroes.map_or(0, |limits| limits.max_segments),
+            write_zeroes_may_unmap: zeroes.is_some_and(|limits| limits.may_unmap),
+        }
+    }
+
+    /// Waits until no other session has rings started.
+    pub(crate) fn lease_rings(disk: &Arc<Self>, session: &SessionShared) -> Result<RingLease, LeaseError> {
+        let lease = disk.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = disk.lease_free.wait_timeout_while(lease, LEASE_TIMEOUT, |holder| {
+            holder.is_some() && session.end_reason().is_none()
+        });
+        let (mut lease, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some(holder) = *lease {
+            return Err(LeaseError::Held { holder, timeout: LEASE_TIMEOUT });
+        }
+        *lease = Some(session.id());
+        Ok(RingLease { disk: Arc::clone(disk) })
+    }
+}
+
+/// The right of one session to start rings; given up when dropped.
+#[derive(Debug)]
+pub(crate) struct RingLease {
+    disk: Arc<Disk>,
+}
+
+impl Drop for RingLease {
+    fn drop(&mut self) {
+        *self.disk.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.disk.lease_free.notify_all();
+    }
+}

@@ -1,0 +1,116 @@
+//! The requests of one queue that are being worked on, one slot per tag.
+//!
+//! A tag is what the ring calls a request: the head of its chain in a split ring, the buffer id in a
+//! packed one. A tag that becomes available again while its slot is taken is a fault of the ring.
+//!
+//! `begin` and `publish` are where the in-flight log of crash recovery will write: before the I/O starts,
+//! and after the used index is visible.
+//!
+//! Not here: the engine's own bookkeeping of ops (`io_engine`); a request may be several ops.
+
+use std::time::{Duration, Instant};
+
+use io_engine::OpError;
+use virtio_blk::ReplySlot;
+
+/// A request that takes longer than this is reported once.
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
+
+/// What a request is about, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct About {
+    pub(crate) verb: &'static str,
+    pub(crate) sector: u64,
+    pub(crate) bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    reply: ReplySlot,
+    about: About,
+    ops_left: u16,
+    stored_bytes: u64,
+    failed: Option<OpError>,
+    started: Instant,
+    reported: bool,
+}
+
+/// A request all of whose ops are complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Finished {
+    pub(crate) reply: ReplySlot,
+    pub(crate) about: About,
+    pub(crate) stored_bytes: u64,
+    pub(crate) failed: Option<OpError>,
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    slots: Box<[Option<Slot>]>,
+    count: usize,
+}
+
+impl InFlight {
+    pub(crate) fn new(queue_size: u16) -> Self {
+        Self { slots: (0..queue_size).map(|_| None).collect(), count: 0 }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    #[inline]
+    pub(crate) fn is_taken(&self, tag: u16) -> bool {
+        self.slots.get(usize::from(tag)).is_some_and(Option::is_some)
+    }
+
+    /// Called before the request's ops are given to the engine.
+    #[inline]
+    pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, about: About, ops: u16, now: Instant) {
+        let slot = &mut self.slots[usize::from(tag)];
+        debug_assert!(slot.is_none(), "the caller checks that the tag is free");
+        let (ops_left, stored_bytes, failed, reported) = (ops, 0, None, false);
+        *slot = Some(Slot { reply, about, ops_left, stored_bytes, failed, started: now, reported });
+        self.count += 1;
+    }
+
+    /// One op of the request is complete; the request itself when it was the last one. The first
+    /// failure stays.
+    #[inline]
+    pub(crate) fn complete_op(
+        &mut self,
+        tag: u16,
+        result: Result<(), OpError>,
+        stored_bytes: u64,
+    ) -> Option<Finished> {
+        let entry = &mut self.slots[usize::from(tag)];
+        let slot = entry.as_mut()?;
+        slot.ops_left -= 1;
+        slot.stored_bytes += stored_bytes;
+        if let Err(error) = result {
+            slot.failed.get_or_insert(error);
+        }
+        if slot.ops_left > 0 {
+            return None;
+        }
+        let Slot { reply, about, stored_bytes, failed, .. } = *slot;
+        *entry = None;
+        self.count -= 1;
+        Some(Finished { reply, about, stored_bytes, failed })
+    }
+
+    /// Called after the used index made finished requests visible to the driver.
+    #[inline]
+    pub(crate) fn publish(&mut self) {}
+
+    /// The request that is longest stuck and was not reported yet; reports it once.
+    pub(crate) fn report_stuck(&mut self, now: Instant) -> Option<(About, Duration)> {
+        let age = |slot: &Slot| now.saturating_duration_since(slot.started);
+        let slots = self.slots.iter_mut().flatten();
+        let stuck = slots.filter(|slot| !slot.reported && age(slot) >= STUCK_AFTER);
+        let oldest = stuck.min_by_key(|slot| slot.started)?;
+        oldest.reported = true;
+        Some((oldest.about, age(oldest)))
+    }
+}

@@ -1,0 +1,40 @@
+//! The vhost-user-blk back-end: one session per front-end, its queues, and the workers that serve them.
+//!
+//! The path of one request, from kick to call (ARCHITECTURE.md has the same eight steps):
+//!
+//! `worker.rs` wakes → `queue.rs` takes a chain (`virtqueue`), parses it (`virtio_blk`), checks its range
+//! (`disk_image`) → `in_flight.rs` → engine (`io_engine`) → `queue.rs` writes status and used ring →
+//! notifies once per pass.
+//!
+//! Around it: `server.rs` owns everything, `listener.rs` accepts, `session` speaks vhost-user,
+//! `disk.rs` is what sessions and queues share.
+//!
+//! Not here: the command line (`bareblk`), formats and locks (`disk_image`).
+#![forbid(unsafe_code)]
+
+mod worker;
+
+mod poller;
+
+mod queue;
+
+mod buffers;
+
+mod in_flight;
+
+mod disk;
+
+mod session;
+
+mod signal;
+
+mod log_limit;
+
+mod listener;
+
+mod server;
+
+pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
+pub use listener::{SocketConfig, SocketError};
+pub use poller::DEFAULT_POLL;
+pub use server::{EngineFactory, Server, ServerConfig, ServerError, StopReport};

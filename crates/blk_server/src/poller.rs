@@ -1,0 +1,79 @@
+//! How long a worker polls before it sleeps: long enough to catch the next request, not longer.
+//!
+//! A sleep and its wake-up cost both sides microseconds. After work, the worker polls for a window that
+//! adapts: a sleep that was shorter than the limit would have been better polled through, so the window
+//! grows; a long sleep means that polling was for nothing, so it shrinks, down to none. An idle worker
+//! therefore does not poll at all.
+//!
+//! - Never gives up the processor voluntarily while polling: with `sched_yield` a client that sleeps
+//!   falls to a tenth of its speed as soon as other threads compete.
+//!
+//! Not here: what is polled (`worker.rs`).
+
+use std::time::{Duration, Instant};
+
+/// The longest window unless the user says otherwise: about twice a wake-up between two threads.
+pub const DEFAULT_POLL: Duration = Duration::from_micros(50);
+/// Windows below this are not worth a look at the clock.
+const SMALLEST_WINDOW: Duration = Duration::from_micros(4);
+
+/// One worker's polling window.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    limit: Duration,
+    window: Duration,
+    last_progress: Instant,
+}
+
+impl Poller {
+    /// `limit`: the longest window; zero never polls.
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self { limit, window: limit, last_progress: Instant::now() }
+    }
+
+    pub(crate) fn progressed(&mut self, now: Instant) {
+        self.last_progress = now;
+    }
+
+    /// Whether to look again instead of going to sleep.
+    pub(crate) fn keeps_polling(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.last_progress) < self.window
+    }
+
+    /// Learns from a sleep that an event ended.
+    pub(crate) fn slept(&mut self, length: Duration) {
+        self.window = if length < self.limit {
+            (self.window * 2).max(SMALLEST_WINDOW).min(self.limit)
+        } else {
+            let half = self.window / 2;
+            if half < SMALLEST_WINDOW { Duration::ZERO } else { half }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_sleeps_shrink_the_window_to_nothing() {
+        let mut poller = Poller::new(DEFAULT_POLL);
+        (0..10).for_each(|_| poller.slept(Duration::from_secs(1)));
+        assert!(!poller.keeps_polling(poller.last_progress));
+    }
+
+    #[test]
+    fn short_sleeps_grow_the_window_up_to_the_limit() {
+        let mut poller = Poller::new(DEFAULT_POLL);
+        (0..10).for_each(|_| poller.slept(Duration::from_secs(1)));
+        (0..10).for_each(|_| poller.slept(Duration::from_micros(5)));
+        assert_eq!(poller.window, DEFAULT_POLL);
+    }
+
+    #[test]
+    fn limit_of_zero_never_polls() {
+        let mut poller = Poller::new(Duration::ZERO);
+        poller.slept(Duration::ZERO);
+        assert!(!poller.keeps_polling(poller.last_progress));
+    }
+}

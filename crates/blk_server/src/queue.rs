@@ -1,0 +1,509 @@
+//! One running queue: from an available chain to ops for the engine, and back to the used ring.
+//!
+//! `take_requests (pop → parse → check range → in-flight slot → op)` … engine …
+//! `complete (slot → status byte → used ring)`, `publish (used index → call fd)`
+//!
+//! - Owned by one worker; nothing here is shared, locked, or allocated per request.
+//! - What goes wrong inside a chain costs that request: IOERR, or length 0 where the status byte cannot
+//!   be reached. What goes wrong with the ring stops this queue: err fd, one log line; the others go on.
+//!
+//! Not here: which queue is served when, and sleeping (`worker.rs`); bytes of the ring (`virtqueue`).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use disk_image::CheckedRange;
+use guest_mem::{GuestMemory, IoVecs, MemoryView};
+use io_engine::{Durability, FileId, Op, OpError, OpKind, Submit, Unmap, WatchId};
+use tracing::{error, warn};
+use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse};
+use virtqueue::split::DeviceQueue;
+use virtqueue::{Chain, PopError, RingFault, SplitLayout};
+
+use crate::buffers::{BufferPool, NoBuffers};
+use crate::disk::Disk;
+use crate::in_flight::{About, Finished, InFlight};
+use crate::log_limit::LogLimit;
+use crate::session::SessionShared;
+use crate::signal::signal;
+use crate::worker::QueueStart;
+
+/// Requests taken from one queue before the next one has its turn.
+const BATCH: usize = 128;
+/// Most ops that one request needs: a discard's segments.
+const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
+
+/// What a queue borrows from its worker for one pass.
+pub(crate) struct Lane<'w> {
+    pub(crate) submit: &'w mut dyn Submit,
+    pub(crate) pool: &'w mut BufferPool,
+    pub(crate) now: Instant,
+}
+
+/// What became of a request that was taken.
+enum Outcome {
+    /// Nothing to wait for.
+    Finished { status: Status, stored_bytes: u64 },
+    /// This many ops are with the engine.
+    Submitted,
+    /// The pool is empty: the chain goes back into the ring until a request completes.
+    Later,
+}
+
+const FAILED: Outcome = Outcome::Finished { status: Status::IoErr, stored_bytes: 0 };
+const UNSUPPORTED: Outcome = Outcome::Finished { status: Status::Unsupp, stored_bytes: 0 };
+const NOTHING_TO_DO: Outcome = Outcome::Finished { status: Status::Ok, stored_bytes: 0 };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    /// Takes nothing more; what is in flight completes.
+    Draining,
+    /// Like draining, until the front-end stops or resets the queue.
+    Broken,
+}
+
+/// See the file's head.
+pub(crate) struct Queue {
+    disk: Arc<Disk>,
+    session: Arc<SessionShared>,
+    index: u16,
+    /// The worker's number for this queue; part of every op's token.
+    id: u32,
+    view: MemoryView,
+    ring: DeviceQueue,
+    chain: Chain,
+    in_flight: InFlight,
+    file: FileId,
+    pub(crate) kick: Arc<OwnedFd>,
+    pub(crate) watch: WatchId,
+    call: Option<Arc<OwnedFd>>,
+    err: Option<Arc<OwnedFd>>,
+    state: State,
+    /// The last look at the ring ended because engine or pool had no room, not because it was empty.
+    waits_for_room: bool,
+    log_limit: LogLimit,
+}
+
+impl Queue {
+    /// # Errors
+    /// What is wrong with the ring.
+    pub(crate) fn new(start: &QueueStart, id: u32, file: FileId, watch: WatchId) -> Result<Self, String> {
+        let view = MemoryView::new(Arc::clone(&start.memory));
+        let layout = start.layout.ok_or("a ring address lies in no memory region")?;
+        let ring = DeviceQueue::new(&view, layout, start.ring).map_err(|fault| fault.to_string())?;
+        if ring.position() != start.base {
+            let (disk, queue, base, used) = (start.disk.name(), start.index, start.base, ring.position());
+            warn!(disk, queue, base, used, "front-end's ring base is stale; the used index counts");
+        }
+        Ok(Self {
+            disk: Arc::clone(&start.disk),
+            session: Arc::clone(&start.session),
+            index: start.index,
+            id,
+            view,
+            chain: Chain::with_capacity(layout.queue_size),
+            in_flight: InFlight::new(layout.queue_size),
+            ring,
+            file,
+            kick: Arc::clone(&start.kick),
+            watch,
+            call: start.call.clone(),
+            err: start.err.clone(),
+            state: State::Running,
+            waits_for_room: false,
+            log_limit: LogLimit::new(Instant::now()),
+        })
+    }
+
+    pub(crate) fn disk(&self) -> &Arc<Disk> {
+        &self.disk
+    }
+
+    pub(crate) fn session(&self) -> &Arc<SessionShared> {
+        &self.session
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<GuestMemory> {
+        self.view.memory()
+    }
+
+    /// Steps 2 to 5 for every chain that is available, up to [`BATCH`]. Returns whether there were any.
+    #[inline]
+    pub(crate) fn take_requests(&mut self, lane: &mut Lane<'_>) -> bool {
+        let mut taken = 0;
+        self.waits_for_room = false;
+        while taken < BATCH && self.state == State::Running {
+            if lane.submit.room() < MAX_OPS {
+                self.waits_for_room = true;
+                break;
+            }
+            match self.ring.pop(&mut self.chain) {
+                Ok(None) => break,
+                Ok(Some(tag)) => {
+                    if !self.start_request(tag, lane) {
+                        break;
+                    }
+                }
+                Err(PopError::Chain { tag, fault }) => {
+                    self.log_guest(lane.now, &fault);
+                    self.finish_unreachable(tag);
+                }
+                Err(PopError::Ring(fault)) => self.break_ring(&fault),
+            }
+            taken += 1;
+        }
+        taken > 0
+    }
+
+    /// Returns false if the request had to go back into the ring.
+    #[inline]
+    fn start_request(&mut self, tag: u16, lane: &mut Lane<'_>) -> bool {
+        if self.in_flight.is_taken(tag) {
+            self.break_ring(&RingFault::HeadInFlight { head: tag });
+            return true;
+        }
+        // Step 3: chain to request, or a status byte.
+        let Ok(parsed) = parse(&self.chain, &self.view) else {
+            self.finish_unreachable(tag);
+            return true;
+        };
+        let reply = parsed.reply;
+        let token = u64::from(self.id) << 16 | u64::from(tag);
+        let mut starter = Starter {
+            disk: &self.disk,
+            view: &self.view,
+            in_flight: &mut self.in_flight,
+            lane,
+            file: self.file,
+            durability: match self.session.write_cache() {
+                WriteCache::Writeback => Durability::Cached,
+                WriteCache::Writethrough => Durability::Durable,
+            },
+            token,
+            tag,
+            reply,
+        };
+        let outcome = match parsed.request {
+            Ok(request) => starter.start(request),
+            Err(fault) => {
+                self.log_guest(lane.now, &fault);
+                FAILED
+            }
+        };
+        match outcome {
+            Outcome::Submitted => true,
+            Outcome::Finished { status, stored_bytes } => {
+                let written_bytes = reply.write(&self.view, status, stored_bytes);
+                self.ring.push_used(tag, written_bytes);
+                true
+            }
+            Outcome::Later => {
+                self.ring.unpop();
+                self.waits_for_room = true;
+                false
+            }
+        }
+    }
+
+    /// The status byte is not to be had: the chain goes back with nothing written.
+    fn finish_unreachable(&mut self, tag: u16) {
+        if self.in_flight.is_taken(tag) {
+            self.break_ring(&RingFault::HeadInFlight { head: tag });
+        } else {
+            self.ring.push_used(tag, 0);
+        }
+    }
+
+    /// Step 7: an op is complete; with a request's last one, status byte and used ring.
+    #[inline]
+    pub(crate) fn complete(
+        &mut self,
+        tag: u16,
+        result: Result<(), OpError>,
+        stored_bytes: u64,
+        now: Instant,
+    ) {
+        let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
+        let status = match finished.failed {
+            None => Status::Ok,
+            Some(error) => {
+                self.log_failed(now, &finished, error);
+                Status::IoErr
+            }
+        };
+        let written_bytes = finished.reply.write(&self.view, status, finished.stored_bytes);
+        self.ring.push_used(tag, written_bytes);
+    }
+
+    /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        if !self.ring.publish() {
+            return;
+        }
+        self.in_flight.publish();
+        if self.ring.needs_notification()
+            && let Some(call) = &self.call
+        {
+            signal(call);
+        }
+    }
+
+    /// The worker polls the ring: kicks are not needed.
+    pub(crate) fn disable_kicks(&mut self) {
+        self.ring.disable_kicks();
+    }
+
+    /// The worker will not look again without a kick. Returns whether it should look after all.
+    pub(crate) fn enable_kicks(&mut self) -> bool {
+        if self.state != State::Running {
+            return false;
+        }
+        self.ring.enable_kicks().unwrap_or_else(|fault| {
+            self.break_ring(&fault);
+            false
+        })
+    }
+
+    /// Whether requests are available that engine or pool had no room for.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.waits_for_room
+    }
+
+    pub(crate) fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
+        self.call = call;
+    }
+
+    pub(crate) fn set_err(&mut self, err: Option<Arc<OwnedFd>>) {
+        self.err = err;
+    }
+
+    /// Takes nothing more until [`Queue::resume`].
+    pub(crate) fn drain(&mut self) {
+        if self.state == State::Running {
+            self.state = State::Draining;
+        }
+    }
+
+    pub(crate) fn resume(&mut self) {
+        if self.state == State::Draining {
+            self.state = State::Running;
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.count()
+    }
+
+    /// Next available entry: where the next run of this ring goes on.
+    pub(crate) fn position(&self) -> u16 {
+        self.ring.position()
+    }
+
+    /// Goes over to a new memory table, in which the rings must still be where they were.
+    pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>, layout: Option<SplitLayout>) {
+        let view = MemoryView::new(memory);
+        let same_place = layout == Some(*self.ring.layout());
+        match self.ring.rebind(&view) {
+            Ok(()) if same_place => self.view = view,
+            Ok(()) => self.break_with("the ring is no longer where it was in the guest's memory"),
+            Err(fault) => self.break_ring(&fault),
+        }
+    }
+
+    /// The guest's memory is gone: nothing more may be expected of this queue.
+    pub(crate) fn break_memory(&mut self) {
+        self.state = State::Broken;
+    }
+
+    pub(crate) fn break_kick(&mut self, errno: rustix::io::Errno) {
+        self.break_with(&format!("its kick descriptor can no longer be polled: {errno}"));
+    }
+
+    fn break_ring(&mut self, fault: &RingFault) {
+        self.break_with(&fault.to_string());
+    }
+
+    #[cold]
+    fn break_with(&mut self, what: &str) {
+        if self.state == State::Broken {
+            return;
+        }
+        self.state = State::Broken;
+        report_ring_fault(&self.disk, self.index, self.err.as_ref(), what);
+    }
+
+    #[cold]
+    fn log_guest(&mut self, now: Instant, fault: &dyn std::fmt::Display) {
+        if let Some(suppressed) = self.log_limit.allow(now) {
+            let (disk, queue) = (self.disk.name(), self.index);
+            warn!(disk, queue, suppressed, "request refused: {fault}");
+        }
+    }
+
+    #[cold]
+    fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
+        if let Some(suppressed) = self.log_limit.allow(now) {
+            let About { verb, sector, bytes } = finished.about;
+            let (disk, queue) = (self.disk.name(), self.index);
+            error!(disk, queue, suppressed, sector, bytes, "{verb} failed: {error}");
+        }
+    }
+
+    /// Logs requests that have been in flight for too long, each once.
+    pub(crate) fn report_stuck(&mut self, now: Instant) {
+        while let Some((About { verb, sector, bytes }, age)) = self.in_flight.report_stuck(now) {
+            let (disk, queue, seconds) = (self.disk.name(), self.index, age.as_secs());
+            match self.log_limit.allow(now) {
+                Some(_) => warn!(disk, queue, sector, bytes, seconds, "{verb} is stuck in the host"),
+                None => return,
+            }
+        }
+    }
+}
+
+/// One log line, and the front-end told.
+pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedFd>>, what: &str) {
+    error!(disk = disk.name(), queue, "queue stopped until the guest resets it: {what}");
+    if let Some(err) = err {
+        signal(err);
+    }
+}
+
+/// Everything needed to turn one parsed request into ops: steps 4 and 5.
+struct Starter<'q, 'w, 'l> {
+    disk: &'q Disk,
+    view: &'q MemoryView,
+    in_flight: &'q mut InFlight,
+    lane: &'l mut Lane<'w>,
+    file: FileId,
+    durability: Durability,
+    token: u64,
+    tag: u16,
+    reply: virtio_blk::ReplySlot,
+}
+
+impl Starter<'_, '_, '_> {
+    #[inline]
+    fn start(&mut self, request: Request<'_>) -> Outcome {
+        let writable = !self.disk.image().read_only();
+        match request {
+            Request::Read { sector, data } => self.read(sector, data),
+            Request::Write { sector, data } if writable => self.write(sector, data),
+            Request::Flush => self.flush(),
+            Request::GetId { data } => self.get_id(data),
+            Request::Discard { segments } if writable => self.discard(&segments),
+            Request::WriteZeroes { segments } if writable => self.write_zeroes(&segments),
+            Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. } => FAILED,
+            Request::Unsupported { .. } => UNSUPPORTED,
+        }
+    }
+
+    #[inline]
+    fn read(&mut self, sector: u64, data: Data<'_>) -> Outcome {
+        let about = About { verb: "read", sector, bytes: data.len_bytes() };
+        self.transfer(about, data, |range, _| OpKind::Read { range })
+    }
+
+    #[inline]
+    fn write(&mut self, sector: u64, data: Data<'_>) -> Outcome {
+        let about = About { verb: "write", sector, bytes: data.len_bytes() };
+        self.transfer(about, data, |range, durability| OpKind::Write { range, durability })
+    }
+
+    #[inline]
+    fn transfer(
+        &mut self,
+        about: About,
+        data: Data<'_>,
+        kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
+    ) -> Outcome {
+        // Step 4: sectors to a range of the image.
+        let Ok(range) = self.disk.image().check(about.sector, about.bytes) else { return FAILED };
+        if about.bytes == 0 {
+            return NOTHING_TO_DO;
+        }
+        let buffers = match self.lane.pool.fill(self.view, data.ranges()) {
+            Ok(buffers) => buffers,
+            Err(NoBuffers::Exhausted) => return Outcome::Later,
+            Err(NoBuffers::Refused(_)) => return FAILED,
+        };
+        // Step 5: slot, then op; the worker submits the batch.
+        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
+        self.push(kind(range, self.durability), buffers);
+        Outcome::Submitted
+    }
+
+    fn flush(&mut self) -> Outcome {
+        let about = About { verb: "flush", sector: 0, bytes: 0 };
+        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
+        self.push(OpKind::Flush, IoVecs::with_capacity(0));
+        Outcome::Submitted
+    }
+
+    /// Answered without the engine: up to 20 bytes, fewer if the driver has less room.
+    fn get_id(&self, data: Data<'_>) -> Outcome {
+        match data.store(self.view, self.disk.serial()) {
+            Ok(stored) => Outcome::Finished { status: Status::Ok, stored_bytes: u64::from(stored) },
+            Err(_) => FAILED,
+        }
+    }
+
+    fn discard(&mut self, segments: &Segments) -> Outcome {
+        let Some(limits) = self.disk.image().discard_limits() else { return UNSUPPORTED };
+        let durability = self.durability;
+        self.segments("discard", segments, limits.max_sectors, |range, _| OpKind::Discard {
+            range,
+            durability,
+        })
+    }
+
+    fn write_zeroes(&mut self, segments: &Segments) -> Outcome {
+        let Some(limits) = self.disk.image().write_zeroes_limits() else { return UNSUPPORTED };
+        let durability = self.durability;
+        self.segments("write zeroes", segments, limits.max_sectors, |range, segment| {
+            let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
+            OpKind::WriteZeroes { range, unmap, durability }
+        })
+    }
+
+    /// All segments are checked before the first one is started.
+    fn segments(
+        &mut self,
+        verb: &'static str,
+        segments: &Segments,
+        max_sectors: u32,
+        kind: impl Fn(CheckedRange, &Segment) -> OpKind,
+    ) -> Outcome {
+        let image = self.disk.image();
+        let range = |segment: &Segment| {
+            let bytes = u64::from(segment.sectors) * disk_image::SECTOR_BYTES;
+            image.check(segment.sector, bytes).ok().filter(|_| segment.sectors <= max_sectors)
+        };
+        let used = || segments.iter().filter(|segment| segment.sectors > 0);
+        let (mut ops, mut bytes) = (0, 0);
+        for segment in segments.iter() {
+            let Some(range) = range(segment) else { return FAILED };
+            ops += u16::from(segment.sectors > 0);
+            bytes += range.len_bytes();
+        }
+        let Some(first) = used().next() else { return NOTHING_TO_DO };
+        let about = About { verb, sector: first.sector, bytes };
+        self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
+        for segment in used() {
+            if let Some(range) = range(segment) {
+                self.push(kind(range, segment), IoVecs::with_capacity(0));
+            }
+        }
+        Outcome::Submitted
+    }
+
+    #[inline]
+    fn push(&mut self, kind: OpKind, buffers: IoVecs) {
+        let op = Op { token: self.token, file: self.file, kind, buffers };
+        let pushed = self.lane.submit.push(op);
+        assert!(pushed.is_ok(), "`take_requests` made sure that the engine has room");
+    }
+}

@@ -1,0 +1,249 @@
+//! The server: disks, their sockets, their sessions, and the workers; starting and stopping all of it.
+//!
+//! Stopping loses nothing: no further front-end is accepted, every queue stops taking requests and what
+//! is in flight completes, then each image is flushed, then the sockets go. What the guests had not yet
+//! been served stays in their rings for the next server.
+//!
+//! Not here: signals and options (`bareblk`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use disk_image::{CapacityChange, Opener};
+use io_engine::Engine;
+use rustix::event::{EventfdFlags, eventfd};
+use tracing::{error, info, warn};
+
+use crate::disk::{Disk, DiskConfig, InvalidDisk};
+use crate::listener::{MAX_SESSIONS, Socket, SocketConfig, SocketError, accept_all};
+use crate::session::{EndReason, Session, SessionShared};
+use crate::signal::signal;
+use crate::worker::WorkerSet;
+
+/// A session's thread sleeps in `poll` and holds one message.
+const SESSION_STACK_BYTES: usize = 256 << 10;
+
+/// Makes a worker's engine.
+pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>>>;
+
+/// How to serve.
+pub struct ServerConfig {
+    /// Called once per worker.
+    pub engine: EngineFactory,
+    /// Most requests in flight per worker: the depth that `engine` makes engines with.
+    pub depth: u32,
+    /// Number of workers, at least one.
+    pub workers: usize,
+    /// Longest polling before a worker sleeps; zero never polls.
+    pub poll: Duration,
+}
+
+impl std::fmt::Debug for ServerConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { depth, workers, poll, .. } = self;
+        let mut out = f.debug_struct("ServerConfig");
+        out.field("depth", depth).field("workers", workers).field("poll", poll).finish_non_exhaustive()
+    }
+}
+
+/// Why the server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// An engine could not be made, or a worker not be started.
+    #[error("cannot start the I/O engine")]
+    Engine(#[source] io::Error),
+    /// Out of threads or descriptors.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// See [`InvalidDisk`].
+    #[error(transparent)]
+    Disk(#[from] InvalidDisk),
+    /// See [`SocketError`].
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+}
+
+/// What a stop left behind.
+#[derive(Debug, Default)]
+pub struct StopReport {
+    /// Disks with requests still in flight when time was up.
+    pub unfinished: Vec<String>,
+    /// Disks whose last flush failed, and why.
+    pub not_flushed: Vec<(String, io::Error)>,
+}
+
+impl StopReport {
+    /// Whether everything acknowledged is on stable storage.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.unfinished.is_empty() && self.not_flushed.is_empty()
+    }
+}
+
+/// One disk and who is connected to it.
+#[derive(Debug)]
+struct Export {
+    disk: Arc<Disk>,
+    socket: Socket,
+    sessions: Mutex<Vec<Arc<SessionShared>>>,
+}
+
+impl Export {
+    fn sessions(&self) -> Vec<Arc<SessionShared>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// `None` if the disk has too many sessions already.
+    fn new_session(&self) -> Option<io::Result<Arc<SessionShared>>> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        (sessions.len() < MAX_SESSIONS).then(|| {
+            let session = SessionShared::new(NEXT_ID.fetch_add(1, Ordering::Relaxed))?;
+            sessions.push(Arc::clone(&session));
+            Ok(session)
+        })
+    }
+
+    fn forget_session(&self, session: &Arc<SessionShared>) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|known| !Arc::ptr_eq(known, session));
+    }
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    exports: Arc<Vec<Export>>,
+    workers: Arc<WorkerSet>,
+    quit: Arc<OwnedFd>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Binds every disk's socket and serves until [`Server::stop`].
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing stays bound or running then.
+    pub fn start(
+        config: &ServerConfig,
+        opener: &Arc<dyn Opener>,
+        disks: Vec<(DiskConfig, SocketConfig)>,
+    ) -> Result<Self, ServerError> {
+        let engines = (0..config.workers.max(1)).map(|_| (config.engine)());
+        let engines = engines.collect::<Result<_, _>>().map_err(ServerError::Engine)?;
+        let depth = usize::try_from(config.depth).unwrap_or(usize::MAX);
+        let workers = WorkerSet::start(engines, depth, config.poll).map_err(ServerError::Engine)?;
+        let export = |(disk, socket): (DiskConfig, SocketConfig)| {
+            let disk = Arc::new(Disk::new(disk)?);
+            let socket = Socket::bind(opener, &socket)?;
+            Ok::<_, ServerError>(Export { disk, socket, sessions: Mutex::default() })
+        };
+        let exports = Arc::new(disks.into_iter().map(export).collect::<Result<Vec<_>, _>>()?);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let quit = Arc::new(eventfd(0, flags).map_err(|errno| ServerError::Thread(errno.into()))?);
+        let mut server = Self { exports, workers: Arc::new(workers), quit, acceptor: None };
+        server.acceptor = Some(server.start_acceptor().map_err(ServerError::Thread)?);
+        Ok(server)
+    }
+
+    fn start_acceptor(&self) -> io::Result<JoinHandle<()>> {
+        let exports = Arc::clone(&self.exports);
+        let (workers, quit) = (Arc::clone(&self.workers), Arc::clone(&self.quit));
+        let thread = std::thread::Builder::new().name("bareblk-accept".into());
+        thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
+            let sockets: Vec<_> = exports.iter().map(|export| &export.socket).collect();
+            accept_all(&sockets, &quit, |number, front_end| {
+                start_session(&exports, number, &workers, front_end);
+            });
+        })
+    }
+
+    /// Reads the size of every image again; guests of images that grew are told.
+    pub fn refresh_capacities(&self) {
+        for export in self.exports.iter() {
+            refresh_capacity(export);
+        }
+    }
+
+    /// Stops as the file's head says, within `timeout`.
+    #[must_use]
+    pub fn stop(mut self, timeout: Duration) -> StopReport {
+        let deadline = Instant::now() + timeout;
+        self.stop_accepting();
+        let mut report = StopReport::default();
+        let sessions: Vec<_> = self.exports.iter().map(Export::sessions).collect();
+        sessions.iter().flatten().for_each(|session| session.end(EndReason::Stop));
+        for (export, sessions) in self.exports.iter().zip(&sessions) {
+            let name = export.disk.name().to_owned();
+            if sessions.iter().any(|session| !session.wait_ended(deadline)) {
+                report.unfinished.push(name);
+            } else if let Err(error) = flush(&export.disk) {
+                report.not_flushed.push((name, error));
+            }
+        }
+        if !report.unfinished.is_empty() {
+            self.workers.cancel_all();
+        }
+        report
+    }
+
+    fn stop_accepting(&mut self) {
+        signal(&self.quit);
+        let _ = self.acceptor.take().map(JoinHandle::join);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop_accepting();
+    }
+}
+
+fn start_session(exports: &Arc<Vec<Export>>, number: usize, workers: &Arc<WorkerSet>, front_end: OwnedFd) {
+    let export = &exports[number];
+    let disk = Arc::clone(&export.disk);
+    let session = match export.new_session() {
+        Some(Ok(session)) => session,
+        Some(Err(error)) => return error!(disk = disk.name(), "front-end refused: {error}"),
+        None => {
+            return warn!(disk = disk.name(), limit = MAX_SESSIONS, "front-end refused: too many sessions");
+        }
+    };
+    let (exports, workers) = (Arc::clone(exports), Arc::clone(workers));
+    let known = Arc::clone(&session);
+    let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
+    let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
+        Session::new(disk, workers, front_end, Arc::clone(&session)).run();
+        exports[number].forget_session(&session);
+    });
+    if let Err(error) = started {
+        error!("front-end refused: {error}");
+        export.forget_session(&known);
+    }
+}
+
+fn refresh_capacity(export: &Export) {
+    let disk = &export.disk;
+    match disk.image().refresh_capacity() {
+        Ok(CapacityChange::Unchanged) => {}
+        Ok(CapacityChange::Grown { from, to }) => {
+            info!(disk = disk.name(), from, to, "image grew (sectors of 512 bytes)");
+            export.sessions().iter().for_each(|session| session.announce_config_change());
+        }
+        Ok(CapacityChange::Shrunk { from, to }) => {
+            error!(
+                disk = disk.name(),
+                from, to, "image shrank; the disk keeps its size and reads beyond fail"
+            );
+        }
+        Err(error) => error!(disk = disk.name(), "size not read: {}", crate::session::chain(&error)),
+    }
+}
+
+fn flush(disk: &Disk) -> io::Result<()> {
+    if disk.image().read_only() { Ok(()) } else { disk.image().file().sync_data() }
+}

@@ -1,0 +1,579 @@
+//! One connected front-end: its messages in order, and the queues they start and stop.
+//!
+//! `wire.rs (Message) → handle → vrings, memory, features → worker commands → reply`
+//!
+//! - A session is not a disk: a disk may have two sessions while one front-end replaces another, but
+//!   rings are started in only one (`disk::RingLease`).
+//! - One thread per session, asleep in `poll` between messages. It never touches guest memory: the
+//!   queues' workers do.
+//! - A message that makes no sense ends the session with one log line; the disk and other sessions go
+//!   on. What the front-end asked to be told (NEED_REPLY) it is told instead, where it can go on.
+//!
+//! Spec: vhost-user, "Front-end message types". Not here: bytes (`wire.rs`), the requests of the guest
+//! (`queue.rs`).
+
+mod memory;
+mod shared;
+mod vring;
+mod wire;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use guest_mem::GuestMemory;
+use tracing::{debug, error, info, warn};
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserConfig, VhostUserProtocolFeatures, VhostUserU64, VhostUserVringAddr,
+    VhostUserVringState,
+};
+use virtio_blk::{DeviceConfig, Negotiated, initial_write_cache};
+use vm_memory::ByteValued;
+
+pub(crate) use shared::{EndReason, SessionShared};
+use vring::{UserAddresses, Vring};
+use wire::{Incoming, Message, Wire, WireError};
+
+use crate::disk::{Disk, RingLease};
+use crate::log_limit::LogLimit;
+use crate::worker::{QueueStart, WorkerSet};
+
+/// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
+const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// The message's low byte names the queue, this bit says that no descriptor follows.
+const VRING_NO_FD: u64 = 1 << 8;
+/// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
+const BACKEND_CONFIG_CHANGE: u32 = 2;
+
+/// Why a message was not carried out.
+#[derive(Debug, thiserror::Error)]
+enum SessionError {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error("{request:?} has a body of {bytes} bytes, {wanted} are needed")]
+    BodySize { request: FrontendReq, bytes: usize, wanted: usize },
+    #[error("{request:?} came with {count} file descriptors, {wanted} are needed")]
+    FdCount { request: FrontendReq, count: usize, wanted: usize },
+    #[error("{request:?} names queue {index}, this disk has {queues}")]
+    QueueIndex { request: FrontendReq, index: u64, queues: u16 },
+    #[error("SET_VRING_NUM {num} for queue {index}: a power of two from 2 to {max} is needed")]
+    QueueSize { index: u32, num: u32, max: u16 },
+    #[error("SET_VRING_BASE {base} for queue {index} does not fit 16 bits")]
+    RingBase { index: u32, base: u32 },
+    #[error("SET_VRING_KICK for queue {index} without a file descriptor: polled queues are not supported")]
+    NoKick { index: u16 },
+    #[error("SET_PROTOCOL_FEATURES {wanted:#x} has bits that were not offered ({offered:#x})")]
+    ProtocolFeatures { wanted: u64, offered: u64 },
+    #[error("configuration written without VIRTIO_BLK_F_CONFIG_WCE, so nothing in it is writable")]
+    NoConfigWce,
+    #[error("{request:?} is not supported: its feature was not offered")]
+    NotOffered { request: FrontendReq },
+    #[error(transparent)]
+    Features(#[from] virtio_blk::FeatureError),
+    #[error(transparent)]
+    ConfigRead(#[from] virtio_blk::ConfigReadError),
+    #[error(transparent)]
+    ConfigWrite(#[from] virtio_blk::ConfigWriteError),
+    #[error(transparent)]
+    Memory(#[from] memory::MemoryChangeError),
+    #[error(transparent)]
+    Lease(#[from] crate::disk::LeaseError),
+    #[error("the worker is gone")]
+    WorkerGone,
+}
+
+type Result<T, E = SessionError> = std::result::Result<T, E>;
+
+/// Protocol features offered; INFLIGHT_SHMFD and LOG_SHMFD come with crash recovery and migration.
+fn protocol_features() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::BACKEND_REQ
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::RESET_DEVICE
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+}
+
+/// How a message is answered.
+enum Answer {
+    /// Nothing to tell but success, if asked (REPLY_ACK).
+    Ack,
+    U64(u64),
+    VringState(VhostUserVringState),
+    Config(VhostUserConfig, Vec<u8>),
+}
+
+/// One front-end's state.
+pub(crate) struct Session {
+    disk: Arc<Disk>,
+    workers: Arc<WorkerSet>,
+    wire: Wire,
+    shared: Arc<SessionShared>,
+    memory: Arc<GuestMemory>,
+    offered: u64,
+    negotiated: Option<Negotiated>,
+    protocol: u64,
+    protocol_negotiated: bool,
+    vrings: Vec<Vring>,
+    lease: Option<RingLease>,
+    log_limit: LogLimit,
+}
+
+impl Session {
+    pub(crate) fn new(
+        disk: Arc<Disk>,
+        workers: Arc<WorkerSet>,
+        socket: OwnedFd,
+        shared: Arc<SessionShared>,
+    ) -> Self {
+        let vrings = (0..disk.queues()).map(|_| Vring::default()).collect();
+        let offered = disk.device_features() | F_PROTOCOL_FEATURES;
+        let wire = Wire::new(socket, Arc::clone(shared.wake_fd()));
+        let memory = Arc::default();
+        Self {
+            disk,
+            workers,
+            wire,
+            shared,
+            memory,
+            offered,
+            negotiated: None,
+            protocol: 0,
+            protocol_negotiated: false,
+            vrings,
+            lease: None,
+            log_limit: LogLimit::new(Instant::now()),
+        }
+    }
+
+    /// Serves the front-end until it goes, errs, or the session is told to end.
+    pub(crate) fn run(mut self) {
+        let (disk, session) = (self.disk.name().to_owned(), self.shared.id());
+        debug!(disk, session, "front-end connected");
+        match self.serve() {
+            Ok(()) => {}
+            Err(SessionError::Wire(WireError::Closed)) => debug!(disk, session, "front-end disconnected"),
+            Err(error) => error!(disk, session, "session ended: {}", chain(&error)),
+        }
+        self.stop_all();
+        self.shared.ended();
+        debug!(disk, session, "session closed");
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        loop {
+            match self.wire.receive()? {
+                Incoming::Message(message) => self.answer(message)?,
+                Incoming::Woken => {
+                    if let Some(reason) = self.shared.end_reason() {
+                        self.end(&reason);
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn end(&self, reason: &EndReason) {
+        let (disk, session) = (self.disk.name(), self.shared.id());
+        match reason {
+            EndReason::Stop => debug!(disk, session, "session told to end"),
+            EndReason::MemoryFault(what) => error!(disk, session, "session ended: {what}"),
+        }
+    }
+
+    fn answer(&mut self, message: Message) -> Result<()> {
+        let Message { request, need_reply, .. } = message;
+        debug!(disk = self.disk.name(), session = self.shared.id(), ?request, need_reply, "message");
+        let ack_wanted = need_reply && self.has(VhostUserProtocolFeatures::REPLY_ACK);
+        match self.handle(message) {
+            Ok(Answer::Ack) if ack_wanted => self.wire.reply(request, &VhostUserU64::new(0), &[])?,
+            Ok(Answer::Ack) => {}
+            Ok(Answer::U64(value)) => self.wire.reply(request, &VhostUserU64::new(value), &[])?,
+            Ok(Answer::VringState(state)) => self.wire.reply(request, &state, &[])?,
+            Ok(Answer::Config(head, bytes)) => self.wire.reply(request, &head, &bytes)?,
+            Err(error) if error.ends_session() => return Err(error),
+            // An answer without bytes of the configuration space means failure.
+            Err(error) if request == FrontendReq::GET_CONFIG => {
+                self.log_refused(&error);
+                self.wire.reply(request, &VhostUserConfig::default(), &[])?;
+            }
+            Err(error) if ack_wanted && !has_reply(request) => {
+                self.log_refused(&error);
+                self.wire.reply(request, &VhostUserU64::new(1), &[])?;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn log_refused(&mut self, error: &SessionError) {
+        if let Some(suppressed) = self.log_limit.allow(Instant::now()) {
+            let (disk, session) = (self.disk.name(), self.shared.id());
+            warn!(disk, session, suppressed, "refused: {}", chain(error));
+        }
+    }
+
+    /// The front-end's messages, in the order of their numbers' meaning: features, memory, rings.
+    fn handle(&mut self, message: Message) -> Result<Answer> {
+        let takes_fds = matches!(
+            message.request,
+            FrontendReq::SET_MEM_TABLE
+                | FrontendReq::ADD_MEM_REG
+                | FrontendReq::REM_MEM_REG
+                | FrontendReq::SET_VRING_KICK
+                | FrontendReq::SET_VRING_CALL
+                | FrontendReq::SET_VRING_ERR
+                | FrontendReq::SET_BACKEND_REQ_FD
+        );
+        if !takes_fds {
+            expect_fds(&message, 0)?;
+        }
+        match message.request {
+            FrontendReq::GET_FEATURES => Ok(Answer::U64(self.offered)),
+            FrontendReq::SET_FEATURES => self.set_features(&message),
+            FrontendReq::GET_PROTOCOL_FEATURES => Ok(Answer::U64(protocol_features().bits())),
+            FrontendReq::SET_PROTOCOL_FEATURES => self.set_protocol_features(&message),
+            FrontendReq::SET_OWNER => Ok(Answer::Ack),
+            FrontendReq::RESET_OWNER | FrontendReq::RESET_DEVICE => self.reset(),
+            FrontendReq::GET_QUEUE_NUM => Ok(Answer::U64(u64::from(self.disk.queues()))),
+            FrontendReq::GET_CONFIG => self.get_config(&message),
+            FrontendReq::SET_CONFIG => self.set_config(&message),
+            FrontendReq::GET_MAX_MEM_SLOTS => Ok(Answer::U64(guest_mem::MAX_REGIONS as u64)),
+            FrontendReq::SET_MEM_TABLE => self.set_memory(memory::replaced(&self.memory, message)),
+            FrontendReq::ADD_MEM_REG => self.set_memory(memory::added(&self.memory, message)),
+            FrontendReq::REM_MEM_REG => self.set_memory(memory::removed(&self.memory, &message)),
+            FrontendReq::SET_VRING_NUM => self.set_vring_num(&message),
+            FrontendReq::SET_VRING_ADDR => self.set_vring_addr(&message),
+            FrontendReq::SET_VRING_BASE => self.set_vring_base(&message),
+            FrontendReq::GET_VRING_BASE => self.get_vring_base(&message),
+            FrontendReq::SET_VRING_KICK => self.set_vring_kick(message),
+            FrontendReq::SET_VRING_CALL => self.set_vring_call(message),
+            FrontendReq::SET_VRING_ERR => self.set_vring_err(message),
+            FrontendReq::SET_VRING_ENABLE => self.set_vring_enable(&message),
+            FrontendReq::SET_BACKEND_REQ_FD => self.set_backend_channel(message),
+            request => Err(SessionError::NotOffered { request }),
+        }
+    }
+
+    fn has(&self, feature: VhostUserProtocolFeatures) -> bool {
+        self.protocol & feature.bits() != 0
+    }
+
+    fn set_features(&mut self, message: &Message) -> Result<Answer> {
+        let wanted = u64_body(message)?;
+        let negotiated = Negotiated::accept(self.offered, wanted)?;
+        self.protocol_negotiated = wanted & F_PROTOCOL_FEATURES != 0;
+        if !self.protocol_negotiated {
+            // Rings of a front-end that never sends SET_VRING_ENABLE start enabled.
+            self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
+        }
+        // Some front-ends repeat the message; only a change may touch the cache mode the guest chose.
+        if self.negotiated != Some(negotiated) {
+            self.shared.set_write_cache(initial_write_cache(negotiated));
+            self.negotiated = Some(negotiated);
+        }
+        self.reconcile_all()
+    }
+
+    fn set_protocol_features(&mut self, message: &Message) -> Result<Answer> {
+        let (wanted, offered) = (u64_body(message)?, protocol_features().bits());
+        if wanted & !offered != 0 {
+            return Err(SessionError::ProtocolFeatures { wanted, offered });
+        }
+        self.protocol = wanted;
+        Ok(Answer::Ack)
+    }
+
+    /// Stops every ring and forgets what was negotiated; memory, cache mode and channel start over.
+    fn reset(&mut self) -> Result<Answer> {
+        self.stop_all();
+        self.negotiated = None;
+        for vring in &mut self.vrings {
+            *vring = Vring { enabled: !self.protocol_negotiated, ..Vring::default() };
+        }
+        Ok(Answer::Ack)
+    }
+
+    fn config(&self) -> DeviceConfig {
+        self.disk.device_config(self.shared.write_cache())
+    }
+
+    fn get_config(&self, message: &Message) -> Result<Answer> {
+        let (head, _) = config_body(message)?;
+        let (offset, size) = (head.offset, head.size);
+        let bytes = self.config().read(offset, size)?;
+        Ok(Answer::Config(head, bytes))
+    }
+
+    fn set_config(&mut self, message: &Message) -> Result<Answer> {
+        let (head, bytes) = config_body(message)?;
+        if !self.negotiated.is_some_and(Negotiated::has_config_wce) {
+            return Err(SessionError::NoConfigWce);
+        }
+        let cache = self.config().write(head.offset, bytes)?;
+        info!(disk = self.disk.name(), session = self.shared.id(), ?cache, "guest set the write cache");
+        self.shared.set_write_cache(cache);
+        Ok(Answer::Ack)
+    }
+
+    /// Hands running queues the new table; where a region goes away they let go of it first.
+    fn set_memory(&mut self, change: Result<memory::Change, memory::MemoryChangeError>) -> Result<Answer> {
+        let change = change?;
+        for vring in &self.vrings {
+            if let Some(queue) = &vring.running {
+                let layout = vring.layout(&change.memory);
+                queue.set_memory(Arc::clone(&change.memory), layout, change.removes)?;
+            }
+        }
+        self.memory = change.memory;
+        self.reconcile_all()
+    }
+
+    fn set_vring_num(&mut self, message: &Message) -> Result<Answer> {
+        let (index, num) = vring_state(message)?;
+        let max = self.disk.queue_size();
+        let size = u16::try_from(num).ok().filter(|n| n.is_power_of_two() && (2..=max).contains(n));
+        let size = size.ok_or(SessionError::QueueSize { index, num, max })?;
+        self.changing(message.request, u64::from(index), |vring| vring.queue_size = Some(size))
+    }
+
+    fn set_vring_addr(&mut self, message: &Message) -> Result<Answer> {
+        let body: VhostUserVringAddr = body(message)?;
+        let addresses =
+            UserAddresses { descriptors: body.descriptor, avail: body.available, used: body.used };
+        let index = u64::from(body.index);
+        self.changing(message.request, index, |vring| vring.addresses = Some(addresses))
+    }
+
+    fn set_vring_base(&mut self, message: &Message) -> Result<Answer> {
+        let (index, base) = vring_state(message)?;
+        let ring_base = u16::try_from(base).map_err(|_| SessionError::RingBase { index, base })?;
+        self.changing(message.request, u64::from(index), |vring| vring.base = ring_base)
+    }
+
+    fn get_vring_base(&mut self, message: &Message) -> Result<Answer> {
+        let (index, _) = vring_state(message)?;
+        let at = self.vring_index(message.request, u64::from(index))?;
+        self.stop(at);
+        let vring = &mut self.vrings[at];
+        vring.kick = None;
+        vring.failed = false;
+        Ok(Answer::VringState(VhostUserVringState::new(index, u32::from(vring.base))))
+    }
+
+    fn set_vring_kick(&mut self, message: Message) -> Result<Answer> {
+        let (at, fd) = self.vring_fd(message)?;
+        #[allow(clippy::cast_possible_truncation)] // fewer than 65,536 queues
+        let kick = fd.ok_or(SessionError::NoKick { index: at as u16 })?;
+        self.stop(at);
+        self.vrings[at].kick = Some(kick);
+        self.vrings[at].failed = false;
+        self.reconcile(at)
+    }
+
+    /// The new descriptor is signalled once: what completed before may have been signalled on one that
+    /// the front-end had already dropped, and the guest would wait for it for good.
+    fn set_vring_call(&mut self, message: Message) -> Result<Answer> {
+        let (at, fd) = self.vring_fd(message)?;
+        self.vrings[at].call = fd.clone();
+        if let Some(queue) = &self.vrings[at].running {
+            queue.set_call(fd.clone())?;
+        }
+        if let Some(call) = fd {
+            crate::signal::signal(&call);
+        }
+        Ok(Answer::Ack)
+    }
+
+    fn set_vring_err(&mut self, message: Message) -> Result<Answer> {
+        let (at, fd) = self.vring_fd(message)?;
+        self.vrings[at].err = fd.clone();
+        if let Some(queue) = &self.vrings[at].running {
+            queue.set_err(fd)?;
+        }
+        Ok(Answer::Ack)
+    }
+
+    fn set_vring_enable(&mut self, message: &Message) -> Result<Answer> {
+        let (index, num) = vring_state(message)?;
+        let at = self.vring_index(message.request, u64::from(index))?;
+        self.vrings[at].enabled = num != 0;
+        self.reconcile(at)
+    }
+
+    fn set_backend_channel(&mut self, mut message: Message) -> Result<Answer> {
+        expect_fds(&message, 1)?;
+        self.shared.set_backend_channel(message.fds.pop());
+        Ok(Answer::Ack)
+    }
+
+    /// Applies a change that a running ring cannot follow: it is stopped first and started after.
+    fn changing(
+        &mut self,
+        request: FrontendReq,
+        index: u64,
+        change: impl FnOnce(&mut Vring),
+    ) -> Result<Answer> {
+        let at = self.vring_index(request, index)?;
+        self.stop(at);
+        change(&mut self.vrings[at]);
+        self.reconcile(at)
+    }
+
+    fn reconcile_all(&mut self) -> Result<Answer> {
+        for at in 0..self.vrings.len() {
+            self.reconcile(at)?;
+        }
+        Ok(Answer::Ack)
+    }
+
+    /// Makes the queue run, or not, as the front-end's messages so far have it.
+    fn reconcile(&mut self, at: usize) -> Result<Answer> {
+        let should_run = self.vrings[at].should_run() && !self.memory.regions().is_empty();
+        match (self.negotiated, should_run, self.vrings[at].running.is_some()) {
+            (Some(negotiated), true, false) => self.start(at, negotiated)?,
+            (_, false, true) => self.stop(at),
+            _ => {}
+        }
+        Ok(Answer::Ack)
+    }
+
+    fn start(&mut self, at: usize, negotiated: Negotiated) -> Result<()> {
+        if self.lease.is_none() {
+            self.lease = Some(Disk::lease_rings(&self.disk, &self.shared)?);
+        }
+        let vring = &mut self.vrings[at];
+        let Some(kick) = vring.kick.clone() else { return Ok(()) };
+        #[allow(clippy::cast_possible_truncation)] // fewer than 65,536 queues
+        let start = QueueStart {
+            disk: Arc::clone(&self.disk),
+            session: Arc::clone(&self.shared),
+            index: at as u16,
+            memory: Arc::clone(&self.memory),
+            layout: vring.layout(&self.memory),
+            ring: negotiated.ring(),
+            base: vring.base,
+            kick,
+            call: vring.call.clone(),
+            err: vring.err.clone(),
+        };
+        // A ring that cannot be used is the queue's fault, not the session's: already logged, err fd
+        // signalled; the other queues go on and a reset revives this one.
+        vring.running = self.workers.start_queue(start)?;
+        vring.failed = vring.running.is_none();
+        Ok(())
+    }
+
+    /// Returns when what was submitted is complete; the guest's further requests stay in the ring.
+    fn stop(&mut self, at: usize) {
+        if let Some(queue) = self.vrings[at].running.take() {
+            self.vrings[at].base = queue.stop().unwrap_or(self.vrings[at].base);
+        }
+        if self.vrings.iter().all(|vring| vring.running.is_none()) {
+            self.lease = None;
+        }
+    }
+
+    /// All queues at once, so that they drain side by side.
+    fn stop_all(&mut self) {
+        for vring in &self.vrings {
+            if let Some(queue) = &vring.running {
+                queue.begin_stop();
+            }
+        }
+        for at in 0..self.vrings.len() {
+            self.stop(at);
+        }
+    }
+
+    fn vring_index(&self, request: FrontendReq, index: u64) -> Result<usize> {
+        let queues = self.disk.queues();
+        let at = usize::try_from(index).ok().filter(|&at| at < self.vrings.len());
+        at.ok_or(SessionError::QueueIndex { request, index, queues })
+    }
+
+    /// SET_VRING_KICK, _CALL and _ERR: a queue's number and one descriptor, or none.
+    fn vring_fd(&self, mut message: Message) -> Result<(usize, Option<Arc<OwnedFd>>)> {
+        let word = u64_body(&message)?;
+        let at = self.vring_index(message.request, word & 0xff)?;
+        expect_fds(&message, usize::from(word & VRING_NO_FD == 0))?;
+        let fd = message.fds.pop().map(crate::signal::adopt).transpose();
+        Ok((at, fd.map_err(WireError::Io)?))
+    }
+}
+
+impl SessionError {
+    /// Whether there is nothing to go on with, even for a front-end that wants to be told "failed".
+    fn ends_session(&self) -> bool {
+        matches!(self, Self::Wire(_) | Self::WorkerGone)
+    }
+}
+
+impl From<crate::worker::WorkerGone> for SessionError {
+    fn from(_: crate::worker::WorkerGone) -> Self {
+        Self::WorkerGone
+    }
+}
+
+/// Requests with an answer of their own, in which failure cannot be told.
+fn has_reply(request: FrontendReq) -> bool {
+    matches!(
+        request,
+        FrontendReq::GET_FEATURES
+            | FrontendReq::GET_PROTOCOL_FEATURES
+            | FrontendReq::GET_QUEUE_NUM
+            | FrontendReq::GET_MAX_MEM_SLOTS
+            | FrontendReq::GET_VRING_BASE
+    )
+}
+
+fn body<T: ByteValued>(message: &Message) -> Result<T> {
+    let (bytes, wanted) = (message.body.len(), size_of::<T>());
+    if bytes != wanted {
+        return Err(SessionError::BodySize { request: message.request, bytes, wanted });
+    }
+    let mut value = T::zeroed();
+    value.as_mut_slice().copy_from_slice(&message.body);
+    Ok(value)
+}
+
+fn u64_body(message: &Message) -> Result<u64> {
+    body::<VhostUserU64>(message).map(|body| body.value)
+}
+
+fn vring_state(message: &Message) -> Result<(u32, u32)> {
+    body::<VhostUserVringState>(message).map(|state| (state.index, state.num))
+}
+
+/// Offset, size and flags, then that many bytes (whatever they hold in a GET_CONFIG).
+fn config_body(message: &Message) -> Result<(VhostUserConfig, &[u8])> {
+    const HEAD_BYTES: usize = size_of::<VhostUserConfig>();
+    let (bytes, request) = (message.body.len(), message.request);
+    let short = SessionError::BodySize { request, bytes, wanted: HEAD_BYTES };
+    let (head_bytes, rest) = message.body.split_at_checked(HEAD_BYTES).ok_or(short)?;
+    let mut head = VhostUserConfig::default();
+    head.as_mut_slice().copy_from_slice(head_bytes);
+    let size = head.size;
+    if rest.len() != size as usize {
+        let wanted = HEAD_BYTES + size as usize;
+        return Err(SessionError::BodySize { request, bytes, wanted });
+    }
+    Ok((head, rest))
+}
+
+fn expect_fds(message: &Message, wanted: usize) -> Result<()> {
+    let (request, count) = (message.request, message.fds.len());
+    if count == wanted { Ok(()) } else { Err(SessionError::FdCount { request, count, wanted }) }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        line = format!("{line}: {cause}");
+        source = cause.source();
+    }
+    line
+}

@@ -1,0 +1,114 @@
+//! What a session's thread, its queues' workers and the server share: cache mode, wake-up, channel.
+//!
+//! Not here: the session itself (`mod.rs`).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+use tracing::{debug, warn};
+use virtio_blk::WriteCache;
+
+use super::{BACKEND_CONFIG_CHANGE, chain, wire};
+
+/// Why a session is told to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum EndReason {
+    /// The server stops.
+    Stop,
+    /// The front-end truncated the memory it shares.
+    MemoryFault(String),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    end: Option<EndReason>,
+    ended: bool,
+    backend_channel: Option<OwnedFd>,
+}
+
+/// One per session.
+#[derive(Debug)]
+pub(crate) struct SessionShared {
+    id: u64,
+    /// Whether writes may complete before they are durable; set by the session, read by workers.
+    writeback: AtomicBool,
+    wake: Arc<OwnedFd>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl SessionShared {
+    pub(crate) fn new(id: u64) -> std::io::Result<Arc<Self>> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Ok(Arc::new(Self { id, writeback: AtomicBool::new(true), wake, state, changed }))
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn wake_fd(&self) -> &Arc<OwnedFd> {
+        &self.wake
+    }
+
+    pub(crate) fn write_cache(&self) -> WriteCache {
+        // Relaxed: a guest that changes the mode waits for the answer before it relies on it, and the
+        // answer is sent after the store.
+        if self.writeback.load(Ordering::Relaxed) { WriteCache::Writeback } else { WriteCache::Writethrough }
+    }
+
+    pub(crate) fn set_write_cache(&self, cache: WriteCache) {
+        self.writeback.store(cache == WriteCache::Writeback, Ordering::Relaxed);
+    }
+
+    /// Asks the session's thread to end it. The first reason stays.
+    pub(crate) fn end(&self, reason: EndReason) {
+        self.lock().end.get_or_insert(reason);
+        crate::signal::signal(&self.wake);
+    }
+
+    pub(crate) fn end_reason(&self) -> Option<EndReason> {
+        self.lock().end.clone()
+    }
+
+    /// Called by the session's thread when its queues are stopped.
+    pub(crate) fn ended(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the session has ended; false if it had not by `deadline`.
+    pub(crate) fn wait_ended(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !state.ended);
+        waited.map_or_else(|poisoned| poisoned.into_inner().0.ended, |(state, _)| state.ended)
+    }
+
+    pub(crate) fn set_backend_channel(&self, channel: Option<OwnedFd>) {
+        self.lock().backend_channel = channel;
+    }
+
+    /// Tells the front-end that the configuration space changed (the disk's size, say).
+    pub(crate) fn announce_config_change(&self) {
+        let state = self.lock();
+        let Some(channel) = &state.backend_channel else {
+            debug!(
+                session = self.id,
+                "no back-end channel: the guest learns of the change at its next reset"
+            );
+            return;
+        };
+        if let Err(error) = wire::send_backend_request(channel, BACKEND_CONFIG_CHANGE) {
+            warn!(session = self.id, "configuration change not announced: {}", chain(&error));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,60 @@
+//! What a front-end has said about one queue so far, and whether that is enough to run it.
+//!
+//! A front-end may say it in any order (some enable rings before they send addresses), so nothing here
+//! acts: [`Vring::should_run`] is asked after every message.
+//!
+//! Spec: vhost-user, "Ring states". Not here: the running queue (`queue.rs`).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use guest_mem::GuestMemory;
+use virtqueue::SplitLayout;
+
+use crate::worker::QueueHandle;
+
+/// Ring addresses as sent: in the front-end's own address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UserAddresses {
+    pub(crate) descriptors: u64,
+    pub(crate) avail: u64,
+    pub(crate) used: u64,
+}
+
+/// One queue of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Vring {
+    pub(crate) queue_size: Option<u16>,
+    pub(crate) addresses: Option<UserAddresses>,
+    /// As sent, or as left by the last stop.
+    pub(crate) base: u16,
+    pub(crate) kick: Option<Arc<OwnedFd>>,
+    pub(crate) call: Option<Arc<OwnedFd>>,
+    pub(crate) err: Option<Arc<OwnedFd>>,
+    pub(crate) enabled: bool,
+    /// It failed to start; it is left alone until the front-end stops or resets it.
+    pub(crate) failed: bool,
+    pub(crate) running: Option<QueueHandle>,
+}
+
+impl Vring {
+    /// Whether the queue is configured, started and enabled.
+    pub(crate) fn should_run(&self) -> bool {
+        self.queue_size.is_some()
+            && self.addresses.is_some()
+            && self.kick.is_some()
+            && self.enabled
+            && !self.failed
+    }
+
+    /// Where the rings lie in guest memory; `None` if an address is in no region.
+    pub(crate) fn layout(&self, memory: &GuestMemory) -> Option<SplitLayout> {
+        let (queue_size, addresses) = (self.queue_size?, self.addresses?);
+        Some(SplitLayout {
+            queue_size,
+            descriptors: memory.user_to_guest(addresses.descriptors)?,
+            avail: memory.user_to_guest(addresses.avail)?,
+            used: memory.user_to_guest(addresses.used)?,
+        })
+    }
+}

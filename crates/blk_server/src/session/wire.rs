@@ -1,0 +1,240 @@
+//! vhost-user messages on the socket: bytes and passed descriptors to [`Message`], replies to bytes.
+//!
+//! `socket → header (12 bytes) → size checked → body, descriptors collected → Message`
+//!
+//! - A message may arrive in any number of packets; one that is not complete [`MESSAGE_TIMEOUT`] after
+//!   its first byte ends the session, so nobody can block a session thread with half a message.
+//! - Sizes, versions and descriptor counts are checked before anything is stored.
+//! - The session waits on its socket and on its own wake-up at once.
+//!
+//! Layout: vhost-user, "Header". The request numbers and body structs come from the `vhost` crate; its
+//! header type is private and its endpoint blocks in half a message (docs/decisions/0002).
+//! Not here: what a message does (`session.rs`).
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
+use vm_memory::ByteValued;
+
+/// Request, flags, size: three 32-bit numbers in native byte order.
+const HEADER_BYTES: usize = 12;
+/// Header flags: version in bits 0–1, "is a reply", "wants a reply".
+const VERSION_MASK: u32 = 0x3;
+const VERSION: u32 = 0x1;
+const FLAG_REPLY: u32 = 0x4;
+const FLAG_NEED_REPLY: u32 = 0x8;
+/// Most descriptors one message may carry: `SET_MEM_TABLE`'s regions (the `vhost` crate takes 32).
+const MAX_FDS: usize = 32;
+/// How long a front-end may take from a message's first byte to its last, and to read a reply.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One request of the front-end.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) request: FrontendReq,
+    /// The front-end set NEED_REPLY: it waits for success or failure (feature REPLY_ACK).
+    pub(crate) need_reply: bool,
+    pub(crate) body: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Why no further message can be read, or a reply not be sent. Ends the session.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WireError {
+    /// The peer closed between two messages: the normal end.
+    #[error("front-end disconnected")]
+    Closed,
+    #[error("front-end disconnected after {bytes} bytes of a message")]
+    ClosedInside { bytes: usize },
+    #[error("message incomplete after {} s: {bytes} bytes of it arrived", timeout.as_secs())]
+    TooSlow { bytes: usize, timeout: Duration },
+    #[error("message version {version}, only {VERSION} is known (flags {flags:#x})")]
+    Version { version: u32, flags: u32 },
+    #[error("message of {size} bytes, at most {max} are possible")]
+    TooLarge { size: u32, max: usize },
+    #[error("unknown request {code}")]
+    UnknownRequest { code: u32 },
+    #[error("more than {max} file descriptors with one message")]
+    TooManyFds { max: usize },
+    #[error("front-end does not read its replies")]
+    ReplyNotRead,
+    #[error("socket failed")]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for WireError {
+    fn from(errno: Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}
+
+/// What ended a wait for the next message.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    Message(Message),
+    /// The session's own wake-up fired.
+    Woken,
+}
+
+/// Both directions of a session's socket.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    socket: OwnedFd,
+    wake: Arc<OwnedFd>,
+}
+
+impl Wire {
+    /// `wake`: an eventfd that ends a wait between messages.
+    pub(crate) fn new(socket: OwnedFd, wake: Arc<OwnedFd>) -> Self {
+        Self { socket, wake }
+    }
+
+    /// Waits, without limit, for the next message or the wake-up.
+    pub(crate) fn receive(&self) -> Result<Incoming, WireError> {
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
+        retry_interrupted(|| poll(&mut fds, None))?;
+        if !fds[0].revents().is_empty() {
+            return Ok(Incoming::Woken);
+        }
+        self.receive_message().map(Incoming::Message)
+    }
+
+    fn receive_message(&self) -> Result<Message, WireError> {
+        let mut part = Partial { deadline: Instant::now() + MESSAGE_TIMEOUT, bytes: 0, fds: Vec::new() };
+        let mut header = [0; HEADER_BYTES];
+        self.fill(&mut header, &mut part)?;
+        let word = |at: usize| {
+            let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
+            u32::from_ne_bytes(bytes)
+        };
+        let (code, flags, size) = (word(0), word(4), word(8));
+        if flags & VERSION_MASK != VERSION {
+            return Err(WireError::Version { version: flags & VERSION_MASK, flags });
+        }
+        let body_bytes = usize::try_from(size).unwrap_or(usize::MAX);
+        if body_bytes > MAX_MSG_SIZE {
+            return Err(WireError::TooLarge { size, max: MAX_MSG_SIZE });
+        }
+        let mut body = vec![0; body_bytes];
+        self.fill(&mut body, &mut part)?;
+        let request = FrontendReq::try_from(code).map_err(|_| WireError::UnknownRequest { code })?;
+        Ok(Message { request, need_reply: flags & FLAG_NEED_REPLY != 0, body, fds: part.fds })
+    }
+
+    fn fill(&self, mut out: &mut [u8], part: &mut Partial) -> Result<(), WireError> {
+        while !out.is_empty() {
+            self.wait_readable(part)?;
+            let received = self.receive_some(out, part)?;
+            if received == 0 && part.bytes == 0 {
+                return Err(WireError::Closed);
+            }
+            if received == 0 {
+                return Err(WireError::ClosedInside { bytes: part.bytes });
+            }
+            part.bytes += received;
+            out = &mut out[received..];
+        }
+        Ok(())
+    }
+
+    fn wait_readable(&self, part: &Partial) -> Result<(), WireError> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let ready = retry_interrupted(|| poll(&mut fds, Some(&until(part.deadline))))?;
+        if ready == 0 {
+            return Err(WireError::TooSlow { bytes: part.bytes, timeout: MESSAGE_TIMEOUT });
+        }
+        Ok(())
+    }
+
+    fn receive_some(&self, out: &mut [u8], part: &mut Partial) -> Result<usize, WireError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut slices = [IoSliceMut::new(out)];
+        let received = match rustix::net::recvmsg(&self.socket, &mut slices, &mut ancillary, flags) {
+            Err(Errno::CONNRESET) => return Ok(0),
+            other => other?,
+        };
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                part.fds.extend(fds);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) || part.fds.len() > MAX_FDS {
+            return Err(WireError::TooManyFds { max: MAX_FDS });
+        }
+        Ok(received.bytes)
+    }
+
+    /// Answers `request` with `body` and what follows it.
+    pub(crate) fn reply(
+        &self,
+        request: FrontendReq,
+        body: &impl ByteValued,
+        rest: &[u8],
+    ) -> Result<(), WireError> {
+        send_message(&self.socket, u32::from(request), VERSION | FLAG_REPLY, body.as_slice(), rest)
+    }
+}
+
+/// Sends a request of ours on the back-end channel, without asking for an answer.
+pub(crate) fn send_backend_request(socket: impl AsFd, code: u32) -> Result<(), WireError> {
+    send_message(socket, code, VERSION, &[], &[])
+}
+
+fn send_message(socket: impl AsFd, code: u32, flags: u32, body: &[u8], rest: &[u8]) -> Result<(), WireError> {
+    let size = u32::try_from(body.len() + rest.len()).unwrap_or(u32::MAX);
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len() + rest.len());
+    for word in [code, flags, size] {
+        bytes.extend_from_slice(&word.to_ne_bytes());
+    }
+    bytes.extend_from_slice(body);
+    bytes.extend_from_slice(rest);
+    send_all(socket.as_fd(), &bytes)
+}
+
+fn send_all(socket: std::os::fd::BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), WireError> {
+    let deadline = Instant::now() + MESSAGE_TIMEOUT;
+    while !bytes.is_empty() {
+        let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+        if retry_interrupted(|| poll(&mut fds, Some(&until(deadline))))? == 0 {
+            return Err(WireError::ReplyNotRead);
+        }
+        match rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// What has arrived of a message.
+struct Partial {
+    deadline: Instant,
+    bytes: usize,
+    fds: Vec<OwnedFd>,
+}
+
+fn until(deadline: Instant) -> Timespec {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let tv_sec = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+    Timespec { tv_sec, tv_nsec: i64::from(left.subsec_nanos()) }
+}
+
+fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}

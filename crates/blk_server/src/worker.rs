@@ -1,0 +1,627 @@
+//! A worker: one thread with one event loop that owns its engine, its queues and all on their path.
+//!
+//! [`Worker::run`] reads like the eight steps of ARCHITECTURE.md. One pass takes all available chains,
+//! submits them with one system call, reaps what is complete, publishes each used index once and signals
+//! each call fd at most once. After work it polls for a while (`poller.rs`), then arms kicks, looks
+//! again, and sleeps in the engine, where kicks, completions and commands wake it alike.
+//!
+//! - Only *active* queues are looked at: one that stays empty is armed and left out until its kick.
+//! - Other threads talk to a worker by [`Command`]s and an eventfd; never through shared state.
+//! - Nothing here assumes that there is only one worker, or that a disk's queues are on the same one.
+//!
+//! Not here: what happens to one request (`queue.rs`), where ops go (`io_engine`).
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use guest_mem::{GuestMemory, sigbus};
+use io_engine::{Completion, Engine, Event, FileId, FileSpec, Handles, WatchToken};
+use rustix::event::{EventfdFlags, eventfd};
+use tracing::{debug, error};
+use virtqueue::{RingFeatures, SplitLayout};
+
+use crate::buffers::BufferPool;
+use crate::disk::Disk;
+use crate::poller::Poller;
+use crate::queue::{Lane, Queue, report_ring_fault};
+use crate::session::EndReason;
+use crate::session::SessionShared;
+use crate::signal::{drain, signal};
+
+/// A queue that was empty this many passes in a row is armed and not looked at until its kick.
+const IDLE_PASSES: u32 = 64;
+/// With requests in flight a worker looks at least this often whether one is stuck.
+const STUCK_CHECK: Duration = Duration::from_secs(10);
+/// Watch token of the worker's own doorbell; queues use their number.
+const DOORBELL: WatchToken = WatchToken(u64::MAX);
+
+/// The worker's thread has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("the worker is gone")]
+pub(crate) struct WorkerGone;
+
+/// Everything a worker needs to run a queue.
+pub(crate) struct QueueStart {
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) session: Arc<SessionShared>,
+    pub(crate) index: u16,
+    pub(crate) memory: Arc<GuestMemory>,
+    /// `None`: an address lies in no region.
+    pub(crate) layout: Option<SplitLayout>,
+    pub(crate) ring: RingFeatures,
+    pub(crate) base: u16,
+    pub(crate) kick: Arc<OwnedFd>,
+    pub(crate) call: Option<Arc<OwnedFd>>,
+    pub(crate) err: Option<Arc<OwnedFd>>,
+}
+
+/// What other threads ask of a worker. Queues are named by the number that `Start` answered with.
+enum Command {
+    /// Answers `None` if the queue cannot run (already logged).
+    Start(Box<QueueStart>, SyncSender<Option<u32>>),
+    BeginStop(u32),
+    /// Answered, with the ring's position, when nothing is in flight any more.
+    Stop(u32, SyncSender<u16>),
+    SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
+    SetErr(u32, Option<Arc<OwnedFd>>),
+    /// `drain`: only when nothing is in flight, because regions go away.
+    SetMemory {
+        queue: u32,
+        memory: Arc<GuestMemory>,
+        layout: Option<SplitLayout>,
+        drain: bool,
+        done: SyncSender<()>,
+    },
+    /// Gives up what can be given up: the server was told to end at once.
+    CancelAll,
+    Quit,
+}
+
+/// How to reach a worker.
+#[derive(Clone, Debug)]
+struct Address {
+    commands: Sender<Command>,
+    doorbell: Arc<OwnedFd>,
+}
+
+impl Address {
+    fn send(&self, command: Command) -> Result<(), WorkerGone> {
+        self.commands.send(command).map_err(|_| WorkerGone)?;
+        signal(&self.doorbell);
+        Ok(())
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, WorkerGone> {
+        let (answer, answered) = sync_channel(1);
+        self.send(command(answer))?;
+        answered.recv().map_err(|_| WorkerGone)
+    }
+}
+
+/// A running queue, from outside its worker.
+#[derive(Debug)]
+pub(crate) struct QueueHandle {
+    worker: Address,
+    id: u32,
+}
+
+impl QueueHandle {
+    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
+        self.worker.ask(|done| Command::SetCall(self.id, call, done))
+    }
+
+    pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
+        self.worker.send(Command::SetErr(self.id, err))
+    }
+
+    pub(crate) fn set_memory(
+        &self,
+        memory: Arc<GuestMemory>,
+        layout: Option<SplitLayout>,
+        drain: bool,
+    ) -> Result<(), WorkerGone> {
+        let queue = self.id;
+        self.worker.ask(|done| Command::SetMemory { queue, memory, layout, drain, done })
+    }
+
+    /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.
+    pub(crate) fn begin_stop(&self) {
+        let _ = self.worker.send(Command::BeginStop(self.id));
+    }
+
+    /// Returns the ring's position once everything submitted is complete.
+    pub(crate) fn stop(self) -> Option<u16> {
+        self.worker.ask(|done| Command::Stop(self.id, done)).ok()
+    }
+}
+
+/// All workers of a server, and which queue goes where.
+#[derive(Debug)]
+pub(crate) struct WorkerSet {
+    workers: Vec<(Address, Option<JoinHandle<()>>)>,
+}
+
+impl WorkerSet {
+    /// One worker per engine.
+    ///
+    /// # Errors
+    /// If a thread or an engine does not start.
+    pub(crate) fn start(
+        engines: Vec<Box<dyn Engine>>,
+        depth: usize,
+        poll: Duration,
+    ) -> std::io::Result<Self> {
+        let workers = engines.into_iter().enumerate();
+        let started = workers.map(|(number, engine)| start_worker(number, engine, depth, poll));
+        Ok(Self { workers: started.collect::<Result<_, _>>()? })
+    }
+
+    /// `None`: the queue cannot run; logged, and its err fd signalled.
+    pub(crate) fn start_queue(&self, start: QueueStart) -> Result<Option<QueueHandle>, WorkerGone> {
+        let worker = self.workers.get(usize::from(start.index) % self.workers.len());
+        let (worker, _) = worker.ok_or(WorkerGone)?;
+        let id = worker.ask(|done| Command::Start(Box::new(start), done))?;
+        Ok(id.map(|id| QueueHandle { worker: worker.clone(), id }))
+    }
+
+    pub(crate) fn cancel_all(&self) {
+        for (worker, _) in &self.workers {
+            let _ = worker.send(Command::CancelAll);
+        }
+    }
+}
+
+impl Drop for WorkerSet {
+    fn drop(&mut self) {
+        for (worker, thread) in &mut self.workers {
+            let _ = worker.send(Command::Quit);
+            let _ = thread.take().map(JoinHandle::join);
+        }
+    }
+}
+
+fn start_worker(
+    number: usize,
+    engine: Box<dyn Engine>,
+    depth: usize,
+    poll: Duration,
+) -> std::io::Result<(Address, Option<JoinHandle<()>>)> {
+    let (commands, received) = channel();
+    let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (started, start_result) = sync_channel(1);
+    let bell = Arc::clone(&doorbell);
+    let body = move || {
+        let _guard = AbortOnPanic;
+        match Worker::new(engine, received, bell, depth, poll) {
+            Ok(mut worker) => {
+                let _ = started.send(Ok(()));
+                worker.run();
+            }
+            Err(error) => drop(started.send(Err(error))),
+        }
+    };
+    let thread = std::thread::Builder::new().name(format!("bareblk-work-{number}")).spawn(body)?;
+    start_result.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::BrokenPipe.into()))?;
+    Ok((Address { commands, doorbell }, Some(thread)))
+}
+
+/// A worker that panicked would leave guests waiting for ever; a server that is gone is restarted.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            error!("a worker failed in a way that is a bug of this program; the server ends");
+            std::process::abort();
+        }
+    }
+}
+
+/// A queue and what its worker keeps about it.
+struct Entry {
+    queue: Queue,
+    active: bool,
+    idle_passes: u32,
+    stop: Option<SyncSender<u16>>,
+    memory: Option<(Arc<GuestMemory>, Option<SplitLayout>, SyncSender<()>)>,
+}
+
+struct Worker {
+    handles: Handles,
+    commands: Receiver<Command>,
+    doorbell: Arc<OwnedFd>,
+    queues: Vec<Option<Entry>>,
+    /// Numbers of queues that are looked at in every pass.
+    active: Vec<u32>,
+    /// Numbers of queues that got completions in this pass.
+    touched: Vec<u32>,
+    /// Files by disk, with the number of queues that use them.
+    files: HashMap<u64, (FileId, usize)>,
+    pool: BufferPool,
+    events: Vec<Event>,
+    poller: Poller,
+    in_flight: usize,
+    seen_faults: u64,
+    next_stuck_check: Instant,
+    quit: bool,
+}
+
+impl Worker {
+    fn new(
+        engine: Box<dyn Engine>,
+        commands: Receiver<Command>,
+        doorbell: Arc<OwnedFd>,
+        depth: usize,
+        poll: Duration,
+    ) -> std::io::Result<Self> {
+        debug!("engine: {}", engine.describe());
+        let mut handles = engine.start()?;
+        handles.reap.watch(Arc::clone(&doorbell), DOORBELL)?;
+        Ok(Self {
+            handles,
+            commands,
+            doorbell,
+            queues: Vec::new(),
+            active: Vec::new(),
+            touched: Vec::new(),
+            files: HashMap::new(),
+            pool: BufferPool::new(depth),
+            events: Vec::with_capacity(depth + 64),
+            poller: Poller::new(poll),
+            in_flight: 0,
+            seen_faults: sigbus::faults(),
+            next_stuck_check: Instant::now() + STUCK_CHECK,
+            quit: false,
+        })
+    }
+
+    fn run(&mut self) {
+        while !self.quit {
+            let now = Instant::now();
+            if self.pass(now) {
+                self.poller.progressed(now);
+            } else if self.poller.keeps_polling(now) {
+                std::hint::spin_loop();
+            } else if !self.arm() {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Steps 2 to 8 for everything that is there now. Returns whether there was anything.
+    #[inline]
+    fn pass(&mut self, now: Instant) -> bool {
+        let taken = self.take_requests(now); // 2–5: chains to ops
+        self.submit(); // 5: one system call for the whole batch
+        let completed = self.reap(now); // 6–7: completions to the used rings
+        self.publish(); // 8: used index and call fd, once per queue
+        if sigbus::faults() != self.seen_faults {
+            self.end_faulted_sessions();
+        }
+        taken || completed
+    }
+
+    #[inline]
+    fn take_requests(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while let Some(&id) = self.active.get(at) {
+            let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
+                self.active.swap_remove(at);
+                continue;
+            };
+            let submit = &mut *self.handles.submit;
+            let before = entry.queue.in_flight();
+            let taken = entry.queue.take_requests(&mut Lane { submit, pool: &mut self.pool, now });
+            self.in_flight += entry.queue.in_flight() - before;
+            if taken {
+                any = true;
+                entry.idle_passes = 0;
+                // What was answered without the engine is published with the rest of the pass.
+                self.touched.push(id);
+            } else if entry.idle_passes < IDLE_PASSES || entry.queue.waits_for_room() {
+                entry.idle_passes += 1;
+            } else if !entry.queue.enable_kicks() {
+                entry.active = false;
+                self.active.swap_remove(at);
+                continue;
+            } else {
+                entry.idle_passes = 0;
+                entry.queue.disable_kicks();
+            }
+            at += 1;
+        }
+        any
+    }
+
+    #[inline]
+    fn submit(&mut self) {
+        if let Err(error) = self.handles.submit.submit() {
+            self.engine_failed(&error);
+        }
+    }
+
+    #[inline]
+    fn reap(&mut self, now: Instant) -> bool {
+        self.handles.reap.reap(&mut self.events);
+        let mut events = std::mem::take(&mut self.events);
+        let any = !events.is_empty();
+        for event in events.drain(..) {
+            match event {
+                Event::Completed(completion) => self.complete(completion, now),
+                Event::Readable(DOORBELL) => self.take_commands(),
+                // Step 1: a kick.
+                Event::Readable(WatchToken(id)) => self.activate(id),
+                Event::WatchFailed(WatchToken(id), errno) => self.watch_failed(id, errno),
+            }
+        }
+        self.events = events;
+        any
+    }
+
+    #[inline]
+    fn complete(&mut self, completion: Completion, now: Instant) {
+        let Completion { token, result, stored_bytes, buffers } = completion;
+        #[allow(clippy::cast_possible_truncation)] // `start_request` put number and tag together
+        let (id, tag) = ((token >> 16) as u32, token as u16);
+        let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
+            debug_assert!(false, "a queue stays until its ops are complete");
+            return;
+        };
+        let before = entry.queue.in_flight();
+        entry.queue.complete(tag, result, stored_bytes, now);
+        self.in_flight -= before - entry.queue.in_flight();
+        self.pool.give_back(buffers, entry.queue.memory());
+        if self.touched.last() != Some(&id) {
+            self.touched.push(id);
+        }
+    }
+
+    #[inline]
+    fn publish(&mut self) {
+        while let Some(id) = self.touched.pop() {
+            let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
+            entry.queue.publish();
+            if entry.queue.in_flight() == 0 && (entry.stop.is_some() || entry.memory.is_some()) {
+                self.drained(id);
+            }
+        }
+    }
+
+    fn activate(&mut self, id: u64) {
+        let Ok(index) = u32::try_from(id) else { return };
+        let Some(Some(entry)) = self.queues.get_mut(index as usize) else { return };
+        entry.idle_passes = 0;
+        if !entry.active {
+            entry.active = true;
+            entry.queue.disable_kicks();
+            self.active.push(index);
+        }
+    }
+
+    /// Lets every active queue kick again. Returns whether one of them has work after all. Queues that
+    /// wait for room in the engine stay as they are: a completion wakes the worker, not a kick.
+    fn arm(&mut self) -> bool {
+        let mut at = 0;
+        while let Some(&id) = self.active.get(at) {
+            if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
+                if entry.queue.waits_for_room() && self.in_flight > 0 {
+                    at += 1;
+                    continue;
+                }
+                if entry.queue.enable_kicks() {
+                    entry.queue.disable_kicks();
+                    return true;
+                }
+                entry.active = false;
+            }
+            self.active.swap_remove(at);
+        }
+        false
+    }
+
+    /// No time limit and so no wake-up when idle; with requests in flight, a look for stuck ones.
+    fn sleep(&mut self) {
+        if sigbus::faults() != self.seen_faults {
+            self.end_faulted_sessions();
+        }
+        let limit = (self.in_flight > 0).then_some(STUCK_CHECK);
+        let asleep = Instant::now();
+        if let Err(error) = self.handles.reap.wait(limit) {
+            self.engine_failed(&error);
+        }
+        let awake = Instant::now();
+        self.poller.slept(awake.saturating_duration_since(asleep));
+        if self.in_flight > 0 && awake >= self.next_stuck_check {
+            self.next_stuck_check = awake + STUCK_CHECK;
+            self.queues.iter_mut().flatten().for_each(|entry| entry.queue.report_stuck(awake));
+        }
+    }
+
+    fn engine_failed(&self, error: &std::io::Error) {
+        // Without its engine this worker can serve nobody, and guests would wait for ever.
+        error!("the I/O engine failed, the server ends: {error}");
+        std::process::abort();
+    }
+
+    fn watch_failed(&mut self, id: u64, errno: rustix::io::Errno) {
+        let Ok(index) = usize::try_from(id) else {
+            self.engine_failed(&errno.into());
+            return;
+        };
+        if let Some(Some(entry)) = self.queues.get_mut(index) {
+            entry.queue.break_kick(errno);
+        }
+    }
+
+    fn take_commands(&mut self) {
+        drain(&self.doorbell);
+        while let Ok(command) = self.commands.try_recv() {
+            self.obey(command);
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Start(start, done) => {
+                let started = self.start(&start);
+                let _ = done.send(started);
+            }
+            Command::BeginStop(id) => self.with(id, |entry| entry.queue.drain()),
+            Command::Stop(id, done) => {
+                self.with(id, |entry| {
+                    entry.queue.drain();
+                    entry.stop = Some(done);
+                });
+                self.touched.push(id);
+            }
+            Command::SetCall(id, call, done) => {
+                self.with(id, |entry| entry.queue.set_call(call));
+                let _ = done.send(());
+            }
+            Command::SetErr(id, err) => self.with(id, |entry| entry.queue.set_err(err)),
+            Command::SetMemory { queue, memory, layout, drain, done } => {
+                self.set_memory(queue, memory, layout, drain, done);
+            }
+            Command::CancelAll => self.handles.reap.cancel_all(),
+            Command::Quit => self.quit = true,
+        }
+    }
+
+    fn with(&mut self, id: u32, act: impl FnOnce(&mut Entry)) {
+        if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
+            act(entry);
+        }
+    }
+
+    fn start(&mut self, start: &QueueStart) -> Option<u32> {
+        let index = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
+        let id = u32::try_from(index).ok()?;
+        let queue = match self.make_queue(start, id) {
+            Ok(queue) => queue,
+            Err(what) => {
+                report_ring_fault(&start.disk, start.index, start.err.as_ref(), &what);
+                return None;
+            }
+        };
+        self.pool.reserve(usize::from(start.layout.map_or(0, |layout| layout.queue_size)));
+        let entry = Entry { queue, active: false, idle_passes: 0, stop: None, memory: None };
+        if index == self.queues.len() {
+            self.queues.push(None);
+        }
+        self.queues[index] = Some(entry);
+        debug!(disk = start.disk.name(), queue = start.index, "queue started");
+        // Scanned once without waiting for a kick: it may have been lost with the last server.
+        self.activate(u64::from(id));
+        Some(id)
+    }
+
+    /// Attaches the image, watches the kick, maps the ring; undoes the first when a later one fails.
+    fn make_queue(&mut self, start: &QueueStart, id: u32) -> Result<Queue, String> {
+        let file = self.attach(&start.disk);
+        let file = file.map_err(|error| format!("the engine does not take the image: {error}"))?;
+        let watch = self.handles.reap.watch(Arc::clone(&start.kick), WatchToken(u64::from(id)));
+        let watch = watch.map_err(|error| {
+            self.detach(&start.disk);
+            format!("its kick descriptor cannot be polled: {error}")
+        })?;
+        Queue::new(start, id, file, watch).inspect_err(|_| {
+            self.handles.reap.unwatch(watch);
+            self.detach(&start.disk);
+        })
+    }
+
+    fn set_memory(
+        &mut self,
+        id: u32,
+        memory: Arc<GuestMemory>,
+        layout: Option<SplitLayout>,
+        drain: bool,
+        done: SyncSender<()>,
+    ) {
+        if drain {
+            self.with(id, |entry| {
+                entry.queue.drain();
+                entry.memory = Some((memory, layout, done));
+            });
+            self.touched.push(id);
+            return;
+        }
+        self.change_memory(id, memory, layout);
+        let _ = done.send(());
+    }
+
+    fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>, layout: Option<SplitLayout>) {
+        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
+        let old = Arc::clone(entry.queue.memory());
+        entry.queue.set_memory(memory, layout);
+        self.pool.forget(&old);
+    }
+
+    /// Nothing of the queue is in flight any more, and what was is visible to the driver.
+    fn drained(&mut self, id: u32) {
+        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
+        if let Some((memory, layout, done)) = entry.memory.take() {
+            self.change_memory(id, memory, layout);
+            self.with(id, |entry| {
+                if entry.stop.is_none() {
+                    entry.queue.resume();
+                }
+            });
+            let _ = done.send(());
+            self.activate(u64::from(id));
+        }
+        let Some(entry) = self.queues[id as usize].take_if(|entry| entry.stop.is_some()) else { return };
+        self.active.retain(|&active| active != id);
+        self.handles.reap.unwatch(entry.queue.watch);
+        drain(&entry.queue.kick);
+        self.pool.forget(entry.queue.memory());
+        self.detach(entry.queue.disk());
+        debug!(disk = entry.queue.disk().name(), position = entry.queue.position(), "queue stopped");
+        if let Some(done) = entry.stop {
+            let _ = done.send(entry.queue.position());
+        }
+    }
+
+    fn attach(&mut self, disk: &Disk) -> std::io::Result<FileId> {
+        if let Some((file, users)) = self.files.get_mut(&disk.id()) {
+            *users += 1;
+            return Ok(*file);
+        }
+        let image = disk.image();
+        let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+        let file = self.handles.submit.attach_file(spec)?;
+        self.files.insert(disk.id(), (file, 1));
+        Ok(file)
+    }
+
+    fn detach(&mut self, disk: &Disk) {
+        let Some((file, users)) = self.files.get_mut(&disk.id()) else { return };
+        *users -= 1;
+        if *users == 0 {
+            self.handles.submit.detach_file(*file);
+            self.files.remove(&disk.id());
+        }
+    }
+
+    /// An access of ours met a page that a front-end had cut off: its session ends, the others go on.
+    #[cold]
+    fn end_faulted_sessions(&mut self) {
+        self.seen_faults = sigbus::faults();
+        for entry in self.queues.iter_mut().flatten() {
+            if let Some(region) = entry.queue.memory().poisoned() {
+                let spec = region.spec();
+                let what = format!(
+                    "the front-end truncated the file of its memory region at guest address {:#x}",
+                    spec.guest_addr.0
+                );
+                entry.queue.break_memory();
+                entry.queue.session().end(EndReason::MemoryFault(what));
+            }
+        }
+    }
+}

@@ -1,0 +1,569 @@
+//! A server in this process and a front-end of our own that can do everything right, or anything wrong.
+//!
+//! `Rig` (image file, socket, server) ← `FrontEnd` (vhost-user messages, guest memory) ← `Guest` (one queue)
+//!
+//! Not here: assertions about the server; those are in the tests.
+#![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs::File;
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, SocketConfig, StopReport};
+use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
+use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
+use io_engine::{EngineConfig, IoUringEngine, Recorder};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use virtqueue::{DriverQueue, RingFeatures, SplitLayout};
+
+/// How long a test waits for something that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a test watches that something does not happen.
+pub const CALM: Duration = Duration::from_millis(200);
+pub const MIB: u64 = 1 << 20;
+/// The front-end's own addresses: guest addresses plus this.
+pub const USER_BASE: u64 = 0x7f00_0000_0000;
+
+pub mod code {
+    pub const GET_FEATURES: u32 = 1;
+    pub const SET_FEATURES: u32 = 2;
+    pub const SET_OWNER: u32 = 3;
+    pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_VRING_NUM: u32 = 8;
+    pub const SET_VRING_ADDR: u32 = 9;
+    pub const SET_VRING_BASE: u32 = 10;
+    pub const GET_VRING_BASE: u32 = 11;
+    pub const SET_VRING_KICK: u32 = 12;
+    pub const SET_VRING_CALL: u32 = 13;
+    pub const SET_VRING_ERR: u32 = 14;
+    pub const GET_PROTOCOL_FEATURES: u32 = 15;
+    pub const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub const GET_QUEUE_NUM: u32 = 17;
+    pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
+    pub const GET_CONFIG: u32 = 24;
+    pub const SET_CONFIG: u32 = 25;
+    pub const RESET_DEVICE: u32 = 34;
+    pub const GET_MAX_MEM_SLOTS: u32 = 36;
+    pub const ADD_MEM_REG: u32 = 37;
+    pub const REM_MEM_REG: u32 = 38;
+}
+
+pub mod feature {
+    pub const RO: u64 = 1 << 5;
+    pub const FLUSH: u64 = 1 << 9;
+    pub const CONFIG_WCE: u64 = 1 << 11;
+    pub const MQ: u64 = 1 << 12;
+    pub const DISCARD: u64 = 1 << 13;
+    pub const WRITE_ZEROES: u64 = 1 << 14;
+    pub const INDIRECT: u64 = 1 << 28;
+    pub const EVENT_IDX: u64 = 1 << 29;
+    pub const PROTOCOL: u64 = 1 << 30;
+    pub const VERSION_1: u64 = 1 << 32;
+    pub const USUAL: u64 = FLUSH | MQ | DISCARD | WRITE_ZEROES | INDIRECT | EVENT_IDX | PROTOCOL | VERSION_1;
+}
+
+pub mod kind {
+    pub const IN: u32 = 0;
+    pub const OUT: u32 = 1;
+    pub const FLUSH: u32 = 4;
+    pub const GET_ID: u32 = 8;
+    pub const DISCARD: u32 = 11;
+    pub const WRITE_ZEROES: u32 = 13;
+}
+
+/// What to serve; `Options::default()` is a 16 MiB image with O_DIRECT.
+pub struct Options {
+    pub image: ImageOptions,
+    pub image_bytes: u64,
+    pub queues: u16,
+    pub queue_size: u16,
+    pub engine: Option<EngineFactory>,
+    pub recorder: Option<Recorder>,
+    pub folder: Option<PathBuf>,
+    pub workers: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            image: ImageOptions { lock_timeout: Duration::ZERO, ..ImageOptions::new("") },
+            image_bytes: 16 * MIB,
+            queues: 4,
+            queue_size: 256,
+            engine: None,
+            recorder: None,
+            folder: None,
+            workers: 1,
+        }
+    }
+}
+
+impl Options {
+    pub fn buffered() -> Self {
+        let mut options = Self::default();
+        options.image.cache = CacheMode::Writeback;
+        options
+    }
+}
+
+pub struct Rig {
+    pub folder: tempfile::TempDir,
+    pub image: PathBuf,
+    pub socket: PathBuf,
+    pub server: Option<Server>,
+}
+
+impl Rig {
+    pub fn start(options: Options) -> Self {
+        // Not /tmp: that may be a tmpfs, and O_DIRECT should mean something.
+        let parent = options.folder.clone().unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")));
+        let folder = tempfile::Builder::new().prefix("rig-").tempdir_in(parent).unwrap();
+        let image = folder.path().join("disk.raw");
+        File::create(&image).unwrap().set_len(options.image_bytes).unwrap();
+        // The folder may be too deep for a socket address.
+        let name = format!("{}.sock", folder.path().file_name().unwrap().display());
+        let socket = std::env::temp_dir().join(name);
+        let mut rig = Self { folder, image, socket, server: None };
+        rig.start_server(options);
+        rig
+    }
+
+    pub fn start_server(&mut self, options: Options) {
+        let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+        let image_options = ImageOptions { path: self.image.clone(), ..options.image };
+        let image = Image::open(opener.as_ref(), &image_options).unwrap();
+        let config = EngineConfig { recorder: options.recorder, ..EngineConfig::default() };
+        let depth = config.depth;
+        let engine = options.engine.unwrap_or_else(|| {
+            Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn io_engine::Engine>))
+        });
+        let serial = image.default_serial();
+        let Options { queues, queue_size, workers, .. } = options;
+        let disk = DiskConfig { name: "test".into(), image, serial, queues, queue_size };
+        let socket = SocketConfig { path: self.socket.clone(), mode: 0o600, uid: None, gid: None };
+        let poll = Duration::from_micros(50);
+        let server = ServerConfig { engine, depth, workers, poll };
+        self.server = Some(Server::start(&server, &opener, vec![(disk, socket)]).unwrap());
+    }
+
+    pub fn stop(&mut self) -> StopReport {
+        self.server.take().unwrap().stop(PATIENCE)
+    }
+
+    pub fn connect(&self) -> FrontEnd {
+        FrontEnd::connect(&self.socket)
+    }
+
+    pub fn image_bytes(&self, offset_bytes: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        std::os::unix::fs::FileExt::read_exact_at(
+            &File::open(&self.image).unwrap(),
+            &mut bytes,
+            offset_bytes,
+        )
+        .unwrap();
+        bytes
+    }
+}
+
+pub struct FrontEnd {
+    pub socket: UnixStream,
+    pub memory: Arc<GuestMemory>,
+}
+
+/// One message from the server.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub code: u32,
+    pub flags: u32,
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    pub fn u64(&self) -> u64 {
+        u64::from_ne_bytes(self.body[..8].try_into().unwrap())
+    }
+}
+
+impl FrontEnd {
+    pub fn connect(socket: &Path) -> Self {
+        let socket = UnixStream::connect(socket).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { socket, memory: Arc::default() }
+    }
+
+    pub fn send(&self, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.send_flags(code, 1, body, fds);
+    }
+
+    pub fn send_flags(&self, code: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut bytes = Vec::new();
+        for word in [code, flags, u32::try_from(body.len()).unwrap()] {
+            bytes.extend_from_slice(&word.to_ne_bytes());
+        }
+        bytes.extend_from_slice(body);
+        self.send_raw(&bytes, fds);
+    }
+
+    /// Errors are ignored: the server may have closed already, which the test finds out by reading.
+    pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let slices = [IoSlice::new(bytes)];
+        let _ = rustix::net::sendmsg(&self.socket, &slices, &mut ancillary, SendFlags::NOSIGNAL);
+    }
+
+    pub fn receive(&self) -> Option<Reply> {
+        let mut header = [0; 12];
+        (&self.socket).read_exact(&mut header).ok()?;
+        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
+        let mut body = vec![0; word(8) as usize];
+        (&self.socket).read_exact(&mut body).ok()?;
+        Some(Reply { code: word(0), flags: word(4), body })
+    }
+
+    /// Whether the server has closed the session.
+    pub fn is_closed(&self) -> bool {
+        let mut byte = [0];
+        matches!((&self.socket).read(&mut byte), Ok(0))
+            || self.socket.take_error().is_ok_and(|error| error.is_some())
+    }
+
+    pub fn ask(&self, code: u32, body: &[u8]) -> Reply {
+        self.send(code, body, &[]);
+        self.receive().unwrap_or_else(|| panic!("no answer to request {code}"))
+    }
+
+    pub fn ask_u64(&self, code: u32) -> u64 {
+        self.ask(code, &[]).u64()
+    }
+
+    /// Sends with NEED_REPLY; 0 is success.
+    pub fn acked(&self, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> u64 {
+        self.send_flags(code, 1 | 8, body, fds);
+        self.receive().unwrap_or_else(|| panic!("no answer to request {code}")).u64()
+    }
+
+    pub fn ok(&self, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
+        assert_eq!(self.acked(code, body, fds), 0, "request {code} failed");
+    }
+
+    /// Features and protocol features, as a usual front-end does it.
+    pub fn negotiate(&self, features: u64) {
+        let offered = self.ask_u64(code::GET_FEATURES);
+        let protocol = self.ask_u64(code::GET_PROTOCOL_FEATURES);
+        self.send(code::SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[]);
+        self.ok(code::SET_OWNER, &[], &[]);
+        self.ok(code::SET_FEATURES, &(features & offered).to_ne_bytes(), &[]);
+    }
+
+    /// One region of `bytes` at guest address 0.
+    pub fn share_memory(&mut self, bytes: u64) {
+        self.share_regions(&[(0, bytes)]);
+    }
+
+    /// SET_MEM_TABLE with fresh regions of (guest address, size).
+    pub fn share_regions(&mut self, regions: &[(u64, u64)]) {
+        let region = |&(addr, bytes)| Arc::new(Region::from_memfd(GuestAddress(addr), bytes).unwrap());
+        let regions: Vec<_> = regions.iter().map(region).collect();
+        let mut body = vec![];
+        body.extend_from_slice(&u32::try_from(regions.len()).unwrap().to_ne_bytes());
+        body.extend_from_slice(&[0; 4]);
+        regions.iter().for_each(|region| body.extend_from_slice(&region_bytes(region)));
+        let fds: Vec<_> = regions.iter().map(|region| region.fd().as_fd()).collect();
+        self.ok(code::SET_MEM_TABLE, &body, &fds);
+        self.memory = Arc::new(GuestMemory::new(regions).unwrap());
+    }
+
+    pub fn add_region(&mut self, addr: u64, bytes: u64) {
+        let region = Arc::new(Region::from_memfd(GuestAddress(addr), bytes).unwrap());
+        self.ok(code::ADD_MEM_REG, &single_region_bytes(&region), &[region.fd().as_fd()]);
+        self.memory = Arc::new(self.memory.with_region(region).unwrap());
+    }
+
+    pub fn remove_region(&mut self, addr: u64) {
+        let regions = self.memory.regions().to_vec();
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            regions.into_iter().partition(|region| region.spec().guest_addr.0 == addr);
+        self.ok(code::REM_MEM_REG, &single_region_bytes(&gone[0]), &[]);
+        self.memory = Arc::new(GuestMemory::new(kept).unwrap());
+    }
+
+    /// Sets up and starts queue `index` in the usual order.
+    pub fn start_queue(&self, index: u16, queue_size: u16, features: u64) -> Guest {
+        let guest = self.new_guest(index, queue_size, features);
+        self.announce_queue(&guest);
+        self.ok(code::SET_VRING_ENABLE, &vring_state(index, 1), &[]);
+        guest
+    }
+
+    /// The guest's half of a queue; the server is told nothing.
+    pub fn new_guest(&self, index: u16, queue_size: u16, features: u64) -> Guest {
+        let base = u64::from(index) * 0x1_0000;
+        let layout = SplitLayout {
+            queue_size,
+            descriptors: GuestAddress(base),
+            avail: GuestAddress(base + 0x8000),
+            used: GuestAddress(base + 0xa000),
+        };
+        let ring_features = RingFeatures {
+            event_idx: features & feature::EVENT_IDX != 0,
+            indirect: features & feature::INDIRECT != 0,
+        };
+        let view = MemoryView::new(Arc::clone(&self.memory));
+        let ring = DriverQueue::new(&view, layout, ring_features).unwrap();
+        let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (kick, call, err) = (fd(), fd(), fd());
+        Guest { index, layout, view, ring, kick, call, err, next_token: 0 }
+    }
+
+    /// NUM, ADDR, BASE, CALL, ERR, KICK.
+    pub fn announce_queue(&self, guest: &Guest) {
+        let index = guest.index;
+        self.ok(code::SET_VRING_NUM, &vring_state(index, guest.layout.queue_size.into()), &[]);
+        self.ok(code::SET_VRING_BASE, &vring_state(index, 0), &[]);
+        self.ok(code::SET_VRING_ADDR, &vring_addr(index, &guest.layout), &[]);
+        let word = u64::from(index).to_ne_bytes();
+        self.ok(code::SET_VRING_CALL, &word, &[guest.call.as_fd()]);
+        self.ok(code::SET_VRING_ERR, &word, &[guest.err.as_fd()]);
+        self.ok(code::SET_VRING_KICK, &word, &[guest.kick.as_fd()]);
+    }
+
+    /// GET_VRING_BASE: stops the queue.
+    pub fn stop_queue(&self, index: u16) -> u32 {
+        let reply = self.ask(code::GET_VRING_BASE, &vring_state(index, 0));
+        u32::from_ne_bytes(reply.body[4..8].try_into().unwrap())
+    }
+
+    /// GET_CONFIG of `bytes` bytes from `offset`.
+    pub fn config(&self, offset: u32, bytes: u32) -> Vec<u8> {
+        let body = config_body(offset, &vec![0; bytes as usize]);
+        self.ask(code::GET_CONFIG, &body).body.split_off(12)
+    }
+
+    pub fn set_config(&self, offset: u32, bytes: &[u8]) -> u64 {
+        self.acked(code::SET_CONFIG, &config_body(offset, bytes), &[])
+    }
+}
+
+/// Everything a guest needs to use a disk with one queue: connect, negotiate, share 16 MiB, start.
+pub fn ready(rig: &Rig, features: u64) -> (FrontEnd, Guest) {
+    let mut front_end = rig.connect();
+    front_end.negotiate(features);
+    front_end.share_memory(16 * MIB);
+    let guest = front_end.start_queue(0, 256, features);
+    (front_end, guest)
+}
+
+pub fn vring_state(index: u16, num: u32) -> [u8; 8] {
+    let mut body = [0; 8];
+    body[..4].copy_from_slice(&u32::from(index).to_ne_bytes());
+    body[4..].copy_from_slice(&num.to_ne_bytes());
+    body
+}
+
+pub fn vring_addr(index: u16, layout: &SplitLayout) -> Vec<u8> {
+    let mut body = vec![];
+    body.extend_from_slice(&u32::from(index).to_ne_bytes());
+    body.extend_from_slice(&0u32.to_ne_bytes());
+    for addr in [layout.descriptors.0 + USER_BASE, layout.used.0 + USER_BASE, layout.avail.0 + USER_BASE, 0] {
+        body.extend_from_slice(&addr.to_ne_bytes());
+    }
+    body
+}
+
+pub fn region_words(addr: u64, bytes: u64, user_addr: u64, offset: u64) -> Vec<u8> {
+    [addr, bytes, user_addr, offset].into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
+pub fn region_bytes(region: &Region) -> Vec<u8> {
+    let spec = region.spec();
+    region_words(spec.guest_addr.0, spec.size_bytes, spec.guest_addr.0 + USER_BASE, spec.file_offset_bytes)
+}
+
+pub fn single_region_bytes(region: &Region) -> Vec<u8> {
+    [vec![0; 8], region_bytes(region)].concat()
+}
+
+pub fn config_body(offset: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut body = vec![];
+    for word in [offset, u32::try_from(bytes.len()).unwrap(), 0] {
+        body.extend_from_slice(&word.to_ne_bytes());
+    }
+    body.extend_from_slice(bytes);
+    body
+}
+
+/// What came back for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// `None`: the chain came back with length 0, nothing was written.
+    pub status: Option<u8>,
+    pub data: Vec<u8>,
+    pub used_bytes: u32,
+}
+
+/// One queue, driven synchronously or batch by batch.
+pub struct Guest {
+    pub index: u16,
+    pub layout: SplitLayout,
+    pub view: MemoryView,
+    pub ring: DriverQueue,
+    pub kick: OwnedFd,
+    pub call: OwnedFd,
+    pub err: OwnedFd,
+    pub next_token: u64,
+}
+
+/// Each queue's requests live from 4 MiB on, a MiB for each queue.
+const DATA_BASE: u64 = 4 * MIB;
+
+impl Guest {
+    fn area(&self) -> u64 {
+        DATA_BASE + u64::from(self.index) * MIB
+    }
+
+    pub fn kick(&self) {
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Header, data to the device, room for data from it, status; each in a descriptor of its own.
+    pub fn request(&mut self, kind: u32, sector: u64, out: &[u8], room: u32) -> Answer {
+        let (header, data, status) = (self.area(), self.area() + 0x1000, self.area() + 0x800);
+        self.view.store(header, &header_bytes(kind, sector)).unwrap();
+        self.view.store(status, &[0xff]).unwrap();
+        self.view.store(data, out).unwrap();
+        let mut readable = vec![GuestRange { addr: header, len_bytes: 16 }];
+        if !out.is_empty() {
+            readable.push(GuestRange { addr: data, len_bytes: u32::try_from(out.len()).unwrap() });
+        }
+        let mut writable = vec![];
+        if room > 0 {
+            writable.push(GuestRange { addr: data, len_bytes: room });
+        }
+        writable.push(GuestRange { addr: status, len_bytes: 1 });
+        self.exchange(&readable, &writable)
+    }
+
+    /// Any chain; the last writable byte is taken for the status.
+    pub fn exchange(&mut self, readable: &[GuestRange], writable: &[GuestRange]) -> Answer {
+        let token = self.add(readable, writable);
+        self.submit();
+        let used_bytes = self.wait_for(token);
+        self.answer(writable, used_bytes)
+    }
+
+    pub fn answer(&self, writable: &[GuestRange], used_bytes: u32) -> Answer {
+        let mut data = vec![];
+        for range in writable {
+            let mut part = vec![0; range.len_bytes as usize];
+            self.view.read(range.addr, &mut part).unwrap();
+            data.extend_from_slice(&part);
+        }
+        let status = data.pop();
+        Answer { status: status.filter(|_| used_bytes > 0), data, used_bytes }
+    }
+
+    pub fn add(&mut self, readable: &[GuestRange], writable: &[GuestRange]) -> u64 {
+        self.next_token += 1;
+        self.ring.add(readable, writable, self.next_token).unwrap();
+        self.next_token
+    }
+
+    /// Publishes, and kicks if the device wants it.
+    pub fn submit(&mut self) {
+        self.ring.publish();
+        if self.ring.kick_needed() {
+            self.kick();
+        }
+    }
+
+    /// Used length of the request; others that complete meanwhile must not.
+    pub fn wait_for(&mut self, token: u64) -> u32 {
+        let used = self.next_used().expect("nothing completed");
+        assert_eq!(used.token, token);
+        used.written_bytes
+    }
+
+    /// The next completed request, waiting for the call fd.
+    pub fn next_used(&mut self) -> Option<virtqueue::split::Used> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(used) = self.ring.pop_used().unwrap() {
+                return Some(used);
+            }
+            if !self.ring.arm_interrupts().unwrap() && !wait_readable(&self.call, deadline) {
+                return None;
+            }
+            let _ = rustix::io::read(&self.call, &mut [0u8; 8]);
+        }
+    }
+
+    pub fn read(&mut self, sector: u64, bytes: u32) -> Answer {
+        self.request(kind::IN, sector, &[], bytes)
+    }
+
+    pub fn write(&mut self, sector: u64, data: &[u8]) -> Answer {
+        self.request(kind::OUT, sector, data, 0)
+    }
+
+    /// Whether the server reported a fault of this queue within the patience of a test.
+    pub fn err_signalled(&self) -> bool {
+        wait_readable(&self.err, Instant::now() + PATIENCE)
+    }
+}
+
+pub fn header_bytes(kind: u32, sector: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&kind.to_le_bytes());
+    bytes[8..].copy_from_slice(&sector.to_le_bytes());
+    bytes
+}
+
+pub fn segment_bytes(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&sector.to_le_bytes());
+    bytes[8..12].copy_from_slice(&sectors.to_le_bytes());
+    bytes[12..].copy_from_slice(&flags.to_le_bytes());
+    bytes
+}
+
+pub fn wait_readable(fd: &OwnedFd, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout =
+        Timespec { tv_sec: left.as_secs().try_into().unwrap(), tv_nsec: left.subsec_nanos().into() };
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&timeout)).unwrap() == 1
+}
+
+/// Repeats `check` until it holds or the patience of a test is over.
+pub fn eventually(mut check: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if check() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    check()
+}
+
+pub fn fill_file(path: &Path, byte: u8, len: usize) {
+    let mut file = File::create(path).unwrap();
+    file.write_all(&vec![byte; len]).unwrap();
+    file.sync_all().unwrap();
+}
+
+pub fn raw(fd: &impl AsRawFd) -> i32 {
+    fd.as_raw_fd()
+}
