@@ -28,6 +28,8 @@ mod session;
 
 mod signal;
 
+mod workers;
+
 mod log_limit;
 
 mod listener;

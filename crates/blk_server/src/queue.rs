@@ -27,7 +27,7 @@ use crate::in_flight::{About, Finished, InFlight};
 use crate::log_limit::LogLimit;
 use crate::session::SessionShared;
 use crate::signal::signal;
-use crate::worker::QueueStart;
+use crate::workers::QueueStart;
 
 /// Requests taken from one queue before the next one has its turn.
 const BATCH: usize = 128;

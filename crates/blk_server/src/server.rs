@@ -22,7 +22,7 @@ use crate::disk::{Disk, DiskConfig, InvalidDisk};
 use crate::listener::{MAX_SESSIONS, Socket, SocketConfig, SocketError, accept_all};
 use crate::session::{EndReason, Session, SessionShared};
 use crate::signal::signal;
-use crate::worker::WorkerSet;
+use crate::workers::WorkerSet;
 
 /// A session's thread sleeps in `poll` and holds one message.
 const SESSION_STACK_BYTES: usize = 256 << 10;

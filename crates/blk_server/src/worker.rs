@@ -6,7 +6,7 @@
 //! again, and sleeps in the engine, where kicks, completions and commands wake it alike.
 //!
 //! - Only *active* queues are looked at: one that stays empty is armed and left out until its kick.
-//! - Other threads talk to a worker by [`Command`]s and an eventfd; never through shared state.
+//! - Other threads talk to a worker by [`Command`]s (`workers.rs`), never through shared state.
 //! - Nothing here assumes that there is only one worker, or that a disk's queues are on the same one.
 //!
 //! Not here: what happens to one request (`queue.rs`), where ops go (`io_engine`).
@@ -14,23 +14,21 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use guest_mem::{GuestMemory, sigbus};
 use io_engine::{Completion, Engine, Event, FileId, FileSpec, Handles, WatchToken};
-use rustix::event::{EventfdFlags, eventfd};
 use tracing::{debug, error};
-use virtqueue::{RingFeatures, SplitLayout};
+use virtqueue::SplitLayout;
 
 use crate::buffers::BufferPool;
 use crate::disk::Disk;
 use crate::poller::Poller;
 use crate::queue::{Lane, Queue, report_ring_fault};
 use crate::session::EndReason;
-use crate::session::SessionShared;
-use crate::signal::{drain, signal};
+use crate::signal::drain;
+use crate::workers::{Command, QueueStart};
 
 /// A queue that was empty this many passes in a row is armed and not looked at until its kick.
 const IDLE_PASSES: u32 = 64;
@@ -38,188 +36,6 @@ const IDLE_PASSES: u32 = 64;
 const STUCK_CHECK: Duration = Duration::from_secs(10);
 /// Watch token of the worker's own doorbell; queues use their number.
 const DOORBELL: WatchToken = WatchToken(u64::MAX);
-
-/// The worker's thread has ended.
-#[derive(Debug, thiserror::Error)]
-#[error("the worker is gone")]
-pub(crate) struct WorkerGone;
-
-/// Everything a worker needs to run a queue.
-pub(crate) struct QueueStart {
-    pub(crate) disk: Arc<Disk>,
-    pub(crate) session: Arc<SessionShared>,
-    pub(crate) index: u16,
-    pub(crate) memory: Arc<GuestMemory>,
-    /// `None`: an address lies in no region.
-    pub(crate) layout: Option<SplitLayout>,
-    pub(crate) ring: RingFeatures,
-    pub(crate) base: u16,
-    pub(crate) kick: Arc<OwnedFd>,
-    pub(crate) call: Option<Arc<OwnedFd>>,
-    pub(crate) err: Option<Arc<OwnedFd>>,
-}
-
-/// What other threads ask of a worker. Queues are named by the number that `Start` answered with.
-enum Command {
-    /// Answers `None` if the queue cannot run (already logged).
-    Start(Box<QueueStart>, SyncSender<Option<u32>>),
-    BeginStop(u32),
-    /// Answered, with the ring's position, when nothing is in flight any more.
-    Stop(u32, SyncSender<u16>),
-    SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
-    SetErr(u32, Option<Arc<OwnedFd>>),
-    /// `drain`: only when nothing is in flight, because regions go away.
-    SetMemory {
-        queue: u32,
-        memory: Arc<GuestMemory>,
-        layout: Option<SplitLayout>,
-        drain: bool,
-        done: SyncSender<()>,
-    },
-    /// Gives up what can be given up: the server was told to end at once.
-    CancelAll,
-    Quit,
-}
-
-/// How to reach a worker.
-#[derive(Clone, Debug)]
-struct Address {
-    commands: Sender<Command>,
-    doorbell: Arc<OwnedFd>,
-}
-
-impl Address {
-    fn send(&self, command: Command) -> Result<(), WorkerGone> {
-        self.commands.send(command).map_err(|_| WorkerGone)?;
-        signal(&self.doorbell);
-        Ok(())
-    }
-
-    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, WorkerGone> {
-        let (answer, answered) = sync_channel(1);
-        self.send(command(answer))?;
-        answered.recv().map_err(|_| WorkerGone)
-    }
-}
-
-/// A running queue, from outside its worker.
-#[derive(Debug)]
-pub(crate) struct QueueHandle {
-    worker: Address,
-    id: u32,
-}
-
-impl QueueHandle {
-    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        self.worker.ask(|done| Command::SetCall(self.id, call, done))
-    }
-
-    pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        self.worker.send(Command::SetErr(self.id, err))
-    }
-
-    pub(crate) fn set_memory(
-        &self,
-        memory: Arc<GuestMemory>,
-        layout: Option<SplitLayout>,
-        drain: bool,
-    ) -> Result<(), WorkerGone> {
-        let queue = self.id;
-        self.worker.ask(|done| Command::SetMemory { queue, memory, layout, drain, done })
-    }
-
-    /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.
-    pub(crate) fn begin_stop(&self) {
-        let _ = self.worker.send(Command::BeginStop(self.id));
-    }
-
-    /// Returns the ring's position once everything submitted is complete.
-    pub(crate) fn stop(self) -> Option<u16> {
-        self.worker.ask(|done| Command::Stop(self.id, done)).ok()
-    }
-}
-
-/// All workers of a server, and which queue goes where.
-#[derive(Debug)]
-pub(crate) struct WorkerSet {
-    workers: Vec<(Address, Option<JoinHandle<()>>)>,
-}
-
-impl WorkerSet {
-    /// One worker per engine.
-    ///
-    /// # Errors
-    /// If a thread or an engine does not start.
-    pub(crate) fn start(
-        engines: Vec<Box<dyn Engine>>,
-        depth: usize,
-        poll: Duration,
-    ) -> std::io::Result<Self> {
-        let workers = engines.into_iter().enumerate();
-        let started = workers.map(|(number, engine)| start_worker(number, engine, depth, poll));
-        Ok(Self { workers: started.collect::<Result<_, _>>()? })
-    }
-
-    /// `None`: the queue cannot run; logged, and its err fd signalled.
-    pub(crate) fn start_queue(&self, start: QueueStart) -> Result<Option<QueueHandle>, WorkerGone> {
-        let worker = self.workers.get(usize::from(start.index) % self.workers.len());
-        let (worker, _) = worker.ok_or(WorkerGone)?;
-        let id = worker.ask(|done| Command::Start(Box::new(start), done))?;
-        Ok(id.map(|id| QueueHandle { worker: worker.clone(), id }))
-    }
-
-    pub(crate) fn cancel_all(&self) {
-        for (worker, _) in &self.workers {
-            let _ = worker.send(Command::CancelAll);
-        }
-    }
-}
-
-impl Drop for WorkerSet {
-    fn drop(&mut self) {
-        for (worker, thread) in &mut self.workers {
-            let _ = worker.send(Command::Quit);
-            let _ = thread.take().map(JoinHandle::join);
-        }
-    }
-}
-
-fn start_worker(
-    number: usize,
-    engine: Box<dyn Engine>,
-    depth: usize,
-    poll: Duration,
-) -> std::io::Result<(Address, Option<JoinHandle<()>>)> {
-    let (commands, received) = channel();
-    let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (started, start_result) = sync_channel(1);
-    let bell = Arc::clone(&doorbell);
-    let body = move || {
-        let _guard = AbortOnPanic;
-        match Worker::new(engine, received, bell, depth, poll) {
-            Ok(mut worker) => {
-                let _ = started.send(Ok(()));
-                worker.run();
-            }
-            Err(error) => drop(started.send(Err(error))),
-        }
-    };
-    let thread = std::thread::Builder::new().name(format!("bareblk-work-{number}")).spawn(body)?;
-    start_result.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::BrokenPipe.into()))?;
-    Ok((Address { commands, doorbell }, Some(thread)))
-}
-
-/// A worker that panicked would leave guests waiting for ever; a server that is gone is restarted.
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            error!("a worker failed in a way that is a bug of this program; the server ends");
-            std::process::abort();
-        }
-    }
-}
 
 /// A queue and what its worker keeps about it.
 struct Entry {
@@ -230,7 +46,7 @@ struct Entry {
     memory: Option<(Arc<GuestMemory>, Option<SplitLayout>, SyncSender<()>)>,
 }
 
-struct Worker {
+pub(crate) struct Worker {
     handles: Handles,
     commands: Receiver<Command>,
     doorbell: Arc<OwnedFd>,
@@ -251,7 +67,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(
+    pub(crate) fn new(
         engine: Box<dyn Engine>,
         commands: Receiver<Command>,
         doorbell: Arc<OwnedFd>,
@@ -279,7 +95,7 @@ impl Worker {
         })
     }
 
-    fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         while !self.quit {
             let now = Instant::now();
             if self.pass(now) {

@@ -36,7 +36,7 @@ use wire::{Incoming, Message, Wire, WireError};
 
 use crate::disk::{Disk, RingLease};
 use crate::log_limit::LogLimit;
-use crate::worker::{QueueStart, WorkerSet};
+use crate::workers::{QueueStart, WorkerSet};
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -510,8 +510,8 @@ impl SessionError {
     }
 }
 
-impl From<crate::worker::WorkerGone> for SessionError {
-    fn from(_: crate::worker::WorkerGone) -> Self {
+impl From<crate::workers::WorkerGone> for SessionError {
+    fn from(_: crate::workers::WorkerGone) -> Self {
         Self::WorkerGone
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use guest_mem::GuestMemory;
 use virtqueue::SplitLayout;
 
-use crate::worker::QueueHandle;
+use crate::workers::QueueHandle;
 
 /// Ring addresses as sent: in the front-end's own address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
