@@ -1,1 +1,128 @@
+//! The state machine by itself: results in, next call out, without a kernel.
+//!
+//! Not here: the same through a whole engine (`tests/contract`).
+
+use std::sync::Arc;
+
+use disk_image::{Alignment, CacheMode, HostOpener, Image, ImageOptions};
+use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
+
 use super::*;
+use crate::contract::FileSpec;
+use crate::kernel::Target;
+
+const IMAGE_BYTES: u64 = 8 << 30;
+
+struct Rig {
+    op: InFlight,
+    file: OpenFile,
+    bounce: Bounce,
+    stats: Stats,
+    _folder: tempfile::TempDir,
+}
+
+/// A read of the first `len_bytes` of a sparse image, on a file that asks for `alignment`.
+fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.raw");
+    let (create_bytes, cache) = (Some(IMAGE_BYTES), CacheMode::Writeback);
+    let options = ImageOptions { create_bytes, cache, ..ImageOptions::new(path) };
+    let image = Image::open(&HostOpener, &options).unwrap();
+    let region = Region::from_memfd(GuestAddress(0), 4 << 30).unwrap();
+    let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));
+    let mut buffers = IoVecs::with_capacity(1);
+    let len = u32::try_from(len_bytes).unwrap();
+    buffers.fill(&view, [GuestRange { addr, len_bytes: len }]).unwrap();
+    let kind = OpKind::Read { range: image.check(0, len_bytes).unwrap() };
+    let op = InFlight::new(Op { token: 1, file: FileId(0), kind, buffers });
+    let spec = FileSpec { file: Arc::clone(image.file()), alignment };
+    let file = OpenFile::new(spec, Target::Fd(-1));
+    Rig { op, file, bounce: Bounce::default(), stats: Stats::default(), _folder: folder }
+}
+
+const BUFFERED: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
+const DIRECT: Alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
+
+impl Rig {
+    fn call(&mut self) -> Call {
+        self.op.next_call(&self.file, &mut self.bounce, &mut self.stats).unwrap()
+    }
+
+    fn result(&mut self, result: i32) -> Next {
+        self.op.on_result(result, &mut self.file, &self.bounce, &mut self.stats)
+    }
+}
+
+#[test]
+fn transfer_longer_than_the_kernel_moves_at_once_is_continued() {
+    let mut rig = read(3 << 30, 0, BUFFERED);
+    let first = rig.call();
+    assert!(matches!(first.buffers, Buffers::One { len_bytes: 0x7fff_f000, .. }));
+    assert_eq!(rig.result(0x7fff_f000), Next::Call);
+    let second = rig.call();
+    assert_eq!(second.offset_bytes, 0x7fff_f000);
+    assert!(matches!(second.buffers, Buffers::One { len_bytes, .. } if len_bytes == 0x4000_1000));
+    assert_eq!(rig.result(0x4000_1000), Next::Done(Ok(())));
+    assert_eq!(rig.op.stored_bytes, 3 << 30);
+}
+
+#[test]
+fn direct_read_that_stops_inside_a_block_goes_on_from_the_blocks_start() {
+    let mut rig = read(4096, 0, DIRECT);
+    rig.call();
+    assert_eq!(rig.result(700), Next::Call);
+    assert_eq!((rig.call().offset_bytes, rig.op.stored_bytes), (512, 512));
+}
+
+#[test]
+fn direct_read_that_ends_inside_its_first_block_is_the_end_of_the_image() {
+    let mut rig = read(4096, 0, DIRECT);
+    rig.call();
+    let ended = OpError::EndOfImage { offset_bytes: 100, end_bytes: 4096 };
+    assert_eq!(rig.result(100), Next::Done(Err(ended)));
+    assert_eq!(rig.op.stored_bytes, 100);
+}
+
+#[test]
+fn odd_address_is_bounced_only_where_alignment_is_asked_for() {
+    let mut direct = read(4096, 1, DIRECT);
+    direct.call();
+    let mut buffered = read(4096, 1, BUFFERED);
+    buffered.call();
+    assert_eq!((direct.stats.bounced_ops, buffered.stats.bounced_ops), (1, 0));
+}
+
+#[test]
+fn without_a_free_bounce_buffer_there_is_no_call() {
+    let mut rig = read(4096, 1, DIRECT);
+    while rig.bounce.take().is_some() {}
+    assert!(rig.op.next_call(&rig.file, &mut rig.bounce, &mut rig.stats).is_err());
+    assert_eq!(rig.stats.bounced_ops, 0);
+}
+
+#[test]
+fn progress_resets_the_count_of_retries() {
+    let mut rig = read(4096, 0, BUFFERED);
+    assert!((0..MAX_RETRIES).all(|_| rig.result(-libc::EAGAIN) == Next::Call));
+    assert_eq!(rig.result(512), Next::Call);
+    assert!((0..MAX_RETRIES).all(|_| rig.result(-libc::EINTR) == Next::Call));
+    assert_eq!(rig.result(-libc::EINTR), Next::Done(Err(OpError::Errno(Errno::INTR))));
+}
+
+#[test]
+fn cancelled_op_ends_with_its_next_result_unless_that_was_the_last() {
+    let mut rig = read(4096, 0, BUFFERED);
+    rig.op.cancelled = true;
+    assert_eq!(rig.result(4096), Next::Done(Ok(())));
+    let mut rig = read(4096, 0, BUFFERED);
+    rig.op.cancelled = true;
+    assert_eq!(rig.result(512), Next::Done(Err(OpError::Cancelled)));
+}
+
+#[test]
+#[should_panic(expected = "buffers differ from the range")]
+fn op_whose_buffers_are_shorter_than_its_range_is_a_bug_of_the_caller() {
+    let rig = read(4096, 0, BUFFERED);
+    let kind = rig.op.kind;
+    let _ = InFlight::new(Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) });
+}

@@ -86,7 +86,7 @@ impl Engine for IoUringEngine {
 struct Uring {
     ring: IoUring,
     features: Features,
-    /// Polls, removals and cancellations that wait for room in the submission ring.
+    /// Polls and cancellations that wait for room in the submission ring.
     control: VecDeque<squeue::Entry>,
     watches: WatchTable,
     /// Completions that `pop` still hands out in this pass: a peer that keeps writing to its kick fd must
@@ -112,7 +112,7 @@ impl Uring {
     #[inline]
     fn move_control(&mut self) {
         while let Some(entry) = self.control.front() {
-            // SAFETY: 1. polls, removals and cancellations point to no memory; the fd of a poll is held by
+            // SAFETY: 1. polls and cancellations point to no memory; the fd of a poll is held by
             // its watch until the kernel has let go of it.
             if unsafe { self.ring.submission().push(entry) }.is_err() {
                 return;
@@ -139,8 +139,10 @@ impl Uring {
             }
             return;
         };
-        self.watches.fire(id, error.map_or(Ok(()), Err));
-        if ended && error.is_none() {
+        let goes_on = error.is_none() && self.watches.may_go_on(id, ended);
+        let what = if goes_on { Ok(()) } else { Err(error.unwrap_or(Errno::PERM)) };
+        self.watches.fire(id, what);
+        if goes_on && ended {
             self.arm(id, &fd);
         }
     }
@@ -191,7 +193,7 @@ fn watch_name(id: WatchId) -> u64 {
     WATCH_BIT | u64::from(id.generation) << 32 | u64::from(id.index)
 }
 
-/// `None`: the result of a removal or cancellation.
+/// `None`: the result of a cancellation.
 fn watch_of(user_data: u64) -> Option<WatchId> {
     #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
     let (generation, index) = (((user_data & !WATCH_BIT) >> 32) as u32, user_data as u32);
@@ -350,8 +352,8 @@ impl Kernel for Uring {
 
     fn unwatch(&mut self, id: WatchId) {
         if self.watches.stop(id) {
-            let removal = opcode::PollRemove::new(watch_name(id)).build();
-            self.control.push_back(removal.user_data(IGNORED));
+            // Not POLL_REMOVE: that one gives up (EALREADY) when a kick is just being delivered.
+            self.cancel(watch_name(id));
         }
     }
 }

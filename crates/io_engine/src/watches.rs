@@ -15,6 +15,11 @@ use crate::contract::{Event, WatchId, WatchToken};
 /// The top bit marks watches in io_uring's `user_data`.
 const GENERATION_MASK: u32 = 0x7fff_ffff;
 
+/// A poll that ends without an error met a full completion ring, and works when it is armed again; one that
+/// keeps ending is on something that is always ready (a regular file, `/dev/null`: a front-end may pass
+/// anything as a kick fd), and arming it for ever would be a busy loop.
+const MAX_ENDED_AT_ONCE: u8 = 8;
+
 #[derive(Debug)]
 enum State {
     Free,
@@ -36,6 +41,8 @@ struct Slot {
     fired: Option<Result<(), Errno>>,
     /// The kernel has, or is about to get, a poll for it.
     armed: bool,
+    /// Polls in a row that ended with their first event.
+    ended_at_once: u8,
 }
 
 #[derive(Debug, Default)]
@@ -48,12 +55,19 @@ impl WatchTable {
     pub fn insert(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> WatchId {
         let free = self.slots.iter().position(|slot| matches!(slot.state, State::Free));
         let index = free.unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, state: State::Free, fired: None, armed: false });
+            self.slots.push(Slot {
+                generation: 0,
+                state: State::Free,
+                fired: None,
+                armed: false,
+                ended_at_once: 0,
+            });
             self.slots.len() - 1
         });
         let slot = &mut self.slots[index];
         slot.state = State::Active { fd, token };
         slot.armed = true;
+        slot.ended_at_once = 0;
         #[allow(clippy::cast_possible_truncation)] // fds are 31-bit numbers, and so are their watches
         WatchId { index: index as u32, generation: slot.generation }
     }
@@ -68,6 +82,14 @@ impl WatchTable {
             State::Active { fd, .. } => Some(Arc::clone(fd)),
             _ => None,
         }
+    }
+
+    /// Notes that a poll reported something, and whether it ended with that without an error. Returns
+    /// whether to arm it again: not when that has led nowhere before.
+    pub fn may_go_on(&mut self, id: WatchId, ended: bool) -> bool {
+        let Some(slot) = self.slot(id) else { return false };
+        slot.ended_at_once = if ended { slot.ended_at_once + 1 } else { 0 };
+        slot.ended_at_once < MAX_ENDED_AT_ONCE
     }
 
     /// Notes that the fd was written to (`Ok`), or that it cannot be watched: reported once.

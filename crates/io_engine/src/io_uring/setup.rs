@@ -27,7 +27,7 @@ const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_ENABLE_RINGS: u8 = 12;
 
 /// What the engine queues.
-const OPCODES: [u8; 9] = [
+const OPCODES: [u8; 8] = [
     opcode::Readv::CODE,
     opcode::Writev::CODE,
     opcode::Read::CODE,
@@ -35,7 +35,6 @@ const OPCODES: [u8; 9] = [
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
     opcode::PollAdd::CODE,
-    opcode::PollRemove::CODE,
     opcode::AsyncCancel::CODE,
 ];
 

@@ -1,1 +1,97 @@
+//! The ring itself: what it was made with, and that calls reach the kernel as they were meant.
+//!
+//! Not here: what every engine must do (`tests/contract`).
+
 use super::*;
+
+fn started(age: KernelAge) -> Uring {
+    let config = EngineConfig { depth: 8, ..EngineConfig::default() };
+    let mut ring = IoUringEngine::as_if_on(age, config).unwrap().ring;
+    ring.enable().unwrap();
+    ring
+}
+
+fn result_of(ring: &mut Uring) -> i32 {
+    loop {
+        ring.wait(None).unwrap();
+        ring.begin_reap();
+        if let Some(raw) = ring.pop() {
+            return raw.result;
+        }
+    }
+}
+
+#[test]
+fn each_age_gets_its_own_flags() {
+    let features = [KernelAge::Before6_1, KernelAge::Before5_19, KernelAge::Linux5_15]
+        .map(|age| IoUringEngine::as_if_on(age, EngineConfig::default()).unwrap().features());
+    assert!(features.iter().all(|features| !features.deferred_task_run));
+    assert_eq!(features[2].files, FileTableKind::Plain);
+    assert!(features[2].to_string().contains("files by number"));
+}
+
+#[test]
+fn depth_beyond_the_kernels_limit_is_refused() {
+    let config = EngineConfig { depth: 40_000, ..EngineConfig::default() };
+    let error = IoUringEngine::new(config).unwrap_err();
+    assert_eq!(error.to_string(), "io_uring depth 40000 is not between 1 and 32768");
+}
+
+#[test]
+fn opcode_that_is_not_needed_is_refused_by_a_restricted_ring() {
+    let mut ring = started(KernelAge::Newest);
+    if !ring.features.restricted {
+        return println!("skipped: this kernel takes no restrictions");
+    }
+    ring.control.push_back(opcode::Nop::new().build().user_data(5));
+    ring.calls += 1;
+    assert_eq!(result_of(&mut ring), -libc::EACCES);
+}
+
+#[test]
+fn flags_of_a_write_reach_the_kernel() {
+    let mut ring = started(KernelAge::Newest);
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    let target = ring.register_file(0, &file);
+    let mut data = [0_u8; 512];
+    let buffers = Buffers::One { base: data.as_mut_ptr(), len_bytes: 512 };
+    let unknown_flag = 1 << 30;
+    let call = Call { verb: Verb::Write, flags: unknown_flag, offset_bytes: 0, len_bytes: 512, buffers };
+    // SAFETY: 1. `data` and `file` live until the result below.
+    unsafe { ring.queue(1, target, &call) }.unwrap();
+    assert_eq!(result_of(&mut ring), -libc::EOPNOTSUPP);
+}
+
+#[test]
+fn full_submission_ring_is_reported_and_empty_after_submit() {
+    let mut ring = started(KernelAge::Newest);
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    let target = ring.register_file(0, &file);
+    let call = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
+    // SAFETY: 1. no buffers; 2. `file` lives to the end of the test, the ring is dropped first.
+    let queue = |ring: &mut Uring, name| unsafe { ring.queue(name, target, &call) };
+    assert!((0..8).all(|name| queue(&mut ring, name).is_ok()));
+    assert!(queue(&mut ring, 8).is_err());
+    ring.submit().unwrap();
+    assert!(queue(&mut ring, 8).is_ok());
+    let results: Vec<i32> = (0..9).map(|_| result_of(&mut ring)).collect();
+    assert_eq!(results, [0; 9]);
+}
+
+#[test]
+fn poll_ended_by_a_full_completion_ring_is_armed_again() {
+    let mut ring = started(KernelAge::Newest);
+    let fd = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
+    let id = ring.watch(Arc::clone(&fd), WatchToken(9)).unwrap();
+    ring.submit().unwrap();
+    assert!(ring.watches.may_go_on(id, true));
+    ring.arm(id, &fd);
+    ring.submit().unwrap();
+    rustix::io::write(&fd, &1_u64.to_ne_bytes()).unwrap();
+    ring.wait(None).unwrap();
+    ring.begin_reap();
+    assert!(ring.pop().is_none());
+    let mut events = Vec::new();
+    ring.take_ready(&mut events);
+    assert!(matches!(events[..], [Event::Readable(WatchToken(9))]), "{events:?}");
+}

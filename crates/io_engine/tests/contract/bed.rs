@@ -1,0 +1,300 @@
+//! A test bed: one engine, one image, one guest memory, and the shortest way to push an op through.
+//!
+//! Not here: the cases (`cases.rs`), faults (`faults.rs`).
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use disk_image::{CacheMode, CheckedRange, HostOpener, Image, ImageOptions};
+use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
+use io_engine::{
+    Completion, Engine, EngineConfig, Event, FakeEngine, FakeHandle, FileId, FileSpec, Handles,
+    IoUringEngine, KernelAge, Op, OpKind, Reap, Recorder, Submit,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+pub const FAKE: &str = "the fake works on any file system";
+pub const DEPTH: u32 = 64;
+pub const IMAGE_BYTES: u64 = 16 << 20;
+pub const MEMORY_BYTES: u64 = 16 << 20;
+/// A test that waits this long for an event has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Bed {
+    // Handles first: an engine lets go of memory and files before the rest goes.
+    pub submit: Box<dyn Submit>,
+    pub reap: Box<dyn Reap>,
+    pub file: FileId,
+    pub image: Image,
+    pub view: MemoryView,
+    pub recorder: Recorder,
+    pub fake: Option<FakeHandle>,
+    pub events: Vec<Event>,
+    _storage: Storage,
+}
+
+/// What disappears with the bed.
+enum Storage {
+    Folder { _folder: tempfile::TempDir },
+    Loop { device: String, _folder: tempfile::TempDir },
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        if let Self::Loop { device, .. } = self {
+            let _ = Command::new("losetup").args(["-d", device]).status();
+        }
+    }
+}
+
+pub fn config() -> EngineConfig {
+    EngineConfig {
+        depth: DEPTH,
+        drain_timeout: Duration::from_millis(200),
+        recorder: Some(Recorder::new()),
+        ..EngineConfig::default()
+    }
+}
+
+fn uring(age: KernelAge) -> (Box<dyn Engine>, EngineConfig) {
+    let config = config();
+    (Box::new(IoUringEngine::as_if_on(age, config.clone()).unwrap()), config)
+}
+
+/// Where the build lies: a real disk, on most machines.
+fn disk_folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+pub fn uring_direct() -> Option<Bed> {
+    on_file(uring(KernelAge::Newest), disk_folder(), CacheMode::None)
+}
+
+pub fn uring_buffered() -> Option<Bed> {
+    on_file(uring(KernelAge::Newest), disk_folder(), CacheMode::Writeback)
+}
+
+pub fn uring_tmpfs() -> Option<Bed> {
+    on_file(uring(KernelAge::Newest), tempfile::tempdir_in("/dev/shm").unwrap(), CacheMode::Writeback)
+}
+
+pub fn uring_before_6_1() -> Option<Bed> {
+    on_file(uring(KernelAge::Before6_1), disk_folder(), CacheMode::None)
+}
+
+pub fn uring_before_5_19() -> Option<Bed> {
+    on_file(uring(KernelAge::Before5_19), disk_folder(), CacheMode::None)
+}
+
+pub fn uring_5_15() -> Option<Bed> {
+    on_file(uring(KernelAge::Linux5_15), disk_folder(), CacheMode::None)
+}
+
+pub fn uring_loop_device() -> Option<Bed> {
+    let folder = disk_folder();
+    let backing = folder.path().join("backing.raw");
+    std::fs::File::create(&backing).unwrap().set_len(IMAGE_BYTES).unwrap();
+    let Some(device) = losetup(&backing) else {
+        println!("skipped: no loop device here (needs root and losetup)");
+        return None;
+    };
+    let options = ImageOptions::new(&device);
+    Some(make(uring(KernelAge::Newest), &options, Storage::Loop { device, _folder: folder }, None))
+}
+
+fn losetup(backing: &Path) -> Option<String> {
+    let output = Command::new("losetup").args(["--show", "-f"]).arg(backing).output().ok()?;
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+}
+
+pub fn fake() -> Option<Bed> {
+    fake_on(CacheMode::Writeback)
+}
+
+pub fn fake_direct() -> Option<Bed> {
+    fake_on(CacheMode::None)
+}
+
+fn fake_on(cache: CacheMode) -> Option<Bed> {
+    let config = config();
+    let (engine, handle) = FakeEngine::new(config.clone()).unwrap();
+    let mut bed = on_file((Box::new(engine), config), disk_folder(), cache)?;
+    bed.fake = Some(handle);
+    Some(bed)
+}
+
+fn on_file(
+    engine: (Box<dyn Engine>, EngineConfig),
+    folder: tempfile::TempDir,
+    cache: CacheMode,
+) -> Option<Bed> {
+    let path = folder.path().join("disk.raw");
+    let options = ImageOptions { create_bytes: Some(IMAGE_BYTES), cache, ..ImageOptions::new(&path) };
+    if let Err(error) = Image::open(&HostOpener, &options) {
+        println!("skipped: {error}");
+        return None;
+    }
+    let options = ImageOptions { create_bytes: None, ..options };
+    Some(make(engine, &options, Storage::Folder { _folder: folder }, None))
+}
+
+fn make(
+    (engine, config): (Box<dyn Engine>, EngineConfig),
+    options: &ImageOptions,
+    storage: Storage,
+    fake: Option<FakeHandle>,
+) -> Bed {
+    let image = Image::open(&HostOpener, options).unwrap();
+    let Handles { mut submit, reap } = engine.start().unwrap();
+    let file = submit.attach_file(spec(&image)).unwrap();
+    let recorder = config.recorder.unwrap();
+    Bed { submit, reap, file, image, view: memory(), recorder, fake, events: Vec::new(), _storage: storage }
+}
+
+pub fn spec(image: &Image) -> FileSpec {
+    FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() }
+}
+
+pub fn memory() -> MemoryView {
+    let region = Region::from_memfd(GuestAddress(0), MEMORY_BYTES).unwrap();
+    MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()))
+}
+
+pub fn kick_fd() -> Arc<OwnedFd> {
+    Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+}
+
+pub fn kick(fd: &OwnedFd) {
+    rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
+}
+
+/// `len` bytes that differ from place to place and from seed to seed.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| ((i >> 9) ^ (i * 7) ^ (seed * 131)) as u8).collect()
+}
+
+impl Bed {
+    pub fn block_bytes(&self) -> u64 {
+        u64::from(self.image.block_size())
+    }
+
+    pub fn is_file(&self) -> bool {
+        self.image.file().metadata().unwrap().is_file()
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.image.path().to_owned()
+    }
+
+    /// What makes the fake fail.
+    pub fn handle(&self) -> FakeHandle {
+        self.fake.clone().expect(FAKE)
+    }
+
+    /// Whether a buffer at an odd address has to be bounced here.
+    pub fn bounces(&self) -> bool {
+        self.image.alignment().memory_bytes > 1
+    }
+
+    pub fn range(&self, offset_bytes: u64, len_bytes: u64) -> CheckedRange {
+        self.image.check(offset_bytes / 512, len_bytes).unwrap()
+    }
+
+    pub fn buffers(&self, pieces: &[(u64, u64)]) -> IoVecs {
+        let mut buffers = IoVecs::with_capacity(pieces.len());
+        let ranges = pieces.iter().map(|&(addr, len)| GuestRange { addr, len_bytes: len as u32 });
+        buffers.fill(&self.view, ranges).unwrap();
+        buffers
+    }
+
+    pub fn op(&self, token: u64, kind: OpKind, pieces: &[(u64, u64)]) -> Op {
+        Op { token, file: self.file, kind, buffers: self.buffers(pieces) }
+    }
+
+    pub fn push(&mut self, token: u64, kind: OpKind, pieces: &[(u64, u64)]) {
+        let op = self.op(token, kind, pieces);
+        self.submit.push(op).unwrap();
+    }
+
+    /// Submits, and waits for `count` completions; other events stay in `self.events`.
+    pub fn finish(&mut self, count: usize) -> Vec<Completion> {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        let mut done = Vec::new();
+        self.submit.submit().unwrap();
+        loop {
+            let mut events = Vec::new();
+            self.reap.reap(&mut events);
+            for event in events {
+                match event {
+                    Event::Completed(completion) => done.push(completion),
+                    other => self.events.push(other),
+                }
+            }
+            if done.len() >= count {
+                return done;
+            }
+            assert!(std::time::Instant::now() < deadline, "{} of {count} ops completed", done.len());
+            self.reap.wait(Some(Duration::from_secs(1))).unwrap();
+        }
+    }
+
+    /// Pushes one op and waits for it.
+    pub fn run(&mut self, kind: OpKind, pieces: &[(u64, u64)]) -> Completion {
+        self.push(1, kind, pieces);
+        self.finish(1).remove(0)
+    }
+
+    /// Waits for an event that is no completion.
+    pub fn next_event(&mut self) -> Event {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while self.events.is_empty() {
+            assert!(std::time::Instant::now() < deadline, "no event");
+            self.reap.wait(Some(Duration::from_secs(1))).unwrap();
+            self.reap.reap(&mut self.events);
+        }
+        self.events.remove(0)
+    }
+
+    /// Waits until nothing has happened for a while.
+    pub fn settle(&mut self) -> Vec<Event> {
+        let mut events = std::mem::take(&mut self.events);
+        loop {
+            let before = events.len();
+            self.reap.wait(Some(Duration::from_millis(50))).unwrap();
+            self.reap.reap(&mut events);
+            if events.len() == before {
+                return events;
+            }
+        }
+    }
+
+    pub fn store(&self, addr: u64, bytes: &[u8]) {
+        self.view.store(addr, bytes).unwrap();
+    }
+
+    pub fn load(&self, addr: u64, len: u64) -> Vec<u8> {
+        let mut bytes = vec![0; len as usize];
+        self.view.read(addr, &mut bytes).unwrap();
+        bytes
+    }
+
+    pub fn write(&mut self, offset_bytes: u64, bytes: &[u8]) {
+        let len = bytes.len() as u64;
+        self.store(0, bytes);
+        let range = self.range(offset_bytes, len);
+        let kind = OpKind::Write { range, durability: io_engine::Durability::Cached };
+        assert_eq!(self.run(kind, &[(0, len)]).result, Ok(()));
+    }
+
+    /// Reads into memory that held something else before.
+    pub fn read(&mut self, offset_bytes: u64, len_bytes: u64) -> Vec<u8> {
+        self.store(0, &vec![0xee; len_bytes as usize]);
+        let range = self.range(offset_bytes, len_bytes);
+        let completion = self.run(OpKind::Read { range }, &[(0, len_bytes)]);
+        assert_eq!((completion.result, completion.stored_bytes), (Ok(()), len_bytes));
+        self.load(0, len_bytes)
+    }
+}
