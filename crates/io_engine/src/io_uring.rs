@@ -147,11 +147,7 @@ impl Uring {
         }
     }
 
-    fn enter(&self, min_complete: u32, flags: EnterFlags, timeout: Option<Duration>) -> io::Result<usize> {
-        self.enter_with(self.queued(), min_complete, flags, timeout)
-    }
-
-    fn enter_with(
+    fn enter(
         &self,
         to_submit: u32,
         min_complete: u32,
@@ -295,7 +291,7 @@ impl Kernel for Uring {
             drop(queue);
             if has_work {
                 // An error (a signal) leaves the flag set: the next pass tries again.
-                let _ = self.enter_with(0, 0, EnterFlags::GETEVENTS, None);
+                let _ = self.enter(0, 0, EnterFlags::GETEVENTS, None);
             }
         }
         self.budget = self.ring.completion().len();
@@ -324,16 +320,19 @@ impl Kernel for Uring {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.move_control();
-        if !self.control.is_empty() || self.has_results() || timeout == Some(Duration::ZERO) {
+        if !self.control.is_empty() {
+            self.submit()?; // the ring is full: make room first
+        }
+        if self.has_results() || timeout == Some(Duration::ZERO) {
             return self.submit();
         }
-        let waited = self.enter(1, self.wait_flags(), timeout);
+        let waited = self.enter(self.queued(), 1, self.wait_flags(), timeout);
         match waited.as_ref().map_err(io::Error::raw_os_error) {
             // Interrupted, timed out, or results to be reaped first.
             Ok(_) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY)) => Ok(()),
             Err(Some(libc::EAGAIN)) => {
                 let timeout = timeout.unwrap_or(RETRY_AFTER).min(RETRY_AFTER);
-                let _ = self.enter_with(0, 1, self.wait_flags(), Some(timeout));
+                let _ = self.enter(0, 1, self.wait_flags(), Some(timeout));
                 Ok(())
             }
             Err(_) => waited.map(drop),

@@ -95,3 +95,67 @@ fn poll_ended_by_a_full_completion_ring_is_armed_again() {
     ring.take_ready(&mut events);
     assert!(matches!(events[..], [Event::Readable(WatchToken(9))]), "{events:?}");
 }
+
+/// Tokens of the watches that one kick of their common fd made ready, over as many passes as it takes.
+fn ready_after_kick(ring: &mut Uring, fd: &OwnedFd, count: usize) -> usize {
+    rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
+    let mut tokens = std::collections::HashSet::new();
+    while tokens.len() < count {
+        ring.wait(Some(Duration::from_secs(30))).unwrap();
+        ring.begin_reap();
+        assert!(ring.pop().is_none());
+        let mut events = Vec::new();
+        ring.take_ready(&mut events);
+        assert!(!events.is_empty(), "only {} of {count} watches fired", tokens.len());
+        tokens.extend(events.iter().map(|event| match event {
+            Event::Readable(token) => token.0,
+            other => panic!("{other:?}"),
+        }));
+    }
+    tokens.len()
+}
+
+fn more_kicks_than_completions_fit(age: KernelAge) {
+    let mut ring = started(age);
+    let count = 3 * ring.ring.params().cq_entries() as usize;
+    let fd = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
+    for token in 0..count as u64 {
+        ring.watch(Arc::clone(&fd), WatchToken(token)).unwrap();
+    }
+    ring.submit().unwrap();
+    assert_eq!(ready_after_kick(&mut ring, &fd, count), count);
+    assert_eq!(ready_after_kick(&mut ring, &fd, count), count);
+}
+
+#[test]
+fn more_kicks_than_completions_fit_and_none_is_lost() {
+    more_kicks_than_completions_fit(KernelAge::Newest);
+}
+
+#[test]
+fn more_kicks_than_completions_fit_and_none_is_lost_before_6_1() {
+    more_kicks_than_completions_fit(KernelAge::Before6_1);
+}
+
+#[test]
+fn more_kicks_than_completions_fit_and_none_is_lost_on_5_15() {
+    more_kicks_than_completions_fit(KernelAge::Linux5_15);
+}
+
+#[test]
+fn ring_made_on_another_thread_is_used_by_its_worker() {
+    let make = || IoUringEngine::new(EngineConfig { depth: 8, ..EngineConfig::default() }).unwrap();
+    let engine = std::thread::spawn(make).join().unwrap();
+    let Handles { mut submit, mut reap } = Box::new(engine).start().unwrap();
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    let alignment = disk_image::Alignment { memory_bytes: 1, offset_bytes: 1 };
+    let file = submit.attach_file(crate::FileSpec { file, alignment }).unwrap();
+    let buffers = guest_mem::IoVecs::with_capacity(0);
+    submit.push(crate::Op { token: 3, file, kind: crate::OpKind::Flush, buffers }).unwrap();
+    let mut events = Vec::new();
+    while events.is_empty() {
+        reap.wait(None).unwrap();
+        reap.reap(&mut events);
+    }
+    assert!(matches!(&events[..], [Event::Completed(c)] if c.result == Ok(())));
+}
