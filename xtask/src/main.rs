@@ -37,20 +37,18 @@ enum Chore {
 }
 
 fn main() -> ExitCode {
+    let done = |()| ExitCode::SUCCESS;
     let result = match Cli::parse().chore {
-        Chore::Demo(args) => demo::run(&args),
+        Chore::Demo(args) => demo::run(&args).map(done),
         Chore::Test(args) => test::run(&args),
-        Chore::Setup(args) => setup::run(&args),
-        Chore::Layers => layers::run(),
-        Chore::Tidy(args) => tidy::run(&args),
+        Chore::Setup(args) => setup::run(&args).map(done),
+        Chore::Layers => layers::run().map(done),
+        Chore::Tidy(args) => tidy::run(&args).map(done),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 #[cfg(test)]

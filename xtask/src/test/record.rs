@@ -41,6 +41,14 @@ struct StepResult {
 pub(super) fn keep(finished: &[Finished], tests: Tests) -> Result<PathBuf> {
     let date = command::output(Command::new("date").args(["-u", "+%F"]))?;
     let date = date.trim();
+    let dir = workspace::root().join("bench_results").join(format!("{date}-long"));
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let path = dir.join("summary.json");
+    fs::write(&path, text(date, finished, tests)?)?;
+    Ok(path)
+}
+
+fn text(date: &str, finished: &[Finished], tests: Tests) -> Result<String> {
     let summary = Summary {
         date,
         commit: git(&["rev-parse", "HEAD"])?.trim().to_owned(),
@@ -49,11 +57,7 @@ pub(super) fn keep(finished: &[Finished], tests: Tests) -> Result<PathBuf> {
         steps: finished.iter().map(step_result).collect(),
         tests,
     };
-    let dir = workspace::root().join("bench_results").join(format!("{date}-long"));
-    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let path = dir.join("summary.json");
-    fs::write(&path, serde_json::to_string_pretty(&summary)? + "\n")?;
-    Ok(path)
+    Ok(serde_json::to_string_pretty(&summary)? + "\n")
 }
 
 fn step_result(step: &Finished) -> StepResult {
@@ -85,7 +89,25 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::step::Outcome;
     use super::*;
+
+    #[test]
+    fn kept_text_has_commit_machine_steps_and_tests() {
+        let finished =
+            [Finished { name: "doc", outcome: Outcome::Passed, took: Duration::from_millis(1234) }];
+        let text = text("2030-01-02", &finished, Tests { passed: 3, failed: 0 }).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["commit"].as_str().map(str::len), Some(40));
+        assert_eq!(
+            value["steps"][0],
+            serde_json::json!({"name": "doc", "outcome": "passed", "seconds": 1.2})
+        );
+        assert_eq!(value["tests"]["passed"], 3);
+        assert!(value["machine"]["cpus"].as_u64() > Some(0));
+    }
 
     #[test]
     fn field_is_what_follows_the_colon() {

@@ -75,14 +75,18 @@ impl Step {
             println!("skipped: {why}");
             return Ok(Outcome::Skipped(why));
         }
+        println!("$ {}", self.words(is_long).join(" "));
         let mut command = self.command(is_long)?;
-        println!("$ {}", command::describe(&command));
         let passed = stream(&mut command, tests)?;
         Ok(if passed { Outcome::Passed } else { Outcome::Failed })
     }
 
+    fn words(&self, is_long: bool) -> &'static [&'static str] {
+        self.long.filter(|_| is_long).unwrap_or(self.smoke)
+    }
+
     fn command(&self, is_long: bool) -> Result<Command> {
-        let words = self.long.filter(|_| is_long).unwrap_or(self.smoke);
+        let words = self.words(is_long);
         let mut command = match words[0] {
             "cargo" => Command::new(workspace::cargo()),
             "xtask" => Command::new(std::env::current_exe()?),
