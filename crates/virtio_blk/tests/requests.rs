@@ -176,7 +176,7 @@ fn discard_with_the_unmap_flag_is_unsupported() {
 fn unknown_segment_flags_are_unsupported_in_either_kind() {
     let view = view();
     let mut bytes = encode_segments(&[Segment { sector: 8, sectors: 16, unmap: false }; 2]);
-    bytes[28] = 2;
+    bytes[12] = 2; // the first segment's flags
     let discard = with_data(&view, kind::DISCARD, &bytes);
     assert!(matches!(parse(&discard, &view).unwrap().request, Ok(Request::Unsupported { .. })));
     let zeroes = with_data(&view, kind::WRITE_ZEROES, &bytes);

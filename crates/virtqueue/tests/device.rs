@@ -98,6 +98,19 @@ fn table_across_adjacent_regions_and_unaligned_is_walked() {
 }
 
 #[test]
+fn tables_in_either_region_and_across_are_walked_in_turn() {
+    let mut rig = rig(8, INDIRECT_DESC);
+    let tables = [SECOND_REGION + 64, TABLE, SECOND_REGION - 16, END - 32];
+    for (head, table) in (0..).zip(tables) {
+        rig.fill_table(table, &[desc(table, 16, NEXT, 1), desc(table, 1, WRITE, 0)]);
+        rig.driver.set_descriptor(head, desc(table, 32, INDIRECT, 0));
+        rig.driver.offer(head);
+    }
+    let taken = tables.map(|_| rig.device.pop(&mut rig.chain).map(|_| rig.chain.readable()[0].addr));
+    assert_eq!(taken, tables.map(Ok));
+}
+
+#[test]
 fn next_outside_the_table_is_refused() {
     let rig = rig(8, PLAIN);
     rig.offer_direct(&[desc(0x1, 16, NEXT, 8)]);
@@ -416,7 +429,9 @@ fn kicks_are_switched_off_and_on_by_flag_without_event_idx() {
     rig.device.disable_kicks();
     let off = rig.driver.used_flags();
     let available = rig.device.enable_kicks();
-    assert_eq!((off, available, rig.driver.used_flags()), (1, Ok(false), 0));
+    let on = rig.driver.used_flags();
+    rig.device.disable_kicks();
+    assert_eq!((off, available, on, rig.driver.used_flags()), (1, Ok(false), 0, 1));
 }
 
 #[test]

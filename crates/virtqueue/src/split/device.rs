@@ -6,7 +6,8 @@
 //! - Indices are 16-bit and wrap; the queue size is a power of two, so `index & mask` is the slot.
 //! - Which heads are in flight is known to the owner, who keeps a slot for each (`blk_server`).
 //!
-//! Spec: virtio 1.3 §2.7. Not here: the used ring's fields (`used_ring.rs`), the buffers (`chain.rs`).
+//! Spec: virtio 1.3 §2.7. Not here: the used ring's fields (`used_ring.rs`), reading indirect tables
+//! (`tables.rs`), the buffers (`chain.rs`).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
@@ -14,6 +15,7 @@ use std::sync::atomic::fence;
 use guest_mem::{AccessError, MemoryView, SharedSlice};
 
 use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, SplitLayout};
+use super::tables::Tables;
 use super::used_ring::UsedRing;
 use crate::RingFeatures;
 use crate::chain::{Chain, DESCRIPTOR_BYTES, Descriptor, INDIRECT, NEXT};
@@ -25,7 +27,7 @@ use crate::notify::AVAIL_NO_INTERRUPT;
 pub struct DeviceQueue {
     layout: SplitLayout,
     features: RingFeatures,
-    view: MemoryView,
+    tables: Tables,
     descriptors: SharedSlice<u64>,
     avail: SharedSlice<u16>,
     used: UsedRing,
@@ -54,7 +56,7 @@ impl DeviceQueue {
         Ok(Self {
             layout,
             features,
-            view: view.clone(),
+            tables: Tables::new(view.clone()),
             descriptors,
             avail,
             used,
@@ -73,7 +75,7 @@ impl DeviceQueue {
         let Parts { descriptors, avail, used, used_entries } =
             self.layout.map(view.memory(), self.features)?;
         (self.used.words, self.used.entries) = (used, used_entries);
-        (self.descriptors, self.avail, self.view) = (descriptors, avail, view.clone());
+        (self.descriptors, self.avail, self.tables) = (descriptors, avail, Tables::new(view.clone()));
         Ok(())
     }
 
@@ -179,11 +181,12 @@ impl DeviceQueue {
 
     /// `room`: how many descriptors the chain may still have.
     #[inline]
-    fn walk_indirect(&self, table: &Descriptor, room: u16, chain: &mut Chain) -> Result<(), ChainFault> {
-        let table_entries = self.check_indirect(table)?;
+    fn walk_indirect(&self, named_by: &Descriptor, room: u16, chain: &mut Chain) -> Result<(), ChainFault> {
+        let table_entries = self.check_indirect(named_by)?;
+        let table = self.tables.open(named_by.range);
         let mut index = 0;
         for _ in 0..room {
-            let descriptor = self.table_entry(table, index)?;
+            let descriptor = table.descriptor(index).map_err(IndirectFault::Unmapped)?;
             if descriptor.has(INDIRECT) {
                 return Err(IndirectFault::Nested.into());
             }
@@ -199,15 +202,16 @@ impl DeviceQueue {
         Err(ChainFault::TooLong { limit: self.layout.queue_size })
     }
 
-    /// Number of entries in the table. Its WRITE flag is ignored (virtio 1.3 §2.7.5.3.2).
+    /// Number of entries in the table, which does not wrap the address space. The WRITE flag is ignored
+    /// (virtio 1.3 §2.7.5.3.2).
     #[inline]
-    fn check_indirect(&self, table: &Descriptor) -> Result<u16, IndirectFault> {
-        let (len_bytes, limit) = (table.range.len_bytes, self.layout.queue_size);
+    fn check_indirect(&self, named_by: &Descriptor) -> Result<u16, IndirectFault> {
+        let (len_bytes, limit) = (named_by.range.len_bytes, self.layout.queue_size);
         let entries = len_bytes / DESCRIPTOR_BYTES;
         if !self.features.indirect {
             return Err(IndirectFault::NotNegotiated);
         }
-        if table.has(NEXT) {
+        if named_by.has(NEXT) {
             return Err(IndirectFault::WithNext);
         }
         if !len_bytes.is_multiple_of(DESCRIPTOR_BYTES) {
@@ -216,7 +220,7 @@ impl DeviceQueue {
         if entries == 0 {
             return Err(IndirectFault::Empty);
         }
-        let addr = table.range.addr;
+        let addr = named_by.range.addr;
         if addr.checked_add(u64::from(len_bytes)).is_none() {
             let len_bytes = u64::from(len_bytes);
             return Err(IndirectFault::Unmapped(AccessError::Unmapped { addr, len_bytes }));
@@ -225,16 +229,6 @@ impl DeviceQueue {
             .ok()
             .filter(|&entries| entries <= limit)
             .ok_or(IndirectFault::TooLarge { entries, limit })
-    }
-
-    #[inline]
-    fn table_entry(&self, table: &Descriptor, index: u16) -> Result<Descriptor, IndirectFault> {
-        let offset_bytes = u64::from(index) * u64::from(DESCRIPTOR_BYTES);
-        let mut bytes = [0; DESCRIPTOR_BYTES as usize];
-        // A table may lie anywhere, even across regions and unaligned: copied, not mapped.
-        let at = table.range.addr + offset_bytes; // `check_indirect` made sure that it does not wrap
-        self.view.read(at, &mut bytes).map_err(IndirectFault::Unmapped)?;
-        Ok(Descriptor::from_bytes(bytes))
     }
 
     /// Gives the chain popped last back: it will be popped again. For an owner without room to start it.

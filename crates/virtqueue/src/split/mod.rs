@@ -9,6 +9,7 @@ mod device;
 mod driver;
 mod layout;
 mod raw;
+mod tables;
 mod used_ring;
 
 pub use device::DeviceQueue;
