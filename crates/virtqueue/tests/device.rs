@@ -486,3 +486,12 @@ fn smallest_and_largest_queue_hold_their_full_count_of_chains() {
     assert_eq!(taken(2), 2);
     assert_eq!(taken(1024), 1024);
 }
+
+#[test]
+fn queue_moves_to_another_thread_and_goes_on_there() {
+    let mut rig = rig(4, PLAIN);
+    rig.offer_direct(&[desc(0x1, 16, 0, 0)]);
+    let (mut device, mut chain) = (rig.device, rig.chain);
+    let popped = std::thread::spawn(move || device.pop(&mut chain)).join().unwrap();
+    assert_eq!(popped, Ok(Some(0)));
+}
