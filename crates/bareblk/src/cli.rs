@@ -1,0 +1,423 @@
+//! The command line: typed flags, and the checked configuration they become.
+//!
+//! `arguments → clap → ServeArgs → configuration() → ServeConfig`
+//!
+//! - clap refuses what is not even of the right type (exit code 2); values that cannot be served are refused
+//!   by `configuration`, with the server's own errors, before anything is opened, made or waited for.
+//!
+//! Not here: acting on any of it (`serve.rs`, `vmm_args.rs`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use blk_server::{DEFAULT_POLL, InvalidDisk, MAX_QUEUES, SERIAL_BYTES, SocketConfig};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use disk_image::{Access, CacheMode, ImageOptions};
+use nix::unistd::{Group, User};
+use virtqueue::MAX_QUEUE_SIZE;
+
+/// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
+const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
+/// Longest polling that can be given: longer than this is not a pause between two requests.
+const MAX_POLL_US: u64 = 1_000_000;
+
+const EXAMPLES: &str = "\
+Examples:
+  bareblk serve disk.raw --socket /run/vm1.sock
+  bareblk vmm-args --socket /run/vm1.sock          what to add to the VM's command line
+
+`bareblk COMMAND --help` has more.";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  bareblk serve disk.raw --socket /run/vm1.sock --create 20G
+      makes a new disk of 20 GiB and serves it
+  bareblk serve /dev/nvme0n1p3 --socket /run/vm1.sock --socket-mode 660 --socket-group kvm
+      serves a partition; members of the group kvm may connect
+  bareblk serve base.raw --socket /run/vm2.sock --readonly --cache writeback
+      several servers may share an image that none of them writes to
+  bareblk serve disk.raw --socket /run/vm1.sock --discard off
+      keeps a preallocated image allocated
+
+Once front-ends can connect, standard output says: bareblk: serving IMAGE on SOCKET
+
+Signals:
+  SIGTERM, SIGINT  take no more requests, finish those in flight, flush, remove
+                   the socket, exit with 0; a second one, half a second later
+                   or more, ends at once with 143 or 130
+  SIGHUP           look at the image's size again; a guest whose disk grew is told
+
+Environment:
+  RUST_LOG         what to log, instead of -v: debug, or blk_server=trace,warn
+
+Exit codes: 0 stopped in order, 1 an error (one line on standard error), 2 wrong usage";
+
+const VMM_ARGS_EXAMPLES: &str = "\
+Examples:
+  bareblk vmm-args --socket /run/vm1.sock --memory 8G
+  bareblk vmm-args --socket /run/vm1.sock --vmm libvirt --queues 4
+  bareblk vmm-args --socket /run/vm1.sock --vmm cloud-hypervisor --queues 4";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  bareblk completions bash > ~/.local/share/bash-completion/completions/bareblk
+  bareblk completions fish > ~/.config/fish/completions/bareblk.fish";
+
+/// Disks for virtual machines, served over vhost-user.
+#[derive(Debug, Parser)]
+#[command(name = "bareblk", version, after_help = EXAMPLES, max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a raw disk image, or a block device, on a vhost-user socket
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(ServeArgs),
+    /// Print what a virtual machine needs to use a served disk
+    #[command(after_help = VMM_ARGS_EXAMPLES)]
+    VmmArgs(VmmArgs),
+    /// Print a completion script for a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The disk: a raw image file, or a block device
+    pub image: PathBuf,
+
+    /// Where virtual machines connect; the socket is made, and a dead server's is replaced
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+
+    /// Most queues a guest may use; QEMU wants one per vCPU, unused ones cost nothing
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub queues: u16,
+
+    /// Longest queue accepted, in descriptors; a power of two. Also limits a request to N - 2 segments
+    #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE)]
+    pub queue_size: u16,
+
+    /// How I/O reaches the kernel
+    #[arg(long, value_enum, default_value_t = EngineKind::IoUring)]
+    pub engine: EngineKind,
+
+    /// The host's page cache: none passes it by (O_DIRECT), writeback uses it
+    #[arg(long, value_name = "MODE", default_value = "none", value_parser = cache_mode())]
+    pub cache: CacheMode,
+
+    /// Refuse writes; other readers may then share the image
+    #[arg(long)]
+    pub readonly: bool,
+
+    /// The disk's serial number, up to 20 characters [default: 20 hex digits from the image's path]
+    #[arg(long, value_name = "TEXT")]
+    pub serial: Option<String>,
+
+    /// Logical block size in bytes: 512 to 4096 [default: what direct I/O on the image needs]
+    #[arg(long, value_name = "BYTES")]
+    pub block_size: Option<u32>,
+
+    /// Let the guest free blocks; off keeps a preallocated image allocated
+    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
+    pub discard: Switch,
+
+    /// Make the image first, this large (K, M, G, T: powers of 1024); it must not exist
+    #[arg(long, value_name = "SIZE", value_parser = size_bytes)]
+    pub create: Option<u64>,
+
+    /// Longest polling before sleep, in microseconds; 0: never poll
+    #[arg(long, value_name = "US", default_value_t = default_poll_us(),
+          value_parser = clap::value_parser!(u64).range(..=MAX_POLL_US))]
+    pub poll_us: u64,
+
+    /// Permissions of the socket, octal
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = socket_mode)]
+    pub socket_mode: u32,
+
+    /// Owner of the socket, name or number [default: who starts bareblk]
+    #[arg(long, value_name = "USER")]
+    pub socket_owner: Option<String>,
+
+    /// Group of the socket, name or number
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+
+    /// How long to wait for an image that is in use, in seconds
+    #[arg(long, value_name = "S", default_value_t = 30,
+          value_parser = clap::value_parser!(u64).range(..=MAX_TIMEOUT_S))]
+    pub lock_timeout: u64,
+
+    /// How long to wait for requests in flight when stopping, in seconds
+    #[arg(long, value_name = "S", default_value_t = 30,
+          value_parser = clap::value_parser!(u64).range(..=MAX_TIMEOUT_S))]
+    pub stop_timeout: u64,
+
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct LogArgs {
+    /// Log more (-vv: everything)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// How log lines look, on standard error
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+#[derive(Debug, Args)]
+pub struct VmmArgs {
+    /// The socket given to `bareblk serve`
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+
+    /// Which virtual machine monitor
+    #[arg(long, value_enum, default_value_t = Vmm::Qemu)]
+    pub vmm: Vmm,
+
+    /// Queues, at most one per vCPU [default: QEMU and libvirt: one per vCPU; cloud-hypervisor: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
+    pub queues: Option<u16>,
+
+    /// Size of each queue, no more than what `bareblk serve` was given
+    #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE)]
+    pub queue_size: u16,
+
+    /// The guest's memory (M, G, T: powers of 1024)
+    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = size_bytes)]
+    pub memory: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineKind {
+    #[value(name = "io_uring")]
+    IoUring,
+}
+
+impl std::fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::IoUring => "io_uring",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Vmm {
+    Qemu,
+    Libvirt,
+    CloudHypervisor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// What to serve and how, checked as far as it can be without touching anything.
+#[derive(Debug)]
+pub struct ServeConfig {
+    pub image: ImageOptions,
+    pub socket: SocketConfig,
+    pub serial: Option<String>,
+    pub queues: u16,
+    pub queue_size: u16,
+    pub engine: EngineKind,
+    pub poll: Duration,
+    pub stop_timeout: Duration,
+}
+
+impl ServeArgs {
+    /// Checks everything that needs no look at the disk.
+    pub fn configuration(self) -> Result<ServeConfig> {
+        self.serial.as_deref().map_or(Ok(()), check_serial).context("--serial")?;
+        check_queues(self.queues).context("--queues")?;
+        check_queue_size(self.queue_size).context("--queue-size")?;
+        let socket = SocketConfig {
+            path: self.socket,
+            mode: self.socket_mode,
+            uid: self.socket_owner.as_deref().map(user_id).transpose().context("--socket-owner")?,
+            gid: self.socket_group.as_deref().map(group_id).transpose().context("--socket-group")?,
+        };
+        let image = ImageOptions {
+            path: self.image,
+            access: if self.readonly { Access::ReadOnly } else { Access::ReadWrite },
+            cache: self.cache,
+            block_size: self.block_size,
+            discard: self.discard == Switch::On,
+            create_bytes: self.create,
+            lock_timeout: Duration::from_secs(self.lock_timeout),
+        };
+        Ok(ServeConfig {
+            image,
+            socket,
+            serial: self.serial,
+            queues: self.queues,
+            queue_size: self.queue_size,
+            engine: self.engine,
+            poll: Duration::from_micros(self.poll_us),
+            stop_timeout: Duration::from_secs(self.stop_timeout),
+        })
+    }
+}
+
+/// A script for `shell`'s completion.
+pub fn completions(shell: Shell) -> String {
+    let generator = match shell {
+        Shell::Bash => clap_complete::Shell::Bash,
+        Shell::Zsh => clap_complete::Shell::Zsh,
+        Shell::Fish => clap_complete::Shell::Fish,
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(generator, &mut Cli::command(), "bareblk", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// The server checks this again; here it is refused before an image is made or a lock waited for.
+fn check_serial(serial: &str) -> Result<(), InvalidDisk> {
+    let printable = serial.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    if printable && (1..=SERIAL_BYTES).contains(&serial.len()) {
+        return Ok(());
+    }
+    Err(InvalidDisk::Serial { serial: serial.escape_debug().to_string(), max: SERIAL_BYTES })
+}
+
+fn check_queues(queues: u16) -> Result<(), InvalidDisk> {
+    if (1..=MAX_QUEUES).contains(&queues) {
+        return Ok(());
+    }
+    Err(InvalidDisk::Queues { queues, max: MAX_QUEUES })
+}
+
+/// Also for the size that `vmm-args` recommends.
+pub fn check_queue_size(queue_size: u16) -> Result<(), InvalidDisk> {
+    let max = MAX_QUEUE_SIZE;
+    if queue_size.is_power_of_two() && (2..=max).contains(&queue_size) {
+        return Ok(());
+    }
+    Err(InvalidDisk::QueueSize { queue_size, max })
+}
+
+fn user_id(text: &str) -> Result<u32> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let user = User::from_name(text).with_context(|| format!("user '{text}' cannot be looked up"))?;
+    user.map(|user| user.uid.as_raw())
+        .ok_or_else(|| anyhow!("user '{text}' does not exist: give a name or a number that does"))
+}
+
+fn group_id(text: &str) -> Result<u32> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let group = Group::from_name(text).with_context(|| format!("group '{text}' cannot be looked up"))?;
+    group
+        .map(|group| group.gid.as_raw())
+        .ok_or_else(|| anyhow!("group '{text}' does not exist: give a name or a number that does"))
+}
+
+fn cache_mode() -> impl TypedValueParser<Value = CacheMode> {
+    PossibleValuesParser::new(["none", "writeback"]).try_map(|text| text.parse::<CacheMode>())
+}
+
+fn socket_mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => bail!("give three octal digits, such as 660"),
+    }
+}
+
+/// "64M" → 67108864.
+fn size_bytes(text: &str) -> Result<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        _ => bail!("give a number of bytes, or one with K, M, G or T behind it"),
+    };
+    let number: u64 =
+        digits.parse().context("give a whole number, with K, M, G or T behind it if you like")?;
+    number.checked_mul(1 << shift).context("at most 16777215T are possible")
+}
+
+fn default_poll_us() -> u64 {
+    u64::try_from(DEFAULT_POLL.as_micros()).unwrap_or(MAX_POLL_US)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definition_of_the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn size_suffixes_are_powers_of_1024() {
+        let sizes = ["512", "4K", "64M", "20G", "2T"].map(|text| size_bytes(text).unwrap());
+        assert_eq!(sizes, [512, 4 << 10, 64 << 20, 20 << 30, 2 << 40]);
+    }
+
+    #[test]
+    fn size_that_overflows_is_refused() {
+        assert!(size_bytes("16777215T").is_ok());
+        assert!(size_bytes("16777216T").is_err());
+    }
+
+    #[test]
+    fn size_without_digits_or_with_an_unknown_suffix_is_refused() {
+        assert!(size_bytes("").is_err());
+        assert!(size_bytes("G").is_err());
+        assert!(size_bytes("5X").is_err());
+        assert!(size_bytes("-5G").is_err());
+        assert!(size_bytes("1.5G").is_err());
+    }
+
+    #[test]
+    fn socket_mode_is_octal_and_has_only_permission_bits() {
+        assert_eq!(socket_mode("660").unwrap(), 0o660);
+        assert!(socket_mode("1777").is_err());
+        assert!(socket_mode("rw").is_err());
+    }
+
+    #[test]
+    fn root_is_found_by_name_and_by_number() {
+        assert_eq!((user_id("root").unwrap(), user_id("0").unwrap()), (0, 0));
+        assert_eq!((group_id("root").unwrap(), group_id("0").unwrap()), (0, 0));
+    }
+
+    #[test]
+    fn poll_default_of_the_server_survives_the_conversion() {
+        assert_eq!(Duration::from_micros(default_poll_us()), DEFAULT_POLL);
+    }
+}

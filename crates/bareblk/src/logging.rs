@@ -1,0 +1,62 @@
+//! Where log lines go and how they look: standard error, text or JSON, with time stamps.
+//!
+//! Not here: what is logged (each crate), the rate limit of lines a guest can cause (`blk_server`).
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+
+use anyhow::{Context, Result, anyhow};
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{LogArgs, LogFormat};
+
+/// Starts logging for the whole process; `RUST_LOG` goes before `-v`.
+pub fn start(args: &LogArgs) -> Result<()> {
+    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter(args.verbose, std::env::var_os("RUST_LOG"))?)
+        .with_writer(io::stderr)
+        .with_ansi(colours)
+        // It would complain about an unwritable standard error on standard error, and panic: a guest must
+        // not lose its disk because nobody reads the log any more.
+        .log_internal_errors(false);
+    let started = match args.log_format {
+        LogFormat::Text => lines.try_init(),
+        LogFormat::Json => lines.json().try_init(),
+    };
+    started.map_err(|error| anyhow!(error)).context("cannot start logging")
+}
+
+fn filter(verbose: u8, rust_log: Option<OsString>) -> Result<EnvFilter> {
+    let level = match verbose {
+        0 => "info",
+        1 => "debug",
+        _ => "trace",
+    };
+    let wanted = rust_log.filter(|text| !text.is_empty()).unwrap_or_else(|| level.into());
+    let wanted = wanted.to_string_lossy();
+    EnvFilter::builder().parse(&*wanted).with_context(|| format!("RUST_LOG={wanted} is not understood"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_v_is_a_level() {
+        let levels = [0, 1, 2, 9].map(|verbose| filter(verbose, None).unwrap().to_string());
+        assert_eq!(levels, ["info", "debug", "trace", "trace"]);
+    }
+
+    #[test]
+    fn rust_log_goes_before_verbosity_unless_it_is_empty() {
+        assert_eq!(filter(1, Some("warn".into())).unwrap().to_string(), "warn");
+        assert_eq!(filter(1, Some("".into())).unwrap().to_string(), "debug");
+    }
+
+    #[test]
+    fn senseless_rust_log_is_named() {
+        let error = filter(0, Some("a=b=c".into())).unwrap_err();
+        assert!(format!("{error:#}").starts_with("RUST_LOG=a=b=c is not understood: "));
+    }
+}

@@ -1,0 +1,231 @@
+//! `bareblk serve`: open the image, serve it, obey signals, stop.
+//!
+//! `configuration → image (locked) → server → "serving" on standard output → signals → stop → exit code`
+//!
+//! - Signals are caught only once the image is ours: whoever waits for its lock can still be interrupted.
+//! - An image made by `--create` does not survive a start that fails.
+//!
+//! Not here: what is done with requests (`blk_server`, `io_engine`).
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, StopReport};
+use disk_image::{HostOpener, Image, Opener, SECTOR_BYTES};
+use io_engine::{Engine, EngineConfig, IoUringEngine};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::iterator::Handle;
+use tracing::{debug, info, warn};
+
+use crate::cli::{EngineKind, ServeConfig};
+use crate::signals::{Request, Requests};
+
+/// Serves until told to stop.
+pub fn serve(config: ServeConfig) -> Result<()> {
+    raise_descriptor_limit();
+    let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+    let image = Image::open(opener.as_ref(), &config.image)?;
+    let new_image = config.image.create_bytes.map(|_| NewImage::of(&image, &opener));
+    let requests = Requests::catch().context("cannot catch signals")?;
+    let stop_timeout = config.stop_timeout;
+    let server = start(&config, &opener, image)?;
+    new_image.into_iter().for_each(NewImage::keep);
+    announce(&config);
+    obey(server, requests, stop_timeout)
+}
+
+fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result<Server> {
+    let size_bytes = image.capacity_sectors() * SECTOR_BYTES;
+    let (block_size, discard) = (image.block_size(), image.discard_limits().is_some());
+    let disk = DiskConfig {
+        name: image.path().display().to_string(),
+        serial: config.serial.clone().unwrap_or_else(|| image.default_serial()),
+        queues: config.queues,
+        queue_size: config.queue_size,
+        image,
+    };
+    let (name, serial) = (disk.name.clone(), disk.serial.clone());
+    let engine = EngineConfig::default();
+    let server = ServerConfig {
+        depth: engine.depth,
+        engine: factory(config.engine, engine),
+        workers: 1,
+        poll: config.poll,
+    };
+    let server = Server::start(&server, opener, vec![(disk, config.socket.clone())])?;
+    info!(
+        image = name,
+        size_bytes,
+        block_size,
+        readonly = config.image.access == disk_image::Access::ReadOnly,
+        cache = %config.image.cache,
+        discard,
+        serial,
+        engine = %config.engine,
+        queues = config.queues,
+        queue_size = config.queue_size,
+        socket = %config.socket.path.display(),
+        "serving"
+    );
+    Ok(server)
+}
+
+/// For scripts, which wait for this line.
+fn announce(config: &ServeConfig) {
+    let (image, socket) = (config.image.path.display(), config.socket.path.display());
+    let mut out = io::stdout();
+    if let Err(error) = writeln!(out, "bareblk: serving {image} on {socket}").and_then(|()| out.flush()) {
+        warn!("not announced on standard output: {error}");
+    }
+}
+
+fn obey(server: Server, mut requests: Requests, stop_timeout: Duration) -> Result<()> {
+    loop {
+        match requests.next() {
+            Some(Request::Refresh) => server.refresh_capacities(),
+            Some(Request::Stop) => return stop(server, requests, stop_timeout),
+            Some(Request::Abort(code)) => std::process::exit(code),
+            None => bail!("signals can no longer be received"),
+        }
+    }
+}
+
+/// Stops on another thread, so that a second signal is heard on this one.
+fn stop(server: Server, mut requests: Requests, timeout: Duration) -> Result<()> {
+    info!(timeout = ?timeout, "stopping");
+    let (sender, reports) = mpsc::channel();
+    let stopped = WakeOnDrop(requests.closer());
+    let stopper = std::thread::Builder::new().name("bareblk-stop".into()).spawn(move || {
+        let _stopped = stopped;
+        let _ = sender.send(server.stop(timeout));
+    });
+    stopper.context("cannot start the thread that stops the server")?;
+    while let Some(request) = requests.next() {
+        if let Request::Abort(code) = request {
+            warn!("ending at once, requests in flight or not");
+            std::process::exit(code);
+        }
+    }
+    let report = reports.recv().context("the server did not stop in order; see the lines above")?;
+    judge(&report, timeout)
+}
+
+/// Ends the wait for signals, however the stop went.
+struct WakeOnDrop(Handle);
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn judge(report: &StopReport, timeout: Duration) -> Result<()> {
+    if report.is_clean() {
+        info!("stopped; everything is on stable storage");
+        return Ok(());
+    }
+    let timeout_s = timeout.as_secs();
+    let unfinished = report
+        .unfinished
+        .iter()
+        .map(|disk| format!("{disk} had requests in flight after {timeout_s} s (--stop-timeout)"));
+    let not_flushed =
+        report.not_flushed.iter().map(|(disk, error)| format!("{disk} could not be flushed: {error}"));
+    let reasons: Vec<_> = unfinished.chain(not_flushed).collect();
+    Err(anyhow!("stopped, but not cleanly: {}", reasons.join("; ")))
+}
+
+fn factory(kind: EngineKind, config: EngineConfig) -> EngineFactory {
+    Box::new(move || {
+        let engine: Box<dyn Engine> = match kind {
+            EngineKind::IoUring => Box::new(IoUringEngine::new(config.clone()).map_err(explain_io_uring)?),
+        };
+        debug!(engine = engine.describe(), "engine");
+        Ok(engine)
+    })
+}
+
+/// The kernel's error number, as something to act on.
+fn explain_io_uring(error: io::Error) -> io::Error {
+    use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported};
+    let advice = match error.kind() {
+        PermissionDenied => {
+            "io_uring is forbidden here: set kernel.io_uring_disabled=0, or let the container's seccomp \
+             profile allow it"
+        }
+        Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",
+        OutOfMemory => "no memory for io_uring: raise the limit of locked memory (ulimit -l)",
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{advice} ({error})"))
+}
+
+/// Removes a file made by `--create` when dropped, unless it is kept.
+struct NewImage {
+    opener: Arc<dyn Opener>,
+    path: PathBuf,
+    /// Holds the lock: nobody else has begun to use the image.
+    _file: Arc<File>,
+    kept: bool,
+}
+
+impl NewImage {
+    fn of(image: &Image, opener: &Arc<dyn Opener>) -> Self {
+        let (path, file) = (image.path().to_owned(), Arc::clone(image.file()));
+        Self { opener: Arc::clone(opener), path, _file: file, kept: false }
+    }
+
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for NewImage {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Err(error) = self.opener.unlink(&self.path)
+        {
+            warn!("the new image {} could not be removed: {error}", self.path.display());
+        }
+    }
+}
+
+/// Each queue has three descriptors, each region of guest memory one; the usual soft limit is 1024.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        debug!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unclean_stop_names_each_disk_and_what_became_of_it() {
+        let report = StopReport {
+            unfinished: vec!["/a.raw".into()],
+            not_flushed: vec![("/b.raw".into(), io::Error::from_raw_os_error(5))],
+        };
+        let line = judge(&report, Duration::from_secs(7)).unwrap_err().to_string();
+        assert!(line.contains("/a.raw had requests in flight after 7 s"), "{line}");
+        assert!(line.contains("/b.raw could not be flushed: Input/output error"), "{line}");
+    }
+
+    #[test]
+    fn clean_stop_is_no_error() {
+        assert!(judge(&StopReport::default(), Duration::ZERO).is_ok());
+    }
+
+    #[test]
+    fn forbidden_io_uring_says_what_forbids_it() {
+        let line = explain_io_uring(io::Error::from_raw_os_error(1)).to_string();
+        assert!(line.contains("kernel.io_uring_disabled=0") && line.contains("os error 1"), "{line}");
+    }
+}

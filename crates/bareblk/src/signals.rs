@@ -1,0 +1,101 @@
+//! What signals ask for, and when a second one means it.
+//!
+//! - SIGTERM and SIGINT ask for a stop, SIGHUP for a new look at the images' sizes.
+//! - `timeout(1)` signals its child and then the child's process group, and a terminal the whole group next
+//!   to a supervisor that passes it on: a repetition at once is the same request, not an impatient one.
+//!
+//! Not here: how to stop (`serve.rs`).
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+/// Signals closer together than this are one request.
+const SAME_REQUEST: Duration = Duration::from_millis(500);
+
+/// What the operator wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Images may have grown.
+    Refresh,
+    /// Stop, and lose nothing.
+    Stop,
+    /// Stop now; the exit code to end with.
+    Abort(i32),
+}
+
+/// The process's signals, from its making on.
+#[derive(Debug)]
+pub struct Requests {
+    signals: Signals,
+    history: History,
+}
+
+impl Requests {
+    /// Catches the signals; until then they end the process.
+    pub fn catch() -> io::Result<Self> {
+        Ok(Self { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, history: History::default() })
+    }
+
+    /// Ends the waiting in [`Requests::next`] from another thread.
+    pub fn closer(&self) -> Handle {
+        self.signals.handle()
+    }
+
+    /// Sleeps until a request comes. `None`: it was closed.
+    pub fn next(&mut self) -> Option<Request> {
+        let history = &mut self.history;
+        self.signals.forever().find_map(|signal| history.interpret(signal, Instant::now()))
+    }
+}
+
+/// When the stop was asked for first.
+#[derive(Debug, Default)]
+struct History {
+    stop: Option<Instant>,
+}
+
+impl History {
+    fn interpret(&mut self, signal: i32, now: Instant) -> Option<Request> {
+        match self.stop {
+            None if signal == SIGHUP => Some(Request::Refresh),
+            None => {
+                self.stop = Some(now);
+                Some(Request::Stop)
+            }
+            Some(_) if signal == SIGHUP => None,
+            Some(first) if now.saturating_duration_since(first) < SAME_REQUEST => None,
+            // As shells report a process that a signal ended.
+            Some(_) => Some(Request::Abort(128 + signal)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_stop_after_a_while_is_an_abort_with_the_shells_exit_code() {
+        let (mut history, start) = (History::default(), Instant::now());
+        assert_eq!(history.interpret(SIGTERM, start), Some(Request::Stop));
+        assert_eq!(history.interpret(SIGINT, start + SAME_REQUEST), Some(Request::Abort(130)));
+    }
+
+    #[test]
+    fn second_stop_at_once_is_the_same_request() {
+        let (mut history, start) = (History::default(), Instant::now());
+        assert_eq!(history.interpret(SIGTERM, start), Some(Request::Stop));
+        assert_eq!(history.interpret(SIGTERM, start), None);
+    }
+
+    #[test]
+    fn hangup_refreshes_before_a_stop_and_is_nothing_after() {
+        let (mut history, start) = (History::default(), Instant::now());
+        assert_eq!(history.interpret(SIGHUP, start), Some(Request::Refresh));
+        assert_eq!(history.interpret(SIGINT, start), Some(Request::Stop));
+        assert_eq!(history.interpret(SIGHUP, start + SAME_REQUEST), None);
+    }
+}

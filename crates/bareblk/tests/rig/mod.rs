@@ -1,0 +1,193 @@
+//! What the tests share: disks and sockets to use, servers to start, refusals to read. No tests here.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// For what happens at once on an idle machine. Nothing passes because of it, and a failure may take it.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Folders for disks (on a real file system) and sockets (with a short path).
+pub struct Place {
+    disks: TempDir,
+    sockets: TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let disks = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Self { disks, sockets: tempfile::tempdir().unwrap() }
+    }
+
+    /// A path without a file.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.disks.path().join(name)
+    }
+
+    /// A sparse file.
+    pub fn image(&self, name: &str, size_bytes: u64) -> PathBuf {
+        let path = self.path(name);
+        File::create(&path).unwrap().set_len(size_bytes).unwrap();
+        path
+    }
+
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.sockets.path().join(name)
+    }
+
+    /// `bareblk serve image --socket socket`, to which more can be added.
+    pub fn serve(&self, image: &Path, socket: &str) -> Command {
+        let mut command = bareblk();
+        command.arg("serve").arg(image).arg("--socket").arg(self.socket(socket));
+        command
+    }
+}
+
+/// The program, undisturbed by the tester's settings.
+pub fn bareblk() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bareblk"));
+    command.env_remove("RUST_LOG").env_remove("NO_COLOR").stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end and gives the one line that says why it was refused.
+pub fn refusal(command: Command) -> String {
+    let output = assert_cmd::Command::from_std(command).timeout(DEADLINE).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let line = text.strip_suffix('\n').expect("a whole line");
+    assert!(line.starts_with("bareblk: ") && !line.contains('\n'), "not one line: {text}");
+    line.to_owned()
+}
+
+/// Runs to the end, well, and gives its standard output.
+pub fn output(command: Command) -> String {
+    let run = assert_cmd::Command::from_std(command).timeout(DEADLINE).assert().success();
+    String::from_utf8(run.get_output().stdout.clone()).unwrap()
+}
+
+pub fn assert_says(text: &str, parts: &[&str]) {
+    let missing: Vec<_> = parts.iter().filter(|part| !text.contains(**part)).collect();
+    assert!(missing.is_empty(), "`{text}` does not say {missing:?}");
+}
+
+pub fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A server that serves; killed when dropped.
+pub struct Server {
+    child: Child,
+    log: tempfile::NamedTempFile,
+    pub ready_line: String,
+}
+
+impl Server {
+    /// Starts it and waits for its "serving" line.
+    pub fn start(command: Command) -> Self {
+        Starting::new(command).wait_ready()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// As `kill -9` does; the process is gone afterwards, its socket file is not.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends the signal and waits for the end.
+    pub fn stop(mut self, signal: Signal) -> ExitStatus {
+        self.signal(signal);
+        eventually("it ends", || self.child.try_wait().unwrap())
+    }
+
+    /// Standard error so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log.path()).unwrap()
+    }
+
+    pub fn wait_logged(&self, part: &str) {
+        eventually(part, || self.log().contains(part).then_some(()));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server that may still be waiting for something.
+pub struct Starting {
+    server: Server,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Starting {
+    pub fn new(mut command: Command) -> Self {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        command.stdout(Stdio::piped()).stderr(log.reopen().unwrap());
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Self { server: Server { child, log, ready_line: String::new() }, lines }
+    }
+
+    pub fn wait_logged(&self, part: &str) {
+        self.server.wait_logged(part);
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.server.signal(signal);
+    }
+
+    /// Waits for its end without a signal.
+    pub fn wait_ended(mut self) -> ExitStatus {
+        eventually("it ends", || self.server.child.try_wait().unwrap())
+    }
+
+    pub fn wait_ready(mut self) -> Server {
+        let line = self.lines.recv_timeout(DEADLINE);
+        self.server.ready_line = line.unwrap_or_else(|_| panic!("does not serve: {}", self.server.log()));
+        self.server
+    }
+}
+
+/// Asks again and again until there is an answer.
+pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < end, "not within {DEADLINE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,264 @@
+//! The real program while it serves: who may share an image, signals, sockets, logs.
+//!
+//! Not here: what is refused at once (`cli.rs`), requests of guests.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod rig;
+
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+
+use rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, is_root, output, refusal};
+use rustix::process::Signal;
+
+const MIB: u64 = 1 << 20;
+
+// ---- who may use an image
+
+#[test]
+fn image_of_a_running_server_is_refused_with_its_process_id() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let server = Server::start(place.serve(&image, "a"));
+    let mut second = place.serve(&image, "b");
+    second.args(["--lock-timeout", "0"]);
+    let holder = format!("process {} (bareblk)", server.pid());
+    assert_says(&refusal(second), &["locked by", &holder, "--lock-timeout"]);
+}
+
+#[test]
+fn image_with_a_reader_is_refused_to_a_writer() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let mut reader = place.serve(&image, "a");
+    reader.arg("--readonly");
+    let _reader = Server::start(reader);
+    let mut writer = place.serve(&image, "b");
+    writer.args(["--lock-timeout", "0"]);
+    assert_says(&refusal(writer), &["locked by"]);
+}
+
+#[test]
+fn two_readers_share_an_image() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let reader = |socket| {
+        let mut command = place.serve(&image, socket);
+        command.args(["--readonly", "--lock-timeout", "0"]);
+        Server::start(command)
+    };
+    let (mut first, mut second) = (reader("a"), reader("b"));
+    assert!(first.is_running() && second.is_running());
+}
+
+#[test]
+fn server_that_waits_for_the_image_serves_when_its_holder_is_killed() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let holder = Server::start(place.serve(&image, "a"));
+    let waiting = Starting::new(place.serve(&image, "b"));
+    waiting.wait_logged("waiting for the image's lock");
+    holder.kill();
+    assert!(waiting.wait_ready().is_running());
+}
+
+#[test]
+fn server_that_waits_for_the_image_can_be_interrupted() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let _holder = Server::start(place.serve(&image, "a"));
+    let waiting = Starting::new(place.serve(&image, "b"));
+    waiting.wait_logged("waiting for the image's lock");
+    waiting.signal(Signal::INT);
+    assert!(!waiting.wait_ended().success());
+    assert!(!place.socket("b").exists());
+}
+
+// ---- ends
+
+#[test]
+fn interrupted_server_exits_with_zero_and_its_socket_is_gone() {
+    let place = Place::new();
+    let server = Server::start(place.serve(&place.image("disk.raw", MIB), "s"));
+    assert!(place.socket("s").exists());
+    assert_eq!(server.stop(Signal::INT).code(), Some(0));
+    assert!(!place.socket("s").exists());
+}
+
+#[test]
+fn terminated_server_with_a_connected_front_end_exits_with_zero() {
+    let place = Place::new();
+    let server = Server::start(place.serve(&place.image("disk.raw", MIB), "s"));
+    let _front_end = UnixStream::connect(place.socket("s")).unwrap();
+    assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+    assert!(!place.socket("s").exists());
+}
+
+#[test]
+fn killed_servers_socket_is_replaced_at_the_next_start() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    Server::start(place.serve(&image, "s")).kill();
+    assert!(place.socket("s").exists());
+    let _next = Server::start(place.serve(&image, "s"));
+    assert!(UnixStream::connect(place.socket("s")).is_ok());
+}
+
+// ---- the socket
+
+#[test]
+fn socket_is_for_its_owner_only_unless_told_otherwise() {
+    let place = Place::new();
+    let _server = Server::start(place.serve(&place.image("disk.raw", MIB), "s"));
+    assert_eq!(rig::mode(&place.socket("s")), 0o600);
+}
+
+#[test]
+fn socket_gets_the_mode_that_was_asked_for() {
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.args(["--socket-mode", "666"]);
+    let _server = Server::start(command);
+    assert_eq!(rig::mode(&place.socket("s")), 0o666);
+}
+
+#[test]
+fn socket_gets_the_owner_and_group_that_were_asked_for() {
+    if !is_root() {
+        return println!("skipped: only root gives files away");
+    }
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.args(["--socket-owner", "daemon", "--socket-group", "4321"]);
+    let _server = Server::start(command);
+    let socket = std::fs::metadata(place.socket("s")).unwrap();
+    assert_eq!((socket.uid(), socket.gid()), (1, 4321)); // daemon is 1 on every Linux
+}
+
+// ---- what it says
+
+#[test]
+fn ready_line_names_image_and_socket_when_front_ends_can_connect() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let server = Server::start(place.serve(&image, "s"));
+    assert!(UnixStream::connect(place.socket("s")).is_ok());
+    let expected = format!("bareblk: serving {} on {}", image.display(), place.socket("s").display());
+    assert_eq!(server.ready_line, expected);
+}
+
+#[test]
+fn start_is_one_line_in_the_log_without_colours() {
+    let place = Place::new();
+    let server = Server::start(place.serve(&place.image("disk.raw", MIB), "s"));
+    let log = server.log();
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert_says(
+        &log,
+        &["INFO", "serving", "disk.raw", "size_bytes=1048576", "cache=none", "engine=io_uring"],
+    );
+    assert!(!log.contains('\x1b'), "{log}");
+}
+
+#[test]
+fn log_lines_are_json_when_asked_for() {
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.args(["--log-format", "json", "--serial", "a \"b\""]);
+    let server = Server::start(command);
+    let line: serde_json::Value = serde_json::from_str(&server.log()).unwrap();
+    assert_eq!(line["fields"]["serial"], "a \"b\"");
+    assert!(line["timestamp"].is_string());
+}
+
+#[test]
+fn log_filter_of_the_environment_goes_before_verbosity() {
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.arg("-vv").env("RUST_LOG", "error");
+    let server = Server::start(command);
+    assert_eq!(server.log(), "");
+}
+
+#[test]
+fn serial_is_the_same_for_the_same_path_at_the_next_start() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let serial = || {
+        let mut command = place.serve(&image, "s");
+        command.args(["--log-format", "json"]);
+        let server = Server::start(command);
+        let line: serde_json::Value = serde_json::from_str(&server.log()).unwrap();
+        assert!(server.stop(Signal::TERM).success());
+        line["fields"]["serial"].as_str().unwrap().to_owned()
+    };
+    let (first, second) = (serial(), serial());
+    assert_eq!(first, second);
+    assert_eq!(first.len(), 20);
+}
+
+#[test]
+fn hangup_makes_it_look_at_the_images_size_again() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let server = Server::start(place.serve(&image, "s"));
+    place.image("disk.raw", 2 * MIB);
+    server.signal(Signal::HUP);
+    server.wait_logged("image grew");
+    assert!(server.stop(Signal::TERM).success());
+}
+
+/// A pipe that nobody reads any more: the log collector has died.
+#[test]
+fn server_survives_that_nobody_reads_its_log() {
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    rig::eventually("it serves", || UnixStream::connect(place.socket("s")).ok());
+    drop(child.stderr.take());
+    let front_end = UnixStream::connect(place.socket("s")).unwrap();
+    front_end.shutdown(std::net::Shutdown::Both).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+    let status = rig::eventually("it ends", || child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn soft_limit_of_open_files_is_raised_to_the_hard_one() {
+    let place = Place::new();
+    let serve = place.serve(&place.image("disk.raw", MIB), "s");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "ulimit -Sn 64 && exec \"$@\"", "sh"])
+        .arg(serve.get_program())
+        .args(serve.get_args());
+    let server = Server::start(command);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).unwrap();
+    let open_files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<_> = open_files.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(numbers[0], numbers[1]);
+}
+
+// ---- together with QEMU
+
+#[test]
+fn printed_arguments_connect_a_stock_qemu() {
+    let place = Place::new();
+    let _server = Server::start(place.serve(&place.image("disk.raw", MIB), "s"));
+    let mut command = bareblk();
+    command.args(["vmm-args", "--memory", "64M", "--queues", "2", "--socket"]).arg(place.socket("s"));
+    let text = output(command);
+    let probe = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
+    if probe.is_err() {
+        return println!("skipped: no qemu-system-x86_64");
+    }
+    let args: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let qemu = "qemu-system-x86_64 -accel tcg -nodefaults -display none -S -monitor stdio";
+    let mut shell = assert_cmd::Command::new("sh");
+    shell.arg("-c").arg(format!("{qemu} {}", args.join("\n"))).timeout(DEADLINE);
+    let run = shell.write_stdin("info qtree\nquit\n").assert().success();
+    let tree = String::from_utf8_lossy(&run.get_output().stdout).into_owned();
+    assert_says(&tree, &["vhost-user-blk", "num-queues = 2", "queue-size = 1024", "chardev = \"bareblk-s\""]);
+}
