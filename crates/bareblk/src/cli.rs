@@ -16,8 +16,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use disk_image::{Access, CacheMode, ImageOptions};
 use nix::unistd::{Group, User};
-use virtqueue::MAX_QUEUE_SIZE;
 
+/// Largest queue, in descriptors that QEMU makes; the server checks against its own limit again.
+const MAX_QUEUE_SIZE: u16 = 1024;
 /// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
 const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
 /// Longest polling that can be given: longer than this is not a pause between two requests.
