@@ -21,21 +21,32 @@ const BLOCK_BYTES: u64 = 4096;
 /// What `cargo test --benches` runs, so that this cannot rot.
 const SMOKE: Duration = Duration::from_millis(20);
 
+/// Processor time of this thread: exact in sum, and in ticks for each half.
 struct Usage {
-    user_s: f64,
-    system_s: f64,
+    run_ns: f64,
+    user_ticks: f64,
+    system_ticks: f64,
 }
 
-fn usage() -> Usage {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    let run_ns: f64 = stat.split_whitespace().next().unwrap().parse().unwrap();
-    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-    let fields: Vec<f64> =
-        stat.rsplit(')').next().unwrap().split_whitespace().map(|f| f.parse().unwrap_or(0.0)).collect();
-    // Fields 14 and 15 of proc(5) are ticks: their ratio splits the exact run time.
-    let (user, system) = (fields[11], fields[12]);
-    let share = user / (user + system).max(1.0);
-    Usage { user_s: share * run_ns / 1e9, system_s: (1.0 - share) * run_ns / 1e9 }
+impl Usage {
+    fn now() -> Self {
+        let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        let run_ns = schedstat.split_whitespace().next().unwrap().parse().unwrap();
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let after_name = stat.rsplit(')').next().unwrap();
+        // Fields 14 and 15 of proc(5); the first after the name is field 3.
+        let mut ticks = after_name.split_whitespace().skip(11).map(|field| field.parse().unwrap());
+        Self { run_ns, user_ticks: ticks.next().unwrap(), system_ticks: ticks.next().unwrap() }
+    }
+
+    /// User and system time since `before`: the exact sum, split as the ticks are.
+    fn since(&self, before: &Self) -> (f64, f64) {
+        let run_ns = self.run_ns - before.run_ns;
+        let user: f64 = self.user_ticks - before.user_ticks;
+        let system: f64 = self.system_ticks - before.system_ticks;
+        let share = user / (user + system).max(1.0);
+        (run_ns * share, run_ns * (1.0 - share))
+    }
 }
 
 fn run(name: &str, engine: Box<dyn Engine>, image: &Image, duration: Duration) {
@@ -59,7 +70,7 @@ fn run(name: &str, engine: Box<dyn Engine>, image: &Image, duration: Duration) {
     for token in 0..u64::from(DEPTH) {
         submit.push(next_op(token, IoVecs::with_capacity(1), file)).unwrap();
     }
-    let (started, before, mut done) = (Instant::now(), usage(), 0_u64);
+    let (started, before, mut done) = (Instant::now(), Usage::now(), 0_u64);
     let mut events = Vec::with_capacity(DEPTH as usize);
     while started.elapsed() < duration {
         submit.submit().unwrap();
@@ -74,13 +85,14 @@ fn run(name: &str, engine: Box<dyn Engine>, image: &Image, duration: Duration) {
             submit.push(next_op(completion.token, completion.buffers, file)).unwrap();
         }
     }
-    let (after, wall_s) = (usage(), started.elapsed().as_secs_f64());
-    let per_op = |seconds: f64| seconds * 1e9 / done as f64;
+    let wall_ns = started.elapsed().as_nanos() as f64;
+    let (user_ns, system_ns) = Usage::now().since(&before);
+    let per_op = |ns: f64| ns / done as f64;
     println!(
         "{name:>28}: {:>7.0} ns wall, {:>6.0} ns user, {:>6.0} ns system per op, {done} ops",
-        per_op(wall_s),
-        per_op(after.user_s - before.user_s),
-        per_op(after.system_s - before.system_s),
+        per_op(wall_ns),
+        per_op(user_ns),
+        per_op(system_ns),
     );
 }
 
