@@ -7,12 +7,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use disk_image::Image;
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
+use crate::log_limit::LogLimit;
 use crate::session::SessionShared;
 
 /// Longest serial: what GET_ID answers with (virtio 1.3 §5.2.6).
@@ -72,6 +73,8 @@ pub enum InvalidDisk {
 pub(crate) enum LeaseError {
     #[error("rings of this disk are started in session {holder}, which did not stop them within {} s", timeout.as_secs())]
     Held { holder: u64, timeout: Duration },
+    #[error("the session ends")]
+    Ending,
 }
 
 /// See the file's head.
@@ -86,6 +89,7 @@ pub(crate) struct Disk {
     /// The session whose rings are started.
     lease: Mutex<Option<u64>>,
     lease_free: Condvar,
+    log_limit: Mutex<LogLimit>,
 }
 
 impl Disk {
@@ -113,6 +117,7 @@ impl Disk {
             queue_size,
             lease: Mutex::new(None),
             lease_free: Condvar::new(),
+            log_limit: Mutex::new(LogLimit::new(Instant::now())),
         })
     }
 
@@ -176,6 +181,19 @@ impl Disk {
         }
     }
 
+    /// Lets sessions that wait for the lease see that they were told to end.
+    pub(crate) fn wake_waiters(&self) {
+        // Under the lock: a waiter has either not looked yet or is asleep already.
+        let _lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        self.lease_free.notify_all();
+    }
+
+    /// Whether a line that a guest or a front-end caused may be logged: per disk, because a new
+    /// session, or another ring, costs a hostile one nothing.
+    pub(crate) fn log_allowed(&self, now: Instant) -> Option<u64> {
+        self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
+    }
+
     /// Waits until no other session has rings started.
     pub(crate) fn lease_rings(disk: &Arc<Self>, session: &SessionShared) -> Result<RingLease, LeaseError> {
         let lease = disk.lease.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,6 +201,9 @@ impl Disk {
             holder.is_some() && session.end_reason().is_none()
         });
         let (mut lease, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if session.end_reason().is_some() {
+            return Err(LeaseError::Ending);
+        }
         if let Some(holder) = *lease {
             return Err(LeaseError::Held { holder, timeout: LEASE_TIMEOUT });
         }

@@ -36,7 +36,10 @@ mod listener;
 
 mod server;
 
+mod inline;
+
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
+pub use inline::InlineWorker;
 pub use listener::{SocketConfig, SocketError};
 pub use poller::DEFAULT_POLL;
 pub use server::{EngineFactory, Server, ServerConfig, ServerError, StopReport};

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use disk_image::{FileKind, Opener};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -88,6 +89,7 @@ pub(crate) struct Socket {
     fd: OwnedFd,
     path: PathBuf,
     opener: Arc<dyn Opener>,
+    removed: AtomicBool,
 }
 
 impl Socket {
@@ -98,18 +100,26 @@ impl Socket {
         remove_stale(opener.as_ref(), path)?;
         let fd = opener.bind_socket(path).map_err(failed("bind"))?;
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| failed("set up")(errno.into()))?;
-        let socket = Self { fd, path: path.clone(), opener: Arc::clone(opener) };
+        let socket = Self { fd, path: path.clone(), opener: Arc::clone(opener), removed: AtomicBool::new(false) };
         let SocketConfig { mode, uid, gid, .. } = *config;
         opener.set_socket_owner(path, mode, uid, gid).map_err(failed("set owner and mode of"))?;
         Ok(socket)
+    }
+
+    /// Removes the socket file, once: nobody connects any more, and the path is free for another server.
+    pub(crate) fn remove(&self) {
+        if self.removed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.opener.unlink(&self.path) {
+            warn!("socket {} not removed: {error}", self.path.display());
+        }
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Err(error) = self.opener.unlink(&self.path) {
-            warn!("socket {} not removed: {error}", self.path.display());
-        }
+        self.remove();
     }
 }
 

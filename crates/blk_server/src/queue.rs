@@ -93,9 +93,14 @@ impl Queue {
         let view = MemoryView::new(Arc::clone(&start.memory));
         let layout = start.layout.ok_or("a ring address lies in no memory region")?;
         let ring = DeviceQueue::new(&view, layout, start.ring).map_err(|fault| fault.to_string())?;
-        if ring.position() != start.base {
+        // `seg_max` promised this much, whatever size the driver then chose for the queue.
+        let longest = layout.queue_size.max(start.disk.queue_size());
+        let ring = ring.with_indirect_limit(longest);
+        if ring.position() != start.base
+            && let Some(suppressed) = start.disk.log_allowed(Instant::now())
+        {
             let (disk, queue, base, used) = (start.disk.name(), start.index, start.base, ring.position());
-            warn!(disk, queue, base, used, "front-end's ring base is stale; the used index counts");
+            warn!(disk, queue, suppressed, base, used, "front-end's ring base is stale; the used index counts");
         }
         Ok(Self {
             disk: Arc::clone(&start.disk),
@@ -103,7 +108,7 @@ impl Queue {
             index: start.index,
             id,
             view,
-            chain: Chain::with_capacity(layout.queue_size),
+            chain: Chain::with_capacity(longest),
             in_flight: InFlight::new(layout.queue_size),
             ring,
             file,
@@ -366,7 +371,9 @@ impl Queue {
 
 /// One log line, and the front-end told.
 pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedFd>>, what: &str) {
-    error!(disk = disk.name(), queue, "queue stopped until the guest resets it: {what}");
+    if let Some(suppressed) = disk.log_allowed(Instant::now()) {
+        error!(disk = disk.name(), queue, suppressed, "queue stopped until the guest resets it: {what}");
+    }
     if let Some(err) = err {
         signal(err);
     }

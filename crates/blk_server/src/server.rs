@@ -89,18 +89,22 @@ impl StopReport {
 struct Export {
     disk: Arc<Disk>,
     socket: Socket,
-    sessions: Mutex<Vec<Arc<SessionShared>>>,
+    sessions: Arc<SessionList>,
 }
 
-impl Export {
-    fn sessions(&self) -> Vec<Arc<SessionShared>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).clone()
+/// The sessions of one disk whose threads still hold anything of it.
+#[derive(Debug, Default)]
+struct SessionList(Mutex<Vec<Arc<SessionShared>>>);
+
+impl SessionList {
+    fn all(&self) -> Vec<Arc<SessionShared>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// `None` if the disk has too many sessions already.
-    fn new_session(&self) -> Option<io::Result<Arc<SessionShared>>> {
+    fn add(&self) -> Option<io::Result<Arc<SessionShared>>> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (sessions.len() < MAX_SESSIONS).then(|| {
             let session = SessionShared::new(NEXT_ID.fetch_add(1, Ordering::Relaxed))?;
             sessions.push(Arc::clone(&session));
@@ -108,8 +112,8 @@ impl Export {
         })
     }
 
-    fn forget_session(&self, session: &Arc<SessionShared>) {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+    fn forget(&self, session: &Arc<SessionShared>) {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|known| !Arc::ptr_eq(known, session));
     }
 }
@@ -140,7 +144,7 @@ impl Server {
         let export = |(disk, socket): (DiskConfig, SocketConfig)| {
             let disk = Arc::new(Disk::new(disk)?);
             let socket = Socket::bind(opener, &socket)?;
-            Ok::<_, ServerError>(Export { disk, socket, sessions: Mutex::default() })
+            Ok::<_, ServerError>(Export { disk, socket, sessions: Arc::default() })
         };
         let exports = Arc::new(disks.into_iter().map(export).collect::<Result<Vec<_>, _>>()?);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -175,8 +179,9 @@ impl Server {
         let deadline = Instant::now() + timeout;
         self.stop_accepting();
         let mut report = StopReport::default();
-        let sessions: Vec<_> = self.exports.iter().map(Export::sessions).collect();
+        let sessions: Vec<_> = self.exports.iter().map(|export| export.sessions.all()).collect();
         sessions.iter().flatten().for_each(|session| session.end(EndReason::Stop));
+        self.exports.iter().for_each(|export| export.disk.wake_waiters());
         for (export, sessions) in self.exports.iter().zip(&sessions) {
             let name = export.disk.name().to_owned();
             if sessions.iter().any(|session| !session.wait_ended(deadline)) {
@@ -188,6 +193,7 @@ impl Server {
         if !report.unfinished.is_empty() {
             self.workers.cancel_all();
         }
+        self.exports.iter().for_each(|export| export.socket.remove());
         report
     }
 
@@ -206,23 +212,29 @@ impl Drop for Server {
 fn start_session(exports: &Arc<Vec<Export>>, number: usize, workers: &Arc<WorkerSet>, front_end: OwnedFd) {
     let export = &exports[number];
     let disk = Arc::clone(&export.disk);
-    let session = match export.new_session() {
-        Some(Ok(session)) => session,
-        Some(Err(error)) => return error!(disk = disk.name(), "front-end refused: {error}"),
-        None => {
-            return warn!(disk = disk.name(), limit = MAX_SESSIONS, "front-end refused: too many sessions");
+    let refuse = |why: &str| {
+        if let Some(suppressed) = disk.log_allowed(Instant::now()) {
+            warn!(disk = disk.name(), suppressed, "front-end refused: {why}");
         }
     };
-    let (exports, workers) = (Arc::clone(exports), Arc::clone(workers));
-    let known = Arc::clone(&session);
+    let session = match export.sessions.add() {
+        Some(Ok(session)) => session,
+        Some(Err(error)) => return refuse(&error.to_string()),
+        None => return refuse(&format!("{MAX_SESSIONS} are connected, and no more are taken")),
+    };
+    let (list, known) = (Arc::clone(&export.sessions), Arc::clone(&session));
+    let (served, workers) = (Arc::clone(&disk), Arc::clone(workers));
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
-        Session::new(disk, workers, front_end, Arc::clone(&session)).run();
-        exports[number].forget_session(&session);
+        // Gives up everything it holds before it counts as ended: whoever stops the server may then
+        // open the image, or bind the socket, again.
+        Session::new(served, workers, front_end, Arc::clone(&session)).run();
+        session.ended();
+        list.forget(&session);
     });
     if let Err(error) = started {
-        error!("front-end refused: {error}");
-        export.forget_session(&known);
+        refuse(&error.to_string());
+        export.sessions.forget(&known);
     }
 }
 
@@ -232,7 +244,7 @@ fn refresh_capacity(export: &Export) {
         Ok(CapacityChange::Unchanged) => {}
         Ok(CapacityChange::Grown { from, to }) => {
             info!(disk = disk.name(), from, to, "image grew (sectors of 512 bytes)");
-            export.sessions().iter().for_each(|session| session.announce_config_change());
+            export.sessions.all().iter().for_each(|session| session.announce_config_change());
         }
         Ok(CapacityChange::Shrunk { from, to }) => {
             error!(

@@ -6,14 +6,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 /// Prepares a descriptor that a front-end passed: writing to it must never block a worker, whatever it
-/// is and whatever its counter holds.
+/// is and whatever its counter holds. Files and devices are refused, because `O_NONBLOCK` means nothing
+/// to them: one on a file system in user space could hold a worker, and every disk it serves, for good.
 ///
 /// # Errors
-/// `fcntl`'s.
+/// `fstat`'s and `fcntl`'s; `InvalidInput` for what is neither an eventfd nor a pipe nor a socket.
 pub(crate) fn adopt(fd: OwnedFd) -> std::io::Result<Arc<OwnedFd>> {
+    use FileType::{BlockDevice, CharacterDevice, Directory, RegularFile, Symlink};
+    let kind = FileType::from_raw_mode(fstat(&fd)?.st_mode); // an eventfd has none
+    if matches!(kind, RegularFile | Directory | BlockDevice | CharacterDevice | Symlink) {
+        let what = format!("an eventfd is needed, this is a {kind:?}");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
+    }
     let flags = fcntl_getfl(&fd)?;
     if !flags.contains(OFlags::NONBLOCK) {
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;

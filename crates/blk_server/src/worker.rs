@@ -110,7 +110,7 @@ impl Worker {
 
     /// Steps 2 to 8 for everything that is there now. Returns whether there was anything.
     #[inline]
-    fn pass(&mut self, now: Instant) -> bool {
+    pub(crate) fn pass(&mut self, now: Instant) -> bool {
         let taken = self.take_requests(now); // 2–5: chains to ops
         self.submit(); // 5: one system call for the whole batch
         let completed = self.reap(now); // 6–7: completions to the used rings
@@ -221,7 +221,7 @@ impl Worker {
 
     /// Lets every active queue kick again. Returns whether one of them has work after all. Queues that
     /// wait for room in the engine stay as they are: a completion wakes the worker, not a kick.
-    fn arm(&mut self) -> bool {
+    pub(crate) fn arm(&mut self) -> bool {
         let mut at = 0;
         while let Some(&id) = self.active.get(at) {
             if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
@@ -241,7 +241,7 @@ impl Worker {
     }
 
     /// No time limit and so no wake-up when idle; with requests in flight, a look for stuck ones.
-    fn sleep(&mut self) {
+    pub(crate) fn sleep(&mut self) {
         if sigbus::faults() != self.seen_faults {
             self.end_faulted_sessions();
         }
@@ -265,10 +265,11 @@ impl Worker {
     }
 
     fn watch_failed(&mut self, id: u64, errno: rustix::io::Errno) {
-        let Ok(index) = usize::try_from(id) else {
+        if WatchToken(id) == DOORBELL {
+            // Deaf to commands: no queue could be started or stopped any more.
             self.engine_failed(&errno.into());
-            return;
-        };
+        }
+        let Ok(index) = usize::try_from(id) else { return };
         if let Some(Some(entry)) = self.queues.get_mut(index) {
             entry.queue.break_kick(errno);
         }
@@ -299,7 +300,10 @@ impl Worker {
                 self.with(id, |entry| entry.queue.set_call(call));
                 let _ = done.send(());
             }
-            Command::SetErr(id, err) => self.with(id, |entry| entry.queue.set_err(err)),
+            Command::SetErr(id, err, done) => {
+                self.with(id, |entry| entry.queue.set_err(err));
+                let _ = done.send(());
+            }
             Command::SetMemory { queue, memory, layout, drain, done } => {
                 self.set_memory(queue, memory, layout, drain, done);
             }

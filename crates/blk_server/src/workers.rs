@@ -50,7 +50,7 @@ pub(crate) enum Command {
     /// Answered, with the ring's position, when nothing is in flight any more.
     Stop(u32, SyncSender<u16>),
     SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
-    SetErr(u32, Option<Arc<OwnedFd>>),
+    SetErr(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     /// `drain`: only when nothing is in flight, because regions go away.
     SetMemory {
         queue: u32,
@@ -98,7 +98,8 @@ impl QueueHandle {
     }
 
     pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        self.worker.send(Command::SetErr(self.id, err))
+        // Answered, so that a peer that repeats it cannot pile up descriptors in the worker's channel.
+        self.worker.ask(|done| Command::SetErr(self.id, err, done))
     }
 
     pub(crate) fn set_memory(

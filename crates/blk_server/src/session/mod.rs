@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use guest_mem::GuestMemory;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserConfig, VhostUserProtocolFeatures, VhostUserU64, VhostUserVringAddr,
     VhostUserVringState,
@@ -34,8 +34,7 @@ pub(crate) use shared::{EndReason, SessionShared};
 use vring::{UserAddresses, Vring};
 use wire::{Incoming, Message, Wire, WireError};
 
-use crate::disk::{Disk, RingLease};
-use crate::log_limit::LogLimit;
+use crate::disk::{Disk, LeaseError, RingLease};
 use crate::workers::{QueueStart, WorkerSet};
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
@@ -62,6 +61,8 @@ enum SessionError {
     RingBase { index: u32, base: u32 },
     #[error("SET_VRING_KICK for queue {index} without a file descriptor: polled queues are not supported")]
     NoKick { index: u16 },
+    #[error("{request:?} came with a file descriptor that cannot be used")]
+    NotAnEventfd { request: FrontendReq, source: std::io::Error },
     #[error("SET_PROTOCOL_FEATURES {wanted:#x} has bits that were not offered ({offered:#x})")]
     ProtocolFeatures { wanted: u64, offered: u64 },
     #[error("configuration written without VIRTIO_BLK_F_CONFIG_WCE, so nothing in it is writable")]
@@ -77,7 +78,7 @@ enum SessionError {
     #[error(transparent)]
     Memory(#[from] memory::MemoryChangeError),
     #[error(transparent)]
-    Lease(#[from] crate::disk::LeaseError),
+    Lease(#[from] LeaseError),
     #[error("the worker is gone")]
     WorkerGone,
 }
@@ -116,7 +117,6 @@ pub(crate) struct Session {
     protocol_negotiated: bool,
     vrings: Vec<Vring>,
     lease: Option<RingLease>,
-    log_limit: LogLimit,
 }
 
 impl Session {
@@ -142,7 +142,6 @@ impl Session {
             protocol_negotiated: false,
             vrings,
             lease: None,
-            log_limit: LogLimit::new(Instant::now()),
         }
     }
 
@@ -153,23 +152,23 @@ impl Session {
         match self.serve() {
             Ok(()) => {}
             Err(SessionError::Wire(WireError::Closed)) => debug!(disk, session, "front-end disconnected"),
-            Err(error) => error!(disk, session, "session ended: {}", chain(&error)),
+            Err(error) => self.log_ended(&chain(&error)),
         }
         self.stop_all();
-        self.shared.ended();
         debug!(disk, session, "session closed");
     }
 
     fn serve(&mut self) -> Result<()> {
         loop {
-            match self.wire.receive()? {
-                Incoming::Message(message) => self.answer(message)?,
-                Incoming::Woken => {
+            match self.wire.receive() {
+                Ok(Incoming::Message(message)) => self.answer(message)?,
+                Ok(Incoming::Woken) | Err(WireError::Woken) => {
                     if let Some(reason) = self.shared.end_reason() {
                         self.end(&reason);
                         return Ok(());
                     }
                 }
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -178,7 +177,14 @@ impl Session {
         let (disk, session) = (self.disk.name(), self.shared.id());
         match reason {
             EndReason::Stop => debug!(disk, session, "session told to end"),
-            EndReason::MemoryFault(what) => error!(disk, session, "session ended: {what}"),
+            EndReason::MemoryFault(what) => self.log_ended(what),
+        }
+    }
+
+    fn log_ended(&self, what: &str) {
+        if let Some(suppressed) = self.disk.log_allowed(Instant::now()) {
+            let (disk, session) = (self.disk.name(), self.shared.id());
+            error!(disk, session, suppressed, "session ended: {what}");
         }
     }
 
@@ -207,8 +213,8 @@ impl Session {
         Ok(())
     }
 
-    fn log_refused(&mut self, error: &SessionError) {
-        if let Some(suppressed) = self.log_limit.allow(Instant::now()) {
+    fn log_refused(&self, error: &SessionError) {
+        if let Some(suppressed) = self.disk.log_allowed(Instant::now()) {
             let (disk, session) = (self.disk.name(), self.shared.id());
             warn!(disk, session, suppressed, "refused: {}", chain(error));
         }
@@ -270,6 +276,8 @@ impl Session {
         }
         // Some front-ends repeat the message; only a change may touch the cache mode the guest chose.
         if self.negotiated != Some(negotiated) {
+            // Running rings follow the old bits.
+            self.stop_all();
             self.shared.set_write_cache(initial_write_cache(negotiated));
             self.negotiated = Some(negotiated);
         }
@@ -312,22 +320,34 @@ impl Session {
             return Err(SessionError::NoConfigWce);
         }
         let cache = self.config().write(head.offset, bytes)?;
-        info!(disk = self.disk.name(), session = self.shared.id(), ?cache, "guest set the write cache");
+        debug!(disk = self.disk.name(), session = self.shared.id(), ?cache, "guest set the write cache");
         self.shared.set_write_cache(cache);
         Ok(Answer::Ack)
     }
 
     /// Hands running queues the new table; where a region goes away they let go of it first.
+    ///
+    /// A ring that the new table does not hold pauses without a fault: front-ends resize a region by
+    /// removing it and adding another, and add regions one by one.
     fn set_memory(&mut self, change: Result<memory::Change, memory::MemoryChangeError>) -> Result<Answer> {
-        let change = change?;
-        for vring in &self.vrings {
-            if let Some(queue) = &vring.running {
-                let layout = vring.layout(&change.memory);
-                queue.set_memory(Arc::clone(&change.memory), layout, change.removes)?;
+        let memory::Change { memory, removes } = change?;
+        for at in 0..self.vrings.len() {
+            let vring = &self.vrings[at];
+            let (old, layout) = (vring.layout(&self.memory), vring.layout(&memory));
+            match &vring.running {
+                Some(queue) if layout == old => queue.set_memory(Arc::clone(&memory), layout, removes)?,
+                Some(_) => self.stop(at),
+                None => {}
             }
         }
-        self.memory = change.memory;
-        self.reconcile_all()
+        self.memory = memory;
+        for at in 0..self.vrings.len() {
+            if self.vrings[at].layout(&self.memory).is_some() {
+                self.vrings[at].failed = false;
+                self.reconcile(at)?;
+            }
+        }
+        Ok(Answer::Ack)
     }
 
     fn set_vring_num(&mut self, message: &Message) -> Result<Answer> {
@@ -462,6 +482,7 @@ impl Session {
         // signalled; the other queues go on and a reset revives this one.
         vring.running = self.workers.start_queue(start)?;
         vring.failed = vring.running.is_none();
+        self.give_up_idle_lease();
         Ok(())
     }
 
@@ -470,6 +491,11 @@ impl Session {
         if let Some(queue) = self.vrings[at].running.take() {
             self.vrings[at].base = queue.stop().unwrap_or(self.vrings[at].base);
         }
+        self.give_up_idle_lease();
+    }
+
+    /// Another session may start rings when this one has none.
+    fn give_up_idle_lease(&mut self) {
         if self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
         }
@@ -499,14 +525,15 @@ impl Session {
         let at = self.vring_index(message.request, word & 0xff)?;
         expect_fds(&message, usize::from(word & VRING_NO_FD == 0))?;
         let fd = message.fds.pop().map(crate::signal::adopt).transpose();
-        Ok((at, fd.map_err(WireError::Io)?))
+        let request = message.request;
+        Ok((at, fd.map_err(|source| SessionError::NotAnEventfd { request, source })?))
     }
 }
 
 impl SessionError {
     /// Whether there is nothing to go on with, even for a front-end that wants to be told "failed".
     fn ends_session(&self) -> bool {
-        matches!(self, Self::Wire(_) | Self::WorkerGone)
+        matches!(self, Self::Wire(_) | Self::WorkerGone | Self::Lease(LeaseError::Ending))
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) enum EndReason {
 struct State {
     end: Option<EndReason>,
     ended: bool,
-    backend_channel: Option<OwnedFd>,
+    backend_channel: Option<Arc<OwnedFd>>,
 }
 
 /// One per session.
@@ -90,20 +90,20 @@ impl SessionShared {
     }
 
     pub(crate) fn set_backend_channel(&self, channel: Option<OwnedFd>) {
-        self.lock().backend_channel = channel;
+        self.lock().backend_channel = channel.map(Arc::new);
     }
 
-    /// Tells the front-end that the configuration space changed (the disk's size, say).
+    /// Tells the front-end that the configuration space changed (the disk's size, say). Never waits: a
+    /// channel that is full holds messages that will make its reader look.
     pub(crate) fn announce_config_change(&self) {
-        let state = self.lock();
-        let Some(channel) = &state.backend_channel else {
+        let Some(channel) = self.lock().backend_channel.clone() else {
             debug!(
                 session = self.id,
                 "no back-end channel: the guest learns of the change at its next reset"
             );
             return;
         };
-        if let Err(error) = wire::send_backend_request(channel, BACKEND_CONFIG_CHANGE) {
+        if let Err(error) = wire::send_backend_request(&channel, BACKEND_CONFIG_CHANGE) {
             warn!(session = self.id, "configuration change not announced: {}", chain(&error));
         }
     }

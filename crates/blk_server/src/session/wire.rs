@@ -65,6 +65,10 @@ pub(crate) enum WireError {
     TooManyFds { max: usize },
     #[error("front-end does not read its replies")]
     ReplyNotRead,
+    #[error("front-end does not read its back-end channel, which is full")]
+    ChannelFull,
+    #[error("session told to end inside a message")]
+    Woken,
     #[error("socket failed")]
     Io(#[from] io::Error),
 }
@@ -145,8 +149,11 @@ impl Wire {
     }
 
     fn wait_readable(&self, part: &Partial) -> Result<(), WireError> {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
         let ready = retry_interrupted(|| poll(&mut fds, Some(&until(part.deadline))))?;
+        if !fds[0].revents().is_empty() {
+            return Err(WireError::Woken);
+        }
         if ready == 0 {
             return Err(WireError::TooSlow { bytes: part.bytes, timeout: MESSAGE_TIMEOUT });
         }
@@ -180,16 +187,23 @@ impl Wire {
         body: &impl ByteValued,
         rest: &[u8],
     ) -> Result<(), WireError> {
-        send_message(&self.socket, u32::from(request), VERSION | FLAG_REPLY, body.as_slice(), rest)
+        let bytes = message_bytes(u32::from(request), VERSION | FLAG_REPLY, body.as_slice(), rest);
+        send_all(self.socket.as_fd(), &bytes)
     }
 }
 
-/// Sends a request of ours on the back-end channel, without asking for an answer.
+/// Sends a request of ours on the back-end channel, without asking for an answer and without waiting.
 pub(crate) fn send_backend_request(socket: impl AsFd, code: u32) -> Result<(), WireError> {
-    send_message(socket, code, VERSION, &[], &[])
+    let bytes = message_bytes(code, VERSION, &[], &[]);
+    // A stream socket takes so few bytes whole or not at all.
+    match rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        Ok(_) => Ok(()),
+        Err(Errno::AGAIN) => Err(WireError::ChannelFull),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
-fn send_message(socket: impl AsFd, code: u32, flags: u32, body: &[u8], rest: &[u8]) -> Result<(), WireError> {
+fn message_bytes(code: u32, flags: u32, body: &[u8], rest: &[u8]) -> Vec<u8> {
     let size = u32::try_from(body.len() + rest.len()).unwrap_or(u32::MAX);
     let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len() + rest.len());
     for word in [code, flags, size] {
@@ -197,7 +211,7 @@ fn send_message(socket: impl AsFd, code: u32, flags: u32, body: &[u8], rest: &[u
     }
     bytes.extend_from_slice(body);
     bytes.extend_from_slice(rest);
-    send_all(socket.as_fd(), &bytes)
+    bytes
 }
 
 fn send_all(socket: std::os::fd::BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), WireError> {

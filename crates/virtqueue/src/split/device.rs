@@ -33,6 +33,8 @@ pub struct DeviceQueue {
     used: UsedRing,
     /// `queue_size - 1`.
     mask: u16,
+    /// Most descriptors of a chain that uses an indirect table.
+    indirect_limit: u16,
     /// The next entry of the available ring to take.
     next_avail: u16,
     /// `avail.idx` when it was last read.
@@ -61,10 +63,22 @@ impl DeviceQueue {
             avail,
             used,
             mask: layout.queue_size - 1,
+            indirect_limit: layout.queue_size,
             next_avail: position,
             avail_idx: position,
             kicks_disabled: false,
         })
+    }
+
+    /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller.
+    ///
+    /// A device announces how many segments it takes before it learns the queue's size, and Linux goes
+    /// by the announcement: with a limit of `queue_size` alone, large requests of a small queue fail.
+    /// (virtio 1.3 §2.7.5.3.1 binds the driver to the queue size.)
+    #[must_use]
+    pub fn with_indirect_limit(mut self, limit: u16) -> Self {
+        self.indirect_limit = limit.max(self.layout.queue_size);
+        self
     }
 
     /// The same addresses in a new memory table; positions are kept.
@@ -165,7 +179,7 @@ impl DeviceQueue {
             let meta = self.descriptors.load(slot + 1, Relaxed);
             let descriptor = Descriptor::from_words(self.descriptors.load(slot, Relaxed), meta);
             if descriptor.has(INDIRECT) {
-                return self.walk_indirect(&descriptor, limit - taken, chain);
+                return self.walk_indirect(&descriptor, self.indirect_limit - taken, chain);
             }
             chain.push(descriptor)?;
             if !descriptor.has(NEXT) {
@@ -199,14 +213,14 @@ impl DeviceQueue {
                 return Err(ChainFault::NextOutOfRange { next: index, table_entries });
             }
         }
-        Err(ChainFault::TooLong { limit: self.layout.queue_size })
+        Err(ChainFault::TooLong { limit: self.indirect_limit })
     }
 
     /// Number of entries in the table, which does not wrap the address space. The WRITE flag is ignored
     /// (virtio 1.3 §2.7.5.3.2).
     #[inline]
     fn check_indirect(&self, named_by: &Descriptor) -> Result<u16, IndirectFault> {
-        let (len_bytes, limit) = (named_by.range.len_bytes, self.layout.queue_size);
+        let (len_bytes, limit) = (named_by.range.len_bytes, self.indirect_limit);
         let entries = len_bytes / DESCRIPTOR_BYTES;
         if !self.features.indirect {
             return Err(IndirectFault::NotNegotiated);

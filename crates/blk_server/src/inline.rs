@@ -1,0 +1,88 @@
+//! A worker without a thread, stepped by its caller: for benchmarks of the request path and nothing else.
+//!
+//! `kick → InlineWorker::serve (wait, pass until idle, arm) → call`: the very loop of `worker.rs`, with the
+//! driver half of the queue on the same thread, so that time and instructions can be told apart.
+//!
+//! Not here: a way to serve a disk; that is `server.rs`.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use guest_mem::GuestMemory;
+use io_engine::Engine;
+use rustix::event::{EventfdFlags, eventfd};
+use virtqueue::{RingFeatures, SplitLayout};
+
+use crate::disk::{Disk, DiskConfig};
+use crate::session::SessionShared;
+use crate::signal::{adopt, signal};
+use crate::worker::Worker;
+use crate::workers::{Command, QueueStart};
+
+/// One queue of one disk, served on the caller's thread.
+pub struct InlineWorker {
+    worker: Worker,
+    _commands: Sender<Command>,
+}
+
+impl std::fmt::Debug for InlineWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InlineWorker").finish_non_exhaustive()
+    }
+}
+
+impl InlineWorker {
+    /// Starts queue 0 of `disk` at `layout`; `kick` and `call` are eventfds.
+    ///
+    /// # Errors
+    /// If engine or ring cannot be used; an invalid disk.
+    pub fn start(
+        engine: Box<dyn Engine>,
+        disk: DiskConfig,
+        memory: Arc<GuestMemory>,
+        layout: SplitLayout,
+        ring: RingFeatures,
+        kick: OwnedFd,
+        call: OwnedFd,
+    ) -> io::Result<Self> {
+        let (commands, received) = channel();
+        let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let depth = usize::from(layout.queue_size);
+        let mut worker = Worker::new(engine, received, Arc::clone(&doorbell), depth, Duration::ZERO)?;
+        let start = QueueStart {
+            disk: Arc::new(Disk::new(disk).map_err(io::Error::other)?),
+            session: SessionShared::new(0)?,
+            index: 0,
+            memory,
+            layout: Some(layout),
+            ring,
+            base: 0,
+            kick: adopt(kick)?,
+            call: Some(adopt(call)?),
+            err: None,
+        };
+        let (done, started) = sync_channel(1);
+        commands.send(Command::Start(Box::new(start), done)).map_err(io::Error::other)?;
+        signal(&doorbell);
+        worker.sleep();
+        let mut inline = Self { worker, _commands: commands };
+        inline.serve_until_idle();
+        started.try_recv().ok().flatten().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(inline)
+    }
+
+    // Never inlined: profilers find the device half by this name.
+    /// Sleeps until a kick, then serves until the queue is empty and kicks are wanted again.
+    #[inline(never)]
+    pub fn serve(&mut self) {
+        self.worker.sleep();
+        self.serve_until_idle();
+    }
+
+    fn serve_until_idle(&mut self) {
+        while self.worker.pass(Instant::now()) || self.worker.arm() {}
+    }
+}
