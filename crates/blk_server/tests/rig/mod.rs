@@ -5,6 +5,8 @@
 //! Not here: assertions about the server; those are in the tests.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod passed;
+
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -88,6 +90,8 @@ pub struct Options {
     pub recorder: Option<Recorder>,
     pub folder: Option<PathBuf>,
     pub workers: usize,
+    /// Disks of the server, each with a socket of its own; all but the first are plain ones.
+    pub disks: usize,
 }
 
 impl Default for Options {
@@ -101,6 +105,7 @@ impl Default for Options {
             recorder: None,
             folder: None,
             workers: 1,
+            disks: 1,
         }
     }
 }
@@ -126,7 +131,10 @@ impl Rig {
         let parent = options.folder.clone().unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")));
         let folder = tempfile::Builder::new().prefix("rig-").tempdir_in(parent).unwrap();
         let image = folder.path().join("disk.raw");
-        File::create(&image).unwrap().set_len(options.image_bytes).unwrap();
+        for number in 0..options.disks {
+            let image = numbered(&image, number);
+            File::create(image).unwrap().set_len(options.image_bytes).unwrap();
+        }
         // The folder may be too deep for a socket address.
         let name = format!("{}.sock", folder.path().file_name().unwrap().display());
         let socket = std::env::temp_dir().join(name);
@@ -137,20 +145,24 @@ impl Rig {
 
     pub fn start_server(&mut self, options: Options) {
         let opener: Arc<dyn Opener> = Arc::new(HostOpener);
-        let image_options = ImageOptions { path: self.image.clone(), ..options.image };
-        let image = Image::open(opener.as_ref(), &image_options).unwrap();
         let config = EngineConfig { recorder: options.recorder, ..EngineConfig::default() };
         let depth = config.depth;
         let engine = options.engine.unwrap_or_else(|| {
             Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn io_engine::Engine>))
         });
-        let serial = image.default_serial();
-        let Options { queues, queue_size, workers, .. } = options;
-        let disk = DiskConfig { name: "test".into(), image, serial, queues, queue_size };
-        let socket = SocketConfig { path: self.socket.clone(), mode: 0o600, uid: None, gid: None };
+        let Options { queues, queue_size, workers, disks, .. } = options;
+        let disk = |number| {
+            let path = numbered(&self.image, number);
+            let image_options = ImageOptions { path, ..options.image.clone() };
+            let image = Image::open(opener.as_ref(), &image_options).unwrap();
+            let serial = image.default_serial();
+            let disk = DiskConfig { name: format!("test{number}"), image, serial, queues, queue_size };
+            let path = numbered(&self.socket, number);
+            (disk, SocketConfig { path, mode: 0o600, uid: None, gid: None })
+        };
         let poll = Duration::from_micros(50);
         let server = ServerConfig { engine, depth, workers, poll };
-        self.server = Some(Server::start(&server, &opener, vec![(disk, socket)]).unwrap());
+        self.server = Some(Server::start(&server, &opener, (0..disks).map(disk).collect()).unwrap());
     }
 
     pub fn stop(&mut self) -> StopReport {
@@ -158,7 +170,11 @@ impl Rig {
     }
 
     pub fn connect(&self) -> FrontEnd {
-        FrontEnd::connect(&self.socket)
+        self.connect_to(0)
+    }
+
+    pub fn connect_to(&self, disk: usize) -> FrontEnd {
+        FrontEnd::connect(&numbered(&self.socket, disk))
     }
 
     pub fn image_bytes(&self, offset_bytes: u64, len: usize) -> Vec<u8> {
@@ -171,6 +187,11 @@ impl Rig {
         .unwrap();
         bytes
     }
+}
+
+/// The file of disk `number`: the first one has the plain name.
+fn numbered(path: &Path, number: usize) -> PathBuf {
+    if number == 0 { path.to_owned() } else { path.with_extension(number.to_string()) }
 }
 
 pub struct FrontEnd {
@@ -235,8 +256,10 @@ impl FrontEnd {
     /// Whether the server has closed the session.
     pub fn is_closed(&self) -> bool {
         let mut byte = [0];
-        matches!((&self.socket).read(&mut byte), Ok(0))
-            || self.socket.take_error().is_ok_and(|error| error.is_some())
+        match (&self.socket).read(&mut byte) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
     }
 
     pub fn ask(&self, code: u32, body: &[u8]) -> Reply {
