@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use vm_memory::{Address, GuestAddress, VolatileSlice};
+use vm_memory::{Address, GuestAddress};
 
 use crate::region::{Region, RegionSpec};
 use crate::shared_slice::{Shared, SharedSlice};
@@ -290,16 +290,24 @@ impl MemoryView {
     #[inline]
     pub fn store(&self, addr: u64, bytes: &[u8]) -> Result<(), AccessError> {
         let len_bytes = bytes.len() as u64;
+        match self.memory.host_at(addr, &self.hint) {
+            Some((host, room_bytes)) if room_bytes >= len_bytes => put_once(host, bytes),
+            _ => self.store_parts(addr, bytes)?,
+        }
+        self.memory.note_store(addr, len_bytes);
+        Ok(())
+    }
+
+    /// The range crosses regions, or is not all mapped: looked at as a whole before anything is stored.
+    #[cold]
+    fn store_parts(&self, addr: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        let len_bytes = bytes.len() as u64;
         self.memory.for_each_part(addr, len_bytes, &self.hint, |_, _, _| ())?;
         self.memory.for_each_part(addr, len_bytes, &self.hint, |host, part_bytes, done_bytes| {
             #[allow(clippy::cast_possible_truncation)] // both at most `bytes.len()`
             let (part, done) = (part_bytes as usize, done_bytes as usize);
-            // SAFETY: as in `read`.
-            let volatile = unsafe { VolatileSlice::new(host.as_ptr(), part) };
-            volatile.copy_from(&bytes[done..done + part]);
-        })?;
-        self.memory.note_store(addr, len_bytes);
-        Ok(())
+            put_once(host, &bytes[done..done + part]);
+        })
     }
 
     /// Splits `range` into host parts for the kernel.
@@ -341,6 +349,17 @@ fn copy_once(host: NonNull<u8>, out: &mut [u8]) {
         let source = unsafe { host.as_ptr().add(at) };
         // SAFETY: 1. mapped; bytes have no alignment; 2. volatile: read once, as it is now.
         *byte = unsafe { source.read_volatile() };
+    }
+}
+
+/// Copies into mapped memory, each byte once.
+#[inline]
+fn put_once(host: NonNull<u8>, bytes: &[u8]) {
+    for (at, &byte) in bytes.iter().enumerate() {
+        // SAFETY: 1. the caller passes as many mapped bytes as `bytes` has, and `at` is less.
+        let target = unsafe { host.as_ptr().add(at) };
+        // SAFETY: 1. mapped, see above; bytes have no alignment; 2. volatile: the guest may look at it now.
+        unsafe { target.write_volatile(byte) };
     }
 }
 
