@@ -100,7 +100,8 @@ impl Socket {
         remove_stale(opener.as_ref(), path)?;
         let fd = opener.bind_socket(path).map_err(failed("bind"))?;
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| failed("set up")(errno.into()))?;
-        let socket = Self { fd, path: path.clone(), opener: Arc::clone(opener), removed: AtomicBool::new(false) };
+        let socket =
+            Self { fd, path: path.clone(), opener: Arc::clone(opener), removed: AtomicBool::new(false) };
         let SocketConfig { mode, uid, gid, .. } = *config;
         opener.set_socket_owner(path, mode, uid, gid).map_err(failed("set owner and mode of"))?;
         Ok(socket)

@@ -100,7 +100,10 @@ impl Queue {
             && let Some(suppressed) = start.disk.log_allowed(Instant::now())
         {
             let (disk, queue, base, used) = (start.disk.name(), start.index, start.base, ring.position());
-            warn!(disk, queue, suppressed, base, used, "front-end's ring base is stale; the used index counts");
+            warn!(
+                disk,
+                queue, suppressed, base, used, "front-end's ring base is stale; the used index counts"
+            );
         }
         Ok(Self {
             disk: Arc::clone(&start.disk),

@@ -34,8 +34,8 @@ use crate::workers::{Command, QueueStart};
 const IDLE_PASSES: u32 = 64;
 /// With requests in flight a worker looks at least this often whether one is stuck.
 const STUCK_CHECK: Duration = Duration::from_secs(10);
-/// Watch token of the worker's own doorbell; queues use their number.
-const DOORBELL: WatchToken = WatchToken(u64::MAX);
+/// Watch token of the worker's own doorbell; queues use their number, which has 32 bits.
+const DOORBELL: WatchToken = WatchToken(1 << 32);
 
 /// A queue and what its worker keeps about it.
 struct Entry {
@@ -395,15 +395,19 @@ impl Worker {
             let _ = done.send(());
             self.activate(u64::from(id));
         }
-        let Some(entry) = self.queues[id as usize].take_if(|entry| entry.stop.is_some()) else { return };
+        let stopped = self.queues[id as usize].take_if(|entry| entry.stop.is_some());
+        let Some(Entry { queue, stop, .. }) = stopped else { return };
         self.active.retain(|&active| active != id);
-        self.handles.reap.unwatch(entry.queue.watch);
-        drain(&entry.queue.kick);
-        self.pool.forget(entry.queue.memory());
-        self.detach(entry.queue.disk());
-        debug!(disk = entry.queue.disk().name(), position = entry.queue.position(), "queue stopped");
-        if let Some(done) = entry.stop {
-            let _ = done.send(entry.queue.position());
+        self.handles.reap.unwatch(queue.watch);
+        drain(&queue.kick);
+        self.pool.forget(queue.memory());
+        self.detach(queue.disk());
+        let position = queue.position();
+        debug!(disk = queue.disk().name(), position, "queue stopped");
+        // Lets go of the memory and the descriptors before whoever waits goes on.
+        drop(queue);
+        if let Some(done) = stop {
+            let _ = done.send(position);
         }
     }
 

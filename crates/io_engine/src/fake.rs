@@ -181,6 +181,7 @@ impl Kernel for FakeKernel {
     }
 
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        assert!(token != WAKE, "this token is the fake's own: its events would be lost");
         self.watcher.watch(fd, token)
     }
 
