@@ -118,6 +118,9 @@ impl Worker {
         if sigbus::faults() != self.seen_faults {
             self.end_faulted_sessions();
         }
+        if now >= self.next_stuck_check {
+            self.report_stuck(now);
+        }
         taken || completed
     }
 
@@ -252,10 +255,12 @@ impl Worker {
         }
         let awake = Instant::now();
         self.poller.slept(awake.saturating_duration_since(asleep));
-        if self.in_flight > 0 && awake >= self.next_stuck_check {
-            self.next_stuck_check = awake + STUCK_CHECK;
-            self.queues.iter_mut().flatten().for_each(|entry| entry.queue.report_stuck(awake));
-        }
+    }
+
+    #[cold]
+    fn report_stuck(&mut self, now: Instant) {
+        self.next_stuck_check = now + STUCK_CHECK;
+        self.queues.iter_mut().flatten().for_each(|entry| entry.queue.report_stuck(now));
     }
 
     fn engine_failed(&self, error: &std::io::Error) {
