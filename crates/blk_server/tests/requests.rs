@@ -1,9 +1,14 @@
 //! The guest's requests end to end: a front-end of our own, the real server, a real file with O_DIRECT.
+//!
+//! Not here: discard and zeroes (`discard.rs`), where buffers lie (`layouts.rs`), hostile guests.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod rig;
 
-use rig::{Options, Rig, feature, kind, ready, segment_bytes};
+use std::fs::OpenOptions;
+
+use disk_image::{Access, HostOpener, Image, ImageOptions};
+use rig::{MIB, Options, Rig, feature, kind, ready, segment_bytes};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);
@@ -54,19 +59,131 @@ fn requests_past_the_capacity_fail_whatever_the_arithmetic() {
 }
 
 #[test]
-fn discard_frees_blocks_of_every_segment_and_reads_zeroes() {
-    use std::os::unix::fs::MetadataExt;
-    let mut rig = Rig::start(Options { image_bytes: rig::MIB, ..Options::default() });
-    drop(rig.stop());
-    rig::fill_file(&rig.image, 0xaa, rig::MIB as usize);
-    rig.start_server(Options::default());
+fn used_length_counts_what_was_stored_and_the_status_for_every_kind() {
+    let rig = Rig::start(Options::default());
     let (_front_end, mut guest) = ready(&rig, feature::USUAL);
-    let before = std::fs::metadata(&rig.image).unwrap().blocks();
-    let segments = [segment_bytes(0, 128, 0), segment_bytes(512, 128, 0)].concat();
-    let discarded = guest.request(kind::DISCARD, 0, &segments, 0);
-    let after = std::fs::metadata(&rig.image).unwrap().blocks();
-    assert_eq!(discarded.status, OK);
-    assert_eq!(before - after, 256);
-    assert_eq!(guest.read(512, 4096).data, vec![0; 4096]);
-    assert_eq!(guest.read(128, 4096).data, vec![0xaa; 4096]);
+    let segment = segment_bytes(0, 8, 0);
+    let good = [
+        guest.read(0, 4096).used_bytes,
+        guest.write(0, &[1; 4096]).used_bytes,
+        guest.request(kind::FLUSH, 0, &[], 0).used_bytes,
+        guest.request(kind::GET_ID, 0, &[], 20).used_bytes,
+        guest.request(kind::DISCARD, 0, &segment, 0).used_bytes,
+        guest.request(kind::WRITE_ZEROES, 0, &segment, 0).used_bytes,
+    ];
+    let failed = [
+        guest.read(1 << 40, 4096).used_bytes,
+        guest.write(1 << 40, &[1; 4096]).used_bytes,
+        guest.request(77, 0, &[], 512).used_bytes,
+        guest.request(kind::DISCARD, 0, &segment[..15], 0).used_bytes,
+    ];
+    assert_eq!((good, failed), ([4097, 1, 1, 21, 1, 1], [1; 4]));
+}
+
+#[test]
+fn serial_is_cut_to_the_room_there_is() {
+    let rig = Rig::start(Options::default());
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let whole = guest.request(kind::GET_ID, 0, &[], 20);
+    let short = guest.request(kind::GET_ID, 0, &[], 5);
+    let none = guest.request(kind::GET_ID, 0, &[], 0);
+    let long = guest.request(kind::GET_ID, 0, &[], 512);
+    assert_eq!((short.status, short.used_bytes, &short.data[..]), (OK, 6, &whole.data[..5]));
+    assert_eq!((none.status, none.used_bytes), (OK, 1));
+    assert_eq!((long.status, &long.data[..20]), (OK, &whole.data[..]));
+}
+
+#[test]
+fn requests_of_no_bytes_or_no_sectors_succeed() {
+    let rig = Rig::start(Options::default());
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let read = guest.read(3, 0);
+    let write = guest.write(3, &[]);
+    let discard = guest.request(kind::DISCARD, 0, &segment_bytes(3, 0, 0), 0);
+    assert_eq!((read.status, read.used_bytes), (OK, 1));
+    assert_eq!((write.status, discard.status), (OK, OK));
+    assert_eq!(guest.read(1 << 40, 0).status, IOERR);
+}
+
+#[test]
+fn data_that_is_not_whole_sectors_fails() {
+    let rig = Rig::start(Options::default());
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    assert_eq!(guest.read(0, 511).status, IOERR);
+    assert_eq!(guest.write(0, &[1; 513]).status, IOERR);
+    assert_eq!(rig.image_bytes(0, 513), vec![0; 513]);
+}
+
+#[test]
+fn read_only_disk_says_so_and_refuses_whatever_would_change_it() {
+    let mut options = Options::default();
+    options.image.access = Access::ReadOnly;
+    let rig = Rig::start(options);
+    let (front_end, mut guest) = ready(&rig, feature::USUAL | feature::RO);
+    let offered = front_end.ask_u64(rig::code::GET_FEATURES);
+    assert_eq!(offered & (feature::RO | feature::DISCARD | feature::WRITE_ZEROES), feature::RO);
+    assert_eq!(guest.write(0, &[1; 512]).status, IOERR);
+    assert_eq!(guest.request(kind::DISCARD, 0, &segment_bytes(0, 8, 0), 0).status, IOERR);
+    assert_eq!(guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(0, 8, 0), 0).status, IOERR);
+    assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
+    assert_eq!(guest.read(0, 512).data, vec![0; 512]);
+}
+
+#[test]
+fn read_only_disk_can_be_served_twice_at_once() {
+    let mut options = Options::default();
+    options.image.access = Access::ReadOnly;
+    let first = Rig::start(options);
+    let image = ImageOptions { access: Access::ReadOnly, ..ImageOptions::new(&first.image) };
+    assert!(Image::open(&HostOpener, &image).is_ok());
+}
+
+#[test]
+fn block_size_of_4096_is_told_and_smaller_requests_fail() {
+    let mut options = Options::default();
+    options.image.block_size = Some(4096);
+    let rig = Rig::start(options);
+    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    assert_eq!(front_end.config(20, 4), 4096u32.to_le_bytes());
+    assert_eq!(guest.read(0, 512).status, IOERR);
+    assert_eq!(guest.read(1, 4096).status, IOERR);
+    assert_eq!(guest.write(0, &[1; 512]).status, IOERR);
+    assert_eq!(guest.write(8, &[1; 4096]).status, OK);
+    assert_eq!(guest.read(8, 4096).data, vec![1; 4096]);
+}
+
+#[test]
+fn image_truncated_under_the_guest_fails_reads_and_never_makes_up_zeroes() {
+    let rig = Rig::start(Options::default());
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    assert_eq!(guest.write(0, &[7; 8192]).status, OK);
+    OpenOptions::new().write(true).open(&rig.image).unwrap().set_len(4096).unwrap();
+    assert_eq!(guest.read(0, 4096).data, vec![7; 4096]);
+    assert_eq!(guest.read(0, 8192).status, IOERR);
+    assert_eq!(guest.read(8, 4096).status, IOERR);
+    assert_eq!(guest.read(1 << 14, 512).status, IOERR);
+    assert_eq!(guest.read(0, 512).status, OK);
+}
+
+#[test]
+fn image_truncated_inside_a_sector_fails_that_sector_through_the_page_cache_too() {
+    let rig = Rig::start(Options::buffered());
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    assert_eq!(guest.write(0, &[7; 4096]).status, OK);
+    OpenOptions::new().write(true).open(&rig.image).unwrap().set_len(1000).unwrap();
+    assert_eq!(guest.read(0, 512).status, OK);
+    assert_eq!(guest.read(1, 512).status, IOERR);
+    assert_eq!(guest.read(0, 4096).status, IOERR);
+}
+
+#[test]
+fn image_that_grew_is_larger_for_the_guest_after_a_refresh() {
+    let rig = Rig::start(Options::default());
+    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    OpenOptions::new().write(true).open(&rig.image).unwrap().set_len(32 * MIB).unwrap();
+    assert_eq!(guest.read(20 * MIB / 512, 512).status, IOERR);
+    rig.server.as_ref().unwrap().refresh_capacities();
+    assert_eq!(front_end.config(0, 8), (32 * MIB / 512).to_le_bytes());
+    assert_eq!(guest.write(20 * MIB / 512, &[5; 512]).status, OK);
+    assert_eq!(rig.image_bytes(20 * MIB, 512), vec![5; 512]);
 }

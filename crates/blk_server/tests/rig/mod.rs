@@ -6,6 +6,7 @@
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 pub mod passed;
+pub mod raw_guest;
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
@@ -452,7 +453,7 @@ pub struct Guest {
 const DATA_BASE: u64 = 4 * MIB;
 
 impl Guest {
-    fn area(&self) -> u64 {
+    pub fn area(&self) -> u64 {
         DATA_BASE + u64::from(self.index) * MIB
     }
 

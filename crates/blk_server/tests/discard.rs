@@ -1,0 +1,161 @@
+//! DISCARD and WRITE_ZEROES end to end: what is freed, what reads as zeroes, what is refused.
+//!
+//! Spec: virtio 1.3 §5.2.6. Not here: other requests (`requests.rs`), durability (`durability.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::os::unix::fs::MetadataExt;
+
+use rig::{FrontEnd, Guest, MIB, Options, Rig, feature, kind, ready, segment_bytes};
+
+const OK: Option<u8> = Some(0);
+const IOERR: Option<u8> = Some(1);
+const UNSUPP: Option<u8> = Some(2);
+/// Flag of a segment.
+const UNMAP: u32 = 1;
+
+/// A disk of one MiB, all of it allocated and 0xaa.
+fn full_disk(options: Options) -> (Rig, FrontEnd, Guest) {
+    let mut rig = Rig::start(Options { image_bytes: MIB, ..Options::default() });
+    assert!(rig.stop().is_clean());
+    rig::fill_file(&rig.image, 0xaa, MIB as usize);
+    rig.start_server(options);
+    let (front_end, guest) = ready(&rig, feature::USUAL);
+    (rig, front_end, guest)
+}
+
+/// In units of 512 bytes.
+fn allocated(rig: &Rig) -> u64 {
+    std::fs::metadata(&rig.image).unwrap().blocks()
+}
+
+#[test]
+fn discard_frees_blocks_of_every_segment_and_reads_zeroes() {
+    let (rig, _front_end, mut guest) = full_disk(Options::default());
+    let before = allocated(&rig);
+    let segments = [segment_bytes(0, 128, 0), segment_bytes(512, 128, 0)].concat();
+    let discarded = guest.request(kind::DISCARD, 0, &segments, 0);
+    assert_eq!(discarded.status, OK);
+    assert_eq!(before - allocated(&rig), 256);
+    assert_eq!(guest.read(512, 4096).data, vec![0; 4096]);
+    assert_eq!(guest.read(128, 4096).data, vec![0xaa; 4096]);
+}
+
+#[test]
+fn zeroes_with_unmap_free_blocks_and_without_keep_them() {
+    let (rig, front_end, mut guest) = full_disk(Options::default());
+    let before = allocated(&rig);
+    let kept = guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(0, 128, 0), 0);
+    let after_kept = allocated(&rig);
+    let freed = guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(256, 128, UNMAP), 0);
+    let after_freed = allocated(&rig);
+    assert_eq!((kept.status, freed.status), (OK, OK));
+    assert_eq!((before - after_kept, before - after_freed), (0, 128));
+    assert_eq!(front_end.config(56, 1), [1]);
+    assert_eq!(guest.read(0, 128 * 512).data, vec![0; 128 * 512]);
+    assert_eq!(guest.read(256, 128 * 512).data, vec![0; 128 * 512]);
+    assert_eq!(guest.read(128, 512).data, vec![0xaa; 512]);
+}
+
+#[test]
+fn each_segment_of_zeroes_keeps_its_own_flag() {
+    let (rig, _front_end, mut guest) = full_disk(Options::default());
+    let before = allocated(&rig);
+    let segments = [segment_bytes(0, 64, UNMAP), segment_bytes(64, 64, 0), segment_bytes(128, 8, UNMAP)];
+    let zeroed = guest.request(kind::WRITE_ZEROES, 0, &segments.concat(), 0);
+    assert_eq!(zeroed.status, OK);
+    assert_eq!(before - allocated(&rig), 72);
+    assert_eq!(rig.image_bytes(0, 136 * 512), vec![0; 136 * 512]);
+    assert_eq!(rig.image_bytes(136 * 512, 512), vec![0xaa; 512]);
+}
+
+#[test]
+fn zeroes_smaller_than_a_block_of_the_file_system_leave_their_neighbours() {
+    let (rig, _front_end, mut guest) = full_disk(Options::default());
+    let zeroed = guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(3, 2, UNMAP), 0);
+    assert_eq!(zeroed.status, OK);
+    let expected = [vec![0xaa; 1536], vec![0; 1024], vec![0xaa; 1536]].concat();
+    assert_eq!(rig.image_bytes(0, 4096), expected);
+}
+
+#[test]
+fn unknown_flags_and_unmap_on_a_discard_are_unsupported_and_change_nothing() {
+    let (rig, _front_end, mut guest) = full_disk(Options::default());
+    let before = allocated(&rig);
+    let answers = [
+        guest.request(kind::DISCARD, 0, &segment_bytes(0, 128, UNMAP), 0),
+        guest.request(kind::DISCARD, 0, &segment_bytes(0, 128, 2), 0),
+        guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(0, 128, 2), 0),
+        guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(0, 128, 1 << 31 | UNMAP), 0),
+    ];
+    assert_eq!(answers.map(|answer| answer.status), [UNSUPP; 4]);
+    assert_eq!(allocated(&rig), before);
+    assert_eq!(guest.read(0, 512).data, vec![0xaa; 512]);
+}
+
+#[test]
+fn sixteen_segments_are_done_and_seventeen_fail_untouched() {
+    let (rig, front_end, mut guest) = full_disk(Options::default());
+    let segments: Vec<_> = (0..17).map(|i| segment_bytes(i * 8, 8, 0)).collect();
+    let before = allocated(&rig);
+    let refused = guest.request(kind::DISCARD, 0, &segments.concat(), 0);
+    let after_refused = allocated(&rig);
+    let done = guest.request(kind::DISCARD, 0, &segments[..16].concat(), 0);
+    assert_eq!((refused.status, before - after_refused), (IOERR, 0));
+    assert_eq!((done.status, rig.image_bytes(0, 65_536)), (OK, vec![0; 65_536]));
+    // A file system may need a block of its own to remember holes that were punched out of order.
+    assert!(before - allocated(&rig) >= 120);
+    assert_eq!(front_end.config(40, 4), 16u32.to_le_bytes());
+    assert_eq!(guest.read(128, 512).data, vec![0xaa; 512]);
+}
+
+#[test]
+fn one_segment_past_the_end_fails_the_request_before_any_is_done() {
+    let (rig, _front_end, mut guest) = full_disk(Options::default());
+    let before = allocated(&rig);
+    let segments = [segment_bytes(0, 8, 0), segment_bytes(2040, 16, 0)].concat();
+    let overflowing = [segment_bytes(0, 8, 0), segment_bytes(u64::MAX, 16, 0)].concat();
+    assert_eq!(guest.request(kind::DISCARD, 0, &segments, 0).status, IOERR);
+    assert_eq!(guest.request(kind::WRITE_ZEROES, 0, &overflowing, 0).status, IOERR);
+    assert_eq!(allocated(&rig), before);
+    assert_eq!(guest.read(0, 512).data, vec![0xaa; 512]);
+}
+
+#[test]
+fn segment_longer_than_advertised_fails() {
+    let rig = Rig::start(Options { image_bytes: 2048 * MIB, ..Options::default() });
+    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    let limit = |offset| u32::from_le_bytes(front_end.config(offset, 4).try_into().unwrap());
+    let (discard, zeroes) = (limit(36), limit(48));
+    assert_eq!(guest.request(kind::DISCARD, 0, &segment_bytes(0, discard, 0), 0).status, OK);
+    assert_eq!(guest.request(kind::DISCARD, 0, &segment_bytes(0, discard + 8, 0), 0).status, IOERR);
+    assert_eq!(guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(0, zeroes, UNMAP), 0).status, OK);
+    assert_eq!(guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(0, zeroes + 8, UNMAP), 0).status, IOERR);
+}
+
+#[test]
+fn segments_that_are_cut_off_or_missing_fail() {
+    let (rig, _front_end, mut guest) = full_disk(Options::default());
+    let before = allocated(&rig);
+    let segments = [segment_bytes(0, 8, 0), segment_bytes(8, 8, 0)].concat();
+    assert_eq!(guest.request(kind::DISCARD, 0, &[], 0).status, IOERR);
+    assert_eq!(guest.request(kind::DISCARD, 0, &segments[..31], 0).status, IOERR);
+    assert_eq!(allocated(&rig), before);
+}
+
+#[test]
+fn discard_switched_off_is_not_offered_is_unsupported_and_zeroes_keep_every_block() {
+    let mut options = Options::default();
+    options.image.discard = false;
+    let (rig, front_end, mut guest) = full_disk(options);
+    let before = allocated(&rig);
+    let offered = front_end.ask_u64(rig::code::GET_FEATURES);
+    assert_eq!(offered & (feature::DISCARD | feature::WRITE_ZEROES), feature::WRITE_ZEROES);
+    assert_eq!(guest.request(kind::DISCARD, 0, &segment_bytes(0, 128, 0), 0).status, UNSUPP);
+    assert_eq!(guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(128, 128, UNMAP), 0).status, OK);
+    assert_eq!(allocated(&rig), before);
+    assert_eq!(front_end.config(56, 1), [0]);
+    assert_eq!(guest.read(0, 512).data, vec![0xaa; 512]);
+    assert_eq!(guest.read(128, 512).data, vec![0; 512]);
+}

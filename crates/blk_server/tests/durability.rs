@@ -1,0 +1,205 @@
+//! When a write is durable: what reaches the kernel for each choice of feature bits and cache mode.
+//!
+//! Read off io_engine's recorder, the last line before the kernel. Spec: virtio 1.3 §5.2.5.2, §5.2.6.2.
+//! Not here: whether the host keeps the promise of `fdatasync`.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use io_engine::{Record, Recorder, Verb};
+use rig::{FrontEnd, Guest, MIB, Options, Rig, code, feature, kind, ready, segment_bytes};
+use rustix::io::ReadWriteFlags;
+
+/// Where the `writeback` byte lies in the configuration space (virtio 1.3 §5.2.4).
+const WRITEBACK: u32 = 32;
+/// No cache-related bit.
+const BARE: u64 = feature::USUAL & !feature::FLUSH;
+
+struct Bed {
+    recorder: Recorder,
+    front_end: FrontEnd,
+    guest: Guest,
+    _rig: Rig,
+}
+
+impl Bed {
+    fn start(features: u64) -> Self {
+        let recorder = Recorder::new();
+        let rig = Rig::start(Options { recorder: Some(recorder.clone()), ..Options::default() });
+        let (front_end, guest) = ready(&rig, features);
+        Self { recorder, front_end, guest, _rig: rig }
+    }
+
+    /// What the kernel is asked for on behalf of one request, which must succeed.
+    fn calls(&mut self, kind: u32, data: &[u8]) -> Vec<Record> {
+        self.recorder.clear();
+        assert_eq!(self.guest.request(kind, 0, data, 0).status, Some(0));
+        self.recorder.records()
+    }
+
+    /// Whether a write is durable when it completes: flagged so, or followed by a sync.
+    fn write_is_durable(&mut self) -> bool {
+        let calls = self.calls(kind::OUT, &[1; 4096]);
+        assert_eq!(calls[0].verb, Verb::Write);
+        assert_eq!(calls.len(), 1);
+        calls[0].flags & ReadWriteFlags::DSYNC.bits() as i32 != 0
+    }
+
+    fn writeback(&self) -> u8 {
+        self.front_end.config(WRITEBACK, 1)[0]
+    }
+
+    fn set_writeback(&self, value: u8) {
+        assert_eq!(self.front_end.set_config(WRITEBACK, &[value]), 0);
+    }
+}
+
+fn verbs(calls: &[Record]) -> Vec<Verb> {
+    calls.iter().map(|call| call.verb).collect()
+}
+
+/// The second call was issued after the first one had completed, and both succeeded.
+fn one_after_the_other(calls: &[Record]) -> bool {
+    let results = calls.iter().map(|call| call.completed.expect("answered before the kernel was done"));
+    results.clone().all(|(_, result)| result >= 0)
+        && results.zip(&calls[1..]).all(|((completed, _), next)| completed < next.issued)
+}
+
+#[test]
+fn driver_that_flushes_has_cached_writes_and_a_flush_is_a_sync() {
+    let mut bed = Bed::start(feature::USUAL);
+    assert_eq!(bed.writeback(), 1);
+    assert!(!bed.write_is_durable());
+    assert_eq!(verbs(&bed.calls(kind::FLUSH, &[])), [Verb::Sync]);
+}
+
+#[test]
+fn driver_without_flush_and_cache_control_has_durable_writes() {
+    let mut bed = Bed::start(BARE);
+    assert_eq!(bed.writeback(), 0);
+    assert!(bed.write_is_durable());
+}
+
+#[test]
+fn driver_with_cache_control_only_starts_durable_and_switches_both_ways() {
+    let mut bed = Bed::start(BARE | feature::CONFIG_WCE);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (0, true));
+    bed.set_writeback(1);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (1, false));
+    bed.set_writeback(0);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (0, true));
+}
+
+#[test]
+fn driver_with_flush_and_cache_control_starts_cached_and_switches_both_ways() {
+    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (1, false));
+    bed.set_writeback(0);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (0, true));
+    assert_eq!(verbs(&bed.calls(kind::FLUSH, &[])), [Verb::Sync]);
+    bed.set_writeback(1);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (1, false));
+}
+
+#[test]
+fn features_said_again_keep_the_cache_mode_that_the_guest_chose() {
+    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+    bed.set_writeback(0);
+    bed.front_end.negotiate(feature::USUAL | feature::CONFIG_WCE);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (0, true));
+}
+
+#[test]
+fn next_driver_starts_over_with_the_cache_mode() {
+    let bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+    bed.set_writeback(0);
+    bed.front_end.ok(code::RESET_DEVICE, &[], &[]);
+    bed.front_end.negotiate(feature::USUAL | feature::CONFIG_WCE);
+    assert_eq!(bed.writeback(), 1);
+}
+
+#[test]
+fn zeroes_and_discards_of_a_writethrough_disk_are_synced_before_they_complete() {
+    let mut bed = Bed::start(BARE);
+    let zeroes = bed.calls(kind::WRITE_ZEROES, &segment_bytes(0, 64, 0));
+    let unmapped = bed.calls(kind::WRITE_ZEROES, &segment_bytes(0, 64, 1));
+    let discard = bed.calls(kind::DISCARD, &segment_bytes(64, 64, 0));
+    for calls in [zeroes, unmapped, discard] {
+        assert_eq!(verbs(&calls), [Verb::Allocate, Verb::Sync]);
+        assert!(one_after_the_other(&calls));
+    }
+}
+
+#[test]
+fn every_segment_of_a_writethrough_discard_is_synced_before_it_completes() {
+    let mut bed = Bed::start(BARE);
+    let segments: Vec<_> = (0..4).map(|i| segment_bytes(i * 64, 8, 0)).collect();
+    let calls = bed.calls(kind::DISCARD, &segments.concat());
+    let last_freed =
+        calls.iter().filter(|call| call.verb == Verb::Allocate).map(|call| call.completed.unwrap().0);
+    let last_freed = last_freed.max().unwrap();
+    let synced = calls.iter().any(|call| call.verb == Verb::Sync && call.issued > last_freed);
+    let each = calls.iter().filter(|call| call.verb == Verb::Sync).count() == 4;
+    assert!(synced || each);
+    assert!(calls.iter().all(|call| call.completed.is_some_and(|(_, result)| result == 0)));
+}
+
+#[test]
+fn zeroes_and_discards_of_a_writeback_disk_leave_the_sync_to_the_flush() {
+    let mut bed = Bed::start(feature::USUAL);
+    assert_eq!(verbs(&bed.calls(kind::WRITE_ZEROES, &segment_bytes(0, 64, 0))), [Verb::Allocate]);
+    assert_eq!(verbs(&bed.calls(kind::DISCARD, &segment_bytes(64, 64, 0))), [Verb::Allocate]);
+}
+
+#[test]
+fn misaligned_write_of_a_writethrough_disk_is_durable_in_every_part() {
+    let mut bed = Bed::start(BARE);
+    let bytes = 600 * 1024;
+    let head = bed.guest.area();
+    bed.recorder.clear();
+    let pieces = [rig::raw_guest::range(8 * MIB + 1, bytes)];
+    let token = bed.guest.scattered(kind::OUT, 0, head, &pieces).unwrap();
+    bed.guest.submit();
+    bed.guest.wait_for(token);
+    let calls = bed.recorder.records();
+    assert_eq!(calls.iter().map(|call| call.len_bytes).max(), Some(256 * 1024));
+    assert!(calls.iter().all(|call| call.flags == ReadWriteFlags::DSYNC.bits() as i32));
+}
+
+#[test]
+fn reads_never_sync() {
+    let mut bed = Bed::start(BARE);
+    bed.recorder.clear();
+    assert_eq!(bed.guest.read(0, 4096).status, Some(0));
+    let calls = bed.recorder.records();
+    assert_eq!((verbs(&calls), calls[0].flags), (vec![Verb::Read], 0));
+}
+
+#[test]
+fn configuration_is_not_written_without_cache_control() {
+    let mut bed = Bed::start(feature::USUAL);
+    assert_ne!(bed.front_end.set_config(WRITEBACK, &[0]), 0);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (1, false));
+}
+
+#[test]
+fn only_the_writeback_byte_takes_only_zero_or_one() {
+    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+    assert_ne!(bed.front_end.set_config(WRITEBACK, &[2]), 0);
+    assert_ne!(bed.front_end.set_config(WRITEBACK, &[0, 0]), 0);
+    assert_ne!(bed.front_end.set_config(0, &[0; 8]), 0);
+    assert_ne!(bed.front_end.set_config(u32::MAX, &[0]), 0);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (1, false));
+    assert_eq!(bed.front_end.config(0, 8), (16 * MIB / 512).to_le_bytes());
+}
+
+#[test]
+fn features_without_version_1_are_refused_and_a_second_try_works() {
+    let rig = Rig::start(Options::default());
+    let front_end = rig.connect();
+    let protocol = front_end.ask_u64(code::GET_PROTOCOL_FEATURES);
+    front_end.send(code::SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[]);
+    let legacy = feature::USUAL & !feature::VERSION_1;
+    assert_ne!(front_end.acked(code::SET_FEATURES, &legacy.to_ne_bytes(), &[]), 0);
+    assert_eq!(front_end.acked(code::SET_FEATURES, &feature::USUAL.to_ne_bytes(), &[]), 0);
+}
