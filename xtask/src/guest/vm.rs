@@ -44,6 +44,7 @@ pub struct Vm {
     accel: Accel,
     smp: u32,
     memory_mib: u64,
+    memory_nodes: u64,
     disks: Vec<Disk>,
     boot_from_disk: bool,
     across_resets: bool,
@@ -70,6 +71,7 @@ impl Vm {
             accel: Accel::Tcg,
             smp: 2,
             memory_mib: 768,
+            memory_nodes: 1,
             disks: Vec::new(),
             boot_from_disk: false,
             across_resets: false,
@@ -98,6 +100,13 @@ impl Vm {
     #[must_use]
     pub fn memory_mib(mut self, memory_mib: u64) -> Self {
         self.memory_mib = memory_mib;
+        self
+    }
+
+    /// Splits the memory evenly over NUMA nodes (by default there is one), each a memory file of its own.
+    #[must_use]
+    pub fn memory_nodes(mut self, nodes: u8) -> Self {
+        self.memory_nodes = u64::from(nodes.max(1));
         self
     }
 
@@ -207,12 +216,27 @@ impl Vm {
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio"]);
         qemu.args(["-accel", accel, "-cpu", cpu, "-smp", &smp.to_string(), "-m", &format!("{memory_mib}M")]);
-        qemu.arg("-object").arg(format!("memory-backend-memfd,id=mem,size={memory_mib}M,share=on"));
-        qemu.args(["-machine", "q35,memory-backend=mem"]);
+        self.add_memory(&mut qemu);
         if !self.across_resets {
             qemu.arg("-no-reboot");
         }
         qemu
+    }
+
+    /// QEMU takes either a machine's memory or that of its nodes.
+    fn add_memory(&self, qemu: &mut Command) {
+        let node_mib = self.memory_mib / self.memory_nodes;
+        for node in 0..self.memory_nodes {
+            qemu.arg("-object").arg(format!("memory-backend-memfd,id=mem{node},size={node_mib}M,share=on"));
+        }
+        if self.memory_nodes == 1 {
+            qemu.args(["-machine", "q35,memory-backend=mem0"]);
+            return;
+        }
+        qemu.args(["-machine", "q35"]);
+        for node in 0..self.memory_nodes {
+            qemu.arg("-numa").arg(format!("node,memdev=mem{node}"));
+        }
     }
 
     fn add_disk(&self, qemu: &mut Command, index: usize, disk: &Disk) -> Result<()> {
