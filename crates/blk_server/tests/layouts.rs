@@ -8,7 +8,7 @@ mod rig;
 
 use std::collections::HashSet;
 
-use rig::raw_guest::{PLAIN, connected, range};
+use rig::raw_guest::{PLAIN, RawGuest, connected, last, range, readable, table, writable};
 use rig::{Guest, MIB, Options, Rig, feature, header_bytes, kind, ready};
 
 const OK: Option<u8> = Some(0);
@@ -130,6 +130,22 @@ fn indirect_chain_reads_and_writes_from_a_table_at_any_address() {
     assert_eq!((written.status, written.used_bytes), (OK, 1));
     assert_eq!((read.status, read.used_bytes, read.data), (OK, 1025, pattern(1024)));
     assert_eq!(rig.image_bytes(1024, 1024), pattern(1024));
+}
+
+#[test]
+fn indirect_chain_longer_than_a_small_queue_is_read_up_to_the_length_seg_max_promised() {
+    let rig = Rig::start(Options { queue_size: 256, ..Options::default() });
+    let front_end = connected(&rig, PLAIN);
+    let mut raw = RawGuest::over(front_end.start_queue(0, 16, PLAIN));
+    let (at, entries) = (raw.area(), 8 * MIB);
+    let mut chain: Vec<_> =
+        (0..256).map(|i| writable(at + 0x1000 + u64::from(i) * 512, 512, i + 1)).collect();
+    chain[0] = readable(at, 16, 1);
+    chain[255] = last(at + 0x800, 1);
+    raw.set_table(entries, &chain);
+    assert_eq!(front_end.config(12, 4), 254u32.to_le_bytes());
+    assert_eq!(raw.exchange(&[table(entries, 256 * 16)]), (254 * 512 + 1, 0));
+    assert_eq!(raw.exchange(&[table(entries, 257 * 16)]), (0, 0xff));
 }
 
 #[test]
