@@ -129,6 +129,11 @@ impl Server {
         std::fs::read_to_string(self.log.path()).unwrap()
     }
 
+    /// Standard error, to be read after the end too.
+    pub fn log_file(&self) -> File {
+        self.log.reopen().unwrap()
+    }
+
     pub fn wait_logged(&self, part: &str) {
         eventually(part, || self.log().contains(part).then_some(()));
     }

@@ -1,0 +1,204 @@
+//! What the guest tests share: a served disk, a guest that uses it, sizes, the guest's shell functions. No tests here.
+//!
+//! The real `bareblk serve`, stock QEMU and a stock Linux kernel (`xtask::guest`). A guest tells what it found in
+//! lines that the test reads (`BB:KEY=value`); whatever is missing for it is named, with the command that installs it.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use xtask::guest::{GuestImage, GuestOutput, RunningVm, Vm};
+
+use crate::rig::{Place, Server, eventually};
+
+pub const KIB: u64 = 1 << 10;
+pub const MIB: u64 = 1 << 20;
+
+/// For a line of a guest that boots under emulation on a busy machine. Nothing passes because of it.
+pub const GUEST_DEADLINE: Duration = Duration::from_secs(240);
+
+/// Everything that is larger in a long run.
+pub struct Sizes {
+    /// Written and verified by each fio job, in MiB.
+    pub verified_mib: u64,
+    /// Written and verified with one large block size, in MiB.
+    pub large_blocks_mib: u64,
+    /// Files made in a file system.
+    pub files: u64,
+    /// Times that a server is replaced under a running guest.
+    pub restarts: u64,
+    /// fio runs between two of them.
+    pub runs_between_restarts: u64,
+}
+
+const SMOKE: Sizes =
+    Sizes { verified_mib: 32, large_blocks_mib: 32, files: 24, restarts: 3, runs_between_restarts: 1 };
+const FULL: Sizes =
+    Sizes { verified_mib: 512, large_blocks_mib: 512, files: 400, restarts: 30, runs_between_restarts: 2 };
+
+/// The full ones if `BAREBLK_LONG` is 1 (`cargo xtask test --long`).
+pub fn sizes() -> &'static Sizes {
+    if std::env::var("BAREBLK_LONG").is_ok_and(|long| long == "1") { &FULL } else { &SMOKE }
+}
+
+/// Shell functions for every script.
+///
+/// `verified` writes and reads back with fio and shows the line with its error count; `complaints` counts what a
+/// kernel says about a disk that misbehaves (a broken queue shows as "is not a head" or as a hung task).
+const FUNCTIONS: &str = r#"
+fail() { echo "BB:FAILED=$*"; exit 1; }
+verified() {
+    fio --name=verified --filename=/dev/vda --ioengine=libaio --direct=1 --rw=randwrite --iodepth=16 \
+        --verify=crc32c --verify_fatal=1 "$@" > /tmp/fio 2>&1 || { echo "fio: $?"; cat /tmp/fio; fail fio; }
+    grep -q 'err= 0' /tmp/fio || { cat /tmp/fio; fail "fio says nothing of errors"; }
+    if grep 'err= *[1-9]' /tmp/fio; then fail "fio found errors"; fi
+}
+complaints() {
+    dmesg | grep -c -E 'I/O error|is not a head|blocked for more than|WARNING:|BUG:|EXT4-fs (error|warning)'
+}
+attribute() { cat "/sys/block/$1/$2"; }
+nonzero_bytes() { # DISK OFFSET_MIB COUNT_MIB, from the disk and not from memory
+    sync; echo 3 > /proc/sys/vm/drop_caches
+    dd if="/dev/$1" bs=1M skip="$2" count="$3" 2> /dev/null | tr -d '\0' | wc -c
+}
+checksum() { # DISK OFFSET_MIB COUNT_MIB
+    sync; echo 3 > /proc/sys/vm/drop_caches
+    dd if="/dev/$1" bs=1M skip="$2" count="$3" 2> /dev/null | sha256sum | cut -d ' ' -f 1
+}
+"#;
+
+pub fn script(body: &str) -> String {
+    format!("{FUNCTIONS}\n{body}\n")
+}
+
+/// Kernel and tools; made once and kept.
+pub fn guest_image() -> GuestImage {
+    GuestImage::prepare(|step| eprintln!("{step}"))
+        .unwrap_or_else(|error| panic!("no guest to test with: {error:#}"))
+}
+
+/// A disk, the server that serves it, and how to start that server again.
+pub struct Served {
+    place: Place,
+    image: PathBuf,
+    args: Vec<String>,
+    server: Option<Server>,
+}
+
+impl Served {
+    /// A new sparse image of `size_bytes`, served with further arguments.
+    pub fn new(size_bytes: u64, args: &[&str]) -> Self {
+        let place = Place::new();
+        let image = place.image("disk.raw", size_bytes);
+        Self::existing(place, image, args)
+    }
+
+    pub fn existing(place: Place, image: PathBuf, args: &[&str]) -> Self {
+        let args = args.iter().map(|&arg| arg.to_owned()).collect();
+        let mut served = Self { place, image, args, server: None };
+        served.start();
+        served
+    }
+
+    pub fn start(&mut self) {
+        let mut command = self.place.serve(&self.image, "s");
+        command.args(&self.args);
+        self.server = Some(Server::start(command));
+    }
+
+    /// Ends the server as an operator does, and expects it to say that nothing was lost.
+    pub fn terminate(&mut self) {
+        let server = self.server.take().expect("a server that runs");
+        let log = server.log_file();
+        let status = server.stop(Signal::TERM);
+        let log = std::io::read_to_string(log).unwrap();
+        assert_eq!(status.code(), Some(0), "{log}");
+        assert!(log.contains("everything is on stable storage") && !log.contains("panicked"), "{log}");
+    }
+
+    /// As `kill -9`.
+    pub fn kill(&mut self) {
+        self.server.take().expect("a server that runs").kill();
+    }
+
+    pub fn server(&self) -> &Server {
+        self.server.as_ref().expect("a server that runs")
+    }
+
+    pub fn image(&self) -> &PathBuf {
+        &self.image
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.place.socket("s")
+    }
+
+    pub fn set_size(&self, size_bytes: u64) {
+        File::options().write(true).open(&self.image).unwrap().set_len(size_bytes).unwrap();
+    }
+
+    /// What the image takes on its file system.
+    pub fn allocated_bytes(&self) -> u64 {
+        std::fs::metadata(&self.image).unwrap().blocks() * 512
+    }
+
+    /// Waits until the server writes: whatever the guest runs has begun.
+    pub fn wait_writing(&self) {
+        let before = self.written_bytes();
+        eventually("the server writes", || (self.written_bytes() > before + MIB).then_some(()));
+    }
+
+    /// By this server, to storage or the page cache.
+    fn written_bytes(&self) -> u64 {
+        let counts = std::fs::read_to_string(format!("/proc/{}/io", self.server().pid())).unwrap();
+        let line = counts.lines().find_map(|line| line.strip_prefix("write_bytes: ")).unwrap();
+        line.parse().unwrap()
+    }
+
+    /// A guest with this disk as `/dev/vda`: 2 vCPUs, 2 queues of 1024.
+    pub fn vm(&self, body: &str) -> Vm {
+        self.vm_with_default_queues(body).disk_args("queue-size=1024")
+    }
+
+    /// The same with the queue size that QEMU chooses by itself: 128.
+    pub fn vm_with_default_queues(&self, body: &str) -> Vm {
+        Vm::new(&guest_image()).disk_socket(self.socket(), 2).script(&script(body)).timeout(GUEST_DEADLINE)
+    }
+}
+
+/// Runs to the guest's end and expects its script to have succeeded.
+pub fn run(vm: &Vm) -> GuestOutput {
+    succeeded(vm.run().unwrap_or_else(|error| panic!("{error:#}")))
+}
+
+pub fn spawn(vm: &Vm) -> RunningVm {
+    vm.spawn().unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// Waits for the end of a guest that was watched.
+pub fn finish(vm: RunningVm) -> GuestOutput {
+    succeeded(vm.wait().unwrap_or_else(|error| panic!("{error:#}")))
+}
+
+fn succeeded(output: GuestOutput) -> GuestOutput {
+    assert_eq!(output.exit_code, Some(0), "{}", output.console);
+    output
+}
+
+/// The next line with `pattern`.
+pub fn line(vm: &mut RunningVm, pattern: &str) -> String {
+    vm.wait_for_line(pattern, GUEST_DEADLINE).unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// What the guest reported as `BB:key=value`.
+pub fn value<'a>(output: &'a GuestOutput, key: &str) -> &'a str {
+    output.value(key).unwrap_or_else(|| panic!("the guest did not say {key}:\n{}", output.console))
+}
+
+pub fn number(output: &GuestOutput, key: &str) -> u64 {
+    let text = value(output, key);
+    text.trim().parse().unwrap_or_else(|_| panic!("{key} is no number: {text}\n{}", output.console))
+}

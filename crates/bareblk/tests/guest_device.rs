@@ -1,0 +1,198 @@
+//! What the disk looks like in a real guest, and what the guest may do to it: attributes, read-only, discard, growth.
+//!
+//! Not here: reads and writes as such (`guest_io.rs`).
+#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod guest;
+mod rig;
+
+use guest::{MIB, Served, finish, line, number, run, spawn, value};
+use rustix::process::Signal;
+use xtask::guest::GuestOutput;
+
+// ---- attributes
+
+const ATTRIBUTES: &[&str] = &[
+    "serial",
+    "size",
+    "ro",
+    "cache_type",
+    "queue/logical_block_size",
+    "queue/physical_block_size",
+    "queue/write_cache",
+    "queue/max_segments",
+    "queue/discard_max_bytes",
+    "queue/write_zeroes_max_bytes",
+];
+
+/// A script that says each attribute of `disk`, and how many queues its driver uses.
+fn describe(disk: &str) -> String {
+    let list = ATTRIBUTES.join(" ");
+    format!(
+        "for name in {list}; do echo \"BB:{disk}/$name=$(attribute {disk} $name)\"; done
+         echo BB:{disk}/queues=$(ls /sys/block/{disk}/mq | wc -l)\n"
+    )
+}
+
+#[test]
+fn attributes_of_a_disk_are_what_the_server_was_told() {
+    let disk = Served::new(48 * MIB, &["--serial", "bareblk #1"]);
+
+    let seen = run(&disk.vm(&describe("vda")));
+
+    assert_eq!(value(&seen, "vda/serial"), "bareblk #1");
+    assert_eq!(number(&seen, "vda/size"), 48 * MIB / 512);
+    assert_eq!(number(&seen, "vda/ro"), 0);
+    assert_eq!(value(&seen, "vda/queue/write_cache"), "write back");
+    assert_eq!(number(&seen, "vda/queue/max_segments"), 1022);
+    assert_eq!(number(&seen, "vda/queues"), 2);
+    assert_eq!(number(&seen, "vda/queue/logical_block_size"), logged_block_size(&disk));
+    assert_eq!(number(&seen, "vda/queue/physical_block_size") % logged_block_size(&disk), 0);
+    assert!(number(&seen, "vda/queue/discard_max_bytes") > 0, "{}", seen.console);
+    assert!(number(&seen, "vda/queue/write_zeroes_max_bytes") > 0, "{}", seen.console);
+}
+
+/// What the log says that the server found out by itself.
+fn logged(disk: &Served, name: &str) -> String {
+    let log = disk.server().log();
+    let value = log.split_once(&format!(" {name}=")).expect("it is logged").1;
+    value.split_whitespace().next().unwrap().trim_matches('"').to_owned()
+}
+
+fn logged_block_size(disk: &Served) -> u64 {
+    logged(disk, "block_size").parse().unwrap()
+}
+
+/// vda in the host's page cache, with large blocks and short queues; vdb read-only.
+#[test]
+fn options_of_two_disks_show_in_one_guest_and_a_read_only_one_refuses_writes() {
+    let cached = ["--cache", "writeback", "--block-size", "4096", "--queue-size", "256"];
+    let cached = Served::new(48 * MIB, &cached);
+    let read_only = Served::new(16 * MIB, &["--readonly"]);
+    let body = format!(
+        "{} {}
+         verified --bsrange=4k-128k --size=16m
+         echo 'write through' > /sys/block/vda/cache_type || fail cache_type
+         echo \"BB:AFTER=$(attribute vda cache_type)\"
+         verified --bs=4k --size=1m
+         dd if=/dev/vdb of=/dev/null bs=1M 2> /dev/null && echo BB:READ=yes
+         if dd if=/init of=/dev/vdb conv=fsync 2> /tmp/refusal; then fail 'written to a read-only disk'; fi
+         echo \"BB:REFUSAL=$(grep -v records /tmp/refusal | tail -n 1)\"
+         echo BB:COMPLAINTS=$(complaints)",
+        describe("vda"),
+        describe("vdb")
+    );
+    let vm = cached.vm_with_default_queues(&body).disk_args("queue-size=256");
+
+    let seen = run(&vm.disk_socket(read_only.socket(), 1));
+
+    assert_eq!(number(&seen, "vda/queue/logical_block_size"), 4096);
+    assert_eq!(number(&seen, "vda/queue/max_segments"), 254);
+    assert_eq!(value(&seen, "vda/cache_type"), "write back");
+    assert_eq!(value(&seen, "AFTER"), "write through");
+    assert_eq!(number(&seen, "vdb/ro"), 1);
+    assert_eq!(number(&seen, "vdb/queues"), 1);
+    assert_eq!(number(&seen, "vdb/queue/discard_max_bytes"), 0);
+    assert_eq!(value(&seen, "vdb/serial"), logged(&read_only, "serial"));
+    assert_eq!(value(&seen, "READ"), "yes");
+    assert!(value(&seen, "REFUSAL").contains("Operation not permitted"), "{}", seen.console);
+    assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+    assert_eq!(read_only.allocated_bytes(), 0);
+}
+
+// ---- discard
+
+/// 16 MiB of data; the first half is discarded, then the second half made zeroes. Busybox prefers its own
+/// `blkdiscard`, which cannot do that.
+const DISCARD: &str = "
+    dd if=/dev/urandom of=/dev/vda bs=1M count=16 conv=fsync 2> /dev/null || fail write
+    echo BB:DISCARD_MAX=$(attribute vda queue/discard_max_bytes)
+    before=$(checksum vda 8 8)
+    echo written; read go
+    /tools/blkdiscard -o 0 -l 8M /dev/vda; echo BB:DISCARD_STATUS=$?
+    [ \"$(checksum vda 8 8)\" = $before ] && echo BB:REST=untouched
+    echo BB:NONZERO_DISCARDED=$(nonzero_bytes vda 0 8)
+    echo discarded; read go
+    /tools/blkdiscard -z -o 8M -l 8M /dev/vda || fail 'blkdiscard -z'
+    echo BB:NONZERO_ZEROED=$(nonzero_bytes vda 8 8)
+    echo BB:COMPLAINTS=$(complaints)";
+
+/// The image's allocated bytes after each of the three steps.
+fn discard_in_a_guest(disk: &Served) -> ([u64; 3], GuestOutput) {
+    let mut vm = spawn(&disk.vm(DISCARD));
+    line(&mut vm, "written");
+    let written = disk.allocated_bytes();
+    vm.send_line("go").unwrap();
+    line(&mut vm, "discarded");
+    let discarded = disk.allocated_bytes();
+    vm.send_line("go").unwrap();
+    let output = finish(vm);
+    ([written, discarded, disk.allocated_bytes()], output)
+}
+
+#[test]
+fn discarded_blocks_are_freed_and_zeroed_ones_are_kept_and_both_read_as_zeroes() {
+    let disk = Served::new(64 * MIB, &[]);
+
+    let ([written, discarded, zeroed], seen) = discard_in_a_guest(&disk);
+
+    assert!(written >= 16 * MIB && number(&seen, "DISCARD_MAX") > 0, "{}", seen.console);
+    assert_eq!(number(&seen, "DISCARD_STATUS"), 0, "{}", seen.console);
+    assert_eq!(discarded, written - 8 * MIB);
+    assert_eq!(value(&seen, "REST"), "untouched", "{}", seen.console);
+    assert_eq!(number(&seen, "NONZERO_DISCARDED"), 0);
+    // The guest asks for zeroes without UNMAP.
+    assert_eq!(zeroed, discarded);
+    assert_eq!(number(&seen, "NONZERO_ZEROED"), 0);
+    assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+}
+
+#[test]
+fn image_whose_discard_is_off_keeps_its_blocks() {
+    let disk = Served::new(64 * MIB, &["--discard", "off"]);
+
+    let ([written, discarded, zeroed], seen) = discard_in_a_guest(&disk);
+
+    assert_eq!(number(&seen, "DISCARD_MAX"), 0, "{}", seen.console);
+    assert_ne!(number(&seen, "DISCARD_STATUS"), 0, "{}", seen.console);
+    assert_eq!([discarded, zeroed], [written; 2]);
+    assert_eq!(value(&seen, "REST"), "untouched", "{}", seen.console);
+    assert!(number(&seen, "NONZERO_DISCARDED") > 0, "{}", seen.console);
+    assert_eq!(number(&seen, "NONZERO_ZEROED"), 0);
+}
+
+// ---- growth
+
+#[test]
+fn image_that_grows_is_seen_by_the_running_guest_and_one_that_shrinks_keeps_its_size() {
+    let disk = Served::new(32 * MIB, &[]);
+    let body = format!(
+        "echo BB:BEFORE=$(attribute vda size); echo ready
+         until [ $(attribute vda size) = {grown} ]; do sleep 0.1; done
+         verified --bs=64k --offset=32m --size=32m
+         echo grown; read go
+         echo BB:AFTER=$(attribute vda size)
+         if dd if=/dev/vda of=/dev/null bs=64k skip=256 count=1 iflag=direct; then fail 'read what is not there'; fi
+         echo gone; read go
+         dd if=/dev/vda of=/dev/null bs=64k skip=256 count=1 iflag=direct || fail 'not read'",
+        grown = 96 * MIB / 512
+    );
+    let mut vm = spawn(&disk.vm(&body));
+
+    line(&mut vm, "ready");
+    disk.set_size(96 * MIB);
+    disk.server().signal(Signal::HUP);
+    line(&mut vm, "grown");
+    disk.set_size(16 * MIB);
+    disk.server().signal(Signal::HUP);
+    disk.server().wait_logged("image shrank");
+    vm.send_line("go").unwrap();
+    line(&mut vm, "gone");
+    disk.set_size(96 * MIB);
+    vm.send_line("go").unwrap();
+    let seen = finish(vm);
+
+    assert_eq!(number(&seen, "BEFORE"), 32 * MIB / 512);
+    assert_eq!(number(&seen, "AFTER"), 96 * MIB / 512);
+}

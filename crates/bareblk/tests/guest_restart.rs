@@ -1,0 +1,165 @@
+//! Servers that come and go under a running guest, and an image whose file system is full.
+//!
+//! - A server that is told to stop finishes what it has begun, so its successor goes on where it ended and the
+//!   guest notices nothing.
+//! - A server that is killed takes what it had in flight with it: without a log of it that survives (vhost-user,
+//!   INFLIGHT_SHMFD) nobody can say which requests those were. So only guests that were idle are promised anything.
+#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod guest;
+mod rig;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use guest::{MIB, Served, finish, line, number, run, sizes, spawn, value};
+use rig::{Place, is_root};
+
+/// Verified runs, one after the other, until the file system says otherwise; each says when it starts.
+/// The console is read in the background, where a shell has no standard input of its own.
+const VERIFIED_UNTIL_TOLD: &str = "
+    (read stop < /dev/console; touch /tmp/stop) &
+    number=0
+    until [ -e /tmp/stop ]; do
+        echo run $number starts
+        verified --bsrange=4k-128k --size=16m --randseed=$number
+        number=$((number + 1))
+    done
+    echo BB:COMPLAINTS=$(complaints)";
+
+#[test]
+fn verified_writes_go_on_while_servers_are_stopped_and_started() {
+    let mut disk = Served::new(16 * MIB, &[]);
+    let mut vm = spawn(&disk.vm(VERIFIED_UNTIL_TOLD).reconnect_s(1));
+
+    for _ in 0..sizes().restarts {
+        for _ in 0..=sizes().runs_between_restarts {
+            line(&mut vm, "starts");
+        }
+        disk.wait_writing();
+        disk.terminate();
+        disk.start();
+    }
+    line(&mut vm, "starts");
+    vm.send_line("stop").unwrap();
+    let seen = finish(vm);
+
+    assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+}
+
+#[test]
+fn idle_guest_goes_on_with_the_successor_of_a_killed_server() {
+    let mut disk = Served::new(16 * MIB, &[]);
+    let body = "
+        verified --bs=16k --size=16m
+        before=$(checksum vda 0 16)
+        for number in $(seq 3); do
+            echo idle; read go
+            [ \"$(checksum vda 0 16)\" = $before ] || fail 'what was written is not there'
+        done
+        verified --bsrange=4k-128k --size=16m
+        echo BB:COMPLAINTS=$(complaints)";
+    let mut vm = spawn(&disk.vm(body).reconnect_s(1));
+
+    for _ in 0..3 {
+        line(&mut vm, "idle");
+        disk.kill();
+        disk.start();
+        vm.send_line("go").unwrap();
+    }
+    let seen = finish(vm);
+
+    assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+}
+
+/// What the guest waits for may be lost with the server; the image and the socket are not: the next guest
+/// has them.
+#[test]
+fn killed_under_load_a_server_leaves_an_image_that_its_successor_serves() {
+    let mut disk = Served::new(16 * MIB, &[]);
+    let mut vm = spawn(&disk.vm(VERIFIED_UNTIL_TOLD).reconnect_s(1));
+    line(&mut vm, "starts");
+    disk.wait_writing();
+
+    disk.kill();
+    disk.start();
+    let _ = vm.kill();
+    let next = run(&disk.vm("verified --bsrange=4k-128k --size=16m\necho BB:COMPLAINTS=$(complaints)"));
+
+    assert_eq!(number(&next, "COMPLAINTS"), 0, "{}", next.console);
+}
+
+#[test]
+fn server_told_to_stop_under_load_finishes_its_requests_and_ends_with_zero() {
+    let mut disk = Served::new(64 * MIB, &[]);
+    let body = "
+        echo starts
+        fio --name=load --filename=/dev/vda --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=32 \
+            --time_based --runtime=600 > /dev/null";
+    let mut vm = spawn(&disk.vm(body));
+    line(&mut vm, "starts");
+    disk.wait_writing();
+
+    disk.terminate();
+
+    assert!(!disk.socket().exists());
+    let _ = vm.kill();
+}
+
+// ---- a full file system
+
+/// A small file system in memory, until dropped.
+struct SmallFileSystem {
+    place: Place,
+}
+
+impl SmallFileSystem {
+    /// `None`: not allowed here.
+    fn mount(size_bytes: u64) -> Option<Self> {
+        let place = Place::new();
+        let dir = place.path("small");
+        std::fs::create_dir(&dir).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size_bytes}"), "tmpfs"]).arg(&dir);
+        (is_root() && mount.status().unwrap().success()).then_some(Self { place })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path("small").join(name)
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        // Lazily: the server that is dropped after this still has the image open.
+        let _ = Command::new("umount").arg("--lazy").arg(self.place.path("small")).status();
+    }
+}
+
+/// Through the page cache: whether tmpfs takes O_DIRECT depends on the kernel.
+#[test]
+fn full_file_system_is_an_io_error_for_the_guest_and_space_makes_it_go_on() {
+    let Some(small) = SmallFileSystem::mount(48 * MIB) else {
+        return println!("skipped: file systems cannot be mounted here (root can)");
+    };
+    std::fs::write(small.path("ballast"), vec![1; 32 << 20]).unwrap();
+    let image = small.path("disk.raw");
+    std::fs::File::create(&image).unwrap().set_len(40 * MIB).unwrap();
+    let mut disk = Served::existing(Place::new(), image, &["--cache", "writeback"]);
+    let body = "
+        if dd if=/dev/zero of=/dev/vda bs=1M count=40 conv=fsync 2> /tmp/refusal; then fail 'no room, no error'; fi
+        echo \"BB:REFUSAL=$(grep -v records /tmp/refusal | tail -n 1)\"
+        echo full; read go
+        verified --bs=64k --size=32m";
+    let mut vm = spawn(&disk.vm(body));
+
+    line(&mut vm, "full");
+    std::fs::remove_file(small.path("ballast")).unwrap();
+    vm.send_line("go").unwrap();
+    let seen = finish(vm);
+
+    let refusal = value(&seen, "REFUSAL");
+    assert!(["Input/output error", "No space left"].iter().any(|text| refusal.contains(text)), "{refusal}");
+    disk.terminate();
+}
