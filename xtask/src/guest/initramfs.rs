@@ -50,22 +50,21 @@ pub(super) fn write_base(kernel: &Kernel, archive: &Path) -> Result<()> {
 /// fio and file system tools, each with the shared libraries that `ldd` names.
 pub(super) fn write_tools(archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
-    let mut libraries = BTreeSet::new();
-    for (name, path) in programs(TOOLS)? {
-        place(&path, &root.path().join("tools").join(name))?;
-        libraries.extend(shared_libraries(&command::output(Command::new("ldd").arg(&path))?));
-    }
-    for library in libraries {
-        let inside = library.strip_prefix("/").context("ldd named a relative path")?;
-        place(&library, &root.path().join(inside))?;
-    }
+    let inside = |(name, path)| (path, Path::new("/tools").join(name));
+    place_programs(&programs(TOOLS)?.into_iter().map(inside).collect::<Vec<_>>(), root.path())?;
     pack(root.path(), archive)
 }
 
 /// One run's `/script.sh`.
 pub(super) fn script_archive(script: &str, archive: &Path) -> Result<()> {
+    run_archive(script, &[], archive)
+}
+
+/// One run's `/script.sh`, and programs: where each is, and where the guest finds it.
+pub(super) fn run_archive(script: &str, programs: &[(PathBuf, PathBuf)], archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
     fs::write(root.path().join("script.sh"), script)?;
+    place_programs(programs, root.path())?;
     pack(root.path(), archive)
 }
 
@@ -77,6 +76,24 @@ pub(super) fn join(archives: &[&Path], to: &Path) -> Result<()> {
         std::io::copy(&mut part, &mut file).with_context(|| format!("cannot write {}", to.display()))?;
     }
     Ok(())
+}
+
+/// Places each program where it is to be found, and the shared libraries that `ldd` names.
+fn place_programs(programs: &[(PathBuf, PathBuf)], root: &Path) -> Result<()> {
+    let mut libraries = BTreeSet::new();
+    for (path, inside) in programs {
+        place(path, &below(root, inside)?)?;
+        libraries.extend(shared_libraries(&command::output(Command::new("ldd").arg(path))?));
+    }
+    for library in libraries {
+        place(&library, &below(root, &library)?)?;
+    }
+    Ok(())
+}
+
+fn below(root: &Path, absolute: &Path) -> Result<PathBuf> {
+    let inside = absolute.strip_prefix("/");
+    Ok(root.join(inside.with_context(|| format!("{} is not an absolute path", absolute.display()))?))
 }
 
 /// Both `name => /path (0x…)` and the loader's `/path (0x…)`; the vdso has no path.

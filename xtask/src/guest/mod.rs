@@ -17,6 +17,7 @@
 //! ```
 //!
 //! `GuestImage` (kernel + file system, cached) -> `Vm` (what to run) -> `RunningVm` (QEMU) -> `GuestOutput`.
+//! `OwnTests`: a test binary runs itself again in a guest, on the guest's kernel.
 //! Not here: the server whose disk the guest uses; whoever tests it starts it.
 
 mod boot_disk;
@@ -24,10 +25,12 @@ mod image;
 mod initramfs;
 mod kernel;
 mod output;
+mod own_tests;
 mod running;
 mod vm;
 
 pub use image::GuestImage;
 pub use output::{Console, GuestOutput};
+pub use own_tests::{OwnTests, TestsPassed};
 pub use running::RunningVm;
 pub use vm::{Accel, Vm};

@@ -50,6 +50,7 @@ pub struct Vm {
     across_resets: bool,
     kernel_args: String,
     qemu_args: Vec<OsString>,
+    programs: Vec<(PathBuf, PathBuf)>,
     script: String,
     timeout: Duration,
 }
@@ -77,6 +78,7 @@ impl Vm {
             across_resets: false,
             kernel_args: String::new(),
             qemu_args: Vec::new(),
+            programs: Vec::new(),
             script: String::new(),
             timeout: DEFAULT_TIMEOUT,
         }
@@ -161,6 +163,14 @@ impl Vm {
     #[must_use]
     pub fn qemu_args<S: Into<OsString>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.qemu_args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// A program of this machine and the libraries it needs, to be found `inside` the guest at this path.
+    /// Not below a folder that `/init` mounts something on (`/tmp`, `/mnt`, `/dev` …); not with a disk that boots.
+    #[must_use]
+    pub fn program(mut self, program: impl Into<PathBuf>, inside: impl Into<PathBuf>) -> Self {
+        self.programs.push((program.into(), inside.into()));
         self
     }
 
@@ -252,7 +262,7 @@ impl Vm {
 
     fn write_initrd(&self, dir: &Path) -> Result<PathBuf> {
         let (script, initrd) = (dir.join("script.cpio"), dir.join("initrd"));
-        initramfs::script_archive(&self.script, &script)?;
+        initramfs::run_archive(&self.script, &self.programs, &script)?;
         initramfs::join(&[&self.image.base(), &self.image.tools(), &script], &initrd)?;
         fs::remove_file(script)?;
         Ok(initrd)

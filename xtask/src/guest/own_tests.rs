@@ -1,0 +1,160 @@
+//! A test binary runs itself again in a guest, to see how its subject does on the guest's kernel.
+//!
+//! `current_exe → per-run archive → its storage folder becomes ext4 on a virtio disk → test result: ok. N passed`
+//!
+//! Storage is a stock block device with ext4, so that O_DIRECT means something; `/tmp` and `/dev/shm` are tmpfs.
+//! Not here: which tests make sense there; the test that asks knows.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::image::GuestImage;
+use super::output::GuestOutput;
+use super::vm::Vm;
+use crate::packages;
+
+/// Sparse on the host.
+const STORAGE_BYTES: u64 = 1 << 30;
+const MEMORY_MIB: u64 = 1536;
+
+/// Emulation on a busy machine: a hundred times what the tests take natively, and more.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The tests of the program that runs now, to be run in a guest.
+#[derive(Debug, Clone)]
+pub struct OwnTests {
+    image: GuestImage,
+    storage: PathBuf,
+    programs: Vec<PathBuf>,
+    skipped: Vec<String>,
+}
+
+/// How they went; all of them passed.
+#[derive(Debug, Clone)]
+pub struct TestsPassed {
+    /// `uname -r` in the guest.
+    pub kernel: String,
+    /// By the test harness's own count.
+    pub count: usize,
+    /// What the guest said, the harness's lines among it.
+    pub output: GuestOutput,
+}
+
+impl OwnTests {
+    /// All tests but `but`, which is the one that asks; `storage`, where they keep their disks, is ext4.
+    #[must_use]
+    pub fn new(image: &GuestImage, storage: &str, but: &str) -> Self {
+        let (programs, skipped) = (Vec::new(), vec![but.to_owned()]);
+        Self { image: image.clone(), storage: storage.into(), programs, skipped }
+    }
+
+    /// A program of this machine that the tests start, found by its name or where it lies.
+    ///
+    /// # Errors
+    /// If it is not installed.
+    pub fn with_program(mut self, name: &str) -> Result<Self> {
+        let path = packages::find_program(name);
+        self.programs.push(path.with_context(|| format!("`{name}` is not installed"))?);
+        Ok(self)
+    }
+
+    /// Leaves out those whose path contains `part`.
+    #[must_use]
+    pub fn without(mut self, part: &str) -> Self {
+        self.skipped.push(part.to_owned());
+        self
+    }
+
+    /// Boots the guest and runs them.
+    ///
+    /// # Errors
+    /// If the guest cannot run, or one of the tests fails, or none runs; the text ends with the console.
+    pub fn run(&self) -> Result<TestsPassed> {
+        let folder = tempfile::tempdir_in(self.image.cache())?;
+        let disk = folder.path().join("storage.raw");
+        File::create(&disk)?.set_len(STORAGE_BYTES)?;
+        let binary = std::env::current_exe().context("cannot tell where this test's program lies")?;
+        let mut vm = Vm::new(&self.image).memory_mib(MEMORY_MIB).timeout(TIMEOUT);
+        vm = vm.qemu_args(["-drive", &drive(&disk)?]).program(binary, "/own-tests").script(&self.script());
+        for path in &self.programs {
+            vm = vm.program(path, Path::new("/tools").join(path.file_name().unwrap_or_default()));
+        }
+        passed(vm.run()?)
+    }
+
+    fn script(&self) -> String {
+        let storage = quoted(&self.storage.to_string_lossy());
+        let skip: String = self.skipped.iter().map(|part| format!(" --skip {}", quoted(part))).collect();
+        format!(
+            "mkdir -p {storage} && mkfs.ext4 -q /dev/vda && mount /dev/vda {storage} || exit 1
+             echo BB:KERNEL=$(uname -r)
+             RUST_BACKTRACE=1 /own-tests --show-output{skip}"
+        )
+    }
+}
+
+fn drive(disk: &Path) -> Result<String> {
+    let path = disk.to_str().context("the disk's path is not UTF-8")?.replace(',', ",,");
+    Ok(format!("file={path},format=raw,if=virtio,cache=unsafe,discard=unmap"))
+}
+
+/// For the guest's shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+fn passed(output: GuestOutput) -> Result<TestsPassed> {
+    let count = output.console.lines().find_map(passed_count);
+    match (count, output.exit_code, output.value("KERNEL")) {
+        (Some(count), Some(0), Some(kernel)) if count > 0 => {
+            let kernel = kernel.to_owned();
+            Ok(TestsPassed { kernel, count, output })
+        }
+        _ => bail!("the tests did not pass in the guest\n{}", output.console),
+    }
+}
+
+/// From `test result: ok. 5 passed; 0 failed; …`; none for any other line, one about failures included.
+fn passed_count(line: &str) -> Option<usize> {
+    let rest = line.strip_prefix("test result: ok. ")?;
+    rest.split_once(" passed; 0 failed;")?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest_said(console: &str) -> Result<TestsPassed> {
+        passed(GuestOutput::new(console.to_owned(), Duration::ZERO))
+    }
+
+    #[test]
+    fn count_and_kernel_are_those_the_guest_named() {
+        let passed = guest_said(
+            "BB:KERNEL=6.1.0-1-amd64\ntest result: ok. 12 passed; 0 failed; 0 ignored\nBAREBLK-GUEST-EXIT 0\n",
+        );
+        let passed = passed.unwrap();
+        assert_eq!((passed.count, passed.kernel.as_str()), (12, "6.1.0-1-amd64"));
+    }
+
+    #[test]
+    fn failed_tests_are_an_error_with_the_console() {
+        let text = "BB:KERNEL=6.1\ntest a ... FAILED\ntest result: FAILED. 3 passed; 1 failed;\nBAREBLK-GUEST-EXIT 101\n";
+        let error = guest_said(text).unwrap_err();
+        assert!(error.to_string().contains("test a ... FAILED"));
+    }
+
+    #[test]
+    fn no_test_at_all_is_an_error() {
+        let text = "BB:KERNEL=6.1\ntest result: ok. 0 passed; 0 failed;\nBAREBLK-GUEST-EXIT 0\n";
+        assert!(guest_said(text).is_err());
+    }
+
+    #[test]
+    fn quote_in_a_path_survives_the_shell() {
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+}
