@@ -159,3 +159,20 @@ fn ring_made_on_another_thread_is_used_by_its_worker() {
     }
     assert!(matches!(&events[..], [Event::Completed(c)] if c.result == Ok(())));
 }
+
+/// Deferred task-run, restrictions and multishot polls as the guest's kernel has them: 6.1 on Debian 12.
+#[cfg(target_arch = "x86_64")] // what the guest is made of
+#[test]
+fn engine_passes_its_own_tests_on_the_guests_kernel() {
+    use xtask::guest::{GuestImage, OwnTests};
+    let image = GuestImage::prepare(|step| eprintln!("{step}")).unwrap();
+    let tests = OwnTests::new(&image, "/storage", "on_the_guests_kernel");
+    let passed = tests.run().unwrap_or_else(|error| panic!("{error:#}"));
+    println!("{}: {} tests, {:?}", passed.kernel, passed.count, passed.output.wall);
+    let console = &passed.output.console;
+    assert!(
+        console.contains("opcode_that_is_not_needed_is_refused_by_a_restricted_ring ... ok"),
+        "{console}"
+    );
+    assert!(!console.contains("skipped:"), "{console}");
+}

@@ -338,7 +338,7 @@ pub fn unwatched_fd_is_silent_and_its_neighbour_is_not(mut bed: Bed) {
 }
 
 pub fn fd_that_cannot_be_watched_is_reported(mut bed: Bed) {
-    let file = std::fs::File::open(env!("CARGO_MANIFEST_DIR").to_owned() + "/Cargo.toml").unwrap();
+    let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
     match bed.reap.watch(Arc::new(file.into()), WatchToken(3)) {
         Err(_) => {}
         Ok(id) => {

@@ -13,6 +13,8 @@ mod cases;
 
 mod faults;
 
+mod kernel;
+
 macro_rules! suite {
     (@beds [$($bed:ident),*] $cases:tt) => {
         $( suite!(@cases $bed $cases); )*

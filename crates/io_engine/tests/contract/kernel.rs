@@ -1,0 +1,64 @@
+//! What this kernel has, and the whole suite again on the stock kernel of a guest.
+//!
+//! On Debian 12 that is Linux 6.1: ext4 on a virtio disk with O_DIRECT, tmpfs, a loop device, and the
+//! io_uring of that release. Not here: the cases (`cases.rs`).
+
+use io_engine::{EngineConfig, IoUringEngine};
+use rustix::fs::{OFlags, fcntl_getfl};
+
+use crate::bed::uring_direct;
+
+/// Major and minor, from `6.1.0-18-amd64`.
+fn kernel_version() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+/// Distributions carry features back, so an older kernel may have them too.
+#[test]
+fn kernel_since_6_1_defers_completions_and_since_6_15_does_not_count_idling_as_iowait() {
+    let version = kernel_version();
+    let features = IoUringEngine::new(EngineConfig::default()).unwrap().features();
+    println!("BB:FEATURES={features}");
+    assert!(features.deferred_task_run || version < (6, 1), "{features}");
+    assert!(features.no_iowait || version < (6, 15), "{features}");
+}
+
+#[test]
+fn direct_bed_bypasses_the_page_cache() {
+    let Some(bed) = uring_direct() else { return };
+    let flags = fcntl_getfl(bed.image.file()).unwrap();
+    println!("BB:ALIGNMENT={:?}", bed.image.alignment());
+    assert!(flags.contains(OFlags::DIRECT), "{flags:?}");
+}
+
+#[cfg(target_arch = "x86_64")] // what the guest is made of
+mod in_a_guest {
+    use xtask::guest::{GuestImage, OwnTests, TestsPassed};
+
+    /// Beds of io_uring times cases, and the tests above: what the run must have at least.
+    const LEAST_TESTS: usize = 7 * 33 + 2;
+
+    /// Without what runs on the fake: it asks nothing of io_uring.
+    fn suite_in_a_guest() -> TestsPassed {
+        let image = GuestImage::prepare(|step| eprintln!("{step}")).unwrap();
+        let tests = OwnTests::new(&image, env!("CARGO_TARGET_TMPDIR"), "in_a_guest");
+        let tests = tests.without("fake").without("faults::").with_program("losetup").unwrap();
+        tests.run().unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    #[test]
+    fn suite_passes_on_the_guests_kernel_with_every_feature_and_every_storage() {
+        let passed = suite_in_a_guest();
+
+        let console = &passed.output.console;
+        println!("{}: {} tests, {:?}", passed.kernel, passed.count, passed.output.wall);
+        assert!(passed.count >= LEAST_TESTS, "{console}");
+        let features = passed.output.value("FEATURES").unwrap();
+        assert!(features.starts_with("task run deferred, 1024 registered files, opcodes restricted: yes"));
+        assert!(passed.output.value("ALIGNMENT").is_some(), "no O_DIRECT in the guest: {console}");
+        let skipped: Vec<&str> = console.lines().filter(|line| line.starts_with("skipped:")).collect();
+        assert_eq!(skipped, ["skipped: a device cannot be truncated"]);
+    }
+}
