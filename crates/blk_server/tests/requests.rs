@@ -3,6 +3,9 @@
 //! Not here: discard and zeroes (`discard.rs`), where buffers lie (`layouts.rs`), hostile guests.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
+#[cfg(target_arch = "x86_64")] // what a guest is made of
+#[path = "rig/other_kernel.rs"]
+mod other_kernel;
 mod rig;
 
 use std::fs::OpenOptions;
@@ -186,4 +189,10 @@ fn image_that_grew_is_larger_for_the_guest_after_a_refresh() {
     assert_eq!(front_end.config(0, 8), (32 * MIB / 512).to_le_bytes());
     assert_eq!(guest.write(20 * MIB / 512, &[5; 512]).status, OK);
     assert_eq!(rig.image_bytes(20 * MIB, 512), vec![5; 512]);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn requests_are_answered_on_the_guests_kernel() {
+    other_kernel::tests_pass("requests_are_answered_on_the_guests_kernel", 14);
 }

@@ -5,6 +5,9 @@
 //! read and written through the memfd.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
+#[cfg(target_arch = "x86_64")] // what a guest is made of
+#[path = "rig/other_kernel.rs"]
+mod other_kernel;
 mod rig;
 
 use std::fs::File;
@@ -211,4 +214,10 @@ fn next_client_connects_after_the_last_one_left() {
         assert_eq!(client.finish(3, 1), [(0, 0)]);
         assert_eq!(rig.image_bytes(0, BLOCK), vec![round; BLOCK]);
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn driver_is_served_on_the_guests_kernel() {
+    other_kernel::tests_pass("driver_is_served_on_the_guests_kernel", 8);
 }
