@@ -1,0 +1,105 @@
+//! What a guest or a front-end can make the server log: one line for one mistake, few for many.
+//!
+//! Not here: lines that the operator causes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod rig;
+
+use std::fmt::{Debug, Write};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, Once};
+
+use rig::passed::works;
+use rig::{Options, Rig, code, feature, vring_addr, vring_state};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Keeps what is logged, from any thread, as warning or error.
+struct Keeper;
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, "{}={value:?} ", field.name()).unwrap();
+    }
+}
+
+impl Subscriber for Keeper {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        LINES.lock().unwrap().push(line.0);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+fn keep_lines() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
+}
+
+/// The tests of this file share the process: each asks for words that only its own lines have.
+fn lines_with(words: &str) -> usize {
+    LINES.lock().unwrap().iter().filter(|line| line.contains(words)).count()
+}
+
+#[test]
+fn driver_without_version_1_is_refused_with_one_line() {
+    keep_lines();
+    let rig = Rig::start(Options::default());
+    let front_end = rig.connect();
+    front_end.negotiate(feature::USUAL);
+    let legacy = (feature::FLUSH | feature::PROTOCOL).to_ne_bytes();
+    assert_eq!(front_end.acked(code::SET_FEATURES, &legacy, &[]), 1);
+    assert_eq!(lines_with("without VERSION_1"), 1);
+}
+
+#[test]
+fn ring_that_is_started_outside_memory_again_and_again_logs_a_few_lines() {
+    keep_lines();
+    let rig = Rig::start(Options::default());
+    let mut front_end = rig.connect();
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * rig::MIB);
+    let guest = front_end.new_guest(0, 256, feature::USUAL);
+    let mut layout = guest.layout;
+    layout.used.0 += 1 << 40;
+    front_end.announce_queue(&guest);
+    front_end.ok(code::SET_VRING_ADDR, &vring_addr(0, &layout), &[]);
+    front_end.ok(code::SET_VRING_ENABLE, &vring_state(0, 1), &[]);
+    for _ in 0..200 {
+        front_end.ok(code::SET_VRING_KICK, &0u64.to_ne_bytes(), &[guest.kick.as_fd()]);
+    }
+    let lines = lines_with("queue stopped until");
+    assert!((1..=20).contains(&lines), "{lines} lines");
+}
+
+#[test]
+fn front_ends_that_send_garbage_again_and_again_log_a_few_lines() {
+    keep_lines();
+    let rig = Rig::start(Options::default());
+    for _ in 0..200 {
+        let front_end = rig.connect();
+        front_end.send_raw(&[0xff; 12], &[]);
+        assert!(front_end.is_closed());
+    }
+    let lines = lines_with("message version 3");
+    assert!((1..=20).contains(&lines), "{lines} lines");
+    assert!(works(&rig));
+}
