@@ -55,8 +55,9 @@ fn caveat(accel: Accel) -> &'static str {
     match accel {
         Accel::Kvm => "The guest ran on the processor (KVM).\n",
         Accel::Tcg => {
-            "The guest ran under emulation (TCG: /dev/kvm does not work here), which bounds its IOPS;\n\
-             the fair figure is the server's CPU time per I/O.\n"
+            "The guest ran under emulation (TCG: /dev/kvm does not work here), which bounds its IOPS. Requests\n\
+             that come so slowly come one by one: most of the server's CPU time goes into being woken for each\n\
+             and into polling for the next.\n"
         }
     }
 }
