@@ -36,6 +36,10 @@ impl Opener for HostOpener {
         std::fs::canonicalize(path)
     }
 
+    fn file_id(&self, path: &Path) -> io::Result<FileId> {
+        Ok(FileId::from(&std::fs::symlink_metadata(path)?))
+    }
+
     fn open_image(&self, path: &Path, request: &OpenRequest) -> io::Result<OwnedFd> {
         match request.create {
             Some(len_bytes) => create_image(path, len_bytes, request),

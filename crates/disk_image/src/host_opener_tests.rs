@@ -121,6 +121,30 @@ fn named_pipe_that_slipped_in_does_not_hang_the_open() {
 }
 
 #[test]
+fn socket_that_replaced_ours_has_another_id() {
+    let folder = folder();
+    let path = folder.path().join("s");
+    let _ours = HostOpener.bind_socket(&path).unwrap();
+    let before = HostOpener.file_id(&path).unwrap();
+    assert_eq!(HostOpener.file_id(&path).unwrap(), before);
+    // Renamed, not removed: the file system must not use its number again.
+    std::fs::rename(&path, folder.path().join("old")).unwrap();
+    let _theirs = HostOpener.bind_socket(&path).unwrap();
+    assert_ne!(HostOpener.file_id(&path).unwrap(), before);
+}
+
+#[test]
+fn id_of_a_link_is_not_its_targets_and_nothing_has_none() {
+    let folder = folder();
+    let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+    std::fs::write(&file, "").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert_ne!(HostOpener.file_id(&link).unwrap(), HostOpener.file_id(&file).unwrap());
+    let missing = HostOpener.file_id(&folder.path().join("none")).unwrap_err();
+    assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+}
+
+#[test]
 fn unlink_removes_a_socket() {
     let folder = folder();
     let path = folder.path().join("s");

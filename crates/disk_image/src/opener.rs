@@ -86,6 +86,12 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// `realpath`'s.
     fn canonical_path(&self, path: &Path) -> io::Result<PathBuf>;
 
+    /// Which file `path` itself is, a link being its own: whether what lies there is still what we put there.
+    ///
+    /// # Errors
+    /// `lstat`'s; a path that names nothing is [`io::ErrorKind::NotFound`].
+    fn file_id(&self, path: &Path) -> io::Result<FileId>;
+
     /// Opens (or makes) a disk image. Does not wait on a named pipe or for a medium, and leaves no new file
     /// behind when it fails.
     ///

@@ -77,6 +77,9 @@ impl Opener for FailingOpener {
         fail(self.canonical_path)?;
         HostOpener.canonical_path(path)
     }
+    fn file_id(&self, path: &Path) -> io::Result<FileId> {
+        HostOpener.file_id(path)
+    }
     fn open_image(&self, path: &Path, request: &OpenRequest) -> io::Result<OwnedFd> {
         fail(match request.access {
             Access::ReadWrite => self.write_open,
