@@ -180,6 +180,9 @@ impl Server {
         self.stop_accepting();
         let mut report = StopReport::default();
         let sessions: Vec<_> = self.exports.iter().map(|export| export.sessions.all()).collect();
+        // All know before the first one acts: it gives up its rings, and one that waits for them must not
+        // take them over now.
+        sessions.iter().flatten().for_each(|session| session.note_end(EndReason::Stop));
         sessions.iter().flatten().for_each(|session| session.end(EndReason::Stop));
         self.exports.iter().for_each(|export| export.disk.wake_waiters());
         for (export, sessions) in self.exports.iter().zip(&sessions) {

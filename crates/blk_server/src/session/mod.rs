@@ -12,6 +12,7 @@
 //! Spec: vhost-user, "Front-end message types". Not here: bytes (`wire.rs`), the requests of the guest
 //! (`queue.rs`).
 
+mod body;
 mod memory;
 mod shared;
 mod vring;
@@ -28,8 +29,8 @@ use vhost::vhost_user::message::{
     VhostUserVringState,
 };
 use virtio_blk::{DeviceConfig, Negotiated, initial_write_cache};
-use vm_memory::ByteValued;
 
+use body::{body, config_body, expect_fds, u64_body, vring_state};
 pub(crate) use shared::{EndReason, SessionShared};
 use vring::{UserAddresses, Vring};
 use wire::{Incoming, Message, Wire, WireError};
@@ -553,45 +554,6 @@ fn has_reply(request: FrontendReq) -> bool {
             | FrontendReq::GET_MAX_MEM_SLOTS
             | FrontendReq::GET_VRING_BASE
     )
-}
-
-fn body<T: ByteValued>(message: &Message) -> Result<T> {
-    let (bytes, wanted) = (message.body.len(), size_of::<T>());
-    if bytes != wanted {
-        return Err(SessionError::BodySize { request: message.request, bytes, wanted });
-    }
-    let mut value = T::zeroed();
-    value.as_mut_slice().copy_from_slice(&message.body);
-    Ok(value)
-}
-
-fn u64_body(message: &Message) -> Result<u64> {
-    body::<VhostUserU64>(message).map(|body| body.value)
-}
-
-fn vring_state(message: &Message) -> Result<(u32, u32)> {
-    body::<VhostUserVringState>(message).map(|state| (state.index, state.num))
-}
-
-/// Offset, size and flags, then that many bytes (whatever they hold in a GET_CONFIG).
-fn config_body(message: &Message) -> Result<(VhostUserConfig, &[u8])> {
-    const HEAD_BYTES: usize = size_of::<VhostUserConfig>();
-    let (bytes, request) = (message.body.len(), message.request);
-    let short = SessionError::BodySize { request, bytes, wanted: HEAD_BYTES };
-    let (head_bytes, rest) = message.body.split_at_checked(HEAD_BYTES).ok_or(short)?;
-    let mut head = VhostUserConfig::default();
-    head.as_mut_slice().copy_from_slice(head_bytes);
-    let size = head.size;
-    if rest.len() != size as usize {
-        let wanted = HEAD_BYTES + size as usize;
-        return Err(SessionError::BodySize { request, bytes, wanted });
-    }
-    Ok((head, rest))
-}
-
-fn expect_fds(message: &Message, wanted: usize) -> Result<()> {
-    let (request, count) = (message.request, message.fds.len());
-    if count == wanted { Ok(()) } else { Err(SessionError::FdCount { request, count, wanted }) }
 }
 
 /// An error and its causes in one line.

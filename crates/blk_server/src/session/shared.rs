@@ -68,8 +68,13 @@ impl SessionShared {
 
     /// Asks the session's thread to end it. The first reason stays.
     pub(crate) fn end(&self, reason: EndReason) {
-        self.lock().end.get_or_insert(reason);
+        self.note_end(reason);
         crate::signal::signal(&self.wake);
+    }
+
+    /// As `end`, but the thread is not woken: it sees the reason when something else wakes it.
+    pub(crate) fn note_end(&self, reason: EndReason) {
+        self.lock().end.get_or_insert(reason);
     }
 
     pub(crate) fn end_reason(&self) -> Option<EndReason> {

@@ -1,0 +1,48 @@
+//! What a message carries, checked: a body of the right size, the right number of descriptors.
+//!
+//! Not here: what it means (`mod.rs`), regions (`memory.rs`).
+
+use vhost::vhost_user::message::{VhostUserConfig, VhostUserU64, VhostUserVringState};
+use vm_memory::ByteValued;
+
+use super::wire::Message;
+use super::{Result, SessionError};
+
+pub(super) fn body<T: ByteValued>(message: &Message) -> Result<T> {
+    let (bytes, wanted) = (message.body.len(), size_of::<T>());
+    if bytes != wanted {
+        return Err(SessionError::BodySize { request: message.request, bytes, wanted });
+    }
+    let mut value = T::zeroed();
+    value.as_mut_slice().copy_from_slice(&message.body);
+    Ok(value)
+}
+
+pub(super) fn u64_body(message: &Message) -> Result<u64> {
+    body::<VhostUserU64>(message).map(|body| body.value)
+}
+
+pub(super) fn vring_state(message: &Message) -> Result<(u32, u32)> {
+    body::<VhostUserVringState>(message).map(|state| (state.index, state.num))
+}
+
+/// Offset, size and flags, then that many bytes (whatever they hold in a GET_CONFIG).
+pub(super) fn config_body(message: &Message) -> Result<(VhostUserConfig, &[u8])> {
+    const HEAD_BYTES: usize = size_of::<VhostUserConfig>();
+    let (bytes, request) = (message.body.len(), message.request);
+    let short = SessionError::BodySize { request, bytes, wanted: HEAD_BYTES };
+    let (head_bytes, rest) = message.body.split_at_checked(HEAD_BYTES).ok_or(short)?;
+    let mut head = VhostUserConfig::default();
+    head.as_mut_slice().copy_from_slice(head_bytes);
+    let size = head.size;
+    if rest.len() != size as usize {
+        let wanted = HEAD_BYTES + size as usize;
+        return Err(SessionError::BodySize { request, bytes, wanted });
+    }
+    Ok((head, rest))
+}
+
+pub(super) fn expect_fds(message: &Message, wanted: usize) -> Result<()> {
+    let (request, count) = (message.request, message.fds.len());
+    if count == wanted { Ok(()) } else { Err(SessionError::FdCount { request, count, wanted }) }
+}
