@@ -7,15 +7,13 @@
 //!
 //! Not here: what is done with requests (`blk_server`, `io_engine`).
 
-use std::fs::File;
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, StopReport};
-use disk_image::{HostOpener, Image, Opener, SECTOR_BYTES};
+use disk_image::{HostOpener, Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{Engine, EngineConfig, IoUringEngine};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Handle;
@@ -29,13 +27,26 @@ pub fn serve(config: ServeConfig) -> Result<()> {
     raise_descriptor_limit();
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     let image = Image::open(opener.as_ref(), &config.image)?;
-    let new_image = config.image.create_bytes.map(|_| NewImage::of(&image, &opener));
+    warn_of_foreign_format(&image);
+    let new_image =
+        config.image.create_bytes.map(|_| NewImage::new(opener.as_ref(), image.path(), image.file()));
     let requests = Requests::catch().context("cannot catch signals")?;
     let stop_timeout = config.stop_timeout;
     let server = start(&config, &opener, image)?;
     new_image.into_iter().for_each(NewImage::keep);
     announce(&config);
     obey(server, requests, stop_timeout)
+}
+
+/// Not refused: a guest may write any bytes to its raw disk, and must get it back.
+fn warn_of_foreign_format(image: &Image) {
+    if let Some(format) = image.foreign_format() {
+        warn!(
+            image = %image.path().display(),
+            "looks like a {format} image; it is served as raw, and a guest that writes destroys it: \
+             convert it with qemu-img convert -O raw"
+        );
+    }
 }
 
 fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result<Server> {
@@ -144,7 +155,6 @@ fn factory(kind: EngineKind, config: EngineConfig) -> EngineFactory {
         let engine: Box<dyn Engine> = match kind {
             EngineKind::IoUring => Box::new(IoUringEngine::new(config.clone()).map_err(explain_io_uring)?),
         };
-        debug!(engine = engine.describe(), "engine");
         Ok(engine)
     })
 }
@@ -162,36 +172,6 @@ fn explain_io_uring(error: io::Error) -> io::Error {
         _ => return error,
     };
     io::Error::new(error.kind(), format!("{advice} ({error})"))
-}
-
-/// Removes a file made by `--create` when dropped, unless it is kept.
-struct NewImage {
-    opener: Arc<dyn Opener>,
-    path: PathBuf,
-    /// Holds the lock: nobody else has begun to use the image.
-    _file: Arc<File>,
-    kept: bool,
-}
-
-impl NewImage {
-    fn of(image: &Image, opener: &Arc<dyn Opener>) -> Self {
-        let (path, file) = (image.path().to_owned(), Arc::clone(image.file()));
-        Self { opener: Arc::clone(opener), path, _file: file, kept: false }
-    }
-
-    fn keep(mut self) {
-        self.kept = true;
-    }
-}
-
-impl Drop for NewImage {
-    fn drop(&mut self) {
-        if !self.kept
-            && let Err(error) = self.opener.unlink(&self.path)
-        {
-            warn!("the new image {} could not be removed: {error}", self.path.display());
-        }
-    }
 }
 
 /// Each queue has three descriptors, each region of guest memory one; the usual soft limit is 1024.

@@ -8,7 +8,7 @@
 mod guest;
 mod rig;
 
-use guest::{GUEST_DEADLINE, MIB, Served, guest_image, number, run, script, sizes, value};
+use guest::{MIB, Served, guest_image, number, run, script, sizes, value};
 use xtask::guest::Vm;
 
 /// The guest that finds no file system makes one and resets itself; those that find one check it and add to it.
@@ -72,7 +72,7 @@ fn firmware_boots_a_guest_from_the_disk_and_again_after_a_reset() {
     disk.start();
 
     let vm = Vm::new(&guest_image()).disk_socket(disk.socket(), 2).boot_from_disk().across_resets();
-    let output = run(&vm.timeout(GUEST_DEADLINE));
+    let output = run(&vm.timeout(sizes().guest_deadline));
 
     assert_eq!(output.console.matches("BAREBLK-GUEST-EXIT 0").count(), 2, "{}", output.console);
     assert_eq!(value(&output, "SECOND_SUM"), value(&output, "SAID_SUM"), "{}", output.console);

@@ -75,6 +75,20 @@ fn server_that_waits_for_the_image_can_be_interrupted() {
     assert!(!place.socket("b").exists());
 }
 
+// ---- images of another format
+
+#[test]
+fn image_that_looks_like_qcow2_is_served_with_one_warning() {
+    let place = Place::new();
+    let image = place.path("disk.qcow2");
+    std::fs::write(&image, [b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 65_528]].concat()).unwrap();
+    let server = Server::start(place.serve(&image, "s"));
+    let log = server.log();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("looks like a qcow2 image")).collect();
+    assert_eq!(warnings.len(), 1, "{log}");
+    assert_says(warnings[0], &["WARN", "disk.qcow2", "served as raw", "qemu-img convert -O raw"]);
+}
+
 // ---- ends
 
 #[test]

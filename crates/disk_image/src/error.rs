@@ -101,9 +101,8 @@ pub enum ImageError {
     },
     /// A partial block at the end.
     #[error(
-        "image {} has {size_bytes} bytes, not a multiple of the block size {block_size_bytes}: \
-         make it {} bytes long (truncate -s), or choose another --block-size",
-        path.display(), size_bytes.next_multiple_of(u64::from(*block_size_bytes))
+        "image {} has {size_bytes} bytes, not a multiple of the block size {block_size_bytes}: {}",
+        path.display(), RaggedAdvice { size_bytes: *size_bytes, block_size_bytes: *block_size_bytes, foreign_format: *foreign_format }
     )]
     Ragged {
         /** As given. */
@@ -112,6 +111,8 @@ pub enum ImageError {
         size_bytes: u64,
         /** As asked, or the default. */
         block_size_bytes: u32,
+        /** What it looks like instead of raw. */
+        foreign_format: Option<&'static str>,
     },
     /// No block size at all.
     #[error(
@@ -168,7 +169,24 @@ pub enum ImageError {
     },
 }
 
-/// "process 1 (a), process 2 (b)", for a sentence.
+/// What to do about a partial block at the end: more bytes, unless they would damage another format's image.
+struct RaggedAdvice {
+    size_bytes: u64,
+    block_size_bytes: u32,
+    foreign_format: Option<&'static str>,
+}
+
+impl std::fmt::Display for RaggedAdvice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(format) = self.foreign_format {
+            return write!(f, "it looks like a {format} image, convert it with qemu-img convert -O raw");
+        }
+        let wanted_bytes = self.size_bytes.next_multiple_of(u64::from(self.block_size_bytes));
+        write!(f, "make it {wanted_bytes} bytes long (truncate -s), or choose another --block-size")
+    }
+}
+
+/// "a (pid 1), b (pid 2)", for a sentence.
 struct HolderList<'a>(&'a [LockHolder]);
 
 impl std::fmt::Display for HolderList<'_> {

@@ -16,15 +16,17 @@ use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
 use crate::error::ImageError;
+use crate::foreign;
 use crate::geometry::{self, Alignment, MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, Topology};
 use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
 use crate::lock::{self, FileId};
+use crate::new_image::NewImage;
 use crate::opener::{FileKind, OpenRequest, Opener};
 use crate::queue::QueueAttributes;
 use crate::range::{Bounds, CheckedRange, RangeError, SECTOR_BYTES};
 
-/// 20 hex digits: `VIRTIO_BLK_ID_BYTES`, virtio 1.3 §5.2.6.
-const SERIAL_BYTES: usize = 10;
+/// Bytes of the hash in a default serial number: 20 hex digits, `VIRTIO_BLK_ID_BYTES`, virtio 1.3 §5.2.6.
+const SERIAL_HASH_BYTES: usize = 10;
 /// Long enough for the I/O of a killed server to leave the kernel.
 const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -149,6 +151,7 @@ pub struct Image {
     topology: Topology,
     discard: Option<DiscardLimits>,
     write_zeroes: Option<WriteZeroesLimits>,
+    foreign_format: Option<&'static str>,
 }
 
 impl Image {
@@ -160,15 +163,14 @@ impl Image {
     /// [`ImageError`], one variant per reason. A file made for this call does not survive its failure.
     pub fn open(opener: &dyn Opener, options: &ImageOptions) -> Result<Self, ImageError> {
         refuse_impossible(options)?;
-        let file = open_file(opener, options)?;
-        let made = options.create_bytes.map(|_| RemoveOnDrop { opener, path: &options.path });
+        let file = Arc::new(open_file(opener, options)?);
+        let made = options.create_bytes.map(|_| NewImage::new(opener, &options.path, &file));
         let image = Self::examine(opener, options, file)?;
-        // Succeeded: the new file stays.
-        std::mem::forget(made);
+        made.into_iter().for_each(NewImage::keep);
         Ok(image)
     }
 
-    fn examine(opener: &dyn Opener, options: &ImageOptions, file: File) -> Result<Self, ImageError> {
+    fn examine(opener: &dyn Opener, options: &ImageOptions, file: Arc<File>) -> Result<Self, ImageError> {
         let inspect = |what| move |source| ImageError::Inspect { path: options.path.clone(), what, source };
         let metadata = file.metadata().map_err(inspect("the type"))?;
         let kind = accept_kind(&options.path, metadata.file_type().into())?;
@@ -181,7 +183,8 @@ impl Image {
         let device = device_under(opener, kind, &metadata);
         let alignment = alignment(options, &file, size_bytes, device.as_ref())?;
         let block_size_bytes = block_size(options, &file, alignment, device.as_ref())?;
-        refuse_ragged(&options.path, size_bytes, block_size_bytes)?;
+        let foreign_format = foreign::format_of(&file);
+        refuse_ragged(&options.path, size_bytes, block_size_bytes, foreign_format)?;
 
         let fs_block_bytes = geometry::fs_block_bytes(&file);
         let whole_device = device.filter(|_| kind == FileKind::BlockDevice);
@@ -206,7 +209,8 @@ impl Image {
             },
             discard,
             write_zeroes: writable.then(|| WriteZeroesLimits::new(discard.is_some())),
-            file: Arc::new(file),
+            foreign_format,
+            file,
         })
     }
 
@@ -261,6 +265,13 @@ impl Image {
         self.alignment
     }
 
+    /// The format that the image seems to have instead of raw: "qcow2" and so on. A guess from its first bytes,
+    /// which a guest may have written itself.
+    #[must_use]
+    pub fn foreign_format(&self) -> Option<&'static str> {
+        self.foreign_format
+    }
+
     /// Hints for the guest's layout.
     #[must_use]
     pub fn topology(&self) -> Topology {
@@ -284,7 +295,7 @@ impl Image {
     pub fn default_serial(&self) -> String {
         use std::os::unix::ffi::OsStrExt;
         let digest = Sha256::digest(self.path.as_os_str().as_bytes());
-        digest.iter().take(SERIAL_BYTES).map(|byte| format!("{byte:02x}")).collect()
+        digest.iter().take(SERIAL_HASH_BYTES).map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Reads the image's size again. Growth takes effect at once, in whole blocks; shrinking is only reported.
@@ -307,20 +318,6 @@ impl Image {
     }
 }
 
-/// Removes a file made in vain. Forgotten when it was not.
-struct RemoveOnDrop<'a> {
-    opener: &'a dyn Opener,
-    path: &'a Path,
-}
-
-impl Drop for RemoveOnDrop<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.opener.unlink(self.path) {
-            tracing::warn!(%error, path = %self.path.display(), "the unusable new image could not be removed");
-        }
-    }
-}
-
 /// What no image could satisfy, before anything is opened or made.
 fn refuse_impossible(options: &ImageOptions) -> Result<(), ImageError> {
     let path = || options.path.clone();
@@ -334,16 +331,22 @@ fn refuse_impossible(options: &ImageOptions) -> Result<(), ImageError> {
         Some(_) if options.access == Access::ReadOnly => Err(ImageError::CreateReadOnly { path: path() }),
         Some(0) => Err(ImageError::Empty { path: path() }),
         Some(size_bytes) => {
-            refuse_ragged(&options.path, size_bytes, options.block_size.unwrap_or(MIN_BLOCK_SIZE_BYTES))
+            let block_size_bytes = options.block_size.unwrap_or(MIN_BLOCK_SIZE_BYTES);
+            refuse_ragged(&options.path, size_bytes, block_size_bytes, None)
         }
     }
 }
 
-fn refuse_ragged(path: &Path, size_bytes: u64, block_size_bytes: u32) -> Result<(), ImageError> {
+fn refuse_ragged(
+    path: &Path,
+    size_bytes: u64,
+    block_size_bytes: u32,
+    foreign_format: Option<&'static str>,
+) -> Result<(), ImageError> {
     if size_bytes.is_multiple_of(u64::from(block_size_bytes)) {
         return Ok(());
     }
-    Err(ImageError::Ragged { path: path.to_owned(), size_bytes, block_size_bytes })
+    Err(ImageError::Ragged { path: path.to_owned(), size_bytes, block_size_bytes, foreign_format })
 }
 
 fn accept_kind(path: &Path, kind: FileKind) -> Result<FileKind, ImageError> {

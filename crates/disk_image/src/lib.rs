@@ -17,6 +17,10 @@ pub mod queue;
 
 pub mod lock;
 
+mod foreign;
+
+mod new_image;
+
 pub mod geometry;
 
 pub mod limits;
@@ -33,6 +37,7 @@ pub use host_opener::HostOpener;
 pub use image::{Access, CacheMode, CapacityChange, Image, ImageOptions, ParseCacheModeError};
 pub use limits::{DiscardLimits, WriteZeroesLimits};
 pub use lock::{FileId, LockHolder};
+pub use new_image::NewImage;
 pub use opener::{FileKind, OpenRequest, Opener};
 pub use queue::QueueAttributes;
 pub use range::{CheckedRange, RangeError, SECTOR_BYTES};

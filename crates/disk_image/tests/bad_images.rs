@@ -101,6 +101,15 @@ fn image_with_half_a_block_at_the_end_is_told_its_next_size() {
 }
 
 #[test]
+fn image_of_another_format_is_not_advised_to_grow_by_a_few_bytes() {
+    let (_folder, path) = image(0);
+    std::fs::write(&path, [b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 200_000]].concat()).unwrap();
+    let line = refusal(&options(&path));
+    assert_says(&line, &["200008 bytes", "looks like a qcow2 image", "qemu-img convert -O raw"]);
+    assert!(!line.contains("truncate"), "{line}");
+}
+
+#[test]
 fn block_size_that_is_no_power_of_two_is_refused() {
     let (_folder, path) = image(1 << 20);
     let wanted = ImageOptions { block_size: Some(1000), ..options(&path) };

@@ -117,6 +117,24 @@ fn opening_changes_neither_the_data_nor_the_blocks_of_an_image() {
 }
 
 #[test]
+fn image_of_another_format_is_opened_and_named_with_and_without_the_page_cache() {
+    let (_folder, path) = image(0);
+    std::fs::write(&path, [b"vhdxfile".as_slice(), &[0; 8184]].concat()).unwrap();
+    assert_eq!(open(&options(&path)).unwrap().foreign_format(), Some("VHDX"));
+    let cached = ImageOptions { lock_timeout: rig::SOON, ..buffered(&path) };
+    assert_eq!(open(&cached).unwrap().foreign_format(), Some("VHDX"));
+}
+
+#[test]
+fn image_of_zeroes_and_a_new_one_are_raw() {
+    let (_folder, path) = image(512);
+    let small = ImageOptions { cache: CacheMode::Writeback, block_size: Some(512), ..options(&path) };
+    assert_eq!(open(&small).unwrap().foreign_format(), None);
+    let new = ImageOptions { create_bytes: Some(1 << 20), ..options(&path.with_extension("new")) };
+    assert_eq!(open(&new).unwrap().foreign_format(), None);
+}
+
+#[test]
 fn serial_and_path_are_those_of_the_links_target() {
     let (folder, path) = image(1 << 20);
     let link = folder.path().join("link");

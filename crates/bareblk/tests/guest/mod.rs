@@ -17,11 +17,10 @@ use crate::rig::{Place, Server, eventually};
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 
-/// For a line of a guest that boots under emulation on a busy machine. Nothing passes because of it.
-pub const GUEST_DEADLINE: Duration = Duration::from_secs(240);
-
 /// Everything that is larger in a long run.
 pub struct Sizes {
+    /// For a guest from its boot to its end, under emulation on a busy machine. Nothing passes because of it.
+    pub guest_deadline: Duration,
     /// Written and verified by each fio job, in MiB.
     pub verified_mib: u64,
     /// Written and verified with one large block size, in MiB.
@@ -34,10 +33,23 @@ pub struct Sizes {
     pub runs_between_restarts: u64,
 }
 
-const SMOKE: Sizes =
-    Sizes { verified_mib: 32, large_blocks_mib: 32, files: 24, restarts: 3, runs_between_restarts: 1 };
-const FULL: Sizes =
-    Sizes { verified_mib: 512, large_blocks_mib: 512, files: 400, restarts: 30, runs_between_restarts: 2 };
+const SMOKE: Sizes = Sizes {
+    guest_deadline: Duration::from_secs(240),
+    verified_mib: 32,
+    large_blocks_mib: 32,
+    files: 24,
+    restarts: 3,
+    runs_between_restarts: 1,
+};
+
+const FULL: Sizes = Sizes {
+    guest_deadline: Duration::from_secs(1800),
+    verified_mib: 512,
+    large_blocks_mib: 512,
+    files: 400,
+    restarts: 30,
+    runs_between_restarts: 2,
+};
 
 /// The full ones if `BAREBLK_LONG` is 1 (`cargo xtask test --long`).
 pub fn sizes() -> &'static Sizes {
@@ -165,7 +177,10 @@ impl Served {
 
     /// The same with the queue size that QEMU chooses by itself: 128.
     pub fn vm_with_default_queues(&self, body: &str) -> Vm {
-        Vm::new(&guest_image()).disk_socket(self.socket(), 2).script(&script(body)).timeout(GUEST_DEADLINE)
+        Vm::new(&guest_image())
+            .disk_socket(self.socket(), 2)
+            .script(&script(body))
+            .timeout(sizes().guest_deadline)
     }
 }
 
@@ -190,7 +205,7 @@ fn succeeded(output: GuestOutput) -> GuestOutput {
 
 /// The next line with `pattern`.
 pub fn line(vm: &mut RunningVm, pattern: &str) -> String {
-    vm.wait_for_line(pattern, GUEST_DEADLINE).unwrap_or_else(|error| panic!("{error:#}"))
+    vm.wait_for_line(pattern, sizes().guest_deadline).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 /// What the guest reported as `BB:key=value`.

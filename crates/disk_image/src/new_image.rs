@@ -1,0 +1,57 @@
+//! A file that was made for an image, until the image is in use: whoever gives up on the way leaves none behind.
+//!
+//! Not here: making it (`host_opener.rs`).
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::opener::Opener;
+
+/// Removes a new file when dropped, unless it is kept.
+#[derive(Debug)]
+pub struct NewImage<'a> {
+    opener: &'a dyn Opener,
+    path: PathBuf,
+    /// Holds the lock, so that nobody else has begun to use the file when it goes.
+    _file: Arc<File>,
+    kept: bool,
+}
+
+impl<'a> NewImage<'a> {
+    /// Guards the file at `path`, which is open as `file`.
+    pub fn new(opener: &'a dyn Opener, path: impl Into<PathBuf>, file: &Arc<File>) -> Self {
+        Self { opener, path: path.into(), _file: Arc::clone(file), kept: false }
+    }
+
+    /// The file stays.
+    pub fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for NewImage<'_> {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Err(error) = self.opener.unlink(&self.path)
+        {
+            tracing::warn!(%error, path = %self.path.display(), "the unused new image could not be removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostOpener;
+
+    #[test]
+    fn only_a_file_that_is_kept_survives_its_guard() {
+        let folder = tempfile::tempdir().unwrap();
+        let (kept, dropped) = (folder.path().join("kept"), folder.path().join("dropped"));
+        let guard = |path| NewImage::new(&HostOpener, path, &Arc::new(File::create(path).unwrap()));
+        guard(&kept).keep();
+        drop(guard(&dropped));
+        assert_eq!((kept.exists(), dropped.exists()), (true, false));
+    }
+}
