@@ -13,8 +13,9 @@ use disk_image::Image;
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
-use crate::log_limit::LogLimit;
+use crate::log_limit::{Allowed, LogLimit};
 use crate::session::SessionShared;
+use crate::write_cache::GuestChoice;
 
 /// Longest serial: what GET_ID answers with (virtio 1.3 §5.2.6).
 pub const SERIAL_BYTES: usize = DEVICE_ID_BYTES;
@@ -37,6 +38,31 @@ pub struct DiskConfig {
     pub queues: u16,
     /// Largest queue accepted, in descriptors: a power of two from 2 to 1024.
     pub queue_size: u16,
+}
+
+impl DiskConfig {
+    /// Whether a disk could be served with these, before its image is opened or made.
+    ///
+    /// # Errors
+    /// [`InvalidDisk`].
+    pub fn check_settings(serial: &str, queues: u16, queue_size: u16) -> Result<(), InvalidDisk> {
+        let printable = serial.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+        if serial.is_empty() || serial.len() > SERIAL_BYTES || !printable {
+            return Err(InvalidDisk::Serial { serial: serial.to_owned(), max: SERIAL_BYTES });
+        }
+        if !(1..=MAX_QUEUES).contains(&queues) {
+            return Err(InvalidDisk::Queues { queues, max: MAX_QUEUES });
+        }
+        let max = MAX_QUEUE_SIZE;
+        if !queue_size.is_power_of_two() || !(MIN_QUEUE_SIZE..=max).contains(&queue_size) {
+            return Err(InvalidDisk::QueueSize { queue_size, max });
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), InvalidDisk> {
+        Self::check_settings(&self.serial, self.queues, self.queue_size)
+    }
 }
 
 /// Why a disk cannot be served as configured.
@@ -86,6 +112,7 @@ pub(crate) struct Disk {
     serial: DeviceId,
     queues: u16,
     queue_size: u16,
+    guest_cache: GuestChoice,
     /// The session whose rings are started.
     lease: Mutex<Option<u64>>,
     lease_free: Condvar,
@@ -95,19 +122,8 @@ pub(crate) struct Disk {
 impl Disk {
     pub(crate) fn new(config: DiskConfig) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        config.check()?;
         let DiskConfig { name, image, serial, queues, queue_size } = config;
-        let bytes = serial.as_bytes();
-        let printable = bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ');
-        if bytes.is_empty() || bytes.len() > SERIAL_BYTES || !printable {
-            return Err(InvalidDisk::Serial { serial, max: SERIAL_BYTES });
-        }
-        if !(1..=MAX_QUEUES).contains(&queues) {
-            return Err(InvalidDisk::Queues { queues, max: MAX_QUEUES });
-        }
-        let max = MAX_QUEUE_SIZE;
-        if !queue_size.is_power_of_two() || !(MIN_QUEUE_SIZE..=max).contains(&queue_size) {
-            return Err(InvalidDisk::QueueSize { queue_size, max });
-        }
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             name,
@@ -115,6 +131,7 @@ impl Disk {
             serial: DeviceId::new(&serial),
             queues,
             queue_size,
+            guest_cache: GuestChoice::default(),
             lease: Mutex::new(None),
             lease_free: Condvar::new(),
             log_limit: Mutex::new(LogLimit::new(Instant::now())),
@@ -145,6 +162,11 @@ impl Disk {
 
     pub(crate) fn queue_size(&self) -> u16 {
         self.queue_size
+    }
+
+    /// The guest's own choice of write-cache mode.
+    pub(crate) fn guest_cache(&self) -> &GuestChoice {
+        &self.guest_cache
     }
 
     pub(crate) fn device_features(&self) -> u64 {
@@ -190,7 +212,7 @@ impl Disk {
 
     /// Whether a line that a guest or a front-end caused may be logged: per disk, because a new
     /// session, or another ring, costs a hostile one nothing.
-    pub(crate) fn log_allowed(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
@@ -208,6 +230,7 @@ impl Disk {
             return Err(LeaseError::Held { holder, timeout: LEASE_TIMEOUT });
         }
         *lease = Some(session.id());
+        disk.guest_cache.rings_started_by(session.id());
         Ok(RingLease { disk: Arc::clone(disk) })
     }
 }

@@ -104,13 +104,26 @@ impl InFlight {
     #[inline]
     pub(crate) fn publish(&mut self) {}
 
+    /// Whether [`InFlight::report_stuck`] has something to report.
+    pub(crate) fn has_stuck(&self, now: Instant) -> bool {
+        self.slots.iter().flatten().any(|slot| slot.is_stuck(now))
+    }
+
     /// The request that is longest stuck and was not reported yet; reports it once.
     pub(crate) fn report_stuck(&mut self, now: Instant) -> Option<(About, Duration)> {
-        let age = |slot: &Slot| now.saturating_duration_since(slot.started);
-        let slots = self.slots.iter_mut().flatten();
-        let stuck = slots.filter(|slot| !slot.reported && age(slot) >= STUCK_AFTER);
+        let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now));
         let oldest = stuck.min_by_key(|slot| slot.started)?;
         oldest.reported = true;
-        Some((oldest.about, age(oldest)))
+        Some((oldest.about, oldest.age(now)))
+    }
+}
+
+impl Slot {
+    fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.started)
+    }
+
+    fn is_stuck(&self, now: Instant) -> bool {
+        !self.reported && self.age(now) >= STUCK_AFTER
     }
 }

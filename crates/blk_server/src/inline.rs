@@ -60,6 +60,7 @@ impl InlineWorker {
             layout: Some(layout),
             ring,
             base: 0,
+            cache_choice_unknown: false,
             kick: adopt(kick)?,
             call: Some(adopt(call)?),
             err: None,

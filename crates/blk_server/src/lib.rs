@@ -24,6 +24,8 @@ mod in_flight;
 
 mod disk;
 
+mod write_cache;
+
 mod session;
 
 mod signal;
@@ -31,6 +33,8 @@ mod signal;
 mod workers;
 
 mod log_limit;
+
+mod error_line;
 
 mod listener;
 
@@ -43,3 +47,4 @@ pub use inline::InlineWorker;
 pub use listener::{SocketConfig, SocketError};
 pub use poller::DEFAULT_POLL;
 pub use server::{EngineFactory, Server, ServerConfig, ServerError, StopReport};
+pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};

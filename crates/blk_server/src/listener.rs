@@ -10,17 +10,22 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-use disk_image::{FileKind, Opener};
+use disk_image::{FileId, FileKind, Opener};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::{error, warn};
 
+use crate::log_limit::LogLimit;
+
 /// Bytes of a socket path, without its terminating zero (`sockaddr_un`).
 const MAX_PATH_BYTES: usize = 107;
 /// Front-ends connected to one disk at a time: two while one replaces another, and some that only look.
 pub(crate) const MAX_SESSIONS: usize = 8;
+/// From a server's `bind` to its `listen`, with room to spare.
+const STARTING_SERVER: std::time::Duration = std::time::Duration::from_millis(100);
 /// After an `accept` that failed for want of resources.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
@@ -88,6 +93,8 @@ pub enum SocketError {
 pub(crate) struct Socket {
     fd: OwnedFd,
     path: PathBuf,
+    /// The socket file that `bind` made.
+    file: FileId,
     opener: Arc<dyn Opener>,
     removed: AtomicBool,
 }
@@ -99,9 +106,15 @@ impl Socket {
         check_path(opener.as_ref(), path)?;
         remove_stale(opener.as_ref(), path)?;
         let fd = opener.bind_socket(path).map_err(failed("bind"))?;
+        let file = opener.file_id(path).map_err(failed("look at"))?;
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| failed("set up")(errno.into()))?;
-        let socket =
-            Self { fd, path: path.clone(), opener: Arc::clone(opener), removed: AtomicBool::new(false) };
+        let socket = Self {
+            fd,
+            path: path.clone(),
+            file,
+            opener: Arc::clone(opener),
+            removed: AtomicBool::new(false),
+        };
         let SocketConfig { mode, uid, gid, .. } = *config;
         opener.set_socket_owner(path, mode, uid, gid).map_err(failed("set owner and mode of"))?;
         Ok(socket)
@@ -110,6 +123,10 @@ impl Socket {
     /// Removes the socket file, once: nobody connects any more, and the path is free for another server.
     pub(crate) fn remove(&self) {
         if self.removed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Somebody may have removed the file and another server have put its own there.
+        if self.opener.file_id(&self.path).is_ok_and(|file| file != self.file) {
             return;
         }
         if let Err(error) = self.opener.unlink(&self.path) {
@@ -143,20 +160,38 @@ fn remove_stale(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
         Ok(FileKind::Socket) => {}
         Ok(kind) => return Err(SocketError::NotASocket { path: path.to_owned(), kind }),
     }
+    // Asked twice: a server that is just starting has made the file and does not listen yet.
+    let dead = || {
+        is_dead(opener, path).map_err(|source| SocketError::Io {
+            action: "look who listens on",
+            path: path.to_owned(),
+            source,
+        })
+    };
+    if !dead()? {
+        return Err(SocketError::InUse { path: path.to_owned() });
+    }
+    std::thread::sleep(STARTING_SERVER);
+    if !dead()? {
+        return Err(SocketError::InUse { path: path.to_owned() });
+    }
+    opener.unlink(path).or_else(|error| failed("remove stale", error))
+}
+
+fn is_dead(opener: &dyn Opener, path: &Path) -> io::Result<bool> {
     match opener.connect_socket(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            opener.unlink(path).or_else(|error| failed("remove stale", error))
-        }
-        Ok(_) => Err(SocketError::InUse { path: path.to_owned() }),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            Err(SocketError::InUse { path: path.to_owned() })
-        }
-        Err(error) => failed("look who listens on", error),
+        Ok(_) => Ok(false),
+        Err(error) => match error.kind() {
+            io::ErrorKind::ConnectionRefused => Ok(true),
+            io::ErrorKind::WouldBlock => Ok(false), // alive, with a full queue of connections
+            _ => Err(error),
+        },
     }
 }
 
 /// Accepts on every socket until `quit` is signalled; `connected` gets the socket's number.
 pub(crate) fn accept_all(sockets: &[&Socket], quit: &OwnedFd, mut connected: impl FnMut(usize, OwnedFd)) {
+    let mut limit = LogLimit::new(Instant::now());
     loop {
         let listening = sockets.iter().map(|socket| PollFd::new(&socket.fd, PollFlags::IN));
         let mut fds: Vec<_> = listening.chain([PollFd::new(quit, PollFlags::IN)]).collect();
@@ -169,17 +204,19 @@ pub(crate) fn accept_all(sockets: &[&Socket], quit: &OwnedFd, mut connected: imp
         }
         let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
         for number in ready.map(|(number, _)| number).collect::<Vec<_>>() {
-            accept_one(sockets[number], |front_end| connected(number, front_end));
+            accept_one(sockets[number], &mut limit, |front_end| connected(number, front_end));
         }
     }
 }
 
-fn accept_one(socket: &Socket, connected: impl FnOnce(OwnedFd)) {
+fn accept_one(socket: &Socket, limit: &mut LogLimit, connected: impl FnOnce(OwnedFd)) {
     match accept_with(&socket.fd, SocketFlags::CLOEXEC) {
         Ok(front_end) => connected(front_end),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
         Err(errno) => {
-            error!("front-end on {} not accepted: {errno}", socket.path.display());
+            if limit.allow(Instant::now()).is_some() {
+                error!("front-end on {} not accepted: {errno}", socket.path.display());
+            }
             std::thread::sleep(ACCEPT_PAUSE);
         }
     }

@@ -8,6 +8,13 @@ use std::time::{Duration, Instant};
 const LINES: u32 = 5;
 const PERIOD: Duration = Duration::from_secs(10);
 
+/// The line may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allowed {
+    /// How many like it were left out since the last one, if any.
+    pub(crate) suppressed: Option<u64>,
+}
+
 /// One queue's allowance.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
@@ -21,8 +28,8 @@ impl LogLimit {
         Self { period_start: now, lines: 0, suppressed: 0 }
     }
 
-    /// `Some(n)`: write the line, and say that `n` like it were left out before. `None`: leave it out.
-    pub(crate) fn allow(&mut self, now: Instant) -> Option<u64> {
+    /// `None`: leave the line out.
+    pub(crate) fn allow(&mut self, now: Instant) -> Option<Allowed> {
         if now.saturating_duration_since(self.period_start) >= PERIOD {
             self.period_start = now;
             self.lines = 0;
@@ -32,7 +39,8 @@ impl LogLimit {
             return None;
         }
         self.lines += 1;
-        Some(std::mem::take(&mut self.suppressed))
+        let suppressed = std::mem::take(&mut self.suppressed);
+        Some(Allowed { suppressed: (suppressed > 0).then_some(suppressed) })
     }
 }
 
@@ -46,6 +54,6 @@ mod tests {
         let mut limit = LogLimit::new(start);
         let allowed = (0..100).filter(|_| limit.allow(start).is_some()).count();
         let later = limit.allow(start + PERIOD);
-        assert_eq!((allowed, later), (5, Some(95)));
+        assert_eq!((allowed, later), (5, Some(Allowed { suppressed: Some(95) })));
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use disk_image::CheckedRange;
-use guest_mem::{GuestMemory, IoVecs, MemoryView};
+use guest_mem::{AccessError, FillError, GuestMemory, IoVecs, MemoryView};
 use io_engine::{Durability, FileId, Op, OpError, OpKind, Submit, Unmap, WatchId};
 use tracing::{error, warn};
 use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse};
@@ -23,8 +23,9 @@ use virtqueue::{Chain, PopError, RingFault, SplitLayout};
 
 use crate::buffers::{BufferPool, NoBuffers};
 use crate::disk::Disk;
+use crate::error_line::error_line;
 use crate::in_flight::{About, Finished, InFlight};
-use crate::log_limit::LogLimit;
+use crate::log_limit::{Allowed, LogLimit};
 use crate::session::SessionShared;
 use crate::signal::signal;
 use crate::workers::QueueStart;
@@ -41,17 +42,31 @@ pub(crate) struct Lane<'w> {
     pub(crate) now: Instant,
 }
 
+/// Why a well-formed request is not carried out: IOERR, and a log line.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Range(#[from] disk_image::RangeError),
+    #[error("{verb} on a read-only disk")]
+    ReadOnly { verb: &'static str },
+    #[error("{verb} of {sectors} sectors in one segment, at most {max} are possible")]
+    SegmentTooLong { verb: &'static str, sectors: u32, max: u32 },
+    #[error(transparent)]
+    Buffers(#[from] FillError),
+    #[error(transparent)]
+    Store(#[from] AccessError),
+}
+
 /// What became of a request that was taken.
 enum Outcome {
     /// Nothing to wait for.
     Finished { status: Status, stored_bytes: u64 },
-    /// This many ops are with the engine.
+    /// Its ops are with the engine.
     Submitted,
     /// The pool is empty: the chain goes back into the ring until a request completes.
     Later,
 }
 
-const FAILED: Outcome = Outcome::Finished { status: Status::IoErr, stored_bytes: 0 };
 const UNSUPPORTED: Outcome = Outcome::Finished { status: Status::Unsupp, stored_bytes: 0 };
 const NOTHING_TO_DO: Outcome = Outcome::Finished { status: Status::Ok, stored_bytes: 0 };
 
@@ -83,7 +98,10 @@ pub(crate) struct Queue {
     state: State,
     /// The last look at the ring ended because engine or pool had no room, not because it was empty.
     waits_for_room: bool,
-    log_limit: LogLimit,
+    /// For lines about what the guest did wrong.
+    guest_log: LogLimit,
+    /// For lines about what the host did wrong: a guest's junk must not crowd these out.
+    host_log: LogLimit,
 }
 
 impl Queue {
@@ -97,13 +115,19 @@ impl Queue {
         let longest = layout.queue_size.max(start.disk.queue_size());
         let ring = ring.with_indirect_limit(longest);
         if ring.position() != start.base
-            && let Some(suppressed) = start.disk.log_allowed(Instant::now())
+            && let Some(Allowed { suppressed }) = start.disk.log_allowed(Instant::now())
         {
             let (disk, queue, base, used) = (start.disk.name(), start.index, start.base, ring.position());
             warn!(
                 disk,
                 queue, suppressed, base, used, "front-end's ring base is stale; the used index counts"
             );
+        }
+        if ring.position() != 0 && start.cache_choice_unknown {
+            let disk = start.disk.name();
+            warn!(disk, "the guest's cache mode is not known after a restart: every write is made durable");
+            start.disk.guest_cache().assume_writethrough();
+            start.session.set_write_cache(WriteCache::Writethrough);
         }
         Ok(Self {
             disk: Arc::clone(&start.disk),
@@ -121,7 +145,8 @@ impl Queue {
             err: start.err.clone(),
             state: State::Running,
             waits_for_room: false,
-            log_limit: LogLimit::new(Instant::now()),
+            guest_log: LogLimit::new(Instant::now()),
+            host_log: LogLimit::new(Instant::now()),
         })
     }
 
@@ -155,7 +180,7 @@ impl Queue {
                     }
                 }
                 Err(PopError::Chain { tag, fault }) => {
-                    self.log_guest(lane.now, &fault);
+                    log_refused(&self.disk, self.index, &mut self.guest_log, lane.now, &fault);
                     self.finish_unreachable(tag);
                 }
                 Err(PopError::Ring(fault)) => self.break_ring(&fault),
@@ -173,9 +198,13 @@ impl Queue {
             return true;
         }
         // Step 3: chain to request, or a status byte.
-        let Ok(parsed) = parse(&self.chain, &self.view) else {
-            self.finish_unreachable(tag);
-            return true;
+        let parsed = match parse(&self.chain, &self.view) {
+            Ok(parsed) => parsed,
+            Err(fault) => {
+                log_refused(&self.disk, self.index, &mut self.guest_log, lane.now, &fault);
+                self.finish_unreachable(tag);
+                return true;
+            }
         };
         let reply = parsed.reply;
         let token = u64::from(self.id) << 16 | u64::from(tag);
@@ -194,10 +223,13 @@ impl Queue {
             reply,
         };
         let outcome = match parsed.request {
-            Ok(request) => starter.start(request),
+            Ok(request) => starter.start(request).unwrap_or_else(|refusal| {
+                log_refused(&self.disk, self.index, &mut self.guest_log, lane.now, &refusal);
+                Outcome::Finished { status: Status::IoErr, stored_bytes: 0 }
+            }),
             Err(fault) => {
-                self.log_guest(lane.now, &fault);
-                FAILED
+                log_refused(&self.disk, self.index, &mut self.guest_log, lane.now, &fault);
+                Outcome::Finished { status: fault.status(), stored_bytes: 0 }
             }
         };
         match outcome {
@@ -344,16 +376,8 @@ impl Queue {
     }
 
     #[cold]
-    fn log_guest(&mut self, now: Instant, fault: &dyn std::fmt::Display) {
-        if let Some(suppressed) = self.log_limit.allow(now) {
-            let (disk, queue) = (self.disk.name(), self.index);
-            warn!(disk, queue, suppressed, "request refused: {fault}");
-        }
-    }
-
-    #[cold]
     fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
-        if let Some(suppressed) = self.log_limit.allow(now) {
+        if let Some(Allowed { suppressed }) = self.host_log.allow(now) {
             let About { verb, sector, bytes } = finished.about;
             let (disk, queue) = (self.disk.name(), self.index);
             error!(disk, queue, suppressed, sector, bytes, "{verb} failed: {error}");
@@ -362,19 +386,25 @@ impl Queue {
 
     /// Logs requests that have been in flight for too long, each once.
     pub(crate) fn report_stuck(&mut self, now: Instant) {
-        while let Some((About { verb, sector, bytes }, age)) = self.in_flight.report_stuck(now) {
+        while self.in_flight.has_stuck(now) && self.host_log.allow(now).is_some() {
+            let Some((About { verb, sector, bytes }, age)) = self.in_flight.report_stuck(now) else { return };
             let (disk, queue, seconds) = (self.disk.name(), self.index, age.as_secs());
-            match self.log_limit.allow(now) {
-                Some(_) => warn!(disk, queue, sector, bytes, seconds, "{verb} is stuck in the host"),
-                None => return,
-            }
+            warn!(disk, queue, sector, bytes, seconds, "{verb} is stuck in the host");
         }
+    }
+}
+
+#[cold]
+fn log_refused(disk: &Disk, queue: u16, limit: &mut LogLimit, now: Instant, fault: &dyn std::error::Error) {
+    if let Some(Allowed { suppressed }) = limit.allow(now) {
+        let disk = disk.name();
+        warn!(disk, queue, suppressed, "request refused: {}", error_line(fault));
     }
 }
 
 /// One log line, and the front-end told.
 pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedFd>>, what: &str) {
-    if let Some(suppressed) = disk.log_allowed(Instant::now()) {
+    if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
         error!(disk = disk.name(), queue, suppressed, "queue stopped until the guest resets it: {what}");
     }
     if let Some(err) = err {
@@ -397,28 +427,32 @@ struct Starter<'q, 'w, 'l> {
 
 impl Starter<'_, '_, '_> {
     #[inline]
-    fn start(&mut self, request: Request<'_>) -> Outcome {
-        let writable = !self.disk.image().read_only();
+    fn start(&mut self, request: Request<'_>) -> Result<Outcome, Refusal> {
         match request {
             Request::Read { sector, data } => self.read(sector, data),
-            Request::Write { sector, data } if writable => self.write(sector, data),
-            Request::Flush => self.flush(),
+            Request::Write { sector, data } => self.write(sector, data),
+            Request::Flush => Ok(self.flush()),
             Request::GetId { data } => self.get_id(data),
-            Request::Discard { segments } if writable => self.discard(&segments),
-            Request::WriteZeroes { segments } if writable => self.write_zeroes(&segments),
-            Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. } => FAILED,
-            Request::Unsupported { .. } => UNSUPPORTED,
+            Request::Discard { segments } => self.discard(&segments),
+            Request::WriteZeroes { segments } => self.write_zeroes(&segments),
+            Request::Unsupported { .. } => Ok(UNSUPPORTED),
         }
     }
 
     #[inline]
-    fn read(&mut self, sector: u64, data: Data<'_>) -> Outcome {
+    fn check_writable(&self, verb: &'static str) -> Result<(), Refusal> {
+        if self.disk.image().read_only() { Err(Refusal::ReadOnly { verb }) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn read(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
         let about = About { verb: "read", sector, bytes: data.len_bytes() };
         self.transfer(about, data, |range, _| OpKind::Read { range })
     }
 
     #[inline]
-    fn write(&mut self, sector: u64, data: Data<'_>) -> Outcome {
+    fn write(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
+        self.check_writable("write")?;
         let about = About { verb: "write", sector, bytes: data.len_bytes() };
         self.transfer(about, data, |range, durability| OpKind::Write { range, durability })
     }
@@ -429,21 +463,21 @@ impl Starter<'_, '_, '_> {
         about: About,
         data: Data<'_>,
         kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
-    ) -> Outcome {
+    ) -> Result<Outcome, Refusal> {
         // Step 4: sectors to a range of the image.
-        let Ok(range) = self.disk.image().check(about.sector, about.bytes) else { return FAILED };
+        let range = self.disk.image().check(about.sector, about.bytes)?;
         if about.bytes == 0 {
-            return NOTHING_TO_DO;
+            return Ok(NOTHING_TO_DO);
         }
         let buffers = match self.lane.pool.fill(self.view, data.ranges()) {
             Ok(buffers) => buffers,
-            Err(NoBuffers::Exhausted) => return Outcome::Later,
-            Err(NoBuffers::Refused(_)) => return FAILED,
+            Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
+            Err(NoBuffers::Refused(why)) => return Err(why.into()),
         };
         // Step 5: slot, then op; the worker submits the batch.
         self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
         self.push(kind(range, self.durability), buffers);
-        Outcome::Submitted
+        Ok(Outcome::Submitted)
     }
 
     fn flush(&mut self) -> Outcome {
@@ -454,15 +488,14 @@ impl Starter<'_, '_, '_> {
     }
 
     /// Answered without the engine: up to 20 bytes, fewer if the driver has less room.
-    fn get_id(&self, data: Data<'_>) -> Outcome {
-        match data.store(self.view, self.disk.serial()) {
-            Ok(stored) => Outcome::Finished { status: Status::Ok, stored_bytes: u64::from(stored) },
-            Err(_) => FAILED,
-        }
+    fn get_id(&self, data: Data<'_>) -> Result<Outcome, Refusal> {
+        let stored_bytes = u64::from(data.store(self.view, self.disk.serial())?);
+        Ok(Outcome::Finished { status: Status::Ok, stored_bytes })
     }
 
-    fn discard(&mut self, segments: &Segments) -> Outcome {
-        let Some(limits) = self.disk.image().discard_limits() else { return UNSUPPORTED };
+    fn discard(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
+        self.check_writable("discard")?;
+        let Some(limits) = self.disk.image().discard_limits() else { return Ok(UNSUPPORTED) };
         let durability = self.durability;
         self.segments("discard", segments, limits.max_sectors, |range, _| OpKind::Discard {
             range,
@@ -470,8 +503,9 @@ impl Starter<'_, '_, '_> {
         })
     }
 
-    fn write_zeroes(&mut self, segments: &Segments) -> Outcome {
-        let Some(limits) = self.disk.image().write_zeroes_limits() else { return UNSUPPORTED };
+    fn write_zeroes(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
+        self.check_writable("write zeroes")?;
+        let Some(limits) = self.disk.image().write_zeroes_limits() else { return Ok(UNSUPPORTED) };
         let durability = self.durability;
         self.segments("write zeroes", segments, limits.max_sectors, |range, segment| {
             let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
@@ -486,28 +520,29 @@ impl Starter<'_, '_, '_> {
         segments: &Segments,
         max_sectors: u32,
         kind: impl Fn(CheckedRange, &Segment) -> OpKind,
-    ) -> Outcome {
+    ) -> Result<Outcome, Refusal> {
         let image = self.disk.image();
-        let range = |segment: &Segment| {
-            let bytes = u64::from(segment.sectors) * disk_image::SECTOR_BYTES;
-            image.check(segment.sector, bytes).ok().filter(|_| segment.sectors <= max_sectors)
+        let check = |segment: &Segment| {
+            let (sectors, max) = (segment.sectors, max_sectors);
+            if sectors > max {
+                return Err(Refusal::SegmentTooLong { verb, sectors, max });
+            }
+            Ok(image.check(segment.sector, u64::from(sectors) * disk_image::SECTOR_BYTES)?)
         };
-        let used = || segments.iter().filter(|segment| segment.sectors > 0);
         let (mut ops, mut bytes) = (0, 0);
         for segment in segments.iter() {
-            let Some(range) = range(segment) else { return FAILED };
+            bytes += check(segment)?.len_bytes();
             ops += u16::from(segment.sectors > 0);
-            bytes += range.len_bytes();
         }
-        let Some(first) = used().next() else { return NOTHING_TO_DO };
+        let used = || segments.iter().filter(|segment| segment.sectors > 0);
+        let Some(first) = used().next() else { return Ok(NOTHING_TO_DO) };
         let about = About { verb, sector: first.sector, bytes };
         self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
         for segment in used() {
-            if let Some(range) = range(segment) {
-                self.push(kind(range, segment), IoVecs::with_capacity(0));
-            }
+            // Checked above; a disk does not shrink.
+            self.push(kind(check(segment)?, segment), IoVecs::with_capacity(0));
         }
-        Outcome::Submitted
+        Ok(Outcome::Submitted)
     }
 
     #[inline]

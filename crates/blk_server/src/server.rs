@@ -19,7 +19,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::{error, info, warn};
 
 use crate::disk::{Disk, DiskConfig, InvalidDisk};
+use crate::error_line::error_line;
 use crate::listener::{MAX_SESSIONS, Socket, SocketConfig, SocketError, accept_all};
+use crate::log_limit::Allowed;
 use crate::session::{EndReason, Session, SessionShared};
 use crate::signal::signal;
 use crate::workers::WorkerSet;
@@ -216,7 +218,7 @@ fn start_session(exports: &Arc<Vec<Export>>, number: usize, workers: &Arc<Worker
     let export = &exports[number];
     let disk = Arc::clone(&export.disk);
     let refuse = |why: &str| {
-        if let Some(suppressed) = disk.log_allowed(Instant::now()) {
+        if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
             warn!(disk = disk.name(), suppressed, "front-end refused: {why}");
         }
     };
@@ -255,7 +257,7 @@ fn refresh_capacity(export: &Export) {
                 from, to, "image shrank; the disk keeps its size and reads beyond fail"
             );
         }
-        Err(error) => error!(disk = disk.name(), "size not read: {}", crate::session::chain(&error)),
+        Err(error) => error!(disk = disk.name(), "size not read: {}", error_line(&error)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A worker: one thread with one event loop that owns its engine, its queues and all on their path.
 //!
-//! [`Worker::run`] reads like the eight steps of ARCHITECTURE.md. One pass takes all available chains,
+//! [`Worker::pass`] reads like the eight steps of ARCHITECTURE.md. One pass takes all available chains,
 //! submits them with one system call, reaps what is complete, publishes each used index once and signals
 //! each call fd at most once. After work it polls for a while (`poller.rs`), then arms kicks, looks
 //! again, and sleeps in the engine, where kicks, completions and commands wake it alike.
@@ -43,7 +43,30 @@ struct Entry {
     active: bool,
     idle_passes: u32,
     stop: Option<SyncSender<u16>>,
-    memory: Option<(Arc<GuestMemory>, Option<SplitLayout>, SyncSender<()>)>,
+    memory: Option<NewMemory>,
+}
+
+impl Entry {
+    /// Called when the ring was empty. Whether it has been for so long that it waits for a kick now.
+    fn rests(&mut self) -> bool {
+        self.idle_passes += 1;
+        if self.idle_passes <= IDLE_PASSES || self.queue.waits_for_room() {
+            return false;
+        }
+        self.idle_passes = 0;
+        self.active = self.queue.enable_kicks();
+        if self.active {
+            self.queue.disable_kicks();
+        }
+        !self.active
+    }
+}
+
+/// A memory table that a queue goes over to once nothing of it is in flight.
+struct NewMemory {
+    memory: Arc<GuestMemory>,
+    layout: Option<SplitLayout>,
+    done: SyncSender<()>,
 }
 
 pub(crate) struct Worker {
@@ -142,15 +165,9 @@ impl Worker {
                 entry.idle_passes = 0;
                 // What was answered without the engine is published with the rest of the pass.
                 self.touched.push(id);
-            } else if entry.idle_passes < IDLE_PASSES || entry.queue.waits_for_room() {
-                entry.idle_passes += 1;
-            } else if !entry.queue.enable_kicks() {
-                entry.active = false;
+            } else if entry.rests() {
                 self.active.swap_remove(at);
                 continue;
-            } else {
-                entry.idle_passes = 0;
-                entry.queue.disable_kicks();
             }
             at += 1;
         }
@@ -371,7 +388,7 @@ impl Worker {
         if drain {
             self.with(id, |entry| {
                 entry.queue.drain();
-                entry.memory = Some((memory, layout, done));
+                entry.memory = Some(NewMemory { memory, layout, done });
             });
             self.touched.push(id);
             return;
@@ -390,7 +407,7 @@ impl Worker {
     /// Nothing of the queue is in flight any more, and what was is visible to the driver.
     fn drained(&mut self, id: u32) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
-        if let Some((memory, layout, done)) = entry.memory.take() {
+        if let Some(NewMemory { memory, layout, done }) = entry.memory.take() {
             self.change_memory(id, memory, layout);
             self.with(id, |entry| {
                 if entry.stop.is_none() {

@@ -37,6 +37,8 @@ pub(crate) struct QueueStart {
     pub(crate) layout: Option<SplitLayout>,
     pub(crate) ring: RingFeatures,
     pub(crate) base: u16,
+    /// If the ring turns out to be in use, its guest may have switched the cache off before this process.
+    pub(crate) cache_choice_unknown: bool,
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) call: Option<Arc<OwnedFd>>,
     pub(crate) err: Option<Arc<OwnedFd>>,

@@ -19,7 +19,7 @@ struct Bed {
     recorder: Recorder,
     front_end: FrontEnd,
     guest: Guest,
-    _rig: Rig,
+    rig: Rig,
 }
 
 impl Bed {
@@ -27,7 +27,7 @@ impl Bed {
         let recorder = Recorder::new();
         let rig = Rig::start(Options { recorder: Some(recorder.clone()), ..Options::default() });
         let (front_end, guest) = ready(&rig, features);
-        Self { recorder, front_end, guest, _rig: rig }
+        Self { recorder, front_end, guest, rig }
     }
 
     /// What the kernel is asked for on behalf of one request, which must succeed.
@@ -43,6 +43,16 @@ impl Bed {
         assert_eq!(calls[0].verb, Verb::Write);
         assert_eq!(calls.len(), 1);
         calls[0].flags & ReadWriteFlags::DSYNC.bits() as i32 != 0
+    }
+
+    /// The front-end goes and comes back with the same memory and ring, as QEMU does.
+    fn reconnect(&mut self, features: u64) {
+        let memory = self.front_end.memory.clone();
+        self.front_end = self.rig.connect();
+        self.front_end.negotiate(features);
+        self.front_end.share(memory);
+        self.front_end.announce_queue(&self.guest);
+        self.front_end.ok(code::SET_VRING_ENABLE, &rig::vring_state(0, 1), &[]);
     }
 
     fn writeback(&self) -> u8 {
@@ -110,12 +120,52 @@ fn features_said_again_keep_the_cache_mode_that_the_guest_chose() {
 }
 
 #[test]
-fn next_driver_starts_over_with_the_cache_mode() {
-    let bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+fn guest_that_switched_the_cache_off_finds_it_off_after_its_reset() {
+    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
     bed.set_writeback(0);
     bed.front_end.ok(code::RESET_DEVICE, &[], &[]);
+    bed.front_end.negotiate(BARE); // the firmware's driver
     bed.front_end.negotiate(feature::USUAL | feature::CONFIG_WCE);
-    assert_eq!(bed.writeback(), 1);
+    bed.guest = bed.front_end.start_queue(0, 256, feature::USUAL);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (0, true));
+}
+
+#[test]
+fn guest_that_switched_the_cache_off_finds_it_off_after_its_front_end_reconnected() {
+    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+    bed.set_writeback(0);
+    assert!(bed.write_is_durable());
+    bed.reconnect(feature::USUAL | feature::CONFIG_WCE);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (0, true));
+}
+
+#[test]
+fn guest_that_kept_the_cache_on_has_it_on_after_its_front_end_reconnected() {
+    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+    assert!(!bed.write_is_durable());
+    bed.reconnect(feature::USUAL | feature::CONFIG_WCE);
+    assert_eq!((bed.writeback(), bed.write_is_durable()), (1, false));
+}
+
+#[test]
+fn guest_of_an_earlier_server_is_taken_for_one_that_switched_the_cache_off_until_it_chooses() {
+    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+    assert!(!bed.write_is_durable());
+    drop(bed.rig.stop());
+    bed.rig.start_server(Options { recorder: Some(bed.recorder.clone()), ..Options::default() });
+    bed.reconnect(feature::USUAL | feature::CONFIG_WCE);
+    assert!(bed.write_is_durable());
+    bed.set_writeback(1);
+    assert!(!bed.write_is_durable());
+}
+
+#[test]
+fn ring_that_pauses_and_goes_on_keeps_the_cache_mode() {
+    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+    assert!(!bed.write_is_durable());
+    bed.front_end.stop_queue(0);
+    bed.front_end.announce_queue(&bed.guest);
+    assert!(!bed.write_is_durable());
 }
 
 #[test]

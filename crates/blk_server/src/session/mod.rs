@@ -23,12 +23,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use guest_mem::GuestMemory;
-use tracing::{debug, error, warn};
+use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
-    FrontendReq, VhostUserConfig, VhostUserProtocolFeatures, VhostUserU64, VhostUserVringAddr,
-    VhostUserVringState,
+    FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserProtocolFeatures, VhostUserU64,
+    VhostUserVringAddr, VhostUserVringState,
 };
-use virtio_blk::{DeviceConfig, Negotiated, initial_write_cache};
+use virtio_blk::{DeviceConfig, Negotiated};
 
 use body::{body, config_body, expect_fds, u64_body, vring_state};
 pub(crate) use shared::{EndReason, SessionShared};
@@ -36,6 +36,8 @@ use vring::{UserAddresses, Vring};
 use wire::{Incoming, Message, Wire, WireError};
 
 use crate::disk::{Disk, LeaseError, RingLease};
+use crate::error_line::error_line;
+use crate::log_limit::Allowed;
 use crate::workers::{QueueStart, WorkerSet};
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
@@ -153,7 +155,7 @@ impl Session {
         match self.serve() {
             Ok(()) => {}
             Err(SessionError::Wire(WireError::Closed)) => debug!(disk, session, "front-end disconnected"),
-            Err(error) => self.log_ended(&chain(&error)),
+            Err(error) => self.log_ended(&error_line(&error)),
         }
         self.stop_all();
         debug!(disk, session, "session closed");
@@ -182,8 +184,16 @@ impl Session {
         }
     }
 
+    fn log_use(&self, what: &str) {
+        if let Some(Allowed { suppressed }) = self.disk.log_allowed(Instant::now()) {
+            let (disk, session) = (self.disk.name(), self.shared.id());
+            let features = self.negotiated.map(|negotiated| format!("{:#x}", negotiated.bits()));
+            info!(disk, session, suppressed, features, "{what}");
+        }
+    }
+
     fn log_ended(&self, what: &str) {
-        if let Some(suppressed) = self.disk.log_allowed(Instant::now()) {
+        if let Some(Allowed { suppressed }) = self.disk.log_allowed(Instant::now()) {
             let (disk, session) = (self.disk.name(), self.shared.id());
             error!(disk, session, suppressed, "session ended: {what}");
         }
@@ -203,7 +213,7 @@ impl Session {
             // An answer without bytes of the configuration space means failure.
             Err(error) if request == FrontendReq::GET_CONFIG => {
                 self.log_refused(&error);
-                self.wire.reply(request, &VhostUserConfig::default(), &[])?;
+                self.wire.reply(request, &VhostUserEmpty, &[])?;
             }
             Err(error) if ack_wanted && !has_reply(request) => {
                 self.log_refused(&error);
@@ -215,9 +225,9 @@ impl Session {
     }
 
     fn log_refused(&self, error: &SessionError) {
-        if let Some(suppressed) = self.disk.log_allowed(Instant::now()) {
+        if let Some(Allowed { suppressed }) = self.disk.log_allowed(Instant::now()) {
             let (disk, session) = (self.disk.name(), self.shared.id());
-            warn!(disk, session, suppressed, "refused: {}", chain(error));
+            warn!(disk, session, suppressed, "refused: {}", error_line(error));
         }
     }
 
@@ -279,7 +289,7 @@ impl Session {
         if self.negotiated != Some(negotiated) {
             // Running rings follow the old bits.
             self.stop_all();
-            self.shared.set_write_cache(initial_write_cache(negotiated));
+            self.shared.set_write_cache(self.disk.guest_cache().mode_for(negotiated));
             self.negotiated = Some(negotiated);
         }
         self.reconcile_all()
@@ -294,7 +304,7 @@ impl Session {
         Ok(Answer::Ack)
     }
 
-    /// Stops every ring and forgets what was negotiated; memory, cache mode and channel start over.
+    /// Stops every ring and forgets what was negotiated; memory, the guest's cache mode and the channel stay.
     fn reset(&mut self) -> Result<Answer> {
         self.stop_all();
         self.negotiated = None;
@@ -322,6 +332,7 @@ impl Session {
         }
         let cache = self.config().write(head.offset, bytes)?;
         debug!(disk = self.disk.name(), session = self.shared.id(), ?cache, "guest set the write cache");
+        self.disk.guest_cache().set(cache);
         self.shared.set_write_cache(cache);
         Ok(Answer::Ack)
     }
@@ -463,7 +474,9 @@ impl Session {
     fn start(&mut self, at: usize, negotiated: Negotiated) -> Result<()> {
         if self.lease.is_none() {
             self.lease = Some(Disk::lease_rings(&self.disk, &self.shared)?);
+            self.log_use("in use by a guest");
         }
+        let may_predate = self.disk.guest_cache().may_predate(self.shared.id());
         let vring = &mut self.vrings[at];
         let Some(kick) = vring.kick.clone() else { return Ok(()) };
         #[allow(clippy::cast_possible_truncation)] // fewer than 65,536 queues
@@ -475,12 +488,14 @@ impl Session {
             layout: vring.layout(&self.memory),
             ring: negotiated.ring(),
             base: vring.base,
+            cache_choice_unknown: may_predate && !vring.has_run && negotiated.has_config_wce(),
             kick,
             call: vring.call.clone(),
             err: vring.err.clone(),
         };
         // A ring that cannot be used is the queue's fault, not the session's: already logged, err fd
         // signalled; the other queues go on and a reset revives this one.
+        vring.has_run = true;
         vring.running = self.workers.start_queue(start)?;
         vring.failed = vring.running.is_none();
         self.give_up_idle_lease();
@@ -497,8 +512,9 @@ impl Session {
 
     /// Another session may start rings when this one has none.
     fn give_up_idle_lease(&mut self) {
-        if self.vrings.iter().all(|vring| vring.running.is_none()) {
+        if self.lease.is_some() && self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
+            self.log_use("no longer in use");
         }
     }
 
@@ -554,15 +570,4 @@ fn has_reply(request: FrontendReq) -> bool {
             | FrontendReq::GET_MAX_MEM_SLOTS
             | FrontendReq::GET_VRING_BASE
     )
-}
-
-/// An error and its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        line = format!("{line}: {cause}");
-        source = cause.source();
-    }
-    line
 }

@@ -12,7 +12,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::{debug, warn};
 use virtio_blk::WriteCache;
 
-use super::{BACKEND_CONFIG_CHANGE, chain, wire};
+use super::{BACKEND_CONFIG_CHANGE, wire};
+use crate::error_line::error_line;
 
 /// Why a session is told to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +110,7 @@ impl SessionShared {
             return;
         };
         if let Err(error) = wire::send_backend_request(&channel, BACKEND_CONFIG_CHANGE) {
-            warn!(session = self.id, "configuration change not announced: {}", chain(&error));
+            warn!(session = self.id, "configuration change not announced: {}", error_line(&error));
         }
     }
 

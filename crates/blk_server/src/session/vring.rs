@@ -34,6 +34,8 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     /// It failed to start; it is left alone until the front-end stops or resets it.
     pub(crate) failed: bool,
+    /// It ran in this session before: a ring found in use is our own.
+    pub(crate) has_run: bool,
     pub(crate) running: Option<QueueHandle>,
 }
 

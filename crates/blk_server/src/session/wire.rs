@@ -9,7 +9,7 @@
 //!
 //! Layout: vhost-user, "Header". The request numbers and body structs come from the `vhost` crate; its
 //! header type is private and its endpoint blocks in half a message (docs/decisions/0002).
-//! Not here: what a message does (`session.rs`).
+//! Not here: what a message does (`mod.rs`).
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -299,14 +299,17 @@ impl FrontEnd {
     /// SET_MEM_TABLE with fresh regions of (guest address, size).
     pub fn share_regions(&mut self, regions: &[(u64, u64)]) {
         let region = |&(addr, bytes)| Arc::new(Region::from_memfd(GuestAddress(addr), bytes).unwrap());
-        let regions: Vec<_> = regions.iter().map(region).collect();
-        let mut body = vec![];
-        body.extend_from_slice(&u32::try_from(regions.len()).unwrap().to_ne_bytes());
-        body.extend_from_slice(&[0; 4]);
+        self.share(Arc::new(GuestMemory::new(regions.iter().map(region).collect()).unwrap()));
+    }
+
+    /// SET_MEM_TABLE with memory that a guest may be using already.
+    pub fn share(&mut self, memory: Arc<GuestMemory>) {
+        let regions = memory.regions();
+        let mut body = u64::try_from(regions.len()).unwrap().to_ne_bytes().to_vec();
         regions.iter().for_each(|region| body.extend_from_slice(&region_bytes(region)));
         let fds: Vec<_> = regions.iter().map(|region| region.fd().as_fd()).collect();
         self.ok(code::SET_MEM_TABLE, &body, &fds);
-        self.memory = Arc::new(GuestMemory::new(regions).unwrap());
+        self.memory = memory;
     }
 
     pub fn add_region(&mut self, addr: u64, bytes: u64) {
@@ -372,7 +375,7 @@ impl FrontEnd {
     /// GET_CONFIG of `bytes` bytes from `offset`.
     pub fn config(&self, offset: u32, bytes: u32) -> Vec<u8> {
         let body = config_body(offset, &vec![0; bytes as usize]);
-        self.ask(code::GET_CONFIG, &body).body.split_off(12)
+        self.ask(code::GET_CONFIG, &body).body.get(12..).unwrap_or_default().to_vec()
     }
 
     pub fn set_config(&self, offset: u32, bytes: &[u8]) -> u64 {
