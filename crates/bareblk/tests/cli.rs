@@ -113,6 +113,23 @@ fn create_makes_an_image_of_that_size_for_its_owner_only() {
 }
 
 #[test]
+fn created_image_and_its_folder_reach_stable_storage_before_it_is_served() {
+    let place = Place::new();
+    let image = place.path("disk.raw");
+    let mut serve = place.serve(&image, "no/such/folder/s");
+    serve.args(["--create", "1M"]);
+    let mut traced = Command::new("strace");
+    traced.args(["-f", "-y", "-e", "trace=fsync"]).arg(serve.get_program()).args(serve.get_args());
+    if !Command::new("strace").arg("true").output().is_ok_and(|run| run.status.success()) {
+        return println!("skipped: strace is not installed, or not allowed");
+    }
+    let output = traced.stdin(Stdio::null()).output().unwrap();
+    let calls = String::from_utf8_lossy(&output.stderr);
+    let folder = image.parent().unwrap().display();
+    assert_says(&calls, &[&format!("<{}>) = 0", image.display()), &format!("<{folder}>) = 0")]);
+}
+
+#[test]
 fn image_made_for_a_server_that_cannot_start_is_removed_again() {
     let place = Place::new();
     let image = place.path("disk.raw");

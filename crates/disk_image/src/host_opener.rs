@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::image::Access;
@@ -109,12 +110,30 @@ fn create_image(path: &Path, len_bytes: u64, request: &OpenRequest) -> io::Resul
     let flags = base_flags(request.access) | OFlags::CREATE | OFlags::EXCL;
     let image = rustix::fs::open(path, flags, NEW_IMAGE_MODE)?;
     // O_DIRECT is set afterwards: an `open` that fails on it has already made the file.
-    let sized = rustix::fs::ftruncate(&image, len_bytes).and_then(|()| make_blocking(&image, request.direct));
-    if let Err(error) = sized {
+    let made = rustix::fs::ftruncate(&image, len_bytes)
+        .and_then(|()| make_blocking(&image, request.direct))
+        .and_then(|()| keep_through_power_cut(&image, path));
+    if let Err(error) = made {
         drop(std::fs::remove_file(path));
         return Err(error.into());
     }
     Ok(image)
+}
+
+/// A guest flushes its data only: that the file exists, and how long it is, must be on stable storage before.
+fn keep_through_power_cut(image: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
+    rustix::fs::fsync(image)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let synced = rustix::fs::open(folder, flags, Mode::empty()).and_then(rustix::fs::fsync);
+    match synced {
+        // A folder that we may write to but not list, or a file system that has no such call.
+        Err(error @ (Errno::ACCESS | Errno::PERM | Errno::INVAL)) => {
+            tracing::warn!(%error, folder = %folder.display(), "the new image's folder cannot be synchronised");
+            Ok(())
+        }
+        synced => synced,
+    }
 }
 
 /// `O_NONBLOCK`: someone may swap the path for a named pipe after it was looked at, and its open would hang.

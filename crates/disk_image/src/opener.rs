@@ -92,8 +92,8 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// `lstat`'s; a path that names nothing is [`io::ErrorKind::NotFound`].
     fn file_id(&self, path: &Path) -> io::Result<FileId>;
 
-    /// Opens (or makes) a disk image. Does not wait on a named pipe or for a medium, and leaves no new file
-    /// behind when it fails.
+    /// Opens (or makes) a disk image. Does not wait on a named pipe or for a medium. A new file is on stable
+    /// storage; none is left behind on failure.
     ///
     /// # Errors
     /// `open`'s; `EINVAL` with `request.direct` means that the file system has no `O_DIRECT`.
