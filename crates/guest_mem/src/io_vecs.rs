@@ -134,6 +134,12 @@ impl IoVecs {
         self.memory.as_ref().is_some_and(|held| Arc::ptr_eq(held, memory))
     }
 
+    /// Whether a page of the memory is gone: what was copied out of it may be zeroes of our own.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.poisoned().is_some())
+    }
+
     /// What is not yet done, for the kernel. The pointers are good while this value exists, is not
     /// refilled and not released.
     #[inline]

@@ -19,6 +19,6 @@ pub mod sigbus;
 
 pub use io_vecs::{FillError, IoVecs};
 pub use memory::{AccessError, GuestMemory, GuestRange, MAX_REGIONS, MemoryError, MemoryView};
-pub use region::{MapError, Region, RegionSpec};
+pub use region::{MAX_MAPPED_BYTES, MapError, Region, RegionSpec};
 pub use shared_slice::{Shared, SharedSlice};
 pub use vm_memory::{Address, GuestAddress};

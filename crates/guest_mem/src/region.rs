@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::fs::{FileType, MemfdFlags, fstat, fstatfs, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -21,6 +22,24 @@ use crate::sigbus;
 
 /// `f_type` of hugetlbfs in `statfs(2)`; a memfd with `MFD_HUGETLB` reports it too.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// File systems whose pages come from somebody who may never answer: an access would hang its worker.
+/// Magic numbers of `statfs(2)`.
+const STALLING_FILE_SYSTEMS: [(u64, &str); 8] = [
+    (0x6573_5546, "FUSE"),
+    (0x6969, "NFS"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB"),
+    (0x0102_1997, "9p"),
+    (0x00c3_6400, "Ceph"),
+    (0x5346_414f, "AFS"),
+    (0x7375_7245, "Coda"),
+];
+
+/// Address space that all regions of this process may take together: half of what x86-64 has, and twenty
+/// times the largest guests. Without a limit one front-end could use it up with one sparse file.
+pub const MAX_MAPPED_BYTES: u64 = 1 << 46;
+static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Where a region lies, as a front-end announces it (vhost-user "memory region description").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +85,30 @@ pub enum MapError {
         /** By `fstat`. */
         file_bytes: u64,
     },
+    /// Pages of its file come from somebody who may never answer.
+    #[error(
+        "memory region at guest address {guest_addr:#x} is a file on {file_system}, which can stall: use memory"
+    )]
+    MayStall {
+        /** As received. */
+        guest_addr: u64,
+        /** Its name. */
+        file_system: &'static str,
+    },
+    /// All regions of the process together would take too much address space.
+    #[error(
+        "memory region at guest address {guest_addr:#x} has {size_bytes} bytes, {left_bytes} are left of {max_bytes} for all guests"
+    )]
+    AddressSpace {
+        /** As received. */
+        guest_addr: u64,
+        /** As received. */
+        size_bytes: u64,
+        /** Not yet taken. */
+        left_bytes: u64,
+        /** [`MAX_MAPPED_BYTES`]. */
+        max_bytes: u64,
+    },
     /// `fstat` or `mmap` refused.
     #[error("cannot map memory region at guest address {guest_addr:#x}, {size_bytes} bytes")]
     Io {
@@ -90,6 +133,33 @@ pub struct Region {
     mapping: NonNull<u8>,
     mapping_bytes: usize,
     guard: sigbus::Guard,
+    _share: AddressSpace,
+}
+
+/// A part of [`MAX_MAPPED_BYTES`], given back when dropped.
+struct AddressSpace {
+    bytes: u64,
+}
+
+impl AddressSpace {
+    fn take(spec: &RegionSpec, bytes: u64) -> Result<Self, MapError> {
+        let add = |taken: u64| taken.checked_add(bytes).filter(|&sum| sum <= MAX_MAPPED_BYTES);
+        match MAPPED_BYTES.fetch_update(Relaxed, Relaxed, add) {
+            Ok(_) => Ok(Self { bytes }),
+            Err(taken) => Err(MapError::AddressSpace {
+                guest_addr: spec.guest_addr.raw_value(),
+                size_bytes: spec.size_bytes,
+                left_bytes: MAX_MAPPED_BYTES - taken,
+                max_bytes: MAX_MAPPED_BYTES,
+            }),
+        }
+    }
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        MAPPED_BYTES.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 // SAFETY: 1. `base` and `mapping` point to memory that this value alone unmaps, in `drop`;
@@ -117,7 +187,11 @@ impl Region {
             let guest_addr = spec.guest_addr.raw_value();
             return Err(MapError::BeyondFile { guest_addr, end_bytes, file_bytes });
         }
-        let page_bytes = page_bytes(&fd).map_err(failed)?;
+        let (fs_type, page_bytes) = fs_type_and_page_bytes(&fd).map_err(failed)?;
+        if let Some((_, name)) = STALLING_FILE_SYSTEMS.iter().find(|(magic, _)| *magic == fs_type) {
+            let guest_addr = spec.guest_addr.raw_value();
+            return Err(MapError::MayStall { guest_addr, file_system: name });
+        }
         let lead_bytes = spec.file_offset_bytes % page_bytes;
         let too_large = || failed(io::ErrorKind::OutOfMemory.into());
         let mapping_bytes = spec
@@ -127,16 +201,16 @@ impl Region {
             .and_then(|bytes| usize::try_from(bytes).ok())
             .filter(|&bytes| isize::try_from(bytes).is_ok())
             .ok_or_else(too_large)?;
+        let share = AddressSpace::take(&spec, mapping_bytes as u64)?;
         let mapping = map_shared(&fd, spec.file_offset_bytes - lead_bytes, mapping_bytes).map_err(failed)?;
         let lead = usize::try_from(lead_bytes).map_err(|_| too_large())?;
         // SAFETY: 1. `lead_bytes < page_bytes <= mapping_bytes`, so the result lies inside the mapping.
         let base = unsafe { mapping.add(lead) };
-        let page = usize::try_from(page_bytes).map_err(|_| too_large())?;
-        let guard = sigbus::Guard::register(mapping.as_ptr() as usize, mapping_bytes, page);
+        let guard = sigbus::Guard::register(mapping.as_ptr() as usize, mapping_bytes);
         // st_dev and st_ino have other widths on other architectures.
         #[allow(clippy::unnecessary_cast)]
         let file_id = (stat.st_dev as u64, stat.st_ino as u64);
-        Ok(Self { spec, fd, file_id, base, mapping, mapping_bytes, guard })
+        Ok(Self { spec, fd, file_id, base, mapping, mapping_bytes, guard, _share: share })
     }
 
     /// A region of fresh, zeroed memory of our own (a memfd): what a driver or a test gives away.
@@ -218,13 +292,13 @@ fn check_sizes(spec: &RegionSpec) -> Result<u64, MapError> {
     fits("file offset", spec.file_offset_bytes)
 }
 
-fn page_bytes(fd: &OwnedFd) -> io::Result<u64> {
+fn fs_type_and_page_bytes(fd: &OwnedFd) -> io::Result<(u64, u64)> {
     let statfs = fstatfs(fd)?;
     // `f_type` and `f_bsize` have other widths and signs on other architectures.
     #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
-    let (fs_type, fs_block) = (statfs.f_type as u64, statfs.f_bsize as u64);
+    let (fs_type, fs_block) = (statfs.f_type as u64 & 0xffff_ffff, statfs.f_bsize as u64);
     let huge = fs_type == HUGETLBFS_MAGIC && fs_block.is_power_of_two();
-    Ok(if huge { fs_block } else { rustix::param::page_size() as u64 })
+    Ok((fs_type, if huge { fs_block } else { rustix::param::page_size() as u64 }))
 }
 
 fn map_shared(fd: &OwnedFd, offset_bytes: u64, length_bytes: usize) -> io::Result<NonNull<u8>> {

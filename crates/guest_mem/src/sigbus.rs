@@ -2,10 +2,13 @@
 //!
 //! A front-end owns the files behind its memory and can truncate them at any time. The next access of
 //! ours then raises SIGBUS, which by default ends the process with every other disk it serves. The
-//! handler puts a page of zeroes under the fault, marks the region as poisoned and lets the access
+//! handler puts zeroes in place of the whole mapping, marks the region as poisoned and lets the access
 //! finish; whoever owns the session looks at [`faults`] once per pass and ends that session.
 //!
-//! - Slots are never freed, only re-used: the handler may walk them at any time.
+//! - The whole mapping, not a page: each page on its own would cost the process two of its limited number
+//!   of mappings (`vm.max_map_count`), and a front-end could make it run out with one batch of requests.
+//! - Slots are never freed, only re-used: the handler may walk them at any time. A slot's generation is odd
+//!   while it changes, so a reader that was interrupted in between sees that it has to pass it by.
 //! - The handler calls `mmap` and touches atomics, nothing else: both are safe in a signal.
 //! - A SIGBUS that is not in a registered region goes to the handler that was there before.
 //!
@@ -21,9 +24,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 #[derive(Default)]
 struct Slot {
     claimed: AtomicBool,
+    /// Even: the fields below belong together.
+    generation: AtomicUsize,
     start: AtomicUsize,
     length_bytes: AtomicUsize,
-    page_bytes: AtomicUsize,
     poisoned: AtomicBool,
     next: AtomicPtr<Slot>,
 }
@@ -42,13 +46,11 @@ pub fn faults() -> u64 {
 pub(crate) struct Guard(&'static Slot);
 
 impl Guard {
-    pub(crate) fn register(start: usize, length_bytes: usize, page_bytes: usize) -> Self {
+    pub(crate) fn register(start: usize, length_bytes: usize) -> Self {
         install_handler();
         let slot = claim_slot();
         slot.poisoned.store(false, Ordering::Relaxed);
-        slot.length_bytes.store(length_bytes, Ordering::Relaxed);
-        slot.page_bytes.store(page_bytes, Ordering::Relaxed);
-        slot.start.store(start, Ordering::Release); // pairs with the acquire in `find_slot`
+        slot.change(start, length_bytes);
         Self(slot)
     }
 
@@ -58,7 +60,7 @@ impl Guard {
 
     /// Called before the mapping goes away.
     pub(crate) fn unregister(&self) {
-        self.0.start.store(0, Ordering::Relaxed);
+        self.0.change(0, 0);
         self.0.claimed.store(false, Ordering::Release); // pairs with the acquire in `claim_slot`
     }
 }
@@ -99,10 +101,31 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
     })
 }
 
-fn find_slot(address: usize) -> Option<&'static Slot> {
-    slots().find(|slot| {
-        let start = slot.start.load(Ordering::Acquire); // pairs with the release in `register`
-        start != 0 && address.wrapping_sub(start) < slot.length_bytes.load(Ordering::Relaxed)
+impl Slot {
+    /// Only the slot's owner calls this.
+    fn change(&self, start: usize, length_bytes: usize) {
+        self.generation.fetch_add(1, Ordering::AcqRel); // odd; what follows stays behind it
+        self.start.store(start, Ordering::Release);
+        self.length_bytes.store(length_bytes, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release); // even; pairs with the acquires in `read`
+    }
+
+    /// Start and length, if they belong together.
+    fn read(&self) -> Option<(usize, usize)> {
+        let before = self.generation.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Acquire);
+        let length_bytes = self.length_bytes.load(Ordering::Acquire);
+        let after = self.generation.load(Ordering::Acquire);
+        (before == after && before.is_multiple_of(2)).then_some((start, length_bytes))
+    }
+}
+
+/// The slot and range of the mapping that holds `address`. That mapping cannot go meanwhile: whoever
+/// accesses it holds its region.
+fn find_slot(address: usize) -> Option<(&'static Slot, usize, usize)> {
+    slots().find_map(|slot| {
+        let (start, length_bytes) = slot.read()?;
+        (start != 0 && address.wrapping_sub(start) < length_bytes).then_some((slot, start, length_bytes))
     })
 }
 
@@ -126,22 +149,22 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     let info_ref = unsafe { &*info };
     // SAFETY: 1. SIGBUS carries a fault address.
     let address = unsafe { info_ref.si_addr() } as usize;
-    let survived = find_slot(address).is_some_and(|slot| put_zero_page(slot, address));
+    let survived = find_slot(address).is_some_and(|(slot, start, bytes)| put_zeroes(slot, start, bytes));
     if !survived {
         pass_on(signal, info, context);
     }
 }
 
-/// Replaces the page at `address` by zeroes of our own and poisons the region.
-fn put_zero_page(slot: &Slot, address: usize) -> bool {
-    let page_bytes = slot.page_bytes.load(Ordering::Relaxed);
-    let page = address & !(page_bytes - 1);
-    // SAFETY: 1. `page` lies in a registered mapping, which its owner unregisters before it unmaps;
-    // 2. the mapping is guest memory: nobody holds a reference into it; 3. `mmap` is a bare system call.
+/// Replaces the mapping by zeroes of our own and poisons the region.
+fn put_zeroes(slot: &Slot, start: usize, length_bytes: usize) -> bool {
+    // SAFETY: 1. the range is a registered mapping, start to end, which its owner unregisters before it
+    // unmaps, and the accessor that faulted keeps it from being unmapped; 2. it is guest memory: nobody
+    // holds a reference into it, and the kernel's transfers go on in either mapping; 3. `mmap` is a bare
+    // system call.
     let mapped = unsafe {
         libc::mmap(
-            page as *mut libc::c_void,
-            page_bytes,
+            start as *mut libc::c_void,
+            length_bytes,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
             -1,

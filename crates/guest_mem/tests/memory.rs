@@ -197,6 +197,18 @@ fn truncated_file_poisons_the_region_and_the_process_goes_on() {
 }
 
 #[test]
+fn faults_all_over_a_truncated_region_take_one_mapping_not_one_each() {
+    let pages = 40_000; // more than half of vm.max_map_count
+    let fd = memfd(pages * PAGE);
+    let region = Arc::new(Region::map(spec(0, pages * PAGE, 0), Arc::clone(&fd)).unwrap());
+    let view = MemoryView::new(Arc::new(GuestMemory::new(vec![region]).unwrap()));
+    ftruncate(&fd, 0).unwrap();
+    let mut byte = [1];
+    (0..pages).step_by(2).for_each(|page| view.read(page * PAGE, &mut byte).unwrap());
+    assert!(view.memory().poisoned().is_some());
+}
+
+#[test]
 fn region_without_faults_is_not_poisoned() {
     assert!(view().memory().poisoned().is_none());
 }
