@@ -23,7 +23,7 @@ fn image_of_a_running_server_is_refused_with_its_process_id() {
     let server = Server::start(place.serve(&image, "a"));
     let mut second = place.serve(&image, "b");
     second.args(["--lock-timeout", "0"]);
-    let holder = format!("process {} (bareblk)", server.pid());
+    let holder = format!("bareblk (pid {})", server.pid());
     assert_says(&refusal(second), &["locked by", &holder, "--lock-timeout"]);
 }
 
@@ -58,7 +58,8 @@ fn server_that_waits_for_the_image_serves_when_its_holder_is_killed() {
     let image = place.image("disk.raw", MIB);
     let holder = Server::start(place.serve(&image, "a"));
     let waiting = Starting::new(place.serve(&image, "b"));
-    waiting.wait_logged("waiting for the image's lock");
+    waiting.wait_logged("waiting for the image's lock; Ctrl-C gives up");
+    waiting.wait_logged(&format!("bareblk (pid {})", holder.pid()));
     holder.kill();
     assert!(waiting.wait_ready().is_running());
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::geometry::{MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES};
-use crate::lock::LockHolder;
+use crate::lock::{HolderList, LockHolder};
 use crate::opener::FileKind;
 
 /// Why an image was not opened, or its size not read again.
@@ -149,6 +149,15 @@ pub enum ImageError {
         /** The time limit that has passed. */
         waited: Duration,
     },
+    /// A block device that is not for programs now.
+    #[error(
+        "block device {} is in use by the kernel (mounted, or part of a volume), or claimed by another program: \
+         unmount or release it first", path.display()
+    )]
+    Claimed {
+        /** As given. */
+        path: PathBuf,
+    },
     /// Locks do not work here.
     #[error("image {} cannot be locked: move it to a file system with file locks", path.display())]
     Lock {
@@ -183,18 +192,5 @@ impl std::fmt::Display for RaggedAdvice {
         }
         let wanted_bytes = self.size_bytes.next_multiple_of(u64::from(self.block_size_bytes));
         write!(f, "make it {wanted_bytes} bytes long (truncate -s), or choose another --block-size")
-    }
-}
-
-/// "a (pid 1), b (pid 2)", for a sentence.
-struct HolderList<'a>(&'a [LockHolder]);
-
-impl std::fmt::Display for HolderList<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Some((first, others)) = self.0.split_first() else {
-            return f.write_str("a process that /proc does not show us");
-        };
-        write!(f, "{first}")?;
-        others.iter().try_for_each(|holder| write!(f, ", {holder}"))
     }
 }

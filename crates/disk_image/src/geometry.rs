@@ -16,8 +16,8 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-use crate::queue::QueueAttributes;
 use crate::range::SECTOR_BYTES;
+use crate::sysfs_queue::QueueAttributes;
 
 /// The smallest block that virtio can express.
 pub const MIN_BLOCK_SIZE_BYTES: u32 = 512;

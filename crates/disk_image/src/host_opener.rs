@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::image::Access;
 use crate::lock::{FileId, LockHolder};
 use crate::opener::{FileKind, OpenRequest, Opener};
-use crate::queue::QueueAttributes;
+use crate::sysfs_queue::QueueAttributes;
 
 /// A new image may hold anybody's data: only its owner reads it.
 const NEW_IMAGE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -101,6 +101,7 @@ impl Opener for HostOpener {
 fn open_existing(path: &Path, request: &OpenRequest) -> io::Result<OwnedFd> {
     let mut flags = base_flags(request.access);
     flags.set(OFlags::DIRECT, request.direct);
+    flags.set(OFlags::EXCL, request.exclusive);
     let image = rustix::fs::open(path, flags, Mode::empty())?;
     make_blocking(&image, request.direct)?;
     Ok(image)

@@ -115,7 +115,7 @@ fn named_pipe_that_slipped_in_does_not_hang_the_open() {
     let folder = folder();
     let path = folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let request = OpenRequest { access: Access::ReadOnly, direct: false, create: None };
+    let request = OpenRequest { access: Access::ReadOnly, direct: false, create: None, exclusive: false };
     let pipe = File::from(HostOpener.open_image(&path, &request).unwrap());
     assert_eq!(FileKind::from(pipe.metadata().unwrap().file_type()), FileKind::Fifo);
 }

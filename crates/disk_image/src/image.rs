@@ -1,16 +1,17 @@
 //! One open, locked image: what the rest of the server asks about the disk.
 //!
-//! `options -> open (or create) -> lock -> size, alignment, block size -> limits -> Image`
+//! `options -> open (or create) -> lock -> claim a device -> size, alignment, block size -> limits -> Image`
 //! Whatever fails on the way, a file that was made for this is removed again.
 //!
 //! Not here: each step's how (`opener.rs`, `lock.rs`, `geometry.rs`, `limits.rs`, `range.rs`).
 
 use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
@@ -19,16 +20,20 @@ use crate::error::ImageError;
 use crate::foreign;
 use crate::geometry::{self, Alignment, MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, Topology};
 use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
-use crate::lock::{self, FileId};
+use crate::lock::{self, FileId, HolderList};
 use crate::new_image::NewImage;
 use crate::opener::{FileKind, OpenRequest, Opener};
-use crate::queue::QueueAttributes;
 use crate::range::{Bounds, CheckedRange, RangeError, SECTOR_BYTES};
+use crate::sysfs_queue::QueueAttributes;
 
 /// Bytes of the hash in a default serial number: 20 hex digits, `VIRTIO_BLK_ID_BYTES`, virtio 1.3 §5.2.6.
 const SERIAL_HASH_BYTES: usize = 10;
 /// Long enough for the I/O of a killed server to leave the kernel.
 const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// An ending process lets go of its lock and its claim at nearly the same time.
+const CLAIM_GRACE: Duration = Duration::from_secs(1);
+const CLAIM_RETRY: Duration = Duration::from_millis(20);
 
 /// What the guest may do with the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +118,7 @@ impl ImageOptions {
 
     fn open_request(&self) -> OpenRequest {
         let direct = self.cache == CacheMode::None;
-        OpenRequest { access: self.access, direct, create: self.create_bytes }
+        OpenRequest { access: self.access, direct, create: self.create_bytes, exclusive: false }
     }
 }
 
@@ -141,10 +146,11 @@ pub enum CapacityChange {
 /// One raw disk image, open and locked. The lock goes when the last user of [`Image::file`] does.
 #[derive(Debug)]
 pub struct Image {
+    /// While it is open, the kernel does not mount a block device that we write to. Goes before the lock.
+    _claim: Option<OwnedFd>,
     file: Arc<File>,
     path: PathBuf,
     access: Access,
-    cache: CacheMode,
     kind: FileKind,
     bounds: Bounds,
     alignment: Alignment,
@@ -175,6 +181,7 @@ impl Image {
         let metadata = file.metadata().map_err(inspect("the type"))?;
         let kind = accept_kind(&options.path, metadata.file_type().into())?;
         take_lock(opener, options, &file, FileId::from(&metadata))?;
+        let claim = claim(opener, options, kind)?;
 
         let size_bytes = size_bytes(&file, kind).map_err(inspect("the size"))?;
         if size_bytes == 0 {
@@ -197,9 +204,9 @@ impl Image {
         };
         let writable = options.access == Access::ReadWrite;
         Ok(Self {
+            _claim: claim,
             path: opener.canonical_path(&options.path).map_err(inspect("the real path"))?,
             access: options.access,
-            cache: options.cache,
             kind,
             bounds: Bounds::new(size_bytes, block_size_bytes),
             alignment,
@@ -239,12 +246,6 @@ impl Image {
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.access == Access::ReadOnly
-    }
-
-    /// Is the page cache passed by (`O_DIRECT`)?
-    #[must_use]
-    pub fn direct(&self) -> bool {
-        self.cache == CacheMode::None
     }
 
     /// The logical block size offered to the guest, in bytes.
@@ -369,12 +370,13 @@ fn open_file(opener: &dyn Opener, options: &ImageOptions) -> Result<File, ImageE
 /// The kernel's error number, as something to act on.
 fn explain(opener: &dyn Opener, options: &ImageOptions, source: io::Error) -> ImageError {
     use io::ErrorKind::{AlreadyExists, ExecutableFileBusy, InvalidInput, NotFound};
-    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
     let path = options.path.clone();
     match (source.kind(), options.create_bytes) {
         (InvalidInput, _) if options.cache == CacheMode::None => ImageError::DirectRefused { path },
         (AlreadyExists, Some(_)) => ImageError::Exists { path },
         (_, Some(size_bytes)) => ImageError::Create { path, size_bytes, source },
+        (ResourceBusy, None) => ImageError::Claimed { path },
         (NotFound, None) => ImageError::Missing { path },
         (PermissionDenied | ReadOnlyFilesystem | ExecutableFileBusy, None) if readable(opener, options) => {
             ImageError::Unwritable { path, source }
@@ -395,12 +397,36 @@ fn take_lock(opener: &dyn Opener, options: &ImageOptions, file: &File, id: FileI
     let waited = options.lock_timeout;
     let on_wait = || {
         let holders = opener.lock_holders(id);
-        tracing::info!(path = %options.path.display(), ?holders, timeout = ?waited, "waiting for the image's lock");
+        tracing::info!(
+            path = %options.path.display(),
+            holders = %HolderList(&holders),
+            timeout = ?waited,
+            "waiting for the image's lock; Ctrl-C gives up"
+        );
     };
     match lock::acquire(file, options.access, waited, on_wait) {
         Ok(true) => Ok(()),
         Ok(false) => Err(ImageError::Locked { path: path(), holders: opener.lock_holders(id), waited }),
         Err(source) => Err(ImageError::Lock { path: path(), source }),
+    }
+}
+
+/// Keeps the kernel off a block device that we write to; `None`: nothing to keep it off. After the lock, which a
+/// server that ended gives up together with its claim.
+fn claim(opener: &dyn Opener, options: &ImageOptions, kind: FileKind) -> Result<Option<OwnedFd>, ImageError> {
+    if kind != FileKind::BlockDevice || options.access == Access::ReadOnly {
+        return Ok(None);
+    }
+    let (access, start) = (Access::ReadOnly, Instant::now());
+    let request = OpenRequest { access, direct: false, create: None, exclusive: true };
+    loop {
+        match opener.open_image(&options.path, &request) {
+            Ok(claim) => return Ok(Some(claim)),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && start.elapsed() < CLAIM_GRACE => {
+                std::thread::sleep(CLAIM_RETRY);
+            }
+            Err(error) => return Err(explain(opener, options, error)),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub mod opener;
 
 pub mod host_opener;
 
-pub mod queue;
+pub mod sysfs_queue;
 
 pub mod lock;
 
@@ -39,5 +39,5 @@ pub use limits::{DiscardLimits, WriteZeroesLimits};
 pub use lock::{FileId, LockHolder};
 pub use new_image::NewImage;
 pub use opener::{FileKind, OpenRequest, Opener};
-pub use queue::QueueAttributes;
 pub use range::{CheckedRange, RangeError, SECTOR_BYTES};
+pub use sysfs_queue::QueueAttributes;

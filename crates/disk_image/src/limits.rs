@@ -10,8 +10,8 @@ use std::fs::File;
 
 use rustix::fs::FallocateFlags;
 
-use crate::queue::QueueAttributes;
 use crate::range::SECTOR_BYTES;
+use crate::sysfs_queue::QueueAttributes;
 
 /// Segments of one request, for both: bounds the work and the memory that a single request can cause.
 pub const MAX_SEGMENTS: u32 = 16;
@@ -53,9 +53,10 @@ impl DiscardLimits {
     }
 
     /// A device's. `None` if it cannot discard, or not through the page-cache-safe call for punching holes, for
-    /// which Linux demands a device that zeroes what it frees.
+    /// which Linux demands a device that zeroes what it frees; or not in blocks as small as those that we offer.
     pub(crate) fn of_device(block_size_bytes: u32, device: &QueueAttributes) -> Option<Self> {
-        if device.discard_max_bytes == 0 || device.write_zeroes_max_bytes == 0 {
+        let too_coarse = u64::from(block_size_bytes) < device.logical_block_bytes;
+        if device.discard_max_bytes == 0 || device.write_zeroes_max_bytes == 0 || too_coarse {
             return None;
         }
         let granularity_bytes = device.discard_granularity_bytes.max(u64::from(block_size_bytes));
@@ -131,6 +132,13 @@ mod tests {
         let no_zeroes = QueueAttributes { write_zeroes_max_bytes: 0, ..ssd() };
         assert_eq!(DiscardLimits::of_device(512, &no_discard), None);
         assert_eq!(DiscardLimits::of_device(512, &no_zeroes), None);
+    }
+
+    #[test]
+    fn device_with_larger_sectors_than_our_blocks_is_not_offered() {
+        let device = QueueAttributes { logical_block_bytes: 4096, ..ssd() };
+        assert_eq!(DiscardLimits::of_device(512, &device), None);
+        assert!(DiscardLimits::of_device(4096, &device).is_some());
     }
 
     #[test]

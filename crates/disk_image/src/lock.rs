@@ -169,8 +169,21 @@ pub struct LockHolder {
 
 impl std::fmt::Display for LockHolder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "process {}", self.pid)?;
-        if self.command.is_empty() { Ok(()) } else { write!(f, " ({})", self.command) }
+        let Self { pid, command } = self;
+        if command.is_empty() { write!(f, "process {pid}") } else { write!(f, "{command} (pid {pid})") }
+    }
+}
+
+/// "a (pid 1), process 2", for a sentence.
+pub(crate) struct HolderList<'a>(pub &'a [LockHolder]);
+
+impl std::fmt::Display for HolderList<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some((first, others)) = self.0.split_first() else {
+            return f.write_str("a process that /proc does not show us");
+        };
+        write!(f, "{first}")?;
+        others.iter().try_for_each(|holder| write!(f, ", {holder}"))
     }
 }
 

@@ -96,8 +96,9 @@ fn holder_is_found_by_the_open_file_and_not_by_its_name() {
 }
 
 #[test]
-fn holder_without_a_readable_name_is_still_a_number() {
+fn holders_are_named_for_a_sentence_and_one_without_a_readable_name_is_a_number() {
     let named = LockHolder { pid: 7, command: "qemu-io".to_owned() };
     let nameless = LockHolder { pid: 8, command: String::new() };
-    assert_eq!([named, nameless].map(|holder| holder.to_string()), ["process 7 (qemu-io)", "process 8"]);
+    assert_eq!(HolderList(&[named, nameless]).to_string(), "qemu-io (pid 7), process 8");
+    assert_eq!(HolderList(&[]).to_string(), "a process that /proc does not show us");
 }

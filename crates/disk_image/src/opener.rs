@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::image::Access;
 use crate::lock::{FileId, LockHolder};
-use crate::queue::QueueAttributes;
+use crate::sysfs_queue::QueueAttributes;
 
 /// How an image is to be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,9 @@ pub struct OpenRequest {
     pub direct: bool,
     /// Make the file, this many bytes long, mode 0600; one that exists is an error (`O_CREAT | O_EXCL`).
     pub create: Option<u64>,
+    /// Claim a block device: fails with `EBUSY` if the kernel or another program has, and keeps the kernel from
+    /// mounting it (`O_EXCL`). Not for files.
+    pub exclusive: bool,
 }
 
 /// What a path names, after following links.

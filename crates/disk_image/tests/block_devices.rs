@@ -6,7 +6,7 @@ mod rig;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use disk_image::{CapacityChange, ImageError, ImageOptions};
+use disk_image::{CacheMode, CapacityChange, ImageError, ImageOptions};
 use rig::{assert_says, image, open, options, refusal};
 
 /// A loop device over a file; detached on drop.
@@ -66,6 +66,54 @@ fn device_is_locked_against_a_second_writer() {
     let Some(device) = Loop::attach(1 << 20, &[]) else { return };
     let _first = open(&options(device.path())).unwrap();
     assert!(matches!(open(&options(device.path())), Err(ImageError::Locked { .. })));
+}
+
+fn claim(device: &Path) -> rustix::io::Result<std::os::fd::OwnedFd> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(device, flags, rustix::fs::Mode::empty())
+}
+
+#[test]
+fn device_that_is_claimed_as_by_a_mount_is_served_to_readers_only() {
+    let Some(device) = Loop::attach(1 << 20, &[]) else { return };
+    let _mount = claim(device.path()).unwrap();
+    assert_says(&refusal(&options(device.path())), &["in use by the kernel", "mounted", "unmount"]);
+    let reader = ImageOptions { lock_timeout: rig::SOON, ..rig::read_only(device.path()) };
+    assert!(open(&reader).is_ok());
+}
+
+#[test]
+fn device_in_use_by_a_writer_cannot_be_mounted_and_can_afterwards() {
+    let Some(device) = Loop::attach(1 << 20, &[]) else { return };
+    let image = open(&options(device.path())).unwrap();
+    assert_eq!(claim(device.path()).err(), Some(rustix::io::Errno::BUSY));
+    drop(image);
+    let start = std::time::Instant::now(); // a test that forks may hold a copy until exec
+    while claim(device.path()).is_err() {
+        assert!(start.elapsed() < rig::SOON);
+    }
+}
+
+#[test]
+fn waiting_writer_gets_the_device_when_the_first_one_lets_go() {
+    let Some(device) = Loop::attach(1 << 20, &[]) else { return };
+    let first = open(&options(device.path())).unwrap();
+    let waiting = ImageOptions { lock_timeout: rig::SOON, ..options(device.path()) };
+    let waiter = std::thread::spawn(move || open(&waiting).map(drop));
+    std::thread::sleep(std::time::Duration::from_millis(250));
+    assert!(!waiter.is_finished());
+    drop(first);
+    waiter.join().unwrap().unwrap();
+}
+
+#[test]
+fn buffered_512_byte_blocks_on_4k_sectors_offer_zeroes_but_no_discard() {
+    let Some(device) = Loop::attach(1 << 20, &["--sector-size", "4096"]) else { return };
+    let cache = CacheMode::Writeback;
+    let small = ImageOptions { block_size: Some(512), cache, ..options(device.path()) };
+    let image = open(&small).unwrap();
+    assert_eq!((image.block_size(), image.discard_limits()), (512, None));
+    assert!(!image.write_zeroes_limits().unwrap().may_unmap);
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn soon(options: ImageOptions) -> ImageOptions {
 fn second_writer_is_refused_with_the_name_of_the_first() {
     let (_folder, path) = image(1 << 20);
     let _first = open(&options(&path)).unwrap();
-    let ourselves = format!("process {} (", std::process::id());
+    let ourselves = format!("(pid {})", std::process::id());
     assert_says(&refusal(&options(&path)), &["disk.raw", "locked by", &ourselves, "after waiting 0 s"]);
 }
 
@@ -73,7 +73,7 @@ fn exclusive_lock_of_an_unrelated_program_counts_as_held() {
     let whole_file =
         nix::libc::flock { l_type: nix::libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     nix::fcntl::fcntl(&other, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole_file)).unwrap();
-    assert_says(&refusal(&options(&path)), &["locked by process"]);
+    assert_says(&refusal(&options(&path)), &["locked by", &format!("(pid {})", std::process::id())]);
 }
 
 /// Is the tool there? If not, says so once per test, or fails where the tools are required.
@@ -164,7 +164,7 @@ fn we_are_refused_while_qemu_writes_and_told_which_process_it_is() {
     }
     let (_folder, path) = image(1 << 20);
     let qemu = OpenQemuIo::start(&path, &[]);
-    let holder = format!("process {} (qemu-io)", qemu.0.id());
+    let holder = format!("qemu-io (pid {})", qemu.0.id());
     assert_says(&refusal(&options(&path)), &[&holder]);
     assert_says(&refusal(&read_only(&path)), &[&holder]);
 }
