@@ -5,11 +5,11 @@
 //!
 //! Not here: opening the image (`disk_image`), the socket (`listener.rs`).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use disk_image::Image;
+use disk_image::{Alignment, Image};
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
@@ -117,6 +117,8 @@ pub(crate) struct Disk {
     lease: Mutex<Option<u64>>,
     lease_free: Condvar,
     log_limit: Mutex<LogLimit>,
+    host_log_limit: Mutex<LogLimit>,
+    sync_failed: AtomicBool,
 }
 
 impl Disk {
@@ -135,6 +137,8 @@ impl Disk {
             lease: Mutex::new(None),
             lease_free: Condvar::new(),
             log_limit: Mutex::new(LogLimit::new(Instant::now())),
+            host_log_limit: Mutex::new(LogLimit::new(Instant::now())),
+            sync_failed: AtomicBool::new(false),
         })
     }
 
@@ -214,6 +218,25 @@ impl Disk {
     /// session, or another ring, costs a hostile one nothing.
     pub(crate) fn log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
+    }
+
+    /// The same for lines about what the host does wrong: a guest's junk must not crowd these out.
+    pub(crate) fn host_log_allowed(&self, now: Instant) -> Option<Allowed> {
+        self.host_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
+    }
+
+    /// An operation that promised durability failed. The kernel reports lost pages of the page cache once
+    /// and forgets them: a later sync that succeeds says nothing about them, so none is believed again.
+    /// Past the page cache nothing is forgotten.
+    pub(crate) fn note_sync_failed(&self) {
+        if self.image.alignment() == Alignment::BUFFERED {
+            self.sync_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nothing can be promised to be durable any more.
+    pub(crate) fn sync_failed(&self) -> bool {
+        self.sync_failed.load(Ordering::Relaxed)
     }
 
     /// Waits until no other session has rings started.

@@ -22,6 +22,8 @@ pub(crate) struct About {
     pub(crate) verb: &'static str,
     pub(crate) sector: u64,
     pub(crate) bytes: u64,
+    /// Whether success means durable.
+    pub(crate) durable: bool,
 }
 
 #[derive(Clone, Debug)]

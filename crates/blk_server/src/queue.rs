@@ -25,7 +25,7 @@ use crate::buffers::{BufferPool, NoBuffers};
 use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::in_flight::{About, Finished, InFlight};
-use crate::log_limit::{Allowed, LogLimit};
+use crate::log_limit::Allowed;
 use crate::session::SessionShared;
 use crate::signal::signal;
 use crate::workers::QueueStart;
@@ -35,11 +35,17 @@ const BATCH: usize = 128;
 /// Most ops that one request needs: a discard's segments.
 const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
 
+/// Data of the requests taken from one queue before the next one has its turn: what the host has in its page
+/// cache is copied while it is submitted.
+pub(crate) const BATCH_BYTES: u64 = 16 << 20;
+
 /// What a queue borrows from its worker for one pass.
 pub(crate) struct Lane<'w> {
     pub(crate) submit: &'w mut dyn Submit,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
+    /// Of [`BATCH_BYTES`].
+    pub(crate) bytes_left: u64,
 }
 
 /// Why a well-formed request is not carried out: IOERR, and a log line.
@@ -55,6 +61,11 @@ enum Refusal {
     Buffers(#[from] FillError),
     #[error(transparent)]
     Store(#[from] AccessError),
+    #[error(
+        "{verb} cannot be made durable: an earlier sync of the image failed, and what the page cache lost then is \
+         gone; check the host's storage, then restart the server"
+    )]
+    SyncFailed { verb: &'static str },
 }
 
 /// What became of a request that was taken.
@@ -98,10 +109,6 @@ pub(crate) struct Queue {
     state: State,
     /// The last look at the ring ended because engine or pool had no room, not because it was empty.
     waits_for_room: bool,
-    /// For lines about what the guest did wrong.
-    guest_log: LogLimit,
-    /// For lines about what the host did wrong: a guest's junk must not crowd these out.
-    host_log: LogLimit,
 }
 
 impl Queue {
@@ -145,8 +152,6 @@ impl Queue {
             err: start.err.clone(),
             state: State::Running,
             waits_for_room: false,
-            guest_log: LogLimit::new(Instant::now()),
-            host_log: LogLimit::new(Instant::now()),
         })
     }
 
@@ -167,7 +172,7 @@ impl Queue {
     pub(crate) fn take_requests(&mut self, lane: &mut Lane<'_>) -> bool {
         let mut taken = 0;
         self.waits_for_room = false;
-        while taken < BATCH && self.state == State::Running {
+        while taken < BATCH && lane.bytes_left > 0 && self.state == State::Running {
             if lane.submit.room() < MAX_OPS {
                 self.waits_for_room = true;
                 break;
@@ -180,7 +185,7 @@ impl Queue {
                     }
                 }
                 Err(PopError::Chain { tag, fault }) => {
-                    log_refused(&self.disk, self.index, &mut self.guest_log, lane.now, &fault);
+                    log_refused(&self.disk, self.index, lane.now, &fault);
                     self.finish_unreachable(tag);
                 }
                 Err(PopError::Ring(fault)) => self.break_ring(&fault),
@@ -201,7 +206,7 @@ impl Queue {
         let parsed = match parse(&self.chain, &self.view) {
             Ok(parsed) => parsed,
             Err(fault) => {
-                log_refused(&self.disk, self.index, &mut self.guest_log, lane.now, &fault);
+                log_refused(&self.disk, self.index, lane.now, &fault);
                 self.finish_unreachable(tag);
                 return true;
             }
@@ -224,11 +229,11 @@ impl Queue {
         };
         let outcome = match parsed.request {
             Ok(request) => starter.start(request).unwrap_or_else(|refusal| {
-                log_refused(&self.disk, self.index, &mut self.guest_log, lane.now, &refusal);
+                log_refused(&self.disk, self.index, lane.now, &refusal);
                 Outcome::Finished { status: Status::IoErr, stored_bytes: 0 }
             }),
             Err(fault) => {
-                log_refused(&self.disk, self.index, &mut self.guest_log, lane.now, &fault);
+                log_refused(&self.disk, self.index, lane.now, &fault);
                 Outcome::Finished { status: fault.status(), stored_bytes: 0 }
             }
         };
@@ -268,7 +273,12 @@ impl Queue {
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
         let status = match finished.failed {
             None => Status::Ok,
+            // Given up because the server ends: it stays unanswered, for the next server to do.
+            Some(OpError::Cancelled) => return,
             Some(error) => {
+                if finished.about.durable {
+                    self.disk.note_sync_failed();
+                }
                 self.log_failed(now, &finished, error);
                 Status::IoErr
             }
@@ -312,6 +322,12 @@ impl Queue {
         self.waits_for_room
     }
 
+    /// Leaves the ring to whoever serves it next, who may count on kicks, and tells where to go on.
+    pub(crate) fn leave(&mut self) -> u16 {
+        let _ = self.ring.enable_kicks();
+        self.ring.position()
+    }
+
     pub(crate) fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
         self.call = call;
     }
@@ -335,11 +351,6 @@ impl Queue {
 
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.count()
-    }
-
-    /// Next available entry: where the next run of this ring goes on.
-    pub(crate) fn position(&self) -> u16 {
-        self.ring.position()
     }
 
     /// Goes over to a new memory table, in which the rings must still be where they were.
@@ -377,8 +388,8 @@ impl Queue {
 
     #[cold]
     fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
-        if let Some(Allowed { suppressed }) = self.host_log.allow(now) {
-            let About { verb, sector, bytes } = finished.about;
+        if let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) {
+            let About { verb, sector, bytes, .. } = finished.about;
             let (disk, queue) = (self.disk.name(), self.index);
             error!(disk, queue, suppressed, sector, bytes, "{verb} failed: {error}");
         }
@@ -386,8 +397,10 @@ impl Queue {
 
     /// Logs requests that have been in flight for too long, each once.
     pub(crate) fn report_stuck(&mut self, now: Instant) {
-        while self.in_flight.has_stuck(now) && self.host_log.allow(now).is_some() {
-            let Some((About { verb, sector, bytes }, age)) = self.in_flight.report_stuck(now) else { return };
+        while self.in_flight.has_stuck(now) && self.disk.host_log_allowed(now).is_some() {
+            let Some((About { verb, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now) else {
+                return;
+            };
             let (disk, queue, seconds) = (self.disk.name(), self.index, age.as_secs());
             warn!(disk, queue, sector, bytes, seconds, "{verb} is stuck in the host");
         }
@@ -395,8 +408,8 @@ impl Queue {
 }
 
 #[cold]
-fn log_refused(disk: &Disk, queue: u16, limit: &mut LogLimit, now: Instant, fault: &dyn std::error::Error) {
-    if let Some(Allowed { suppressed }) = limit.allow(now) {
+fn log_refused(disk: &Disk, queue: u16, now: Instant, fault: &dyn std::error::Error) {
+    if let Some(Allowed { suppressed }) = disk.log_allowed(now) {
         let disk = disk.name();
         warn!(disk, queue, suppressed, "request refused: {}", error_line(fault));
     }
@@ -431,7 +444,7 @@ impl Starter<'_, '_, '_> {
         match request {
             Request::Read { sector, data } => self.read(sector, data),
             Request::Write { sector, data } => self.write(sector, data),
-            Request::Flush => Ok(self.flush()),
+            Request::Flush => self.flush(),
             Request::GetId { data } => self.get_id(data),
             Request::Discard { segments } => self.discard(&segments),
             Request::WriteZeroes { segments } => self.write_zeroes(&segments),
@@ -439,21 +452,29 @@ impl Starter<'_, '_, '_> {
         }
     }
 
+    /// Whether success has to mean durable; refuses what cannot be carried out like that.
     #[inline]
-    fn check_writable(&self, verb: &'static str) -> Result<(), Refusal> {
-        if self.disk.image().read_only() { Err(Refusal::ReadOnly { verb }) } else { Ok(()) }
+    fn check_writable(&self, verb: &'static str) -> Result<bool, Refusal> {
+        let durable = self.durability == Durability::Durable;
+        if self.disk.image().read_only() {
+            return Err(Refusal::ReadOnly { verb });
+        }
+        if durable && self.disk.sync_failed() {
+            return Err(Refusal::SyncFailed { verb });
+        }
+        Ok(durable)
     }
 
     #[inline]
     fn read(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let about = About { verb: "read", sector, bytes: data.len_bytes() };
+        let about = About { verb: "read", sector, bytes: data.len_bytes(), durable: false };
         self.transfer(about, data, |range, _| OpKind::Read { range })
     }
 
     #[inline]
     fn write(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        self.check_writable("write")?;
-        let about = About { verb: "write", sector, bytes: data.len_bytes() };
+        let durable = self.check_writable("write")?;
+        let about = About { verb: "write", sector, bytes: data.len_bytes(), durable };
         self.transfer(about, data, |range, durability| OpKind::Write { range, durability })
     }
 
@@ -474,17 +495,21 @@ impl Starter<'_, '_, '_> {
             Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
             Err(NoBuffers::Refused(why)) => return Err(why.into()),
         };
+        self.lane.bytes_left = self.lane.bytes_left.saturating_sub(about.bytes);
         // Step 5: slot, then op; the worker submits the batch.
         self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
         self.push(kind(range, self.durability), buffers);
         Ok(Outcome::Submitted)
     }
 
-    fn flush(&mut self) -> Outcome {
-        let about = About { verb: "flush", sector: 0, bytes: 0 };
+    fn flush(&mut self) -> Result<Outcome, Refusal> {
+        if self.disk.sync_failed() {
+            return Err(Refusal::SyncFailed { verb: "flush" });
+        }
+        let about = About { verb: "flush", sector: 0, bytes: 0, durable: true };
         self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
         self.push(OpKind::Flush, IoVecs::with_capacity(0));
-        Outcome::Submitted
+        Ok(Outcome::Submitted)
     }
 
     /// Answered without the engine: up to 20 bytes, fewer if the driver has less room.
@@ -522,25 +547,26 @@ impl Starter<'_, '_, '_> {
         kind: impl Fn(CheckedRange, &Segment) -> OpKind,
     ) -> Result<Outcome, Refusal> {
         let image = self.disk.image();
-        let check = |segment: &Segment| {
+        let mut ranges = [None; MAX_OPS];
+        let (mut ops, mut bytes) = (0, 0);
+        for (slot, segment) in ranges.iter_mut().zip(segments.iter()) {
             let (sectors, max) = (segment.sectors, max_sectors);
             if sectors > max {
                 return Err(Refusal::SegmentTooLong { verb, sectors, max });
             }
-            Ok(image.check(segment.sector, u64::from(sectors) * disk_image::SECTOR_BYTES)?)
-        };
-        let (mut ops, mut bytes) = (0, 0);
-        for segment in segments.iter() {
-            bytes += check(segment)?.len_bytes();
-            ops += u16::from(segment.sectors > 0);
+            let range = image.check(segment.sector, u64::from(sectors) * disk_image::SECTOR_BYTES)?;
+            bytes += range.len_bytes();
+            if sectors > 0 {
+                ops += 1;
+                *slot = Some((range, segment));
+            }
         }
-        let used = || segments.iter().filter(|segment| segment.sectors > 0);
-        let Some(first) = used().next() else { return Ok(NOTHING_TO_DO) };
-        let about = About { verb, sector: first.sector, bytes };
+        let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
+        let durable = self.durability == Durability::Durable;
+        let about = About { verb, sector: first.sector, bytes, durable };
         self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
-        for segment in used() {
-            // Checked above; a disk does not shrink.
-            self.push(kind(check(segment)?, segment), IoVecs::with_capacity(0));
+        for (range, segment) in ranges.into_iter().flatten() {
+            self.push(kind(range, segment), IoVecs::with_capacity(0));
         }
         Ok(Outcome::Submitted)
     }

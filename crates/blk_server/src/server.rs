@@ -9,6 +9,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,10 +25,16 @@ use crate::listener::{MAX_SESSIONS, Socket, SocketConfig, SocketError, accept_al
 use crate::log_limit::Allowed;
 use crate::session::{EndReason, Session, SessionShared};
 use crate::signal::signal;
-use crate::workers::WorkerSet;
+use crate::workers::{AbortOnPanic, WorkerSet};
 
 /// A session's thread sleeps in `poll` and holds one message.
 const SESSION_STACK_BYTES: usize = 256 << 10;
+/// A discard may need as many operations as it has segments.
+const MIN_DEPTH: u32 = 16;
+const _: () = assert!(MIN_DEPTH as usize >= virtio_blk::MAX_SEGMENTS);
+const _: () = assert!(disk_image::limits::MAX_SEGMENTS as usize <= virtio_blk::MAX_SEGMENTS);
+/// What the last flush gets even if the requests in flight took all the time.
+const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
 
 /// Makes a worker's engine.
 pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>>>;
@@ -58,6 +65,14 @@ pub enum ServerError {
     /// An engine could not be made, or a worker not be started.
     #[error("cannot start the I/O engine")]
     Engine(#[source] io::Error),
+    /// Too few requests in flight.
+    #[error("engines of depth {depth}: at least {min} are needed")]
+    Depth {
+        /** As configured. */
+        depth: u32,
+        /** One request's most operations. */
+        min: u32,
+    },
     /// Out of threads or descriptors.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -139,6 +154,9 @@ impl Server {
         opener: &Arc<dyn Opener>,
         disks: Vec<(DiskConfig, SocketConfig)>,
     ) -> Result<Self, ServerError> {
+        if config.depth < MIN_DEPTH {
+            return Err(ServerError::Depth { depth: config.depth, min: MIN_DEPTH });
+        }
         let engines = (0..config.workers.max(1)).map(|_| (config.engine)());
         let engines = engines.collect::<Result<_, _>>().map_err(ServerError::Engine)?;
         let depth = usize::try_from(config.depth).unwrap_or(usize::MAX);
@@ -191,7 +209,7 @@ impl Server {
             let name = export.disk.name().to_owned();
             if sessions.iter().any(|session| !session.wait_ended(deadline)) {
                 report.unfinished.push(name);
-            } else if let Err(error) = flush(&export.disk) {
+            } else if let Err(error) = flush(&export.disk, deadline) {
                 report.not_flushed.push((name, error));
             }
         }
@@ -231,6 +249,7 @@ fn start_session(exports: &Arc<Vec<Export>>, number: usize, workers: &Arc<Worker
     let (served, workers) = (Arc::clone(&disk), Arc::clone(workers));
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
+        let _guard = AbortOnPanic;
         // Gives up everything it holds before it counts as ended: whoever stops the server may then
         // open the image, or bind the socket, again.
         Session::new(served, workers, front_end, Arc::clone(&session)).run();
@@ -261,6 +280,18 @@ fn refresh_capacity(export: &Export) {
     }
 }
 
-fn flush(disk: &Disk) -> io::Result<()> {
-    if disk.image().read_only() { Ok(()) } else { disk.image().file().sync_data() }
+/// Syncs the image on a thread of its own: a device that hangs must not keep the server from ending.
+fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
+    if disk.image().read_only() {
+        return Ok(());
+    }
+    let (done, flushed) = sync_channel(1);
+    let file = Arc::clone(disk.image().file());
+    std::thread::Builder::new().name("bareblk-flush".into()).spawn(move || done.send(file.sync_data()))?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(LAST_FLUSH_AT_LEAST);
+    let flushed = flushed.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    match flushed {
+        Ok(()) if disk.sync_failed() => Err(io::Error::other("an earlier sync failed, and data is lost")),
+        other => other,
+    }
 }

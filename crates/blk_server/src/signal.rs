@@ -2,23 +2,23 @@
 //!
 //! Not here: when to signal (`queue.rs`, `session`).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::ReadWriteFlags;
 
-/// Prepares a descriptor that a front-end passed: writing to it must never block a worker, whatever it
-/// is and whatever its counter holds. Files and devices are refused, because `O_NONBLOCK` means nothing
-/// to them: one on a file system in user space could hold a worker, and every disk it serves, for good.
+/// Prepares a descriptor that a front-end passed. It must be an eventfd: writing to anything else, or closing
+/// it, may block a worker (a full pipe, a socket that lingers, a file on FUSE).
 ///
 /// # Errors
-/// `fstat`'s and `fcntl`'s; `InvalidInput` for what is neither an eventfd nor a pipe nor a socket.
+/// `InvalidInput` for what is no eventfd; `fcntl`'s.
 pub(crate) fn adopt(fd: OwnedFd) -> std::io::Result<Arc<OwnedFd>> {
-    use FileType::{BlockDevice, CharacterDevice, Directory, RegularFile, Symlink};
-    let kind = FileType::from_raw_mode(fstat(&fd)?.st_mode); // an eventfd has none
-    if matches!(kind, RegularFile | Directory | BlockDevice | CharacterDevice | Symlink) {
-        let what = format!("an eventfd is needed, this is a {kind:?}");
+    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
+    let is_eventfd = link.to_bytes().starts_with(b"anon_inode:[eventfd");
+    if !is_eventfd {
+        let what = format!("an eventfd is needed, this is {}", link.to_string_lossy());
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
     }
     let flags = fcntl_getfl(&fd)?;
@@ -35,12 +35,10 @@ pub(crate) fn signal(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// Empties an eventfd that is about to be given back, if it holds anything.
+/// Empties an eventfd that is about to be given back. Never blocks, whatever its flags are by now.
 pub(crate) fn drain(fd: impl AsFd) {
-    let fd = fd.as_fd();
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let readable = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    if readable.is_ok_and(|count| count == 1) {
-        let _ = rustix::io::read(fd, &mut [0u8; 8]);
-    }
+    const CURRENT_POSITION: u64 = u64::MAX;
+    let mut counter = [0u8; 8];
+    let mut slices = [IoSliceMut::new(&mut counter)];
+    let _ = rustix::io::preadv2(fd, &mut slices, CURRENT_POSITION, ReadWriteFlags::NOWAIT);
 }

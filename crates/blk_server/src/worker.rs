@@ -25,7 +25,7 @@ use virtqueue::SplitLayout;
 use crate::buffers::BufferPool;
 use crate::disk::Disk;
 use crate::poller::Poller;
-use crate::queue::{Lane, Queue, report_ring_fault};
+use crate::queue::{BATCH_BYTES, Lane, Queue, report_ring_fault};
 use crate::session::EndReason;
 use crate::signal::drain;
 use crate::workers::{Command, QueueStart};
@@ -49,7 +49,7 @@ struct Entry {
 impl Entry {
     /// Called when the ring was empty. Whether it has been for so long that it waits for a kick now.
     fn rests(&mut self) -> bool {
-        self.idle_passes += 1;
+        self.idle_passes = self.idle_passes.saturating_add(1);
         if self.idle_passes <= IDLE_PASSES || self.queue.waits_for_room() {
             return false;
         }
@@ -151,6 +151,10 @@ impl Worker {
     fn take_requests(&mut self, now: Instant) -> bool {
         let mut any = false;
         let mut at = 0;
+        // Another one is first each time, so that each gets its share when room is scarce.
+        if self.active.len() > 1 {
+            self.active.rotate_left(1);
+        }
         while let Some(&id) = self.active.get(at) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
                 self.active.swap_remove(at);
@@ -158,7 +162,8 @@ impl Worker {
             };
             let submit = &mut *self.handles.submit;
             let before = entry.queue.in_flight();
-            let taken = entry.queue.take_requests(&mut Lane { submit, pool: &mut self.pool, now });
+            let mut lane = Lane { submit, pool: &mut self.pool, now, bytes_left: BATCH_BYTES };
+            let taken = entry.queue.take_requests(&mut lane);
             self.in_flight += entry.queue.in_flight() - before;
             if taken {
                 any = true;
@@ -418,13 +423,13 @@ impl Worker {
             self.activate(u64::from(id));
         }
         let stopped = self.queues[id as usize].take_if(|entry| entry.stop.is_some());
-        let Some(Entry { queue, stop, .. }) = stopped else { return };
+        let Some(Entry { mut queue, stop, .. }) = stopped else { return };
         self.active.retain(|&active| active != id);
         self.handles.reap.unwatch(queue.watch);
         drain(&queue.kick);
         self.pool.forget(queue.memory());
         self.detach(queue.disk());
-        let position = queue.position();
+        let position = queue.leave();
         debug!(disk = queue.disk().name(), position, "queue stopped");
         // Lets go of the memory and the descriptors before whoever waits goes on.
         drop(queue);

@@ -195,13 +195,14 @@ fn start_worker(
     Ok((Address { commands, doorbell }, Some(thread)))
 }
 
-/// A worker that panicked would leave guests waiting for ever; a server that is gone is restarted.
-struct AbortOnPanic;
+/// A worker or session that panicked would leave guests waiting for ever; a server that is gone is
+/// restarted.
+pub(crate) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            error!("a worker failed in a way that is a bug of this program; the server ends");
+            error!("a thread failed in a way that is a bug of this program; the server ends");
             std::process::abort();
         }
     }

@@ -65,12 +65,15 @@ fn write_error_is_ioerr_once_and_the_next_try_works() {
     assert_eq!(bed.rig.image_bytes(0, 512), vec![2; 512]);
 }
 
+/// The kernel tells of pages that the page cache lost once, and then forgets them.
 #[test]
-fn flush_error_is_ioerr() {
+fn flush_that_failed_through_the_page_cache_is_never_followed_by_one_that_succeeds() {
     let mut bed = bed();
     bed.fake.inject(When::Verb(Verb::Sync), Fault::Errno(Errno::IO), 1);
     assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, IOERR);
-    assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, OK);
+    assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, IOERR);
+    assert_eq!(bed.guest.read(0, 512).status, OK);
+    assert!(!bed.rig.stop().is_clean());
 }
 
 #[test]
