@@ -53,7 +53,7 @@ pub(crate) struct NoBounce;
 
 /// An op the engine owns.
 #[derive(Debug)]
-pub(crate) struct InFlight {
+pub(crate) struct OpState {
     pub token: u64,
     pub file: FileId,
     kind: OpKind,
@@ -73,7 +73,7 @@ pub(crate) struct InFlight {
     pub record: usize,
 }
 
-impl InFlight {
+impl OpState {
     /// # Panics
     /// If the buffers are not as long as the range: the caller's mistake.
     #[inline]
@@ -306,6 +306,11 @@ impl InFlight {
             }
             Stage::ZeroRange if unsupported && may_write_zeroes => {
                 file.cannot_zero_range = true;
+                Next::Call
+            }
+            // The range is not in whole sectors of the device; another range may be.
+            Stage::Punch | Stage::ZeroRange if errno == Errno::INVAL && may_write_zeroes => {
+                self.stage = Stage::WriteZeroes;
                 Next::Call
             }
             _ => Next::Done(Err(OpError::Errno(errno))),

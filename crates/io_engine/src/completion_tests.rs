@@ -14,7 +14,7 @@ use crate::kernel::Target;
 const IMAGE_BYTES: u64 = 8 << 30;
 
 struct Rig {
-    op: InFlight,
+    op: OpState,
     file: OpenFile,
     bounce: Bounce,
     stats: Stats,
@@ -34,7 +34,7 @@ fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
     let len = u32::try_from(len_bytes).unwrap();
     buffers.fill(&view, [GuestRange { addr, len_bytes: len }]).unwrap();
     let kind = OpKind::Read { range: image.check(0, len_bytes).unwrap() };
-    let op = InFlight::new(Op { token: 1, file: FileId(0), kind, buffers });
+    let op = OpState::new(Op { token: 1, file: FileId(0), kind, buffers });
     let spec = FileSpec { file: Arc::clone(image.file()), alignment };
     let file = OpenFile::new(spec, Target::Fd(-1));
     Rig { op, file, bounce: Bounce::default(), stats: Stats::default(), _folder: folder }
@@ -124,5 +124,5 @@ fn cancelled_op_ends_with_its_next_result_unless_that_was_the_last() {
 fn op_whose_buffers_are_shorter_than_its_range_is_a_bug_of_the_caller() {
     let rig = read(4096, 0, BUFFERED);
     let kind = rig.op.kind;
-    let _ = InFlight::new(Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) });
+    let _ = OpState::new(Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) });
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::bounce::Bounce;
-use crate::completion::{InFlight, Next};
+use crate::completion::{Next, OpState};
 use crate::contract::{
     Completion, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, Reap, Stats, Submit, WatchId,
     WatchToken,
@@ -79,7 +79,7 @@ impl<K: Kernel> Core<K> {
         if let Some(file) = file {
             file.in_flight += 1;
         }
-        let op = InFlight::new(op);
+        let op = OpState::new(op);
         let empty = op.is_empty();
         if let Some(index) = self.memory.ops.insert(op) {
             if empty { self.finished.push_back((index, Ok(()))) } else { self.issue(index) }
@@ -189,7 +189,7 @@ impl<K: Kernel> Core<K> {
                 self.issue(next);
             }
         }
-        let InFlight { token, stored_bytes, buffers, .. } = op;
+        let OpState { token, stored_bytes, buffers, .. } = op;
         events.push(Event::Completed(Completion { token, result, stored_bytes, buffers }));
     }
 

@@ -20,6 +20,9 @@ use crate::watches::WatchTable;
 /// Events taken per system call; more are left for the next.
 const BATCH: usize = 64;
 
+/// The name of an fd that only ends the sleep. No watch has it: its generation has the top bit set.
+const WAKER: u64 = u64::MAX;
+
 #[derive(Debug)]
 pub(crate) struct EpollWatcher {
     epoll: OwnedFd,
@@ -41,6 +44,12 @@ impl EpollWatcher {
             self.watches.released(id);
         }
         Ok(added.map(|()| id)?)
+    }
+
+    /// Lets `fd`, which stays open, end a sleep without being reported.
+    pub fn add_waker(&mut self, fd: impl AsFd) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WAKER), flags)?)
     }
 
     pub fn unwatch(&mut self, id: WatchId) {

@@ -22,9 +22,6 @@ use crate::epoll::EpollWatcher;
 use crate::kernel::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
 use crate::record::Verb;
 
-/// The token of the eventfd by which a test wakes the engine; it never leaves this file.
-const WAKE: WatchToken = WatchToken(u64::MAX);
-
 /// The engine, not yet started.
 #[derive(Debug)]
 pub struct FakeEngine {
@@ -40,7 +37,7 @@ impl FakeEngine {
     pub fn new(config: EngineConfig) -> io::Result<(Self, FakeHandle)> {
         let handle = FakeHandle::new()?;
         let mut watcher = EpollWatcher::new()?;
-        watcher.watch(handle.wake_fd(), WAKE)?;
+        watcher.add_waker(handle.wake_fd())?;
         let kernel = FakeKernel {
             handle: handle.clone(),
             watcher,
@@ -156,12 +153,7 @@ impl Kernel for FakeKernel {
     }
 
     fn take_ready(&mut self, events: &mut Vec<Event>) {
-        let before = events.len();
         self.watcher.take_ready(events);
-        let is_wake = |event: &Event| matches!(event, Event::Readable(WAKE));
-        if let Some(place) = events[before..].iter().position(is_wake) {
-            events.remove(before + place);
-        }
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -181,7 +173,6 @@ impl Kernel for FakeKernel {
     }
 
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
-        assert!(token != WAKE, "this token is the fake's own: its events would be lost");
         self.watcher.watch(fd, token)
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Not here: what an op is waiting for (`completion.rs`).
 
-use crate::completion::InFlight;
+use crate::completion::OpState;
 
 /// The top bit is left to the kernels: io_uring marks its watches with it.
 const GENERATION_MASK: u32 = 0x7fff_ffff;
@@ -13,7 +13,7 @@ const GENERATION_MASK: u32 = 0x7fff_ffff;
 #[derive(Debug)]
 struct Slot {
     generation: u32,
-    op: Option<InFlight>,
+    op: Option<OpState>,
 }
 
 #[derive(Debug, Default)]
@@ -40,19 +40,19 @@ impl OpTable {
 
     /// The caller has checked that there is room.
     #[inline]
-    pub fn insert(&mut self, op: InFlight) -> Option<u32> {
+    pub fn insert(&mut self, op: OpState) -> Option<u32> {
         let index = self.free.pop()?;
         self.slots[index as usize].op = Some(op);
         Some(index)
     }
 
     #[inline]
-    pub fn get_mut(&mut self, index: u32) -> Option<&mut InFlight> {
+    pub fn get_mut(&mut self, index: u32) -> Option<&mut OpState> {
         self.slots.get_mut(index as usize)?.op.as_mut()
     }
 
     #[inline]
-    pub fn remove(&mut self, index: u32) -> Option<InFlight> {
+    pub fn remove(&mut self, index: u32) -> Option<OpState> {
         let slot = self.slots.get_mut(index as usize)?;
         let op = slot.op.take()?;
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
@@ -76,7 +76,7 @@ impl OpTable {
     }
 
     /// Every op, with its index.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut InFlight)> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut OpState)> {
         (0..).zip(self.slots.iter_mut()).filter_map(|(index, slot)| Some((index, slot.op.as_mut()?)))
     }
 }

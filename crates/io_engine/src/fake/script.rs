@@ -125,8 +125,8 @@ impl FakeHandle {
         Ok(())
     }
 
-    pub(super) fn wake_fd(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.wake)
+    pub(super) fn wake_fd(&self) -> &OwnedFd {
+        &self.wake
     }
 
     pub(super) fn take_release(&self) -> bool {

@@ -94,19 +94,33 @@ pub fn uring_5_15() -> Option<Bed> {
 }
 
 pub fn uring_loop_device() -> Option<Bed> {
+    on_loop_device(&[], |device| ImageOptions::new(device))
+}
+
+/// Its sectors are larger than the blocks that the guest is offered: the page cache makes up for it.
+pub fn uring_4k_sectors() -> Option<Bed> {
+    let small_blocks = |device: &str| ImageOptions {
+        cache: CacheMode::Writeback,
+        block_size: Some(512),
+        ..ImageOptions::new(device)
+    };
+    on_loop_device(&["--sector-size", "4096"], small_blocks)
+}
+
+fn on_loop_device(arguments: &[&str], options: impl Fn(&str) -> ImageOptions) -> Option<Bed> {
     let folder = disk_folder();
     let backing = folder.path().join("backing.raw");
     std::fs::File::create(&backing).unwrap().set_len(IMAGE_BYTES).unwrap();
-    let Some(device) = losetup(&backing) else {
+    let Some(device) = losetup(&backing, arguments) else {
         println!("skipped: no loop device here (needs root and losetup)");
         return None;
     };
-    let options = ImageOptions::new(&device);
+    let options = options(&device);
     Some(make(uring(KernelAge::Newest), &options, Storage::Loop { device, _folder: folder }, None))
 }
 
-fn losetup(backing: &Path) -> Option<String> {
-    let output = Command::new("losetup").args(["--show", "-f"]).arg(backing).output().ok()?;
+fn losetup(backing: &Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new("losetup").args(["--show", "-f"]).args(arguments).arg(backing).output().ok()?;
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 

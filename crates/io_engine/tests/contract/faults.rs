@@ -1,15 +1,15 @@
 //! What the logic that all engines share does when the kernel fails, stops short, or does not answer.
 //!
-//! Runs on the fake. Not here: what every engine does without faults (`cases.rs`).
+//! Runs on the fake, except where a real device is what fails. Not here: what every engine does without faults (`cases.rs`).
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use disk_image::CheckedRange;
-use io_engine::{Durability, Event, Fault, OpError, OpKind, Unmap, Verb, When};
+use io_engine::{Durability, Event, Fault, OpError, OpKind, Unmap, Verb, WatchToken, When};
 use rustix::io::Errno;
 
-use crate::bed::{Bed, FAKE, fake, fake_direct, pattern};
+use crate::bed::{Bed, FAKE, fake, fake_direct, kick, kick_fd, pattern, uring_4k_sectors};
 
 fn write(range: CheckedRange) -> OpKind {
     OpKind::Write { range, durability: Durability::Cached }
@@ -147,6 +147,17 @@ fn released_call_wakes_the_sleeping_worker() {
 }
 
 #[test]
+fn release_is_not_reported_and_every_token_is_the_callers() {
+    let mut bed = fake().expect(FAKE);
+    let fd = kick_fd();
+    bed.reap.watch(Arc::clone(&fd), WatchToken(u64::MAX)).unwrap();
+    bed.handle().release().unwrap();
+    assert_eq!(bed.settle().len(), 0);
+    kick(&fd);
+    assert!(matches!(bed.next_event(), Event::Readable(WatchToken(u64::MAX))));
+}
+
+#[test]
 fn cancelled_call_completes_as_cancelled() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Always, Fault::Hold, 1);
@@ -236,6 +247,42 @@ fn file_that_cannot_punch_or_zero_is_not_asked_twice() {
     bed.recorder.clear();
     assert_eq!(bed.run(zero, &[]).result, Ok(()));
     assert_eq!(calls(&bed), [(Verb::Write, 0, 4096)]);
+}
+
+#[test]
+fn zeroes_in_a_range_that_fallocate_refuses_are_written_and_the_next_range_is_tried_again() {
+    let mut bed = fake().expect(FAKE);
+    bed.write(0, &pattern(1, 4096));
+    bed.recorder.clear();
+    bed.handle().inject(When::Verb(Verb::Allocate), Fault::Errno(Errno::INVAL), 1);
+    let range = bed.range(512, 512);
+    let zero = OpKind::WriteZeroes { range, unmap: Unmap::Allowed, durability: Durability::Cached };
+    assert_eq!(bed.run(zero, &[]).result, Ok(()));
+    assert_eq!(bed.run(zero, &[]).result, Ok(()));
+    let expected = [(Verb::Allocate, 512, 512), (Verb::Write, 512, 512), (Verb::Allocate, 512, 512)];
+    assert_eq!(calls(&bed), expected);
+    assert_eq!(bed.read(512, 512), [0; 512]);
+}
+
+#[test]
+fn discard_of_a_range_that_fallocate_refuses_is_an_error() {
+    let mut bed = fake().expect(FAKE);
+    bed.handle().inject(When::Verb(Verb::Allocate), Fault::Errno(Errno::INVAL), 1);
+    let discard = OpKind::Discard { range: bed.range(0, 4096), durability: Durability::Cached };
+    assert_eq!(bed.run(discard, &[]).result, Err(OpError::Errno(Errno::INVAL)));
+}
+
+#[test]
+fn zeroes_in_512_byte_blocks_work_on_a_device_with_4k_sectors() {
+    let Some(mut bed) = uring_4k_sectors() else { return };
+    bed.write(0, &pattern(1, 16384));
+    for unmap in [Unmap::Allowed, Unmap::Forbidden] {
+        let range = bed.range(512, 4096);
+        let zero = OpKind::WriteZeroes { range, unmap, durability: Durability::Durable };
+        assert_eq!(bed.run(zero, &[]).result, Ok(()));
+    }
+    let expected = [&pattern(1, 16384)[..512], &[0; 4096], &pattern(1, 16384)[4608..]].concat();
+    assert!(bed.read(0, 16384) == expected);
 }
 
 #[test]
