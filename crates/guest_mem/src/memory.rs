@@ -320,14 +320,6 @@ impl MemoryView {
         let len_bytes = u64::from(range.len_bytes);
         self.memory.for_each_part(range.addr, len_bytes, &self.hint, |host, part, _| visit(host, part))
     }
-
-    /// Asks the processor to fetch the line at `addr`, if it is mapped; a hint only.
-    #[inline]
-    pub fn prefetch(&self, addr: u64) {
-        if let Some((host, _)) = self.memory.host_at(addr, &self.hint) {
-            prefetch_line(host.as_ptr());
-        }
-    }
 }
 
 /// Copies mapped memory so that each byte is read exactly once: what is checked in the copy cannot have
@@ -361,16 +353,4 @@ fn put_once(host: NonNull<u8>, bytes: &[u8]) {
         // SAFETY: 1. mapped, see above; bytes have no alignment; 2. volatile: the guest may look at it now.
         unsafe { target.write_volatile(byte) };
     }
-}
-
-/// A prefetch has no effect but on the cache, whatever the address.
-#[inline]
-pub(crate) fn prefetch_line(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: 1. prefetching never faults, even on an unmapped address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }

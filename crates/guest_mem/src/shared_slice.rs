@@ -102,14 +102,6 @@ impl<T: Shared> SharedSlice<T> {
         self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, size_bytes);
     }
 
-    /// Asks the processor to fetch the element's cache line; a hint only.
-    #[inline]
-    pub fn prefetch(&self, index: usize) {
-        if index < self.len {
-            crate::memory::prefetch_line(self.ptr.as_ptr().wrapping_add(index).cast());
-        }
-    }
-
     #[inline]
     fn cell(&self, index: usize) -> &T::Atomic {
         assert!(index < self.len, "ring index is ours and must be in range");

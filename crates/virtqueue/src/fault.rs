@@ -91,8 +91,9 @@ pub enum ChainFault {
         /** Of the queue or of an indirect table. */
         table_entries: u16,
     },
-    /// More descriptors than the queue has; a loop ends here too (virtio 1.3 §2.7.5.3.1).
-    #[error("descriptor chain is longer than the queue size {limit}")]
+    /// More descriptors than the queue has, or than an indirect table may have; a loop ends here too (virtio 1.3
+    /// §2.7.5.3.1).
+    #[error("descriptor chain is longer than the {limit} descriptors allowed")]
     TooLong {
         /** In descriptors. */
         limit: u16,
@@ -127,11 +128,11 @@ pub enum IndirectFault {
         len_bytes: u32,
     },
     /// More entries than a chain may have.
-    #[error("indirect table has {entries} entries, the queue size is {limit}")]
+    #[error("indirect table has {entries} entries, more than the {limit} descriptors allowed")]
     TooLarge {
         /** As read. */
         entries: u32,
-        /** The queue size. */
+        /** In descriptors. */
         limit: u16,
     },
     /// A visited entry lies outside the guest's memory.

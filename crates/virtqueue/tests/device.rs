@@ -204,6 +204,19 @@ fn table_with_more_entries_than_the_queue_is_refused() {
 }
 
 #[test]
+fn limit_that_is_not_the_queues_is_not_called_so() {
+    let faults: [ChainFault; 2] =
+        [ChainFault::TooLong { limit: 1024 }, IndirectFault::TooLarge { entries: 2000, limit: 1024 }.into()];
+    assert_eq!(
+        faults.map(|fault| fault.to_string()),
+        [
+            "descriptor chain is longer than the 1024 descriptors allowed",
+            "indirect table has 2000 entries, more than the 1024 descriptors allowed",
+        ]
+    );
+}
+
+#[test]
 fn table_of_65_535_entries_is_refused() {
     let rig = rig(1024, INDIRECT_DESC);
     rig.offer_direct(&[desc(TABLE, 65_535 * 16, INDIRECT, 0)]);
@@ -489,7 +502,7 @@ fn smallest_and_largest_queue_hold_their_full_count_of_chains() {
 
 #[test]
 fn queue_moves_to_another_thread_and_goes_on_there() {
-    let mut rig = rig(4, PLAIN);
+    let rig = rig(4, PLAIN);
     rig.offer_direct(&[desc(0x1, 16, 0, 0)]);
     let (mut device, mut chain) = (rig.device, rig.chain);
     let popped = std::thread::spawn(move || device.pop(&mut chain)).join().unwrap();

@@ -251,16 +251,6 @@ impl DeviceQueue {
         self.next_avail = self.next_avail.wrapping_sub(1);
     }
 
-    /// Asks the processor to fetch the descriptor that the next [`DeviceQueue::pop`] starts with, if
-    /// the driver made one available before the index was last read.
-    #[inline]
-    pub fn prefetch_next(&self) {
-        if self.next_avail != self.avail_idx {
-            let head = self.avail.load(AVAIL_ENTRIES + usize::from(self.next_avail & self.mask), Relaxed);
-            self.descriptors.prefetch(2 * usize::from(head));
-        }
-    }
-
     /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
     ///
     /// `written_bytes`: stored in the chain's device-writable part, from its start on; 0 if unknown.
