@@ -32,6 +32,8 @@ pub(super) struct Numbers {
     pub(super) iops: f64,
     pub(super) mib_per_s: f64,
     pub(super) latency_us: f64,
+    /// Processor time of fio itself.
+    pub(super) cpu_us: f64,
 }
 
 impl Job {
@@ -48,15 +50,19 @@ impl Job {
     pub(super) fn parse(&self, json: &str) -> Result<Numbers> {
         let start = json.find('{').context("fio printed no JSON")?; // warnings may come before it
         let value: Value = serde_json::from_str(&json[start..]).context("fio's JSON is broken")?;
-        let side = &value["jobs"][0][self.side];
+        let job = &value["jobs"][0];
+        let side = &job[self.side];
         let number = |value: &Value, name: &str| {
-            value[name].as_f64().with_context(|| format!("fio's JSON has no {}.{name}", self.side))
+            value[name].as_f64().with_context(|| format!("fio's JSON has no {name} ({})", self.side))
         };
         Ok(Numbers {
             ios: side["total_ios"].as_u64().context("fio's JSON has no total_ios")?,
             iops: number(side, "iops")?,
             mib_per_s: number(side, "bw_bytes")? / f64::from(1 << 20),
             latency_us: number(&side["lat_ns"], "mean")? / 1000.0,
+            cpu_us: (number(job, "usr_cpu")? + number(job, "sys_cpu")?) / 100.0
+                * number(job, "job_runtime")?
+                * 1000.0,
         })
     }
 }
@@ -82,13 +88,16 @@ mod tests {
     use super::*;
 
     const JSON: &str = r#"fio: a warning
-        {"jobs": [{"read": {"total_ios": 50000, "iops": 10000.5, "bw_bytes": 41943040, "lat_ns": {"mean": 3200000.0}},
+        {"jobs": [{"usr_cpu": 10.0, "sys_cpu": 15.0, "job_runtime": 4000, "read": {"total_ios": 50000, "iops": 10000.5, "bw_bytes": 41943040, "lat_ns": {"mean": 3200000.0}},
                    "write": {"total_ios": 0, "iops": 0, "bw_bytes": 0, "lat_ns": {"mean": 0}}}]}"#;
 
     #[test]
     fn numbers_are_those_of_the_jobs_own_side() {
         let numbers = JOBS[0].parse(JSON).unwrap();
-        assert_eq!(numbers, Numbers { ios: 50_000, iops: 10_000.5, mib_per_s: 40.0, latency_us: 3200.0 });
+        assert_eq!(
+            numbers,
+            Numbers { ios: 50_000, iops: 10_000.5, mib_per_s: 40.0, latency_us: 3200.0, cpu_us: 1e6 }
+        );
         assert_eq!(JOBS[1].parse(JSON).unwrap().ios, 0);
     }
 

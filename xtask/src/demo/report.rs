@@ -19,21 +19,30 @@ pub(super) struct Row {
 
 impl Row {
     /// None if the guest did nothing.
-    #[allow(clippy::cast_precision_loss)] // I/O counts stay far below 2^53
     fn server_cpu_us_per_io(&self) -> Option<f64> {
-        let ios = self.guest.ios;
-        (ios > 0).then(|| self.server_cpu.as_secs_f64() * 1e6 / ios as f64)
+        per_io(self.server_cpu.as_secs_f64() * 1e6, self.guest.ios)
     }
+
+    /// What the same costs fio on the host.
+    fn host_cpu_us_per_io(&self) -> Option<f64> {
+        per_io(self.host.cpu_us, self.host.ios)
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // I/O counts stay far below 2^53
+fn per_io(cpu_us: f64, ios: u64) -> Option<f64> {
+    (ios > 0).then(|| cpu_us / ios as f64)
 }
 
 pub(super) fn text(rows: &[Row], accel: Accel, kernel: &str) -> String {
     let mut text = String::from("\nVerified writes in the guest (4k-128k, depth 16, crc32c): no error\n\n");
-    let head = ["", "where", "IOPS", "MiB/s", "mean latency", "server CPU per I/O"];
+    let head = ["", "where", "IOPS", "MiB/s", "mean latency", "CPU per I/O"];
     let _ = writeln!(text, "{}", line(head));
     for row in rows {
-        let cpu = row.server_cpu_us_per_io().map_or("-".to_owned(), |us| format!("{us:.1} µs"));
-        let _ = writeln!(text, "{}", side(row.title, "guest", &row.guest, &cpu));
-        let _ = writeln!(text, "{}", side("", "host", &row.host, ""));
+        let cell = |whose, us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{whose} {us:.1} µs"));
+        let (guest, host) = (row.server_cpu_us_per_io(), row.host_cpu_us_per_io());
+        let _ = writeln!(text, "{}", side(row.title, "guest", &row.guest, &cell("server", guest)));
+        let _ = writeln!(text, "{}", side("", "host", &row.host, &cell("fio", host)));
     }
     let _ = writeln!(text, "\nguest: {kernel}, fio with libaio and O_DIRECT on both sides");
     text.push_str(caveat(accel));
@@ -67,7 +76,8 @@ mod tests {
     use super::*;
 
     fn row(guest_ios: u64) -> Row {
-        let numbers = Numbers { ios: guest_ios, iops: 1234.4, mib_per_s: 4.82, latency_us: 810.2 };
+        let numbers =
+            Numbers { ios: guest_ios, iops: 1234.4, mib_per_s: 4.82, latency_us: 810.2, cpu_us: 2e4 };
         Row { title: "4k random read", guest: numbers, host: numbers, server_cpu: Duration::from_millis(30) }
     }
 
@@ -77,7 +87,9 @@ mod tests {
         let guest = text.lines().find(|line| line.contains("guest  ")).unwrap();
         assert!(guest.contains("1234") && guest.ends_with("3.0 µs"), "{guest}");
         assert!(
-            text.lines().any(|line| line.trim_start().starts_with("host") && line.contains("810 µs")),
+            text.lines().any(|line| line.trim_start().starts_with("host")
+                && line.contains("810 µs")
+                && line.ends_with("µs")),
             "{text}"
         );
     }
