@@ -2,8 +2,8 @@
 //!
 //! `arguments → clap → ServeArgs → configuration() → ServeConfig`
 //!
-//! - clap refuses what is not even of the right type (exit code 2); values that cannot be served are refused
-//!   by `configuration`, with the server's own errors, before anything is opened, made or waited for.
+//! - Values that cannot be served are refused where they are read, with the server's own errors: before anything
+//!   is opened, made or waited for.
 //!
 //! Not here: acting on any of it (`serve.rs`, `vmm_args.rs`).
 
@@ -11,14 +11,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::{DEFAULT_POLL, InvalidDisk, MAX_QUEUES, SERIAL_BYTES, SocketConfig};
+use blk_server::{
+    DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE, SocketConfig,
+};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use disk_image::{Access, CacheMode, ImageOptions};
+use disk_image::{Access, CacheMode, ImageOptions, SECTOR_BYTES};
 use nix::unistd::{Group, User};
 
-/// Largest queue, in descriptors that QEMU makes; the server checks against its own limit again.
-const MAX_QUEUE_SIZE: u16 = 1024;
 /// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
 const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
 /// Longest polling that can be given: longer than this is not a pause between two requests.
@@ -64,6 +64,8 @@ Examples:
 const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
   bareblk completions bash > ~/.local/share/bash-completion/completions/bareblk
+  bareblk completions zsh > ~/.zfunc/_bareblk
+      with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
   bareblk completions fish > ~/.config/fish/completions/bareblk.fish";
 
 /// Disks for virtual machines, served over vhost-user.
@@ -100,11 +102,11 @@ pub struct ServeArgs {
     pub socket: PathBuf,
 
     /// Most queues a guest may use; QEMU wants one per vCPU, unused ones cost nothing
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = queues)]
     pub queues: u16,
 
     /// Longest queue accepted, in descriptors; a power of two. Also limits a request to N - 2 segments
-    #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE)]
+    #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = queue_size)]
     pub queue_size: u16,
 
     /// How I/O reaches the kernel
@@ -120,7 +122,7 @@ pub struct ServeArgs {
     pub readonly: bool,
 
     /// The disk's serial number, up to 20 characters [default: 20 hex digits from the image's path]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = serial)]
     pub serial: Option<String>,
 
     /// Logical block size in bytes: 512 to 4096 [default: what direct I/O on the image needs]
@@ -128,16 +130,15 @@ pub struct ServeArgs {
     pub block_size: Option<u32>,
 
     /// Let the guest free blocks; off keeps a preallocated image allocated
-    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
+    #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
     pub discard: Switch,
 
     /// Make the image first, this large (K, M, G, T: powers of 1024); it must not exist
-    #[arg(long, value_name = "SIZE", value_parser = size_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = image_bytes)]
     pub create: Option<u64>,
 
     /// Longest polling before sleep, in microseconds; 0: never poll
-    #[arg(long, value_name = "US", default_value_t = default_poll_us(),
-          value_parser = clap::value_parser!(u64).range(..=MAX_POLL_US))]
+    #[arg(long, value_name = "US", default_value_t = default_poll_us(), value_parser = poll_us)]
     pub poll_us: u64,
 
     /// Permissions of the socket, octal
@@ -153,13 +154,11 @@ pub struct ServeArgs {
     pub socket_group: Option<String>,
 
     /// How long to wait for an image that is in use, in seconds
-    #[arg(long, value_name = "S", default_value_t = 30,
-          value_parser = clap::value_parser!(u64).range(..=MAX_TIMEOUT_S))]
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = timeout_s)]
     pub lock_timeout: u64,
 
     /// How long to wait for requests in flight when stopping, in seconds
-    #[arg(long, value_name = "S", default_value_t = 30,
-          value_parser = clap::value_parser!(u64).range(..=MAX_TIMEOUT_S))]
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = timeout_s)]
     pub stop_timeout: u64,
 
     #[command(flatten)]
@@ -188,11 +187,11 @@ pub struct VmmArgs {
     pub vmm: Vmm,
 
     /// Queues, at most one per vCPU [default: QEMU and libvirt: one per vCPU; cloud-hypervisor: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
+    #[arg(long, value_name = "N", value_parser = queues)]
     pub queues: Option<u16>,
 
     /// Size of each queue, no more than what `bareblk serve` was given
-    #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE)]
+    #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = queue_size)]
     pub queue_size: u16,
 
     /// The guest's memory (M, G, T: powers of 1024)
@@ -254,11 +253,8 @@ pub struct ServeConfig {
 }
 
 impl ServeArgs {
-    /// Checks everything that needs no look at the disk.
+    /// Looks up users and groups; the rest is checked already.
     pub fn configuration(self) -> Result<ServeConfig> {
-        self.serial.as_deref().map_or(Ok(()), check_serial).context("--serial")?;
-        check_queues(self.queues).context("--queues")?;
-        check_queue_size(self.queue_size).context("--queue-size")?;
         let socket = SocketConfig {
             path: self.socket,
             mode: self.socket_mode,
@@ -299,29 +295,32 @@ pub fn completions(shell: Shell) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// The server checks this again; here it is refused before an image is made or a lock waited for.
-fn check_serial(serial: &str) -> Result<(), InvalidDisk> {
-    let printable = serial.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
-    if printable && (1..=SERIAL_BYTES).contains(&serial.len()) {
-        return Ok(());
-    }
-    Err(InvalidDisk::Serial { serial: serial.escape_debug().to_string(), max: SERIAL_BYTES })
+/// Settings that the server accepts whatever the others are.
+const GOOD_SERIAL: &str = "-";
+const GOOD_QUEUES: u16 = 1;
+const GOOD_QUEUE_SIZE: u16 = MAX_QUEUE_SIZE;
+
+fn serial(text: &str) -> Result<String> {
+    let checked = DiskConfig::check_settings(text, GOOD_QUEUES, GOOD_QUEUE_SIZE);
+    checked.map_err(|error| match error {
+        // The value is in clap's line already, and there without line breaks.
+        InvalidDisk::Serial { max, .. } => anyhow!("give 1 to {max} printable ASCII characters"),
+        other => other.into(),
+    })?;
+    Ok(text.to_owned())
 }
 
-fn check_queues(queues: u16) -> Result<(), InvalidDisk> {
-    if (1..=MAX_QUEUES).contains(&queues) {
-        return Ok(());
-    }
-    Err(InvalidDisk::Queues { queues, max: MAX_QUEUES })
+fn queues(text: &str) -> Result<u16> {
+    let queues = text.parse().map_err(|_| anyhow!("give a whole number from 1 to {MAX_QUEUES}"))?;
+    DiskConfig::check_settings(GOOD_SERIAL, queues, GOOD_QUEUE_SIZE)?;
+    Ok(queues)
 }
 
-/// Also for the size that `vmm-args` recommends.
-pub fn check_queue_size(queue_size: u16) -> Result<(), InvalidDisk> {
-    let max = MAX_QUEUE_SIZE;
-    if queue_size.is_power_of_two() && (2..=max).contains(&queue_size) {
-        return Ok(());
-    }
-    Err(InvalidDisk::QueueSize { queue_size, max })
+fn queue_size(text: &str) -> Result<u16> {
+    let queue_size =
+        text.parse().map_err(|_| anyhow!("give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"))?;
+    DiskConfig::check_settings(GOOD_SERIAL, GOOD_QUEUES, queue_size)?;
+    Ok(queue_size)
 }
 
 fn user_id(text: &str) -> Result<u32> {
@@ -365,9 +364,32 @@ fn size_bytes(text: &str) -> Result<u64> {
         "T" | "t" => 40,
         _ => bail!("give a number of bytes, or one with K, M, G or T behind it"),
     };
-    let number: u64 =
-        digits.parse().context("give a whole number, with K, M, G or T behind it if you like")?;
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| anyhow!("give a whole number, with K, M, G or T behind it if you like"))?;
     number.checked_mul(1 << shift).context("at most 16777215T are possible")
+}
+
+/// "20G", but no half sectors.
+fn image_bytes(text: &str) -> Result<u64> {
+    match size_bytes(text)? {
+        bytes if bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES) => Ok(bytes),
+        _ => bail!("give a multiple of {SECTOR_BYTES}"),
+    }
+}
+
+fn timeout_s(text: &str) -> Result<u64> {
+    match text.parse() {
+        Ok(seconds) if seconds <= MAX_TIMEOUT_S => Ok(seconds),
+        _ => bail!("give whole seconds, without a unit, at most {MAX_TIMEOUT_S}"),
+    }
+}
+
+fn poll_us(text: &str) -> Result<u64> {
+    match text.parse() {
+        Ok(us) if us <= MAX_POLL_US => Ok(us),
+        _ => bail!("give whole microseconds, without a unit, at most {MAX_POLL_US}"),
+    }
 }
 
 fn default_poll_us() -> u64 {
@@ -402,6 +424,30 @@ mod tests {
         assert!(size_bytes("5X").is_err());
         assert!(size_bytes("-5G").is_err());
         assert!(size_bytes("1.5G").is_err());
+    }
+
+    #[test]
+    fn new_image_has_whole_sectors_and_at_least_one() {
+        assert_eq!(image_bytes("1K").unwrap(), 1024);
+        assert!(image_bytes("0").is_err());
+        assert_eq!(image_bytes("1000").unwrap_err().to_string(), "give a multiple of 512");
+    }
+
+    #[test]
+    fn durations_have_no_units_and_a_limit() {
+        assert_eq!((timeout_s("604800").unwrap(), poll_us("0").unwrap()), (604_800, 0));
+        assert!(timeout_s("5m").unwrap_err().to_string().starts_with("give whole seconds"));
+        assert!(timeout_s("604801").unwrap_err().to_string().ends_with("at most 604800"));
+        assert!(poll_us("1000001").is_err());
+    }
+
+    #[test]
+    fn queues_and_their_size_have_the_servers_limits() {
+        assert_eq!((queues("256").unwrap(), queue_size("1024").unwrap()), (256, 1024));
+        assert!(queues("257").unwrap_err().to_string().contains("1 to 256"));
+        assert!(queues("70000").unwrap_err().to_string().contains("1 to 256"));
+        assert!(queue_size("70000").unwrap_err().to_string().contains("2 to 1024"));
+        assert!(queue_size("100").is_err());
     }
 
     #[test]

@@ -35,7 +35,10 @@ fn filter(verbose: u8, rust_log: Option<OsString>) -> Result<EnvFilter> {
     };
     let wanted = rust_log.filter(|text| !text.is_empty()).unwrap_or_else(|| level.into());
     let wanted = wanted.to_string_lossy();
-    EnvFilter::builder().parse(&*wanted).with_context(|| format!("RUST_LOG={wanted} is not understood"))
+    // The error repeats its own source, so it is not handed on as one.
+    EnvFilter::builder()
+        .parse(&*wanted)
+        .map_err(|error| anyhow!("RUST_LOG={wanted} is not understood: {error}"))
 }
 
 #[cfg(test)]
@@ -58,5 +61,6 @@ mod tests {
     fn senseless_rust_log_is_named() {
         let error = filter(0, Some("a=b=c".into())).unwrap_err();
         assert!(format!("{error:#}").starts_with("RUST_LOG=a=b=c is not understood: "));
+        assert_eq!(format!("{error:#}").matches("error parsing level filter").count(), 1, "{error:#}");
     }
 }

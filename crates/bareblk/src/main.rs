@@ -2,13 +2,15 @@
 //!
 //! `arguments → cli.rs → serve.rs | vmm_args.rs | completions → exit code`
 //!
-//! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage; 128 + n the
+//! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n the
 //!   second signal n ended a stop that took too long.
 //!
 //! Not here: what serving means (`blk_server`), what an image is (`disk_image`).
 #![forbid(unsafe_code)]
 
 mod cli;
+
+mod usage;
 
 mod serve;
 
@@ -23,18 +25,31 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
+use clap::error::ErrorKind;
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+    let result = match Cli::try_parse() {
+        Ok(cli) => run(cli.command).map_err(|error| (format!("{error:#}"), ExitCode::FAILURE)),
+        Err(error) if is_help(&error) => error.exit(),
         Err(error) => {
-            // Not `eprintln!`, which panics when nobody reads any more.
-            let _ = writeln!(io::stderr(), "bareblk: {error:#}");
-            ExitCode::FAILURE
+            let subcommand = std::env::args_os().nth(1);
+            Err((usage::line(&error, subcommand.as_deref()), ExitCode::from(usage::EXIT_CODE)))
         }
-    }
+    };
+    result.map_or_else(complain, |()| ExitCode::SUCCESS)
+}
+
+/// Help or a version, asked for or due (no arguments at all).
+fn is_help(error: &clap::Error) -> bool {
+    !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+}
+
+fn complain((line, code): (String, ExitCode)) -> ExitCode {
+    // Not `eprintln!`, which panics when nobody reads any more.
+    let _ = writeln!(io::stderr(), "bareblk: {line}");
+    code
 }
 
 fn run(command: Command) -> Result<()> {

@@ -11,11 +11,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cli::{Vmm, VmmArgs, check_queue_size};
+use crate::cli::{Vmm, VmmArgs};
 
 /// The text to print, with a line break at its end.
 pub fn text(args: &VmmArgs) -> Result<String> {
-    check_queue_size(args.queue_size).context("--queue-size")?;
     ensure!(args.memory > 0 && args.memory.is_multiple_of(1 << 20), "--memory: give whole MiB, such as 512M");
     // The monitor runs in a folder of its own.
     let socket = std::path::absolute(&args.socket).context("--socket")?;

@@ -8,7 +8,7 @@ mod rig;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rig::{Place, Server, assert_says, bareblk, is_root, output, refusal};
+use rig::{Place, Server, assert_says, bareblk, is_root, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
 
@@ -144,8 +144,25 @@ fn create_with_a_senseless_size_is_wrong_usage() {
     let place = Place::new();
     let mut command = place.serve(&place.path("disk.raw"), "s");
     command.args(["--create", "5X"]);
-    let run = assert_cmd::Command::from_std(command).assert().code(2);
-    assert_says(&String::from_utf8_lossy(&run.get_output().stderr), &["5X", "--create", "K, M, G or T"]);
+    assert_says(&wrong_usage(command), &["5X", "--create", "K, M, G or T", "(see bareblk serve --help)"]);
+}
+
+#[test]
+fn create_with_half_a_sector_is_wrong_usage() {
+    let place = Place::new();
+    let mut command = place.serve(&place.path("disk.raw"), "s");
+    command.args(["--create", "1000"]);
+    assert_says(&wrong_usage(command), &["1000", "--create", "give a multiple of 512"]);
+}
+
+#[test]
+fn create_of_a_size_that_is_no_whole_blocks_names_both_options_and_makes_no_file() {
+    let place = Place::new();
+    let image = place.path("disk.raw");
+    let mut command = place.serve(&image, "s");
+    command.args(["--create", "5K", "--block-size", "4096"]);
+    assert_says(&refusal(command), &["--create", "5120 bytes", "block size 4096", "8192", "--block-size"]);
+    assert!(!image.exists());
 }
 
 // ---- options the server cannot follow; the image is not even looked at
@@ -156,7 +173,7 @@ fn queue_size_that_is_no_power_of_two_is_refused_before_an_image_is_made() {
     let image = place.path("disk.raw");
     let mut command = place.serve(&image, "s");
     command.args(["--queue-size", "100", "--create", "1M"]);
-    assert_says(&refusal(command), &["--queue-size", "100", "power of two", "2 to 1024"]);
+    assert_says(&wrong_usage(command), &["--queue-size", "100", "power of two", "2 to 1024"]);
     assert!(!image.exists());
 }
 
@@ -165,7 +182,7 @@ fn queue_size_above_the_limit_is_refused() {
     let place = Place::new();
     let mut command = place.serve(&place.path("disk.raw"), "s");
     command.args(["--queue-size", "2048"]);
-    assert_says(&refusal(command), &["--queue-size", "2048", "2 to 1024"]);
+    assert_says(&wrong_usage(command), &["--queue-size", "2048", "2 to 1024"]);
 }
 
 #[test]
@@ -173,7 +190,7 @@ fn no_queues_at_all_are_refused() {
     let place = Place::new();
     let mut command = place.serve(&place.path("disk.raw"), "s");
     command.args(["--queues", "0"]);
-    assert_says(&refusal(command), &["--queues", "0 queues", "1 to 256"]);
+    assert_says(&wrong_usage(command), &["--queues", "0 queues", "1 to 256"]);
 }
 
 #[test]
@@ -181,7 +198,7 @@ fn serial_that_is_too_long_is_refused() {
     let place = Place::new();
     let mut command = place.serve(&place.path("disk.raw"), "s");
     command.args(["--serial", "123456789012345678901"]);
-    assert_says(&refusal(command), &["--serial", "123456789012345678901", "1 to 20"]);
+    assert_says(&wrong_usage(command), &["--serial", "123456789012345678901", "1 to 20"]);
 }
 
 #[test]
@@ -189,7 +206,7 @@ fn serial_with_a_line_break_is_refused_in_one_line() {
     let place = Place::new();
     let mut command = place.serve(&place.path("disk.raw"), "s");
     command.args(["--serial", "a\nb"]);
-    assert_says(&refusal(command), &["--serial", r"a\nb", "printable ASCII"]);
+    assert_says(&wrong_usage(command), &["--serial", r"a\nb", "printable ASCII"]);
 }
 
 #[test]
@@ -212,15 +229,28 @@ fn senseless_log_filter_is_refused() {
 fn unknown_option_is_wrong_usage() {
     let mut command = bareblk();
     command.args(["serve", "disk.raw", "--socket", "s", "--no-such-option"]);
-    let run = assert_cmd::Command::from_std(command).assert().code(2);
-    assert_says(&String::from_utf8_lossy(&run.get_output().stderr), &["--no-such-option"]);
+    assert_says(&wrong_usage(command), &["--no-such-option", "(see bareblk serve --help)"]);
 }
 
 #[test]
 fn serving_without_a_socket_is_wrong_usage() {
     let mut command = bareblk();
     command.args(["serve", "disk.raw"]);
-    assert_cmd::Command::from_std(command).assert().code(2);
+    assert_says(&wrong_usage(command), &["required", "--socket <PATH>"]);
+}
+
+#[test]
+fn time_limit_with_a_unit_is_wrong_usage() {
+    let place = Place::new();
+    let mut command = place.serve(&place.path("disk.raw"), "s");
+    command.args(["--lock-timeout", "5m"]);
+    assert_says(&wrong_usage(command), &["5m", "--lock-timeout", "give whole seconds"]);
+}
+
+#[test]
+fn no_arguments_at_all_show_the_help() {
+    let run = assert_cmd::Command::from_std(bareblk()).assert().code(2);
+    assert_says(&String::from_utf8_lossy(&run.get_output().stderr), &["Usage:", "Commands:", "Examples:"]);
 }
 
 // ---- sockets that cannot be had
@@ -337,5 +367,5 @@ fn vmm_args_for_cloud_hypervisor_share_the_memory_and_set_the_queue_size() {
 fn vmm_args_refuse_a_queue_size_no_server_accepts() {
     let mut command = bareblk();
     command.args(["vmm-args", "--socket", "s", "--queue-size", "100"]);
-    assert_says(&refusal(command), &["--queue-size", "100", "power of two"]);
+    assert_says(&wrong_usage(command), &["--queue-size", "100", "power of two"]);
 }

@@ -84,7 +84,10 @@ pub enum ImageError {
         path: PathBuf,
     },
     /// `--create` failed; no file is left behind.
-    #[error("image {} of {size_bytes} bytes cannot be made: check its folder and the file system's limits", path.display())]
+    #[error(
+        "image {} of {size_bytes} bytes (--create) cannot be made: check its folder and the file system's limits",
+        path.display()
+    )]
     Create {
         /** As given. */
         path: PathBuf,
@@ -92,6 +95,20 @@ pub enum ImageError {
         size_bytes: u64,
         /** From the kernel. */
         source: io::Error,
+    },
+    /// `--create` with a partial block at the end, or without any.
+    #[error(
+        "image {} cannot be made with {size_bytes} bytes (--create), not whole blocks of the block size \
+         {block_size_bytes}: give {}, or choose another --block-size",
+        path.display(), size_bytes.next_multiple_of(u64::from(*block_size_bytes)).max(u64::from(*block_size_bytes))
+    )]
+    CreateRagged {
+        /** As given. */
+        path: PathBuf,
+        /** As asked. */
+        size_bytes: u64,
+        /** As asked, or the default. */
+        block_size_bytes: u32,
     },
     /// No bytes at all.
     #[error("image {} is empty (0 bytes): give it a size, a multiple of {MIN_BLOCK_SIZE_BYTES}", path.display())]
@@ -107,7 +124,7 @@ pub enum ImageError {
     Ragged {
         /** As given. */
         path: PathBuf,
-        /** Its size, or the size it was to be made with. */
+        /** Its size. */
         size_bytes: u64,
         /** As asked, or the default. */
         block_size_bytes: u32,

@@ -191,7 +191,7 @@ impl Image {
         let alignment = alignment(options, &file, size_bytes, device.as_ref())?;
         let block_size_bytes = block_size(options, &file, alignment, device.as_ref())?;
         let foreign_format = foreign::format_of(&file);
-        refuse_ragged(&options.path, size_bytes, block_size_bytes, foreign_format)?;
+        refuse_ragged(options, size_bytes, block_size_bytes, foreign_format)?;
 
         let fs_block_bytes = geometry::fs_block_bytes(&file);
         let whole_device = device.filter(|_| kind == FileKind::BlockDevice);
@@ -330,24 +330,27 @@ fn refuse_impossible(options: &ImageOptions) -> Result<(), ImageError> {
     match options.create_bytes {
         None => Ok(()),
         Some(_) if options.access == Access::ReadOnly => Err(ImageError::CreateReadOnly { path: path() }),
-        Some(0) => Err(ImageError::Empty { path: path() }),
         Some(size_bytes) => {
             let block_size_bytes = options.block_size.unwrap_or(MIN_BLOCK_SIZE_BYTES);
-            refuse_ragged(&options.path, size_bytes, block_size_bytes, None)
+            refuse_ragged(options, size_bytes, block_size_bytes, None)
         }
     }
 }
 
 fn refuse_ragged(
-    path: &Path,
+    options: &ImageOptions,
     size_bytes: u64,
     block_size_bytes: u32,
     foreign_format: Option<&'static str>,
 ) -> Result<(), ImageError> {
-    if size_bytes.is_multiple_of(u64::from(block_size_bytes)) {
+    if size_bytes > 0 && size_bytes.is_multiple_of(u64::from(block_size_bytes)) {
         return Ok(());
     }
-    Err(ImageError::Ragged { path: path.to_owned(), size_bytes, block_size_bytes, foreign_format })
+    let path = options.path.clone();
+    Err(match options.create_bytes {
+        Some(_) => ImageError::CreateRagged { path, size_bytes, block_size_bytes },
+        None => ImageError::Ragged { path, size_bytes, block_size_bytes, foreign_format },
+    })
 }
 
 fn accept_kind(path: &Path, kind: FileKind) -> Result<FileKind, ImageError> {

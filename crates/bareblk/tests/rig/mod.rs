@@ -60,9 +60,18 @@ pub fn bareblk() -> Command {
 
 /// Runs to the end and gives the one line that says why it was refused.
 pub fn refusal(command: Command) -> String {
+    one_line(command, 1)
+}
+
+/// The same where the arguments themselves are wrong.
+pub fn wrong_usage(command: Command) -> String {
+    one_line(command, 2)
+}
+
+fn one_line(command: Command, exit_code: i32) -> String {
     let output = assert_cmd::Command::from_std(command).timeout(DEADLINE).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(output.status.code(), Some(exit_code), "{text}");
     let line = text.strip_suffix('\n').expect("a whole line");
     assert!(line.starts_with("bareblk: ") && !line.contains('\n'), "not one line: {text}");
     line.to_owned()

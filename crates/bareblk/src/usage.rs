@@ -1,0 +1,96 @@
+//! Wrong usage in one line: what clap says over several, with its advice, and where to read more.
+//!
+//! Not here: the definition of the command line (`cli.rs`).
+
+use std::error::Error as _;
+use std::ffi::OsStr;
+
+use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+
+use crate::cli::Cli;
+
+/// Exit code of wrong usage, as of most programs.
+pub const EXIT_CODE: u8 = 2;
+
+/// `error`, which is about the arguments of `subcommand`, for standard error.
+pub fn line(error: &Error, subcommand: Option<&OsStr>) -> String {
+    let known = |name: &&OsStr| Cli::command().find_subcommand(name).is_some();
+    let command = subcommand.filter(known).map(|name| format!(" {}", name.to_string_lossy()));
+    format!("{} (see bareblk{} --help)", reason(error), command.unwrap_or_default())
+}
+
+fn reason(error: &Error) -> String {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let (option, value) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue));
+    match (error.kind(), option, value, error.source()) {
+        // As clap says it, but with the value in one line whatever it holds.
+        (ErrorKind::ValueValidation, Some(option), Some(value), Some(source)) => {
+            format!("invalid value '{}' for '{option}': {source}", value.escape_debug())
+        }
+        _ => first_paragraphs(&error.render().to_string()),
+    }
+}
+
+/// Without the usage and the hint at `--help` that clap ends with.
+fn first_paragraphs(text: &str) -> String {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let end = text.rfind("\n\nUsage:").or_else(|| text.rfind("\n\nFor more information"));
+    let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text);
+    let paragraphs = text.split("\n\n").map(|paragraph| {
+        paragraph.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    });
+    paragraphs.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn refusal(arguments: &[&str]) -> String {
+        let words = std::iter::once("bareblk").chain(arguments.iter().copied());
+        line(&Cli::try_parse_from(words).unwrap_err(), arguments.first().map(OsStr::new))
+    }
+
+    #[test]
+    fn missing_option_is_named_in_one_line() {
+        let line = refusal(&["serve", "disk.raw"]);
+        assert_eq!(
+            line,
+            "the following required arguments were not provided: --socket <PATH> (see bareblk serve --help)"
+        );
+    }
+
+    #[test]
+    fn unknown_option_comes_with_the_similar_one() {
+        let line = refusal(&["serve", "disk.raw", "--socket", "s", "--qeues", "4"]);
+        assert!(line.starts_with("unexpected argument '--qeues' found; tip: "), "{line}");
+        assert!(line.ends_with("'--queues' (see bareblk serve --help)"), "{line}");
+    }
+
+    #[test]
+    fn unknown_word_comes_with_the_known_ones() {
+        let line = refusal(&["serve", "disk.raw", "--socket", "s", "--cache", "maybe"]);
+        assert!(line.contains("'maybe' for '--cache <MODE>'"), "{line}");
+        assert!(line.contains("[possible values: none, writeback] (see bareblk serve --help)"), "{line}");
+    }
+
+    #[test]
+    fn unknown_command_is_not_sent_to_its_own_help() {
+        let line = refusal(&["sevre"]);
+        assert!(line.starts_with("unrecognized subcommand 'sevre'"), "{line}");
+        assert!(line.ends_with("(see bareblk --help)"), "{line}");
+    }
+
+    #[test]
+    fn value_with_line_breaks_stays_in_one_line() {
+        let line = refusal(&["serve", "disk.raw", "--socket", "s", "--serial", "a\n\nUsage: b"]);
+        assert!(line.starts_with(r"invalid value 'a\n\nUsage: b' for '--serial <TEXT>': "), "{line}");
+        assert!(!line.contains('\n'), "{line}");
+    }
+}
