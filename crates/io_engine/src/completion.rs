@@ -24,6 +24,9 @@ use crate::record::Verb;
 const MAX_PIECES: usize = 1024;
 /// `MAX_RW_COUNT`: no call moves more (read(2), NOTES).
 const MAX_CALL_BYTES: u64 = 0x7fff_f000;
+/// Through the page cache, what is cached is copied while it is submitted: a call moves no more than this, so
+/// that one guest's large requests do not keep its worker from the others. The rest is resumed.
+const MAX_CACHED_CALL_BYTES: u64 = 512 << 10;
 /// Consecutive EINTR or EAGAIN before they are believed.
 pub(crate) const MAX_RETRIES: u16 = 1000;
 
@@ -47,9 +50,14 @@ pub(crate) enum Next {
     Done(Result<(), OpError>),
 }
 
-/// The next call cannot be made before a bounce buffer comes free.
+/// Why the next call is not made.
 #[derive(Debug)]
-pub(crate) struct NoBounce;
+pub(crate) enum NoCall {
+    /// Not before a bounce buffer comes free.
+    NoBounce,
+    /// The data is gone: what was copied out of the guest's memory may be zeroes of our own.
+    LostMemory,
+}
 
 /// An op the engine owns.
 #[derive(Debug)]
@@ -109,6 +117,12 @@ impl OpState {
         self.stage != Stage::Sync && self.offset_bytes == self.end_bytes
     }
 
+    /// Whether it is a flush of its own, not the last stage of something else.
+    #[inline]
+    pub fn is_flush(&self) -> bool {
+        matches!(self.kind, OpKind::Flush)
+    }
+
     #[inline]
     fn remaining_bytes(&self) -> u64 {
         self.end_bytes - self.offset_bytes
@@ -121,7 +135,7 @@ impl OpState {
         file: &OpenFile,
         bounce: &mut Bounce,
         stats: &mut Stats,
-    ) -> Result<Call, NoBounce> {
+    ) -> Result<Call, NoCall> {
         if self.stage == Stage::Punch && file.cannot_punch && !matches!(self.kind, OpKind::Discard { .. }) {
             self.stage = Stage::ZeroRange;
         }
@@ -156,7 +170,7 @@ impl OpState {
         file: &OpenFile,
         bounce: &mut Bounce,
         stats: &mut Stats,
-    ) -> Result<Call, NoBounce> {
+    ) -> Result<Call, NoCall> {
         let (verb, flags) = match self.kind {
             OpKind::Write { durability: Durability::Durable, .. } => (Verb::Write, libc::RWF_DSYNC),
             OpKind::Write { .. } => (Verb::Write, 0),
@@ -169,7 +183,8 @@ impl OpState {
         let (len_bytes, buffers) = if bounced {
             self.bounced_buffers(verb, bounce, stats)?
         } else {
-            (self.remaining_bytes(), direct_buffers(&self.buffers))
+            let most_bytes = if file.wants_alignment() { MAX_CALL_BYTES } else { MAX_CACHED_CALL_BYTES };
+            (self.remaining_bytes().min(most_bytes), direct_buffers(&self.buffers, most_bytes))
         };
         Ok(self.call(verb, flags, len_bytes, buffers))
     }
@@ -180,11 +195,11 @@ impl OpState {
         verb: Verb,
         bounce: &mut Bounce,
         stats: &mut Stats,
-    ) -> Result<(u64, Buffers), NoBounce> {
+    ) -> Result<(u64, Buffers), NoCall> {
         let id = match self.bounce {
             Some(id) => id,
             None => {
-                let id = bounce.take().ok_or(NoBounce)?;
+                let id = bounce.take().ok_or(NoCall::NoBounce)?;
                 stats.bounced_ops += 1;
                 *self.bounce.insert(id)
             }
@@ -193,6 +208,9 @@ impl OpState {
         let len_bytes = self.remaining_bytes().min(BUFFER_BYTES as u64) as u32;
         if verb == Verb::Write {
             self.buffers.copy_out(&mut bounce.bytes_mut(id)[..len_bytes as usize]);
+            if self.buffers.is_poisoned() {
+                return Err(NoCall::LostMemory);
+            }
         }
         Ok((len_bytes.into(), Buffers::One { base: bounce.base(id), len_bytes }))
     }
@@ -336,18 +354,26 @@ fn first_stage(kind: &OpKind) -> Stage {
     }
 }
 
-/// As much of `buffers` as one call takes. The kernel itself cuts an array at [`MAX_CALL_BYTES`].
+/// As much of `buffers` as one call takes: at most `most_bytes`, except that a single piece is never left out
+/// and an array is cut between pieces.
 #[inline]
-fn direct_buffers(buffers: &IoVecs) -> Buffers {
-    match buffers.as_raw() {
-        [one] => {
+fn direct_buffers(buffers: &IoVecs, most_bytes: u64) -> Buffers {
+    let pieces = buffers.as_raw();
+    match pieces {
+        [] => Buffers::None,
+        [one, rest @ ..] if rest.is_empty() || one.iov_len as u64 >= most_bytes => {
             #[allow(clippy::cast_possible_truncation)] // below 2^31
-            let len_bytes = (one.iov_len as u64).min(MAX_CALL_BYTES) as u32;
+            let len_bytes = (one.iov_len as u64).min(most_bytes) as u32;
             Buffers::One { base: one.iov_base.cast(), len_bytes }
         }
         many => {
+            let mut total_bytes = 0;
+            let fits = |piece: &&libc::iovec| {
+                total_bytes += piece.iov_len as u64;
+                total_bytes <= most_bytes
+            };
             #[allow(clippy::cast_possible_truncation)] // at most 1024
-            let count = many.len().min(MAX_PIECES) as u32;
+            let count = many.iter().take(MAX_PIECES).take_while(fits).count() as u32;
             Buffers::Many { first: many.as_ptr(), count }
         }
     }

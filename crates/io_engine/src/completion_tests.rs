@@ -18,6 +18,7 @@ struct Rig {
     file: OpenFile,
     bounce: Bounce,
     stats: Stats,
+    view: MemoryView,
     _folder: tempfile::TempDir,
 }
 
@@ -30,14 +31,14 @@ fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
     let image = Image::open(&HostOpener, &options).unwrap();
     let region = Region::from_memfd(GuestAddress(0), 4 << 30).unwrap();
     let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));
-    let mut buffers = IoVecs::with_capacity(1);
+    let mut buffers = IoVecs::with_capacity(4);
     let len = u32::try_from(len_bytes).unwrap();
     buffers.fill(&view, [GuestRange { addr, len_bytes: len }]).unwrap();
     let kind = OpKind::Read { range: image.check(0, len_bytes).unwrap() };
     let op = OpState::new(Op { token: 1, file: FileId(0), kind, buffers });
     let spec = FileSpec { file: Arc::clone(image.file()), alignment };
     let file = OpenFile::new(spec, Target::Fd(-1));
-    Rig { op, file, bounce: Bounce::default(), stats: Stats::default(), _folder: folder }
+    Rig { op, file, bounce: Bounce::default(), stats: Stats::default(), view, _folder: folder }
 }
 
 const BUFFERED: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
@@ -55,7 +56,7 @@ impl Rig {
 
 #[test]
 fn transfer_longer_than_the_kernel_moves_at_once_is_continued() {
-    let mut rig = read(3 << 30, 0, BUFFERED);
+    let mut rig = read(3 << 30, 0, DIRECT);
     let first = rig.call();
     assert!(matches!(first.buffers, Buffers::One { len_bytes: 0x7fff_f000, .. }));
     assert_eq!(rig.result(0x7fff_f000), Next::Call);
@@ -64,6 +65,34 @@ fn transfer_longer_than_the_kernel_moves_at_once_is_continued() {
     assert!(matches!(second.buffers, Buffers::One { len_bytes, .. } if len_bytes == 0x4000_1000));
     assert_eq!(rig.result(0x4000_1000), Next::Done(Ok(())));
     assert_eq!(rig.op.stored_bytes, 3 << 30);
+}
+
+#[test]
+fn transfer_through_the_page_cache_goes_in_calls_of_bounded_size() {
+    let mut rig = read(1 << 20, 0, BUFFERED);
+    let first = rig.call();
+    assert!(matches!(first.buffers, Buffers::One { len_bytes: 0x8_0000, .. }));
+    assert_eq!(rig.result(0x8_0000), Next::Call);
+    assert_eq!((rig.call().offset_bytes, rig.result(0x8_0000)), (0x8_0000, Next::Done(Ok(()))));
+}
+
+#[test]
+fn array_through_the_page_cache_is_cut_between_pieces() {
+    let mut rig = read(1 << 20, 0, BUFFERED);
+    let pieces = (0..4).map(|i| GuestRange { addr: i << 20, len_bytes: 200 << 10 });
+    let view = rig.view.clone();
+    rig.op.buffers.fill(&view, pieces).unwrap();
+    assert!(matches!(rig.call().buffers, Buffers::Many { count: 2, .. }));
+}
+
+#[test]
+fn write_whose_data_was_lost_on_the_way_to_a_bounce_buffer_is_not_made() {
+    let mut rig = read(4096, 1, DIRECT);
+    let range = rig.op.kind.range().unwrap();
+    rig.op.kind = OpKind::Write { range, durability: Durability::Cached };
+    rustix::fs::ftruncate(rig.view.memory().regions()[0].fd(), 0).unwrap();
+    let call = rig.op.next_call(&rig.file, &mut rig.bounce, &mut rig.stats);
+    assert!(matches!(call, Err(NoCall::LostMemory)));
 }
 
 #[test]

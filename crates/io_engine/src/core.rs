@@ -18,8 +18,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use crate::bounce::Bounce;
-use crate::completion::{Next, OpState};
+use crate::completion::{Next, NoCall, OpState};
 use crate::contract::{
     Completion, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, Reap, Stats, Submit, WatchId,
     WatchToken,
@@ -45,6 +47,8 @@ pub(crate) struct Core<K: Kernel> {
     waiting: VecDeque<u32>,
     /// Ops whose call found the kernel's queue full, in order.
     backlog: VecDeque<u32>,
+    /// Scratch of `end_flush`.
+    shared_flushes: Vec<u32>,
     /// Ops that ended outside `reap`.
     finished: VecDeque<(u32, Result<(), OpError>)>,
     stats: Stats,
@@ -61,6 +65,7 @@ impl<K: Kernel> Core<K> {
             files: FileTable::default(),
             waiting: queue(),
             backlog: queue(),
+            shared_flushes: Vec::with_capacity(config.depth as usize),
             finished: VecDeque::with_capacity(config.depth as usize),
             stats: Stats::default(),
             recorder: config.recorder.clone(),
@@ -80,9 +85,12 @@ impl<K: Kernel> Core<K> {
             file.in_flight += 1;
         }
         let op = OpState::new(op);
-        let empty = op.is_empty();
-        if let Some(index) = self.memory.ops.insert(op) {
-            if empty { self.finished.push_back((index, Ok(()))) } else { self.issue(index) }
+        let (empty, flush, file) = (op.is_empty(), op.is_flush(), op.file);
+        let Some(index) = self.memory.ops.insert(op) else { return Ok(()) };
+        if empty {
+            self.finished.push_back((index, Ok(())));
+        } else if !flush || self.files.get_mut(file).is_none_or(|file| file.flushes.enter(index)) {
+            self.issue(index);
         }
         Ok(())
     }
@@ -100,9 +108,16 @@ impl<K: Kernel> Core<K> {
     fn try_issue(&mut self, index: u32) -> bool {
         let Some(op) = self.memory.ops.get_mut(index) else { return true };
         let Some(file) = self.files.get_mut(op.file) else { return true };
-        let Ok(call) = op.next_call(file, &mut self.memory.bounce, &mut self.stats) else {
-            self.waiting.push_back(index);
-            return true;
+        let call = match op.next_call(file, &mut self.memory.bounce, &mut self.stats) {
+            Ok(call) => call,
+            Err(NoCall::NoBounce) => {
+                self.waiting.push_back(index);
+                return true;
+            }
+            Err(NoCall::LostMemory) => {
+                self.finished.push_back((index, Err(OpError::Errno(Errno::FAULT))));
+                return true;
+            }
         };
         let (file_id, target, name) = (op.file, file.target, self.memory.ops.name(index));
         // SAFETY: 1. memory: the op table owns the op's buffers and the bounce buffers, neither moves, and
@@ -150,7 +165,7 @@ impl<K: Kernel> Core<K> {
 
     fn reap(&mut self, events: &mut Vec<Event>) {
         while let Some((index, result)) = self.finished.pop_front() {
-            self.give_back(index, result, events);
+            self.end(index, result, events);
         }
         self.kernel.begin_reap();
         while let Some(raw) = self.kernel.pop() {
@@ -173,7 +188,29 @@ impl<K: Kernel> Core<K> {
         }
         match op.on_result(raw.result, file, &self.memory.bounce, &mut self.stats) {
             Next::Call => self.issue(index),
-            Next::Done(result) => self.give_back(index, result, events),
+            Next::Done(result) => self.end(index, result, events),
+        }
+    }
+
+    #[inline]
+    fn end(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
+        if self.memory.ops.get_mut(index).is_some_and(|op| op.is_flush()) {
+            self.end_flush(index, result, events);
+        } else {
+            self.give_back(index, result, events);
+        }
+    }
+
+    /// Those that shared the sync end with it; those that came meanwhile start the next one.
+    fn end_flush(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
+        let Some(file) = self.memory.ops.get_mut(index).map(|op| op.file) else { return };
+        let mut shared = std::mem::take(&mut self.shared_flushes);
+        let next = self.files.get_mut(file).and_then(|file| file.flushes.leave(index, |op| shared.push(op)));
+        self.give_back(index, result, events);
+        shared.drain(..).for_each(|op| self.give_back(op, result, events));
+        self.shared_flushes = shared;
+        if let Some(next) = next {
+            self.issue(next);
         }
     }
 
@@ -202,6 +239,9 @@ impl<K: Kernel> Core<K> {
     fn cancel_all(&mut self) {
         let not_started = self.waiting.drain(..).chain(self.backlog.drain(..));
         self.finished.extend(not_started.map(|index| (index, Err(OpError::Cancelled))));
+        for file in self.files.iter_mut() {
+            file.flushes.give_up(|index| self.finished.push_back((index, Err(OpError::Cancelled))));
+        }
         let ops = &mut self.memory.ops;
         let mut names = Vec::new(); // not on the request path
         for (index, op) in ops.iter_mut().filter(|(_, op)| op.in_kernel) {

@@ -6,6 +6,7 @@
 use disk_image::Alignment;
 
 use crate::contract::{FileId, FileSpec};
+use crate::flush_gate::FlushGate;
 use crate::kernel::Target;
 
 #[derive(Debug)]
@@ -16,11 +17,19 @@ pub(crate) struct OpenFile {
     /// `fallocate` said so once; it will not be asked again to zero a range this way.
     pub cannot_punch: bool,
     pub cannot_zero_range: bool,
+    pub flushes: FlushGate,
 }
 
 impl OpenFile {
     pub fn new(spec: FileSpec, target: Target) -> Self {
-        Self { spec, target, in_flight: 0, cannot_punch: false, cannot_zero_range: false }
+        Self {
+            spec,
+            target,
+            in_flight: 0,
+            cannot_punch: false,
+            cannot_zero_range: false,
+            flushes: FlushGate::new(),
+        }
     }
 
     #[inline]
@@ -51,6 +60,10 @@ impl FileTable {
             self.slots.resize_with(index + 1, || None);
         }
         self.slots[index] = Some(file);
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut OpenFile> {
+        self.slots.iter_mut().flatten()
     }
 
     #[inline]

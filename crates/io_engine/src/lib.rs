@@ -15,6 +15,8 @@ mod op_table;
 
 mod files;
 
+mod flush_gate;
+
 mod completion;
 
 mod bounce;

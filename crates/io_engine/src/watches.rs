@@ -18,7 +18,7 @@ const GENERATION_MASK: u32 = 0x7fff_ffff;
 /// A poll that ends without an error met a full completion ring, and works when it is armed again; one that
 /// keeps ending is on something that is always ready (a regular file, `/dev/null`: a front-end may pass
 /// anything as a kick fd), and arming it for ever would be a busy loop.
-const MAX_ENDED_AT_ONCE: u8 = 8;
+const MAX_ENDED_AT_ONCE: u8 = 200;
 
 #[derive(Debug)]
 enum State {

@@ -318,6 +318,43 @@ fn flush_that_fails_is_reported() {
 }
 
 #[test]
+fn flushes_during_a_sync_share_the_next_one() {
+    let mut bed = fake().expect(FAKE);
+    bed.handle().inject(When::Verb(Verb::Sync), Fault::Hold, 1);
+    (0..5).for_each(|token| bed.push(token, OpKind::Flush, &[]));
+    bed.submit.submit().unwrap();
+    assert_eq!((bed.handle().held(), bed.handle().calls()), (1, 1));
+    bed.handle().release().unwrap();
+    assert!(bed.finish(5).iter().all(|completion| completion.result == Ok(())));
+    assert_eq!(bed.handle().calls(), 2);
+}
+
+#[test]
+fn flush_that_fails_takes_all_that_shared_it_along() {
+    let mut bed = fake().expect(FAKE);
+    bed.handle().inject(When::Call(0), Fault::Hold, 1);
+    bed.handle().inject(When::Call(1), Fault::Errno(Errno::IO), 1);
+    (0..4).for_each(|token| bed.push(token, OpKind::Flush, &[]));
+    bed.submit.submit().unwrap();
+    bed.handle().release().unwrap();
+    let mut failed: Vec<_> = bed.finish(4).iter().filter(|c| c.result.is_err()).map(|c| c.token).collect();
+    failed.sort_unstable();
+    assert_eq!(failed, [1, 2, 3]);
+    assert_eq!(bed.run(OpKind::Flush, &[]).result, Ok(()));
+}
+
+#[test]
+fn flushes_that_wait_for_a_sync_are_cancelled_with_it() {
+    let mut bed = fake().expect(FAKE);
+    bed.handle().inject(When::Verb(Verb::Sync), Fault::Hold, 1);
+    (0..3).for_each(|token| bed.push(token, OpKind::Flush, &[]));
+    bed.submit.submit().unwrap();
+    bed.reap.cancel_all();
+    assert!(bed.finish(3).iter().all(|completion| completion.result == Err(OpError::Cancelled)));
+    assert_eq!(bed.run(OpKind::Flush, &[]).result, Ok(()));
+}
+
+#[test]
 fn durable_discard_whose_flush_fails_is_not_done() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Verb(Verb::Sync), Fault::Errno(Errno::IO), 1);
