@@ -3,6 +3,7 @@
 //! - `workspace`: where things are.
 //! - `command`: run a program, fail with what it said.
 //! - `packages`: which programs come from which Debian package, and how to install them.
+//! - `sizes`: how large the slow checks are, short and long.
 //! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.
 //!
 //! Not here: the chores themselves (`main.rs`, one module per subcommand).
@@ -11,4 +12,5 @@
 pub mod command;
 pub mod guest;
 pub mod packages;
+pub mod sizes;
 pub mod workspace;

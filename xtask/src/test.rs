@@ -14,6 +14,7 @@ use anyhow::Result;
 
 use crate::setup;
 use step::{Outcome, Step, Tests, Wants};
+use xtask::sizes;
 
 /// Steps in the order they run.
 const STEPS: &[Step] = &[
@@ -24,17 +25,16 @@ const STEPS: &[Step] = &[
     Step::new("doc", &["cargo", "doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
     Step::new("aarch64", &["cargo", "check", "--workspace", "--target", AARCH64])
         .wants(Wants::Target(AARCH64)),
-    // Without `--bench` on their command line, criterion's benches run each case once.
-    Step::new("benches", &["cargo", "test", "--workspace", "--bench", "*"])
-        .long(&["cargo", "bench", "--workspace", "--bench", "*"])
-        .wants(Wants::BenchTargets),
+    Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])
+        .wants(Wants::Toolchain(MSRV)),
+    Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
     Step::new("tests", &["cargo", "test", "--workspace", "--no-fail-fast"]),
 ];
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
-/// Tests look at this variable to pick their full size.
-const LONG_ENV: &str = "BAREBLK_LONG";
+/// The oldest Rust that we promise to build with.
+const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// What to run.
 #[derive(Debug, Clone, Copy, clap::Args)]

@@ -14,8 +14,8 @@ use xtask::guest::Vm;
 /// The guest that finds no file system makes one and resets itself; those that find one check it and add to it.
 #[test]
 fn files_are_whole_after_a_reset_and_in_a_new_guest() {
-    let disk = Served::new(sizes().files * 4 * MIB + 64 * MIB, &[]);
-    let files = sizes().files;
+    let disk = Served::new(sizes::FILES.now() * 4 * MIB + 64 * MIB, &[]);
+    let files = sizes::FILES.now();
     let script = format!(
         "write_files() {{ # NAME
              mkdir /mnt/$1; cd /mnt/$1
@@ -72,7 +72,7 @@ fn firmware_boots_a_guest_from_the_disk_and_again_after_a_reset() {
     disk.start();
 
     let vm = Vm::new(&guest_image()).disk_socket(disk.socket(), 2).boot_from_disk().across_resets();
-    let output = run(&vm.timeout(sizes().guest_deadline));
+    let output = run(&vm.timeout(sizes::GUEST_DEADLINE.now()));
 
     assert_eq!(output.console.matches("BAREBLK-GUEST-EXIT 0").count(), 2, "{}", output.console);
     assert_eq!(value(&output, "SECOND_SUM"), value(&output, "SAID_SUM"), "{}", output.console);

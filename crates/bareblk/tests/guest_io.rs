@@ -15,7 +15,7 @@ use guest::{MIB, Served, finish, line, number, run, sizes, spawn};
 
 #[test]
 fn verified_writes_of_mixed_sizes_on_two_queues_find_no_error() {
-    let mib = sizes().verified_mib;
+    let mib = sizes::VERIFIED_MIB.now();
     let disk = Served::new(2 * mib * MIB, &[]);
     let script = format!(
         "verified --bsrange=4k-128k --size={mib}m --numjobs=2 --offset_increment={mib}m \
@@ -36,7 +36,7 @@ fn verified_writes_of_mixed_sizes_on_two_queues_find_no_error() {
 /// Buffers are pages of a file that was filled in random order, so that the guest has nothing to merge.
 #[test]
 fn requests_of_more_segments_than_the_queue_has_entries_are_verified() {
-    let mib = sizes().large_blocks_mib;
+    let mib = sizes::LARGE_BLOCKS_MIB.now();
     let disk = Served::new(mib * MIB, &["--queue-size", "1024"]);
     let script = format!(
         "echo 4088 > /sys/block/vda/queue/max_sectors_kb
@@ -72,7 +72,7 @@ const ZONES: &str = "
 /// 2 GiB of it lie below 4 GiB on this machine type, the rest above: two regions of one file.
 #[test]
 fn buffers_above_4_gib_are_read_and_written() {
-    let mib = sizes().verified_mib;
+    let mib = sizes::VERIFIED_MIB.now();
     let disk = Served::new(mib * MIB, &[]);
     let script = format!(
         "{ZONES}
@@ -94,7 +94,7 @@ fn buffers_above_4_gib_are_read_and_written() {
 /// Each node is a memory file of its own. One vCPU and its node's memory at a time, then both at once.
 #[test]
 fn guest_with_two_nodes_of_memory_reads_and_writes_from_both() {
-    let mib = sizes().verified_mib;
+    let mib = sizes::VERIFIED_MIB.now();
     let disk = Served::new(2 * mib * MIB, &[]);
     let script = format!(
         "echo BB:NODES=$(ls -d /sys/devices/system/node/node* | wc -l)
@@ -114,7 +114,7 @@ fn guest_with_two_nodes_of_memory_reads_and_writes_from_both() {
 /// The front-end adds a region while queues run; the guest then takes its buffers from it.
 #[test]
 fn memory_that_is_plugged_in_under_load_is_read_and_written() {
-    let mib = sizes().verified_mib;
+    let mib = sizes::VERIFIED_MIB.now();
     let disk = Served::new(mib * MIB, &[]);
     let monitor = disk.socket().with_file_name("monitor");
     let script = format!(

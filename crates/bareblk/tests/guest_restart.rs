@@ -33,8 +33,8 @@ fn verified_writes_go_on_while_servers_are_stopped_and_started() {
     let mut disk = Served::new(16 * MIB, &[]);
     let mut vm = spawn(&disk.vm(VERIFIED_UNTIL_TOLD).reconnect_s(1));
 
-    for _ in 0..sizes().restarts {
-        for _ in 0..=sizes().runs_between_restarts {
+    for _ in 0..sizes::RESTARTS.now() {
+        for _ in 0..=sizes::RUNS_BETWEEN_RESTARTS.now() {
             line(&mut vm, "starts");
         }
         disk.wait_writing();

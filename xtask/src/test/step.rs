@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
+use xtask::sizes::LONG_ENV;
 use xtask::{command, workspace};
 
-use super::LONG_ENV;
 use crate::setup;
 
 /// A row of the table of steps.
@@ -29,6 +29,8 @@ pub(super) enum Wants {
     BenchTargets,
     /// The standard library for another machine.
     Target(&'static str),
+    /// Another version of Rust.
+    Toolchain(&'static str),
 }
 
 /// How a step went.
@@ -112,6 +114,11 @@ impl Wants {
                 let found = has_target(target)? || (setup::in_ci() && add_target(target));
                 Ok((!found).then(|| format!("not installed: `rustup target add {target}`")))
             }
+            Self::Toolchain(version) => {
+                let found = has_toolchain(version) || (setup::in_ci() && add_toolchain(version));
+                let add = format!("rustup toolchain install --profile minimal {version}");
+                Ok((!found).then(|| format!("not installed: `{add}`")))
+            }
         }
     }
 }
@@ -131,6 +138,22 @@ fn has_target(target: &str) -> Result<bool> {
 
 fn add_target(target: &str) -> bool {
     command::output(Command::new("rustup").args(["target", "add", target])).is_ok()
+}
+
+/// `rustup run` would install a version that is missing, or say no; a look at the list does neither.
+fn has_toolchain(version: &str) -> bool {
+    let list = command::output(Command::new("rustup").args(["toolchain", "list"]));
+    list.is_ok_and(|list| lists_toolchain(&list, version))
+}
+
+/// A line is `1.88-x86_64-unknown-linux-gnu (default)`; rustup takes `1.88.0` for another toolchain.
+fn lists_toolchain(list: &str, version: &str) -> bool {
+    list.lines().any(|line| line.strip_prefix(version).is_some_and(|rest| rest.starts_with('-')))
+}
+
+fn add_toolchain(version: &str) -> bool {
+    let install = ["toolchain", "install", "--profile", "minimal", version];
+    command::output(Command::new("rustup").args(install)).is_ok()
 }
 
 /// Tests counted over all test programs.
@@ -212,6 +235,13 @@ mod tests {
     #[test]
     fn target_that_is_not_installed_is_a_reason_to_skip() {
         assert!(!has_target("no-such-target").unwrap());
+    }
+
+    #[test]
+    fn toolchain_is_found_by_its_whole_version() {
+        let list = "stable-x86_64-unknown-linux-gnu (active, default)\n1.88-x86_64-unknown-linux-gnu\n";
+        assert!(lists_toolchain(list, "1.88"));
+        assert!(!lists_toolchain(list, "1.8") && !lists_toolchain("1.88.0-x86_64-unknown-linux-gnu", "1.88"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the guest tests share: a served disk, a guest that uses it, sizes, the guest's shell functions. No tests here.
+//! What the guest tests share: a served disk, a guest that uses it, the guest's shell functions. No tests here.
 //!
 //! The real `bareblk serve`, stock QEMU and a stock Linux kernel (`xtask::guest`). A guest tells what it found in
 //! lines that the test reads (`BB:KEY=value`); whatever is missing for it is named, with the command that installs it.
@@ -7,54 +7,15 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use xtask::guest::{GuestImage, GuestOutput, RunningVm, Vm};
+pub use xtask::sizes;
 
 use crate::rig::{Place, Server, eventually};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
-
-/// Everything that is larger in a long run.
-pub struct Sizes {
-    /// For a guest from its boot to its end, under emulation on a busy machine. Nothing passes because of it.
-    pub guest_deadline: Duration,
-    /// Written and verified by each fio job, in MiB.
-    pub verified_mib: u64,
-    /// Written and verified with one large block size, in MiB.
-    pub large_blocks_mib: u64,
-    /// Files made in a file system.
-    pub files: u64,
-    /// Times that a server is replaced under a running guest.
-    pub restarts: u64,
-    /// fio runs between two of them.
-    pub runs_between_restarts: u64,
-}
-
-const SMOKE: Sizes = Sizes {
-    guest_deadline: Duration::from_secs(240),
-    verified_mib: 32,
-    large_blocks_mib: 32,
-    files: 24,
-    restarts: 3,
-    runs_between_restarts: 1,
-};
-
-const FULL: Sizes = Sizes {
-    guest_deadline: Duration::from_secs(1800),
-    verified_mib: 512,
-    large_blocks_mib: 512,
-    files: 400,
-    restarts: 30,
-    runs_between_restarts: 2,
-};
-
-/// The full ones if `BAREBLK_LONG` is 1 (`cargo xtask test --long`).
-pub fn sizes() -> &'static Sizes {
-    if std::env::var("BAREBLK_LONG").is_ok_and(|long| long == "1") { &FULL } else { &SMOKE }
-}
 
 /// Shell functions for every script.
 ///
@@ -180,7 +141,7 @@ impl Served {
         Vm::new(&guest_image())
             .disk_socket(self.socket(), 2)
             .script(&script(body))
-            .timeout(sizes().guest_deadline)
+            .timeout(sizes::GUEST_DEADLINE.now())
     }
 }
 
@@ -205,7 +166,7 @@ fn succeeded(output: GuestOutput) -> GuestOutput {
 
 /// The next line with `pattern`.
 pub fn line(vm: &mut RunningVm, pattern: &str) -> String {
-    vm.wait_for_line(pattern, sizes().guest_deadline).unwrap_or_else(|error| panic!("{error:#}"))
+    vm.wait_for_line(pattern, sizes::GUEST_DEADLINE.now()).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
 /// What the guest reported as `BB:key=value`.

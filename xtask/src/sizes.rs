@@ -1,0 +1,63 @@
+//! How large the slow checks are, as a smoke test and in full: the one table.
+//!
+//! `cargo xtask test --long` sets [`LONG_ENV`] for all that it starts; whoever runs a test by hand may too.
+//! Not here: the checks (each crate's tests), in which order they run (`main.rs`'s `test`).
+
+use std::time::Duration;
+
+/// Set to 1, the checks are in full size.
+pub const LONG_ENV: &str = "BAREBLK_LONG";
+
+/// One quantity in its two sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size<T> {
+    /// For every run.
+    pub smoke: T,
+    /// For a long run.
+    pub full: T,
+}
+
+/// The micro-benchmarks. Without `--bench` on their command line, criterion's benches run each case once.
+pub const BENCHES: Size<&[&str]> = size(
+    &["cargo", "test", "--workspace", "--bench", "*"], //
+    &["cargo", "bench", "--workspace", "--bench", "*"],
+);
+/// A guest from its boot to its end, under emulation on a busy machine. Nothing passes because of it.
+pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(240), Duration::from_secs(1800));
+/// Written and verified by each fio job in a guest, in MiB.
+pub const VERIFIED_MIB: Size<u64> = size(32, 512);
+/// Written and verified with one large block size in a guest, in MiB.
+pub const LARGE_BLOCKS_MIB: Size<u64> = size(32, 512);
+/// Files made in a guest's file system.
+pub const FILES: Size<u64> = size(24, 400);
+/// Times that a server is replaced under a running guest.
+pub const RESTARTS: Size<u64> = size(3, 30);
+/// fio runs between two of them.
+pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
+
+const fn size<T: Copy>(smoke: T, full: T) -> Size<T> {
+    Size { smoke, full }
+}
+
+impl<T: Copy> Size<T> {
+    /// The one for this run.
+    #[must_use]
+    pub fn now(self) -> T {
+        self.of(std::env::var(LONG_ENV).ok().as_deref())
+    }
+
+    fn of(self, long: Option<&str>) -> T {
+        if long == Some("1") { self.full } else { self.smoke }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_size_is_only_for_those_who_ask_for_it() {
+        let taken = [None, Some(""), Some("0"), Some("1")].map(|long| FILES.of(long));
+        assert_eq!(taken, [FILES.smoke, FILES.smoke, FILES.smoke, FILES.full]);
+    }
+}
