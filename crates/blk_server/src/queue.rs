@@ -17,7 +17,7 @@ use disk_image::CheckedRange;
 use guest_mem::{AccessError, FillError, GuestMemory, IoVecs, MemoryView};
 use io_engine::{Durability, FileId, Op, OpError, OpKind, Submit, Unmap, WatchId};
 use tracing::{error, warn};
-use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse};
+use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse, reply_slot};
 use virtqueue::split::DeviceQueue;
 use virtqueue::{Chain, PopError, RingFault, SplitLayout};
 
@@ -186,7 +186,7 @@ impl Queue {
                 }
                 Err(PopError::Chain { tag, fault }) => {
                     log_refused(&self.disk, self.index, lane.now, &fault);
-                    self.finish_unreachable(tag);
+                    self.finish_refused(tag);
                 }
                 Err(PopError::Ring(fault)) => self.break_ring(&fault),
             }
@@ -249,6 +249,17 @@ impl Queue {
                 self.waits_for_room = true;
                 false
             }
+        }
+    }
+
+    /// A chain that is no request: IOERR if it is known where the status byte goes.
+    fn finish_refused(&mut self, tag: u16) {
+        match reply_slot(&self.chain, &self.view) {
+            Ok(reply) if !self.in_flight.is_taken(tag) => {
+                let written_bytes = reply.write(&self.view, Status::IoErr, 0);
+                self.ring.push_used(tag, written_bytes);
+            }
+            _ => self.finish_unreachable(tag),
         }
     }
 

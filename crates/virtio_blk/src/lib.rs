@@ -28,7 +28,7 @@ pub use driver::{RequestHeader, encode_segments};
 pub use features::{FeatureError, Negotiated, Offer, WriteCache, device_features, initial_write_cache};
 pub use ranges::{MAX_SEGMENTS, SEGMENT_BYTES, Segment, Segments};
 pub use reply::{DEVICE_ID_BYTES, DeviceId, ReplySlot, Status};
-pub use request::{HEADER_BYTES, NoStatusByte, Parsed, Request, RequestFault, kind, parse};
+pub use request::{HEADER_BYTES, NoStatusByte, Parsed, Request, RequestFault, kind, parse, reply_slot};
 
 /// Unit of `sector` and of lengths in this device, whatever its block size (virtio 1.3 §5.2.6).
 pub const SECTOR_BYTES: u64 = 512;

@@ -158,11 +158,26 @@ impl RequestFault {
 /// [`NoStatusByte`]: it cannot even be refused.
 #[inline]
 pub fn parse<'c>(chain: &'c Chain, view: &MemoryView) -> Result<Parsed<'c>, NoStatusByte> {
+    let (writable, reply) = split_status(chain, view)?;
+    let readable = Data::new(chain.readable(), chain.readable_bytes());
+    Ok(Parsed { reply, request: parse_request(readable, writable, view) })
+}
+
+/// Where the status of a chain goes that is no request.
+///
+/// # Errors
+/// [`NoStatusByte`].
+pub fn reply_slot(chain: &Chain, view: &MemoryView) -> Result<ReplySlot, NoStatusByte> {
+    split_status(chain, view).map(|(_, reply)| reply)
+}
+
+/// The status is the last writable byte, wherever that is.
+#[inline]
+fn split_status<'c>(chain: &'c Chain, view: &MemoryView) -> Result<(Data<'c>, ReplySlot), NoStatusByte> {
     let writable = Data::new(chain.writable(), chain.writable_bytes());
     let (writable, status_addr) = writable.split_last_byte().ok_or(NoStatusByte::Missing)?;
     view.memory().check(status_addr, 1).map_err(NoStatusByte::Unmapped)?;
-    let readable = Data::new(chain.readable(), chain.readable_bytes());
-    Ok(Parsed { reply: ReplySlot::new(status_addr), request: parse_request(readable, writable, view) })
+    Ok((writable, ReplySlot::new(status_addr)))
 }
 
 #[inline]

@@ -137,7 +137,8 @@ impl DeviceQueue {
     ///
     /// # Errors
     /// [`PopError::Ring`]: the queue must stop. [`PopError::Chain`]: this chain is taken but unusable
-    /// (`chain` is then empty); it goes back by `push_used(tag, 0)`.
+    /// and goes back by `push_used`; `chain` is then empty, unless the fault is
+    /// [`ChainFault::ReadableAfterWritable`].
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         if self.next_avail == self.avail_idx && !self.refresh()? {
@@ -154,7 +155,10 @@ impl DeviceQueue {
         match self.walk(head, chain) {
             Ok(()) => Ok(Some(head)),
             Err(fault) => {
-                chain.clear();
+                // Buffers in the wrong order are all known, and so is where the status byte is.
+                if fault != ChainFault::ReadableAfterWritable {
+                    chain.clear();
+                }
                 Err(PopError::Chain { tag: head, fault })
             }
         }
@@ -173,17 +177,17 @@ impl DeviceQueue {
     #[inline]
     fn walk(&self, head: u16, chain: &mut Chain) -> Result<(), ChainFault> {
         let limit = self.layout.queue_size;
-        let mut index = head;
+        let (mut index, mut in_order) = (head, Ok(()));
         for taken in 0..limit {
             let slot = 2 * usize::from(index);
             let meta = self.descriptors.load(slot + 1, Relaxed);
             let descriptor = Descriptor::from_words(self.descriptors.load(slot, Relaxed), meta);
             if descriptor.has(INDIRECT) {
-                return self.walk_indirect(&descriptor, self.indirect_limit - taken, chain);
+                return self.walk_indirect(&descriptor, self.indirect_limit - taken, chain).and(in_order);
             }
-            chain.push(descriptor)?;
+            in_order = in_order.and(chain.push(descriptor));
             if !descriptor.has(NEXT) {
-                return Ok(());
+                return in_order;
             }
             index = descriptor.next;
             if index >= limit {
@@ -198,15 +202,15 @@ impl DeviceQueue {
     fn walk_indirect(&self, named_by: &Descriptor, room: u16, chain: &mut Chain) -> Result<(), ChainFault> {
         let table_entries = self.check_indirect(named_by)?;
         let table = self.tables.open(named_by.range);
-        let mut index = 0;
+        let (mut index, mut in_order) = (0, Ok(()));
         for _ in 0..room {
             let descriptor = table.descriptor(index).map_err(IndirectFault::Unmapped)?;
             if descriptor.has(INDIRECT) {
                 return Err(IndirectFault::Nested.into());
             }
-            chain.push(descriptor)?;
+            in_order = in_order.and(chain.push(descriptor));
             if !descriptor.has(NEXT) {
-                return Ok(());
+                return in_order;
             }
             index = descriptor.next;
             if index >= table_entries {
