@@ -3,8 +3,10 @@
 //! Not here: guests (the library's `guest`), because tests use them too.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod demo;
 mod layers;
+mod origin;
 mod setup;
 mod source_text;
 mod test;
@@ -26,6 +28,8 @@ struct Cli {
 enum Chore {
     /// Shows bareblk at work: a real guest runs fio on a served disk, next to the same fio on the host
     Demo(demo::Args),
+    /// Measures what a request costs in the device half, and keeps the result
+    Bench(bench::Args),
     /// Runs everything that CI runs
     Test(test::Args),
     /// Installs the Debian packages that demo and test need, after one question
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
     let result = match Cli::parse().chore {
         Chore::Demo(args) => demo::run(&args).map(done),
+        Chore::Bench(args) => bench::run(&args).map(done),
         Chore::Test(args) => test::run(&args),
         Chore::Setup(args) => setup::run(&args).map(done),
         Chore::Layers => layers::run().map(done),
