@@ -1,0 +1,171 @@
+//! Front-ends that go for the process instead of their own disk: another disk of it must not notice.
+//!
+//! Not here: chains and rings that break the rules (`hostile_chains.rs`, `ring_faults.rs`), what a front-end
+//! can make the server log (`logs.rs`, `queue_restarts.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle};
+use rig::passed::{add_transfer, hold, let_go, memfd, region, serves, share};
+use rig::raw_guest::{PLAIN, RawGuest, last, readable, table, writable};
+use rig::{FrontEnd, Guest, MIB, Options, Rig, code, eventually, feature, header_bytes, kind, ready};
+use rustix::fs::ftruncate;
+use virtqueue::split::RawDescriptor;
+
+/// Where raw guests have their header, and the status byte of all chains behind it.
+const HEADER: u64 = 3 * MIB;
+const STATUS: u64 = HEADER + 64;
+/// Where they have their indirect tables, a page or two for each.
+const TABLES: u64 = 4 * MIB;
+
+/// A guest of the second disk, who is served.
+fn neighbour(rig: &Rig) -> (FrontEnd, Guest) {
+    let mut front_end = rig.connect_to(1);
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * MIB);
+    let mut guest = front_end.start_queue(0, 256, feature::USUAL);
+    assert!(serves(&mut guest));
+    (front_end, guest)
+}
+
+/// A front-end of the first disk with this much memory.
+fn hostile(rig: &Rig, memory_bytes: u64) -> FrontEnd {
+    let mut front_end = rig.connect();
+    front_end.negotiate(PLAIN);
+    front_end.share_memory(memory_bytes);
+    front_end
+}
+
+/// Makes `heads` chains of the ring, all with the table at [`TABLES`].
+fn fill_ring(raw: &RawGuest, heads: u16, verb: u32, descriptors: &[RawDescriptor]) {
+    raw.store(HEADER, &header_bytes(verb, 0));
+    raw.set_table(TABLES, descriptors);
+    for head in 0..heads {
+        raw.ring.set_descriptor(head, table(TABLES, descriptors.len() as u32 * 16));
+        raw.ring.set_avail_entry(head, head);
+    }
+}
+
+/// Makes chains available up to the `idx`-th.
+fn offer_up_to(raw: &RawGuest, idx: u16) {
+    raw.ring.set_avail_idx(idx);
+    raw.guest.kick();
+}
+
+/// A discard whose segments lie one byte to a page, on every second page from `first_page` on.
+fn scattered_discard(first_page: u64) -> Vec<RawDescriptor> {
+    let page = |number: u16| first_page + u64::from(number) * 0x2000;
+    let segments = (0..256).map(|number| readable(page(number), 1, number + 2));
+    let header = std::iter::once(readable(HEADER, 16, 1));
+    header.chain(segments).chain([last(page(256), 1)]).collect()
+}
+
+/// Each fault must not cost the process two mappings: it has 65,530 by default, and 128 chains touch 32,896
+/// pages in one pass.
+#[test]
+fn memory_truncated_under_128_scattered_discards_ends_that_session_only() {
+    const EXTRA: u64 = 64 * MIB;
+    let rig = Rig::start(Options { disks: 2, queue_size: 1024, ..Options::default() });
+    let (_other, mut other_guest) = neighbour(&rig);
+    let (main, extra) = (memfd(16 * MIB), memfd(512 * MIB));
+    let mut front_end = hostile(&rig, MIB);
+    share(&mut front_end, vec![region(&main, 0, 16 * MIB, 0), region(&extra, EXTRA, 512 * MIB, 0)]);
+    let raw = RawGuest::start(&front_end, 0);
+    raw.store(HEADER, &header_bytes(kind::DISCARD, 0));
+    for chain in 0..128 {
+        let at = TABLES + u64::from(chain) * 0x2000;
+        let descriptors = scattered_discard(EXTRA + u64::from(chain) * 257 * 0x2000);
+        raw.set_table(at, &descriptors);
+        raw.ring.set_descriptor(chain, table(at, descriptors.len() as u32 * 16));
+        raw.ring.set_avail_entry(chain, chain);
+    }
+    ftruncate(&extra, 0).unwrap();
+    offer_up_to(&raw, 128);
+    assert!(front_end.is_closed());
+    assert!(serves(&mut other_guest));
+}
+
+/// Closing it would block for as long as it lingers: the peer reads nothing.
+#[test]
+fn tcp_socket_that_lingers_is_refused_as_call_descriptor() {
+    let rig = Rig::start(Options { disks: 2, ..Options::default() });
+    let (_other, mut other_guest) = neighbour(&rig);
+    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    rustix::net::sockopt::set_socket_linger(&lingering, Some(Duration::from_secs(60))).unwrap();
+    let queue = 0u64.to_ne_bytes();
+    assert_eq!(front_end.acked(code::SET_VRING_CALL, &queue, &[lingering.as_fd()]), 1);
+    assert!(serves(&mut guest), "the call descriptor of before is still in place");
+    assert!(serves(&mut other_guest));
+}
+
+/// What the page cache has is copied while it is submitted: 8 GiB in one pass would be a pause for all.
+#[test]
+fn large_cached_reads_of_one_disk_do_not_hold_up_another_until_they_are_done() {
+    let rig =
+        Rig::start(Options { disks: 2, queue_size: 1024, image_bytes: 64 * MIB, ..Options::buffered() });
+    let (_other, mut other_guest) = neighbour(&rig);
+    let front_end = hostile(&rig, 32 * MIB);
+    let raw = RawGuest::start(&front_end, 0);
+    let pieces = (0..16).map(|piece| writable(16 * MIB, 4 * MIB as u32, piece + 2));
+    let header = std::iter::once(readable(HEADER, 16, 1));
+    let read_all: Vec<_> = header.chain(pieces).chain([last(STATUS, 1)]).collect();
+    fill_ring(&raw, 128, kind::IN, &read_all);
+    offer_up_to(&raw, 1); // now it is cached
+    assert!(eventually(|| raw.ring.used_idx() == 1));
+    offer_up_to(&raw, 128);
+    assert!(eventually(|| raw.ring.used_idx() > 1));
+    assert!(serves(&mut other_guest));
+    let done = raw.ring.used_idx();
+    assert!(done < 128, "all large reads were done first");
+}
+
+/// An engine in which requests hang, with room for 64 at a time (and the ops of one discard).
+fn small_engine() -> (Options, FakeHandle) {
+    let config = EngineConfig { depth: 64 + 15, ..EngineConfig::default() };
+    let (engine, handle) = FakeEngine::new(config).unwrap();
+    let engine = std::cell::RefCell::new(Some(engine));
+    let factory = move || Ok(Box::new(engine.borrow_mut().take().unwrap()) as Box<dyn Engine>);
+    let options =
+        Options { disks: 2, queue_size: 1024, engine: Some(Box::new(factory)), ..Options::default() };
+    (options, handle)
+}
+
+/// Each time the engine has room again, one of the full rings alone could take all of it.
+#[test]
+fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
+    /// 64 turns, of which one must be the other disk's.
+    const MANY: u32 = 4096;
+    let (options, handle) = small_engine();
+    let rig = Rig::start(options);
+    let (_other, mut other_guest) = neighbour(&rig);
+    let front_end = hostile(&rig, 32 * MIB);
+    let start = |queue| {
+        let base = 20 * MIB + u64::from(queue) * MIB;
+        RawGuest::over(front_end.start_queue_at(base, queue, 1024))
+    };
+    let raws: Vec<_> = (0..4).map(start).collect();
+    let read = [readable(HEADER, 16, 1), writable(16 * MIB, 4096, 2), last(STATUS, 1)];
+    raws.iter().for_each(|raw| fill_ring(raw, 1024, kind::IN, &read));
+    hold(&handle);
+    raws.iter().for_each(|raw| offer_up_to(raw, 1024));
+    assert!(eventually(|| handle.held() == 64));
+    let pending = add_transfer(&mut other_guest, kind::OUT, 0, 8 * MIB, 4096);
+    other_guest.submit();
+    let done = || raws.iter().map(|raw| u32::from(raw.ring.used_idx())).sum::<u32>();
+    while pending.status(&other_guest) == 0xff && done() < MANY {
+        assert!(eventually(|| handle.held() > 0));
+        // Chains come back in their order: rings are filled up again with those that have.
+        raws.iter().for_each(|raw| offer_up_to(raw, raw.ring.used_idx() + 1024));
+        handle.release().unwrap();
+    }
+    let (status, done) = (pending.status(&other_guest), done());
+    let_go(&handle);
+    assert_eq!(status, 0, "not answered while {done} others were");
+}
