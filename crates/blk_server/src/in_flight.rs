@@ -22,8 +22,18 @@ pub(crate) struct About {
     pub(crate) verb: &'static str,
     pub(crate) sector: u64,
     pub(crate) bytes: u64,
-    /// Whether success means durable.
-    pub(crate) durable: bool,
+    pub(crate) promise: Promise,
+}
+
+/// What success means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Promise {
+    /// Done, or visible to every reader.
+    Done,
+    /// This request's data is durable.
+    Durable,
+    /// All data is durable.
+    Flushed,
 }
 
 #[derive(Clone, Debug)]

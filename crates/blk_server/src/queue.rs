@@ -16,6 +16,7 @@ use std::time::Instant;
 use disk_image::CheckedRange;
 use guest_mem::{AccessError, FillError, GuestMemory, IoVecs, MemoryView};
 use io_engine::{Durability, FileId, Op, OpError, OpKind, Submit, Unmap, WatchId};
+use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse, reply_slot};
 use virtqueue::split::DeviceQueue;
@@ -24,7 +25,7 @@ use virtqueue::{Chain, PopError, RingFault, SplitLayout};
 use crate::buffers::{BufferPool, NoBuffers};
 use crate::disk::Disk;
 use crate::error_line::error_line;
-use crate::in_flight::{About, Finished, InFlight};
+use crate::in_flight::{About, Finished, InFlight, Promise};
 use crate::log_limit::Allowed;
 use crate::session::SessionShared;
 use crate::signal::signal;
@@ -283,19 +284,36 @@ impl Queue {
     ) {
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
         let status = match finished.failed {
-            None => Status::Ok,
-            // Given up because the server ends: it stays unanswered, for the next server to do.
-            Some(OpError::Cancelled) => return,
-            Some(error) => {
-                if finished.about.durable {
-                    self.disk.note_sync_failed();
-                }
-                self.log_failed(now, &finished, error);
-                Status::IoErr
-            }
+            Some(error) => self.failed(now, &finished, error),
+            None => self.succeeded(&finished.about),
         };
         let written_bytes = finished.reply.write(&self.view, status, finished.stored_bytes);
         self.ring.push_used(tag, written_bytes);
+    }
+
+    /// The engine says that it is done; whether that is what was promised is another matter.
+    #[inline]
+    fn succeeded(&self, about: &About) -> Status {
+        // Data was taken from memory that was gone by then: zeroes of ours may have been written.
+        let lost_memory = self.view.is_poisoned() && about.verb != "read";
+        // An overlapping sync may have taken the kernel's only report of what was lost.
+        let lost_pages = about.promise != Promise::Done && self.disk.sync_failed();
+        if lost_memory || lost_pages { Status::IoErr } else { Status::Ok }
+    }
+
+    #[cold]
+    fn failed(&mut self, now: Instant, finished: &Finished, error: OpError) -> Status {
+        let lost_pages = match finished.about.promise {
+            Promise::Done => false,
+            // A write or discard may fail for reasons of its own: only this one is about data.
+            Promise::Durable => error == OpError::Errno(Errno::IO),
+            Promise::Flushed => error != OpError::Cancelled,
+        };
+        if lost_pages {
+            self.disk.note_sync_failed();
+        }
+        self.log_failed(now, finished, error);
+        Status::IoErr
     }
 
     /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
@@ -380,7 +398,7 @@ impl Queue {
         self.state = State::Broken;
     }
 
-    pub(crate) fn break_kick(&mut self, errno: rustix::io::Errno) {
+    pub(crate) fn break_kick(&mut self, errno: Errno) {
         self.break_with(&format!("its kick descriptor can no longer be polled: {errno}"));
     }
 
@@ -463,29 +481,29 @@ impl Starter<'_, '_, '_> {
         }
     }
 
-    /// Whether success has to mean durable; refuses what cannot be carried out like that.
+    /// What success has to mean; refuses what cannot be carried out like that.
     #[inline]
-    fn check_writable(&self, verb: &'static str) -> Result<bool, Refusal> {
-        let durable = self.durability == Durability::Durable;
+    fn check_writable(&self, verb: &'static str) -> Result<Promise, Refusal> {
         if self.disk.image().read_only() {
             return Err(Refusal::ReadOnly { verb });
         }
-        if durable && self.disk.sync_failed() {
-            return Err(Refusal::SyncFailed { verb });
+        match self.durability {
+            Durability::Cached => Ok(Promise::Done),
+            Durability::Durable if self.disk.sync_failed() => Err(Refusal::SyncFailed { verb }),
+            Durability::Durable => Ok(Promise::Durable),
         }
-        Ok(durable)
     }
 
     #[inline]
     fn read(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let about = About { verb: "read", sector, bytes: data.len_bytes(), durable: false };
+        let about = About { verb: "read", sector, bytes: data.len_bytes(), promise: Promise::Done };
         self.transfer(about, data, |range, _| OpKind::Read { range })
     }
 
     #[inline]
     fn write(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let durable = self.check_writable("write")?;
-        let about = About { verb: "write", sector, bytes: data.len_bytes(), durable };
+        let promise = self.check_writable("write")?;
+        let about = About { verb: "write", sector, bytes: data.len_bytes(), promise };
         self.transfer(about, data, |range, durability| OpKind::Write { range, durability })
     }
 
@@ -517,7 +535,7 @@ impl Starter<'_, '_, '_> {
         if self.disk.sync_failed() {
             return Err(Refusal::SyncFailed { verb: "flush" });
         }
-        let about = About { verb: "flush", sector: 0, bytes: 0, durable: true };
+        let about = About { verb: "flush", sector: 0, bytes: 0, promise: Promise::Flushed };
         self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
         self.push(OpKind::Flush, IoVecs::with_capacity(0));
         Ok(Outcome::Submitted)
@@ -530,20 +548,20 @@ impl Starter<'_, '_, '_> {
     }
 
     fn discard(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
-        self.check_writable("discard")?;
+        let promise = self.check_writable("discard")?;
         let Some(limits) = self.disk.image().discard_limits() else { return Ok(UNSUPPORTED) };
         let durability = self.durability;
-        self.segments("discard", segments, limits.max_sectors, |range, _| OpKind::Discard {
+        self.segments(("discard", promise), segments, limits.max_sectors, |range, _| OpKind::Discard {
             range,
             durability,
         })
     }
 
     fn write_zeroes(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
-        self.check_writable("write zeroes")?;
+        let promise = self.check_writable("write zeroes")?;
         let Some(limits) = self.disk.image().write_zeroes_limits() else { return Ok(UNSUPPORTED) };
         let durability = self.durability;
-        self.segments("write zeroes", segments, limits.max_sectors, |range, segment| {
+        self.segments(("write zeroes", promise), segments, limits.max_sectors, |range, segment| {
             let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
             OpKind::WriteZeroes { range, unmap, durability }
         })
@@ -552,7 +570,7 @@ impl Starter<'_, '_, '_> {
     /// All segments are checked before the first one is started.
     fn segments(
         &mut self,
-        verb: &'static str,
+        (verb, promise): (&'static str, Promise),
         segments: &Segments,
         max_sectors: u32,
         kind: impl Fn(CheckedRange, &Segment) -> OpKind,
@@ -573,8 +591,7 @@ impl Starter<'_, '_, '_> {
             }
         }
         let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
-        let durable = self.durability == Durability::Durable;
-        let about = About { verb, sector: first.sector, bytes, durable };
+        let about = About { verb, sector: first.sector, bytes, promise };
         self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
         for (range, segment) in ranges.into_iter().flatten() {
             self.push(kind(range, segment), IoVecs::with_capacity(0));

@@ -2,7 +2,8 @@
 //!
 //! Stopping loses nothing: no further front-end is accepted, every queue stops taking requests and what
 //! is in flight completes, then each image is flushed, then the sockets go. What the guests had not yet
-//! been served stays in their rings for the next server.
+//! been served stays in their rings for the next server. What is still in flight when the time is over is
+//! given up and answered with an error: unanswered, the next server would go on at the wrong request.
 //!
 //! Not here: signals and options (`bareblk`).
 
@@ -29,6 +30,8 @@ use crate::workers::{AbortOnPanic, WorkerSet};
 
 /// A session's thread sleeps in `poll` and holds one message.
 const SESSION_STACK_BYTES: usize = 256 << 10;
+/// Sessions of one disk that were told to make room and are about to end.
+const MAX_ENDING: usize = 8;
 /// A discard may need as many operations as it has segments.
 const MIN_DEPTH: u32 = 16;
 const _: () = assert!(MIN_DEPTH as usize >= virtio_blk::MAX_SEGMENTS);
@@ -118,11 +121,18 @@ impl SessionList {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// `None` if the disk has too many sessions already.
+    /// `None` if the disk has too many sessions already. One that never said anything gives its place up;
+    /// for as long as nobody needs it, it may be silent: a VMM connects long before its guest starts.
     fn add(&self) -> Option<io::Result<Arc<SessionShared>>> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        (sessions.len() < MAX_SESSIONS).then(|| {
+        let full = sessions.len() >= MAX_SESSIONS;
+        let silent = sessions.iter().find(|session| full && session.is_silent());
+        let made_room = silent.is_some_and(|session| {
+            session.end(EndReason::MadeRoom);
+            sessions.len() < MAX_SESSIONS + MAX_ENDING
+        });
+        (!full || made_room).then(|| {
             let session = SessionShared::new(NEXT_ID.fetch_add(1, Ordering::Relaxed))?;
             sessions.push(Arc::clone(&session));
             Ok(session)

@@ -151,10 +151,6 @@ impl Worker {
     fn take_requests(&mut self, now: Instant) -> bool {
         let mut any = false;
         let mut at = 0;
-        // Another one is first each time, so that each gets its share when room is scarce.
-        if self.active.len() > 1 {
-            self.active.rotate_left(1);
-        }
         while let Some(&id) = self.active.get(at) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
                 self.active.swap_remove(at);
@@ -175,6 +171,10 @@ impl Worker {
                 continue;
             }
             at += 1;
+        }
+        // Another one is first the next time, so that each gets its share when room is scarce.
+        if any && self.active.len() > 1 {
+            self.active.rotate_left(1);
         }
         any
     }

@@ -8,8 +8,10 @@ mod rig;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use io_engine::{FakeHandle, Fault, Verb, When};
+use rig::passed::add_transfer;
 use rig::raw_guest::{faulty, range};
 use rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, kind, ready, segment_bytes};
 use rustix::io::Errno;
@@ -74,6 +76,49 @@ fn flush_that_failed_through_the_page_cache_is_never_followed_by_one_that_succee
     assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, IOERR);
     assert_eq!(bed.guest.read(0, 512).status, OK);
     assert!(!bed.rig.stop().is_clean());
+}
+
+#[test]
+fn flush_that_waited_for_one_that_failed_fails_too() {
+    let mut bed = bed();
+    bed.fake.inject(When::Verb(Verb::Sync), Fault::Errno(Errno::IO), 1);
+    let flushes = [0, 1].map(|_| add_transfer(&mut bed.guest, kind::FLUSH, 0, 0, 0));
+    bed.guest.submit();
+    assert!(eventually(|| flushes.iter().all(|flush| flush.status(&bed.guest) == 1)));
+}
+
+#[test]
+fn durable_discard_that_the_file_system_refuses_does_not_end_durability() {
+    let (options, fake) = faulty(Options::buffered());
+    let rig = Rig::start(options);
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL & !feature::FLUSH); // write-through
+    fake.inject(When::Verb(Verb::Allocate), Fault::Errno(Errno::OPNOTSUPP), 1);
+    assert_eq!(guest.request(kind::DISCARD, 0, &segment_bytes(0, 8, 0), 0).status, IOERR);
+    assert_eq!(guest.write(0, &[1; 512]).status, OK);
+    fake.inject(When::Verb(Verb::Write), Fault::Errno(Errno::IO), 1);
+    assert_eq!(guest.write(0, &[1; 512]).status, IOERR);
+    assert_eq!(guest.write(0, &[1; 512]).status, IOERR);
+}
+
+#[test]
+fn request_that_the_host_cancels_of_its_own_is_ioerr() {
+    let mut bed = bed();
+    bed.fake.inject(When::Verb(Verb::Read), Fault::Errno(Errno::CANCELED), 1);
+    assert_eq!(bed.guest.read(0, 512).status, IOERR);
+    assert_eq!(bed.guest.read(0, 512).status, OK);
+}
+
+/// Left unanswered, the next server would start at the wrong request.
+#[test]
+fn request_given_up_when_the_time_to_stop_is_over_is_ioerr() {
+    let mut bed = bed();
+    bed.fake.inject(When::Verb(Verb::Read), Fault::Hold, 1);
+    let held = add_transfer(&mut bed.guest, kind::IN, 0, 8 * MIB, 512);
+    bed.guest.submit();
+    assert!(eventually(|| bed.fake.held() == 1));
+    let report = bed.rig.server.take().unwrap().stop(Duration::from_millis(300));
+    assert!(!report.unfinished.is_empty());
+    assert!(eventually(|| held.status(&bed.guest) == 1));
 }
 
 #[test]

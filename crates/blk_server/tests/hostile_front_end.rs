@@ -91,6 +91,30 @@ fn memory_truncated_under_128_scattered_discards_ends_that_session_only() {
 }
 
 /// Closing it would block for as long as it lingers: the peer reads nothing.
+/// Both chains are taken in one batch: the first finds the cut-off page, after which all of the region reads
+/// as zeroes of the server's own.
+#[test]
+fn write_from_the_rest_of_a_truncated_region_does_not_succeed() {
+    let rig = Rig::start(Options::default());
+    let mut front_end = rig.connect();
+    front_end.negotiate(PLAIN);
+    let (main, cut) = (memfd(16 * MIB), memfd(2 * MIB));
+    share(&mut front_end, vec![region(&main, 0, 16 * MIB, 0), region(&cut, 64 * MIB, 2 * MIB, 0)]);
+    let raw = RawGuest::start(&front_end, 0);
+    raw.store(HEADER, &header_bytes(kind::OUT, 0));
+    raw.store(STATUS + 1, &[0xff]);
+    let faulting = [readable(65 * MIB, 16, 1), last(STATUS, 1)];
+    let writing = [readable(HEADER, 16, 3), readable(64 * MIB, 4096, 4), last(STATUS + 1, 1)];
+    raw.set(&[&faulting[..], &writing[..]].concat());
+    raw.ring.set_avail_entry(0, 0);
+    raw.ring.set_avail_entry(1, 2);
+    ftruncate(&cut, MIB).unwrap();
+    raw.ring.set_avail_idx(2);
+    raw.guest.kick();
+    assert!(front_end.is_closed());
+    assert_ne!(raw.byte(STATUS + 1), 0);
+}
+
 #[test]
 fn tcp_socket_that_lingers_is_refused_as_call_descriptor() {
     let rig = Rig::start(Options { disks: 2, ..Options::default() });

@@ -337,6 +337,14 @@ fn ninth_front_end_of_a_disk_is_refused_and_a_place_that_is_free_again_is_given(
 }
 
 #[test]
+fn connections_that_never_said_anything_make_room_for_one_that_does() {
+    let rig = Rig::start(Options::default());
+    let silent: Vec<_> = (0..8).map(|_| rig.connect()).collect();
+    assert_eq!(rig.connect().ask_u64(code::GET_QUEUE_NUM), 4);
+    assert!(silent[0].is_closed());
+}
+
+#[test]
 fn eventfd_as_call_descriptor_that_is_full_blocks_nobody() {
     let rig = Rig::start(Options::default());
     let (front_end, mut guest) = ready(&rig, feature::USUAL);

@@ -135,9 +135,10 @@ impl IoVecs {
     }
 
     /// Whether a page of the memory is gone: what was copied out of it may be zeroes of our own.
+    #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        self.memory.as_ref().is_some_and(|memory| memory.poisoned().is_some())
+        self.memory.as_ref().is_some_and(|memory| memory.is_poisoned())
     }
 
     /// What is not yet done, for the kernel. The pointers are good while this value exists, is not

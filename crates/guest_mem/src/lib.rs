@@ -18,7 +18,9 @@ mod shared_slice;
 pub mod sigbus;
 
 pub use io_vecs::{FillError, IoVecs};
-pub use memory::{AccessError, GuestMemory, GuestRange, MAX_REGIONS, MemoryError, MemoryView};
+pub use memory::{
+    AccessError, GuestMemory, GuestRange, MAX_GUEST_BYTES, MAX_REGIONS, MemoryError, MemoryView,
+};
 pub use region::{MAX_MAPPED_BYTES, MapError, Region, RegionSpec};
 pub use shared_slice::{Shared, SharedSlice};
 pub use vm_memory::{Address, GuestAddress};

@@ -15,10 +15,15 @@ use vm_memory::{Address, GuestAddress};
 
 use crate::region::{Region, RegionSpec};
 use crate::shared_slice::{Shared, SharedSlice};
+use crate::sigbus;
 
 /// Most regions one guest may have: what a front-end learns from `GET_MAX_MEM_SLOTS`. QEMU uses at most
 /// 512 slots; one message's worth of eight is the minimum of vhost-user.
 pub const MAX_REGIONS: usize = 512;
+
+/// Most memory of one guest: beyond the largest machines there are, and a part of what all guests of a
+/// process may have together.
+pub const MAX_GUEST_BYTES: u64 = 1 << 44;
 
 /// `len_bytes` bytes from `addr` on, as a descriptor names them: not yet checked against any memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +82,14 @@ pub enum MemoryError {
         /** [`MAX_REGIONS`]. */
         max: usize,
     },
+    /// More than [`MAX_GUEST_BYTES`] together.
+    #[error("memory regions of {size_bytes} bytes together, at most {max_bytes} are possible")]
+    TooLarge {
+        /** Sum of all regions. */
+        size_bytes: u64,
+        /** [`MAX_GUEST_BYTES`]. */
+        max_bytes: u64,
+    },
     /// A region to be removed is not there.
     #[error("no memory region at guest address {guest_addr:#x} with {size_bytes} bytes")]
     NoSuchRegion {
@@ -100,6 +113,11 @@ impl GuestMemory {
         let count = regions.len();
         if count > MAX_REGIONS {
             return Err(MemoryError::TooMany { count, max: MAX_REGIONS });
+        }
+        let sizes = regions.iter().map(|region| region.spec().size_bytes);
+        let size_bytes = sizes.fold(0, u64::saturating_add);
+        if size_bytes > MAX_GUEST_BYTES {
+            return Err(MemoryError::TooLarge { size_bytes, max_bytes: MAX_GUEST_BYTES });
         }
         regions.sort_by_key(|region| region.spec().guest_addr);
         for pair in regions.windows(2) {
@@ -156,6 +174,13 @@ impl GuestMemory {
     #[must_use]
     pub fn poisoned(&self) -> Option<&Arc<Region>> {
         self.regions.iter().find(|region| region.is_poisoned())
+    }
+
+    /// Whether there is one. Costs next to nothing as long as no front-end ever did that.
+    #[inline]
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        sigbus::faults() != 0 && self.poisoned().is_some()
     }
 
     /// `len` values of type `T` at `addr`: part of a ring.
@@ -268,6 +293,13 @@ impl MemoryView {
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    /// Whether a page of the memory is gone: what was read from it may be zeroes of our own.
+    #[inline]
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.memory.is_poisoned()
     }
 
     /// Copies `out.len()` bytes from `addr` out of guest memory.

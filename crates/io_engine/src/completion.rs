@@ -55,7 +55,7 @@ pub(crate) enum Next {
 pub(crate) enum NoCall {
     /// Not before a bounce buffer comes free.
     NoBounce,
-    /// The data is gone: what was copied out of the guest's memory may be zeroes of our own.
+    /// The data is gone: what would be written may be zeroes of our own.
     LostMemory,
 }
 
@@ -186,6 +186,9 @@ impl OpState {
             let most_bytes = if file.wants_alignment() { MAX_CALL_BYTES } else { MAX_CACHED_CALL_BYTES };
             (self.remaining_bytes().min(most_bytes), direct_buffers(&self.buffers, most_bytes))
         };
+        if verb == Verb::Write && self.buffers.is_poisoned() {
+            return Err(NoCall::LostMemory);
+        }
         Ok(self.call(verb, flags, len_bytes, buffers))
     }
 
@@ -208,9 +211,6 @@ impl OpState {
         let len_bytes = self.remaining_bytes().min(BUFFER_BYTES as u64) as u32;
         if verb == Verb::Write {
             self.buffers.copy_out(&mut bounce.bytes_mut(id)[..len_bytes as usize]);
-            if self.buffers.is_poisoned() {
-                return Err(NoCall::LostMemory);
-            }
         }
         Ok((len_bytes.into(), Buffers::One { base: bounce.base(id), len_bytes }))
     }
@@ -317,7 +317,8 @@ impl OpState {
         let may_write_zeroes = matches!(self.kind, OpKind::WriteZeroes { .. });
         match self.stage {
             _ if errno == Errno::INTR || errno == Errno::AGAIN => self.retry(errno, stats),
-            _ if errno == Errno::CANCELED => Next::Done(Err(OpError::Cancelled)),
+            // The host may say the same for reasons of its own.
+            _ if errno == Errno::CANCELED && self.cancelled => Next::Done(Err(OpError::Cancelled)),
             Stage::Punch if unsupported && may_write_zeroes => {
                 file.cannot_punch = true;
                 Next::Call

@@ -2,7 +2,8 @@
 //!
 //! The kernel reports a page it could not write back to one sync only. Of two that overlap, one takes the
 //! error and the other succeeds although the same pages are lost: a guest would be told that its data is
-//! safe. One after the other, every flush that asked before the error was taken gets it.
+//! safe. One after the other, whoever comes after the one that took the error can be told: that a sync
+//! failed is known before the next one ends.
 //!
 //! - A flush shares only a sync that starts after it came.
 //! - Fewer syncs are also faster: ten flushes at once cost two.

@@ -180,6 +180,7 @@ impl Session {
         let (disk, session) = (self.disk.name(), self.shared.id());
         match reason {
             EndReason::Stop => debug!(disk, session, "session told to end"),
+            EndReason::MadeRoom => debug!(disk, session, "silent session made room for another"),
             EndReason::MemoryFault(what) => self.log_ended(what),
         }
     }
@@ -200,6 +201,7 @@ impl Session {
     }
 
     fn answer(&mut self, message: Message) -> Result<()> {
+        self.shared.note_heard();
         let Message { request, need_reply, .. } = message;
         debug!(disk = self.disk.name(), session = self.shared.id(), ?request, need_reply, "message");
         let ack_wanted = need_reply && self.has(VhostUserProtocolFeatures::REPLY_ACK);
@@ -309,7 +311,8 @@ impl Session {
         self.stop_all();
         self.negotiated = None;
         for vring in &mut self.vrings {
-            *vring = Vring { enabled: !self.protocol_negotiated, ..Vring::default() };
+            let (enabled, has_run) = (!self.protocol_negotiated, vring.has_run);
+            *vring = Vring { enabled, has_run, ..Vring::default() };
         }
         Ok(Answer::Ack)
     }

@@ -20,6 +20,8 @@ use crate::error_line::error_line;
 pub(crate) enum EndReason {
     /// The server stops.
     Stop,
+    /// Another front-end needs the place, and this one never said anything.
+    MadeRoom,
     /// The front-end truncated the memory it shares.
     MemoryFault(String),
 }
@@ -37,6 +39,8 @@ pub(crate) struct SessionShared {
     id: u64,
     /// Whether writes may complete before they are durable; set by the session, read by workers.
     writeback: AtomicBool,
+    /// The front-end has sent something.
+    heard: AtomicBool,
     wake: Arc<OwnedFd>,
     state: Mutex<State>,
     changed: Condvar,
@@ -46,7 +50,14 @@ impl SessionShared {
     pub(crate) fn new(id: u64) -> std::io::Result<Arc<Self>> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (state, changed) = (Mutex::default(), Condvar::new());
-        Ok(Arc::new(Self { id, writeback: AtomicBool::new(true), wake, state, changed }))
+        Ok(Arc::new(Self {
+            id,
+            writeback: AtomicBool::new(true),
+            heard: AtomicBool::new(false),
+            wake,
+            state,
+            changed,
+        }))
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -55,6 +66,16 @@ impl SessionShared {
 
     pub(crate) fn wake_fd(&self) -> &Arc<OwnedFd> {
         &self.wake
+    }
+
+    /// The front-end said something.
+    pub(crate) fn note_heard(&self) {
+        self.heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the front-end never said anything, and the session is not ending already.
+    pub(crate) fn is_silent(&self) -> bool {
+        !self.heard.load(Ordering::Relaxed) && self.end_reason().is_none()
     }
 
     pub(crate) fn write_cache(&self) -> WriteCache {

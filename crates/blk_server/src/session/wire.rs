@@ -34,8 +34,6 @@ const FLAG_NEED_REPLY: u32 = 0x8;
 const MAX_FDS: usize = 32;
 /// How long a front-end may take from a message's first byte to its last, and to read a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// A connection that says nothing takes one of a disk's few places for this long at most.
-const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One request of the front-end.
 #[derive(Debug)]
@@ -53,8 +51,6 @@ pub(crate) enum WireError {
     /// The peer closed between two messages: the normal end.
     #[error("front-end disconnected")]
     Closed,
-    #[error("front-end said nothing for {} s", timeout.as_secs())]
-    Silent { timeout: Duration },
     #[error("front-end disconnected after {bytes} bytes of a message")]
     ClosedInside { bytes: usize },
     #[error("message incomplete after {} s: {bytes} bytes of it arrived", timeout.as_secs())]
@@ -96,27 +92,21 @@ pub(crate) enum Incoming {
 pub(crate) struct Wire {
     socket: OwnedFd,
     wake: Arc<OwnedFd>,
-    /// The front-end has sent something.
-    heard: bool,
 }
 
 impl Wire {
     /// `wake`: an eventfd that ends a wait between messages.
     pub(crate) fn new(socket: OwnedFd, wake: Arc<OwnedFd>) -> Self {
-        Self { socket, wake, heard: false }
+        Self { socket, wake }
     }
 
-    /// Waits for the next message or the wake-up: without limit, once the front-end has said anything.
-    pub(crate) fn receive(&mut self) -> Result<Incoming, WireError> {
+    /// Waits, without limit, for the next message or the wake-up.
+    pub(crate) fn receive(&self) -> Result<Incoming, WireError> {
         let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
-        let limit = (!self.heard).then(|| until(Instant::now() + FIRST_MESSAGE_TIMEOUT));
-        if retry_interrupted(|| poll(&mut fds, limit.as_ref()))? == 0 {
-            return Err(WireError::Silent { timeout: FIRST_MESSAGE_TIMEOUT });
-        }
+        retry_interrupted(|| poll(&mut fds, None))?;
         if !fds[0].revents().is_empty() {
             return Ok(Incoming::Woken);
         }
-        self.heard = true;
         self.receive_message().map(Incoming::Message)
     }
 
