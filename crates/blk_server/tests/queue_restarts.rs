@@ -4,10 +4,9 @@
 //! without restarts (`rapid_fire.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "rig/log_lines.rs"]
+mod log_lines;
 mod rig;
-
-use std::io::Write;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rig::raw_guest::{raw_guest, table};
 use rig::{MIB, Options, Rig, code, eventually, vring_state};
@@ -18,28 +17,9 @@ const RESTARTS: u16 = 200;
 /// In the ring at each start.
 const BAD_REQUESTS: u16 = 5;
 
-/// Lines logged.
-static LINES: AtomicUsize = AtomicUsize::new(0);
-
-struct CountLines;
-
-impl Write for CountLines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        LINES.fetch_add(bytes.iter().filter(|byte| **byte == b'\n').count(), Ordering::Relaxed);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn queue_restarted_200_times_over_bad_requests_logs_a_few_lines() {
-    tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
-        .with_writer(|| CountLines)
-        .init();
+    log_lines::start_counting();
     let rig = Rig::start(Options::default());
     let (front_end, raw) = raw_guest(&rig);
     raw.set(&[table(4 * MIB, 5)]); // no whole number of descriptors
@@ -50,6 +30,6 @@ fn queue_restarted_200_times_over_bad_requests_logs_a_few_lines() {
         front_end.ok(code::SET_VRING_ENABLE, &vring_state(0, 1), &[]);
         assert!(eventually(|| raw.ring.used_idx() == restart * BAD_REQUESTS));
     }
-    let lines = LINES.load(Ordering::Relaxed);
+    let lines = log_lines::counted();
     assert!((1..=FEW_LINES).contains(&lines), "{lines} lines");
 }

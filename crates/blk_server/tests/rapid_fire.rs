@@ -3,32 +3,17 @@
 //! In a program of its own because it counts the lines that the whole process logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
+#[path = "rig/log_lines.rs"]
+mod log_lines;
 mod rig;
 
-use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rig::raw_guest::{PLAIN, RawGuest, connected, last, readable, table, writable};
 use rig::{Options, Rig, header_bytes};
 
 /// Five per queue and ten seconds are allowed; this leaves room for a very slow machine.
 const FEW_LINES: usize = 100;
-
-/// Lines logged.
-static LINES: AtomicUsize = AtomicUsize::new(0);
-
-struct CountLines;
-
-impl Write for CountLines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        LINES.fetch_add(bytes.iter().filter(|byte| **byte == b'\n').count(), Ordering::Relaxed);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Chains that are wrong in five ways: cut-off header, loop, empty table, unknown type, no status.
 fn prepare(raw: &RawGuest) -> [u16; 5] {
@@ -65,10 +50,7 @@ fn flood(raw: &mut RawGuest, stop: &AtomicBool) -> u64 {
 
 #[test]
 fn flood_of_invalid_requests_keeps_the_log_short_and_other_queues_served() {
-    tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
-        .with_writer(|| CountLines)
-        .init();
+    log_lines::start_counting();
     let rig = Rig::start(Options::default());
     let front_end = connected(&rig, PLAIN);
     let mut raw = RawGuest::start(&front_end, 0);
@@ -82,7 +64,7 @@ fn flood_of_invalid_requests_keeps_the_log_short_and_other_queues_served() {
     });
     assert_eq!(served, 2000);
     assert!(answered >= 1000, "only {answered} invalid requests");
-    let lines = LINES.load(Ordering::Relaxed);
+    let lines = log_lines::counted();
     assert!((1..=FEW_LINES).contains(&lines), "{lines} lines for {answered} invalid requests");
     assert!(raw.works());
 }
