@@ -139,3 +139,52 @@ impl Slot {
         !self.reported && self.age(now) >= STUCK_AFTER
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
+    use virtqueue::Chain;
+
+    use super::*;
+
+    const ABOUT: About = About { verb: "read", sector: 8, bytes: 512, promise: Promise::Done };
+
+    fn reply() -> ReplySlot {
+        let region = Region::from_memfd(GuestAddress(0), 4096).expect("memory");
+        let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region")));
+        let mut chain = Chain::with_capacity(1);
+        chain.push_writable(GuestRange { addr: 0, len_bytes: 1 });
+        virtio_blk::reply_slot(&chain, &view).expect("a status byte")
+    }
+
+    #[test]
+    fn request_is_finished_by_its_last_op_and_keeps_its_first_failure() {
+        let mut in_flight = InFlight::new(4);
+        in_flight.begin(2, reply(), ABOUT, 3, Instant::now());
+        assert!(in_flight.complete_op(2, Ok(()), 512).is_none());
+        assert!(in_flight.complete_op(2, Err(OpError::Cancelled), 0).is_none());
+        let late = OpError::WriteStalled { offset_bytes: 0 };
+        let finished = in_flight.complete_op(2, Err(late), 100).expect("the last op");
+        assert_eq!((finished.stored_bytes, finished.failed), (612, Some(OpError::Cancelled)));
+        assert!(!in_flight.is_taken(2) && in_flight.count() == 0);
+    }
+
+    #[test]
+    fn stuck_request_is_reported_once_with_its_age_and_a_young_one_is_not() {
+        let (start, mut in_flight) = (Instant::now(), InFlight::new(4));
+        in_flight.begin(0, reply(), ABOUT, 1, start);
+        in_flight.begin(1, reply(), ABOUT, 1, start + STUCK_AFTER);
+        let now = start + STUCK_AFTER + Duration::from_secs(5);
+        assert!(!in_flight.has_stuck(start + Duration::from_secs(29)));
+        assert_eq!(in_flight.report_stuck(now), Some((ABOUT, Duration::from_secs(35))));
+        assert!(!in_flight.has_stuck(now));
+        assert_eq!(in_flight.report_stuck(now), None);
+    }
+
+    #[test]
+    fn op_of_a_request_that_is_not_there_finishes_nothing() {
+        assert!(InFlight::new(4).complete_op(3, Ok(()), 0).is_none());
+    }
+}
