@@ -1,9 +1,10 @@
 //! How long a worker polls before it sleeps: long enough to catch the next request, not longer.
 //!
 //! A sleep and its wake-up cost both sides microseconds. After work, the worker polls for a window that
-//! adapts: a sleep that was shorter than the limit would have been better polled through, so the window
-//! grows; a long sleep means that polling was for nothing, so it shrinks, down to none. An idle worker
-//! therefore does not poll at all.
+//! adapts to the gaps between one piece of work and the next: a gap that was shorter than the limit could have
+//! been polled through, so the window grows; a longer one could not, and the polling was for nothing, so it
+//! shrinks, down to none. An idle worker therefore does not poll at all, and neither does one whose requests
+//! come more slowly than polling can bridge.
 //!
 //! - Never gives up the processor voluntarily while polling: with `sched_yield` a client that sleeps
 //!   falls to a tenth of its speed as soon as other threads compete.
@@ -40,9 +41,10 @@ impl Poller {
         now.saturating_duration_since(self.last_progress) < self.window
     }
 
-    /// Learns from a sleep that an event ended.
-    pub(crate) fn slept(&mut self, length: Duration) {
-        self.window = if length < self.limit {
+    /// Learns from a sleep that an event ended `now`: the whole gap counts, polling and sleep.
+    pub(crate) fn woke(&mut self, now: Instant) {
+        let gap = now.saturating_duration_since(self.last_progress);
+        self.window = if gap < self.limit {
             (self.window * 2).max(SMALLEST_WINDOW).min(self.limit)
         } else {
             let half = self.window / 2;
@@ -55,25 +57,41 @@ impl Poller {
 mod tests {
     use super::*;
 
+    /// Work, then nothing for `gap`, ten times.
+    fn live(poller: &mut Poller, gap: Duration) {
+        for _ in 0..10 {
+            let now = poller.last_progress + gap;
+            poller.woke(now);
+            poller.progressed(now);
+        }
+    }
+
     #[test]
-    fn long_sleeps_shrink_the_window_to_nothing() {
+    fn long_gaps_shrink_the_window_to_nothing() {
         let mut poller = Poller::new(DEFAULT_POLL);
-        (0..10).for_each(|_| poller.slept(Duration::from_secs(1)));
+        live(&mut poller, Duration::from_secs(1));
         assert!(!poller.keeps_polling(poller.last_progress));
     }
 
     #[test]
-    fn short_sleeps_grow_the_window_up_to_the_limit() {
+    fn gaps_a_little_longer_than_the_limit_are_not_polled_for() {
         let mut poller = Poller::new(DEFAULT_POLL);
-        (0..10).for_each(|_| poller.slept(Duration::from_secs(1)));
-        (0..10).for_each(|_| poller.slept(Duration::from_micros(5)));
+        live(&mut poller, DEFAULT_POLL + Duration::from_micros(5));
+        assert_eq!(poller.window, Duration::ZERO);
+    }
+
+    #[test]
+    fn short_gaps_grow_the_window_up_to_the_limit() {
+        let mut poller = Poller::new(DEFAULT_POLL);
+        live(&mut poller, Duration::from_secs(1));
+        live(&mut poller, Duration::from_micros(30));
         assert_eq!(poller.window, DEFAULT_POLL);
     }
 
     #[test]
     fn limit_of_zero_never_polls() {
         let mut poller = Poller::new(Duration::ZERO);
-        poller.slept(Duration::ZERO);
+        live(&mut poller, Duration::ZERO);
         assert!(!poller.keeps_polling(poller.last_progress));
     }
 }

@@ -271,12 +271,10 @@ impl Worker {
             self.end_faulted_sessions();
         }
         let limit = (self.in_flight > 0).then_some(STUCK_CHECK);
-        let asleep = Instant::now();
         if let Err(error) = self.handles.reap.wait(limit) {
             self.engine_failed(&error);
         }
-        let awake = Instant::now();
-        self.poller.slept(awake.saturating_duration_since(asleep));
+        self.poller.woke(Instant::now());
     }
 
     #[cold]
