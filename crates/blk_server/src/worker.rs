@@ -274,6 +274,7 @@ impl Worker {
         if let Err(error) = self.handles.reap.wait(limit) {
             self.engine_failed(&error);
         }
+        self.poller.woke(Instant::now());
     }
 
     #[cold]
