@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
+use crate::cache_mode::CacheMode;
 use crate::error::ImageError;
 use crate::foreign;
 use crate::geometry::{self, Alignment, MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, Topology};
@@ -42,44 +43,6 @@ pub enum Access {
     ReadWrite,
     /// Only read.
     ReadOnly,
-}
-
-/// How reads and writes reach the image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CacheMode {
-    /// Past the host's page cache (`O_DIRECT`).
-    None,
-    /// Through the host's page cache.
-    Writeback,
-}
-
-/// A word that is no cache mode.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cache mode '{value}' is unknown: use none or writeback")]
-pub struct ParseCacheModeError {
-    /** As given. */
-    pub value: String,
-}
-
-impl std::str::FromStr for CacheMode {
-    type Err = ParseCacheModeError;
-
-    fn from_str(value: &str) -> Result<Self, Self::Err> {
-        match value {
-            "none" => Ok(Self::None),
-            "writeback" => Ok(Self::Writeback),
-            _ => Err(ParseCacheModeError { value: value.to_owned() }),
-        }
-    }
-}
-
-impl std::fmt::Display for CacheMode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Writeback => "writeback",
-        })
-    }
 }
 
 /// What the user asked for.
@@ -117,7 +80,7 @@ impl ImageOptions {
     }
 
     fn open_request(&self) -> OpenRequest {
-        let direct = self.cache == CacheMode::None;
+        let direct = self.cache.is_direct();
         OpenRequest { access: self.access, direct, create: self.create_bytes, exclusive: false }
     }
 }
@@ -151,6 +114,7 @@ pub struct Image {
     file: Arc<File>,
     path: PathBuf,
     access: Access,
+    cache: CacheMode,
     kind: FileKind,
     bounds: Bounds,
     alignment: Alignment,
@@ -207,6 +171,7 @@ impl Image {
             _claim: claim,
             path: opener.canonical_path(&options.path).map_err(inspect("the real path"))?,
             access: options.access,
+            cache: options.cache,
             kind,
             bounds: Bounds::new(size_bytes, block_size_bytes),
             alignment,
@@ -246,6 +211,12 @@ impl Image {
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.access == Access::ReadOnly
+    }
+
+    /// As it was opened.
+    #[must_use]
+    pub fn cache(&self) -> CacheMode {
+        self.cache
     }
 
     /// The logical block size offered to the guest, in bytes.
@@ -376,7 +347,7 @@ fn explain(opener: &dyn Opener, options: &ImageOptions, source: io::Error) -> Im
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
     let path = options.path.clone();
     match (source.kind(), options.create_bytes) {
-        (InvalidInput, _) if options.cache == CacheMode::None => ImageError::DirectRefused { path },
+        (InvalidInput, _) if options.cache.is_direct() => ImageError::DirectRefused { path },
         (AlreadyExists, Some(_)) => ImageError::Exists { path },
         (_, Some(size_bytes)) => ImageError::Create { path, size_bytes, source },
         (ResourceBusy, None) => ImageError::Claimed { path },
@@ -453,7 +424,7 @@ fn alignment(
     size_bytes: u64,
     device: Option<&QueueAttributes>,
 ) -> Result<Alignment, ImageError> {
-    if options.cache == CacheMode::Writeback {
+    if !options.cache.is_direct() {
         return Ok(Alignment::BUFFERED);
     }
     let path = || options.path.clone();
@@ -484,26 +455,8 @@ fn block_size(
         }
         Some(block_size_bytes) => Ok(block_size_bytes),
         None => {
-            let direct = Some(alignment).filter(|_| options.cache == CacheMode::None);
+            let direct = Some(alignment).filter(|_| options.cache.is_direct());
             Ok(geometry::default_block_size(direct.or_else(|| geometry::told_alignment(file)), device))
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cache_modes_are_read_as_they_are_written() {
-        let written = [CacheMode::None, CacheMode::Writeback].map(|mode| mode.to_string());
-        assert_eq!(written, ["none", "writeback"]);
-        assert_eq!(written.map(|text| text.parse()), [Ok(CacheMode::None), Ok(CacheMode::Writeback)]);
-    }
-
-    #[test]
-    fn unknown_cache_mode_is_named_with_the_known_ones() {
-        let error = "directsync".parse::<CacheMode>().unwrap_err();
-        assert_eq!(error.to_string(), "cache mode 'directsync' is unknown: use none or writeback");
     }
 }

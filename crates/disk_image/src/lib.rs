@@ -17,6 +17,8 @@ pub mod sysfs_queue;
 
 pub mod lock;
 
+pub mod cache_mode;
+
 mod foreign;
 
 mod new_image;
@@ -31,10 +33,11 @@ pub mod range;
 
 pub mod error;
 
+pub use cache_mode::{CacheMode, ParseCacheModeError};
 pub use error::ImageError;
 pub use geometry::{Alignment, Topology};
 pub use host_opener::HostOpener;
-pub use image::{Access, CacheMode, CapacityChange, Image, ImageOptions, ParseCacheModeError};
+pub use image::{Access, CapacityChange, Image, ImageOptions};
 pub use limits::{DiscardLimits, WriteZeroesLimits};
 pub use lock::{FileId, LockHolder};
 pub use new_image::NewImage;

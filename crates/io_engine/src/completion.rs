@@ -6,7 +6,7 @@
 //! - On a file with `O_DIRECT`, progress counts in whole blocks: the rest of a transfer that stopped
 //!   inside one is done again from the block's start, because the kernel refuses to start anywhere else.
 //! - Zeroes: `fallocate` as the op allows, then a form that keeps the blocks, then written out.
-//! - A durable `fallocate` is one that `fdatasync` followed.
+//! - A durable `fallocate` is one that `fdatasync` followed; so is a durable write where the call has no flag.
 //!
 //! Pure: no system calls, no knowledge of any engine. Not here: queues and retry order (`core.rs`).
 
@@ -67,6 +67,8 @@ pub(crate) struct OpState {
     kind: OpKind,
     pub buffers: IoVecs,
     stage: Stage,
+    /// A durable write carries a flag; where there is none, a sync follows it.
+    flags_durability: bool,
     /// First byte not yet done.
     offset_bytes: u64,
     end_bytes: u64,
@@ -85,7 +87,7 @@ impl OpState {
     /// # Panics
     /// If the buffers are not as long as the range: the caller's mistake.
     #[inline]
-    pub fn new(op: Op) -> Self {
+    pub fn new(op: Op, flags_durability: bool) -> Self {
         let Op { token, file, kind, buffers } = op;
         let (offset_bytes, end_bytes) =
             kind.range().map_or((0, 0), |range| (range.offset_bytes(), range.end_bytes()));
@@ -100,6 +102,7 @@ impl OpState {
             kind,
             buffers,
             stage: first_stage(&kind),
+            flags_durability,
             offset_bytes,
             end_bytes,
             stored_bytes: 0,
@@ -117,10 +120,10 @@ impl OpState {
         self.stage != Stage::Sync && self.offset_bytes == self.end_bytes
     }
 
-    /// Whether it is a flush of its own, not the last stage of something else.
+    /// Whether its next call, or its last one, is a sync: a flush, or the end of something durable.
     #[inline]
-    pub fn is_flush(&self) -> bool {
-        matches!(self.kind, OpKind::Flush)
+    pub fn is_at_sync(&self) -> bool {
+        self.stage == Stage::Sync
     }
 
     #[inline]
@@ -172,7 +175,9 @@ impl OpState {
         stats: &mut Stats,
     ) -> Result<Call, NoCall> {
         let (verb, flags) = match self.kind {
-            OpKind::Write { durability: Durability::Durable, .. } => (Verb::Write, libc::RWF_DSYNC),
+            OpKind::Write { durability: Durability::Durable, .. } if self.flags_durability => {
+                (Verb::Write, libc::RWF_DSYNC)
+            }
             OpKind::Write { .. } => (Verb::Write, 0),
             _ => (Verb::Read, 0),
         };
@@ -240,7 +245,7 @@ impl OpState {
         match self.stage {
             Stage::Transfer => self.on_transferred(done, file, bounce, stats),
             Stage::WriteZeroes => self.on_zeroes_written(done, file),
-            Stage::Punch | Stage::ZeroRange => self.after_zeroing(),
+            Stage::Punch | Stage::ZeroRange => self.after_data(),
             Stage::Sync => Next::Done(Ok(())),
         }
     }
@@ -258,7 +263,7 @@ impl OpState {
         self.buffers.advance(whole);
         self.offset_bytes += whole;
         if self.offset_bytes == self.end_bytes {
-            return Next::Done(Ok(()));
+            return if self.flags_durability { Next::Done(Ok(())) } else { self.after_data() };
         }
         stats.resumed_calls += 1;
         Next::Call
@@ -297,12 +302,14 @@ impl OpState {
             return Next::Done(Err(OpError::WriteStalled { offset_bytes: self.offset_bytes }));
         }
         self.offset_bytes += whole;
-        if self.offset_bytes == self.end_bytes { self.after_zeroing() } else { Next::Call }
+        if self.offset_bytes == self.end_bytes { self.after_data() } else { Next::Call }
     }
 
-    fn after_zeroing(&mut self) -> Next {
+    /// Everything was moved or zeroed; what is to be durable and is not yet, is synced.
+    fn after_data(&mut self) -> Next {
         match self.kind {
-            OpKind::Discard { durability: Durability::Durable, .. }
+            OpKind::Write { durability: Durability::Durable, .. }
+            | OpKind::Discard { durability: Durability::Durable, .. }
             | OpKind::WriteZeroes { durability: Durability::Durable, .. } => {
                 self.stage = Stage::Sync;
                 Next::Call

@@ -35,7 +35,7 @@ fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
     let len = u32::try_from(len_bytes).unwrap();
     buffers.fill(&view, [GuestRange { addr, len_bytes: len }]).unwrap();
     let kind = OpKind::Read { range: image.check(0, len_bytes).unwrap() };
-    let op = OpState::new(Op { token: 1, file: FileId(0), kind, buffers });
+    let op = OpState::new(Op { token: 1, file: FileId(0), kind, buffers }, true);
     let spec = FileSpec { file: Arc::clone(image.file()), alignment };
     let file = OpenFile::new(spec, Target::Fd(-1));
     Rig { op, file, bounce: Bounce::default(), stats: Stats::default(), view, _folder: folder }
@@ -153,5 +153,34 @@ fn cancelled_op_ends_with_its_next_result_unless_that_was_the_last() {
 fn op_whose_buffers_are_shorter_than_its_range_is_a_bug_of_the_caller() {
     let rig = read(4096, 0, BUFFERED);
     let kind = rig.op.kind;
-    let _ = OpState::new(Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) });
+    let _ = OpState::new(Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) }, true);
+}
+
+/// The same, as a durable write, by calls that carry no flag for it.
+fn durable_write_without_a_flag() -> Rig {
+    let mut rig = read(4096, 0, BUFFERED);
+    let OpKind::Read { range } = rig.op.kind else { unreachable!("`read` makes reads") };
+    let kind = OpKind::Write { range, durability: Durability::Durable };
+    let mut buffers = IoVecs::with_capacity(1);
+    buffers.fill(&rig.view, [GuestRange { addr: 0, len_bytes: 4096 }]).unwrap();
+    rig.op = OpState::new(Op { token: 1, file: FileId(0), kind, buffers }, false);
+    rig
+}
+
+#[test]
+fn durable_write_whose_call_has_no_flag_is_followed_by_a_sync() {
+    let mut rig = durable_write_without_a_flag();
+    let (first, at_sync) = (rig.call(), rig.op.is_at_sync());
+    assert_eq!((first.verb, first.flags, at_sync), (Verb::Write, 0, false));
+    assert_eq!(rig.result(4096), Next::Call);
+    assert_eq!((rig.call().verb, rig.op.is_at_sync()), (Verb::Sync, true));
+    assert_eq!(rig.result(0), Next::Done(Ok(())));
+}
+
+#[test]
+fn durable_write_whose_sync_fails_is_not_done() {
+    let mut rig = durable_write_without_a_flag();
+    rig.call();
+    rig.result(4096);
+    assert_eq!(rig.result(-libc::EIO), Next::Done(Err(OpError::Errno(Errno::IO))));
 }

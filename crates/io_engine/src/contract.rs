@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use disk_image::{Alignment, CheckedRange};
-use guest_mem::IoVecs;
+use guest_mem::{GuestMemory, IoVecs};
 use rustix::io::Errno;
 
 use crate::record::Recorder;
@@ -223,7 +223,7 @@ pub trait Submit {
     /// Adds a file.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's, and [`io::ErrorKind::Unsupported`] from an engine that cannot work on such a file.
     fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId>;
 
     /// Removes a file and lets go of it.
@@ -231,6 +231,13 @@ pub trait Submit {
     /// # Panics
     /// When ops on it are in flight, or it is not attached.
     fn detach_file(&mut self, file: FileId);
+
+    /// Announces that ops will come whose buffers lie in `memory`: an engine may prepare it. Not needed
+    /// for ops to work. As often announced, as often forgotten.
+    fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
+
+    /// Takes one announcement back, when no op on it is in flight any more.
+    fn forget_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 
     /// Counters since the start.
     fn stats(&self) -> Stats;
@@ -295,10 +302,30 @@ pub struct EngineConfig {
     pub drain_timeout: Duration,
     /// Where every call to the kernel is written down: for tests.
     pub recorder: Option<Recorder>,
+    /// `threads`, and what others hand over: most threads at once.
+    pub threads: u32,
+    /// `posix-aio`: descriptors per file that requests are spread over; 1 leaves it at the file's own.
+    pub fd_pool: u32,
+    /// `io_uring`: a kernel thread takes what is queued, and sleeps after this long without work.
+    pub sqpoll_idle: Option<Duration>,
+    /// `io_uring`: completions of reads and writes past the page cache are polled for.
+    pub iopoll: bool,
+    /// `io_uring`: guest memory is registered with the kernel, and so pinned.
+    pub pin_guest_memory: bool,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { depth: 1024, registered_files: 1024, drain_timeout: Duration::from_secs(5), recorder: None }
+        Self {
+            depth: 1024,
+            registered_files: 1024,
+            drain_timeout: Duration::from_secs(5),
+            recorder: None,
+            threads: 64,
+            fd_pool: 4,
+            sqpoll_idle: None,
+            iopoll: false,
+            pin_guest_memory: false,
+        }
     }
 }

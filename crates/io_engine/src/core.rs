@@ -18,6 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use guest_mem::GuestMemory;
 use rustix::io::Errno;
 
 use crate::bounce::Bounce;
@@ -84,15 +85,31 @@ impl<K: Kernel> Core<K> {
         if let Some(file) = file {
             file.in_flight += 1;
         }
-        let op = OpState::new(op);
-        let (empty, flush, file) = (op.is_empty(), op.is_flush(), op.file);
+        let op = OpState::new(op, self.kernel.has_durable_writes());
+        let empty = op.is_empty();
         let Some(index) = self.memory.ops.insert(op) else { return Ok(()) };
         if empty {
             self.finished.push_back((index, Ok(())));
-        } else if !flush || self.files.get_mut(file).is_none_or(|file| file.flushes.enter(index)) {
-            self.issue(index);
+        } else {
+            self.start(index);
         }
         Ok(())
+    }
+
+    /// Queues the op's next call, unless that is a sync and another one is under way.
+    #[inline]
+    fn start(&mut self, index: u32) {
+        let syncs = self.memory.ops.get_mut(index).is_some_and(|op| op.is_at_sync());
+        if !syncs || self.enters_gate(index) {
+            self.issue(index);
+        }
+    }
+
+    #[cold]
+    fn enters_gate(&mut self, index: u32) -> bool {
+        let file = self.memory.ops.get_mut(index).map(|op| op.file);
+        let file = file.and_then(|file| self.files.get_mut(file));
+        file.is_none_or(|file| file.flushes.enter(index))
     }
 
     /// Queues the op's next call, behind those that wait already.
@@ -187,14 +204,14 @@ impl<K: Kernel> Core<K> {
             recorder.completed(op.record, raw.result);
         }
         match op.on_result(raw.result, file, &self.memory.bounce, &mut self.stats) {
-            Next::Call => self.issue(index),
+            Next::Call => self.start(index),
             Next::Done(result) => self.end(index, result, events),
         }
     }
 
     #[inline]
     fn end(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
-        if self.memory.ops.get_mut(index).is_some_and(|op| op.is_flush()) {
+        if self.memory.ops.get_mut(index).is_some_and(|op| op.is_at_sync()) {
             self.end_flush(index, result, events);
         } else {
             self.give_back(index, result, events);
@@ -260,7 +277,7 @@ impl<K: Kernel> Core<K> {
         }
         let index = self.files.next_index();
         let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
-        let target = self.kernel.register_file(id, &spec.file);
+        let target = self.kernel.register_file(id, &spec)?;
         self.files.put(index, OpenFile::new(spec, target));
         Ok(FileId(id))
     }
@@ -337,6 +354,14 @@ impl<K: Kernel> Submit for SubmitHandle<K> {
 
     fn detach_file(&mut self, file: FileId) {
         self.0.borrow_mut().detach_file(file);
+    }
+
+    fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.0.borrow_mut().kernel.use_memory(memory);
+    }
+
+    fn forget_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.0.borrow_mut().kernel.forget_memory(memory);
     }
 
     fn stats(&self) -> Stats {

@@ -8,19 +8,18 @@
 mod script;
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::script::Verdict;
 pub use self::script::{FakeHandle, Fault, Rule, When};
-use crate::contract::{Engine, EngineConfig, Event, Handles, WatchId, WatchToken};
+use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
 use crate::core::{Core, handles};
 use crate::epoll::EpollWatcher;
 use crate::kernel::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
-use crate::record::Verb;
+use crate::plain;
 
 /// The engine, not yet started.
 #[derive(Debug)]
@@ -98,7 +97,7 @@ impl FakeKernel {
                 return;
             }
             Verdict::Fail(errno) => -errno.raw_os_error(),
-            Verdict::Run { at_most_bytes } => execute(fd, &call, at_most_bytes),
+            Verdict::Run { at_most_bytes } => run_call(fd, &call, at_most_bytes),
         };
         self.results.push(RawResult { user_data, result });
     }
@@ -109,7 +108,7 @@ impl FakeKernel {
             self.handle.set_held(0);
             for held in held {
                 let Queued { user_data, fd, call } = held.queued;
-                self.results.push(RawResult { user_data, result: execute(fd, &call, None) });
+                self.results.push(RawResult { user_data, result: run_call(fd, &call, None) });
             }
         }
     }
@@ -120,8 +119,8 @@ impl Kernel for FakeKernel {
         Ok(())
     }
 
-    fn register_file(&mut self, _index: u32, file: &Arc<File>) -> Target {
-        Target::Fd(file.as_raw_fd())
+    fn register_file(&mut self, _index: u32, spec: &FileSpec) -> io::Result<Target> {
+        Ok(Target::Fd(spec.file.as_raw_fd()))
     }
 
     fn unregister_file(&mut self, _index: u32, _target: Target) {}
@@ -182,24 +181,13 @@ impl Kernel for FakeKernel {
 }
 
 /// Makes the call, cut to `at_most_bytes`.
-fn execute(fd: i32, call: &Call, at_most_bytes: Option<u64>) -> i32 {
-    let vecs = cut(call.buffers, at_most_bytes.unwrap_or(u64::MAX));
-    #[allow(clippy::cast_possible_wrap)] // file offsets and lengths are below 2^63
-    let (offset, length) = (call.offset_bytes as i64, call.len_bytes as i64);
-    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // at most 1024
-    let count = vecs.len() as i32;
-    let result = match call.verb {
-        // SAFETY: 1. `queue` promises that buffers and file are there until the result was popped.
-        Verb::Read => unsafe { libc::preadv2(fd, vecs.as_ptr(), count, offset, call.flags) },
-        // SAFETY: as above.
-        Verb::Write => unsafe { libc::pwritev2(fd, vecs.as_ptr(), count, offset, call.flags) },
-        // SAFETY: 1. no memory is involved.
-        Verb::Sync => unsafe { libc::fdatasync(fd) as isize },
-        // SAFETY: 1. no memory is involved.
-        Verb::Allocate => unsafe { libc::fallocate(fd, call.flags, offset, length) as isize },
-    };
-    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    if result < 0 { -errno } else { i32::try_from(result).unwrap_or(i32::MAX) }
+fn run_call(fd: RawFd, call: &Call, at_most_bytes: Option<u64>) -> i32 {
+    let pieces = cut(call.buffers, at_most_bytes.unwrap_or(u64::MAX));
+    #[allow(clippy::cast_possible_truncation)] // at most 1024
+    let count = pieces.len() as u32;
+    let call = Call { buffers: Buffers::Many { first: pieces.as_ptr(), count }, ..*call };
+    // SAFETY: 1. `queue` promises that buffers and file are there until the result was popped.
+    unsafe { plain::execute(fd, &call, 0) }
 }
 
 /// The first `left` bytes of `buffers`.

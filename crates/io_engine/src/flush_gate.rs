@@ -5,6 +5,7 @@
 //! safe. One after the other, whoever comes after the one that took the error can be told: that a sync
 //! failed is known before the next one ends.
 //!
+//! - Whatever ends with a sync goes through here: flushes, and durable operations whose call has no flag for it.
 //! - A flush shares only a sync that starts after it came.
 //! - Fewer syncs are also faster: ten flushes at once cost two.
 //!
@@ -30,9 +31,9 @@ impl FlushGate {
         Self { leader: None, sharing: Vec::with_capacity(USUAL), waiting: Vec::with_capacity(USUAL) }
     }
 
-    /// Whether `op` is to be started; it waits otherwise.
+    /// Whether `op` is to be started; it waits otherwise. The leader, whose sync is repeated, goes on.
     pub fn enter(&mut self, op: u32) -> bool {
-        if self.leader.is_none() {
+        if self.leader.is_none_or(|leader| leader == op) {
             self.leader = Some(op);
             return true;
         }
@@ -77,6 +78,12 @@ mod tests {
         second.sort_unstable();
         assert_eq!(started, [true, false, false, false]);
         assert_eq!((first, second, last), (vec![], vec![1, 2, 3], None));
+    }
+
+    #[test]
+    fn leader_that_tries_again_does_not_wait_for_itself() {
+        let mut gate = FlushGate::new();
+        assert!(gate.enter(3) && gate.enter(3));
     }
 
     #[test]

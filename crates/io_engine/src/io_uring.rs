@@ -14,7 +14,6 @@
 mod setup;
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -25,7 +24,7 @@ use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use rustix::io::Errno;
 
 pub use self::setup::{Features, FileTableKind, KernelAge};
-use crate::contract::{Engine, EngineConfig, Event, Handles, WatchId, WatchToken};
+use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
 use crate::core::{Core, handles};
 use crate::kernel::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
 use crate::record::Verb;
@@ -228,18 +227,18 @@ impl Kernel for Uring {
         self.ring.submitter().register_enable_rings()
     }
 
-    fn register_file(&mut self, index: u32, file: &Arc<File>) -> Target {
-        let fd = file.as_raw_fd();
+    fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
+        let fd = spec.file.as_raw_fd();
         if index >= self.features.registered_files {
-            return Target::Fd(fd);
+            return Ok(Target::Fd(fd));
         }
-        match self.ring.submitter().register_files_update(index, &[fd]) {
+        Ok(match self.ring.submitter().register_files_update(index, &[fd]) {
             Ok(_) => Target::Registered(index),
             Err(error) => {
                 tracing::debug!(%error, "file not registered with io_uring: used by its number");
                 Target::Fd(fd)
             }
-        }
+        })
     }
 
     fn unregister_file(&mut self, _index: u32, target: Target) {

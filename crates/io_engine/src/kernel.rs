@@ -3,15 +3,17 @@
 //! `core.rs` holds all the logic (op table, resuming, bouncing) and is generic over this trait, so that
 //! the fake's faults happen under the same code that runs in production.
 //!
-//! Not here: any implementation (`io_uring.rs`, `fake.rs`).
+//! Not here: any implementation (`io_uring.rs`, `linux_aio.rs`, `posix_aio.rs`, `threads.rs`, `sync.rs`, `mmap.rs`,
+//! `fake.rs`).
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contract::{Event, WatchId, WatchToken};
+use guest_mem::GuestMemory;
+
+use crate::contract::{Event, FileSpec, WatchId, WatchToken};
 use crate::record::Verb;
 
 /// Data of one call, as the kernel takes it.
@@ -43,7 +45,7 @@ pub(crate) struct Call {
 /// How a file is named in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// By its place in the kernel's table of registered files.
+    /// By its place in a table: the kernel's of registered files, or the implementation's own.
     Registered(u32),
     Fd(RawFd),
 }
@@ -63,10 +65,22 @@ pub(crate) trait Kernel: Send {
     /// Called once, on the thread that makes all later calls.
     fn enable(&mut self) -> io::Result<()>;
 
-    /// Makes the file known under `index`; whatever goes wrong, a plain fd always works.
-    fn register_file(&mut self, index: u32, file: &Arc<File>) -> Target;
+    /// Whether a write can be made durable by its own call (`RWF_DSYNC`). Where not, a sync follows it.
+    fn has_durable_writes(&self) -> bool {
+        true
+    }
 
+    /// Makes the file known under `index`. An error: this kernel can do nothing with such a file.
+    fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target>;
+
+    /// Nothing on it is in flight any more.
     fn unregister_file(&mut self, index: u32, target: Target);
+
+    /// Ops will come whose buffers lie in `memory`.
+    fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
+
+    /// No more of them come, and none are in flight.
+    fn forget_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 
     /// Takes a call, to be started by the next `submit` or `wait`.
     ///

@@ -1,6 +1,7 @@
 //! Asynchronous I/O on disk images: one contract, several engines, and a fake for tests.
 //!
-//! `Op → contract → core (op table, bounce, completion logic) → kernel: io_uring | fake → Completion`
+//! `Op → contract → core (op table, bounce, completion logic) → kernel: io_uring | linux_aio | posix_aio | threads | sync | mmap | fake →
+//! Completion`
 //!
 //! - An engine owns an op, hence its memory, until it gives it back; short transfers, `EINTR` and
 //!   misaligned buffers never leave it.
@@ -23,7 +24,21 @@ mod bounce;
 
 mod kernel;
 
+mod kind;
+
 mod io_uring;
+
+mod linux_aio;
+
+mod posix_aio;
+
+mod threads;
+
+mod sync;
+
+mod mmap;
+
+mod plain;
 
 mod watches;
 
@@ -41,5 +56,11 @@ pub use contract::{
 };
 pub use fake::{FakeEngine, FakeHandle, Fault, Rule, When};
 pub use io_uring::{Features, FileTableKind, IoUringEngine, KernelAge};
+pub use kind::EngineKind;
+pub use linux_aio::LinuxAioEngine;
+pub use mmap::MmapEngine;
 pub use null::NullEngine;
+pub use posix_aio::PosixAioEngine;
 pub use record::{Record, Recorder, Verb};
+pub use sync::SyncEngine;
+pub use threads::ThreadsEngine;

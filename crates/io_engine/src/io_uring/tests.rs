@@ -2,6 +2,8 @@
 //!
 //! Not here: what every engine must do (`tests/contract`).
 
+use disk_image::Alignment;
+
 use super::*;
 
 fn started(age: KernelAge) -> Uring {
@@ -9,6 +11,10 @@ fn started(age: KernelAge) -> Uring {
     let mut ring = IoUringEngine::as_if_on(age, config).unwrap().ring;
     ring.enable().unwrap();
     ring
+}
+
+fn some_file() -> FileSpec {
+    FileSpec { file: Arc::new(tempfile::tempfile().unwrap()), alignment: Alignment::BUFFERED }
 }
 
 fn result_of(ring: &mut Uring) -> i32 {
@@ -51,13 +57,13 @@ fn opcode_that_is_not_needed_is_refused_by_a_restricted_ring() {
 #[test]
 fn flags_of_a_write_reach_the_kernel() {
     let mut ring = started(KernelAge::Newest);
-    let file = Arc::new(tempfile::tempfile().unwrap());
-    let target = ring.register_file(0, &file);
+    let spec = some_file();
+    let target = ring.register_file(0, &spec).unwrap();
     let mut data = [0_u8; 512];
     let buffers = Buffers::One { base: data.as_mut_ptr(), len_bytes: 512 };
     let unknown_flag = 1 << 30;
     let call = Call { verb: Verb::Write, flags: unknown_flag, offset_bytes: 0, len_bytes: 512, buffers };
-    // SAFETY: 1. `data` and `file` live until the result below.
+    // SAFETY: 1. `data` and `spec` live until the result below.
     unsafe { ring.queue(1, target, &call) }.unwrap();
     assert_eq!(result_of(&mut ring), -libc::EOPNOTSUPP);
 }
@@ -65,10 +71,10 @@ fn flags_of_a_write_reach_the_kernel() {
 #[test]
 fn full_submission_ring_is_reported_and_empty_after_submit() {
     let mut ring = started(KernelAge::Newest);
-    let file = Arc::new(tempfile::tempfile().unwrap());
-    let target = ring.register_file(0, &file);
+    let spec = some_file();
+    let target = ring.register_file(0, &spec).unwrap();
     let call = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
-    // SAFETY: 1. no buffers; 2. `file` lives to the end of the test, the ring is dropped first.
+    // SAFETY: 1. no buffers; 2. `spec` lives to the end of the test, the ring is dropped first.
     let queue = |ring: &mut Uring, name| unsafe { ring.queue(name, target, &call) };
     assert!((0..8).all(|name| queue(&mut ring, name).is_ok()));
     assert!(queue(&mut ring, 8).is_err());

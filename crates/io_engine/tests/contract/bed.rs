@@ -65,8 +65,13 @@ fn uring(age: KernelAge) -> (Box<dyn Engine>, EngineConfig) {
 }
 
 /// Where the build lies: a real disk, on most machines.
-fn disk_folder() -> tempfile::TempDir {
+pub fn disk_folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// On tmpfs.
+pub fn ram_folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
 pub fn uring_direct() -> Option<Bed> {
@@ -78,7 +83,7 @@ pub fn uring_buffered() -> Option<Bed> {
 }
 
 pub fn uring_tmpfs() -> Option<Bed> {
-    on_file(uring(KernelAge::Newest), tempfile::tempdir_in("/dev/shm").unwrap(), CacheMode::Writeback)
+    on_file(uring(KernelAge::Newest), ram_folder(), CacheMode::Writeback)
 }
 
 pub fn uring_before_6_1() -> Option<Bed> {
@@ -94,7 +99,7 @@ pub fn uring_5_15() -> Option<Bed> {
 }
 
 pub fn uring_loop_device() -> Option<Bed> {
-    on_loop_device(&[], |device| ImageOptions::new(device))
+    on_loop_device(uring(KernelAge::Newest), &[], |device| ImageOptions::new(device))
 }
 
 /// Its sectors are larger than the blocks that the guest is offered: the page cache makes up for it.
@@ -104,10 +109,14 @@ pub fn uring_4k_sectors() -> Option<Bed> {
         block_size: Some(512),
         ..ImageOptions::new(device)
     };
-    on_loop_device(&["--sector-size", "4096"], small_blocks)
+    on_loop_device(uring(KernelAge::Newest), &["--sector-size", "4096"], small_blocks)
 }
 
-fn on_loop_device(arguments: &[&str], options: impl Fn(&str) -> ImageOptions) -> Option<Bed> {
+pub fn on_loop_device(
+    engine: (Box<dyn Engine>, EngineConfig),
+    arguments: &[&str],
+    options: impl Fn(&str) -> ImageOptions,
+) -> Option<Bed> {
     let folder = disk_folder();
     let backing = folder.path().join("backing.raw");
     std::fs::File::create(&backing).unwrap().set_len(IMAGE_BYTES).unwrap();
@@ -116,7 +125,7 @@ fn on_loop_device(arguments: &[&str], options: impl Fn(&str) -> ImageOptions) ->
         return None;
     };
     let options = options(&device);
-    Some(make(uring(KernelAge::Newest), &options, Storage::Loop { device, _folder: folder }, None))
+    Some(make(engine, &options, Storage::Loop { device, _folder: folder }, None))
 }
 
 fn losetup(backing: &Path, arguments: &[&str]) -> Option<String> {
@@ -140,7 +149,7 @@ fn fake_on(cache: CacheMode) -> Option<Bed> {
     Some(bed)
 }
 
-fn on_file(
+pub fn on_file(
     engine: (Box<dyn Engine>, EngineConfig),
     folder: tempfile::TempDir,
     cache: CacheMode,

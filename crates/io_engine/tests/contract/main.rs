@@ -9,6 +9,8 @@
 
 mod bed;
 
+mod beds;
+
 mod cases;
 
 mod faults;
@@ -24,7 +26,7 @@ macro_rules! suite {
             $(
                 #[test]
                 fn $case() {
-                    if let Some(bed) = crate::bed::$bed() {
+                    if let Some(bed) = crate::beds::$bed() {
                         crate::cases::$case(bed);
                     }
                 }
@@ -34,7 +36,8 @@ macro_rules! suite {
 }
 
 suite!(@beds
-    [uring_direct, uring_buffered, uring_tmpfs, uring_loop_device, uring_before_6_1, uring_before_5_19, uring_5_15, fake, fake_direct]
+    [uring_direct, uring_buffered, uring_tmpfs, uring_loop_device, uring_before_6_1, uring_before_5_19, uring_5_15, fake, fake_direct,
+     linux_aio_direct, linux_aio_tmpfs, linux_aio_loop_device, posix_aio_direct, posix_aio_buffered, posix_aio_tmpfs, posix_aio_loop_device, posix_aio_without_fd_pool, threads_direct, threads_buffered, threads_tmpfs, threads_loop_device, threads_one_thread, sync_direct, sync_buffered, sync_tmpfs, sync_loop_device, mmap_tmpfs, mmap_tmpfs_direct]
     [
         written_data_is_read_back,
         last_block_is_written_and_read,

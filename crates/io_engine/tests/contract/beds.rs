@@ -1,0 +1,21 @@
+//! Beds by engine; those of io_uring and the fake are in `bed.rs`.
+
+mod linux_aio;
+
+mod mmap;
+
+mod posix_aio;
+
+mod sync;
+
+mod threads;
+
+pub use crate::bed::{
+    fake, fake_direct, uring_5_15, uring_before_5_19, uring_before_6_1, uring_buffered, uring_direct,
+    uring_loop_device, uring_tmpfs,
+};
+pub use linux_aio::*;
+pub use mmap::*;
+pub use posix_aio::*;
+pub use sync::*;
+pub use threads::*;
