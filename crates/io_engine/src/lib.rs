@@ -26,6 +26,8 @@ mod kernel;
 
 mod kind;
 
+mod storage;
+
 mod io_uring;
 
 mod linux_aio;
@@ -62,5 +64,6 @@ pub use mmap::MmapEngine;
 pub use null::NullEngine;
 pub use posix_aio::PosixAioEngine;
 pub use record::{Record, Recorder, Verb};
+pub use storage::Storage;
 pub use sync::SyncEngine;
 pub use threads::ThreadsEngine;

@@ -1,0 +1,178 @@
+//! What an open file is made of, as far as it decides how to read and write it: probed, never guessed from
+//! the file system's name.
+//!
+//! - Four or five system calls, microseconds; nothing is written, no block is read, no cached page touched.
+//! - What is told here holds for this open file: another `open` with other flags may differ.
+//!
+//! Not here: what follows from it (`choose.rs`, `sync.rs`), sizes and alignment (`disk_image`).
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::io::IoSliceMut;
+
+use rustix::fs::{
+    AtFlags, FileType, OFlags, StatxAttributes, StatxFlags, fcntl_get_seals, fcntl_getfl, fstat, statx,
+};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+/// Behind the end of every file: a read there returns 0 before it looks for a page or a block. Aligned for
+/// `O_DIRECT`, and far enough below 2^63 for the kernel's check of offset and length.
+const BEHIND_ANY_END: u64 = 1 << 62;
+const SCRATCH_BYTES: usize = 4096;
+
+/// Aligned as `O_DIRECT` may ask.
+#[repr(align(4096))]
+struct Scratch([u8; SCRATCH_BYTES]);
+
+/// What was found out about an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// Open with `O_DIRECT`.
+    pub direct: bool,
+    /// Its data is the page cache itself: tmpfs, a memfd, hugetlbfs. Nothing ever waits for a device, unless
+    /// pages were swapped out.
+    pub ram_backed: bool,
+    /// Its data is mapped straight from persistent memory: no page cache, and no device to wait for.
+    pub dax: bool,
+    /// Reads may be tried with `RWF_NOWAIT`.
+    pub nowait_reads: bool,
+    /// Whether writes may be tried with `RWF_NOWAIT`; `None`: only a write would tell (ext4 takes the flag
+    /// with `O_DIRECT` and refuses it through the page cache).
+    pub nowait_writes: Option<bool>,
+    /// A device, not a file in a file system.
+    pub block_device: bool,
+}
+
+impl Storage {
+    /// Looks at `file`.
+    ///
+    /// # Errors
+    /// Those of `fcntl` and `fstat`, which a file that is open does not meet.
+    pub fn probe(file: &File) -> io::Result<Self> {
+        let nowait_reads = takes_nowait_reads(file);
+        Ok(Self {
+            direct: fcntl_getfl(file)?.contains(OFlags::DIRECT),
+            ram_backed: has_seals(file),
+            dax: is_dax(file),
+            nowait_reads,
+            // The kernel asks one bit of the open file (`FMODE_NOWAIT`) before either direction, and lets
+            // the file system refuse a direction later.
+            nowait_writes: if nowait_reads { None } else { Some(false) },
+            block_device: FileType::from_raw_mode(fstat(file)?.st_mode) == FileType::BlockDevice,
+        })
+    }
+}
+
+/// `F_GET_SEALS` is answered for shmem and hugetlbfs files, sealed or not, and is `EINVAL` for all others
+/// (fcntl(2)).
+fn has_seals(file: &File) -> bool {
+    fcntl_get_seals(file).is_ok()
+}
+
+/// `STATX_ATTR_DAX` (statx(2), Linux 5.8). A kernel that cannot tell is taken to have none.
+fn is_dax(file: &File) -> bool {
+    let status = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    status.is_ok_and(|status| status.stx_attributes.contains(StatxAttributes::DAX))
+}
+
+/// The kernel refuses the flag with `EOPNOTSUPP` before it looks at offset and length (preadv2(2)); any
+/// other answer means that it was taken.
+fn takes_nowait_reads(file: &File) -> bool {
+    let mut scratch = Scratch([0; SCRATCH_BYTES]);
+    let mut buffers = [IoSliceMut::new(&mut scratch.0)];
+    match preadv2(file, &mut buffers, BEHIND_ANY_END, ReadWriteFlags::NOWAIT) {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => true,
+        Err(_) => false,
+    }
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match (self.ram_backed, self.dax, self.block_device) {
+            (true, _, _) => "in memory",
+            (_, true, _) => "persistent memory (DAX)",
+            (_, _, true) => "block device",
+            _ => "file",
+        };
+        let cache = if self.direct { "past the page cache" } else { "through the page cache" };
+        let writes = match self.nowait_writes {
+            None => "maybe",
+            Some(true) => "yes",
+            Some(false) => "no",
+        };
+        let reads = if self.nowait_reads { "yes" } else { "no" };
+        write!(f, "{kind}, {cache}; calls that do not wait: reads {reads}, writes {writes}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, Write};
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    /// Beside the test itself: a real disk, on most machines.
+    fn on_disk(flags: i32) -> Option<(tempfile::TempDir, File)> {
+        let program = std::env::current_exe().unwrap();
+        let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+        let path = folder.path().join("probed");
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let opened = File::options().read(true).write(true).custom_flags(flags).open(path);
+        if let Err(error) = &opened {
+            println!("skipped: {error}");
+        }
+        Some((folder, opened.ok()?))
+    }
+
+    #[test]
+    fn memfd_is_in_memory_and_refuses_nowait_in_both_directions() {
+        let mut file = File::from(memfd_create("probed", MemfdFlags::CLOEXEC).unwrap());
+        file.write_all(&[7; 8192]).unwrap();
+        let storage = Storage::probe(&file).unwrap();
+        assert!(storage.ram_backed && !storage.direct && !storage.dax && !storage.block_device, "{storage}");
+        let mut bytes = [0; 1];
+        let mut buffers = [IoSliceMut::new(&mut bytes)];
+        let taken = preadv2(&file, &mut buffers, 0, ReadWriteFlags::NOWAIT) != Err(Errno::OPNOTSUPP);
+        assert_eq!((storage.nowait_reads, storage.nowait_writes), (taken, (!taken).then_some(false)));
+    }
+
+    #[test]
+    fn file_on_disk_is_not_in_memory_and_takes_nowait_reads_exactly_if_the_kernel_does() {
+        let Some((_folder, file)) = on_disk(0) else { return };
+        let storage = Storage::probe(&file).unwrap();
+        println!("{storage}");
+        let mut bytes = [0; 1];
+        let mut buffers = [IoSliceMut::new(&mut bytes)];
+        let taken = preadv2(&file, &mut buffers, 0, ReadWriteFlags::NOWAIT) != Err(Errno::OPNOTSUPP);
+        assert_eq!(storage.nowait_reads, taken);
+        assert!(!storage.direct && !storage.block_device, "{storage}");
+    }
+
+    #[test]
+    fn file_opened_past_the_page_cache_says_so() {
+        let Some((_folder, file)) = on_disk(libc::O_DIRECT) else { return };
+        assert!(Storage::probe(&file).unwrap().direct);
+    }
+
+    #[test]
+    fn probing_leaves_position_contents_and_times_as_they_are() {
+        let Some((_folder, mut file)) = on_disk(0) else { return };
+        let before = fstat(&file).unwrap();
+        Storage::probe(&file).unwrap();
+        let after = fstat(&file).unwrap();
+        let times = |s: &rustix::fs::Stat| (s.st_size, s.st_blocks, s.st_mtime, s.st_mtime_nsec);
+        assert_eq!(times(&after), times(&before));
+        assert_eq!(file.stream_position().unwrap(), 0);
+    }
+
+    #[test]
+    fn pipe_is_probed_without_an_error() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let storage = Storage::probe(&File::from(std::os::fd::OwnedFd::from(reader))).unwrap();
+        assert!(!storage.ram_backed && !storage.nowait_reads, "{storage}");
+    }
+}
