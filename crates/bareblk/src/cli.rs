@@ -17,7 +17,11 @@ use blk_server::{
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use disk_image::{Access, CacheMode, ImageOptions, SECTOR_BYTES};
+use io_engine::{EngineChoice, EngineConfig};
 use nix::unistd::{Group, User};
+
+use crate::engine_args::EngineArgs;
+use crate::engines::EnginesArgs;
 
 /// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
 const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
@@ -61,6 +65,11 @@ Examples:
   bareblk vmm-args --socket /run/vm1.sock --vmm libvirt --queues 4
   bareblk vmm-args --socket /run/vm1.sock --vmm cloud-hypervisor --queues 4";
 
+const ENGINES_EXAMPLES: &str = "\
+Examples:
+  bareblk engines                                  what this host offers
+  bareblk engines disk.raw --cache writeback       and what `--engine auto` takes for this image";
+
 const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
   bareblk completions bash > ~/.local/share/bash-completion/completions/bareblk
@@ -84,6 +93,9 @@ pub enum Command {
     /// Print what a virtual machine needs to use a served disk
     #[command(after_help = VMM_ARGS_EXAMPLES)]
     VmmArgs(VmmArgs),
+    /// Print which I/O engines work on this host, what is off and why, and what suits an image
+    #[command(after_help = ENGINES_EXAMPLES)]
+    Engines(EnginesArgs),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {
@@ -108,10 +120,6 @@ pub struct ServeArgs {
     /// Longest queue accepted, in descriptors; a power of two. Also limits a request to N - 2 segments
     #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = queue_size)]
     pub queue_size: u16,
-
-    /// How I/O reaches the kernel
-    #[arg(long, value_enum, default_value_t = EngineKind::IoUring)]
-    pub engine: EngineKind,
 
     /// The host's page cache: none passes it by (O_DIRECT), writeback uses it
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = cache_mode())]
@@ -162,10 +170,14 @@ pub struct ServeArgs {
     pub stop_timeout: u64,
 
     #[command(flatten)]
+    pub engine: EngineArgs,
+
+    #[command(flatten)]
     pub log: LogArgs,
 }
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Log")]
 pub struct LogArgs {
     /// Log more (-vv: everything)
     #[arg(short, long, action = clap::ArgAction::Count)]
@@ -197,20 +209,6 @@ pub struct VmmArgs {
     /// The guest's memory (M, G, T: powers of 1024)
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = size_bytes)]
     pub memory: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EngineKind {
-    #[value(name = "io_uring")]
-    IoUring,
-}
-
-impl std::fmt::Display for EngineKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::IoUring => "io_uring",
-        })
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -247,7 +245,8 @@ pub struct ServeConfig {
     pub serial: Option<String>,
     pub queues: u16,
     pub queue_size: u16,
-    pub engine: EngineKind,
+    pub engine: EngineChoice,
+    pub engine_config: EngineConfig,
     pub poll: Duration,
     pub stop_timeout: Duration,
 }
@@ -255,6 +254,9 @@ pub struct ServeConfig {
 impl ServeArgs {
     /// Looks up users and groups; the rest is checked already.
     pub fn configuration(self) -> Result<ServeConfig> {
+        if self.engine.iopoll && !self.cache.is_direct() {
+            bail!("--iopoll needs --cache none or directsync: the page cache has nothing to poll");
+        }
         let socket = SocketConfig {
             path: self.socket,
             mode: self.socket_mode,
@@ -276,7 +278,8 @@ impl ServeArgs {
             serial: self.serial,
             queues: self.queues,
             queue_size: self.queue_size,
-            engine: self.engine,
+            engine: self.engine.engine,
+            engine_config: self.engine.configuration(),
             poll: Duration::from_micros(self.poll_us),
             stop_timeout: Duration::from_secs(self.stop_timeout),
         })
@@ -342,7 +345,7 @@ fn group_id(text: &str) -> Result<u32> {
         .ok_or_else(|| anyhow!("group '{text}' does not exist: give a name or a number that does"))
 }
 
-fn cache_mode() -> impl TypedValueParser<Value = CacheMode> {
+pub fn cache_mode() -> impl TypedValueParser<Value = CacheMode> {
     PossibleValuesParser::new(["none", "writeback"]).try_map(|text| text.parse::<CacheMode>())
 }
 

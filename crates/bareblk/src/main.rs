@@ -1,6 +1,6 @@
 //! The program `bareblk`: serves disk images to virtual machines.
 //!
-//! `arguments → cli.rs → serve.rs | vmm_args.rs | completions → exit code`
+//! `arguments → cli.rs → serve.rs | vmm_args.rs | engines.rs | completions → exit code`
 //!
 //! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n the
 //!   second signal n ended a stop that took too long.
@@ -9,6 +9,10 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+
+mod engine_args;
+
+mod engines;
 
 mod usage;
 
@@ -59,6 +63,7 @@ fn run(command: Command) -> Result<()> {
             serve::serve(args.configuration()?)
         }
         Command::VmmArgs(args) => print(&vmm_args::text(&args)?),
+        Command::Engines(args) => print(&engines::text(&args)?),
         Command::Completions { shell } => print(&cli::completions(shell)),
     }
 }

@@ -12,14 +12,14 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, StopReport};
+use blk_server::{DiskConfig, Server, ServerConfig, StopReport};
 use disk_image::{HostOpener, Image, NewImage, Opener, SECTOR_BYTES};
-use io_engine::{Engine, EngineConfig, IoUringEngine};
+use io_engine::{Chosen, EngineChoice, FileSpec, choose};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Handle;
 use tracing::{debug, info, warn};
 
-use crate::cli::{EngineKind, ServeConfig};
+use crate::cli::ServeConfig;
 use crate::signals::{Request, Requests};
 
 /// Serves until told to stop.
@@ -52,6 +52,8 @@ fn warn_of_foreign_format(image: &Image) {
 fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result<Server> {
     let size_bytes = image.capacity_sectors() * SECTOR_BYTES;
     let (block_size, discard) = (image.block_size(), image.discard_limits().is_some());
+    let chosen = choose_engine(config, &image)?;
+    let kind = chosen.kind;
     let disk = DiskConfig {
         name: image.path().display().to_string(),
         serial: config.serial.clone().unwrap_or_else(|| image.default_serial()),
@@ -60,10 +62,9 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
         image,
     };
     let (name, serial) = (disk.name.clone(), disk.serial.clone());
-    let engine = EngineConfig::default();
     let server = ServerConfig {
-        depth: engine.depth,
-        engine: factory(config.engine, engine),
+        depth: config.engine_config.depth,
+        engine: Box::new(move || chosen.make()),
         workers: 1,
         poll: config.poll,
     };
@@ -76,13 +77,26 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
         cache = %config.image.cache,
         discard,
         serial,
-        engine = %config.engine,
+        engine = %kind,
         queues = config.queues,
         queue_size = config.queue_size,
         socket = %config.socket.path.display(),
         "serving"
     );
     Ok(server)
+}
+
+/// Says which engine it is and why, and, once, what would have been better.
+fn choose_engine(config: &ServeConfig, image: &Image) -> Result<Chosen> {
+    let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    let chosen = choose(config.engine, &file, &config.engine_config)?;
+    for passed_over in &chosen.passed_over {
+        warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind, passed_over.error);
+    }
+    if config.engine == EngineChoice::Auto {
+        info!(engine = %chosen.kind, "engine chosen: {}", chosen.why);
+    }
+    Ok(chosen)
 }
 
 /// For scripts, which wait for this line.
@@ -150,30 +164,6 @@ fn judge(report: &StopReport, timeout: Duration) -> Result<()> {
     Err(anyhow!("stopped, but not cleanly: {}", reasons.join("; ")))
 }
 
-fn factory(kind: EngineKind, config: EngineConfig) -> EngineFactory {
-    Box::new(move || {
-        let engine: Box<dyn Engine> = match kind {
-            EngineKind::IoUring => Box::new(IoUringEngine::new(config.clone()).map_err(explain_io_uring)?),
-        };
-        Ok(engine)
-    })
-}
-
-/// The kernel's error number, as something to act on.
-fn explain_io_uring(error: io::Error) -> io::Error {
-    use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported};
-    let advice = match error.kind() {
-        PermissionDenied => {
-            "io_uring is forbidden here: set kernel.io_uring_disabled=0, or let the container's seccomp \
-             profile allow it"
-        }
-        Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",
-        OutOfMemory => "no memory for io_uring: raise the limit of locked memory (ulimit -l)",
-        _ => return error,
-    };
-    io::Error::new(error.kind(), format!("{advice} ({error})"))
-}
-
 /// Each queue has three descriptors, each region of guest memory one; the usual soft limit is 1024.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
@@ -201,11 +191,5 @@ mod tests {
     #[test]
     fn clean_stop_is_no_error() {
         assert!(judge(&StopReport::default(), Duration::ZERO).is_ok());
-    }
-
-    #[test]
-    fn forbidden_io_uring_says_what_forbids_it() {
-        let line = explain_io_uring(io::Error::from_raw_os_error(1)).to_string();
-        assert!(line.contains("kernel.io_uring_disabled=0") && line.contains("os error 1"), "{line}");
     }
 }

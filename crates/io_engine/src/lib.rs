@@ -26,6 +26,10 @@ mod kernel;
 
 mod kind;
 
+mod choose;
+
+mod capability;
+
 mod storage;
 
 mod io_uring;
@@ -52,6 +56,8 @@ mod fake;
 
 mod record;
 
+pub use capability::Capability;
+pub use choose::{Chosen, EngineChoice, EngineError, ParseEngineError, PassedOver, choose, make};
 pub use contract::{
     Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, OpKind,
     Reap, Stats, Submit, Unmap, WatchId, WatchToken,

@@ -1,0 +1,157 @@
+//! `bareblk engines`: what this host offers, what is off and why, and what `auto` takes for an image.
+//!
+//! `each engine → make one → yes | no, why`; with an image: `→ give it the image`, then what `auto` says
+//!
+//! Nothing is written, and no lock is taken: an image that is being served can be asked about.
+//!
+//! Not here: choosing (`io_engine`).
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use disk_image::{Access, Alignment, CacheMode, FileKind, HostOpener, OpenRequest, Opener};
+use io_engine::{Capability, EngineChoice, EngineConfig, EngineError, EngineKind, FileSpec, choose, make};
+use serde::Serialize;
+
+use crate::cli::cache_mode;
+
+#[derive(Debug, Args)]
+pub struct EnginesArgs {
+    /// Also say which engines can serve this image, and which one `--engine auto` takes
+    pub image: Option<std::path::PathBuf>,
+
+    /// With which cache mode the image would be served
+    #[arg(long, value_name = "MODE", default_value = "none", value_parser = cache_mode())]
+    pub cache: CacheMode,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Report {
+    engines: Vec<EngineLine>,
+    io_uring: Vec<FeatureLine>,
+    image: Option<ImageLine>,
+}
+
+#[derive(Debug, Serialize)]
+struct EngineLine {
+    engine: &'static str,
+    available: bool,
+    detail: String,
+}
+
+#[derive(Debug, Serialize)]
+struct FeatureLine {
+    feature: &'static str,
+    available: bool,
+    detail: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ImageLine {
+    image: String,
+    cache: &'static str,
+    auto: Option<&'static str>,
+    why: String,
+    chosen_in_us: u128,
+}
+
+/// What to print.
+pub fn text(args: &EnginesArgs) -> Result<String> {
+    let report = report(args)?;
+    if args.json {
+        let json = serde_json::to_string_pretty(&report).context("cannot write JSON")?;
+        return Ok(json + "\n");
+    }
+    Ok(table(&report))
+}
+
+fn report(args: &EnginesArgs) -> Result<Report> {
+    let file = args.image.as_deref().map(|path| open(path, args.cache)).transpose()?;
+    let engines = EngineKind::ALL.map(|kind| engine_line(kind, file.as_ref()));
+    let image =
+        args.image.as_deref().zip(file.as_ref()).map(|(path, file)| image_line(path, file, args.cache));
+    let feature = |Capability { name, available, detail }| FeatureLine { feature: name, available, detail };
+    let io_uring = Vec::<Capability>::new().into_iter().map(feature).collect();
+    Ok(Report { engines: engines.into(), io_uring, image })
+}
+
+fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
+    let direct = cache.is_direct();
+    let request = OpenRequest { access: Access::ReadOnly, direct, create: None, exclusive: false };
+    let file: File = HostOpener
+        .open_image(path, &request)
+        .with_context(|| {
+            let hint = if direct { " with O_DIRECT (--cache none)" } else { "" };
+            format!("image {} cannot be opened{hint}", path.display())
+        })?
+        .into();
+    let kind = FileKind::from(file.metadata().context("its type cannot be read")?.file_type());
+    if !matches!(kind, FileKind::Regular | FileKind::BlockDevice) {
+        bail!("image {} is a {kind}: give a raw image file or a block device", path.display());
+    }
+    // Only tried out: no request is made.
+    Ok(FileSpec { file: Arc::new(file), alignment: Alignment::BUFFERED })
+}
+
+fn engine_line(kind: EngineKind, file: Option<&FileSpec>) -> EngineLine {
+    let config = EngineConfig::default();
+    let outcome = match (make(kind, &config), file) {
+        (Ok(engine), None) => Ok(engine.describe()),
+        (Err(error), _) => Err(error.to_string()),
+        (Ok(_), Some(file)) => takes(kind, file, &config),
+    };
+    let (engine, available) = (kind.name(), outcome.is_ok());
+    let detail = outcome.unwrap_or_else(|why| why);
+    // An engine's own description begins with its name.
+    let detail = detail.strip_prefix(&format!("{engine}: ")).unwrap_or(&detail).to_owned();
+    EngineLine { engine, available, detail }
+}
+
+fn takes(kind: EngineKind, file: &FileSpec, config: &EngineConfig) -> Result<String, String> {
+    match choose(EngineChoice::Named(kind), file, config) {
+        Ok(_) => Ok("takes the image".to_owned()),
+        Err(EngineError::Named { source, .. }) => Err(source.to_string()),
+        Err(other) => Err(format!("{:#}", anyhow::Error::from(other))),
+    }
+}
+
+fn image_line(path: &Path, file: &FileSpec, cache: CacheMode) -> ImageLine {
+    let started = Instant::now();
+    let chosen = choose(EngineChoice::Auto, file, &EngineConfig::default());
+    let chosen_in_us = started.elapsed().as_micros();
+    let (auto, why) = match chosen {
+        Ok(chosen) => (Some(chosen.kind.name()), chosen.why.to_owned()),
+        Err(error) => (None, format!("{:#}", anyhow::Error::from(error))),
+    };
+    ImageLine { image: path.display().to_string(), cache: cache.name(), auto, why, chosen_in_us }
+}
+
+fn table(report: &Report) -> String {
+    let engines = report.engines.iter().map(|line| row(line.engine, line.available, &line.detail));
+    let features = report.io_uring.iter().map(|line| row(line.feature, line.available, &line.detail));
+    let engines = format!("Engines:\n{}", engines.collect::<String>());
+    let features = format!("\nio_uring in detail:\n{}", features.collect::<String>());
+    engines + &features + &report.image.as_ref().map(image_text).unwrap_or_default()
+}
+
+fn row(name: &str, available: bool, detail: &str) -> String {
+    let mark = if available { "yes" } else { "no" };
+    format!("  {name:<20} {mark:<4} {detail}\n")
+}
+
+fn image_text(line: &ImageLine) -> String {
+    let ImageLine { image, cache, auto, why, chosen_in_us } = line;
+    let auto = auto.unwrap_or("nothing");
+    format!(
+        "\n{image}, --cache {cache}:\n  --engine auto takes {auto}: {why} (chosen in {chosen_in_us} µs)\n"
+    )
+}
