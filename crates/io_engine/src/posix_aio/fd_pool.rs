@@ -1,0 +1,159 @@
+//! The descriptors of one file: its own, and duplicates while there is need.
+//!
+//! glibc serves the requests of one descriptor one after the other, those of different descriptors side by side,
+//! even where both are the same open file. So a request gets the least busy descriptor, and if none is free a
+//! further duplicate, up to the pool's size; where none is to be had (`EMFILE`), it goes on with what there is.
+//! Duplicates go when the worker is about to sleep and nothing of the file is in flight, and with the file.
+//!
+//! Not here: the requests themselves (`requests.rs`).
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use super::requests::ControlBlocks;
+use super::waiters::Waiters;
+
+#[derive(Debug)]
+struct Descriptor {
+    file: Arc<File>,
+    /// Requests that were given to it and have not ended.
+    busy: usize,
+    /// Those of them that the C library has, oldest first.
+    outstanding: VecDeque<u32>,
+    /// The request that a waiter was last sent to wait for, and its ticket.
+    waited: Option<(u32, u64)>,
+}
+
+impl Descriptor {
+    fn new(file: Arc<File>) -> Self {
+        Self { file, busy: 0, outstanding: VecDeque::new(), waited: None }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct PoolFile {
+    /// The file's own descriptor first.
+    descriptors: Vec<Descriptor>,
+    most: usize,
+    in_flight: usize,
+    /// No duplicate could be made: not tried again before the file was idle.
+    refused: bool,
+    /// `aio_fsync` refuses such a file.
+    pub read_only: bool,
+}
+
+impl PoolFile {
+    pub fn new(file: Arc<File>, most: usize, read_only: bool) -> Self {
+        let descriptors = vec![Descriptor::new(file)];
+        Self { descriptors, most, in_flight: 0, refused: false, read_only }
+    }
+
+    pub fn own(&self) -> Arc<File> {
+        Arc::clone(&self.descriptors[0].file)
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// The descriptor for one more request.
+    pub fn pick(&mut self) -> (usize, RawFd) {
+        let place = self.least_busy();
+        let place = if self.descriptors[place].busy > 0 && self.duplicate() {
+            self.descriptors.len() - 1
+        } else {
+            place
+        };
+        self.in_flight += 1;
+        let descriptor = &mut self.descriptors[place];
+        descriptor.busy += 1;
+        (place, descriptor.file.as_raw_fd())
+    }
+
+    /// The first of them.
+    fn least_busy(&self) -> usize {
+        let busy = self.descriptors.iter().map(|descriptor| descriptor.busy).enumerate();
+        busy.min_by_key(|&(_, busy)| busy).map_or(0, |(place, _)| place)
+    }
+
+    fn duplicate(&mut self) -> bool {
+        if self.descriptors.len() >= self.most || self.refused {
+            return false;
+        }
+        match self.descriptors[0].file.try_clone() {
+            Ok(file) => self.descriptors.push(Descriptor::new(Arc::new(file))),
+            Err(error) => {
+                tracing::debug!(%error, in_use = self.descriptors.len(), "no further descriptor for a file");
+                self.refused = true;
+            }
+        }
+        !self.refused
+    }
+
+    /// The C library has it now.
+    pub fn started(&mut self, descriptor: usize, slot: u32) {
+        self.descriptors[descriptor].outstanding.push_back(slot);
+    }
+
+    /// It ended without having been started.
+    pub fn ended(&mut self, descriptor: usize) {
+        self.descriptors[descriptor].busy -= 1;
+        self.in_flight -= 1;
+    }
+
+    /// Offers each descriptor's oldest request to `take`, until that returns false; all of them if `every`.
+    pub fn collect(&mut self, every: bool, mut take: impl FnMut(u32) -> bool) {
+        for descriptor in &mut self.descriptors {
+            let before = descriptor.outstanding.len();
+            if every {
+                descriptor.outstanding.retain(|&slot| !take(slot));
+            }
+            while descriptor.outstanding.front().is_some_and(|&slot| take(slot)) {
+                descriptor.outstanding.pop_front();
+            }
+            let ended = before - descriptor.outstanding.len();
+            descriptor.busy -= ended;
+            self.in_flight -= ended;
+        }
+    }
+
+    /// Lets a waiter wait for each descriptor's oldest request. Returns false when one of them has ended.
+    pub fn watch_oldest(&mut self, blocks: &ControlBlocks, waiters: &mut Waiters) -> bool {
+        self.descriptors.iter_mut().all(|descriptor| {
+            let Some(&oldest) = descriptor.outstanding.front() else { return true };
+            // That waiter has not returned yet, and ends the sleep when it does: now, or with its request.
+            if descriptor.waited.is_some_and(|(slot, ticket)| blocks.has_waiter(slot, ticket)) {
+                return true;
+            }
+            let pending = blocks.is_pending(oldest);
+            if pending {
+                descriptor.waited = Some((oldest, waiters.send(oldest)));
+            }
+            pending
+        })
+    }
+
+    pub fn outstanding(&self) -> impl Iterator<Item = u32> {
+        self.descriptors.iter().flat_map(|descriptor| descriptor.outstanding.iter().copied())
+    }
+
+    /// Closes the duplicates if the file has nothing in flight.
+    pub fn close_idle(&mut self) {
+        if self.in_flight == 0 {
+            self.descriptors.truncate(1);
+            self.refused = false;
+        }
+    }
+
+    #[cfg(test)]
+    pub fn descriptors(&self) -> usize {
+        self.descriptors.len()
+    }
+
+    #[cfg(test)]
+    pub fn outstanding_by_descriptor(&self) -> Vec<usize> {
+        self.descriptors.iter().map(|descriptor| descriptor.outstanding.len()).collect()
+    }
+}
