@@ -1,7 +1,8 @@
 //! What one 4 KiB read costs at depth 64: wall time, and processor time split into ours and the kernel's.
 //!
 //! `cargo bench -p io_engine [-- SECONDS]`. User time is an upper bound for our own code: it includes this
-//! loop and the way into the kernel. The file is in the page cache, so no device is measured.
+//! loop and the way into the kernel. The file is in the page cache, so no device is measured, except in the
+//! rows that say `O_DIRECT`.
 //!
 //! Not here: rings and requests (`blk_server`'s benchmark).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use io_engine::{
-    Engine, EngineConfig, Event, FileId, FileSpec, Handles, IoUringEngine, KernelAge, NullEngine, Op, OpKind,
+    Engine, EngineConfig, Event, FileId, FileSpec, Handles, IoUringEngine, KernelAge, LinuxAioEngine,
+    NullEngine, Op, OpKind,
 };
 
 const DEPTH: u32 = 64;
@@ -106,12 +108,24 @@ fn main() {
     let image =
         Image::open(&HostOpener, &ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(&path) })
             .unwrap();
+    let direct_path = folder.path().join("direct.raw");
+    std::fs::copy(&path, &direct_path).unwrap();
+    let direct = ImageOptions { cache: CacheMode::None, ..ImageOptions::new(&direct_path) };
+    let direct = Image::open(&HostOpener, &direct).inspect_err(|error| println!("no O_DIRECT: {error}")).ok();
     let config = EngineConfig { depth: DEPTH, ..EngineConfig::default() };
     for _ in 0..if smoke { 1 } else { 3 } {
         run("null", Box::new(NullEngine::new(&config).unwrap()), &image, duration);
         for age in [KernelAge::Newest, KernelAge::Before6_1, KernelAge::Linux5_15] {
             let engine = IoUringEngine::as_if_on(age, config.clone()).unwrap();
             run(&format!("io_uring {age:?}"), Box::new(engine), &image, duration);
+        }
+        if let Some(direct) = &direct {
+            let engine = IoUringEngine::new(config.clone()).unwrap();
+            run("io_uring O_DIRECT", Box::new(engine), direct, duration);
+            match LinuxAioEngine::new(config.clone()) {
+                Ok(engine) => run("linux-aio O_DIRECT", Box::new(engine), direct, duration),
+                Err(error) => println!("no linux-aio: {error}"),
+            }
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +50,11 @@ impl EpollWatcher {
     pub fn add_waker(&mut self, fd: impl AsFd) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WAKER), flags)?)
+    }
+
+    /// Readable when `wait` would not sleep.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 
     pub fn unwatch(&mut self, id: WatchId) {

@@ -1,0 +1,82 @@
+//! Results: out of the ring in user memory where there is one, out of `io_getevents` otherwise.
+//!
+//! Sleeping is `io_getevents` in both cases. With a ring it takes one result, the one that ended the sleep,
+//! and leaves the others where they cost no copy.
+//!
+//! Not here: the ring (`user_ring.rs`), the calls (`context.rs`).
+
+use std::ops::Range;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::context::{Context, IoEvent};
+use super::user_ring::UserRing;
+
+/// Results that one system call takes at most, where there is no ring.
+const BATCH: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Completions {
+    ring: Option<UserRing>,
+    /// Taken by `io_getevents`.
+    taken: Box<[IoEvent]>,
+    /// Those of `taken` that were not handed out.
+    left: Range<usize>,
+}
+
+impl Completions {
+    pub fn new(ring: Option<UserRing>) -> Self {
+        let most = if ring.is_some() { 1 } else { BATCH };
+        Self { ring, taken: vec![IoEvent::default(); most].into(), left: 0..0 }
+    }
+
+    pub fn has_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Marks the results that are there now as those that `next` hands out.
+    #[inline]
+    pub fn look(&mut self, context: &Context) {
+        match &mut self.ring {
+            Some(ring) => _ = ring.look(),
+            // What went wrong here goes wrong again in `sleep`, which reports it.
+            None if self.left.is_empty() => _ = self.take(context, 0, Some(Duration::ZERO)),
+            None => {}
+        }
+    }
+
+    #[inline]
+    pub fn next(&mut self) -> Option<IoEvent> {
+        if let Some(index) = self.left.next() {
+            return Some(self.taken[index]);
+        }
+        self.ring.as_mut()?.next()
+    }
+
+    /// Whether `next` has something after a `look` that needs no system call.
+    pub fn is_ready(&mut self) -> bool {
+        !self.left.is_empty() || self.ring.as_mut().is_some_and(UserRing::look)
+    }
+
+    /// Sleeps until there is a result or the time is over; nothing may be left from before.
+    pub fn sleep(&mut self, context: &Context, timeout: Option<Duration>) -> Result<(), Errno> {
+        match self.take(context, 1, timeout) {
+            Ok(()) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn take(&mut self, context: &Context, at_least: u32, timeout: Option<Duration>) -> Result<(), Errno> {
+        debug_assert!(self.left.is_empty());
+        if let Some(ring) = &mut self.ring {
+            ring.before_take();
+        }
+        let taken = context.take(at_least, &mut self.taken, timeout);
+        if let Some(ring) = &mut self.ring {
+            ring.after_take();
+        }
+        self.left = 0..taken?;
+        Ok(())
+    }
+}

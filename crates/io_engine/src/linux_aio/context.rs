@@ -1,0 +1,214 @@
+//! The system calls of Linux AIO, and what their errors mean.
+//!
+//! `io_setup → io_submit … io_getevents → io_destroy`
+//!
+//! - A context is a mapping of this process: any thread may use it, a child after `fork` may not.
+//! - `io_submit` reads the blocks it is given, and writes their `key`, before it returns.
+//! - `io_destroy` returns only when every call has ended: not a thing to do to a device that hangs. With no call
+//!   left it still waits for a grace period of RCU (35 ms here, Linux 6.18), so a thread does it.
+//!
+//! Layout: linux/aio_abi.h; behaviour: io_setup(2), io_submit(2), io_getevents(2), io_destroy(2).
+//! Not here: which call is made when (`linux_aio.rs`), completions without a system call (`user_ring.rs`).
+
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+/// `IOCB_CMD_*` of linux/aio_abi.h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(super) enum Command {
+    Pread = 0,
+    Pwrite = 1,
+    Fdsync = 3,
+    Poll = 5,
+    Preadv = 7,
+    Pwritev = 8,
+}
+
+/// One call: `struct iocb` of linux/aio_abi.h.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Iocb {
+    /// Comes back in [`IoEvent::data`].
+    pub data: u64,
+    /// The kernel's.
+    pub key: u32,
+    pub rw_flags: i32,
+    pub command: u16,
+    pub priority: i16,
+    pub fd: u32,
+    pub buffer: u64,
+    pub len: u64,
+    pub offset_bytes: i64,
+    pub reserved: u64,
+    pub flags: u32,
+    pub resfd: u32,
+}
+
+const _: () = assert!(cfg!(target_endian = "little"), "`key` and `rw_flags` change places");
+const _: () = assert!(size_of::<Iocb>() == size_of::<libc::iocb>());
+const _: () = assert!(offset_of!(Iocb, rw_flags) == offset_of!(libc::iocb, aio_rw_flags));
+const _: () = assert!(offset_of!(Iocb, offset_bytes) == offset_of!(libc::iocb, aio_offset));
+const _: () = assert!(offset_of!(Iocb, resfd) == offset_of!(libc::iocb, aio_resfd));
+
+/// One result: `struct io_event` of linux/aio_abi.h.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct IoEvent {
+    pub data: u64,
+    /// Address of the [`Iocb`].
+    pub iocb: u64,
+    /// Bytes, 0, or a negated errno.
+    pub result: i64,
+    pub result2: i64,
+}
+
+/// Contexts that a thread is about to destroy: their calls still count against `fs.aio-max-nr`.
+static ENDING: AtomicUsize = AtomicUsize::new(0);
+/// How long a new context waits for the calls of those.
+const ENDING_PATIENCE: Duration = Duration::from_secs(1);
+/// One system call fits.
+const STACK_BYTES: usize = 64 << 10;
+
+/// A place in the kernel for calls in flight.
+#[derive(Debug)]
+pub(super) struct Context {
+    id: libc::c_ulong,
+    abandoned: bool,
+}
+
+impl Context {
+    /// For at least `calls` calls in flight.
+    pub fn new(calls: u32) -> io::Result<Self> {
+        let deadline = Instant::now() + ENDING_PATIENCE;
+        loop {
+            // Before the attempt: what ends after this look can be had with the next one.
+            let ending = ENDING.load(Ordering::SeqCst) > 0;
+            match set_up(calls) {
+                Ok(id) => return Ok(Self { id, abandoned: false }),
+                Err(Errno::AGAIN) if ending && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(errno) => return Err(cannot_set_up(errno, calls)),
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub fn of_id(id: usize) -> Self {
+        Self { id: id as libc::c_ulong, abandoned: false }
+    }
+
+    /// Where the completion ring lies.
+    pub fn address(&self) -> usize {
+        // As wide as a pointer on Linux.
+        #[allow(clippy::cast_possible_truncation)]
+        let address = self.id as usize;
+        address
+    }
+
+    /// Starts some of `calls`, in order, and returns how many. An error is about the first alone.
+    ///
+    /// # Safety
+    /// Each points to a block that nobody else uses during this call. What the blocks point to must be left
+    /// alone until the call has ended.
+    #[inline]
+    pub unsafe fn submit(&self, calls: &[*mut Iocb]) -> Result<usize, Errno> {
+        // SAFETY: 1. blocks and buffers: the caller vouches for them; 2. the array has `len` entries.
+        let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.id, calls.len(), calls.as_ptr()) };
+        checked(taken)
+    }
+
+    /// Takes results into `events`; sleeps until there are `at_least` so many, or the time is over.
+    pub fn take(
+        &self,
+        at_least: u32,
+        events: &mut [IoEvent],
+        timeout: Option<Duration>,
+    ) -> Result<usize, Errno> {
+        let timeout = timeout.map(|timeout| libc::timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let (least, most) = (libc::c_long::from(at_least), events.len());
+        let number = libc::SYS_io_getevents;
+        // SAFETY: 1. the kernel writes up to `most` results, and `events` has room for them; 2. the timeout
+        // is null or lives until the end.
+        let taken = unsafe { libc::syscall(number, self.id, least, most, events.as_mut_ptr(), timeout) };
+        checked(taken)
+    }
+
+    /// Leaves the context to the end of the process, because a call in it may never end.
+    pub fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.abandoned {
+            return;
+        }
+        let id = self.id;
+        let end = move || {
+            destroy(id);
+            ENDING.fetch_sub(1, Ordering::SeqCst);
+        };
+        ENDING.fetch_add(1, Ordering::SeqCst);
+        let thread = std::thread::Builder::new().name("bareblk-aio-end".into()).stack_size(STACK_BYTES);
+        if thread.spawn(end).is_err() {
+            end();
+        }
+    }
+}
+
+fn set_up(calls: u32) -> Result<libc::c_ulong, Errno> {
+    let mut id: libc::c_ulong = 0;
+    // SAFETY: 1. the kernel writes one number, to `id`, which is zero as it demands.
+    let made = unsafe { libc::syscall(libc::SYS_io_setup, libc::c_ulong::from(calls), &raw mut id) };
+    checked(made).map(|_| id)
+}
+
+fn destroy(id: libc::c_ulong) {
+    // SAFETY: 1. called once, with a context of ours; 2. nobody looks at its ring any more: whoever did, owned
+    // the `Context`.
+    unsafe { libc::syscall(libc::SYS_io_destroy, id) };
+}
+
+#[inline]
+fn checked(returned: libc::c_long) -> Result<usize, Errno> {
+    usize::try_from(returned).map_err(|_| {
+        let errno = io::Error::last_os_error().raw_os_error();
+        errno.map_or(Errno::IO, Errno::from_raw_os_error)
+    })
+}
+
+pub(super) fn cannot_set_up(errno: Errno, calls: u32) -> io::Error {
+    match errno {
+        Errno::AGAIN => io::Error::new(io::ErrorKind::QuotaExceeded, exhausted(calls)),
+        Errno::NOSYS => {
+            io::Error::new(io::ErrorKind::Unsupported, "this kernel has no Linux AIO (CONFIG_AIO)")
+        }
+        Errno::PERM | Errno::ACCESS => {
+            io::Error::new(io::ErrorKind::PermissionDenied, "Linux AIO is forbidden here (a seccomp filter?)")
+        }
+        errno => errno.into(),
+    }
+}
+
+fn exhausted(calls: u32) -> String {
+    let value = |name: &str| {
+        let read = std::fs::read_to_string(format!("/proc/sys/fs/{name}"));
+        read.map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
+    };
+    let (used, most) = (value("aio-nr"), value("aio-max-nr"));
+    format!(
+        "fs.aio-max-nr is exhausted: {used} of {most} are in use (/proc/sys/fs/aio-nr), {calls} more are needed: \
+         raise it"
+    )
+}

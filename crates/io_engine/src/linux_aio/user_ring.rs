@@ -1,0 +1,135 @@
+//! The completion ring that the kernel maps into our memory: results without a system call.
+//!
+//! `kernel: event at tail, then tail moves → acquire of tail → event at head → head moves → kernel: room again`
+//!
+//! | offset in bytes | field | written by |
+//! |---|---|---|
+//! | 0 | number of the context | – |
+//! | 4 | events that fit | – |
+//! | 8 | head: next event to be taken | us, `io_getevents` |
+//! | 12 | tail: next event to be put | the kernel |
+//! | 16 | magic: `0xa10a10a1` | – |
+//! | 20 | compatible features | – |
+//! | 24 | incompatible features: 0 | – |
+//! | 28 | bytes before the first event: 32 | – |
+//!
+//! - It lies at the context's address. Head and tail go from 0 to the number of events that fit, not to a
+//!   power of two, and meet when the ring is empty; there is always room for what is in flight.
+//! - The kernel counts what was taken from the head, so that whoever moves it needs no `io_getevents`. That
+//!   call moves it too: one thread may do both, in turn, and look at the head again afterwards.
+//!
+//! The layout is that of `struct aio_ring` in Linux's fs/aio.c (2.6 to 6.18), which is told apart by magic and
+//! features; where they differ, there is no ring for us. Not here: what a result belongs to (`linux_aio.rs`).
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::context::{Context, IoEvent};
+
+const MAGIC: u32 = 0xa10a_10a1;
+/// Events that the header takes the place of.
+const HEADER_EVENTS: usize = 1;
+const _: () = assert!(size_of::<Header>() == HEADER_EVENTS * size_of::<IoEvent>());
+
+#[derive(Debug)]
+#[repr(C)]
+struct Header {
+    context: u32,
+    event_count: u32,
+    head: AtomicU32,
+    tail: AtomicU32,
+    magic: u32,
+    compatible_features: u32,
+    incompatible_features: u32,
+    header_bytes: u32,
+}
+
+/// Our end of it. It is dropped with its [`Context`], or is not used after that.
+#[derive(Debug)]
+pub(super) struct UserRing {
+    header: NonNull<Header>,
+    event_count: u32,
+    /// Next event to be taken.
+    head: u32,
+    /// What the kernel has been told of it.
+    published_head: u32,
+    /// As it was at the last look.
+    tail: u32,
+}
+
+// SAFETY: 1. the ring belongs to the process, not to a thread, and one owner at a time takes from it.
+unsafe impl Send for UserRing {}
+
+impl UserRing {
+    /// `None`: not a ring that we know.
+    pub fn of(context: &Context) -> Option<Self> {
+        let header = NonNull::new(std::ptr::with_exposed_provenance_mut::<Header>(context.address()))?;
+        // SAFETY: 1. the kernel maps at least a page there, for as long as the context exists; 2. what it
+        // changes are the atomics.
+        let found = unsafe { header.as_ref() };
+        let known = found.magic == MAGIC
+            && found.incompatible_features == 0
+            && found.header_bytes as usize == size_of::<Header>()
+            && found.event_count > 0;
+        let (event_count, head) = (found.event_count, found.head.load(Ordering::Relaxed));
+        known.then_some(Self { header, event_count, head, published_head: head, tail: head })
+    }
+
+    #[cfg(test)]
+    pub fn event_count(&self) -> u32 {
+        self.event_count
+    }
+
+    #[inline]
+    fn header(&self) -> &Header {
+        // SAFETY: as in `of`; and the context exists as long as `self` is used.
+        unsafe { self.header.as_ref() }
+    }
+
+    /// Takes note of what is there now. Returns whether that is anything.
+    #[inline]
+    pub fn look(&mut self) -> bool {
+        // Pairs with the kernel's barrier between event and tail.
+        self.tail = self.header().tail.load(Ordering::Acquire);
+        debug_assert!(self.tail < self.event_count);
+        self.head != self.tail
+    }
+
+    /// The next of those that were there at the last look.
+    #[inline]
+    pub fn next(&mut self) -> Option<IoEvent> {
+        if self.head == self.tail {
+            self.publish();
+            return None;
+        }
+        // SAFETY: 1. in bounds: heads are below the number of events, and those follow the header.
+        let event = unsafe { self.header.cast::<IoEvent>().add(HEADER_EVENTS + self.head as usize) };
+        // SAFETY: 1. written before the tail that `look` acquired; the kernel leaves it alone until the head
+        // has passed it.
+        let event = unsafe { event.read() };
+        self.head = if self.head + 1 == self.event_count { 0 } else { self.head + 1 };
+        Some(event)
+    }
+
+    /// Lets the kernel use the places of what was taken: once per pass.
+    #[inline]
+    fn publish(&mut self) {
+        if self.published_head != self.head {
+            // The events were read before: the kernel may write over them after this.
+            self.header().head.store(self.head, Ordering::Release);
+            self.published_head = self.head;
+        }
+    }
+
+    /// To be called before `io_getevents`, which reads the head.
+    pub fn before_take(&mut self) {
+        self.publish();
+    }
+
+    /// To be called after `io_getevents`, which moved the head.
+    pub fn after_take(&mut self) {
+        self.head = self.header().head.load(Ordering::Relaxed);
+        self.published_head = self.head;
+        self.look();
+    }
+}
