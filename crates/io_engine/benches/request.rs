@@ -1,21 +1,24 @@
 //! What one 4 KiB read costs at depth 64: wall time, and processor time split into ours and the kernel's.
 //!
 //! `cargo bench -p io_engine [-- SECONDS]`. User time is an upper bound for our own code: it includes this
-//! loop and the way into the kernel. The file is in the page cache, so no device is measured, except in the
-//! rows that say `O_DIRECT`.
+//! loop and the way into the kernel. It is the whole process's, because engines have threads of their own, and
+//! io_uring has the kernel's. In the page cache and on tmpfs no device is measured; in the rows of `O_DIRECT` one is.
 //!
 //! Not here: rings and requests (`blk_server`'s benchmark).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use io_engine::{
-    Engine, EngineConfig, Event, FileId, FileSpec, Handles, IoUringEngine, KernelAge, LinuxAioEngine,
-    NullEngine, Op, OpKind,
+    Engine, EngineChoice, EngineConfig, EngineKind, Event, FileId, FileSpec, Handles, IoUringEngine, KernelAge,
+    NullEngine, Op, OpKind, choose, make,
 };
+use rustix::time::{ClockId, clock_gettime};
 
 const DEPTH: u32 = 64;
 const IMAGE_BYTES: u64 = 64 << 20;
@@ -23,7 +26,7 @@ const BLOCK_BYTES: u64 = 4096;
 /// What `cargo test --benches` runs, so that this cannot rot.
 const SMOKE: Duration = Duration::from_millis(20);
 
-/// Processor time of this thread: exact in sum, and in ticks for each half.
+/// Processor time of this process: exact in sum, and in ticks for each half.
 struct Usage {
     run_ns: f64,
     user_ticks: f64,
@@ -32,9 +35,9 @@ struct Usage {
 
 impl Usage {
     fn now() -> Self {
-        let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-        let run_ns = schedstat.split_whitespace().next().unwrap().parse().unwrap();
-        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let run = clock_gettime(ClockId::ProcessCPUTime);
+        let run_ns = run.tv_sec as f64 * 1e9 + run.tv_nsec as f64;
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
         let after_name = stat.rsplit(')').next().unwrap();
         // Fields 14 and 15 of proc(5); the first after the name is field 3.
         let mut ticks = after_name.split_whitespace().skip(11).map(|field| field.parse().unwrap());
@@ -48,6 +51,23 @@ impl Usage {
         let system: f64 = self.system_ticks - before.system_ticks;
         let share = user / (user + system).max(1.0);
         (run_ns * share, run_ns * (1.0 - share))
+    }
+}
+
+struct Storage {
+    image: Image,
+    _folder: tempfile::TempDir,
+}
+
+impl Storage {
+    /// `None` where the file system has no `O_DIRECT` and it was asked for.
+    fn new(parent: &Path, cache: CacheMode) -> Option<Self> {
+        let folder = tempfile::tempdir_in(parent).unwrap();
+        let path = folder.path().join("disk.raw");
+        std::fs::write(&path, vec![0x5a; IMAGE_BYTES as usize]).unwrap();
+        File::open(&path).unwrap().sync_all().unwrap();
+        let image = Image::open(&HostOpener, &ImageOptions { cache, ..ImageOptions::new(&path) });
+        Some(Self { image: image.ok()?, _folder: folder })
     }
 }
 
@@ -91,7 +111,7 @@ fn run(name: &str, engine: Box<dyn Engine>, image: &Image, duration: Duration) {
     let (user_ns, system_ns) = Usage::now().since(&before);
     let per_op = |ns: f64| ns / done as f64;
     println!(
-        "{name:>28}: {:>7.0} ns wall, {:>6.0} ns user, {:>6.0} ns system per op, {done} ops",
+        "{name:>32}: {:>7.0} ns wall, {:>6.0} ns user, {:>6.0} ns system per op, {done} ops",
         per_op(wall_ns),
         per_op(user_ns),
         per_op(system_ns),
@@ -102,29 +122,29 @@ fn main() {
     let seconds = std::env::args().filter_map(|arg| arg.parse().ok()).next_back();
     let smoke = std::env::args().any(|arg| arg == "--test") || !std::env::args().any(|arg| arg == "--bench");
     let duration = if smoke { SMOKE } else { Duration::from_secs_f64(seconds.unwrap_or(2.0)) };
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("disk.raw");
-    std::fs::write(&path, vec![0x5a; IMAGE_BYTES as usize]).unwrap();
-    let image =
-        Image::open(&HostOpener, &ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(&path) })
-            .unwrap();
-    let direct_path = folder.path().join("direct.raw");
-    std::fs::copy(&path, &direct_path).unwrap();
-    let direct = ImageOptions { cache: CacheMode::None, ..ImageOptions::new(&direct_path) };
-    let direct = Image::open(&HostOpener, &direct).inspect_err(|error| println!("no O_DIRECT: {error}")).ok();
+    let disk = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let storages = [
+        ("page cache", Storage::new(disk, CacheMode::Writeback)),
+        ("tmpfs", Storage::new(Path::new("/dev/shm"), CacheMode::Writeback)),
+        ("O_DIRECT", Storage::new(disk, CacheMode::None)),
+    ];
     let config = EngineConfig { depth: DEPTH, ..EngineConfig::default() };
     for _ in 0..if smoke { 1 } else { 3 } {
-        run("null", Box::new(NullEngine::new(&config).unwrap()), &image, duration);
-        for age in [KernelAge::Newest, KernelAge::Before6_1, KernelAge::Linux5_15] {
-            let engine = IoUringEngine::as_if_on(age, config.clone()).unwrap();
-            run(&format!("io_uring {age:?}"), Box::new(engine), &image, duration);
+        if let Some(cached) = &storages[0].1 {
+            run("null", Box::new(NullEngine::new(&config).unwrap()), &cached.image, duration);
+            for age in [KernelAge::Before6_1, KernelAge::Linux5_15] {
+                let engine = IoUringEngine::as_if_on(age, config.clone()).unwrap();
+                run(&format!("page cache, io_uring {age:?}"), Box::new(engine), &cached.image, duration);
+            }
         }
-        if let Some(direct) = &direct {
-            let engine = IoUringEngine::new(config.clone()).unwrap();
-            run("io_uring O_DIRECT", Box::new(engine), direct, duration);
-            match LinuxAioEngine::new(config.clone()) {
-                Ok(engine) => run("linux-aio O_DIRECT", Box::new(engine), direct, duration),
-                Err(error) => println!("no linux-aio: {error}"),
+        for (name, storage) in &storages {
+            let Some(Storage { image, .. }) = storage else { continue };
+            let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+            for kind in EngineKind::ALL {
+                // Those that refuse the file are left out.
+                if choose(EngineChoice::Named(kind), &spec, &config).is_ok() {
+                    run(&format!("{name}, {kind}"), make(kind, &config).unwrap(), image, duration);
+                }
             }
         }
     }

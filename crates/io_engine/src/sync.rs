@@ -1,33 +1,178 @@
-//! Plain calls in the worker itself.
+//! Plain calls in the worker itself, where they do not wait; what would wait goes to a pool of threads.
 //!
-//! Not here: op logic (`core.rs`).
+//! `queue → submit: the call, now → results → pop`, or `… → pool (threads/pool.rs) → results → pop`
+//!
+//! How a file's calls are made is decided by what it is (`storage.rs`), see `sync/policy.rs`:
+//!
+//! | file | reads, writes | durable writes, `fdatasync` | `fallocate` |
+//! |---|---|---|---|
+//! | in memory | here | here: nothing to write out | here if short |
+//! | `O_DIRECT` | here, and the worker waits | pool | pool |
+//! | page cache | here with `RWF_NOWAIT`; `EAGAIN`: pool | pool | pool |
+//!
+//! - With `O_DIRECT` "in the worker" means that it waits, one call after the other: that is what was asked
+//!   for. A flush is not part of it: it would keep every other disk of the worker from its reads.
+//! - A call that was made here is done when `submit` returns; only what is in the pool can be cancelled.
+//!
+//! Not here: the pool's other side (`threads/desk.rs`), op logic (`core.rs`).
 
+mod policy;
+
+use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::contract::{Engine, EngineConfig, Handles};
+use rustix::io::Errno;
+
+use self::policy::{Attempt, Policy};
+use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::core::{Core, handles};
+use crate::kernel::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::plain;
+use crate::storage::Storage;
+use crate::threads::desk::{Desk, Files};
 
 /// The engine, not yet started.
 #[derive(Debug)]
 pub struct SyncEngine {
-    _config: EngineConfig,
+    config: EngineConfig,
+    kernel: SyncKernel,
 }
 
 impl SyncEngine {
-    /// Makes the engine.
+    /// Makes the engine. It has no threads before there are calls for them.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn new(_config: EngineConfig) -> io::Result<Self> {
-        Err(io::ErrorKind::Unsupported.into())
+    /// The kernel's, for its epoll and eventfd.
+    pub fn new(config: EngineConfig) -> io::Result<Self> {
+        let queue = VecDeque::with_capacity(config.depth as usize);
+        let kernel = SyncKernel { files: Files::new(), queue, desk: Desk::new(&config)? };
+        Ok(Self { config, kernel })
     }
 }
 
 impl Engine for SyncEngine {
     fn start(self: Box<Self>) -> io::Result<Handles> {
-        Err(io::ErrorKind::Unsupported.into())
+        Ok(handles(Core::new(self.kernel, &self.config)))
     }
 
     fn describe(&self) -> String {
-        "sync".to_owned()
+        let threads = self.config.threads.max(1);
+        format!("sync: in the worker; flushes, and what would wait for a page, on at most {threads} threads")
+    }
+}
+
+#[derive(Debug)]
+struct SyncFile {
+    file: Arc<File>,
+    policy: Policy,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    user_data: u64,
+    target: Target,
+    call: Call,
+}
+
+#[derive(Debug)]
+struct SyncKernel {
+    files: Files<SyncFile>,
+    queue: VecDeque<Queued>,
+    desk: Desk,
+}
+
+// SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns, and it moves between
+// threads together with this value, before it is started, when there are none.
+unsafe impl Send for SyncKernel {}
+
+impl SyncKernel {
+    #[inline]
+    fn make(&mut self, queued: &Queued) {
+        let Queued { user_data, target, call } = queued;
+        let Some(SyncFile { file, policy }) = self.files.get_mut(*target) else {
+            return self.desk.finished(*user_data, -Errno::BADF.raw_os_error());
+        };
+        let (flags, waits) = match policy.attempt(call) {
+            Attempt::Never => return self.desk.hand_over(*user_data, file, call),
+            Attempt::Here => (0, false),
+            Attempt::HereAndWait => (0, true),
+            Attempt::WithoutWaiting => (libc::RWF_NOWAIT, false),
+        };
+        // SAFETY: 1. `queue` promises that buffers are there until the result was popped.
+        let result = unsafe { plain::execute(file.as_raw_fd(), call, flags) };
+        if flags != 0 && !policy.is_answer(call, result) {
+            return self.desk.hand_over(*user_data, file, call);
+        }
+        self.desk.finished(*user_data, result);
+        if waits {
+            self.desk.waited();
+        }
+    }
+}
+
+impl Kernel for SyncKernel {
+    fn enable(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
+        let storage = Storage::probe(&spec.file)?;
+        let policy = Policy::of(&storage);
+        tracing::debug!(index, %storage, %policy, "file of the sync engine");
+        Ok(self.files.put(index, SyncFile { file: Arc::clone(&spec.file), policy }))
+    }
+
+    fn unregister_file(&mut self, index: u32, _target: Target) {
+        self.files.remove(index);
+    }
+
+    unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
+        self.queue.push_back(Queued { user_data, target, call: *call });
+        Ok(())
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        while let Some(queued) = self.queue.pop_front() {
+            self.make(&queued);
+        }
+        self.desk.start();
+        Ok(())
+    }
+
+    fn begin_reap(&mut self) {
+        self.desk.collect();
+    }
+
+    fn pop(&mut self) -> Option<RawResult> {
+        self.desk.pop()
+    }
+
+    fn take_ready(&mut self, events: &mut Vec<Event>) {
+        self.desk.take_ready(events);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.submit()?;
+        self.desk.sleep(timeout)
+    }
+
+    fn cancel(&mut self, user_data: u64) {
+        let place = self.queue.iter().position(|queued| queued.user_data == user_data);
+        match place.and_then(|place| self.queue.remove(place)) {
+            Some(_) => self.desk.finished(user_data, -Errno::CANCELED.raw_os_error()),
+            None => self.desk.cancel(user_data),
+        }
+    }
+
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.desk.watch(fd, token)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        self.desk.unwatch(id);
     }
 }

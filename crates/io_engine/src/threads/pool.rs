@@ -1,30 +1,45 @@
 //! A bounded pool of threads that make plain calls: it grows when calls wait, and shrinks to nothing.
 //!
-//! `push_batch → queue → thread: plain::execute → results → take_results` (and an eventfd, if the worker sleeps)
+//! `push_batch → schedule → thread: plain::execute → results → take_results` (and an eventfd, if the worker sleeps)
 //!
-//! - One lock per batch on the worker's side, one per call on a thread's.
-//! - A thread that had nothing to do for [`IDLE`] ends: an idle pool has no threads and makes no wake-ups.
-//! - A job holds its file: one that starts late never meets a number that means another file by then.
+//! - One lock per batch on the worker's side, none to see that there is nothing; one per call on a thread's:
+//!   it leaves its result and takes its next job in one go.
+//! - The thread that went to sleep last is woken first: its stack is warm, and those at the bottom end after
+//!   [`IDLE`] even while others have work. An idle pool has no threads and makes no wake-ups.
+//! - A job holds its file until its call has ended, and not longer: a call that starts late never meets a
+//!   number that means another file by then, and a result says that the pool has let go.
+//! - Dropping waits for nobody. A thread in a call goes on, with everything it needs in its own hands but the
+//!   op's memory, which whoever drops the pool keeps or leaks (`core.rs`).
 //!
-//! Not here: which calls come here (`threads.rs`, `sync.rs`, `linux_aio.rs`).
+//! Not here: who takes which job (`schedule.rs`), which calls come here (`threads.rs`, `sync.rs`,
+//! `linux_aio.rs`).
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::schedule::{Class, Help, Limits, Schedule};
 use crate::kernel::{Call, RawResult};
 use crate::plain;
+use crate::record::Verb;
 
 /// How long a thread waits for work before it ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// A thread's stack holds one call.
-const STACK_BYTES: usize = 64 << 10;
+/// A thread's stack holds one call, and a line for the log.
+const STACK_BYTES: usize = 128 << 10;
+/// Threads that one thread calls before it goes on with its own job.
+const MOST_HELP: usize = 2;
+/// Threads that the worker calls; they call the others.
+const MOST_HELP_OF_WORKER: usize = 1;
+/// How long to get along with what there is when the host gives no further thread.
+const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// One call to be made by some thread.
 #[derive(Clone, Debug)]
@@ -38,22 +53,63 @@ pub(crate) struct Job {
 // has the result, on whatever thread the call is made.
 unsafe impl Send for Job {}
 
-#[derive(Debug, Default)]
-struct State {
-    queue: VecDeque<Job>,
-    threads: u32,
-    idle: u32,
-    ending: bool,
+impl Job {
+    fn class(&self) -> Class {
+        match self.call.verb {
+            Verb::Read | Verb::Write => Class::Transfer,
+            Verb::Sync | Verb::Allocate => Class::Long,
+        }
+    }
 }
+
+#[derive(Debug)]
+struct State {
+    schedule: Schedule<Job>,
+    /// The last to come is the first to go.
+    sleepers: Vec<Thread>,
+    results: VecDeque<RawResult>,
+    /// The worker sleeps, or is about to, and wants a write to `wake`.
+    armed: bool,
+    ending: bool,
+    start_again_at: Option<Instant>,
+}
+
+impl State {
+    #[inline]
+    fn call_help(&mut self, most: usize) -> Called {
+        let Help { wake, start } = self.schedule.call_help(self.sleepers.len(), most.min(MOST_HELP));
+        let mut called = Called { sleepers: [const { None }; MOST_HELP], start };
+        called.sleepers.iter_mut().take(wake).for_each(|place| *place = self.sleepers.pop());
+        if start > 0 && self.start_again_at.is_some_and(|at| Instant::now() < at) {
+            (0..start).for_each(|_| self.schedule.not_started());
+            called.start = 0;
+        }
+        called
+    }
+}
+
+/// Threads to be woken and started once the lock is released.
+#[derive(Debug)]
+struct Called {
+    sleepers: [Option<Thread>; MOST_HELP],
+    start: usize,
+}
+
+type Start = fn(Arc<Shared>) -> io::Result<()>;
 
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    work: Condvar,
-    results: Mutex<VecDeque<RawResult>>,
-    /// The worker sleeps, or is about to, and wants a write to `wake`.
-    sleeping: AtomicBool,
+    /// A hint that spares a worker that looks all the time the lock.
+    has_results: AtomicBool,
     wake: OwnedFd,
+    idle: Duration,
+    start: Start,
+}
+
+fn start_thread(shared: Arc<Shared>) -> io::Result<()> {
+    let builder = std::thread::Builder::new().name("bareblk-io".into()).stack_size(STACK_BYTES);
+    builder.spawn(move || shared.run()).map(drop)
 }
 
 impl Shared {
@@ -61,46 +117,99 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn results(&self) -> MutexGuard<'_, VecDeque<RawResult>> {
-        self.results.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The next job; `None`: the thread ends.
-    fn next(&self) -> Option<Job> {
+    /// A thread's life.
+    fn run(self: Arc<Self>) {
         let mut state = self.state();
+        state.schedule.arrived();
         loop {
-            if let Some(job) = state.queue.pop_front() {
-                return Some(job);
-            }
-            if state.ending {
-                state.threads -= 1;
-                return None;
-            }
-            state.idle += 1;
-            let waited = self.work.wait_timeout(state, IDLE);
-            let timeout;
-            (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            state.idle -= 1;
-            if timeout.timed_out() && state.queue.is_empty() {
-                state.threads -= 1;
-                return None;
-            }
+            let Some((class, job)) = state.schedule.take() else {
+                match self.sleep(state) {
+                    Some(woken) => state = woken,
+                    None => return,
+                }
+                continue;
+            };
+            let called = state.call_help(MOST_HELP);
+            drop(state);
+            self.bring(called);
+            state = self.perform(class, job);
         }
     }
 
-    fn run(&self) {
-        while let Some(job) = self.next() {
-            self.finish(&job);
-        }
-    }
-
-    fn finish(&self, job: &Job) {
+    /// Makes the call and leaves its result.
+    #[inline]
+    fn perform(&self, class: Class, job: Job) -> MutexGuard<'_, State> {
+        let Job { user_data, file, call } = job;
         // SAFETY: 1. whoever pushed the job keeps its buffers until the result was taken.
-        let result = unsafe { plain::execute(job.file.as_raw_fd(), &job.call, 0) };
-        self.results().push_back(RawResult { user_data: job.user_data, result });
-        // After the result is there: pairs with `arm`, which looks for results after it said that it sleeps.
-        if self.sleeping.swap(false, Ordering::SeqCst) {
+        let result = unsafe { plain::execute(file.as_raw_fd(), &call, 0) };
+        drop(file); // before anybody can know that the call ended, and detach the file
+        let mut state = self.state();
+        state.schedule.ended(class);
+        state.results.push_back(RawResult { user_data, result });
+        self.has_results.store(true, Ordering::Relaxed); // the lock orders it with the results
+        if std::mem::take(&mut state.armed) {
+            drop(state);
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+            state = self.state();
+        }
+        state
+    }
+
+    /// Returns when this thread was called; `None`: it ends.
+    fn sleep<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Option<MutexGuard<'a, State>> {
+        let me = std::thread::current();
+        let deadline = Instant::now() + self.idle;
+        if state.ending {
+            state.schedule.left();
+            return None;
+        }
+        state.sleepers.push(me.clone());
+        loop {
+            drop(state);
+            std::thread::park_timeout(deadline.saturating_duration_since(Instant::now()));
+            state = self.state();
+            let place = state.sleepers.iter().rposition(|sleeper| sleeper.id() == me.id());
+            let Some(place) = place else {
+                state.schedule.arrived();
+                return Some(state);
+            };
+            if Instant::now() >= deadline {
+                state.sleepers.remove(place);
+                state.schedule.left();
+                return None;
+            }
+        }
+    }
+
+    /// Wakes and starts. Returns whether all that were to be started were.
+    #[inline]
+    fn bring(self: &Arc<Self>, called: Called) -> bool {
+        called.sleepers.into_iter().flatten().for_each(|sleeper| sleeper.unpark());
+        (0..called.start).fold(true, |all, _| self.start_one() & all)
+    }
+
+    #[cold]
+    fn start_one(self: &Arc<Self>) -> bool {
+        let started = (self.start)(Arc::clone(self));
+        if let Err(error) = &started {
+            let mut state = self.state();
+            state.schedule.not_started();
+            state.start_again_at = Some(Instant::now() + START_AGAIN_AFTER);
+            let threads = state.schedule.threads();
+            drop(state);
+            tracing::warn!(%error, threads, "no further thread for I/O");
+        }
+        started.is_ok()
+    }
+
+    /// With no thread to be had, calls are made by the worker itself.
+    #[cold]
+    fn run_here_if_alone(&self) {
+        let mut state = self.state();
+        while state.schedule.threads() == 0 {
+            let Some((class, job)) = state.schedule.take() else { return };
+            drop(state);
+            state = self.perform(class, job);
         }
     }
 }
@@ -109,21 +218,33 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    max_threads: u32,
 }
 
 impl Pool {
     /// At most `max_threads` (at least one) threads, started when needed; `depth`: most jobs at once.
     pub fn new(max_threads: u32, depth: u32) -> io::Result<Self> {
-        let state = State { queue: VecDeque::with_capacity(depth as usize), ..State::default() };
+        Self::with(max_threads, depth, IDLE, start_thread)
+    }
+
+    fn with(max_threads: u32, depth: u32, idle: Duration, start: Start) -> io::Result<Self> {
+        let (max_threads, depth) = (max_threads as usize, depth as usize);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let state = State {
+            schedule: Schedule::new(Limits::new(max_threads, processors), depth),
+            sleepers: Vec::with_capacity(max_threads),
+            results: VecDeque::with_capacity(depth),
+            armed: false,
+            ending: false,
+            start_again_at: None,
+        };
         let shared = Shared {
             state: Mutex::new(state),
-            work: Condvar::new(),
-            results: Mutex::new(VecDeque::with_capacity(depth as usize)),
-            sleeping: AtomicBool::new(false),
+            has_results: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            idle,
+            start,
         };
-        Ok(Self { shared: Arc::new(shared), max_threads: max_threads.max(1) })
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Written to when a result is there and the worker said that it sleeps; never read.
@@ -133,72 +254,46 @@ impl Pool {
 
     /// Takes all of `jobs`, and starts threads as there is need.
     pub fn push_batch(&self, jobs: &mut VecDeque<Job>) {
-        let count = jobs.len();
         let mut state = self.shared.state();
-        state.queue.extend(jobs.drain(..));
-        let waiting = u32::try_from(state.queue.len()).unwrap_or(u32::MAX);
-        let wanted = waiting.saturating_sub(state.idle).min(self.max_threads - state.threads);
-        state.threads += wanted;
+        jobs.drain(..).for_each(|job| state.schedule.push(job.class(), job));
+        let called = state.call_help(MOST_HELP_OF_WORKER);
+        let alone = state.schedule.threads() == 0;
         drop(state);
-        (0..count).for_each(|_| self.shared.work.notify_one());
-        (0..wanted).for_each(|_| self.start_thread());
-    }
-
-    fn start_thread(&self) {
-        let shared = Arc::clone(&self.shared);
-        let builder = std::thread::Builder::new().name("bareblk-io".into()).stack_size(STACK_BYTES);
-        if let Err(error) = builder.spawn(move || shared.run()) {
-            tracing::warn!(%error, "no further thread for I/O");
-            let alone = {
-                let mut state = self.shared.state();
-                state.threads -= 1;
-                state.threads == 0
-            };
-            if alone {
-                self.run_here();
-            }
-        }
-    }
-
-    /// With no thread to be had, calls are made by the worker itself.
-    #[cold]
-    fn run_here(&self) {
-        loop {
-            let Some(job) = self.shared.state().queue.pop_front() else { return };
-            self.shared.finish(&job);
+        if !self.shared.bring(called) || alone {
+            self.shared.run_here_if_alone();
         }
     }
 
     /// Appends what is finished.
+    #[inline]
     pub fn take_results(&self, results: &mut VecDeque<RawResult>) {
-        results.append(&mut self.shared.results());
+        if !self.shared.has_results.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.shared.state();
+        self.shared.has_results.store(false, Ordering::Relaxed);
+        if results.is_empty() {
+            std::mem::swap(results, &mut state.results);
+        } else {
+            results.append(&mut state.results);
+        }
     }
 
     /// Forgets a job that no thread has taken yet. Returns whether it was there: it has no result then.
     pub fn cancel(&self, user_data: u64) -> bool {
-        let mut state = self.shared.state();
-        let place = state.queue.iter().position(|job| job.user_data == user_data);
-        place.is_some_and(|place| state.queue.remove(place).is_some())
+        self.shared.state().schedule.remove(|job| job.user_data == user_data).is_some()
     }
 
     /// Asks for a write to the eventfd with the next result. Returns false if one is there already.
     pub fn arm(&self) -> bool {
-        self.shared.sleeping.store(true, Ordering::SeqCst);
-        let nothing_yet = self.shared.results().is_empty();
-        if !nothing_yet {
-            self.disarm();
-        }
-        nothing_yet
+        let mut state = self.shared.state();
+        state.armed = state.results.is_empty();
+        state.armed
     }
 
     /// The worker is awake again.
     pub fn disarm(&self) {
-        self.shared.sleeping.store(false, Ordering::SeqCst);
-    }
-
-    #[cfg(test)]
-    pub fn threads(&self) -> u32 {
-        self.shared.state().threads
+        self.shared.state().armed = false;
     }
 }
 
@@ -206,8 +301,14 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         state.ending = true;
-        state.queue.clear();
+        state.schedule.clear();
+        let sleepers = std::mem::take(&mut state.sleepers);
+        state.schedule.called(sleepers.len());
         drop(state);
-        self.shared.work.notify_all();
+        sleepers.iter().for_each(Thread::unpark);
     }
 }
+
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;

@@ -1,0 +1,180 @@
+//! The worker's side of a pool: what is handed over, what has come back, and sleeping in between.
+//!
+//! `hand_over → start → pool … collect → pop`, and `finished → pop` for what the worker did itself
+//!
+//! - The eventfds of kicks are looked at when the worker sleeps, and now and then while it does not: after a
+//!   certain amount of work rather than a number of passes, because a pass may be long here.
+//!
+//! Not here: which calls are handed over (`threads.rs`, `sync.rs`).
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pool::{Job, Pool};
+use crate::contract::{EngineConfig, Event, WatchId, WatchToken};
+use crate::epoll::EpollWatcher;
+use crate::kernel::{Call, RawResult, Target};
+
+/// Work between two looks at the kicks; about as many passes with nothing to do.
+const LOOK_AFTER: u32 = 256;
+/// What one result counts: a look per 64 calls costs each of them a hundredth of itself.
+const RESULT_WORK: u32 = 4;
+/// For each, one more: a copy of 512 KiB takes as long as dozens of small calls.
+const BYTES_PER_WORK: u32 = 16 << 10;
+
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pool: Pool,
+    batch: VecDeque<Job>,
+    /// Handed over, and not come back.
+    away: usize,
+    results: VecDeque<RawResult>,
+    watcher: EpollWatcher,
+    work: u32,
+}
+
+impl Desk {
+    pub fn new(config: &EngineConfig) -> io::Result<Self> {
+        let depth = config.depth as usize;
+        let pool = Pool::new(config.threads, config.depth)?;
+        let mut watcher = EpollWatcher::new()?;
+        watcher.add_waker(pool.wake_fd())?;
+        Ok(Self {
+            pool,
+            batch: VecDeque::with_capacity(depth),
+            away: 0,
+            results: VecDeque::with_capacity(depth),
+            watcher,
+            work: 0,
+        })
+    }
+
+    /// Takes a call for the pool, to be started by the next `start`.
+    #[inline]
+    pub fn hand_over(&mut self, user_data: u64, file: &Arc<File>, call: &Call) {
+        self.batch.push_back(Job { user_data, file: Arc::clone(file), call: *call });
+    }
+
+    #[inline]
+    pub fn start(&mut self) {
+        if !self.batch.is_empty() {
+            self.away += self.batch.len();
+            self.pool.push_batch(&mut self.batch);
+        }
+    }
+
+    /// Notes what a call led to that the worker made.
+    #[inline]
+    pub fn finished(&mut self, user_data: u64, result: i32) {
+        self.results.push_back(RawResult { user_data, result });
+        self.work = self.work.saturating_add(u32::try_from(result).unwrap_or(0) / BYTES_PER_WORK);
+    }
+
+    /// Notes that the worker may have waited in a call of its own: the next `collect` looks at the kicks.
+    #[inline]
+    pub fn waited(&mut self) {
+        self.work = LOOK_AFTER;
+    }
+
+    /// Fetches what has come back, and looks at the kicks if it is time to.
+    #[inline]
+    pub fn collect(&mut self) {
+        if self.away > 0 {
+            let before = self.results.len();
+            self.pool.take_results(&mut self.results);
+            self.away -= self.results.len() - before;
+        }
+        #[allow(clippy::cast_possible_truncation)] // at most the engine's depth
+        let results = self.results.len() as u32;
+        self.work = self.work.saturating_add(1 + results * RESULT_WORK);
+        if self.work >= LOOK_AFTER {
+            self.work = 0;
+            self.look();
+        }
+    }
+
+    fn look(&mut self) {
+        if !self.watcher.is_idle() {
+            // What went wrong here goes wrong again in `sleep`, which reports it.
+            let _ = self.watcher.wait(Some(Duration::ZERO));
+        }
+    }
+
+    #[inline]
+    pub fn pop(&mut self) -> Option<RawResult> {
+        self.results.pop_front()
+    }
+
+    /// Sleeps until something has come back, or a kick.
+    pub fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.work = 0;
+        let armed = self.away > 0 && self.results.is_empty() && self.pool.arm();
+        let may_sleep = self.results.is_empty() && (self.away == 0 || armed);
+        let slept = self.watcher.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
+        if armed {
+            self.pool.disarm();
+        }
+        slept
+    }
+
+    /// Takes back what no thread has begun with.
+    pub fn cancel(&mut self, user_data: u64) {
+        let place = self.batch.iter().position(|job| job.user_data == user_data);
+        let not_started = place.and_then(|place| self.batch.remove(place)).is_some();
+        let not_taken = !not_started && self.pool.cancel(user_data);
+        self.away -= usize::from(not_taken);
+        if not_started || not_taken {
+            self.finished(user_data, -libc::ECANCELED);
+        }
+    }
+
+    pub fn take_ready(&mut self, events: &mut Vec<Event>) {
+        self.watcher.take_ready(events);
+    }
+
+    pub fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.watcher.watch(fd, token)
+    }
+
+    pub fn unwatch(&mut self, id: WatchId) {
+        self.watcher.unwatch(id);
+    }
+}
+
+/// Files by the index that calls name them by, with what an engine remembers of each.
+#[derive(Debug)]
+pub(crate) struct Files<T>(Vec<Option<T>>);
+
+impl<T> Files<T> {
+    pub fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    pub fn put(&mut self, index: u32, file: T) -> Target {
+        let place = index as usize;
+        if place >= self.0.len() {
+            self.0.resize_with(place + 1, || None);
+        }
+        self.0[place] = Some(file);
+        Target::Registered(index)
+    }
+
+    pub fn remove(&mut self, index: u32) {
+        if let Some(place) = self.0.get_mut(index as usize) {
+            *place = None;
+        }
+    }
+
+    /// The file of a call: the core queues none for a file that is not attached.
+    #[inline]
+    pub fn get_mut(&mut self, target: Target) -> Option<&mut T> {
+        match target {
+            Target::Registered(index) => self.0.get_mut(index as usize)?.as_mut(),
+            Target::Fd(_) => None,
+        }
+    }
+}
