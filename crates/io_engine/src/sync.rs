@@ -176,3 +176,78 @@ impl Kernel for SyncKernel {
         self.desk.unwatch(id);
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)]
+mod tests {
+    use disk_image::Alignment;
+    use rustix::fs::{Advice, fadvise};
+
+    use super::*;
+    use crate::kernel::Buffers;
+    use crate::record::Verb;
+
+    const LEN_BYTES: usize = 64 << 10;
+
+    fn kernel() -> SyncKernel {
+        SyncEngine::new(EngineConfig { depth: 8, ..EngineConfig::default() }).unwrap().kernel
+    }
+
+    fn spec(file: File) -> FileSpec {
+        FileSpec { file: Arc::new(file), alignment: Alignment { memory_bytes: 1, offset_bytes: 1 } }
+    }
+
+    fn result_of(kernel: &mut SyncKernel, target: Target, call: &Call) -> i32 {
+        // SAFETY: 1. the callers' buffers live until the result is popped below.
+        assert!(unsafe { kernel.queue(7, target, call) }.is_ok());
+        loop {
+            kernel.wait(None).unwrap();
+            kernel.begin_reap();
+            if let Some(result) = kernel.pop() {
+                return result.result;
+            }
+        }
+    }
+
+    fn whole(verb: Verb, bytes: &mut [u8]) -> Call {
+        let buffers = Buffers::One { base: bytes.as_mut_ptr(), len_bytes: LEN_BYTES as u32 };
+        Call { verb, flags: 0, offset_bytes: 0, len_bytes: LEN_BYTES as u64, buffers }
+    }
+
+    #[test]
+    fn pages_that_are_not_cached_are_read_all_the_same() {
+        let program = std::env::current_exe().unwrap();
+        let file = tempfile::tempfile_in(program.parent().unwrap()).unwrap();
+        let (mut kernel, spec) = (kernel(), spec(file));
+        let target = kernel.register_file(0, &spec).unwrap();
+        let (mut written, mut read) = (vec![7; LEN_BYTES], vec![0; LEN_BYTES]);
+        for round in 0..20 {
+            written.fill(round);
+            let wrote = result_of(&mut kernel, target, &whole(Verb::Write, &mut written));
+            assert_eq!(wrote, LEN_BYTES as i32);
+            spec.file.sync_all().unwrap();
+            fadvise(&*spec.file, 0, None, Advice::DontNeed).unwrap();
+            let mut done = 0;
+            while done < LEN_BYTES {
+                let mut call = whole(Verb::Read, &mut read);
+                call.offset_bytes = done as u64;
+                let rest = &mut read[done..];
+                call.buffers = Buffers::One { base: rest.as_mut_ptr(), len_bytes: rest.len() as u32 };
+                let result = result_of(&mut kernel, target, &call);
+                assert!(result > 0, "{result} at byte {done}");
+                done += result as usize;
+            }
+            assert!(read == written, "round {round}");
+        }
+    }
+
+    #[test]
+    fn call_on_a_file_that_is_gone_fails_instead_of_meeting_another_file() {
+        let mut kernel = kernel();
+        let target = kernel.register_file(0, &spec(tempfile::tempfile().unwrap())).unwrap();
+        kernel.unregister_file(0, target);
+        let mut bytes = vec![0; LEN_BYTES];
+        let result = result_of(&mut kernel, target, &whole(Verb::Read, &mut bytes));
+        assert_eq!(result, -libc::EBADF);
+    }
+}

@@ -1,5 +1,9 @@
 //! Whether one file's calls are made in the worker, and what an attempt there has told.
 //!
+//! An attempt is made each time, however many have failed: leaving out 16 or 64 after four misses in a row changed
+//! nothing that could be told from noise (4 KiB reads of uncached pages at depth 64: 8.2, 8.2 and 7.9 µs of processor
+//! time per read; 2026-11), and the attempt starts the read-ahead.
+//!
 //! Pure: no system calls. Not here: making them (`sync.rs`), looking at the file (`storage.rs`).
 
 use std::fmt;

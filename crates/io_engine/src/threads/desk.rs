@@ -178,3 +178,88 @@ impl<T> Files<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+    use crate::kernel::Buffers;
+    use crate::record::Verb;
+
+    fn desk() -> Desk {
+        Desk::new(&EngineConfig { depth: 8, threads: 2, ..EngineConfig::default() }).unwrap()
+    }
+
+    fn file() -> Arc<File> {
+        Arc::new(memfd_create("empty", MemfdFlags::CLOEXEC).unwrap().into())
+    }
+
+    fn sync() -> Call {
+        Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None }
+    }
+
+    fn passes_until_a_kick_is_seen(desk: &mut Desk, mut pass: impl FnMut(&mut Desk)) -> u32 {
+        let kick = Arc::new(eventfd(1, EventfdFlags::NONBLOCK).unwrap());
+        desk.watch(kick, WatchToken(1)).unwrap();
+        let mut events = Vec::new();
+        for passes in 1..=LOOK_AFTER {
+            pass(desk);
+            desk.collect();
+            desk.take_ready(&mut events);
+            if !events.is_empty() {
+                return passes;
+            }
+        }
+        panic!("not seen in {LOOK_AFTER} passes");
+    }
+
+    #[test]
+    fn worker_that_never_sleeps_sees_a_kick_after_some_passes() {
+        assert!(passes_until_a_kick_is_seen(&mut desk(), |_| {}) > 1);
+    }
+
+    #[test]
+    fn worker_that_waited_in_a_call_sees_a_kick_at_once() {
+        assert_eq!(passes_until_a_kick_is_seen(&mut desk(), Desk::waited), 1);
+    }
+
+    #[test]
+    fn large_copies_bring_the_next_look_nearer() {
+        let large = |desk: &mut Desk| {
+            desk.finished(1, 1 << 20);
+            desk.finished(2, 1 << 20);
+            desk.finished(3, 1 << 20);
+        };
+        assert!(passes_until_a_kick_is_seen(&mut desk(), large) < 4);
+    }
+
+    #[test]
+    fn call_that_was_not_handed_over_yet_is_cancelled() {
+        let mut desk = desk();
+        desk.hand_over(5, &file(), &sync());
+        desk.cancel(5);
+        desk.start();
+        desk.collect();
+        let result = desk.pop().unwrap();
+        assert_eq!((result.user_data, result.result, desk.away), (5, -libc::ECANCELED, 0));
+    }
+
+    #[test]
+    fn sleep_ends_with_the_result_of_the_pool() {
+        let mut desk = desk();
+        for name in 0..500 {
+            desk.hand_over(name, &file(), &sync());
+            desk.start();
+            let result = loop {
+                desk.collect();
+                if let Some(result) = desk.pop() {
+                    break result;
+                }
+                desk.sleep(None).unwrap();
+            };
+            assert_eq!((result.user_data, result.result, desk.away), (name, 0, 0));
+        }
+    }
+}

@@ -34,10 +34,6 @@ use crate::record::Verb;
 const IDLE: Duration = Duration::from_secs(10);
 /// A thread's stack holds one call, and a line for the log.
 const STACK_BYTES: usize = 128 << 10;
-/// Threads that one thread calls before it goes on with its own job.
-const MOST_HELP: usize = 2;
-/// Threads that the worker calls; they call the others.
-const MOST_HELP_OF_WORKER: usize = 1;
 /// How long to get along with what there is when the host gives no further thread.
 const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -76,23 +72,25 @@ struct State {
 
 impl State {
     #[inline]
-    fn call_help(&mut self, most: usize) -> Called {
-        let Help { wake, start } = self.schedule.call_help(self.sleepers.len(), most.min(MOST_HELP));
-        let mut called = Called { sleepers: [const { None }; MOST_HELP], start };
-        called.sleepers.iter_mut().take(wake).for_each(|place| *place = self.sleepers.pop());
-        if start > 0 && self.start_again_at.is_some_and(|at| Instant::now() < at) {
-            (0..start).for_each(|_| self.schedule.not_started());
-            called.start = 0;
+    fn call_help(&mut self) -> Called {
+        match self.schedule.call_help(!self.sleepers.is_empty()) {
+            Help::Enough => Called::Nobody,
+            Help::Wake => self.sleepers.pop().map_or(Called::Nobody, Called::Sleeper),
+            Help::Start if self.start_again_at.is_some_and(|at| Instant::now() < at) => {
+                self.schedule.not_started();
+                Called::Nobody
+            }
+            Help::Start => Called::NewOne,
         }
-        called
     }
 }
 
-/// Threads to be woken and started once the lock is released.
+/// Who is to be woken or started once the lock is released.
 #[derive(Debug)]
-struct Called {
-    sleepers: [Option<Thread>; MOST_HELP],
-    start: usize,
+enum Called {
+    Nobody,
+    Sleeper(Thread),
+    NewOne,
 }
 
 type Start = fn(Arc<Shared>) -> io::Result<()>;
@@ -129,7 +127,7 @@ impl Shared {
                 }
                 continue;
             };
-            let called = state.call_help(MOST_HELP);
+            let called = state.call_help();
             drop(state);
             self.bring(called);
             state = self.perform(class, job);
@@ -181,11 +179,17 @@ impl Shared {
         }
     }
 
-    /// Wakes and starts. Returns whether all that were to be started were.
+    /// Returns false if there should have been a new thread, and is none.
     #[inline]
     fn bring(self: &Arc<Self>, called: Called) -> bool {
-        called.sleepers.into_iter().flatten().for_each(|sleeper| sleeper.unpark());
-        (0..called.start).fold(true, |all, _| self.start_one() & all)
+        match called {
+            Called::Nobody => true,
+            Called::Sleeper(sleeper) => {
+                sleeper.unpark();
+                true
+            }
+            Called::NewOne => self.start_one(),
+        }
     }
 
     #[cold]
@@ -256,7 +260,7 @@ impl Pool {
     pub fn push_batch(&self, jobs: &mut VecDeque<Job>) {
         let mut state = self.shared.state();
         jobs.drain(..).for_each(|job| state.schedule.push(job.class(), job));
-        let called = state.call_help(MOST_HELP_OF_WORKER);
+        let called = state.call_help();
         let alone = state.schedule.threads() == 0;
         drop(state);
         if !self.shared.bring(called) || alone {
