@@ -7,16 +7,19 @@
 //!   atomics, small pieces are copied with volatile accesses, data is only ever a pointer for the kernel.
 //! - Every store into guest memory passes [`GuestMemory::note_store`] with its range: the dirty log of
 //!   live migration will hang there.
+//! - Images in memory are copied from and into through [`FileMapping`], by the same handler.
 //! - A front-end that truncates the file under a region causes SIGBUS, not death: see [`sigbus`].
 //!
 //! Not here: what the bytes mean (`virtqueue`, `virtio_blk`), where the fds come from (`blk_server`).
 
+mod file_mapping;
 mod io_vecs;
 mod memory;
 mod region;
 mod shared_slice;
 pub mod sigbus;
 
+pub use file_mapping::{FileMapping, MappingAccess};
 pub use io_vecs::{FillError, IoVecs};
 pub use memory::{
     AccessError, GuestMemory, GuestRange, MAX_GUEST_BYTES, MAX_REGIONS, MemoryError, MemoryView,

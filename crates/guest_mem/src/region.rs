@@ -292,7 +292,8 @@ fn check_sizes(spec: &RegionSpec) -> Result<u64, MapError> {
     fits("file offset", spec.file_offset_bytes)
 }
 
-fn fs_type_and_page_bytes(fd: &OwnedFd) -> io::Result<(u64, u64)> {
+/// Magic number of the file system, and the size of the file's pages: what mappings are made of.
+pub(crate) fn fs_type_and_page_bytes(fd: impl AsFd) -> io::Result<(u64, u64)> {
     let statfs = fstatfs(fd)?;
     // `f_type` and `f_bsize` have other widths and signs on other architectures.
     #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]

@@ -1,4 +1,4 @@
-//! SIGBUS in guest memory: the one registry of mapped regions, and the one handler.
+//! SIGBUS in guest memory and mapped images: the one registry of mappings, and the one handler.
 //!
 //! A front-end owns the files behind its memory and can truncate them at any time. The next access of
 //! ours then raises SIGBUS, which by default ends the process with every other disk it serves. The
@@ -10,6 +10,8 @@
 //! - Slots are never freed, only re-used: the handler may walk them at any time. A slot's generation is odd
 //!   while it changes, so a reader that was interrupted in between sees that it has to pass it by.
 //! - The handler calls `mmap` and touches atomics, nothing else: both are safe in a signal.
+//! - Images that are mapped (`file_mapping.rs`) are the same case: whoever can write the file can truncate it, and
+//!   a full tmpfs raises SIGBUS too. [`faults`] moves then as well; sessions find their own regions in order.
 //! - A SIGBUS that is not in a registered region goes to the handler that was there before.
 //!
 //! Not here: the kernel's own accesses (io_uring): those fail with EFAULT and become I/O errors.
@@ -36,7 +38,7 @@ static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// How many faults this process has survived; when it moves, some region is poisoned.
+/// How many faults this process has survived; when it moves, some region or mapped image is poisoned.
 #[must_use]
 pub fn faults() -> u64 {
     FAULTS.load(Ordering::Relaxed)
@@ -158,7 +160,7 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
 /// Replaces the mapping by zeroes of our own and poisons the region.
 fn put_zeroes(slot: &Slot, start: usize, length_bytes: usize) -> bool {
     // SAFETY: 1. the range is a registered mapping, start to end, which its owner unregisters before it
-    // unmaps, and the accessor that faulted keeps it from being unmapped; 2. it is guest memory: nobody
+    // unmaps, and the accessor that faulted keeps it from being unmapped; 2. it is guest memory or an image: nobody
     // holds a reference into it, and the kernel's transfers go on in either mapping; 3. `mmap` is a bare
     // system call.
     let mapped = unsafe {

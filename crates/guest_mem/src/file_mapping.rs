@@ -1,0 +1,165 @@
+//! A whole file mapped to be copied from and into: what an image in memory is read and written through.
+//!
+//! `file → FileMapping → copy_to / copy_from → guest memory`
+//!
+//! - The file may be truncated by anybody at any time. A copy then finishes on zeroes of our own (`sigbus.rs`)
+//!   and the mapping is poisoned: from that moment on it has nothing to do with the file any more, before and
+//!   after the end alike. Who copies looks at [`FileMapping::is_poisoned`] afterwards, and maps anew.
+//! - The same comes of a page that cannot be had: a full tmpfs, no free huge page, broken memory.
+//! - No `&[u8]` is handed out: the file's other users may write it meanwhile. Bytes only pass by value.
+//!
+//! Not here: guest memory (`region.rs`), whether a file is fit to be mapped (`io_engine`).
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::region::fs_type_and_page_bytes;
+use crate::sigbus;
+
+/// What may be done with the mapped bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MappingAccess {
+    /// Copies out of the file.
+    ReadOnly,
+    /// Copies both ways; the file must be open for both.
+    ReadWrite,
+}
+
+/// A file's bytes from the first on, shared with every other user of the file.
+#[derive(Debug)]
+pub struct FileMapping {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    /// `len_bytes` in whole pages of the file.
+    mapped_bytes: usize,
+    access: MappingAccess,
+    guard: sigbus::Guard,
+}
+
+// SAFETY: 1. `base` points to memory that this value alone unmaps, in `drop`, on whatever thread; 2. bytes are
+// copied through it, never referred to.
+unsafe impl Send for FileMapping {}
+
+impl FileMapping {
+    /// Maps the first `len_bytes` of `file`: not more than it has.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a length of 0, or beyond the address space; otherwise the kernel's.
+    pub fn of_file(file: impl AsFd, len_bytes: u64, access: MappingAccess) -> io::Result<Self> {
+        let (_, page_bytes) = fs_type_and_page_bytes(&file)?;
+        let in_pages =
+            len_bytes.checked_next_multiple_of(page_bytes).and_then(|bytes| usize::try_from(bytes).ok());
+        let in_pages = in_pages.filter(|&bytes| bytes > 0 && isize::try_from(bytes).is_ok());
+        let mapped_bytes = in_pages.ok_or(io::ErrorKind::InvalidInput)?;
+        let base = map(&file, mapped_bytes, access)?;
+        let guard = sigbus::Guard::register(base.as_ptr().addr(), mapped_bytes);
+        #[allow(clippy::cast_possible_truncation)] // not more than `mapped_bytes`
+        let len_bytes = len_bytes as usize;
+        Ok(Self { base, len_bytes, mapped_bytes, access, guard })
+    }
+
+    /// As asked for; the file may have become shorter or longer since.
+    #[inline]
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes as u64
+    }
+
+    /// Whether [`FileMapping::copy_from`] may be called.
+    #[inline]
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.access == MappingAccess::ReadWrite
+    }
+
+    /// Whether an access found no page behind the mapping: it is zeroes of our own since, and what was copied
+    /// before that cannot be told from what was copied after.
+    #[inline]
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        // The handler runs on the copying thread, in the middle of a copy: the look must not move before it.
+        compiler_fence(Ordering::SeqCst);
+        self.guard.is_poisoned()
+    }
+
+    /// The address of a byte, to prefetch it; for bytes outside, an address without a meaning.
+    #[inline]
+    #[must_use]
+    pub fn hint_at(&self, offset_bytes: u64) -> *const u8 {
+        #[allow(clippy::cast_possible_truncation)] // a hint
+        self.base.as_ptr().wrapping_add(offset_bytes as usize)
+    }
+
+    /// Copies `len_bytes` of the file from `offset_bytes` on to `to`.
+    ///
+    /// # Safety
+    /// `to` must be mapped and writable for `len_bytes`, or registered with the SIGBUS handler as guest memory is,
+    /// and nothing of this program may refer to those bytes.
+    ///
+    /// # Panics
+    /// If the range is not all inside [`FileMapping::len_bytes`].
+    #[inline]
+    pub unsafe fn copy_to(&self, offset_bytes: u64, to: *mut u8, len_bytes: usize) {
+        let from = self.at(offset_bytes, len_bytes);
+        // SAFETY: 1. `from`: `at` checked the range, and a page that is gone is made up for by the handler;
+        // 2. `to`: the caller vouches for it; 3. the two do not overlap: mappings of their own; 4. both may be
+        // written by other processes and by guests meanwhile. No reference to either exists in this program,
+        // so the compiler assumes nothing about them; the bytes may be torn, and any bytes are valid.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes) };
+    }
+
+    /// Copies `len_bytes` from `from` into the file from `offset_bytes` on.
+    ///
+    /// # Safety
+    /// `from` must be mapped and readable for `len_bytes`, or registered with the SIGBUS handler as guest memory
+    /// is, and nothing of this program may be writing to those bytes.
+    ///
+    /// # Panics
+    /// If the range is not all inside [`FileMapping::len_bytes`], or the mapping is read-only.
+    #[inline]
+    pub unsafe fn copy_from(&self, offset_bytes: u64, from: *const u8, len_bytes: usize) {
+        assert!(self.is_writable(), "the mapping is read-only");
+        let to = self.at(offset_bytes, len_bytes);
+        // SAFETY: as in `copy_to`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes) };
+    }
+
+    #[inline]
+    fn at(&self, offset_bytes: u64, len_bytes: usize) -> *mut u8 {
+        let inside =
+            (self.len_bytes as u64).checked_sub(offset_bytes).is_some_and(|room| len_bytes as u64 <= room);
+        assert!(inside, "copy outside the mapping");
+        #[allow(clippy::cast_possible_truncation)] // not more than `len_bytes`
+        let offset = offset_bytes as usize;
+        // SAFETY: 1. checked above: not beyond the end of the mapping.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}
+
+fn map(file: impl AsFd, mapped_bytes: usize, access: MappingAccess) -> io::Result<NonNull<u8>> {
+    let protection = match access {
+        MappingAccess::ReadOnly => ProtFlags::READ,
+        MappingAccess::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+    };
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+    // SAFETY: 1. the kernel chooses the address, so no existing mapping is replaced.
+    let address =
+        unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped_bytes, protection, flags, file, 0) }?;
+    // The guest's disk does not belong into core dumps; a kernel that refuses is no reason to stop.
+    // SAFETY: 1. the range was mapped above; the advice changes no content.
+    let _ = unsafe { rustix::mm::madvise(address, mapped_bytes, Advice::LinuxDontDump) };
+    NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        self.guard.unregister();
+        // SAFETY: 1. mapped by `of_file` with this length; 2. copies borrow this value, so none is under way.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
