@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use io_engine::{
-    Engine, EngineChoice, EngineConfig, EngineKind, Event, FileId, FileSpec, Handles, IoUringEngine, KernelAge,
-    NullEngine, Op, OpKind, choose, make,
+    Engine, EngineChoice, EngineConfig, EngineKind, Event, FileId, FileSpec, Handles, IoUringEngine,
+    KernelAge, NullEngine, Op, OpKind, choose, make,
 };
 use rustix::time::{ClockId, clock_gettime};
 

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const NO_OFFSET: u64 = u64::MAX;
 
 impl Pool {
-    fn threads(&self) -> usize {
+    pub fn threads(&self) -> usize {
         self.shared.state().schedule.threads()
     }
 
