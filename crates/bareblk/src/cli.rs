@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{
-    DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE, SocketConfig,
+    DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE, SocketConfig, Wce,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -45,6 +45,17 @@ Examples:
       several servers may share an image that none of them writes to
   bareblk serve disk.raw --socket /run/vm1.sock --discard off
       keeps a preallocated image allocated
+  bareblk serve disk.raw --socket /run/vm1.sock --cache directsync --wce fixed
+      every write is durable when it completes, whatever the guest wants
+  bareblk serve scratch.raw --socket /run/vm1.sock --cache unsafe
+      for data that can be made again: fast, and lost with the host
+
+Cache modes, as in QEMU:
+  none          O_DIRECT; the guest's flushes make its writes durable
+  writeback     through the host's page cache; flushes as above
+  writethrough  through the host's page cache; writes are durable when they complete
+  directsync    O_DIRECT; writes are durable when they complete
+  unsafe        through the host's page cache; flushes are ignored
 
 Once front-ends can connect, standard output says: bareblk: serving IMAGE on SOCKET
 
@@ -121,9 +132,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = queue_size)]
     pub queue_size: u16,
 
-    /// The host's page cache: none passes it by (O_DIRECT), writeback uses it
+    /// The host's page cache, and when writes are durable; see below
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = cache_mode())]
     pub cache: CacheMode,
+
+    /// Who switches the disk's write cache on and off: the guest, or nobody once --cache has (fixed)
+    #[arg(long, value_name = "guest|fixed", value_enum, default_value_t = WceChoice::Guest, hide_possible_values = true)]
+    pub wce: WceChoice,
 
     /// Refuse writes; other readers may then share the image
     #[arg(long)]
@@ -218,6 +233,21 @@ pub enum Switch {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WceChoice {
+    Guest,
+    Fixed,
+}
+
+impl From<WceChoice> for Wce {
+    fn from(choice: WceChoice) -> Self {
+        match choice {
+            WceChoice::Guest => Self::Guest,
+            WceChoice::Fixed => Self::Fixed,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     Text,
     Json,
@@ -242,6 +272,7 @@ pub enum Shell {
 pub struct ServeConfig {
     pub image: ImageOptions,
     pub socket: SocketConfig,
+    pub wce: Wce,
     pub serial: Option<String>,
     pub queues: u16,
     pub queue_size: u16,
@@ -275,6 +306,7 @@ impl ServeArgs {
         Ok(ServeConfig {
             image,
             socket,
+            wce: self.wce.into(),
             serial: self.serial,
             queues: self.queues,
             queue_size: self.queue_size,
@@ -346,7 +378,7 @@ fn group_id(text: &str) -> Result<u32> {
 }
 
 pub fn cache_mode() -> impl TypedValueParser<Value = CacheMode> {
-    PossibleValuesParser::new(["none", "writeback"]).try_map(|text| text.parse::<CacheMode>())
+    PossibleValuesParser::new(CacheMode::ALL.map(CacheMode::name)).try_map(|text| text.parse::<CacheMode>())
 }
 
 fn socket_mode(text: &str) -> Result<u32> {

@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::{DiskConfig, Server, ServerConfig, StopReport};
+use blk_server::{DiskConfig, Server, ServerConfig, StopReport, Wce};
 use disk_image::{HostOpener, Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{Chosen, EngineChoice, FileSpec, choose};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,6 +28,7 @@ pub fn serve(config: ServeConfig) -> Result<()> {
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     let image = Image::open(opener.as_ref(), &config.image)?;
     warn_of_foreign_format(&image);
+    warn_of_unsafe_cache(&image);
     let new_image =
         config.image.create_bytes.map(|_| NewImage::new(opener.as_ref(), image.path(), image.file()));
     let requests = Requests::catch().context("cannot catch signals")?;
@@ -49,6 +50,13 @@ fn warn_of_foreign_format(image: &Image) {
     }
 }
 
+fn warn_of_unsafe_cache(image: &Image) {
+    if image.cache().ignores_flushes() && !image.read_only() {
+        let image = image.path().display();
+        warn!(%image, "--cache unsafe: flushes are ignored, and what was written is lost if the host goes down");
+    }
+}
+
 fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result<Server> {
     let size_bytes = image.capacity_sectors() * SECTOR_BYTES;
     let (block_size, discard) = (image.block_size(), image.discard_limits().is_some());
@@ -59,6 +67,7 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
         serial: config.serial.clone().unwrap_or_else(|| image.default_serial()),
         queues: config.queues,
         queue_size: config.queue_size,
+        wce: config.wce,
         image,
     };
     let (name, serial) = (disk.name.clone(), disk.serial.clone());
@@ -75,6 +84,7 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
         block_size,
         readonly = config.image.access == disk_image::Access::ReadOnly,
         cache = %config.image.cache,
+        wce = %if config.wce == Wce::Fixed { "fixed" } else { "guest" },
         discard,
         serial,
         engine = %kind,
@@ -150,7 +160,10 @@ impl Drop for WakeOnDrop {
 
 fn judge(report: &StopReport, timeout: Duration) -> Result<()> {
     if report.is_clean() {
-        info!("stopped; everything is on stable storage");
+        match report.never_flushed.as_slice() {
+            [] => info!("stopped; everything is on stable storage"),
+            disks => warn!("stopped; nothing was flushed (--cache unsafe): {}", disks.join(", ")),
+        }
         return Ok(());
     }
     let timeout_s = timeout.as_secs();
@@ -182,6 +195,7 @@ mod tests {
         let report = StopReport {
             unfinished: vec!["/a.raw".into()],
             not_flushed: vec![("/b.raw".into(), io::Error::from_raw_os_error(5))],
+            ..StopReport::default()
         };
         let line = judge(&report, Duration::from_secs(7)).unwrap_err().to_string();
         assert!(line.contains("/a.raw had requests in flight after 7 s"), "{line}");

@@ -77,7 +77,7 @@ mod tests {
     fn unknown_word_comes_with_the_known_ones() {
         let line = refusal(&["serve", "disk.raw", "--socket", "s", "--cache", "maybe"]);
         assert!(line.contains("'maybe' for '--cache <MODE>'"), "{line}");
-        assert!(line.contains("[possible values: none, writeback] (see bareblk serve --help)"), "{line}");
+        assert!(line.contains("[possible values: none, writeback, writethrough, directsync, unsafe] (see bareblk serve --help)"), "{line}");
     }
 
     #[test]

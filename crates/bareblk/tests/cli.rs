@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rig::{Place, Server, assert_says, bareblk, is_root, output, refusal, wrong_usage};
+use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
 
@@ -253,6 +254,55 @@ fn no_arguments_at_all_show_the_help() {
     assert_says(&String::from_utf8_lossy(&run.get_output().stderr), &["Usage:", "Commands:", "Examples:"]);
 }
 
+#[test]
+fn unknown_cache_mode_is_told_the_five() {
+    let place = Place::new();
+    let mut command = place.serve(&place.path("disk.raw"), "s");
+    command.args(["--cache", "direct"]);
+    let known = ["--cache", "direct", "none", "writeback", "writethrough", "directsync", "unsafe"];
+    assert_says(&wrong_usage(command), &known);
+}
+
+#[test]
+fn unknown_owner_of_the_write_cache_is_told_the_two() {
+    let place = Place::new();
+    let mut command = place.serve(&place.path("disk.raw"), "s");
+    command.args(["--wce", "off"]);
+    assert_says(&wrong_usage(command), &["--wce", "off", "guest", "fixed"]);
+}
+
+/// Log of a server that is started with these options and stopped.
+fn log_of(options: &[&str]) -> String {
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.args(options);
+    let server = Server::start(command);
+    let mut log = server.log_file();
+    assert!(server.stop(Signal::TERM).success());
+    std::io::read_to_string(&mut log).unwrap()
+}
+
+#[test]
+fn each_cache_mode_is_served_and_logged() {
+    let logs = ["none", "writeback", "writethrough", "directsync"].map(|mode| log_of(&["--cache", mode]));
+    assert_says(&logs[0], &["cache=none", "wce=guest", "everything is on stable storage"]);
+    assert_says(&logs[1], &["cache=writeback", "everything is on stable storage"]);
+    assert_says(&logs[2], &["cache=writethrough", "everything is on stable storage"]);
+    assert_says(&logs[3], &["cache=directsync", "everything is on stable storage"]);
+}
+
+#[test]
+fn fixed_write_cache_is_logged() {
+    assert_says(&log_of(&["--cache", "directsync", "--wce=fixed"]), &["wce=fixed"]);
+}
+
+#[test]
+fn unsafe_cache_warns_when_it_starts_and_claims_nothing_when_it_stops() {
+    let log = log_of(&["--cache", "unsafe"]);
+    assert_says(&log, &["WARN", "lost if the host goes down", "nothing was flushed (--cache unsafe)"]);
+    assert!(!log.contains("stable storage"), "{log}");
+}
+
 // ---- sockets that cannot be had
 
 #[test]
@@ -303,6 +353,16 @@ fn help_of_serve_has_examples_and_explains_signals() {
     let mut command = bareblk();
     command.args(["serve", "--help"]);
     assert_says(&output(command), &["Examples:", "--create 20G", "SIGTERM", "SIGHUP", "RUST_LOG"]);
+}
+
+#[test]
+fn help_of_serve_explains_each_cache_mode() {
+    let mut command = bareblk();
+    command.args(["serve", "--help"]);
+    assert_says(
+        &output(command),
+        &["Cache modes", "directsync    O_DIRECT;", "flushes are ignored", "--wce fixed"],
+    );
 }
 
 fn completions(shell: &str) -> String {

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blk_server::{DiskConfig, InlineWorker};
+use blk_server::{DiskConfig, InlineWorker, Wce};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use disk_image::{HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
@@ -50,6 +50,7 @@ impl Bench {
             serial: "bench".into(),
             queues: 1,
             queue_size: QUEUE_SIZE,
+            wce: Wce::Guest,
         };
         let region = Region::from_memfd(GuestAddress(0), 128 << 20).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());

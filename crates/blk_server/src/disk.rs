@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use disk_image::{Alignment, Image};
+use disk_image::Image;
+use io_engine::Durability;
+use tracing::error;
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
 use crate::log_limit::{Allowed, LogLimit};
 use crate::session::SessionShared;
-use crate::write_cache::GuestChoice;
+use crate::write_cache::{GuestChoice, Wce};
 
 /// Longest serial: what GET_ID answers with (virtio 1.3 §5.2.6).
 pub const SERIAL_BYTES: usize = DEVICE_ID_BYTES;
@@ -38,6 +40,8 @@ pub struct DiskConfig {
     pub queues: u16,
     /// Largest queue accepted, in descriptors: a power of two from 2 to 1024.
     pub queue_size: u16,
+    /// Whether the guest may change the write-cache mode that the image's cache mode starts with.
+    pub wce: Wce,
 }
 
 impl DiskConfig {
@@ -112,20 +116,22 @@ pub(crate) struct Disk {
     serial: DeviceId,
     queues: u16,
     queue_size: u16,
+    wce: Wce,
     guest_cache: GuestChoice,
     /// The session whose rings are started.
     lease: Mutex<Option<u64>>,
     lease_free: Condvar,
     log_limit: Mutex<LogLimit>,
     host_log_limit: Mutex<LogLimit>,
-    sync_failed: AtomicBool,
+    failed: AtomicBool,
 }
 
 impl Disk {
     pub(crate) fn new(config: DiskConfig) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         config.check()?;
-        let DiskConfig { name, image, serial, queues, queue_size } = config;
+        let DiskConfig { name, image, serial, queues, queue_size, wce } = config;
+        let start = start_mode(&image);
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             name,
@@ -133,12 +139,13 @@ impl Disk {
             serial: DeviceId::new(&serial),
             queues,
             queue_size,
-            guest_cache: GuestChoice::default(),
+            wce,
+            guest_cache: GuestChoice::new(start),
             lease: Mutex::new(None),
             lease_free: Condvar::new(),
             log_limit: Mutex::new(LogLimit::new(Instant::now())),
             host_log_limit: Mutex::new(LogLimit::new(Instant::now())),
-            sync_failed: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
         })
     }
 
@@ -173,11 +180,27 @@ impl Disk {
         &self.guest_cache
     }
 
+    /// What a write of a guest in this mode has to be when it completes.
+    #[inline]
+    pub(crate) fn durability(&self, cache: WriteCache) -> Durability {
+        match cache {
+            WriteCache::Writethrough if !self.ignores_flushes() => Durability::Durable,
+            _ => Durability::Cached,
+        }
+    }
+
+    /// Whether nothing is ever made durable: `--cache unsafe`.
+    pub(crate) fn ignores_flushes(&self) -> bool {
+        self.image.cache().ignores_flushes()
+    }
+
     pub(crate) fn device_features(&self) -> u64 {
         device_features(&Offer {
             read_only: self.image.read_only(),
             discard: self.image.discard_limits().is_some(),
             write_zeroes: self.image.write_zeroes_limits().is_some(),
+            write_cache: start_mode(&self.image),
+            cache_is_settable: self.wce == Wce::Guest,
             num_queues: self.queues,
         })
     }
@@ -225,18 +248,29 @@ impl Disk {
         self.host_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
-    /// An operation that promised durability failed. The kernel reports lost pages of the page cache once
-    /// and forgets them: a later sync that succeeds says nothing about them, so none is believed again.
-    /// Past the page cache nothing is forgotten.
-    pub(crate) fn note_sync_failed(&self) {
-        if self.image.alignment() == Alignment::BUFFERED {
-            self.sync_failed.store(true, Ordering::Relaxed);
+    /// Whether a durable write that failed with EIO may have lost other data than its own: the kernel reports
+    /// pages that the page cache lost to whoever syncs first.
+    pub(crate) fn shares_errors(&self) -> bool {
+        !self.image.cache().is_direct()
+    }
+
+    /// A sync failed. What was lost is forgotten by the kernel and by the device: a later sync that succeeds
+    /// says nothing about it. So nothing is written any more, and nothing promised, until somebody has looked
+    /// (docs/decisions/0012).
+    #[cold]
+    pub(crate) fn mark_failed(&self) {
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            error!(
+                disk = self.name,
+                "the image could not be synced, and acknowledged writes may be lost: from now on every write,                  discard and flush fails, reads go on; check the host's storage, restart the server, then check                  the guest's file systems"
+            );
         }
     }
 
-    /// Whether nothing can be promised to be durable any more.
-    pub(crate) fn sync_failed(&self) -> bool {
-        self.sync_failed.load(Ordering::Relaxed)
+    /// Whether a sync failed.
+    #[inline]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Waits until no other session has rings started.
@@ -256,6 +290,11 @@ impl Disk {
         disk.guest_cache.rings_started_by(session.id());
         Ok(RingLease { disk: Arc::clone(disk) })
     }
+}
+
+/// The cache mode that a guest starts with.
+fn start_mode(image: &Image) -> WriteCache {
+    if image.cache().starts_writethrough() { WriteCache::Writethrough } else { WriteCache::Writeback }
 }
 
 /// The right of one session to start rings; given up when dropped.

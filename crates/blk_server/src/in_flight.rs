@@ -87,6 +87,11 @@ impl InFlight {
         self.count += 1;
     }
 
+    /// What the request's success means; `None` if the tag is free.
+    pub(crate) fn promise(&self, tag: u16) -> Option<Promise> {
+        Some(self.slots.get(usize::from(tag))?.as_ref()?.about.promise)
+    }
+
     /// One op of the request is complete; the request itself when it was the last one. The first
     /// failure stays.
     #[inline]

@@ -52,9 +52,12 @@ impl InlineWorker {
         let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let depth = usize::from(layout.queue_size);
         let mut worker = Worker::new(engine, received, Arc::clone(&doorbell), depth, Duration::ZERO)?;
+        let disk = Arc::new(Disk::new(disk).map_err(io::Error::other)?);
+        let session = SessionShared::new(0)?;
+        session.set_write_cache(disk.guest_cache().mode_at_first());
         let start = QueueStart {
-            disk: Arc::new(Disk::new(disk).map_err(io::Error::other)?),
-            session: SessionShared::new(0)?,
+            disk,
+            session,
             index: 0,
             memory,
             layout: Some(layout),

@@ -20,6 +20,8 @@ mod queue;
 
 mod buffers;
 
+mod refusal;
+
 mod in_flight;
 
 mod disk;
@@ -48,3 +50,4 @@ pub use listener::{SocketConfig, SocketError};
 pub use poller::DEFAULT_POLL;
 pub use server::{EngineFactory, Server, ServerConfig, ServerError, StopReport};
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
+pub use write_cache::Wce;

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use disk_image::CheckedRange;
-use guest_mem::{AccessError, FillError, GuestMemory, IoVecs, MemoryView};
-use io_engine::{Durability, FileId, Op, OpError, OpKind, Submit, Unmap, WatchId};
+use guest_mem::{GuestMemory, IoVecs, MemoryView};
+use io_engine::{Completion, Durability, FileId, Op, OpError, OpKind, Submit, Unmap, WatchId};
 use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse, reply_slot};
@@ -27,6 +27,7 @@ use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::in_flight::{About, Finished, InFlight, Promise};
 use crate::log_limit::Allowed;
+use crate::refusal::Refusal;
 use crate::session::SessionShared;
 use crate::signal::signal;
 use crate::workers::QueueStart;
@@ -47,26 +48,6 @@ pub(crate) struct Lane<'w> {
     pub(crate) now: Instant,
     /// Of [`BATCH_BYTES`].
     pub(crate) bytes_left: u64,
-}
-
-/// Why a well-formed request is not carried out: IOERR, and a log line.
-#[derive(Debug, thiserror::Error)]
-enum Refusal {
-    #[error(transparent)]
-    Range(#[from] disk_image::RangeError),
-    #[error("{verb} on a read-only disk")]
-    ReadOnly { verb: &'static str },
-    #[error("{verb} of {sectors} sectors in one segment, at most {max} are possible")]
-    SegmentTooLong { verb: &'static str, sectors: u32, max: u32 },
-    #[error(transparent)]
-    Buffers(#[from] FillError),
-    #[error(transparent)]
-    Store(#[from] AccessError),
-    #[error(
-        "{verb} cannot be made durable: an earlier sync of the image failed, and what the page cache lost then is \
-         gone; check the host's storage, then restart the server"
-    )]
-    SyncFailed { verb: &'static str },
 }
 
 /// What became of a request that was taken.
@@ -131,10 +112,14 @@ impl Queue {
                 queue, suppressed, base, used, "front-end's ring base is stale; the used index counts"
             );
         }
-        if ring.position() != 0 && start.cache_choice_unknown {
-            let disk = start.disk.name();
-            warn!(disk, "the guest's cache mode is not known after a restart: every write is made durable");
-            start.disk.guest_cache().assume_writethrough();
+        if ring.position() != 0 && start.cache_choice_unknown && !start.disk.ignores_flushes() {
+            if start.disk.guest_cache().assume_writethrough() {
+                let disk = start.disk.name();
+                warn!(
+                    disk,
+                    "the guest's cache mode is not known after a restart: every write is made durable"
+                );
+            }
             start.session.set_write_cache(WriteCache::Writethrough);
         }
         Ok(Self {
@@ -220,10 +205,7 @@ impl Queue {
             in_flight: &mut self.in_flight,
             lane,
             file: self.file,
-            durability: match self.session.write_cache() {
-                WriteCache::Writeback => Durability::Cached,
-                WriteCache::Writethrough => Durability::Durable,
-            },
+            durability: self.disk.durability(self.session.write_cache()),
             token,
             tag,
             reply,
@@ -275,16 +257,17 @@ impl Queue {
 
     /// Step 7: an op is complete; with a request's last one, status byte and used ring.
     #[inline]
-    pub(crate) fn complete(
-        &mut self,
-        tag: u16,
-        result: Result<(), OpError>,
-        stored_bytes: u64,
-        now: Instant,
-    ) {
+    pub(crate) fn complete(&mut self, tag: u16, completion: &Completion, now: Instant) {
+        let &Completion { result, stored_bytes, .. } = completion;
+        if result.is_err() {
+            self.note_failed(tag, completion);
+        }
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
         let status = match finished.failed {
-            Some(error) => self.failed(now, &finished, error),
+            Some(error) => {
+                self.log_failed(now, &finished, error);
+                Status::IoErr
+            }
             None => self.succeeded(&finished.about),
         };
         let written_bytes = finished.reply.write(&self.view, status, finished.stored_bytes);
@@ -297,23 +280,19 @@ impl Queue {
         // Data was taken from memory that was gone by then: zeroes of ours may have been written.
         let lost_memory = self.view.is_poisoned() && about.verb != "read";
         // An overlapping sync may have taken the kernel's only report of what was lost.
-        let lost_pages = about.promise != Promise::Done && self.disk.sync_failed();
+        let lost_pages = about.promise != Promise::Done && self.disk.has_failed();
         if lost_memory || lost_pages { Status::IoErr } else { Status::Ok }
     }
 
+    /// A sync that failed ends all promises. So does the same inside a write: one may fail for reasons of its
+    /// own, but where others' lost pages may be meant, `EIO` is taken for that.
     #[cold]
-    fn failed(&mut self, now: Instant, finished: &Finished, error: OpError) -> Status {
-        let lost_pages = match finished.about.promise {
-            Promise::Done => false,
-            // A write or discard may fail for reasons of its own: only this one is about data.
-            Promise::Durable => error == OpError::Errno(Errno::IO),
-            Promise::Flushed => error != OpError::Cancelled,
-        };
-        if lost_pages {
-            self.disk.note_sync_failed();
+    fn note_failed(&self, tag: u16, completion: &Completion) {
+        let promised = self.in_flight.promise(tag) == Some(Promise::Durable);
+        let lost_pages = promised && completion.result == Err(OpError::Errno(Errno::IO));
+        if completion.sync_failed || lost_pages && self.disk.shares_errors() {
+            self.disk.mark_failed();
         }
-        self.log_failed(now, finished, error);
-        Status::IoErr
     }
 
     /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
@@ -487,11 +466,13 @@ impl Starter<'_, '_, '_> {
         if self.disk.image().read_only() {
             return Err(Refusal::ReadOnly { verb });
         }
-        match self.durability {
-            Durability::Cached => Ok(Promise::Done),
-            Durability::Durable if self.disk.sync_failed() => Err(Refusal::SyncFailed { verb }),
-            Durability::Durable => Ok(Promise::Durable),
+        if self.disk.has_failed() {
+            return Err(Refusal::DiskFailed { verb });
         }
+        Ok(match self.durability {
+            Durability::Cached => Promise::Done,
+            Durability::Durable => Promise::Durable,
+        })
     }
 
     #[inline]
@@ -532,8 +513,11 @@ impl Starter<'_, '_, '_> {
     }
 
     fn flush(&mut self) -> Result<Outcome, Refusal> {
-        if self.disk.sync_failed() {
-            return Err(Refusal::SyncFailed { verb: "flush" });
+        if self.disk.ignores_flushes() {
+            return Ok(NOTHING_TO_DO);
+        }
+        if self.disk.has_failed() {
+            return Err(Refusal::DiskFailed { verb: "flush" });
         }
         let about = About { verb: "flush", sector: 0, bytes: 0, promise: Promise::Flushed };
         self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);

@@ -94,10 +94,12 @@ pub struct StopReport {
     pub unfinished: Vec<String>,
     /// Disks whose last flush failed, and why.
     pub not_flushed: Vec<(String, io::Error)>,
+    /// Disks that are never flushed (`--cache unsafe`).
+    pub never_flushed: Vec<String>,
 }
 
 impl StopReport {
-    /// Whether everything acknowledged is on stable storage.
+    /// Whether everything acknowledged is on stable storage, but for disks that are never flushed.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.unfinished.is_empty() && self.not_flushed.is_empty()
@@ -219,6 +221,8 @@ impl Server {
             let name = export.disk.name().to_owned();
             if sessions.iter().any(|session| !session.wait_ended(deadline)) {
                 report.unfinished.push(name);
+            } else if export.disk.ignores_flushes() && !export.disk.image().read_only() {
+                report.never_flushed.push(name);
             } else if let Err(error) = flush(&export.disk, deadline) {
                 report.not_flushed.push((name, error));
             }
@@ -301,7 +305,7 @@ fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now()).max(LAST_FLUSH_AT_LEAST);
     let flushed = flushed.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     match flushed {
-        Ok(()) if disk.sync_failed() => Err(io::Error::other("an earlier sync failed, and data is lost")),
+        Ok(()) if disk.has_failed() => Err(io::Error::other("an earlier sync failed, and data is lost")),
         other => other,
     }
 }

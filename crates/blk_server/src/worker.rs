@@ -206,17 +206,16 @@ impl Worker {
 
     #[inline]
     fn complete(&mut self, completion: Completion, now: Instant) {
-        let Completion { token, result, stored_bytes, buffers } = completion;
         #[allow(clippy::cast_possible_truncation)] // `start_request` put number and tag together
-        let (id, tag) = ((token >> 16) as u32, token as u16);
+        let (id, tag) = ((completion.token >> 16) as u32, completion.token as u16);
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
             debug_assert!(false, "a queue stays until its ops are complete");
             return;
         };
         let before = entry.queue.in_flight();
-        entry.queue.complete(tag, result, stored_bytes, now);
+        entry.queue.complete(tag, &completion, now);
         self.in_flight -= before - entry.queue.in_flight();
-        self.pool.give_back(buffers, entry.queue.memory());
+        self.pool.give_back(completion.buffers, entry.queue.memory());
         if self.touched.last() != Some(&id) {
             self.touched.push(id);
         }

@@ -1,6 +1,7 @@
-//! The write-cache mode that a disk's guest chose, remembered longer than a session.
+//! The write-cache mode of a disk's guest: what it starts with, what it chose, and for how long that counts.
 //!
-//! A guest that switches the cache off (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) stops sending flushes
+//! A disk starts with what its `--cache` says; each driver that attaches starts there again, unless the guest's
+//! choice was writethrough: that one is remembered longer than a session. A guest that switches the cache off (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) stops sending flushes
 //! and counts on each write being durable. The front-end keeps that choice and never repeats it: not
 //! after a guest's reboot, not after it reconnected. So it is kept here until the guest chooses again.
 //!
@@ -13,13 +14,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use virtio_blk::{Negotiated, WriteCache, initial_write_cache};
 
+/// Who decides about a disk's write-cache mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wce {
+    /// The guest may change what the disk starts with (`VIRTIO_BLK_F_CONFIG_WCE`).
+    #[default]
+    Guest,
+    /// It stays what the disk starts with.
+    Fixed,
+}
+
 /// No session has started rings yet; sessions count from 1.
 const NONE: u64 = 0;
 
 /// One disk's. Written by session threads, which change it only while they hold the disk's rings or are
 /// told by the guest; each value stands for itself, so nothing is ordered by it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct GuestChoice {
+    /// What the disk starts with.
+    start: WriteCache,
+    /// The guest's choice, if it was this one.
     writethrough: AtomicBool,
     /// The guest has chosen since this process serves the disk.
     told: AtomicBool,
@@ -28,13 +42,20 @@ pub(crate) struct GuestChoice {
 }
 
 impl GuestChoice {
+    /// Of a disk that starts with `start`.
+    pub(crate) fn new(start: WriteCache) -> Self {
+        let (writethrough, told) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { start, writethrough, told, first_session: AtomicU64::new(NONE) }
+    }
+
+    /// The mode shown to a front-end before a driver has accepted features.
+    pub(crate) fn mode_at_first(&self) -> WriteCache {
+        if self.writethrough.load(Relaxed) { WriteCache::Writethrough } else { self.start }
+    }
+
     /// The mode in which a driver that accepted these features starts.
     pub(crate) fn mode_for(&self, negotiated: Negotiated) -> WriteCache {
-        if self.writethrough.load(Relaxed) {
-            WriteCache::Writethrough
-        } else {
-            initial_write_cache(negotiated)
-        }
+        initial_write_cache(self.mode_at_first(), negotiated)
     }
 
     /// The guest wrote the configuration space's `writeback`.
@@ -53,9 +74,10 @@ impl GuestChoice {
         !chose && self.first_session.load(Relaxed) == session
     }
 
-    /// Takes the guest for one that switched its cache off.
-    pub(crate) fn assume_writethrough(&self) {
+    /// Takes the guest for one that switched its cache off. Returns whether that is news.
+    pub(crate) fn assume_writethrough(&self) -> bool {
         self.writethrough.store(true, Relaxed);
+        self.start == WriteCache::Writeback
     }
 }
 
@@ -70,15 +92,28 @@ mod tests {
         Negotiated::accept(features, features).expect("offered")
     }
 
+    fn choice() -> GuestChoice {
+        GuestChoice::new(WriteCache::Writeback)
+    }
+
     #[test]
     fn driver_that_never_chose_starts_with_its_features_mode() {
-        assert_eq!(GuestChoice::default().mode_for(usual_driver()), WriteCache::Writeback);
+        assert_eq!(choice().mode_for(usual_driver()), WriteCache::Writeback);
+    }
+
+    #[test]
+    fn writeback_chosen_on_a_disk_that_starts_writethrough_is_forgotten_with_the_driver() {
+        let choice = GuestChoice::new(WriteCache::Writethrough);
+        choice.set(WriteCache::Writeback);
+        assert_eq!(choice.mode_at_first(), WriteCache::Writethrough);
+        assert_eq!(choice.mode_for(usual_driver()), WriteCache::Writethrough);
     }
 
     #[test]
     fn choice_outlives_the_driver_until_it_chooses_again() {
-        let choice = GuestChoice::default();
+        let choice = choice();
         choice.set(WriteCache::Writethrough);
+        assert_eq!(choice.mode_at_first(), WriteCache::Writethrough);
         assert_eq!(choice.mode_for(usual_driver()), WriteCache::Writethrough);
         choice.set(WriteCache::Writeback);
         assert_eq!(choice.mode_for(usual_driver()), WriteCache::Writeback);
@@ -86,7 +121,7 @@ mod tests {
 
     #[test]
     fn only_the_first_session_may_meet_a_guest_from_before() {
-        let choice = GuestChoice::default();
+        let choice = choice();
         choice.rings_started_by(4);
         choice.rings_started_by(5);
         assert!(choice.may_predate(4) && !choice.may_predate(5));

@@ -4,69 +4,14 @@
 //! Not here: whether the host keeps the promise of `fdatasync`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
+#[path = "rig/cache_bed.rs"]
+mod cache_bed;
 mod rig;
 
-use io_engine::{Record, Recorder, Verb};
-use rig::{FrontEnd, Guest, MIB, Options, Rig, code, feature, kind, ready, segment_bytes};
+use cache_bed::{BARE, Bed, WRITEBACK, verbs};
+use io_engine::{Record, Verb};
+use rig::{MIB, Options, Rig, code, feature, kind, segment_bytes};
 use rustix::io::ReadWriteFlags;
-
-/// Where the `writeback` byte lies in the configuration space (virtio 1.3 §5.2.4).
-const WRITEBACK: u32 = 32;
-/// No cache-related bit.
-const BARE: u64 = feature::USUAL & !feature::FLUSH;
-
-struct Bed {
-    recorder: Recorder,
-    front_end: FrontEnd,
-    guest: Guest,
-    rig: Rig,
-}
-
-impl Bed {
-    fn start(features: u64) -> Self {
-        let recorder = Recorder::new();
-        let rig = Rig::start(Options { recorder: Some(recorder.clone()), ..Options::default() });
-        let (front_end, guest) = ready(&rig, features);
-        Self { recorder, front_end, guest, rig }
-    }
-
-    /// What the kernel is asked for on behalf of one request, which must succeed.
-    fn calls(&mut self, kind: u32, data: &[u8]) -> Vec<Record> {
-        self.recorder.clear();
-        assert_eq!(self.guest.request(kind, 0, data, 0).status, Some(0));
-        self.recorder.records()
-    }
-
-    /// Whether a write is durable when it completes: flagged so, or followed by a sync.
-    fn write_is_durable(&mut self) -> bool {
-        let calls = self.calls(kind::OUT, &[1; 4096]);
-        assert_eq!(calls[0].verb, Verb::Write);
-        assert_eq!(calls.len(), 1);
-        calls[0].flags & ReadWriteFlags::DSYNC.bits() as i32 != 0
-    }
-
-    /// The front-end goes and comes back with the same memory and ring, as QEMU does.
-    fn reconnect(&mut self, features: u64) {
-        let memory = self.front_end.memory.clone();
-        self.front_end = self.rig.connect();
-        self.front_end.negotiate(features);
-        self.front_end.share(memory);
-        self.front_end.announce_queue(&self.guest);
-        self.front_end.ok(code::SET_VRING_ENABLE, &rig::vring_state(0, 1), &[]);
-    }
-
-    fn writeback(&self) -> u8 {
-        self.front_end.config(WRITEBACK, 1)[0]
-    }
-
-    fn set_writeback(&self, value: u8) {
-        assert_eq!(self.front_end.set_config(WRITEBACK, &[value]), 0);
-    }
-}
-
-fn verbs(calls: &[Record]) -> Vec<Verb> {
-    calls.iter().map(|call| call.verb).collect()
-}
 
 /// The second call was issued after the first one had completed, and both succeeded.
 fn one_after_the_other(calls: &[Record]) -> bool {

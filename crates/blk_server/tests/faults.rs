@@ -67,39 +67,6 @@ fn write_error_is_ioerr_once_and_the_next_try_works() {
     assert_eq!(bed.rig.image_bytes(0, 512), vec![2; 512]);
 }
 
-/// The kernel tells of pages that the page cache lost once, and then forgets them.
-#[test]
-fn flush_that_failed_through_the_page_cache_is_never_followed_by_one_that_succeeds() {
-    let mut bed = bed();
-    bed.fake.inject(When::Verb(Verb::Sync), Fault::Errno(Errno::IO), 1);
-    assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, IOERR);
-    assert_eq!(bed.guest.request(kind::FLUSH, 0, &[], 0).status, IOERR);
-    assert_eq!(bed.guest.read(0, 512).status, OK);
-    assert!(!bed.rig.stop().is_clean());
-}
-
-#[test]
-fn flush_that_waited_for_one_that_failed_fails_too() {
-    let mut bed = bed();
-    bed.fake.inject(When::Verb(Verb::Sync), Fault::Errno(Errno::IO), 1);
-    let flushes = [0, 1].map(|_| add_transfer(&mut bed.guest, kind::FLUSH, 0, 0, 0));
-    bed.guest.submit();
-    assert!(eventually(|| flushes.iter().all(|flush| flush.status(&bed.guest) == 1)));
-}
-
-#[test]
-fn durable_discard_that_the_file_system_refuses_does_not_end_durability() {
-    let (options, fake) = faulty(Options::buffered());
-    let rig = Rig::start(options);
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL & !feature::FLUSH); // write-through
-    fake.inject(When::Verb(Verb::Allocate), Fault::Errno(Errno::OPNOTSUPP), 1);
-    assert_eq!(guest.request(kind::DISCARD, 0, &segment_bytes(0, 8, 0), 0).status, IOERR);
-    assert_eq!(guest.write(0, &[1; 512]).status, OK);
-    fake.inject(When::Verb(Verb::Write), Fault::Errno(Errno::IO), 1);
-    assert_eq!(guest.write(0, &[1; 512]).status, IOERR);
-    assert_eq!(guest.write(0, &[1; 512]).status, IOERR);
-}
-
 #[test]
 fn request_that_the_host_cancels_of_its_own_is_ioerr() {
     let mut bed = bed();

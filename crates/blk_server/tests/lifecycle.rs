@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blk_server::{ServerError, SocketConfig, SocketError};
+use blk_server::{ServerError, SocketConfig, SocketError, Wce};
 use disk_image::{HostOpener, Image, ImageOptions, Opener};
 use io_engine::{EngineConfig, Fault, IoUringEngine, When};
 use rig::passed::{add_transfer, faulty, hold, let_go, serves, works};
@@ -208,7 +208,8 @@ fn bind(rig: &Rig, socket: &Path) -> Result<(), ServerError> {
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     let image = Image::open(opener.as_ref(), &ImageOptions::new(&path)).unwrap();
     let serial = image.default_serial();
-    let disk = blk_server::DiskConfig { name: "other".into(), image, serial, queues: 1, queue_size: 64 };
+    let (name, wce) = ("other".into(), Wce::Guest);
+    let disk = blk_server::DiskConfig { name, image, serial, queues: 1, queue_size: 64, wce };
     let socket = SocketConfig { path: socket.to_owned(), mode: 0o600, uid: None, gid: None };
     let engine = || Ok(Box::new(IoUringEngine::new(EngineConfig::default())?) as Box<dyn io_engine::Engine>);
     let config =

@@ -9,8 +9,11 @@ use std::fmt::{Debug, Write};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, Once};
 
+use io_engine::{Fault, Verb, When};
 use rig::passed::works;
-use rig::{Options, Rig, code, feature, vring_addr, vring_state};
+use rig::raw_guest::faulty;
+use rig::{Options, Rig, code, feature, kind, ready, vring_addr, vring_state};
+use rustix::io::Errno;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -102,4 +105,16 @@ fn front_ends_that_send_garbage_again_and_again_log_a_few_lines() {
     let lines = lines_with("message version 3");
     assert!((1..=20).contains(&lines), "{lines} lines");
     assert!(works(&rig));
+}
+
+#[test]
+fn failed_sync_is_told_at_once_in_one_line_that_says_what_to_do() {
+    keep_lines();
+    let (options, fake) = faulty(Options::buffered());
+    let rig = Rig::start(options);
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    fake.inject(When::Verb(Verb::Sync), Fault::Errno(Errno::IO), 1);
+    (0..3).for_each(|_| assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, Some(1)));
+    assert_eq!(lines_with("check the host's storage, restart the server"), 1);
+    assert_eq!(lines_with("flush after a failed sync"), 2);
 }

@@ -131,6 +131,9 @@ pub struct Completion {
     pub token: u64,
     /// `Ok`: all of it was done.
     pub result: Result<(), OpError>,
+    /// The kernel refused a sync, of a flush or at the end of something durable: what it has forgotten by now,
+    /// no later sync will report.
+    pub sync_failed: bool,
     /// Bytes of data that a read stored in guest memory, from the start; also when it failed.
     pub stored_bytes: u64,
     /// Given back; its contents are used up (advanced over), its capacity and its hold on the memory stay.

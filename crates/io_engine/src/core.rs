@@ -243,8 +243,10 @@ impl<K: Kernel> Core<K> {
                 self.issue(next);
             }
         }
+        let sync_failed = matches!(result, Err(OpError::Errno(_))) && op.is_at_sync();
         let OpState { token, stored_bytes, buffers, .. } = op;
-        events.push(Event::Completed(Completion { token, result, stored_bytes, buffers }));
+        let completion = Completion { token, result, sync_failed, stored_bytes, buffers };
+        events.push(Event::Completed(completion));
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

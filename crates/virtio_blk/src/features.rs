@@ -29,10 +29,8 @@ pub const EVENT_IDX: u64 = 1 << 29;
 /// `VIRTIO_F_VERSION_1`: not a legacy driver.
 pub const VERSION_1: u64 = 1 << 32;
 
-/// Always offered. FLUSH must be, with CONFIG_WCE (virtio 1.3 §5.2.5.2). `SIZE_MAX` is not: we have no
-/// limit on a segment's size.
-const ALWAYS: u64 =
-    VERSION_1 | INDIRECT_DESC | EVENT_IDX | SEG_MAX | BLK_SIZE | TOPOLOGY | FLUSH | CONFIG_WCE;
+/// Always offered. `SIZE_MAX` is not: we have no limit on a segment's size.
+const ALWAYS: u64 = VERSION_1 | INDIRECT_DESC | EVENT_IDX | SEG_MAX | BLK_SIZE | TOPOLOGY;
 
 /// What decides about the bits that are not always offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +41,18 @@ pub struct Offer {
     pub discard: bool,
     /// The image can be zeroed without sending zeroes.
     pub write_zeroes: bool,
+    /// The cache mode that a driver starts with.
+    pub write_cache: WriteCache,
+    /// The driver may choose another one.
+    pub cache_is_settable: bool,
     /// Request queues.
     pub num_queues: u16,
 }
 
 /// Bits for a driver to choose from. A read-only device offers nothing that changes the image.
+///
+/// CONFIG_WCE is never offered without FLUSH (virtio 1.3 §5.2.5.2). A device that is writethrough for good
+/// has no cache to flush, and says so by offering neither (§5.2.6.2).
 #[must_use]
 pub fn device_features(offer: &Offer) -> u64 {
     let bit = |wanted: bool, bit: u64| if wanted { bit } else { 0 };
@@ -56,6 +61,8 @@ pub fn device_features(offer: &Offer) -> u64 {
         | bit(offer.discard && !offer.read_only, DISCARD)
         | bit(offer.write_zeroes && !offer.read_only, WRITE_ZEROES)
         | bit(offer.num_queues > 1, MQ)
+        | bit(offer.cache_is_settable, FLUSH | CONFIG_WCE)
+        | bit(offer.write_cache == WriteCache::Writeback, FLUSH)
 }
 
 /// Why a driver's choice is refused.
@@ -150,29 +157,44 @@ impl WriteCache {
     }
 }
 
-/// The cache mode a driver starts with.
+/// The cache mode a driver starts with, on a device that starts with `device`.
 ///
 /// Only who accepted FLUSH can make a write durable later. Without it: neither bit means writethrough
 /// (virtio 1.3 §5.2.6.2, case 1), and CONFIG_WCE alone starts with `writeback` 0 (§5.2.5.2).
+///
+/// A driver with FLUSH alone takes the device for writeback, and flushes. On one that starts writethrough its
+/// writes are durable all the same: more than it asked for, and what the disk's owner did ask for.
 #[must_use]
-pub fn initial_write_cache(negotiated: Negotiated) -> WriteCache {
-    if negotiated.has_flush() { WriteCache::Writeback } else { WriteCache::Writethrough }
+pub fn initial_write_cache(device: WriteCache, negotiated: Negotiated) -> WriteCache {
+    if negotiated.has_flush() { device } else { WriteCache::Writethrough }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PLAIN: Offer = Offer { read_only: false, discard: true, write_zeroes: true, num_queues: 4 };
+    const PLAIN: Offer = Offer {
+        read_only: false,
+        discard: true,
+        write_zeroes: true,
+        write_cache: WriteCache::Writeback,
+        cache_is_settable: true,
+        num_queues: 4,
+    };
 
-    fn write_cache_of(bits: u64) -> WriteCache {
-        initial_write_cache(Negotiated::accept(device_features(&PLAIN), VERSION_1 | bits).unwrap())
+    fn write_cache_of(device: WriteCache, bits: u64) -> WriteCache {
+        let negotiated = Negotiated::accept(device_features(&PLAIN), VERSION_1 | bits);
+        initial_write_cache(device, negotiated.unwrap())
+    }
+
+    fn cache_bits(write_cache: WriteCache, cache_is_settable: bool) -> u64 {
+        device_features(&Offer { write_cache, cache_is_settable, ..PLAIN }) & (FLUSH | CONFIG_WCE)
     }
 
     #[test]
     fn writable_disk_with_discard_and_queues_offers_all_but_size_max_and_read_only() {
         let bits = device_features(&PLAIN);
-        assert_eq!(bits, ALWAYS | MQ | DISCARD | WRITE_ZEROES);
+        assert_eq!(bits, ALWAYS | MQ | DISCARD | WRITE_ZEROES | FLUSH | CONFIG_WCE);
         assert_eq!(bits & (1 << 1 | RO), 0);
     }
 
@@ -212,9 +234,24 @@ mod tests {
 
     #[test]
     fn cache_is_writethrough_unless_the_driver_can_flush() {
-        assert_eq!(write_cache_of(0), WriteCache::Writethrough);
-        assert_eq!(write_cache_of(CONFIG_WCE), WriteCache::Writethrough);
-        assert_eq!(write_cache_of(FLUSH), WriteCache::Writeback);
-        assert_eq!(write_cache_of(FLUSH | CONFIG_WCE), WriteCache::Writeback);
+        let on_writeback_device = |bits| write_cache_of(WriteCache::Writeback, bits);
+        assert_eq!(on_writeback_device(0), WriteCache::Writethrough);
+        assert_eq!(on_writeback_device(CONFIG_WCE), WriteCache::Writethrough);
+        assert_eq!(on_writeback_device(FLUSH), WriteCache::Writeback);
+        assert_eq!(on_writeback_device(FLUSH | CONFIG_WCE), WriteCache::Writeback);
+    }
+
+    #[test]
+    fn every_driver_starts_writethrough_on_a_device_that_does() {
+        let modes = [0, CONFIG_WCE, FLUSH, FLUSH | CONFIG_WCE]
+            .map(|bits| write_cache_of(WriteCache::Writethrough, bits));
+        assert_eq!(modes, [WriteCache::Writethrough; 4]);
+    }
+
+    #[test]
+    fn device_that_is_writethrough_for_good_offers_neither_flush_nor_cache_control() {
+        assert_eq!(cache_bits(WriteCache::Writethrough, false), 0);
+        assert_eq!(cache_bits(WriteCache::Writeback, false), FLUSH);
+        assert_eq!(cache_bits(WriteCache::Writethrough, true), FLUSH | CONFIG_WCE);
     }
 }

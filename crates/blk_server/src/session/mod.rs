@@ -133,6 +133,7 @@ impl Session {
         let offered = disk.device_features() | F_PROTOCOL_FEATURES;
         let wire = Wire::new(socket, Arc::clone(shared.wake_fd()));
         let memory = Arc::default();
+        shared.set_write_cache(disk.guest_cache().mode_at_first());
         Self {
             disk,
             workers,
@@ -287,8 +288,10 @@ impl Session {
             // Rings of a front-end that never sends SET_VRING_ENABLE start enabled.
             self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
         }
-        // Some front-ends repeat the message; only a change may touch the cache mode the guest chose.
-        if self.negotiated != Some(negotiated) {
+        // Some front-ends repeat the message under a running guest; a driver that starts does it with its rings
+        // stopped, and starts with the disk's mode.
+        let repeated = self.negotiated == Some(negotiated);
+        if !repeated || self.vrings.iter().all(|vring| vring.running.is_none()) {
             // Running rings follow the old bits.
             self.stop_all();
             self.shared.set_write_cache(self.disk.guest_cache().mode_for(negotiated));
@@ -306,10 +309,12 @@ impl Session {
         Ok(Answer::Ack)
     }
 
-    /// Stops every ring and forgets what was negotiated; memory, the guest's cache mode and the channel stay.
+    /// Stops every ring and forgets what was negotiated; memory, the channel and a guest's choice of
+    /// writethrough stay.
     fn reset(&mut self) -> Result<Answer> {
         self.stop_all();
         self.negotiated = None;
+        self.shared.set_write_cache(self.disk.guest_cache().mode_at_first());
         for vring in &mut self.vrings {
             let (enabled, has_run) = (!self.protocol_negotiated, vring.has_run);
             *vring = Vring { enabled, has_run, ..Vring::default() };

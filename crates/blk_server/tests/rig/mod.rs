@@ -11,13 +11,13 @@ pub mod raw_guest;
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, SocketConfig, StopReport};
+use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, SocketConfig, StopReport, Wce};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use io_engine::{EngineConfig, IoUringEngine, Recorder};
@@ -87,6 +87,7 @@ pub struct Options {
     pub image_bytes: u64,
     pub queues: u16,
     pub queue_size: u16,
+    pub wce: Wce,
     pub engine: Option<EngineFactory>,
     pub recorder: Option<Recorder>,
     pub folder: Option<PathBuf>,
@@ -102,6 +103,7 @@ impl Default for Options {
             image_bytes: 16 * MIB,
             queues: 4,
             queue_size: 256,
+            wce: Wce::Guest,
             engine: None,
             recorder: None,
             folder: None,
@@ -113,8 +115,12 @@ impl Default for Options {
 
 impl Options {
     pub fn buffered() -> Self {
+        Self::cached(CacheMode::Writeback)
+    }
+
+    pub fn cached(cache: CacheMode) -> Self {
         let mut options = Self::default();
-        options.image.cache = CacheMode::Writeback;
+        options.image.cache = cache;
         options
     }
 }
@@ -151,13 +157,14 @@ impl Rig {
         let engine = options.engine.unwrap_or_else(|| {
             Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn io_engine::Engine>))
         });
-        let Options { queues, queue_size, workers, disks, .. } = options;
+        let Options { queues, queue_size, wce, workers, disks, .. } = options;
         let disk = |number| {
             let path = numbered(&self.image, number);
             let image_options = ImageOptions { path, ..options.image.clone() };
             let image = Image::open(opener.as_ref(), &image_options).unwrap();
             let serial = image.default_serial();
-            let disk = DiskConfig { name: format!("test{number}"), image, serial, queues, queue_size };
+            let name = format!("test{number}");
+            let disk = DiskConfig { name, image, serial, queues, queue_size, wce };
             let path = numbered(&self.socket, number);
             (disk, SocketConfig { path, mode: 0o600, uid: None, gid: None })
         };
@@ -589,8 +596,4 @@ pub fn fill_file(path: &Path, byte: u8, len: usize) {
     let mut file = File::create(path).unwrap();
     file.write_all(&vec![byte; len]).unwrap();
     file.sync_all().unwrap();
-}
-
-pub fn raw(fd: &impl AsRawFd) -> i32 {
-    fd.as_raw_fd()
 }
