@@ -352,6 +352,7 @@ impl Worker {
                 return None;
             }
         };
+        self.handles.submit.use_memory(queue.memory());
         self.pool.reserve(usize::from(start.layout.map_or(0, |layout| layout.queue_size)));
         let entry = Entry { queue, active: false, idle_passes: 0, stop: None, memory: None };
         if index == self.queues.len() {
@@ -399,10 +400,16 @@ impl Worker {
         let _ = done.send(());
     }
 
+    /// The engine learns of the new memory first, so that regions which stay are not let go in between. That is
+    /// also why ops may be in flight: unless the queue was drained before, nothing of the old memory goes away.
     fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>, layout: Option<SplitLayout>) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let old = Arc::clone(entry.queue.memory());
-        entry.queue.set_memory(memory, layout);
+        self.handles.submit.use_memory(&memory);
+        entry.queue.set_memory(Arc::clone(&memory), layout);
+        // A queue that broke over the new memory keeps the old one until it stops.
+        let broke = Arc::ptr_eq(entry.queue.memory(), &old);
+        self.handles.submit.forget_memory(if broke { &memory } else { &old });
         self.pool.forget(&old);
     }
 
@@ -424,6 +431,7 @@ impl Worker {
         self.active.retain(|&active| active != id);
         self.handles.reap.unwatch(queue.watch);
         drain(&queue.kick);
+        self.handles.submit.forget_memory(queue.memory());
         self.pool.forget(queue.memory());
         self.detach(queue.disk());
         let position = queue.leave();

@@ -262,6 +262,13 @@ impl Region {
         self.guard.is_poisoned()
     }
 
+    /// Where the region is mapped, and its length: to announce it to a kernel that pins it. What is there may
+    /// change at any moment, and is mapped as long as this value lives.
+    #[must_use]
+    pub fn host_range(&self) -> (NonNull<u8>, u64) {
+        (self.base, self.spec.size_bytes)
+    }
+
     /// Host address of byte `offset_bytes` and the bytes from there to the region's end.
     pub(crate) fn host_at(&self, offset_bytes: u64) -> (NonNull<u8>, u64) {
         assert!(offset_bytes < self.spec.size_bytes, "offset outside the region");

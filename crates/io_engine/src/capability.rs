@@ -1,6 +1,6 @@
 //! One thing that a host offers, or does not, and why: a line of `bareblk engines`.
 //!
-//! Not here: finding out (`io_uring/setup.rs`).
+//! Not here: finding out (`io_uring/capabilities.rs`).
 
 /// See the file's head.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,26 +8,47 @@
 //! - A kick fd has a multishot poll and is never read: each write is an edge and posts one completion. A
 //!   poll that the kernel ended (completion ring overflow) is armed again.
 //! - Nothing here runs on a timer: an idle worker sleeps in `io_uring_enter` without a timeout.
+//! - Three options change parts of this, each in a file of its own: a kernel thread that submits
+//!   (`sqpoll.rs`), a second ring for reads and writes whose completions are polled for (`iopoll.rs`), and guest
+//!   memory that is registered, hence pinned (`pinned.rs`). With both of the first two, the thread serves the
+//!   first ring only.
 //!
 //! Not here: set-up and fallbacks (`io_uring/setup.rs`), op logic (`core.rs`).
 
 mod setup;
 
-use std::collections::VecDeque;
+mod entries;
+
+mod sqpoll;
+
+mod iopoll;
+mod iopoll_probe;
+
+mod pinned;
+
+mod capabilities;
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
+use guest_mem::GuestMemory;
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, Submitter, cqueue, opcode, squeue};
 use rustix::io::Errno;
 
+pub use self::capabilities::io_uring_capabilities;
+use self::entries::entry;
+use self::iopoll::{FileCheck, PolledRing};
+use self::pinned::Pinned;
 pub use self::setup::{Features, FileTableKind, KernelAge};
+use self::setup::{Kind, Rings};
 use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
 use crate::core::{Core, handles};
-use crate::kernel::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
-use crate::record::Verb;
+use crate::kernel::{Call, Kernel, QueueFull, RawResult, Target};
 use crate::watches::WatchTable;
 
 /// Marks `user_data` of polls; the rest is the watch's index and generation.
@@ -37,7 +58,7 @@ const IGNORED: u64 = u64::MAX;
 /// How long to sleep when the kernel has no memory for our calls, before it is asked again.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
 
-/// One io_uring, not yet started.
+/// One io_uring, or two, not yet started.
 #[derive(Debug)]
 pub struct IoUringEngine {
     config: EngineConfig,
@@ -45,11 +66,12 @@ pub struct IoUringEngine {
 }
 
 impl IoUringEngine {
-    /// Makes a ring with whatever this kernel has.
+    /// Makes a ring with whatever this kernel has, and a second one for `config.iopoll`.
     ///
     /// # Errors
-    /// The kernel's: `ENOSYS` without io_uring, `EPERM` where it is forbidden (`kernel.io_uring_disabled`,
-    /// seccomp), [`io::ErrorKind::Unsupported`] where it is too old (before Linux 5.13).
+    /// The kernel's kind of error, with a text that says what to do: [`io::ErrorKind::Unsupported`] without
+    /// io_uring and where it is too old (before Linux 5.13), [`io::ErrorKind::PermissionDenied`] where it is
+    /// forbidden (`kernel.io_uring_disabled`, seccomp), or only `config.sqpoll_idle` is.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         Self::as_if_on(KernelAge::Newest, config)
     }
@@ -59,8 +81,31 @@ impl IoUringEngine {
     /// # Errors
     /// As [`IoUringEngine::new`].
     pub fn as_if_on(age: KernelAge, config: EngineConfig) -> io::Result<Self> {
-        let (ring, features) = setup::make_ring(age, &config)?;
-        Ok(Self { config, ring: Uring::new(ring, features) })
+        let second = config.iopoll.then_some(Kind::CompletionPolled);
+        Self::with_second(age, config, second, FileCheck::Probe)
+    }
+
+    /// As if every file could be polled (`config.iopoll`): the second ring is there, and takes all reads and
+    /// writes, but completes them by interrupt. To test two rings where no device can be polled.
+    ///
+    /// # Errors
+    /// As [`IoUringEngine::new`].
+    pub fn as_if_polled(config: EngineConfig) -> io::Result<Self> {
+        Self::with_second(KernelAge::Newest, config, Some(Kind::Pretended), FileCheck::TakeAll)
+    }
+
+    fn with_second(
+        age: KernelAge,
+        config: EngineConfig,
+        second: Option<Kind>,
+        check: FileCheck,
+    ) -> io::Result<Self> {
+        let rings =
+            setup::make_rings(age, &config, second).map_err(|error| setup::explain(&error, &config))?;
+        let Rings { first, second, features } = rings;
+        let polled = second
+            .map(|ring| Box::new(PolledRing::new(ring, check, config.depth, features.registered_files)));
+        Ok(Self { config, ring: Uring::new(first, polled, features) })
     }
 
     /// What the kernel has of what the engine would like.
@@ -83,7 +128,10 @@ impl Engine for IoUringEngine {
 }
 
 struct Uring {
+    // Rings first: they are closed before what they may point to is let go.
     ring: IoUring,
+    polled: Option<Box<PolledRing>>,
+    pinned: Option<Box<Pinned>>,
     features: Features,
     /// Polls and cancellations that wait for room in the submission ring.
     control: VecDeque<squeue::Entry>,
@@ -91,8 +139,10 @@ struct Uring {
     /// Completions that `pop` still hands out in this pass: a peer that keeps writing to its kick fd must
     /// not keep a worker in `reap`.
     budget: usize,
-    /// Calls whose results are outstanding, polls not counted.
+    /// Calls whose results are outstanding, polls and the second ring's not counted.
     calls: usize,
+    /// Only with a kernel thread that submits: files that go by their number, see `Drop`.
+    numbered: HashMap<u32, Arc<File>>,
 }
 
 impl std::fmt::Debug for Uring {
@@ -102,9 +152,18 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    fn new(ring: IoUring, features: Features) -> Self {
-        let control = VecDeque::with_capacity(64);
-        Self { ring, features, control, watches: WatchTable::default(), budget: 0, calls: 0 }
+    fn new(ring: IoUring, polled: Option<Box<PolledRing>>, features: Features) -> Self {
+        Self {
+            ring,
+            polled,
+            pinned: features.pinned.then(|| Box::new(Pinned::new())),
+            features,
+            control: VecDeque::with_capacity(64),
+            watches: WatchTable::default(),
+            budget: 0,
+            calls: 0,
+            numbered: HashMap::new(),
+        }
     }
 
     /// Moves what waits into the submission ring, as far as it has room.
@@ -177,6 +236,36 @@ impl Uring {
         !self.ring.completion().is_empty() || self.watches.has_ready()
     }
 
+    /// Whether the kernel has results that only entering it brings into the completion ring.
+    #[inline]
+    fn has_work_inside(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Completions of the second ring come only by polling: it and the first ring's completion queue in turns.
+    fn wait_polling(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            self.submit()?;
+            let polled = self.polled.as_mut().is_some_and(|polled| polled.poll());
+            if polled || self.has_results() || self.has_work_inside() {
+                return Ok(());
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Calls `act` with the table of registered memory and the rings that have one.
+    fn with_pinned(&mut self, act: impl FnOnce(&mut Pinned, &[Submitter<'_>])) {
+        let Some(pinned) = &mut self.pinned else { return };
+        let rings = [&self.ring].into_iter().map(IoUring::submitter);
+        let rings: Vec<_> = rings.chain(self.polled.as_ref().map(|polled| polled.submitter())).collect();
+        act(pinned, &rings);
+    }
+
     /// Waiting for nothing but kicks is no I/O wait, and should not look like one in `top`.
     fn wait_flags(&self) -> EnterFlags {
         let idle = self.calls == 0 && self.features.no_iowait;
@@ -195,66 +284,65 @@ fn watch_of(user_data: u64) -> Option<WatchId> {
     (user_data != IGNORED).then_some(WatchId { index, generation })
 }
 
-/// The submission entry for `call`. A macro, because `io-uring` seals the trait that its two ways to name a
-/// file have in common.
-macro_rules! entry {
-    ($file:expr, $call:expr) => {{
-        let Call { verb, flags, offset_bytes, len_bytes, buffers } = *$call;
-        match (verb, buffers) {
-            (Verb::Read, Buffers::One { base, len_bytes }) => {
-                opcode::Read::new($file, base, len_bytes).offset(offset_bytes).rw_flags(flags).build()
-            }
-            (Verb::Read, Buffers::Many { first, count }) => {
-                opcode::Readv::new($file, first, count).offset(offset_bytes).rw_flags(flags).build()
-            }
-            (Verb::Write, Buffers::One { base, len_bytes }) => {
-                opcode::Write::new($file, base, len_bytes).offset(offset_bytes).rw_flags(flags).build()
-            }
-            (Verb::Write, Buffers::Many { first, count }) => {
-                opcode::Writev::new($file, first, count).offset(offset_bytes).rw_flags(flags).build()
-            }
-            (Verb::Allocate, _) => {
-                opcode::Fallocate::new($file, len_bytes).offset(offset_bytes).mode(flags).build()
-            }
-            (Verb::Sync, _) => opcode::Fsync::new($file).flags(FsyncFlags::DATASYNC).build(),
-            (Verb::Read | Verb::Write, Buffers::None) => unreachable!("a transfer has buffers"),
-        }
-    }};
-}
-
 impl Kernel for Uring {
     fn enable(&mut self) -> io::Result<()> {
-        self.ring.submitter().register_enable_rings()
+        self.ring.submitter().register_enable_rings()?;
+        self.polled.as_ref().map_or(Ok(()), |polled| polled.enable())
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
         let fd = spec.file.as_raw_fd();
-        if index >= self.features.registered_files {
-            return Ok(Target::Fd(fd));
-        }
-        Ok(match self.ring.submitter().register_files_update(index, &[fd]) {
-            Ok(_) => Target::Registered(index),
-            Err(error) => {
-                tracing::debug!(%error, "file not registered with io_uring: used by its number");
-                Target::Fd(fd)
+        if index < self.features.registered_files {
+            match self.ring.submitter().register_files_update(index, &[fd]) {
+                Ok(_) => {
+                    if let Some(polled) = &mut self.polled {
+                        polled.register_file(index, spec);
+                    }
+                    return Ok(Target::Registered(index));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "file not registered with io_uring: used by its number")
+                }
             }
-        })
+        }
+        if self.features.sqpoll {
+            self.numbered.insert(index, Arc::clone(&spec.file));
+        }
+        Ok(Target::Fd(fd))
     }
 
-    fn unregister_file(&mut self, _index: u32, target: Target) {
+    fn unregister_file(&mut self, index: u32, target: Target) {
+        self.numbered.remove(&index);
         let Target::Registered(index) = target else { return };
+        if let Some(polled) = &mut self.polled {
+            polled.unregister_file(index);
+        }
         if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
             tracing::warn!(%error, "io_uring keeps a file that was detached");
         }
+        if self.features.sqpoll {
+            self.wait_for_thread();
+        }
+    }
+
+    fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.with_pinned(|pinned, rings| pinned.use_memory(rings, memory));
+    }
+
+    fn forget_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.with_pinned(|pinned, rings| pinned.forget_memory(rings, memory));
     }
 
     #[inline]
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
-        let entry = match target {
-            Target::Registered(index) => entry!(Fixed(index), call),
-            Target::Fd(fd) => entry!(Fd(fd), call),
-        };
-        let entry = entry.user_data(user_data);
+        let piece = self.pinned.as_ref().and_then(|pinned| pinned.piece_of(call));
+        let entry = entry(target, call, piece).user_data(user_data);
+        if let Some(polled) = &mut self.polled
+            && polled.takes(target, call.verb)
+        {
+            // SAFETY: 1. the caller keeps buffers and file until it has the result.
+            return unsafe { polled.queue(&entry, target) };
+        }
         // SAFETY: 1. the caller keeps buffers and file until it has the result.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| QueueFull)?;
         self.calls += 1;
@@ -263,6 +351,12 @@ impl Kernel for Uring {
 
     #[inline]
     fn submit(&mut self) -> io::Result<()> {
+        if let Some(polled) = &mut self.polled {
+            polled.submit()?;
+        }
+        if self.features.sqpoll {
+            return self.submit_to_thread();
+        }
         loop {
             self.move_control();
             if self.queued() == 0 {
@@ -284,30 +378,28 @@ impl Kernel for Uring {
 
     #[inline]
     fn begin_reap(&mut self) {
-        if self.ring.completion().is_empty() {
-            let queue = self.ring.submission();
-            let has_work = queue.taskrun() || queue.cq_overflow();
-            drop(queue);
-            if has_work {
-                // An error (a signal) leaves the flag set: the next pass tries again.
-                let _ = self.enter(0, 0, EnterFlags::GETEVENTS, None);
-            }
+        if self.ring.completion().is_empty() && self.has_work_inside() {
+            // An error (a signal) leaves the flag set: the next pass tries again.
+            let _ = self.enter(0, 0, EnterFlags::GETEVENTS, None);
         }
         self.budget = self.ring.completion().len();
+        if let Some(polled) = &mut self.polled {
+            polled.begin_reap();
+        }
     }
 
     #[inline]
     fn pop(&mut self) -> Option<RawResult> {
         while self.budget > 0 {
             self.budget -= 1;
-            let cqe = self.ring.completion().next()?;
+            let Some(cqe) = self.ring.completion().next() else { break };
             if cqe.user_data() & WATCH_BIT == 0 {
                 self.calls -= 1;
                 return Some(RawResult { user_data: cqe.user_data(), result: cqe.result() });
             }
             self.on_poll(&cqe);
         }
-        None
+        self.polled.as_mut().and_then(|polled| polled.pop())
     }
 
     #[inline]
@@ -318,6 +410,9 @@ impl Kernel for Uring {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if self.polled.as_ref().is_some_and(|polled| polled.is_busy()) {
+            return self.wait_polling(timeout);
+        }
         self.move_control();
         if !self.control.is_empty() {
             self.submit()?; // the ring is full: make room first
@@ -325,7 +420,8 @@ impl Kernel for Uring {
         if self.has_results() || timeout == Some(Duration::ZERO) {
             return self.submit();
         }
-        let waited = self.enter(self.queued(), 1, self.wait_flags(), timeout);
+        let wake = if self.features.sqpoll { self.wake_flag() } else { EnterFlags::empty() };
+        let waited = self.enter(self.queued(), 1, self.wait_flags() | wake, timeout);
         match waited.as_ref().map_err(io::Error::raw_os_error) {
             // Interrupted, timed out, or results to be reaped first.
             Ok(_) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY)) => Ok(()),
@@ -338,6 +434,7 @@ impl Kernel for Uring {
         }
     }
 
+    /// A call on the second ring cannot be given up; it is not found on the first, and that is ignored.
     fn cancel(&mut self, user_data: u64) {
         self.control.push_back(opcode::AsyncCancel::new(user_data).build().user_data(IGNORED));
     }
@@ -356,6 +453,20 @@ impl Kernel for Uring {
     }
 }
 
+impl Drop for Uring {
+    /// A kernel thread that is stuck in a batch may still look a number up after the ring was closed: it must
+    /// not mean another file by then. Without one, what is queued ends with the ring.
+    fn drop(&mut self) {
+        if self.features.sqpoll && self.queued() > 0 {
+            std::mem::forget(std::mem::take(&mut self.numbered));
+        }
+    }
+}
+
 #[cfg(test)]
 #[path = "io_uring/tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "io_uring/options_tests.rs"]
+mod options_tests;

@@ -63,7 +63,7 @@ pub use contract::{
     Reap, Stats, Submit, Unmap, WatchId, WatchToken,
 };
 pub use fake::{FakeEngine, FakeHandle, Fault, Rule, When};
-pub use io_uring::{Features, FileTableKind, IoUringEngine, KernelAge};
+pub use io_uring::{Features, FileTableKind, IoUringEngine, KernelAge, io_uring_capabilities};
 pub use kind::EngineKind;
 pub use linux_aio::LinuxAioEngine;
 pub use mmap::MmapEngine;

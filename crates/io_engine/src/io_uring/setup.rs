@@ -1,6 +1,6 @@
-//! Making a ring with whatever the running kernel has.
+//! Making the rings with whatever the running kernel has.
 //!
-//! `newest flags → EINVAL → the flags of the release before → …`, then a file table, then restrictions
+//! `newest flags → EINVAL → the flags of the release before → …`, then tables of files and buffers, then restrictions
 //!
 //! | Linux | what it adds |
 //! |---|---|
@@ -10,33 +10,35 @@
 //! | 6.1 | completions run only when we ask (deferred task-run), for a single issuer |
 //! | 6.15 | idle waiting is not counted as I/O wait |
 //!
+//! A kernel thread that takes submissions (SQPOLL) excludes both kinds of task-run: the kernel answers EINVAL.
+//!
 //! Source: io_uring_setup(2), io_uring_register(2) of liburing 2.9. Which flags work is found out once per
-//! process. Not here: using the ring (`io_uring.rs`).
+//! process. Not here: using the rings (`io_uring.rs`), what to tell about a host (`capabilities.rs`).
 
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use io_uring::register::Restriction;
 use io_uring::{Builder, IoUring, Probe, cqueue, opcode, squeue};
 
+use super::pinned::MAX_PIECES;
 use crate::contract::EngineConfig;
 
 /// `io_uring_register` opcodes that are used after the ring was enabled or enable it (linux/io_uring.h).
 const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_ENABLE_RINGS: u8 = 12;
+const REGISTER_BUFFERS_UPDATE: u8 = 16;
 
-/// What the engine queues.
-const OPCODES: [u8; 8] = [
-    opcode::Readv::CODE,
-    opcode::Writev::CODE,
-    opcode::Read::CODE,
-    opcode::Write::CODE,
-    opcode::Fsync::CODE,
-    opcode::Fallocate::CODE,
-    opcode::PollAdd::CODE,
-    opcode::AsyncCancel::CODE,
-];
+/// Reads and writes: all that a ring takes whose completions are polled for.
+const TRANSFERS: [u8; 4] =
+    [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Read::CODE, opcode::Write::CODE];
+/// The same on registered buffers.
+const FIXED_TRANSFERS: [u8; 2] = [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
+/// What else the engine queues.
+const CONTROL: [u8; 4] =
+    [opcode::Fsync::CODE, opcode::Fallocate::CODE, opcode::PollAdd::CODE, opcode::AsyncCancel::CODE];
 
 /// Room in the completion ring for kicks, beyond one completion per op.
 const SPARE_COMPLETIONS: u32 = 1024;
@@ -84,11 +86,19 @@ pub struct Features {
     pub registered_files: u32,
     /// Idle waiting is not counted as I/O wait.
     pub no_iowait: bool,
+    /// A kernel thread takes what is queued (`sqpoll_idle`).
+    pub sqpoll: bool,
+    /// There is a second ring whose completions are polled for (`iopoll`); which files use it is found out
+    /// when they are attached.
+    pub iopoll: bool,
+    /// Guest memory is registered (`pin_guest_memory`); false also where this kernel has no table for it.
+    pub pinned: bool,
 }
 
 impl fmt::Display for Features {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let task_run = match self.age {
+            _ if self.sqpoll => "by the kernel's thread",
             KernelAge::Newest => "deferred",
             KernelAge::Before6_1 => "cooperative",
             KernelAge::Before5_19 | KernelAge::Linux5_15 => "interrupting",
@@ -100,34 +110,74 @@ impl fmt::Display for Features {
             FileTableKind::Plain => f.write_str("files by number")?,
         }
         write!(f, ", opcodes restricted: {}, ", yes_no(self.restricted))?;
-        write!(f, "idle without iowait: {}", yes_no(self.no_iowait))
+        write!(f, "idle without iowait: {}", yes_no(self.no_iowait))?;
+        let options = [
+            (self.sqpoll, "submissions polled (SQPOLL)"),
+            (self.iopoll, "completions polled (IOPOLL)"),
+            (self.pinned, "guest memory pinned"),
+        ];
+        options.iter().filter(|(on, _)| *on).try_for_each(|(_, name)| write!(f, ", {name}"))
     }
+}
+
+/// What a ring is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Everything; its worker submits.
+    Plain,
+    /// Everything; a kernel thread submits, and sleeps after this long without work.
+    SubmissionPolled(Duration),
+    /// Reads and writes whose completions are polled for.
+    CompletionPolled,
+    /// In the place of the one above, completed by interrupts: for tests where no device can be polled.
+    Pretended,
+}
+
+/// Both rings of an engine, disabled.
+pub(super) struct Rings {
+    pub first: IoUring,
+    /// For `iopoll`.
+    pub second: Option<IoUring>,
+    pub features: Features,
 }
 
 /// The first age whose flags this kernel accepted, as an index; what it refused once is not tried again.
 static ACCEPTED: AtomicU8 = AtomicU8::new(0);
 
-pub(super) fn make_ring(age: KernelAge, config: &EngineConfig) -> io::Result<(IoUring, Features)> {
+pub(super) fn make_rings(age: KernelAge, config: &EngineConfig, second: Option<Kind>) -> io::Result<Rings> {
     if config.depth == 0 || config.depth > MAX_DEPTH {
         let text = format!("io_uring depth {} is not between 1 and {MAX_DEPTH}", config.depth);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    let (ring, age) = newest_accepted(age, config.depth)?;
-    if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+    let kind = config.sqpoll_idle.map_or(Kind::Plain, Kind::SubmissionPolled);
+    let (first, age) = newest_accepted(age, config.depth, kind)?;
+    if !first.params().is_feature_ext_arg() || !first.params().is_feature_nodrop() {
         return Err(too_old("IORING_FEAT_EXT_ARG and IORING_FEAT_NODROP"));
     }
-    check_opcodes(&ring)?;
-    let registered_files = register_files(&ring, age, config.registered_files);
-    let files = if registered_files > 0 { FileTableKind::Registered } else { FileTableKind::Plain };
+    check_opcodes(&first)?;
+    let second =
+        second.map(|kind| newest_accepted(age, config.depth, kind)).transpose()?.map(|(ring, _)| ring);
+    let rings = || [&first].into_iter().chain(&second);
+    let registered_files = register_files(&first, age, config.registered_files);
+    if let Some(second) = &second {
+        register_files(second, age, registered_files);
+    }
+    let pinned = config.pin_guest_memory && rings().all(|ring| register_buffer_table(ring, age));
     let features = Features {
         age,
-        deferred_task_run: age == KernelAge::Newest,
-        restricted: restrict(&ring),
-        files,
+        deferred_task_run: age == KernelAge::Newest && kind == Kind::Plain,
+        restricted: restrict(&first, &[&TRANSFERS, &CONTROL], pinned),
+        files: if registered_files > 0 { FileTableKind::Registered } else { FileTableKind::Plain },
         registered_files,
-        no_iowait: ring.params().is_feature_no_iowait(),
+        no_iowait: first.params().is_feature_no_iowait(),
+        sqpoll: first.params().is_setup_sqpoll(),
+        iopoll: second.is_some(),
+        pinned,
     };
-    Ok((ring, features))
+    if let Some(second) = &second {
+        restrict(second, &[&TRANSFERS], pinned);
+    }
+    Ok(Rings { first, second, features })
 }
 
 fn too_old(missing: &str) -> io::Error {
@@ -137,14 +187,17 @@ fn too_old(missing: &str) -> io::Error {
     )
 }
 
-fn newest_accepted(wanted: KernelAge, depth: u32) -> io::Result<(IoUring, KernelAge)> {
+fn newest_accepted(wanted: KernelAge, depth: u32, kind: Kind) -> io::Result<(IoUring, KernelAge)> {
     let known = usize::from(ACCEPTED.load(Ordering::Relaxed));
     let mut last = io::Error::from(io::ErrorKind::Unsupported);
     for (index, age) in (0_u8..).zip(KernelAge::ALL).skip(known).filter(|(_, age)| *age >= wanted) {
-        match builder(age, depth).build(depth.next_power_of_two()) {
+        match builder(age, depth, kind).build(entries(depth, kind)) {
             Ok(ring) => return Ok((ring, age)),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                ACCEPTED.fetch_max(index + 1, Ordering::Relaxed);
+                // Other kinds may be refused for reasons of their own.
+                if kind == Kind::Plain {
+                    ACCEPTED.fetch_max(index + 1, Ordering::Relaxed);
+                }
                 last = error;
             }
             Err(error) => return Err(error),
@@ -153,10 +206,26 @@ fn newest_accepted(wanted: KernelAge, depth: u32) -> io::Result<(IoUring, Kernel
     Err(last)
 }
 
-fn builder(age: KernelAge, depth: u32) -> Builder<squeue::Entry, cqueue::Entry> {
+/// A kernel thread frees places batch by batch, after their calls may have ended: with room for two batches
+/// a worker that fills one does not wait for it.
+fn entries(depth: u32, kind: Kind) -> u32 {
+    let spare = u32::from(matches!(kind, Kind::SubmissionPolled(_)));
+    depth.next_power_of_two() << spare
+}
+
+fn builder(age: KernelAge, depth: u32, kind: Kind) -> Builder<squeue::Entry, cqueue::Entry> {
     let mut builder = IoUring::builder();
     let completions = (depth + SPARE_COMPLETIONS).next_power_of_two();
     builder.setup_r_disabled().setup_cqsize(completions).setup_clamp();
+    match kind {
+        Kind::SubmissionPolled(idle) => set_submission_polled(&mut builder, age, idle),
+        Kind::CompletionPolled => set_task_run(builder.setup_iopoll(), age),
+        Kind::Plain | Kind::Pretended => set_task_run(&mut builder, age),
+    }
+    builder
+}
+
+fn set_task_run(builder: &mut Builder<squeue::Entry, cqueue::Entry>, age: KernelAge) {
     match age {
         KernelAge::Newest => {
             builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
@@ -169,13 +238,28 @@ fn builder(age: KernelAge, depth: u32) -> Builder<squeue::Entry, cqueue::Entry> 
         }
         KernelAge::Linux5_15 => {}
     }
-    builder
+}
+
+fn set_submission_polled(
+    builder: &mut Builder<squeue::Entry, cqueue::Entry>,
+    age: KernelAge,
+    idle: Duration,
+) {
+    // 0 would be the kernel's default, a second.
+    let idle_ms = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX).max(1);
+    builder.setup_sqpoll(idle_ms);
+    if age < KernelAge::Linux5_15 {
+        builder.setup_submit_all();
+    }
+    if age == KernelAge::Newest {
+        builder.setup_single_issuer();
+    }
 }
 
 fn check_opcodes(ring: &IoUring) -> io::Result<()> {
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
-    match OPCODES.iter().find(|code| !probe.is_supported(**code)) {
+    match TRANSFERS.iter().chain(&CONTROL).find(|code| !probe.is_supported(**code)) {
         Some(code) => Err(too_old(&format!("opcode {code}"))),
         None => Ok(()),
     }
@@ -199,16 +283,56 @@ fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
     }
 }
 
+/// Room for guest memory, still empty.
+fn register_buffer_table(ring: &IoUring, age: KernelAge) -> bool {
+    let registered = match age {
+        KernelAge::Before5_19 | KernelAge::Linux5_15 => Err(io::ErrorKind::Unsupported.into()),
+        _ => ring.submitter().register_buffers_sparse(MAX_PIECES.into()),
+    };
+    if let Err(error) = &registered {
+        tracing::warn!(%error, "guest memory is not pinned: this kernel's io_uring has no table for it (Linux 5.19)");
+    }
+    registered.is_ok()
+}
+
 /// From now on the ring does what the engine needs and nothing else: a server that was taken over cannot
 /// use it to open files or sockets.
-fn restrict(ring: &IoUring) -> bool {
-    let mut rules = Vec::from(OPCODES.map(Restriction::sqe_op));
+fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
+    let opcodes = opcodes.iter().copied().flatten();
+    let mut rules: Vec<Restriction> = opcodes.map(|&code| Restriction::sqe_op(code)).collect();
     rules.push(Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()));
     rules.push(Restriction::register_op(REGISTER_FILES_UPDATE));
     rules.push(Restriction::register_op(REGISTER_ENABLE_RINGS));
+    if pinned {
+        rules.extend(FIXED_TRANSFERS.map(Restriction::sqe_op));
+        rules.push(Restriction::register_op(REGISTER_BUFFERS_UPDATE));
+    }
     let restricted = ring.submitter().register_restrictions(&mut rules);
     if let Err(error) = &restricted {
         tracing::debug!(%error, "io_uring takes no restrictions");
     }
     restricted.is_ok()
+}
+
+/// The kernel's error number, as something to act on. Its kind stays, so that a caller can fall back.
+pub(super) fn explain(error: &io::Error, config: &EngineConfig) -> io::Error {
+    use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported, WouldBlock};
+    let sqpoll = config.sqpoll_idle.is_some();
+    let advice = match error.kind() {
+        PermissionDenied if sqpoll && super::capabilities::is_allowed() => {
+            "a kernel thread for submissions (SQPOLL) is forbidden here, io_uring itself is not: do without, \
+             or let the security module allow it"
+        }
+        PermissionDenied => {
+            "io_uring is forbidden here: set kernel.io_uring_disabled=0, or let the container's seccomp \
+             profile allow it"
+        }
+        Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",
+        OutOfMemory => "no memory for io_uring: raise the limit of locked memory (ulimit -l)",
+        WouldBlock if sqpoll => {
+            "no kernel thread for submissions (SQPOLL): raise the limit of processes (ulimit -u)"
+        }
+        _ => return io::Error::new(error.kind(), error.to_string()),
+    };
+    io::Error::new(error.kind(), format!("{advice} ({error})"))
 }

@@ -5,6 +5,8 @@
 use disk_image::Alignment;
 
 use super::*;
+use crate::kernel::Buffers;
+use crate::record::Verb;
 
 fn started(age: KernelAge) -> Uring {
     let config = EngineConfig { depth: 8, ..EngineConfig::default() };

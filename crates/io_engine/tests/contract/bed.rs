@@ -281,17 +281,20 @@ impl Bed {
         self.events.remove(0)
     }
 
-    /// Waits until nothing has happened for a while.
+    /// Waits until nothing has happened for a while. `wait` may end early without an event.
     pub fn settle(&mut self) -> Vec<Event> {
+        const QUIET: Duration = Duration::from_millis(50);
         let mut events = std::mem::take(&mut self.events);
-        loop {
+        let mut last = std::time::Instant::now();
+        while last.elapsed() < QUIET {
             let before = events.len();
-            self.reap.wait(Some(Duration::from_millis(50))).unwrap();
+            self.reap.wait(Some(QUIET)).unwrap();
             self.reap.reap(&mut events);
-            if events.len() == before {
-                return events;
+            if events.len() > before {
+                last = std::time::Instant::now();
             }
         }
+        events
     }
 
     pub fn store(&self, addr: u64, bytes: &[u8]) {

@@ -37,6 +37,7 @@ macro_rules! suite {
 
 suite!(@beds
     [uring_direct, uring_buffered, uring_tmpfs, uring_loop_device, uring_before_6_1, uring_before_5_19, uring_5_15, fake, fake_direct,
+     uring_sqpoll, uring_iopoll, uring_two_rings, uring_pinned, uring_all_options,
      linux_aio_direct, linux_aio_tmpfs, linux_aio_loop_device, posix_aio_direct, posix_aio_buffered, posix_aio_tmpfs, posix_aio_loop_device, posix_aio_without_fd_pool, threads_direct, threads_buffered, threads_tmpfs, threads_loop_device, threads_one_thread, sync_direct, sync_buffered, sync_tmpfs, sync_loop_device, mmap_tmpfs, mmap_tmpfs_direct]
     [
         written_data_is_read_back,

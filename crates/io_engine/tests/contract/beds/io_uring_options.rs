@@ -1,0 +1,48 @@
+//! io_uring with its options: a kernel thread that submits, a second ring that is polled, pinned guest memory.
+//!
+//! Few machines have a device that can be polled: `uring_iopoll` is what its file turns out to be, and
+//! `uring_two_rings` has the second ring in use everywhere, completed by interrupt. `uring_all_options` has all
+//! at once. Not here: io_uring without (`bed.rs`).
+
+use std::time::Duration;
+
+use disk_image::CacheMode;
+use io_engine::{EngineConfig, IoUringEngine};
+
+use crate::bed::{Bed, config, disk_folder, on_file};
+
+/// Short, so that the cases meet the kernel's thread asleep as well as awake.
+const SQPOLL_IDLE: Duration = Duration::from_millis(2);
+
+fn bed(engine: IoUringEngine, config: EngineConfig) -> Option<Bed> {
+    println!("{}", engine.features());
+    let mut bed = on_file((Box::new(engine), config), disk_folder(), CacheMode::None)?;
+    bed.submit.use_memory(bed.view.memory());
+    Some(bed)
+}
+
+pub fn uring_sqpoll() -> Option<Bed> {
+    let config = EngineConfig { sqpoll_idle: Some(SQPOLL_IDLE), ..config() };
+    bed(IoUringEngine::new(config.clone()).unwrap(), config)
+}
+
+pub fn uring_iopoll() -> Option<Bed> {
+    let config = EngineConfig { iopoll: true, ..config() };
+    bed(IoUringEngine::new(config.clone()).unwrap(), config)
+}
+
+pub fn uring_two_rings() -> Option<Bed> {
+    let config = EngineConfig { iopoll: true, ..config() };
+    bed(IoUringEngine::as_if_polled(config.clone()).unwrap(), config)
+}
+
+pub fn uring_pinned() -> Option<Bed> {
+    let config = EngineConfig { pin_guest_memory: true, ..config() };
+    bed(IoUringEngine::new(config.clone()).unwrap(), config)
+}
+
+pub fn uring_all_options() -> Option<Bed> {
+    let sqpoll_idle = Some(SQPOLL_IDLE);
+    let config = EngineConfig { sqpoll_idle, iopoll: true, pin_guest_memory: true, ..config() };
+    bed(IoUringEngine::as_if_polled(config.clone()).unwrap(), config)
+}
