@@ -14,10 +14,16 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use disk_image::{Access, Alignment, CacheMode, FileKind, HostOpener, OpenRequest, Opener};
-use io_engine::{Capability, EngineChoice, EngineConfig, EngineError, EngineKind, FileSpec, choose, make};
+use io_engine::{
+    Capability, EngineChoice, EngineConfig, EngineError, EngineKind, FileSpec, choose, io_uring_capabilities,
+    make,
+};
 use serde::Serialize;
 
 use crate::cli::cache_mode;
+
+/// The longest name in the table.
+const NAME_WIDTH: usize = "fixed buffers (pinned guest memory)".len();
 
 #[derive(Debug, Args)]
 pub struct EnginesArgs {
@@ -80,7 +86,7 @@ fn report(args: &EnginesArgs) -> Result<Report> {
     let image =
         args.image.as_deref().zip(file.as_ref()).map(|(path, file)| image_line(path, file, args.cache));
     let feature = |Capability { name, available, detail }| FeatureLine { feature: name, available, detail };
-    let io_uring = Vec::<Capability>::new().into_iter().map(feature).collect();
+    let io_uring = io_uring_capabilities().into_iter().map(feature).collect();
     Ok(Report { engines: engines.into(), io_uring, image })
 }
 
@@ -145,7 +151,7 @@ fn table(report: &Report) -> String {
 
 fn row(name: &str, available: bool, detail: &str) -> String {
     let mark = if available { "yes" } else { "no" };
-    format!("  {name:<20} {mark:<4} {detail}\n")
+    format!("  {name:<NAME_WIDTH$} {mark:<4} {detail}\n")
 }
 
 fn image_text(line: &ImageLine) -> String {

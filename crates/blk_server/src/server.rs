@@ -301,7 +301,13 @@ fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
     }
     let (done, flushed) = sync_channel(1);
     let file = Arc::clone(disk.image().file());
-    std::thread::Builder::new().name("bareblk-flush".into()).spawn(move || done.send(file.sync_data()))?;
+    let flush = move || {
+        let result = file.sync_data();
+        // Before the result: whoever starts the next server on it must not find the image locked.
+        drop(file);
+        let _ = done.send(result);
+    };
+    std::thread::Builder::new().name("bareblk-flush".into()).spawn(flush)?;
     let left = deadline.saturating_duration_since(Instant::now()).max(LAST_FLUSH_AT_LEAST);
     let flushed = flushed.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     match flushed {
