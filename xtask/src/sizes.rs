@@ -30,6 +30,8 @@ pub const VERIFIED_MIB: Size<u64> = size(32, 512);
 pub const LARGE_BLOCKS_MIB: Size<u64> = size(32, 512);
 /// Files made in a guest's file system.
 pub const FILES: Size<u64> = size(24, 400);
+/// Random workloads per engine, cache mode and kind of fault in the durability model.
+pub const DURABILITY_SEEDS: Size<u64> = size(2, 60);
 /// Times that a server is replaced under a running guest.
 pub const RESTARTS: Size<u64> = size(3, 30);
 /// fio runs between two of them.

@@ -161,7 +161,8 @@ impl<K: Kernel> Core<K> {
         op.in_kernel = true;
         if let Some(recorder) = &self.recorder {
             let Call { verb, flags, offset_bytes, len_bytes, .. } = *call;
-            let record = Record { verb, file, flags, offset_bytes, len_bytes, issued: 0, completed: None };
+            let (token, issued, completed) = (op.token, 0, None);
+            let record = Record { verb, file, token, flags, offset_bytes, len_bytes, issued, completed };
             op.record = recorder.issued(record);
         }
     }

@@ -30,6 +30,8 @@ pub struct Record {
     pub verb: Verb,
     /// On which file.
     pub file: FileId,
+    /// Of the op that it is made for.
+    pub token: u64,
     /// `RWF_*` for reads and writes, the mode for `fallocate`.
     pub flags: i32,
     /// First byte.
@@ -68,6 +70,15 @@ impl Recorder {
     /// Forgets everything so far. Only while nothing is in flight.
     pub fn clear(&self) {
         self.with(|log| log.records.clear());
+    }
+
+    /// A moment of the caller's own, by the log's counter: later than all it knows of, earlier than what follows.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.with(|log| {
+            log.moments += 1;
+            log.moments
+        })
     }
 
     /// Returns the record's place.
