@@ -6,7 +6,6 @@
 //!
 //! Not here: choosing (`io_engine`).
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -91,21 +90,17 @@ fn report(args: &EnginesArgs) -> Result<Report> {
 }
 
 fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
-    let direct = cache.is_direct();
-    let request = OpenRequest { access: Access::ReadOnly, direct, create: None, exclusive: false };
-    let file: File = HostOpener
-        .open_image(path, &request)
-        .with_context(|| {
-            let hint = if direct { " with O_DIRECT (--cache none)" } else { "" };
-            format!("image {} cannot be opened{hint}", path.display())
-        })?
-        .into();
-    let kind = FileKind::from(file.metadata().context("its type cannot be read")?.file_type());
+    let cannot = || format!("image {} cannot be opened", path.display());
+    let kind = FileKind::from(std::fs::metadata(path).with_context(cannot)?.file_type());
     if !matches!(kind, FileKind::Regular | FileKind::BlockDevice) {
         bail!("image {} is a {kind}: give a raw image file or a block device", path.display());
     }
+    let direct = cache.is_direct();
+    let request = OpenRequest { access: Access::ReadOnly, direct, create: None, exclusive: false };
+    let with_direct = if direct { " with O_DIRECT (--cache none)" } else { "" };
+    let file = HostOpener.open_image(path, &request).with_context(|| cannot() + with_direct)?;
     // Only tried out: no request is made.
-    Ok(FileSpec { file: Arc::new(file), alignment: Alignment::BUFFERED })
+    Ok(FileSpec { file: Arc::new(file.into()), alignment: Alignment::BUFFERED })
 }
 
 fn engine_line(kind: EngineKind, file: Option<&FileSpec>) -> EngineLine {

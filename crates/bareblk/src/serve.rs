@@ -8,13 +8,14 @@
 //! Not here: what is done with requests (`blk_server`, `io_engine`).
 
 use std::io::{self, Write};
+use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{DiskConfig, Server, ServerConfig, StopReport, Wce};
 use disk_image::{HostOpener, Image, NewImage, Opener, SECTOR_BYTES};
-use io_engine::{Chosen, EngineChoice, FileSpec, choose};
+use io_engine::{Chosen, FileSpec, choose};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Handle;
 use tracing::{debug, info, warn};
@@ -28,7 +29,6 @@ pub fn serve(config: ServeConfig) -> Result<()> {
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     let image = Image::open(opener.as_ref(), &config.image)?;
     warn_of_foreign_format(&image);
-    warn_of_unsafe_cache(&image);
     let new_image =
         config.image.create_bytes.map(|_| NewImage::new(opener.as_ref(), image.path(), image.file()));
     let requests = Requests::catch().context("cannot catch signals")?;
@@ -50,9 +50,9 @@ fn warn_of_foreign_format(image: &Image) {
     }
 }
 
-fn warn_of_unsafe_cache(image: &Image) {
-    if image.cache().ignores_flushes() && !image.read_only() {
-        let image = image.path().display();
+fn warn_of_unsafe_cache(config: &ServeConfig) {
+    if config.image.cache.ignores_flushes() && config.image.access == disk_image::Access::ReadWrite {
+        let image = config.image.path.display();
         warn!(%image, "--cache unsafe: flushes are ignored, and what was written is lost if the host goes down");
     }
 }
@@ -60,8 +60,11 @@ fn warn_of_unsafe_cache(image: &Image) {
 fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result<Server> {
     let size_bytes = image.capacity_sectors() * SECTOR_BYTES;
     let (block_size, discard) = (image.block_size(), image.discard_limits().is_some());
-    let chosen = choose_engine(config, &image)?;
-    let kind = chosen.kind;
+    let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    let chosen = Rc::new(choose(config.engine, &file, &config.engine_config)?);
+    // The image's lock must not outlive the server.
+    drop(file);
+    let engine = Rc::clone(&chosen);
     let disk = DiskConfig {
         name: image.path().display().to_string(),
         serial: config.serial.clone().unwrap_or_else(|| image.default_serial()),
@@ -73,11 +76,13 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
     let (name, serial) = (disk.name.clone(), disk.serial.clone());
     let server = ServerConfig {
         depth: config.engine_config.depth,
-        engine: Box::new(move || chosen.make()),
+        engine: Box::new(move || engine.make()),
         workers: 1,
         poll: config.poll,
     };
     let server = Server::start(&server, opener, vec![(disk, config.socket.clone())])?;
+    warn_of_passed_over(&chosen);
+    warn_of_unsafe_cache(config);
     info!(
         image = name,
         size_bytes,
@@ -87,7 +92,8 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
         wce = %if config.wce == Wce::Fixed { "fixed" } else { "guest" },
         discard,
         serial,
-        engine = %kind,
+        engine = %chosen.kind,
+        engine_because = chosen.why,
         queues = config.queues,
         queue_size = config.queue_size,
         socket = %config.socket.path.display(),
@@ -96,17 +102,11 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
     Ok(server)
 }
 
-/// Says which engine it is and why, and, once, what would have been better.
-fn choose_engine(config: &ServeConfig, image: &Image) -> Result<Chosen> {
-    let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-    let chosen = choose(config.engine, &file, &config.engine_config)?;
+/// Engines that would have been better. Told once the server runs: a start that fails says one line.
+fn warn_of_passed_over(chosen: &Chosen) {
     for passed_over in &chosen.passed_over {
         warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind, passed_over.error);
     }
-    if config.engine == EngineChoice::Auto {
-        info!(engine = %chosen.kind, "engine chosen: {}", chosen.why);
-    }
-    Ok(chosen)
 }
 
 /// For scripts, which wait for this line.

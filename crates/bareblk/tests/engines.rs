@@ -71,7 +71,7 @@ fn image_in_memory_is_served_in_the_worker_and_the_log_says_why() {
     let (_folder, image) = image_in_memory();
     let server = Server::start(place.serve(&image, "s"));
     server.wait_logged("engine=sync");
-    assert_says(&server.log(), &["engine chosen", "in memory"]);
+    assert_says(&server.log(), &["engine_because=", "in memory"]);
     stop(server);
 }
 
