@@ -123,7 +123,7 @@ mod tests {
         std::fs::write(&path, [7; 8192]).unwrap();
         let opened = File::options().read(true).write(true).custom_flags(flags).open(path);
         if let Err(error) = &opened {
-            println!("skipped: {error}");
+            println!("skipped: no O_DIRECT where the program lies: {error}");
         }
         Some((folder, opened.ok()?))
     }

@@ -30,6 +30,7 @@ pub struct OwnTests {
     storage: PathBuf,
     programs: Vec<PathBuf>,
     skipped: Vec<String>,
+    temporary_files: &'static str,
 }
 
 /// How they went; all of them passed.
@@ -48,7 +49,14 @@ impl OwnTests {
     #[must_use]
     pub fn new(image: &GuestImage, storage: &str, but: &str) -> Self {
         let (programs, skipped) = (Vec::new(), vec![but.to_owned()]);
-        Self { image: image.clone(), storage: storage.into(), programs, skipped }
+        Self { image: image.clone(), storage: storage.into(), programs, skipped, temporary_files: "/tmp" }
+    }
+
+    /// For tests that keep their disks among the temporary files.
+    #[must_use]
+    pub fn with_temporary_files_in(mut self, folder: &'static str) -> Self {
+        self.temporary_files = folder;
+        self
     }
 
     /// A program of this machine that the tests start, found by its name or where it lies.
@@ -91,7 +99,8 @@ impl OwnTests {
         format!(
             "mkdir -p {storage} && mkfs.ext4 -q /dev/vda && mount /dev/vda {storage} || exit 1
              echo BB:KERNEL=$(uname -r)
-             RUST_BACKTRACE=1 /own-tests --show-output{skip}"
+             TMPDIR={} RUST_BACKTRACE=1 /own-tests --show-output{skip}",
+            quoted(self.temporary_files)
         )
     }
 }
