@@ -19,12 +19,12 @@ pub const MIB: u64 = 1 << 20;
 
 /// Shell functions for every script.
 ///
-/// `verified` writes and reads back with fio and shows the line with its error count; `complaints` counts what a
+/// `verified` writes and reads back with fio (`DISK`, or `/dev/vda`) and shows the line with its error count; `complaints` counts what a
 /// kernel says about a disk that misbehaves (a broken queue shows as "is not a head" or as a hung task).
 const FUNCTIONS: &str = r#"
 fail() { echo "BB:FAILED=$*"; exit 1; }
 verified() {
-    fio --name=verified --filename=/dev/vda --ioengine=libaio --direct=1 --rw=randwrite --iodepth=16 \
+    fio --name=verified --filename="${DISK:-/dev/vda}" --ioengine=libaio --direct=1 --rw=randwrite --iodepth=16 \
         --verify=crc32c --verify_fatal=1 "$@" > /tmp/fio 2>&1 || { echo "fio: $?"; cat /tmp/fio; fail fio; }
     grep -q 'err= 0' /tmp/fio || { cat /tmp/fio; fail "fio says nothing of errors"; }
     if grep 'err= *[1-9]' /tmp/fio; then fail "fio found errors"; fi
@@ -65,6 +65,13 @@ impl Served {
     /// A new sparse image of `size_bytes`, served with further arguments.
     pub fn new(size_bytes: u64, args: &[&str]) -> Self {
         let place = Place::new();
+        let image = place.image("disk.raw", size_bytes);
+        Self::existing(place, image, args)
+    }
+
+    /// The same on tmpfs.
+    pub fn in_memory(size_bytes: u64, args: &[&str]) -> Self {
+        let place = Place::in_memory();
         let image = place.image("disk.raw", size_bytes);
         Self::existing(place, image, args)
     }

@@ -27,6 +27,11 @@ impl Place {
         Self { disks, sockets: tempfile::tempdir().unwrap() }
     }
 
+    /// Disks on tmpfs.
+    pub fn in_memory() -> Self {
+        Self { disks: tempfile::tempdir_in("/dev/shm").unwrap(), sockets: tempfile::tempdir().unwrap() }
+    }
+
     /// A path without a file.
     pub fn path(&self, name: &str) -> PathBuf {
         self.disks.path().join(name)
