@@ -24,6 +24,7 @@ use virtqueue::SplitLayout;
 
 use crate::buffers::BufferPool;
 use crate::disk::Disk;
+use crate::lone_worker::SubmissionMeter;
 use crate::poller::Poller;
 use crate::queue::{BATCH_BYTES, Lane, Queue, report_ring_fault};
 use crate::session::EndReason;
@@ -86,6 +87,8 @@ pub(crate) struct Worker {
     in_flight: usize,
     seen_faults: u64,
     next_stuck_check: Instant,
+    /// Only where the request path is measured.
+    meter: Option<Arc<SubmissionMeter>>,
     quit: bool,
 }
 
@@ -114,8 +117,15 @@ impl Worker {
             in_flight: 0,
             seen_faults: sigbus::faults(),
             next_stuck_check: Instant::now() + STUCK_CHECK,
+            meter: None,
             quit: false,
         })
+    }
+
+    /// The same worker, which counts how long requests take to reach the kernel.
+    pub(crate) fn with_meter(mut self, meter: Arc<SubmissionMeter>) -> Self {
+        self.meter = Some(meter);
+        self
     }
 
     pub(crate) fn run(&mut self) {
@@ -134,8 +144,12 @@ impl Worker {
     /// Steps 2 to 8 for everything that is there now. Returns whether there was anything.
     #[inline]
     pub(crate) fn pass(&mut self, now: Instant) -> bool {
+        let before = self.in_flight;
         let taken = self.take_requests(now); // 2–5: chains to ops
         self.submit(); // 5: one system call for the whole batch
+        if let Some(meter) = &self.meter {
+            meter.note(now, self.in_flight - before);
+        }
         let completed = self.reap(now); // 6–7: completions to the used rings
         self.publish(); // 8: used index and call fd, once per queue
         if sigbus::faults() != self.seen_faults {
