@@ -20,6 +20,8 @@ use disk_image::{Access, CacheMode, ImageOptions, SECTOR_BYTES};
 use io_engine::{EngineChoice, EngineConfig};
 use nix::unistd::{Group, User};
 
+use crate::lab::LabCommand;
+
 use crate::engine_args::EngineArgs;
 use crate::engines::EnginesArgs;
 
@@ -32,6 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   bareblk serve disk.raw --socket /run/vm1.sock
   bareblk vmm-args --socket /run/vm1.sock          what to add to the VM's command line
+  bareblk lab run aio --out results --quick        a published experiment, repeated here
 
 `bareblk COMMAND --help` has more.";
 
@@ -107,6 +110,9 @@ pub enum Command {
     /// Print which I/O engines work on this host, what is off and why, and what suits an image
     #[command(after_help = ENGINES_EXAMPLES)]
     Engines(EnginesArgs),
+    /// Repeat published experiments on this program's own parts
+    #[command(subcommand)]
+    Lab(LabCommand),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {

@@ -24,6 +24,8 @@ mod signals;
 
 mod vmm_args;
 
+mod lab;
+
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -64,6 +66,7 @@ fn run(command: Command) -> Result<()> {
         }
         Command::VmmArgs(args) => print(&vmm_args::text(&args)?),
         Command::Engines(args) => print(&engines::text(&args)?),
+        Command::Lab(command) => print(&lab::obey(command)?),
         Command::Completions { shell } => print(&cli::completions(shell)),
     }
 }

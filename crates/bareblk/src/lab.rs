@@ -1,0 +1,241 @@
+//! `bareblk lab`: list the experiments, run one, keep what it found.
+//!
+//! `arguments → lab::find → Output (folder) → lab::run (progress bar) → files → table on standard output`
+//!
+//! - SIGINT or SIGTERM ends the run in order: nothing is reported, temporary files go. A second one ends at once.
+//!
+//! Not here: the experiments and their reports (`lab`), the definition of the arguments (`cli.rs`).
+
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use lab::{Effort, Output, Progress, Setup, Stop};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// Redrawn between samples only: a thread that draws would be measured too.
+const RESOLUTION: u64 = 1000;
+
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Name the experiments, and what each asks
+    List,
+    /// Run an experiment and keep its table, plots and report
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  bareblk lab run aio --out results --quick
+      everything once over, in under a minute
+  bareblk lab run aio --out results --storage /mnt/nvme
+      test file on another disk
+
+Writes DIR/report.html (over all experiments in DIR), DIR/NAME/result.json (every
+sample) and DIR/NAME/*.svg. Ctrl-C ends it without results.";
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Which experiment: see `bareblk lab list`
+    pub name: String,
+
+    /// The folder for the results; made if it is not there
+    #[arg(long, value_name = "DIR")]
+    pub out: std::path::PathBuf,
+
+    /// Few and short rounds: shows that it works, and little else
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Samples of each variant under each workload [default: the experiment's own]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub rounds: Option<u32>,
+
+    /// Length of each sample in seconds [default: the experiment's own]
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub seconds: Option<f64>,
+
+    /// The folder for the test file, on the disk to be measured [default: the results' folder]
+    #[arg(long, value_name = "DIR")]
+    pub storage: Option<std::path::PathBuf>,
+}
+
+fn seconds(text: &str) -> Result<f64> {
+    let seconds: f64 =
+        text.parse().ok().filter(|s: &f64| (0.001..=3600.0).contains(s)).context("give 0.001 to 3600")?;
+    Ok(seconds)
+}
+
+/// Does what was asked for; returns the text for standard output.
+pub fn obey(command: LabCommand) -> Result<String> {
+    match command {
+        LabCommand::List => Ok(list()),
+        LabCommand::Run(args) => run(&args),
+    }
+}
+
+fn list() -> String {
+    lab::all().into_iter().map(|experiment| experiment.declaration).fold(
+        String::new(),
+        |mut text, declaration| {
+            let (title, year) = (declaration.source.title, declaration.source.year);
+            let _ = writeln!(text, "{:10} {}", declaration.name, declaration.question);
+            let _ = writeln!(text, "{:10} from: {title}, {year}", "");
+            text
+        },
+    )
+}
+
+fn run(args: &RunArgs) -> Result<String> {
+    let experiment = lab::find(&args.name)?;
+    let stop = catch_signals().context("cannot catch signals")?;
+    let output = Output::prepare(&args.out)?;
+    let setup = Setup {
+        scratch: output.scratch().to_path_buf(),
+        storage: args.storage.clone(),
+        effort: effort(args, &experiment.declaration),
+        stop,
+    };
+    let mut bar = Bar::new();
+    let result = lab::run(&experiment, &setup, &command_line(args), args.quick, &mut bar);
+    bar.0.finish_and_clear();
+    let result = result?;
+    let report = lab::write_all(output.folder(), &result)?;
+    Ok(format!("{}\nreport: {}\n", lab::table_text(&result), report.display()))
+}
+
+/// The first signal asks for an end in order; the second has its usual effect.
+fn catch_signals() -> std::io::Result<Stop> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
+        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    }
+    Ok(Stop::new(flag))
+}
+
+fn effort(args: &RunArgs, declaration: &lab::Declaration) -> Effort {
+    let usual = if args.quick { declaration.quick } else { declaration.full };
+    Effort {
+        rounds: args.rounds.map_or(usual.rounds, |rounds| rounds as usize),
+        seconds: args.seconds.unwrap_or(usual.seconds),
+        file_bytes: usual.file_bytes,
+    }
+}
+
+/// What a shell needs to run the same again.
+fn command_line(args: &RunArgs) -> String {
+    let mut line = format!("bareblk lab run {} --out {}", args.name, quoted(&args.out));
+    if args.quick {
+        line += " --quick";
+    }
+    args.rounds.iter().for_each(|rounds| _ = write!(line, " --rounds {rounds}"));
+    args.seconds.iter().for_each(|seconds| _ = write!(line, " --seconds {seconds}"));
+    args.storage.iter().for_each(|storage| _ = write!(line, " --storage {}", quoted(storage)));
+    line
+}
+
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+=:,@%".contains(letter);
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+/// On standard error, if that is a terminal.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let bar = ProgressBar::new(RESOLUTION);
+        let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {prefix} {wide_msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Self(bar)
+    }
+}
+
+impl Progress for Bar {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a share of RESOLUTION
+    fn preparing(&mut self, what: &str, share: f64) {
+        self.0.set_position((share.clamp(0.0, 1.0) * RESOLUTION as f64) as u64);
+        self.0.set_message(what.to_owned());
+    }
+
+    fn measuring(&mut self, done: usize, total: usize, what: &str) {
+        if done == 0 {
+            self.0.reset();
+            self.0.set_length(total as u64);
+        }
+        self.0.set_position(done as u64);
+        self.0.set_prefix(time_left(self.0.elapsed(), done, total));
+        self.0.set_message(what.to_owned());
+    }
+}
+
+/// As the samples so far went: every round has the same ones.
+fn time_left(elapsed: Duration, done: usize, total: usize) -> String {
+    if done == 0 {
+        return String::new();
+    }
+    #[allow(clippy::cast_precision_loss)] // samples of one run
+    let left_s = elapsed.as_secs_f64() / done as f64 * total.saturating_sub(done) as f64;
+    if left_s < 100.0 { format!("{left_s:.0} s left") } else { format!("{:.0} min left", left_s / 60.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_can_be_pasted_into_a_shell() {
+        let args = RunArgs {
+            name: "aio".into(),
+            out: "a b/it's".into(),
+            quick: true,
+            rounds: Some(40),
+            seconds: Some(0.5),
+            storage: Some("/mnt/x".into()),
+        };
+        let expected =
+            r"bareblk lab run aio --out 'a b/it'\''s' --quick --rounds 40 --seconds 0.5 --storage /mnt/x";
+        assert_eq!(command_line(&args), expected);
+    }
+
+    #[test]
+    fn time_left_is_what_the_rest_takes_at_the_same_pace() {
+        assert_eq!(time_left(Duration::from_secs(10), 5, 15), "20 s left");
+        assert_eq!(time_left(Duration::from_secs(60), 1, 11), "10 min left");
+        assert_eq!(time_left(Duration::ZERO, 0, 15), "");
+    }
+
+    #[test]
+    fn numbers_given_take_the_place_of_the_experiments_own() {
+        let declaration = lab::find("aio").unwrap().declaration;
+        let mut args = RunArgs {
+            name: "aio".into(),
+            out: "x".into(),
+            quick: false,
+            rounds: None,
+            seconds: None,
+            storage: None,
+        };
+        assert_eq!(effort(&args, &declaration), declaration.full);
+        (args.quick, args.rounds) = (true, Some(7));
+        assert_eq!(effort(&args, &declaration), Effort { rounds: 7, ..declaration.quick });
+    }
+
+    #[test]
+    fn lengths_of_samples_outside_the_limits_are_refused() {
+        assert!(seconds("0.15").is_ok() && seconds("3600").is_ok());
+        assert!(seconds("0").is_err() && seconds("inf").is_err() && seconds("NaN").is_err());
+    }
+}

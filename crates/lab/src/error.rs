@@ -1,0 +1,71 @@
+//! Why a run ended without a result: one line each, with what to do.
+//!
+//! Not here: why one variant could not be measured ([`crate::SampleError`]); the others go on.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The run is over, and nothing of it is kept.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// No such experiment.
+    #[error("experiment '{name}' is unknown; there is: {known}")]
+    UnknownExperiment {
+        /** As given. */
+        name: String,
+        /** All names. */
+        known: String,
+    },
+    /// The folder for the results.
+    #[error("results cannot be written to {}: give a folder with --out that can be written to", path.display())]
+    Output {
+        /** The file or folder. */
+        path: PathBuf,
+        /** The kernel's. */
+        #[source]
+        source: io::Error,
+    },
+    /// The folder for the test file, or the file itself.
+    #[error("no test file of {} MiB in {}: give a folder on a disk with room with --storage", size_bytes >> 20, path.display())]
+    Storage {
+        /** The folder. */
+        path: PathBuf,
+        /** Of the test file. */
+        size_bytes: u64,
+        /** The kernel's. */
+        #[source]
+        source: io::Error,
+    },
+    /// Results of earlier runs in the same folder.
+    #[error("{} is not a result that this version can read: move it away, or give another folder with --out", path.display())]
+    Unreadable {
+        /** The file. */
+        path: PathBuf,
+        /** Why. */
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A drawing failed.
+    #[error("the plot {name} cannot be drawn: {reason}")]
+    Plot {
+        /** Its file. */
+        name: String,
+        /** The library's words. */
+        reason: String,
+    },
+    /// Not one variant could be measured.
+    #[error("nothing could be measured: {reason}")]
+    Nothing {
+        /** Of the first variant. */
+        reason: String,
+    },
+    /// The user.
+    #[error("interrupted; nothing was written")]
+    Interrupted,
+}
+
+impl LabError {
+    pub(crate) fn output(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::Output { path: path.into(), source }
+    }
+}

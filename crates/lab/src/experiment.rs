@@ -1,0 +1,288 @@
+//! What an experiment is: a declaration that says everything but how, and a [`Bench`] that measures.
+//!
+//! `Experiment { declaration, make } → Bench::prepare → Bench::sample (per variant, workload, round)`
+//!
+//! - The declaration goes into the result file as it is: a report needs nothing else.
+//!
+//! Not here: the experiments themselves (`experiments/`), rounds and order (`runner.rs`).
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::LabError;
+use crate::machine::StoragePlace;
+use crate::stop::Stop;
+
+/// Where it was published.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// Of the work.
+    pub title: String,
+    /// Of publication.
+    pub year: u16,
+    /// Machine and load of the published figures.
+    pub setup: String,
+}
+
+/// The published figures, as they were printed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    /// What the table shows.
+    pub caption: String,
+    /// Headings; the first is of the rows' names.
+    pub columns: Vec<String>,
+    /// As long as `columns` each.
+    pub rows: Vec<Vec<String>>,
+    /// What it was concluded to say.
+    pub conclusion: String,
+}
+
+/// What is not as in the original.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// There.
+    pub original: String,
+    /// In this run.
+    pub here: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// One of the things compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variant {
+    /// Short, without spaces.
+    pub id: String,
+    /// As in tables.
+    pub label: String,
+    /// Workloads it is measured with; empty: all.
+    pub only: Vec<String>,
+}
+
+impl Variant {
+    /// Measured with every workload.
+    #[must_use]
+    pub fn new(id: &str, label: &str) -> Self {
+        Self { id: id.into(), label: label.into(), only: Vec::new() }
+    }
+
+    /// Measured with these workloads only.
+    #[must_use]
+    pub fn only(mut self, workloads: &[&str]) -> Self {
+        self.only = workloads.iter().map(|&id| id.to_owned()).collect();
+        self
+    }
+
+    /// Whether it is measured with `workload`.
+    #[must_use]
+    pub fn takes_part(&self, workload: &Workload) -> bool {
+        self.only.is_empty() || self.only.contains(&workload.id)
+    }
+}
+
+/// One of the loads that every variant is put under.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workload {
+    /// Short, without spaces: part of file names.
+    pub id: String,
+    /// As in headings.
+    pub label: String,
+}
+
+impl Workload {
+    /// A workload.
+    #[must_use]
+    pub fn new(id: &str, label: &str) -> Self {
+        Self { id: id.into(), label: label.into() }
+    }
+}
+
+/// One figure of each sample.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Column {
+    /// Short, without spaces.
+    pub id: String,
+    /// Heading, without the unit.
+    pub title: String,
+    /// Of the figures.
+    pub unit: String,
+    /// Decimals shown.
+    pub decimals: usize,
+    /// How it is measured, in a sentence or two.
+    pub measured: String,
+}
+
+/// Axis of a plot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scale {
+    /// From zero: bars.
+    Linear,
+    /// For what spans several powers of ten: points.
+    Log,
+}
+
+/// One drawing per workload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plot {
+    /// Part of the file's name.
+    pub id: String,
+    /// Over the drawing.
+    pub title: String,
+    /// What is drawn: a column's id, or `None` for the ratio to the baseline in percent.
+    pub column: Option<String>,
+    /// Of its axis.
+    pub scale: Scale,
+}
+
+/// A figure to be reached: the ratio to the baseline in the same round, as an interval.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// What is to be shown, in words.
+    pub text: String,
+    /// By these.
+    pub variants: Vec<String>,
+    /// Under these.
+    pub workloads: Vec<String>,
+    /// Reached if the interval includes or exceeds this.
+    pub at_least: f64,
+    /// And is no wider than this to either side on average.
+    pub half_width_max: f64,
+}
+
+/// Everything about an experiment but how it measures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Declaration {
+    /// As on the command line.
+    pub name: String,
+    /// In one line.
+    pub question: String,
+    /// Where it comes from.
+    pub source: Source,
+    /// The figures to stand beside.
+    pub published: Published,
+    /// And why ours cannot be the same.
+    pub differences: Vec<Difference>,
+    /// What is compared, in the order of the tables.
+    pub variants: Vec<Variant>,
+    /// Under which loads.
+    pub workloads: Vec<Workload>,
+    /// What is read off each sample.
+    pub columns: Vec<Column>,
+    /// The variant that others are compared with.
+    pub baseline: String,
+    /// The column that is compared; more is better.
+    pub compared: String,
+    /// Heading of the ratio, and what it means.
+    pub ratio_title: String,
+    /// Drawings, one per workload each.
+    pub plots: Vec<Plot>,
+    /// What the run gives a verdict on.
+    pub targets: Vec<Target>,
+    /// How much is measured unless the user says otherwise.
+    pub full: Effort,
+    /// With `--quick`.
+    pub quick: Effort,
+}
+
+impl Declaration {
+    /// Place of the compared column.
+    #[must_use]
+    pub fn compared_column(&self) -> usize {
+        self.columns.iter().position(|column| column.id == self.compared).unwrap_or(0)
+    }
+
+    /// Place of the baseline.
+    #[must_use]
+    pub fn baseline_variant(&self) -> usize {
+        self.variants.iter().position(|variant| variant.id == self.baseline).unwrap_or(0)
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Effort {
+    /// Samples of each variant under each workload.
+    pub rounds: usize,
+    /// Of each sample.
+    pub seconds: f64,
+    /// Of test files.
+    pub file_bytes: u64,
+}
+
+/// Where and how a bench runs.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// A folder for temporary files, on the file system of the results; removed afterwards.
+    pub scratch: PathBuf,
+    /// Where test files go, if not there.
+    pub storage: Option<PathBuf>,
+    /// How much is measured.
+    pub effort: Effort,
+    /// When to give up.
+    pub stop: Stop,
+}
+
+/// What to measure now.
+#[derive(Clone, Copy, Debug)]
+pub struct Cell {
+    /// Place in the declaration.
+    pub variant: usize,
+    /// Place in the declaration.
+    pub workload: usize,
+    /// For addresses that are random and the same for every variant of the round.
+    pub seed: u64,
+    /// Of the sample, warm-up not included.
+    pub seconds: f64,
+}
+
+/// One sample: a figure per column, in their order; `None` where there is none to be had.
+pub type Reading = Vec<Option<f64>>;
+
+/// Why there is no sample.
+#[derive(Debug, thiserror::Error)]
+pub enum SampleError {
+    /// This variant cannot run here under this workload; not asked again.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The user wants the end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl SampleError {
+    /// With the kernel's words for it.
+    pub(crate) fn because(what: &str, error: &dyn std::fmt::Display) -> Self {
+        Self::Unavailable(format!("{what}: {error}"))
+    }
+}
+
+/// Measures.
+pub trait Bench {
+    /// Makes what all samples need (test files); `tell` gets what it is doing and the share that is done.
+    ///
+    /// # Errors
+    /// When nothing can be measured, or the user wants the end.
+    fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError>;
+
+    /// Measures one variant under one workload once.
+    ///
+    /// # Errors
+    /// [`SampleError`].
+    fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError>;
+
+    /// Where data goes, for the report.
+    fn storages(&self) -> Vec<StoragePlace>;
+
+    /// What a reader of the figures must know about this run ("bare metal is fio 3.33").
+    fn notes(&self) -> Vec<String>;
+}
+
+/// An experiment that can be run.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    /// What it is.
+    pub declaration: Declaration,
+    /// How it measures.
+    pub make: fn(&Setup) -> Box<dyn Bench>,
+}

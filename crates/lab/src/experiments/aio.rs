@@ -1,0 +1,188 @@
+//! `aio`: measures one engine and cache mode through a virtqueue, or bare metal.
+//!
+//! `sample → file (disk or tmpfs) → bare: fio, or our own loop | ring: image, engine, worker → Measured → Reading`
+//!
+//! - Each sample opens the image, makes an engine and starts a worker anew: nothing is left of the one before.
+//! - A variant that cannot run says why; what an engine refuses is asked for before a worker is started with it.
+//!
+//! Not here: what is compared (`aio_declaration.rs`), the loads (`load/`).
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
+use io_engine::{
+    Engine, EngineConfig, EngineKind, FileSpec, IoUringEngine, LinuxAioEngine, MmapEngine, PosixAioEngine,
+    SyncEngine, ThreadsEngine,
+};
+
+use super::aio_declaration::{Place, VARIANTS, WORKLOADS, Way, declaration};
+use crate::error::LabError;
+use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
+use crate::load::driver::RingLoad;
+use crate::load::test_file::TestFile;
+use crate::load::{Job, Measured, bare, fio};
+use crate::machine::StoragePlace;
+
+const BLOCK_BYTES: u32 = 16 << 10;
+/// As published.
+const DEPTH: u16 = 74;
+const TMPFS: &str = "/dev/shm";
+
+pub(crate) fn experiment() -> Experiment {
+    Experiment { declaration: declaration(), make: |setup| Box::new(Aio::new(setup)) }
+}
+
+struct Aio {
+    setup: Setup,
+    fio: Option<String>,
+    disk: Option<TestFile>,
+    /// Or why there is none.
+    tmpfs: Result<TestFile, String>,
+    /// Variants and workloads whose engine was asked already.
+    asked: Vec<(usize, usize)>,
+}
+
+impl Aio {
+    fn new(setup: &Setup) -> Self {
+        let tmpfs = Err("not prepared".to_owned());
+        Self { setup: setup.clone(), fio: fio::version(), disk: None, tmpfs, asked: Vec::new() }
+    }
+
+    fn storage(&self) -> &Path {
+        self.setup.storage.as_deref().unwrap_or(&self.setup.scratch)
+    }
+
+    fn file(&self, place: Place) -> Result<&TestFile, SampleError> {
+        let missing = |why: &str| SampleError::Unavailable(why.to_owned());
+        match place {
+            Place::Disk => self.disk.as_ref().ok_or_else(|| missing("not prepared")),
+            Place::Tmpfs => self.tmpfs.as_ref().map_err(|why| missing(why)),
+        }
+    }
+
+    fn bare(&self, place: Place, job: &Job) -> Result<Measured, SampleError> {
+        let file = self.file(place)?;
+        let no_direct = |error| SampleError::because("O_DIRECT is not possible here", &error);
+        file.check_direct().map_err(no_direct)?;
+        if self.fio.is_some() {
+            return fio::run(file.path(), job, &self.setup.scratch, &self.setup.stop);
+        }
+        bare::run(open(file, CacheMode::None)?, *job, &self.setup.stop)
+    }
+
+    fn ring(
+        &mut self,
+        cell: Cell,
+        job: Job,
+        (engine, cache, fd_pool): (EngineKind, CacheMode, u32),
+    ) -> Result<Measured, SampleError> {
+        let file = self.file(WORKLOADS[cell.workload].2)?;
+        let unavailable = |error: io::Error| SampleError::Unavailable(format!("{engine}: {error}"));
+        if !self.asked.contains(&(cell.variant, cell.workload)) {
+            let image = open(file, cache)?;
+            ask(make(engine, fd_pool).map_err(unavailable)?, &image).map_err(unavailable)?;
+        }
+        let (image, stop) = (open(file, cache)?, self.setup.stop.clone());
+        let load = RingLoad::start(make(engine, fd_pool).map_err(unavailable)?, image, job);
+        let measured = load.map_err(unavailable)?.run(&stop)?;
+        if !cache.is_direct() {
+            file.settle().map_err(|error| SampleError::because("sync after the sample", &error))?;
+        }
+        self.asked.push((cell.variant, cell.workload));
+        Ok(measured)
+    }
+}
+
+impl Bench for Aio {
+    fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
+        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
+        let mut fill = |name: &str, parent: &Path| {
+            let what = format!("filling {} MiB in {name}", size_bytes >> 20);
+            TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share))
+        };
+        let storage = self.storage().to_path_buf();
+        self.disk = Some(fill(&storage.display().to_string(), &storage)?);
+        self.tmpfs = match fill(TMPFS, Path::new(TMPFS)) {
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(LabError::Storage { source, .. }) => Err(format!("no test file in {TMPFS}: {source}")),
+            other => other.map_err(|error| error.to_string()),
+        };
+        Ok(())
+    }
+
+    fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
+        let (_, _, place, pattern) = WORKLOADS[cell.workload];
+        let file_bytes = self.file(place)?.size_bytes();
+        let job = Job {
+            pattern,
+            block_bytes: BLOCK_BYTES,
+            depth: DEPTH,
+            file_bytes,
+            seconds: cell.seconds,
+            seed: cell.seed,
+        };
+        let measured = match VARIANTS[cell.variant].2 {
+            Way::Bare => self.bare(place, &job)?,
+            Way::Ring { engine, cache, fd_pool, .. } => self.ring(cell, job, (engine, cache, fd_pool))?,
+        };
+        Ok(reading(&measured))
+    }
+
+    fn storages(&self) -> Vec<StoragePlace> {
+        vec![StoragePlace::of("disk", self.storage()), StoragePlace::of("tmpfs", Path::new(TMPFS))]
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let bare = match &self.fio {
+            Some(version) => format!("Bare metal is {version} with libaio."),
+            None => "Bare metal is this program's own loop over io_uring: fio is not installed.".to_owned(),
+        };
+        let mut notes = vec![bare];
+        if self.storages()[0].file_system.starts_with("tmpfs") {
+            notes.push("The disk is a tmpfs too: give a folder on a real one with --storage.".to_owned());
+        }
+        notes
+    }
+}
+
+/// In the order of the columns.
+fn reading(measured: &Measured) -> Reading {
+    #[allow(clippy::cast_precision_loss)] // requests of one sample
+    let iops = measured.requests as f64 / measured.seconds;
+    vec![
+        Some(iops * f64::from(BLOCK_BYTES) / 1e6),
+        Some(iops),
+        measured.submit_us,
+        measured.client_submit_us,
+        measured.complete_ms,
+        measured.cpu_us_per_io,
+    ]
+}
+
+fn open(file: &TestFile, cache: CacheMode) -> Result<Image, SampleError> {
+    let options = ImageOptions { cache, ..ImageOptions::new(file.path()) };
+    Image::open(&HostOpener, &options).map_err(|error| SampleError::because("the test file", &error))
+}
+
+fn make(kind: EngineKind, fd_pool: u32) -> io::Result<Box<dyn Engine>> {
+    let config = EngineConfig { fd_pool, ..EngineConfig::default() };
+    Ok(match kind {
+        EngineKind::IoUring => Box::new(IoUringEngine::new(config)?),
+        EngineKind::LinuxAio => Box::new(LinuxAioEngine::new(config)?),
+        EngineKind::PosixAio => Box::new(PosixAioEngine::new(config)?),
+        EngineKind::Threads => Box::new(ThreadsEngine::new(config)?),
+        EngineKind::Sync => Box::new(SyncEngine::new(config)?),
+        EngineKind::Mmap => Box::new(MmapEngine::new(config)?),
+    })
+}
+
+/// Whether the engine starts and takes the image: a worker would only log why not.
+fn ask(engine: Box<dyn Engine>, image: &Image) -> io::Result<()> {
+    let mut handles = engine.start()?;
+    let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    let file = handles.submit.attach_file(spec)?;
+    handles.submit.detach_file(file);
+    Ok(())
+}

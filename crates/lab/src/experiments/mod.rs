@@ -1,0 +1,56 @@
+//! The experiments, each in a file of its own.
+//!
+//! Not here: what they have in common (`experiment.rs`, `runner.rs`).
+
+mod aio;
+
+mod aio_declaration;
+
+use crate::error::LabError;
+use crate::experiment::Experiment;
+
+/// Every experiment, in the order of `bareblk lab list`.
+#[must_use]
+pub fn all() -> Vec<Experiment> {
+    vec![aio::experiment()]
+}
+
+/// By its name.
+///
+/// # Errors
+/// [`LabError::UnknownExperiment`], with all names.
+pub fn find(name: &str) -> Result<Experiment, LabError> {
+    let mut all = all();
+    let known: Vec<_> = all.iter().map(|experiment| experiment.declaration.name.clone()).collect();
+    let place = known.iter().position(|known| known == name);
+    let unknown = || LabError::UnknownExperiment { name: name.to_owned(), known: known.join(", ") };
+    place.map(|place| all.swap_remove(place)).ok_or_else(unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_name_is_refused_with_the_known_ones() {
+        let line = find("nonsense").unwrap_err().to_string();
+        assert_eq!(line, "experiment 'nonsense' is unknown; there is: aio");
+    }
+
+    #[test]
+    fn declarations_refer_to_what_they_declare() {
+        for declaration in all().into_iter().map(|experiment| experiment.declaration) {
+            let variants: Vec<_> = declaration.variants.iter().map(|variant| &variant.id).collect();
+            let workloads: Vec<_> = declaration.workloads.iter().map(|workload| &workload.id).collect();
+            let columns: Vec<_> = declaration.columns.iter().map(|column| &column.id).collect();
+            assert!(variants.contains(&&declaration.baseline));
+            assert!(columns.contains(&&declaration.compared));
+            assert!(declaration.plots.iter().flat_map(|plot| &plot.column).all(|id| columns.contains(&id)));
+            let targets = &declaration.targets;
+            assert!(targets.iter().flat_map(|target| &target.variants).all(|id| variants.contains(&id)));
+            assert!(targets.iter().flat_map(|target| &target.workloads).all(|id| workloads.contains(&id)));
+            let rows = &declaration.published.rows;
+            assert!(rows.iter().all(|row| row.len() == declaration.published.columns.len()));
+        }
+    }
+}

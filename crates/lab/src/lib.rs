@@ -1,0 +1,51 @@
+//! Repeats published experiments on this project's own parts, and sets the figures beside the published ones.
+//!
+//! `experiments (declaration + bench) → runner (interleaved rounds) → stats, verdict → table | report`
+//!
+//! - An experiment is a declaration: question, published table, variants, workloads, columns, targets. What
+//!   measures one variant once is a [`Bench`]; everything else is the same for all.
+//! - Every variant runs once per round, in an order of its own, so that what drifts drifts for all; a
+//!   comparison is the ratio within one round.
+//! - Nothing is reported of a run that was interrupted.
+//!
+//! Not here: the parts that are measured (`blk_server`, `io_engine`), the command line (`bareblk`).
+#![forbid(unsafe_code)]
+
+mod experiment;
+
+mod experiments;
+
+mod load;
+
+mod stop;
+
+mod runner;
+
+mod stats;
+
+mod result;
+
+mod verdict;
+
+mod machine;
+
+mod table;
+
+mod report;
+
+mod error;
+
+pub use error::LabError;
+pub use experiment::{
+    Bench, Cell, Column, Declaration, Difference, Effort, Experiment, Plot, Published, Reading, SampleError,
+    Scale, Setup, Source, Target, Variant, Workload,
+};
+pub use experiments::{all, find};
+pub use machine::{Machine, StoragePlace};
+pub use report::{Output, write_all};
+pub use result::{CellResult, Measure, Ratio, RunResult};
+pub use runner::{Progress, Quiet, run, shuffled};
+pub use stats::{Summary, median};
+pub use stop::Stop;
+pub use table::text as table_text;
+pub use verdict::{Outcome, Verdict};

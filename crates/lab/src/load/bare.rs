@@ -1,0 +1,143 @@
+//! The same load without a guest: our own loop over one io_uring engine, where fio is not installed.
+//!
+//! Not here: fio (`fio.rs`), a ring between (`driver.rs`).
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use disk_image::Image;
+use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
+use io_engine::{
+    Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, IoUringEngine, Op, OpKind,
+};
+
+use super::{Job, Measured, Sectors, WARM_UP, cpu, mean_us};
+use crate::experiment::SampleError;
+use crate::stop::Stop;
+
+struct Loop {
+    handles: Handles,
+    file: FileId,
+    image: Image,
+    view: MemoryView,
+    job: Job,
+    sectors: Sectors,
+    sent: Vec<Instant>,
+    free: Vec<(u64, IoVecs)>,
+    events: Vec<Event>,
+    done: u64,
+    latency_ns: u64,
+    submitted: u64,
+    submitting_ns: u64,
+}
+
+/// Runs the job on `image`, which is open past the page cache.
+pub(crate) fn run(image: Image, job: Job, stop: &Stop) -> Result<Measured, SampleError> {
+    let broken = |error: io::Error| SampleError::because("our own loop", &error);
+    let mut state = Loop::new(image, job).map_err(broken)?;
+    let warm = Instant::now() + Duration::from_secs_f64(job.seconds * WARM_UP);
+    state.keep_busy(warm, stop).map_err(broken)?;
+    let (start, cpu_ns) = (Instant::now(), cpu::process_ns());
+    (state.done, state.latency_ns, state.submitted, state.submitting_ns) = (0, 0, 0, 0);
+    state.keep_busy(start + Duration::from_secs_f64(job.seconds), stop).map_err(broken)?;
+    let measured = Measured {
+        requests: state.done,
+        seconds: start.elapsed().as_secs_f64(),
+        submit_us: mean_us(state.submitting_ns, state.submitted),
+        client_submit_us: None,
+        complete_ms: mean_us(state.latency_ns, state.done).map(|us| us / 1000.0),
+        cpu_us_per_io: mean_us(cpu::process_ns() - cpu_ns, state.done),
+    };
+    state.drain().map_err(broken)?;
+    if stop.is_asked() { Err(SampleError::Interrupted) } else { Ok(measured) }
+}
+
+impl Loop {
+    fn new(image: Image, job: Job) -> io::Result<Self> {
+        let engine = IoUringEngine::new(EngineConfig::default())?;
+        let mut handles = Box::new(engine).start()?;
+        let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+        let file = handles.submit.attach_file(spec)?;
+        let depth = u64::from(job.depth);
+        let region = Region::from_memfd(GuestAddress(0), depth * u64::from(job.block_bytes));
+        let region = Arc::new(region.map_err(io::Error::other)?);
+        let memory = Arc::new(GuestMemory::new(vec![region]).map_err(io::Error::other)?);
+        Ok(Self {
+            handles,
+            file,
+            image,
+            view: MemoryView::new(memory),
+            job,
+            sectors: Sectors::of(&job),
+            sent: vec![Instant::now(); usize::from(job.depth)],
+            free: (0..depth).map(|slot| (slot, IoVecs::with_capacity(1))).collect(),
+            events: Vec::with_capacity(usize::from(job.depth)),
+            done: 0,
+            latency_ns: 0,
+            submitted: 0,
+            submitting_ns: 0,
+        })
+    }
+
+    fn keep_busy(&mut self, end: Instant, stop: &Stop) -> io::Result<()> {
+        let mut now = Instant::now();
+        while now < end && !stop.is_asked() {
+            self.submit(now)?;
+            self.reap()?;
+            now = Instant::now();
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> io::Result<()> {
+        while self.handles.submit.in_flight() > 0 {
+            self.handles.submit.submit()?;
+            self.reap()?;
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, now: Instant) -> io::Result<()> {
+        self.submitted += self.free.len() as u64;
+        while let Some((slot, mut buffers)) = self.free.pop() {
+            let len_bytes = self.job.block_bytes;
+            let addr = slot * u64::from(len_bytes);
+            buffers.fill(&self.view, [GuestRange { addr, len_bytes }]).map_err(io::Error::other)?;
+            let range = self.image.check(self.sectors.next(), u64::from(len_bytes));
+            let range = range.map_err(io::Error::other)?;
+            let kind = OpKind::Write { range, durability: Durability::Cached };
+            let op = Op { token: slot, file: self.file, kind, buffers };
+            self.handles.submit.push(op).map_err(|_| io::Error::other("no room in the engine"))?;
+            #[allow(clippy::cast_possible_truncation)] // below `depth`
+            let place = slot as usize;
+            self.sent[place] = now;
+        }
+        self.handles.submit.submit()?;
+        self.submitting_ns += nanos(now.elapsed());
+        Ok(())
+    }
+
+    fn reap(&mut self) -> io::Result<()> {
+        self.handles.reap.reap(&mut self.events);
+        if self.events.is_empty() {
+            self.handles.reap.wait(None)?;
+            self.handles.reap.reap(&mut self.events);
+        }
+        let now = Instant::now();
+        for event in self.events.drain(..) {
+            let Event::Completed(completion) = event else { continue };
+            completion.result.map_err(io::Error::other)?;
+            #[allow(clippy::cast_possible_truncation)] // below `depth`
+            let place = completion.token as usize;
+            self.done += 1;
+            self.latency_ns += nanos(now.saturating_duration_since(self.sent[place]));
+            self.free.push((completion.token, completion.buffers));
+        }
+        Ok(())
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

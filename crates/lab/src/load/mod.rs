@@ -1,0 +1,125 @@
+//! Loads: a test file, and the ways to write to it — through a virtqueue, straight through an engine, by fio.
+//!
+//! - Every load writes the same kind of requests to the same file, keeps the same number in flight, runs
+//!   [`WARM_UP`] longer than asked, and does not count that.
+//!
+//! Not here: which variant uses which (`experiments/`).
+
+pub(crate) mod test_file;
+
+pub(crate) mod driver;
+
+pub(crate) mod bare;
+
+pub(crate) mod fio;
+
+pub(crate) mod cpu;
+
+use disk_image::SECTOR_BYTES;
+
+use crate::runner::Xorshift;
+
+/// Share of a sample that runs before it, uncounted.
+pub(crate) const WARM_UP: f64 = 0.1;
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// Anywhere, the same block twice or never (fio: `--rw=randwrite --norandommap`).
+    Random,
+    /// From the start to the end, and again (fio: `--rw=write`).
+    Sequential,
+}
+
+/// One job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub pattern: Pattern,
+    pub block_bytes: u32,
+    /// Requests in flight.
+    pub depth: u16,
+    pub file_bytes: u64,
+    /// Of the counted part.
+    pub seconds: f64,
+    pub seed: u64,
+}
+
+/// Where the requests of a job go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sectors {
+    pattern: Pattern,
+    blocks: u64,
+    sectors_per_block: u64,
+    next: u64,
+    random: Xorshift,
+}
+
+impl Sectors {
+    pub fn of(job: &Job) -> Self {
+        let block_bytes = u64::from(job.block_bytes);
+        Self {
+            pattern: job.pattern,
+            blocks: (job.file_bytes / block_bytes).max(1),
+            sectors_per_block: block_bytes / SECTOR_BYTES,
+            next: 0,
+            random: Xorshift::new(job.seed),
+        }
+    }
+
+    /// First sector of the next request.
+    #[inline]
+    pub fn next(&mut self) -> u64 {
+        let block = match self.pattern {
+            Pattern::Random => self.random.below(self.blocks),
+            Pattern::Sequential => {
+                let block = self.next;
+                self.next = if block + 1 == self.blocks { 0 } else { block + 1 };
+                block
+            }
+        };
+        block * self.sectors_per_block
+    }
+}
+
+/// What one sample gave; `None` where the load cannot tell.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Measured {
+    pub requests: u64,
+    pub seconds: f64,
+    /// Mean, from taken to accepted, where requests are accepted by the kernel.
+    pub submit_us: Option<f64>,
+    /// Mean, in whoever sends.
+    pub client_submit_us: Option<f64>,
+    /// Mean, from sent to done.
+    pub complete_ms: Option<f64>,
+    /// Processor time of all that is not the client.
+    pub cpu_us_per_io: Option<f64>,
+}
+
+#[allow(clippy::cast_precision_loss)] // sums of one sample
+pub(crate) fn mean_us(total_ns: u64, count: u64) -> Option<f64> {
+    (count > 0).then(|| total_ns as f64 / count as f64 / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(pattern: Pattern) -> Job {
+        Job { pattern, block_bytes: 16 << 10, depth: 74, file_bytes: 64 << 10, seconds: 1.0, seed: 3 }
+    }
+
+    #[test]
+    fn sequential_requests_start_again_at_the_end() {
+        let mut sectors = Sectors::of(&job(Pattern::Sequential));
+        let found: Vec<_> = (0..5).map(|_| sectors.next()).collect();
+        assert_eq!(found, [0, 32, 64, 96, 0]);
+    }
+
+    #[test]
+    fn random_requests_reach_every_block_and_nothing_else() {
+        let mut sectors = Sectors::of(&job(Pattern::Random));
+        let found: std::collections::BTreeSet<_> = (0..200).map(|_| sectors.next()).collect();
+        assert_eq!(found, [0, 32, 64, 96].into());
+    }
+}

@@ -1,0 +1,102 @@
+//! Files of a run: `DIR/NAME/result.json`, `DIR/NAME/*.svg`, and `DIR/report.html` over everything in `DIR`.
+//!
+//! `Output::prepare (before the run) → write_all: plots → result.json → report.html from all results found`
+//!
+//! - Each file appears whole or not at all: it is written beside its place and renamed.
+//!
+//! Not here: what is in them (`plot.rs`, `html.rs`, `result.rs`).
+
+mod html;
+
+mod json;
+
+mod plot;
+
+#[cfg(test)]
+pub(crate) mod example;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::error::LabError;
+use crate::result::RunResult;
+
+/// The folder for results, and one in it for temporary files that goes when this is dropped.
+#[derive(Debug)]
+pub struct Output {
+    folder: PathBuf,
+    scratch: Option<TempDir>,
+    /// The folder was not there before.
+    made: bool,
+}
+
+impl Output {
+    /// Makes the folder and sees to it that it can be written to, and that what is in it can be read.
+    ///
+    /// # Errors
+    /// [`LabError::Output`], [`LabError::Unreadable`].
+    pub fn prepare(folder: &Path) -> Result<Self, LabError> {
+        let failed = |source| LabError::output(folder, source);
+        let made = !folder.exists();
+        fs::create_dir_all(folder).map_err(failed)?;
+        let mut output = Self { folder: folder.to_path_buf(), scratch: None, made };
+        let scratch = tempfile::Builder::new().prefix(".bareblk-lab-").tempdir_in(folder);
+        output.scratch = Some(scratch.map_err(failed)?);
+        json::read_all(folder)?;
+        Ok(output)
+    }
+
+    /// The folder for temporary files.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        self.scratch.as_ref().map_or(&self.folder, TempDir::path)
+    }
+
+    /// Where `write_all` writes.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        drop(self.scratch.take());
+        if self.made {
+            // Refused if there are results in it, as wanted.
+            let _ = fs::remove_dir(&self.folder);
+        }
+    }
+}
+
+/// Writes everything about `result`, and the report over all results in `folder`. Returns the report's path.
+///
+/// # Errors
+/// [`LabError`], with the file.
+pub fn write_all(folder: &Path, result: &RunResult) -> Result<PathBuf, LabError> {
+    let own = folder.join(&result.experiment.name);
+    fs::create_dir_all(&own).map_err(|source| LabError::output(&own, source))?;
+    for (name, svg) in plot::all(result)? {
+        write_whole(&own.join(name), svg.as_bytes())?;
+    }
+    write_whole(&own.join(json::FILE), json::to_text(result).as_bytes())?;
+    let report = folder.join("report.html");
+    write_whole(&report, html::page(&json::read_all(folder)?)?.as_bytes())?;
+    Ok(report)
+}
+
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), LabError> {
+    let failed = |source| LabError::output(path, source);
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    // The usual mode of new files, less the umask: a report is there to be read.
+    builder.prefix(".bareblk-lab-").permissions(fs::Permissions::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder).map_err(failed)?;
+    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
+}

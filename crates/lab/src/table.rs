@@ -1,0 +1,111 @@
+//! The result for a terminal: a table per workload, then the verdicts.
+//!
+//! Each cell has the median, and under it the interval that contains the true one with 95 %.
+//!
+//! Not here: the same as HTML (`report/html.rs`).
+
+use std::fmt::Write;
+
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+
+use crate::experiment::{Column, Workload};
+use crate::result::{CellResult, RunResult};
+use crate::stats::Summary;
+
+/// What a missing figure looks like.
+const NONE: &str = "–";
+
+/// Everything a terminal gets.
+#[must_use]
+pub fn text(result: &RunResult) -> String {
+    let mut text = format!("{}: {}\n", result.experiment.name, result.experiment.question);
+    for note in result.notes.iter().chain(&caution(result)) {
+        let _ = writeln!(text, "  {note}");
+    }
+    for workload in &result.experiment.workloads {
+        let _ = write!(text, "\n{}\n{}\n", workload.label, table(result, workload));
+        for cell in result.cells_of(&workload.id) {
+            if let Some(why) = &cell.unavailable {
+                let _ = writeln!(text, "  {}: not available: {why}", result.label(&cell.variant));
+            }
+        }
+    }
+    let (first, second) = explanation(result);
+    let _ = writeln!(text, "\n{first}\n{second}\n");
+    for verdict in &result.verdicts {
+        let _ = writeln!(text, "{}: {}", verdict.outcome.word(), verdict.target);
+        verdict.details.iter().for_each(|detail| _ = writeln!(text, "  {detail}"));
+    }
+    text
+}
+
+/// What intervals of few rounds are worth.
+pub(crate) fn caution(result: &RunResult) -> Option<String> {
+    let rounds = result.effort.rounds;
+    (result.quick || !result.is_sure()).then(|| {
+        format!(
+            "Only {rounds} rounds of {} s: the intervals mean little. A full run has {}.",
+            result.effort.seconds, result.experiment.full.rounds
+        )
+    })
+}
+
+/// How to read a cell and a ratio.
+pub(crate) fn explanation(result: &RunResult) -> (String, String) {
+    let coverage = if result.is_sure() { "at least 95 %" } else { "less than 95 %" };
+    let first = format!(
+        "Medians of {} rounds; below each, the interval that contains the true median with {coverage} \
+         (order statistics, no distribution assumed).",
+        result.effort.rounds
+    );
+    let baseline = result.label(&result.experiment.baseline);
+    let title = &result.experiment.ratio_title;
+    let second =
+        format!("'{title}' is the ratio to '{baseline}' within the same round, not a ratio of medians.");
+    (first, second)
+}
+
+fn table(result: &RunResult, workload: &Workload) -> Table {
+    let experiment = &result.experiment;
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+    let headings = experiment.columns.iter().map(|column| format!("{}\n{}", column.title, column.unit));
+    let mut headings: Vec<String> = headings.collect();
+    headings.insert(1.min(headings.len()), format!("{}\n%", experiment.ratio_title));
+    table.set_header(std::iter::once(String::new()).chain(headings));
+    for cell in result.cells_of(&workload.id) {
+        table.add_row(row(result, cell));
+    }
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+fn row(result: &RunResult, cell: &CellResult) -> Vec<Cell> {
+    let columns = result.experiment.columns.iter().zip(&cell.measures);
+    let mut cells: Vec<_> =
+        columns.map(|(column, measure)| Cell::new(figure(measure.summary, column, "\n"))).collect();
+    cells.insert(1.min(cells.len()), Cell::new(percent(cell, "\n")));
+    cells.insert(0, Cell::new(result.label(&cell.variant)));
+    cells
+}
+
+/// Median and interval of a column's figure.
+pub(crate) fn figure(summary: Option<Summary>, column: &Column, between: &str) -> String {
+    summary.map_or_else(|| NONE.to_owned(), |summary| figures(summary, column.decimals, between))
+}
+
+/// Median and interval of the ratio to the baseline.
+pub(crate) fn percent(cell: &CellResult, between: &str) -> String {
+    cell.ratio.as_ref().map_or_else(
+        || NONE.to_owned(),
+        |ratio| {
+            let Summary { median, low, high, coverage } = ratio.summary;
+            let (median, low, high) = (100.0 * median, 100.0 * low, 100.0 * high);
+            figures(Summary { median, low, high, coverage }, 1, between)
+        },
+    )
+}
+
+fn figures(Summary { median, low, high, .. }: Summary, decimals: usize, between: &str) -> String {
+    format!("{median:.decimals$}{between}{low:.decimals$}–{high:.decimals$}")
+}
