@@ -69,11 +69,14 @@ fn table(result: &RunResult, workload: &Workload) -> Table {
     let experiment = &result.experiment;
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
-    let headings = experiment.columns.iter().map(|column| format!("{}\n{}", column.title, column.unit));
-    let mut headings: Vec<String> = headings.collect();
-    headings.insert(1.min(headings.len()), format!("{}\n%", experiment.ratio_title));
+    // A word per line: the figures are what should decide a column's width.
+    let heading = |title: &str, unit: &str| format!("{}\n{unit}", title.replace(' ', "\n"));
+    let mut headings: Vec<_> =
+        experiment.columns.iter().map(|column| heading(&column.title, &column.unit)).collect();
+    headings.insert(1.min(headings.len()), heading(&experiment.ratio_title, "%"));
     table.set_header(std::iter::once(String::new()).chain(headings));
-    for cell in result.cells_of(&workload.id) {
+    // What is not available is told below the table.
+    for cell in result.cells_of(&workload.id).filter(|cell| cell.unavailable.is_none()) {
         table.add_row(row(result, cell));
     }
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
@@ -108,4 +111,32 @@ pub(crate) fn percent(cell: &CellResult, between: &str) -> String {
 
 fn figures(Summary { median, low, high, .. }: Summary, decimals: usize, between: &str) -> String {
     format!("{median:.decimals$}{between}{low:.decimals$}–{high:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::example;
+
+    #[test]
+    fn table_has_median_and_interval_of_what_was_measured() {
+        let text = text(&example::result());
+        let line = text.lines().find(|line| line.contains("posix-aio, no pool")).unwrap();
+        assert!(line.contains("100.0") && line.contains("101.1"), "{text}");
+        assert!(text.contains("90.0–110.0") && text.contains("90.0–112.2"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_available_is_told_with_its_reason_once() {
+        let text = text(&example::result());
+        let about: Vec<_> = text.lines().filter(|line| line.contains("pool of 4")).collect();
+        assert_eq!(about, ["  cache=none, posix-aio, pool of 4: not available: posix-aio: <no> such engine"]);
+    }
+
+    #[test]
+    fn few_rounds_are_called_few() {
+        let text = text(&example::result());
+        assert!(text.contains("Only 3 rounds of 0.15 s: the intervals mean little."), "{text}");
+        assert!(text.contains("undecided: linux-aio and io_uring equal bare metal"), "{text}");
+    }
 }

@@ -47,18 +47,22 @@ const fn on_tmpfs(engine: EngineKind) -> Way {
 /// By their place in the declaration.
 pub(crate) const VARIANTS: [(&str, &str, Way); 13] = [
     ("bare", "bare metal, O_DIRECT", Way::Bare),
-    ("none-posix-aio-1", "none, posix-aio, no pool", posix(CacheMode::None, 1)),
-    ("none-posix-aio-4", "none, posix-aio, pool of 4", posix(CacheMode::None, 4)),
-    ("none-linux-aio", "none, linux-aio", ring(EngineKind::LinuxAio, CacheMode::None)),
-    ("none-threads", "none, threads", ring(EngineKind::Threads, CacheMode::None)),
-    ("none-io_uring", "none, io_uring", ring(EngineKind::IoUring, CacheMode::None)),
-    ("writeback-posix-aio-1", "writeback, posix-aio, no pool", posix(CacheMode::Writeback, 1)),
-    ("writeback-posix-aio-4", "writeback, posix-aio, pool of 4", posix(CacheMode::Writeback, 4)),
-    ("writeback-threads", "writeback, threads", ring(EngineKind::Threads, CacheMode::Writeback)),
-    ("writeback-io_uring", "writeback, io_uring", ring(EngineKind::IoUring, CacheMode::Writeback)),
-    ("writethrough-io_uring", "writethrough, io_uring", ring(EngineKind::IoUring, CacheMode::Writethrough)),
-    ("writeback-sync", "writeback, sync", on_tmpfs(EngineKind::Sync)),
-    ("writeback-mmap", "writeback, mmap", on_tmpfs(EngineKind::Mmap)),
+    ("none-posix-aio-1", "cache=none, posix-aio, no pool", posix(CacheMode::None, 1)),
+    ("none-posix-aio-4", "cache=none, posix-aio, pool of 4", posix(CacheMode::None, 4)),
+    ("none-linux-aio", "cache=none, linux-aio", ring(EngineKind::LinuxAio, CacheMode::None)),
+    ("none-threads", "cache=none, threads", ring(EngineKind::Threads, CacheMode::None)),
+    ("none-io_uring", "cache=none, io_uring", ring(EngineKind::IoUring, CacheMode::None)),
+    ("writeback-posix-aio-1", "cache=writeback, posix-aio, no pool", posix(CacheMode::Writeback, 1)),
+    ("writeback-posix-aio-4", "cache=writeback, posix-aio, pool of 4", posix(CacheMode::Writeback, 4)),
+    ("writeback-threads", "cache=writeback, threads", ring(EngineKind::Threads, CacheMode::Writeback)),
+    ("writeback-io_uring", "cache=writeback, io_uring", ring(EngineKind::IoUring, CacheMode::Writeback)),
+    (
+        "writethrough-io_uring",
+        "cache=writethrough, io_uring",
+        ring(EngineKind::IoUring, CacheMode::Writethrough),
+    ),
+    ("writeback-sync", "cache=writeback, sync", on_tmpfs(EngineKind::Sync)),
+    ("writeback-mmap", "cache=writeback, mmap", on_tmpfs(EngineKind::Mmap)),
 ];
 
 pub(crate) fn declaration() -> Declaration {

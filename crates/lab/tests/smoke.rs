@@ -1,0 +1,111 @@
+//! Whole runs at the smallest size: every variant is asked, every file is written and can be read.
+//!
+//! Not here: whether the figures are any good (they are not, at this size).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::Path;
+
+use lab::{Effort, LabError, Output, Quiet, RunResult, Setup, Stop};
+
+fn smallest(output: &Output, rounds: usize) -> Setup {
+    Setup {
+        scratch: output.scratch().to_path_buf(),
+        storage: None,
+        effort: Effort { rounds, seconds: 0.005, file_bytes: 4 << 20 },
+        stop: Stop::default(),
+    }
+}
+
+/// On a real file system, which O_DIRECT needs on older kernels.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn run_aio(out: &Path, rounds: usize) -> RunResult {
+    let output = Output::prepare(out).unwrap();
+    let experiment = lab::find("aio").unwrap();
+    let result = lab::run(&experiment, &smallest(&output, rounds), "bareblk", true, &mut Quiet).unwrap();
+    lab::write_all(output.folder(), &result).unwrap();
+    result
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_variant_has_figures_or_a_reason_and_every_file_is_there() {
+    let place = folder();
+    let out = place.path().join("results");
+    let result = run_aio(&out, 2);
+    for cell in &result.cells {
+        let has_figures = cell.measures[0].samples.iter().all(Option::is_some);
+        assert_ne!(has_figures, cell.unavailable.is_some(), "{cell:?}");
+    }
+    let ring = result.cell("disk-randwrite", "none-io_uring").unwrap();
+    assert!(ring.unavailable.is_none(), "{ring:?}");
+    assert!(ring.measures.iter().all(|measure| measure.samples.iter().all(Option::is_some)), "{ring:?}");
+    assert_eq!(names(&out), ["aio", "report.html"]);
+    let mut expected = vec!["result.json".to_owned()];
+    for workload in &result.experiment.workloads {
+        let plots = ["bandwidth", "latency", "ratio"];
+        expected.extend(plots.map(|plot| format!("{}-{plot}.svg", workload.id)));
+    }
+    expected.sort();
+    assert_eq!(names(&out.join("aio")), expected);
+    let text = std::fs::read_to_string(out.join("aio/result.json")).unwrap();
+    assert_eq!(serde_json::from_str::<RunResult>(&text).unwrap(), result);
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    assert_eq!(page.matches("<svg").count(), 12);
+}
+
+#[test]
+fn table_of_a_run_has_its_workloads_and_a_verdict() {
+    let place = folder();
+    let text = lab::table_text(&run_aio(place.path(), 1));
+    assert!(text.contains("16k random writes, disk") && text.contains("undecided: "), "{text}");
+}
+
+#[test]
+fn run_that_is_stopped_gives_nothing_and_leaves_nothing() {
+    let place = folder();
+    let out = place.path().join("results");
+    let output = Output::prepare(&out).unwrap();
+    let setup = smallest(&output, 1000);
+    let (stop, experiment) = (setup.stop.clone(), lab::find("aio").unwrap());
+    let stopper = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        stop.ask();
+    });
+    let ended = lab::run(&experiment, &setup, "bareblk", true, &mut Quiet);
+    assert!(matches!(ended, Err(LabError::Interrupted)), "{ended:?}");
+    stopper.join().unwrap();
+    drop(output);
+    assert!(!out.exists());
+}
+
+#[test]
+fn results_that_were_there_stay_in_the_report() {
+    let place = folder();
+    let mut other = run_aio(place.path(), 1);
+    other.experiment.name = "other".into();
+    std::fs::create_dir(place.path().join("other")).unwrap();
+    let text = serde_json::to_string(&other).unwrap();
+    std::fs::write(place.path().join("other/result.json"), text).unwrap();
+    run_aio(place.path(), 1);
+    let page = std::fs::read_to_string(place.path().join("report.html")).unwrap();
+    assert!(page.contains("id=\"aio\"") && page.contains("id=\"other\""));
+}
+
+#[test]
+fn folder_with_a_broken_result_is_refused_before_anything_is_measured() {
+    let place = folder();
+    std::fs::create_dir(place.path().join("aio")).unwrap();
+    std::fs::write(place.path().join("aio/result.json"), "not json").unwrap();
+    let line = Output::prepare(place.path()).unwrap_err().to_string();
+    assert!(line.contains("aio/result.json"), "{line}");
+    assert_eq!(names(place.path()), ["aio"]);
+}
