@@ -13,7 +13,7 @@ pub(crate) fn result() -> RunResult {
     let mut declaration = experiments::find("aio").expect("there").declaration;
     declaration.workloads = vec![Workload::new("disk-randwrite", "random <writes> & more")];
     declaration.variants.truncate(3);
-    let reading = |mb: f64| Some(vec![Some(mb), Some(mb * 61.0), Some(3.5), None, Some(0.9), Some(2.25)]);
+    let reading = |mb: f64| Some(vec![Some(mb), Some(mb / 0.7), Some(3.5), None, Some(0.9), Some(2.25)]);
     let measured = |samples: [Option<f64>; 3]| {
         let readings = samples.map(|sample| sample.and_then(reading)).to_vec();
         Some(Collected { readings, unavailable: None })
