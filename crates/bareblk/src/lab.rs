@@ -98,7 +98,7 @@ fn run(args: &RunArgs) -> Result<String> {
     let output = Output::prepare(&args.out)?;
     let setup = Setup {
         scratch: output.scratch().to_path_buf(),
-        storage: args.storage.clone(),
+        storage: args.storage.clone().unwrap_or_else(|| args.out.clone()),
         effort: effort(args, &experiment.declaration),
         stop,
     };

@@ -5,7 +5,7 @@
 
 mod rig;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rig::{Place, assert_says, bareblk, eventually, output, refusal, wrong_usage};
@@ -75,12 +75,13 @@ fn short_run_prints_a_table_and_where_the_report_is() {
     assert_eq!(entries(&place.path("out")), 2);
 }
 
-fn interrupted_while(place: &Place, is_so: impl Fn(&Path) -> bool) {
+/// Interrupts a run once it has a test file of at least `size_bytes` open below `folder`.
+fn interrupt_with_file_in(folder: &Path, size_bytes: u64, place: &Place) {
     let out = place.path("out");
     let mut command = run_aio(&out);
     command.args(["--rounds", "1000"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
-    eventually("it runs", || is_so(&out).then_some(()));
+    let file = eventually("the file is filled", || test_file(child.id(), folder, size_bytes));
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = child.wait_with_output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
@@ -90,25 +91,28 @@ fn interrupted_while(place: &Place, is_so: impl Fn(&Path) -> bool) {
     );
     assert!(ended.stdout.is_empty());
     assert!(!out.exists(), "{} entries are left", entries(&out));
+    assert!(!file.parent().unwrap().exists(), "{} is left", file.display());
 }
 
-/// The test file's size so far.
-fn filled_bytes(out: &Path) -> u64 {
-    let find = |folder: &Path| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).find(|path| path.to_string_lossy().contains(".bareblk-lab-"))
-    };
-    let file = find(out).and_then(|scratch| find(&scratch)).map(|folder| folder.join("disk.raw"));
-    file.and_then(|file| std::fs::metadata(file).ok()).map_or(0, |metadata| metadata.len())
+/// Among the open files of process `pid`.
+fn test_file(pid: u32, folder: &Path, size_bytes: u64) -> Option<PathBuf> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let mut paths = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    paths.find(|path| {
+        let is_large = std::fs::metadata(path).is_ok_and(|metadata| metadata.len() >= size_bytes);
+        path.starts_with(folder) && path.ends_with("disk.raw") && is_large
+    })
 }
 
 #[test]
 fn interrupt_while_the_file_is_filled_leaves_nothing() {
-    interrupted_while(&Place::new(), |out| filled_bytes(out) > 0);
+    let place = Place::new();
+    interrupt_with_file_in(&place.path(""), 1, &place);
 }
 
 #[test]
 fn interrupt_while_it_measures_leaves_nothing() {
-    // fio's report, or a client's ring, exists only between the samples' start and end: a full file is enough.
-    interrupted_while(&Place::new(), |out| filled_bytes(out) == 256 << 20);
+    let place = Place::new();
+    // The last thing before the first round is to fill this one.
+    interrupt_with_file_in(Path::new("/dev/shm"), 256 << 20, &place);
 }

@@ -213,10 +213,10 @@ pub struct Effort {
 /// Where and how a bench runs.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// A folder for temporary files, on the file system of the results; removed afterwards.
+    /// A folder for small temporary files; removed afterwards.
     pub scratch: PathBuf,
-    /// Where test files go, if not there.
-    pub storage: Option<PathBuf>,
+    /// Where test files go: on the disk to be measured. They are removed afterwards.
+    pub storage: PathBuf,
     /// How much is measured.
     pub effort: Effort,
     /// When to give up.

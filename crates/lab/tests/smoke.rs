@@ -10,7 +10,7 @@ use lab::{Effort, LabError, Output, Quiet, RunResult, Setup, Stop};
 fn smallest(output: &Output, rounds: usize) -> Setup {
     Setup {
         scratch: output.scratch().to_path_buf(),
-        storage: None,
+        storage: output.folder().to_path_buf(),
         effort: Effort { rounds, seconds: 0.005, file_bytes: 4 << 20 },
         stop: Stop::default(),
     }

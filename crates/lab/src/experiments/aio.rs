@@ -29,6 +29,8 @@ const BLOCK_BYTES: u32 = 16 << 10;
 /// As published.
 const DEPTH: u16 = 74;
 const TMPFS: &str = "/dev/shm";
+const FIO_IS_ONE_BY_ONE: &str = "fio submits one request per call, as in the published job. The worker submits what it \
+    took together, and the kernel merges neighbours: sequential writes can exceed 100 %.";
 
 pub(crate) fn experiment() -> Experiment {
     Experiment { declaration: declaration(), make: |setup| Box::new(Aio::new(setup)) }
@@ -48,10 +50,6 @@ impl Aio {
     fn new(setup: &Setup) -> Self {
         let tmpfs = Err("not prepared".to_owned());
         Self { setup: setup.clone(), fio: fio::version(), disk: None, tmpfs, asked: Vec::new() }
-    }
-
-    fn storage(&self) -> &Path {
-        self.setup.storage.as_deref().unwrap_or(&self.setup.scratch)
     }
 
     fn file(&self, place: Place) -> Result<&TestFile, SampleError> {
@@ -102,7 +100,7 @@ impl Bench for Aio {
             let what = format!("filling {} MiB in {name}", size_bytes >> 20);
             TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share))
         };
-        let storage = self.storage().to_path_buf();
+        let storage = self.setup.storage.clone();
         self.disk = Some(fill(&storage.display().to_string(), &storage)?);
         self.tmpfs = match fill(TMPFS, Path::new(TMPFS)) {
             Err(LabError::Interrupted) => return Err(LabError::Interrupted),
@@ -131,15 +129,18 @@ impl Bench for Aio {
     }
 
     fn storages(&self) -> Vec<StoragePlace> {
-        vec![StoragePlace::of("disk", self.storage()), StoragePlace::of("tmpfs", Path::new(TMPFS))]
+        vec![StoragePlace::of("disk", &self.setup.storage), StoragePlace::of("tmpfs", Path::new(TMPFS))]
     }
 
     fn notes(&self) -> Vec<String> {
-        let bare = match &self.fio {
-            Some(version) => format!("Bare metal is {version} with libaio."),
-            None => "Bare metal is this program's own loop over io_uring: fio is not installed.".to_owned(),
+        let mut notes = match &self.fio {
+            Some(version) => {
+                vec![format!("Bare metal is {version} with libaio."), FIO_IS_ONE_BY_ONE.to_owned()]
+            }
+            None => {
+                vec!["Bare metal is this program's own loop over io_uring: fio is not installed.".to_owned()]
+            }
         };
-        let mut notes = vec![bare];
         if self.storages()[0].file_system.starts_with("tmpfs") {
             notes.push("The disk is a tmpfs too: give a folder on a real one with --storage.".to_owned());
         }
