@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use guest_mem::GuestMemory;
 use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
-use virtio_blk::WriteCache;
 use virtqueue::{RingFeatures, SplitLayout};
 
 use crate::disk::{Disk, DiskConfig};
@@ -103,12 +102,11 @@ impl LoneWorker {
         call: OwnedFd,
         poll: Duration,
     ) -> io::Result<Self> {
+        let disk = Arc::new(Disk::new(disk).map_err(io::Error::other)?);
         let session = SessionShared::new(0)?;
-        if disk.image.cache().starts_writethrough() {
-            session.set_write_cache(WriteCache::Writethrough);
-        }
+        session.set_write_cache(disk.guest_cache().mode_at_first());
         let start = QueueStart {
-            disk: Arc::new(Disk::new(disk).map_err(io::Error::other)?),
+            disk,
             session,
             index: 0,
             memory,

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blk_server::{DEFAULT_POLL, DiskConfig, LoneWorker};
+use blk_server::{DEFAULT_POLL, DiskConfig, LoneWorker, Wce};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use io_engine::{EngineConfig, IoUringEngine, Recorder};
@@ -38,7 +38,14 @@ fn bed(cache: CacheMode) -> Bed {
     file.as_file().set_len(1 << 20).unwrap();
     let options = ImageOptions { cache, ..ImageOptions::new(file.path()) };
     let image = Image::open(&HostOpener, &options).unwrap();
-    let disk = DiskConfig { name: "lone".into(), image, serial: "lone".into(), queues: 1, queue_size: 64 };
+    let disk = DiskConfig {
+        name: "lone".into(),
+        image,
+        serial: "lone".into(),
+        queues: 1,
+        queue_size: 64,
+        wce: Wce::Guest,
+    };
     let region = Region::from_memfd(GuestAddress(0), 4 << 20).unwrap();
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
     let view = MemoryView::new(Arc::clone(&memory));

@@ -25,17 +25,39 @@ pub struct Source {
     pub setup: String,
 }
 
-/// The published figures, as they were printed.
+/// The published figures, as they were printed, each with what it is to be compared with here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
     /// What the table shows.
     pub caption: String,
-    /// Headings; the first is of the rows' names.
-    pub columns: Vec<String>,
-    /// As long as `columns` each.
-    pub rows: Vec<Vec<String>>,
+    /// Without that of the rows' names.
+    pub columns: Vec<PublishedColumn>,
+    /// In the order of the original; what was only asked for comes last.
+    pub rows: Vec<PublishedRow>,
     /// What it was concluded to say.
     pub conclusion: String,
+}
+
+/// One column of the published table, and the figure here that corresponds to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishedColumn {
+    /// Heading.
+    pub title: String,
+    /// Id of a workload.
+    pub workload: String,
+    /// Id of a column.
+    pub column: String,
+}
+
+/// One row of the published table, and the variant here that corresponds to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishedRow {
+    /// Name.
+    pub label: String,
+    /// Id of a variant.
+    pub variant: String,
+    /// One per column; none if there are no published ones.
+    pub figures: Vec<String>,
 }
 
 /// What is not as in the original.

@@ -37,8 +37,8 @@ mod error;
 
 pub use error::LabError;
 pub use experiment::{
-    Bench, Cell, Column, Declaration, Difference, Effort, Experiment, Plot, Published, Reading, SampleError,
-    Scale, Setup, Source, Target, Variant, Workload,
+    Bench, Cell, Column, Declaration, Difference, Effort, Experiment, Plot, Published, PublishedColumn,
+    PublishedRow, Reading, SampleError, Scale, Setup, Source, Target, Variant, Workload,
 };
 pub use experiments::{all, find};
 pub use machine::{Machine, StoragePlace};

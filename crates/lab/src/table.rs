@@ -13,7 +13,7 @@ use crate::result::{CellResult, RunResult};
 use crate::stats::Summary;
 
 /// What a missing figure looks like.
-const NONE: &str = "–";
+pub(crate) const NONE: &str = "–";
 
 /// Everything a terminal gets.
 #[must_use]

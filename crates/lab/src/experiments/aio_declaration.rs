@@ -6,7 +6,8 @@ use disk_image::CacheMode;
 use io_engine::EngineKind;
 
 use crate::experiment::{
-    Column, Declaration, Difference, Effort, Plot, Published, Scale, Source, Target, Variant, Workload,
+    Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow, Scale, Source,
+    Target, Variant, Workload,
 };
 use crate::load::Pattern;
 
@@ -107,24 +108,50 @@ fn variant(id: &str, label: &str, way: Way) -> Variant {
 }
 
 fn published() -> Published {
-    let words = |words: [&str; 7]| words.map(str::to_owned).to_vec();
+    let column = |title: &str, workload: &str, column: &str| PublishedColumn {
+        title: title.into(),
+        workload: workload.into(),
+        column: column.into(),
+    };
+    let row = |label: &str, variant: &str, figures: &[&str]| PublishedRow {
+        label: label.into(),
+        variant: variant.into(),
+        figures: figures.iter().map(|&figure| figure.to_owned()).collect(),
+    };
     Published {
         caption: "16k writes, 1 thread, queue depth 74".into(),
-        columns: words([
-            "",
-            "randwrite MB/s",
-            "submit lat µs",
-            "complete lat ms",
-            "write MB/s",
-            "submit lat µs",
-            "complete lat ms",
-        ]),
+        columns: vec![
+            column("randwrite MB/s", "disk-randwrite", "bandwidth"),
+            column("submit lat µs", "disk-randwrite", "submit"),
+            column("complete lat ms", "disk-randwrite", "complete"),
+            column("write MB/s", "disk-write", "bandwidth"),
+            column("submit lat µs", "disk-write", "submit"),
+            column("complete lat ms", "disk-write", "complete"),
+        ],
         rows: vec![
-            words(["bare metal, O_DIRECT", "61.2", "13.07", "19.59", "128.1", "10.90", "9.45"]),
-            words(["guest, cache=off, posix-aio", "4.7", "3467.44", "254.08", "5.1", "3152.00", "231.06"]),
-            words(["guest, cache=off, linux-aio", "61.1", "75.35", "19.57", "130.0", "83.83", "8.99"]),
-            words(["guest, cache=on, posix-aio before", "127.0", "115.78", "9.19", "184.0", "80.46", "6.35"]),
-            words(["guest, cache=on, posix-aio after", "126.0", "67.35", "9.30", "165.0", "70.90", "7.09"]),
+            row("bare metal, O_DIRECT", "bare", &["61.2", "13.07", "19.59", "128.1", "10.90", "9.45"]),
+            row(
+                "guest, cache=off, posix-aio",
+                "none-posix-aio-1",
+                &["4.7", "3467.44", "254.08", "5.1", "3152.00", "231.06"],
+            ),
+            row(
+                "guest, cache=off, linux-aio",
+                "none-linux-aio",
+                &["61.1", "75.35", "19.57", "130.0", "83.83", "8.99"],
+            ),
+            row(
+                "guest, cache=on, posix-aio before",
+                "writeback-posix-aio-1",
+                &["127.0", "115.78", "9.19", "184.0", "80.46", "6.35"],
+            ),
+            row(
+                "guest, cache=on, posix-aio after",
+                "writeback-posix-aio-4",
+                &["126.0", "67.35", "9.30", "165.0", "70.90", "7.09"],
+            ),
+            row("asked for: sync=on", "writethrough-io_uring", &[]),
+            row("not there yet: io_uring", "none-io_uring", &[]),
         ],
         conclusion: "posix-aio past the page cache has 7.6 % of native speed (random) and 3.9 % (sequential), \
                      because it runs the requests of one descriptor one after the other; linux-aio has 100 % and \

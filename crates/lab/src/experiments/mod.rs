@@ -49,8 +49,12 @@ mod tests {
             let targets = &declaration.targets;
             assert!(targets.iter().flat_map(|target| &target.variants).all(|id| variants.contains(&id)));
             assert!(targets.iter().flat_map(|target| &target.workloads).all(|id| workloads.contains(&id)));
-            let rows = &declaration.published.rows;
-            assert!(rows.iter().all(|row| row.len() == declaration.published.columns.len()));
+            let published = &declaration.published;
+            assert!(published.columns.iter().all(|column| workloads.contains(&&column.workload)));
+            assert!(published.columns.iter().all(|column| columns.contains(&&column.column)));
+            assert!(published.rows.iter().all(|row| variants.contains(&&row.variant)));
+            let widths = published.rows.iter().map(|row| row.figures.len());
+            assert!(widths.into_iter().all(|width| width == 0 || width == published.columns.len()));
         }
     }
 }

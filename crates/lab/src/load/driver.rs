@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blk_server::{DEFAULT_POLL, DiskConfig, LoneWorker, Submissions};
+use blk_server::{DEFAULT_POLL, DiskConfig, LoneWorker, Submissions, Wce};
 use disk_image::Image;
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use io_engine::Engine;
@@ -91,7 +91,7 @@ impl RingLoad {
         let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (kick, call) = (fd()?, fd()?);
         let (name, serial) = ("lab".to_owned(), "lab".to_owned());
-        let disk = DiskConfig { name, image, serial, queues: 1, queue_size: QUEUE_SIZE };
+        let disk = DiskConfig { name, image, serial, queues: 1, queue_size: QUEUE_SIZE, wce: Wce::Guest };
         let (its_kick, its_call) = (kick.try_clone()?, call.try_clone()?);
         let worker =
             LoneWorker::start(engine, disk, memory, LAYOUT, FEATURES, its_kick, its_call, DEFAULT_POLL)?;

@@ -1,6 +1,6 @@
 //! The report: one page over all results in a folder, with everything in it, to be sent around as one file.
 //!
-//! `results → section per experiment: verdicts, published beside measured, plots, differences, how, machine`
+//! `results → section per experiment: verdicts, published beside measured, each load's table and plots, differences, how, machine`
 //!
 //! - Everything that comes from a result file is escaped: the page is made from files that people pass around.
 //!
@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use super::plot;
 use crate::error::LabError;
-use crate::experiment::Workload;
+use crate::experiment::{PublishedColumn, PublishedRow, Workload};
 use crate::result::{CellResult, RunResult};
 use crate::table;
 use crate::verdict::Outcome;
@@ -24,7 +24,8 @@ th, td { border-bottom: 1px solid #ddd; padding: .3rem .7rem; text-align: right;
 th { border-bottom: 2px solid #888; font-weight: 600 } th:first-child, td:first-child { text-align: left }
 table.words th, table.words td { text-align: left; max-width: 34rem }
 .interval, .unit { color: #666; font-size: .82em; display: block; font-weight: 400 }
-.side { display: flex; flex-wrap: wrap; gap: 1rem 3rem; align-items: flex-start }
+.here { color: #1f5f99; display: block }
+caption .here { display: inline }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem } .plots svg { max-width: 100%; height: auto; border: 1px solid #eee }
 .caution { background: #fff4d6; border-left: 4px solid #d9a400; padding: .5rem .9rem }
 .reached { color: #17692f } .missed { color: #a61b1b } .undecided { color: #7a5b00 }
@@ -63,14 +64,14 @@ fn section(page: &mut String, result: &RunResult) -> Result<(), LabError> {
         let _ = writeln!(page, "<p class=\"caution\">{}</p>", escape(&caution));
     }
     verdicts(page, result);
-    let (first, second) = table::explanation(result);
-    let _ = writeln!(page, "<h3>Published and measured</h3>\n<p>{} {}</p>", escape(&first), escape(&second));
-    page.push_str("<div class=\"side\">\n");
+    page.push_str("<h3>Published and measured</h3>\n");
     published(page, result);
-    experiment.workloads.iter().for_each(|workload| measured(page, result, workload));
-    page.push_str("</div>\n");
+    let (first, second) = table::explanation(result);
+    let _ = writeln!(page, "<p>{} {}</p>", escape(&first), escape(&second));
     for workload in &experiment.workloads {
-        let _ = writeln!(page, "<h3>{}</h3>\n<div class=\"plots\">", escape(&workload.label));
+        let _ = writeln!(page, "<h3>{}</h3>", escape(&workload.label));
+        measured(page, result, workload);
+        page.push_str("<div class=\"plots\">\n");
         for plot in &experiment.plots {
             page.push_str(&plot::svg(result, workload, plot)?);
         }
@@ -96,20 +97,40 @@ fn verdicts(page: &mut String, result: &RunResult) {
     }
 }
 
+/// The published table, each figure with the one measured here under it.
 fn published(page: &mut String, result: &RunResult) {
-    let (published, source) = (&result.experiment.published, &result.experiment.source);
+    let published = &result.experiment.published;
+    let caption = escape(&published.caption);
     let _ =
-        write!(page, "<div>\n<table>\n<caption>Published: {}</caption>\n<tr>", escape(&published.caption));
-    published.columns.iter().for_each(|column| _ = write!(page, "<th>{}</th>", escape(column)));
+        write!(page, "<table>\n<caption>{caption}: published, and <span class=\"here\">measured here</span>");
+    page.push_str("</caption>\n<tr><th></th>");
+    published.columns.iter().for_each(|column| _ = write!(page, "<th>{}</th>", escape(&column.title)));
     page.push_str("</tr>\n");
     for row in &published.rows {
-        page.push_str("<tr>");
-        row.iter().for_each(|figure| _ = write!(page, "<td>{}</td>", escape(figure)));
+        let (label, here) = (escape(&row.label), escape(result.label(&row.variant)));
+        let _ = write!(page, "<tr><td>{label}<span class=\"here\">{here}</span></td>");
+        for (place, column) in published.columns.iter().enumerate() {
+            let there = row.figures.get(place).map_or(table::NONE, String::as_str);
+            let here = measured_counterpart(result, row, column);
+            let _ = write!(page, "<td>{}<span class=\"here\">{}</span></td>", escape(there), escape(&here));
+        }
         page.push_str("</tr>\n");
     }
+    let source = &result.experiment.source;
     let (title, year, setup) = (escape(&source.title), source.year, escape(&source.setup));
-    let _ = writeln!(page, "</table>\n<p>{title}, {year}. Set-up: {setup}.</p>");
-    let _ = writeln!(page, "<p>{}</p>\n</div>", escape(&published.conclusion));
+    let _ = writeln!(page, "</table>\n<p>Published in: {title}, {year}. Set-up: {setup}.</p>");
+    let _ = writeln!(page, "<p>What it says: {}</p>", escape(&published.conclusion));
+}
+
+/// The median.
+fn measured_counterpart(result: &RunResult, row: &PublishedRow, column: &PublishedColumn) -> String {
+    let cell = result.cell(&column.workload, &row.variant);
+    let summary = cell.and_then(|cell| cell.summary(&column.column));
+    let known = result.experiment.columns.iter().find(|known| known.id == column.column);
+    match (summary, known) {
+        (Some(summary), Some(known)) => format!("{:.*}", known.decimals, summary.median),
+        _ => table::NONE.to_owned(),
+    }
 }
 
 fn measured(page: &mut String, result: &RunResult, workload: &Workload) {
@@ -214,10 +235,18 @@ mod tests {
     #[test]
     fn page_has_the_published_and_the_measured_table() {
         let page = page(&[example::result()]).unwrap();
-        assert!(page.contains("<td>guest, cache=off, linux-aio</td><td>61.1</td>"));
+        assert!(page.contains("<td>guest, cache=off, linux-aio<span"), "{page}");
         assert!(
             page.contains("<td>bare metal, O_DIRECT</td><td>100.0<span class=\"interval\">98.0–102.0</span>")
         );
+    }
+
+    #[test]
+    fn published_figure_has_the_measured_one_under_it() {
+        let page = page(&[example::result()]).unwrap();
+        assert!(page.contains("<td>61.2<span class=\"here\">100.0</span></td>"), "{page}");
+        assert!(page.contains("<td>4.7<span class=\"here\">100.0</span></td>"), "{page}");
+        assert!(page.contains("<td>61.1<span class=\"here\">–</span></td>"), "what was not measured");
     }
 
     #[test]
