@@ -95,7 +95,11 @@ fn judge_cell(declaration: &Declaration, target: &Target, cell: &CellResult) -> 
         100.0 * half_width,
         100.0 * target.half_width_max
     );
-    let hint = if summary.is_sure() { "" } else { "; too few rounds for 95 %" };
+    let hint = match outcome {
+        Outcome::Undecided => "; too few rounds for 95 %",
+        Outcome::Missed if high >= target.at_least => "; too wide: more or longer rounds narrow it",
+        _ => "",
+    };
     (outcome, format!("{}: {figures}{hint}", outcome.word()))
 }
 
