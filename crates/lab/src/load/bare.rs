@@ -141,3 +141,25 @@ impl Loop {
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use disk_image::{CacheMode, HostOpener, ImageOptions};
+
+    use super::*;
+    use crate::load::Pattern;
+
+    #[test]
+    fn own_loop_gives_every_figure_but_the_clients() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let options = ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(file.path()) };
+        let image = Image::open(&HostOpener, &options).unwrap();
+        let (pattern, block_bytes, file_bytes) = (Pattern::Random, 16 << 10, 1 << 20);
+        let job = Job { pattern, block_bytes, depth: 8, file_bytes, seconds: 0.02, seed: 1 };
+        let measured = run(image, job, &Stop::default()).unwrap();
+        assert!(measured.requests > 0 && measured.seconds >= job.seconds, "{measured:?}");
+        assert!(measured.submit_us.is_some() && measured.client_submit_us.is_none(), "{measured:?}");
+        assert!(measured.complete_ms.is_some() && measured.cpu_us_per_io.is_some(), "{measured:?}");
+    }
+}
