@@ -57,7 +57,7 @@ pub fn run(
         format: FORMAT,
         verdicts: judge(declaration, &cells),
         experiment: declaration.clone(),
-        program: format!("bareblk {}", env!("CARGO_PKG_VERSION")),
+        program: format!("bareblk {} ({})", env!("CARGO_PKG_VERSION"), env!("LAB_REVISION")),
         command: command.to_owned(),
         date,
         effort: setup.effort,

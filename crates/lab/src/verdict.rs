@@ -1,7 +1,7 @@
 //! Whether a target was reached, with the figures that say so.
 //!
-//! - Reached: for each variant and workload named, the 95 % interval of the paired ratio includes or exceeds the
-//!   target and is narrow enough. A wide interval includes everything and shows nothing.
+//! - Reached: for each variant and workload named, the 95 % interval of the paired ratio lies above the target, or
+//!   includes it and is narrow enough. A wide interval includes everything and shows nothing.
 //!
 //! Not here: how ratio and interval come about (`result.rs`, `stats.rs`).
 
@@ -85,6 +85,7 @@ fn judge_cell(declaration: &Declaration, target: &Target, cell: &CellResult) -> 
     let (low, high, half_width) = (summary.low, summary.high, summary.half_width());
     let outcome = match () {
         () if !summary.is_sure() => Outcome::Undecided,
+        () if low >= target.at_least => Outcome::Reached,
         () if high >= target.at_least && half_width <= target.half_width_max => Outcome::Reached,
         () => Outcome::Missed,
     };
@@ -97,6 +98,7 @@ fn judge_cell(declaration: &Declaration, target: &Target, cell: &CellResult) -> 
     );
     let hint = match outcome {
         Outcome::Undecided => "; too few rounds for 95 %",
+        Outcome::Reached if half_width > target.half_width_max => "; wide, and all of it above the target",
         Outcome::Missed if high >= target.at_least => "; too wide: more or longer rounds narrow it",
         _ => "",
     };
@@ -134,6 +136,11 @@ mod tests {
     fn interval_that_includes_or_exceeds_one_and_is_narrow_is_reached() {
         assert_eq!(outcome(0.97, 1.01, 0.957), Outcome::Reached);
         assert_eq!(outcome(1.02, 1.08, 0.957), Outcome::Reached);
+    }
+
+    #[test]
+    fn wide_interval_above_one_is_reached() {
+        assert_eq!(outcome(1.30, 1.60, 0.957), Outcome::Reached);
     }
 
     #[test]

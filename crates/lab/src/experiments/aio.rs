@@ -12,10 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
-use io_engine::{
-    Engine, EngineConfig, EngineKind, FileSpec, IoUringEngine, LinuxAioEngine, MmapEngine, PosixAioEngine,
-    SyncEngine, ThreadsEngine,
-};
+use io_engine::{EngineChoice, EngineConfig, EngineError, EngineKind, FileSpec, choose, make};
 
 use super::aio_declaration::{Place, VARIANTS, WORKLOADS, Way, declaration};
 use crate::error::LabError;
@@ -70,6 +67,18 @@ impl Aio {
         bare::run(open(file, CacheMode::None)?, *job, &self.setup.stop)
     }
 
+    fn own_loop(&self, place: Place, job: Job) -> Result<Measured, SampleError> {
+        if self.fio.is_none() {
+            return Err(SampleError::Unavailable(
+                "it is the baseline already: fio is not installed".to_owned(),
+            ));
+        }
+        let file = self.file(place)?;
+        let no_direct = |error| SampleError::because("O_DIRECT is not possible here", &error);
+        file.check_direct().map_err(no_direct)?;
+        bare::run(open(file, CacheMode::None)?, job, &self.setup.stop)
+    }
+
     fn ring(
         &mut self,
         cell: Cell,
@@ -80,10 +89,11 @@ impl Aio {
         let unavailable = |error: io::Error| SampleError::Unavailable(format!("{engine}: {error}"));
         if !self.asked.contains(&(cell.variant, cell.workload)) {
             let image = open(file, cache)?;
-            ask(make(engine, fd_pool).map_err(unavailable)?, &image).map_err(unavailable)?;
+            ask(engine, fd_pool, &image)?;
         }
         let (image, stop) = (open(file, cache)?, self.setup.stop.clone());
-        let load = RingLoad::start(make(engine, fd_pool).map_err(unavailable)?, image, job);
+        let made = make(engine, &config(fd_pool)).map_err(unavailable)?;
+        let load = RingLoad::start(made, image, job);
         let measured = load.map_err(unavailable)?.run(&stop)?;
         if !cache.is_direct() {
             file.settle().map_err(|error| SampleError::because("sync after the sample", &error))?;
@@ -123,6 +133,7 @@ impl Bench for Aio {
         };
         let measured = match VARIANTS[cell.variant].2 {
             Way::Bare => self.bare(place, &job)?,
+            Way::OwnLoop => self.own_loop(place, job)?,
             Way::Ring { engine, cache, fd_pool, .. } => self.ring(cell, job, (engine, cache, fd_pool))?,
         };
         Ok(reading(&measured))
@@ -167,23 +178,16 @@ fn open(file: &TestFile, cache: CacheMode) -> Result<Image, SampleError> {
     Image::open(&HostOpener, &options).map_err(|error| SampleError::because("the test file", &error))
 }
 
-fn make(kind: EngineKind, fd_pool: u32) -> io::Result<Box<dyn Engine>> {
-    let config = EngineConfig { fd_pool, ..EngineConfig::default() };
-    Ok(match kind {
-        EngineKind::IoUring => Box::new(IoUringEngine::new(config)?),
-        EngineKind::LinuxAio => Box::new(LinuxAioEngine::new(config)?),
-        EngineKind::PosixAio => Box::new(PosixAioEngine::new(config)?),
-        EngineKind::Threads => Box::new(ThreadsEngine::new(config)?),
-        EngineKind::Sync => Box::new(SyncEngine::new(config)?),
-        EngineKind::Mmap => Box::new(MmapEngine::new(config)?),
-    })
+fn config(fd_pool: u32) -> EngineConfig {
+    EngineConfig { fd_pool, ..EngineConfig::default() }
 }
 
 /// Whether the engine starts and takes the image: a worker would only log why not.
-fn ask(engine: Box<dyn Engine>, image: &Image) -> io::Result<()> {
-    let mut handles = engine.start()?;
+fn ask(kind: EngineKind, fd_pool: u32, image: &Image) -> Result<(), SampleError> {
     let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-    let file = handles.submit.attach_file(spec)?;
-    handles.submit.detach_file(file);
-    Ok(())
+    match choose(EngineChoice::Named(kind), &spec, &config(fd_pool)) {
+        Ok(_) => Ok(()),
+        Err(EngineError::Named { source, .. }) => Err(SampleError::because(kind.name(), &source)),
+        Err(other) => Err(SampleError::because(kind.name(), &other)),
+    }
 }
