@@ -155,13 +155,17 @@ impl MappedFile {
     ///
     /// # Safety
     /// As of [`Kernel::queue`](crate::kernel::Kernel::queue).
-    unsafe fn write_alone(&mut self, call: &Call) -> i32 {
+    pub(super) unsafe fn write_alone(&mut self, call: &Call) -> i32 {
         // SAFETY: 1. the buffers are there: the caller vouches for them.
         let Some(copied_bytes) = (unsafe { self.copy(call) }) else { return -libc::EINVAL };
+        // What is found out now says nothing about the batch's other copies: those went to the mapping before.
+        let of_the_batch = self.trusted_end_bytes;
         self.judge();
+        let trusted = self.trusts(call);
+        self.trusted_end_bytes = self.trusted_end_bytes.min(of_the_batch);
         #[allow(clippy::cast_possible_wrap)] // at most `MAX_COPY_BYTES`
         let copied_bytes = copied_bytes as i32;
-        if self.trusts(call) { copied_bytes } else { -libc::ENOSPC }
+        if trusted { copied_bytes } else { -libc::ENOSPC }
     }
 
     /// How much of the file can be copied from.

@@ -170,6 +170,31 @@ fn rest_of_the_batch_is_sound_when_one_call_meets_the_end() {
     assert_eq!(content(&file, 0, 513), [vec![9; 512], pattern(512, 1)].concat());
 }
 
+/// A write to the rest of the batch is made again alone on hugetlbfs, which has no calls that write.
+#[test]
+fn copy_into_a_lost_mapping_stays_lost_when_another_one_of_its_batch_is_made_again() {
+    let file = memfd(2 * PAGE);
+    let mut mapped = MappedFile::new(&file).unwrap();
+    let mut bytes = [7; 512];
+    let write = |offset_bytes, base| Call {
+        verb: Verb::Write,
+        flags: 0,
+        offset_bytes,
+        len_bytes: 512,
+        buffers: Buffers::One { base, len_bytes: 512 },
+    };
+    let (sound, lost) = (write(0, bytes.as_mut_ptr()), write(PAGE, bytes.as_mut_ptr()));
+    file.set_len(PAGE).unwrap();
+    // SAFETY: 1. the bytes live to the end of the test.
+    let copied = [&sound, &lost].map(|call| unsafe { mapped.copy(call) });
+    file.set_len(2 * PAGE).unwrap();
+    mapped.judge();
+    // SAFETY: as above.
+    let alone = unsafe { mapped.write_alone(&sound) };
+    assert_eq!((copied, alone), ([Some(512); 2], 512));
+    assert_eq!((content(&file, PAGE, 1), mapped.trusts(&lost)), (vec![0], false));
+}
+
 #[test]
 fn file_that_grew_is_copied_from_and_to_again() {
     let file = memfd(PAGE);
