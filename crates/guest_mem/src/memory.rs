@@ -10,6 +10,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{Address, GuestAddress};
 
@@ -180,6 +181,8 @@ impl GuestMemory {
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
+        // What was read before must not be read after the look.
+        fence(Ordering::Acquire);
         sigbus::faults() != 0 && self.poisoned().is_some()
     }
 

@@ -41,7 +41,7 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 /// How many faults this process has survived; when it moves, some region or mapped image is poisoned.
 #[must_use]
 pub fn faults() -> u64 {
-    FAULTS.load(Ordering::Relaxed)
+    FAULTS.load(Ordering::Acquire) // pairs with the release in `put_zeroes`: who sees it move finds the region
 }
 
 /// A registered mapping.
@@ -159,6 +159,9 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
 
 /// Replaces the mapping by zeroes of our own and poisons the region.
 fn put_zeroes(slot: &Slot, start: usize, length_bytes: usize) -> bool {
+    // First: another thread may read our zeroes as soon as they are there, and looks here afterwards.
+    slot.poisoned.store(true, Ordering::Relaxed);
+    FAULTS.fetch_add(1, Ordering::Release);
     // SAFETY: 1. the range is a registered mapping, start to end, which its owner unregisters before it
     // unmaps, and the accessor that faulted keeps it from being unmapped; 2. it is guest memory or an image: nobody
     // holds a reference into it, and the kernel's transfers go on in either mapping; 3. `mmap` is a bare
@@ -173,8 +176,6 @@ fn put_zeroes(slot: &Slot, start: usize, length_bytes: usize) -> bool {
             0,
         )
     };
-    slot.poisoned.store(true, Ordering::Relaxed);
-    FAULTS.fetch_add(1, Ordering::Relaxed);
     mapped != libc::MAP_FAILED
 }
 

@@ -1,8 +1,8 @@
 //! Guest memory as its users see it: real memfds, two regions, gaps, truncation under our feet.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
 
 use guest_mem::{
     AccessError, FillError, GuestAddress, GuestMemory, GuestRange, IoVecs, MapError, MemoryError, MemoryView,
@@ -243,5 +243,31 @@ proptest! {
         let start = (4 * PAGE - 1500) as usize;
         prop_assert_eq!(&seen[..], &pattern[start..start + seen.len()]);
         prop_assert_eq!(vecs.remaining_bytes(), total - seen.len() as u64);
+    }
+}
+
+#[test]
+fn who_reads_zeroes_of_ours_in_a_truncated_region_finds_it_poisoned() {
+    for round in 0..2000 {
+        let fd = memfd(2 * PAGE);
+        let region = Arc::new(Region::map(spec(0, 2 * PAGE, 0), Arc::clone(&fd)).unwrap());
+        let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+        let view = MemoryView::new(Arc::clone(&memory));
+        view.store(0, &[1]).unwrap();
+        ftruncate(&fd, PAGE).unwrap();
+        let start = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = MemoryView::new(Arc::clone(&memory));
+                start.wait();
+                other.read(PAGE, &mut [0]).unwrap();
+            });
+            start.wait();
+            let mut byte = [1];
+            while byte == [1] {
+                view.read(0, &mut byte).unwrap();
+            }
+            assert!(view.is_poisoned(), "zeroes were read and not reported, round {round}");
+        });
     }
 }

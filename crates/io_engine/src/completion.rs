@@ -259,6 +259,9 @@ impl OpState {
         }
         if is_read {
             self.store(whole, bounce);
+        } else if self.buffers.is_poisoned() {
+            // The data went while a copy of ours took it, and zeroes may be what was written.
+            return Next::Done(Err(OpError::Errno(Errno::FAULT)));
         }
         self.buffers.advance(whole);
         self.offset_bytes += whole;

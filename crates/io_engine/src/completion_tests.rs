@@ -96,6 +96,17 @@ fn write_whose_data_was_lost_on_the_way_to_a_bounce_buffer_is_not_made() {
 }
 
 #[test]
+fn write_whose_data_was_lost_while_it_was_made_is_not_done() {
+    let mut rig = read(4096, 0, BUFFERED);
+    let range = rig.op.kind.range().unwrap();
+    rig.op.kind = OpKind::Write { range, durability: Durability::Cached };
+    rig.call();
+    rustix::fs::ftruncate(rig.view.memory().regions()[0].fd(), 0).unwrap();
+    rig.view.read(0, &mut [1]).unwrap(); // as a copy of the engine does
+    assert_eq!(rig.result(4096), Next::Done(Err(OpError::Errno(Errno::FAULT))));
+}
+
+#[test]
 fn direct_read_that_stops_inside_a_block_goes_on_from_the_blocks_start() {
     let mut rig = read(4096, 0, DIRECT);
     rig.call();
