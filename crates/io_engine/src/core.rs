@@ -395,3 +395,7 @@ impl<K: Kernel> Reap for ReapHandle<K> {
         self.0.borrow_mut().cancel_all();
     }
 }
+
+#[cfg(test)]
+#[path = "core_tests.rs"]
+mod tests;
