@@ -12,6 +12,8 @@ use io_engine::{Durability, Event, OpError, OpKind, Record, Unmap, Verb, WatchTo
 
 use crate::bed::{Bed, DEPTH, IMAGE_BYTES, kick, kick_fd, pattern, spec};
 
+pub use crate::chance::stream_with_cancellations_completes_and_its_data_is_right;
+
 fn write(range: CheckedRange) -> OpKind {
     OpKind::Write { range, durability: Durability::Cached }
 }

@@ -13,6 +13,8 @@ mod beds;
 
 mod cases;
 
+mod chance;
+
 mod faults;
 
 mod kernel;
@@ -73,5 +75,6 @@ suite!(@beds
         finished_op_keeps_wait_from_sleeping,
         wait_starts_what_was_pushed,
         idle_worker_does_not_wake_up,
+        stream_with_cancellations_completes_and_its_data_is_right,
     ]
 );
