@@ -19,7 +19,7 @@ pub const FORMAT: u32 = 1;
 /// A finished run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// [`FORMAT`].
+    /// Version of this layout.
     pub format: u32,
     /// What was asked.
     pub experiment: Declaration,
