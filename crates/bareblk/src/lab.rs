@@ -38,7 +38,8 @@ Examples:
       test file on another disk
 
 Writes DIR/report.html (over all experiments in DIR), DIR/NAME/result.json (every
-sample) and DIR/NAME/*.svg. Ctrl-C ends it without results.";
+sample) and DIR/NAME/*.svg. Test files of up to 1 GiB lie in --storage and in
+/dev/shm meanwhile. Ctrl-C ends it without results.";
 
 #[derive(Debug, Args)]
 pub struct RunArgs {

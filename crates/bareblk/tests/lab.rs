@@ -73,6 +73,8 @@ fn short_run_prints_a_table_and_where_the_report_is() {
     let text = output(command);
     assert_says(&text, &["bare metal, O_DIRECT", "cache=none, io_uring", "report: ", "report.html"]);
     assert_eq!(entries(&place.path("out")), 2);
+    // The tests are built as the program is.
+    assert_eq!(text.contains("This is a debug build"), cfg!(debug_assertions), "{text}");
 }
 
 /// Interrupts a run once it has a test file of at least `size_bytes` open below `folder`.

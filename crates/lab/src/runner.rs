@@ -64,8 +64,15 @@ pub fn run(
         quick,
         seed: SEED,
         machine: Machine::here(bench.storages()),
-        notes: bench.notes(),
+        notes: bench.notes().into_iter().chain(debug_build()).collect(),
         cells,
+    })
+}
+
+/// Such figures are of the compiler's checks, not of the program.
+fn debug_build() -> Option<String> {
+    cfg!(debug_assertions).then(|| {
+        "This is a debug build: its figures mean nothing. Build with cargo build --release.".to_owned()
     })
 }
 
