@@ -317,7 +317,7 @@ impl ServeArgs {
             queues: self.queues,
             queue_size: self.queue_size,
             engine: self.engine.engine,
-            engine_config: self.engine.configuration(),
+            engine_config: self.engine.configuration()?,
             poll: Duration::from_micros(self.poll_us),
             stop_timeout: Duration::from_secs(self.stop_timeout),
         })

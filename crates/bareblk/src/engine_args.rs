@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use io_engine::{EngineChoice, EngineConfig};
+use io_engine::{EngineChoice, EngineConfig, EngineError, EngineKind};
 
 /// Longest time that can be given for the submission thread: longer is a thread that never sleeps.
 const MAX_SQPOLL_MS: u64 = 60_000;
@@ -39,23 +39,29 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = fd_pool)]
     pub fd_pool: Option<u32>,
 
-    /// Most threads that wait for I/O: engine threads, and what others hand over [default: 64]
+    /// Most threads for calls that wait: all calls of engine threads, few of the others, none of io_uring
+    /// [default: 64]
     #[arg(long, value_name = "N", value_parser = io_threads)]
     pub io_threads: Option<u32>,
 }
 
 impl EngineArgs {
-    /// The engine's configuration, everything else as usual.
-    pub fn configuration(&self) -> EngineConfig {
+    /// The engine's configuration, everything else as usual. Options of io_uring are checked when it is chosen.
+    pub fn configuration(&self) -> Result<EngineConfig, EngineError> {
+        // The default would be ignored like any other number, and cannot be told apart later.
+        let owner = EngineKind::PosixAio;
+        if self.fd_pool.is_some() && self.engine != EngineChoice::Named(owner) {
+            return Err(EngineError::Option { option: "--fd-pool", owner, kind: self.engine });
+        }
         let usual = EngineConfig::default();
-        EngineConfig {
+        Ok(EngineConfig {
             sqpoll_idle: self.sqpoll_ms.map(Duration::from_millis),
             iopoll: self.iopoll,
             pin_guest_memory: self.pin_guest_memory,
             fd_pool: self.fd_pool.unwrap_or(usual.fd_pool),
             threads: self.io_threads.unwrap_or(usual.threads),
             ..usual
-        }
+        })
     }
 }
 

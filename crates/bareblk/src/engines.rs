@@ -6,6 +6,7 @@
 //!
 //! Not here: choosing (`io_engine`).
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,7 +31,7 @@ pub struct EnginesArgs {
     pub image: Option<std::path::PathBuf>,
 
     /// With which cache mode the image would be served
-    #[arg(long, value_name = "MODE", default_value = "none", value_parser = cache_mode())]
+    #[arg(long, value_name = "MODE", default_value = "none", value_parser = cache_mode(), requires = "image")]
     pub cache: CacheMode,
 
     /// Print JSON
@@ -91,14 +92,23 @@ fn report(args: &EnginesArgs) -> Result<Report> {
 
 fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
     let cannot = || format!("image {} cannot be opened", path.display());
+    let without = |error: &io::Error| match error.kind() {
+        io::ErrorKind::InvalidInput if cache.is_direct() => {
+            format!(" with O_DIRECT (--cache {cache}), its file system refuses it: use --cache writeback")
+        }
+        _ => String::new(),
+    };
     let kind = FileKind::from(std::fs::metadata(path).with_context(cannot)?.file_type());
     if !matches!(kind, FileKind::Regular | FileKind::BlockDevice) {
         bail!("image {} is a {kind}: give a raw image file or a block device", path.display());
     }
     let direct = cache.is_direct();
     let request = OpenRequest { access: Access::ReadOnly, direct, create: None, exclusive: false };
-    let with_direct = if direct { " with O_DIRECT (--cache none)" } else { "" };
-    let file = HostOpener.open_image(path, &request).with_context(|| cannot() + with_direct)?;
+    let file = HostOpener.open_image(path, &request);
+    let file = file.map_err(|error| {
+        let line = cannot() + &without(&error);
+        anyhow::Error::from(error).context(line)
+    })?;
     // Only tried out: no request is made.
     Ok(FileSpec { file: Arc::new(file.into()), alignment: Alignment::BUFFERED })
 }

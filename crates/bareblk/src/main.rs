@@ -1,6 +1,6 @@
 //! The program `bareblk`: serves disk images to virtual machines.
 //!
-//! `arguments → cli.rs → serve.rs | vmm_args.rs | engines.rs | completions → exit code`
+//! `arguments → cli.rs → serve.rs | vmm_args.rs | engines.rs | lab.rs | completions → exit code`
 //!
 //! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n the
 //!   second signal n ended a stop that took too long.
@@ -40,8 +40,8 @@ fn main() -> ExitCode {
         Ok(cli) => run(cli.command).map_err(|error| (format!("{error:#}"), ExitCode::FAILURE)),
         Err(error) if is_help(&error) => error.exit(),
         Err(error) => {
-            let subcommand = std::env::args_os().nth(1);
-            Err((usage::line(&error, subcommand.as_deref()), ExitCode::from(usage::EXIT_CODE)))
+            let line = usage::line(&error, std::env::args_os().skip(1));
+            Err((line, ExitCode::from(usage::EXIT_CODE)))
         }
     };
     result.map_or_else(complain, |()| ExitCode::SUCCESS)

@@ -3,7 +3,7 @@
 //! Not here: the definition of the command line (`cli.rs`).
 
 use std::error::Error as _;
-use std::ffi::OsStr;
+use std::ffi::OsString;
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
@@ -13,11 +13,16 @@ use crate::cli::Cli;
 /// Exit code of wrong usage, as of most programs.
 pub const EXIT_CODE: u8 = 2;
 
-/// `error`, which is about the arguments of `subcommand`, for standard error.
-pub fn line(error: &Error, subcommand: Option<&OsStr>) -> String {
-    let known = |name: &&OsStr| Cli::command().find_subcommand(name).is_some();
-    let command = subcommand.filter(known).map(|name| format!(" {}", name.to_string_lossy()));
-    format!("{} (see bareblk{} --help)", reason(error), command.unwrap_or_default())
+/// `error`, which is about `words`, for standard error. Names the help of the innermost subcommand among them.
+pub fn line(error: &Error, words: impl IntoIterator<Item = OsString>) -> String {
+    let mut command = Cli::command();
+    let mut path = command.get_name().to_owned();
+    for word in words {
+        let Some(subcommand) = command.find_subcommand(&word).cloned() else { break };
+        path = format!("{path} {}", subcommand.get_name());
+        command = subcommand;
+    }
+    format!("{} (see {path} --help)", reason(error))
 }
 
 fn reason(error: &Error) -> String {
@@ -54,7 +59,7 @@ mod tests {
 
     fn refusal(arguments: &[&str]) -> String {
         let words = std::iter::once("bareblk").chain(arguments.iter().copied());
-        line(&Cli::try_parse_from(words).unwrap_err(), arguments.first().map(OsStr::new))
+        line(&Cli::try_parse_from(words).unwrap_err(), arguments.iter().map(OsString::from))
     }
 
     #[test]
@@ -85,6 +90,14 @@ mod tests {
         let line = refusal(&["sevre"]);
         assert!(line.starts_with("unrecognized subcommand 'sevre'"), "{line}");
         assert!(line.ends_with("(see bareblk --help)"), "{line}");
+    }
+
+    #[test]
+    fn wrong_option_of_a_nested_command_is_sent_to_the_help_that_has_it() {
+        let line = refusal(&["lab", "run", "aio", "--out", "x", "--rounds", "0"]);
+        assert!(line.ends_with("(see bareblk lab run --help)"), "{line}");
+        let line = refusal(&["lab", "rnu"]);
+        assert!(line.ends_with("(see bareblk lab --help)"), "{line}");
     }
 
     #[test]

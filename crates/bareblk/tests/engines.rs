@@ -160,8 +160,11 @@ fn option_of_an_engine_that_was_not_asked_for_is_refused() {
         let line = refusal(with(place.serve(&image, "s"), option));
         assert_says(&line, &[option[0], "add --engine io_uring"]);
     }
-    let line = refusal(with(place.serve(&image, "s"), &["--engine", "threads", "--fd-pool", "2"]));
-    assert_says(&line, &["--fd-pool", "add --engine posix-aio"]);
+    for descriptors in ["2", "4"] {
+        let pool = ["--engine", "threads", "--fd-pool", descriptors];
+        let line = refusal(with(place.serve(&image, "s"), &pool));
+        assert_says(&line, &["--fd-pool", "add --engine posix-aio"]);
+    }
 }
 
 #[test]
@@ -228,4 +231,10 @@ fn engines_with_something_that_is_no_image_is_refused() {
     };
     assert_says(&refused(place.path("none.raw")), &["none.raw", "cannot be opened"]);
     assert_says(&refused(place.path("")), &["directory"]);
+}
+
+#[test]
+fn engines_with_a_cache_mode_but_no_image_is_wrong_usage() {
+    let line = wrong_usage(with(bareblk(), &["engines", "--cache", "writeback"]));
+    assert_says(&line, &["IMAGE", "not provided"]);
 }
