@@ -92,9 +92,10 @@ fn report(args: &EnginesArgs) -> Result<Report> {
 
 fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
     let cannot = || format!("image {} cannot be opened", path.display());
-    let without = |error: &io::Error| match error.kind() {
+    let instead = if cache.starts_writethrough() { CacheMode::Writethrough } else { CacheMode::Writeback };
+    let hint = |error: &io::Error| match error.kind() {
         io::ErrorKind::InvalidInput if cache.is_direct() => {
-            format!(" with O_DIRECT (--cache {cache}), its file system refuses it: use --cache writeback")
+            format!(" with O_DIRECT (--cache {cache}), its file system refuses it: use --cache {instead}")
         }
         _ => String::new(),
     };
@@ -106,7 +107,7 @@ fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
     let request = OpenRequest { access: Access::ReadOnly, direct, create: None, exclusive: false };
     let file = HostOpener.open_image(path, &request);
     let file = file.map_err(|error| {
-        let line = cannot() + &without(&error);
+        let line = cannot() + &hint(&error);
         anyhow::Error::from(error).context(line)
     })?;
     // Only tried out: no request is made.

@@ -52,7 +52,10 @@ pub enum ImageError {
         source: io::Error,
     },
     /// The file system has no direct I/O.
-    #[error("image {} cannot be opened with O_DIRECT, its file system refuses it: use --cache writeback", path.display())]
+    #[error(
+        "image {} cannot be opened with O_DIRECT, its file system refuses it: use --cache writeback, or writethrough \
+         for directsync", path.display()
+    )]
     DirectRefused {
         /** As given. */
         path: PathBuf,
@@ -60,7 +63,7 @@ pub enum ImageError {
     /// Direct I/O works, but in units no guest takes.
     #[error(
         "image {} needs direct I/O in units of {offset_bytes} bytes, more than the largest block size \
-         {MAX_BLOCK_SIZE_BYTES}: use --cache writeback", path.display()
+         {MAX_BLOCK_SIZE_BYTES}: use --cache writeback, or writethrough for directsync", path.display()
     )]
     DirectTooCoarse {
         /** As given. */
