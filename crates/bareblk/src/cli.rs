@@ -24,6 +24,7 @@ use crate::lab::LabCommand;
 
 use crate::engine_args::EngineArgs;
 use crate::engines::EnginesArgs;
+use crate::usage::Contradiction;
 
 /// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
 const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
@@ -292,7 +293,8 @@ impl ServeArgs {
     /// Looks up users and groups; the rest is checked already.
     pub fn configuration(self) -> Result<ServeConfig> {
         if self.engine.iopoll && !self.cache.is_direct() {
-            bail!("--iopoll needs --cache none or directsync: the page cache has nothing to poll");
+            let why = "--iopoll needs --cache none or directsync: the page cache has nothing to poll";
+            bail!(Contradiction(why));
         }
         let socket = SocketConfig {
             path: self.socket,

@@ -32,12 +32,13 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 use clap::error::ErrorKind;
+use io_engine::EngineError;
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let result = match Cli::try_parse() {
-        Ok(cli) => run(cli.command).map_err(|error| (format!("{error:#}"), ExitCode::FAILURE)),
+        Ok(cli) => run(cli.command).map_err(|error| (format!("{error:#}"), exit_code(&error))),
         Err(error) if is_help(&error) => error.exit(),
         Err(error) => {
             let line = usage::line(&error, std::env::args_os().skip(1));
@@ -45,6 +46,16 @@ fn main() -> ExitCode {
         }
     };
     result.map_or_else(complain, |()| ExitCode::SUCCESS)
+}
+
+/// Options that contradict each other are wrong usage too.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    let options_differ = matches!(error.downcast_ref(), Some(EngineError::Option { .. }));
+    if options_differ || error.is::<usage::Contradiction>() {
+        ExitCode::from(usage::EXIT_CODE)
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Help or a version, asked for or due (no arguments at all).

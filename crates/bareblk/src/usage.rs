@@ -13,6 +13,18 @@ use crate::cli::Cli;
 /// Exit code of wrong usage, as of most programs.
 pub const EXIT_CODE: u8 = 2;
 
+/// Options that cannot be had together.
+#[derive(Debug)]
+pub struct Contradiction(pub &'static str);
+
+impl std::fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Contradiction {}
+
 /// `error`, which is about `words`, for standard error. Names the help of the innermost subcommand among them.
 pub fn line(error: &Error, words: impl IntoIterator<Item = OsString>) -> String {
     let mut command = Cli::command();

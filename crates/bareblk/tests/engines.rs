@@ -157,12 +157,12 @@ fn option_of_an_engine_that_was_not_asked_for_is_refused() {
     let place = Place::new();
     let image = place.image("disk.raw", MIB);
     for option in [&["--iopoll"][..], &["--sqpoll-ms", "50"], &["--pin-guest-memory"]] {
-        let line = refusal(with(place.serve(&image, "s"), option));
+        let line = wrong_usage(with(place.serve(&image, "s"), option));
         assert_says(&line, &[option[0], "add --engine io_uring"]);
     }
     for descriptors in ["2", "4"] {
         let pool = ["--engine", "threads", "--fd-pool", descriptors];
-        let line = refusal(with(place.serve(&image, "s"), &pool));
+        let line = wrong_usage(with(place.serve(&image, "s"), &pool));
         assert_says(&line, &["--fd-pool", "add --engine posix-aio"]);
     }
 }
@@ -173,7 +173,7 @@ fn polled_completions_through_the_page_cache_are_refused() {
     let image = place.image("disk.raw", MIB);
     let polled = ["--engine", "io_uring", "--iopoll", "--cache", "writeback"];
     assert_says(
-        &refusal(with(place.serve(&image, "s"), &polled)),
+        &wrong_usage(with(place.serve(&image, "s"), &polled)),
         &["--iopoll", "--cache none or directsync"],
     );
 }

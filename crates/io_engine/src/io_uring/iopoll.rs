@@ -58,7 +58,7 @@ impl PolledRing {
     pub fn register_file(&mut self, index: u32, spec: &FileSpec) {
         let checked = if self.check == FileCheck::Probe { iopoll_probe::check(spec) } else { Ok(()) };
         if let Err(reason) = checked.and_then(|()| self.add_file(index, spec)) {
-            tracing::info!(file = index, "completions of this file are not polled for (IOPOLL): {reason}");
+            tracing::warn!("completions of the image are not polled for (IOPOLL): {reason}");
         }
     }
 
