@@ -17,7 +17,7 @@ use blk_server::{
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use disk_image::{Access, CacheMode, ImageOptions, SECTOR_BYTES};
-use io_engine::{EngineChoice, EngineConfig};
+use io_engine::{EngineChoice, EngineConfig, EngineKind};
 use nix::unistd::{Group, User};
 
 use crate::lab::LabCommand;
@@ -295,6 +295,12 @@ impl ServeArgs {
         if self.engine.iopoll && !self.cache.is_direct() {
             let why = "--iopoll needs --cache none or directsync: the page cache has nothing to poll";
             bail!(Contradiction(why));
+        }
+        if self.engine.io_threads.is_some() && self.engine.engine == EngineChoice::Named(EngineKind::IoUring)
+        {
+            bail!(Contradiction(
+                "--io-threads has no effect with --engine io_uring, which has no threads of ours"
+            ));
         }
         let socket = SocketConfig {
             path: self.socket,

@@ -168,6 +168,14 @@ fn option_of_an_engine_that_was_not_asked_for_is_refused() {
 }
 
 #[test]
+fn threads_for_an_engine_without_any_are_refused() {
+    let place = Place::new();
+    let image = place.image("disk.raw", MIB);
+    let threads = ["--engine", "io_uring", "--io-threads", "8"];
+    assert_says(&wrong_usage(with(place.serve(&image, "s"), &threads)), &["--io-threads", "io_uring"]);
+}
+
+#[test]
 fn polled_completions_through_the_page_cache_are_refused() {
     let place = Place::new();
     let image = place.image("disk.raw", MIB);

@@ -16,9 +16,8 @@ use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::{RingFeatures, SplitLayout};
 
-use crate::disk::{Disk, DiskConfig};
-use crate::session::SessionShared;
-use crate::signal::{adopt, signal};
+use crate::disk::DiskConfig;
+use crate::signal::signal;
 use crate::worker::Worker;
 use crate::workers::{Command, QueueStart};
 
@@ -52,22 +51,7 @@ impl InlineWorker {
         let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let depth = usize::from(layout.queue_size);
         let mut worker = Worker::new(engine, received, Arc::clone(&doorbell), depth, Duration::ZERO)?;
-        let disk = Arc::new(Disk::new(disk).map_err(io::Error::other)?);
-        let session = SessionShared::new(0)?;
-        session.set_write_cache(disk.guest_cache().mode_at_first());
-        let start = QueueStart {
-            disk,
-            session,
-            index: 0,
-            memory,
-            layout: Some(layout),
-            ring,
-            base: 0,
-            cache_choice_unknown: false,
-            kick: adopt(kick)?,
-            call: Some(adopt(call)?),
-            err: None,
-        };
+        let start = QueueStart::alone(disk, memory, layout, ring, kick, call)?;
         let (done, started) = sync_channel(1);
         commands.send(Command::Start(Box::new(start), done)).map_err(io::Error::other)?;
         signal(&doorbell);

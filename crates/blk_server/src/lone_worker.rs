@@ -21,9 +21,8 @@ use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::{RingFeatures, SplitLayout};
 
-use crate::disk::{Disk, DiskConfig};
-use crate::session::SessionShared;
-use crate::signal::{adopt, signal};
+use crate::disk::DiskConfig;
+use crate::signal::signal;
 use crate::worker::Worker;
 use crate::workers::{AbortOnPanic, Command, QueueStart};
 
@@ -102,22 +101,7 @@ impl LoneWorker {
         call: OwnedFd,
         poll: Duration,
     ) -> io::Result<Self> {
-        let disk = Arc::new(Disk::new(disk).map_err(io::Error::other)?);
-        let session = SessionShared::new(0)?;
-        session.set_write_cache(disk.guest_cache().mode_at_first());
-        let start = QueueStart {
-            disk,
-            session,
-            index: 0,
-            memory,
-            layout: Some(layout),
-            ring,
-            base: 0,
-            cache_choice_unknown: false,
-            kick: adopt(kick)?,
-            call: Some(adopt(call)?),
-            err: None,
-        };
+        let start = QueueStart::alone(disk, memory, layout, ring, kick, call)?;
         let mut worker = Self::start_thread(engine, usize::from(layout.queue_size), poll)?;
         worker.queue = worker.ask(|done| Command::Start(Box::new(start), done))?;
         if worker.queue.is_none() {

@@ -5,6 +5,7 @@
 //!
 //! Not here: the loop that obeys (`worker.rs`).
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
@@ -17,9 +18,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::error;
 use virtqueue::{RingFeatures, SplitLayout};
 
-use crate::disk::Disk;
+use crate::disk::{Disk, DiskConfig};
 use crate::session::SessionShared;
-use crate::signal::signal;
+use crate::signal::{adopt, signal};
 use crate::worker::Worker;
 
 /// The worker's thread has ended.
@@ -42,6 +43,35 @@ pub(crate) struct QueueStart {
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) call: Option<Arc<OwnedFd>>,
     pub(crate) err: Option<Arc<OwnedFd>>,
+}
+
+impl QueueStart {
+    /// Queue 0 of a disk that has no front-end; its write cache starts as the image's cache mode says.
+    pub(crate) fn alone(
+        disk: DiskConfig,
+        memory: Arc<GuestMemory>,
+        layout: SplitLayout,
+        ring: RingFeatures,
+        kick: OwnedFd,
+        call: OwnedFd,
+    ) -> io::Result<Self> {
+        let disk = Arc::new(Disk::new(disk).map_err(io::Error::other)?);
+        let session = SessionShared::new(0)?;
+        session.set_write_cache(disk.guest_cache().mode_at_first());
+        Ok(Self {
+            disk,
+            session,
+            index: 0,
+            memory,
+            layout: Some(layout),
+            ring,
+            base: 0,
+            cache_choice_unknown: false,
+            kick: adopt(kick)?,
+            call: Some(adopt(call)?),
+            err: None,
+        })
+    }
 }
 
 /// What other threads ask of a worker. Queues are named by the number that `Start` answered with.
