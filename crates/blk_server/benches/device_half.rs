@@ -20,7 +20,7 @@ use disk_image::{HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use io_engine::{EngineConfig, NullEngine};
 use rustix::event::{EventfdFlags, eventfd};
-use virtqueue::{DriverQueue, RingFeatures, SplitLayout};
+use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
 const QUEUE_SIZE: u16 = 256;
 const IMAGE_BYTES: u64 = 64 << 20;
@@ -55,13 +55,13 @@ impl Bench {
         let region = Region::from_memfd(GuestAddress(0), 128 << 20).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
         let view = MemoryView::new(Arc::clone(&memory));
-        let layout = SplitLayout {
+        let layout = RingLayout {
             queue_size: QUEUE_SIZE,
             descriptors: GuestAddress(0),
             avail: GuestAddress(0x1_0000),
             used: GuestAddress(0x2_0000),
         };
-        let features = RingFeatures { event_idx, indirect: true };
+        let features = RingFeatures { event_idx, indirect: true, packed: false };
         let ring = DriverQueue::new(&view, layout, features).unwrap();
         let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let (kick, call) = (fd(), fd());

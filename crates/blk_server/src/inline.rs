@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use guest_mem::GuestMemory;
 use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
-use virtqueue::{RingFeatures, SplitLayout};
+use virtqueue::{RingFeatures, RingLayout};
 
 use crate::disk::DiskConfig;
 use crate::signal::signal;
@@ -42,7 +42,7 @@ impl InlineWorker {
         engine: Box<dyn Engine>,
         disk: DiskConfig,
         memory: Arc<GuestMemory>,
-        layout: SplitLayout,
+        layout: RingLayout,
         ring: RingFeatures,
         kick: OwnedFd,
         call: OwnedFd,

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use guest_mem::GuestMemory;
 use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
-use virtqueue::{RingFeatures, SplitLayout};
+use virtqueue::{RingFeatures, RingLayout};
 
 use crate::disk::DiskConfig;
 use crate::signal::signal;
@@ -95,7 +95,7 @@ impl LoneWorker {
         engine: Box<dyn Engine>,
         disk: DiskConfig,
         memory: Arc<GuestMemory>,
-        layout: SplitLayout,
+        layout: RingLayout,
         ring: RingFeatures,
         kick: OwnedFd,
         call: OwnedFd,

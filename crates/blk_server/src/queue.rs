@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse, reply_slot};
 use virtqueue::split::DeviceQueue;
-use virtqueue::{Chain, PopError, RingFault, SplitLayout};
+use virtqueue::{Chain, PopError, RingFault, RingLayout};
 
 use crate::buffers::{BufferPool, NoBuffers};
 use crate::disk::Disk;
@@ -362,7 +362,7 @@ impl Queue {
     }
 
     /// Goes over to a new memory table, in which the rings must still be where they were.
-    pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>, layout: Option<SplitLayout>) {
+    pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>, layout: Option<RingLayout>) {
         let view = MemoryView::new(memory);
         let same_place = layout == Some(*self.ring.layout());
         match self.ring.rebind(&view) {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use guest_mem::{GuestMemory, sigbus};
 use io_engine::{Completion, Engine, Event, FileId, FileSpec, Handles, WatchToken};
 use tracing::{debug, error};
-use virtqueue::SplitLayout;
+use virtqueue::RingLayout;
 
 use crate::buffers::BufferPool;
 use crate::disk::Disk;
@@ -66,7 +66,7 @@ impl Entry {
 /// A memory table that a queue goes over to once nothing of it is in flight.
 struct NewMemory {
     memory: Arc<GuestMemory>,
-    layout: Option<SplitLayout>,
+    layout: Option<RingLayout>,
     done: SyncSender<()>,
 }
 
@@ -398,7 +398,7 @@ impl Worker {
         &mut self,
         id: u32,
         memory: Arc<GuestMemory>,
-        layout: Option<SplitLayout>,
+        layout: Option<RingLayout>,
         drain: bool,
         done: SyncSender<()>,
     ) {
@@ -416,7 +416,7 @@ impl Worker {
 
     /// The engine learns of the new memory first, so that regions which stay are not let go in between. That is
     /// also why ops may be in flight: unless the queue was drained before, nothing of the old memory goes away.
-    fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>, layout: Option<SplitLayout>) {
+    fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>, layout: Option<RingLayout>) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let old = Arc::clone(entry.queue.memory());
         self.handles.submit.use_memory(&memory);

@@ -16,7 +16,7 @@ use guest_mem::GuestMemory;
 use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::error;
-use virtqueue::{RingFeatures, SplitLayout};
+use virtqueue::{RingFeatures, RingLayout};
 
 use crate::disk::{Disk, DiskConfig};
 use crate::session::SessionShared;
@@ -35,7 +35,7 @@ pub(crate) struct QueueStart {
     pub(crate) index: u16,
     pub(crate) memory: Arc<GuestMemory>,
     /// `None`: an address lies in no region.
-    pub(crate) layout: Option<SplitLayout>,
+    pub(crate) layout: Option<RingLayout>,
     pub(crate) ring: RingFeatures,
     pub(crate) base: u16,
     /// If the ring turns out to be in use, its guest may have switched the cache off before this process.
@@ -50,7 +50,7 @@ impl QueueStart {
     pub(crate) fn alone(
         disk: DiskConfig,
         memory: Arc<GuestMemory>,
-        layout: SplitLayout,
+        layout: RingLayout,
         ring: RingFeatures,
         kick: OwnedFd,
         call: OwnedFd,
@@ -87,7 +87,7 @@ pub(crate) enum Command {
     SetMemory {
         queue: u32,
         memory: Arc<GuestMemory>,
-        layout: Option<SplitLayout>,
+        layout: Option<RingLayout>,
         drain: bool,
         done: SyncSender<()>,
     },
@@ -137,7 +137,7 @@ impl QueueHandle {
     pub(crate) fn set_memory(
         &self,
         memory: Arc<GuestMemory>,
-        layout: Option<SplitLayout>,
+        layout: Option<RingLayout>,
         drain: bool,
     ) -> Result<(), WorkerGone> {
         let queue = self.id;

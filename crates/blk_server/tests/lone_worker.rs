@@ -16,7 +16,7 @@ use io_engine::{EngineConfig, IoUringEngine, Recorder};
 use rig::{PATIENCE, wait_readable};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_blk::{RequestHeader, kind};
-use virtqueue::{DriverQueue, RingFeatures, SplitLayout};
+use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
 const DATA_BYTES: u32 = 4096;
 const HEADERS: u64 = 0x4_0000;
@@ -49,13 +49,13 @@ fn bed(cache: CacheMode) -> Bed {
     let region = Region::from_memfd(GuestAddress(0), 4 << 20).unwrap();
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
     let view = MemoryView::new(Arc::clone(&memory));
-    let layout = SplitLayout {
+    let layout = RingLayout {
         queue_size: 64,
         descriptors: GuestAddress(0),
         avail: GuestAddress(0x1_0000),
         used: GuestAddress(0x2_0000),
     };
-    let features = RingFeatures { event_idx: true, indirect: false };
+    let features = RingFeatures { event_idx: true, indirect: false, packed: false };
     let ring = DriverQueue::new(&view, layout, features).unwrap();
     let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let (kick, call) = (fd(), fd());

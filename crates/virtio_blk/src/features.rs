@@ -28,6 +28,8 @@ pub const INDIRECT_DESC: u64 = 1 << 28;
 pub const EVENT_IDX: u64 = 1 << 29;
 /// `VIRTIO_F_VERSION_1`: not a legacy driver.
 pub const VERSION_1: u64 = 1 << 32;
+/// `VIRTIO_F_RING_PACKED`: packed virtqueues (virtio 1.3 §2.8).
+pub const RING_PACKED: u64 = 1 << 34;
 
 /// Always offered. `SIZE_MAX` is not: we have no limit on a segment's size.
 const ALWAYS: u64 = VERSION_1 | INDIRECT_DESC | EVENT_IDX | SEG_MAX | BLK_SIZE | TOPOLOGY;
@@ -133,7 +135,11 @@ impl Negotiated {
     /// What the rings need to know.
     #[must_use]
     pub fn ring(self) -> RingFeatures {
-        RingFeatures { event_idx: self.has(EVENT_IDX), indirect: self.has(INDIRECT_DESC) }
+        RingFeatures {
+            event_idx: self.has(EVENT_IDX),
+            indirect: self.has(INDIRECT_DESC),
+            packed: self.has(RING_PACKED),
+        }
     }
 }
 
@@ -229,7 +235,7 @@ mod tests {
     #[test]
     fn ring_features_follow_the_accepted_bits() {
         let negotiated = Negotiated::accept(device_features(&PLAIN), VERSION_1 | EVENT_IDX).unwrap();
-        assert_eq!(negotiated.ring(), RingFeatures { event_idx: true, indirect: false });
+        assert_eq!(negotiated.ring(), RingFeatures { event_idx: true, indirect: false, packed: false });
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub mod split;
 
 pub use chain::Chain;
 pub use fault::{ChainFault, IndirectFault, PopError, RingFault, RingPart};
-pub use split::{DeviceQueue, DriverQueue, SplitLayout};
+pub use split::{DeviceQueue, DriverQueue, RingLayout};
 
 /// Smallest queue we serve: virtio-blk needs a descriptor for the header and one for the status.
 pub const MIN_QUEUE_SIZE: u16 = 2;
@@ -33,4 +33,6 @@ pub struct RingFeatures {
     pub event_idx: bool,
     /// `VIRTIO_F_INDIRECT_DESC`: descriptor tables outside the ring (virtio 1.3 §2.7.5.3).
     pub indirect: bool,
+    /// `VIRTIO_F_RING_PACKED`: one ring of descriptors instead of three parts (virtio 1.3 §2.8).
+    pub packed: bool,
 }

@@ -5,7 +5,7 @@ mod rig;
 
 use guest_mem::{AccessError, GuestAddress, GuestMemory, MemoryView};
 use rig::*;
-use virtqueue::{ChainFault, DeviceQueue, IndirectFault, PopError, RingFault, RingPart, SplitLayout};
+use virtqueue::{ChainFault, DeviceQueue, IndirectFault, PopError, RingFault, RingLayout, RingPart};
 
 fn fault_of(mut rig: Rig) -> ChainFault {
     match rig.device.pop(&mut rig.chain) {
@@ -14,7 +14,7 @@ fn fault_of(mut rig: Rig) -> ChainFault {
     }
 }
 
-fn refused(layout: SplitLayout) -> RingFault {
+fn refused(layout: RingLayout) -> RingFault {
     DeviceQueue::new(&view(), layout, EVENT_IDX).unwrap_err()
 }
 
@@ -313,9 +313,9 @@ fn misaligned_ring_parts_are_refused_by_name() {
         source: AccessError::Misaligned { addr, align_bytes },
     };
     let good = layout(8);
-    let descriptors = SplitLayout { descriptors: GuestAddress(0x1008), ..good };
-    let avail = SplitLayout { avail: GuestAddress(0x8001), ..good };
-    let used = SplitLayout { used: GuestAddress(0xc002), ..good };
+    let descriptors = RingLayout { descriptors: GuestAddress(0x1008), ..good };
+    let avail = RingLayout { avail: GuestAddress(0x8001), ..good };
+    let used = RingLayout { used: GuestAddress(0xc002), ..good };
     assert_eq!(refused(descriptors), misaligned(RingPart::Descriptors, 0x1008, 16));
     assert_eq!(refused(avail), misaligned(RingPart::Avail, 0x8001, 2));
     assert_eq!(refused(used), misaligned(RingPart::Used, 0xc002, 4));
@@ -326,9 +326,9 @@ fn unmapped_ring_parts_are_refused_by_name() {
     let unmapped =
         |part, addr, len_bytes| RingFault::Part { part, source: AccessError::Unmapped { addr, len_bytes } };
     let good = layout(8);
-    let descriptors = SplitLayout { descriptors: GuestAddress(END - 16), ..good };
-    let avail = SplitLayout { avail: GuestAddress(END), ..good };
-    let used = SplitLayout { used: GuestAddress(u64::MAX - 3), ..good };
+    let descriptors = RingLayout { descriptors: GuestAddress(END - 16), ..good };
+    let avail = RingLayout { avail: GuestAddress(END), ..good };
+    let used = RingLayout { used: GuestAddress(u64::MAX - 3), ..good };
     assert_eq!(refused(descriptors), unmapped(RingPart::Descriptors, END - 16, 128));
     assert_eq!(refused(avail), unmapped(RingPart::Avail, END, 22));
     assert_eq!(refused(used), unmapped(RingPart::Used, u64::MAX - 3, 70));
@@ -336,7 +336,7 @@ fn unmapped_ring_parts_are_refused_by_name() {
 
 #[test]
 fn event_field_past_the_end_of_memory_matters_only_when_negotiated() {
-    let at_end = SplitLayout { avail: GuestAddress(END - 4 - 2 * 8), ..layout(8) };
+    let at_end = RingLayout { avail: GuestAddress(END - 4 - 2 * 8), ..layout(8) };
     let view = view();
     assert!(DeviceQueue::new(&view, at_end, PLAIN).is_ok());
     assert!(DeviceQueue::new(&view, at_end, EVENT_IDX).is_err());

@@ -226,7 +226,7 @@ fn rings() -> impl Strategy<Value = Ring> {
             (tables(queue_size), heads, ahead).prop_map(move |((table, indirect_table), heads, ahead)| Ring {
                 queue_size,
                 position,
-                features: RingFeatures { event_idx, indirect },
+                features: RingFeatures { event_idx, indirect, packed: false },
                 table,
                 indirect: indirect_table,
                 heads,
@@ -325,7 +325,7 @@ proptest! {
         let raw = RawRing::new(&memory.ours, layout(8)).unwrap();
         raw.set_used_idx(position);
         raw.set_avail_idx(position.wrapping_add(available));
-        let features = RingFeatures { event_idx, indirect: false };
+        let features = RingFeatures { event_idx, indirect: false, packed: false };
         let mut ours = DeviceQueue::new(&memory.ours, layout(8), features).unwrap();
         let mut theirs = oracle(8, position, event_idx);
         theirs.disable_notification(&memory.theirs).unwrap();

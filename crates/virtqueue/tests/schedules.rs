@@ -330,7 +330,7 @@ proptest! {
     fn any_schedule_with_our_device_keeps_order_tokens_and_wake_ups(
         queue_size in sizes(), event_idx in any::<bool>(), indirect in any::<bool>(), steps in steps(),
     ) {
-        let (view, features) = (view(), RingFeatures { event_idx, indirect });
+        let (view, features) = (view(), RingFeatures { event_idx, indirect, packed: false });
         let driver = DriverQueue::new(&view, layout(queue_size), features).unwrap();
         let world = World::new(driver, ours(&view, queue_size, features), features, false);
         run(world, &steps, queue_size)?;
@@ -340,7 +340,7 @@ proptest! {
     fn any_schedule_with_the_oracles_device_keeps_order_tokens_and_wake_ups(
         queue_size in sizes(), event_idx in any::<bool>(), indirect in any::<bool>(), steps in steps(),
     ) {
-        let (view, features) = (view(), RingFeatures { event_idx, indirect });
+        let (view, features) = (view(), RingFeatures { event_idx, indirect, packed: false });
         let driver = DriverQueue::new(&view, layout(queue_size), features).unwrap();
         let world = World::new(driver, theirs(&view, queue_size, features), features, true);
         run(world, &steps, queue_size)?;
@@ -369,7 +369,7 @@ fn seventy_thousand_requests<D: Device>(mut world: World<D>, queue_size: u16) {
 
 #[test]
 fn indices_wrap_with_our_device_and_event_idx() {
-    let (view, features) = (view(), RingFeatures { event_idx: true, indirect: true });
+    let (view, features) = (view(), RingFeatures { event_idx: true, indirect: true, packed: false });
     let driver = DriverQueue::new(&view, layout(4), features).unwrap();
     seventy_thousand_requests(World::new(driver, ours(&view, 4, features), features, false), 4);
 }
@@ -383,7 +383,7 @@ fn indices_wrap_with_our_device_and_flags() {
 
 #[test]
 fn indices_wrap_with_the_oracles_device() {
-    let (view, features) = (view(), RingFeatures { event_idx: true, indirect: true });
+    let (view, features) = (view(), RingFeatures { event_idx: true, indirect: true, packed: false });
     let driver = DriverQueue::new(&view, layout(4), features).unwrap();
     seventy_thousand_requests(World::new(driver, theirs(&view, 4, features), features, true), 4);
 }

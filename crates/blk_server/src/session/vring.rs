@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guest_mem::GuestMemory;
-use virtqueue::SplitLayout;
+use virtqueue::RingLayout;
 
 use crate::workers::QueueHandle;
 
@@ -50,9 +50,9 @@ impl Vring {
     }
 
     /// Where the rings lie in guest memory; `None` if an address is in no region.
-    pub(crate) fn layout(&self, memory: &GuestMemory) -> Option<SplitLayout> {
+    pub(crate) fn layout(&self, memory: &GuestMemory) -> Option<RingLayout> {
         let (queue_size, addresses) = (self.queue_size?, self.addresses?);
-        Some(SplitLayout {
+        Some(RingLayout {
             queue_size,
             descriptors: memory.user_to_guest(addresses.descriptors)?,
             avail: memory.user_to_guest(addresses.avail)?,

@@ -23,7 +23,7 @@ use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use io_engine::{EngineConfig, IoUringEngine, Recorder};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use virtqueue::{DriverQueue, RingFeatures, SplitLayout};
+use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
 /// How long a test waits for something that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -69,6 +69,7 @@ pub mod feature {
     pub const EVENT_IDX: u64 = 1 << 29;
     pub const PROTOCOL: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
+    pub const RING_PACKED: u64 = 1 << 34;
     pub const USUAL: u64 = FLUSH | MQ | DISCARD | WRITE_ZEROES | INDIRECT | EVENT_IDX | PROTOCOL | VERSION_1;
 }
 
@@ -344,7 +345,7 @@ impl FrontEnd {
     /// The guest's half of a queue; the server is told nothing.
     pub fn new_guest(&self, index: u16, queue_size: u16, features: u64) -> Guest {
         let base = u64::from(index) * 0x1_0000;
-        let layout = SplitLayout {
+        let layout = RingLayout {
             queue_size,
             descriptors: GuestAddress(base),
             avail: GuestAddress(base + 0x8000),
@@ -353,6 +354,7 @@ impl FrontEnd {
         let ring_features = RingFeatures {
             event_idx: features & feature::EVENT_IDX != 0,
             indirect: features & feature::INDIRECT != 0,
+            packed: features & feature::RING_PACKED != 0,
         };
         let view = MemoryView::new(Arc::clone(&self.memory));
         let ring = DriverQueue::new(&view, layout, ring_features).unwrap();
@@ -406,7 +408,7 @@ pub fn vring_state(index: u16, num: u32) -> [u8; 8] {
     body
 }
 
-pub fn vring_addr(index: u16, layout: &SplitLayout) -> Vec<u8> {
+pub fn vring_addr(index: u16, layout: &RingLayout) -> Vec<u8> {
     let mut body = vec![];
     body.extend_from_slice(&u32::from(index).to_ne_bytes());
     body.extend_from_slice(&0u32.to_ne_bytes());
@@ -450,7 +452,7 @@ pub struct Answer {
 /// One queue, driven synchronously or batch by batch.
 pub struct Guest {
     pub index: u16,
-    pub layout: SplitLayout,
+    pub layout: RingLayout,
     pub view: MemoryView,
     pub ring: DriverQueue,
     pub kick: OwnedFd,

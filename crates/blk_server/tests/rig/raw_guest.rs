@@ -8,7 +8,7 @@ use std::time::Instant;
 use guest_mem::{GuestAddress, GuestRange};
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle};
 use virtqueue::split::{AddError, RawDescriptor, RawRing};
-use virtqueue::{DriverQueue, SplitLayout};
+use virtqueue::{DriverQueue, RingLayout};
 
 use super::{Answer, FrontEnd, Guest, Options, PATIENCE, Rig, feature, header_bytes, kind, wait_readable};
 
@@ -149,14 +149,14 @@ pub fn connected(rig: &Rig, features: u64) -> FrontEnd {
 impl FrontEnd {
     /// A queue whose ring lies at `base`, started; the requests of [`Guest::request`] still lie low.
     pub fn start_queue_at(&self, base: u64, index: u16, queue_size: u16) -> Guest {
-        let layout = SplitLayout {
+        let layout = RingLayout {
             queue_size,
             descriptors: GuestAddress(base),
             avail: GuestAddress(base + 0x8000),
             used: GuestAddress(base + 0xa000),
         };
         let guest = self.new_guest(index, queue_size, feature::USUAL);
-        let ring_features = virtqueue::RingFeatures { event_idx: true, indirect: true };
+        let ring_features = virtqueue::RingFeatures { event_idx: true, indirect: true, packed: false };
         let ring = DriverQueue::new(&guest.view, layout, ring_features).unwrap();
         let guest = Guest { layout, ring, ..guest };
         self.announce_queue(&guest);

@@ -19,7 +19,7 @@ use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use io_engine::Engine;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use virtio_blk::{RequestHeader, Status, kind};
-use virtqueue::{DriverQueue, RingFeatures, SplitLayout};
+use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
 use super::{Job, Measured, Sectors, WARM_UP, cpu, mean_us};
 use crate::experiment::SampleError;
@@ -28,13 +28,13 @@ use crate::stop::Stop;
 
 /// As QEMU's virtio-blk has it unless told otherwise.
 const QUEUE_SIZE: u16 = 256;
-const LAYOUT: SplitLayout = SplitLayout {
+const LAYOUT: RingLayout = RingLayout {
     queue_size: QUEUE_SIZE,
     descriptors: GuestAddress(0),
     avail: GuestAddress(0x1_0000),
     used: GuestAddress(0x2_0000),
 };
-const FEATURES: RingFeatures = RingFeatures { event_idx: true, indirect: true };
+const FEATURES: RingFeatures = RingFeatures { event_idx: true, indirect: true, packed: false };
 /// Per slot: 16 bytes of header, one of status, a table of three descriptors, a block of data.
 const HEADERS: u64 = 0x3_0000;
 const STATUSES: u64 = 0x4_0000;

@@ -14,7 +14,7 @@ use std::sync::atomic::fence;
 
 use guest_mem::{AccessError, MemoryView, SharedSlice};
 
-use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, SplitLayout};
+use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, RingLayout};
 use super::tables::Tables;
 use super::used_ring::UsedRing;
 use crate::RingFeatures;
@@ -25,7 +25,7 @@ use crate::notify::AVAIL_NO_INTERRUPT;
 /// One queue as a device sees it.
 #[derive(Debug)]
 pub struct DeviceQueue {
-    layout: SplitLayout,
+    layout: RingLayout,
     features: RingFeatures,
     tables: Tables,
     descriptors: SharedSlice<u64>,
@@ -51,7 +51,7 @@ impl DeviceQueue {
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
-    pub fn new(view: &MemoryView, layout: SplitLayout, features: RingFeatures) -> Result<Self, RingFault> {
+    pub fn new(view: &MemoryView, layout: RingLayout, features: RingFeatures) -> Result<Self, RingFault> {
         let Parts { descriptors, avail, used, used_entries } = layout.map(view.memory(), features)?;
         let used = UsedRing::resume(used, used_entries, layout.queue_size);
         let position = used.next_used();
@@ -102,7 +102,7 @@ impl DeviceQueue {
 
     /// Where the ring lies.
     #[must_use]
-    pub fn layout(&self) -> &SplitLayout {
+    pub fn layout(&self) -> &RingLayout {
         &self.layout
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::fence;
 
 use guest_mem::{AccessError, Address, GuestAddress, GuestRange, MemoryView};
 
-use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, SplitLayout};
+use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, RingLayout};
 use super::raw::RawDescriptor;
 use crate::RingFeatures;
 use crate::chain::{DESCRIPTOR_BYTES, INDIRECT, NEXT, WRITE};
@@ -108,7 +108,7 @@ struct InFlight {
 /// One queue as a driver sees it.
 #[derive(Debug)]
 pub struct DriverQueue {
-    layout: SplitLayout,
+    layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
     parts: Parts,
@@ -134,7 +134,7 @@ impl DriverQueue {
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
-    pub fn new(view: &MemoryView, layout: SplitLayout, features: RingFeatures) -> Result<Self, RingFault> {
+    pub fn new(view: &MemoryView, layout: RingLayout, features: RingFeatures) -> Result<Self, RingFault> {
         let parts = layout.map(view.memory(), features)?;
         zero(view, RingPart::Descriptors, layout.descriptors, parts.descriptors.len() * 8)?;
         zero(view, RingPart::Avail, layout.avail, parts.avail.len() * 2)?;

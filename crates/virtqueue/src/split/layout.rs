@@ -29,7 +29,7 @@ const USED_ENTRY_WORDS: usize = 4;
 
 /// Size and addresses of a split virtqueue, as the front-end announced them: not yet checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SplitLayout {
+pub struct RingLayout {
     /// In entries.
     pub queue_size: u16,
     /// Descriptor table.
@@ -40,7 +40,7 @@ pub struct SplitLayout {
     pub used: GuestAddress,
 }
 
-impl SplitLayout {
+impl RingLayout {
     /// Index of `used_event` in the available ring, seen as 16-bit words.
     #[inline]
     pub(super) fn used_event(&self) -> usize {

@@ -14,5 +14,5 @@ mod used_ring;
 
 pub use device::DeviceQueue;
 pub use driver::{AddError, DriverFault, DriverQueue, Used};
-pub use layout::SplitLayout;
+pub use layout::RingLayout;
 pub use raw::{RawDescriptor, RawRing};

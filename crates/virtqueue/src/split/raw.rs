@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use guest_mem::{AccessError, GuestRange, MemoryView};
 
-use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, SplitLayout};
+use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, RingLayout};
 use crate::RingFeatures;
 use crate::chain::{self, DESCRIPTOR_BYTES, Descriptor};
 use crate::fault::RingFault;
@@ -52,7 +52,7 @@ impl RawDescriptor {
 /// method panics if one is outside.
 #[derive(Debug)]
 pub struct RawRing {
-    layout: SplitLayout,
+    layout: RingLayout,
     view: MemoryView,
     parts: Parts,
 }
@@ -62,8 +62,8 @@ impl RawRing {
     ///
     /// # Errors
     /// [`RingFault`] if the ring does not lie in memory.
-    pub fn new(view: &MemoryView, layout: SplitLayout) -> Result<Self, RingFault> {
-        let features = RingFeatures { event_idx: true, indirect: true };
+    pub fn new(view: &MemoryView, layout: RingLayout) -> Result<Self, RingFault> {
+        let features = RingFeatures { event_idx: true, indirect: true, packed: false };
         let parts = layout.map(view.memory(), features)?;
         Ok(Self { layout, view: view.clone(), parts })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use virtqueue::split::{RawDescriptor, RawRing};
-use virtqueue::{Chain, DeviceQueue, RingFeatures, SplitLayout};
+use virtqueue::{Chain, DeviceQueue, RingFeatures, RingLayout};
 
 pub const NEXT: u16 = RawDescriptor::NEXT;
 pub const WRITE: u16 = RawDescriptor::WRITE;
@@ -17,9 +17,9 @@ pub const END: u64 = SECOND_REGION + (64 << 10);
 /// Where tests put indirect tables.
 pub const TABLE: u64 = 0x2_0000;
 
-pub const PLAIN: RingFeatures = RingFeatures { event_idx: false, indirect: false };
-pub const EVENT_IDX: RingFeatures = RingFeatures { event_idx: true, indirect: false };
-pub const INDIRECT_DESC: RingFeatures = RingFeatures { event_idx: false, indirect: true };
+pub const PLAIN: RingFeatures = RingFeatures { event_idx: false, indirect: false, packed: false };
+pub const EVENT_IDX: RingFeatures = RingFeatures { event_idx: true, indirect: false, packed: false };
+pub const INDIRECT_DESC: RingFeatures = RingFeatures { event_idx: false, indirect: true, packed: false };
 
 pub fn memory() -> Arc<GuestMemory> {
     let region = |addr, size| Arc::new(Region::from_memfd(GuestAddress(addr), size).unwrap());
@@ -31,8 +31,8 @@ pub fn view() -> MemoryView {
     MemoryView::new(memory())
 }
 
-pub fn layout(queue_size: u16) -> SplitLayout {
-    SplitLayout {
+pub fn layout(queue_size: u16) -> RingLayout {
+    RingLayout {
         queue_size,
         descriptors: GuestAddress(0x1000),
         avail: GuestAddress(0x8000),

@@ -1,0 +1,68 @@
+//! Telling the device that there is something in a queue: a value that owns what it rings.
+//!
+//! `Queue::prepare_kick (under the owner's lock: published, and does the device want to know?) → Kick →
+//! Kick::notify (no lock)`
+//!
+//! - A [`Kick`] holds its own share of the doorbell: the queue may be reset, reconnected or dropped between the
+//!   two steps, and the descriptor that is written to is still the one that was meant.
+//! - A reconnected queue has a new doorbell: an old notification reaches nobody, and a back-end that is gone
+//!   cannot swallow a new one.
+//!
+//! Spec: virtio 1.3 §2.7.13.4 (spurious notifications are allowed). Not here: whether one is needed (`virtqueue`).
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Something that wakes a device.
+pub trait Doorbell: Send + Sync + fmt::Debug {
+    /// Rings. Never blocks; may be called when nobody listens any more.
+    fn ring(&self);
+}
+
+/// An eventfd that a vhost-user back-end polls.
+#[derive(Debug)]
+pub struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A new one, non-blocking.
+    ///
+    /// # Errors
+    /// The kernel's: out of descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Doorbell for EventFd {
+    fn ring(&self) {
+        // The counter is full: it has been rung, and nobody has looked yet.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// A notification that the device asked for and has not had yet.
+#[must_use = "the device sleeps until it is notified"]
+#[derive(Debug)]
+pub struct Kick(Arc<dyn Doorbell>);
+
+impl Kick {
+    /// For a queue that decided to ring.
+    pub(crate) fn new(bell: Arc<dyn Doorbell>) -> Self {
+        Self(bell)
+    }
+
+    /// Notifies the device. Needs no lock.
+    pub fn notify(self) {
+        self.0.ring();
+    }
+}

@@ -1,0 +1,32 @@
+//! A virtio-blk driver in user space: connects to any vhost-user-blk socket and uses its queues.
+//!
+//! `Device::connect → Queue (push → prepare_kick → Kick::notify … completions) → Device::next_event`
+//!
+//! - The device is not trusted: what it writes is checked against private memory; what it breaks is an error.
+//! - Nothing waits longer than it was told to; nothing is allocated per request once a queue is warm.
+//! - A notification is a value of its own ([`Kick`]): it needs no lock and may outlive its queue.
+//!
+//! Spec: virtio 1.3 §5.2; vhost-user. Not here: rings (`virtqueue`), what a request means (`virtio_blk`).
+#![forbid(unsafe_code)]
+
+mod request;
+
+mod queue;
+
+mod kick;
+
+mod shared;
+
+mod memory;
+
+mod device;
+
+mod alone;
+
+pub use alone::{DeviceEnd, alone};
+pub use device::{ConnectError, Device, DeviceInfo, Event, Options, Reconnect, ReconnectReport};
+pub use kick::{Doorbell, EventFd, Kick};
+pub use memory::{Buffer, MemoryError, Pool, PoolOptions, UserMemory};
+pub use queue::{PushError, Queue, QueueError, QueueStats};
+pub use request::{Completion, Durability, Request, RequestError, Work};
+pub use shared::{KickPolicy, SharedQueue};
