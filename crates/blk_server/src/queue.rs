@@ -19,8 +19,7 @@ use io_engine::{Completion, Durability, FileId, Op, OpError, OpKind, Submit, Unm
 use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse, reply_slot};
-use virtqueue::split::DeviceQueue;
-use virtqueue::{Chain, PopError, RingFault, RingLayout};
+use virtqueue::{Chain, DeviceQueue, PopError, RingFault, RingLayout};
 
 use crate::buffers::{BufferPool, NoBuffers};
 use crate::disk::Disk;
@@ -99,14 +98,15 @@ impl Queue {
     pub(crate) fn new(start: &QueueStart, id: u32, file: FileId, watch: WatchId) -> Result<Self, String> {
         let view = MemoryView::new(Arc::clone(&start.memory));
         let layout = start.layout.ok_or("a ring address lies in no memory region")?;
-        let ring = DeviceQueue::new(&view, layout, start.ring).map_err(|fault| fault.to_string())?;
+        let base = u32::from(start.base);
+        let ring = DeviceQueue::new(&view, layout, start.ring, base).map_err(|fault| fault.to_string())?;
         // `seg_max` promised this much, whatever size the driver then chose for the queue.
         let longest = layout.queue_size.max(start.disk.queue_size());
         let ring = ring.with_indirect_limit(longest);
-        if ring.position() != start.base
+        if ring.position() != base
             && let Some(Allowed { suppressed }) = start.disk.log_allowed(Instant::now())
         {
-            let (disk, queue, base, used) = (start.disk.name(), start.index, start.base, ring.position());
+            let (disk, queue, used) = (start.disk.name(), start.index, ring.position());
             warn!(
                 disk,
                 queue, suppressed, base, used, "front-end's ring base is stale; the used index counts"
@@ -333,7 +333,9 @@ impl Queue {
     /// Leaves the ring to whoever serves it next, who may count on kicks, and tells where to go on.
     pub(crate) fn leave(&mut self) -> u16 {
         let _ = self.ring.enable_kicks();
-        self.ring.position()
+        #[allow(clippy::cast_possible_truncation)] // a split ring's; packed ones are not offered yet
+        let position = self.ring.position() as u16;
+        position
     }
 
     pub(crate) fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {

@@ -9,7 +9,7 @@ use std::fmt;
 
 use guest_mem::AccessError;
 
-/// One of the three areas of a split virtqueue (virtio 1.3 §2.7).
+/// One of the three areas of a virtqueue (virtio 1.3 §2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingPart {
     /// Descriptor table (descriptor area).
@@ -18,6 +18,12 @@ pub enum RingPart {
     Avail,
     /// Used ring (device area).
     Used,
+    /// The packed ring (descriptor area).
+    PackedRing,
+    /// A packed ring's driver event suppression structure (driver area).
+    DriverEvent,
+    /// A packed ring's device event suppression structure (device area).
+    DeviceEvent,
 }
 
 impl fmt::Display for RingPart {
@@ -26,6 +32,9 @@ impl fmt::Display for RingPart {
             Self::Descriptors => "descriptor table",
             Self::Avail => "available ring",
             Self::Used => "used ring",
+            Self::PackedRing => "packed ring",
+            Self::DriverEvent => "driver event suppression structure",
+            Self::DeviceEvent => "device event suppression structure",
         })
     }
 }
@@ -78,6 +87,50 @@ pub enum RingFault {
         /** As read. */
         head: u16,
     },
+    /// A packed ring's chain without an end: its buffer id is in the last descriptor, so unknown.
+    #[error(
+        "descriptor chain from slot {slot} is longer than the {queue_size} descriptors of the packed ring"
+    )]
+    EndlessChain {
+        /** Of its first descriptor. */
+        slot: u16,
+        /** In descriptors. */
+        queue_size: u16,
+    },
+    /// A packed ring's buffer id that no driver needs.
+    #[error("buffer id {id} is not below the queue size {queue_size}")]
+    IdOutOfRange {
+        /** As read. */
+        id: u16,
+        /** In entries. */
+        queue_size: u16,
+    },
+    /// A packed ring's buffer id names a chain that was not used yet.
+    #[error("buffer id {id} was made available again while it is in flight")]
+    IdInFlight {
+        /** As read. */
+        id: u16,
+    },
+    /// A packed ring's position cannot be: no such slot, or more taken than used.
+    #[error(
+        "ring base {base:#010x} is no position of a packed ring with {queue_size} entries and nothing in flight"
+    )]
+    BadBase {
+        /** As the front-end sent it. */
+        base: u32,
+        /** In entries. */
+        queue_size: u16,
+    },
+    /// The packed ring shows that a device went on beyond the position; requests would run twice.
+    #[error(
+        "ring base {base:#010x} is stale: slot {slot} of the packed ring shows later use, and nothing in memory tells the position, so the guest must reset the device"
+    )]
+    StaleBase {
+        /** As the front-end sent it. */
+        base: u32,
+        /** Where it shows. */
+        slot: u16,
+    },
 }
 
 /// One descriptor chain is unusable; where it ends is unknown, so no status can be stored.
@@ -115,6 +168,9 @@ pub enum IndirectFault {
     /// A table inside a table.
     #[error("indirect descriptor inside an indirect table")]
     Nested,
+    /// A table in a chain with direct descriptors, which packed rings do not have (virtio 1.3 §2.8.5).
+    #[error("indirect descriptor in one chain with direct ones")]
+    Mixed,
     /// NEXT and INDIRECT in one descriptor.
     #[error("indirect descriptor has a next one, which it must not")]
     WithNext,

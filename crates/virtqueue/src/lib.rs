@@ -1,24 +1,35 @@
 //! Virtqueues from both ends: the rings in guest memory through which a driver and a device talk.
 //!
-//! `avail.idx → head → descriptor table → Chain → (owner works) → used ring → used.idx → notify?`
+//! `driver: add → publish ⇒ device: pop → Chain → (owner works) → push_used → publish ⇒ driver: pop_used`
 //!
+//! - Two formats, split and packed, behind the same calls: [`DeviceQueue`] and [`DriverQueue`].
 //! - The other side is hostile and writes at any moment: each index, address and length is read once,
 //!   checked, and then trusted; what we wrote ourselves is kept privately and never read back.
 //! - A fault inside a chain concerns that request; a fault of the ring stops the queue.
 //! - Nothing is allocated between `new` and `drop`.
 //!
-//! Spec: virtio 1.3 §2.7 (split). The packed ring (§2.8) will be `packed/`, with the same [`Chain`].
+//! Spec: virtio 1.3 §2.7 (split), §2.8 (packed).
 //! Not here: I/O, threads, file descriptors (`blk_server`), what a chain means (`virtio_blk`).
 #![forbid(unsafe_code)]
 
+mod buffers;
 mod chain;
+mod device;
+mod driver;
+mod driver_fault;
 mod fault;
+mod layout;
 pub mod notify;
+pub mod packed;
 pub mod split;
+mod tables;
 
 pub use chain::Chain;
+pub use device::DeviceQueue;
+pub use driver::{DriverQueue, Used};
+pub use driver_fault::{AddError, DriverFault};
 pub use fault::{ChainFault, IndirectFault, PopError, RingFault, RingPart};
-pub use split::{DeviceQueue, DriverQueue, RingLayout};
+pub use layout::RingLayout;
 
 /// Smallest queue we serve: virtio-blk needs a descriptor for the header and one for the status.
 pub const MIN_QUEUE_SIZE: u16 = 2;

@@ -15,7 +15,7 @@ fn fault_of(mut rig: Rig) -> ChainFault {
 }
 
 fn refused(layout: RingLayout) -> RingFault {
-    DeviceQueue::new(&view(), layout, EVENT_IDX).unwrap_err()
+    DeviceQueue::new(&view(), layout, EVENT_IDX, 0).unwrap_err()
 }
 
 #[test]
@@ -338,8 +338,8 @@ fn unmapped_ring_parts_are_refused_by_name() {
 fn event_field_past_the_end_of_memory_matters_only_when_negotiated() {
     let at_end = RingLayout { avail: GuestAddress(END - 4 - 2 * 8), ..layout(8) };
     let view = view();
-    assert!(DeviceQueue::new(&view, at_end, PLAIN).is_ok());
-    assert!(DeviceQueue::new(&view, at_end, EVENT_IDX).is_err());
+    assert!(DeviceQueue::new(&view, at_end, PLAIN, 0).is_ok());
+    assert!(DeviceQueue::new(&view, at_end, EVENT_IDX, 0).is_err());
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn indirect_chain_without_the_feature_or_without_memory_is_refused() {
 fn device_with_kicks_off_by_flag_is_not_kicked() {
     let view = view();
     let mut driver = DriverQueue::new(&view, layout(4), PLAIN).unwrap();
-    let mut device = virtqueue::DeviceQueue::new(&view, layout(4), PLAIN).unwrap();
+    let mut device = virtqueue::DeviceQueue::new(&view, layout(4), PLAIN, 0).unwrap();
     device.disable_kicks();
     driver.add(&[range(1, 1)], &[], 0).unwrap();
     driver.publish();

@@ -259,7 +259,7 @@ proptest! {
     fn ring_is_read_as_the_oracle_reads_it(ring in rings()) {
         let memory = shared();
         ring.write(&memory.ours);
-        let mut ours = DeviceQueue::new(&memory.ours, layout(ring.queue_size), ring.features).unwrap();
+        let mut ours = DeviceQueue::new(&memory.ours, layout(ring.queue_size), ring.features, 0).unwrap();
         let mut theirs = oracle(ring.queue_size, ring.position, ring.features.event_idx);
         let mut chain = Chain::with_capacity(ring.queue_size);
         loop {
@@ -286,7 +286,7 @@ proptest! {
             };
             prop_assert_eq!(our_head, Some(their_head));
             compare_chain(&popped, &chain, &walk(their_chain), ring.queue_size, ring.features)?;
-            prop_assert_eq!(ours.position(), theirs.next_avail());
+            prop_assert_eq!(ours.position(), u32::from(theirs.next_avail()));
         }
     }
 
@@ -299,7 +299,7 @@ proptest! {
         let memory = shared();
         let raw = RawRing::new(&memory.ours, layout(8)).unwrap();
         raw.set_used_idx(position);
-        let mut ours = DeviceQueue::new(&memory.ours, layout(8), EVENT_IDX).unwrap();
+        let mut ours = DeviceQueue::new(&memory.ours, layout(8), EVENT_IDX, 0).unwrap();
         let mut theirs = oracle(8, position, true);
         for (count, ahead, ask) in steps {
             for tag in 0..count {
@@ -326,7 +326,7 @@ proptest! {
         raw.set_used_idx(position);
         raw.set_avail_idx(position.wrapping_add(available));
         let features = RingFeatures { event_idx, indirect: false, packed: false };
-        let mut ours = DeviceQueue::new(&memory.ours, layout(8), features).unwrap();
+        let mut ours = DeviceQueue::new(&memory.ours, layout(8), features, 0).unwrap();
         let mut theirs = oracle(8, position, event_idx);
         theirs.disable_notification(&memory.theirs).unwrap();
         let off = raw.used_flags();

@@ -92,7 +92,7 @@ impl Device for Theirs {
 }
 
 fn ours(view: &MemoryView, queue_size: u16, features: RingFeatures) -> Ours {
-    let queue = DeviceQueue::new(view, layout(queue_size), features).unwrap();
+    let queue = DeviceQueue::new(view, layout(queue_size), features, 0).unwrap();
     Ours { queue, chain: Chain::with_capacity(queue_size) }
 }
 

@@ -12,15 +12,16 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
-use guest_mem::{AccessError, MemoryView, SharedSlice};
+use guest_mem::{MemoryView, SharedSlice};
 
-use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, RingLayout};
-use super::tables::Tables;
+use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts};
 use super::used_ring::UsedRing;
 use crate::RingFeatures;
-use crate::chain::{Chain, DESCRIPTOR_BYTES, Descriptor, INDIRECT, NEXT};
+use crate::chain::{Chain, Descriptor, INDIRECT, NEXT};
 use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
+use crate::layout::RingLayout;
 use crate::notify::AVAIL_NO_INTERRUPT;
+use crate::tables::{Tables, check_indirect};
 
 /// One queue as a device sees it.
 #[derive(Debug)]
@@ -109,8 +110,8 @@ impl DeviceQueue {
     /// Index of the next available entry to take: what `GET_VRING_BASE` answers with.
     #[inline]
     #[must_use]
-    pub fn position(&self) -> u16 {
-        self.next_avail
+    pub fn position(&self) -> u32 {
+        u32::from(self.next_avail)
     }
 
     /// How many chains are available right now.
@@ -200,7 +201,7 @@ impl DeviceQueue {
     /// `room`: how many descriptors the chain may still have.
     #[inline]
     fn walk_indirect(&self, named_by: &Descriptor, room: u16, chain: &mut Chain) -> Result<(), ChainFault> {
-        let table_entries = self.check_indirect(named_by)?;
+        let table_entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
         let table = self.tables.open(named_by.range);
         let (mut index, mut in_order) = (0, Ok(()));
         for _ in 0..room {
@@ -218,35 +219,6 @@ impl DeviceQueue {
             }
         }
         Err(ChainFault::TooLong { limit: self.indirect_limit })
-    }
-
-    /// Number of entries in the table, which does not wrap the address space. The WRITE flag is ignored
-    /// (virtio 1.3 §2.7.5.3.2).
-    #[inline]
-    fn check_indirect(&self, named_by: &Descriptor) -> Result<u16, IndirectFault> {
-        let (len_bytes, limit) = (named_by.range.len_bytes, self.indirect_limit);
-        let entries = len_bytes / DESCRIPTOR_BYTES;
-        if !self.features.indirect {
-            return Err(IndirectFault::NotNegotiated);
-        }
-        if named_by.has(NEXT) {
-            return Err(IndirectFault::WithNext);
-        }
-        if !len_bytes.is_multiple_of(DESCRIPTOR_BYTES) {
-            return Err(IndirectFault::Length { len_bytes });
-        }
-        if entries == 0 {
-            return Err(IndirectFault::Empty);
-        }
-        let addr = named_by.range.addr;
-        if addr.checked_add(u64::from(len_bytes)).is_none() {
-            let len_bytes = u64::from(len_bytes);
-            return Err(IndirectFault::Unmapped(AccessError::Unmapped { addr, len_bytes }));
-        }
-        u16::try_from(entries)
-            .ok()
-            .filter(|&entries| entries <= limit)
-            .ok_or(IndirectFault::TooLarge { entries, limit })
     }
 
     /// Gives the chain popped last back: it will be popped again. For an owner without room to start it.

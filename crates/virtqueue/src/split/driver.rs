@@ -10,92 +10,15 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use guest_mem::{AccessError, Address, GuestAddress, GuestRange, MemoryView};
+use guest_mem::{Address, GuestAddress, GuestRange, MemoryView};
 
-use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, RingLayout};
-use super::raw::RawDescriptor;
-use crate::RingFeatures;
-use crate::chain::{DESCRIPTOR_BYTES, INDIRECT, NEXT, WRITE};
+use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts};
+use crate::buffers::{self, Buffers};
+use crate::chain::{DESCRIPTOR_BYTES, Descriptor, INDIRECT, NEXT};
 use crate::fault::{RingFault, RingPart};
+use crate::layout::{RingLayout, zero};
 use crate::notify::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY, Undecided};
-
-/// Why buffers were not added; the ring is as it was.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AddError {
-    /// A chain has at least one buffer.
-    #[error("no buffers to add")]
-    Empty,
-    /// Longer than any device must accept.
-    #[error("{needed} buffers, a chain has at most the queue size {queue_size}")]
-    TooLong {
-        /** Buffers given. */
-        needed: usize,
-        /** In entries. */
-        queue_size: u16,
-    },
-    /// Some requests have to complete first.
-    #[error("{needed} descriptors needed, {free} are free")]
-    Full {
-        /** Descriptors. */
-        needed: usize,
-        /** Descriptors. */
-        free: u16,
-    },
-    /// The device did not offer `VIRTIO_F_INDIRECT_DESC`.
-    #[error("indirect descriptors were not negotiated")]
-    IndirectNotNegotiated,
-    /// The place for the table is not in memory.
-    #[error("indirect table cannot be written")]
-    Table(#[source] AccessError),
-}
-
-/// The device broke the used ring: reset the queue.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DriverFault {
-    /// More used than was available.
-    #[error("used index jumped to {used_idx} from {next_used} with {in_flight} chains in flight")]
-    UsedIndexJump {
-        /** As read. */
-        used_idx: u16,
-        /** Where we are. */
-        next_used: u16,
-        /** Available and not used. */
-        in_flight: u16,
-    },
-    /// Not a descriptor of this queue.
-    #[error("used id {id} is outside the descriptor table (queue size {queue_size})")]
-    IdOutOfRange {
-        /** As read. */
-        id: u32,
-        /** In entries. */
-        queue_size: u16,
-    },
-    /// No chain with this head is with the device.
-    #[error("used id {id} is not in flight")]
-    NotInFlight {
-        /** As read. */
-        id: u16,
-    },
-    /// More stored than there was room for.
-    #[error("device claims {written_bytes} bytes written, the buffers have room for {writable_bytes}")]
-    WrittenTooMuch {
-        /** As read. */
-        written_bytes: u32,
-        /** What was given. */
-        writable_bytes: u64,
-    },
-}
-
-/// A chain that came back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
-    /// As given to `add`.
-    pub token: u64,
-    /// As returned by `add`; free again.
-    pub tag: u16,
-    /// Stored by the device, from the start of the writable buffers on.
-    pub written_bytes: u32,
-}
+use crate::{AddError, DriverFault, RingFeatures, Used};
 
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
@@ -180,18 +103,19 @@ impl DriverQueue {
         writable: &[GuestRange],
         token: u64,
     ) -> Result<u16, AddError> {
-        let descriptors = self.checked_count(readable, writable)?;
-        self.check_free(descriptors)?;
+        let buffers = Buffers::new(readable, writable, self.layout.queue_size)?;
+        self.check_free(buffers.count)?;
         let head = self.first_free;
         let mut index = head;
-        for (range, flags) in with_flags(readable, writable) {
+        for (range, flags) in buffers.with_flags() {
             let next = self.links[usize::from(index)];
             let next_in_chain = if flags & NEXT == 0 { 0 } else { next };
-            self.store_descriptor(index, raw(range, flags, next_in_chain));
+            self.store_descriptor(index, Descriptor { range, flags, next: next_in_chain });
             index = next;
         }
         self.first_free = index;
-        self.make_available(head, InFlight { token, descriptors, writable_bytes: sum(writable) });
+        let writable_bytes = buffers.writable_bytes();
+        self.make_available(head, InFlight { token, descriptors: buffers.count, writable_bytes });
         Ok(head)
     }
 
@@ -210,29 +134,21 @@ impl DriverQueue {
         if !self.features.indirect {
             return Err(AddError::IndirectNotNegotiated);
         }
-        let entries = self.checked_count(readable, writable)?;
+        let buffers = Buffers::new(readable, writable, self.layout.queue_size)?;
         self.check_free(1)?;
-        let table_addr = table.raw_value();
-        for ((range, flags), index) in with_flags(readable, writable).zip(0_u16..) {
-            let next = if flags & NEXT == 0 { 0 } else { index + 1 };
-            let at = table_addr.wrapping_add(u64::from(index) * u64::from(DESCRIPTOR_BYTES));
-            self.view.store(at, &raw(range, flags, next).to_bytes()).map_err(AddError::Table)?;
-        }
+        let linked = buffers.with_flags().zip(1_u16..).map(|((range, flags), following)| {
+            let next = if flags & NEXT == 0 { 0 } else { following };
+            Descriptor { range, flags, next }.to_words()
+        });
+        buffers::store_table(&self.view, table.raw_value(), linked)?;
         let head = self.first_free;
-        let range = GuestRange { addr: table_addr, len_bytes: u32::from(entries) * DESCRIPTOR_BYTES };
-        self.store_descriptor(head, raw(range, INDIRECT, 0));
+        let len_bytes = u32::from(buffers.count) * DESCRIPTOR_BYTES;
+        let range = GuestRange { addr: table.raw_value(), len_bytes };
+        self.store_descriptor(head, Descriptor { range, flags: INDIRECT, next: 0 });
         self.first_free = self.links[usize::from(head)];
-        self.make_available(head, InFlight { token, descriptors: 1, writable_bytes: sum(writable) });
+        let writable_bytes = buffers.writable_bytes();
+        self.make_available(head, InFlight { token, descriptors: 1, writable_bytes });
         Ok(head)
-    }
-
-    fn checked_count(&self, readable: &[GuestRange], writable: &[GuestRange]) -> Result<u16, AddError> {
-        let (needed, queue_size) = (readable.len() + writable.len(), self.layout.queue_size);
-        if needed == 0 {
-            return Err(AddError::Empty);
-        }
-        let fits = u16::try_from(needed).ok().filter(|&count| count <= queue_size);
-        fits.ok_or(AddError::TooLong { needed, queue_size })
     }
 
     fn check_free(&self, needed: u16) -> Result<(), AddError> {
@@ -240,7 +156,7 @@ impl DriverQueue {
         if needed <= free { Ok(()) } else { Err(AddError::Full { needed: usize::from(needed), free }) }
     }
 
-    fn store_descriptor(&self, index: u16, descriptor: RawDescriptor) {
+    fn store_descriptor(&self, index: u16, descriptor: Descriptor) {
         let (slot, (addr, meta)) = (2 * usize::from(index), descriptor.to_words());
         self.parts.descriptors.store(slot, addr, Relaxed);
         self.parts.descriptors.store(slot + 1, meta, Relaxed);
@@ -365,26 +281,4 @@ impl DriverQueue {
         fence(SeqCst);
         Ok(self.checked_used_idx(self.parts.used.load(IDX, Relaxed))? != self.next_used)
     }
-}
-
-/// Buffers in order with the flags of their descriptors.
-fn with_flags<'r>(
-    readable: &'r [GuestRange],
-    writable: &'r [GuestRange],
-) -> impl Iterator<Item = (GuestRange, u16)> + 'r {
-    let last = (readable.len() + writable.len()).saturating_sub(1);
-    let flagged = readable.iter().map(|&r| (r, 0)).chain(writable.iter().map(|&r| (r, WRITE)));
-    flagged.enumerate().map(move |(i, (range, flags))| (range, if i < last { flags | NEXT } else { flags }))
-}
-
-fn raw(range: GuestRange, flags: u16, next: u16) -> RawDescriptor {
-    RawDescriptor { addr: range.addr, len_bytes: range.len_bytes, flags, next }
-}
-
-fn sum(ranges: &[GuestRange]) -> u64 {
-    ranges.iter().map(|range| u64::from(range.len_bytes)).sum()
-}
-
-fn zero(view: &MemoryView, part: RingPart, addr: GuestAddress, len_bytes: usize) -> Result<(), RingFault> {
-    view.store(addr.raw_value(), &vec![0; len_bytes]).map_err(|source| RingFault::Part { part, source })
 }

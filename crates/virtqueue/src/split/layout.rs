@@ -1,4 +1,4 @@
-//! Where the three parts of a split virtqueue lie, and the checked way to them.
+//! What lies where in the three parts of a split virtqueue, and the checked way to them.
 //!
 //! ```text
 //! descriptors  16 bytes × queue_size                                  aligned to 16
@@ -11,10 +11,11 @@
 
 use std::sync::Arc;
 
-use guest_mem::{AccessError, Address, GuestAddress, GuestMemory, Shared, SharedSlice};
+use guest_mem::{Address, GuestMemory, SharedSlice};
 
+use crate::RingFeatures;
 use crate::fault::{RingFault, RingPart};
-use crate::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE, RingFeatures};
+use crate::layout::{RingLayout, slice};
 
 /// Index of `flags` in either ring, seen as 16-bit words.
 pub(super) const FLAGS: usize = 0;
@@ -27,19 +28,6 @@ const USED_ENTRIES_BYTES: u64 = 4;
 /// Size of a used entry in 16-bit words.
 const USED_ENTRY_WORDS: usize = 4;
 
-/// Size and addresses of a split virtqueue, as the front-end announced them: not yet checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingLayout {
-    /// In entries.
-    pub queue_size: u16,
-    /// Descriptor table.
-    pub descriptors: GuestAddress,
-    /// Available ring.
-    pub avail: GuestAddress,
-    /// Used ring.
-    pub used: GuestAddress,
-}
-
 impl RingLayout {
     /// Index of `used_event` in the available ring, seen as 16-bit words.
     #[inline]
@@ -51,12 +39,6 @@ impl RingLayout {
     #[inline]
     pub(super) fn avail_event(&self) -> usize {
         2 + USED_ENTRY_WORDS * usize::from(self.queue_size)
-    }
-
-    pub(super) fn check_size(&self) -> Result<(), RingFault> {
-        let (queue_size, min, max) = (self.queue_size, MIN_QUEUE_SIZE, MAX_QUEUE_SIZE);
-        let good = queue_size.is_power_of_two() && (min..=max).contains(&queue_size);
-        if good { Ok(()) } else { Err(RingFault::BadQueueSize { queue_size, min, max }) }
     }
 
     /// The parts of the ring in `memory`, checked.
@@ -82,20 +64,4 @@ pub(super) struct Parts {
     pub used: SharedSlice<u16>,
     /// Two words each, inside `used`: id, length.
     pub used_entries: SharedSlice<u32>,
-}
-
-fn slice<T: Shared>(
-    memory: &Arc<GuestMemory>,
-    part: RingPart,
-    addr: GuestAddress,
-    align_bytes: usize,
-    len: usize,
-) -> Result<SharedSlice<T>, RingFault> {
-    let misaligned = !addr.raw_value().is_multiple_of(align_bytes as u64);
-    let checked = if misaligned {
-        Err(AccessError::Misaligned { addr: addr.raw_value(), align_bytes })
-    } else {
-        memory.shared_slice(addr, len)
-    };
-    checked.map_err(|source| RingFault::Part { part, source })
 }

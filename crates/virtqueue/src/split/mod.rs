@@ -9,10 +9,11 @@ mod device;
 mod driver;
 mod layout;
 mod raw;
-mod tables;
 mod used_ring;
 
 pub use device::DeviceQueue;
-pub use driver::{AddError, DriverFault, DriverQueue, Used};
-pub use layout::RingLayout;
+pub use driver::DriverQueue;
 pub use raw::{RawDescriptor, RawRing};
+
+pub use crate::driver::Used;
+pub use crate::driver_fault::{AddError, DriverFault};

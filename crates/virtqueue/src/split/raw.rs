@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use guest_mem::{AccessError, GuestRange, MemoryView};
 
-use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts, RingLayout};
+use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts};
 use crate::RingFeatures;
 use crate::chain::{self, DESCRIPTOR_BYTES, Descriptor};
 use crate::fault::RingFault;
+use crate::layout::RingLayout;
 
 /// A descriptor with nothing checked (virtio 1.3 §2.7.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -51,7 +51,7 @@ pub struct Rig {
 pub fn rig(queue_size: u16, features: RingFeatures) -> Rig {
     let view = view();
     let driver = RawRing::new(&view, layout(queue_size)).unwrap();
-    let device = DeviceQueue::new(&view, layout(queue_size), features).unwrap();
+    let device = DeviceQueue::new(&view, layout(queue_size), features, 0).unwrap();
     Rig { view, driver, device, chain: Chain::with_capacity(queue_size) }
 }
 
@@ -61,7 +61,7 @@ pub fn rig_at(position: u16, queue_size: u16, features: RingFeatures) -> Rig {
     let driver = RawRing::new(&view, layout(queue_size)).unwrap();
     driver.set_used_idx(position);
     driver.set_avail_idx(position);
-    let device = DeviceQueue::new(&view, layout(queue_size), features).unwrap();
+    let device = DeviceQueue::new(&view, layout(queue_size), features, 0).unwrap();
     Rig { view, driver, device, chain: Chain::with_capacity(queue_size) }
 }
 

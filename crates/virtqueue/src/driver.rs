@@ -1,0 +1,149 @@
+//! Driver half of a virtqueue in either format: makes buffers available, takes used ones back.
+//!
+//! `add … publish → kick_needed? … pop_used … arm_interrupts`
+//!
+//! Not here: the halves themselves (`split/driver.rs`, `packed/driver.rs`).
+
+use guest_mem::{GuestAddress, GuestRange, MemoryView};
+
+use crate::driver_fault::{AddError, DriverFault};
+use crate::fault::RingFault;
+use crate::{RingFeatures, RingLayout, packed, split};
+
+/// A chain that came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// As given to `add`.
+    pub token: u64,
+    /// As returned by `add`; free again.
+    pub tag: u16,
+    /// Stored by the device, from the start of the writable buffers on.
+    pub written_bytes: u32,
+}
+
+/// One queue as a driver sees it.
+#[derive(Debug)]
+pub enum DriverQueue {
+    /// virtio 1.3 §2.7.
+    Split(split::DriverQueue),
+    /// virtio 1.3 §2.8.
+    Packed(packed::DriverQueue),
+}
+
+/// The same call on whichever half it is.
+macro_rules! either {
+    ($queue:expr, $half:ident => $call:expr) => {
+        match $queue {
+            DriverQueue::Split($half) => $call,
+            DriverQueue::Packed($half) => $call,
+        }
+    };
+}
+
+impl DriverQueue {
+    /// Makes a new ring at `layout`: all of it is zeroed.
+    ///
+    /// # Errors
+    /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
+    pub fn new(view: &MemoryView, layout: RingLayout, features: RingFeatures) -> Result<Self, RingFault> {
+        if features.packed {
+            Ok(Self::Packed(packed::DriverQueue::new(view, layout, features)?))
+        } else {
+            Ok(Self::Split(split::DriverQueue::new(view, layout, features)?))
+        }
+    }
+
+    /// The ring base with which a device starts on the new ring: what a front-end sends.
+    #[must_use]
+    pub fn initial_base(&self) -> u32 {
+        match self {
+            Self::Split(_) => 0,
+            Self::Packed(_) => packed::FRESH_BASE,
+        }
+    }
+
+    /// Descriptors not in use.
+    #[inline]
+    #[must_use]
+    pub fn free_descriptors(&self) -> u16 {
+        either!(self, half => half.free_descriptors())
+    }
+
+    /// Chains added and not yet back.
+    #[inline]
+    #[must_use]
+    pub fn in_flight(&self) -> u16 {
+        either!(self, half => half.in_flight())
+    }
+
+    /// Adds a chain of descriptors of the ring; the device sees it after [`DriverQueue::publish`].
+    /// Returns the tag: no other chain has it until this one is back.
+    ///
+    /// # Errors
+    /// [`AddError`]; nothing was added.
+    #[inline]
+    pub fn add(
+        &mut self,
+        readable: &[GuestRange],
+        writable: &[GuestRange],
+        token: u64,
+    ) -> Result<u16, AddError> {
+        either!(self, half => half.add(readable, writable, token))
+    }
+
+    /// Adds a chain through a table at `table`, which the device may read until the chain is back;
+    /// it takes 16 bytes per buffer.
+    ///
+    /// # Errors
+    /// [`AddError`]; nothing was added.
+    #[inline]
+    pub fn add_indirect(
+        &mut self,
+        readable: &[GuestRange],
+        writable: &[GuestRange],
+        table: GuestAddress,
+        token: u64,
+    ) -> Result<u16, AddError> {
+        either!(self, half => half.add_indirect(readable, writable, table, token))
+    }
+
+    /// Makes all that was added visible to the device; returns whether there was any.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        either!(self, half => half.publish())
+    }
+
+    /// Whether the device wants a kick for what was published since the last call.
+    ///
+    /// Spec: virtio 1.3 §2.7.10.1, §2.8.10.
+    #[inline]
+    #[must_use]
+    pub fn kick_needed(&mut self) -> bool {
+        either!(self, half => half.kick_needed())
+    }
+
+    /// Takes the next chain that the device is done with, if there is one.
+    ///
+    /// # Errors
+    /// [`DriverFault`]: the ring cannot be used any more.
+    #[inline]
+    pub fn pop_used(&mut self) -> Result<Option<Used>, DriverFault> {
+        either!(self, half => half.pop_used())
+    }
+
+    /// Tells the device that we look without being asked. A hint: interrupts may still come.
+    #[inline]
+    pub fn disable_interrupts(&mut self) {
+        either!(self, half => half.disable_interrupts());
+    }
+
+    /// Asks for an interrupt when the next chain is used, then looks once more: `true` if something is
+    /// used already, for which none may come.
+    ///
+    /// # Errors
+    /// [`DriverFault::UsedIndexJump`] (split only).
+    #[inline]
+    pub fn arm_interrupts(&mut self) -> Result<bool, DriverFault> {
+        either!(self, half => half.arm_interrupts())
+    }
+}
