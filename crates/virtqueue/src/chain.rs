@@ -5,7 +5,7 @@
 //! - Zero-length descriptors are legal and carry nothing: they are not kept.
 //! - Addresses are not yet checked against memory; a gap shows when a buffer is used.
 //!
-//! Not here: reading descriptors (`split/device.rs`), header and status (`virtio_blk`).
+//! Not here: reading descriptors (`split/device.rs`, `packed/device.rs`), header and status (`virtio_blk`).
 
 use guest_mem::GuestRange;
 
@@ -21,7 +21,7 @@ pub(crate) const INDIRECT: u16 = 4;
 /// Size of one descriptor in memory (virtio 1.3 §2.7.5).
 pub(crate) const DESCRIPTOR_BYTES: u32 = 16;
 
-/// One descriptor, copied out of guest memory (virtio 1.3 §2.7.5).
+/// One descriptor, copied out of guest memory (virtio 1.3 §2.7.5); of a packed ring, without its id.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptor {
     pub range: GuestRange,
@@ -30,20 +30,12 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// `meta`: length, flags and next, as they lie in memory behind the address.
+    /// `meta`: length, flags and next, as they lie in a split ring's memory behind the address.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
     pub fn from_words(addr: u64, meta: u64) -> Self {
         let range = GuestRange { addr, len_bytes: meta as u32 };
         Self { range, flags: (meta >> 32) as u16, next: (meta >> 48) as u16 }
-    }
-
-    /// As it lies in memory.
-    #[inline]
-    pub fn from_bytes(bytes: [u8; DESCRIPTOR_BYTES as usize]) -> Self {
-        let both = u128::from_le_bytes(bytes);
-        #[allow(clippy::cast_possible_truncation)] // takes the words apart
-        Self::from_words(both as u64, (both >> 64) as u64)
     }
 
     /// The same two words.

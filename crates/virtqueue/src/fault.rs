@@ -87,15 +87,14 @@ pub enum RingFault {
         /** As read. */
         head: u16,
     },
-    /// A packed ring's chain without an end: its buffer id is in the last descriptor, so unknown.
-    #[error(
-        "descriptor chain from slot {slot} is longer than the {queue_size} descriptors of the packed ring"
-    )]
+    /// A packed ring's chain that has no end where it must: its buffer id is in the last descriptor, so
+    /// unknown.
+    #[error("descriptor chain from slot {slot} is longer than the {room} descriptors not in flight")]
     EndlessChain {
         /** Of its first descriptor. */
         slot: u16,
-        /** In descriptors. */
-        queue_size: u16,
+        /** In descriptors: the queue size, less what is in flight. */
+        room: u16,
     },
     /// A packed ring's buffer id that no driver needs.
     #[error("buffer id {id} is not below the queue size {queue_size}")]
@@ -111,9 +110,9 @@ pub enum RingFault {
         /** As read. */
         id: u16,
     },
-    /// A packed ring's position cannot be: no such slot, or more taken than used.
+    /// No such position: a slot outside the ring, more taken than used, or not that of a new ring.
     #[error(
-        "ring base {base:#010x} is no position of a packed ring with {queue_size} entries and nothing in flight"
+        "ring base {base:#010x} is no position of this packed ring with {queue_size} entries; a new one starts at 0x80008000"
     )]
     BadBase {
         /** As the front-end sent it. */

@@ -4,7 +4,8 @@
 //! them. Who publishes in batches decides once per batch, over everything since the last decision.
 //!
 //! Spec: virtio 1.3 §2.7.7 (used buffers), §2.7.10 (available buffers).
-//! Not here: reading the event field and the fence before it (`split/`), signalling fds (`blk_server`).
+//! Not here: reading the event field and the fence before it (`split/`), positions with a wrap counter
+//! (`packed/event.rs`), signalling fds (`blk_server`).
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`, only without `VIRTIO_F_EVENT_IDX` (virtio 1.3 §2.7.6).
 pub const AVAIL_NO_INTERRUPT: u16 = 1;
@@ -19,7 +20,7 @@ pub fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Entries published since the last decision.
+/// Entries of a split ring, or descriptors of a packed one, published since the last decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Undecided {
     /// Wider than the index: a side that never decides must not wrap around to "nothing new".
@@ -35,6 +36,11 @@ impl Undecided {
     #[inline]
     pub fn is_empty(self) -> bool {
         self.entries == 0
+    }
+
+    #[inline]
+    pub fn entries(self) -> u32 {
+        self.entries
     }
 
     /// Whether `event` is among the entries that end before `new`.

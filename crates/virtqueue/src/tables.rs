@@ -116,13 +116,13 @@ impl Row {
 }
 
 impl Table<'_> {
-    /// Descriptor `index`, which is inside the table; each word is read once.
+    /// The two words of descriptor `index`, which is inside the table; each is read once.
     #[inline]
-    pub fn descriptor(&self, index: u16) -> Result<Descriptor, AccessError> {
+    pub fn words(&self, index: u16) -> Result<(u64, u64), AccessError> {
         match *self {
             Table::Words(words, first) => {
                 let at = first + 2 * usize::from(index);
-                Ok(Descriptor::from_words(words.load(at, Relaxed), words.load(at + 1, Relaxed)))
+                Ok((words.load(at, Relaxed), words.load(at + 1, Relaxed)))
             }
             Table::Copied(view, addr) => copy(view, addr + u64::from(index) * u64::from(DESCRIPTOR_BYTES)),
         }
@@ -130,8 +130,10 @@ impl Table<'_> {
 }
 
 #[cold]
-fn copy(view: &MemoryView, addr: u64) -> Result<Descriptor, AccessError> {
+#[allow(clippy::cast_possible_truncation)] // takes the words apart
+fn copy(view: &MemoryView, addr: u64) -> Result<(u64, u64), AccessError> {
     let mut bytes = [0; DESCRIPTOR_BYTES as usize];
     view.read(addr, &mut bytes)?;
-    Ok(Descriptor::from_bytes(bytes))
+    let both = u128::from_le_bytes(bytes);
+    Ok((both as u64, (both >> 64) as u64))
 }

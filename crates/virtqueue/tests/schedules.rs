@@ -1,4 +1,5 @@
-//! Both halves at work, in any order: our driver with our device, and with the `virtio-queue` crate's.
+//! Both halves at work, in any order: our driver with our device, in both ring formats, and with the
+//! `virtio-queue` crate's device (split).
 //!
 //! A model keeps what must come out: chains reach the device in the order of publication with the
 //! buffers that were added, come back with their token, and nobody sleeps through a notification.
@@ -7,14 +8,11 @@
 mod rig;
 
 use std::collections::VecDeque;
-use std::fs::File;
 
 use guest_mem::{GuestAddress, GuestRange, MemoryView};
 use proptest::prelude::*;
 use rig::*;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFeatures};
-use vm_memory::{FileOffset, GuestMemoryMmap};
 
 /// Readable and writable buffers.
 type Buffers = (Vec<GuestRange>, Vec<GuestRange>);
@@ -59,58 +57,13 @@ impl Device for Ours {
     }
 }
 
-struct Theirs {
-    queue: Queue,
-    memory: GuestMemoryMmap<()>,
-}
-
-impl Device for Theirs {
-    fn pop(&mut self) -> Option<(u16, Buffers)> {
-        let chain = self.queue.iter(&self.memory).unwrap().next()?;
-        let part = |writable| {
-            let all = chain.clone().filter(move |d| (d.flags() & WRITE != 0) == writable);
-            all.map(|d| range(d.addr().0, d.len())).collect()
-        };
-        Some((chain.head_index(), (part(false), part(true))))
-    }
-
-    fn use_chain(&mut self, tag: u16, written_bytes: u32) {
-        self.queue.add_used(&self.memory, tag, written_bytes).unwrap();
-    }
-
-    fn publish(&mut self) -> bool {
-        self.queue.needs_notification(&self.memory).unwrap()
-    }
-
-    fn enable_kicks(&mut self) -> bool {
-        self.queue.enable_notification(&self.memory).unwrap()
-    }
-
-    fn disable_kicks(&mut self) {
-        self.queue.disable_notification(&self.memory).unwrap();
-    }
-}
-
-fn ours(view: &MemoryView, queue_size: u16, features: RingFeatures) -> Ours {
-    let queue = DeviceQueue::new(view, layout(queue_size), features, 0).unwrap();
-    Ours { queue, chain: Chain::with_capacity(queue_size) }
-}
-
-fn theirs(view: &MemoryView, queue_size: u16, features: RingFeatures) -> Theirs {
-    let regions = view.memory().regions().iter().map(|region| {
-        let file = File::from(region.fd().try_clone().unwrap());
-        let spec = region.spec();
-        (vm_memory::GuestAddress(spec.guest_addr.0), spec.size_bytes as usize, Some(FileOffset::new(file, 0)))
-    });
-    let memory = GuestMemoryMmap::from_ranges_with_files(regions.collect::<Vec<_>>()).unwrap();
-    let at = layout(queue_size);
-    let mut queue = Queue::new(queue_size).unwrap();
-    queue.try_set_desc_table_address(vm_memory::GuestAddress(at.descriptors.0)).unwrap();
-    queue.try_set_avail_ring_address(vm_memory::GuestAddress(at.avail.0)).unwrap();
-    queue.try_set_used_ring_address(vm_memory::GuestAddress(at.used.0)).unwrap();
-    queue.set_event_idx(features.event_idx);
-    queue.set_ready(true);
-    Theirs { queue, memory }
+/// Both halves of a new ring.
+fn ours(queue_size: u16, features: RingFeatures) -> World<Ours> {
+    let view = view();
+    let driver = DriverQueue::new(&view, layout(queue_size), features).unwrap();
+    let queue = DeviceQueue::new(&view, layout(queue_size), features, driver.initial_base()).unwrap();
+    let device = Ours { queue, chain: Chain::with_capacity(queue_size) };
+    World::new(driver, device, features, false)
 }
 
 /// One thing that one side does.
@@ -322,28 +275,34 @@ fn run<D: Device>(mut world: World<D>, steps: &[Step], queue_size: u16) -> Resul
 }
 
 fn sizes() -> impl Strategy<Value = u16> {
-    prop_oneof![Just(2_u16), Just(4), Just(8), Just(32)]
+    prop_oneof![Just(2_u16), Just(4), Just(8), Just(32), Just(1024)]
+}
+
+fn features() -> impl Strategy<Value = RingFeatures> {
+    (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(event_idx, indirect, packed)| RingFeatures {
+        event_idx,
+        indirect,
+        packed,
+    })
+}
+
+/// Enough for the interpreter, which takes a second for what the processor does in a millisecond.
+fn config() -> ProptestConfig {
+    if cfg!(miri) {
+        ProptestConfig { cases: 6, failure_persistence: None, ..ProptestConfig::default() }
+    } else {
+        ProptestConfig::with_cases(512)
+    }
 }
 
 proptest! {
-    #[test]
-    fn any_schedule_with_our_device_keeps_order_tokens_and_wake_ups(
-        queue_size in sizes(), event_idx in any::<bool>(), indirect in any::<bool>(), steps in steps(),
-    ) {
-        let (view, features) = (view(), RingFeatures { event_idx, indirect, packed: false });
-        let driver = DriverQueue::new(&view, layout(queue_size), features).unwrap();
-        let world = World::new(driver, ours(&view, queue_size, features), features, false);
-        run(world, &steps, queue_size)?;
-    }
+    #![proptest_config(config())]
 
     #[test]
-    fn any_schedule_with_the_oracles_device_keeps_order_tokens_and_wake_ups(
-        queue_size in sizes(), event_idx in any::<bool>(), indirect in any::<bool>(), steps in steps(),
+    fn any_schedule_with_our_device_keeps_order_tokens_and_wake_ups(
+        queue_size in sizes(), features in features(), steps in steps(),
     ) {
-        let (view, features) = (view(), RingFeatures { event_idx, indirect, packed: false });
-        let driver = DriverQueue::new(&view, layout(queue_size), features).unwrap();
-        let world = World::new(driver, theirs(&view, queue_size, features), features, true);
-        run(world, &steps, queue_size)?;
+        run(ours(queue_size, features), &steps, queue_size)?;
     }
 }
 
@@ -367,23 +326,113 @@ fn seventy_thousand_requests<D: Device>(mut world: World<D>, queue_size: u16) {
     world.drain(queue_size).unwrap();
 }
 
+const BOTH_FEATURES: RingFeatures = RingFeatures { event_idx: true, indirect: true, packed: false };
+
 #[test]
+#[cfg_attr(miri, ignore = "too long for the interpreter")]
 fn indices_wrap_with_our_device_and_event_idx() {
-    let (view, features) = (view(), RingFeatures { event_idx: true, indirect: true, packed: false });
-    let driver = DriverQueue::new(&view, layout(4), features).unwrap();
-    seventy_thousand_requests(World::new(driver, ours(&view, 4, features), features, false), 4);
+    seventy_thousand_requests(ours(4, BOTH_FEATURES), 4);
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long for the interpreter")]
 fn indices_wrap_with_our_device_and_flags() {
-    let (view, features) = (view(), PLAIN);
-    let driver = DriverQueue::new(&view, layout(4), features).unwrap();
-    seventy_thousand_requests(World::new(driver, ours(&view, 4, features), features, false), 4);
+    seventy_thousand_requests(ours(4, PLAIN), 4);
 }
 
 #[test]
-fn indices_wrap_with_the_oracles_device() {
-    let (view, features) = (view(), RingFeatures { event_idx: true, indirect: true, packed: false });
-    let driver = DriverQueue::new(&view, layout(4), features).unwrap();
-    seventy_thousand_requests(World::new(driver, theirs(&view, 4, features), features, true), 4);
+#[cfg_attr(miri, ignore = "too long for the interpreter")]
+fn packed_positions_wrap_with_event_idx() {
+    seventy_thousand_requests(ours(4, RingFeatures { packed: true, ..BOTH_FEATURES }), 4);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too long for the interpreter")]
+fn packed_positions_wrap_with_flags() {
+    seventy_thousand_requests(ours(8, PACKED), 8);
+}
+
+/// The `virtio-queue` crate's device, which maps the same files.
+#[cfg(not(miri))]
+mod oracle {
+    use std::fs::File;
+
+    use virtio_queue::{Queue, QueueOwnedT, QueueT};
+    use vm_memory::{FileOffset, GuestMemoryMmap};
+
+    use super::*;
+
+    struct Theirs {
+        queue: Queue,
+        memory: GuestMemoryMmap<()>,
+    }
+
+    impl Device for Theirs {
+        fn pop(&mut self) -> Option<(u16, Buffers)> {
+            let chain = self.queue.iter(&self.memory).unwrap().next()?;
+            let part = |writable| {
+                let all = chain.clone().filter(move |d| (d.flags() & WRITE != 0) == writable);
+                all.map(|d| range(d.addr().0, d.len())).collect()
+            };
+            Some((chain.head_index(), (part(false), part(true))))
+        }
+
+        fn use_chain(&mut self, tag: u16, written_bytes: u32) {
+            self.queue.add_used(&self.memory, tag, written_bytes).unwrap();
+        }
+
+        fn publish(&mut self) -> bool {
+            self.queue.needs_notification(&self.memory).unwrap()
+        }
+
+        fn enable_kicks(&mut self) -> bool {
+            self.queue.enable_notification(&self.memory).unwrap()
+        }
+
+        fn disable_kicks(&mut self) {
+            self.queue.disable_notification(&self.memory).unwrap();
+        }
+    }
+
+    fn theirs(view: &MemoryView, queue_size: u16, features: RingFeatures) -> Theirs {
+        let regions = view.memory().regions().iter().map(|region| {
+            let file = File::from(region.fd().try_clone().unwrap());
+            let spec = region.spec();
+            (
+                vm_memory::GuestAddress(spec.guest_addr.0),
+                spec.size_bytes as usize,
+                Some(FileOffset::new(file, 0)),
+            )
+        });
+        let memory = GuestMemoryMmap::from_ranges_with_files(regions.collect::<Vec<_>>()).unwrap();
+        let at = layout(queue_size);
+        let mut queue = Queue::new(queue_size).unwrap();
+        queue.try_set_desc_table_address(vm_memory::GuestAddress(at.descriptors.0)).unwrap();
+        queue.try_set_avail_ring_address(vm_memory::GuestAddress(at.avail.0)).unwrap();
+        queue.try_set_used_ring_address(vm_memory::GuestAddress(at.used.0)).unwrap();
+        queue.set_event_idx(features.event_idx);
+        queue.set_ready(true);
+        Theirs { queue, memory }
+    }
+
+    fn with_driver(queue_size: u16, features: RingFeatures) -> World<Theirs> {
+        let view = view();
+        let driver = DriverQueue::new(&view, layout(queue_size), features).unwrap();
+        World::new(driver, theirs(&view, queue_size, features), features, true)
+    }
+
+    proptest! {
+        #[test]
+        fn any_schedule_with_the_oracles_device_keeps_order_tokens_and_wake_ups(
+            queue_size in sizes(), event_idx in any::<bool>(), indirect in any::<bool>(), steps in steps(),
+        ) {
+            let features = RingFeatures { event_idx, indirect, packed: false };
+            run(with_driver(queue_size, features), &steps, queue_size)?;
+        }
+    }
+
+    #[test]
+    fn indices_wrap_with_the_oracles_device() {
+        seventy_thousand_requests(with_driver(4, BOTH_FEATURES), 4);
+    }
 }

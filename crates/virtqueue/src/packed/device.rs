@@ -1,81 +1,309 @@
-//! Device half of a packed virtqueue. Not here: the driver half (`driver.rs`).
+//! Device half of a packed virtqueue: takes available chains, gives back used ones.
+//!
+//! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
+//!
+//! - A chain is a row of descriptors; its buffer id stands in the last one. The id is the tag.
+//! - One used descriptor answers a whole chain and skips as many slots as the chain had: that count is
+//!   kept here, by id, and never read back.
+//! - The first used descriptor of a batch is held back until [`DeviceQueue::publish`]. The driver looks at
+//!   its slot only, so those behind it are invisible until then.
+//!
+//! Spec: virtio 1.3 §2.8. Not here: positions (`cursor.rs`), where to start (`resume.rs`), the fields
+//! (`ring.rs`), indirect tables (`tables.rs`).
 
-use std::convert::Infallible;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
 
 use guest_mem::MemoryView;
 
-use crate::{Chain, PopError, RingFault, RingFeatures, RingLayout};
+use super::cursor::Cursor;
+use super::event::{Wish, event, is_wanted};
+use super::resume;
+use super::ring::{Meta, Ring};
+use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, WRITE};
+use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
+use crate::notify::Undecided;
+use crate::tables::{Tables, check_indirect};
+use crate::{RingFeatures, RingLayout};
 
-/// One packed queue as a device sees it: not served yet.
+/// One packed queue as a device sees it.
 #[derive(Debug)]
 pub struct DeviceQueue {
-    never: Infallible,
+    layout: RingLayout,
+    features: RingFeatures,
+    tables: Tables,
+    ring: Ring,
+    /// Most descriptors of a chain that uses an indirect table.
+    indirect_limit: u16,
+    /// The next descriptor to take.
+    next_avail: Cursor,
+    /// Descriptors not in flight: how many the next chain may have.
+    room: u16,
+    /// By buffer id: descriptors of the chain in flight; 0 if there is none.
+    counts: Box<[u16]>,
+    /// Buffer id of the chain popped last.
+    last_popped: u16,
+    /// Where the next used descriptor goes.
+    next_used: Cursor,
+    /// Where the driver looks for the next used descriptor.
+    published: Cursor,
+    /// What is to be stored there.
+    held_back: Option<Meta>,
+    undecided: Undecided,
+    /// The driver was told that it need not kick.
+    kicks_disabled: bool,
 }
 
-#[allow(missing_docs, clippy::missing_errors_doc, unused_variables)]
 impl DeviceQueue {
+    /// Maps the ring and goes on at `base` (see [`DeviceQueue::position`]), unless the ring contradicts.
+    ///
+    /// # Errors
+    /// [`RingFault::BadQueueSize`], [`RingFault::Part`], [`RingFault::BadBase`], [`RingFault::StaleBase`].
     pub fn new(
         view: &MemoryView,
         layout: RingLayout,
         features: RingFeatures,
         base: u32,
     ) -> Result<Self, RingFault> {
-        Err(RingFault::BadBase { base, queue_size: layout.queue_size })
+        let ring = Ring::map(&layout, view.memory())?;
+        let queue_size = layout.queue_size;
+        let position = resume::position(&ring, base, queue_size)?;
+        Ok(Self {
+            layout,
+            features,
+            tables: Tables::new(view.clone()),
+            ring,
+            indirect_limit: queue_size,
+            next_avail: position,
+            room: queue_size,
+            counts: vec![0; usize::from(queue_size)].into(),
+            last_popped: 0,
+            next_used: position,
+            published: position,
+            held_back: None,
+            undecided: Undecided::default(),
+            kicks_disabled: false,
+        })
     }
 
+    /// See [`crate::DeviceQueue::with_indirect_limit`].
     #[must_use]
-    pub fn with_indirect_limit(self, limit: u16) -> Self {
-        match self.never {}
+    pub fn with_indirect_limit(mut self, limit: u16) -> Self {
+        self.indirect_limit = limit.max(self.layout.queue_size);
+        self
     }
 
+    /// The same addresses in a new memory table; positions are kept.
+    ///
+    /// # Errors
+    /// [`RingFault::Part`] if the new table does not hold the ring; the queue is unchanged then.
     pub fn rebind(&mut self, view: &MemoryView) -> Result<(), RingFault> {
-        match self.never {}
+        self.ring = Ring::map(&self.layout, view.memory())?;
+        self.tables = Tables::new(view.clone());
+        Ok(())
     }
 
+    /// In entries.
+    #[inline]
     #[must_use]
     pub fn queue_size(&self) -> u16 {
-        match self.never {}
+        self.layout.queue_size
     }
 
+    /// Where the ring lies.
     #[must_use]
     pub fn layout(&self) -> &RingLayout {
-        match self.never {}
+        &self.layout
     }
 
+    /// Slot of the next descriptor to take (bits 0–14) and its wrap counter (15); slot of the next one to
+    /// use (16–30) and its wrap counter (31): what `GET_VRING_BASE` answers with.
+    #[inline]
     #[must_use]
     pub fn position(&self) -> u32 {
-        match self.never {}
+        resume::base(self.next_avail, self.next_used)
     }
 
+    /// Whether a chain is available right now: 1 if so, else 0.
+    ///
+    /// # Errors
+    /// Never; as [`crate::DeviceQueue::available`].
+    #[inline]
     pub fn available(&self) -> Result<u16, RingFault> {
-        match self.never {}
+        // Relaxed: only a look. `pop` reads the descriptor again, with the acquire that the chain needs.
+        let meta = self.ring.meta(self.next_avail.slot(), Relaxed);
+        Ok(u16::from(self.next_avail.is_available(meta.flags())))
     }
 
+    /// Takes the next available chain into `chain` and returns its tag (the buffer id), if there is one.
+    ///
+    /// # Errors
+    /// See [`crate::DeviceQueue::pop`].
+    #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, PopError> {
-        match self.never {}
+        let slot = self.next_avail.slot();
+        // Acquire: pairs with the driver's release of the first descriptor's flags; the rest of the
+        // chain, tables and data went first.
+        let first = self.ring.meta(slot, Acquire);
+        if !self.next_avail.is_available(first.flags()) {
+            return Ok(None);
+        }
+        chain.clear();
+        let (count, id, walked) = self.walk(first, chain)?;
+        self.check_id(id)?;
+        self.counts[usize::from(id)] = count;
+        self.room -= count;
+        self.next_avail = self.next_avail.forward(count);
+        self.last_popped = id;
+        match walked {
+            Ok(()) => Ok(Some(id)),
+            Err(fault) => {
+                // Buffers in the wrong order are all known, and so is where the status byte is.
+                if fault != ChainFault::ReadableAfterWritable {
+                    chain.clear();
+                }
+                Err(PopError::Chain { tag: id, fault })
+            }
+        }
     }
 
+    #[inline]
+    fn check_id(&self, id: u16) -> Result<(), RingFault> {
+        match self.counts.get(usize::from(id)) {
+            None => Err(RingFault::IdOutOfRange { id, queue_size: self.layout.queue_size }),
+            Some(0) => Ok(()),
+            Some(_) => Err(RingFault::IdInFlight { id }),
+        }
+    }
+
+    /// How many descriptors the chain has, its id, and what is wrong with its buffers.
+    #[inline]
+    fn walk(&self, first: Meta, chain: &mut Chain) -> Result<(u16, u16, Result<(), ChainFault>), RingFault> {
+        let mut at = self.next_avail;
+        if self.room == 0 {
+            return Err(RingFault::EndlessChain { slot: at.slot(), room: 0 });
+        }
+        if first.flags() & (NEXT | INDIRECT) == INDIRECT {
+            let walked = self.walk_table(&first.at(self.ring.addr(at.slot())), chain);
+            return Ok((1, first.id(), walked));
+        }
+        let (mut meta, mut walked, mut in_order) = (first, Ok(()), Ok(()));
+        for count in 1..=self.room {
+            let descriptor = meta.at(self.ring.addr(at.slot()));
+            if descriptor.has(INDIRECT) {
+                // The chain is unusable, but where it ends is known only at its end.
+                walked = walked.and(Err(IndirectFault::Mixed.into()));
+            } else {
+                in_order = in_order.and(chain.push(descriptor));
+            }
+            if !descriptor.has(NEXT) {
+                return Ok((count, meta.id(), walked.and(in_order)));
+            }
+            at = at.forward(1);
+            // Relaxed: `pop` acquired the whole chain with its first descriptor.
+            meta = self.ring.meta(at.slot(), Relaxed);
+        }
+        Err(RingFault::EndlessChain { slot: self.next_avail.slot(), room: self.room })
+    }
+
+    /// All entries of a table, in order; only their WRITE flag counts (virtio 1.3 §2.8.7).
+    #[inline]
+    fn walk_table(&self, named_by: &Descriptor, chain: &mut Chain) -> Result<(), ChainFault> {
+        let entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
+        let table = self.tables.open(named_by.range);
+        let mut in_order = Ok(());
+        for index in 0..entries {
+            let (addr, meta) = table.words(index).map_err(IndirectFault::Unmapped)?;
+            in_order = in_order.and(chain.push(Meta::from_word(meta).at(addr)));
+        }
+        in_order
+    }
+
+    /// Gives the chain popped last back: it will be popped again. For an owner without room to start it;
+    /// nothing may have been popped or pushed since.
+    #[inline]
     pub fn unpop(&mut self) {
-        match self.never {}
+        let count = self.take_count(self.last_popped);
+        self.next_avail = self.next_avail.back(count);
     }
 
+    /// Descriptors of a chain that is no longer in flight.
+    #[inline]
+    fn take_count(&mut self, id: u16) -> u16 {
+        let count = std::mem::take(&mut self.counts[usize::from(id)]);
+        assert!(count != 0, "a chain is used, or given back, once after it was popped");
+        self.room += count;
+        count
+    }
+
+    /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
+    ///
+    /// `written_bytes`: stored in the chain's device-writable part, from its start on; 0 if unknown.
+    #[inline]
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
-        match self.never {}
+        let count = self.take_count(tag);
+        // Without WRITE the length means nothing (virtio 1.3 §2.8.4).
+        let written = if written_bytes == 0 { 0 } else { WRITE };
+        let used = Meta::new(written_bytes, tag, self.next_used.used_flags() | written);
+        if self.held_back.is_some() {
+            self.ring.set_meta(self.next_used.slot(), used, Relaxed);
+        } else {
+            self.held_back = Some(used);
+        }
+        self.next_used = self.next_used.forward(count);
     }
 
+    /// Makes everything pushed so far visible to the driver, once per pass; returns whether there was any.
+    #[inline]
     pub fn publish(&mut self) -> bool {
-        match self.never {}
+        let Some(first) = self.held_back.take() else { return false };
+        // Release: pairs with the driver's acquire of these flags; later used descriptors, status and
+        // data go first.
+        self.ring.set_meta(self.published.slot(), first, Release);
+        self.undecided.add(self.next_used.since(self.published));
+        self.published = self.next_used;
+        true
     }
 
+    /// Whether the driver wants to hear about what was published since the last call.
+    ///
+    /// Spec: virtio 1.3 §2.8.10.
+    #[inline]
+    #[must_use]
     pub fn needs_notification(&mut self) -> bool {
-        match self.never {}
+        let undecided = std::mem::take(&mut self.undecided);
+        if undecided.is_empty() {
+            return false;
+        }
+        // SeqCst: the flags must be visible before the driver's wish is read. Pairs with the driver's
+        // barrier between storing the wish and looking at the next used descriptor again.
+        fence(SeqCst);
+        let wish = self.ring.driver_event.load(0, Relaxed);
+        is_wanted(wish, undecided, self.published, self.layout.queue_size, self.features.event_idx)
     }
 
+    /// Tells the driver that it need not kick: we look without being asked. A hint: spurious kicks happen.
+    #[inline]
     pub fn disable_kicks(&mut self) {
-        match self.never {}
+        if !self.kicks_disabled {
+            self.ring.device_event.store(0, event(Wish::None, self.next_avail), Relaxed);
+            self.kicks_disabled = true;
+        }
     }
 
+    /// Asks for a kick when the next chain becomes available, then looks once more: `true` if something
+    /// is available already, for which no kick may come.
+    ///
+    /// # Errors
+    /// Never; as [`crate::DeviceQueue::enable_kicks`].
+    #[inline]
     pub fn enable_kicks(&mut self) -> Result<bool, RingFault> {
-        match self.never {}
+        let wish = if self.features.event_idx { Wish::At } else { Wish::Every };
+        self.ring.device_event.store(0, event(wish, self.next_avail), Relaxed);
+        self.kicks_disabled = false;
+        // SeqCst: the wish must be visible before the flags are read. Pairs with the driver's barrier
+        // between storing the flags and reading the wish.
+        fence(SeqCst);
+        Ok(self.available()? != 0)
     }
 }

@@ -1,42 +1,144 @@
-//! Driver half of a packed virtqueue. Not here: the device half (`device.rs`).
+//! Driver half of a packed virtqueue: makes buffers available, takes used ones back.
+//!
+//! `add … publish → kick_needed? … pop_used … arm_interrupts`
+//!
+//! - The device is not trusted either: ids, chain lengths and tokens are in private memory, and what a
+//!   used descriptor says is checked against them.
+//! - The first descriptor of a batch is held back until [`DriverQueue::publish`]. The device takes
+//!   descriptors in order, so those behind it are invisible until then.
+//!
+//! Spec: virtio 1.3 §2.8.17, §2.8.18. Not here: breaking the rules (`raw.rs`), what the buffers hold.
 
-use std::convert::Infallible;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
 
-use guest_mem::{GuestAddress, GuestRange, MemoryView};
+use guest_mem::{Address, GuestAddress, GuestRange, MemoryView};
 
-use crate::{AddError, DriverFault, RingFault, RingFeatures, RingLayout, Used};
+use super::cursor::Cursor;
+use super::event::{Wish, event, is_wanted};
+use super::ring::{Meta, Ring};
+use crate::buffers::{self, Buffers};
+use crate::chain::{DESCRIPTOR_BYTES, INDIRECT, WRITE};
+use crate::fault::{RingFault, RingPart};
+use crate::layout::zero;
+use crate::notify::Undecided;
+use crate::{AddError, DriverFault, RingFeatures, RingLayout, Used};
 
-/// One packed queue as a driver sees it: not made yet.
-#[derive(Debug)]
-pub struct DriverQueue {
-    never: Infallible,
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    token: u64,
+    /// How many chains were added before it.
+    number: u64,
+    writable_bytes: u64,
+    /// In the ring: 1 for an indirect chain.
+    descriptors: u16,
 }
 
-#[allow(missing_docs, clippy::missing_errors_doc, unused_variables)]
+/// One packed queue as a driver sees it.
+#[derive(Debug)]
+pub struct DriverQueue {
+    layout: RingLayout,
+    features: RingFeatures,
+    view: MemoryView,
+    ring: Ring,
+    /// By buffer id.
+    in_flight: Box<[Option<InFlight>]>,
+    /// By free buffer id: the next one.
+    free_ids: Box<[u16]>,
+    first_free_id: u16,
+    /// Descriptors.
+    free: u16,
+    /// Chains added, ever.
+    added: u64,
+    /// Of these, the device can see so many.
+    visible: u64,
+    /// Chains that came back, ever.
+    returned: u64,
+    /// Where the next descriptor goes.
+    next_avail: Cursor,
+    /// Where the device looks for the next available descriptor.
+    published: Cursor,
+    /// What is to be stored there.
+    held_back: Option<Meta>,
+    undecided: Undecided,
+    /// Where the device puts the next used descriptor.
+    next_used: Cursor,
+    /// The device was told that no interrupts are wanted.
+    interrupts_disabled: bool,
+}
+
 impl DriverQueue {
+    /// Makes a new ring at `layout`: all of it is zeroed.
+    ///
+    /// # Errors
+    /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
     pub fn new(view: &MemoryView, layout: RingLayout, features: RingFeatures) -> Result<Self, RingFault> {
-        Err(RingFault::BadBase { base: super::FRESH_BASE, queue_size: layout.queue_size })
+        let ring = Ring::map(&layout, view.memory())?;
+        let queue_size = layout.queue_size;
+        zero(view, RingPart::PackedRing, layout.descriptors, usize::from(queue_size) * 16)?;
+        zero(view, RingPart::DriverEvent, layout.avail, 4)?;
+        zero(view, RingPart::DeviceEvent, layout.used, 4)?;
+        let start = Cursor::start(queue_size);
+        Ok(Self {
+            layout,
+            features,
+            view: view.clone(),
+            ring,
+            in_flight: vec![None; usize::from(queue_size)].into(),
+            free_ids: (1..=queue_size).collect(),
+            first_free_id: 0,
+            free: queue_size,
+            added: 0,
+            visible: 0,
+            returned: 0,
+            next_avail: start,
+            published: start,
+            held_back: None,
+            undecided: Undecided::default(),
+            next_used: start,
+            interrupts_disabled: false,
+        })
     }
 
+    /// Descriptors not in use.
     #[must_use]
     pub fn free_descriptors(&self) -> u16 {
-        match self.never {}
+        self.free
     }
 
+    /// Chains added and not yet back.
     #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // each has a descriptor of the ring
     pub fn in_flight(&self) -> u16 {
-        match self.never {}
+        (self.added - self.returned) as u16
     }
 
+    /// Adds a chain of descriptors of the ring; the device sees it after [`DriverQueue::publish`].
+    /// Returns the tag, its buffer id.
+    ///
+    /// # Errors
+    /// [`AddError`]; nothing was added.
     pub fn add(
         &mut self,
         readable: &[GuestRange],
         writable: &[GuestRange],
         token: u64,
     ) -> Result<u16, AddError> {
-        match self.never {}
+        let buffers = Buffers::new(readable, writable, self.layout.queue_size)?;
+        self.check_free(buffers.count)?;
+        let id = self.first_free_id;
+        for (range, flags) in buffers.with_flags() {
+            self.store_descriptor(range, id, flags);
+        }
+        self.take_id(token, buffers.count, buffers.writable_bytes());
+        Ok(id)
     }
 
+    /// Adds a chain through a table at `table`, which the device may read until the chain is back;
+    /// it takes 16 bytes per buffer.
+    ///
+    /// # Errors
+    /// [`AddError`]; nothing was added.
     pub fn add_indirect(
         &mut self,
         readable: &[GuestRange],
@@ -44,26 +146,137 @@ impl DriverQueue {
         table: GuestAddress,
         token: u64,
     ) -> Result<u16, AddError> {
-        match self.never {}
+        if !self.features.indirect {
+            return Err(AddError::IndirectNotNegotiated);
+        }
+        let buffers = Buffers::new(readable, writable, self.layout.queue_size)?;
+        self.check_free(1)?;
+        // Only WRITE means anything in a table (virtio 1.3 §2.8.7).
+        let entries = buffers
+            .with_flags()
+            .map(|(range, flags)| (range.addr, Meta::new(range.len_bytes, 0, flags & WRITE).word()));
+        buffers::store_table(&self.view, table.raw_value(), entries)?;
+        let id = self.first_free_id;
+        let len_bytes = u32::from(buffers.count) * DESCRIPTOR_BYTES;
+        self.store_descriptor(GuestRange { addr: table.raw_value(), len_bytes }, id, INDIRECT);
+        self.take_id(token, 1, buffers.writable_bytes());
+        Ok(id)
     }
 
+    fn check_free(&self, needed: u16) -> Result<(), AddError> {
+        let free = self.free;
+        if needed <= free { Ok(()) } else { Err(AddError::Full { needed: usize::from(needed), free }) }
+    }
+
+    fn store_descriptor(&mut self, range: GuestRange, id: u16, flags: u16) {
+        let slot = self.next_avail.slot();
+        let meta = Meta::new(range.len_bytes, id, flags | self.next_avail.avail_flags());
+        self.ring.set_addr(slot, range.addr);
+        if self.held_back.is_some() {
+            self.ring.set_meta(slot, meta, Relaxed);
+        } else {
+            self.held_back = Some(meta);
+        }
+        self.next_avail = self.next_avail.forward(1);
+    }
+
+    /// Takes the first free id. There is one: a chain has a descriptor at least, and one is free.
+    fn take_id(&mut self, token: u64, descriptors: u16, writable_bytes: u64) {
+        let at = usize::from(self.first_free_id);
+        self.first_free_id = self.free_ids[at];
+        self.in_flight[at] = Some(InFlight { token, number: self.added, writable_bytes, descriptors });
+        self.free -= descriptors;
+        self.added += 1;
+    }
+
+    /// Makes all that was added visible to the device; returns whether there was any.
     pub fn publish(&mut self) -> bool {
-        match self.never {}
+        let Some(first) = self.held_back.take() else { return false };
+        // Release: pairs with the device's acquire of these flags; all other descriptors go first.
+        self.ring.set_meta(self.published.slot(), first, Release);
+        self.undecided.add(self.next_avail.since(self.published));
+        self.published = self.next_avail;
+        self.visible = self.added;
+        true
     }
 
+    /// Whether the device wants a kick for what was published since the last call.
+    ///
+    /// Spec: virtio 1.3 §2.8.10.
+    #[must_use]
     pub fn kick_needed(&mut self) -> bool {
-        match self.never {}
+        let undecided = std::mem::take(&mut self.undecided);
+        if undecided.is_empty() {
+            return false;
+        }
+        // SeqCst: the flags must be visible before the device's wish is read. Pairs with the fence in
+        // `DeviceQueue::enable_kicks`.
+        fence(SeqCst);
+        let wish = self.ring.device_event.load(0, Relaxed);
+        is_wanted(wish, undecided, self.published, self.layout.queue_size, self.features.event_idx)
     }
 
+    /// Takes the next chain that the device is done with, if there is one.
+    ///
+    /// # Errors
+    /// [`DriverFault`]: the ring cannot be used any more.
     pub fn pop_used(&mut self) -> Result<Option<Used>, DriverFault> {
-        match self.never {}
+        // Acquire: pairs with the device's release of these flags; status and data went first.
+        let meta = self.ring.meta(self.next_used.slot(), Acquire);
+        if !self.next_used.is_used(meta.flags()) {
+            return Ok(None);
+        }
+        let tag = meta.id();
+        let in_flight = self.checked_id(tag)?;
+        let written_bytes = checked_length(meta, in_flight.writable_bytes)?;
+        self.in_flight[usize::from(tag)] = None;
+        self.free_ids[usize::from(tag)] = self.first_free_id;
+        self.first_free_id = tag;
+        self.free += in_flight.descriptors;
+        self.returned += 1;
+        self.next_used = self.next_used.forward(in_flight.descriptors);
+        Ok(Some(Used { token: in_flight.token, tag, written_bytes }))
     }
 
+    fn checked_id(&self, id: u16) -> Result<InFlight, DriverFault> {
+        let queue_size = self.layout.queue_size;
+        let out_of_range = DriverFault::IdOutOfRange { id: u32::from(id), queue_size };
+        let in_flight = self.in_flight.get(usize::from(id)).ok_or(out_of_range)?;
+        // One that was added but not published is not the device's either.
+        in_flight.filter(|chain| chain.number < self.visible).ok_or(DriverFault::NotInFlight { id })
+    }
+
+    /// Tells the device that we look without being asked. A hint: interrupts may still come.
     pub fn disable_interrupts(&mut self) {
-        match self.never {}
+        if !self.interrupts_disabled {
+            self.ring.driver_event.store(0, event(Wish::None, self.next_used), Relaxed);
+            self.interrupts_disabled = true;
+        }
     }
 
+    /// Asks for an interrupt when the next chain is used, then looks once more: `true` if something is
+    /// used already, for which none may come.
+    ///
+    /// # Errors
+    /// Never; as [`crate::DriverQueue::arm_interrupts`].
     pub fn arm_interrupts(&mut self) -> Result<bool, DriverFault> {
-        match self.never {}
+        let wish = if self.features.event_idx { Wish::At } else { Wish::Every };
+        self.ring.driver_event.store(0, event(wish, self.next_used), Relaxed);
+        self.interrupts_disabled = false;
+        // SeqCst: the wish must be visible before the flags are read. Pairs with the fence in
+        // `DeviceQueue::needs_notification`.
+        fence(SeqCst);
+        Ok(self.next_used.is_used(self.ring.meta(self.next_used.slot(), Relaxed).flags()))
+    }
+}
+
+/// What the device says that it stored. Without WRITE the length means nothing (virtio 1.3 §2.8.4), but
+/// QEMU's devices set none and mean it: it counts if it can be.
+fn checked_length(meta: Meta, writable_bytes: u64) -> Result<u32, DriverFault> {
+    let written_bytes = meta.len_bytes();
+    match u64::from(written_bytes) <= writable_bytes {
+        true => Ok(written_bytes),
+        false if meta.flags() & WRITE == 0 => Ok(0),
+        false => Err(DriverFault::WrittenTooMuch { written_bytes, writable_bytes }),
     }
 }

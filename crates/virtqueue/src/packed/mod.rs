@@ -1,14 +1,22 @@
 //! The packed virtqueue: one ring of descriptors that both sides write (virtio 1.3 §2.8).
 //!
 //! - [`DeviceQueue`]: what serves requests. [`DriverQueue`]: what makes them.
+//! - [`RawPacked`]: either side without any rule, for tests and fuzzing.
+//! - A position is one free-running number; slot and wrap counter are two views of it (`cursor.rs`).
+//! - Length, id and flags of a descriptor are one 64-bit word here: one load sees them together, one
+//!   release store makes a whole batch visible.
 //!
 //! Not here: the buffers of a chain (`chain.rs`), indirect tables (`tables.rs`).
 
+mod cursor;
 mod device;
 mod driver;
+mod event;
+mod raw;
+mod resume;
+mod ring;
 
 pub use device::DeviceQueue;
 pub use driver::DriverQueue;
-
-/// The ring base of a new packed ring: both positions at slot 0, both wrap counters 1 (virtio 1.3 §2.8.1).
-pub const FRESH_BASE: u32 = 0x8000_8000;
+pub use raw::{RawDescriptor, RawPacked};
+pub use resume::FRESH_BASE;

@@ -205,7 +205,8 @@ impl DeviceQueue {
         let table = self.tables.open(named_by.range);
         let (mut index, mut in_order) = (0, Ok(()));
         for _ in 0..room {
-            let descriptor = table.descriptor(index).map_err(IndirectFault::Unmapped)?;
+            let (addr, meta) = table.words(index).map_err(IndirectFault::Unmapped)?;
+            let descriptor = Descriptor::from_words(addr, meta);
             if descriptor.has(INDIRECT) {
                 return Err(IndirectFault::Nested.into());
             }

@@ -21,6 +21,8 @@ pub const PLAIN: RingFeatures = RingFeatures { event_idx: false, indirect: false
 pub const EVENT_IDX: RingFeatures = RingFeatures { event_idx: true, indirect: false, packed: false };
 pub const INDIRECT_DESC: RingFeatures = RingFeatures { event_idx: false, indirect: true, packed: false };
 
+pub const PACKED: RingFeatures = RingFeatures { event_idx: false, indirect: false, packed: true };
+
 pub fn memory() -> Arc<GuestMemory> {
     let region = |addr, size| Arc::new(Region::from_memfd(GuestAddress(addr), size).unwrap());
     let regions = vec![region(0, SECOND_REGION), region(SECOND_REGION, END - SECOND_REGION)];

@@ -1,0 +1,146 @@
+//! A packed ring without rules: any value anywhere, from either side. For tests and fuzzing.
+//!
+//! Not here: halves for real use (`driver.rs`, `device.rs`).
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use guest_mem::{AccessError, MemoryView};
+
+use super::cursor::Cursor;
+use super::ring::{AVAIL, Meta, Ring, USED};
+use crate::RingLayout;
+use crate::chain::{self, DESCRIPTOR_BYTES};
+use crate::fault::RingFault;
+
+/// A descriptor with nothing checked (virtio 1.3 §2.8.13).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawDescriptor {
+    /// Guest-physical address.
+    pub addr: u64,
+    /// Length.
+    pub len_bytes: u32,
+    /// Buffer id.
+    pub id: u16,
+    /// [`RawDescriptor::NEXT`] and its sisters, anything.
+    pub flags: u16,
+}
+
+impl RawDescriptor {
+    /// `VIRTQ_DESC_F_NEXT`.
+    pub const NEXT: u16 = chain::NEXT;
+    /// `VIRTQ_DESC_F_WRITE`.
+    pub const WRITE: u16 = chain::WRITE;
+    /// `VIRTQ_DESC_F_INDIRECT`.
+    pub const INDIRECT: u16 = chain::INDIRECT;
+    /// `VIRTQ_DESC_F_AVAIL`.
+    pub const AVAIL: u16 = AVAIL;
+    /// `VIRTQ_DESC_F_USED`.
+    pub const USED: u16 = USED;
+
+    /// As it lies in memory.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; DESCRIPTOR_BYTES as usize] {
+        let mut bytes = [0; DESCRIPTOR_BYTES as usize];
+        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.meta().word().to_le_bytes());
+        bytes
+    }
+
+    fn meta(self) -> Meta {
+        Meta::new(self.len_bytes, self.id, self.flags)
+    }
+}
+
+/// Descriptors and event fields. Slots are the caller's business: a method panics if one is outside.
+#[derive(Debug)]
+pub struct RawPacked {
+    view: MemoryView,
+    ring: Ring,
+    /// Where [`RawPacked::offer`] goes on.
+    next_avail: Cursor,
+}
+
+impl RawPacked {
+    /// A ring at its first position; nothing is written.
+    ///
+    /// # Errors
+    /// [`RingFault`] if the ring does not lie in memory.
+    pub fn new(view: &MemoryView, layout: RingLayout) -> Result<Self, RingFault> {
+        let ring = Ring::map(&layout, view.memory())?;
+        Ok(Self { view: view.clone(), ring, next_avail: Cursor::start(layout.queue_size) })
+    }
+
+    /// Makes descriptors available at the next slots: sets AVAIL and USED as they have to be, and stores
+    /// the flags of the first one last. They may be more than the ring has.
+    pub fn offer(&mut self, descriptors: &[RawDescriptor]) {
+        let first = self.next_avail;
+        let end = first.forward(u16::try_from(descriptors.len()).unwrap_or(u16::MAX));
+        let mut at = end;
+        for descriptor in descriptors.iter().rev() {
+            at = at.back(1);
+            let flags = descriptor.flags | at.avail_flags();
+            self.set_descriptor(at.slot(), RawDescriptor { flags, ..*descriptor });
+        }
+        self.next_avail = end;
+    }
+
+    /// Moves the place where [`RawPacked::offer`] goes on.
+    pub fn skip(&mut self, descriptors: u16) {
+        self.next_avail = self.next_avail.forward(descriptors);
+    }
+
+    /// Writes a descriptor as it is.
+    pub fn set_descriptor(&self, slot: u16, descriptor: RawDescriptor) {
+        self.ring.set_addr(slot, descriptor.addr);
+        self.ring.set_meta(slot, descriptor.meta(), Release);
+    }
+
+    /// The descriptor as last stored, by whomever.
+    #[must_use]
+    pub fn descriptor(&self, slot: u16) -> RawDescriptor {
+        let meta = self.ring.meta(slot, Acquire);
+        let (len_bytes, id, flags) = (meta.len_bytes(), meta.id(), meta.flags());
+        RawDescriptor { addr: self.ring.addr(slot), len_bytes, id, flags }
+    }
+
+    /// Writes a descriptor of an indirect table at `table_addr`.
+    ///
+    /// # Errors
+    /// [`AccessError`] if that is not in memory.
+    pub fn set_table_descriptor(
+        &self,
+        table_addr: u64,
+        index: u16,
+        descriptor: RawDescriptor,
+    ) -> Result<(), AccessError> {
+        let offset_bytes = u64::from(index) * u64::from(DESCRIPTOR_BYTES);
+        self.view.store(table_addr.wrapping_add(offset_bytes), &descriptor.to_bytes())
+    }
+
+    /// Stores the driver's event suppression: slot and wrap counter (bit 15); flags.
+    pub fn set_driver_event(&self, position: u16, flags: u16) {
+        self.ring.driver_event.store(0, u32::from(position) | u32::from(flags) << 16, Relaxed);
+    }
+
+    /// Stores the device's.
+    pub fn set_device_event(&self, position: u16, flags: u16) {
+        self.ring.device_event.store(0, u32::from(position) | u32::from(flags) << 16, Relaxed);
+    }
+
+    /// The driver's event suppression: slot and wrap counter (bit 15); flags.
+    #[must_use]
+    pub fn driver_event(&self) -> (u16, u16) {
+        halves(self.ring.driver_event.load(0, Relaxed))
+    }
+
+    /// The device's.
+    #[must_use]
+    pub fn device_event(&self) -> (u16, u16) {
+        halves(self.ring.device_event.load(0, Relaxed))
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // takes the halves apart
+fn halves(word: u32) -> (u16, u16) {
+    (word as u16, (word >> 16) as u16)
+}
