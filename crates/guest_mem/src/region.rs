@@ -4,6 +4,7 @@
 //! - The fd and its offset are kept: a server that takes over later maps the same memory again.
 //! - Huge pages: `mmap` wants offset and length in multiples of the file's page, so the mapping may be
 //!   larger than the region; only the region is reachable.
+//! - Under Miri a region is on the heap: the rings above are interpreted with it.
 //!
 //! Not here: looking addresses up (`memory.rs`), what happens on SIGBUS (`sigbus.rs`).
 
@@ -14,7 +15,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rustix::fs::{FileType, MemfdFlags, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::fs::{FileType, fstat, fstatfs};
+#[cfg(not(miri))]
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use vm_memory::{Address, GuestAddress};
 
@@ -217,6 +220,7 @@ impl Region {
     ///
     /// # Errors
     /// [`MapError`] if the kernel has no memory for it.
+    #[cfg(not(miri))]
     pub fn from_memfd(guest_addr: GuestAddress, size_bytes: u64) -> Result<Self, MapError> {
         let failed = |source: rustix::io::Errno| MapError::Io {
             guest_addr: guest_addr.raw_value(),
@@ -228,6 +232,27 @@ impl Region {
         // Ours has no second address space; guest addresses double as user addresses.
         let user_addr = guest_addr.raw_value();
         Self::map(RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes: 0 }, Arc::new(fd))
+    }
+
+    /// The same from the heap, under Miri, which cannot map files; the file that goes with it is empty.
+    ///
+    /// # Errors
+    /// [`MapError`] if there is no memory for it.
+    #[cfg(miri)]
+    pub fn from_memfd(guest_addr: GuestAddress, size_bytes: u64) -> Result<Self, MapError> {
+        let user_addr = guest_addr.raw_value();
+        let spec = RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes: 0 };
+        check_sizes(&spec)?;
+        let failed =
+            |source: io::Error| MapError::Io { guest_addr: guest_addr.raw_value(), size_bytes, source };
+        let mapping_bytes =
+            usize::try_from(size_bytes).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
+        let share = AddressSpace::take(&spec, size_bytes)?;
+        let (unused, _) = io::pipe().map_err(failed)?;
+        let mapping = heap::allocate(mapping_bytes).map_err(failed)?;
+        let guard = sigbus::Guard::register(mapping.as_ptr() as usize, mapping_bytes);
+        let fd = Arc::new(unused.into());
+        Ok(Self { spec, fd, file_id: (0, 0), base: mapping, mapping, mapping_bytes, guard, _share: share })
     }
 
     /// As announced.
@@ -324,10 +349,47 @@ fn map_shared(fd: &OwnedFd, offset_bytes: u64, length_bytes: usize) -> io::Resul
 impl Drop for Region {
     fn drop(&mut self) {
         self.guard.unregister();
+        #[cfg(miri)]
+        // SAFETY: 1. allocated by `from_memfd` with this length; 2. as below.
+        unsafe {
+            heap::free(self.mapping, self.mapping_bytes);
+        }
+        #[cfg(not(miri))]
         // SAFETY: 1. mapped by `map` with this length; 2. nothing borrows from it once the region
         // is dropped: slices and iovecs hold the `GuestMemory` that holds the region.
         let unmapped = unsafe { rustix::mm::munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
+        #[cfg(not(miri))]
         debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Memory for regions under Miri, aligned as pages are.
+#[cfg(miri)]
+mod heap {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::io;
+    use std::ptr::NonNull;
+
+    const PAGE_BYTES: usize = 4096;
+
+    fn layout(size_bytes: usize) -> io::Result<Layout> {
+        Layout::from_size_align(size_bytes, PAGE_BYTES).map_err(|_| io::ErrorKind::OutOfMemory.into())
+    }
+
+    pub(super) fn allocate(size_bytes: usize) -> io::Result<NonNull<u8>> {
+        assert!(size_bytes != 0, "checked by the caller");
+        // SAFETY: 1. not empty.
+        let address = unsafe { alloc_zeroed(layout(size_bytes)?) };
+        NonNull::new(address).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// # Safety
+    /// `address` is from `allocate` with this size, and not used any more.
+    pub(super) unsafe fn free(address: NonNull<u8>, size_bytes: usize) {
+        if let Ok(layout) = layout(size_bytes) {
+            // SAFETY: 1. as the caller promises.
+            unsafe { dealloc(address.as_ptr(), layout) };
+        }
     }
 }
 

@@ -216,6 +216,20 @@ fn region_without_faults_is_not_poisoned() {
 proptest! {
     /// Whatever the steps, advancing through buffers visits every byte once and in order.
     #[test]
+    fn store_of_any_length_at_any_alignment_writes_its_bytes_and_no_others(
+        at in 0_usize..32, bytes in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let view = MemoryView::new(Arc::new(GuestMemory::new(vec![region(0, 128)]).unwrap()));
+        let mut expected = [0xa5; 128];
+        view.store(0, &expected).unwrap();
+        expected[at..at + bytes.len()].copy_from_slice(&bytes);
+        view.store(at as u64, &bytes).unwrap();
+        let mut found = [0; 128];
+        view.read(0, &mut found).unwrap();
+        prop_assert_eq!(found, expected);
+    }
+
+    #[test]
     fn advancing_in_any_steps_reads_the_same_bytes(
         lengths in prop::collection::vec(0u32..700, 1..12),
         steps in prop::collection::vec(1u64..900, 1..40),

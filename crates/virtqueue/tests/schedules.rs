@@ -111,6 +111,15 @@ struct Expected {
     written_bytes: u32,
 }
 
+/// When a side of a packed ring is to be notified; what a split ring does beyond need is not modelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Every,
+    None,
+    /// Once, if nothing was there when it was asked for.
+    Next,
+}
+
 struct World<D> {
     driver: DriverQueue,
     device: D,
@@ -121,7 +130,9 @@ struct World<D> {
     /// `used` entries that the driver can see.
     visible: usize,
     device_asleep: bool,
+    device_wish: Wish,
     driver_asleep: bool,
+    driver_wish: Wish,
     next_token: u64,
     features: RingFeatures,
     /// The oracle makes each used chain visible at once.
@@ -139,7 +150,9 @@ impl<D: Device> World<D> {
             used: VecDeque::new(),
             visible: 0,
             device_asleep: false,
+            device_wish: Wish::Every,
             driver_asleep: false,
+            driver_wish: Wish::Every,
             next_token: 1000,
             features,
             used_is_visible_at_once,
@@ -186,13 +199,16 @@ impl<D: Device> World<D> {
         let kick = self.driver.kick_needed();
         prop_assert!(published || !kick, "kick for nothing");
         prop_assert!(kick || !(published && self.device_asleep), "device sleeps through a chain");
+        if self.features.packed {
+            prop_assert_eq!(kick, published && notified(self.device_wish, self.device_asleep));
+        }
         self.device_asleep &= !kick;
         Ok(())
     }
 
     fn pop(&mut self) -> Result<(), TestCaseError> {
         self.device.disable_kicks();
-        self.device_asleep = false;
+        (self.device_asleep, self.device_wish) = (false, Wish::None);
         let popped = self.device.pop();
         let expected = self.available.pop_front();
         prop_assert_eq!(popped, expected.as_ref().map(|chain| (chain.tag, chain.buffers.clone())));
@@ -217,15 +233,19 @@ impl<D: Device> World<D> {
 
     fn publish_used(&mut self) -> Result<(), TestCaseError> {
         let interrupt = self.device.publish();
+        let published = self.visible != self.used.len();
         self.visible = self.used.len();
         prop_assert!(interrupt || !(self.driver_asleep && self.visible > 0), "driver sleeps through a chain");
+        if self.features.packed {
+            prop_assert_eq!(interrupt, published && notified(self.driver_wish, self.driver_asleep));
+        }
         self.driver_asleep &= !interrupt;
         Ok(())
     }
 
     fn pop_used(&mut self) -> Result<(), TestCaseError> {
         self.driver.disable_interrupts();
-        self.driver_asleep = false;
+        (self.driver_asleep, self.driver_wish) = (false, Wish::None);
         let used = self.driver.pop_used().unwrap();
         let expected = if self.visible > 0 { self.used.pop_front() } else { None };
         self.visible = self.visible.saturating_sub(1);
@@ -240,6 +260,7 @@ impl<D: Device> World<D> {
         let more = self.device.enable_kicks();
         prop_assert_eq!(more, !self.available.is_empty());
         self.device_asleep = !more;
+        self.device_wish = if self.features.event_idx { Wish::Next } else { Wish::Every };
         Ok(())
     }
 
@@ -248,6 +269,7 @@ impl<D: Device> World<D> {
         let more = self.driver.arm_interrupts().unwrap();
         prop_assert_eq!(more, self.visible > 0);
         self.driver_asleep = !more;
+        self.driver_wish = if self.features.event_idx { Wish::Next } else { Wish::Every };
         Ok(())
     }
 
@@ -266,6 +288,14 @@ impl<D: Device> World<D> {
         }
         prop_assert_eq!((self.driver.free_descriptors(), self.driver.in_flight()), (queue_size, 0));
         Ok(())
+    }
+}
+
+fn notified(wish: Wish, asleep: bool) -> bool {
+    match wish {
+        Wish::Every => true,
+        Wish::None => false,
+        Wish::Next => asleep,
     }
 }
 

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
+use virtqueue::packed::{FRESH_BASE, RawPacked};
 use virtqueue::split::{RawDescriptor, RawRing};
-use virtqueue::{Chain, DeviceQueue, RingFeatures, RingLayout};
+use virtqueue::{Chain, DeviceQueue, RingFeatures, RingLayout, packed};
 
 pub const NEXT: u16 = RawDescriptor::NEXT;
 pub const WRITE: u16 = RawDescriptor::WRITE;
@@ -65,6 +66,44 @@ pub fn rig_at(position: u16, queue_size: u16, features: RingFeatures) -> Rig {
     driver.set_avail_idx(position);
     let device = DeviceQueue::new(&view, layout(queue_size), features, 0).unwrap();
     Rig { view, driver, device, chain: Chain::with_capacity(queue_size) }
+}
+
+/// A packed device and the rule-breaking driver of the same ring.
+pub struct PackedRig {
+    pub view: MemoryView,
+    pub driver: RawPacked,
+    pub device: DeviceQueue,
+    pub chain: Chain,
+}
+
+pub fn packed_rig(queue_size: u16, features: RingFeatures) -> PackedRig {
+    let (view, features) = (view(), RingFeatures { packed: true, ..features });
+    let driver = RawPacked::new(&view, layout(queue_size)).unwrap();
+    let device = DeviceQueue::new(&view, layout(queue_size), features, FRESH_BASE).unwrap();
+    PackedRig { view, driver, device, chain: Chain::with_capacity(queue_size) }
+}
+
+impl PackedRig {
+    /// `count` chains of one descriptor each go through, one after the other, with id 0.
+    pub fn go_round(&mut self, count: u16) {
+        for _ in 0..count {
+            self.driver.offer(&[packed_desc(0x1, 16, 0, 0)]);
+            assert_eq!(self.device.pop(&mut self.chain), Ok(Some(0)));
+            self.device.push_used(0, 0);
+            self.device.publish();
+            let _ = self.device.needs_notification();
+        }
+    }
+
+    pub fn fill_table(&self, table_addr: u64, entries: &[packed::RawDescriptor]) {
+        for (index, &entry) in (0..).zip(entries) {
+            self.driver.set_table_descriptor(table_addr, index, entry).unwrap();
+        }
+    }
+}
+
+pub fn packed_desc(addr: u64, len_bytes: u32, id: u16, flags: u16) -> packed::RawDescriptor {
+    packed::RawDescriptor { addr, len_bytes, id, flags }
 }
 
 pub fn desc(addr: u64, len_bytes: u32, flags: u16, next: u16) -> RawDescriptor {

@@ -1,0 +1,150 @@
+//! Both halves on threads of their own, in both ring formats: data, tables and wake-ups arrive.
+//!
+//! Each side sleeps by the book: it asks for a notification, looks once more, and waits for a bell. Under
+//! Miri (`cargo +nightly miri test -p virtqueue --test threads`) a missing order is a data race or a bell
+//! that never rings, because loads there may see any older value that the orderings allow.
+#![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest_mem::{GuestAddress, MemoryView};
+use rig::*;
+use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFeatures};
+
+const QUEUE_SIZE: u16 = 8;
+const REQUESTS: u64 = if cfg!(miri) { 20 } else { 20_000 };
+/// Requests that may be on their way: three descriptors each do not fill the ring.
+const DEPTH: u64 = 2;
+const DATA: u64 = 0x4_0000;
+/// Bytes between the buffers of two requests.
+const STRIDE: u64 = 64;
+/// Says that somebody hung, not that somebody was slow. Miri's clock counts steps.
+const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 20 } else { 300 });
+
+/// What an eventfd is between two processes.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: AtomicBool,
+}
+
+impl Bell {
+    fn ring(&self) {
+        self.rung.store(true, Ordering::Release); // pairs with the acquire in `wait`
+    }
+
+    fn wait(&self) {
+        let started = Instant::now();
+        while !self.rung.swap(false, Ordering::Acquire) {
+            assert!(started.elapsed() < DEADLINE, "slept through a notification");
+            thread::yield_now();
+        }
+    }
+}
+
+fn buffer(token: u64) -> u64 {
+    DATA + token % DEPTH * STRIDE
+}
+
+/// What the device makes of a request.
+fn answer(question: u64) -> u64 {
+    question.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn read(view: &MemoryView, addr: u64) -> u64 {
+    let mut bytes = [0; 8];
+    view.read(addr, &mut bytes).unwrap();
+    u64::from_le_bytes(bytes)
+}
+
+fn add(driver: &mut DriverQueue, view: &MemoryView, token: u64, indirect: bool) {
+    let at = buffer(token);
+    view.store(at, &(token + 1000).to_le_bytes()).unwrap();
+    let (readable, writable) = ([range(at, 8)], [range(at + 16, 8), range(at + 32, 1)]);
+    let table = GuestAddress(TABLE + token % DEPTH * STRIDE);
+    if indirect && token % 2 == 0 {
+        driver.add_indirect(&readable, &writable, table, token).unwrap();
+    } else {
+        driver.add(&readable, &writable, token).unwrap();
+    }
+}
+
+fn drive(mut driver: DriverQueue, view: &MemoryView, indirect: bool, kick: &Bell, call: &Bell) {
+    let (mut added, mut done) = (0, 0);
+    while done < REQUESTS {
+        while added < REQUESTS && added - done < DEPTH {
+            add(&mut driver, view, added, indirect);
+            added += 1;
+        }
+        driver.publish();
+        if driver.kick_needed() {
+            kick.ring();
+        }
+        while let Some(used) = driver.pop_used().unwrap() {
+            assert_eq!((used.token, used.written_bytes), (done, 9));
+            assert_eq!(read(view, buffer(done) + 16), answer(done + 1000));
+            done += 1;
+        }
+        if done < added && !driver.arm_interrupts().unwrap() {
+            call.wait();
+            driver.disable_interrupts();
+        }
+    }
+}
+
+fn serve(mut device: DeviceQueue, view: &MemoryView, kick: &Bell, call: &Bell) {
+    let (mut chain, mut done) = (Chain::with_capacity(QUEUE_SIZE), 0);
+    while done < REQUESTS {
+        device.disable_kicks();
+        while let Some(tag) = device.pop(&mut chain).unwrap() {
+            let question = read(view, chain.readable()[0].addr);
+            view.store(chain.writable()[0].addr, &answer(question).to_le_bytes()).unwrap();
+            view.store(chain.writable()[1].addr, &[0]).unwrap();
+            device.push_used(tag, 9);
+            done += 1;
+        }
+        device.publish();
+        if device.needs_notification() {
+            call.ring();
+        }
+        if done < REQUESTS && !device.enable_kicks().unwrap() {
+            kick.wait();
+        }
+    }
+}
+
+fn both_threads(features: RingFeatures) {
+    let memory = memory();
+    let view = MemoryView::new(Arc::clone(&memory));
+    let driver = DriverQueue::new(&view, layout(QUEUE_SIZE), features).unwrap();
+    let device = DeviceQueue::new(&view, layout(QUEUE_SIZE), features, driver.initial_base()).unwrap();
+    let (kick, call) = (Bell::default(), Bell::default());
+    thread::scope(|scope| {
+        scope.spawn(|| serve(device, &MemoryView::new(Arc::clone(&memory)), &kick, &call));
+        drive(driver, &view, features.indirect, &kick, &call);
+    });
+}
+
+#[test]
+fn split_ring_with_event_idx_and_tables_carries_every_request() {
+    both_threads(RingFeatures { event_idx: true, indirect: true, packed: false });
+}
+
+#[test]
+fn split_ring_with_flags_carries_every_request() {
+    both_threads(PLAIN);
+}
+
+#[test]
+fn packed_ring_with_event_idx_and_tables_carries_every_request() {
+    both_threads(RingFeatures { event_idx: true, indirect: true, packed: true });
+}
+
+#[test]
+fn packed_ring_with_flags_carries_every_request() {
+    both_threads(PACKED);
+}
