@@ -187,17 +187,22 @@ impl DeviceQueue {
             let walked = self.walk_table(&first.at(self.ring.addr(at.slot())), chain);
             return Ok((1, first.id(), walked));
         }
-        let (mut meta, mut walked, mut in_order) = (first, Ok(()), Ok(()));
+        let (mut meta, mut only_direct, mut in_order) = (first, true, true);
         for count in 1..=self.room {
             let descriptor = meta.at(self.ring.addr(at.slot()));
             if descriptor.has(INDIRECT) {
-                // The chain is unusable, but where it ends is known only at its end.
-                walked = walked.and(Err(IndirectFault::Mixed.into()));
+                only_direct = false;
             } else {
-                in_order = in_order.and(chain.push(descriptor));
+                in_order &= chain.push(descriptor).is_ok();
             }
             if !descriptor.has(NEXT) {
-                return Ok((count, meta.id(), walked.and(in_order)));
+                // A chain may be unusable; where it ends, and its id, is known only here.
+                let walked = match (only_direct, in_order) {
+                    (true, true) => Ok(()),
+                    (true, false) => Err(ChainFault::ReadableAfterWritable),
+                    (false, _) => Err(IndirectFault::Mixed.into()),
+                };
+                return Ok((count, meta.id(), walked));
             }
             at = at.forward(1);
             // Relaxed: `pop` acquired the whole chain with its first descriptor.
@@ -211,12 +216,12 @@ impl DeviceQueue {
     fn walk_table(&self, named_by: &Descriptor, chain: &mut Chain) -> Result<(), ChainFault> {
         let entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
         let table = self.tables.open(named_by.range);
-        let mut in_order = Ok(());
+        let mut in_order = true;
         for index in 0..entries {
             let (addr, meta) = table.words(index).map_err(IndirectFault::Unmapped)?;
-            in_order = in_order.and(chain.push(Meta::from_word(meta).at(addr)));
+            in_order &= chain.push(Meta::from_word(meta).at(addr)).is_ok();
         }
-        in_order
+        if in_order { Ok(()) } else { Err(ChainFault::ReadableAfterWritable) }
     }
 
     /// Gives the chain popped last back: it will be popped again. For an owner without room to start it;

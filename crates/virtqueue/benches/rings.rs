@@ -1,0 +1,126 @@
+//! What a request costs in the rings alone: both halves, and the device's share; split next to packed.
+//!
+//! A request is three buffers in an indirect table (header, data, status), as a driver for disks sends it;
+//! 64 of them go through at a time.
+//!
+//! `cargo bench -p virtqueue --bench rings` measures time. Instructions of one half, per 64 × 1000 requests:
+//! `valgrind --tool=callgrind --toggle-collect='*device_pass*' <bench binary> --callgrind split|packed`
+//! (`*driver_fills*` and `*driver_reaps*` for the other half)
+//!
+//! Not here: what a request means (`blk_server`'s benchmark `device_half`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, Throughput};
+use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
+use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFeatures, RingLayout};
+
+const QUEUE_SIZE: u16 = 256;
+const BATCH: u64 = 64;
+const FORMATS: [(&str, bool); 2] = [("split", false), ("packed", true)];
+const TABLES: u64 = 1 << 20;
+const DATA: u64 = 2 << 20;
+
+struct Bench {
+    driver: DriverQueue,
+    device: DeviceQueue,
+    chain: Chain,
+}
+
+impl Bench {
+    fn new(packed: bool) -> Self {
+        let region = Region::from_memfd(GuestAddress(0), 16 << 20).unwrap();
+        let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));
+        let layout = RingLayout {
+            queue_size: QUEUE_SIZE,
+            descriptors: GuestAddress(0),
+            avail: GuestAddress(0x1_0000),
+            used: GuestAddress(0x2_0000),
+        };
+        let features = RingFeatures { event_idx: true, indirect: true, packed };
+        let driver = DriverQueue::new(&view, layout, features).unwrap();
+        let device = DeviceQueue::new(&view, layout, features, driver.initial_base()).unwrap();
+        Self { driver, device, chain: Chain::with_capacity(QUEUE_SIZE) }
+    }
+
+    #[inline(never)]
+    fn driver_fills(&mut self) -> bool {
+        for slot in 0..BATCH {
+            let at = DATA + slot * 8192;
+            let readable = [GuestRange { addr: at, len_bytes: 16 }];
+            let data = GuestRange { addr: at + 4096, len_bytes: 4096 };
+            let writable = [data, GuestRange { addr: at + 16, len_bytes: 1 }];
+            let table = GuestAddress(TABLES + slot * 64);
+            self.driver.add_indirect(&readable, &writable, table, slot).unwrap();
+        }
+        self.driver.publish();
+        self.driver.kick_needed()
+    }
+
+    #[inline(never)]
+    fn device_pass(&mut self) -> bool {
+        self.device.disable_kicks();
+        while let Some(tag) = self.device.pop(&mut self.chain).unwrap() {
+            black_box(&self.chain);
+            self.device.push_used(tag, 4097);
+        }
+        self.device.publish();
+        let notify = self.device.needs_notification();
+        black_box(self.device.enable_kicks().unwrap());
+        notify
+    }
+
+    #[inline(never)]
+    fn driver_reaps(&mut self) -> u64 {
+        self.driver.disable_interrupts();
+        let mut done = 0;
+        while let Some(used) = self.driver.pop_used().unwrap() {
+            done += u64::from(black_box(used).written_bytes == 4097);
+        }
+        black_box(self.driver.arm_interrupts().unwrap());
+        done
+    }
+
+    /// One batch; returns the time of the device half.
+    fn batch(&mut self) -> Duration {
+        black_box(self.driver_fills());
+        let started = Instant::now();
+        black_box(self.device_pass());
+        let device = started.elapsed();
+        assert_eq!(self.driver_reaps(), BATCH);
+        device
+    }
+}
+
+fn rings(criterion: &mut Criterion) {
+    for half in ["both_halves", "device_half"] {
+        let mut group = criterion.benchmark_group(half);
+        group.throughput(Throughput::Elements(BATCH));
+        for (name, packed) in FORMATS {
+            let mut bench = Bench::new(packed);
+            group.bench_function(name, |bencher| {
+                bencher.iter_custom(|batches| {
+                    let started = Instant::now();
+                    let device = (0..batches).map(|_| bench.batch()).sum();
+                    if half == "device_half" { device } else { started.elapsed() }
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let Some(at) = arguments.iter().position(|argument| argument == "--callgrind") {
+        let mut bench = Bench::new(arguments.get(at + 1).is_some_and(|format| format == "packed"));
+        (0..1000).for_each(|_| _ = black_box(bench.batch()));
+        return;
+    }
+    let mut criterion = Criterion::default().configure_from_args();
+    rings(&mut criterion);
+    criterion.final_summary();
+}
