@@ -22,6 +22,24 @@ pub const BENCHES: Size<&[&str]> = size(
     &["cargo", "test", "--workspace", "--bench", "*"], //
     &["cargo", "bench", "--workspace", "--bench", "*"],
 );
+/// The rings under Miri: one order of events, or several.
+pub const MIRI: Size<&[&str]> = size(
+    &["rustup", "run", "nightly", "cargo", "miri", "test", "-p", "virtqueue", "--lib", "--tests"],
+    &[
+        "env",
+        "MIRIFLAGS=-Zmiri-many-seeds=0..8",
+        "rustup",
+        "run",
+        "nightly",
+        "cargo",
+        "miri",
+        "test",
+        "-p",
+        "virtqueue",
+        "--lib",
+        "--tests",
+    ],
+);
 /// A guest from its boot to its end, under emulation on a busy machine. Nothing passes because of it.
 pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(240), Duration::from_secs(1800));
 /// Written and verified by each fio job in a guest, in MiB.

@@ -31,6 +31,8 @@ pub(super) enum Wants {
     Target(&'static str),
     /// Another version of Rust.
     Toolchain(&'static str),
+    /// The interpreter that finds undefined behaviour; only nightly versions of Rust have it.
+    Miri,
 }
 
 /// How a step went.
@@ -119,6 +121,11 @@ impl Wants {
                 let add = format!("rustup toolchain install --profile minimal {version}");
                 Ok((!found).then(|| format!("not installed: `{add}`")))
             }
+            Self::Miri => {
+                let found = has_miri() || (setup::in_ci() && command::output(&mut install_miri()).is_ok());
+                let add = command::describe(&install_miri());
+                Ok((!found).then(|| format!("not installed: `{add}`")))
+            }
         }
     }
 }
@@ -154,6 +161,23 @@ fn lists_toolchain(list: &str, version: &str) -> bool {
 fn add_toolchain(version: &str) -> bool {
     let install = ["toolchain", "install", "--profile", "minimal", version];
     command::output(Command::new("rustup").args(install)).is_ok()
+}
+
+fn has_miri() -> bool {
+    let list = ["component", "list", "--toolchain", "nightly"];
+    has_toolchain("nightly")
+        && command::output(Command::new("rustup").args(list)).is_ok_and(|list| lists_miri(&list))
+}
+
+/// A line is `miri-x86_64-unknown-linux-gnu (installed)`, without the bracket if it is not.
+fn lists_miri(components: &str) -> bool {
+    components.lines().any(|line| line.starts_with("miri-") && line.ends_with("(installed)"))
+}
+
+fn install_miri() -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["toolchain", "install", "--profile", "minimal", "--component", "miri,rust-src", "nightly"]);
+    command
 }
 
 /// Tests counted over all test programs.
@@ -242,6 +266,12 @@ mod tests {
         let list = "stable-x86_64-unknown-linux-gnu (active, default)\n1.88-x86_64-unknown-linux-gnu\n";
         assert!(lists_toolchain(list, "1.88"));
         assert!(!lists_toolchain(list, "1.8") && !lists_toolchain("1.88.0-x86_64-unknown-linux-gnu", "1.88"));
+    }
+
+    #[test]
+    fn miri_counts_when_it_is_installed() {
+        assert!(lists_miri("cargo-x86_64 (installed)\nmiri-x86_64-unknown-linux-gnu (installed)\n"));
+        assert!(!lists_miri("cargo-x86_64 (installed)\nmiri-x86_64-unknown-linux-gnu\n"));
     }
 
     #[test]
