@@ -75,7 +75,7 @@ fn add(driver: &mut DriverQueue, view: &MemoryView, token: u64, indirect: bool) 
     view.store(at, &(token + 1000).to_le_bytes()).unwrap();
     let (readable, writable) = ([range(at, 8)], [range(at + 16, 8), range(at + 32, 1)]);
     let table = GuestAddress(TABLE + token % DEPTH * STRIDE);
-    if indirect && token % 2 == 0 {
+    if indirect && token.is_multiple_of(2) {
         driver.add_indirect(&readable, &writable, table, token).unwrap();
     } else {
         driver.add(&readable, &writable, token).unwrap();
