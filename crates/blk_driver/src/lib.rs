@@ -11,7 +11,23 @@
 
 mod request;
 
+mod fill;
+
 mod queue;
+
+mod slots;
+
+mod area;
+
+mod wait;
+
+mod blocking;
+
+mod link;
+
+mod restart;
+
+mod error;
 
 mod kick;
 
@@ -24,9 +40,11 @@ mod device;
 mod alone;
 
 pub use alone::{DeviceEnd, alone};
+pub use blocking::BlockingError;
 pub use device::{ConnectError, Device, DeviceInfo, Event, Options, Reconnect, ReconnectReport};
+pub use error::{MakeQueueError, PushError, QueueError};
 pub use kick::{Doorbell, EventFd, Kick};
 pub use memory::{Buffer, MemoryError, Pool, PoolOptions, UserMemory};
-pub use queue::{PushError, Queue, QueueError, QueueStats};
+pub use queue::{Queue, QueueStats, ShortReads};
 pub use request::{Completion, Durability, Request, RequestError, Work};
 pub use shared::{KickPolicy, SharedQueue};

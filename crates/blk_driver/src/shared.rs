@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use lock_api::RawMutex;
 
-use crate::queue::{PushError, Queue, QueueError, QueueStats};
+use crate::error::{PushError, QueueError};
+use crate::queue::{Queue, QueueStats};
 use crate::request::{Completion, Request};
 
 /// When the device is notified.

@@ -22,6 +22,17 @@ impl RequestHeader {
     }
 }
 
+impl Segment {
+    /// As it lies in memory, in two words, the lower one first.
+    #[must_use]
+    pub fn to_words(&self) -> [u64; 2] {
+        let fields = u128::from_le_bytes(ranges::encode(self));
+        #[allow(clippy::cast_possible_truncation)] // takes the words apart
+        let words = [fields as u64, (fields >> 64) as u64];
+        words
+    }
+}
+
 /// The data of a DISCARD or WRITE_ZEROES.
 #[must_use]
 pub fn encode_segments(segments: &[Segment]) -> Vec<u8> {

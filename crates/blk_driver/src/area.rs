@@ -1,0 +1,221 @@
+//! Where a queue's private things lie in memory that the device can reach and requests cannot name.
+//!
+//! ```text
+//! ring 0 | ring 1 | slots: 128 bytes × queue size | segments: 256 × queue size | tables: × queue size
+//! slot:  header 16 | status of ring 0, of ring 1 | … 64: table of up to 4 descriptors
+//! ```
+//!
+//! - Two rings: a back-end that was given up may still write to the one it knew. Each has status bytes of its own.
+//! - Short tables lie beside the header they name: the requests of a busy queue share a few pages.
+//! - Everything is written and read as atomics; what the device writes is read once.
+//!
+//! Spec: virtio 1.3 §2.7.5.3, §5.2.6. Not here: what a slot's request is (`slots.rs`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use guest_mem::{AccessError, Address, GuestAddress, GuestMemory, GuestRange, MemoryView, SharedSlice};
+use virtio_blk::{HEADER_BYTES, MAX_SEGMENTS, RequestHeader, SEGMENT_BYTES, Segment};
+use virtqueue::RingLayout;
+
+const LINE_BYTES: u64 = 64;
+const SLOT_BYTES: usize = 128;
+const SLOT_WORDS: usize = SLOT_BYTES / 8;
+const STATUS_OFFSET_BYTES: usize = HEADER_BYTES;
+const DESCRIPTOR_BYTES: u64 = 16;
+/// Descriptors that fit into a slot's own table.
+const SHORT_TABLE: usize = 4;
+const SEGMENTS_BYTES: usize = MAX_SEGMENTS * SEGMENT_BYTES;
+const SEGMENTS_WORDS: usize = SEGMENTS_BYTES / 8;
+
+#[allow(clippy::cast_possible_truncation)] // 16
+const HEADER_LEN: u32 = HEADER_BYTES as u32;
+
+/// What a status byte is before the device writes it: no status of the standard.
+const NO_STATUS: u8 = 0xff;
+
+/// Which of a queue's two rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The first one.
+    A,
+    /// The other one.
+    B,
+}
+
+impl Side {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn number(self) -> usize {
+        usize::from(self == Self::B)
+    }
+}
+
+/// The addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AreaLayout {
+    start: u64,
+    queue_size: u16,
+    max_segments: u16,
+}
+
+impl AreaLayout {
+    /// For a queue of `queue_size` whose requests have up to `max_segments` buffers, from `start` on (a multiple of
+    /// 4096).
+    pub(crate) fn new(start: GuestAddress, queue_size: u16, max_segments: u16) -> Self {
+        Self { start: start.raw_value(), queue_size, max_segments }
+    }
+
+    /// How long it is: a multiple of 4096.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        (self.tables() + u64::from(self.queue_size) * self.table_bytes() - self.start).next_multiple_of(4096)
+    }
+
+    /// Where a ring lies: split or packed, a descriptor table and two parts for events (virtio 1.3 §2.7, §2.8).
+    pub(crate) fn ring(&self, side: Side) -> RingLayout {
+        let descriptors = self.start + side.number() as u64 * self.ring_bytes();
+        let avail = descriptors + DESCRIPTOR_BYTES * u64::from(self.queue_size);
+        // The device writes to the used ring: a page away from what it only reads, and lines of its own.
+        let used = avail + (6 + 2 * u64::from(self.queue_size)).next_multiple_of(LINE_BYTES);
+        RingLayout {
+            queue_size: self.queue_size,
+            descriptors: GuestAddress(descriptors),
+            avail: GuestAddress(avail),
+            used: GuestAddress(used),
+        }
+    }
+
+    fn ring_bytes(&self) -> u64 {
+        let size = u64::from(self.queue_size);
+        let lines = |bytes: u64| bytes.next_multiple_of(LINE_BYTES);
+        (DESCRIPTOR_BYTES * size + lines(6 + 2 * size) + lines(6 + 8 * size)).next_multiple_of(4096)
+    }
+
+    fn slots(&self) -> u64 {
+        self.start + 2 * self.ring_bytes()
+    }
+
+    fn segments(&self) -> u64 {
+        self.slots() + (SLOT_BYTES * usize::from(self.queue_size)) as u64
+    }
+
+    fn tables(&self) -> u64 {
+        self.segments() + (SEGMENTS_BYTES * usize::from(self.queue_size)) as u64
+    }
+
+    /// An odd number of lines: neighbours do not compete for the same places of a cache.
+    fn table_bytes(&self) -> u64 {
+        let lines = (DESCRIPTOR_BYTES * (u64::from(self.max_segments) + 2)).div_ceil(LINE_BYTES);
+        (lines | 1) * LINE_BYTES
+    }
+}
+
+/// The slots' part of it, mapped.
+#[derive(Debug)]
+pub(crate) struct Area {
+    layout: AreaLayout,
+    /// The region alone: rings and tables are in no other.
+    view: MemoryView,
+    slot_words: SharedSlice<u64>,
+    slot_bytes: SharedSlice<u8>,
+    segment_words: SharedSlice<u64>,
+    /// Whose status bytes are in use.
+    pub side: Side,
+}
+
+impl Area {
+    /// # Errors
+    /// [`AccessError`] if the layout is not all inside `region`.
+    pub(crate) fn map(layout: AreaLayout, memory: Arc<GuestMemory>) -> Result<Self, AccessError> {
+        let queue_size = usize::from(layout.queue_size);
+        let (slots, segments) = (GuestAddress(layout.slots()), GuestAddress(layout.segments()));
+        memory.check(layout.start, layout.size_bytes())?;
+        Ok(Self {
+            layout,
+            slot_words: memory.shared_slice(slots, queue_size * SLOT_WORDS)?,
+            slot_bytes: memory.shared_slice(slots, queue_size * SLOT_BYTES)?,
+            segment_words: memory.shared_slice(segments, queue_size * SEGMENTS_WORDS)?,
+            view: MemoryView::new(memory),
+            side: Side::A,
+        })
+    }
+
+    /// For a ring in it.
+    pub(crate) fn view(&self) -> &MemoryView {
+        &self.view
+    }
+
+    /// Header of slot `slot`.
+    #[inline]
+    pub(crate) fn header(&self, slot: u16) -> GuestRange {
+        GuestRange { addr: self.slot_addr(slot), len_bytes: HEADER_LEN }
+    }
+
+    /// Status byte of slot `slot`, for the ring in use.
+    #[inline]
+    pub(crate) fn status(&self, slot: u16) -> GuestRange {
+        let addr = self.slot_addr(slot) + (STATUS_OFFSET_BYTES + self.side.number()) as u64;
+        GuestRange { addr, len_bytes: 1 }
+    }
+
+    /// Segments of slot `slot`, if it has `count` (at most [`MAX_SEGMENTS`]).
+    pub(crate) fn segments(&self, slot: u16, count: usize) -> GuestRange {
+        let addr = self.layout.segments() + (usize::from(slot) * SEGMENTS_BYTES) as u64;
+        #[allow(clippy::cast_possible_truncation)] // at most `SEGMENTS_BYTES`
+        let len_bytes = (count.min(MAX_SEGMENTS) * SEGMENT_BYTES) as u32;
+        GuestRange { addr, len_bytes }
+    }
+
+    /// A place for a table of `entries` for slot `slot`.
+    #[inline]
+    pub(crate) fn table(&self, slot: u16, entries: usize) -> GuestAddress {
+        if entries <= SHORT_TABLE {
+            GuestAddress(self.slot_addr(slot) + LINE_BYTES)
+        } else {
+            GuestAddress(self.layout.tables() + u64::from(slot) * self.layout.table_bytes())
+        }
+    }
+
+    /// Writes the header, and a status that the device has to overwrite.
+    #[inline]
+    pub(crate) fn store_header(&self, slot: u16, header: RequestHeader) {
+        let word = usize::from(slot) * SLOT_WORDS;
+        // Relaxed: the ring's publication comes later, and carries all stores before it.
+        self.slot_words.store(word, u64::from(header.kind), Relaxed);
+        self.slot_words.store(word + 1, header.sector, Relaxed);
+        self.slot_bytes.store(self.status_index(slot), NO_STATUS, Relaxed);
+    }
+
+    /// Writes segments, at most [`MAX_SEGMENTS`].
+    pub(crate) fn store_segments(&self, slot: u16, segments: &[Segment]) {
+        let first = usize::from(slot) * SEGMENTS_WORDS;
+        for (at, segment) in segments.iter().take(MAX_SEGMENTS).enumerate() {
+            let [low, high] = segment.to_words();
+            self.segment_words.store(first + 2 * at, low, Relaxed);
+            self.segment_words.store(first + 2 * at + 1, high, Relaxed);
+        }
+    }
+
+    /// What the device wrote, after the ring said that it is done.
+    #[inline]
+    pub(crate) fn load_status(&self, slot: u16) -> u8 {
+        // Relaxed: the ring's acquire came first.
+        self.slot_bytes.load(self.status_index(slot), Relaxed)
+    }
+
+    #[inline]
+    fn status_index(&self, slot: u16) -> usize {
+        usize::from(slot) * SLOT_BYTES + STATUS_OFFSET_BYTES + self.side.number()
+    }
+
+    #[inline]
+    fn slot_addr(&self, slot: u16) -> u64 {
+        self.layout.slots() + (usize::from(slot) * SLOT_BYTES) as u64
+    }
+}

@@ -1,0 +1,185 @@
+//! One request at a time, for those who want a disk and not a queue: each call sleeps until it is done.
+//!
+//! `slice → buffer of the pool → request with the limit as its deadline → wait → slice`
+//!
+//! - Only on a queue that nobody else uses: a completion of another request would be lost here.
+//! - A call whose time is up leaves its buffer with the queue until the device lets go of it.
+//!
+//! Not here: many requests at once (`queue.rs`).
+
+use std::time::{Duration, Instant};
+
+use virtio_blk::{DEVICE_ID_BYTES, SECTOR_BYTES, Segment};
+
+use crate::error::{PushError, QueueError};
+use crate::memory::{Buffer, MemoryError};
+use crate::queue::Queue;
+use crate::request::{Completion, Durability, Request, RequestError, Work};
+
+/// Longest request; a longer slice is cut, so that a small pool serves it.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Why a blocking call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BlockingError {
+    /// The request was not taken.
+    #[error(transparent)]
+    Push(#[from] PushError),
+    /// The queue cannot go on.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// The request failed.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// No buffer to copy through.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Somebody's requests are in flight.
+    #[error("{in_flight} requests are in flight, a blocking call wants a queue for itself")]
+    Busy {
+        /** Not those of blocking calls that timed out. */
+        in_flight: usize,
+    },
+}
+
+impl Queue {
+    /// Reads `out.len()` bytes (a multiple of 512) from `sector`, copied through the pool; sleeps meanwhile.
+    /// Only on a queue without other requests in flight.
+    ///
+    /// # Errors
+    /// [`BlockingError`]; `out` may be partly filled.
+    pub fn read_blocking(
+        &mut self,
+        sector: u64,
+        out: &mut [u8],
+        limit: Duration,
+    ) -> Result<(), BlockingError> {
+        let end = Instant::now().checked_add(limit);
+        for (sector, chunk) in sectors_from(sector).zip(out.chunks_mut(CHUNK_BYTES)) {
+            self.with_buffer(chunk.len(), |queue, buffer| {
+                queue.finish(Work::Read { sector, data: &[buffer.range()] }, end)?;
+                buffer.read(0, chunk);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes `data` (a multiple of 512 bytes) to `sector` on, copied through the pool.
+    ///
+    /// # Errors
+    /// [`BlockingError`]; a part may have been written.
+    pub fn write_blocking(
+        &mut self,
+        sector: u64,
+        data: &[u8],
+        durability: Durability,
+        limit: Duration,
+    ) -> Result<(), BlockingError> {
+        let end = Instant::now().checked_add(limit);
+        let count = data.len().div_ceil(CHUNK_BYTES);
+        for (at, (sector, chunk)) in sectors_from(sector).zip(data.chunks(CHUNK_BYTES)).enumerate() {
+            // One flush makes all of them durable.
+            let durability = if at + 1 == count { durability } else { Durability::Cached };
+            self.with_buffer(chunk.len(), |queue, buffer| {
+                buffer.write(0, chunk);
+                queue.finish(Work::Write { sector, data: &[buffer.range()], durability }, end)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable that completed before.
+    ///
+    /// # Errors
+    /// [`BlockingError`].
+    pub fn flush_blocking(&mut self, limit: Duration) -> Result<(), BlockingError> {
+        self.without_buffer(Work::Flush, limit)
+    }
+
+    /// The device may forget what is in `segments`.
+    ///
+    /// # Errors
+    /// [`BlockingError`].
+    pub fn discard_blocking(&mut self, segments: &[Segment], limit: Duration) -> Result<(), BlockingError> {
+        self.without_buffer(Work::Discard { segments }, limit)
+    }
+
+    /// `segments` read as zeroes afterwards.
+    ///
+    /// # Errors
+    /// [`BlockingError`].
+    pub fn write_zeroes_blocking(
+        &mut self,
+        segments: &[Segment],
+        limit: Duration,
+    ) -> Result<(), BlockingError> {
+        self.without_buffer(Work::WriteZeroes { segments }, limit)
+    }
+
+    /// The device's serial, padded with zeroes.
+    ///
+    /// # Errors
+    /// [`BlockingError`].
+    pub fn get_id_blocking(&mut self, limit: Duration) -> Result<[u8; DEVICE_ID_BYTES], BlockingError> {
+        let end = Instant::now().checked_add(limit);
+        let mut id = [0; DEVICE_ID_BYTES];
+        self.with_buffer(DEVICE_ID_BYTES, |queue, buffer| {
+            buffer.write(0, &id); // a device may store less
+            queue.finish(Work::GetId { data: buffer.range() }, end)?;
+            buffer.read(0, &mut id);
+            Ok(())
+        })?;
+        Ok(id)
+    }
+
+    fn without_buffer(&mut self, work: Work<'_>, limit: Duration) -> Result<(), BlockingError> {
+        let finished = self.finish(work, Instant::now().checked_add(limit));
+        self.slots.strand(None);
+        finished
+    }
+
+    /// Lends `call` a buffer of the pool; the queue keeps it if the device still has it afterwards.
+    fn with_buffer(
+        &mut self,
+        len_bytes: usize,
+        call: impl FnOnce(&mut Self, &Buffer) -> Result<(), BlockingError>,
+    ) -> Result<(), BlockingError> {
+        let len_bytes = u32::try_from(len_bytes).unwrap_or(u32::MAX); // at most CHUNK_BYTES
+        let buffer = self.pool.take(len_bytes)?;
+        let called = call(self, &buffer);
+        match &called {
+            Err(BlockingError::Request(error)) if error.is_with_device() => self.slots.strand(Some(buffer)),
+            // Whoever had it may write there for ever.
+            Err(BlockingError::Request(RequestError::Lost) | BlockingError::Queue(_)) => buffer.abandon(),
+            _ => {}
+        }
+        called
+    }
+
+    /// Does one request to its end, `end` at the latest.
+    fn finish(&mut self, work: Work<'_>, end: Option<Instant>) -> Result<(), BlockingError> {
+        let in_flight = self.slots.used() - self.slots.own_zombies();
+        if in_flight > 0 {
+            return Err(BlockingError::Busy { in_flight });
+        }
+        self.push_as(&Request { work, token: 0, deadline: end }, true)?;
+        self.submit();
+        let mut out = [Completion::default()];
+        loop {
+            match self.wait(&mut out, Duration::MAX) {
+                Ok(0) => {}
+                Ok(_) => return Ok(out[0].result?),
+                Err(error) => {
+                    self.slots.forget_own();
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+}
+
+/// Where each chunk begins.
+fn sectors_from(first: u64) -> impl Iterator<Item = u64> {
+    (0..).map(move |chunk: u64| first.saturating_add(chunk * (CHUNK_BYTES as u64 / SECTOR_BYTES)))
+}

@@ -1,0 +1,218 @@
+//! How the session reaches a queue that another thread owns.
+//!
+//! `session: offer_restart / gone → mailbox, signal → owner: its next call takes the mail → outcome → session`
+//!
+//! - The owner pays one load per call; everything else is behind a mutex that is touched when something happened.
+//! - An offer carries a new, empty ring, made by the session: the back-end may be started on it at once, long before
+//!   the owner looks (it may be asleep, or idle for hours). The owner fills it and rings the new doorbell.
+//! - A second offer replaces one that nobody took. The ring of an offer is never the one in use.
+//! - The owner is woken through the completion signal, which every back-end of the queue is given.
+//!
+//! Not here: what the owner does (`restart.rs`), messages (`device.rs`).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use guest_mem::MemoryView;
+use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
+
+use crate::area::{AreaLayout, Side};
+use crate::kick::{Doorbell, EventFd};
+
+/// What the owner did with an offer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RestartOutcome {
+    /// Requests that the old ring showed as done.
+    pub completed: u64,
+    /// Requests that were sent again.
+    pub resubmitted: u64,
+}
+
+/// Where a back-end finds a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingPlace {
+    /// Addresses and size.
+    pub layout: RingLayout,
+    /// For `VHOST_USER_SET_VRING_BASE`.
+    pub base: u32,
+}
+
+/// Another ring, empty.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub ring: DriverQueue,
+    pub side: Side,
+    pub bell: Arc<dyn Doorbell>,
+}
+
+/// What the owner finds.
+#[derive(Debug)]
+pub(crate) enum Mail {
+    /// Go on with another ring.
+    Restart(Offer),
+    /// Nobody will come back.
+    Gone,
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct QueueLink {
+    /// There is mail. The one thing that the owner looks at in each call.
+    mail: AtomicBool,
+    mailbox: Mutex<Mailbox>,
+    changed: Condvar,
+    area: AreaLayout,
+    features: RingFeatures,
+    first: RingPlace,
+    call: Arc<EventFd>,
+    /// Rung for the session: an outcome, a broken ring, an owner that left.
+    notice: Option<Arc<dyn Doorbell>>,
+}
+
+#[derive(Debug)]
+struct Mailbox {
+    offer: Option<Offer>,
+    gone: bool,
+    /// The ring that the owner uses.
+    side: Side,
+    outcome: Option<RestartOutcome>,
+    /// The device broke the ring.
+    broken: bool,
+    /// There is no owner any more.
+    dropped: bool,
+}
+
+impl QueueLink {
+    pub(crate) fn new(
+        area: AreaLayout,
+        features: RingFeatures,
+        first: RingPlace,
+        call: Arc<EventFd>,
+        notice: Option<Arc<dyn Doorbell>>,
+    ) -> Self {
+        let mailbox =
+            Mailbox { offer: None, gone: false, side: Side::A, outcome: None, broken: false, dropped: false };
+        let (mail, mailbox) = (AtomicBool::new(false), Mutex::new(mailbox));
+        Self { mail, mailbox, changed: Condvar::new(), area, features, first, call, notice }
+    }
+
+    // --- The session's side.
+
+    /// What every back-end of this queue signals: `VHOST_USER_SET_VRING_CALL`.
+    pub(crate) fn call(&self) -> &Arc<EventFd> {
+        &self.call
+    }
+
+    /// Where the ring is that the queue was made with: for the first back-end.
+    pub(crate) fn first_place(&self) -> RingPlace {
+        self.first
+    }
+
+    /// Makes another ring, empty, which the owner goes over to in its next call: all that was not acknowledged is
+    /// sent again, and `bell` rung. The back-end can be told of it at once. `view`: of memory with the queue's area.
+    ///
+    /// # Errors
+    /// [`RingFault`] if the area is not in `view`'s memory.
+    pub(crate) fn offer_restart(
+        &self,
+        view: &MemoryView,
+        bell: Arc<dyn Doorbell>,
+    ) -> Result<RingPlace, RingFault> {
+        let mut mailbox = self.lock();
+        let side = mailbox.side.other();
+        let layout = self.area.ring(side);
+        let ring = DriverQueue::new(view, layout, self.features)?;
+        let base = ring.initial_base();
+        mailbox.offer = Some(Offer { ring, side, bell });
+        mailbox.outcome = None;
+        self.wake_owner(mailbox);
+        Ok(RingPlace { layout, base })
+    }
+
+    /// The back-end is gone for good: all that is in flight ends with `Lost`.
+    pub(crate) fn gone(&self) {
+        let mut mailbox = self.lock();
+        mailbox.gone = true;
+        self.wake_owner(mailbox);
+    }
+
+    fn wake_owner(&self, mailbox: MutexGuard<'_, Mailbox>) {
+        // Release: pairs with the acquire in `has_mail`. The mailbox itself is under the mutex.
+        self.mail.store(true, Ordering::Release);
+        drop(mailbox);
+        self.call.ring();
+    }
+
+    /// What the owner did with the last offer, once it has.
+    pub(crate) fn outcome(&self) -> Option<RestartOutcome> {
+        self.lock().outcome
+    }
+
+    /// Waits for [`QueueLink::outcome`], at most for `limit`. `None` too if the owner has left.
+    pub(crate) fn wait_outcome(&self, limit: Duration) -> Option<RestartOutcome> {
+        let undecided = |mailbox: &mut Mailbox| mailbox.outcome.is_none() && !mailbox.dropped;
+        let waited = self.changed.wait_timeout_while(self.lock(), limit, undecided);
+        waited.unwrap_or_else(PoisonError::into_inner).0.outcome
+    }
+
+    /// Whether the device broke the ring: the queue does not go on, a new back-end would not help it.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.lock().broken
+    }
+
+    /// Whether the queue was dropped.
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.lock().dropped
+    }
+
+    // --- The owner's side.
+
+    /// One load: whether [`QueueLink::take_mail`] has something.
+    #[inline]
+    pub(crate) fn has_mail(&self) -> bool {
+        // Acquire: pairs with the release in `wake_owner`.
+        self.mail.load(Ordering::Acquire)
+    }
+
+    /// What has come.
+    pub(crate) fn take_mail(&self) -> Option<Mail> {
+        let mut mailbox = self.lock();
+        // Relaxed: under the mutex, as all stores.
+        self.mail.store(false, Ordering::Relaxed);
+        let offer = mailbox.offer.take();
+        if mailbox.gone {
+            return Some(Mail::Gone);
+        }
+        let offer = offer?;
+        mailbox.side = offer.side;
+        Some(Mail::Restart(offer))
+    }
+
+    /// An offer was followed.
+    pub(crate) fn report(&self, outcome: RestartOutcome) {
+        self.tell_session(|mailbox| mailbox.outcome = Some(outcome));
+    }
+
+    /// The device broke the ring.
+    pub(crate) fn report_broken(&self) {
+        self.tell_session(|mailbox| mailbox.broken = true);
+    }
+
+    /// The queue is dropped.
+    pub(crate) fn report_dropped(&self) {
+        self.tell_session(|mailbox| mailbox.dropped = true);
+    }
+
+    fn tell_session(&self, change: impl FnOnce(&mut Mailbox)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+        if let Some(bell) = &self.notice {
+            bell.ring();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mailbox> {
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
