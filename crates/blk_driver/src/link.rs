@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use guest_mem::MemoryView;
+use guest_mem::{GuestMemory, MemoryView};
 use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 
 use crate::area::{AreaLayout, Side};
@@ -63,6 +63,8 @@ pub(crate) struct QueueLink {
     mailbox: Mutex<Mailbox>,
     changed: Condvar,
     area: AreaLayout,
+    /// The area's region and no other.
+    memory: Arc<GuestMemory>,
     features: RingFeatures,
     first: RingPlace,
     call: Arc<EventFd>,
@@ -86,6 +88,7 @@ struct Mailbox {
 impl QueueLink {
     pub(crate) fn new(
         area: AreaLayout,
+        memory: Arc<GuestMemory>,
         features: RingFeatures,
         first: RingPlace,
         call: Arc<EventFd>,
@@ -94,7 +97,7 @@ impl QueueLink {
         let mailbox =
             Mailbox { offer: None, gone: false, side: Side::A, outcome: None, broken: false, dropped: false };
         let (mail, mailbox) = (AtomicBool::new(false), Mutex::new(mailbox));
-        Self { mail, mailbox, changed: Condvar::new(), area, features, first, call, notice }
+        Self { mail, mailbox, changed: Condvar::new(), area, memory, features, first, call, notice }
     }
 
     // --- The session's side.
@@ -110,19 +113,15 @@ impl QueueLink {
     }
 
     /// Makes another ring, empty, which the owner goes over to in its next call: all that was not acknowledged is
-    /// sent again, and `bell` rung. The back-end can be told of it at once. `view`: of memory with the queue's area.
+    /// sent again, and `bell` rung. The back-end can be told of it at once.
     ///
     /// # Errors
-    /// [`RingFault`] if the area is not in `view`'s memory.
-    pub(crate) fn offer_restart(
-        &self,
-        view: &MemoryView,
-        bell: Arc<dyn Doorbell>,
-    ) -> Result<RingPlace, RingFault> {
+    /// [`RingFault`]: never for a queue that was made.
+    pub(crate) fn offer_restart(&self, bell: Arc<dyn Doorbell>) -> Result<RingPlace, RingFault> {
         let mut mailbox = self.lock();
         let side = mailbox.side.other();
         let layout = self.area.ring(side);
-        let ring = DriverQueue::new(view, layout, self.features)?;
+        let ring = DriverQueue::new(&MemoryView::new(Arc::clone(&self.memory)), layout, self.features)?;
         let base = ring.initial_base();
         mailbox.offer = Some(Offer { ring, side, bell });
         mailbox.outcome = None;

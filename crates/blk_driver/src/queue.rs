@@ -123,7 +123,8 @@ impl Queue {
         ring.disable_interrupts();
         let call = Arc::new(EventFd::new().map_err(MakeQueueError::Signal)?);
         let first = RingPlace { layout: place, base: ring.initial_base() };
-        let link = Arc::new(QueueLink::new(layout, features, first, Arc::clone(&call), notice));
+        let memory = Arc::clone(area.view().memory());
+        let link = Arc::new(QueueLink::new(layout, memory, features, first, Arc::clone(&call), notice));
         Ok(Self {
             index,
             queue_size,
