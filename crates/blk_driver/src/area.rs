@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use guest_mem::{AccessError, Address, GuestAddress, GuestMemory, GuestRange, MemoryView, SharedSlice};
 use virtio_blk::{HEADER_BYTES, MAX_SEGMENTS, RequestHeader, SEGMENT_BYTES, Segment};
-use virtqueue::RingLayout;
+use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 
 const LINE_BYTES: u64 = 64;
 const SLOT_BYTES: usize = 128;
@@ -70,6 +70,22 @@ impl AreaLayout {
     /// 4096).
     pub(crate) fn new(start: GuestAddress, queue_size: u16, max_segments: u16) -> Self {
         Self { start: start.raw_value(), queue_size, max_segments }
+    }
+
+    /// A new, empty ring there, whose tables may be as long as the area has room for.
+    ///
+    /// # Errors
+    /// [`RingFault`].
+    pub(crate) fn make_ring(
+        &self,
+        side: Side,
+        view: &MemoryView,
+        features: RingFeatures,
+    ) -> Result<DriverQueue, RingFault> {
+        let mut ring = DriverQueue::new(view, self.ring(side), features)?;
+        // Until the owner sleeps it looks by itself.
+        ring.disable_interrupts();
+        Ok(ring.with_indirect_limit(self.max_segments + 2))
     }
 
     /// How long it is: a multiple of 4096.

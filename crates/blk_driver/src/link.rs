@@ -121,7 +121,8 @@ impl QueueLink {
         let mut mailbox = self.lock();
         let side = mailbox.side.other();
         let layout = self.area.ring(side);
-        let ring = DriverQueue::new(&MemoryView::new(Arc::clone(&self.memory)), layout, self.features)?;
+        let view = MemoryView::new(Arc::clone(&self.memory));
+        let ring = self.area.make_ring(side, &view, self.features)?;
         let base = ring.initial_base();
         mailbox.offer = Some(Offer { ring, side, bell });
         mailbox.outcome = None;

@@ -118,11 +118,9 @@ impl Queue {
         let QueueParts { index, queue_size, features, limits, region, area, map, pool, bell, notice } = parts;
         let layout = AreaLayout::new(area, queue_size, limits.max_segments);
         let area = Area::map(layout, Arc::new(GuestMemory::new(vec![region])?))?;
-        let place = layout.ring(Side::A);
-        let mut ring = DriverQueue::new(area.view(), place, features)?;
-        ring.disable_interrupts();
+        let ring = layout.make_ring(Side::A, area.view(), features)?;
         let call = Arc::new(EventFd::new().map_err(MakeQueueError::Signal)?);
-        let first = RingPlace { layout: place, base: ring.initial_base() };
+        let first = RingPlace { layout: layout.ring(Side::A), base: ring.initial_base() };
         let memory = Arc::clone(area.view().memory());
         let link = Arc::new(QueueLink::new(layout, memory, features, first, Arc::clone(&call), notice));
         Ok(Self {
@@ -173,13 +171,14 @@ impl Queue {
     /// Requests of `buffers` buffers each that can be pushed now.
     #[must_use]
     pub fn room(&self, buffers: usize) -> usize {
-        let needed = buffers + 2;
-        let too_long =
-            buffers > usize::from(self.limits.max_segments) || needed > usize::from(self.queue_size);
-        if self.dead.is_some() || self.slots.waiting() > 0 || too_long {
+        let (needed, max_segments) = (buffers + 2, usize::from(self.limits.max_segments));
+        let (per_request, most) = match self.features.indirect {
+            true => (1, max_segments + 2),
+            false => (needed, usize::from(self.queue_size)),
+        };
+        if self.dead.is_some() || self.slots.waiting() > 0 || buffers > max_segments || needed > most {
             return 0;
         }
-        let per_request = if self.features.indirect { 1 } else { needed };
         self.slots.left().min(usize::from(self.ring.free_descriptors()) / per_request)
     }
 

@@ -43,7 +43,6 @@ impl Queue {
         let completed = self.take_acknowledged();
         self.leave_ring();
         (self.ring, self.bell, self.area.side) = (offer.ring, offer.bell, offer.side);
-        self.ring.disable_interrupts();
         self.armed = false;
         for index in self.slots.indices() {
             let status = self.area.status(index);

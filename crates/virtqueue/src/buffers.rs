@@ -17,17 +17,13 @@ pub(crate) struct Buffers<'r> {
 
 impl<'r> Buffers<'r> {
     #[inline]
-    pub fn new(
-        readable: &'r [GuestRange],
-        writable: &'r [GuestRange],
-        queue_size: u16,
-    ) -> Result<Self, AddError> {
+    pub fn new(readable: &'r [GuestRange], writable: &'r [GuestRange], limit: u16) -> Result<Self, AddError> {
         let needed = readable.len() + writable.len();
         if needed == 0 {
             return Err(AddError::Empty);
         }
-        let fits = u16::try_from(needed).ok().filter(|&count| count <= queue_size);
-        let count = fits.ok_or(AddError::TooLong { needed, queue_size })?;
+        let fits = u16::try_from(needed).ok().filter(|&count| count <= limit);
+        let count = fits.ok_or(AddError::TooLong { needed, limit })?;
         Ok(Self { readable, writable, count })
     }
 

@@ -53,6 +53,19 @@ impl DriverQueue {
         }
     }
 
+    /// Lets chains through an indirect table be as long as `limit`, even if the queue is smaller: for a device that
+    /// announces how many buffers it takes per request.
+    ///
+    /// virtio 1.3 §2.7.5.3.1 binds a driver to the queue size; Linux goes by the announcement, so devices take it. A
+    /// queue of two entries can carry nothing with data in it otherwise.
+    #[must_use]
+    pub fn with_indirect_limit(self, limit: u16) -> Self {
+        match self {
+            Self::Split(half) => Self::Split(half.with_indirect_limit(limit)),
+            Self::Packed(half) => Self::Packed(half.with_indirect_limit(limit)),
+        }
+    }
+
     /// The ring base with which a device starts on the new ring: what a front-end sends.
     #[must_use]
     pub fn initial_base(&self) -> u32 {

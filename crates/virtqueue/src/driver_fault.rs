@@ -11,12 +11,12 @@ pub enum AddError {
     #[error("no buffers to add")]
     Empty,
     /// Longer than any device must accept.
-    #[error("{needed} buffers, a chain has at most the queue size {queue_size}")]
+    #[error("{needed} buffers, a chain has at most {limit}")]
     TooLong {
         /** Buffers given. */
         needed: usize,
-        /** In entries. */
-        queue_size: u16,
+        /** The queue size, or what [`crate::DriverQueue::with_indirect_limit`] allows. */
+        limit: u16,
     },
     /// Some requests have to complete first.
     #[error("{needed} descriptors needed, {free} are free")]

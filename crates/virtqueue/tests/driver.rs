@@ -122,9 +122,20 @@ fn empty_chain_and_one_longer_than_the_queue_are_refused() {
     let (mut driver, _) = driver(4, INDIRECT_DESC);
     assert_eq!(driver.add(&[], &[], 0), Err(AddError::Empty));
     let five = [range(1, 1); 5];
-    let too_long = Err(AddError::TooLong { needed: 5, queue_size: 4 });
+    let too_long = Err(AddError::TooLong { needed: 5, limit: 4 });
     assert_eq!(driver.add(&five, &[], 0), too_long);
     assert_eq!(driver.add_indirect(&five, &[], GuestAddress(TABLE), 0), too_long);
+}
+
+#[test]
+fn chain_longer_than_the_queue_passes_through_a_table_where_the_device_announced_more() {
+    let (driver, _) = driver(4, INDIRECT_DESC);
+    let mut driver = driver.with_indirect_limit(6);
+    let seven = [range(1, 1); 7];
+    assert_eq!(driver.add(&seven[..5], &[], 0), Err(AddError::TooLong { needed: 5, limit: 4 }));
+    let too_long = Err(AddError::TooLong { needed: 7, limit: 6 });
+    assert_eq!(driver.add_indirect(&seven, &[], GuestAddress(TABLE), 0), too_long);
+    assert_eq!(driver.add_indirect(&seven[..6], &[], GuestAddress(TABLE), 0), Ok(0));
 }
 
 #[test]

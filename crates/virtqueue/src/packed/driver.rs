@@ -40,6 +40,8 @@ pub struct DriverQueue {
     layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
+    /// Most buffers of a chain with a table of its own.
+    indirect_limit: u16,
     ring: Ring,
     /// By buffer id.
     in_flight: Box<[Option<InFlight>]>,
@@ -83,6 +85,7 @@ impl DriverQueue {
             layout,
             features,
             view: view.clone(),
+            indirect_limit: layout.queue_size,
             ring,
             in_flight: vec![None; usize::from(queue_size)].into(),
             free_ids: (1..=queue_size).collect(),
@@ -98,6 +101,13 @@ impl DriverQueue {
             next_used: start,
             interrupts_disabled: false,
         })
+    }
+
+    /// See [`crate::DriverQueue::with_indirect_limit`].
+    #[must_use]
+    pub fn with_indirect_limit(mut self, limit: u16) -> Self {
+        self.indirect_limit = limit.max(self.layout.queue_size);
+        self
     }
 
     /// Descriptors not in use.
@@ -149,7 +159,7 @@ impl DriverQueue {
         if !self.features.indirect {
             return Err(AddError::IndirectNotNegotiated);
         }
-        let buffers = Buffers::new(readable, writable, self.layout.queue_size)?;
+        let buffers = Buffers::new(readable, writable, self.indirect_limit)?;
         self.check_free(1)?;
         // Only WRITE means anything in a table (virtio 1.3 §2.8.7).
         let entries = buffers

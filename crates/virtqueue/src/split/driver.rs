@@ -34,6 +34,8 @@ pub struct DriverQueue {
     layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
+    /// Most buffers of a chain with a table of its own.
+    indirect_limit: u16,
     parts: Parts,
     /// By head.
     in_flight: Box<[Option<InFlight>]>,
@@ -67,6 +69,7 @@ impl DriverQueue {
             layout,
             features,
             view: view.clone(),
+            indirect_limit: layout.queue_size,
             parts,
             in_flight: vec![None; usize::from(queue_size)].into(),
             links: (1..=queue_size).collect(),
@@ -78,6 +81,13 @@ impl DriverQueue {
             next_used: 0,
             used_idx: 0,
         })
+    }
+
+    /// See [`crate::DriverQueue::with_indirect_limit`].
+    #[must_use]
+    pub fn with_indirect_limit(mut self, limit: u16) -> Self {
+        self.indirect_limit = limit.max(self.layout.queue_size);
+        self
     }
 
     /// Descriptors not in use.
@@ -134,7 +144,7 @@ impl DriverQueue {
         if !self.features.indirect {
             return Err(AddError::IndirectNotNegotiated);
         }
-        let buffers = Buffers::new(readable, writable, self.layout.queue_size)?;
+        let buffers = Buffers::new(readable, writable, self.indirect_limit)?;
         self.check_free(1)?;
         let linked = buffers.with_flags().zip(1_u16..).map(|((range, flags), following)| {
             let next = if flags & NEXT == 0 { 0 } else { following };
