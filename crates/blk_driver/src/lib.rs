@@ -29,6 +29,20 @@ mod restart;
 
 mod error;
 
+#[cfg(test)]
+mod restart_tests;
+
+#[cfg(test)]
+mod schedule_tests;
+
+// The tests in here share the rig of those outside, which calls the crate by its name.
+#[cfg(test)]
+extern crate self as blk_driver;
+
+#[cfg(test)]
+#[path = "../tests/rig/mod.rs"]
+mod rig;
+
 mod kick;
 
 mod shared;

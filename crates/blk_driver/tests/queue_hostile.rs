@@ -150,7 +150,8 @@ fn packed_ring_with_an_id_never_given_breaks_the_queue() {
     let mut rig = rig(8, RingFeatures { packed: true, ..FULL });
     rig.submit_read(0, 1);
     let raw = RawPacked::new(&rig.device.view, rig.device.end.layout).unwrap();
-    let used = RawDescriptor { id: 5, flags: RawDescriptor::AVAIL | RawDescriptor::USED, ..raw.descriptor(0) };
+    let used =
+        RawDescriptor { id: 5, flags: RawDescriptor::AVAIL | RawDescriptor::USED, ..raw.descriptor(0) };
     raw.set_descriptor(0, used);
     assert_eq!(rig.results(), [(1, LOST)]);
     assert_eq!(end_of(&mut rig), fault(DriverFault::NotInFlight { id: 5 }));
