@@ -50,7 +50,7 @@ pub(crate) struct Offer {
 #[derive(Debug)]
 pub(crate) enum Mail {
     /// Go on with another ring.
-    Restart(Offer),
+    Restart(Box<Offer>),
     /// Nobody will come back.
     Gone,
 }
@@ -74,7 +74,7 @@ pub(crate) struct QueueLink {
 
 #[derive(Debug)]
 struct Mailbox {
-    offer: Option<Offer>,
+    offer: Option<Box<Offer>>,
     gone: bool,
     /// The ring that the owner uses.
     side: Side,
@@ -124,7 +124,7 @@ impl QueueLink {
         let view = MemoryView::new(Arc::clone(&self.memory));
         let ring = self.area.make_ring(side, &view, self.features)?;
         let base = ring.initial_base();
-        mailbox.offer = Some(Offer { ring, side, bell });
+        mailbox.offer = Some(Box::new(Offer { ring, side, bell }));
         mailbox.outcome = None;
         self.wake_owner(mailbox);
         Ok(RingPlace { layout, base })

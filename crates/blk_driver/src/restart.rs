@@ -32,7 +32,7 @@ impl Queue {
                 self.die(QueueError::Disconnected { queue: self.index });
             }
             Some(Mail::Restart(offer)) if self.dead.is_none() => {
-                let outcome = self.restart(offer);
+                let outcome = self.restart(*offer);
                 self.link.report(outcome);
             }
             Some(Mail::Gone | Mail::Restart(_)) => self.link.report(RestartOutcome::default()),

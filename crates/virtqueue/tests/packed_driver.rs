@@ -176,7 +176,7 @@ fn empty_chain_and_one_longer_than_the_queue_are_refused() {
     let (mut driver, _) = driver(4, INDIRECT_DESC);
     assert_eq!(driver.add(&[], &[], 0), Err(AddError::Empty));
     let five = [range(1, 1); 5];
-    let too_long = Err(AddError::TooLong { needed: 5, queue_size: 4 });
+    let too_long = Err(AddError::TooLong { needed: 5, limit: 4 });
     assert_eq!(driver.add(&five, &[], 0), too_long);
     assert_eq!(driver.add_indirect(&five, &[], GuestAddress(TABLE), 0), too_long);
 }
