@@ -12,12 +12,12 @@
 
 use std::hint::black_box;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use blk_driver::{Buffer, Completion, DeviceEnd, Doorbell, PoolOptions, Queue, Request, Work, alone};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use guest_mem::{GuestRange, MemoryView, SharedSlice};
-use std::sync::atomic::Ordering::Relaxed;
 use virtqueue::{Chain, DeviceQueue, RingFeatures};
 
 const QUEUE_SIZE: u16 = 256;
@@ -38,7 +38,6 @@ struct NullDevice {
     /// The queue's own region, to store status bytes in.
     own: SharedSlice<u8>,
     own_addr: u64,
-    done: Vec<(u16, u32)>,
 }
 
 impl NullDevice {
@@ -53,8 +52,7 @@ impl NullDevice {
         let spec = *holds(end.layout.descriptors.0).unwrap().spec();
         let own = view.memory().shared_slice(spec.guest_addr, spec.size_bytes as usize).unwrap();
         let ring = end.device().unwrap();
-        let done = Vec::with_capacity(usize::from(QUEUE_SIZE));
-        Self { ring, chain: Chain::with_capacity(QUEUE_SIZE), own, own_addr: spec.guest_addr.0, done }
+        Self { ring, chain: Chain::with_capacity(QUEUE_SIZE), own, own_addr: spec.guest_addr.0 }
     }
 
     #[inline(never)]

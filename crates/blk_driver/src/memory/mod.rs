@@ -11,6 +11,9 @@
 mod map;
 mod pool;
 
+#[cfg(test)]
+mod map_tests;
+
 pub(crate) use map::{MemoryMap, OpenRanges};
 pub use pool::{Buffer, Pool};
 
