@@ -65,13 +65,11 @@ impl Queue {
             return Ok(true); // `completions` says what
         }
         self.armed = true;
-        match self.ring.arm_interrupts() {
-            Ok(more) => Ok(more || self.link.has_mail()),
-            Err(fault) => {
-                self.die(QueueError::Device { queue: self.index, fault });
-                Ok(true)
-            }
-        }
+        // Mail that comes from now on signals the descriptor.
+        self.ring.arm_interrupts().or_else(|fault| {
+            self.die(QueueError::Device { queue: self.index, fault });
+            Ok(true)
+        })
     }
 
     /// The descriptor to poll (or epoll) for completions, after [`Queue::arm`]. It stays the same for the queue's life.
