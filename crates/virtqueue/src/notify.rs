@@ -29,8 +29,8 @@ pub(crate) struct Undecided {
 
 impl Undecided {
     #[inline]
-    pub fn add(&mut self, entries: u16) {
-        self.entries = self.entries.saturating_add(u32::from(entries));
+    pub fn add(&mut self, entries: u32) {
+        self.entries = self.entries.saturating_add(entries);
     }
 
     #[inline]
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn more_entries_than_an_index_can_count_contain_every_event() {
         let mut undecided = Undecided::default();
-        undecided.add(u16::MAX);
+        undecided.add(u32::from(u16::MAX));
         undecided.add(2);
         assert!(undecided.contains(123, 7));
     }

@@ -1,8 +1,8 @@
 //! A place in a packed ring: slot and wrap counter in one number.
 //!
-//! A free-running 16-bit number counts descriptors. Its low bits are the slot, and the bit above them
+//! A free-running 32-bit number counts descriptors. Its low bits are the slot, and the bit above them
 //! changes once per lap: the wrap counter, which starts at 1 (virtio 1.3 §2.8.1), is its inverse. Queue
-//! sizes are powers of two of at most 2^10, so 2^16 is a whole number of double laps.
+//! sizes are powers of two of at most 2^10, so 2^32 is a whole number of double laps.
 //!
 //! Not here: what lies in a slot (`ring.rs`).
 
@@ -14,21 +14,21 @@ const WRAP_BIT: u16 = 1 << 15;
 /// Where a side goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cursor {
-    at: u16,
-    queue_size: u16,
+    at: u32,
+    queue_size: u32,
 }
 
 impl Cursor {
     /// Slot 0 of the first lap.
     pub fn start(queue_size: u16) -> Self {
-        Self { at: 0, queue_size }
+        Self { at: 0, queue_size: u32::from(queue_size) }
     }
 
     /// From slot (bits 0–14) and wrap counter (15), if there is such a slot.
     #[inline]
     pub fn from_bits(bits: u16, queue_size: u16) -> Option<Self> {
         let (slot, lap) = (bits & !WRAP_BIT, if bits & WRAP_BIT == 0 { queue_size } else { 0 });
-        (slot < queue_size).then_some(Self { at: slot | lap, queue_size })
+        (slot < queue_size).then_some(Self { at: u32::from(slot | lap), queue_size: u32::from(queue_size) })
     }
 
     /// Slot (bits 0–14) and wrap counter (15).
@@ -38,8 +38,9 @@ impl Cursor {
     }
 
     #[inline]
+    #[allow(clippy::cast_possible_truncation)] // queue sizes are 16-bit numbers
     pub fn slot(self) -> u16 {
-        self.at & (self.queue_size - 1)
+        (self.at & (self.queue_size - 1)) as u16
     }
 
     #[inline]
@@ -50,18 +51,18 @@ impl Cursor {
     #[inline]
     #[must_use]
     pub fn forward(self, descriptors: u16) -> Self {
-        Self { at: self.at.wrapping_add(descriptors), ..self }
+        Self { at: self.at.wrapping_add(u32::from(descriptors)), ..self }
     }
 
     #[inline]
     #[must_use]
     pub fn back(self, descriptors: u16) -> Self {
-        Self { at: self.at.wrapping_sub(descriptors), ..self }
+        Self { at: self.at.wrapping_sub(u32::from(descriptors)), ..self }
     }
 
-    /// Descriptors from `earlier` to here, which are less than 2^16.
+    /// Descriptors from `earlier` to here.
     #[inline]
-    pub fn since(self, earlier: Self) -> u16 {
+    pub fn since(self, earlier: Self) -> u32 {
         self.at.wrapping_sub(earlier.at)
     }
 
@@ -69,7 +70,7 @@ impl Cursor {
     #[inline]
     pub fn behind(self, event: Self) -> u32 {
         let two_laps = 2 * self.queue_size;
-        u32::from(self.at.wrapping_sub(event.at).wrapping_sub(1) & (two_laps - 1)) + 1
+        (self.at.wrapping_sub(event.at).wrapping_sub(1) & (two_laps - 1)) + 1
     }
 
     /// Flags with which a driver makes a descriptor available here (virtio 1.3 §2.8.1).
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn position_survives_the_way_through_its_bits_up_to_whole_double_laps() {
-        let far = Cursor::start(1024).forward(u16::MAX);
+        let far = Cursor::start(1024).back(1);
         let read_back = Cursor::from_bits(far.to_bits(), 1024).unwrap();
         assert_eq!((read_back.slot(), read_back.wrap_counter()), (1023, false));
         assert_eq!(far.forward(1).to_bits(), 0x8000);

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     /// Whether an event at `at` is wanted of the `count` descriptors before `end`; a ring of 4.
-    fn wanted(at: Cursor, count: u16, end: Cursor) -> bool {
+    fn wanted(at: Cursor, count: u32, end: Cursor) -> bool {
         let mut undecided = Undecided::default();
         undecided.add(count);
         is_wanted(event(Wish::At, at), undecided, end, 4, true)
@@ -94,7 +94,7 @@ mod tests {
     fn two_laps_undecided_contain_every_event() {
         assert!(!wanted(position(7), 7, position(7)));
         assert!(wanted(position(7), 8, position(7)));
-        assert!(wanted(position(7), u16::MAX, position(7)));
+        assert!(wanted(position(7), u32::MAX, position(7)));
     }
 
     #[test]

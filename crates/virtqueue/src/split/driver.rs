@@ -189,7 +189,7 @@ impl DriverQueue {
         // Release: pairs with the device's acquire of `avail.idx`; descriptors and entries go first.
         self.parts.avail.store(IDX, self.next_avail, Release);
         self.published = self.next_avail;
-        self.undecided.add(added);
+        self.undecided.add(u32::from(added));
         true
     }
 

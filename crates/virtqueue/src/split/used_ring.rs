@@ -57,7 +57,7 @@ impl UsedRing {
         // Release: pairs with the driver's acquire of `used.idx`; entries, status and data go first.
         self.words.store(IDX, self.next_used, Release);
         self.published = self.next_used;
-        self.undecided.add(pushed);
+        self.undecided.add(u32::from(pushed));
         true
     }
 
