@@ -1,62 +1,63 @@
 //! A connected device: features, configuration, memory, queues, and what happens to it later.
 //!
-//! Not here: the queues themselves (`queue.rs`).
+//! `Options → connect (negotiate, share memory, start queues) → Device + Queues;  thread → events, reconnect`
+//!
+//! - One thread per device, asleep but for what is not about requests: the end of the connection, a changed
+//!   configuration, memory that comes and goes. Queues never wait for it.
+//! - After [`Device`] is dropped nothing of the back-end's is waited for, and every queue ends.
+//!
+//! Spec: vhost-user. Not here: the queues themselves (`queue.rs`).
+
+mod options;
+
+mod error;
+
+mod connect;
+
+mod negotiate;
+
+mod front_end;
+
+mod wire;
+
+mod thread;
+
+mod channel;
+
+mod events;
+
+mod reconnect;
+
+pub use error::ConnectError;
+pub use options::{Options, Reconnect};
+pub use wire::MessageError;
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::memory::{MemoryError, Pool, PoolOptions, UserMemory};
-use crate::queue::Queue;
+use guest_mem::Address;
+use virtio_blk::features;
+use virtqueue::RingFeatures;
 
-/// What to connect to, and how.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The vhost-user socket.
-    pub socket: PathBuf,
-    /// Queues to use; more than the device has is an error that names both.
-    pub queues: u16,
-    /// Descriptors per queue, a power of two.
-    pub queue_size: u16,
-    /// Use packed rings if the device offers them; `Some(true)` insists.
-    pub packed: Option<bool>,
-    /// Use indirect descriptors if offered.
-    pub indirect: bool,
-    /// Use EVENT_IDX if offered.
-    pub event_idx: bool,
-    /// Memory for buffers.
-    pub pool: PoolOptions,
-    /// How long connecting, and each message, may take.
-    pub timeout: Duration,
-    /// What to do when the back-end goes away.
-    pub reconnect: Reconnect,
-}
+use connect::{Session, Terms};
+use thread::{Command, Shared, Thread};
 
-impl Options {
-    /// One queue of 256, split or packed as the device has it (split preferred), 16 MiB pool, 5 s, no reconnect.
-    #[must_use]
-    pub fn new(_socket: impl Into<PathBuf>) -> Self {
-        todo!()
-    }
-}
-
-/// What to do when the back-end goes away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reconnect {
-    /// Everything in flight ends with `Lost`.
-    Never,
-    /// Try again for so long; then as `Never`.
-    For(Duration),
-}
+use crate::fill::{Limits, SegmentLimits};
+use crate::kick::{Doorbell, EventFd};
+use crate::memory::{MemoryError, MemoryMap, Pool, UserMemory};
+use crate::queue::{Queue, QueueParts, area_bytes};
 
 /// What the device says about itself (virtio 1.3 §5.2.4). Units as named.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Of 512 bytes.
     pub capacity_sectors: u64,
     /// Logical block.
     pub block_size_bytes: u32,
-    /// Queues it has.
+    /// Queues that can be used of those it has.
     pub num_queues: u16,
     /// Buffers per request.
     pub max_segments: u32,
@@ -87,8 +88,11 @@ pub enum Event {
     Disconnected,
     /// It is back, and this is what was done.
     Reconnected(ReconnectReport),
-    /// It did not come back in time.
-    GaveUp,
+    /// It did not come back in time, not as it was, or was not waited for. The last event there is.
+    GaveUp {
+        /// What was wrong with the last attempt, with its causes.
+        reason: String,
+    },
 }
 
 /// What a reconnect did.
@@ -102,64 +106,154 @@ pub struct ReconnectReport {
     pub resubmitted: u64,
     /// Requests found completed in the old ring.
     pub completed: u64,
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// Memory for rings or buffers.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
+    /// Queues whose owners had not called a second after the device was back: their requests are not in the two
+    /// counts, and are sent again when they call.
+    pub owners_waited_for: u16,
 }
 
 /// A session with a back-end. Dropping it stops the queues: what is in flight ends with `Lost`.
 #[derive(Debug)]
-pub struct Device {}
+pub struct Device {
+    pool: Pool,
+    shared: Arc<Shared>,
+    commands: Sender<Command>,
+    /// `None` only inside `drop`.
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Device {
     /// Connects, negotiates, shares memory and starts the queues, which the caller may move to other threads.
     ///
     /// # Errors
     /// [`ConnectError`].
-    pub fn connect(_options: &Options) -> Result<(Self, Vec<Queue>), ConnectError> {
-        todo!()
+    pub fn connect(options: &Options) -> Result<(Self, Vec<Queue>), ConnectError> {
+        options.check()?;
+        let resources = ConnectError::Resources;
+        let stop = Arc::new(EventFd::new().map_err(resources)?);
+        let mut session = Session::open(options, Terms::Fresh, None, &stop)?;
+        let shared = Arc::new(Shared::new(stop, &session).map_err(resources)?);
+        let (map, err) = (MemoryMap::new(), EventFd::new().map_err(resources)?);
+        let limits = limits(&session.info);
+        let queue_bytes = area_bytes(options.queue_size, limits.max_segments);
+        // One region for all queues: a back-end may take as few as eight.
+        let region = map.add_private(queue_bytes * u64::from(options.queues))?;
+        let pool = map.add_pool(options.pool)?;
+        session.share(&map.memory())?;
+        let mut queues = Vec::new();
+        for index in 0..options.queues {
+            let bell = Arc::new(EventFd::new().map_err(resources)?);
+            let queue = Queue::new(QueueParts {
+                index,
+                queue_size: options.queue_size,
+                features: ring_features(session.info.features),
+                limits,
+                region: Arc::clone(&region),
+                area: region.spec().guest_addr.unchecked_add(queue_bytes * u64::from(index)),
+                map: Arc::clone(&map),
+                pool: pool.clone(),
+                bell: Arc::clone(&bell) as Arc<dyn Doorbell>,
+                notice: Some(Arc::clone(&shared.notice) as Arc<dyn Doorbell>),
+            })?;
+            session.start(index, &queue.link().first_place(), queue.link().call(), &bell, &err)?;
+            queues.push(queue);
+        }
+        session.settle();
+        let links = queues.iter().map(|queue| Arc::clone(queue.link())).collect();
+        let (commands, received) = channel();
+        let options = options.clone();
+        let thread = Thread { options, shared: Arc::clone(&shared), map, links, commands: received, err };
+        let builder = std::thread::Builder::new().name("bareblk-driver".into());
+        let thread = Some(builder.spawn(move || thread.run(session)).map_err(resources)?);
+        Ok((Self { pool, shared, commands, thread }, queues))
     }
+
     /// As last read.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
-        todo!()
+        self.shared.info()
     }
+
     /// The pool that was asked for.
     #[must_use]
     pub fn pool(&self) -> &Pool {
-        todo!()
+        &self.pool
     }
-    /// Lets requests use memory of the user's own.
+
+    /// Lets requests use memory of the user's own, from the moment that this returns. While the back-end is away, the
+    /// next one is told of it.
     ///
     /// # Errors
     /// [`MemoryError`].
-    pub fn register(&mut self, _memory: UserMemory) -> Result<(), MemoryError> {
-        todo!()
+    pub fn register(&mut self, memory: UserMemory) -> Result<(), MemoryError> {
+        self.command(|answer| Command::Register(memory, answer))
     }
-    /// Takes it back; no request may use it any more.
+
+    /// Takes it back. No request may be in flight that uses it; later ones are refused. When this returns, the
+    /// back-end has let go of it, or is gone.
     ///
     /// # Errors
     /// [`MemoryError`].
-    pub fn unregister(&mut self, _addr: u64) -> Result<(), MemoryError> {
-        todo!()
+    pub fn unregister(&mut self, addr: u64) -> Result<(), MemoryError> {
+        self.command(|answer| Command::Unregister(addr, answer))
     }
+
+    fn command(
+        &self,
+        command: impl FnOnce(SyncSender<Result<(), MemoryError>>) -> Command,
+    ) -> Result<(), MemoryError> {
+        let (answer, answered) = sync_channel(1);
+        self.commands.send(command(answer)).map_err(|_| MemoryError::Disconnected)?;
+        self.shared.notice.ring();
+        answered.recv().map_err(|_| MemoryError::Disconnected)?
+    }
+
     /// The next event, waiting up to `limit`.
-    pub fn next_event(&self, _limit: Duration) -> Option<Event> {
-        todo!()
+    pub fn next_event(&self, limit: Duration) -> Option<Event> {
+        self.shared.events.next(limit)
     }
+
     /// Readable while there are events: to poll together with other things.
     #[must_use]
     pub fn event_fd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.shared.events.fd()
     }
+
     /// Process of the back-end, from the socket's credentials (`SO_PEERCRED`); `None` if it has none here.
     #[must_use]
     pub fn peer_pid(&self) -> Option<i32> {
-        todo!()
+        self.shared.peer_pid()
+    }
+}
+
+/// What requests are checked against.
+fn limits(info: &DeviceInfo) -> Limits {
+    Limits {
+        max_segments: u16::try_from(info.max_segments).unwrap_or(u16::MAX),
+        flush: info.flush,
+        read_only: info.read_only,
+        discard: SegmentLimits { segments: info.max_discard_segments, sectors: info.max_discard_sectors },
+        write_zeroes: SegmentLimits {
+            segments: info.max_write_zeroes_segments,
+            sectors: info.max_write_zeroes_sectors,
+        },
+    }
+}
+
+fn ring_features(accepted: u64) -> RingFeatures {
+    let has = |bit: u64| accepted & bit != 0;
+    RingFeatures {
+        event_idx: has(features::EVENT_IDX),
+        indirect: has(features::INDIRECT_DESC),
+        packed: has(features::RING_PACKED),
+    }
+}
+
+impl Drop for Device {
+    /// Waits until the back-end has let go of all buffers, at most for the limit of one message.
+    fn drop(&mut self) {
+        self.shared.stop.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }

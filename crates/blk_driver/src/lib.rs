@@ -55,7 +55,9 @@ mod alone;
 
 pub use alone::{DeviceEnd, alone};
 pub use blocking::BlockingError;
-pub use device::{ConnectError, Device, DeviceInfo, Event, Options, Reconnect, ReconnectReport};
+pub use device::{
+    ConnectError, Device, DeviceInfo, Event, MessageError, Options, Reconnect, ReconnectReport,
+};
 pub use error::{MakeQueueError, PushError, QueueError};
 pub use kick::{Doorbell, EventFd, Kick};
 pub use memory::{Buffer, MemoryError, Pool, PoolOptions, UserMemory};

@@ -129,6 +129,34 @@ impl DeviceConfig {
         bytes
     }
 
+    /// What a device told a driver: the front of the structure, as much of it as the device has. Fields after the
+    /// end are zero, and so is what the device says about features that were not negotiated: whether a field
+    /// counts, and whether its value makes sense, is for the caller to say.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let u8_at = |at: usize| bytes.get(at).copied().unwrap_or(0);
+        let u16_at = |at| u16::from_le_bytes([u8_at(at), u8_at(at + 1)]);
+        let u32_at = |at| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
+        let writeback = u8_at(WRITEBACK_OFFSET_BYTES as usize) != 0;
+        Self {
+            capacity_sectors: u64::from(u32_at(0)) | u64::from(u32_at(4)) << 32,
+            seg_max: u32_at(12),
+            blk_size: u32_at(20),
+            physical_block_exp: u8_at(24),
+            alignment_offset: u8_at(25),
+            min_io_size_blocks: u16_at(26),
+            opt_io_size_blocks: u32_at(28),
+            writeback: if writeback { WriteCache::Writeback } else { WriteCache::Writethrough },
+            num_queues: u16_at(34),
+            max_discard_sectors: u32_at(36),
+            max_discard_seg: u32_at(40),
+            discard_sector_alignment: u32_at(44),
+            max_write_zeroes_sectors: u32_at(48),
+            max_write_zeroes_seg: u32_at(52),
+            write_zeroes_may_unmap: u8_at(56) != 0,
+        }
+    }
+
     /// `size_bytes` from `offset_bytes` on; zeroes after the end of the structure.
     ///
     /// # Errors

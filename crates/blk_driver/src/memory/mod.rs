@@ -100,6 +100,20 @@ pub enum MemoryError {
         /** Of this machine. */
         page_bytes: u64,
     },
+    /// The back-end takes no more regions.
+    #[error("{count} memory regions, the back-end takes at most {max}")]
+    TooManyRegions {
+        /** With the one wanted. */
+        count: usize,
+        /** The back-end's. */
+        max: usize,
+    },
+    /// The back-end did not take the memory.
+    #[error("the back-end does not take the memory")]
+    Message(#[source] crate::device::MessageError),
+    /// The back-end is gone and will not be waited for, or went while it was told.
+    #[error("the back-end is gone")]
+    Disconnected,
     /// No user memory begins there.
     #[error("no memory is registered at {addr:#x}")]
     NotRegistered {

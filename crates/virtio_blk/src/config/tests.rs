@@ -97,3 +97,17 @@ fn seg_max_of_the_smallest_queue_is_one() {
     assert_eq!(seg_max(2), 1);
     assert_eq!(seg_max(0), 1);
 }
+
+#[test]
+fn what_a_device_wrote_is_what_a_driver_reads() {
+    assert_eq!(DeviceConfig::from_bytes(&config().to_bytes()), config());
+    assert_eq!(DeviceConfig::from_bytes(&config().to_bytes()[..57]), config());
+}
+
+#[test]
+fn fields_after_the_end_of_a_short_configuration_are_zero() {
+    let short = DeviceConfig::from_bytes(&config().to_bytes()[..37]);
+    assert_eq!((short.num_queues, short.max_discard_sectors), (0x4142, 0x54));
+    assert_eq!((short.max_write_zeroes_sectors, short.write_zeroes_may_unmap), (0, false));
+    assert_eq!(DeviceConfig::from_bytes(&[]).capacity_sectors, 0);
+}

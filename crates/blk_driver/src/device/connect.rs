@@ -1,0 +1,228 @@
+//! From a socket to a device that runs its queues: the order of the messages.
+//!
+//! `connect → features → protocol features → owner → queues, slots, channel, configuration → features accepted
+//!  → memory → each queue: num, base, addr, call, err, kick, enable`
+//!
+//! - The first connection chooses features; later ones are held to what was chosen (`Terms`).
+//! - Back-ends start a queue at its kick descriptor or when it is enabled: enabling comes last, after everything
+//!   that the queue needs.
+//! - INFLIGHT_SHMFD: the descriptor would be asked for after the features and before the first queue's messages
+//!   (GET_INFLIGHT_FD), and be given to the next back-end at the same place (SET_INFLIGHT_FD).
+//!
+//! Spec: vhost-user, "Starting and stopping rings". Not here: when to do it again (`thread.rs`).
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use guest_mem::{GuestMemory, Region};
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+use virtio_blk::DeviceConfig;
+
+use super::channel::Channel;
+use super::front_end::FrontEnd;
+use super::negotiate::{CONFIG_SIZES, accept, accept_protocol, check_not_smaller, check_same, device_info};
+use super::wire::{MAX_FDS, MessageError, Wire};
+use super::{ConnectError, DeviceInfo, Options};
+use crate::kick::EventFd;
+use crate::link::RingPlace;
+use crate::memory::MemoryError;
+
+/// What a connection must come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Terms<'a> {
+    /// What the options say.
+    Fresh,
+    /// The device that was there before.
+    AsBefore(&'a DeviceInfo),
+}
+
+/// A back-end that agreed on what is used.
+#[derive(Debug)]
+pub(super) struct Session {
+    front_end: FrontEnd,
+    /// `None` without BACKEND_REQ, or once it broke.
+    pub(super) channel: Option<Channel>,
+    pub(super) info: DeviceInfo,
+    /// Queues by GET_QUEUE_NUM.
+    counted_queues: Option<u64>,
+    queue_size: u16,
+    /// Regions it can have at once.
+    max_regions: usize,
+    /// What it was told of.
+    shared: Vec<Arc<Region>>,
+    /// Queues that run.
+    started: Vec<u16>,
+}
+
+impl Session {
+    /// Connects and negotiates. No memory is shared yet, and no queue runs.
+    pub(super) fn open(
+        options: &Options,
+        terms: Terms<'_>,
+        not_after: Option<Instant>,
+        stop: &Arc<EventFd>,
+    ) -> Result<Self, ConnectError> {
+        let wire = Wire::connect(&options.socket, options.timeout, not_after, Arc::clone(stop))
+            .map_err(|source| ConnectError::Socket { path: options.socket.clone(), source })?;
+        let mut front_end = FrontEnd::new(wire);
+        let offered = front_end.features()?;
+        let accepted = match terms {
+            Terms::Fresh => accept(offered, options)?,
+            Terms::AsBefore(before) => check_same(offered, before)?,
+        };
+        let protocol = accept_protocol(front_end.protocol_features()?)?;
+        front_end.set_protocol_features(protocol)?;
+        front_end.set_owner()?;
+        let counted_queues = protocol.contains(Protocol::MQ).then(|| front_end.queue_num()).transpose()?;
+        let max_regions = max_regions(&front_end)?;
+        let channel = channel(&front_end)?;
+        let info = read_info(&front_end, counted_queues, options.queue_size, accepted, protocol)?;
+        match terms {
+            Terms::Fresh if options.queues > info.num_queues => {
+                let (wanted, available) = (options.queues, info.num_queues);
+                return Err(ConnectError::Queues { wanted, available });
+            }
+            Terms::Fresh => {}
+            Terms::AsBefore(before) => check_not_smaller(&info, before, options.queues)?,
+        }
+        front_end.set_features(accepted)?;
+        let (shared, started) = (Vec::new(), Vec::new());
+        let queue_size = options.queue_size;
+        Ok(Self { front_end, channel, info, counted_queues, queue_size, max_regions, shared, started })
+    }
+
+    /// To poll for its end, and to ask who is there.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.front_end.wire().socket()
+    }
+
+    /// Tells the back-end of all of `memory`.
+    pub(super) fn share(&mut self, memory: &GuestMemory) -> Result<(), ConnectError> {
+        self.check_regions(memory.regions().len())?;
+        if self.front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
+            memory.regions().iter().try_for_each(|region| self.front_end.add_region(region))?;
+        } else {
+            self.set_table(memory.regions())?;
+        }
+        self.shared = memory.regions().to_vec();
+        Ok(())
+    }
+
+    /// One region more, under running queues. After an error, the back-end has what it had.
+    pub(super) fn add_region(&mut self, region: &Arc<Region>) -> Result<(), MemoryError> {
+        self.check_regions(self.shared.len() + 1)?;
+        if self.front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
+            self.front_end.add_region(region).map_err(MemoryError::Message)?;
+        } else {
+            let all: Vec<_> = self.shared.iter().cloned().chain([Arc::clone(region)]).collect();
+            self.set_table(&all).map_err(MemoryError::Message)?;
+        }
+        self.front_end.barrier().map_err(MemoryError::Message)?;
+        self.shared.push(Arc::clone(region));
+        Ok(())
+    }
+
+    /// One region less, under running queues.
+    pub(super) fn remove_region(&mut self, region: &Arc<Region>) -> Result<(), MessageError> {
+        self.shared.retain(|other| !Arc::ptr_eq(other, region));
+        if self.front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
+            self.front_end.remove_region(region)?;
+        } else {
+            self.set_table(&self.shared)?;
+        }
+        self.front_end.barrier()
+    }
+
+    fn set_table(&self, regions: &[Arc<Region>]) -> Result<(), MessageError> {
+        let regions: Vec<&Region> = regions.iter().map(|region| &**region).collect();
+        self.front_end.set_mem_table(&regions)
+    }
+
+    fn check_regions(&self, count: usize) -> Result<(), MemoryError> {
+        let max = self.max_regions;
+        if count > max { Err(MemoryError::TooManyRegions { count, max }) } else { Ok(()) }
+    }
+
+    /// Starts queue `queue` in memory that was shared.
+    pub(super) fn start(
+        &mut self,
+        queue: u16,
+        place: &RingPlace,
+        call: &EventFd,
+        kick: &EventFd,
+        err: &EventFd,
+    ) -> Result<(), MessageError> {
+        let RingPlace { layout, base } = place;
+        self.front_end.set_vring_num(queue, layout.queue_size)?;
+        self.front_end.set_vring_base(queue, *base)?;
+        self.front_end.set_vring_addr(queue, layout)?;
+        self.front_end.set_vring_call(queue, call.as_fd())?;
+        self.front_end.set_vring_err(queue, err.as_fd())?;
+        self.front_end.set_vring_kick(queue, kick.as_fd())?;
+        self.front_end.set_vring_enable(queue, true)?;
+        self.started.push(queue);
+        Ok(())
+    }
+
+    /// The configuration as it is now.
+    pub(super) fn read_info(&self) -> Result<DeviceInfo, ConnectError> {
+        let protocol = Protocol::from_bits_truncate(self.info.protocol_features);
+        read_info(&self.front_end, self.counted_queues, self.queue_size, self.info.features, protocol)
+    }
+
+    /// The connection is up: from now on each message has its limit, and no other.
+    pub(super) fn settle(&mut self) {
+        self.front_end.wire_mut().settle();
+    }
+
+    /// Has the back-end let go of one queue's ring and buffers.
+    pub(super) fn stop_queue(&mut self, queue: u16) -> Result<(), MessageError> {
+        let count = self.started.len();
+        self.started.retain(|&other| other != queue);
+        if self.started.len() == count { Ok(()) } else { self.front_end.vring_base(queue).map(drop) }
+    }
+
+    /// Has the back-end let go of all memory, as far as it answers within the limit of one message.
+    pub(super) fn close(mut self) -> Result<(), MessageError> {
+        self.front_end.wire_mut().hurry();
+        self.started.iter().try_for_each(|&queue| self.front_end.vring_base(queue).map(drop))?;
+        if self.front_end.has(Protocol::RESET_DEVICE) { self.front_end.reset_device() } else { Ok(()) }
+    }
+}
+
+fn max_regions(front_end: &FrontEnd) -> Result<usize, ConnectError> {
+    if !front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
+        return Ok(MAX_FDS);
+    }
+    let slots = front_end.max_mem_slots()?;
+    if slots == 0 {
+        return Err(ConnectError::Config { field: "memory slots (GET_MAX_MEM_SLOTS)", value: 0 });
+    }
+    Ok(usize::try_from(slots).unwrap_or(usize::MAX).min(guest_mem::MAX_REGIONS))
+}
+
+fn channel(front_end: &FrontEnd) -> Result<Option<Channel>, ConnectError> {
+    if !front_end.has(Protocol::BACKEND_REQ) {
+        return Ok(None);
+    }
+    let (ours, theirs) = Channel::pair().map_err(ConnectError::Resources)?;
+    front_end.set_backend_channel(&theirs)?;
+    Ok(Some(ours))
+}
+
+fn read_info(
+    front_end: &FrontEnd,
+    counted_queues: Option<u64>,
+    queue_size: u16,
+    accepted: u64,
+    protocol: Protocol,
+) -> Result<DeviceInfo, ConnectError> {
+    for size_bytes in CONFIG_SIZES {
+        if let Some(bytes) = front_end.config(size_bytes)? {
+            let config = DeviceConfig::from_bytes(&bytes);
+            return device_info(&config, counted_queues, queue_size, accepted, protocol);
+        }
+    }
+    Err(ConnectError::NoConfig { asked_bytes: CONFIG_SIZES })
+}

@@ -1,0 +1,211 @@
+//! vhost-user's messages as calls: what each carries, and what its reply may be.
+//!
+//! - Whether a message without a reply of its own asks for one (REPLY_ACK) is kept here; without it, success is
+//!   not known, and [`FrontEnd::barrier`] at least tells that everything before was seen.
+//! - Numbers that come back are the back-end's: they are checked where they are used (`negotiate.rs`).
+//!
+//! Spec: vhost-user, "Front-end message types". Not here: bytes and deadlines (`wire.rs`), the order (`connect.rs`).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use guest_mem::{Address, GuestAddress, Region};
+use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
+use virtqueue::RingLayout;
+
+use super::wire::{MessageError, Outgoing, Wire};
+
+/// Offset, size and flags before the configuration's bytes (vhost-user, "Virtio device config space").
+const CONFIG_HEAD_BYTES: usize = 12;
+/// Most that can be asked for at once (vhost-user, `VHOST_USER_GET_CONFIG`).
+const MAX_CONFIG_BYTES: usize = 256;
+
+type Result<T, E = MessageError> = std::result::Result<T, E>;
+
+/// A connected back-end.
+#[derive(Debug)]
+pub(super) struct FrontEnd {
+    wire: Wire,
+    protocol: VhostUserProtocolFeatures,
+}
+
+impl FrontEnd {
+    pub(super) fn new(wire: Wire) -> Self {
+        Self { wire, protocol: VhostUserProtocolFeatures::empty() }
+    }
+
+    pub(super) fn wire(&self) -> &Wire {
+        &self.wire
+    }
+
+    pub(super) fn wire_mut(&mut self) -> &mut Wire {
+        &mut self.wire
+    }
+
+    pub(super) fn has(&self, feature: VhostUserProtocolFeatures) -> bool {
+        self.protocol.contains(feature)
+    }
+
+    pub(super) fn features(&self) -> Result<u64> {
+        self.ask_u64(FrontendReq::GET_FEATURES)
+    }
+
+    pub(super) fn protocol_features(&self) -> Result<u64> {
+        self.ask_u64(FrontendReq::GET_PROTOCOL_FEATURES)
+    }
+
+    pub(super) fn set_protocol_features(&mut self, features: VhostUserProtocolFeatures) -> Result<()> {
+        let body = features.bits().to_ne_bytes();
+        // REPLY_ACK counts from the next message on.
+        self.tell(FrontendReq::SET_PROTOCOL_FEATURES, &body, &[])?;
+        self.protocol = features;
+        Ok(())
+    }
+
+    pub(super) fn set_owner(&self) -> Result<()> {
+        self.tell(FrontendReq::SET_OWNER, &[], &[])
+    }
+
+    pub(super) fn set_features(&self, features: u64) -> Result<()> {
+        self.tell(FrontendReq::SET_FEATURES, &features.to_ne_bytes(), &[])
+    }
+
+    /// Only with MQ.
+    pub(super) fn queue_num(&self) -> Result<u64> {
+        self.ask_u64(FrontendReq::GET_QUEUE_NUM)
+    }
+
+    /// Only with CONFIGURE_MEM_SLOTS.
+    pub(super) fn max_mem_slots(&self) -> Result<u64> {
+        self.ask_u64(FrontendReq::GET_MAX_MEM_SLOTS)
+    }
+
+    /// Only with BACKEND_REQ.
+    pub(super) fn set_backend_channel(&self, theirs: &OwnedFd) -> Result<()> {
+        self.tell(FrontendReq::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])
+    }
+
+    /// Only with RESET_DEVICE.
+    pub(super) fn reset_device(&self) -> Result<()> {
+        self.tell(FrontendReq::RESET_DEVICE, &[], &[])
+    }
+
+    /// The first `size_bytes` (at most 256) of the configuration space; `None` if the back-end says that it has
+    /// them not. Only with CONFIG.
+    pub(super) fn config(&self, size_bytes: usize) -> Result<Option<Vec<u8>>> {
+        let size_bytes = size_bytes.min(MAX_CONFIG_BYTES);
+        let mut body = vec![0; CONFIG_HEAD_BYTES + size_bytes];
+        body[4..8].copy_from_slice(&u32_of(size_bytes).to_ne_bytes());
+        let mut reply = vec![0; body.len()];
+        let message = Outgoing { request: FrontendReq::GET_CONFIG, need_reply: false, body: &body, fds: &[] };
+        // An answer without bytes means failure.
+        let len = self.wire.ask(&message, &mut reply, Some(0))?;
+        Ok((len > 0).then(|| reply.split_off(CONFIG_HEAD_BYTES)))
+    }
+
+    /// All regions at once, at most [`super::wire::MAX_FDS`].
+    pub(super) fn set_mem_table(&self, regions: &[&Region]) -> Result<()> {
+        let mut body = [u32_of(regions.len()), 0].map(u32::to_ne_bytes).concat();
+        regions.iter().for_each(|region| body.extend_from_slice(&region_bytes(region)));
+        let fds: Vec<BorrowedFd<'_>> = regions.iter().map(|region| region.fd().as_fd()).collect();
+        self.tell(FrontendReq::SET_MEM_TABLE, &body, &fds)
+    }
+
+    /// Only with CONFIGURE_MEM_SLOTS.
+    pub(super) fn add_region(&self, region: &Region) -> Result<()> {
+        let body = [vec![0; 8], region_bytes(region)].concat();
+        self.tell(FrontendReq::ADD_MEM_REG, &body, &[region.fd().as_fd()])
+    }
+
+    /// Only with CONFIGURE_MEM_SLOTS.
+    pub(super) fn remove_region(&self, region: &Region) -> Result<()> {
+        self.tell(FrontendReq::REM_MEM_REG, &[vec![0; 8], region_bytes(region)].concat(), &[])
+    }
+
+    pub(super) fn set_vring_num(&self, queue: u16, queue_size: u16) -> Result<()> {
+        self.tell(FrontendReq::SET_VRING_NUM, &vring_state(queue, u32::from(queue_size)), &[])
+    }
+
+    /// In user addresses, which are the guest addresses in memory of our own (`Region::from_memfd`).
+    pub(super) fn set_vring_addr(&self, queue: u16, layout: &RingLayout) -> Result<()> {
+        let mut body = [u32::from(queue), 0].map(u32::to_ne_bytes).concat();
+        for addr in [layout.descriptors, layout.used, layout.avail, GuestAddress(0)] {
+            body.extend_from_slice(&addr.raw_value().to_ne_bytes());
+        }
+        self.tell(FrontendReq::SET_VRING_ADDR, &body, &[])
+    }
+
+    /// All 32 bits: a packed ring has two indices and two wrap counters there.
+    pub(super) fn set_vring_base(&self, queue: u16, base: u32) -> Result<()> {
+        self.tell(FrontendReq::SET_VRING_BASE, &vring_state(queue, base), &[])
+    }
+
+    /// Stops the queue: when the reply is there, the back-end does not touch the ring any more.
+    pub(super) fn vring_base(&self, queue: u16) -> Result<u32> {
+        let (body, mut reply) = (vring_state(queue, 0), [0; 8]);
+        let message =
+            Outgoing { request: FrontendReq::GET_VRING_BASE, need_reply: false, body: &body, fds: &[] };
+        self.wire.ask(&message, &mut reply, None)?;
+        Ok(u32::from_ne_bytes([reply[4], reply[5], reply[6], reply[7]]))
+    }
+
+    pub(super) fn set_vring_kick(&self, queue: u16, fd: BorrowedFd<'_>) -> Result<()> {
+        self.tell(FrontendReq::SET_VRING_KICK, &u64::from(queue).to_ne_bytes(), &[fd])
+    }
+
+    pub(super) fn set_vring_call(&self, queue: u16, fd: BorrowedFd<'_>) -> Result<()> {
+        self.tell(FrontendReq::SET_VRING_CALL, &u64::from(queue).to_ne_bytes(), &[fd])
+    }
+
+    pub(super) fn set_vring_err(&self, queue: u16, fd: BorrowedFd<'_>) -> Result<()> {
+        self.tell(FrontendReq::SET_VRING_ERR, &u64::from(queue).to_ne_bytes(), &[fd])
+    }
+
+    pub(super) fn set_vring_enable(&self, queue: u16, enable: bool) -> Result<()> {
+        self.tell(FrontendReq::SET_VRING_ENABLE, &vring_state(queue, u32::from(enable)), &[])
+    }
+
+    /// Everything sent before was seen, if not with success: messages are handled in order.
+    pub(super) fn barrier(&self) -> Result<()> {
+        if self.has(VhostUserProtocolFeatures::REPLY_ACK) {
+            return Ok(());
+        }
+        self.features().map(drop)
+    }
+
+    fn ask_u64(&self, request: FrontendReq) -> Result<u64> {
+        let mut reply = [0; 8];
+        self.wire.ask(&Outgoing { request, need_reply: false, body: &[], fds: &[] }, &mut reply, None)?;
+        Ok(u64::from_ne_bytes(reply))
+    }
+
+    /// A message that has no reply of its own.
+    fn tell(&self, request: FrontendReq, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let need_reply = self.has(VhostUserProtocolFeatures::REPLY_ACK);
+        let message = Outgoing { request, need_reply, body, fds };
+        if !need_reply {
+            return self.wire.send(&message);
+        }
+        let mut reply = [0; 8];
+        self.wire.ask(&message, &mut reply, None)?;
+        match u64::from_ne_bytes(reply) {
+            0 => Ok(()),
+            value => Err(MessageError::Refused { request, value }),
+        }
+    }
+}
+
+fn vring_state(queue: u16, num: u32) -> Vec<u8> {
+    [u32::from(queue), num].map(u32::to_ne_bytes).concat()
+}
+
+fn region_bytes(region: &Region) -> Vec<u8> {
+    let spec = region.spec();
+    [spec.guest_addr.raw_value(), spec.size_bytes, spec.user_addr, spec.file_offset_bytes]
+        .map(u64::to_ne_bytes)
+        .concat()
+}
+
+/// Of counts that are bounded by a few hundred.
+fn u32_of(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}

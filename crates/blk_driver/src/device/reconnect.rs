@@ -1,0 +1,182 @@
+//! Getting a back-end back: how often it is tried, and what is then done with the queues.
+//!
+//! `pause (10 ms … 500 ms) → open, as before → share memory → each queue: offer another ring, start it → report`
+//!
+//! - A queue's owner need not be there: the back-end is started on an empty ring, which the owner finds in its next
+//!   call and fills with all that was not acknowledged. An idle owner keeps nobody waiting.
+//! - The report waits [`REPORT_LIMIT`] for owners; those who come later are counted in it, and go on all the same.
+//! - The ring of an offer is the one that the last back-end did not know: what it still writes goes nowhere.
+//!
+//! Not here: what the owner does with the offer (`queue.rs`), whether it may be tried (`thread.rs`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::debug;
+
+use super::connect::{Session, Terms};
+use super::error::in_a_line;
+use super::thread::{Thread, clear};
+use super::{ConnectError, Event, ReconnectReport};
+use crate::error::MakeQueueError;
+use crate::kick::{Doorbell, EventFd};
+use crate::link::QueueLink;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A connection that held so long was a good one: the next search starts eagerly again.
+const GOOD_CONNECTION: Duration = Duration::from_secs(1);
+/// How long the report waits for the queues' owners.
+const REPORT_LIMIT: Duration = Duration::from_secs(1);
+
+/// How fast it is tried: slower and slower, also against a back-end that takes connections and drops them.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    pause: Duration,
+    connected_at: Option<Instant>,
+}
+
+impl Pace {
+    /// There is a connection.
+    pub(super) fn connected(&mut self) {
+        self.connected_at = Some(Instant::now());
+    }
+
+    /// There is none any more. How long to wait before the first attempt.
+    fn disconnected(&mut self) -> Duration {
+        if self.connected_at.take().is_some_and(|since| since.elapsed() >= GOOD_CONNECTION) {
+            self.pause = Duration::ZERO;
+        }
+        self.pause
+    }
+
+    /// How long to wait before another attempt.
+    fn slower(&mut self) -> Duration {
+        self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        self.pause
+    }
+}
+
+/// A reconnect whose queues' owners have not all gone over yet.
+#[derive(Debug)]
+pub(super) struct Restart {
+    report: ReconnectReport,
+    waiting: Vec<Arc<QueueLink>>,
+    due: Instant,
+}
+
+impl Restart {
+    /// When to look again at the latest.
+    pub(super) fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Adds up what owners did meanwhile; reports once all have, or at the limit.
+    pub(super) fn report_if_due(mut self, thread: &Thread) -> Option<Self> {
+        let report = &mut self.report;
+        self.waiting.retain(|link| match link.outcome() {
+            Some(outcome) => {
+                report.completed += outcome.completed;
+                report.resubmitted += outcome.resubmitted;
+                false
+            }
+            None => !has_ended(link),
+        });
+        if !self.waiting.is_empty() && Instant::now() < self.due {
+            return Some(self);
+        }
+        report.owners_waited_for = u16::try_from(self.waiting.len()).unwrap_or(u16::MAX);
+        thread.shared.events.push(Event::Reconnected(*report));
+        None
+    }
+}
+
+impl Thread {
+    /// Tries for `limit`; `None` if that was in vain, or the device is dropped.
+    pub(super) fn reconnect(&self, limit: Duration, pace: &mut Pace) -> Option<(Session, Restart)> {
+        let since = Instant::now();
+        let not_after = since.checked_add(limit);
+        let mut pause = pace.disconnected();
+        let mut attempts = 0;
+        loop {
+            let next = Instant::now() + pause;
+            if self
+                .pause_until(not_after.map_or(next, |end| end.min(next)), |command| self.obey_alone(command))
+            {
+                return None;
+            }
+            attempts += 1;
+            match self.attempt(not_after) {
+                Ok(session) => {
+                    let away = since.elapsed();
+                    let restart = self.restart(ReconnectReport { attempts, away, ..Default::default() });
+                    self.shared.note_peer(&session);
+                    self.shared.set_info(&session.info);
+                    return Some((session, restart));
+                }
+                Err(error) if not_after.is_some_and(|end| Instant::now() >= end) => {
+                    let reason = format!("after {attempts} attempts: {}", in_a_line(&error));
+                    self.shared.events.push(Event::GaveUp { reason });
+                    return None;
+                }
+                Err(error) => debug!(attempts, "no reconnect yet: {}", in_a_line(&error)),
+            }
+            pause = pace.slower();
+        }
+    }
+
+    fn attempt(&self, not_after: Option<Instant>) -> Result<Session, ConnectError> {
+        let before = self.shared.info();
+        let mut session =
+            Session::open(&self.options, Terms::AsBefore(&before), not_after, &self.shared.stop)?;
+        session.share(&self.map.memory())?;
+        // What the last back-end signalled does not concern this one.
+        clear(&self.err);
+        for (queue, link) in (0_u16..).zip(&self.links).filter(|(_, link)| !has_ended(link)) {
+            let bell = Arc::new(EventFd::new().map_err(ConnectError::Resources)?);
+            let offered = link.offer_restart(Arc::clone(&bell) as Arc<dyn Doorbell>);
+            let place = offered.map_err(MakeQueueError::Ring)?;
+            session.start(queue, &place, link.call(), &bell, &self.err)?;
+        }
+        session.settle();
+        Ok(session)
+    }
+
+    fn restart(&self, report: ReconnectReport) -> Restart {
+        let links = self.links.iter().filter(|link| !has_ended(link));
+        Restart { report, waiting: links.cloned().collect(), due: Instant::now() + REPORT_LIMIT }
+    }
+}
+
+/// Whether nothing will ever be done with the queue again.
+fn has_ended(link: &QueueLink) -> bool {
+    link.is_dropped() || link.is_broken()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_become_rarer_up_to_half_a_second() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.disconnected(), Duration::ZERO);
+        let pauses: Vec<u128> = (0..8).map(|_| pace.slower().as_millis()).collect();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 500, 500]);
+    }
+
+    #[test]
+    fn connection_that_does_not_hold_does_not_make_the_search_eager_again() {
+        let mut pace = Pace::default();
+        pace.slower();
+        pace.connected();
+        assert_eq!(pace.disconnected(), FIRST_PAUSE);
+    }
+
+    #[test]
+    fn connection_that_held_makes_the_search_eager_again() {
+        let connected_at = Instant::now().checked_sub(2 * GOOD_CONNECTION);
+        let mut pace = Pace { pause: LONGEST_PAUSE, connected_at };
+        assert_eq!(pace.disconnected(), Duration::ZERO);
+    }
+}

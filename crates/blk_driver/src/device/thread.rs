@@ -1,0 +1,351 @@
+//! A device's own thread: asleep until something happens that is not about requests.
+//!
+//! `poll (stop, notice, socket's end, queue errors, channel) → act;  connection gone → reconnect → act again`
+//!
+//! - All messages after the first connection come from here, so that nothing waits for a lock while a back-end
+//!   takes its time; users' calls arrive as [`Command`]s.
+//! - Requests never pass here: queues and back-end share memory and eventfds.
+//!
+//! Not here: how to reconnect (`reconnect.rs`), the messages (`connect.rs`).
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use tracing::{debug, warn};
+
+use super::connect::Session;
+use super::error::in_a_line;
+use super::events::Events;
+use super::reconnect::Restart;
+use super::wire::{MessageError, wait};
+use super::{DeviceInfo, Event, Options, Reconnect};
+use crate::kick::EventFd;
+use crate::link::QueueLink;
+use crate::memory::{MemoryError, MemoryMap, UserMemory};
+
+/// How long a poll sleeps when nothing is due.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// What a user asks of the thread; the answer goes into the channel.
+#[derive(Debug)]
+pub(super) enum Command {
+    Register(UserMemory, SyncSender<Result<(), MemoryError>>),
+    Unregister(u64, SyncSender<Result<(), MemoryError>>),
+}
+
+/// What the thread and its device share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) events: Events,
+    info: Mutex<DeviceInfo>,
+    /// 0: unknown.
+    peer_pid: AtomicI32,
+    /// Readable for good once the device is dropped.
+    pub(super) stop: Arc<EventFd>,
+    /// Rung for commands, and by queues.
+    pub(super) notice: Arc<EventFd>,
+}
+
+impl Shared {
+    pub(super) fn new(stop: Arc<EventFd>, session: &Session) -> io::Result<Self> {
+        let (events, notice) = (Events::new()?, Arc::new(EventFd::new()?));
+        let info = Mutex::new(session.info.clone());
+        let shared = Self { events, info, peer_pid: AtomicI32::new(0), stop, notice };
+        shared.note_peer(session);
+        Ok(shared)
+    }
+
+    pub(super) fn info(&self) -> DeviceInfo {
+        self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn peer_pid(&self) -> Option<i32> {
+        // Relaxed: a number by itself.
+        Some(self.peer_pid.load(Ordering::Relaxed)).filter(|&pid| pid > 0)
+    }
+
+    /// `nix` and not `rustix`, whose process id cannot be 0: what the kernel says of a peer in another container.
+    pub(super) fn note_peer(&self, session: &Session) {
+        let peer =
+            nix::sys::socket::getsockopt(&session.socket(), nix::sys::socket::sockopt::PeerCredentials);
+        self.peer_pid.store(peer.map_or(0, |peer| peer.pid()), Ordering::Relaxed);
+    }
+
+    /// Remembers `info`, and tells of it if it is another one.
+    pub(super) fn set_info(&self, info: &DeviceInfo) {
+        let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != *info {
+            known.clone_from(info);
+            self.events.push(Event::ConfigChanged(info.clone()));
+        }
+    }
+}
+
+/// Why a connection is no more.
+enum End {
+    /// The device was dropped.
+    Stop,
+    /// The back-end went, or cannot be talked to.
+    Gone,
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct Thread {
+    pub(super) options: Options,
+    pub(super) shared: Arc<Shared>,
+    pub(super) map: Arc<MemoryMap>,
+    pub(super) links: Vec<Arc<QueueLink>>,
+    pub(super) commands: Receiver<Command>,
+    /// Signalled by the back-end for a queue that it cannot go on with.
+    pub(super) err: EventFd,
+}
+
+impl Thread {
+    /// Until the device is dropped.
+    pub(super) fn run(self, mut session: Session) {
+        let mut restart = None;
+        let mut pace = super::reconnect::Pace::default();
+        loop {
+            pace.connected();
+            match self.serve(&mut session, restart.take()) {
+                End::Stop => return self.stop(session),
+                End::Gone => drop(session),
+            }
+            self.shared.events.push(Event::Disconnected);
+            let back = match self.options.reconnect {
+                Reconnect::Never => {
+                    let reason = "no reconnect was asked for".to_owned();
+                    self.shared.events.push(Event::GaveUp { reason });
+                    None
+                }
+                Reconnect::For(limit) => self.reconnect(limit, &mut pace),
+            };
+            let Some((back, how)) = back else { return self.wait_for_stop() };
+            (session, restart) = (back, Some(how));
+        }
+    }
+
+    /// Queues end after the back-end let go of their buffers, or did not in time.
+    fn stop(&self, session: Session) {
+        if let Err(error) = session.close() {
+            warn!("back-end may still use memory: {}", in_a_line(&error));
+        }
+        self.give_up();
+    }
+
+    /// All that is in flight ends.
+    pub(super) fn give_up(&self) {
+        self.links.iter().for_each(|link| link.gone());
+    }
+
+    /// Without a back-end, for good.
+    fn wait_for_stop(&self) {
+        self.give_up();
+        while !self.pause_until(Instant::now() + LONG, |command| refuse(command)) {}
+    }
+
+    fn serve(&self, session: &mut Session, mut restart: Option<Restart>) -> End {
+        loop {
+            restart = restart.and_then(|restart| restart.report_if_due(self));
+            let due = restart.as_ref().map_or_else(|| Instant::now() + LONG, Restart::due);
+            let Ok(woken) = self.sleep(session, due) else { return End::Gone };
+            if woken.stop {
+                return End::Stop;
+            }
+            if woken.gone {
+                debug!("back-end closed the connection");
+                return End::Gone;
+            }
+            if let Err(error) = self.act(session, &woken) {
+                warn!("connection given up: {}", in_a_line(&error));
+                return End::Gone;
+            }
+            if woken.queue_error {
+                warn!("the back-end cannot go on with a queue: connection given up");
+                return End::Gone;
+            }
+        }
+    }
+
+    fn sleep(&self, session: &Session, due: Instant) -> io::Result<Woken> {
+        let channel = session.channel.as_ref();
+        let mut fds = [
+            PollFd::new(&*self.shared.stop, PollFlags::IN),
+            PollFd::new(&*self.shared.notice, PollFlags::IN),
+            // Not for reading: an answer nobody asked for shows at the next message.
+            PollFd::from_borrowed_fd(session.socket(), PollFlags::RDHUP),
+            PollFd::new(&self.err, PollFlags::IN),
+            PollFd::from_borrowed_fd(
+                channel.map_or(self.shared.stop.as_fd(), super::channel::Channel::fd),
+                PollFlags::IN,
+            ),
+        ];
+        wait(&mut fds, due)?;
+        let [stop, notice, gone, queue_error, channel_ready] = fds.map(|fd| !fd.revents().is_empty());
+        if notice {
+            clear(&self.shared.notice);
+        }
+        if queue_error {
+            clear(&self.err);
+        }
+        Ok(Woken { stop, gone, queue_error, notice, channel: channel_ready && channel.is_some() })
+    }
+
+    fn act(&self, session: &mut Session, woken: &Woken) -> Result<(), MessageError> {
+        if woken.channel {
+            self.listen(session)?;
+        }
+        if woken.notice {
+            self.stop_ended_queues(session)?;
+            while let Ok(command) = self.commands.try_recv() {
+                self.obey(session, command)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the back-end said on its channel.
+    fn listen(&self, session: &mut Session) -> Result<(), MessageError> {
+        let Some(channel) = &mut session.channel else { return Ok(()) };
+        match channel.take() {
+            Ok(false) => Ok(()),
+            Ok(true) => self.refresh_info(session),
+            Err(error) => {
+                warn!("back-end's channel given up: {}", in_a_line(&error));
+                session.channel = None;
+                Ok(())
+            }
+        }
+    }
+
+    fn refresh_info(&self, session: &mut Session) -> Result<(), MessageError> {
+        match session.read_info() {
+            Ok(info) => {
+                session.info.clone_from(&info);
+                self.shared.set_info(&info);
+                Ok(())
+            }
+            Err(super::ConnectError::Message(error)) => Err(error),
+            Err(error) => {
+                warn!("changed configuration not taken: {}", in_a_line(&error));
+                Ok(())
+            }
+        }
+    }
+
+    /// Queues that were dropped or whose ring the device broke: their buffers must come back all the same.
+    fn stop_ended_queues(&self, session: &mut Session) -> Result<(), MessageError> {
+        for (queue, link) in (0_u16..).zip(&self.links) {
+            if link.is_dropped() || link.is_broken() {
+                session.stop_queue(queue)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn obey(&self, session: &mut Session, command: Command) -> Result<(), MessageError> {
+        match command {
+            Command::Register(memory, answer) => {
+                let (result, fatal) = split(self.register(session, memory));
+                let _ = answer.send(result);
+                fatal
+            }
+            Command::Unregister(addr, answer) => match self.withdraw(addr) {
+                Ok(region) => {
+                    let told = session.remove_region(&region);
+                    // A back-end that cannot be told is one that goes: it has the memory no longer than we talk.
+                    let _ = answer.send(Ok(()));
+                    told
+                }
+                Err(error) => {
+                    let _ = answer.send(Err(error));
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    fn register(&self, session: &mut Session, memory: UserMemory) -> Result<(), MemoryError> {
+        let region = self.map.add_user(memory)?;
+        let told = session.add_region(&region);
+        if told.is_err() {
+            self.map.remove(region.spec().user_addr)?;
+        } else {
+            self.map.open(&region);
+        }
+        told
+    }
+
+    /// Requests cannot name it any more, and the next back-end does not get it.
+    fn withdraw(&self, addr: u64) -> Result<Arc<guest_mem::Region>, MemoryError> {
+        let region = self.map.remove(addr)?;
+        self.map.close(addr);
+        Ok(region)
+    }
+
+    /// While there is no back-end: the next one is told of everything.
+    pub(super) fn obey_alone(&self, command: Command) {
+        match command {
+            Command::Register(memory, answer) => {
+                let added = self.map.add_user(memory).map(|region| self.map.open(&region));
+                let _ = answer.send(added);
+            }
+            Command::Unregister(addr, answer) => {
+                let _ = answer.send(self.withdraw(addr).map(drop));
+            }
+        }
+    }
+
+    /// Sleeps until `due`, doing what users ask by `obey`; returns whether to stop.
+    pub(super) fn pause_until(&self, due: Instant, obey: impl Fn(Command)) -> bool {
+        loop {
+            while let Ok(command) = self.commands.try_recv() {
+                obey(command);
+            }
+            let (stop, notice) = (&*self.shared.stop, &*self.shared.notice);
+            let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(notice, PollFlags::IN)];
+            let ready = wait(&mut fds, due);
+            if ready.is_err() || !fds[0].revents().is_empty() {
+                return true;
+            }
+            if matches!(ready, Ok(0)) {
+                return false;
+            }
+            clear(notice);
+        }
+    }
+}
+
+/// What ended a sleep.
+struct Woken {
+    stop: bool,
+    gone: bool,
+    queue_error: bool,
+    notice: bool,
+    channel: bool,
+}
+
+pub(super) fn clear(signal: &EventFd) {
+    let _ = rustix::io::read(signal, &mut [0_u8; 8]);
+}
+
+fn refuse(command: Command) {
+    let (Command::Register(_, answer) | Command::Unregister(_, answer)) = command;
+    let _ = answer.send(Err(MemoryError::Disconnected));
+}
+
+/// What the user is told, and whether the connection can go on.
+fn split(result: Result<(), MemoryError>) -> (Result<(), MemoryError>, Result<(), MessageError>) {
+    match result {
+        Err(MemoryError::Message(error)) if !error.is_refusal() => {
+            (Err(MemoryError::Disconnected), Err(error))
+        }
+        other => (other, Ok(())),
+    }
+}

@@ -1,0 +1,334 @@
+//! What every back-end must do for the driver: one suite, whoever serves the socket.
+//!
+//! Not here: who serves it (`own_server.rs`, `qemu_storage_daemon.rs`).
+#![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use blk_driver::{
+    Buffer, Completion, Device, Durability, Options, Queue, Request, RequestError, UserMemory, Work,
+};
+use guest_mem::GuestRange;
+use rustix::fs::{MemfdFlags, memfd_create};
+use virtio_blk::Segment;
+
+use crate::peers::{DISK_BYTES, MIB, PATIENCE, SECTOR};
+
+/// How a device is used: what the cases vary.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub packed: bool,
+    pub queues: u16,
+    pub queue_size: u16,
+    pub indirect: bool,
+    pub event_idx: bool,
+}
+
+pub const USUAL: Setting =
+    Setting { packed: false, queues: 1, queue_size: 128, indirect: true, event_idx: true };
+
+impl Setting {
+    pub fn connect(self, options: Options) -> (Device, Vec<Queue>) {
+        let Self { queues, queue_size, indirect, event_idx, packed } = self;
+        let options = Options { queues, queue_size, indirect, event_idx, packed: Some(packed), ..options };
+        let (device, queues) = Device::connect(&options).unwrap();
+        assert_eq!(queues.len(), usize::from(self.queues));
+        assert_eq!(queues[0].queue_size(), self.queue_size);
+        (device, queues)
+    }
+}
+
+/// A pattern that differs by place and by `seed`.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = vec![0; len];
+    for byte in &mut bytes {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *byte = (state >> 32) as u8;
+    }
+    bytes
+}
+
+/// Pushes one request, waits for it, and says how it ended.
+pub fn one(queue: &mut Queue, work: Work<'_>) -> Completion {
+    queue.push(&Request::new(work, 77)).unwrap();
+    queue.submit();
+    let mut out = [Completion::default(); 4];
+    let count = queue.wait(&mut out, PATIENCE).unwrap();
+    assert_eq!((count, out[0].token), (1, 77), "one request, one completion");
+    out[0]
+}
+
+pub fn write(queue: &mut Queue, buffer: &Buffer, sector: u64, data: &[u8], durability: Durability) {
+    buffer.write(0, data);
+    let range = part(buffer.range(), 0, data.len());
+    assert_eq!(one(queue, Work::Write { sector, data: &[range], durability }).result, Ok(()));
+}
+
+pub fn read(queue: &mut Queue, buffer: &Buffer, sector: u64, len: usize) -> Vec<u8> {
+    buffer.write(0, &vec![0xee; len]);
+    let range = part(buffer.range(), 0, len);
+    assert_eq!(one(queue, Work::Read { sector, data: &[range] }).result, Ok(()));
+    let mut bytes = vec![0; len];
+    buffer.read(0, &mut bytes);
+    bytes
+}
+
+pub fn part(range: GuestRange, offset_bytes: usize, len: usize) -> GuestRange {
+    GuestRange { addr: range.addr + offset_bytes as u64, len_bytes: u32::try_from(len).unwrap() }
+}
+
+/// All kinds of requests on the first MiB of `queue`'s own part of the disk.
+pub fn every_kind_reads_back(device: &Device, queue: &mut Queue) {
+    let info = device.info();
+    let start = u64::from(queue.index()) * (MIB / 2) / SECTOR;
+    let buffer = device.pool().take(64 << 10).unwrap();
+    let first = pattern(start, 64 << 10);
+    write(queue, &buffer, start, &first, Durability::Cached);
+    assert_eq!(read(queue, &buffer, start, 64 << 10), first);
+    let second = pattern(start + 1, 4096);
+    write(queue, &buffer, start + 8, &second, Durability::Durable);
+    assert_eq!(read(queue, &buffer, start + 8, 4096), second);
+    assert_eq!(one(queue, Work::Flush).result, Ok(()));
+    let id = one(queue, Work::GetId { data: part(buffer.range(), 0, 20) });
+    assert_eq!(id.result, Ok(()));
+    if info.max_write_zeroes_segments > 0 {
+        let segment = Segment { sector: start + 8, sectors: 8, unmap: false };
+        assert_eq!(one(queue, Work::WriteZeroes { segments: &[segment] }).result, Ok(()));
+        assert_eq!(read(queue, &buffer, start + 8, 4096), vec![0; 4096]);
+    }
+    if info.max_discard_segments > 0 {
+        let segment = Segment { sector: start + 16, sectors: 8, unmap: false };
+        assert_eq!(one(queue, Work::Discard { segments: &[segment] }).result, Ok(()));
+    }
+    assert_eq!(read(queue, &buffer, start, 4096), first[..4096], "what was not touched is as it was");
+}
+
+/// Connects as `setting` says and does everything on every queue.
+pub fn setting_works(options: Options, setting: Setting) {
+    let (device, mut queues) = setting.connect(options);
+    assert_eq!(device.info().capacity_sectors, DISK_BYTES / SECTOR);
+    assert!(!device.info().read_only);
+    queues.iter_mut().for_each(|queue| every_kind_reads_back(&device, queue));
+    queues.iter_mut().for_each(|queue| batch_reads_back(&device, queue));
+}
+
+/// As many requests as fit, several times, written and read back through a model.
+pub fn batch_reads_back(device: &Device, queue: &mut Queue) {
+    let depth = queue.room(1).min(64);
+    let buffers: Vec<Buffer> = (0..depth).map(|_| device.pool().take(4096).unwrap()).collect();
+    let start = u64::from(queue.index()) * (MIB / 2) / SECTOR;
+    let sector = |at: usize| start + (at as u64 * 13 % 64) * 8;
+    for round in 0..3 {
+        let mut model = HashMap::new();
+        // Only the first ones on 64 different places.
+        let count = depth.min(64);
+        let writes = (0..count).map(|at| {
+            let data = pattern(round * 1000 + at as u64, 4096);
+            buffers[at].write(0, &data);
+            model.insert(at, data);
+            at
+        });
+        let writes: Vec<usize> = writes.collect();
+        let ranges: Vec<[GuestRange; 1]> = buffers.iter().map(|buffer| [buffer.range()]).collect();
+        all_end_well(queue, &writes, |at| Work::Write {
+            sector: sector(at),
+            data: &ranges[at],
+            durability: Durability::Cached,
+        });
+        buffers.iter().for_each(|buffer| buffer.write(0, &[0xee; 4096]));
+        all_end_well(queue, &writes, |at| Work::Read { sector: sector(at), data: &ranges[at] });
+        for (at, expected) in model {
+            let mut bytes = vec![0; 4096];
+            buffers[at].read(0, &mut bytes);
+            assert!(bytes == expected, "request {at} of round {round}");
+        }
+    }
+}
+
+/// Pushes all of `requests`, one token each, and waits until each has ended once.
+fn all_end_well<'w>(queue: &mut Queue, requests: &[usize], work: impl Fn(usize) -> Work<'w>) {
+    for &at in requests {
+        queue.push(&Request::new(work(at), at as u64)).unwrap();
+    }
+    queue.submit();
+    let mut ended = vec![0; requests.len()];
+    let mut out = [Completion::default(); 16];
+    let deadline = Instant::now() + PATIENCE;
+    while ended.iter().sum::<u32>() < u32::try_from(requests.len()).unwrap() {
+        let count = queue.wait(&mut out, PATIENCE).unwrap();
+        for completion in &out[..count] {
+            assert_eq!(completion.result, Ok(()));
+            ended[usize::try_from(completion.token).unwrap()] += 1;
+        }
+        assert!(Instant::now() < deadline, "{ended:?}");
+    }
+    assert!(ended.iter().all(|&times| times == 1), "{ended:?}");
+    assert_eq!(queue.in_flight(), 0);
+}
+
+/// A request of many buffers of different lengths, in both directions.
+pub fn vectored_requests_read_back(options: Options) {
+    let (device, mut queues) = USUAL.connect(options);
+    let (queue, buffer) = (&mut queues[0], device.pool().take(1 << 20).unwrap());
+    let whole = buffer.range();
+    let data = pattern(5, 32 << 10);
+    buffer.write(0, &data);
+    // 16 parts, most of them no whole sectors; backwards in memory for the reads.
+    let lens: Vec<usize> = (0..16).map(|at| if at % 2 == 0 { 2048 - 100 } else { 2048 + 100 }).collect();
+    let offsets = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len)));
+    let out: Vec<GuestRange> = offsets.zip(&lens).map(|(at, &len)| part(whole, at, len)).collect();
+    assert_eq!(
+        one(queue, Work::Write { sector: 100, data: &out, durability: Durability::Cached }).result,
+        Ok(())
+    );
+    let back: Vec<GuestRange> = (0..16).map(|at| part(whole, (512 << 10) - at * 8192, 2048)).collect();
+    assert_eq!(one(queue, Work::Read { sector: 100, data: &back }).result, Ok(()));
+    for (at, range) in back.iter().enumerate() {
+        let mut bytes = vec![0; 2048];
+        buffer.read(u32::try_from(range.addr - whole.addr).unwrap(), &mut bytes);
+        assert!(bytes == data[at * 2048..][..2048], "part {at}");
+    }
+}
+
+pub fn request_past_the_end_fails_and_the_next_one_works(options: Options) {
+    let (device, mut queues) = USUAL.connect(options);
+    let (queue, buffer) = (&mut queues[0], device.pool().take(8192).unwrap());
+    let end = device.info().capacity_sectors;
+    let data = [buffer.range()];
+    assert_eq!(one(queue, Work::Read { sector: end - 8, data: &data }).result, Err(RequestError::IoErr));
+    assert_eq!(one(queue, Work::Read { sector: end, data: &data }).result, Err(RequestError::IoErr));
+    let durability = Durability::Cached;
+    let outside = Work::Write { sector: end - 1, data: &data, durability };
+    assert_eq!(one(queue, outside).result, Err(RequestError::IoErr));
+    let bytes = pattern(9, 8192);
+    write(queue, &buffer, end - 16, &bytes, durability);
+    assert_eq!(read(queue, &buffer, end - 16, 8192), bytes);
+}
+
+pub fn more_queues_than_there_are_is_an_error_that_names_both(options: Options, available: u16) {
+    let wanted = available + 1;
+    let error = Device::connect(&Options { queues: wanted, ..options }).unwrap_err();
+    assert_eq!(error.to_string(), format!("{wanted} queues wanted, the device has {available}"));
+}
+
+/// Memory of the user's own, registered while a queue runs, used for data, and taken back.
+pub fn memory_registered_at_run_time_is_used_and_taken_back(options: Options) {
+    let (mut device, mut queues) = USUAL.connect(options);
+    let queue = &mut queues[0];
+    let pool_buffer = device.pool().take(8192).unwrap();
+    let user = User::new();
+    device.register(user.memory()).unwrap();
+    let bytes = pattern(11, 8192);
+    user.write(4096, &bytes);
+    let range = GuestRange { addr: user.addr + 4096, len_bytes: 8192 };
+    let to_disk = Work::Write { sector: 64, data: &[range], durability: Durability::Cached };
+    assert_eq!(one(queue, to_disk).result, Ok(()));
+    assert_eq!(read(queue, &pool_buffer, 64, 8192), bytes);
+    let back = GuestRange { addr: user.addr + 16384, len_bytes: 8192 };
+    assert_eq!(one(queue, Work::Read { sector: 64, data: &[back] }).result, Ok(()));
+    assert_eq!(user.read(16384, 8192), bytes);
+    device.unregister(user.addr).unwrap();
+    let refused = queue.push(&Request::new(Work::Read { sector: 64, data: &[back] }, 1)).unwrap_err();
+    assert!(refused.to_string().contains("not in registered memory"), "{refused}");
+    assert!(device.unregister(user.addr).is_err(), "it is gone already");
+    assert_eq!(read(queue, &pool_buffer, 64, 8192), bytes, "the queue goes on");
+}
+
+/// A page-aligned part of a memfd, as a user has it: not at the file's start, and mapped somewhere.
+pub struct User {
+    pub fd: OwnedFd,
+    /// Stands for the address that the user has it mapped at.
+    pub addr: u64,
+}
+
+const USER_OFFSET_BYTES: u64 = 8192;
+const USER_BYTES: u64 = 1 << 20;
+
+impl User {
+    pub fn new() -> Self {
+        let fd = memfd_create("user", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, USER_OFFSET_BYTES + USER_BYTES).unwrap();
+        Self { fd, addr: 0x5555_0000_0000 }
+    }
+
+    pub fn memory(&self) -> UserMemory {
+        let fd = self.fd.try_clone().unwrap();
+        UserMemory { fd, offset_bytes: USER_OFFSET_BYTES, len_bytes: USER_BYTES, addr: self.addr }
+    }
+
+    pub fn write(&self, offset_bytes: u64, bytes: &[u8]) {
+        assert_eq!(rustix::io::pwrite(&self.fd, bytes, USER_OFFSET_BYTES + offset_bytes), Ok(bytes.len()));
+    }
+
+    pub fn read(&self, offset_bytes: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        assert_eq!(rustix::io::pread(&self.fd, &mut bytes, USER_OFFSET_BYTES + offset_bytes), Ok(len));
+        bytes
+    }
+}
+
+pub fn two_threads_with_a_queue_each_do_not_disturb_each_other(options: Options) {
+    let (device, queues) = Setting { queues: 2, ..USUAL }.connect(options);
+    std::thread::scope(|scope| {
+        for mut queue in queues {
+            let device = &device;
+            scope.spawn(move || {
+                (0..10).for_each(|_| {
+                    every_kind_reads_back(device, &mut queue);
+                    batch_reads_back(device, &mut queue);
+                });
+            });
+        }
+    });
+}
+
+/// The id is text, padded with zeroes.
+pub fn id(options: Options) -> String {
+    let (device, mut queues) = USUAL.connect(options);
+    let buffer = device.pool().take(20).unwrap();
+    assert_eq!(one(&mut queues[0], Work::GetId { data: buffer.range() }).result, Ok(()));
+    let mut bytes = [0; 20];
+    buffer.read(0, &mut bytes);
+    let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(20);
+    String::from_utf8(bytes[..len].to_vec()).unwrap()
+}
+
+/// A queue of two descriptors has room for header and status, and that is all: no data, but flushes.
+pub fn smallest_queue_flushes(options: Options) {
+    let (_device, mut queues) = Setting { queue_size: 2, ..USUAL }.connect(options);
+    assert_eq!(queues[0].room(1), 0);
+    assert_eq!(one(&mut queues[0], Work::Flush).result, Ok(()));
+    assert_eq!(one(&mut queues[0], Work::Flush).result, Ok(()));
+}
+
+/// After a device is dropped, its queues end and the next one can be had.
+pub fn device_dropped_with_requests_in_flight_ends_them_and_another_connects(options: &Options) {
+    let (device, mut queues) = USUAL.connect(options.clone());
+    let buffers: Vec<Buffer> = (0..16).map(|_| device.pool().take(65536).unwrap()).collect();
+    for (token, buffer) in (0..).zip(&buffers) {
+        let data = [buffer.range()];
+        queues[0].push(&Request::new(Work::Read { sector: 0, data: &data }, token)).unwrap();
+    }
+    queues[0].submit();
+    drop(device);
+    let mut ended = Vec::new();
+    let mut out = [Completion::default(); 5];
+    let error = loop {
+        match queues[0].wait(&mut out, PATIENCE) {
+            Ok(0) => panic!("neither completions nor an error"),
+            Ok(count) => ended.extend(out[..count].iter().copied()),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("back-end is gone"), "{error}");
+    let mut tokens: Vec<u64> = ended.iter().map(|completion| completion.token).collect();
+    tokens.sort_unstable();
+    assert_eq!(tokens, (0..16).collect::<Vec<u64>>(), "each ends once");
+    assert!(ended.iter().all(|end| matches!(end.result, Ok(()) | Err(RequestError::Lost))), "{ended:?}");
+    setting_works(options.clone(), USUAL);
+}

@@ -1,0 +1,163 @@
+//! What the driver talks to in tests: our server in this process, or qemu-storage-daemon as a child.
+//!
+//! Not here: what is asked of them (`contract`), back-ends that do everything wrong (`hostile.rs`).
+#![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blk_driver::Options;
+use blk_server::{DiskConfig, Server, ServerConfig, SocketConfig, Wce};
+use disk_image::{HostOpener, Image, ImageOptions, Opener};
+use io_engine::{EngineConfig, IoUringEngine};
+
+/// How long a test waits for something that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const MIB: u64 = 1 << 20;
+pub const SECTOR: u64 = 512;
+/// Size of the disk in all tests.
+pub const DISK_BYTES: u64 = 16 * MIB;
+
+/// A folder with an image, and a socket that is to be served.
+pub struct Place {
+    pub folder: tempfile::TempDir,
+    pub image: PathBuf,
+    pub socket: PathBuf,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        // Not /tmp: that may be a tmpfs, and O_DIRECT should mean something.
+        let folder = tempfile::Builder::new().prefix("drv-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let image = folder.path().join("disk.raw");
+        File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
+        // The folder may be too deep for a socket address.
+        let name = format!("{}.sock", folder.path().file_name().unwrap().display());
+        Self { image, socket: std::env::temp_dir().join(name), folder }
+    }
+
+    pub fn resize(&self, bytes: u64) {
+        File::options().write(true).open(&self.image).unwrap().set_len(bytes).unwrap();
+    }
+
+    pub fn image_bytes(&self, offset_bytes: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let file = File::open(&self.image).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, offset_bytes).unwrap();
+        bytes
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+/// Our server.
+pub struct Own {
+    pub place: Place,
+    pub queues: u16,
+    pub server: Option<Server>,
+}
+
+impl Own {
+    pub fn start(queues: u16) -> Self {
+        let mut own = Self { place: Place::new(), queues, server: None };
+        own.start_again();
+        own
+    }
+
+    pub fn start_again(&mut self) {
+        let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+        let engine = EngineConfig::default();
+        let depth = engine.depth;
+        let make = move || Ok(Box::new(IoUringEngine::new(engine.clone())?) as Box<dyn io_engine::Engine>);
+        let options = ImageOptions {
+            path: self.place.image.clone(),
+            lock_timeout: Duration::from_secs(5),
+            ..ImageOptions::new("")
+        };
+        let image = Image::open(opener.as_ref(), &options).unwrap();
+        let disk = DiskConfig {
+            name: "test".into(),
+            serial: "serial-of-the-test".into(),
+            image,
+            queues: self.queues,
+            queue_size: 1024,
+            wce: Wce::Guest,
+        };
+        let socket = SocketConfig { path: self.place.socket.clone(), mode: 0o600, uid: None, gid: None };
+        let config =
+            ServerConfig { engine: Box::new(make), depth, workers: 1, poll: Duration::from_micros(50) };
+        self.server = Some(Server::start(&config, &opener, vec![(disk, socket)]).unwrap());
+    }
+
+    pub fn stop(&mut self) {
+        let report = self.server.take().unwrap().stop(PATIENCE);
+        assert!(report.is_clean(), "{report:?}");
+    }
+
+    pub fn options(&self) -> Options {
+        options(&self.place.socket)
+    }
+}
+
+pub fn options(socket: &Path) -> Options {
+    Options { timeout: PATIENCE, ..Options::new(socket) }
+}
+
+/// QEMU's back-end.
+pub struct StorageDaemon {
+    pub place: Place,
+    child: Child,
+}
+
+impl StorageDaemon {
+    /// `None`, and a line that says so, if there is no such program here.
+    pub fn start(queues: u16) -> Option<Self> {
+        let program = "qemu-storage-daemon";
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        if !std::env::split_paths(&paths).any(|folder| folder.join(program).is_file()) {
+            eprintln!("skipped: no {program} in PATH (Debian: package qemu-system-common)");
+            return None;
+        }
+        let place = Place::new();
+        let (image, socket) = (place.image.display(), place.socket.display());
+        let export = format!(
+            "vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path={socket},writable=on,num-queues={queues}"
+        );
+        let child = Command::new(program)
+            .args(["--blockdev", &format!("file,node-name=file,filename={image},discard=unmap")])
+            .args(["--blockdev", "raw,node-name=disk,file=file,discard=unmap"])
+            .args(["--export", &export])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let daemon = Self { place, child };
+        assert!(eventually(|| daemon.place.socket.exists()), "{program} makes no socket");
+        Some(daemon)
+    }
+}
+
+impl Drop for StorageDaemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Repeats `check` until it holds or the patience of a test is over.
+pub fn eventually(mut check: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if check() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    check()
+}
