@@ -60,16 +60,18 @@ impl Channel {
         self.socket.as_fd()
     }
 
-    /// Takes what is there; returns whether the configuration changed.
-    pub(super) fn take(&mut self) -> Result<bool, ChannelError> {
+    /// Takes what is there. Returns whether the configuration changed, and whether the channel goes on: a back-end
+    /// may say something and then close it.
+    pub(super) fn take(&mut self) -> (bool, Result<(), ChannelError>) {
         let mut changed = false;
         for _ in 0..MAX_AT_ONCE {
-            match self.next()? {
-                Some(code) => changed |= code == u32::from(BackendReq::CONFIG_CHANGE_MSG),
-                None => break,
+            match self.next() {
+                Ok(Some(code)) => changed |= code == u32::from(BackendReq::CONFIG_CHANGE_MSG),
+                Ok(None) => break,
+                Err(error) => return (changed, Err(error)),
             }
         }
-        Ok(changed)
+        (changed, Ok(()))
     }
 
     /// The code of the next request that is all there.
@@ -145,6 +147,12 @@ mod tests {
         (channel, theirs.into())
     }
 
+    fn changed(channel: &mut Channel) -> bool {
+        let (changed, going_on) = channel.take();
+        going_on.unwrap();
+        changed
+    }
+
     fn message(code: u32, flags: u32, body: &[u8]) -> Vec<u8> {
         let size = u32::try_from(body.len()).unwrap();
         [[code, flags, size].map(u32::to_ne_bytes).concat(), body.to_vec()].concat()
@@ -156,18 +164,18 @@ mod tests {
         let bytes = message(2, 1, &[7; 300]);
         for byte in &bytes[..bytes.len() - 1] {
             theirs.write_all(&[*byte]).unwrap();
-            assert!(!channel.take().unwrap());
+            assert!(!changed(&mut channel));
         }
         theirs.write_all(&bytes[bytes.len() - 1..]).unwrap();
-        assert!(channel.take().unwrap());
-        assert!(!channel.take().unwrap());
+        assert!(changed(&mut channel));
+        assert!(!changed(&mut channel));
     }
 
     #[test]
     fn request_that_wants_an_answer_gets_one() {
         let (mut channel, mut theirs) = pair();
         theirs.write_all(&[message(2, 9, &[]), message(3, 9, &[0; 16])].concat()).unwrap();
-        assert!(channel.take().unwrap());
+        assert!(changed(&mut channel));
         let mut answers = [0; 40];
         theirs.read_exact(&mut answers).unwrap();
         let expected = [message(2, 5, &0_u64.to_ne_bytes()), message(3, 5, &1_u64.to_ne_bytes())].concat();
@@ -180,7 +188,7 @@ mod tests {
             let (mut channel, mut theirs) = pair();
             theirs.write_all(bytes).unwrap();
             drop(theirs);
-            channel.take().unwrap_err()
+            channel.take().1.unwrap_err()
         };
         assert!(matches!(error(&[0xff; 12]), ChannelError::NotARequest { .. }));
         assert!(matches!(error(&message(2, 5, &[])), ChannelError::NotARequest { .. }));
@@ -190,11 +198,19 @@ mod tests {
     }
 
     #[test]
+    fn change_is_seen_though_the_channel_is_closed_right_after() {
+        let (mut channel, mut theirs) = pair();
+        theirs.write_all(&message(2, 1, &[])).unwrap();
+        drop(theirs);
+        assert!(matches!(channel.take(), (true, Err(ChannelError::Closed))));
+    }
+
+    #[test]
     fn back_end_that_never_stops_is_left_after_a_bounded_number_of_requests() {
         let (mut channel, mut theirs) = pair();
         theirs.write_all(&message(2, 1, &[]).repeat(MAX_AT_ONCE + 1)).unwrap();
-        assert!(channel.take().unwrap());
-        assert!(channel.take().unwrap(), "one is left");
-        assert!(!channel.take().unwrap());
+        assert!(changed(&mut channel));
+        assert!(changed(&mut channel), "one is left");
+        assert!(!changed(&mut channel));
     }
 }

@@ -96,13 +96,16 @@ impl Thread {
     pub(super) fn reconnect(&self, limit: Duration, pace: &mut Pace) -> Option<(Session, Restart)> {
         let since = Instant::now();
         let not_after = since.checked_add(limit);
-        let mut pause = pace.disconnected();
-        let mut attempts = 0;
+        let is_over = || not_after.is_some_and(|end| Instant::now() >= end);
+        let (mut pause, mut attempts, mut reason) = (pace.disconnected(), 0, String::new());
         loop {
             let next = Instant::now() + pause;
-            if self
-                .pause_until(not_after.map_or(next, |end| end.min(next)), |command| self.obey_alone(command))
-            {
+            if self.pause_until(not_after.map_or(next, |end| end.min(next)), |command| self.obey_alone(command)) {
+                return None;
+            }
+            if attempts > 0 && is_over() {
+                let reason = format!("after {attempts} attempts: {reason}");
+                self.shared.events.push(Event::GaveUp { reason });
                 return None;
             }
             attempts += 1;
@@ -114,13 +117,11 @@ impl Thread {
                     self.shared.set_info(&session.info);
                     return Some((session, restart));
                 }
-                Err(error) if not_after.is_some_and(|end| Instant::now() >= end) => {
-                    let reason = format!("after {attempts} attempts: {}", in_a_line(&error));
-                    self.shared.events.push(Event::GaveUp { reason });
-                    return None;
-                }
-                Err(error) => debug!(attempts, "no reconnect yet: {}", in_a_line(&error)),
+                // That the time was up is no reason if there is another one.
+                Err(_) if is_over() && !reason.is_empty() => {}
+                Err(error) => reason = in_a_line(&error),
             }
+            debug!(attempts, "no reconnect yet: {reason}");
             pause = pace.slower();
         }
     }

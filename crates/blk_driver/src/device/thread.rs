@@ -213,15 +213,12 @@ impl Thread {
     /// Takes what the back-end said on its channel.
     fn listen(&self, session: &mut Session) -> Result<(), MessageError> {
         let Some(channel) = &mut session.channel else { return Ok(()) };
-        match channel.take() {
-            Ok(false) => Ok(()),
-            Ok(true) => self.refresh_info(session),
-            Err(error) => {
-                warn!("back-end's channel given up: {}", in_a_line(&error));
-                session.channel = None;
-                Ok(())
-            }
+        let (changed, going_on) = channel.take();
+        if let Err(error) = going_on {
+            warn!("back-end's channel given up: {}", in_a_line(&error));
+            session.channel = None;
         }
+        if changed { self.refresh_info(session) } else { Ok(()) }
     }
 
     fn refresh_info(&self, session: &mut Session) -> Result<(), MessageError> {

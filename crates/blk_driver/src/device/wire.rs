@@ -43,12 +43,12 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// The limit of [`crate::Options::timeout`] for one message and its reply.
+    /// Not done within [`crate::Options::timeout`], or what was left of the time for a reconnect.
     #[error("the back-end did not take or answer {request:?} within {} ms", limit.as_millis())]
     TimedOut {
         /** What was sent. */
         request: FrontendReq,
-        /** As set. */
+        /** What there was. */
         limit: Duration,
     },
     /// The connection ended.
@@ -140,6 +140,7 @@ pub(super) struct Wire {
 /// One exchange.
 struct Exchange {
     request: FrontendReq,
+    start: Instant,
     deadline: Instant,
 }
 
@@ -208,7 +209,8 @@ impl Wire {
     }
 
     fn exchange(&self, request: FrontendReq) -> Exchange {
-        Exchange { request, deadline: earlier(Instant::now() + self.limit, self.not_after) }
+        let start = Instant::now();
+        Exchange { request, start, deadline: earlier(start + self.limit, self.not_after) }
     }
 
     fn send_until(&self, message: &Outgoing<'_>, exchange: &Exchange) -> Result<(), MessageError> {
@@ -309,7 +311,10 @@ impl Wire {
         };
         let ready = wait(&mut both, exchange.deadline);
         match ready.map_err(|source| MessageError::Io { request, source })? {
-            0 => Err(MessageError::TimedOut { request, limit: self.limit }),
+            0 => {
+                let limit = exchange.deadline.saturating_duration_since(exchange.start);
+                Err(MessageError::TimedOut { request, limit })
+            }
             _ if self.stop.is_some() && !both[1].revents().is_empty() => {
                 Err(MessageError::Stopped { request })
             }

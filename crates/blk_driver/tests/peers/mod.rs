@@ -3,6 +3,8 @@
 //! Not here: what is asked of them (`contract`), back-ends that do everything wrong (`hostile.rs`).
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod script;
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,0 +1,281 @@
+//! A back-end without a disk: answers every message as it should, but where the test says otherwise.
+//!
+//! Not here: what tests have it do (`hostile.rs`).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use virtio_blk::{DeviceConfig, features};
+
+pub mod code {
+    pub const GET_FEATURES: u32 = 1;
+    pub const SET_FEATURES: u32 = 2;
+    pub const SET_OWNER: u32 = 3;
+    pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_VRING_NUM: u32 = 8;
+    pub const SET_VRING_ADDR: u32 = 9;
+    pub const SET_VRING_BASE: u32 = 10;
+    pub const GET_VRING_BASE: u32 = 11;
+    pub const SET_VRING_KICK: u32 = 12;
+    pub const SET_VRING_CALL: u32 = 13;
+    pub const SET_VRING_ERR: u32 = 14;
+    pub const GET_PROTOCOL_FEATURES: u32 = 15;
+    pub const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub const GET_QUEUE_NUM: u32 = 17;
+    pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
+    pub const GET_CONFIG: u32 = 24;
+    pub const RESET_DEVICE: u32 = 34;
+    pub const GET_MAX_MEM_SLOTS: u32 = 36;
+    pub const ADD_MEM_REG: u32 = 37;
+    pub const REM_MEM_REG: u32 = 38;
+}
+
+pub mod protocol {
+    pub const MQ: u64 = 1 << 0;
+    pub const REPLY_ACK: u64 = 1 << 3;
+    pub const BACKEND_REQ: u64 = 1 << 5;
+    pub const CONFIG: u64 = 1 << 9;
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    pub const MEM_SLOTS: u64 = 1 << 15;
+    pub const ALL: u64 = MQ | REPLY_ACK | BACKEND_REQ | CONFIG | RESET_DEVICE | MEM_SLOTS;
+}
+
+pub const FEATURES: u64 = 1 << 30
+    | features::VERSION_1
+    | features::MQ
+    | features::FLUSH
+    | features::BLK_SIZE
+    | features::SEG_MAX
+    | features::EVENT_IDX
+    | features::INDIRECT_DESC
+    | features::RING_PACKED;
+
+/// One message as it arrived.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Counted from 0.
+    pub connection: usize,
+    /// In its connection, counted from 0.
+    pub number: usize,
+    pub code: u32,
+    pub need_reply: bool,
+    pub body: Vec<u8>,
+}
+
+impl Message {
+    pub fn u32_at(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(self.body[at..at + 4].try_into().unwrap())
+    }
+}
+
+/// What the back-end does about a message.
+pub enum Reaction {
+    /// What is right.
+    Right,
+    /// A well-formed reply with this body.
+    Reply(Vec<u8>),
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// The right reply, one byte at a time with a pause before each.
+    Drip(Duration),
+    /// The right reply, and a descriptor with it.
+    WithDescriptor,
+    /// Nothing, now and for ever.
+    Hang,
+    Close,
+}
+
+type Behaviour = dyn Fn(&Message) -> Reaction + Send;
+
+/// Offers and contents of the right answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Character {
+    pub features: u64,
+    pub protocol: u64,
+    pub queues: u64,
+    pub slots: u64,
+    pub config: DeviceConfig,
+}
+
+impl Default for Character {
+    fn default() -> Self {
+        let config = DeviceConfig {
+            capacity_sectors: 2048,
+            blk_size: 512,
+            seg_max: 126,
+            num_queues: 4,
+            ..DeviceConfig::from_bytes(&[])
+        };
+        Self { features: FEATURES, protocol: protocol::ALL, queues: 4, slots: 32, config }
+    }
+}
+
+/// See the file's head.
+pub struct Script {
+    pub socket: PathBuf,
+    pub messages: Arc<Mutex<Vec<Message>>>,
+    /// Given by the driver, for requests of the back-end's own.
+    pub channel: Arc<Mutex<Option<OwnedFd>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Script {
+    pub fn start(character: Character, behaviour: impl Fn(&Message) -> Reaction + Send + 'static) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (messages, channel, stop) = (Arc::default(), Arc::default(), Arc::default());
+        let mut script = Self { socket, messages, channel, stop, thread: None, _folder: folder };
+        let worker = Worker {
+            character,
+            behaviour: Box::new(behaviour),
+            messages: Arc::clone(&script.messages),
+            channel: Arc::clone(&script.channel),
+            stop: Arc::clone(&script.stop),
+        };
+        script.thread = Some(std::thread::spawn(move || worker.run(&listener)));
+        script
+    }
+
+    pub fn codes(&self) -> Vec<u32> {
+        self.messages.lock().unwrap().iter().map(|message| message.code).collect()
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let _ = UnixStream::connect(&self.socket);
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+struct Worker {
+    character: Character,
+    behaviour: Box<Behaviour>,
+    messages: Arc<Mutex<Vec<Message>>>,
+    channel: Arc<Mutex<Option<OwnedFd>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Worker {
+    fn run(self, listener: &UnixListener) {
+        for (connection, stream) in listener.incoming().enumerate() {
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            let stream = stream.unwrap();
+            stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            // The end of a connection is the driver's right.
+            let _ = self.serve(connection, &stream);
+        }
+    }
+
+    fn serve(&self, connection: usize, stream: &UnixStream) -> Option<()> {
+        for number in 0.. {
+            let (head, fds) = self.receive(stream, 12)?;
+            let word = |at: usize| u32::from_ne_bytes(head[at..at + 4].try_into().unwrap());
+            let (code, need_reply) = (word(0), word(4) & 8 != 0);
+            let (body, more) = self.receive(stream, word(8) as usize)?;
+            let message = Message { connection, number, code, need_reply, body };
+            if code == code::SET_BACKEND_REQ_FD {
+                *self.channel.lock().unwrap() = fds.into_iter().chain(more).next();
+            }
+            self.messages.lock().unwrap().push(message.clone());
+            self.react(stream, &message)?;
+        }
+        None
+    }
+
+    fn react(&self, stream: &UnixStream, message: &Message) -> Option<()> {
+        let right = self.right(message).map(|body| reply(message.code, &body));
+        match (self.behaviour)(message) {
+            Reaction::Right => send(stream, &right.unwrap_or_default(), None),
+            Reaction::Reply(body) => send(stream, &reply(message.code, &body), None),
+            Reaction::Bytes(bytes) => send(stream, &bytes, None),
+            Reaction::Drip(pause) => right.unwrap_or_default().iter().try_for_each(|byte| {
+                std::thread::sleep(pause);
+                send(stream, &[*byte], None)
+            }),
+            Reaction::WithDescriptor => send(stream, &right.unwrap_or_default(), Some(stream)),
+            Reaction::Hang => {
+                while !self.stop.load(Ordering::SeqCst) && self.receive(stream, 1).is_some() {}
+                None
+            }
+            Reaction::Close => None,
+        }
+    }
+
+    fn right(&self, message: &Message) -> Option<Vec<u8>> {
+        let u64_body = |value: u64| Some(value.to_ne_bytes().to_vec());
+        match message.code {
+            code::GET_FEATURES => u64_body(self.character.features),
+            code::GET_PROTOCOL_FEATURES => u64_body(self.character.protocol),
+            code::GET_QUEUE_NUM => u64_body(self.character.queues),
+            code::GET_MAX_MEM_SLOTS => u64_body(self.character.slots),
+            code::GET_CONFIG => Some(self.config(message)),
+            code::GET_VRING_BASE => Some(message.body.clone()),
+            _ if message.need_reply => u64_body(0),
+            _ => None,
+        }
+    }
+
+    fn config(&self, message: &Message) -> Vec<u8> {
+        let wanted = message.u32_at(4);
+        [message.body[..12].to_vec(), self.character.config.read(0, wanted).unwrap()].concat()
+    }
+
+    fn receive(&self, stream: &UnixStream, len: usize) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+        let (mut bytes, mut fds, mut done) = (vec![0; len], Vec::new(), 0);
+        while done < len {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut slices = [IoSliceMut::new(&mut bytes[done..])];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            match rustix::net::recvmsg(stream, &mut slices, &mut ancillary, flags) {
+                Ok(received) if received.bytes == 0 => return None,
+                Ok(received) => done += received.bytes,
+                Err(rustix::io::Errno::AGAIN) if !self.stop.load(Ordering::SeqCst) => {}
+                Err(_) => return None,
+            }
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(passed) = message {
+                    fds.extend(passed);
+                }
+            }
+        }
+        Some((bytes, fds))
+    }
+}
+
+pub fn reply(code: u32, body: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(body.len()).unwrap();
+    [[code, 5, size].map(u32::to_ne_bytes).concat(), body.to_vec()].concat()
+}
+
+fn send(stream: &UnixStream, bytes: &[u8], descriptor: Option<&UnixStream>) -> Option<()> {
+    if bytes.is_empty() {
+        return Some(());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).ok()?;
+    Some(())
+}
