@@ -11,8 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use blk_driver::{
-    Completion, ConnectError, Device, Event, MemoryError, MessageError, Options, Queue, QueueError, Reconnect,
-    Request, RequestError, UserMemory, Work,
+    Completion, ConnectError, Device, Event, MemoryError, MessageError, Options, Queue, QueueError,
+    Reconnect, Request, RequestError, UserMemory, Work,
 };
 use peers::script::{Character, Message, Reaction, Script, code, protocol, reply};
 use peers::{PATIENCE, eventually};
@@ -185,7 +185,8 @@ const MESSAGES: usize = 18;
 #[test]
 fn back_end_that_hangs_at_any_message_is_left_in_time() {
     let hang_at = |at: usize| {
-        let hang = move |message: &Message| if message.number == at { Reaction::Hang } else { Reaction::Right };
+        let hang =
+            move |message: &Message| if message.number == at { Reaction::Hang } else { Reaction::Right };
         let script = Script::start(Character::default(), hang);
         matches!(message_failure(&hasty(&script)), MessageError::TimedOut { .. })
     };
@@ -195,7 +196,8 @@ fn back_end_that_hangs_at_any_message_is_left_in_time() {
 #[test]
 fn back_end_that_dies_at_any_message_is_an_error_that_names_it() {
     let die_at = |at: usize| {
-        let die = move |message: &Message| if message.number == at { Reaction::Close } else { Reaction::Right };
+        let die =
+            move |message: &Message| if message.number == at { Reaction::Close } else { Reaction::Right };
         let script = Script::start(Character::default(), die);
         matches!(message_failure(&options(&script)), MessageError::Closed { .. })
     };
@@ -214,9 +216,7 @@ fn back_end_that_refuses_a_message_is_an_error_that_names_it() {
 fn listener_whose_backlog_is_full_is_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
-    let make = || {
-        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap()
-    };
+    let make = || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
     let (listener, address) = (make(), SocketAddrUnix::new(&path).unwrap());
     bind(&listener, &address).unwrap();
     listen(&listener, 0).unwrap();
@@ -283,7 +283,10 @@ fn back_end_with_a_short_configuration_is_asked_for_less() {
 fn back_end_with_too_few_memory_slots_is_refused_with_both_numbers() {
     let script = Script::start(Character { slots: 1, ..Character::default() }, |_| Reaction::Right);
     let error = failure(&options(&script));
-    assert!(matches!(error, ConnectError::Memory(MemoryError::TooManyRegions { count: 2, max: 1 })), "{error}");
+    assert!(
+        matches!(error, ConnectError::Memory(MemoryError::TooManyRegions { count: 2, max: 1 })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -468,7 +471,9 @@ fn disk_that_comes_back_smaller_is_given_up_with_both_sizes() {
     let script = comes_back(|message| match message.code {
         code::GET_CONFIG => {
             let config = DeviceConfig { capacity_sectors: 1024, ..Character::default().config };
-            Reaction::Reply([message.body[..12].to_vec(), config.read(0, message.u32_at(4)).unwrap()].concat())
+            Reaction::Reply(
+                [message.body[..12].to_vec(), config.read(0, message.u32_at(4)).unwrap()].concat(),
+            )
         }
         _ => Reaction::Right,
     });
@@ -486,7 +491,8 @@ fn back_end_that_hangs_when_it_comes_back_is_given_up_in_time() {
 #[test]
 fn device_dropped_while_its_back_end_hangs_in_a_reconnect_is_dropped_at_once() {
     let script = comes_back(|_| Reaction::Hang);
-    let patient = Options { reconnect: Reconnect::For(100 * PATIENCE), timeout: 100 * PATIENCE, ..options(&script) };
+    let patient =
+        Options { reconnect: Reconnect::For(100 * PATIENCE), timeout: 100 * PATIENCE, ..options(&script) };
     let (mut device, _queues) = Device::connect(&patient).unwrap();
     assert!(device.register(user_memory()).is_err());
     assert!(eventually(|| script.messages.lock().unwrap().iter().any(|message| message.connection == 1)));

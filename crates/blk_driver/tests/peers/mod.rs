@@ -112,36 +112,53 @@ pub fn options(socket: &Path) -> Options {
     Options { timeout: PATIENCE, ..Options::new(socket) }
 }
 
+const STORAGE_DAEMON: &str = "qemu-storage-daemon";
+
 /// QEMU's back-end.
 pub struct StorageDaemon {
     pub place: Place,
+    queues: u16,
     child: Child,
 }
 
 impl StorageDaemon {
     /// `None`, and a line that says so, if there is no such program here.
     pub fn start(queues: u16) -> Option<Self> {
-        let program = "qemu-storage-daemon";
         let paths = std::env::var_os("PATH").unwrap_or_default();
-        if !std::env::split_paths(&paths).any(|folder| folder.join(program).is_file()) {
-            eprintln!("skipped: no {program} in PATH (Debian: package qemu-system-common)");
+        if !std::env::split_paths(&paths).any(|folder| folder.join(STORAGE_DAEMON).is_file()) {
+            eprintln!("skipped: no {STORAGE_DAEMON} in PATH (Debian: package qemu-system-common)");
             return None;
         }
         let place = Place::new();
+        let child = Self::spawn(&place, queues);
+        Some(Self { place, queues, child })
+    }
+
+    fn spawn(place: &Place, queues: u16) -> Child {
         let (image, socket) = (place.image.display(), place.socket.display());
         let export = format!(
             "vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path={socket},writable=on,num-queues={queues}"
         );
-        let child = Command::new(program)
+        let child = Command::new(STORAGE_DAEMON)
             .args(["--blockdev", &format!("file,node-name=file,filename={image},discard=unmap")])
             .args(["--blockdev", "raw,node-name=disk,file=file,discard=unmap"])
             .args(["--export", &export])
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        let daemon = Self { place, child };
-        assert!(eventually(|| daemon.place.socket.exists()), "{program} makes no socket");
-        Some(daemon)
+        assert!(eventually(|| place.socket.exists()), "{STORAGE_DAEMON} makes no socket");
+        child
+    }
+
+    /// Without a chance to finish anything.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        std::fs::remove_file(&self.place.socket).unwrap();
+    }
+
+    pub fn start_again(&mut self) {
+        self.child = Self::spawn(&self.place, self.queues);
     }
 }
 
