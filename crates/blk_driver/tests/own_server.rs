@@ -55,8 +55,13 @@ fn queues_of_1024_work() {
 }
 
 #[test]
-fn smallest_queue_flushes() {
-    contract::smallest_queue_flushes(Own::start(1).options());
+fn queues_of_2_work() {
+    works(Setting { queue_size: 2, ..USUAL });
+}
+
+#[test]
+fn smallest_queue_with_direct_descriptors_flushes() {
+    contract::smallest_queue_with_direct_descriptors_flushes(Own::start(1).options());
 }
 
 #[test]

@@ -50,8 +50,13 @@ fn queues_of_1024_work() {
 }
 
 #[test]
-fn smallest_queue_flushes() {
-    with(1, contract::smallest_queue_flushes);
+fn queues_of_2_work() {
+    works(Setting { queue_size: 2, ..USUAL });
+}
+
+#[test]
+fn smallest_queue_with_direct_descriptors_flushes() {
+    with(1, contract::smallest_queue_with_direct_descriptors_flushes);
 }
 
 #[test]

@@ -109,12 +109,13 @@ pub(super) fn device_info(
         return Err(ConnectError::Config { field: "capacity", value: capacity_sectors });
     }
     // A device that takes discards takes one segment.
-    let segments = |bit, count: u32| if_has(bit, count.clamp(1, MAX_SEGMENTS as u32));
+    let most = u32::try_from(MAX_SEGMENTS).unwrap_or(u32::MAX);
+    let segments = |bit, count: u32| if_has(bit, count.clamp(1, most));
     Ok(DeviceInfo {
         capacity_sectors,
         block_size_bytes: block_size(config, accepted)?,
         num_queues: check_queues(counted_queues, config.num_queues, accepted)?,
-        max_segments: max_segments(if_has(features::SEG_MAX, config.seg_max), queue_size),
+        max_segments: max_segments(if_has(features::SEG_MAX, config.seg_max), queue_size, accepted),
         read_only: has(features::RO),
         flush: has(features::FLUSH),
         max_discard_segments: segments(features::DISCARD, config.max_discard_seg),
@@ -126,10 +127,13 @@ pub(super) fn device_info(
     })
 }
 
-/// Without SEG_MAX, Linux takes one buffer per request for safe, and so do we. Header and status need descriptors
-/// too, and a chain is no longer than its queue (virtio 1.3 §2.7.5.3.1), indirect or not.
-fn max_segments(seg_max: u32, queue_size: u16) -> u32 {
-    seg_max.min(u32::from(DEFAULT_MAX_SEGMENTS)).min(u32::from(queue_size.saturating_sub(2))).max(1)
+/// Without SEG_MAX, Linux takes one buffer per request for safe, and so do we. With tables of their own, requests go by
+/// `seg_max` alone, as Linux's do, though virtio 1.3 §2.7.5.3.1 has them no longer than the queue; else header and
+/// status need descriptors of the ring too.
+fn max_segments(seg_max: u32, queue_size: u16, accepted: u64) -> u32 {
+    let in_ring = u32::from(queue_size.saturating_sub(2));
+    let of_queue = if accepted & features::INDIRECT_DESC == 0 { in_ring } else { u32::MAX };
+    seg_max.min(u32::from(DEFAULT_MAX_SEGMENTS)).min(of_queue).max(1)
 }
 
 fn block_size(config: &DeviceConfig, accepted: u64) -> Result<u32, ConnectError> {
@@ -257,8 +261,16 @@ mod tests {
 
     #[test]
     fn buffers_per_request_leave_room_for_header_and_status() {
-        assert_eq!([max_segments(126, 256), max_segments(126, 64), max_segments(126, 2)], [126, 62, 1]);
-        assert_eq!([max_segments(0, 256), max_segments(u32::MAX, 1024)], [1, 128]);
+        assert_eq!(
+            [max_segments(126, 256, 0), max_segments(126, 64, 0), max_segments(126, 2, 0)],
+            [126, 62, 1]
+        );
+    }
+
+    #[test]
+    fn buffers_per_request_with_tables_of_their_own_go_by_what_the_device_says() {
+        let with_table = |seg_max| max_segments(seg_max, 4, features::INDIRECT_DESC);
+        assert_eq!([with_table(0), with_table(62), with_table(u32::MAX)], [1, 62, 128]);
     }
 
     #[test]

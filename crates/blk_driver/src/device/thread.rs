@@ -147,7 +147,7 @@ impl Thread {
     /// Without a back-end, for good.
     fn wait_for_stop(&self) {
         self.give_up();
-        while !self.pause_until(Instant::now() + LONG, |command| refuse(command)) {}
+        while !self.pause_until(Instant::now() + LONG, refuse) {}
     }
 
     fn serve(&self, session: &mut Session, mut restart: Option<Restart>) -> End {

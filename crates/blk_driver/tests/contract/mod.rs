@@ -298,9 +298,9 @@ pub fn id(options: Options) -> String {
     String::from_utf8(bytes[..len].to_vec()).unwrap()
 }
 
-/// A queue of two descriptors has room for header and status, and that is all: no data, but flushes.
-pub fn smallest_queue_flushes(options: Options) {
-    let (_device, mut queues) = Setting { queue_size: 2, ..USUAL }.connect(options);
+/// Two descriptors have room for header and status, and that is all: no data, but flushes.
+pub fn smallest_queue_with_direct_descriptors_flushes(options: Options) {
+    let (_device, mut queues) = Setting { queue_size: 2, indirect: false, ..USUAL }.connect(options);
     assert_eq!(queues[0].room(1), 0);
     assert_eq!(one(&mut queues[0], Work::Flush).result, Ok(()));
     assert_eq!(one(&mut queues[0], Work::Flush).result, Ok(()));
