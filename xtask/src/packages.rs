@@ -30,6 +30,11 @@ const fn package(name: &'static str, program: &'static str, purpose: &'static st
 pub const NEEDED: &[Package] = &[
     package("qemu-system-x86", "qemu-system-x86_64", "runs the guest"),
     package("qemu-utils", "qemu-img", "a second program that locks images, for the lock tests"),
+    package(
+        "qemu-system-common",
+        "qemu-storage-daemon",
+        "a second vhost-user-blk back-end, for the driver's tests",
+    ),
     package("fio", "fio", "load and verification, in the guest and on the host"),
     package("busybox-static", "busybox", "the guest's shell and small tools"),
     package("cpio", "cpio", "packs the guest's root file system"),

@@ -218,7 +218,8 @@ impl Device {
         self.shared.events.fd()
     }
 
-    /// Process of the back-end, from the socket's credentials (`SO_PEERCRED`); `None` if it has none here.
+    /// Process of the back-end, from the socket's credentials (`SO_PEERCRED`: who made it listen); `None` if it has no
+    /// number here, as from another container.
     #[must_use]
     pub fn peer_pid(&self) -> Option<i32> {
         self.shared.peer_pid()

@@ -376,8 +376,7 @@ fn device_takes_as_many_regions_as_a_back_end_without_slots_and_no_more() {
 
 /// The back-end's end of its channel, once it has it.
 fn channel(script: &Script) -> UnixStream {
-    assert!(eventually(|| script.channel.lock().unwrap().is_some()));
-    let channel = UnixStream::from(script.channel.lock().unwrap().take().unwrap());
+    let channel = UnixStream::from(script.passed(code::SET_BACKEND_REQ_FD));
     channel.set_read_timeout(Some(PATIENCE)).unwrap();
     channel
 }
@@ -419,13 +418,43 @@ fn back_end_that_hangs_when_asked_for_its_changed_configuration_is_gone() {
     assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
 }
 
+#[test]
+fn back_end_that_cannot_go_on_with_a_queue_is_left_and_its_requests_are_lost() {
+    let script = Script::start(Character::default(), |_| Reaction::Right);
+    let (device, mut queues) = Device::connect(&options(&script)).unwrap();
+    in_flight(&device, &mut queues[0]);
+    rustix::io::write(script.passed(code::SET_VRING_ERR), &1_u64.to_ne_bytes()).unwrap();
+    assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
+    ends_lost(&mut queues[0]);
+}
+
+#[test]
+fn queue_that_is_dropped_is_stopped_at_the_back_end_and_the_others_go_on() {
+    let script = Script::start(Character::default(), |_| Reaction::Right);
+    let two = Options { queues: 2, ..options(&script) };
+    let (mut device, mut queues) = Device::connect(&two).unwrap();
+    drop(queues.remove(0));
+    assert!(eventually(|| script.codes().contains(&code::GET_VRING_BASE)));
+    let messages = script.messages.lock().unwrap().clone();
+    let stopped: Vec<u32> =
+        messages.iter().filter(|m| m.code == code::GET_VRING_BASE).map(|m| m.u32_at(0)).collect();
+    assert_eq!(stopped, [0]);
+    assert!(device.register(user_memory()).is_ok());
+    assert_eq!(device.next_event(Duration::ZERO), None);
+}
+
+#[test]
+fn limits_longer_than_the_clock_are_no_limits() {
+    let script = Script::start(Character::default(), |_| Reaction::Right);
+    let endless =
+        Options { timeout: Duration::MAX, reconnect: Reconnect::For(Duration::MAX), ..options(&script) };
+    assert!(Device::connect(&endless).is_ok());
+}
+
 /// A back-end that closes its first connection once that is up, and has `second` to say later.
 fn comes_back(second: fn(&Message) -> Reaction) -> Script {
     Script::start(Character::default(), move |message| match (message.connection, message.code) {
-        (0, code::SET_VRING_ENABLE) => {
-            // The connection is good until the driver registers memory.
-            Reaction::Right
-        }
+        // The connection is good until the driver registers memory.
         (0, code::ADD_MEM_REG) if message.number > 11 => Reaction::Close,
         (0, _) => Reaction::Right,
         _ => second(message),

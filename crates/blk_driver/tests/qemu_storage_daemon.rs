@@ -104,3 +104,10 @@ fn packed_rings_are_an_error_that_names_the_feature() {
         assert!(error.to_string().contains("VIRTIO_F_RING_PACKED"), "{error}");
     });
 }
+
+#[test]
+fn process_of_the_daemon_is_known() {
+    let Some(daemon) = StorageDaemon::start(1) else { return };
+    let (device, _queues) = blk_driver::Device::connect(&options(&daemon.place.socket)).unwrap();
+    assert_eq!(device.peer_pid(), i32::try_from(daemon.id()).ok());
+}

@@ -85,9 +85,14 @@ impl Restart {
         if !self.waiting.is_empty() && Instant::now() < self.due {
             return Some(self);
         }
-        report.owners_waited_for = u16::try_from(self.waiting.len()).unwrap_or(u16::MAX);
-        thread.shared.events.push(Event::Reconnected(*report));
+        self.report(thread);
         None
+    }
+
+    /// Tells what is known, also when the back-end goes again.
+    pub(super) fn report(mut self, thread: &Thread) {
+        self.report.owners_waited_for = u16::try_from(self.waiting.len()).unwrap_or(u16::MAX);
+        thread.shared.events.push(Event::Reconnected(self.report));
     }
 }
 

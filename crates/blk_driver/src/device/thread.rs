@@ -113,9 +113,12 @@ impl Thread {
         let mut pace = super::reconnect::Pace::default();
         loop {
             pace.connected();
-            match self.serve(&mut session, restart.take()) {
+            match self.serve(&mut session, &mut restart) {
                 End::Stop => return self.stop(session),
                 End::Gone => drop(session),
+            }
+            if let Some(restart) = restart.take() {
+                restart.report(&self);
             }
             self.shared.events.push(Event::Disconnected);
             let back = match self.options.reconnect {
@@ -150,9 +153,9 @@ impl Thread {
         while !self.pause_until(Instant::now() + LONG, refuse) {}
     }
 
-    fn serve(&self, session: &mut Session, mut restart: Option<Restart>) -> End {
+    fn serve(&self, session: &mut Session, restart: &mut Option<Restart>) -> End {
         loop {
-            restart = restart.and_then(|restart| restart.report_if_due(self));
+            *restart = restart.take().and_then(|restart| restart.report_if_due(self));
             let due = restart.as_ref().map_or_else(|| Instant::now() + LONG, Restart::due);
             let Ok(woken) = self.sleep(session, due) else { return End::Gone };
             if woken.stop {

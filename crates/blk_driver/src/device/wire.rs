@@ -36,6 +36,8 @@ const FLAG_REPLY: u32 = 0x4;
 const FLAG_NEED_REPLY: u32 = 0x8;
 /// Most descriptors one message carries: SET_MEM_TABLE's regions (vhost-user, "Memory region description").
 pub(super) const MAX_FDS: usize = 8;
+/// Limits are cut to this, so that adding one to the clock never fails.
+const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How often a socket whose backlog is full is tried again: the kernel does not tell when there is room.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -153,6 +155,7 @@ impl Wire {
         not_after: Option<Instant>,
         stop: Arc<EventFd>,
     ) -> io::Result<Self> {
+        let limit = limit.min(LONGEST_LIMIT);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let (address, deadline) = (SocketAddrUnix::new(path)?, earlier(Instant::now() + limit, not_after));

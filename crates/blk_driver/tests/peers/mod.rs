@@ -150,6 +150,10 @@ impl StorageDaemon {
         child
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Without a chance to finish anything.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();

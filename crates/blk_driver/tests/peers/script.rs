@@ -2,6 +2,7 @@
 //!
 //! Not here: what tests have it do (`hostile.rs`).
 
+use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -126,8 +127,8 @@ impl Default for Character {
 pub struct Script {
     pub socket: PathBuf,
     pub messages: Arc<Mutex<Vec<Message>>>,
-    /// Given by the driver, for requests of the back-end's own.
-    pub channel: Arc<Mutex<Option<OwnedFd>>>,
+    /// The last descriptor that came with each kind of message.
+    pub passed: Arc<Mutex<HashMap<u32, OwnedFd>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -138,17 +139,23 @@ impl Script {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("s");
         let listener = UnixListener::bind(&socket).unwrap();
-        let (messages, channel, stop) = (Arc::default(), Arc::default(), Arc::default());
-        let mut script = Self { socket, messages, channel, stop, thread: None, _folder: folder };
+        let (messages, passed, stop) = (Arc::default(), Arc::default(), Arc::default());
+        let mut script = Self { socket, messages, passed, stop, thread: None, _folder: folder };
         let worker = Worker {
             character,
             behaviour: Box::new(behaviour),
             messages: Arc::clone(&script.messages),
-            channel: Arc::clone(&script.channel),
+            passed: Arc::clone(&script.passed),
             stop: Arc::clone(&script.stop),
         };
         script.thread = Some(std::thread::spawn(move || worker.run(&listener)));
         script
+    }
+
+    /// What the driver passed with its last message `code`, once it has.
+    pub fn passed(&self, code: u32) -> OwnedFd {
+        assert!(super::eventually(|| self.passed.lock().unwrap().contains_key(&code)));
+        self.passed.lock().unwrap().remove(&code).unwrap()
     }
 
     pub fn codes(&self) -> Vec<u32> {
@@ -168,7 +175,7 @@ struct Worker {
     character: Character,
     behaviour: Box<Behaviour>,
     messages: Arc<Mutex<Vec<Message>>>,
-    channel: Arc<Mutex<Option<OwnedFd>>>,
+    passed: Arc<Mutex<HashMap<u32, OwnedFd>>>,
     stop: Arc<AtomicBool>,
 }
 
@@ -192,9 +199,7 @@ impl Worker {
             let (code, need_reply) = (word(0), word(4) & 8 != 0);
             let (body, more) = self.receive(stream, word(8) as usize)?;
             let message = Message { connection, number, code, need_reply, body };
-            if code == code::SET_BACKEND_REQ_FD {
-                *self.channel.lock().unwrap() = fds.into_iter().chain(more).next();
-            }
+            self.passed.lock().unwrap().extend(fds.into_iter().chain(more).map(|fd| (code, fd)));
             self.messages.lock().unwrap().push(message.clone());
             self.react(stream, &message)?;
         }
