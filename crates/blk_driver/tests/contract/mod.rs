@@ -3,7 +3,6 @@
 //! Not here: who serves it (`own_server.rs`, `qemu_storage_daemon.rs`).
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -119,47 +118,39 @@ pub fn setting_works(options: Options, setting: Setting) {
 
 /// As many requests as fit, several times, written and read back through a model.
 pub fn batch_reads_back(device: &Device, queue: &mut Queue) {
-    let depth = queue.room(1).min(64);
+    let depth = queue.room(1).min(PLACES);
     let buffers: Vec<Buffer> = (0..depth).map(|_| device.pool().take(4096).unwrap()).collect();
+    let ranges: Vec<[GuestRange; 1]> = buffers.iter().map(|buffer| [buffer.range()]).collect();
     let start = u64::from(queue.index()) * (MIB / 2) / SECTOR;
-    let sector = |at: usize| start + (at as u64 * 13 % 64) * 8;
+    let sector = |at: usize| start + (at * 13 % PLACES) as u64 * 8;
     for round in 0..3 {
-        let mut model = HashMap::new();
-        // Only the first ones on 64 different places.
-        let count = depth.min(64);
-        let writes = (0..count).map(|at| {
-            let data = pattern(round * 1000 + at as u64, 4096);
-            buffers[at].write(0, &data);
-            model.insert(at, data);
-            at
-        });
-        let writes: Vec<usize> = writes.collect();
-        let ranges: Vec<[GuestRange; 1]> = buffers.iter().map(|buffer| [buffer.range()]).collect();
-        all_end_well(queue, &writes, |at| Work::Write {
-            sector: sector(at),
-            data: &ranges[at],
-            durability: Durability::Cached,
-        });
+        let content = |at: usize| pattern(round * 1000 + at as u64, 4096);
+        (0..depth).for_each(|at| buffers[at].write(0, &content(at)));
+        let durability = Durability::Cached;
+        all_end_well(queue, depth, |at| Work::Write { sector: sector(at), data: &ranges[at], durability });
         buffers.iter().for_each(|buffer| buffer.write(0, &[0xee; 4096]));
-        all_end_well(queue, &writes, |at| Work::Read { sector: sector(at), data: &ranges[at] });
-        for (at, expected) in model {
+        all_end_well(queue, depth, |at| Work::Read { sector: sector(at), data: &ranges[at] });
+        for (at, buffer) in buffers.iter().enumerate() {
             let mut bytes = vec![0; 4096];
-            buffers[at].read(0, &mut bytes);
-            assert!(bytes == expected, "request {at} of round {round}");
+            buffer.read(0, &mut bytes);
+            assert!(bytes == content(at), "request {at} of round {round}");
         }
     }
 }
 
-/// Pushes all of `requests`, one token each, and waits until each has ended once.
-fn all_end_well<'w>(queue: &mut Queue, requests: &[usize], work: impl Fn(usize) -> Work<'w>) {
-    for &at in requests {
+/// Places of the disk that a batch goes to, all different.
+const PLACES: usize = 64;
+
+/// Pushes `depth` requests, one token each, and waits until each has ended once.
+fn all_end_well<'w>(queue: &mut Queue, depth: usize, work: impl Fn(usize) -> Work<'w>) {
+    for at in 0..depth {
         queue.push(&Request::new(work(at), at as u64)).unwrap();
     }
     queue.submit();
-    let mut ended = vec![0; requests.len()];
+    let mut ended = vec![0; depth];
     let mut out = [Completion::default(); 16];
     let deadline = Instant::now() + PATIENCE;
-    while ended.iter().sum::<u32>() < u32::try_from(requests.len()).unwrap() {
+    while ended.iter().sum::<u32>() < u32::try_from(depth).unwrap() {
         let count = queue.wait(&mut out, PATIENCE).unwrap();
         for completion in &out[..count] {
             assert_eq!(completion.result, Ok(()));
