@@ -112,6 +112,10 @@ pub struct ReconnectReport {
 }
 
 /// A session with a back-end. Dropping it stops the queues: what is in flight ends with `Lost`.
+///
+/// Before, the back-end is asked to let go of all buffers. Ours finishes what it has begun and does; one that hangs, or
+/// answers too early as qemu-storage-daemon does (7.2, 10.0), may still store into the buffers of reads. Who wants them
+/// again takes all completions first.
 #[derive(Debug)]
 pub struct Device {
     pool: Pool,

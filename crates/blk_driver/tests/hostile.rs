@@ -21,8 +21,10 @@ use rustix::net::{
 };
 use virtio_blk::{DeviceConfig, features};
 
-/// As short as a machine under load can still meet.
+/// For what is to take too long.
 const SHORT: Duration = Duration::from_millis(300);
+/// For what must be done in time first: long enough for a machine under load.
+const MODEST: Duration = Duration::from_secs(2);
 
 fn options(script: &Script) -> Options {
     Options { timeout: PATIENCE, ..Options::new(&script.socket) }
@@ -30,6 +32,10 @@ fn options(script: &Script) -> Options {
 
 fn hasty(script: &Script) -> Options {
     Options { timeout: SHORT, ..options(script) }
+}
+
+fn modest(script: &Script) -> Options {
+    Options { timeout: MODEST, ..options(script) }
 }
 
 /// Connects with a back-end that reacts to messages with `code` by `reaction`, else rightly.
@@ -315,7 +321,7 @@ fn ends_lost(queue: &mut Queue) {
 #[test]
 fn device_whose_back_end_hangs_is_dropped_in_time_and_its_queue_ends() {
     let script = on(code::GET_VRING_BASE, |_| Reaction::Hang);
-    let (device, mut queues) = Device::connect(&hasty(&script)).unwrap();
+    let (device, mut queues) = Device::connect(&modest(&script)).unwrap();
     in_flight(&device, &mut queues[0]);
     let start = Instant::now();
     drop(device);
@@ -352,7 +358,7 @@ fn memory_that_the_back_end_refuses_is_not_registered_and_the_device_goes_on() {
 #[test]
 fn back_end_that_hangs_when_it_is_given_memory_is_gone() {
     let script = on_third_region(|| Reaction::Hang);
-    let (mut device, mut queues) = Device::connect(&hasty(&script)).unwrap();
+    let (mut device, mut queues) = Device::connect(&modest(&script)).unwrap();
     in_flight(&device, &mut queues[0]);
     assert!(matches!(device.register(user_memory()), Err(MemoryError::Disconnected)));
     assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
@@ -413,7 +419,7 @@ fn changed_configuration_that_makes_no_sense_is_not_taken() {
 fn back_end_that_hangs_when_asked_for_its_changed_configuration_is_gone() {
     let hang = |message: &Message| if message.number < 18 { Reaction::Right } else { Reaction::Hang };
     let script = on(code::GET_CONFIG, hang);
-    let (device, _queues) = Device::connect(&hasty(&script)).unwrap();
+    let (device, _queues) = Device::connect(&modest(&script)).unwrap();
     channel(&script).write_all(&[2_u32, 1, 0].map(u32::to_ne_bytes).concat()).unwrap();
     assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
 }
@@ -463,7 +469,7 @@ fn comes_back(second: fn(&Message) -> Reaction) -> Script {
 
 /// Connects to `script`, loses it, and returns why it was given up.
 fn reason_to_give_up(script: &Script) -> String {
-    let patient = Options { reconnect: Reconnect::For(SHORT), ..options(script) };
+    let patient = Options { reconnect: Reconnect::For(MODEST), ..options(script) };
     let (mut device, mut queues) = Device::connect(&patient).unwrap();
     in_flight(&device, &mut queues[0]);
     assert!(device.register(user_memory()).is_err());
