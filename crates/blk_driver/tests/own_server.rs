@@ -8,6 +8,8 @@ use blk_driver::{Device, Event};
 use contract::{Setting, USUAL};
 use peers::{DISK_BYTES, MIB, Own, PATIENCE, SECTOR};
 
+const PACKED: Setting = Setting { packed: true, ..USUAL };
+
 /// `setting` on a fresh server with as many queues.
 fn works(setting: Setting) {
     let own = Own::start(setting.queues);
@@ -57,6 +59,36 @@ fn queues_of_1024_work() {
 #[test]
 fn queues_of_2_work() {
     works(Setting { queue_size: 2, ..USUAL });
+}
+
+#[test]
+fn packed_rings_work() {
+    works(PACKED);
+}
+
+#[test]
+fn packed_rings_with_direct_descriptors_work() {
+    works(Setting { indirect: false, ..PACKED });
+}
+
+#[test]
+fn packed_rings_with_notification_by_flags_work() {
+    works(Setting { event_idx: false, ..PACKED });
+}
+
+#[test]
+fn sixteen_packed_queues_of_4_with_direct_descriptors_work() {
+    works(Setting { queues: 16, queue_size: 4, indirect: false, ..PACKED });
+}
+
+#[test]
+fn packed_queues_of_2_work() {
+    works(Setting { queue_size: 2, ..PACKED });
+}
+
+#[test]
+fn packed_queues_of_1024_work() {
+    works(Setting { queue_size: 1024, ..PACKED });
 }
 
 #[test]

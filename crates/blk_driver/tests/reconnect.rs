@@ -311,10 +311,10 @@ fn survives(device: &Device, queues: Vec<Queue>, disturb: impl FnOnce()) {
     });
 }
 
-#[test]
-fn load_survives_a_server_that_is_restarted_again_and_again() {
+/// Restarts the server under a load on two queues.
+fn restarts(setting: Setting) {
     let mut own = Own::start(2);
-    let (device, queues) = Setting { queues: 2, ..USUAL }.connect(patient(own.options()));
+    let (device, queues) = Setting { queues: 2, ..setting }.connect(patient(own.options()));
     let device = &device;
     survives(device, queues, || {
         (0..5).for_each(|_| {
@@ -325,6 +325,16 @@ fn load_survives_a_server_that_is_restarted_again_and_again() {
             assert_eq!(report(device).owners_waited_for, 0);
         });
     });
+}
+
+#[test]
+fn load_survives_a_server_that_is_restarted_again_and_again() {
+    restarts(USUAL);
+}
+
+#[test]
+fn load_on_packed_rings_survives_a_server_that_is_restarted_again_and_again() {
+    restarts(Setting { packed: true, ..USUAL });
 }
 
 #[test]
