@@ -1,0 +1,191 @@
+//! A ticket lock: draw a number, wait until it is called. Fair, four bytes, never sleeps.
+//!
+//! ```text
+//! word:   31            16 15             0
+//!        | next to be drawn | now called  |     free: both are equal
+//! lock:   next += 1 (its old value is our ticket), wait until called == ticket
+//! unlock: called += 1, without a carry into `next`
+//! ```
+//!
+//! - One `AtomicU32` and whole-word operations only: access in mixed sizes is undefined behaviour in Rust.
+//! - The ticket is the state of the acquisition (`lock_api` 0.5 keeps it in the guard), so unlocking reads nothing.
+//! - Tickets wrap after 65,536. A word can tell at most 65,535 outstanding ones apart (one more, and it would look
+//!   free), so the process is stopped once 32,768 threads want one lock: no schedule gets from there to a wrap.
+//!
+//! Not here: sleeping. With more threads than cores this lock is hundreds of times slower than one that sleeps.
+
+#[cfg(not(all(test, loom)))]
+use core::{hint::spin_loop, sync::atomic::AtomicU32};
+#[cfg(all(test, loom))]
+use loom::{hint::spin_loop, sync::atomic::AtomicU32};
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+const ONE_NEXT: u32 = 1 << 16;
+/// More than this many holders and waiters of one lock end the process.
+const MAX_OUTSTANDING: u16 = 1 << 15;
+/// Hints between two looks at the word, for each waiter ahead: about what a short critical section takes.
+const SPINS_PER_WAITER: u32 = 16;
+/// A lock that is held for long is still looked at this often.
+const MAX_SPINS: u32 = 512;
+
+/// See the file's head. Used through [`TicketMutex`](crate::TicketMutex) or `lock_api::Mutex`.
+#[derive(Debug)]
+pub struct TicketLock {
+    word: AtomicU32,
+}
+
+/// One acquisition of a [`TicketLock`]. May be released by another thread than the one that acquired it.
+#[derive(Debug)]
+pub struct Ticket(u16);
+
+impl TicketLock {
+    /// Draws a ticket and waits for it to be called.
+    fn acquire(&self) -> Ticket {
+        // Acquire: if the lock is free, this is the acquisition. Pairs with the release in `release`, through the
+        // draws of others in between, which are read-modify-writes and so part of its release sequence.
+        let (ticket, called) = split(self.word.fetch_add(ONE_NEXT, Acquire));
+        if ticket != called {
+            self.wait_for(ticket, called);
+        }
+        Ticket(ticket)
+    }
+
+    #[cold]
+    fn wait_for(&self, ticket: u16, mut called: u16) {
+        assert_not_crowded(ticket, called);
+        while called != ticket {
+            back_off(ticket.wrapping_sub(called));
+            // Pairs with the release in `release` by the holder before us.
+            (_, called) = split(self.word.load(Acquire));
+        }
+    }
+
+    /// Draws a ticket only if it would be called at once.
+    fn try_acquire(&self) -> Option<Ticket> {
+        let word = self.word.load(Relaxed); // only a guess: the exchange decides
+        let (next, called) = split(word);
+        if next != called {
+            return None;
+        }
+        // Acquire pairs with the release in `release` by the last holder.
+        let drawn = self.word.compare_exchange(word, word.wrapping_add(ONE_NEXT), Acquire, Relaxed);
+        drawn.ok().map(|_| Ticket(next))
+    }
+
+    /// Calls the next ticket.
+    fn release(&self, ticket: Ticket) {
+        // Only the holder changes the lower half, and it is the holder's ticket: the last one goes back to 0
+        // instead of carrying into the upper half, where others may be drawing right now.
+        let call_next = if ticket.0 == u16::MAX { u32::from(ticket.0).wrapping_neg() } else { 1 };
+        // Release pairs with the acquires in `acquire`, `wait_for` and `try_acquire`.
+        self.word.fetch_add(call_next, Release);
+    }
+
+    /// Holder and waiters.
+    #[cfg(not(all(test, loom)))]
+    fn outstanding(&self) -> u16 {
+        let (next, called) = split(self.word.load(Relaxed)); // a snapshot, nothing is read because of it
+        next.wrapping_sub(called)
+    }
+}
+
+/// Tickets as of `word`: the one to be drawn next, the one that is called.
+const fn split(word: u32) -> (u16, u16) {
+    let [next_hi, next_lo, called_hi, called_lo] = word.to_be_bytes();
+    (u16::from_be_bytes([next_hi, next_lo]), u16::from_be_bytes([called_hi, called_lo]))
+}
+
+/// Those further behind look less often, so that the holder's release does not have to wait for their reads.
+fn back_off(ahead: u16) {
+    let spins = if cfg!(all(test, loom)) { 1 } else { MAX_SPINS.min(SPINS_PER_WAITER * u32::from(ahead)) };
+    for _ in 0..spins {
+        spin_loop();
+    }
+}
+
+/// Our ticket is drawn already: unwinding would leave nobody to pass the lock on, and the next wrap would let two in.
+fn assert_not_crowded(ticket: u16, called: u16) {
+    extern "C" fn abort() -> ! {
+        panic!("more than {MAX_OUTSTANDING} threads want one ticket lock");
+    }
+    if ticket.wrapping_sub(called) > MAX_OUTSTANDING {
+        abort();
+    }
+}
+
+// SAFETY: 1. exclusion: a ticket is drawn by one thread only (`fetch_add`, or a compare-exchange that succeeded), at
+// most 32,768 are outstanding, so no two of them are equal, and a thread goes on only when its own is called;
+// 2. the next is called only by `release`, once per acquisition, because it consumes the ticket;
+// 3. orderings: acquire on each path that returns a ticket, release in `release`;
+// 4. moving or dropping a locked lock touches no memory but its own; 5. no operation unwinds.
+#[cfg(not(all(test, loom)))]
+unsafe impl lock_api::RawMutex for TicketLock {
+    const INIT: Self = Self { word: AtomicU32::new(0) };
+
+    type Guard = Ticket;
+
+    #[inline]
+    fn lock(&self) -> Ticket {
+        self.acquire()
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<Ticket> {
+        self.try_acquire()
+    }
+
+    #[inline]
+    unsafe fn unlock(&self, ticket: Ticket) {
+        self.release(ticket);
+    }
+
+    fn is_locked(&self) -> bool {
+        self.outstanding() > 0
+    }
+}
+
+// SAFETY: 1. as above; 2. `unlock` calls the ticket after ours, hence hands over to the next in line, if there is one;
+// 3. `bump` gives its ticket up only when another thread waits and then acquires again, neither of which unwinds.
+#[cfg(not(all(test, loom)))]
+unsafe impl lock_api::RawMutexFair for TicketLock {
+    #[inline]
+    unsafe fn unlock_fair(&self, ticket: Ticket) {
+        self.release(ticket);
+    }
+
+    #[inline]
+    unsafe fn bump(&self, ticket: &mut Ticket) {
+        if self.outstanding() > 1 {
+            self.release(Ticket(ticket.0));
+            *ticket = self.acquire();
+        }
+    }
+}
+
+/// For the models and the tests.
+#[cfg(test)]
+impl TicketLock {
+    /// Free, and the next ticket is `next`.
+    pub(crate) fn starting_at(next: u16) -> Self {
+        Self { word: AtomicU32::new(u32::from(next) << 16 | u32::from(next)) }
+    }
+}
+
+#[cfg(all(test, loom))]
+impl TicketLock {
+    pub(crate) fn lock(&self) -> Ticket {
+        self.acquire()
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<Ticket> {
+        self.try_acquire()
+    }
+
+    pub(crate) fn unlock(&self, ticket: Ticket) {
+        self.release(ticket);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
