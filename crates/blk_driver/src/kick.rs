@@ -7,15 +7,17 @@
 //!   two steps, and the descriptor that is written to is still the one that was meant.
 //! - A reconnected queue has a new doorbell: an old notification reaches nobody, and a back-end that is gone
 //!   cannot swallow a new one.
+//! - `kick_model.rs` tries all interleavings; docs/decisions/0017 argues.
 //!
 //! Spec: virtio 1.3 §2.7.13.4 (spurious notifications are allowed). Not here: whether one is needed (`virtqueue`).
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
+
+use super::Arc; // std's; in `kick_model.rs`, which takes this file in again, loom's
 
 /// Something that wakes a device.
 pub trait Doorbell: Send + Sync + fmt::Debug {

@@ -9,6 +9,8 @@
 //! Spec: virtio 1.3 §5.2; vhost-user. Not here: rings (`virtqueue`), what a request means (`virtio_blk`).
 #![forbid(unsafe_code)]
 
+use std::sync::Arc; // `kick.rs` takes it from here, so that the model can have loom's
+
 mod request;
 
 mod fill;
@@ -44,6 +46,8 @@ extern crate self as blk_driver;
 mod rig;
 
 mod kick;
+#[cfg(all(test, loom))]
+mod kick_model;
 
 mod shared;
 

@@ -1,0 +1,284 @@
+//! The two-step notification in all interleavings with reset, reconnect and unplug (loom).
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p blk_driver --lib --target-dir target/loom`
+//!
+//! - The code under test is `kick.rs` itself, compiled again with loom's `Arc`.
+//! - The kernel is a table of descriptors: a closed number is nobody's, or somebody else's. The queue is what a
+//!   `SharedQueue` guards: a doorbell and what is in flight. A device serves what it finds once it is rung for.
+//! - Two more queues are wrong on purpose, so that it shows that the model can see what it looks for.
+//!
+//! Not here: when the device wants to be notified (`virtqueue`), real threads (`tests/reset_stress.rs`).
+
+use loom::model::Builder;
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use loom::sync::{Arc, Mutex, MutexGuard};
+use loom::thread;
+
+#[path = "kick.rs"]
+#[allow(dead_code, unreachable_pub, reason = "eventfds are not modelled")]
+mod kick;
+
+use kick::{Doorbell, Kick};
+
+type SessionId = u32;
+
+/// A process's open files: number → the session that listens.
+#[derive(Debug, Default)]
+struct Kernel {
+    files: Mutex<Vec<Option<SessionId>>>,
+}
+
+impl Kernel {
+    fn files(&self) -> MutexGuard<'_, Vec<Option<SessionId>>> {
+        self.files.lock().expect("loom does not poison")
+    }
+
+    /// The lowest free number, as POSIX has it.
+    fn open(&self, session: SessionId) -> usize {
+        let mut files = self.files();
+        let fd = files.iter().position(Option::is_none).unwrap_or(files.len());
+        let len = files.len().max(fd + 1);
+        files.resize(len, None);
+        files[fd] = Some(session);
+        fd
+    }
+
+    fn close(&self, fd: usize) {
+        assert!(self.files()[fd].take().is_some(), "descriptor {fd} is closed twice");
+    }
+
+    fn assert_belongs(&self, fd: usize, session: SessionId) {
+        assert_eq!(self.files()[fd], Some(session), "rang a descriptor that is closed or another's");
+    }
+
+    fn open_files(&self) -> usize {
+        self.files().iter().flatten().count()
+    }
+}
+
+/// One connection: what its device can see.
+#[derive(Debug, Default)]
+struct Session {
+    id: SessionId,
+    published: AtomicU32,
+    rung: AtomicBool,
+}
+
+impl Session {
+    /// What the device has served once it has nothing more to do.
+    fn served(&self) -> u32 {
+        // Acquire pairs with the release in `ring`: who is rung for sees what was published before.
+        if self.rung.load(Ordering::Acquire) { self.published.load(Ordering::Relaxed) } else { 0 }
+    }
+}
+
+/// A doorbell that closes its descriptor when its last owner is gone, as `EventFd` does.
+#[derive(Debug)]
+struct Bell {
+    kernel: Arc<Kernel>,
+    fd: usize,
+    session: Arc<Session>,
+}
+
+impl Bell {
+    fn new(kernel: &Arc<Kernel>, session: &Arc<Session>) -> Self {
+        Self { kernel: Arc::clone(kernel), fd: kernel.open(session.id), session: Arc::clone(session) }
+    }
+}
+
+impl Doorbell for Bell {
+    fn ring(&self) {
+        self.kernel.assert_belongs(self.fd, self.session.id);
+        self.session.rung.store(true, Ordering::Release); // pairs with the acquire in `served`
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        // A model that has failed leaves loom's mutexes poisoned.
+        if !std::thread::panicking() {
+            self.kernel.close(self.fd);
+        }
+    }
+}
+
+/// What the lock of a `SharedQueue` guards. Nothing ever completes: all that was pushed is in flight.
+#[derive(Debug)]
+struct Queue {
+    kernel: Arc<Kernel>,
+    session: Arc<Session>,
+    bell: Arc<dyn Doorbell>,
+    fd: usize,
+    in_flight: u32,
+}
+
+impl Queue {
+    fn new(kernel: &Arc<Kernel>, id: SessionId) -> Self {
+        let session = Arc::new(Session { id, ..Session::default() });
+        let bell = Bell::new(kernel, &session);
+        let fd = bell.fd;
+        let bell: std::sync::Arc<dyn Doorbell> = std::sync::Arc::new(bell);
+        Self { kernel: Arc::clone(kernel), session, bell: Arc::from_std(bell), fd, in_flight: 0 }
+    }
+
+    fn push(&mut self) {
+        self.in_flight += 1;
+    }
+
+    /// A device that always wants to be notified.
+    fn prepare_kick(&self) -> Kick {
+        self.session.published.store(self.in_flight, Ordering::Relaxed); // seen by who is rung for
+        Kick::new(Arc::clone(&self.bell))
+    }
+
+    /// A new session: its doorbell takes the old one's place, and what is in flight is sent again.
+    fn reconnect(&mut self) {
+        let fresh = Self::new(&self.kernel, self.session.id + 1);
+        let in_flight = self.in_flight;
+        *self = Self { in_flight, ..fresh };
+    }
+}
+
+type Shared = Arc<Mutex<Option<Queue>>>;
+
+fn shared(kernel: &Arc<Kernel>) -> Shared {
+    Arc::new(Mutex::new(Some(Queue::new(kernel, 0))))
+}
+
+/// Runs `step` under the lock, unless the queue was unplugged.
+fn locked<T>(shared: &Shared, step: impl FnOnce(&mut Queue) -> T) -> Option<T> {
+    shared.lock().expect("loom does not poison").as_mut().map(step)
+}
+
+/// `SharedQueue::submit`, unlocked: publish under the lock, ring without it.
+fn submit(shared: &Shared) {
+    let kick = locked(shared, |queue| {
+        queue.push();
+        queue.prepare_kick()
+    });
+    if let Some(kick) = kick {
+        kick.notify();
+    }
+}
+
+/// What a session's thread does when the back-end is back.
+fn reconnect(shared: &Shared) {
+    let kick = locked(shared, |queue| {
+        queue.reconnect();
+        queue.prepare_kick()
+    });
+    if let Some(kick) = kick {
+        kick.notify();
+    }
+}
+
+/// Everything in flight is served by the last session, and no descriptor is left over.
+fn assert_served(shared: &Shared, kernel: &Kernel, expected: u32) {
+    let served = locked(shared, |queue| queue.session.served());
+    assert_eq!(served, Some(expected), "published, and the device sleeps");
+    assert_eq!(kernel.open_files(), 1, "only the last session's doorbell is open");
+}
+
+fn run_beside(shared: &Shared, step: fn(&Shared)) -> thread::JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || step(&shared))
+}
+
+fn join(thread: thread::JoinHandle<()>) {
+    thread.join().expect("the thread does not panic");
+}
+
+#[test]
+fn submit_beside_a_reconnect_rings_an_open_descriptor_and_is_served() {
+    loom::model(|| {
+        let kernel = Arc::new(Kernel::default());
+        let shared = shared(&kernel);
+        let other = run_beside(&shared, reconnect);
+        submit(&shared);
+        join(other);
+        assert_served(&shared, &kernel, 1);
+    });
+}
+
+#[test]
+fn two_submitters_beside_a_reconnect_are_both_served_with_up_to_three_preemptions() {
+    let mut model = Builder::new();
+    model.preemption_bound = Some(3); // without it, two minutes
+    model.check(|| {
+        let kernel = Arc::new(Kernel::default());
+        let shared = shared(&kernel);
+        let (submitter, session) = (run_beside(&shared, submit), run_beside(&shared, reconnect));
+        submit(&shared);
+        join(submitter);
+        join(session);
+        assert_served(&shared, &kernel, 2);
+    });
+}
+
+#[test]
+fn submit_beside_two_reconnects_is_served_by_the_last_session() {
+    loom::model(|| {
+        let kernel = Arc::new(Kernel::default());
+        let shared = shared(&kernel);
+        let other = run_beside(&shared, |shared| {
+            reconnect(shared);
+            reconnect(shared);
+        });
+        submit(&shared);
+        join(other);
+        assert_served(&shared, &kernel, 1);
+    });
+}
+
+#[test]
+fn unplug_between_the_two_steps_leaves_the_doorbell_open_until_it_was_rung() {
+    loom::model(|| {
+        let kernel = Arc::new(Kernel::default());
+        let shared = shared(&kernel);
+        let other = run_beside(&shared, |shared| {
+            let _ = shared.lock().expect("loom does not poison").take();
+        });
+        submit(&shared);
+        join(other);
+        assert_eq!(kernel.open_files(), 0);
+    });
+}
+
+#[test]
+#[should_panic(expected = "rang a descriptor that is closed or another's")]
+fn wrong_on_purpose_a_descriptor_copied_out_of_the_lock_is_rung_after_its_close() {
+    fn submit_by_number(shared: &Shared) {
+        let copied = locked(shared, |queue| {
+            queue.push();
+            drop(queue.prepare_kick()); // publishes; the doorbell is not shared
+            (Arc::clone(&queue.kernel), queue.fd, queue.session.id)
+        });
+        let (kernel, fd, session) = copied.expect("nobody unplugs");
+        kernel.assert_belongs(fd, session);
+    }
+    loom::model(|| {
+        let kernel = Arc::new(Kernel::default());
+        let shared = shared(&kernel);
+        let other = run_beside(&shared, reconnect);
+        submit_by_number(&shared);
+        join(other);
+    });
+}
+
+#[test]
+#[should_panic(expected = "published, and the device sleeps")]
+fn wrong_on_purpose_a_reconnect_that_rings_for_nothing_in_flight_loses_a_wake_up() {
+    loom::model(|| {
+        let kernel = Arc::new(Kernel::default());
+        let shared = shared(&kernel);
+        let other = run_beside(&shared, |shared| {
+            locked(shared, |queue| {
+                queue.reconnect();
+                drop(queue.prepare_kick()); // "whoever pushed will ring": but with the old doorbell
+            });
+        });
+        submit(&shared);
+        join(other);
+        assert_served(&shared, &kernel, 1);
+    });
+}
