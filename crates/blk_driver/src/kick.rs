@@ -37,6 +37,12 @@ impl EventFd {
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
+
+    /// Takes the signal off, if there is one.
+    pub fn clear(&self) {
+        // Nothing to read: somebody else has.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
 }
 
 impl AsFd for EventFd {

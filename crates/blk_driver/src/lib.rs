@@ -51,6 +51,8 @@ mod kick_model;
 
 mod shared;
 
+mod turn;
+
 mod memory;
 
 mod device;

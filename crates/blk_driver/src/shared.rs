@@ -1,16 +1,38 @@
 //! One queue used by many threads, behind a lock of the user's choice.
 //!
 //! `submit: lock → push, publish, ask → unlock → notify` (or notify, then unlock: [`KickPolicy::Locked`])
+//! `wait: lock → take → nothing: ask for a signal, look again → unlock → sleep → …`
 //!
-//! Not here: the locks (`qspinlock`, or anything with `lock_api`).
+//! - The lock is held for work in memory, never for a system call, unless the policy says so.
+//! - One thread at a time sleeps on the device's signal, *the sleeper*; the others wait for its turn (`turn.rs`).
+//!
+//! Why no completion is slept through, although any thread may take any of them:
+//! 1. The sleeper takes, asks for a signal and looks again in one go under the lock. What the device completes later it
+//!    signals, and the signal stays on the descriptor until it is cleared. Only the sleeper clears it, and it takes
+//!    completions after that, so a signal that it cleared stood for something that was there to be taken.
+//! 2. Another thread that takes completions withdraws the request for a signal with that. It asks again before it
+//!    unlocks, and if there is more already, wakes the sleeper itself ([`Guarded::rouses`]).
+//! 3. What ends without the device wakes the sleeper too: a cancelled request, one that was done at once, a broken
+//!    ring; and so does a deadline earlier than the time at which the sleeper would wake. The session wakes it by the
+//!    same descriptor, after it has put down what it has to say.
+//! 4. A thread that gets the turn starts with a look. A sleeper that took less than all there was, or whose time was
+//!    up, gives the turn back on every path, and one of those behind it has the next look.
+//!
+//! Why a notification without the lock is right: docs/decisions/0017. Not here: the locks (`qspinlock`, or anything
+//! with `lock_api`).
 
-use std::time::Duration;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use lock_api::RawMutex;
+use lock_api::{MutexGuard, RawMutex};
 
 use crate::error::{PushError, QueueError};
+use crate::kick::{Doorbell, EventFd, Kick};
 use crate::queue::{Queue, QueueStats};
 use crate::request::{Completion, Request};
+use crate::turn::{MyTurn, Turn};
+use crate::wait::sleep_until;
 
 /// When the device is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,48 +46,220 @@ pub enum KickPolicy {
 /// See the file's head.
 #[derive(Debug)]
 pub struct SharedQueue<L: RawMutex> {
-    queue: lock_api::Mutex<L, Queue>,
+    guarded: lock_api::Mutex<L, Guarded>,
     policy: KickPolicy,
+    /// The queue's completion signal, for use without the lock.
+    signal: Arc<EventFd>,
+    turn: Turn,
+}
+
+/// What the lock is for.
+#[derive(Debug)]
+struct Guarded {
+    queue: Queue,
+    sleeper: Option<Sleeper>,
+}
+
+/// Somebody sleeps, or is about to, and will wake at this time if nothing happens.
+#[derive(Clone, Copy, Debug)]
+struct Sleeper {
+    wake_up: Option<Instant>,
+}
+
+/// What is done about notifications at the end of a visit.
+#[derive(Debug, Default)]
+struct Bells {
+    device: Option<Kick>,
+    sleeper: bool,
 }
 
 impl<L: RawMutex> SharedQueue<L> {
     /// Shares `queue`.
     #[must_use]
     pub fn new(queue: Queue, policy: KickPolicy) -> Self {
-        Self { queue: lock_api::Mutex::new(queue), policy }
+        let signal = Arc::clone(queue.link().call());
+        let guarded = lock_api::Mutex::new(Guarded { queue, sleeper: None });
+        Self { guarded, policy, signal, turn: Turn::default() }
     }
+
     /// Takes requests in order until one is refused, makes them visible and notifies; returns how many were taken.
     /// Never waits for room.
     ///
     /// # Errors
-    /// Why the first one was refused; later ones are the caller's business (`Ok(n)` with n < len: the queue is full).
-    pub fn submit(&self, _requests: &[Request<'_>]) -> Result<usize, PushError> {
-        let _ = (&self.queue, self.policy);
-        todo!()
+    /// Why the first one was refused; later ones are the caller's business (`Ok(n)` with n < len: the queue is full,
+    /// or submitting the rest says why not).
+    pub fn submit(&self, requests: &[Request<'_>]) -> Result<usize, PushError> {
+        let mut guarded = self.guarded.lock();
+        let taken = guarded.push_all(requests);
+        let device = if matches!(taken, Ok(1..)) { guarded.queue.prepare_kick() } else { None };
+        let bells = Bells { device, sleeper: guarded.rouses_after_push() };
+        self.unlock_and_ring(guarded, bells);
+        taken
     }
+
     /// Takes what has ended, whoever asked for it; never waits.
     ///
     /// # Errors
     /// [`QueueError`].
-    pub fn completions(&self, _out: &mut [Completion]) -> Result<usize, QueueError> {
-        todo!()
+    pub fn completions(&self, out: &mut [Completion]) -> Result<usize, QueueError> {
+        let mut guarded = self.guarded.lock();
+        let (taken, device) = guarded.queue.completions_and_kick(out);
+        let bells = Bells { device, sleeper: guarded.rouses() };
+        self.unlock_and_ring(guarded, bells);
+        taken
     }
+
     /// Like [`SharedQueue::completions`], sleeping up to `limit` if there is nothing. One thread at a time sleeps on
     /// the device's signal and the others behind it; the lock is not held meanwhile.
     ///
     /// # Errors
     /// [`QueueError`].
-    pub fn wait(&self, _out: &mut [Completion], _limit: Duration) -> Result<usize, QueueError> {
-        todo!()
+    pub fn wait(&self, out: &mut [Completion], limit: Duration) -> Result<usize, QueueError> {
+        let taken = self.completions(out)?;
+        if taken > 0 || out.is_empty() {
+            return Ok(taken);
+        }
+        // No end if it is beyond what the clock can say.
+        let until = Instant::now().checked_add(limit);
+        match self.turn.take(until) {
+            Some(turn) => self.wait_in_turn(&turn, out, until),
+            None => self.completions(out),
+        }
     }
+
+    fn wait_in_turn(
+        &self,
+        _turn: &MyTurn<'_>,
+        out: &mut [Completion],
+        until: Option<Instant>,
+    ) -> Result<usize, QueueError> {
+        loop {
+            match self.take_or_fall_asleep(out, until) {
+                ControlFlow::Break(taken) => return taken,
+                ControlFlow::Continue(None) => {}
+                ControlFlow::Continue(Some(sleeper)) => self.sleep(sleeper)?,
+            }
+        }
+    }
+
+    /// The sleeper's look: breaks with what there is, or when the time is up; else whether to sleep or to look again.
+    fn take_or_fall_asleep(
+        &self,
+        out: &mut [Completion],
+        until: Option<Instant>,
+    ) -> ControlFlow<Result<usize, QueueError>, Option<Sleeper>> {
+        let mut guarded = self.guarded.lock();
+        guarded.sleeper = None;
+        let (taken, device) = guarded.queue.completions_and_kick(out);
+        let next = match taken {
+            Ok(0) if until.is_none_or(|until| Instant::now() < until) => guarded.fall_asleep(until),
+            taken => ControlFlow::Break(taken),
+        };
+        self.unlock_and_ring(guarded, Bells { device, sleeper: false });
+        next
+    }
+
+    /// Without the lock.
+    fn sleep(&self, sleeper: Sleeper) -> Result<(), QueueError> {
+        match sleep_until(&self.signal, sleeper.wake_up) {
+            Ok(true) => self.signal.clear(),
+            Ok(false) => {}
+            Err(errno) => {
+                let mut guarded = self.guarded.lock();
+                guarded.sleeper = None;
+                return Err(QueueError::Wait { queue: guarded.queue.index(), errno });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the request(s) with this token, as [`Queue::cancel`] does; whoever takes completions is told.
+    pub fn cancel(&self, token: u64) -> bool {
+        let mut guarded = self.guarded.lock();
+        let found = guarded.queue.cancel(token);
+        let bells = Bells { device: None, sleeper: guarded.rouses_after_push() };
+        self.unlock_and_ring(guarded, bells);
+        found
+    }
+
+    /// Requests taken and not yet ended (a request that ended but is with the device counts).
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.guarded.lock().queue.in_flight()
+    }
+
     /// Counters of the queue.
     #[must_use]
     pub fn stats(&self) -> QueueStats {
-        todo!()
+        self.guarded.lock().queue.stats()
     }
+
     /// The queue, when nobody shares it any more.
     #[must_use]
     pub fn into_inner(self) -> Queue {
-        self.queue.into_inner()
+        self.guarded.into_inner().queue
+    }
+
+    /// The one place where the two policies differ. The doorbell is the kick's own: whatever others do to the queue
+    /// once it is unlocked, it is open, and it is the one of the session that was meant.
+    #[inline]
+    fn unlock_and_ring(&self, guarded: MutexGuard<'_, L, Guarded>, bells: Bells) {
+        match self.policy {
+            KickPolicy::Locked => {
+                bells.device.into_iter().for_each(Kick::notify);
+                drop(guarded);
+            }
+            KickPolicy::Unlocked => {
+                drop(guarded);
+                bells.device.into_iter().for_each(Kick::notify);
+            }
+        }
+        if bells.sleeper {
+            self.signal.ring();
+        }
+    }
+}
+
+impl Guarded {
+    fn push_all(&mut self, requests: &[Request<'_>]) -> Result<usize, PushError> {
+        for (taken, request) in requests.iter().enumerate() {
+            match self.queue.push(request) {
+                Ok(()) => {}
+                Err(refusal) if taken == 0 => return Err(refusal),
+                Err(_) => return Ok(taken),
+            }
+        }
+        Ok(requests.len())
+    }
+
+    /// Asks for a signal and looks again.
+    fn fall_asleep(
+        &mut self,
+        until: Option<Instant>,
+    ) -> ControlFlow<Result<usize, QueueError>, Option<Sleeper>> {
+        match self.queue.arm() {
+            Err(error) => ControlFlow::Break(Err(error)),
+            Ok(true) => ControlFlow::Continue(None),
+            Ok(false) => {
+                let wake_up = [until, self.queue.next_deadline()].into_iter().flatten().min();
+                self.sleeper = Some(Sleeper { wake_up });
+                self.queue.stats.sleeps += 1;
+                ControlFlow::Continue(self.sleeper)
+            }
+        }
+    }
+
+    /// Whether the sleeper has to be woken after others took completions, which withdrew its request for a signal.
+    #[inline]
+    fn rouses(&mut self) -> bool {
+        self.sleeper.is_some() && (self.queue.arm() != Ok(false) || self.rouses_after_push())
+    }
+
+    /// Whether there is something for the sleeper of which the device does not know.
+    #[inline]
+    fn rouses_after_push(&self) -> bool {
+        let Some(sleeper) = self.sleeper else { return false };
+        let earlier = |deadline| sleeper.wake_up.is_none_or(|wake_up| deadline < wake_up);
+        self.queue.slots.untold() > 0 || self.queue.next_deadline().is_some_and(earlier)
     }
 }
