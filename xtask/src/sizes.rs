@@ -55,6 +55,9 @@ pub const RESTARTS: Size<u64> = size(3, 30);
 /// fio runs between two of them.
 pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
 
+/// How long many threads submit to a queue that is restarted under them.
+pub const RESTART_STRESS: Size<Duration> = size(Duration::from_secs(3), Duration::from_secs(120));
+
 const fn size<T: Copy>(smoke: T, full: T) -> Size<T> {
     Size { smoke, full }
 }

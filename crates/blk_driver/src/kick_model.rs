@@ -7,7 +7,7 @@
 //!   `SharedQueue` guards: a doorbell and what is in flight. A device serves what it finds once it is rung for.
 //! - Two more queues are wrong on purpose, so that it shows that the model can see what it looks for.
 //!
-//! Not here: when the device wants to be notified (`virtqueue`), real threads (`tests/reset_stress.rs`).
+//! Not here: when the device wants to be notified (`virtqueue`), real threads (`restart_stress.rs`).
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};

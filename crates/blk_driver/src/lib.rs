@@ -28,6 +28,8 @@ mod blocking;
 mod link;
 
 mod restart;
+#[cfg(test)]
+mod restart_stress;
 
 mod error;
 
