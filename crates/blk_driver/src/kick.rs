@@ -58,7 +58,8 @@ impl Doorbell for EventFd {
     }
 }
 
-/// A notification that the device asked for and has not had yet.
+/// A notification that the device asked for and has not had yet. Whoever drops it notifies too: as long as it is not
+/// given, the device sleeps, and others who push meanwhile are told that no notification is needed.
 #[must_use = "the device sleeps until it is notified"]
 #[derive(Debug)]
 pub struct Kick(Arc<dyn Doorbell>);
@@ -70,7 +71,16 @@ impl Kick {
     }
 
     /// Notifies the device. Needs no lock.
+    #[inline]
     pub fn notify(self) {
+        drop(self);
+    }
+}
+
+/// Here, so that a thread that unwinds between the two steps does not take the notification with it.
+impl Drop for Kick {
+    #[inline]
+    fn drop(&mut self) {
         self.0.ring();
     }
 }

@@ -125,9 +125,13 @@ impl Queue {
         self.in_flight += 1;
     }
 
+    fn publish(&self) {
+        self.session.published.store(self.in_flight, Ordering::Relaxed); // seen by who is rung for
+    }
+
     /// A device that always wants to be notified.
     fn prepare_kick(&self) -> Kick {
-        self.session.published.store(self.in_flight, Ordering::Relaxed); // seen by who is rung for
+        self.publish();
         Kick::new(Arc::clone(&self.bell))
     }
 
@@ -156,9 +160,7 @@ fn submit(shared: &Shared) {
         queue.push();
         queue.prepare_kick()
     });
-    if let Some(kick) = kick {
-        kick.notify();
-    }
+    kick.into_iter().for_each(Kick::notify);
 }
 
 /// What a session's thread does when the back-end is back.
@@ -167,9 +169,7 @@ fn reconnect(shared: &Shared) {
         queue.reconnect();
         queue.prepare_kick()
     });
-    if let Some(kick) = kick {
-        kick.notify();
-    }
+    kick.into_iter().for_each(Kick::notify);
 }
 
 /// Everything in flight is served by the last session, and no descriptor is left over.
@@ -245,12 +245,27 @@ fn unplug_between_the_two_steps_leaves_the_doorbell_open_until_it_was_rung() {
 }
 
 #[test]
+fn kick_that_nobody_gives_is_given_when_it_is_dropped() {
+    loom::model(|| {
+        let kernel = Arc::new(Kernel::default());
+        let shared = shared(&kernel);
+        let other = run_beside(&shared, reconnect);
+        drop(locked(&shared, |queue| {
+            queue.push();
+            queue.prepare_kick()
+        }));
+        join(other);
+        assert_served(&shared, &kernel, 1);
+    });
+}
+
+#[test]
 #[should_panic(expected = "rang a descriptor that is closed or another's")]
 fn wrong_on_purpose_a_descriptor_copied_out_of_the_lock_is_rung_after_its_close() {
     fn submit_by_number(shared: &Shared) {
         let copied = locked(shared, |queue| {
             queue.push();
-            drop(queue.prepare_kick()); // publishes; the doorbell is not shared
+            queue.publish();
             (Arc::clone(&queue.kernel), queue.fd, queue.session.id)
         });
         let (kernel, fd, session) = copied.expect("nobody unplugs");
@@ -274,7 +289,7 @@ fn wrong_on_purpose_a_reconnect_that_rings_for_nothing_in_flight_loses_a_wake_up
         let other = run_beside(&shared, |shared| {
             locked(shared, |queue| {
                 queue.reconnect();
-                drop(queue.prepare_kick()); // "whoever pushed will ring": but with the old doorbell
+                queue.publish(); // "whoever pushed will ring": but with the old doorbell
             });
         });
         submit(&shared);

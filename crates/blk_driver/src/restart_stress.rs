@@ -206,7 +206,7 @@ impl Rig {
         session.end();
         let bell = Arc::new(EventFd::new().unwrap());
         let late = Arc::new(LateBell(Arc::clone(&bell)));
-        let place = self.link.offer_restart(&MemoryView::new(Arc::clone(&self.memory)), late).unwrap();
+        let place = self.link.offer_restart(late).unwrap();
         let session = Session::start(self, place, bell);
         let outcome = loop {
             match self.link.wait_outcome(Duration::from_millis(1)) {
@@ -262,4 +262,9 @@ fn rounds(features: RingFeatures) {
 #[test]
 fn requests_of_four_threads_end_once_while_a_split_queue_is_restarted() {
     rounds(RingFeatures { event_idx: true, indirect: true, packed: false });
+}
+
+#[test]
+fn requests_of_four_threads_end_once_while_a_packed_queue_is_restarted() {
+    rounds(RingFeatures { event_idx: true, indirect: false, packed: true });
 }

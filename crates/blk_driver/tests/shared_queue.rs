@@ -51,16 +51,16 @@ impl Shared {
     }
 
     /// A thread that waits for one completion, fast asleep.
-    fn sleeper(&self) -> JoinHandle<Result<Vec<Completion>, QueueError>> {
+    fn sleeper(&self) -> Waiter {
         let asleep = self.queue.stats().sleeps;
-        let sleeper = self.waiter(LONG);
+        let sleeper = self.waiter(Duration::MAX); // no end, so that a wake-up that is lost shows
         while self.queue.stats().sleeps == asleep {
             thread::yield_now();
         }
         sleeper
     }
 
-    fn waiter(&self, limit: Duration) -> JoinHandle<Result<Vec<Completion>, QueueError>> {
+    fn waiter(&self, limit: Duration) -> Waiter {
         let queue = Arc::clone(&self.queue);
         thread::spawn(move || {
             let mut out = [Completion::default()];
@@ -82,8 +82,19 @@ impl Shared {
     }
 }
 
-fn tokens(waited: JoinHandle<Result<Vec<Completion>, QueueError>>) -> Vec<u64> {
-    waited.join().unwrap().unwrap().iter().map(|completion| completion.token).collect()
+type Waiter = JoinHandle<Result<Vec<Completion>, QueueError>>;
+
+fn woken(waiter: Waiter) -> Result<Vec<Completion>, QueueError> {
+    let started = Instant::now();
+    while !waiter.is_finished() {
+        assert!(started.elapsed() < LONG, "slept through it");
+        thread::yield_now();
+    }
+    waiter.join().unwrap()
+}
+
+fn tokens(waiter: Waiter) -> Vec<u64> {
+    woken(waiter).unwrap().iter().map(|completion| completion.token).collect()
 }
 
 #[test]
@@ -182,6 +193,20 @@ fn kick_that_outlives_its_queue_rings_a_doorbell_that_is_open() {
 }
 
 #[test]
+fn kick_is_given_when_the_thread_that_has_it_unwinds() {
+    let mut rig = rig(8, FULL);
+    let data = [rig.data(4096)];
+    rig.push(Work::Read { sector: 0, data: &data }, 1);
+    let kick = rig.queue.prepare_kick();
+    let panicked = thread::spawn(move || {
+        let _kick = kick;
+        panic!("meant to");
+    });
+    assert!(panicked.join().is_err());
+    assert_eq!(rustix::io::read(&*rig.bell, &mut [0; 8]), Ok(8));
+}
+
+#[test]
 fn sleeper_wakes_at_the_devices_signal() {
     let mut shared = shared(KickPolicy::Unlocked);
     shared.submit_reads(0..1).unwrap();
@@ -239,7 +264,7 @@ fn sleeper_is_told_of_a_cancelled_request() {
     shared.submit_reads(0..1).unwrap();
     let sleeper = shared.sleeper();
     assert!(shared.queue.cancel(0) && !shared.queue.cancel(7));
-    assert_eq!(sleeper.join().unwrap().unwrap()[0].result, Err(RequestError::Cancelled));
+    assert_eq!(woken(sleeper).unwrap()[0].result, Err(RequestError::Cancelled));
 }
 
 #[test]
@@ -248,7 +273,7 @@ fn sleeper_ends_a_request_submitted_later_with_a_deadline_before_its_own_time() 
     let sleeper = shared.sleeper();
     let deadline = Some(Instant::now() + Duration::from_millis(20));
     shared.queue.submit(&[Request { deadline, ..shared.read(3) }]).unwrap();
-    assert_eq!(sleeper.join().unwrap().unwrap()[0].result, Err(RequestError::DeadlinePassed));
+    assert_eq!(woken(sleeper).unwrap()[0].result, Err(RequestError::DeadlinePassed));
 }
 
 #[test]
@@ -269,7 +294,7 @@ fn durable_write_is_flushed_by_a_thread_that_sleeps() {
 fn those_behind_the_sleeper_get_one_completion_each() {
     let mut shared = shared(KickPolicy::Unlocked);
     shared.submit_reads(0..4).unwrap();
-    let waiters: Vec<_> = [(); 4].map(|()| shared.waiter(LONG)).into();
+    let waiters: Vec<_> = [(); 4].map(|()| shared.waiter(Duration::MAX)).into();
     (0..4).for_each(|_| {
         shared.answer_one();
         shared.device.signal();
@@ -296,7 +321,7 @@ fn one_behind_goes_on_when_the_sleepers_time_is_up() {
     while shared.queue.stats().sleeps == 0 {
         thread::yield_now();
     }
-    let second = shared.waiter(LONG);
+    let second = shared.waiter(Duration::MAX);
     assert!(tokens(first).is_empty());
     shared.device.serve();
     assert_eq!(tokens(second), [0]);
@@ -306,14 +331,14 @@ fn one_behind_goes_on_when_the_sleepers_time_is_up() {
 fn broken_ring_wakes_everybody_with_what_was_lost_or_an_error() {
     let mut shared = share(rig(8, PLAIN), KickPolicy::Unlocked);
     shared.submit_reads(0..2).unwrap();
-    let mut ends: Vec<_> = [(); 4].map(|()| shared.waiter(LONG)).into();
+    let ends: Vec<_> = [(); 4].map(|()| shared.waiter(Duration::MAX)).into();
     while shared.queue.stats().sleeps == 0 {
         thread::yield_now();
     }
     shared.device.ring.push_used(7, 1); // never given
     shared.device.ring.publish();
     shared.device.end.call.ring();
-    let ends: Vec<_> = ends.drain(..).map(|end| end.join().unwrap()).collect();
+    let ends: Vec<_> = ends.into_iter().map(woken).collect();
     let lost = ends.iter().flatten().flatten().filter(|end| end.result == Err(RequestError::Lost)).count();
     assert_eq!((lost, ends.iter().filter(|end| end.is_err()).count()), (2, 2));
 }
