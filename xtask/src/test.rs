@@ -33,8 +33,18 @@ const STEPS: &[Step] = &[
 ];
 
 /// Every interleaving of small models. With other flags everything is built anew, so it has a place of its own.
-const LOOM: &[&str] =
-    &["cargo", "test", "-p", "qspinlock", "-p", "blk_driver", "--lib", "--target-dir", "target/loom"];
+const LOOM: &[&str] = &[
+    "cargo",
+    "test",
+    "-p",
+    "qspinlock",
+    "-p",
+    "blk_driver",
+    "--lib",
+    "--target-dir",
+    "target/loom",
+    "model",
+];
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
