@@ -35,8 +35,9 @@ impl DeviceQueue {
     /// Maps the ring and goes on where the last device stopped.
     ///
     /// `base` is the ring base of vhost-user (`SET_VRING_BASE`). A split ring says itself where to go on
-    /// (see [`split::DeviceQueue::new`]), and `base` is ignored. A packed ring does not: `base` is taken,
-    /// in the format of [`DeviceQueue::position`]; that of a fresh ring is [`packed::FRESH_BASE`], not 0.
+    /// (see [`split::DeviceQueue::new`]), and `base` is ignored. A packed ring says it only if the last device
+    /// was one of ours and left it with nothing in flight; otherwise `base` is taken, in the format of
+    /// [`DeviceQueue::position`], unless the ring contradicts (`packed/resume.rs`).
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`]; packed only: [`RingFault::BadBase`],
@@ -96,6 +97,12 @@ impl DeviceQueue {
     #[must_use]
     pub fn position(&self) -> u32 {
         either!(self, half => half.position())
+    }
+
+    /// Whether no device had used anything in the ring when it was opened.
+    #[must_use]
+    pub fn was_fresh(&self) -> bool {
+        either!(self, half => half.was_fresh())
     }
 
     /// Whether anything is available right now: 0 if not, else at least 1 and never more than there is.

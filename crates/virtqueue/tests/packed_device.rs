@@ -358,13 +358,24 @@ fn nothing_published_needs_no_notification() {
 }
 
 #[test]
-fn kicks_are_armed_at_our_position_with_event_idx() {
+fn kicks_are_armed_at_our_position_with_event_idx_while_something_is_in_flight() {
     let mut rig = packed_rig(4, EVENT_IDX);
-    rig.go_round(5);
+    rig.go_round(4);
+    rig.driver.offer(&[packed_desc(0, 1, 0, 0)]);
     rig.device.disable_kicks();
+    rig.device.pop(&mut rig.chain).unwrap();
     let off = rig.driver.device_event();
     let available = rig.device.enable_kicks();
     assert_eq!((off.1, available, rig.driver.device_event()), (DISABLE, Ok(false), (0x0001, AT)));
+}
+
+#[test]
+fn all_kicks_are_wanted_with_nothing_in_flight_and_our_position_is_told() {
+    let mut rig = packed_rig(4, EVENT_IDX);
+    rig.go_round(5);
+    rig.device.disable_kicks();
+    let available = rig.device.enable_kicks();
+    assert_eq!((available, rig.driver.device_event()), (Ok(false), (0x0001, ENABLE)));
 }
 
 #[test]

@@ -1,4 +1,6 @@
 //! Where a packed device goes on: positions that fit the ring are taken, those it contradicts refused.
+//!
+//! Not here: devices that say where they left the ring (`packed_hand_over.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 mod rig;
@@ -15,20 +17,12 @@ fn resume(rig: &PackedRig, base: u32) -> Result<u32, RingFault> {
     Ok(device.position())
 }
 
-/// A ring of 4 through which so many chains of one descriptor went.
+/// A ring of 4 through which so many chains of one descriptor went. Its device polls and has not said farewell.
 fn used(count: u16) -> PackedRig {
     let mut rig = packed_rig(4, PLAIN);
     rig.go_round(count);
+    rig.device.disable_kicks();
     rig
-}
-
-#[test]
-fn new_ring_starts_at_the_position_of_a_new_ring_only() {
-    let rig = used(0);
-    let bad = |base| Err(RingFault::BadBase { base, queue_size: 4 });
-    assert_eq!(resume(&rig, FRESH_BASE), Ok(FRESH_BASE));
-    assert_eq!(resume(&rig, 0), bad(0));
-    assert_eq!(resume(&rig, 0x8001_8001), bad(0x8001_8001));
 }
 
 #[test]
@@ -38,7 +32,6 @@ fn slots_outside_the_ring_and_chains_in_flight_are_no_position() {
     assert_eq!(resume(&rig, 0x8004_8004), bad(0x8004_8004));
     assert_eq!(resume(&rig, 0x7fff_7fff), bad(0x7fff_7fff));
     assert_eq!(resume(&rig, 0x8003_8001), bad(0x8003_8001));
-    assert_eq!(resume(&rig, 0x8000), bad(0x8000));
 }
 
 #[test]

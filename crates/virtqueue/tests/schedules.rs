@@ -235,6 +235,9 @@ impl<D: Device> World<D> {
         let interrupt = self.device.publish();
         let published = self.visible != self.used.len();
         self.visible = self.used.len();
+        if self.device_wish != Wish::None {
+            self.device_wish = self.wish_of_an_idle_device();
+        }
         prop_assert!(interrupt || !(self.driver_asleep && self.visible > 0), "driver sleeps through a chain");
         if self.features.packed {
             prop_assert_eq!(interrupt, published && notified(self.driver_wish, self.driver_asleep));
@@ -260,8 +263,14 @@ impl<D: Device> World<D> {
         let more = self.device.enable_kicks();
         prop_assert_eq!(more, !self.available.is_empty());
         self.device_asleep = !more;
-        self.device_wish = if self.features.event_idx { Wish::Next } else { Wish::Every };
+        self.device_wish = self.wish_of_an_idle_device();
         Ok(())
+    }
+
+    /// With nothing in flight a packed ring's device says its position where a driver looks for none.
+    fn wish_of_an_idle_device(&self) -> Wish {
+        let is_drained = self.popped.is_empty() && self.visible == self.used.len();
+        if self.features.event_idx && !is_drained { Wish::Next } else { Wish::Every }
     }
 
     fn driver_sleeps(&mut self) -> Result<(), TestCaseError> {

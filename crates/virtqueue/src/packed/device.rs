@@ -18,7 +18,7 @@ use guest_mem::MemoryView;
 
 use super::cursor::Cursor;
 use super::event::{Wish, event, is_wanted};
-use super::resume;
+use super::resume::{self, Opened};
 use super::ring::{Meta, Ring};
 use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, WRITE};
 use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
@@ -52,10 +52,13 @@ pub struct DeviceQueue {
     undecided: Undecided,
     /// The driver was told that it need not kick.
     kicks_disabled: bool,
+    /// Nothing had been used in the ring when it was mapped.
+    was_fresh: bool,
 }
 
 impl DeviceQueue {
-    /// Maps the ring and goes on at `base` (see [`DeviceQueue::position`]), unless the ring contradicts.
+    /// Maps the ring and goes on where the last device left it, or at `base` (see [`DeviceQueue::position`]):
+    /// `resume.rs` has the rules.
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`], [`RingFault::BadBase`], [`RingFault::StaleBase`].
@@ -67,7 +70,7 @@ impl DeviceQueue {
     ) -> Result<Self, RingFault> {
         let ring = Ring::map(&layout, view.memory())?;
         let queue_size = layout.queue_size;
-        let position = resume::position(&ring, base, queue_size)?;
+        let Opened { at: position, is_new: was_fresh } = resume::open(&ring, base, queue_size)?;
         Ok(Self {
             layout,
             features,
@@ -83,6 +86,7 @@ impl DeviceQueue {
             held_back: None,
             undecided: Undecided::default(),
             kicks_disabled: false,
+            was_fresh,
         })
     }
 
@@ -124,6 +128,12 @@ impl DeviceQueue {
         resume::base(self.next_avail, self.next_used)
     }
 
+    /// Whether no device had used anything when the ring was mapped.
+    #[must_use]
+    pub fn was_fresh(&self) -> bool {
+        self.was_fresh
+    }
+
     /// Whether a chain is available right now: 1 if so, else 0.
     ///
     /// # Errors
@@ -155,6 +165,9 @@ impl DeviceQueue {
         self.room -= count;
         self.next_avail = self.next_avail.forward(count);
         self.last_popped = id;
+        if !self.kicks_disabled {
+            self.say_farewell(); // what was said with nothing in flight does not hold any more
+        }
         match walked {
             Ok(()) => Ok(Some(id)),
             Err(fault) => {
@@ -267,6 +280,9 @@ impl DeviceQueue {
         self.ring.set_meta(self.published.slot(), first, Release);
         self.undecided.add(self.next_used.since(self.published));
         self.published = self.next_used;
+        if !self.kicks_disabled && self.is_drained() {
+            self.say_farewell(); // the device may sleep already
+        }
         true
     }
 
@@ -299,16 +315,30 @@ impl DeviceQueue {
     /// Asks for a kick when the next chain becomes available, then looks once more: `true` if something
     /// is available already, for which no kick may come.
     ///
+    /// With nothing in flight, that is how the ring can be left: the next device finds out where to go on.
+    ///
     /// # Errors
     /// Never; as [`crate::DeviceQueue::enable_kicks`].
     #[inline]
     pub fn enable_kicks(&mut self) -> Result<bool, RingFault> {
-        let wish = if self.features.event_idx { Wish::At } else { Wish::Every };
-        self.ring.device_event.store(0, event(wish, self.next_avail), Relaxed);
+        self.say_farewell();
         self.kicks_disabled = false;
         // SeqCst: the wish must be visible before the flags are read. Pairs with the driver's barrier
         // between storing the flags and reading the wish.
         fence(SeqCst);
         Ok(self.available()? != 0)
+    }
+
+    /// Nothing is in flight, and the driver can see all that was used.
+    #[inline]
+    fn is_drained(&self) -> bool {
+        self.next_avail == self.published
+    }
+
+    #[inline]
+    fn say_farewell(&self) {
+        let event = resume::farewell(self.next_avail, self.is_drained(), self.features.event_idx);
+        // Relaxed: the position is for whoever comes after this process.
+        self.ring.device_event.store(0, event, Relaxed);
     }
 }

@@ -30,6 +30,12 @@ pub(super) fn position_bits(event: u32) -> u16 {
     event as u16
 }
 
+/// The flags of an event word; the reserved bits around them mean nothing.
+#[inline]
+pub(super) fn wish(event: u32) -> u32 {
+    event >> 16 & 3
+}
+
 /// Whether the side that wrote `event` wants to hear about `undecided` descriptors that end before `end`.
 ///
 /// What the standard does not allow counts as a wish for every event: one too many does no harm.
@@ -41,7 +47,7 @@ pub(super) fn is_wanted(
     queue_size: u16,
     by_idx: bool,
 ) -> bool {
-    match event >> 16 & 3 {
+    match wish(event) {
         1 => false,
         2 if by_idx => Cursor::from_bits(position_bits(event), queue_size)
             .is_none_or(|at| end.behind(at) <= undecided.entries()),

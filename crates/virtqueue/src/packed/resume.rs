@@ -1,19 +1,23 @@
-//! Where a packed ring goes on, and what shows that it does not go on there.
+//! Where a packed ring goes on: what a front-end claims, and what the ring says to that.
 //!
-//! Unlike a split ring's `used.idx`, nothing in memory tells the position: both sides keep theirs in
-//! private. A front-end whose back-end died sends an older one, and requests would run twice. What can be
-//! seen is a descriptor that was used later than the position that is claimed:
+//! Unlike a split ring's `used.idx`, nothing that the standard puts in memory tells the position: both sides
+//! keep theirs in private. A front-end whose back-end is gone says an older one (QEMU: that of a new ring),
+//! and requests would run twice. So:
 //!
-//! - from the claimed slot on, one that is used in the claimed lap; before it, one used in the next lap;
-//! - for the position of a new ring, anything not zero (virtio 1.3 §2.8.13) beyond what a driver has made
-//!   available, unless the device area says that a device left the ring exactly here.
+//! 1. Where the last device left the ring with nothing in flight counts, if it said so ([`farewell`]) and nothing
+//!    contradicts it. What contradicts is a descriptor that was used later: from that slot on, one that is used in
+//!    that lap; before it, one used in the next lap.
+//! 2. Otherwise, what is claimed, if nothing contradicts that. The position of a new ring is contradicted by
+//!    anything not zero (virtio 1.3 §2.8.13) beyond what a driver has made available, too.
+//! 3. Otherwise, a ring in which nothing was ever used starts at its beginning: some front-ends say 0 for it.
+//! 4. Otherwise nobody knows.
 //!
-//! Spec: virtio 1.3 §2.8.1. Not here: the format of split rings' positions (`split/device.rs`).
+//! Spec: virtio 1.3 §2.8.1, §2.8.14. Not here: the format of split rings' positions (`split/device.rs`).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::cursor::Cursor;
-use super::event::position_bits;
+use super::event::{Wish, event, position_bits, wish};
 use super::ring::{AVAIL, Ring, USED};
 use crate::fault::RingFault;
 
@@ -24,6 +28,9 @@ pub const FRESH_BASE: u32 = 0x8000_8000;
 /// come last, and the one where it is.
 const MOST_BEING_WRITTEN: usize = 2;
 
+/// No slot of any ring.
+const NOWHERE: u32 = 0x7fff;
+
 /// Slot and wrap counter of the next descriptor to take, and of the next one to use, as vhost-user tells
 /// them.
 #[inline]
@@ -31,38 +38,71 @@ pub(super) fn base(next_avail: Cursor, next_used: Cursor) -> u32 {
     u32::from(next_avail.to_bits()) | u32::from(next_used.to_bits()) << 16
 }
 
-/// The position that `base` claims, if nothing in the ring contradicts it.
-#[allow(clippy::cast_possible_truncation)] // takes the two halves apart
-pub(super) fn position(ring: &Ring, base: u32, queue_size: u16) -> Result<Cursor, RingFault> {
-    let bad = RingFault::BadBase { base, queue_size };
-    // Whoever stopped in order had used all it took; what else was in flight is not known here.
-    if base as u16 != (base >> 16) as u16 {
-        return Err(bad);
-    }
-    let claimed = Cursor::from_bits(base as u16, queue_size).ok_or(bad.clone())?;
-    if base != FRESH_BASE && (0..queue_size).all(|slot| is_zero(ring, slot)) {
-        return Err(bad);
-    }
-    let stale = |slot| RingFault::StaleBase { base, slot };
-    if let Some(slot) = used_later(ring, claimed, queue_size) {
-        return Err(stale(slot));
-    }
-    // A ring that was used for whole double laps is back at the position of a new one. Whoever left it in
-    // order left its position in the device area too.
-    let left_here = position_bits(ring.device_event.load(0, Relaxed)) == claimed.to_bits();
-    match used_at_all(ring, queue_size) {
-        Some(slot) if base == FRESH_BASE && !left_here => Err(stale(slot)),
-        _ => Ok(claimed),
+/// What a device that is about to sleep, or to leave, stores as its event word: a wish for kicks, and the position
+/// if it can be told from that that nothing is in flight.
+///
+/// A driver looks at the position only if the wish is [`Wish::At`]; with any other it is ours to use.
+#[inline]
+pub(super) fn farewell(next_avail: Cursor, is_drained: bool, event_idx: bool) -> u32 {
+    match (is_drained, event_idx) {
+        (true, _) => event(Wish::Every, next_avail),
+        (false, true) => event(Wish::At, next_avail),
+        (false, false) => (Wish::Every as u32) << 16 | NOWHERE,
     }
 }
 
-/// A slot that a device has used since it was at `claimed`.
-fn used_later(ring: &Ring, claimed: Cursor, queue_size: u16) -> Option<u16> {
-    let here = |distance: u16| {
-        let at = claimed.forward(distance);
-        at.is_used(ring.meta(at.slot(), Relaxed).flags()).then_some(at.slot())
+/// Where a ring is opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opened {
+    pub at: Cursor,
+    /// Nothing was ever used in it.
+    pub is_new: bool,
+}
+
+/// See the file's head.
+pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, RingFault> {
+    let claimed = claimed(base, queue_size)?;
+    let start = Cursor::start(queue_size);
+    let event = ring.device_event.load(0, Relaxed);
+    let used_slot = used_at_all(ring, queue_size);
+    let said = left_at(event, queue_size);
+    let left = said.filter(|&at| contradiction(ring, at, queue_size).is_none());
+    // A farewell that is contradicted was said of the ring that lay here before.
+    let is_new = used_slot.is_none() && (said.is_some() || position_bits(event) == start.to_bits());
+    let against = match contradiction(ring, claimed, queue_size) {
+        // The end of every second lap looks like the start.
+        None if claimed == start && !is_new => Some(used_slot.unwrap_or(0)),
+        against => against,
     };
-    (0..queue_size).find_map(here)
+    let at = left.or(Some(claimed).filter(|_| against.is_none())).or(is_new.then_some(start));
+    at.map(|at| Opened { at, is_new: is_new && at == start })
+        .ok_or(RingFault::StaleBase { base, slot: against.unwrap_or(0) })
+}
+
+/// The position that `base` claims.
+#[allow(clippy::cast_possible_truncation)] // takes the two halves apart
+fn claimed(base: u32, queue_size: u16) -> Result<Cursor, RingFault> {
+    let (next_avail, next_used) = (base as u16, (base >> 16) as u16);
+    // Whoever stopped in order had used all it took; what else was in flight is not known here. Some front-ends
+    // know of the lower half only (DPDK's).
+    let is_drained = next_used == next_avail || next_used == 0;
+    let claimed = Cursor::from_bits(next_avail, queue_size).filter(|_| is_drained);
+    claimed.ok_or(RingFault::BadBase { base, queue_size })
+}
+
+/// The position in a farewell.
+fn left_at(event: u32, queue_size: u16) -> Option<Cursor> {
+    Cursor::from_bits(position_bits(event), queue_size).filter(|_| wish(event) == Wish::Every as u32)
+}
+
+/// A slot that a device has used since it was at `claimed`.
+fn contradiction(ring: &Ring, claimed: Cursor, queue_size: u16) -> Option<u16> {
+    let has_used = |at: Cursor| at.is_used(ring.meta(at.slot(), Relaxed).flags());
+    let later = (0..queue_size).map(|distance| claimed.forward(distance)).find(|&at| has_used(at));
+    // A whole first lap leaves USED somewhere, whatever has happened since.
+    let first_lap = claimed == Cursor::start(queue_size).forward(queue_size);
+    let never = || first_lap && (0..queue_size).all(|slot| ring.meta(slot, Relaxed).flags() & USED == 0);
+    later.map(Cursor::slot).or_else(|| never().then_some(0))
 }
 
 /// A slot that shows that the ring is not new. From the end, because a driver may be filling it.

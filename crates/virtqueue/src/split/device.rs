@@ -40,6 +40,8 @@ pub struct DeviceQueue {
     next_avail: u16,
     /// `avail.idx` when it was last read.
     avail_idx: u16,
+    /// `used.idx` was 0 when the ring was mapped.
+    was_fresh: bool,
     /// `NO_NOTIFY` is set (only without `VIRTIO_F_EVENT_IDX`).
     kicks_disabled: bool,
 }
@@ -67,6 +69,7 @@ impl DeviceQueue {
             indirect_limit: layout.queue_size,
             next_avail: position,
             avail_idx: position,
+            was_fresh: position == 0,
             kicks_disabled: false,
         })
     }
@@ -112,6 +115,12 @@ impl DeviceQueue {
     #[must_use]
     pub fn position(&self) -> u32 {
         u32::from(self.next_avail)
+    }
+
+    /// Whether no device had used anything when the ring was mapped; one in 65,536 rings in use looks like it.
+    #[must_use]
+    pub fn was_fresh(&self) -> bool {
+        self.was_fresh
     }
 
     /// How many chains are available right now.
