@@ -57,20 +57,20 @@ impl InlineWorker {
         signal(&doorbell);
         worker.sleep();
         let mut inline = Self { worker, _commands: commands };
-        inline.serve_until_idle();
+        inline.run_until_idle();
         started.try_recv().ok().flatten().ok_or(io::ErrorKind::InvalidInput)?;
         Ok(inline)
     }
 
-    // Never inlined: profilers find the device half by this name.
+    // Never inlined: profilers find the device half by this name, which no other function may have a part of.
     /// Sleeps until a kick, then serves until the queue is empty and kicks are wanted again.
     #[inline(never)]
     pub fn serve(&mut self) {
         self.worker.sleep();
-        self.serve_until_idle();
+        self.run_until_idle();
     }
 
-    fn serve_until_idle(&mut self) {
+    fn run_until_idle(&mut self) {
         while self.worker.pass(Instant::now()) || self.worker.arm() {}
     }
 }

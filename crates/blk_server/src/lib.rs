@@ -22,6 +22,8 @@ mod buffers;
 
 mod refusal;
 
+mod ring_start;
+
 mod in_flight;
 
 mod disk;

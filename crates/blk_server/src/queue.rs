@@ -18,7 +18,7 @@ use guest_mem::{GuestMemory, IoVecs, MemoryView};
 use io_engine::{Completion, Durability, FileId, Op, OpError, OpKind, Submit, Unmap, WatchId};
 use rustix::io::Errno;
 use tracing::{error, warn};
-use virtio_blk::{Data, Request, Segment, Segments, Status, WriteCache, parse, reply_slot};
+use virtio_blk::{Data, Request, Segment, Segments, Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault, RingLayout};
 
 use crate::buffers::{BufferPool, NoBuffers};
@@ -27,6 +27,7 @@ use crate::error_line::error_line;
 use crate::in_flight::{About, Finished, InFlight, Promise};
 use crate::log_limit::Allowed;
 use crate::refusal::Refusal;
+use crate::ring_start::open_ring;
 use crate::session::SessionShared;
 use crate::signal::signal;
 use crate::workers::QueueStart;
@@ -98,30 +99,10 @@ impl Queue {
     pub(crate) fn new(start: &QueueStart, id: u32, file: FileId, watch: WatchId) -> Result<Self, String> {
         let view = MemoryView::new(Arc::clone(&start.memory));
         let layout = start.layout.ok_or("a ring address lies in no memory region")?;
-        let base = u32::from(start.base);
-        let ring = DeviceQueue::new(&view, layout, start.ring, base).map_err(|fault| fault.to_string())?;
+        let ring = open_ring(start, &view, layout)?;
         // `seg_max` promised this much, whatever size the driver then chose for the queue.
         let longest = layout.queue_size.max(start.disk.queue_size());
         let ring = ring.with_indirect_limit(longest);
-        if ring.position() != base
-            && let Some(Allowed { suppressed }) = start.disk.log_allowed(Instant::now())
-        {
-            let (disk, queue, used) = (start.disk.name(), start.index, ring.position());
-            warn!(
-                disk,
-                queue, suppressed, base, used, "front-end's ring base is stale; the used index counts"
-            );
-        }
-        if ring.position() != 0 && start.cache_choice_unknown && !start.disk.ignores_flushes() {
-            if start.disk.guest_cache().assume_writethrough() {
-                let disk = start.disk.name();
-                warn!(
-                    disk,
-                    "the guest's cache mode is not known after a restart: every write is made durable"
-                );
-            }
-            start.session.set_write_cache(WriteCache::Writethrough);
-        }
         Ok(Self {
             disk: Arc::clone(&start.disk),
             session: Arc::clone(&start.session),
@@ -331,11 +312,9 @@ impl Queue {
     }
 
     /// Leaves the ring to whoever serves it next, who may count on kicks, and tells where to go on.
-    pub(crate) fn leave(&mut self) -> u16 {
+    pub(crate) fn leave(&mut self) -> u32 {
         let _ = self.ring.enable_kicks();
-        #[allow(clippy::cast_possible_truncation)] // a split ring's; packed ones are not offered yet
-        let position = self.ring.position() as u16;
-        position
+        self.ring.position()
     }
 
     pub(crate) fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {

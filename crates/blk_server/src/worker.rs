@@ -43,7 +43,7 @@ struct Entry {
     queue: Queue,
     active: bool,
     idle_passes: u32,
-    stop: Option<SyncSender<u16>>,
+    stop: Option<SyncSender<u32>>,
     memory: Option<NewMemory>,
 }
 

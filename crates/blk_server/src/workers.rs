@@ -16,7 +16,7 @@ use guest_mem::GuestMemory;
 use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::error;
-use virtqueue::{RingFeatures, RingLayout};
+use virtqueue::{RingFeatures, RingLayout, packed};
 
 use crate::disk::{Disk, DiskConfig};
 use crate::session::SessionShared;
@@ -37,7 +37,8 @@ pub(crate) struct QueueStart {
     /// `None`: an address lies in no region.
     pub(crate) layout: Option<RingLayout>,
     pub(crate) ring: RingFeatures,
-    pub(crate) base: u16,
+    /// As the front-end sent it: 16 bits of a split ring's index, two positions of a packed ring.
+    pub(crate) base: u32,
     /// If the ring turns out to be in use, its guest may have switched the cache off before this process.
     pub(crate) cache_choice_unknown: bool,
     pub(crate) kick: Arc<OwnedFd>,
@@ -65,7 +66,7 @@ impl QueueStart {
             memory,
             layout: Some(layout),
             ring,
-            base: 0,
+            base: if ring.packed { packed::FRESH_BASE } else { 0 },
             cache_choice_unknown: false,
             kick: adopt(kick)?,
             call: Some(adopt(call)?),
@@ -80,7 +81,7 @@ pub(crate) enum Command {
     Start(Box<QueueStart>, SyncSender<Option<u32>>),
     BeginStop(u32),
     /// Answered, with the ring's position, when nothing is in flight any more.
-    Stop(u32, SyncSender<u16>),
+    Stop(u32, SyncSender<u32>),
     SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     SetErr(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     /// `drain`: only when nothing is in flight, because regions go away.
@@ -150,7 +151,7 @@ impl QueueHandle {
     }
 
     /// Returns the ring's position once everything submitted is complete.
-    pub(crate) fn stop(self) -> Option<u16> {
+    pub(crate) fn stop(self) -> Option<u32> {
         self.worker.ask(|done| Command::Stop(self.id, done)).ok()
     }
 }

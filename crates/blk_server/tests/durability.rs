@@ -10,6 +10,7 @@ mod rig;
 
 use cache_bed::{BARE, Bed, WRITEBACK, verbs};
 use io_engine::{Record, Verb};
+use rig::format::{Format, on_both_formats};
 use rig::{MIB, Options, Rig, code, feature, kind, segment_bytes};
 use rustix::io::ReadWriteFlags;
 
@@ -75,38 +76,41 @@ fn guest_that_switched_the_cache_off_finds_it_off_after_its_reset() {
     assert_eq!((bed.writeback(), bed.write_is_durable()), (0, true));
 }
 
-#[test]
-fn guest_that_switched_the_cache_off_finds_it_off_after_its_front_end_reconnected() {
-    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+on_both_formats! {
+    guest_that_switched_the_cache_off_finds_it_off_after_its_front_end_reconnected,
+    guest_that_kept_the_cache_on_has_it_on_after_its_front_end_reconnected,
+    guest_of_an_earlier_server_is_taken_for_one_that_switched_the_cache_off_until_it_chooses,
+    ring_that_pauses_and_goes_on_keeps_the_cache_mode,
+}
+
+fn guest_that_switched_the_cache_off_finds_it_off_after_its_front_end_reconnected(ring: Format) {
+    let mut bed = Bed::start(ring.usual() | feature::CONFIG_WCE);
     bed.set_writeback(0);
     assert!(bed.write_is_durable());
-    bed.reconnect(feature::USUAL | feature::CONFIG_WCE);
+    bed.reconnect(ring.usual() | feature::CONFIG_WCE);
     assert_eq!((bed.writeback(), bed.write_is_durable()), (0, true));
 }
 
-#[test]
-fn guest_that_kept_the_cache_on_has_it_on_after_its_front_end_reconnected() {
-    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+fn guest_that_kept_the_cache_on_has_it_on_after_its_front_end_reconnected(ring: Format) {
+    let mut bed = Bed::start(ring.usual() | feature::CONFIG_WCE);
     assert!(!bed.write_is_durable());
-    bed.reconnect(feature::USUAL | feature::CONFIG_WCE);
+    bed.reconnect(ring.usual() | feature::CONFIG_WCE);
     assert_eq!((bed.writeback(), bed.write_is_durable()), (1, false));
 }
 
-#[test]
-fn guest_of_an_earlier_server_is_taken_for_one_that_switched_the_cache_off_until_it_chooses() {
-    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+fn guest_of_an_earlier_server_is_taken_for_one_that_switched_the_cache_off_until_it_chooses(ring: Format) {
+    let mut bed = Bed::start(ring.usual() | feature::CONFIG_WCE);
     assert!(!bed.write_is_durable());
     drop(bed.rig.stop());
     bed.rig.start_server(Options { recorder: Some(bed.recorder.clone()), ..Options::default() });
-    bed.reconnect(feature::USUAL | feature::CONFIG_WCE);
+    bed.reconnect(ring.usual() | feature::CONFIG_WCE);
     assert!(bed.write_is_durable());
     bed.set_writeback(1);
     assert!(!bed.write_is_durable());
 }
 
-#[test]
-fn ring_that_pauses_and_goes_on_keeps_the_cache_mode() {
-    let mut bed = Bed::start(feature::USUAL | feature::CONFIG_WCE);
+fn ring_that_pauses_and_goes_on_keeps_the_cache_mode(ring: Format) {
+    let mut bed = Bed::start(ring.usual() | feature::CONFIG_WCE);
     assert!(!bed.write_is_durable());
     bed.front_end.stop_queue(0);
     bed.front_end.announce_queue(&bed.guest);

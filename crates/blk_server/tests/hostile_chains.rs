@@ -6,7 +6,9 @@
 
 mod rig;
 
-use rig::raw_guest::{RawGuest, last, raw_guest, readable, table, writable};
+use rig::format::{Format, on_both_formats};
+use rig::packed_guest::{Hostile, hostile_guest};
+use rig::raw_guest::{last, readable, table, writable};
 use rig::{MIB, Options, Rig, header_bytes, kind};
 use virtqueue::split::RawDescriptor;
 
@@ -18,30 +20,48 @@ const NOT_WRITTEN: (u32, u8) = (0, 0xff);
 const IOERR: (u32, u8) = (1, 1);
 
 /// A read of one sector in three descriptors; tests spoil one.
-fn normal(raw: &RawGuest) -> [RawDescriptor; 3] {
+fn normal(raw: &dyn Hostile) -> [RawDescriptor; 3] {
     let at = raw.area();
     [readable(at, 16, 1), writable(at + 0x1000, 512, 2), last(at + 0x800, 1)]
 }
 
 /// What the chain that `spoil` makes of a normal read is answered with; the next request must work.
-fn answered(spoil: impl FnOnce(&RawGuest, &mut [RawDescriptor; 3])) -> (u32, u8) {
+fn answered(ring: Format, spoil: impl FnOnce(&dyn Hostile, &mut [RawDescriptor; 3])) -> (u32, u8) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut raw) = raw_guest(&rig);
-    let mut chain = normal(&raw);
-    spoil(&raw, &mut chain);
+    let (_front_end, mut raw) = hostile_guest(&rig, ring);
+    let mut chain = normal(&*raw);
+    spoil(&*raw, &mut chain);
     let answer = raw.exchange(&chain);
     assert!(raw.works(), "the next request fails");
     answer
 }
 
-#[test]
-fn unspoilt_chain_is_read() {
-    assert_eq!(answered(|_, _| {}), (513, 0));
+on_both_formats! {
+    unspoilt_chain_is_read,
+    readable_descriptor_after_a_writable_one_fails,
+    chain_without_a_writable_byte_is_given_back_unwritten,
+    empty_status_descriptor_makes_the_last_data_byte_the_status,
+    status_in_no_region_is_given_back_unwritten,
+    header_in_no_region_fails,
+    header_that_is_too_short_or_empty_fails,
+    data_in_no_region_fails,
+    data_longer_than_memory_and_disk_fails,
+    write_from_no_region_fails_and_leaves_the_disk_alone,
+    sectors_past_the_end_fail_whatever_the_overflow,
+    indirect_table_with_a_next_descriptor_is_given_back_unwritten,
+    indirect_table_of_65_535_entries_is_given_back_unwritten,
+    indirect_table_of_no_or_broken_entries_is_given_back_unwritten,
+    indirect_table_in_no_region_is_given_back_unwritten,
+    every_descriptor_of_the_ring_in_one_chain_is_read_and_one_more_is_not,
+}
+
+fn unspoilt_chain_is_read(ring: Format) {
+    assert_eq!(answered(ring, |_, _| {}), (513, 0));
 }
 
 #[test]
 fn chain_that_loops_to_its_head_is_given_back_unwritten() {
-    let answer = answered(|_, chain| {
+    let answer = answered(Format::Split, |_, chain| {
         chain[1] = RawDescriptor { flags: RawDescriptor::NEXT, next: 0, ..chain[1] };
     });
     assert_eq!(answer, NOT_WRITTEN);
@@ -49,18 +69,17 @@ fn chain_that_loops_to_its_head_is_given_back_unwritten() {
 
 #[test]
 fn descriptor_that_is_its_own_successor_is_given_back_unwritten() {
-    assert_eq!(answered(|_, chain| chain[1].next = 1), NOT_WRITTEN);
+    assert_eq!(answered(Format::Split, |_, chain| chain[1].next = 1), NOT_WRITTEN);
 }
 
 #[test]
 fn next_outside_the_ring_is_given_back_unwritten() {
-    assert_eq!(answered(|_, chain| chain[1].next = 256), NOT_WRITTEN);
-    assert_eq!(answered(|_, chain| chain[1].next = u16::MAX), NOT_WRITTEN);
+    assert_eq!(answered(Format::Split, |_, chain| chain[1].next = 256), NOT_WRITTEN);
+    assert_eq!(answered(Format::Split, |_, chain| chain[1].next = u16::MAX), NOT_WRITTEN);
 }
 
-#[test]
-fn readable_descriptor_after_a_writable_one_fails() {
-    let answer = answered(|_, chain| {
+fn readable_descriptor_after_a_writable_one_fails(ring: Format) {
+    let answer = answered(ring, |_, chain| {
         chain.swap(1, 2); // status, then data that is readable
         chain[1] = RawDescriptor { flags: chain[1].flags | RawDescriptor::NEXT, next: 2, ..chain[1] };
         chain[2].flags = 0;
@@ -68,68 +87,60 @@ fn readable_descriptor_after_a_writable_one_fails() {
     assert_eq!(answer, (1, 1));
 }
 
-#[test]
-fn chain_without_a_writable_byte_is_given_back_unwritten() {
-    let missing = answered(|_, chain| chain[0].flags = 0);
-    let empty = answered(|_, chain| {
+fn chain_without_a_writable_byte_is_given_back_unwritten(ring: Format) {
+    let missing = answered(ring, |_, chain| chain[0].flags = 0);
+    let empty = answered(ring, |_, chain| {
         chain[1].len_bytes = 0;
         chain[2].len_bytes = 0;
     });
     assert_eq!((missing, empty), (NOT_WRITTEN, NOT_WRITTEN));
 }
 
-#[test]
-fn empty_status_descriptor_makes_the_last_data_byte_the_status() {
+fn empty_status_descriptor_makes_the_last_data_byte_the_status(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut raw) = raw_guest(&rig);
-    let mut chain = normal(&raw);
+    let (_front_end, mut raw) = hostile_guest(&rig, ring);
+    let mut chain = normal(&*raw);
     chain[2].len_bytes = 0;
     let (used_bytes, untouched) = raw.exchange(&chain);
     assert_eq!((used_bytes, untouched, raw.byte(raw.area() + 0x1000 + 511)), (1, 0xff, 1));
     assert!(raw.works());
 }
 
-#[test]
-fn status_in_no_region_is_given_back_unwritten() {
-    let gap = answered(|_, chain| chain[2].addr = NOWHERE);
-    let end = answered(|_, chain| chain[2].addr = 16 * MIB);
-    let wrapping = answered(|_, chain| chain[2] = last(u64::MAX, 2));
+fn status_in_no_region_is_given_back_unwritten(ring: Format) {
+    let gap = answered(ring, |_, chain| chain[2].addr = NOWHERE);
+    let end = answered(ring, |_, chain| chain[2].addr = 16 * MIB);
+    let wrapping = answered(ring, |_, chain| chain[2] = last(u64::MAX, 2));
     assert_eq!((gap, end, wrapping), (NOT_WRITTEN, NOT_WRITTEN, NOT_WRITTEN));
 }
 
-#[test]
-fn header_in_no_region_fails() {
-    let gap = answered(|_, chain| chain[0].addr = NOWHERE);
-    let across_the_end = answered(|_, chain| chain[0].addr = 16 * MIB - 8);
-    let wrapping = answered(|_, chain| chain[0].addr = u64::MAX - 7);
+fn header_in_no_region_fails(ring: Format) {
+    let gap = answered(ring, |_, chain| chain[0].addr = NOWHERE);
+    let across_the_end = answered(ring, |_, chain| chain[0].addr = 16 * MIB - 8);
+    let wrapping = answered(ring, |_, chain| chain[0].addr = u64::MAX - 7);
     assert_eq!((gap, across_the_end, wrapping), (IOERR, IOERR, IOERR));
 }
 
-#[test]
-fn header_that_is_too_short_or_empty_fails() {
-    let short = answered(|_, chain| chain[0].len_bytes = 15);
-    let empty = answered(|_, chain| chain[0].len_bytes = 0);
+fn header_that_is_too_short_or_empty_fails(ring: Format) {
+    let short = answered(ring, |_, chain| chain[0].len_bytes = 15);
+    let empty = answered(ring, |_, chain| chain[0].len_bytes = 0);
     assert_eq!((short, empty), (IOERR, IOERR));
 }
 
-#[test]
-fn data_in_no_region_fails() {
-    let gap = answered(|_, chain| chain[1].addr = NOWHERE);
-    let across_the_end = answered(|_, chain| chain[1].addr = 16 * MIB - 256);
-    let wrapping = answered(|_, chain| chain[1].addr = u64::MAX - 255);
+fn data_in_no_region_fails(ring: Format) {
+    let gap = answered(ring, |_, chain| chain[1].addr = NOWHERE);
+    let across_the_end = answered(ring, |_, chain| chain[1].addr = 16 * MIB - 256);
+    let wrapping = answered(ring, |_, chain| chain[1].addr = u64::MAX - 255);
     assert_eq!((gap, across_the_end, wrapping), (IOERR, IOERR, IOERR));
 }
 
-#[test]
-fn data_longer_than_memory_and_disk_fails() {
-    let answer = answered(|_, chain| chain[1].len_bytes = u32::MAX - 511);
+fn data_longer_than_memory_and_disk_fails(ring: Format) {
+    let answer = answered(ring, |_, chain| chain[1].len_bytes = u32::MAX - 511);
     assert_eq!(answer, IOERR);
 }
 
-#[test]
-fn write_from_no_region_fails_and_leaves_the_disk_alone() {
+fn write_from_no_region_fails_and_leaves_the_disk_alone(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut raw) = raw_guest(&rig);
+    let (_front_end, mut raw) = hostile_guest(&rig, ring);
     let at = raw.area();
     raw.store(at + 0x100, &header_bytes(kind::OUT, 0));
     let chain = [readable(at + 0x100, 16, 1), readable(16 * MIB - 256, 512, 2), last(at + 0x800, 1)];
@@ -139,10 +150,9 @@ fn write_from_no_region_fails_and_leaves_the_disk_alone() {
     assert!(raw.works());
 }
 
-#[test]
-fn sectors_past_the_end_fail_whatever_the_overflow() {
+fn sectors_past_the_end_fail_whatever_the_overflow(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut raw) = raw_guest(&rig);
+    let (_front_end, mut raw) = hostile_guest(&rig, ring);
     let at = raw.area();
     let sectors = [32_768, 1 << 55, u64::MAX / 512, u64::MAX / 512 + 1, u64::MAX];
     for sector in sectors {
@@ -155,7 +165,7 @@ fn sectors_past_the_end_fail_whatever_the_overflow() {
 
 #[test]
 fn indirect_table_that_loops_is_given_back_unwritten() {
-    let answer = answered(|raw, chain| {
+    let answer = answered(Format::Split, |raw, chain| {
         let at = raw.area() + 0x4000;
         raw.set_table(at, &[readable(raw.area(), 16, 1), readable(raw.area(), 16, 0)]);
         chain[0] = table(at, 32);
@@ -165,7 +175,7 @@ fn indirect_table_that_loops_is_given_back_unwritten() {
 
 #[test]
 fn indirect_next_outside_its_table_is_given_back_unwritten() {
-    let answer = answered(|raw, chain| {
+    let answer = answered(Format::Split, |raw, chain| {
         let at = raw.area() + 0x4000;
         raw.set_table(at, &[readable(raw.area(), 16, 2), *chain.last().unwrap(), *chain.last().unwrap()]);
         chain[0] = table(at, 32);
@@ -175,7 +185,7 @@ fn indirect_next_outside_its_table_is_given_back_unwritten() {
 
 #[test]
 fn indirect_table_inside_a_table_is_given_back_unwritten() {
-    let answer = answered(|raw, chain| {
+    let answer = answered(Format::Split, |raw, chain| {
         let at = raw.area() + 0x4000;
         raw.set_table(at, &[readable(raw.area(), 16, 1), table(at, 32)]);
         chain[0] = table(at, 32);
@@ -183,9 +193,8 @@ fn indirect_table_inside_a_table_is_given_back_unwritten() {
     assert_eq!(answer, NOT_WRITTEN);
 }
 
-#[test]
-fn indirect_table_with_a_next_descriptor_is_given_back_unwritten() {
-    let answer = answered(|raw, chain| {
+fn indirect_table_with_a_next_descriptor_is_given_back_unwritten(ring: Format) {
+    let answer = answered(ring, |raw, chain| {
         let at = raw.area() + 0x4000;
         raw.set_table(at, &[readable(raw.area(), 16, 1), last(raw.area() + 0x800, 1)]);
         chain[0] = RawDescriptor { flags: RawDescriptor::INDIRECT | RawDescriptor::NEXT, ..table(at, 32) };
@@ -193,9 +202,8 @@ fn indirect_table_with_a_next_descriptor_is_given_back_unwritten() {
     assert_eq!(answer, NOT_WRITTEN);
 }
 
-#[test]
-fn indirect_table_of_65_535_entries_is_given_back_unwritten() {
-    let answer = answered(|raw, chain| {
+fn indirect_table_of_65_535_entries_is_given_back_unwritten(ring: Format) {
+    let answer = answered(ring, |raw, chain| {
         let at = 8 * MIB;
         let entries = (0..u16::MAX).map(|i| readable(raw.area(), 16, i.saturating_add(1)));
         raw.set_table(at, &entries.collect::<Vec<_>>());
@@ -204,29 +212,26 @@ fn indirect_table_of_65_535_entries_is_given_back_unwritten() {
     assert_eq!(answer, NOT_WRITTEN);
 }
 
-#[test]
-fn indirect_table_of_no_or_broken_entries_is_given_back_unwritten() {
-    let empty = answered(|raw, chain| chain[0] = table(raw.area() + 0x4000, 0));
-    let ragged = answered(|raw, chain| chain[0] = table(raw.area() + 0x4000, 40));
-    let four_gib = answered(|raw, chain| chain[0] = table(raw.area() + 0x4000, !15));
+fn indirect_table_of_no_or_broken_entries_is_given_back_unwritten(ring: Format) {
+    let empty = answered(ring, |raw, chain| chain[0] = table(raw.area() + 0x4000, 0));
+    let ragged = answered(ring, |raw, chain| chain[0] = table(raw.area() + 0x4000, 40));
+    let four_gib = answered(ring, |raw, chain| chain[0] = table(raw.area() + 0x4000, !15));
     assert_eq!((empty, ragged, four_gib), (NOT_WRITTEN, NOT_WRITTEN, NOT_WRITTEN));
 }
 
-#[test]
-fn indirect_table_in_no_region_is_given_back_unwritten() {
-    let gap = answered(|_, chain| chain[0] = table(NOWHERE, 48));
-    let across_the_end = answered(|raw, chain| {
+fn indirect_table_in_no_region_is_given_back_unwritten(ring: Format) {
+    let gap = answered(ring, |_, chain| chain[0] = table(NOWHERE, 48));
+    let across_the_end = answered(ring, |raw, chain| {
         raw.set_table(16 * MIB - 16, &[readable(raw.area(), 16, 1)]);
         chain[0] = table(16 * MIB - 16, 32);
     });
-    let wrapping = answered(|_, chain| chain[0] = table(u64::MAX - 15, 32));
+    let wrapping = answered(ring, |_, chain| chain[0] = table(u64::MAX - 15, 32));
     assert_eq!((gap, across_the_end, wrapping), (NOT_WRITTEN, NOT_WRITTEN, NOT_WRITTEN));
 }
 
-#[test]
-fn every_descriptor_of_the_ring_in_one_chain_is_read_and_one_more_is_not() {
+fn every_descriptor_of_the_ring_in_one_chain_is_read_and_one_more_is_not(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut raw) = raw_guest(&rig);
+    let (_front_end, mut raw) = hostile_guest(&rig, ring);
     let at = raw.area();
     let mut chain: Vec<_> =
         (0..256).map(|i| writable(at + 0x1000 + u64::from(i) * 512, 512, i + 1)).collect();

@@ -172,7 +172,7 @@ fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
     let front_end = hostile(&rig, 32 * MIB);
     let start = |queue| {
         let base = 20 * MIB + u64::from(queue) * MIB;
-        RawGuest::over(front_end.start_queue_at(base, queue, 1024))
+        RawGuest::over(front_end.start_queue_at(base, queue, 1024, feature::USUAL))
     };
     let raws: Vec<_> = (0..4).map(start).collect();
     let read = [readable(HEADER, 16, 1), writable(16 * MIB, 4096, 2), last(STATUS, 1)];

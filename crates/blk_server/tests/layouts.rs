@@ -8,8 +8,10 @@ mod rig;
 
 use std::collections::HashSet;
 
-use rig::raw_guest::{PLAIN, RawGuest, connected, last, range, readable, table, writable};
-use rig::{Guest, MIB, Options, Rig, feature, header_bytes, kind, ready};
+use rig::format::{Format, on_both_formats};
+use rig::packed_guest::hostile_over;
+use rig::raw_guest::{connected, last, range, readable, table, writable};
+use rig::{Guest, MIB, Options, Rig, header_bytes, kind, ready};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);
@@ -25,10 +27,31 @@ fn writes_and_reads(guest: &mut Guest, count: u64) -> bool {
     written && read.data.chunks(512).zip(0u64..).all(|(data, sector)| data == [sector as u8; 512])
 }
 
-#[test]
-fn header_in_three_pieces_and_status_at_the_end_of_the_data_descriptor() {
+on_both_formats! {
+    header_in_three_pieces_and_status_at_the_end_of_the_data_descriptor,
+    header_and_data_of_a_write_in_one_descriptor,
+    header_split_over_what_also_holds_data,
+    pieces_misaligned_for_direct_io_are_read_and_written_all_the_same,
+    misaligned_request_longer_than_a_bounce_buffer_is_whole,
+    empty_descriptors_between_the_others_carry_nothing,
+    indirect_chain_reads_and_writes_from_a_table_at_any_address,
+    indirect_chain_longer_than_a_small_queue_is_read_up_to_the_length_seg_max_promised,
+    ring_without_event_idx_wraps_and_goes_on,
+    ring_with_event_idx_wraps_and_goes_on,
+    indices_wrap_past_16_bits_with_event_idx,
+    queue_of_two_entries_serves_with_data_and_status_in_one_descriptor,
+    requests_of_one_to_1022_segments_are_whole,
+    more_requests_than_large_buffers_on_four_queues_all_complete,
+    more_requests_than_the_engine_takes_on_four_queues_all_complete,
+    buffers_across_two_adjacent_regions_are_whole,
+    indirect_table_across_two_adjacent_regions_is_read,
+    rings_and_buffers_above_four_gib_work,
+    data_between_two_regions_fails_and_the_next_request_works,
+}
+
+fn header_in_three_pieces_and_status_at_the_end_of_the_data_descriptor(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     guest.write(4, &pattern(512));
     let at = guest.area();
     guest.view.store(at, &header_bytes(kind::IN, 4)).unwrap();
@@ -37,10 +60,9 @@ fn header_in_three_pieces_and_status_at_the_end_of_the_data_descriptor() {
     assert_eq!((answer.status, answer.used_bytes, answer.data), (OK, 513, pattern(512)));
 }
 
-#[test]
-fn header_and_data_of_a_write_in_one_descriptor() {
+fn header_and_data_of_a_write_in_one_descriptor(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let at = guest.area();
     guest.view.store(at, &header_bytes(kind::OUT, 9)).unwrap();
     guest.view.store(at + 16, &pattern(1024)).unwrap();
@@ -49,10 +71,9 @@ fn header_and_data_of_a_write_in_one_descriptor() {
     assert_eq!(rig.image_bytes(9 * 512, 1024), pattern(1024));
 }
 
-#[test]
-fn header_split_over_what_also_holds_data() {
+fn header_split_over_what_also_holds_data(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let at = guest.area();
     let bytes = [header_bytes(kind::OUT, 0).to_vec(), pattern(512)].concat();
     guest.view.store(at, &bytes[..10]).unwrap();
@@ -64,10 +85,9 @@ fn header_split_over_what_also_holds_data() {
     assert_eq!(rig.image_bytes(0, 512), pattern(512));
 }
 
-#[test]
-fn pieces_misaligned_for_direct_io_are_read_and_written_all_the_same() {
+fn pieces_misaligned_for_direct_io_are_read_and_written_all_the_same(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let at = guest.area();
     let pieces = [range(at + 0x1001, 3), range(at + 0x2003, 509), range(at + 0x3005, 1024)];
     let data = pattern(1536);
@@ -84,10 +104,9 @@ fn pieces_misaligned_for_direct_io_are_read_and_written_all_the_same() {
     assert_eq!((read.status, read.used_bytes, read.data), (OK, 1537, data));
 }
 
-#[test]
-fn misaligned_request_longer_than_a_bounce_buffer_is_whole() {
+fn misaligned_request_longer_than_a_bounce_buffer_is_whole(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let at = 8 * MIB + 1;
     let data = pattern(768 * 1024 + 512);
     guest.view.store(at, &data).unwrap();
@@ -102,10 +121,9 @@ fn misaligned_request_longer_than_a_bounce_buffer_is_whole() {
     assert!(guest.bytes(at + 2 * MIB, data.len()) == data);
 }
 
-#[test]
-fn empty_descriptors_between_the_others_carry_nothing() {
+fn empty_descriptors_between_the_others_carry_nothing(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     guest.write(0, &pattern(512));
     let at = guest.area();
     guest.view.store(at, &header_bytes(kind::IN, 0)).unwrap();
@@ -115,10 +133,9 @@ fn empty_descriptors_between_the_others_carry_nothing() {
     assert_eq!((answer.status, answer.used_bytes, answer.data), (OK, 513, pattern(512)));
 }
 
-#[test]
-fn indirect_chain_reads_and_writes_from_a_table_at_any_address() {
+fn indirect_chain_reads_and_writes_from_a_table_at_any_address(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let at = guest.area();
     guest.view.store(at, &header_bytes(kind::OUT, 2)).unwrap();
     guest.view.store(at + 0x1000, &pattern(1024)).unwrap();
@@ -132,11 +149,10 @@ fn indirect_chain_reads_and_writes_from_a_table_at_any_address() {
     assert_eq!(rig.image_bytes(1024, 1024), pattern(1024));
 }
 
-#[test]
-fn indirect_chain_longer_than_a_small_queue_is_read_up_to_the_length_seg_max_promised() {
+fn indirect_chain_longer_than_a_small_queue_is_read_up_to_the_length_seg_max_promised(ring: Format) {
     let rig = Rig::start(Options { queue_size: 256, ..Options::default() });
-    let front_end = connected(&rig, PLAIN);
-    let mut raw = RawGuest::over(front_end.start_queue(0, 16, PLAIN));
+    let front_end = connected(&rig, ring.plain());
+    let mut raw = hostile_over(front_end.start_queue(0, 16, ring.plain()), ring);
     let (at, entries) = (raw.area(), 8 * MIB);
     let mut chain: Vec<_> =
         (0..256).map(|i| writable(at + 0x1000 + u64::from(i) * 512, 512, i + 1)).collect();
@@ -148,24 +164,21 @@ fn indirect_chain_longer_than_a_small_queue_is_read_up_to_the_length_seg_max_pro
     assert_eq!(raw.exchange(&[table(entries, 257 * 16)]), (0, 0xff));
 }
 
-#[test]
-fn ring_without_event_idx_wraps_and_goes_on() {
+fn ring_without_event_idx_wraps_and_goes_on(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, PLAIN);
+    let (_front_end, mut guest) = ready(&rig, ring.plain());
     assert!(writes_and_reads(&mut guest, 400));
 }
 
-#[test]
-fn ring_with_event_idx_wraps_and_goes_on() {
+fn ring_with_event_idx_wraps_and_goes_on(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     assert!(writes_and_reads(&mut guest, 400));
 }
 
-#[test]
-fn indices_wrap_past_16_bits_with_event_idx() {
+fn indices_wrap_past_16_bits_with_event_idx(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let at = guest.area();
     guest.view.store(at, &header_bytes(kind::GET_ID, 0)).unwrap();
     for _ in 0..33_000 {
@@ -177,11 +190,10 @@ fn indices_wrap_past_16_bits_with_event_idx() {
     assert_eq!(guest.read(0, 512).status, OK);
 }
 
-#[test]
-fn queue_of_two_entries_serves_with_data_and_status_in_one_descriptor() {
+fn queue_of_two_entries_serves_with_data_and_status_in_one_descriptor(ring: Format) {
     let rig = Rig::start(Options { queue_size: 2, ..Options::default() });
-    let front_end = connected(&rig, feature::USUAL);
-    let mut guest = front_end.start_queue(0, 2, feature::USUAL);
+    let front_end = connected(&rig, ring.usual());
+    let mut guest = front_end.start_queue(0, 2, ring.usual());
     let at = guest.area();
     guest.view.store(at, &[header_bytes(kind::OUT, 1).to_vec(), pattern(512)].concat()).unwrap();
     assert_eq!(guest.exchange(&[range(at, 528)], &[range(at + 0x800, 1)]).status, OK);
@@ -191,11 +203,10 @@ fn queue_of_two_entries_serves_with_data_and_status_in_one_descriptor() {
     assert_eq!(front_end.config(12, 4), 1u32.to_le_bytes());
 }
 
-#[test]
-fn requests_of_one_to_1022_segments_are_whole() {
+fn requests_of_one_to_1022_segments_are_whole(ring: Format) {
     let rig = Rig::start(Options { queue_size: 1024, ..Options::default() });
-    let front_end = connected(&rig, feature::USUAL);
-    let mut guest = front_end.start_queue(0, 1024, feature::USUAL);
+    let front_end = connected(&rig, ring.usual());
+    let mut guest = front_end.start_queue(0, 1024, ring.usual());
     assert_eq!(front_end.config(12, 4), 1022u32.to_le_bytes());
     for count in [1, 2, 7, 8, 9, 64, 511, 1022] {
         let data: Vec<u8> = (0..count * 512).map(|i| (i / 512 + i % 199 + count) as u8).collect();
@@ -229,11 +240,10 @@ fn fill(guest: &mut Guest, requests: u64, pieces: u64) -> HashSet<u64> {
     (0..requests).map(one).collect()
 }
 
-#[test]
-fn more_requests_than_large_buffers_on_four_queues_all_complete() {
+fn more_requests_than_large_buffers_on_four_queues_all_complete(ring: Format) {
     let rig = Rig::start(Options::default());
-    let front_end = connected(&rig, feature::USUAL);
-    let mut guests: Vec<_> = (0..4).map(|i| front_end.start_queue(i, 256, feature::USUAL)).collect();
+    let front_end = connected(&rig, ring.usual());
+    let mut guests: Vec<_> = (0..4).map(|i| front_end.start_queue(i, 256, ring.usual())).collect();
     let mut waiting: Vec<_> = guests.iter_mut().map(|guest| fill(guest, 20, 10)).collect();
     guests.iter_mut().for_each(Guest::submit);
     for (guest, waiting) in guests.iter_mut().zip(&mut waiting) {
@@ -244,11 +254,10 @@ fn more_requests_than_large_buffers_on_four_queues_all_complete() {
     }
 }
 
-#[test]
-fn more_requests_than_the_engine_takes_on_four_queues_all_complete() {
+fn more_requests_than_the_engine_takes_on_four_queues_all_complete(ring: Format) {
     let rig = Rig::start(Options { queue_size: 1024, ..Options::default() });
-    let front_end = connected(&rig, feature::USUAL);
-    let mut guests: Vec<_> = (0..4).map(|i| front_end.start_queue(i, 1024, feature::USUAL)).collect();
+    let front_end = connected(&rig, ring.usual());
+    let mut guests: Vec<_> = (0..4).map(|i| front_end.start_queue(i, 1024, ring.usual())).collect();
     let mut waiting: Vec<_> = guests.iter_mut().map(|guest| fill(guest, 341, 1)).collect();
     guests.iter_mut().for_each(Guest::submit);
     for (guest, waiting) in guests.iter_mut().zip(&mut waiting) {
@@ -259,13 +268,12 @@ fn more_requests_than_the_engine_takes_on_four_queues_all_complete() {
     }
 }
 
-#[test]
-fn buffers_across_two_adjacent_regions_are_whole() {
+fn buffers_across_two_adjacent_regions_are_whole(ring: Format) {
     let rig = Rig::start(Options::default());
     let mut front_end = rig.connect();
-    front_end.negotiate(feature::USUAL);
+    front_end.negotiate(ring.usual());
     front_end.share_regions(&[(0, 8 * MIB), (8 * MIB, 8 * MIB)]);
-    let mut guest = front_end.start_queue(0, 256, feature::USUAL);
+    let mut guest = front_end.start_queue(0, 256, ring.usual());
     let border = 8 * MIB;
     guest.view.store(border - 5000, &pattern(10_240)).unwrap();
     let head = guest.area();
@@ -279,13 +287,12 @@ fn buffers_across_two_adjacent_regions_are_whole() {
     assert_eq!((read.status, read.data), (OK, pattern(10_240)));
 }
 
-#[test]
-fn indirect_table_across_two_adjacent_regions_is_read() {
+fn indirect_table_across_two_adjacent_regions_is_read(ring: Format) {
     let rig = Rig::start(Options::default());
     let mut front_end = rig.connect();
-    front_end.negotiate(feature::USUAL);
+    front_end.negotiate(ring.usual());
     front_end.share_regions(&[(0, 8 * MIB), (8 * MIB, 8 * MIB)]);
-    let mut guest = front_end.start_queue(0, 256, feature::USUAL);
+    let mut guest = front_end.start_queue(0, 256, ring.usual());
     let at = guest.area();
     guest.view.store(at, &header_bytes(kind::IN, 0)).unwrap();
     let writable = [range(at + 0x1000, 512), range(at + 0x800, 1)];
@@ -293,14 +300,13 @@ fn indirect_table_across_two_adjacent_regions_is_read() {
     assert_eq!((read.status, read.used_bytes), (OK, 513));
 }
 
-#[test]
-fn rings_and_buffers_above_four_gib_work() {
+fn rings_and_buffers_above_four_gib_work(ring: Format) {
     const HIGH: u64 = 5 << 30;
     let rig = Rig::start(Options::default());
     let mut front_end = rig.connect();
-    front_end.negotiate(feature::USUAL);
+    front_end.negotiate(ring.usual());
     front_end.share_regions(&[(0, 8 * MIB), (HIGH, 8 * MIB)]);
-    let mut guest = front_end.start_queue_at(HIGH, 0, 256);
+    let mut guest = front_end.start_queue_at(HIGH, 0, 256, ring.usual());
     guest.view.store(HIGH + 2 * MIB, &pattern(4096)).unwrap();
     let head = HIGH + MIB;
     let write = guest.scattered(kind::OUT, 8, head, &[range(HIGH + 2 * MIB, 4096)]).unwrap();
@@ -313,13 +319,12 @@ fn rings_and_buffers_above_four_gib_work() {
     assert_eq!(guest.bytes(HIGH + 3 * MIB, 4096), pattern(4096));
 }
 
-#[test]
-fn data_between_two_regions_fails_and_the_next_request_works() {
+fn data_between_two_regions_fails_and_the_next_request_works(ring: Format) {
     let rig = Rig::start(Options::default());
     let mut front_end = rig.connect();
-    front_end.negotiate(feature::USUAL);
+    front_end.negotiate(ring.usual());
     front_end.share_regions(&[(0, 8 * MIB), (9 * MIB, 7 * MIB)]);
-    let mut guest = front_end.start_queue(0, 256, feature::USUAL);
+    let mut guest = front_end.start_queue(0, 256, ring.usual());
     let head = guest.area();
     let read = guest.scattered(kind::IN, 0, head, &[range(8 * MIB - 512, 1024)]).unwrap();
     guest.submit();

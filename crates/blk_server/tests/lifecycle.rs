@@ -16,6 +16,7 @@ use std::time::Duration;
 use blk_server::{ServerError, SocketConfig, SocketError, Wce};
 use disk_image::{HostOpener, Image, ImageOptions, Opener};
 use io_engine::{EngineConfig, Fault, IoUringEngine, When};
+use rig::format::{Format, on_both_formats};
 use rig::passed::{add_transfer, faulty, hold, let_go, serves, works};
 use rig::{CALM, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready, vring_state};
 
@@ -41,11 +42,14 @@ fn stop_finishes_what_is_in_flight_and_is_clean() {
     assert!(!rig.socket.exists());
 }
 
-#[test]
-fn requests_put_after_the_stop_began_stay_in_the_ring_for_the_next_server() {
+on_both_formats! {
+    requests_put_after_the_stop_began_stay_in_the_ring_for_the_next_server,
+}
+
+fn requests_put_after_the_stop_began_stay_in_the_ring_for_the_next_server(ring: Format) {
     let (options, engine) = faulty();
     let mut rig = Rig::start(options);
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let witness = rig.connect();
     assert_eq!(witness.ask_u64(code::GET_QUEUE_NUM), 4);
     hold(&engine);
@@ -66,7 +70,7 @@ fn requests_put_after_the_stop_began_stay_in_the_ring_for_the_next_server() {
 
     rig.start_server(Options::default());
     let mut next = rig.connect();
-    next.negotiate(feature::USUAL);
+    next.negotiate(ring.usual());
     rig::passed::share(&mut next, guest.view.memory().regions().to_vec());
     next.announce_queue(&guest);
     next.ok(code::SET_VRING_ENABLE, &vring_state(0, 1), &[]);

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_mem::{GuestRange, MemoryView, Region};
+use rig::format::{Format, on_both_formats};
 use rig::passed::{
     Pending, add_transfer, faulty, hold, let_go, mappings, memfd, region, serves, share, table_of, transfer,
     works,
@@ -33,11 +34,20 @@ fn ready_in(rig: &Rig, fd: &OwnedFd) -> (FrontEnd, Guest) {
 }
 
 fn ready_with(rig: &Rig, regions: Vec<Arc<Region>>) -> (FrontEnd, Guest) {
+    ready_with_features(rig, regions, feature::USUAL)
+}
+
+fn ready_with_features(rig: &Rig, regions: Vec<Arc<Region>>, features: u64) -> (FrontEnd, Guest) {
     let mut front_end = rig.connect();
-    front_end.negotiate(feature::USUAL);
+    front_end.negotiate(features);
     share(&mut front_end, regions);
-    let guest = front_end.start_queue(0, 256, feature::USUAL);
+    let guest = front_end.start_queue(0, 256, features);
     (front_end, guest)
+}
+
+on_both_formats! {
+    regions_come_and_go_while_the_queue_is_busy,
+    queue_whose_ring_loses_its_region_goes_on_when_it_is_back,
 }
 
 /// Adds a region of the test's file; the guest may use it from now on.
@@ -221,11 +231,11 @@ fn requests_put_while_a_removal_drains_the_queue_are_served_after_it() {
     assert_eq!((first.status(&guest), second.status(&guest)), (OK, OK));
 }
 
-#[test]
-fn regions_come_and_go_while_the_queue_is_busy() {
+fn regions_come_and_go_while_the_queue_is_busy(ring: Format) {
     let rig = Rig::start(Options::default());
     let (main, extra) = (memfd(16 * MIB), memfd(MIB));
-    let (mut front_end, mut guest) = ready_in(&rig, &main);
+    let regions = vec![region(&main, 0, 16 * MIB, 0)];
+    let (mut front_end, mut guest) = ready_with_features(&rig, regions, ring.usual());
     for round in 0..50 {
         let busy: Vec<Pending> =
             (0..32).map(|n| add_transfer(&mut guest, kind::IN, n * 8, 8 * MIB + n * 4096, 4096)).collect();
@@ -253,11 +263,11 @@ fn memory_is_unmapped_after_the_front_end_is_gone() {
 }
 
 /// A front-end that makes a region larger removes it and adds another, under a running queue.
-#[test]
-fn queue_whose_ring_loses_its_region_goes_on_when_it_is_back() {
+fn queue_whose_ring_loses_its_region_goes_on_when_it_is_back(ring: Format) {
     let rig = Rig::start(Options::default());
     let file = memfd(16 * MIB);
-    let (front_end, mut guest) = ready_in(&rig, &file);
+    let regions = vec![region(&file, 0, 16 * MIB, 0)];
+    let (front_end, mut guest) = ready_with_features(&rig, regions, ring.usual());
     assert!(serves(&mut guest));
     let body = single_region_bytes(&front_end.memory.regions()[0]);
     front_end.ok(code::REM_MEM_REG, &body, &[]);

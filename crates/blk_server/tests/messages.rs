@@ -318,14 +318,6 @@ fn queue_size_that_is_no_power_of_two_or_above_the_limit_is_refused() {
 }
 
 #[test]
-fn ring_base_beyond_16_bits_is_refused() {
-    let rig = Rig::start(Options::default());
-    let front_end = negotiated(&rig);
-    assert!(is_refused(&front_end, code::SET_VRING_BASE, &vring_state(0, 65_536), &[]));
-    front_end.ok(code::SET_VRING_BASE, &vring_state(0, 65_535), &[]);
-}
-
-#[test]
 fn queue_enabled_before_it_has_addresses_and_kick_runs_once_it_has_them() {
     let rig = Rig::start(Options::default());
     let mut front_end = negotiated(&rig);

@@ -11,16 +11,32 @@ mod rig;
 use std::fs::OpenOptions;
 
 use disk_image::{Access, HostOpener, Image, ImageOptions};
+use rig::format::{Format, on_both_formats};
 use rig::{MIB, Options, Rig, feature, kind, ready, segment_bytes};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);
 const UNSUPP: Option<u8> = Some(2);
 
-#[test]
-fn written_sectors_are_read_back_and_are_in_the_file() {
+on_both_formats! {
+    written_sectors_are_read_back_and_are_in_the_file,
+    flush_is_answered_and_get_id_tells_the_serial,
+    unknown_type_is_unsupported_and_the_next_request_works,
+    requests_past_the_capacity_fail_whatever_the_arithmetic,
+    used_length_counts_what_was_stored_and_the_status_for_every_kind,
+    serial_is_cut_to_the_room_there_is,
+    requests_of_no_bytes_or_no_sectors_succeed,
+    data_that_is_not_whole_sectors_fails,
+    read_only_disk_says_so_and_refuses_whatever_would_change_it,
+    block_size_of_4096_is_told_and_smaller_requests_fail,
+    image_truncated_under_the_guest_fails_reads_and_never_makes_up_zeroes,
+    image_truncated_inside_a_sector_fails_that_sector_through_the_page_cache_too,
+    image_that_grew_is_larger_for_the_guest_after_a_refresh,
+}
+
+fn written_sectors_are_read_back_and_are_in_the_file(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let data: Vec<u8> = (0..8192u32).map(|i| (i % 251) as u8).collect();
     let written = guest.write(16, &data);
     let read = guest.read(16, 8192);
@@ -30,10 +46,9 @@ fn written_sectors_are_read_back_and_are_in_the_file() {
     assert_eq!(rig.image_bytes(16 * 512, 8192), data);
 }
 
-#[test]
-fn flush_is_answered_and_get_id_tells_the_serial() {
+fn flush_is_answered_and_get_id_tells_the_serial(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let flushed = guest.request(kind::FLUSH, 0, &[], 0);
     let id = guest.request(kind::GET_ID, 0, &[], 20);
     assert_eq!((flushed.status, flushed.used_bytes), (OK, 1));
@@ -41,18 +56,16 @@ fn flush_is_answered_and_get_id_tells_the_serial() {
     assert!(id.data.iter().all(u8::is_ascii_hexdigit));
 }
 
-#[test]
-fn unknown_type_is_unsupported_and_the_next_request_works() {
+fn unknown_type_is_unsupported_and_the_next_request_works(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     assert_eq!(guest.request(77, 0, &[], 512).status, UNSUPP);
     assert_eq!(guest.read(0, 512).status, OK);
 }
 
-#[test]
-fn requests_past_the_capacity_fail_whatever_the_arithmetic() {
+fn requests_past_the_capacity_fail_whatever_the_arithmetic(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let capacity = 16 * rig::MIB / 512;
     assert_eq!(guest.read(capacity - 1, 512).status, OK);
     assert_eq!(guest.read(capacity - 1, 1024).status, IOERR);
@@ -61,10 +74,9 @@ fn requests_past_the_capacity_fail_whatever_the_arithmetic() {
     assert_eq!(guest.write(u64::MAX / 512, &[1; 512]).status, IOERR);
 }
 
-#[test]
-fn used_length_counts_what_was_stored_and_the_status_for_every_kind() {
+fn used_length_counts_what_was_stored_and_the_status_for_every_kind(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let segment = segment_bytes(0, 8, 0);
     let good = [
         guest.read(0, 4096).used_bytes,
@@ -83,10 +95,9 @@ fn used_length_counts_what_was_stored_and_the_status_for_every_kind() {
     assert_eq!((good, failed), ([4097, 1, 1, 21, 1, 1], [1; 4]));
 }
 
-#[test]
-fn serial_is_cut_to_the_room_there_is() {
+fn serial_is_cut_to_the_room_there_is(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let whole = guest.request(kind::GET_ID, 0, &[], 20);
     let short = guest.request(kind::GET_ID, 0, &[], 5);
     let none = guest.request(kind::GET_ID, 0, &[], 0);
@@ -96,10 +107,9 @@ fn serial_is_cut_to_the_room_there_is() {
     assert_eq!((long.status, &long.data[..20]), (OK, &whole.data[..]));
 }
 
-#[test]
-fn requests_of_no_bytes_or_no_sectors_succeed() {
+fn requests_of_no_bytes_or_no_sectors_succeed(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     let read = guest.read(3, 0);
     let write = guest.write(3, &[]);
     let discard = guest.request(kind::DISCARD, 0, &segment_bytes(3, 0, 0), 0);
@@ -108,21 +118,19 @@ fn requests_of_no_bytes_or_no_sectors_succeed() {
     assert_eq!(guest.read(1 << 40, 0).status, IOERR);
 }
 
-#[test]
-fn data_that_is_not_whole_sectors_fails() {
+fn data_that_is_not_whole_sectors_fails(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     assert_eq!(guest.read(0, 511).status, IOERR);
     assert_eq!(guest.write(0, &[1; 513]).status, IOERR);
     assert_eq!(rig.image_bytes(0, 513), vec![0; 513]);
 }
 
-#[test]
-fn read_only_disk_says_so_and_refuses_whatever_would_change_it() {
+fn read_only_disk_says_so_and_refuses_whatever_would_change_it(ring: Format) {
     let mut options = Options::default();
     options.image.access = Access::ReadOnly;
     let rig = Rig::start(options);
-    let (front_end, mut guest) = ready(&rig, feature::USUAL | feature::RO);
+    let (front_end, mut guest) = ready(&rig, ring.usual() | feature::RO);
     let offered = front_end.ask_u64(rig::code::GET_FEATURES);
     assert_eq!(offered & (feature::RO | feature::DISCARD | feature::WRITE_ZEROES), feature::RO);
     assert_eq!(guest.write(0, &[1; 512]).status, IOERR);
@@ -141,12 +149,11 @@ fn read_only_disk_can_be_served_twice_at_once() {
     assert!(Image::open(&HostOpener, &image).is_ok());
 }
 
-#[test]
-fn block_size_of_4096_is_told_and_smaller_requests_fail() {
+fn block_size_of_4096_is_told_and_smaller_requests_fail(ring: Format) {
     let mut options = Options::default();
     options.image.block_size = Some(4096);
     let rig = Rig::start(options);
-    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (front_end, mut guest) = ready(&rig, ring.usual());
     assert_eq!(front_end.config(20, 4), 4096u32.to_le_bytes());
     assert_eq!(guest.read(0, 512).status, IOERR);
     assert_eq!(guest.read(1, 4096).status, IOERR);
@@ -155,10 +162,9 @@ fn block_size_of_4096_is_told_and_smaller_requests_fail() {
     assert_eq!(guest.read(8, 4096).data, vec![1; 4096]);
 }
 
-#[test]
-fn image_truncated_under_the_guest_fails_reads_and_never_makes_up_zeroes() {
+fn image_truncated_under_the_guest_fails_reads_and_never_makes_up_zeroes(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     assert_eq!(guest.write(0, &[7; 8192]).status, OK);
     OpenOptions::new().write(true).open(&rig.image).unwrap().set_len(4096).unwrap();
     assert_eq!(guest.read(0, 4096).data, vec![7; 4096]);
@@ -168,10 +174,9 @@ fn image_truncated_under_the_guest_fails_reads_and_never_makes_up_zeroes() {
     assert_eq!(guest.read(0, 512).status, OK);
 }
 
-#[test]
-fn image_truncated_inside_a_sector_fails_that_sector_through_the_page_cache_too() {
+fn image_truncated_inside_a_sector_fails_that_sector_through_the_page_cache_too(ring: Format) {
     let rig = Rig::start(Options::buffered());
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (_front_end, mut guest) = ready(&rig, ring.usual());
     assert_eq!(guest.write(0, &[7; 4096]).status, OK);
     OpenOptions::new().write(true).open(&rig.image).unwrap().set_len(1000).unwrap();
     assert_eq!(guest.read(0, 512).status, OK);
@@ -179,10 +184,9 @@ fn image_truncated_inside_a_sector_fails_that_sector_through_the_page_cache_too(
     assert_eq!(guest.read(0, 4096).status, IOERR);
 }
 
-#[test]
-fn image_that_grew_is_larger_for_the_guest_after_a_refresh() {
+fn image_that_grew_is_larger_for_the_guest_after_a_refresh(ring: Format) {
     let rig = Rig::start(Options::default());
-    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (front_end, mut guest) = ready(&rig, ring.usual());
     OpenOptions::new().write(true).open(&rig.image).unwrap().set_len(32 * MIB).unwrap();
     assert_eq!(guest.read(20 * MIB / 512, 512).status, IOERR);
     rig.server.as_ref().unwrap().refresh_capacities();
@@ -194,5 +198,5 @@ fn image_that_grew_is_larger_for_the_guest_after_a_refresh() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn requests_are_answered_on_the_guests_kernel() {
-    other_kernel::tests_pass("requests_are_answered_on_the_guests_kernel", 14);
+    other_kernel::tests_pass("requests_are_answered_on_the_guests_kernel", 27);
 }

@@ -3,6 +3,9 @@
 //! Memory is a memfd that only the server maps. The crate passes a buffer's own address on as the guest
 //! address, so on this side a plain vector of the same length lends its addresses, and what lies there is
 //! read and written through the memfd.
+//!
+//! With packed rings the crate sends SET_VRING_BASE 0, though both wrap counters of a new ring are 1 (virtio 1.3
+//! §2.8.1), which makes `0x8000_8000`: a ring that was never used starts at its beginning whatever the base.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 #[cfg(target_arch = "x86_64")] // what a guest is made of
@@ -16,6 +19,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::Instant;
 
+use rig::format::{Format, on_both_formats};
 use rig::{MIB, Options, PATIENCE, Rig, feature};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -23,8 +27,20 @@ use virtio_driver::{
     EventFd, QueueNotifier, VhostUser, VirtioBlkConfig, VirtioBlkQueue, VirtioBlkReqBuf, VirtioBlkTransport,
 };
 
+on_both_formats! {
+    blocks_written_on_one_queue_come_back,
+    blocks_written_on_four_queues_come_back,
+    blocks_come_back_without_event_idx,
+    hundreds_of_requests_wrap_the_ring,
+    flush_discard_and_zeroes_do_what_they_say,
+    next_client_connects_after_the_last_one_left,
+}
+
 /// Without the bit of vhost-user itself, which the crate adds.
-const FEATURES: u64 = feature::USUAL & !feature::PROTOCOL;
+fn features(ring: Format) -> u64 {
+    ring.usual() & !feature::PROTOCOL
+}
+
 const MEMORY_BYTES: usize = 4 << 20;
 const BLOCK: usize = 4096;
 
@@ -134,25 +150,21 @@ fn blocks_come_back(queues: usize, features: u64) {
     }
 }
 
-#[test]
-fn blocks_written_on_one_queue_come_back() {
-    blocks_come_back(1, FEATURES);
+fn blocks_written_on_one_queue_come_back(ring: Format) {
+    blocks_come_back(1, features(ring));
 }
 
-#[test]
-fn blocks_written_on_four_queues_come_back() {
-    blocks_come_back(4, FEATURES);
+fn blocks_written_on_four_queues_come_back(ring: Format) {
+    blocks_come_back(4, features(ring));
 }
 
-#[test]
-fn blocks_come_back_without_event_idx() {
-    blocks_come_back(4, FEATURES & !feature::EVENT_IDX);
+fn blocks_come_back_without_event_idx(ring: Format) {
+    blocks_come_back(4, features(ring) & !feature::EVENT_IDX);
 }
 
-#[test]
-fn hundreds_of_requests_wrap_the_ring() {
+fn hundreds_of_requests_wrap_the_ring(ring: Format) {
     let rig = Rig::start(Options::default());
-    let mut client = Client::connect(&rig, 1, FEATURES);
+    let mut client = Client::connect(&rig, 1, features(ring));
     for round in 0..100 {
         for block in 0..8 {
             client.store(block, round as u8 ^ block as u8);
@@ -167,20 +179,19 @@ fn hundreds_of_requests_wrap_the_ring() {
 #[test]
 fn configuration_is_the_disks() {
     let rig = Rig::start(Options::default());
-    let client = Client::connect(&rig, 1, FEATURES);
+    let client = Client::connect(&rig, 1, features(Format::Split));
     let config = client.transport.get_config().unwrap();
     let (capacity, queues, writeback) = (config.capacity, config.num_queues, config.writeback);
     assert_eq!((capacity.to_native(), queues.to_native(), writeback), (16 * MIB / 512, 4, 1));
     assert_eq!(client.transport.max_queues(), Some(4));
 }
 
-#[test]
-fn flush_discard_and_zeroes_do_what_they_say() {
+fn flush_discard_and_zeroes_do_what_they_say(ring: Format) {
     let mut rig = Rig::start(Options { image_bytes: MIB, ..Options::default() });
     assert!(rig.stop().is_clean());
     rig::fill_file(&rig.image, 0xaa, MIB as usize);
     rig.start_server(Options::default());
-    let mut client = Client::connect(&rig, 1, FEATURES);
+    let mut client = Client::connect(&rig, 1, features(ring));
     let allocated = || std::fs::metadata(&rig.image).unwrap().blocks();
     let before = allocated();
     assert_eq!(client.one(|queue| queue.flush(0).unwrap()), 0);
@@ -194,21 +205,22 @@ fn flush_discard_and_zeroes_do_what_they_say() {
     assert_eq!(rig.image_bytes(196_608, 512), vec![0xaa; 512]);
 }
 
+/// Over split rings only: the crate panics when a packed ring's used length is not all that it gave room for, which
+/// a failed read's is not.
 #[test]
 fn request_past_the_end_is_an_error_and_the_next_one_works() {
     let rig = Rig::start(Options::default());
-    let mut client = Client::connect(&rig, 1, FEATURES);
+    let mut client = Client::connect(&rig, 1, features(Format::Split));
     client.read(0, 0, 16 * MIB);
     let past_the_end = client.finish(0, 1);
     client.read(0, 0, 0);
     assert_eq!((past_the_end, client.finish(0, 1)), (vec![(0, -5)], vec![(0, 0)]));
 }
 
-#[test]
-fn next_client_connects_after_the_last_one_left() {
+fn next_client_connects_after_the_last_one_left(ring: Format) {
     let rig = Rig::start(Options::default());
     for round in 1..=3 {
-        let mut client = Client::connect(&rig, 4, FEATURES);
+        let mut client = Client::connect(&rig, 4, features(ring));
         client.store(0, round);
         client.write(3, 0, 0);
         assert_eq!(client.finish(3, 1), [(0, 0)]);
@@ -219,5 +231,5 @@ fn next_client_connects_after_the_last_one_left() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn driver_is_served_on_the_guests_kernel() {
-    other_kernel::tests_pass("driver_is_served_on_the_guests_kernel", 8);
+    other_kernel::tests_pass("driver_is_served_on_the_guests_kernel", 14);
 }

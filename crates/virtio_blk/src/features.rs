@@ -31,8 +31,9 @@ pub const VERSION_1: u64 = 1 << 32;
 /// `VIRTIO_F_RING_PACKED`: packed virtqueues (virtio 1.3 §2.8).
 pub const RING_PACKED: u64 = 1 << 34;
 
-/// Always offered. `SIZE_MAX` is not: we have no limit on a segment's size.
-const ALWAYS: u64 = VERSION_1 | INDIRECT_DESC | EVENT_IDX | SEG_MAX | BLK_SIZE | TOPOLOGY;
+/// Always offered; of packed rings a guest learns only where its front-end lets it (QEMU: `packed=on`).
+/// `SIZE_MAX` is not: we have no limit on a segment's size.
+const ALWAYS: u64 = VERSION_1 | INDIRECT_DESC | EVENT_IDX | RING_PACKED | SEG_MAX | BLK_SIZE | TOPOLOGY;
 
 /// What decides about the bits that are not always offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,8 +235,11 @@ mod tests {
 
     #[test]
     fn ring_features_follow_the_accepted_bits() {
-        let negotiated = Negotiated::accept(device_features(&PLAIN), VERSION_1 | EVENT_IDX).unwrap();
-        assert_eq!(negotiated.ring(), RingFeatures { event_idx: true, indirect: false, packed: false });
+        let ring = |bits| Negotiated::accept(device_features(&PLAIN), VERSION_1 | bits).unwrap().ring();
+        let none = RingFeatures::default();
+        assert_eq!(ring(EVENT_IDX), RingFeatures { event_idx: true, ..none });
+        assert_eq!(ring(INDIRECT_DESC), RingFeatures { indirect: true, ..none });
+        assert_eq!(ring(RING_PACKED), RingFeatures { packed: true, ..none });
     }
 
     #[test]

@@ -60,8 +60,6 @@ enum SessionError {
     QueueIndex { request: FrontendReq, index: u64, queues: u16 },
     #[error("SET_VRING_NUM {num} for queue {index}: a power of two from 2 to {max} is needed")]
     QueueSize { index: u32, num: u32, max: u16 },
-    #[error("SET_VRING_BASE {base} for queue {index} does not fit 16 bits")]
-    RingBase { index: u32, base: u32 },
     #[error("SET_VRING_KICK for queue {index} without a file descriptor: polled queues are not supported")]
     NoKick { index: u16 },
     #[error("{request:?} came with a file descriptor that cannot be used")]
@@ -388,8 +386,7 @@ impl Session {
 
     fn set_vring_base(&mut self, message: &Message) -> Result<Answer> {
         let (index, base) = vring_state(message)?;
-        let ring_base = u16::try_from(base).map_err(|_| SessionError::RingBase { index, base })?;
-        self.changing(message.request, u64::from(index), |vring| vring.base = ring_base)
+        self.changing(message.request, u64::from(index), |vring| vring.base = base)
     }
 
     fn get_vring_base(&mut self, message: &Message) -> Result<Answer> {
@@ -399,7 +396,7 @@ impl Session {
         let vring = &mut self.vrings[at];
         vring.kick = None;
         vring.failed = false;
-        Ok(Answer::VringState(VhostUserVringState::new(index, u32::from(vring.base))))
+        Ok(Answer::VringState(VhostUserVringState::new(index, vring.base)))
     }
 
     fn set_vring_kick(&mut self, message: Message) -> Result<Answer> {

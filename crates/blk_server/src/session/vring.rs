@@ -26,8 +26,9 @@ pub(crate) struct UserAddresses {
 pub(crate) struct Vring {
     pub(crate) queue_size: Option<u16>,
     pub(crate) addresses: Option<UserAddresses>,
-    /// As sent, or as left by the last stop.
-    pub(crate) base: u16,
+    /// As sent, or as left by the last stop. What it has to look like depends on the ring's format, which may
+    /// be negotiated later: checked when the ring starts.
+    pub(crate) base: u32,
     pub(crate) kick: Option<Arc<OwnedFd>>,
     pub(crate) call: Option<Arc<OwnedFd>>,
     pub(crate) err: Option<Arc<OwnedFd>>,

@@ -5,6 +5,8 @@
 //! Not here: assertions about the server; those are in the tests.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod format;
+pub mod packed_guest;
 pub mod passed;
 pub mod raw_guest;
 
@@ -334,7 +336,7 @@ impl FrontEnd {
         self.memory = Arc::new(GuestMemory::new(kept).unwrap());
     }
 
-    /// Sets up and starts queue `index` in the usual order.
+    /// Sets up and starts queue `index` in the usual order; the features decide about the ring's format.
     pub fn start_queue(&self, index: u16, queue_size: u16, features: u64) -> Guest {
         let guest = self.new_guest(index, queue_size, features);
         self.announce_queue(&guest);
@@ -351,23 +353,19 @@ impl FrontEnd {
             avail: GuestAddress(base + 0x8000),
             used: GuestAddress(base + 0xa000),
         };
-        let ring_features = RingFeatures {
-            event_idx: features & feature::EVENT_IDX != 0,
-            indirect: features & feature::INDIRECT != 0,
-            packed: features & feature::RING_PACKED != 0,
-        };
+        let features = format::ring_features(features);
         let view = MemoryView::new(Arc::clone(&self.memory));
-        let ring = DriverQueue::new(&view, layout, ring_features).unwrap();
+        let ring = DriverQueue::new(&view, layout, features).unwrap();
         let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let (kick, call, err) = (fd(), fd(), fd());
-        Guest { index, layout, view, ring, kick, call, err, next_token: 0 }
+        Guest { index, layout, features, view, ring, kick, call, err, next_token: 0 }
     }
 
     /// NUM, ADDR, BASE, CALL, ERR, KICK.
     pub fn announce_queue(&self, guest: &Guest) {
         let index = guest.index;
         self.ok(code::SET_VRING_NUM, &vring_state(index, guest.layout.queue_size.into()), &[]);
-        self.ok(code::SET_VRING_BASE, &vring_state(index, 0), &[]);
+        self.ok(code::SET_VRING_BASE, &vring_state(index, guest.ring.initial_base()), &[]);
         self.ok(code::SET_VRING_ADDR, &vring_addr(index, &guest.layout), &[]);
         let word = u64::from(index).to_ne_bytes();
         self.ok(code::SET_VRING_CALL, &word, &[guest.call.as_fd()]);
@@ -453,6 +451,7 @@ pub struct Answer {
 pub struct Guest {
     pub index: u16,
     pub layout: RingLayout,
+    pub features: RingFeatures,
     pub view: MemoryView,
     pub ring: DriverQueue,
     pub kick: OwnedFd,
@@ -532,7 +531,7 @@ impl Guest {
     }
 
     /// The next completed request, waiting for the call fd.
-    pub fn next_used(&mut self) -> Option<virtqueue::split::Used> {
+    pub fn next_used(&mut self) -> Option<virtqueue::Used> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(used) = self.ring.pop_used().unwrap() {

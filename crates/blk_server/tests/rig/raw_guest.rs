@@ -148,16 +148,15 @@ pub fn connected(rig: &Rig, features: u64) -> FrontEnd {
 
 impl FrontEnd {
     /// A queue whose ring lies at `base`, started; the requests of [`Guest::request`] still lie low.
-    pub fn start_queue_at(&self, base: u64, index: u16, queue_size: u16) -> Guest {
+    pub fn start_queue_at(&self, base: u64, index: u16, queue_size: u16, features: u64) -> Guest {
         let layout = RingLayout {
             queue_size,
             descriptors: GuestAddress(base),
             avail: GuestAddress(base + 0x8000),
             used: GuestAddress(base + 0xa000),
         };
-        let guest = self.new_guest(index, queue_size, feature::USUAL);
-        let ring_features = virtqueue::RingFeatures { event_idx: true, indirect: true, packed: false };
-        let ring = DriverQueue::new(&guest.view, layout, ring_features).unwrap();
+        let guest = self.new_guest(index, queue_size, features);
+        let ring = DriverQueue::new(&guest.view, layout, guest.features).unwrap();
         let guest = Guest { layout, ring, ..guest };
         self.announce_queue(&guest);
         self.ok(super::code::SET_VRING_ENABLE, &super::vring_state(index, 1), &[]);
