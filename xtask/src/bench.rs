@@ -16,7 +16,9 @@ use xtask::{command, workspace};
 
 use crate::origin::{self, Origin};
 
-const GROUP: &str = "device_half_4k_read";
+/// Ring format, criterion's group, and what else the benchmark is told when it counts.
+const FORMATS: [(&str, &str, &[&str]); 2] =
+    [("split", "device_half_4k_read", &[]), ("packed", "device_half_4k_read_packed", &["--packed"])];
 const DEPTHS: [u32; 3] = [1, 8, 64];
 /// What the benchmark does when it is told `--callgrind`: 1000 batches of 64 requests.
 const COUNTED_REQUESTS: u64 = 64_000;
@@ -29,6 +31,12 @@ struct Report {
     #[serde(flatten)]
     origin: Origin,
     what: &'static str,
+    formats: Vec<Format>,
+}
+
+#[derive(Debug, Serialize)]
+struct Format {
+    ring: &'static str,
     times: Vec<Time>,
     /// At depth 64, everything between the kick and the call.
     instructions_per_request: u64,
@@ -48,17 +56,23 @@ struct Time {
 pub(crate) fn run(_: &Args) -> Result<()> {
     let bench = ["bench", "--package", "blk_server", "--bench", "device_half"];
     command::run(Command::new(workspace::cargo()).args(bench).current_dir(workspace::root()))?;
-    let samples = workspace::build_dir()?.join("criterion").join(GROUP).join("depth");
-    let times = DEPTHS.iter().map(|&depth| read_time(&samples, depth)).collect::<Result<_>>()?;
     let report = Report {
         origin: Origin::now()?,
         what: "one 4 KiB read in the device half, kick and call included, no I/O",
-        times,
-        instructions_per_request: count_instructions()? / COUNTED_REQUESTS,
+        formats: FORMATS
+            .map(|(ring, group, args)| format(ring, group, args))
+            .into_iter()
+            .collect::<Result<_>>()?,
     };
     print!("{}", table(&report));
     println!("kept in {}", origin::keep(&report.origin, "device-half", "result.json", &report)?.display());
     Ok(())
+}
+
+fn format(ring: &'static str, group: &str, args: &[&str]) -> Result<Format> {
+    let samples = workspace::build_dir()?.join("criterion").join(group).join("depth");
+    let times = DEPTHS.iter().map(|&depth| read_time(&samples, depth)).collect::<Result<_>>()?;
+    Ok(Format { ring, times, instructions_per_request: count_instructions(args)? / COUNTED_REQUESTS })
 }
 
 fn read_time(samples: &Path, depth: u32) -> Result<Time> {
@@ -82,11 +96,11 @@ fn time(depth: u32, sample: &Value) -> Result<Time> {
     Ok(Time { depth, unit: "ns per request", runs: each.len(), min, median, max: at(each.len() - 1)? })
 }
 
-fn count_instructions() -> Result<u64> {
+fn count_instructions(args: &[&str]) -> Result<u64> {
     let program = bench_program()?;
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    valgrind.args(["--toggle-collect=*InlineWorker*serve*"]).arg(program).arg("--callgrind");
+    valgrind.args(["--toggle-collect=*InlineWorker*serve*"]).arg(program).arg("--callgrind").args(args);
     let output = valgrind.output().context("cannot start valgrind: run `cargo xtask setup`")?;
     let said = String::from_utf8_lossy(&output.stderr);
     collected(&said).with_context(|| format!("callgrind counted nothing:\n{said}"))
@@ -111,12 +125,19 @@ fn bench_program() -> Result<PathBuf> {
 }
 
 fn table(report: &Report) -> String {
-    let mut text =
-        format!("\n{}\n\n{:>6} {:>10} {:>10} {:>10}  ns\n", report.what, "depth", "min", "median", "max");
-    for Time { depth, min, median, max, .. } in &report.times {
-        text.push_str(&format!("{depth:>6} {min:>10.1} {median:>10.1} {max:>10.1}\n"));
+    let mut text = format!(
+        "\n{}\n\n{:>6} {:>6} {:>10} {:>10} {:>10}  ns\n",
+        report.what, "ring", "depth", "min", "median", "max"
+    );
+    for Format { ring, times, .. } in &report.formats {
+        for Time { depth, min, median, max, .. } in times {
+            text.push_str(&format!("{ring:>6} {depth:>6} {min:>10.1} {median:>10.1} {max:>10.1}\n"));
+        }
     }
-    text.push_str(&format!("\n{} instructions per request at depth 64\n", report.instructions_per_request));
+    for Format { ring, instructions_per_request, .. } in &report.formats {
+        text.push_str(&format!("\n{ring}: {instructions_per_request} instructions per request at depth 64"));
+    }
+    text.push('\n');
     text
 }
 

@@ -4,7 +4,8 @@
 //! engine that completes at once and moves no data. Only the device half is on the clock.
 //!
 //! `cargo bench -p blk_server --bench device_half` measures time. Instructions, per batch of 64 × 1000:
-//! `valgrind --tool=callgrind --toggle-collect='*InlineWorker*serve*' <bench binary> --callgrind`
+//! `valgrind --tool=callgrind --toggle-collect='*InlineWorker*serve*' <bench binary> --callgrind`,
+//! and `--packed` behind it for packed rings.
 //!
 //! Not here: real I/O and a real guest (`cargo xtask demo`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
@@ -38,7 +39,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(event_idx: bool) -> Self {
+    fn new(packed: bool) -> Self {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(IMAGE_BYTES).unwrap();
         let mut options = ImageOptions::new(image.path());
@@ -61,7 +62,7 @@ impl Bench {
             avail: GuestAddress(0x1_0000),
             used: GuestAddress(0x2_0000),
         };
-        let features = RingFeatures { event_idx, indirect: true, packed: false };
+        let features = RingFeatures { event_idx: true, indirect: true, packed };
         let ring = DriverQueue::new(&view, layout, features).unwrap();
         let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let (kick, call) = (fd(), fd());
@@ -108,20 +109,23 @@ impl Bench {
 }
 
 fn device_half(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("device_half_4k_read");
-    for depth in [1, 8, 64] {
-        let mut bench = Bench::new(true);
-        group.throughput(Throughput::Elements(depth));
-        group.bench_with_input(BenchmarkId::new("depth", depth), &depth, |bencher, &depth| {
-            bencher.iter_custom(|batches| (0..batches).map(|_| bench.batch(depth)).sum());
-        });
+    for (name, packed) in [("device_half_4k_read", false), ("device_half_4k_read_packed", true)] {
+        let mut group = criterion.benchmark_group(name);
+        for depth in [1, 8, 64] {
+            let mut bench = Bench::new(packed);
+            group.throughput(Throughput::Elements(depth));
+            group.bench_with_input(BenchmarkId::new("depth", depth), &depth, |bencher, &depth| {
+                bencher.iter_custom(|batches| (0..batches).map(|_| bench.batch(depth)).sum());
+            });
+        }
+        group.finish();
     }
-    group.finish();
 }
 
 fn main() {
-    if std::env::args().any(|arg| arg == "--callgrind") {
-        let mut bench = Bench::new(true);
+    let told = |wanted: &str| std::env::args().any(|arg| arg == wanted);
+    if told("--callgrind") {
+        let mut bench = Bench::new(told("--packed"));
         (0..1000).for_each(|_| _ = black_box(bench.batch(64)));
         return;
     }
