@@ -15,33 +15,49 @@ use std::process::Command;
 
 use guest::{MIB, Served, finish, line, number, run, sizes, spawn, value};
 use rig::{Place, is_root};
+use xtask::guest::Vm;
 
-/// Verified runs, one after the other, until the file system says otherwise; each says when it starts.
+/// Verified runs on all disks, one after the other, until the file system says otherwise; each says when it starts.
 /// The console is read in the background, where a shell has no standard input of its own.
 const VERIFIED_UNTIL_TOLD: &str = "
     (read stop < /dev/console; touch /tmp/stop) &
     number=0
     until [ -e /tmp/stop ]; do
-        echo run $number starts
-        verified --bsrange=4k-128k --size=16m --randseed=$number
+        for disk in /dev/vd*; do
+            echo run $number on $disk starts
+            DISK=$disk verified --bsrange=4k-128k --size=16m --randseed=$number
+        done
         number=$((number + 1))
     done
     echo BB:COMPLAINTS=$(complaints)";
 
+/// `/dev/vda` has split rings, `/dev/vdb` packed ones.
+fn disks_of_both_formats(bytes: u64) -> [Served; 2] {
+    [Served::new(bytes, &[]), Served::new(bytes, &[])]
+}
+
+fn vm_with_both_formats(disks: &[Served; 2], body: &str) -> Vm {
+    let vm = disks[0].vm(body).reconnect_s(1).disk_socket(disks[1].socket(), 2);
+    vm.disk_args("queue-size=1024,packed=on").reconnect_s(1)
+}
+
 #[test]
 fn verified_writes_go_on_while_servers_are_stopped_and_started() {
-    let mut disk = Served::new(16 * MIB, &[]);
-    let mut vm = spawn(&disk.vm(VERIFIED_UNTIL_TOLD).reconnect_s(1));
+    let mut disks = disks_of_both_formats(16 * MIB);
+    let mut vm = spawn(&vm_with_both_formats(&disks, VERIFIED_UNTIL_TOLD));
 
     for _ in 0..sizes::RESTARTS.now() {
-        for _ in 0..=sizes::RUNS_BETWEEN_RESTARTS.now() {
-            line(&mut vm, "starts");
+        for _ in 1..sizes::RUNS_BETWEEN_RESTARTS.now() {
+            line(&mut vm, "on /dev/vdb starts");
         }
-        disk.wait_writing();
-        disk.terminate();
-        disk.start();
+        for (disk, starts) in disks.iter_mut().zip(["on /dev/vda starts", "on /dev/vdb starts"]) {
+            line(&mut vm, starts);
+            disk.wait_writing();
+            disk.terminate();
+            disk.start();
+        }
     }
-    line(&mut vm, "starts");
+    line(&mut vm, "on /dev/vdb starts");
     vm.send_line("stop").unwrap();
     let seen = finish(vm);
 
@@ -49,23 +65,24 @@ fn verified_writes_go_on_while_servers_are_stopped_and_started() {
 }
 
 #[test]
-fn idle_guest_goes_on_with_the_successor_of_a_killed_server() {
-    let mut disk = Served::new(16 * MIB, &[]);
+fn idle_guest_goes_on_with_the_successors_of_killed_servers() {
+    let mut disks = disks_of_both_formats(16 * MIB);
     let body = "
-        verified --bs=16k --size=16m
-        before=$(checksum vda 0 16)
+        sums() { checksum vda 0 16; checksum vdb 0 16; }
+        for disk in a b; do DISK=/dev/vd$disk verified --bs=16k --size=16m; done
+        before=$(sums)
         for number in $(seq 3); do
             echo idle; read go
-            [ \"$(checksum vda 0 16)\" = $before ] || fail 'what was written is not there'
+            [ \"$(sums)\" = \"$before\" ] || fail 'what was written is not there'
         done
-        verified --bsrange=4k-128k --size=16m
+        for disk in a b; do DISK=/dev/vd$disk verified --bsrange=4k-128k --size=16m; done
         echo BB:COMPLAINTS=$(complaints)";
-    let mut vm = spawn(&disk.vm(body).reconnect_s(1));
+    let mut vm = spawn(&vm_with_both_formats(&disks, body));
 
     for _ in 0..3 {
         line(&mut vm, "idle");
-        disk.kill();
-        disk.start();
+        disks.iter_mut().for_each(Served::kill);
+        disks.iter_mut().for_each(Served::start);
         vm.send_line("go").unwrap();
     }
     let seen = finish(vm);
