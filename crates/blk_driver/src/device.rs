@@ -188,7 +188,7 @@ impl Device {
     ///
     /// # Errors
     /// [`MemoryError`].
-    pub fn register(&mut self, memory: UserMemory) -> Result<(), MemoryError> {
+    pub fn register(&self, memory: UserMemory) -> Result<(), MemoryError> {
         self.command(|answer| Command::Register(memory, answer))
     }
 
@@ -197,7 +197,7 @@ impl Device {
     ///
     /// # Errors
     /// [`MemoryError`].
-    pub fn unregister(&mut self, addr: u64) -> Result<(), MemoryError> {
+    pub fn unregister(&self, addr: u64) -> Result<(), MemoryError> {
         self.command(|answer| Command::Unregister(addr, answer))
     }
 

@@ -347,7 +347,7 @@ fn on_third_region(reaction: fn() -> Reaction) -> Script {
 #[test]
 fn memory_that_the_back_end_refuses_is_not_registered_and_the_device_goes_on() {
     let script = on_third_region(|| Reaction::Reply(1_u64.to_ne_bytes().to_vec()));
-    let (mut device, _queues) = Device::connect(&options(&script)).unwrap();
+    let (device, _queues) = Device::connect(&options(&script)).unwrap();
     let error = device.register(user_memory()).unwrap_err();
     assert!(line(&error).contains("refused ADD_MEM_REG with 1"), "{}", line(&error));
     assert!(device.register(user_memory()).is_ok(), "the next time it is taken");
@@ -358,7 +358,7 @@ fn memory_that_the_back_end_refuses_is_not_registered_and_the_device_goes_on() {
 #[test]
 fn back_end_that_hangs_when_it_is_given_memory_is_gone() {
     let script = on_third_region(|| Reaction::Hang);
-    let (mut device, mut queues) = Device::connect(&modest(&script)).unwrap();
+    let (device, mut queues) = Device::connect(&modest(&script)).unwrap();
     in_flight(&device, &mut queues[0]);
     assert!(matches!(device.register(user_memory()), Err(MemoryError::Disconnected)));
     assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
@@ -371,7 +371,7 @@ fn back_end_that_hangs_when_it_is_given_memory_is_gone() {
 fn device_takes_as_many_regions_as_a_back_end_without_slots_and_no_more() {
     let character = Character { protocol: protocol::CONFIG | protocol::REPLY_ACK, ..Character::default() };
     let script = Script::start(character, |_| Reaction::Right);
-    let (mut device, _queues) = Device::connect(&options(&script)).unwrap();
+    let (device, _queues) = Device::connect(&options(&script)).unwrap();
     let at = |number: u64| UserMemory { addr: 0x5555_0000_0000 + number * 65536, ..user_memory() };
     (0..6).for_each(|number| device.register(at(number)).unwrap());
     let error = device.register(at(6)).unwrap_err();
@@ -390,7 +390,7 @@ fn channel(script: &Script) -> UnixStream {
 #[test]
 fn garbage_on_the_channel_ends_the_channel_and_not_the_device() {
     let script = Script::start(Character::default(), |_| Reaction::Right);
-    let (mut device, _queues) = Device::connect(&options(&script)).unwrap();
+    let (device, _queues) = Device::connect(&options(&script)).unwrap();
     let mut channel = channel(&script);
     channel.write_all(&[0xff; 64]).unwrap();
     assert!(matches!(channel.read(&mut [0]), Ok(0) | Err(_)), "closed");
@@ -438,7 +438,7 @@ fn back_end_that_cannot_go_on_with_a_queue_is_left_and_its_requests_are_lost() {
 fn queue_that_is_dropped_is_stopped_at_the_back_end_and_the_others_go_on() {
     let script = Script::start(Character::default(), |_| Reaction::Right);
     let two = Options { queues: 2, ..options(&script) };
-    let (mut device, mut queues) = Device::connect(&two).unwrap();
+    let (device, mut queues) = Device::connect(&two).unwrap();
     drop(queues.remove(0));
     assert!(eventually(|| script.codes().contains(&code::GET_VRING_BASE)));
     let messages = script.messages.lock().unwrap().clone();
@@ -470,7 +470,7 @@ fn comes_back(second: fn(&Message) -> Reaction) -> Script {
 /// Connects to `script`, loses it, and returns why it was given up.
 fn reason_to_give_up(script: &Script) -> String {
     let patient = Options { reconnect: Reconnect::For(MODEST), ..options(script) };
-    let (mut device, mut queues) = Device::connect(&patient).unwrap();
+    let (device, mut queues) = Device::connect(&patient).unwrap();
     in_flight(&device, &mut queues[0]);
     assert!(device.register(user_memory()).is_err());
     assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
@@ -528,7 +528,7 @@ fn device_dropped_while_its_back_end_hangs_in_a_reconnect_is_dropped_at_once() {
     let script = comes_back(|_| Reaction::Hang);
     let patient =
         Options { reconnect: Reconnect::For(100 * PATIENCE), timeout: 100 * PATIENCE, ..options(&script) };
-    let (mut device, _queues) = Device::connect(&patient).unwrap();
+    let (device, _queues) = Device::connect(&patient).unwrap();
     assert!(device.register(user_memory()).is_err());
     assert!(eventually(|| script.messages.lock().unwrap().iter().any(|message| message.connection == 1)));
     let start = Instant::now();

@@ -173,7 +173,7 @@ fn deadline_holds_while_the_back_end_is_away() {
 #[test]
 fn memory_registered_while_the_back_end_is_away_is_known_to_the_next_one() {
     let mut own = Own::start(1);
-    let (mut device, mut queues) = USUAL.connect(patient(own.options()));
+    let (device, mut queues) = USUAL.connect(patient(own.options()));
     own.stop();
     assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
     let user = User::new();

@@ -209,7 +209,7 @@ pub fn more_queues_than_there_are_is_an_error_that_names_both(options: Options, 
 
 /// Memory of the user's own, registered while a queue runs, used for data, and taken back.
 pub fn memory_registered_at_run_time_is_used_and_taken_back(options: Options) {
-    let (mut device, mut queues) = USUAL.connect(options);
+    let (device, mut queues) = USUAL.connect(options);
     let queue = &mut queues[0];
     let pool_buffer = device.pool().take(8192).unwrap();
     let user = User::new();
