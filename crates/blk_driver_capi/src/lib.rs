@@ -1,3 +1,57 @@
-//! The virtio-blk driver for C: the calls of `blk_driver` behind `bareblk_driver.h`.
+//! The virtio-blk driver for C: the calls of `blk_driver` behind `include/bareblk_driver.h`.
 //!
-//! Not here: anything that decides; the calls only translate.
+//! `pointers (NULL? lengths?) → values of blk_driver → the call → code, and a line of text for `bareblk_last_error``
+//!
+//! - A call does nothing but translate: what is possible and what is not is decided in `blk_driver`.
+//! - No unwinding leaves a call: a panic becomes `BAREBLK_ERR_BUG`, and a queue that it went through takes no more calls.
+//! - Nothing is allocated per request: lists are copied into vectors that the queue's handle keeps, and the text of an
+//!   error into memory that its thread has anyway.
+//! - What cannot be checked is the caller's: that a pointer that is not NULL points to what the header says, that a
+//!   handle is not used after it was freed, nor by two threads at once where the header forbids it.
+//!
+//! - What C sees has its C name here too.
+//!
+//! The header is generated (`tests/header.rs`). Not here: anything that decides.
+
+#![allow(non_camel_case_types)]
+// What is written above an exported function becomes the header's text, for C programmers. What they promise with every
+// call is said once, at the head of the header (`cbindgen.toml`): "the caller's promise" of the SAFETY comments.
+#![allow(clippy::missing_safety_doc)]
+
+mod failure;
+
+mod call;
+
+mod pointers;
+
+mod options;
+
+mod device;
+
+mod event;
+
+mod buffer;
+
+mod queue;
+
+mod request;
+
+mod kick;
+
+mod completion;
+
+mod blocking;
+
+mod version;
+
+pub use blocking::*;
+pub use buffer::*;
+pub use completion::*;
+pub use device::*;
+pub use event::*;
+pub use failure::{bareblk_code, bareblk_code_text, bareblk_last_error};
+pub use kick::*;
+pub use options::*;
+pub use queue::*;
+pub use request::*;
+pub use version::*;

@@ -1,0 +1,137 @@
+//! What happens to a device outside its queues.
+//!
+//! Not here: what is done about it (`blk_driver::Device`).
+
+use std::ffi::{c_char, c_int};
+use std::mem::size_of;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use blk_driver::{Device, Event, ReconnectReport};
+
+use crate::device::{bareblk_device, on_device};
+use crate::failure::Text;
+use crate::options::nanoseconds;
+use crate::pointers::{self, Plain};
+
+/// bareblk_event.kind: the configuration changed (a resize, say); bareblk_device_info has the new one.
+pub const BAREBLK_EVENT_CONFIG_CHANGED: u32 = 1;
+/// bareblk_event.kind: the back-end went away.
+pub const BAREBLK_EVENT_DISCONNECTED: u32 = 2;
+/// bareblk_event.kind: it is back; the counts say what was done.
+pub const BAREBLK_EVENT_RECONNECTED: u32 = 3;
+/// bareblk_event.kind: it did not come back, and is waited for no more; the reason says why. The last event.
+pub const BAREBLK_EVENT_GAVE_UP: u32 = 4;
+
+/// Bytes of bareblk_event.reason.
+pub const BAREBLK_REASON_BYTES: usize = 256;
+
+/// Something that happened to a device. It may grow at its end in later versions of this library. Kinds without a meaning
+/// to a program are to be ignored by it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct bareblk_event {
+    /// One of BAREBLK_EVENT_*.
+    pub kind: u32,
+    /// BAREBLK_EVENT_RECONNECTED: how often it was tried.
+    pub attempts: u32,
+    /// BAREBLK_EVENT_RECONNECTED: how long the device was away, in nanoseconds.
+    pub away_ns: u64,
+    /// BAREBLK_EVENT_RECONNECTED: requests that were sent again.
+    pub resubmitted: u64,
+    /// BAREBLK_EVENT_RECONNECTED: requests found completed in the old ring.
+    pub completed: u64,
+    /// BAREBLK_EVENT_RECONNECTED: queues whose owners had not called by then; their requests are not in the two counts
+    /// before, and are sent again when they call.
+    pub owners_waited_for: u32,
+    /// 0.
+    pub reserved: u32,
+    /// BAREBLK_EVENT_GAVE_UP: one line, ended with NUL. Else empty.
+    pub reason: [c_char; 256],
+}
+
+// SAFETY: integers; 4 + 4 + 3 * 8 + 4 + 4 + 256 = 296 bytes, no padding.
+unsafe impl Plain for bareblk_event {}
+const _: () = assert!(size_of::<bareblk_event>() == 296);
+
+impl bareblk_event {
+    fn new(kind: u32, done: &ReconnectReport, reason: &str) -> Self {
+        let mut text = Text::<BAREBLK_REASON_BYTES>::new();
+        text.append(format_args!("{reason}"));
+        Self {
+            kind,
+            attempts: done.attempts,
+            away_ns: nanoseconds(done.away),
+            resubmitted: done.resubmitted,
+            completed: done.completed,
+            owners_waited_for: done.owners_waited_for.into(),
+            reserved: 0,
+            reason: text.bytes().map(|byte| c_char::from_ne_bytes([byte])),
+        }
+    }
+}
+
+impl From<&Event> for bareblk_event {
+    fn from(event: &Event) -> Self {
+        let nothing = ReconnectReport::default();
+        match event {
+            Event::ConfigChanged(_) => Self::new(BAREBLK_EVENT_CONFIG_CHANGED, &nothing, ""),
+            Event::Disconnected => Self::new(BAREBLK_EVENT_DISCONNECTED, &nothing, ""),
+            Event::Reconnected(done) => Self::new(BAREBLK_EVENT_RECONNECTED, done, ""),
+            Event::GaveUp { reason } => Self::new(BAREBLK_EVENT_GAVE_UP, &nothing, reason),
+        }
+    }
+}
+
+/// Stores the next event, waiting up to `limit_ns` nanoseconds for one (0: not at all; BAREBLK_FOREVER: without limit).
+/// struct_size: sizeof (bareblk_event). Several threads may wait; each event goes to one of them.
+///
+/// Returns 1; or 0 if the time is up, with a kind of 0 stored; or an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_next_event(
+    device: *const bareblk_device,
+    event: *mut bareblk_event,
+    struct_size: usize,
+    limit_ns: u64,
+) -> c_int {
+    let next = |device: &Device| {
+        // An argument that will not do is found before an event is taken.
+        let none = bareblk_event::new(0, &ReconnectReport::default(), "");
+        // SAFETY: the caller's promise: `struct_size` bytes may be written.
+        unsafe { pointers::store_sized(event, struct_size, size_of::<u64>(), &none, "event") }?;
+        let Some(next) = device.next_event(Duration::from_nanos(limit_ns)) else { return Ok(0) };
+        // SAFETY: as above.
+        unsafe { pointers::store_sized(event, struct_size, size_of::<u64>(), &(&next).into(), "event") }?;
+        Ok(1)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_device(device, next) }
+}
+
+/// Readable while there are events; for poll and epoll. It belongs to the device: do not close it. Or an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_event_fd(device: *const bareblk_device) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_device(device, |device| Ok(device.event_fd().as_raw_fd())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_of_a_reconnect_is_passed_on() {
+        let away = Duration::from_millis(3);
+        let report =
+            ReconnectReport { attempts: 1, away, resubmitted: 4, completed: 5, owners_waited_for: 6 };
+        let event = bareblk_event::from(&Event::Reconnected(report));
+        assert_eq!((event.kind, event.attempts, event.away_ns), (BAREBLK_EVENT_RECONNECTED, 1, 3_000_000));
+        assert_eq!((event.resubmitted, event.completed, event.owners_waited_for), (4, 5, 6));
+    }
+
+    #[test]
+    fn reason_that_is_too_long_is_cut_and_ends_with_nul() {
+        let event = bareblk_event::from(&Event::GaveUp { reason: "x".repeat(1000) });
+        assert_eq!((event.kind, event.reason[254], event.reason[255]), (BAREBLK_EVENT_GAVE_UP, 0x78, 0));
+    }
+}

@@ -1,0 +1,371 @@
+//! Error codes, and the text of a thread's last error.
+//!
+//! - A code says what to do about it; the text says what it was, with values and limits, for people.
+//! - The text is kept per thread and not written to a buffer of the caller's: then no call has two more parameters, a
+//!   program that does not care passes nothing, and the text of calls without a handle (connecting) has a place too.
+//! - It is cut to [`TEXT_BYTES`], so that no error allocates: a full queue is an error of the hot path.
+//!
+//! Not here: panics (`call.rs`).
+
+use std::cell::RefCell;
+use std::error::Error;
+use std::ffi::c_char;
+use std::fmt::{self, Write};
+
+use blk_driver::{BlockingError, ConnectError, MemoryError, PushError, QueueError, RequestError};
+
+/// What became of a call or a request. Negative ones are errors.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum bareblk_code {
+    /// Done.
+    BAREBLK_OK = 0,
+    /// Only in completions, and no end of a request: the device let go of the buffers of a request that had ended with
+    /// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED.
+    BAREBLK_RETURNED = 1,
+    /// An argument: NULL, a length, a value without meaning; or a request that no device takes (half a sector, an empty
+    /// buffer, too many buffers).
+    BAREBLK_ERR_INVALID = -1,
+    /// The queue is full: take completions first.
+    BAREBLK_ERR_FULL = -2,
+    /// A buffer that is not in the pool or in registered memory; or no memory is registered at this address.
+    BAREBLK_ERR_NOT_REGISTERED = -3,
+    /// The device does not offer this request.
+    BAREBLK_ERR_NOT_OFFERED = -4,
+    /// The device is read-only.
+    BAREBLK_ERR_READ_ONLY = -5,
+    /// No connection could be made.
+    BAREBLK_ERR_CONNECT = -6,
+    /// No memory: the pool is exhausted, or the kernel or the back-end does not take it.
+    BAREBLK_ERR_MEMORY = -7,
+    /// The back-end is gone and will not be waited for. The queue takes no more requests.
+    BAREBLK_ERR_DISCONNECTED = -8,
+    /// The device broke the ring. The queue takes no more requests.
+    BAREBLK_ERR_DEVICE = -9,
+    /// The kernel refused something.
+    BAREBLK_ERR_SYSTEM = -10,
+    /// A blocking call on a queue with requests in flight.
+    BAREBLK_ERR_BUSY = -11,
+    /// No request in flight has this token.
+    BAREBLK_ERR_NOT_FOUND = -12,
+    /// The device reports an I/O error.
+    BAREBLK_ERR_IO = -20,
+    /// The device does not support the request.
+    BAREBLK_ERR_UNSUPPORTED = -21,
+    /// The device answered with a status that has no meaning.
+    BAREBLK_ERR_BAD_STATUS = -22,
+    /// The device stored less than a successful read must (only after bareblk_queue_refuse_short_reads).
+    BAREBLK_ERR_SHORT_READ = -23,
+    /// The device did not answer before the deadline. The buffers are still with the device.
+    BAREBLK_ERR_DEADLINE = -24,
+    /// Cancelled. The buffers are still with the device.
+    BAREBLK_ERR_CANCELLED = -25,
+    /// The device is gone; whether the request was done is unknown.
+    BAREBLK_ERR_LOST = -26,
+    /// A bug in this library. The handle that it happened with takes no more calls but the one that frees it.
+    BAREBLK_ERR_BUG = -99,
+}
+
+impl bareblk_code {
+    /// How a request ended.
+    pub(crate) fn of_request(result: Result<(), RequestError>) -> Self {
+        match result {
+            Ok(()) => Self::BAREBLK_OK,
+            Err(RequestError::Returned) => Self::BAREBLK_RETURNED,
+            Err(RequestError::IoErr) => Self::BAREBLK_ERR_IO,
+            Err(RequestError::Unsupported) => Self::BAREBLK_ERR_UNSUPPORTED,
+            Err(RequestError::BadStatus { .. }) => Self::BAREBLK_ERR_BAD_STATUS,
+            Err(RequestError::ShortRead { .. }) => Self::BAREBLK_ERR_SHORT_READ,
+            Err(RequestError::DeadlinePassed) => Self::BAREBLK_ERR_DEADLINE,
+            Err(RequestError::Cancelled) => Self::BAREBLK_ERR_CANCELLED,
+            Err(RequestError::Lost) => Self::BAREBLK_ERR_LOST,
+        }
+    }
+
+    fn of_queue(error: &QueueError) -> Self {
+        match error {
+            QueueError::Device { .. } => Self::BAREBLK_ERR_DEVICE,
+            QueueError::Disconnected { .. } => Self::BAREBLK_ERR_DISCONNECTED,
+            QueueError::Wait { .. } => Self::BAREBLK_ERR_SYSTEM,
+        }
+    }
+
+    fn of_push(error: &PushError) -> Self {
+        match error {
+            PushError::Full { .. } => Self::BAREBLK_ERR_FULL,
+            PushError::NotRegistered { .. } => Self::BAREBLK_ERR_NOT_REGISTERED,
+            PushError::NotOffered { .. } => Self::BAREBLK_ERR_NOT_OFFERED,
+            PushError::ReadOnly => Self::BAREBLK_ERR_READ_ONLY,
+            PushError::Dead(error) => Self::of_queue(error),
+            PushError::Ring(_)
+            | PushError::EmptyBuffer { .. }
+            | PushError::TooManyBuffers { .. }
+            | PushError::DataLength { .. }
+            | PushError::IdLength { .. }
+            | PushError::SegmentCount { .. }
+            | PushError::SegmentLength { .. } => Self::BAREBLK_ERR_INVALID,
+        }
+    }
+
+    fn of_memory(error: &MemoryError) -> Self {
+        match error {
+            MemoryError::NotRegistered { .. } => Self::BAREBLK_ERR_NOT_REGISTERED,
+            MemoryError::Unaligned { .. } => Self::BAREBLK_ERR_INVALID,
+            _ => Self::BAREBLK_ERR_MEMORY,
+        }
+    }
+
+    fn of_blocking(error: &BlockingError) -> Self {
+        match error {
+            BlockingError::Push(error) => Self::of_push(error),
+            BlockingError::Queue(error) => Self::of_queue(error),
+            BlockingError::Request(error) => Self::of_request(Err(*error)),
+            BlockingError::Memory(error) => Self::of_memory(error),
+            BlockingError::Busy { .. } => Self::BAREBLK_ERR_BUSY,
+        }
+    }
+
+    const ALL: [Self; 22] = [
+        Self::BAREBLK_OK,
+        Self::BAREBLK_RETURNED,
+        Self::BAREBLK_ERR_INVALID,
+        Self::BAREBLK_ERR_FULL,
+        Self::BAREBLK_ERR_NOT_REGISTERED,
+        Self::BAREBLK_ERR_NOT_OFFERED,
+        Self::BAREBLK_ERR_READ_ONLY,
+        Self::BAREBLK_ERR_CONNECT,
+        Self::BAREBLK_ERR_MEMORY,
+        Self::BAREBLK_ERR_DISCONNECTED,
+        Self::BAREBLK_ERR_DEVICE,
+        Self::BAREBLK_ERR_SYSTEM,
+        Self::BAREBLK_ERR_BUSY,
+        Self::BAREBLK_ERR_NOT_FOUND,
+        Self::BAREBLK_ERR_IO,
+        Self::BAREBLK_ERR_UNSUPPORTED,
+        Self::BAREBLK_ERR_BAD_STATUS,
+        Self::BAREBLK_ERR_SHORT_READ,
+        Self::BAREBLK_ERR_DEADLINE,
+        Self::BAREBLK_ERR_CANCELLED,
+        Self::BAREBLK_ERR_LOST,
+        Self::BAREBLK_ERR_BUG,
+    ];
+
+    fn text(self) -> &'static std::ffi::CStr {
+        match self {
+            Self::BAREBLK_OK => c"done",
+            Self::BAREBLK_RETURNED => c"the device let go of the buffers of a request that had ended before",
+            Self::BAREBLK_ERR_INVALID => c"an argument cannot be used",
+            Self::BAREBLK_ERR_FULL => c"the queue is full",
+            Self::BAREBLK_ERR_NOT_REGISTERED => c"not in registered memory",
+            Self::BAREBLK_ERR_NOT_OFFERED => c"the device does not offer the request",
+            Self::BAREBLK_ERR_READ_ONLY => c"the device is read-only",
+            Self::BAREBLK_ERR_CONNECT => c"no connection",
+            Self::BAREBLK_ERR_MEMORY => c"no memory",
+            Self::BAREBLK_ERR_DISCONNECTED => c"the back-end is gone",
+            Self::BAREBLK_ERR_DEVICE => c"the device broke the ring",
+            Self::BAREBLK_ERR_SYSTEM => c"the kernel refused something",
+            Self::BAREBLK_ERR_BUSY => c"requests are in flight",
+            Self::BAREBLK_ERR_NOT_FOUND => c"no request in flight has the token",
+            Self::BAREBLK_ERR_IO => c"the device reports an I/O error",
+            Self::BAREBLK_ERR_UNSUPPORTED => c"the device does not support the request",
+            Self::BAREBLK_ERR_BAD_STATUS => c"the device answered with a status that has no meaning",
+            Self::BAREBLK_ERR_SHORT_READ => c"the device stored less than was asked for",
+            Self::BAREBLK_ERR_DEADLINE => c"the device did not answer before the deadline",
+            Self::BAREBLK_ERR_CANCELLED => c"cancelled",
+            Self::BAREBLK_ERR_LOST => c"the device is gone, whether the request was done is unknown",
+            Self::BAREBLK_ERR_BUG => c"a bug in the driver library",
+        }
+    }
+}
+
+/// What a code means, in a few words; never NULL. For the status of completions; bareblk_last_error says more about
+/// calls that failed. The text lives as long as the program.
+#[unsafe(no_mangle)]
+pub extern "C" fn bareblk_code_text(code: i32) -> *const c_char {
+    let known = bareblk_code::ALL.into_iter().find(|known| *known as i32 == code);
+    known.map_or(c"not a code of this library", bareblk_code::text).as_ptr()
+}
+
+/// Why a call returns an error.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("{argument} is NULL")]
+    Null { argument: &'static str },
+    #[error("{argument} is {value}, it must be from {min} to {max}")]
+    OutOfRange { argument: &'static str, value: i128, min: i128, max: i128 },
+    #[error("{argument} is not aligned to {align_bytes} bytes")]
+    Misaligned { argument: &'static str, align_bytes: usize },
+    #[error("{argument} {value:#x} has bits that mean nothing, {known:#x} are known")]
+    UnknownFlags { argument: &'static str, value: u32, known: u32 },
+    #[error("byte {at_bytes} of {argument} is not 0, this library knows its first {known_bytes} bytes only")]
+    UnknownFields { argument: &'static str, at_bytes: usize, known_bytes: usize },
+    #[error("byte {offset_bytes} and {count} more are outside a buffer of {len_bytes} bytes")]
+    OutsideBuffer { offset_bytes: u32, count: usize, len_bytes: u32 },
+    #[error("no request in flight has the token {token}")]
+    NoSuchToken { token: u64 },
+    #[error("file descriptor {fd} cannot be duplicated")]
+    Descriptor { fd: i32, source: std::io::Error },
+    #[error("bug in the driver library: a panic, reported on standard error")]
+    Panic,
+    #[error("an earlier call on this queue ran into a bug of the driver library")]
+    Poisoned,
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Push(#[from] PushError),
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    #[error(transparent)]
+    Blocking(#[from] BlockingError),
+}
+
+impl Failure {
+    /// Keeps the text for the thread; returns what the call returns.
+    pub(crate) fn report(&self) -> i32 {
+        LAST.with_borrow_mut(|text| text.set(self));
+        self.code() as i32
+    }
+
+    fn code(&self) -> bareblk_code {
+        match self {
+            Self::Null { .. }
+            | Self::OutOfRange { .. }
+            | Self::Misaligned { .. }
+            | Self::UnknownFlags { .. }
+            | Self::UnknownFields { .. }
+            | Self::OutsideBuffer { .. } => bareblk_code::BAREBLK_ERR_INVALID,
+            Self::NoSuchToken { .. } => bareblk_code::BAREBLK_ERR_NOT_FOUND,
+            Self::Descriptor { .. } => bareblk_code::BAREBLK_ERR_SYSTEM,
+            Self::Panic | Self::Poisoned => bareblk_code::BAREBLK_ERR_BUG,
+            Self::Connect(_) => bareblk_code::BAREBLK_ERR_CONNECT,
+            Self::Memory(error) => bareblk_code::of_memory(error),
+            Self::Push(error) => bareblk_code::of_push(error),
+            Self::Queue(error) => bareblk_code::of_queue(error),
+            Self::Blocking(error) => bareblk_code::of_blocking(error),
+        }
+    }
+}
+
+/// Longest text, its final NUL included.
+const TEXT_BYTES: usize = 512;
+
+thread_local! {
+    /// Without a destructor: usable as long as the thread runs anything.
+    static LAST: RefCell<Text<TEXT_BYTES>> = const { RefCell::new(Text::new()) };
+}
+
+/// One line about the last call of this thread that returned an error; empty if none has. Calls that succeed leave it
+/// alone. It is valid until the next error of the same thread, or the thread's end; at most 511 bytes of UTF-8.
+#[unsafe(no_mangle)]
+pub extern "C" fn bareblk_last_error() -> *const c_char {
+    // The array is the first field of a `repr(C)` struct.
+    LAST.with(|text| text.as_ptr()).cast_const().cast()
+}
+
+/// Text of limited length that ends with NUL.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Text<const N: usize> {
+    bytes: [u8; N],
+    /// Without the NUL, hence smaller than `N`.
+    len: usize,
+}
+
+impl<const N: usize> Text<N> {
+    pub(crate) const fn new() -> Self {
+        Self { bytes: [0; N], len: 0 }
+    }
+
+    /// `error` and its causes on one line, as far as it fits.
+    fn set(&mut self, error: &dyn Error) {
+        self.len = 0;
+        self.append(format_args!("{error}"));
+        let mut source = error.source();
+        while let Some(cause) = source {
+            self.append(format_args!(": {cause}"));
+            source = cause.source();
+        }
+    }
+
+    /// As much of `text` as fits.
+    pub(crate) fn append(&mut self, text: fmt::Arguments<'_>) {
+        // Its only error is that there is no more room.
+        let _ = self.write_fmt(text);
+        self.bytes[self.len] = 0;
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; N] {
+        &self.bytes
+    }
+}
+
+impl<const N: usize> Write for Text<N> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = N - 1 - self.len;
+        let count = fitting(text, room);
+        for (to, &from) in self.bytes[self.len..].iter_mut().zip(&text.as_bytes()[..count]) {
+            // C would take a NUL for the end, and people a line feed for another message.
+            *to = if from < b' ' { b' ' } else { from };
+        }
+        self.len += count;
+        if count < text.len() { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+/// How many bytes of `text` are whole characters in at most `limit` bytes.
+fn fitting(text: &str, limit: usize) -> usize {
+    if text.len() <= limit {
+        return text.len();
+    }
+    (0..=limit).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown<const N: usize>(text: &Text<N>) -> &str {
+        std::str::from_utf8(&text.bytes[..text.len]).unwrap()
+    }
+
+    #[test]
+    fn text_that_does_not_fit_is_cut_before_a_character_and_ends_with_nul() {
+        let mut text = Text::<8>::new();
+        text.append(format_args!("sechs ä"));
+        assert_eq!((shown(&text), text.bytes), ("sechs ", *b"sechs \0\0"));
+    }
+
+    #[test]
+    fn line_feeds_and_nuls_become_spaces() {
+        let mut text = Text::<8>::new();
+        text.append(format_args!("a\nb\0c"));
+        assert_eq!(shown(&text), "a b c");
+    }
+
+    #[test]
+    fn shorter_error_after_a_longer_one_leaves_nothing_of_it() {
+        let mut text = Text::<512>::new();
+        text.set(&Failure::NoSuchToken { token: u64::MAX });
+        text.set(&Failure::Null { argument: "queue" });
+        assert_eq!(shown(&text), "queue is NULL");
+        assert_eq!(text.bytes[text.len], 0);
+    }
+
+    #[test]
+    fn causes_follow_the_error() {
+        let source = std::io::Error::from_raw_os_error(9);
+        let mut text = Text::<512>::new();
+        text.set(&Failure::Descriptor { fd: 77, source });
+        assert_eq!(shown(&text), "file descriptor 77 cannot be duplicated: Bad file descriptor (os error 9)");
+    }
+
+    #[test]
+    fn every_code_has_a_text_of_its_own() {
+        let mut texts: Vec<_> = bareblk_code::ALL.into_iter().map(bareblk_code::text).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        assert_eq!(texts.len(), bareblk_code::ALL.len());
+    }
+}

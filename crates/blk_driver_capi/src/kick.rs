@@ -1,0 +1,109 @@
+//! The two steps of a notification: prepared with the queue, made without it.
+//!
+//! A [`Kick`] lies in memory of the caller's, as it is: a notification allocates nothing, and the caller may carry it
+//! out of a lock and past the queue's end. It is moved by copying the structure, like any value of Rust.
+//!
+//! Not here: what it holds (`blk_driver::Kick`).
+
+use std::ffi::c_int;
+use std::mem::{MaybeUninit, align_of, size_of};
+
+use blk_driver::Kick;
+
+use crate::call::{guarded, on_queue};
+use crate::failure::Failure;
+use crate::pointers;
+use crate::queue::bareblk_queue;
+
+/// A notification that the device asked for and has not had yet, or nothing. Made by bareblk_prepare_kick, ended by
+/// bareblk_notify, once: a copy of this structure is the same notification, of which one is used and the other
+/// forgotten. It may be used by any thread, and after its queue or device is gone. As long as it is not given, the
+/// device may sleep, and others who push meanwhile are told that no notification is needed.
+#[repr(C)]
+#[derive(Debug)]
+pub struct bareblk_kick {
+    /// Of this library.
+    pub opaque: [usize; 4],
+}
+
+/// What lies in a [`bareblk_kick`].
+#[repr(C)]
+struct Kept {
+    state: usize,
+    /// A value if `state` is [`WANTED`].
+    kick: MaybeUninit<Kick>,
+}
+
+const _: () = assert!(size_of::<Kept>() <= size_of::<bareblk_kick>());
+const _: () = assert!(align_of::<Kept>() == align_of::<bareblk_kick>());
+
+const NOTHING: usize = 0;
+/// Not a number that is there by chance.
+const WANTED: usize = 0x4b49_434b;
+
+/// First step, where the queue is (under the lock, if it has one): makes everything pushed visible to the device.
+///
+/// Returns 1 and fills in `kick` if the device wants to be notified, which takes bareblk_notify, without the lock. 0 if
+/// it does not; `kick` holds nothing then, and notifying is harmless. Or an error; notifying is harmless then too, unless
+/// `kick` was never filled in. What it held before is forgotten: notify first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *mut bareblk_kick) -> c_int {
+    let prepare = |queue: &mut bareblk_queue| {
+        // Before the queue forgets that the device is to be notified.
+        // SAFETY: the caller's promise: it may be written.
+        unsafe { pointers::store(kick, bareblk_kick { opaque: [NOTHING; 4] }, "kick") }?;
+        let Some(wanted) = queue.queue.prepare_kick() else { return Ok(0) };
+        let kept = Kept { state: WANTED, kick: MaybeUninit::new(wanted) };
+        // SAFETY: the caller's promise; large enough and aligned by the assertions above.
+        unsafe { pointers::store(kick.cast::<Kept>(), kept, "kick") }?;
+        Ok(1)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, prepare) }
+}
+
+/// Second step: notifies the device, if it wanted that, and leaves nothing in `kick`. Needs no lock; never blocks.
+///
+/// Errors: BAREBLK_ERR_INVALID: NULL, or not what bareblk_prepare_kick fills in.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_notify(kick: *mut bareblk_kick) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        if let Some(kick) = unsafe { take(kick) }? {
+            kick.notify();
+        }
+        Ok(0)
+    })
+}
+
+/// Both steps in one, for queues without a lock.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_submit(queue: *mut bareblk_queue) -> c_int {
+    let submit = |queue: &mut bareblk_queue| {
+        queue.queue.submit();
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, submit) }
+}
+
+/// What is in `kick`, which has nothing afterwards.
+///
+/// # Safety
+/// `kick` is NULL, or holds what `bareblk_prepare_kick` left there or in what it was copied from, and no copy was used.
+unsafe fn take(kick: *mut bareblk_kick) -> Result<Option<Kick>, Failure> {
+    // SAFETY: the caller's promise: nobody else uses it meanwhile.
+    let kept = unsafe { pointers::exclusive(kick.cast::<Kept>(), "kick") }?;
+    match std::mem::replace(&mut kept.state, NOTHING) {
+        NOTHING => Ok(None),
+        WANTED => {
+            // SAFETY: the state says that there is one, and says so no more: nobody takes it twice.
+            Ok(Some(unsafe { kept.kick.assume_init_read() }))
+        }
+        other => {
+            kept.state = other;
+            let (value, max) = (other as i128, WANTED as i128);
+            Err(Failure::OutOfRange { argument: "state of the kick", value, min: 0, max })
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What to connect to, and how: the structure that a caller fills in.
+//!
+//! Not here: what the values mean to the driver (`blk_driver::Options`).
+
+use std::ffi::{OsStr, c_char, c_int};
+use std::mem::size_of;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use blk_driver::{Options, PoolOptions, Reconnect};
+
+use crate::call::guarded;
+use crate::failure::Failure;
+use crate::pointers::{self, Plain};
+
+/// A time limit or deadline that never comes.
+pub const BAREBLK_FOREVER: u64 = u64::MAX;
+
+/// For bareblk_options.packed: split rings.
+pub const BAREBLK_PACKED_NO: u8 = 0;
+/// For bareblk_options.packed: packed rings, and an error if the device has none.
+pub const BAREBLK_PACKED_YES: u8 = 1;
+/// For bareblk_options.packed: whichever suits the device.
+pub const BAREBLK_PACKED_ANY: u8 = 2;
+
+/// How to connect. Made by bareblk_options_init, changed by the caller. It may grow at its end in later versions of
+/// this library: struct_size says which version the caller was compiled with.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct bareblk_options {
+    /// Bytes of this structure, set by bareblk_options_init.
+    pub struct_size: u32,
+    /// Queues to use; more than the device has is an error. Initially 1.
+    pub queues: u16,
+    /// Descriptors per queue, a power of two. Initially 256.
+    pub queue_size: u16,
+    /// Memory for buffers, in bytes, rounded up to pages. Initially 16 MiB.
+    pub pool_bytes: u64,
+    /// How long connecting, and each message to the back-end, may take, in nanoseconds. Initially 5 s.
+    pub timeout_ns: u64,
+    /// When the back-end goes away: how long to wait for the next one, in nanoseconds. Initially 0: not at all.
+    pub reconnect_ns: u64,
+    /// BAREBLK_PACKED_NO, _YES, or _ANY. Initially the latter.
+    pub packed: u8,
+    /// 1: use indirect descriptors if offered (initially). 0: do not.
+    pub indirect: u8,
+    /// 1: use EVENT_IDX if offered (initially). 0: do not.
+    pub event_idx: u8,
+    /// 1: the pool is of 2 MiB pages, which must be reserved (vm.nr_hugepages). 0: it is not (initially).
+    pub huge_pages: u8,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: integers; 4 + 2 + 2 + 3 * 8 + 4 * 1 + 4 = 40 bytes, no padding.
+unsafe impl Plain for bareblk_options {}
+const _: () = assert!(size_of::<bareblk_options>() == 40);
+
+/// The smallest size there has been.
+const MIN_OPTIONS_BYTES: usize = 40;
+
+impl bareblk_options {
+    fn initial() -> Self {
+        let Options { queues, queue_size, packed, indirect, event_idx, pool, timeout, reconnect, .. } =
+            Options::new("");
+        Self {
+            struct_size: 0,
+            queues,
+            queue_size,
+            pool_bytes: pool.size_bytes,
+            timeout_ns: nanoseconds(timeout),
+            reconnect_ns: match reconnect {
+                Reconnect::Never => 0,
+                Reconnect::For(limit) => nanoseconds(limit),
+            },
+            packed: match packed {
+                Some(false) => BAREBLK_PACKED_NO,
+                Some(true) => BAREBLK_PACKED_YES,
+                None => BAREBLK_PACKED_ANY,
+            },
+            indirect: indirect.into(),
+            event_idx: event_idx.into(),
+            huge_pages: pool.huge_pages.into(),
+            reserved: 0,
+        }
+    }
+
+    fn parse(&self, socket: &OsStr) -> Result<Options, Failure> {
+        let packed = choice(self.packed, BAREBLK_PACKED_ANY, "options.packed")?;
+        choice(u8::from(self.reserved != 0), 0, "options.reserved")?;
+        let flag = |value, argument| Ok::<_, Failure>(choice(value, 1, argument)? == 1);
+        let huge_pages = flag(self.huge_pages, "options.huge_pages")?;
+        Ok(Options {
+            socket: socket.into(),
+            queues: self.queues,
+            queue_size: self.queue_size,
+            packed: (packed != BAREBLK_PACKED_ANY).then_some(packed == BAREBLK_PACKED_YES),
+            indirect: flag(self.indirect, "options.indirect")?,
+            event_idx: flag(self.event_idx, "options.event_idx")?,
+            pool: PoolOptions { size_bytes: self.pool_bytes, huge_pages },
+            timeout: Duration::from_nanos(self.timeout_ns),
+            reconnect: match self.reconnect_ns {
+                0 => Reconnect::Never,
+                limit_ns => Reconnect::For(Duration::from_nanos(limit_ns)),
+            },
+        })
+    }
+}
+
+fn choice(value: u8, max: u8, argument: &'static str) -> Result<u8, Failure> {
+    if value > max {
+        return Err(Failure::OutOfRange { argument, value: value.into(), min: 0, max: max.into() });
+    }
+    Ok(value)
+}
+
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(BAREBLK_FOREVER)
+}
+
+/// Fills in what is usual. struct_size: sizeof (bareblk_options).
+///
+/// Errors: BAREBLK_ERR_INVALID.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_options_init(options: *mut bareblk_options, struct_size: usize) -> c_int {
+    guarded(|| {
+        let known_size = u32::try_from(struct_size).unwrap_or(u32::MAX); // refused below
+        let initial = bareblk_options { struct_size: known_size, ..bareblk_options::initial() };
+        // SAFETY: the caller's promise.
+        unsafe { pointers::store_sized(options, struct_size, MIN_OPTIONS_BYTES, &initial, "options") }?;
+        Ok(0)
+    })
+}
+
+/// What the driver is asked for; NULL for `options`: the usual.
+///
+/// # Errors
+/// NULL for `socket`, or a value that means nothing.
+///
+/// # Safety
+/// `socket` is NULL or ends with NUL; `options` is NULL, or as many bytes as it says are valid there.
+pub(crate) unsafe fn parse(
+    socket: *const c_char,
+    options: *const bareblk_options,
+) -> Result<Options, Failure> {
+    if socket.is_null() {
+        return Err(Failure::Null { argument: "socket_path" });
+    }
+    // SAFETY: not NULL as checked; ends with NUL by the caller's promise.
+    let socket = OsStr::from_bytes(unsafe { std::ffi::CStr::from_ptr(socket) }.to_bytes());
+    if options.is_null() {
+        return bareblk_options::initial().parse(socket);
+    }
+    // SAFETY: the size is the first field of every version, and valid by the caller's promise.
+    let struct_size = *unsafe { pointers::shared(options.cast::<u32>(), "options") }? as usize;
+    let initial = bareblk_options::initial();
+    // SAFETY: the caller's promise.
+    let known = unsafe { pointers::load_sized(options, struct_size, MIN_OPTIONS_BYTES, initial, "options") }?;
+    known.parse(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sized(struct_size: usize) -> bareblk_options {
+        let struct_size = u32::try_from(struct_size).unwrap();
+        bareblk_options { struct_size, ..bareblk_options::initial() }
+    }
+
+    fn parse_for_tests(options: &[bareblk_options]) -> Result<Options, Failure> {
+        // SAFETY: a literal, and a slice with as many bytes as it says in each test.
+        unsafe { parse(c"/run/disk.sock".as_ptr(), options.as_ptr()) }
+    }
+
+    #[test]
+    fn initial_options_are_those_of_the_driver() {
+        let ours = parse_for_tests(&[sized(40)]).unwrap();
+        let drivers = Options::new("/run/disk.sock");
+        assert_eq!(format!("{ours:?}"), format!("{drivers:?}"));
+    }
+
+    #[test]
+    fn structure_of_a_later_version_is_taken_while_its_new_fields_are_zero() {
+        let later = [sized(80), bareblk_options { struct_size: 0, ..ZERO }];
+        assert_eq!(parse_for_tests(&later).unwrap().queue_size, 256);
+    }
+
+    #[test]
+    fn new_field_of_a_later_version_that_is_used_is_refused() {
+        let later = [sized(80), bareblk_options { queue_size: 1, ..ZERO }];
+        let refused = parse_for_tests(&later).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "byte 46 of options is not 0, this library knows its first 40 bytes only"
+        );
+    }
+
+    #[test]
+    fn structure_without_a_size_is_refused() {
+        let refused = parse_for_tests(&[sized(0)]).unwrap_err();
+        assert_eq!(refused.to_string(), "options is 0, it must be from 40 to 4096");
+    }
+
+    const ZERO: bareblk_options = bareblk_options {
+        struct_size: 0,
+        queues: 0,
+        queue_size: 0,
+        pool_bytes: 0,
+        timeout_ns: 0,
+        reconnect_ns: 0,
+        packed: 0,
+        indirect: 0,
+        event_idx: 0,
+        huge_pages: 0,
+        reserved: 0,
+    };
+}

@@ -1,0 +1,156 @@
+//! The handle of a queue: what it is asked about, and its end.
+//!
+//! Not here: what goes in (`request.rs`, `kick.rs`, `blocking.rs`) and comes out (`completion.rs`).
+
+use std::ffi::c_int;
+use std::mem::size_of;
+use std::time::Instant;
+
+use blk_driver::{Completion, Queue, ShortReads};
+use guest_mem::GuestRange;
+use virtio_blk::Segment;
+
+use crate::call::{count, guarded, on_queue};
+use crate::options::{BAREBLK_FOREVER, nanoseconds};
+use crate::pointers::{self, Plain};
+
+/// One queue of a device. One thread uses it at a time; which one may change. It outlives bareblk_disconnect: requests
+/// in flight then end with BAREBLK_ERR_LOST, and can be taken.
+#[derive(Debug)]
+pub struct bareblk_queue {
+    pub(crate) queue: Queue,
+    /// A call on it is going on, or never came back.
+    pub(crate) poisoned: bool,
+    /// Kept, so that no request allocates: a list of buffers on its way in.
+    pub(crate) ranges: Vec<GuestRange>,
+    /// Kept: a list of segments on its way in.
+    pub(crate) segments: Vec<Segment>,
+    /// Kept: completions on their way out; never empty.
+    pub(crate) completions: Vec<Completion>,
+}
+
+/// Completions per pass; more are taken in several.
+const PASS: usize = 256;
+
+impl bareblk_queue {
+    pub(crate) fn new(queue: Queue) -> Self {
+        let completions = vec![Completion::default(); PASS];
+        Self { queue, poisoned: false, ranges: Vec::new(), segments: Vec::new(), completions }
+    }
+}
+
+/// Its index at the device, or an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_queue_index(queue: *mut bareblk_queue) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, |queue| Ok(queue.queue.index().into())) }
+}
+
+/// Its size in descriptors, or an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_queue_size(queue: *mut bareblk_queue) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, |queue| Ok(queue.queue.queue_size().into())) }
+}
+
+/// Requests taken and not yet ended (one that ended while its buffers are with the device counts), or an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_queue_in_flight(queue: *mut bareblk_queue) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, |queue| Ok(count(queue.queue.in_flight()))) }
+}
+
+/// How many requests of `buffers` buffers each can be pushed now, or an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_queue_room(queue: *mut bareblk_queue, buffers: u16) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, |queue| Ok(count(queue.queue.room(buffers.into())))) }
+}
+
+/// From now on a read that the device calls done, with fewer bytes stored than were asked for, ends with
+/// BAREBLK_ERR_SHORT_READ (`refuse` = 1), or is believed (0; initially, because some devices do not say how much they
+/// stored). bareblk_completion.stored_bytes tells in both cases.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_queue_refuse_short_reads(queue: *mut bareblk_queue, refuse: c_int) -> c_int {
+    let policy = if refuse == 0 { ShortReads::Trust } else { ShortReads::Refuse };
+    let set = |queue: &mut bareblk_queue| {
+        queue.queue.set_short_reads(policy);
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, set) }
+}
+
+/// The earliest deadline of a request in flight, for programs that sleep by themselves (on bareblk_completion_fd): only
+/// a call of bareblk_completions ends a request that is late.
+///
+/// Returns 1 and stores the nanoseconds until then, or 0 if no request has a deadline, or an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_queue_next_deadline(queue: *mut bareblk_queue, left_ns: *mut u64) -> c_int {
+    let ask = |queue: &mut bareblk_queue| {
+        let left = queue.queue.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let known = left.map_or(BAREBLK_FOREVER, nanoseconds);
+        // SAFETY: the caller's promise.
+        unsafe { pointers::store(left_ns, known, "left_ns") }?;
+        Ok(left.is_some().into())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, ask) }
+}
+
+/// Counters since the queue was made.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct bareblk_stats {
+    /// Requests taken.
+    pub pushed: u64,
+    /// Requests ended.
+    pub completed: u64,
+    /// Notifications that the device wanted.
+    pub kicks: u64,
+    /// Batches made visible to the device.
+    pub publications: u64,
+    /// Times that the queue's owner went to sleep for a completion.
+    pub sleeps: u64,
+}
+
+// SAFETY: integers of one size: no padding.
+unsafe impl Plain for bareblk_stats {}
+
+/// Stores the counters. struct_size: sizeof (bareblk_stats).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_queue_stats(
+    queue: *mut bareblk_queue,
+    stats: *mut bareblk_stats,
+    struct_size: usize,
+) -> c_int {
+    let ask = |queue: &mut bareblk_queue| {
+        let counted = queue.queue.stats();
+        let known = bareblk_stats {
+            pushed: counted.pushed,
+            completed: counted.completed,
+            kicks: counted.kicks,
+            publications: counted.publications,
+            sleeps: counted.sleeps,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { pointers::store_sized(stats, struct_size, size_of::<u64>(), &known, "stats") }?;
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, ask) }
+}
+
+/// Ends the use of a queue. What is in flight is given up: the device may use its buffers until it is disconnected.
+/// NULL is nothing to do.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_queue_free(queue: *mut bareblk_queue) {
+    if queue.is_null() {
+        return;
+    }
+    guarded(|| {
+        // SAFETY: 1. not NULL, hence from `Box::into_raw` in `bareblk_connect`; 2. freed once, by the caller's promise.
+        drop(unsafe { Box::from_raw(queue) });
+        Ok(0)
+    });
+}

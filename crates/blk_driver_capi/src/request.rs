@@ -1,0 +1,239 @@
+//! Requests on their way in.
+//!
+//! Not here: making them visible (`kick.rs`), one at a time (`blocking.rs`).
+
+use std::ffi::c_int;
+use std::time::{Duration, Instant};
+
+use blk_driver::{Durability, Request, Work};
+use guest_mem::GuestRange;
+use virtio_blk::{MAX_SEGMENTS, Segment};
+
+use crate::call::on_queue;
+use crate::failure::Failure;
+use crate::options::BAREBLK_FOREVER;
+use crate::pointers;
+use crate::queue::bareblk_queue;
+
+/// One buffer of a request: a part of the pool or of registered memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct bareblk_range {
+    /// In the pool: bareblk_buffer_addr, plus an offset. In registered memory: the pointer, (uintptr_t) pointer.
+    pub addr: u64,
+    /// Its length in bytes, at most UINT32_MAX.
+    pub len_bytes: u64,
+}
+
+/// One run of sectors for discard and write-zeroes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct bareblk_segment {
+    /// First sector of 512 bytes.
+    pub sector: u64,
+    /// How many.
+    pub sectors: u32,
+    /// Write-zeroes only: BAREBLK_UNMAP, or 0.
+    pub flags: u32,
+}
+
+/// A write completes when it is durable.
+pub const BAREBLK_DURABLE: u32 = 1;
+
+/// The blocks of a segment to be zeroed may be given back.
+pub const BAREBLK_UNMAP: u32 = 1;
+
+/// Most buffers that a list may have, because of the 16 bits of a queue's size (virtio 1.3 §2.7). Devices take fewer.
+const MAX_RANGES: usize = 1 << 15;
+
+/// Takes a read: from `sector` (of 512 bytes) on into `count` buffers, a multiple of 512 bytes in all. The device sees
+/// it after the next bareblk_prepare_kick or bareblk_submit.
+///
+/// `token` comes back in the completion. `deadline_ns`, from now on: if the device has not answered then, the request
+/// ends with BAREBLK_ERR_DEADLINE; BAREBLK_FOREVER: no deadline. The list of buffers is copied; the buffers themselves
+/// are the device's until the request has ended (after BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED: until
+/// BAREBLK_RETURNED).
+///
+/// Errors: BAREBLK_ERR_FULL, BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_INVALID, and those of a queue that has ended:
+/// BAREBLK_ERR_DISCONNECTED, BAREBLK_ERR_DEVICE. The queue is as it was then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_push_read(
+    queue: *mut bareblk_queue,
+    sector: u64,
+    buffers: *const bareblk_range,
+    count: usize,
+    token: u64,
+    deadline_ns: u64,
+) -> c_int {
+    let push = |queue: &mut bareblk_queue| {
+        // SAFETY: the caller's promise.
+        unsafe { queue.take_ranges(buffers, count) }?;
+        let bareblk_queue { queue, ranges, .. } = queue;
+        queue.push(&request(Work::Read { sector, data: ranges }, token, deadline_ns))?;
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, push) }
+}
+
+/// Takes a write: from `count` buffers to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next flush.
+/// Otherwise as bareblk_push_read; also BAREBLK_ERR_READ_ONLY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_push_write(
+    queue: *mut bareblk_queue,
+    sector: u64,
+    buffers: *const bareblk_range,
+    count: usize,
+    flags: u32,
+    token: u64,
+    deadline_ns: u64,
+) -> c_int {
+    let push = |queue: &mut bareblk_queue| {
+        let durability = durability(flags)?;
+        // SAFETY: the caller's promise.
+        unsafe { queue.take_ranges(buffers, count) }?;
+        let bareblk_queue { queue, ranges, .. } = queue;
+        queue.push(&request(Work::Write { sector, data: ranges, durability }, token, deadline_ns))?;
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, push) }
+}
+
+/// Takes a flush: everything that completed before becomes durable. Otherwise as bareblk_push_read.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_push_flush(
+    queue: *mut bareblk_queue,
+    token: u64,
+    deadline_ns: u64,
+) -> c_int {
+    let push = |queue: &mut bareblk_queue| {
+        queue.queue.push(&request(Work::Flush, token, deadline_ns))?;
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, push) }
+}
+
+/// Takes a discard: the device may forget what is in `count` segments (at most bareblk_info.max_discard_segments), whose
+/// flags are 0. Otherwise as bareblk_push_read; also BAREBLK_ERR_NOT_OFFERED, BAREBLK_ERR_READ_ONLY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_push_discard(
+    queue: *mut bareblk_queue,
+    segments: *const bareblk_segment,
+    count: usize,
+    token: u64,
+    deadline_ns: u64,
+) -> c_int {
+    let push = |queue: &mut bareblk_queue| {
+        // SAFETY: the caller's promise.
+        unsafe { queue.take_segments(segments, count, 0) }?;
+        let bareblk_queue { queue, segments, .. } = queue;
+        queue.push(&request(Work::Discard { segments }, token, deadline_ns))?;
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, push) }
+}
+
+/// Takes a write of zeroes: `count` segments (at most bareblk_info.max_write_zeroes_segments) read as zeroes afterwards.
+/// Otherwise as bareblk_push_discard.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_push_write_zeroes(
+    queue: *mut bareblk_queue,
+    segments: *const bareblk_segment,
+    count: usize,
+    token: u64,
+    deadline_ns: u64,
+) -> c_int {
+    let push = |queue: &mut bareblk_queue| {
+        // SAFETY: the caller's promise.
+        unsafe { queue.take_segments(segments, count, BAREBLK_UNMAP) }?;
+        let bareblk_queue { queue, segments, .. } = queue;
+        queue.push(&request(Work::WriteZeroes { segments }, token, deadline_ns))?;
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, push) }
+}
+
+/// Takes a question for the device's serial: 20 bytes, padded with zeroes, into one buffer of at least as many.
+/// Otherwise as bareblk_push_read.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bareblk_push_get_id(
+    queue: *mut bareblk_queue,
+    buffer: bareblk_range,
+    token: u64,
+    deadline_ns: u64,
+) -> c_int {
+    let push = |queue: &mut bareblk_queue| {
+        let data = range(buffer)?;
+        queue.queue.push(&request(Work::GetId { data }, token, deadline_ns))?;
+        Ok(0)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_queue(queue, push) }
+}
+
+impl bareblk_queue {
+    /// Copies a list of buffers into `self.ranges`.
+    ///
+    /// # Safety
+    /// `buffers` is NULL, or `count` of them are valid there.
+    unsafe fn take_ranges(&mut self, buffers: *const bareblk_range, count: usize) -> Result<(), Failure> {
+        // SAFETY: the caller's promise.
+        let given = unsafe { pointers::slice(buffers, count, MAX_RANGES, "buffers") }?;
+        self.ranges.clear();
+        for &buffer in given {
+            self.ranges.push(range(buffer)?);
+        }
+        Ok(())
+    }
+
+    /// Copies a list of segments into `self.segments`; `known` are the flags that may be set.
+    ///
+    /// # Safety
+    /// `segments` is NULL, or `count` of them are valid there.
+    pub(crate) unsafe fn take_segments(
+        &mut self,
+        segments: *const bareblk_segment,
+        count: usize,
+        known: u32,
+    ) -> Result<(), Failure> {
+        // SAFETY: the caller's promise.
+        let given = unsafe { pointers::slice(segments, count, MAX_SEGMENTS, "segments") }?;
+        self.segments.clear();
+        for &bareblk_segment { sector, sectors, flags } in given {
+            check_flags(flags, known, "flags of a segment")?;
+            self.segments.push(Segment { sector, sectors, unmap: flags & BAREBLK_UNMAP != 0 });
+        }
+        Ok(())
+    }
+}
+
+fn range(given: bareblk_range) -> Result<GuestRange, Failure> {
+    let bareblk_range { addr, len_bytes } = given;
+    let max = u32::MAX.into();
+    let too_long =
+        |_| Failure::OutOfRange { argument: "length of a buffer", value: len_bytes.into(), min: 1, max };
+    Ok(GuestRange { addr, len_bytes: u32::try_from(len_bytes).map_err(too_long)? })
+}
+
+pub(crate) fn durability(flags: u32) -> Result<Durability, Failure> {
+    check_flags(flags, BAREBLK_DURABLE, "flags")?;
+    Ok(if flags & BAREBLK_DURABLE == 0 { Durability::Cached } else { Durability::Durable })
+}
+
+fn check_flags(value: u32, known: u32, argument: &'static str) -> Result<(), Failure> {
+    if value & !known != 0 {
+        return Err(Failure::UnknownFlags { argument, value, known });
+    }
+    Ok(())
+}
+
+fn request(work: Work<'_>, token: u64, deadline_ns: u64) -> Request<'_> {
+    let after = (deadline_ns != BAREBLK_FOREVER).then(|| Duration::from_nanos(deadline_ns));
+    // No deadline either if the clock cannot say it.
+    let deadline = after.and_then(|after| Instant::now().checked_add(after));
+    Request { deadline, ..Request::new(work, token) }
+}

@@ -1,0 +1,28 @@
+//! Which version a program was compiled with, and which one it runs with.
+//!
+//! Not here: the sizes by which structures grow (`pointers.rs`).
+
+/// Version of this header: major << 16 | minor << 8 | patch.
+pub const BAREBLK_VERSION: u32 = 0x00_01_00;
+
+/// Version of the library that is running: as BAREBLK_VERSION.
+#[unsafe(no_mangle)]
+pub extern "C" fn bareblk_version() -> u32 {
+    BAREBLK_VERSION
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_is_that_of_the_package() {
+        let [major, minor, patch] = [
+            env!("CARGO_PKG_VERSION_MAJOR"),
+            env!("CARGO_PKG_VERSION_MINOR"),
+            env!("CARGO_PKG_VERSION_PATCH"),
+        ]
+        .map(|part| part.parse::<u32>().unwrap());
+        assert_eq!(bareblk_version(), major << 16 | minor << 8 | patch);
+    }
+}
