@@ -36,6 +36,8 @@ mod signal;
 
 mod workers;
 
+mod submissions;
+
 mod log_limit;
 
 mod error_line;
@@ -51,8 +53,9 @@ mod lone_worker;
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use inline::InlineWorker;
 pub use listener::{SocketConfig, SocketError};
-pub use lone_worker::{LoneWorker, Submissions};
+pub use lone_worker::LoneWorker;
 pub use poller::DEFAULT_POLL;
 pub use server::{EngineFactory, Server, ServerConfig, ServerError, StopReport};
+pub use submissions::Submissions;
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 pub use write_cache::Wce;

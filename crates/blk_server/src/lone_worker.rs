@@ -11,10 +11,9 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_mem::GuestMemory;
 use io_engine::Engine;
@@ -23,56 +22,9 @@ use virtqueue::{RingFeatures, RingLayout};
 
 use crate::disk::DiskConfig;
 use crate::signal::signal;
+use crate::submissions::{SubmissionMeter, Submissions};
 use crate::worker::Worker;
 use crate::workers::{AbortOnPanic, Command, QueueStart};
-
-/// Requests that were handed to the engine, and the time that took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Submissions {
-    /// Requests taken from the ring and submitted.
-    pub requests: u64,
-    /// Sum over them: from the start of the pass that took the request until the engine's `submit` returned.
-    pub total_ns: u64,
-}
-
-impl Submissions {
-    /// What came after `earlier`, a reading of the same worker.
-    #[must_use]
-    pub fn since(self, earlier: Self) -> Self {
-        Self { requests: self.requests - earlier.requests, total_ns: self.total_ns - earlier.total_ns }
-    }
-
-    /// Mean per request, in µs; `None` without requests.
-    #[must_use]
-    #[allow(clippy::cast_precision_loss)] // 2^53 ns are 104 days
-    pub fn mean_us(self) -> Option<f64> {
-        (self.requests > 0).then(|| self.total_ns as f64 / self.requests as f64 / 1000.0)
-    }
-}
-
-/// One worker's counters: written by its thread, read by others.
-#[derive(Debug, Default)]
-pub(crate) struct SubmissionMeter {
-    requests: AtomicU64,
-    total_ns: AtomicU64,
-}
-
-impl SubmissionMeter {
-    /// `requests` were taken in a pass that began at `taken` and are submitted now.
-    pub(crate) fn note(&self, taken: Instant, requests: usize) {
-        if requests > 0 {
-            let requests = requests as u64;
-            let spent_ns = u64::try_from(taken.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            // Relaxed: two sums that nobody derives an order from.
-            self.requests.fetch_add(requests, Relaxed);
-            self.total_ns.fetch_add(spent_ns.saturating_mul(requests), Relaxed);
-        }
-    }
-
-    fn read(&self) -> Submissions {
-        Submissions { requests: self.requests.load(Relaxed), total_ns: self.total_ns.load(Relaxed) }
-    }
-}
 
 /// One queue of one disk, served by a worker of its own. Dropping it stops the queue, then the worker.
 #[derive(Debug)]
@@ -120,7 +72,7 @@ impl LoneWorker {
         let body = move || {
             let _guard = AbortOnPanic;
             let made = Worker::new(engine, received, bell, depth, poll);
-            run(made.map(|worker| worker.with_meter(count)), &started);
+            run(made.map(|worker| worker.with_meter(Some(count))), &started);
         };
         let thread = std::thread::Builder::new().name("bareblk-lone".into()).spawn(body)?;
         let worker = Self { commands, doorbell, queue: None, meter, thread: Some(thread) };

@@ -26,6 +26,7 @@ use crate::listener::{MAX_SESSIONS, Socket, SocketConfig, SocketError, accept_al
 use crate::log_limit::Allowed;
 use crate::session::{EndReason, Session, SessionShared};
 use crate::signal::signal;
+use crate::submissions::{SubmissionMeter, Submissions};
 use crate::workers::{AbortOnPanic, WorkerSet};
 
 /// A session's thread sleeps in `poll` and holds one message.
@@ -152,6 +153,8 @@ impl SessionList {
 pub struct Server {
     exports: Arc<Vec<Export>>,
     workers: Arc<WorkerSet>,
+    /// Only where the request path is measured.
+    meter: Option<Arc<SubmissionMeter>>,
     quit: Arc<OwnedFd>,
     acceptor: Option<JoinHandle<()>>,
 }
@@ -166,13 +169,36 @@ impl Server {
         opener: &Arc<dyn Opener>,
         disks: Vec<(DiskConfig, SocketConfig)>,
     ) -> Result<Self, ServerError> {
+        Self::start_with(config, opener, disks, None)
+    }
+
+    /// [`Server::start`], and [`Server::submissions`] has something to tell. For whoever measures: two clock
+    /// readings and two shared counters per pass of a worker.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_counting(
+        config: &ServerConfig,
+        opener: &Arc<dyn Opener>,
+        disks: Vec<(DiskConfig, SocketConfig)>,
+    ) -> Result<Self, ServerError> {
+        Self::start_with(config, opener, disks, Some(Arc::default()))
+    }
+
+    fn start_with(
+        config: &ServerConfig,
+        opener: &Arc<dyn Opener>,
+        disks: Vec<(DiskConfig, SocketConfig)>,
+        meter: Option<Arc<SubmissionMeter>>,
+    ) -> Result<Self, ServerError> {
         if config.depth < MIN_DEPTH {
             return Err(ServerError::Depth { depth: config.depth, min: MIN_DEPTH });
         }
         let engines = (0..config.workers.max(1)).map(|_| (config.engine)());
         let engines = engines.collect::<Result<_, _>>().map_err(ServerError::Engine)?;
         let depth = usize::try_from(config.depth).unwrap_or(usize::MAX);
-        let workers = WorkerSet::start(engines, depth, config.poll).map_err(ServerError::Engine)?;
+        let workers = WorkerSet::start(engines, depth, config.poll, meter.as_ref());
+        let workers = workers.map_err(ServerError::Engine)?;
         let export = |(disk, socket): (DiskConfig, SocketConfig)| {
             let disk = Arc::new(Disk::new(disk)?);
             let socket = Socket::bind(opener, &socket)?;
@@ -181,7 +207,7 @@ impl Server {
         let exports = Arc::new(disks.into_iter().map(export).collect::<Result<Vec<_>, _>>()?);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let quit = Arc::new(eventfd(0, flags).map_err(|errno| ServerError::Thread(errno.into()))?);
-        let mut server = Self { exports, workers: Arc::new(workers), quit, acceptor: None };
+        let mut server = Self { exports, workers: Arc::new(workers), meter, quit, acceptor: None };
         server.acceptor = Some(server.start_acceptor().map_err(ServerError::Thread)?);
         Ok(server)
     }
@@ -196,6 +222,12 @@ impl Server {
                 start_session(&exports, number, &workers, front_end);
             });
         })
+    }
+
+    /// What all workers submitted so far; `None` unless started by [`Server::start_counting`].
+    #[must_use]
+    pub fn submissions(&self) -> Option<Submissions> {
+        self.meter.as_deref().map(SubmissionMeter::read)
     }
 
     /// Reads the size of every image again; guests of images that grew are told.

@@ -24,11 +24,11 @@ use virtqueue::RingLayout;
 
 use crate::buffers::BufferPool;
 use crate::disk::Disk;
-use crate::lone_worker::SubmissionMeter;
 use crate::poller::Poller;
 use crate::queue::{BATCH_BYTES, Lane, Queue, report_ring_fault};
 use crate::session::EndReason;
 use crate::signal::drain;
+use crate::submissions::SubmissionMeter;
 use crate::workers::{Command, QueueStart};
 
 /// A queue that was empty this many passes in a row is armed and not looked at until its kick.
@@ -122,9 +122,9 @@ impl Worker {
         })
     }
 
-    /// The same worker, which counts how long requests take to reach the kernel.
-    pub(crate) fn with_meter(mut self, meter: Arc<SubmissionMeter>) -> Self {
-        self.meter = Some(meter);
+    /// The same worker, which counts how long requests take to reach the kernel, if there is a meter.
+    pub(crate) fn with_meter(mut self, meter: Option<Arc<SubmissionMeter>>) -> Self {
+        self.meter = meter;
         self
     }
 

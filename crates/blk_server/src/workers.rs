@@ -21,6 +21,7 @@ use virtqueue::{RingFeatures, RingLayout, packed};
 use crate::disk::{Disk, DiskConfig};
 use crate::session::SessionShared;
 use crate::signal::{adopt, signal};
+use crate::submissions::SubmissionMeter;
 use crate::worker::Worker;
 
 /// The worker's thread has ended.
@@ -163,7 +164,7 @@ pub(crate) struct WorkerSet {
 }
 
 impl WorkerSet {
-    /// One worker per engine.
+    /// One worker per engine; all count in `meter`, if there is one.
     ///
     /// # Errors
     /// If a thread or an engine does not start.
@@ -171,9 +172,11 @@ impl WorkerSet {
         engines: Vec<Box<dyn Engine>>,
         depth: usize,
         poll: Duration,
+        meter: Option<&Arc<SubmissionMeter>>,
     ) -> std::io::Result<Self> {
         let workers = engines.into_iter().enumerate();
-        let started = workers.map(|(number, engine)| start_worker(number, engine, depth, poll));
+        let started =
+            workers.map(|(number, engine)| start_worker(number, engine, depth, poll, meter.cloned()));
         Ok(Self { workers: started.collect::<Result<_, _>>()? })
     }
 
@@ -206,6 +209,7 @@ fn start_worker(
     engine: Box<dyn Engine>,
     depth: usize,
     poll: Duration,
+    meter: Option<Arc<SubmissionMeter>>,
 ) -> std::io::Result<(Address, Option<JoinHandle<()>>)> {
     let (commands, received) = channel();
     let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -214,9 +218,9 @@ fn start_worker(
     let body = move || {
         let _guard = AbortOnPanic;
         match Worker::new(engine, received, bell, depth, poll) {
-            Ok(mut worker) => {
+            Ok(worker) => {
                 let _ = started.send(Ok(()));
-                worker.run();
+                worker.with_meter(meter).run();
             }
             Err(error) => drop(started.send(Err(error))),
         }

@@ -97,6 +97,8 @@ pub struct Options {
     pub workers: usize,
     /// Disks of the server, each with a socket of its own; all but the first are plain ones.
     pub disks: usize,
+    /// The server counts what it submits.
+    pub counting: bool,
 }
 
 impl Default for Options {
@@ -112,6 +114,7 @@ impl Default for Options {
             folder: None,
             workers: 1,
             disks: 1,
+            counting: false,
         }
     }
 }
@@ -173,7 +176,8 @@ impl Rig {
         };
         let poll = Duration::from_micros(50);
         let server = ServerConfig { engine, depth, workers, poll };
-        self.server = Some(Server::start(&server, &opener, (0..disks).map(disk).collect()).unwrap());
+        let start = if options.counting { Server::start_counting } else { Server::start };
+        self.server = Some(start(&server, &opener, (0..disks).map(disk).collect()).unwrap());
     }
 
     pub fn stop(&mut self) -> StopReport {

@@ -1,0 +1,58 @@
+//! How long requests take from the ring to the kernel: counted by a server that was asked to.
+//!
+//! `Worker::pass (chains taken … engine's submit returned) → SubmissionMeter → Server::submissions`
+//!
+//! - A server counts nothing unless it is started by `Server::start_counting`: for whoever measures.
+//!
+//! Not here: what a worker does meanwhile (`worker.rs`).
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Requests that were handed to the engine, and the time that took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Submissions {
+    /// Requests taken from the ring and submitted.
+    pub requests: u64,
+    /// Sum over them: from the start of the pass that took the request until the engine's `submit` returned.
+    pub total_ns: u64,
+}
+
+impl Submissions {
+    /// What came after `earlier`, a reading of the same server.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self { requests: self.requests - earlier.requests, total_ns: self.total_ns - earlier.total_ns }
+    }
+
+    /// Mean per request, in µs; `None` without requests.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)] // 2^53 ns are 104 days
+    pub fn mean_us(self) -> Option<f64> {
+        (self.requests > 0).then(|| self.total_ns as f64 / self.requests as f64 / 1000.0)
+    }
+}
+
+/// The counters of a server: written by its workers, read by others.
+#[derive(Debug, Default)]
+pub(crate) struct SubmissionMeter {
+    requests: AtomicU64,
+    total_ns: AtomicU64,
+}
+
+impl SubmissionMeter {
+    /// `requests` were taken in a pass that began at `taken` and are submitted now.
+    pub(crate) fn note(&self, taken: Instant, requests: usize) {
+        if requests > 0 {
+            let requests = requests as u64;
+            let spent_ns = u64::try_from(taken.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            // Relaxed: two sums that nobody derives an order from.
+            self.requests.fetch_add(requests, Relaxed);
+            self.total_ns.fetch_add(spent_ns.saturating_mul(requests), Relaxed);
+        }
+    }
+
+    pub(crate) fn read(&self) -> Submissions {
+        Submissions { requests: self.requests.load(Relaxed), total_ns: self.total_ns.load(Relaxed) }
+    }
+}
