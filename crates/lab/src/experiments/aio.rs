@@ -1,8 +1,8 @@
 //! `aio`: measures one engine and cache mode through a virtqueue, or bare metal.
 //!
-//! `sample → file (disk or tmpfs) → bare: fio, or our own loop | ring: image, engine, worker → Measured → Reading`
+//! `sample → file (disk or tmpfs) → bare: fio, or our own loop | ring: image, engine, server → Measured → Reading`
 //!
-//! - Each sample opens the image, makes an engine and starts a worker anew: nothing is left of the one before.
+//! - Each sample opens the image, makes an engine and starts a server anew: nothing is left of the one before.
 //! - A variant that cannot run says why; what an engine refuses is asked for before a worker is started with it.
 //!
 //! Not here: what is compared (`aio_declaration.rs`), the loads (`load/`).
@@ -92,8 +92,8 @@ impl Aio {
             ask(engine, fd_pool, &image)?;
         }
         let (image, stop) = (open(file, cache)?, self.setup.stop.clone());
-        let made = make(engine, &config(fd_pool)).map_err(unavailable)?;
-        let load = RingLoad::start(made, image, job);
+        let (config, depth) = (config(fd_pool), config(fd_pool).depth);
+        let load = RingLoad::start(Box::new(move || make(engine, &config)), depth, image, job);
         let measured = load.map_err(unavailable)?.run(&stop)?;
         if !cache.is_direct() {
             file.settle().map_err(|error| SampleError::because("sync after the sample", &error))?;

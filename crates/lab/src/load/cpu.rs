@@ -1,7 +1,11 @@
-//! Processor time of the process and of the calling thread.
+//! Processor time, context switches and page faults: of the process, of the calling thread.
 //!
-//! Not here: what it is divided by.
+//! Not here: what they are divided by.
 
+use std::time::Duration;
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Of all threads, those the kernel runs for io_uring included, in ns.
@@ -17,4 +21,76 @@ pub(crate) fn thread_ns() -> u64 {
 fn read(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// What `getrusage` says: the columns that fio prints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub user: Duration,
+    pub system: Duration,
+    /// Voluntary ones and others.
+    pub switches: u64,
+    pub major_faults: u64,
+    pub minor_faults: u64,
+}
+
+impl Usage {
+    /// Of the calling thread, since it started.
+    pub fn of_this_thread() -> Self {
+        let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Self::default() };
+        let count = |count: i64| u64::try_from(count).unwrap_or(0);
+        Self {
+            user: duration(usage.user_time()),
+            system: duration(usage.system_time()),
+            switches: count(usage.voluntary_context_switches()) + count(usage.involuntary_context_switches()),
+            major_faults: count(usage.major_page_faults()),
+            minor_faults: count(usage.minor_page_faults()),
+        }
+    }
+
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            user: self.user.saturating_sub(earlier.user),
+            system: self.system.saturating_sub(earlier.system),
+            switches: self.switches.saturating_sub(earlier.switches),
+            major_faults: self.major_faults.saturating_sub(earlier.major_faults),
+            minor_faults: self.minor_faults.saturating_sub(earlier.minor_faults),
+        }
+    }
+
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            user: self.user + other.user,
+            system: self.system + other.system,
+            switches: self.switches + other.switches,
+            major_faults: self.major_faults + other.major_faults,
+            minor_faults: self.minor_faults + other.minor_faults,
+        }
+    }
+}
+
+fn duration(time: TimeVal) -> Duration {
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    Duration::from_secs(part(time.tv_sec())) + Duration::from_micros(part(time.tv_usec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thread_that_worked_has_used_processor_time_and_memory() {
+        let before = Usage::of_this_thread();
+        let mut pages = vec![0_u8; 1 << 20];
+        pages.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(1));
+        let busy = std::time::Instant::now();
+        while thread_ns() < 30_000_000 && busy.elapsed() < Duration::from_secs(30) {
+            std::hint::black_box(&pages);
+        }
+        let used = Usage::of_this_thread().since(before);
+        assert!(used.user + used.system > Duration::ZERO, "{used:?}");
+        assert!(used.minor_faults > 0, "{used:?}");
+    }
 }

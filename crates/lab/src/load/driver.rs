@@ -1,26 +1,22 @@
-//! The load of a guest: the driver half of a virtqueue on the calling thread, a server's worker behind it.
+//! The load of a guest: one queue of the driver library on the calling thread, a server's worker behind a socket.
 //!
-//! `refill (header, add, publish, kick) … pop used (status) … arm interrupts → sleep on the call eventfd`
+//! `refill (push each, submit once) … completions → … → wait (arm, sleep on the call eventfd)`
 //!
 //! - Requests as Linux sends them: header, data, status, through an indirect table (virtio 1.3 §5.2.6, §2.7.5.3);
-//!   data is aligned to pages. A status other than OK ends the sample.
+//!   data is aligned to pages. A request that fails ends the sample.
 //! - The client sleeps when nothing is complete and never polls: as a guest's driver does.
 //!
-//! Not here: which engine and cache mode (`experiments/`), a guest's own costs.
+//! Not here: which engine and cache mode (`experiments/`), the server (`served.rs`), a guest's own costs.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blk_server::{DEFAULT_POLL, DiskConfig, LoneWorker, Submissions, Wce};
+use blk_driver::{Buffer, Completion, Device, Durability, Queue, Request, Work};
+use blk_server::{EngineFactory, Submissions};
 use disk_image::Image;
-use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
-use io_engine::Engine;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use virtio_blk::{RequestHeader, Status, kind};
-use virtqueue::{DriverQueue, RingFeatures, RingLayout};
+use guest_mem::GuestRange;
 
+use super::served::Served;
 use super::{Job, Measured, Sectors, WARM_UP, cpu, mean_us};
 use crate::experiment::SampleError;
 use crate::runner::Xorshift;
@@ -28,36 +24,24 @@ use crate::stop::Stop;
 
 /// As QEMU's virtio-blk has it unless told otherwise.
 const QUEUE_SIZE: u16 = 256;
-const LAYOUT: RingLayout = RingLayout {
-    queue_size: QUEUE_SIZE,
-    descriptors: GuestAddress(0),
-    avail: GuestAddress(0x1_0000),
-    used: GuestAddress(0x2_0000),
-};
-const FEATURES: RingFeatures = RingFeatures { event_idx: true, indirect: true, packed: false };
-/// Per slot: 16 bytes of header, one of status, a table of three descriptors, a block of data.
-const HEADERS: u64 = 0x3_0000;
-const STATUSES: u64 = 0x4_0000;
-const TABLES: u64 = 0x5_0000;
-const TABLE_BYTES: u64 = 64;
-const DATA: u64 = 0x10_0000;
 /// Nothing completes for this long: something is broken.
-const PATIENCE: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
-/// What the device must not have left of the last request.
-const NO_STATUS: u8 = 0xff;
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Completions taken at once.
+const BATCH: usize = 128;
 
-/// A queue with its worker, ready for load.
+/// A connected queue and its server, ready for load.
 pub(crate) struct RingLoad {
-    worker: LoneWorker,
-    ring: DriverQueue,
-    view: MemoryView,
-    kick: OwnedFd,
-    call: OwnedFd,
+    // The connection goes before the server: in the order of the fields.
+    queue: Queue,
+    data: Buffer,
+    _device: Device,
+    served: Served,
     job: Job,
     sectors: Sectors,
     /// When the request in each slot was sent.
     sent: Vec<Instant>,
     free: Vec<u16>,
+    found: Vec<Completion>,
 }
 
 /// Sums since the start.
@@ -79,25 +63,16 @@ struct Reading {
 }
 
 impl RingLoad {
-    /// Starts the worker on `image` with `engine`.
-    pub fn start(engine: Box<dyn Engine>, image: Image, job: Job) -> io::Result<Self> {
-        let data_bytes = u64::from(job.depth) * u64::from(job.block_bytes);
-        let region = Region::from_memfd(GuestAddress(0), DATA + data_bytes).map_err(io::Error::other)?;
-        let memory = GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?;
-        let memory = Arc::new(memory);
-        let view = MemoryView::new(Arc::clone(&memory));
-        fill(&view, data_bytes)?;
-        let ring = DriverQueue::new(&view, LAYOUT, FEATURES).map_err(io::Error::other)?;
-        let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let (kick, call) = (fd()?, fd()?);
-        let (name, serial) = ("lab".to_owned(), "lab".to_owned());
-        let disk = DiskConfig { name, image, serial, queues: 1, queue_size: QUEUE_SIZE, wce: Wce::Guest };
-        let (its_kick, its_call) = (kick.try_clone()?, call.try_clone()?);
-        let worker =
-            LoneWorker::start(engine, disk, memory, LAYOUT, FEATURES, its_kick, its_call, DEFAULT_POLL)?;
-        let sent = vec![Instant::now(); usize::from(job.depth)];
-        let free = (0..job.depth).collect();
-        Ok(Self { worker, ring, view, kick, call, job, sectors: Sectors::of(&job), sent, free })
+    /// Serves `image` with `engine`, made for `depth` requests, and connects to it.
+    pub fn start(engine: EngineFactory, depth: u32, image: Image, job: Job) -> io::Result<Self> {
+        let data_bytes = u32::from(job.depth) * job.block_bytes;
+        let served = Served::start(engine, depth, QUEUE_SIZE, vec![image])?;
+        let (device, queue) = served.connect(0, u64::from(data_bytes))?;
+        let data = device.pool().take(data_bytes).map_err(io::Error::other)?;
+        fill(&data, data_bytes);
+        let (sent, free) = (vec![Instant::now(); usize::from(job.depth)], (0..job.depth).collect());
+        let found = vec![Completion::default(); BATCH];
+        Ok(Self { queue, data, _device: device, served, job, sectors: Sectors::of(&job), sent, free, found })
     }
 
     /// Runs the job, then waits for what is in flight.
@@ -116,26 +91,22 @@ impl RingLoad {
 
     fn read(&self, sums: Sums) -> Reading {
         let (process_ns, client_ns) = (cpu::process_ns(), cpu::thread_ns());
-        Reading { at: Instant::now(), sums, submissions: self.worker.submissions(), process_ns, client_ns }
+        Reading { at: Instant::now(), sums, submissions: self.served.submissions(), process_ns, client_ns }
     }
 
     fn keep_busy(&mut self, end: Instant, sums: &mut Sums, stop: &Stop) -> io::Result<()> {
         let mut now = Instant::now();
         while now < end && !stop.is_asked() {
             self.refill(now, sums)?;
-            if !self.take_used(sums)? && !self.ring.arm_interrupts().map_err(io::Error::other)? {
-                self.sleep()?;
-            }
+            self.reap(sums)?;
             now = Instant::now();
         }
         Ok(())
     }
 
     fn drain(&mut self, sums: &mut Sums) -> io::Result<()> {
-        while self.ring.in_flight() > 0 {
-            if !self.take_used(sums)? && !self.ring.arm_interrupts().map_err(io::Error::other)? {
-                self.sleep()?;
-            }
+        while self.free.len() < usize::from(self.job.depth) {
+            self.reap(sums)?;
         }
         Ok(())
     }
@@ -148,72 +119,43 @@ impl RingLoad {
         sums.sent += self.free.len() as u64;
         while let Some(slot) = self.free.pop() {
             self.sent[usize::from(slot)] = now;
-            self.add(slot)?;
+            self.push(slot)?;
         }
-        self.ring.publish();
-        if self.ring.kick_needed() {
-            rustix::io::write(&self.kick, &1u64.to_ne_bytes())?;
-        }
+        self.queue.submit();
         sums.sending_ns += nanos(now.elapsed());
         Ok(())
     }
 
-    fn add(&mut self, slot: u16) -> io::Result<()> {
-        let place = u64::from(slot);
-        let header = RequestHeader { kind: kind::OUT, sector: self.sectors.next() };
-        let (header_at, status_at) = (HEADERS + place * 16, STATUSES + place);
-        self.view.store(header_at, &header.to_bytes()).map_err(io::Error::other)?;
-        self.view.store(status_at, &[NO_STATUS]).map_err(io::Error::other)?;
-        let block_bytes = self.job.block_bytes;
-        let readable = [
-            GuestRange { addr: header_at, len_bytes: 16 },
-            GuestRange { addr: DATA + place * u64::from(block_bytes), len_bytes: block_bytes },
-        ];
-        let writable = [GuestRange { addr: status_at, len_bytes: 1 }];
-        let table = GuestAddress(TABLES + place * TABLE_BYTES);
-        self.ring.add_indirect(&readable, &writable, table, place).map_err(io::Error::other)?;
-        Ok(())
+    fn push(&mut self, slot: u16) -> io::Result<()> {
+        let len_bytes = self.job.block_bytes;
+        let addr = self.data.range().addr + u64::from(slot) * u64::from(len_bytes);
+        let data = &[GuestRange { addr, len_bytes }];
+        let work = Work::Write { sector: self.sectors.next(), data, durability: Durability::Cached };
+        self.queue.push(&Request::new(work, u64::from(slot))).map_err(io::Error::other)
     }
 
-    /// Takes everything that is complete; returns whether there was anything.
-    fn take_used(&mut self, sums: &mut Sums) -> io::Result<bool> {
-        let mut now = None;
-        while let Some(used) = self.ring.pop_used().map_err(io::Error::other)? {
-            let now = *now.get_or_insert_with(Instant::now);
-            #[allow(clippy::cast_possible_truncation)] // the slot given to `add_indirect`
-            let slot = used.token as u16;
-            self.check_status(slot)?;
+    /// Takes everything that is complete; sleeps until there is something.
+    fn reap(&mut self, sums: &mut Sums) -> io::Result<()> {
+        let count = self.queue.wait(&mut self.found, PATIENCE).map_err(io::Error::other)?;
+        if count == 0 {
+            return Err(io::Error::other(format!("nothing completed for {} s", PATIENCE.as_secs())));
+        }
+        let now = Instant::now();
+        for completion in &self.found[..count] {
+            completion.result.map_err(io::Error::other)?;
+            #[allow(clippy::cast_possible_truncation)] // the slot it was pushed with
+            let slot = completion.token as u16;
             sums.done += 1;
             sums.latency_ns += nanos(now.saturating_duration_since(self.sent[usize::from(slot)]));
             self.free.push(slot);
         }
-        Ok(now.is_some())
-    }
-
-    fn check_status(&self, slot: u16) -> io::Result<()> {
-        let mut status = [NO_STATUS];
-        self.view.read(STATUSES + u64::from(slot), &mut status).map_err(io::Error::other)?;
-        if status[0] == Status::Ok as u8 {
-            return Ok(());
-        }
-        Err(io::Error::other(format!("a write was answered with status {}, not 0", status[0])))
-    }
-
-    fn sleep(&self) -> io::Result<()> {
-        let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
-        if poll(&mut fds, Some(&PATIENCE))? == 0 {
-            return Err(io::Error::other(format!("nothing completed for {} s", PATIENCE.tv_sec)));
-        }
-        rustix::io::read(&self.call, &mut [0; 8])?;
         Ok(())
     }
 }
 
-fn fill(view: &MemoryView, data_bytes: u64) -> io::Result<()> {
+fn fill(data: &Buffer, data_bytes: u32) {
     let mut random = Xorshift::new(2);
-    (0..data_bytes / 8).try_for_each(|word| {
-        view.store(DATA + word * 8, &random.next().to_le_bytes()).map_err(io::Error::other)
-    })
+    (0..data_bytes / 8).for_each(|word| data.write(word * 8, &random.next().to_le_bytes()));
 }
 
 fn measured(before: &Reading, after: &Reading) -> Measured {

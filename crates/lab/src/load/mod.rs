@@ -7,13 +7,23 @@
 
 pub(crate) mod test_file;
 
+pub(crate) mod served;
+
 pub(crate) mod driver;
+
+pub(crate) mod crowd;
+
+pub(crate) mod desk;
+
+pub(crate) mod null_device;
 
 pub(crate) mod bare;
 
 pub(crate) mod fio;
 
 pub(crate) mod cpu;
+
+pub(crate) mod moments;
 
 use disk_image::SECTOR_BYTES;
 

@@ -1,0 +1,365 @@
+//! Many threads on shared queues: each keeps requests of its own in flight, submits them one by one, and reaps
+//! whatever completed, its own or not.
+//!
+//! `warm up → count → end` (set by the caller's thread, noticed by each at its next turn) `→ drain → Tally`
+//!
+//! - One request per submission, as a block layer does: a notification is decided on for each.
+//! - Completions of others are handed to them without a lock (`desk.rs`).
+//! - Each thread counts in memory of its own, over its own time from noticing "count" to noticing "end".
+//! - Two readings of the clock per request and batch, one per turn: about 50 ns, the same under either kick policy.
+//!
+//! Not here: devices (`null_device.rs`, `served.rs`), which lock and policy (`experiments/`).
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use blk_driver::{Buffer, Completion, Durability, Pool, PushError, QueueStats, Request, SharedQueue, Work};
+use guest_mem::GuestRange;
+use lock_api::RawMutex;
+use qspinlock::LockTimes;
+
+use super::cpu::Usage;
+use super::desk::{Desks, Slots};
+use super::moments::Moments;
+use super::{Job, Sectors, WARM_UP};
+use crate::experiment::SampleError;
+use crate::runner::Xorshift;
+use crate::stop::Stop;
+
+/// Between two looks at the clock and at whether the user wants the end.
+const LOOK: Duration = Duration::from_millis(20);
+/// Nothing completes for this long: something is broken.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The same, once something is known to be.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
+/// Longest sleep for a completion that somebody else may have reaped meanwhile.
+const NAP: Duration = Duration::from_millis(2);
+/// Completions reaped at once.
+const BATCH: usize = 64;
+/// Turns of spinning before the core is given to somebody else.
+const SPINS: u32 = 64;
+
+/// A queue and the memory for its requests.
+#[derive(Debug)]
+pub(crate) struct Station<L: RawMutex> {
+    pub queue: SharedQueue<L>,
+    pub pool: Pool,
+}
+
+/// What a thread does when nothing of its own is to be sent and nothing completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Idle {
+    /// Looks again: the device is in this process and completes at once.
+    Poll,
+    /// Sleeps until the device signals.
+    Sleep,
+}
+
+/// The load of a crowd.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Crowd {
+    /// Of each thread; `seed` is the first one's.
+    pub job: Job,
+    /// Thread n uses station n modulo their number.
+    pub threads: usize,
+    /// 0: writes only, 100: reads only.
+    pub read_percent: u8,
+    pub idle: Idle,
+}
+
+/// What all threads found together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub requests: u64,
+    /// Sum over the threads of what each did per second.
+    pub iops: f64,
+    pub latency_us: Moments,
+    pub usage: Usage,
+    /// Sum over the threads.
+    pub thread_seconds: f64,
+    pub lock: LockTimes,
+    /// Of the queues, in the counted time.
+    pub kicks: u64,
+    pub pushed: u64,
+}
+
+#[allow(clippy::cast_precision_loss)] // counts of one sample
+impl Tally {
+    fn and(self, part: &Self) -> Self {
+        Self {
+            requests: self.requests + part.requests,
+            iops: self.iops + part.iops,
+            latency_us: self.latency_us.and(part.latency_us),
+            usage: self.usage.and(part.usage),
+            thread_seconds: self.thread_seconds + part.thread_seconds,
+            lock: self.lock.and(part.lock),
+            kicks: self.kicks + part.kicks,
+            pushed: self.pushed + part.pushed,
+        }
+    }
+
+    /// `total` per request.
+    pub fn per_io(&self, total: f64) -> Option<f64> {
+        (self.requests > 0).then(|| total / self.requests as f64)
+    }
+
+    /// Share of the threads' time, in %, as fio has it.
+    pub fn share(&self, spent: Duration) -> Option<f64> {
+        (self.thread_seconds > 0.0).then(|| 100.0 * spent.as_secs_f64() / self.thread_seconds)
+    }
+}
+
+const WARMING_UP: u8 = 0;
+const COUNTING: u8 = 1;
+const ENDING: u8 = 2;
+
+/// What all threads look at.
+struct Common {
+    crowd: Crowd,
+    desks: Desks,
+    clock: Instant,
+    phase: AtomicU8,
+    failure: OnceLock<String>,
+}
+
+impl Common {
+    fn fail(&self, what: &str) {
+        let _ = self.failure.set(what.to_owned());
+        self.phase.store(ENDING, Relaxed); // nothing else is passed through it
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Puts `stations` under the load.
+pub(crate) fn run<L>(stations: &[Station<L>], crowd: Crowd, stop: &Stop) -> Result<Tally, SampleError>
+where
+    L: RawMutex + Send + Sync,
+{
+    let common = Common {
+        crowd,
+        desks: Desks::new(crowd.threads),
+        clock: Instant::now(),
+        phase: AtomicU8::new(WARMING_UP),
+        failure: OnceLock::new(),
+    };
+    let tally = std::thread::scope(|scope| {
+        let hands: Result<Vec<_>, _> =
+            (0..crowd.threads).map(|thread| start(scope, &common, stations, thread)).collect();
+        if let Err(why) = &hands {
+            common.fail(why);
+        }
+        let counted = conduct(&common, stations, stop);
+        let parts = hands.unwrap_or_default().into_iter().map(ScopedJoinHandle::join);
+        parts.fold(counted, |sum, part| part.map_or(sum, |part| sum.and(&part)))
+    });
+    match common.failure.get() {
+        _ if stop.is_asked() => Err(SampleError::Interrupted),
+        Some(why) => Err(SampleError::Unavailable(format!("the load ended: {why}"))),
+        None => Ok(tally),
+    }
+}
+
+fn start<'s, 'e, L>(
+    scope: &'s Scope<'s, 'e>,
+    common: &'e Common,
+    stations: &'e [Station<L>],
+    thread: usize,
+) -> Result<ScopedJoinHandle<'s, Tally>, String>
+where
+    L: RawMutex + Send + Sync,
+{
+    let job = common.crowd.job;
+    let station = &stations[thread % stations.len()];
+    let buffer = station.pool.take(u32::from(job.depth) * job.block_bytes).map_err(|why| why.to_string())?;
+    let body = move || Hand::new(common, station, thread, buffer).work();
+    Builder::new().name("lab-load".into()).spawn_scoped(scope, body).map_err(|why| why.to_string())
+}
+
+/// Sets the phases; returns what the queues counted.
+fn conduct<L: RawMutex>(common: &Common, stations: &[Station<L>], stop: &Stop) -> Tally {
+    let seconds = common.crowd.job.seconds;
+    let mut now = Tally::default();
+    for (phase, lasts) in [(WARMING_UP, seconds * WARM_UP), (COUNTING, seconds)] {
+        let before = stats(stations);
+        if common.phase.load(Relaxed) != ENDING {
+            common.phase.store(phase, Relaxed); // nothing else is passed through it
+        }
+        let end = Instant::now() + Duration::from_secs_f64(lasts);
+        while Instant::now() < end && common.phase.load(Relaxed) == phase && !stop.is_asked() {
+            std::thread::sleep(LOOK.min(end.saturating_duration_since(Instant::now())));
+        }
+        let after = stats(stations);
+        (now.kicks, now.pushed) = (after.kicks - before.kicks, after.pushed - before.pushed);
+    }
+    common.phase.store(ENDING, Relaxed);
+    now
+}
+
+fn stats<L: RawMutex>(stations: &[Station<L>]) -> QueueStats {
+    stations.iter().map(|station| station.queue.stats()).fold(QueueStats::default(), |sum, part| QueueStats {
+        kicks: sum.kicks + part.kicks,
+        pushed: sum.pushed + part.pushed,
+        ..sum
+    })
+}
+
+/// One thread.
+struct Hand<'c, L: RawMutex> {
+    common: &'c Common,
+    station: &'c Station<L>,
+    slots: Slots<'c>,
+    sectors: Sectors,
+    random: Xorshift,
+    buffer: Buffer,
+    found: [Completion; BATCH],
+    requests: u64,
+    latency_us: Moments,
+}
+
+/// Ends the thread: what to tell the user.
+type Ended = Result<(), String>;
+
+impl<'c, L: RawMutex> Hand<'c, L> {
+    fn new(common: &'c Common, station: &'c Station<L>, thread: usize, buffer: Buffer) -> Self {
+        let seed = common.crowd.job.seed.wrapping_add(thread as u64);
+        let job = Job { seed, ..common.crowd.job };
+        Self {
+            common,
+            station,
+            slots: Slots::new(&common.desks, thread, u32::from(job.depth)),
+            sectors: Sectors::of(&job),
+            random: Xorshift::new(!seed),
+            buffer,
+            found: [Completion::default(); BATCH],
+            requests: 0,
+            latency_us: Moments::default(),
+        }
+    }
+
+    fn work(mut self) -> Tally {
+        let warm_up = self.keep_busy(WARMING_UP);
+        let before = (Instant::now(), Usage::of_this_thread(), LockTimes::of_this_thread());
+        (self.requests, self.latency_us) = (0, Moments::default());
+        let counted = warm_up.and_then(|()| self.keep_busy(COUNTING));
+        let usage = Usage::of_this_thread().since(before.1);
+        let lock = LockTimes::of_this_thread().since(before.2);
+        let (requests, latency_us, seconds) =
+            (self.requests, self.latency_us, before.0.elapsed().as_secs_f64());
+        if let Err(why) = counted.and_then(|()| self.drain()) {
+            self.common.fail(&why);
+        }
+        #[allow(clippy::cast_precision_loss)] // requests of one sample
+        let iops = if seconds > 0.0 { requests as f64 / seconds } else { 0.0 };
+        Tally { requests, iops, latency_us, usage, thread_seconds: seconds, lock, kicks: 0, pushed: 0 }
+    }
+
+    fn keep_busy(&mut self, phase: u8) -> Ended {
+        let (mut idle_turns, mut last) = (0, Instant::now());
+        while self.common.phase.load(Relaxed) == phase {
+            if self.turn(true)? {
+                (idle_turns, last) = (0, Instant::now());
+            } else {
+                self.idle(&mut idle_turns, last)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Until everything of this thread's is back.
+    fn drain(&mut self) -> Ended {
+        let (mut idle_turns, last) = (0, Instant::now());
+        while self.slots.has_any_out() {
+            if !self.turn(false)? {
+                self.idle(&mut idle_turns, last)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether anything was sent or found.
+    fn turn(&mut self, sends: bool) -> Result<bool, String> {
+        let mine = self.take()?;
+        let sent = sends && self.fill()?;
+        let found = self.reap()?;
+        Ok(mine || sent || found)
+    }
+
+    fn take(&mut self) -> Result<bool, String> {
+        self.slots.take().map(|count| count > 0).map_err(|error| error.to_string())
+    }
+
+    /// One submission for each free slot, until the queue is full.
+    fn fill(&mut self) -> Result<bool, String> {
+        let mut any = false;
+        while let Some(slot) = self.slots.next_free() {
+            if !self.send(slot)? {
+                self.slots.take_back(slot);
+                break;
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Returns whether the queue took it.
+    fn send(&mut self, slot: u32) -> Result<bool, String> {
+        let Crowd { job: Job { block_bytes, .. }, read_percent, .. } = self.common.crowd;
+        let addr = self.buffer.range().addr + u64::from(slot) * u64::from(block_bytes);
+        let data = &[GuestRange { addr, len_bytes: block_bytes }];
+        let sector = self.sectors.next();
+        let reads = read_percent == 100 || self.random.below(100) < u64::from(read_percent);
+        let work = match reads {
+            true => Work::Read { sector, data },
+            false => Work::Write { sector, data, durability: Durability::Cached },
+        };
+        let token = self.slots.send(slot, self.common.now_ns());
+        match self.station.queue.submit(&[Request::new(work, token)]) {
+            Ok(taken) => Ok(taken == 1),
+            Err(PushError::Full { .. }) => Ok(false),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Takes what has completed, whoever asked for it; sleeps for it if it may.
+    fn reap(&mut self) -> Result<bool, String> {
+        let queue = &self.station.queue;
+        let found = match self.common.crowd.idle {
+            Idle::Poll => queue.completions(&mut self.found),
+            Idle::Sleep => queue.wait(&mut self.found, NAP),
+        };
+        let count = found.map_err(|error| error.to_string())?;
+        if count == 0 {
+            return Ok(false);
+        }
+        let now_ns = self.common.now_ns();
+        for completion in &self.found[..count] {
+            completion.result.map_err(|error| error.to_string())?;
+            let sent_ns = self.common.desks.hand_over(completion.token).map_err(|error| error.to_string())?;
+            #[allow(clippy::cast_precision_loss)] // 2^53 ns are 104 days
+            self.latency_us.note(now_ns.saturating_sub(sent_ns) as f64 / 1000.0);
+        }
+        self.requests += count as u64;
+        Ok(true)
+    }
+
+    /// `last`: when there was something to do.
+    fn idle(&mut self, turns: &mut u32, last: Instant) -> Ended {
+        *turns += 1;
+        let broken = self.common.failure.get().is_some();
+        let patience = if broken { LITTLE_PATIENCE } else { PATIENCE };
+        if *turns % SPINS != 0 {
+            std::hint::spin_loop();
+        } else if last.elapsed() > patience {
+            return Err(format!("nothing completed for {} s", patience.as_secs()));
+        } else if self.common.crowd.idle == Idle::Poll {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! How completions of a shared queue reach the thread that asked for them: one word per thread, no lock.
+//!
+//! `owner: free slot → token (thread, slot) → request … whoever reaps: token → owner's word … owner: take`
+//!
+//! - A thread has at most [`MAX_DEPTH`] requests of its own out: one bit each. Handing over is one `fetch_or`, taking
+//!   all of one's own is one `swap`; neither waits for anybody.
+//! - A bit that is set already, or that its owner never sent out, is an error: a completion is handed over exactly once.
+//! - When a request was sent stands beside it: the thread that reaps it knows how long it took.
+//!
+//! Not here: the queue (`blk_driver`), the load (`crowd.rs`).
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+/// Requests of one thread.
+pub(crate) const MAX_DEPTH: u32 = 64;
+const SLOT_BITS: u32 = 6;
+
+/// A completion that its owner was not waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum HandOverError {
+    #[error("completion with token {token:#x}, but there are only {threads} threads")]
+    NobodysToken { token: u64, threads: usize },
+    #[error("thread {thread}: slot {slot} completed twice")]
+    Twice { thread: usize, slot: u32 },
+    #[error("thread {thread}: completions of slots {slots:#x} that were not out")]
+    NotOut { thread: usize, slots: u64 },
+}
+
+/// Where a thread finds what completed. Cache lines of its own: two, because the processor fetches pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Desk {
+    /// Slots that completed and were not taken yet.
+    done: AtomicU64,
+    /// When each slot was sent, on the crowd's clock.
+    sent_ns: [AtomicU64; MAX_DEPTH as usize],
+}
+
+/// One desk per thread.
+#[derive(Debug)]
+pub(crate) struct Desks(Vec<Desk>);
+
+impl Desks {
+    pub fn new(threads: usize) -> Self {
+        let desk = || Desk { done: AtomicU64::new(0), sent_ns: std::array::from_fn(|_| AtomicU64::new(0)) };
+        Self((0..threads).map(|_| desk()).collect())
+    }
+
+    /// Somebody found this completion: its owner's from now on. Returns when it was sent.
+    pub fn hand_over(&self, token: u64) -> Result<u64, HandOverError> {
+        let threads = self.0.len();
+        let (thread, slot) = parts(token);
+        let desk = self.0.get(thread).ok_or(HandOverError::NobodysToken { token, threads })?;
+        // Relaxed: stored before the request went through the queue, whose lock orders it.
+        let sent_ns = desk.sent_ns[slot as usize].load(Relaxed);
+        // AcqRel: pairs with the owner's swap: the slot's buffer is done with, the time is read.
+        let before = desk.done.fetch_or(1 << slot, AcqRel);
+        if before & 1 << slot != 0 {
+            return Err(HandOverError::Twice { thread, slot });
+        }
+        Ok(sent_ns)
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // takes the fields apart
+fn parts(token: u64) -> (usize, u32) {
+    ((token >> SLOT_BITS) as usize, token as u32 & (MAX_DEPTH - 1))
+}
+
+/// What one thread has out.
+#[derive(Debug)]
+pub(crate) struct Slots<'d> {
+    desk: &'d Desk,
+    thread: usize,
+    free: u64,
+    out: u64,
+}
+
+impl<'d> Slots<'d> {
+    /// `thread`'s, `depth` of them (at most [`MAX_DEPTH`]).
+    pub fn new(desks: &'d Desks, thread: usize, depth: u32) -> Self {
+        let depth = depth.clamp(1, MAX_DEPTH);
+        Self { desk: &desks.0[thread], thread, free: u64::MAX >> (MAX_DEPTH - depth), out: 0 }
+    }
+
+    /// The slot to send next, if there is one.
+    pub fn next_free(&self) -> Option<u32> {
+        (self.free != 0).then(|| self.free.trailing_zeros())
+    }
+
+    pub fn has_any_out(&self) -> bool {
+        self.out != 0
+    }
+
+    /// The token of `slot`, sent at `now_ns`; call it before the queue sees the request.
+    pub fn send(&mut self, slot: u32, now_ns: u64) -> u64 {
+        // Relaxed: the queue's lock publishes it.
+        self.desk.sent_ns[slot as usize].store(now_ns, Relaxed);
+        self.free &= !(1 << slot);
+        self.out |= 1 << slot;
+        (self.thread as u64) << SLOT_BITS | u64::from(slot)
+    }
+
+    /// The queue did not take it.
+    pub fn take_back(&mut self, slot: u32) {
+        self.free |= 1 << slot;
+        self.out &= !(1 << slot);
+    }
+
+    /// Takes what was handed over; returns how many.
+    pub fn take(&mut self) -> Result<u32, HandOverError> {
+        // Relaxed: only to leave the line shared while there is nothing.
+        if self.desk.done.load(Relaxed) == 0 {
+            return Ok(0);
+        }
+        // AcqRel: pairs with `hand_over`.
+        let done = self.desk.done.swap(0, AcqRel);
+        if done & !self.out != 0 {
+            return Err(HandOverError::NotOut { thread: self.thread, slots: done & !self.out });
+        }
+        self.out &= !done;
+        self.free |= done;
+        Ok(done.count_ones())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+
+    #[test]
+    fn completion_reaches_the_thread_that_asked_and_nobody_else() {
+        let desks = Desks::new(2);
+        let (mut first, mut second) = (Slots::new(&desks, 0, 4), Slots::new(&desks, 1, 4));
+        first.send(0, 100);
+        let token = second.send(0, 200);
+        assert_eq!(desks.hand_over(token), Ok(200));
+        assert_eq!((first.take(), second.take()), (Ok(0), Ok(1)));
+        assert!(first.has_any_out() && !second.has_any_out());
+    }
+
+    #[test]
+    fn completion_that_comes_twice_is_refused() {
+        let desks = Desks::new(1);
+        let token = Slots::new(&desks, 0, 64).send(63, 0);
+        assert_eq!(desks.hand_over(token), Ok(0));
+        assert_eq!(desks.hand_over(token), Err(HandOverError::Twice { thread: 0, slot: 63 }));
+    }
+
+    #[test]
+    fn completion_that_comes_again_after_it_was_taken_is_refused() {
+        let desks = Desks::new(1);
+        let mut slots = Slots::new(&desks, 0, 8);
+        let token = slots.send(3, 0);
+        desks.hand_over(token).unwrap();
+        slots.take().unwrap();
+        desks.hand_over(token).unwrap();
+        assert_eq!(slots.take(), Err(HandOverError::NotOut { thread: 0, slots: 8 }));
+    }
+
+    #[test]
+    fn token_of_a_thread_that_is_not_there_is_refused() {
+        let asked = Desks::new(3).hand_over(3 << 6);
+        assert_eq!(asked, Err(HandOverError::NobodysToken { token: 192, threads: 3 }));
+    }
+
+    #[test]
+    fn slot_that_was_not_taken_by_the_queue_is_free_again() {
+        let desks = Desks::new(1);
+        let mut slots = Slots::new(&desks, 0, 1);
+        slots.send(0, 0);
+        assert_eq!(slots.next_free(), None);
+        slots.take_back(0);
+        assert_eq!((slots.next_free(), slots.has_any_out()), (Some(0), false));
+    }
+
+    /// Three threads send, each hands over what comes along, its own or not: none is lost, none comes twice.
+    #[test]
+    fn completions_handed_over_by_any_thread_arrive_once_each() {
+        const EACH: u32 = 20_000;
+        let desks = Desks::new(3);
+        let (queue, reap) = sync_channel::<u64>(1024);
+        let reap = std::sync::Mutex::new(reap);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (desks, queue, reap) = (&desks, queue.clone(), &reap);
+                scope.spawn(move || {
+                    let mut slots = Slots::new(desks, thread, 16);
+                    let (mut sent, mut back) = (0, 0);
+                    while back < EACH {
+                        while let Some(slot) = slots.next_free().filter(|_| sent < EACH) {
+                            queue.send(slots.send(slot, u64::from(slot))).unwrap();
+                            sent += 1;
+                        }
+                        let found = reap.lock().unwrap().try_recv();
+                        if let Ok(token) = found {
+                            assert_eq!(desks.hand_over(token), Ok(token & 63));
+                        }
+                        back += slots.take().unwrap();
+                    }
+                    assert!(!slots.has_any_out());
+                });
+            }
+        });
+    }
+}
