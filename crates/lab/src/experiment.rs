@@ -6,6 +6,7 @@
 //!
 //! Not here: the experiments themselves (`experiments/`), rounds and order (`runner.rs`).
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -80,19 +81,29 @@ pub struct Variant {
     pub label: String,
     /// Workloads it is measured with; empty: all.
     pub only: Vec<String>,
+    /// The variant it is compared with, if that is not the experiment's baseline. It is itself compared with none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub against: Option<String>,
 }
 
 impl Variant {
     /// Measured with every workload.
     #[must_use]
     pub fn new(id: &str, label: &str) -> Self {
-        Self { id: id.into(), label: label.into(), only: Vec::new() }
+        Self { id: id.into(), label: label.into(), only: Vec::new(), against: None }
     }
 
     /// Measured with these workloads only.
     #[must_use]
     pub fn only(mut self, workloads: &[&str]) -> Self {
         self.only = workloads.iter().map(|&id| id.to_owned()).collect();
+        self
+    }
+
+    /// Compared with this variant.
+    #[must_use]
+    pub fn against(mut self, variant: &str) -> Self {
+        self.against = Some(variant.to_owned());
         self
     }
 
@@ -104,19 +115,29 @@ impl Variant {
 }
 
 /// One of the loads that every variant is put under.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// Short, without spaces: part of file names.
     pub id: String,
     /// As in headings.
     pub label: String,
+    /// Where it stands on the axes of the declaration's curves; empty: on none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub place: BTreeMap<String, f64>,
 }
 
 impl Workload {
     /// A workload.
     #[must_use]
     pub fn new(id: &str, label: &str) -> Self {
-        Self { id: id.into(), label: label.into() }
+        Self { id: id.into(), label: label.into(), place: BTreeMap::new() }
+    }
+
+    /// At `value` of the axis `key`.
+    #[must_use]
+    pub fn at(mut self, key: &str, value: f64) -> Self {
+        self.place.insert(key.to_owned(), value);
+        self
     }
 }
 
@@ -133,6 +154,9 @@ pub struct Column {
     pub decimals: usize,
     /// How it is measured, in a sentence or two.
     pub measured: String,
+    /// Shown in files only: a terminal has no room for all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub files_only: bool,
 }
 
 /// Axis of a plot.
@@ -155,6 +179,52 @@ pub struct Plot {
     pub column: Option<String>,
     /// Of its axis.
     pub scale: Scale,
+}
+
+/// An axis of [`Curves`]: a number that workloads have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Axis {
+    /// In the workloads' places.
+    pub key: String,
+    /// With the unit.
+    pub title: String,
+}
+
+/// One drawing for the whole run: the ratio to the baseline over a number that the workloads have, a panel per
+/// variant, a line for each value of another number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Curves {
+    /// The file's name.
+    pub id: String,
+    /// Over the drawing.
+    pub title: String,
+    /// To the right.
+    pub across: Axis,
+    /// A line for each value.
+    pub lines: Axis,
+    /// Ids of variants: a panel each.
+    pub panels: Vec<String>,
+}
+
+/// How the ratio to the baseline is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RatioForm {
+    /// 104.2: as much as that, in %.
+    #[default]
+    Share,
+    /// +4.2: more than that, in %.
+    Gain,
+}
+
+impl RatioForm {
+    /// In %.
+    #[must_use]
+    pub fn percent(self, ratio: f64) -> f64 {
+        match self {
+            Self::Share => 100.0 * ratio,
+            Self::Gain => 100.0 * (ratio - 1.0),
+        }
+    }
 }
 
 /// A figure to be reached: the ratio to the baseline in the same round, as an interval.
@@ -197,8 +267,14 @@ pub struct Declaration {
     pub compared: String,
     /// Heading of the ratio, and what it means.
     pub ratio_title: String,
+    /// How it is written.
+    #[serde(default)]
+    pub ratio_form: RatioForm,
     /// Drawings, one per workload each.
     pub plots: Vec<Plot>,
+    /// Drawings over all workloads.
+    #[serde(default)]
+    pub curves: Vec<Curves>,
     /// What the run gives a verdict on.
     pub targets: Vec<Target>,
     /// How much is measured unless the user says otherwise.
@@ -214,10 +290,15 @@ impl Declaration {
         self.columns.iter().position(|column| column.id == self.compared).unwrap_or(0)
     }
 
-    /// Place of the baseline.
+    /// Id of what `variant` is compared with; `None` for a baseline.
     #[must_use]
-    pub fn baseline_variant(&self) -> usize {
-        self.variants.iter().position(|variant| variant.id == self.baseline).unwrap_or(0)
+    pub fn baseline_of<'d>(&'d self, variant: &'d str) -> Option<&'d str> {
+        let against = |known: &'d Variant| known.against.as_deref();
+        if self.variants.iter().filter_map(against).any(|baseline| baseline == variant) {
+            return None;
+        }
+        let known = self.variants.iter().find(|known| known.id == variant);
+        Some(known.and_then(against).unwrap_or(&self.baseline)).filter(|&baseline| baseline != variant)
     }
 }
 

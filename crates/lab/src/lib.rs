@@ -37,8 +37,9 @@ mod error;
 
 pub use error::LabError;
 pub use experiment::{
-    Bench, Cell, Column, Declaration, Difference, Effort, Experiment, Plot, Published, PublishedColumn,
-    PublishedRow, Reading, SampleError, Scale, Setup, Source, Target, Variant, Workload,
+    Axis, Bench, Cell, Column, Curves, Declaration, Difference, Effort, Experiment, Plot, Published,
+    PublishedColumn, PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Target, Variant,
+    Workload,
 };
 pub use experiments::{all, find};
 pub use machine::{Machine, StoragePlace};

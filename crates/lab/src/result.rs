@@ -131,11 +131,14 @@ impl CellResult {
 pub(crate) fn cells(declaration: &Declaration, collected: &[Vec<Option<Collected>>]) -> Vec<CellResult> {
     let of_workload = declaration.workloads.iter().zip(collected);
     let cells = of_workload.flat_map(|(workload, row)| {
-        let baseline = row.get(declaration.baseline_variant()).and_then(Option::as_ref);
+        let measured = move |id: &str| {
+            let place = declaration.variants.iter().position(|variant| variant.id == id)?;
+            row.get(place)?.as_ref()
+        };
         let taking_part = declaration.variants.iter().zip(row);
         taking_part.filter_map(move |(variant, cell)| {
             let cell = cell.as_ref()?;
-            let base = baseline.filter(|_| variant.id != declaration.baseline);
+            let base = declaration.baseline_of(&variant.id).and_then(measured);
             Some(CellResult {
                 variant: variant.id.clone(),
                 workload: workload.id.clone(),

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
-use crate::experiment::{Column, Workload};
+use crate::experiment::{Column, RatioForm, Workload};
 use crate::result::{CellResult, RunResult};
 use crate::stats::Summary;
 
@@ -58,10 +58,14 @@ pub(crate) fn explanation(result: &RunResult) -> (String, String) {
          (order statistics, no distribution assumed).",
         result.effort.rounds
     );
-    let baseline = result.label(&result.experiment.baseline);
     let title = &result.experiment.ratio_title;
-    let second =
-        format!("'{title}' is the ratio to '{baseline}' within the same round, not a ratio of medians.");
+    let has_own = result.experiment.variants.iter().any(|variant| variant.against.is_some());
+    let second = if has_own {
+        format!("'{title}' is formed within each round between neighbours, not of medians.")
+    } else {
+        let baseline = result.label(&result.experiment.baseline);
+        format!("'{title}' is the ratio to '{baseline}' within the same round, not a ratio of medians.")
+    };
     (first, second)
 }
 
@@ -71,8 +75,8 @@ fn table(result: &RunResult, workload: &Workload) -> Table {
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
     // A word per line: the figures are what should decide a column's width.
     let heading = |title: &str, unit: &str| format!("{}\n{unit}", title.replace(' ', "\n"));
-    let mut headings: Vec<_> =
-        experiment.columns.iter().map(|column| heading(&column.title, &column.unit)).collect();
+    let shown = experiment.columns.iter().filter(|column| !column.files_only);
+    let mut headings: Vec<_> = shown.map(|column| heading(&column.title, &column.unit)).collect();
     headings.insert(1.min(headings.len()), heading(&experiment.ratio_title, "%"));
     table.set_header(std::iter::once(String::new()).chain(headings));
     // What is not available is told below the table.
@@ -85,9 +89,10 @@ fn table(result: &RunResult, workload: &Workload) -> Table {
 
 fn row(result: &RunResult, cell: &CellResult) -> Vec<Cell> {
     let columns = result.experiment.columns.iter().zip(&cell.measures);
+    let shown = columns.filter(|(column, _)| !column.files_only);
     let mut cells: Vec<_> =
-        columns.map(|(column, measure)| Cell::new(figure(measure.summary, column, "\n"))).collect();
-    cells.insert(1.min(cells.len()), Cell::new(percent(cell, "\n")));
+        shown.map(|(column, measure)| Cell::new(figure(measure.summary, column, "\n"))).collect();
+    cells.insert(1.min(cells.len()), Cell::new(percent(result, cell, "\n")));
     cells.insert(0, Cell::new(result.label(&cell.variant)));
     cells
 }
@@ -98,15 +103,26 @@ pub(crate) fn figure(summary: Option<Summary>, column: &Column, between: &str) -
 }
 
 /// Median and interval of the ratio to the baseline.
-pub(crate) fn percent(cell: &CellResult, between: &str) -> String {
+pub(crate) fn percent(result: &RunResult, cell: &CellResult, between: &str) -> String {
+    let form = result.experiment.ratio_form;
     cell.ratio.as_ref().map_or_else(
         || NONE.to_owned(),
         |ratio| {
-            let Summary { median, low, high, coverage } = ratio.summary;
-            let (median, low, high) = (100.0 * median, 100.0 * low, 100.0 * high);
-            figures(Summary { median, low, high, coverage }, 1, between)
+            let Summary { median, low, high, .. } = ratio.summary;
+            let [median, low, high] = [median, low, high].map(|ratio| written(form, form.percent(ratio)));
+            let to = if form == RatioForm::Gain { "…" } else { "–" };
+            format!("{median}{between}{low}{to}{high}")
         },
     )
+}
+
+/// A gain has its sign.
+pub(crate) fn written(form: RatioForm, percent: f64) -> String {
+    match form {
+        RatioForm::Share => format!("{percent:.1}"),
+        // Not "-0.0".
+        RatioForm::Gain => format!("{:+.1}", if percent.abs() < 0.05 { 0.0 } else { percent }),
+    }
 }
 
 fn figures(Summary { median, low, high, .. }: Summary, decimals: usize, between: &str) -> String {

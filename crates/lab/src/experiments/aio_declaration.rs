@@ -6,8 +6,8 @@ use disk_image::CacheMode;
 use io_engine::EngineKind;
 
 use crate::experiment::{
-    Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow, Scale, Source,
-    Target, Variant, Workload,
+    Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow, RatioForm,
+    Scale, Source, Target, Variant, Workload,
 };
 use crate::load::Pattern;
 
@@ -94,7 +94,9 @@ pub(crate) fn declaration() -> Declaration {
         baseline: "bare".into(),
         compared: "bandwidth".into(),
         ratio_title: "of bare metal".into(),
+        ratio_form: RatioForm::Share,
         plots: plots(),
+        curves: Vec::new(),
         targets: vec![Target {
             text: "linux-aio and io_uring equal bare metal on the disk, both patterns".into(),
             variants: vec!["none-linux-aio".into(), "none-io_uring".into()],
@@ -215,6 +217,7 @@ fn columns() -> Vec<Column> {
         unit: unit.into(),
         decimals,
         measured: measured.into(),
+        files_only: false,
     };
     vec![
         column(

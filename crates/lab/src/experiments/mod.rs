@@ -6,13 +6,19 @@ mod aio;
 
 mod aio_declaration;
 
+mod kick;
+
+mod kick_declaration;
+
+mod kick_loads;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
 /// Every experiment, in the order of `bareblk lab list`.
 #[must_use]
 pub fn all() -> Vec<Experiment> {
-    vec![aio::experiment()]
+    vec![aio::experiment(), kick::experiment()]
 }
 
 /// By its name.
@@ -34,7 +40,7 @@ mod tests {
     #[test]
     fn unknown_name_is_refused_with_the_known_ones() {
         let line = find("nonsense").unwrap_err().to_string();
-        assert_eq!(line, "experiment 'nonsense' is unknown; there is: aio");
+        assert_eq!(line, "experiment 'nonsense' is unknown; there is: aio, kick");
     }
 
     #[test]
@@ -46,6 +52,10 @@ mod tests {
             assert!(variants.contains(&&declaration.baseline));
             assert!(columns.contains(&&declaration.compared));
             assert!(declaration.plots.iter().flat_map(|plot| &plot.column).all(|id| columns.contains(&id)));
+            let curves = &declaration.curves;
+            assert!(curves.iter().flat_map(|curves| &curves.panels).all(|id| variants.contains(&id)));
+            let against = declaration.variants.iter().filter_map(|variant| variant.against.as_ref());
+            assert!(against.into_iter().all(|id| variants.contains(&id)));
             let targets = &declaration.targets;
             assert!(targets.iter().flat_map(|target| &target.variants).all(|id| variants.contains(&id)));
             assert!(targets.iter().flat_map(|target| &target.workloads).all(|id| workloads.contains(&id)));

@@ -1,9 +1,11 @@
-//! Many threads on shared queues: each keeps requests of its own in flight, submits them one by one, and reaps
-//! whatever completed, its own or not.
+//! Many jobs on shared queues: each keeps requests of its own in flight, submitted one by one. The threads that run
+//! them reap whatever completed, their own jobs' or not.
 //!
 //! `warm up → count → end` (set by the caller's thread, noticed by each at its next turn) `→ drain → Tally`
 //!
 //! - One request per submission, as a block layer does: a notification is decided on for each.
+//! - A thread may run several jobs in turn, as a virtual CPU does. In a kernel whoever holds or waits for a spinlock is
+//!   not preempted; a thread here is, so locks that spin want no more threads than cores, however many the jobs.
 //! - Completions of others are handed to them without a lock (`desk.rs`).
 //! - Each thread counts in memory of its own, over its own time from noticing "count" to noticing "end".
 //! - Two readings of the clock per request and batch, one per turn: about 50 ns, the same under either kick policy.
@@ -54,16 +56,18 @@ pub(crate) struct Station<L: RawMutex> {
 pub(crate) enum Idle {
     /// Looks again: the device is in this process and completes at once.
     Poll,
-    /// Sleeps until the device signals.
+    /// Sleeps until the device signals; a thread with several queues looks again here too, and yields.
     Sleep,
 }
 
 /// The load of a crowd.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
-    /// Of each thread; `seed` is the first one's.
+    /// Each; `seed` is the first one's.
     pub job: Job,
-    /// Thread n uses station n modulo their number.
+    /// Job n is for station n modulo their number.
+    pub jobs: usize,
+    /// Each runs as many consecutive jobs as the others, or one less.
     pub threads: usize,
     /// 0: writes only, 100: reads only.
     pub read_percent: u8,
@@ -143,7 +147,7 @@ where
 {
     let common = Common {
         crowd,
-        desks: Desks::new(crowd.threads),
+        desks: Desks::new(crowd.jobs),
         clock: Instant::now(),
         phase: AtomicU8::new(WARMING_UP),
         failure: OnceLock::new(),
@@ -174,10 +178,11 @@ fn start<'s, 'e, L>(
 where
     L: RawMutex + Send + Sync,
 {
-    let job = common.crowd.job;
-    let station = &stations[thread % stations.len()];
-    let buffer = station.pool.take(u32::from(job.depth) * job.block_bytes).map_err(|why| why.to_string())?;
-    let body = move || Hand::new(common, station, thread, buffer).work();
+    let Crowd { jobs, threads, .. } = common.crowd;
+    let own = thread * jobs / threads..(thread + 1) * jobs / threads;
+    let seat = |job| Seat::new(common, stations, job);
+    let seats = own.map(seat).collect::<Result<Vec<_>, _>>()?;
+    let body = move || Hand::new(common, stations, seats).work();
     Builder::new().name("lab-load".into()).spawn_scoped(scope, body).map_err(|why| why.to_string())
 }
 
@@ -209,14 +214,78 @@ fn stats<L: RawMutex>(stations: &[Station<L>]) -> QueueStats {
     })
 }
 
-/// One thread.
-struct Hand<'c, L: RawMutex> {
-    common: &'c Common,
-    station: &'c Station<L>,
+/// One job.
+struct Seat<'c> {
+    /// Its place.
+    station: usize,
     slots: Slots<'c>,
     sectors: Sectors,
     random: Xorshift,
     buffer: Buffer,
+}
+
+impl<'c> Seat<'c> {
+    fn new<L: RawMutex>(common: &'c Common, stations: &[Station<L>], job: usize) -> Result<Self, String> {
+        let station = job % stations.len();
+        let each = common.crowd.job;
+        let seed = each.seed.wrapping_add(job as u64);
+        let buffer = stations[station].pool.take(u32::from(each.depth) * each.block_bytes);
+        Ok(Self {
+            station,
+            slots: Slots::new(&common.desks, job, u32::from(each.depth)),
+            sectors: Sectors::of(&Job { seed, ..each }),
+            random: Xorshift::new(!seed),
+            buffer: buffer.map_err(|error| error.to_string())?,
+        })
+    }
+
+    /// One submission for each free slot; returns how many the queue took, and whether it took all.
+    fn fill<L: RawMutex>(&mut self, common: &Common, queue: &SharedQueue<L>) -> Result<(u32, bool), String> {
+        let mut count = 0;
+        while let Some(slot) = self.slots.next_free() {
+            if !self.send(common, queue, slot)? {
+                self.slots.take_back(slot);
+                return Ok((count, false));
+            }
+            count += 1;
+        }
+        Ok((count, true))
+    }
+
+    /// Returns whether the queue took it.
+    fn send<L: RawMutex>(
+        &mut self,
+        common: &Common,
+        queue: &SharedQueue<L>,
+        slot: u32,
+    ) -> Result<bool, String> {
+        let Crowd { job: Job { block_bytes, .. }, read_percent, .. } = common.crowd;
+        let addr = self.buffer.range().addr + u64::from(slot) * u64::from(block_bytes);
+        let data = &[GuestRange { addr, len_bytes: block_bytes }];
+        let sector = self.sectors.next();
+        let work = if self.random.below(100) < u64::from(read_percent) {
+            Work::Read { sector, data }
+        } else {
+            Work::Write { sector, data, durability: Durability::Cached }
+        };
+        let token = self.slots.send(slot, common.now_ns());
+        match queue.submit(&[Request::new(work, token)]) {
+            Ok(taken) => Ok(taken == 1),
+            Err(PushError::Full { .. }) => Ok(false),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// One thread.
+struct Hand<'c, L: RawMutex> {
+    common: &'c Common,
+    stations: &'c [Station<L>],
+    seats: Vec<Seat<'c>>,
+    /// The stations of its jobs.
+    own_stations: Vec<usize>,
+    /// The job that comes first in this turn: a queue that is full must not be the same ones' for ever.
+    first: usize,
     found: [Completion; BATCH],
     requests: u64,
     latency_us: Moments,
@@ -226,16 +295,16 @@ struct Hand<'c, L: RawMutex> {
 type Ended = Result<(), String>;
 
 impl<'c, L: RawMutex> Hand<'c, L> {
-    fn new(common: &'c Common, station: &'c Station<L>, thread: usize, buffer: Buffer) -> Self {
-        let seed = common.crowd.job.seed.wrapping_add(thread as u64);
-        let job = Job { seed, ..common.crowd.job };
+    fn new(common: &'c Common, stations: &'c [Station<L>], seats: Vec<Seat<'c>>) -> Self {
+        let mut own_stations: Vec<_> = seats.iter().map(|seat| seat.station).collect();
+        own_stations.sort_unstable();
+        own_stations.dedup();
         Self {
             common,
-            station,
-            slots: Slots::new(&common.desks, thread, u32::from(job.depth)),
-            sectors: Sectors::of(&job),
-            random: Xorshift::new(!seed),
-            buffer,
+            stations,
+            seats,
+            own_stations,
+            first: 0,
             found: [Completion::default(); BATCH],
             requests: 0,
             latency_us: Moments::default(),
@@ -274,7 +343,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
     /// Until everything of this thread's is back.
     fn drain(&mut self) -> Ended {
         let (mut idle_turns, last) = (0, Instant::now());
-        while self.slots.has_any_out() {
+        while self.seats.iter().any(|seat| seat.slots.has_any_out()) {
             if !self.turn(false)? {
                 self.idle(&mut idle_turns, last)?;
             }
@@ -284,54 +353,30 @@ impl<'c, L: RawMutex> Hand<'c, L> {
 
     /// Returns whether anything was sent or found.
     fn turn(&mut self, sends: bool) -> Result<bool, String> {
-        let mine = self.take()?;
-        let sent = sends && self.fill()?;
-        let found = self.reap()?;
-        Ok(mine || sent || found)
-    }
-
-    fn take(&mut self) -> Result<bool, String> {
-        self.slots.take().map(|count| count > 0).map_err(|error| error.to_string())
-    }
-
-    /// One submission for each free slot, until the queue is full.
-    fn fill(&mut self) -> Result<bool, String> {
-        let mut any = false;
-        while let Some(slot) = self.slots.next_free() {
-            if !self.send(slot)? {
-                self.slots.take_back(slot);
-                break;
+        let (mut any, mut full) = (false, None);
+        let count = self.seats.len();
+        for place in 0..count {
+            let seat = &mut self.seats[(self.first + place) % count];
+            any |= seat.slots.take().map_err(|error| error.to_string())? > 0;
+            if sends && full != Some(seat.station) {
+                let (sent, all) = seat.fill(self.common, &self.stations[seat.station].queue)?;
+                any |= sent > 0;
+                full = full.or((!all).then_some(seat.station));
             }
-            any = true;
+        }
+        self.first = (self.first + 1) % count.max(1);
+        for place in 0..self.own_stations.len() {
+            any |= self.reap(self.own_stations[place])?;
         }
         Ok(any)
     }
 
-    /// Returns whether the queue took it.
-    fn send(&mut self, slot: u32) -> Result<bool, String> {
-        let Crowd { job: Job { block_bytes, .. }, read_percent, .. } = self.common.crowd;
-        let addr = self.buffer.range().addr + u64::from(slot) * u64::from(block_bytes);
-        let data = &[GuestRange { addr, len_bytes: block_bytes }];
-        let sector = self.sectors.next();
-        let reads = read_percent == 100 || self.random.below(100) < u64::from(read_percent);
-        let work = match reads {
-            true => Work::Read { sector, data },
-            false => Work::Write { sector, data, durability: Durability::Cached },
-        };
-        let token = self.slots.send(slot, self.common.now_ns());
-        match self.station.queue.submit(&[Request::new(work, token)]) {
-            Ok(taken) => Ok(taken == 1),
-            Err(PushError::Full { .. }) => Ok(false),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
     /// Takes what has completed, whoever asked for it; sleeps for it if it may.
-    fn reap(&mut self) -> Result<bool, String> {
-        let queue = &self.station.queue;
+    fn reap(&mut self, station: usize) -> Result<bool, String> {
+        let queue = &self.stations[station].queue;
         let found = match self.common.crowd.idle {
-            Idle::Poll => queue.completions(&mut self.found),
-            Idle::Sleep => queue.wait(&mut self.found, NAP),
+            Idle::Sleep if self.own_stations.len() == 1 => queue.wait(&mut self.found, NAP),
+            _ => queue.completions(&mut self.found),
         };
         let count = found.map_err(|error| error.to_string())?;
         if count == 0 {
@@ -357,7 +402,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
             std::hint::spin_loop();
         } else if last.elapsed() > patience {
             return Err(format!("nothing completed for {} s", patience.as_secs()));
-        } else if self.common.crowd.idle == Idle::Poll {
+        } else {
             std::thread::yield_now();
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! How completions of a shared queue reach the thread that asked for them: one word per thread, no lock.
+//! How completions of a shared queue reach the job that asked for them: one word per job, no lock.
 //!
-//! `owner: free slot → token (thread, slot) → request … whoever reaps: token → owner's word … owner: take`
+//! `owner: free slot → token (job, slot) → request … whoever reaps: token → owner's word … owner: take`
 //!
-//! - A thread has at most [`MAX_DEPTH`] requests of its own out: one bit each. Handing over is one `fetch_or`, taking
+//! - A job has at most [`MAX_DEPTH`] requests of its own out: one bit each. Handing over is one `fetch_or`, taking
 //!   all of one's own is one `swap`; neither waits for anybody.
 //! - A bit that is set already, or that its owner never sent out, is an error: a completion is handed over exactly once.
 //! - When a request was sent stands beside it: the thread that reaps it knows how long it took.
@@ -12,22 +12,22 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
-/// Requests of one thread.
+/// Requests of one job.
 pub(crate) const MAX_DEPTH: u32 = 64;
 const SLOT_BITS: u32 = 6;
 
 /// A completion that its owner was not waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HandOverError {
-    #[error("completion with token {token:#x}, but there are only {threads} threads")]
-    NobodysToken { token: u64, threads: usize },
-    #[error("thread {thread}: slot {slot} completed twice")]
-    Twice { thread: usize, slot: u32 },
-    #[error("thread {thread}: completions of slots {slots:#x} that were not out")]
-    NotOut { thread: usize, slots: u64 },
+    #[error("completion with token {token:#x}, but there are only {jobs} jobs")]
+    NobodysToken { token: u64, jobs: usize },
+    #[error("job {job}: slot {slot} completed twice")]
+    Twice { job: usize, slot: u32 },
+    #[error("job {job}: completions of slots {slots:#x} that were not out")]
+    NotOut { job: usize, slots: u64 },
 }
 
-/// Where a thread finds what completed. Cache lines of its own: two, because the processor fetches pairs.
+/// Where a job finds what completed. Cache lines of its own: two, because the processor fetches pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Desk {
@@ -37,27 +37,27 @@ struct Desk {
     sent_ns: [AtomicU64; MAX_DEPTH as usize],
 }
 
-/// One desk per thread.
+/// One desk per job.
 #[derive(Debug)]
 pub(crate) struct Desks(Vec<Desk>);
 
 impl Desks {
-    pub fn new(threads: usize) -> Self {
+    pub fn new(jobs: usize) -> Self {
         let desk = || Desk { done: AtomicU64::new(0), sent_ns: std::array::from_fn(|_| AtomicU64::new(0)) };
-        Self((0..threads).map(|_| desk()).collect())
+        Self((0..jobs).map(|_| desk()).collect())
     }
 
     /// Somebody found this completion: its owner's from now on. Returns when it was sent.
     pub fn hand_over(&self, token: u64) -> Result<u64, HandOverError> {
-        let threads = self.0.len();
-        let (thread, slot) = parts(token);
-        let desk = self.0.get(thread).ok_or(HandOverError::NobodysToken { token, threads })?;
+        let jobs = self.0.len();
+        let (job, slot) = parts(token);
+        let desk = self.0.get(job).ok_or(HandOverError::NobodysToken { token, jobs })?;
         // Relaxed: stored before the request went through the queue, whose lock orders it.
         let sent_ns = desk.sent_ns[slot as usize].load(Relaxed);
         // AcqRel: pairs with the owner's swap: the slot's buffer is done with, the time is read.
         let before = desk.done.fetch_or(1 << slot, AcqRel);
         if before & 1 << slot != 0 {
-            return Err(HandOverError::Twice { thread, slot });
+            return Err(HandOverError::Twice { job, slot });
         }
         Ok(sent_ns)
     }
@@ -68,20 +68,20 @@ fn parts(token: u64) -> (usize, u32) {
     ((token >> SLOT_BITS) as usize, token as u32 & (MAX_DEPTH - 1))
 }
 
-/// What one thread has out.
+/// What one job has out.
 #[derive(Debug)]
 pub(crate) struct Slots<'d> {
     desk: &'d Desk,
-    thread: usize,
+    job: usize,
     free: u64,
     out: u64,
 }
 
 impl<'d> Slots<'d> {
-    /// `thread`'s, `depth` of them (at most [`MAX_DEPTH`]).
-    pub fn new(desks: &'d Desks, thread: usize, depth: u32) -> Self {
+    /// `job`'s, `depth` of them (at most [`MAX_DEPTH`]).
+    pub fn new(desks: &'d Desks, job: usize, depth: u32) -> Self {
         let depth = depth.clamp(1, MAX_DEPTH);
-        Self { desk: &desks.0[thread], thread, free: u64::MAX >> (MAX_DEPTH - depth), out: 0 }
+        Self { desk: &desks.0[job], job, free: u64::MAX >> (MAX_DEPTH - depth), out: 0 }
     }
 
     /// The slot to send next, if there is one.
@@ -99,7 +99,7 @@ impl<'d> Slots<'d> {
         self.desk.sent_ns[slot as usize].store(now_ns, Relaxed);
         self.free &= !(1 << slot);
         self.out |= 1 << slot;
-        (self.thread as u64) << SLOT_BITS | u64::from(slot)
+        (self.job as u64) << SLOT_BITS | u64::from(slot)
     }
 
     /// The queue did not take it.
@@ -117,7 +117,7 @@ impl<'d> Slots<'d> {
         // AcqRel: pairs with `hand_over`.
         let done = self.desk.done.swap(0, AcqRel);
         if done & !self.out != 0 {
-            return Err(HandOverError::NotOut { thread: self.thread, slots: done & !self.out });
+            return Err(HandOverError::NotOut { job: self.job, slots: done & !self.out });
         }
         self.out &= !done;
         self.free |= done;
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completion_reaches_the_thread_that_asked_and_nobody_else() {
+    fn completion_reaches_the_job_that_asked_and_nobody_else() {
         let desks = Desks::new(2);
         let (mut first, mut second) = (Slots::new(&desks, 0, 4), Slots::new(&desks, 1, 4));
         first.send(0, 100);
@@ -147,7 +147,7 @@ mod tests {
         let desks = Desks::new(1);
         let token = Slots::new(&desks, 0, 64).send(63, 0);
         assert_eq!(desks.hand_over(token), Ok(0));
-        assert_eq!(desks.hand_over(token), Err(HandOverError::Twice { thread: 0, slot: 63 }));
+        assert_eq!(desks.hand_over(token), Err(HandOverError::Twice { job: 0, slot: 63 }));
     }
 
     #[test]
@@ -158,13 +158,13 @@ mod tests {
         desks.hand_over(token).unwrap();
         slots.take().unwrap();
         desks.hand_over(token).unwrap();
-        assert_eq!(slots.take(), Err(HandOverError::NotOut { thread: 0, slots: 8 }));
+        assert_eq!(slots.take(), Err(HandOverError::NotOut { job: 0, slots: 8 }));
     }
 
     #[test]
-    fn token_of_a_thread_that_is_not_there_is_refused() {
+    fn token_of_a_job_that_is_not_there_is_refused() {
         let asked = Desks::new(3).hand_over(3 << 6);
-        assert_eq!(asked, Err(HandOverError::NobodysToken { token: 192, threads: 3 }));
+        assert_eq!(asked, Err(HandOverError::NobodysToken { token: 192, jobs: 3 }));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use super::plot;
+use super::{curves, plot};
 use crate::error::LabError;
 use crate::experiment::{PublishedColumn, PublishedRow, Workload};
 use crate::result::{CellResult, RunResult};
@@ -68,6 +68,11 @@ fn section(page: &mut String, result: &RunResult) -> Result<(), LabError> {
     published(page, result);
     let (first, second) = table::explanation(result);
     let _ = writeln!(page, "<p>{} {}</p>", escape(&first), escape(&second));
+    page.push_str("<div class=\"plots\">\n");
+    for curves in &experiment.curves {
+        page.push_str(&curves::svg(result, curves)?);
+    }
+    page.push_str("</div>\n");
     for workload in &experiment.workloads {
         let _ = writeln!(page, "<h3>{}</h3>", escape(&workload.label));
         measured(page, result, workload);
@@ -157,7 +162,7 @@ fn measured_row(page: &mut String, result: &RunResult, cell: &CellResult) {
         for (place, (column, measure)) in columns.iter().zip(&cell.measures).enumerate() {
             figure(page, &table::figure(measure.summary, column, "\n"));
             if place == 0 {
-                figure(page, &table::percent(cell, "\n"));
+                figure(page, &table::percent(result, cell, "\n"));
             }
         }
     }

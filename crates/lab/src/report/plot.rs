@@ -60,7 +60,7 @@ pub(super) fn svg(result: &RunResult, workload: &Workload, plot: &Plot) -> Resul
 }
 
 fn row<'r>(result: &'r RunResult, cell: &'r CellResult, plot: &Plot) -> Row<'r> {
-    let is_baseline = cell.variant == result.experiment.baseline;
+    let is_baseline = result.experiment.baseline_of(&cell.variant).is_none();
     let summary = match &plot.column {
         Some(column) => cell.summary(column),
         None if is_baseline => cell.summary(&result.experiment.compared).map(|_| same(100.0)),
