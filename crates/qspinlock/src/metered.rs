@@ -179,3 +179,108 @@ unsafe impl<L: RawMutex> RawMutex for Metered<L> {
         self.0.is_locked()
     }
 }
+
+#[cfg(all(test, not(miri)))] // Miri has no clock of its own to test
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+    use crate::{StdMutex, TicketLock};
+
+    type Mutex<L, T> = lock_api::Mutex<Metered<L>, T>;
+
+    /// On a thread of its own: its times are nobody else's.
+    fn alone<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+        thread::spawn(body).join().unwrap()
+    }
+
+    #[test]
+    fn every_acquisition_is_counted_and_one_in_seventeen_is_timed() {
+        let times = alone(|| {
+            let lock = Mutex::<TicketLock, u32>::new(0);
+            (0..170).for_each(|_| *lock.lock() += 1);
+            assert_eq!(*lock.lock(), 170);
+            LockTimes::of_this_thread()
+        });
+        assert_eq!((times.acquired, times.timed), (171, 11));
+        assert!(times.held > Duration::ZERO, "{times:?}");
+    }
+
+    #[test]
+    fn lock_that_was_held_says_at_least_so_long() {
+        let long = Duration::from_millis(5);
+        let times = alone(move || {
+            let lock = Mutex::<StdMutex, ()>::new(());
+            let guard = lock.lock();
+            thread::sleep(long);
+            drop(guard);
+            LockTimes::of_this_thread()
+        });
+        assert!(times.held >= long && times.timed == 1, "{times:?}");
+    }
+
+    #[test]
+    fn holder_and_waiter_are_timed_each_on_a_thread_of_its_own() {
+        let long = Duration::from_millis(20);
+        let lock = Mutex::<StdMutex, ()>::new(());
+        let (taken, is_taken) = channel();
+        let (holder, waiter) = thread::scope(|scope| {
+            let holder = scope.spawn(|| {
+                let guard = lock.lock();
+                taken.send(()).unwrap();
+                thread::sleep(long);
+                drop(guard);
+                LockTimes::of_this_thread()
+            });
+            is_taken.recv().unwrap();
+            let waiter = scope.spawn(|| {
+                drop(lock.lock());
+                LockTimes::of_this_thread()
+            });
+            (holder.join().unwrap(), waiter.join().unwrap())
+        });
+        assert!(holder.held >= long, "{holder:?}");
+        // How long the waiter waited is up to the scheduler: it may have come late.
+        assert_eq!((waiter.acquired, waiter.timed, holder.and(waiter).acquired), (1, 1, 2));
+    }
+
+    #[test]
+    fn try_lock_that_fails_is_no_acquisition() {
+        let times = alone(|| {
+            let lock = Mutex::<TicketLock, ()>::new(());
+            let guard = lock.try_lock();
+            assert!(guard.is_some() && lock.try_lock().is_none());
+            LockTimes::of_this_thread()
+        });
+        assert_eq!((times.acquired, times.timed), (1, 1));
+    }
+
+    #[test]
+    fn threads_exclude_each_other_through_it() {
+        let lock = Mutex::<StdMutex, u64>::new(0);
+        thread::scope(|scope| {
+            (0..3).for_each(|_| _ = scope.spawn(|| (0..10_000).for_each(|_| *lock.lock() += 1)));
+        });
+        assert_eq!(lock.into_inner(), 30_000);
+    }
+
+    #[test]
+    fn acquisitions_that_were_not_timed_count_as_those_that_were() {
+        let held = Duration::from_nanos(300);
+        let times = LockTimes { acquired: 34, timed: 2, waited: Duration::ZERO, held };
+        assert!((times.held_ns() - 5100.0).abs() < 1e-9 && times.waited_ns() == 0.0);
+        assert_eq!(LockTimes::default().held_ns(), 0.0);
+    }
+
+    #[test]
+    fn reading_since_an_earlier_one_is_what_came_between() {
+        let earlier =
+            LockTimes { acquired: 10, timed: 1, waited: Duration::ZERO, held: Duration::from_nanos(5) };
+        let later =
+            LockTimes { acquired: 30, timed: 2, waited: Duration::ZERO, held: Duration::from_nanos(25) };
+        let between = later.since(earlier);
+        assert_eq!((between.acquired, between.timed, between.held), (20, 1, Duration::from_nanos(20)));
+    }
+}
