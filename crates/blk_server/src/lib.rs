@@ -48,12 +48,9 @@ mod server;
 
 mod inline;
 
-mod lone_worker;
-
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use inline::InlineWorker;
 pub use listener::{SocketConfig, SocketError};
-pub use lone_worker::LoneWorker;
 pub use poller::DEFAULT_POLL;
 pub use server::{EngineFactory, Server, ServerConfig, ServerError, StopReport};
 pub use submissions::Submissions;

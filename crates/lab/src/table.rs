@@ -11,6 +11,10 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use crate::experiment::{Column, RatioForm, Workload};
 use crate::result::{CellResult, RunResult};
 use crate::stats::Summary;
+use crate::verdict::{Outcome, Verdict};
+
+/// More details of a verdict than this are not all shown.
+const MANY: usize = 8;
 
 /// What a missing figure looks like.
 pub(crate) const NONE: &str = "–";
@@ -34,9 +38,22 @@ pub fn text(result: &RunResult) -> String {
     let _ = writeln!(text, "\n{first}\n{second}\n");
     for verdict in &result.verdicts {
         let _ = writeln!(text, "{}: {}", verdict.outcome.word(), verdict.target);
-        verdict.details.iter().for_each(|detail| _ = writeln!(text, "  {detail}"));
+        details(&mut text, verdict);
     }
     text
+}
+
+/// All of a few; of many, those that need a look.
+fn details(text: &mut String, verdict: &Verdict) {
+    let is_as_wanted = |detail: &&String| detail.starts_with(Outcome::Reached.word());
+    let many = verdict.details.len() > MANY;
+    let shown = verdict.details.iter().filter(|detail| !many || !is_as_wanted(detail));
+    shown.for_each(|detail| _ = writeln!(text, "  {detail}"));
+    let left_out = verdict.details.iter().filter(is_as_wanted).count();
+    if many && left_out > 0 {
+        let word = Outcome::Reached.word();
+        let _ = writeln!(text, "  {word}: {left_out} of {}, which the report has", verdict.details.len());
+    }
 }
 
 /// What intervals of few rounds are worth.
@@ -147,6 +164,16 @@ mod tests {
         let text = text(&example::result());
         let about: Vec<_> = text.lines().filter(|line| line.contains("pool of 4")).collect();
         assert_eq!(about, ["  cache=none, posix-aio, pool of 4: not available: posix-aio: <no> such engine"]);
+    }
+
+    #[test]
+    fn of_many_details_those_as_wanted_are_only_counted() {
+        let mut result = example::result();
+        let detail = |place| format!("{}: {place}", if place == 3 { "missed" } else { "reached" });
+        result.verdicts[0].details = (0..10).map(detail).collect();
+        let text = text(&result);
+        assert!(text.contains("  missed: 3\n  reached: 9 of 10, which the report has"), "{text}");
+        assert!(!text.contains("reached: 4"), "{text}");
     }
 
     #[test]

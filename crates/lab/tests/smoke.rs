@@ -22,8 +22,12 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn run_aio(out: &Path, rounds: usize) -> RunResult {
+    run("aio", out, rounds)
+}
+
+fn run(name: &str, out: &Path, rounds: usize) -> RunResult {
     let output = Output::prepare(out).unwrap();
-    let experiment = lab::find("aio").unwrap();
+    let experiment = lab::find(name).unwrap();
     let result = lab::run(&experiment, &smallest(&output, rounds), "bareblk", true, &mut Quiet).unwrap();
     lab::write_all(output.folder(), &result).unwrap();
     result
@@ -64,6 +68,33 @@ fn every_variant_has_figures_or_a_reason_and_every_file_is_there() {
     );
     let page = std::fs::read_to_string(out.join("report.html")).unwrap();
     assert_eq!(page.matches("<svg").count(), 12);
+}
+
+#[test]
+fn kick_runs_every_lock_and_policy_under_every_load_and_fills_every_column() {
+    let place = folder();
+    let out = place.path().join("results");
+    let result = run("kick", &out, 1);
+    for cell in &result.cells {
+        assert!(cell.unavailable.is_none() && cell.measures[0].samples[0].is_some(), "{cell:?}");
+    }
+    // Not in every cell: in 5 ms of a busy machine, a lock that only spins may see no request through.
+    for column in &result.experiment.columns {
+        let filled = result.cells.iter().filter(|cell| cell.summary(&column.id).is_some()).count();
+        assert!(filled > 0, "nothing in {}", column.id);
+    }
+    let of_std = |workload: &str| result.cell(workload, "std-unlocked").unwrap();
+    assert!(of_std("process-2us-1t").summary("iops").unwrap().median > 0.0);
+    assert_eq!(of_std("process-2us-1t").summary("kicks").unwrap().median, 1.0);
+    assert!(result.cell("process-2us-1t", "ticket-locked").unwrap().ratio.is_none(), "it is the baseline");
+    let drawings = names(&out.join("kick"));
+    for drawing in ["gain-by-cost.svg", "gain-by-threads.svg", "jobs-write-iops.svg", "result.json"] {
+        assert!(drawings.contains(&drawing.to_owned()), "no {drawing} in {drawings:?}");
+    }
+    let text = lab::table_text(&result);
+    let widest =
+        text.lines().filter(|line| line.starts_with(['│', '┌'])).map(|line| line.chars().count()).max();
+    assert!(widest.unwrap() <= 140, "{widest:?} columns: {text}");
 }
 
 #[test]

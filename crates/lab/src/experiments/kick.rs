@@ -201,7 +201,7 @@ impl Bench for Kick {
 /// In the order of the columns.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 fn reading(tally: &Tally, load: &Load) -> Reading {
-    let (iops, latency, usage) = (tally.iops, tally.latency_us, tally.usage);
+    let (iops, latency, usage) = (tally.iops(), tally.latency_us, tally.usage);
     let kicks = (tally.pushed > 0).then(|| tally.kicks as f64 / tally.pushed as f64);
     vec![
         Some(iops),

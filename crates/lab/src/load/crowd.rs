@@ -7,14 +7,16 @@
 //! - A thread may run several jobs in turn, as a virtual CPU does. In a kernel whoever holds or waits for a spinlock is
 //!   not preempted; a thread here is, so locks that spin want no more threads than cores, however many the jobs.
 //! - Completions of others are handed to them without a lock (`desk.rs`).
-//! - Each thread counts in memory of its own, over its own time from noticing "count" to noticing "end".
+//! - Each thread counts in memory of its own what it found completed within the counted time, by the clock: a thread
+//!   that gets the processor late would otherwise count little, or in too short a time. Processor time and the lock's
+//!   are read by each thread when it notices the beginning and the end.
 //! - Two readings of the clock per request and batch, one per turn: about 50 ns, the same under either kick policy.
 //!
 //! Not here: devices (`null_device.rs`, `served.rs`), which lock and policy (`experiments/`).
 
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -78,8 +80,8 @@ pub(crate) struct Crowd {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub requests: u64,
-    /// Sum over the threads of what each did per second.
-    pub iops: f64,
+    /// The counted time.
+    pub seconds: f64,
     pub latency_us: Moments,
     pub usage: Usage,
     /// Sum over the threads.
@@ -95,7 +97,7 @@ impl Tally {
     fn and(self, part: &Self) -> Self {
         Self {
             requests: self.requests + part.requests,
-            iops: self.iops + part.iops,
+            seconds: self.seconds + part.seconds,
             latency_us: self.latency_us.and(part.latency_us),
             usage: self.usage.and(part.usage),
             thread_seconds: self.thread_seconds + part.thread_seconds,
@@ -103,6 +105,10 @@ impl Tally {
             kicks: self.kicks + part.kicks,
             pushed: self.pushed + part.pushed,
         }
+    }
+
+    pub fn iops(&self) -> f64 {
+        if self.seconds > 0.0 { self.requests as f64 / self.seconds } else { 0.0 }
     }
 
     /// `total` per request.
@@ -126,10 +132,26 @@ struct Common {
     desks: Desks,
     clock: Instant,
     phase: AtomicU8,
+    /// The counted time, on `clock`; none as long as `from_ns` is not set.
+    from_ns: AtomicU64,
+    until_ns: AtomicU64,
     failure: OnceLock<String>,
 }
 
 impl Common {
+    /// Counts for `seconds` from now on.
+    fn count(&self, seconds: f64) {
+        let from_ns = self.now_ns();
+        let length_ns = u64::try_from(Duration::from_secs_f64(seconds).as_nanos()).unwrap_or(u64::MAX);
+        // Relaxed: whoever sees only one of them counts a batch less, at the very beginning.
+        self.until_ns.store(from_ns.saturating_add(length_ns), Relaxed);
+        self.from_ns.store(from_ns, Relaxed);
+    }
+
+    fn counts(&self, now_ns: u64) -> bool {
+        now_ns >= self.from_ns.load(Relaxed) && now_ns < self.until_ns.load(Relaxed)
+    }
+
     fn fail(&self, what: &str) {
         let _ = self.failure.set(what.to_owned());
         self.phase.store(ENDING, Relaxed); // nothing else is passed through it
@@ -150,6 +172,8 @@ where
         desks: Desks::new(crowd.jobs),
         clock: Instant::now(),
         phase: AtomicU8::new(WARMING_UP),
+        from_ns: AtomicU64::new(u64::MAX),
+        until_ns: AtomicU64::new(0),
         failure: OnceLock::new(),
     };
     let tally = std::thread::scope(|scope| {
@@ -159,6 +183,9 @@ where
             common.fail(why);
         }
         let counted = conduct(&common, stations, stop);
+        if stop.is_asked() {
+            common.fail("stopped by the user");
+        }
         let parts = hands.unwrap_or_default().into_iter().map(ScopedJoinHandle::join);
         parts.fold(counted, |sum, part| part.map_or(sum, |part| sum.and(&part)))
     });
@@ -189,11 +216,14 @@ where
 /// Sets the phases; returns what the queues counted.
 fn conduct<L: RawMutex>(common: &Common, stations: &[Station<L>], stop: &Stop) -> Tally {
     let seconds = common.crowd.job.seconds;
-    let mut now = Tally::default();
+    let mut now = Tally { seconds, ..Tally::default() };
     for (phase, lasts) in [(WARMING_UP, seconds * WARM_UP), (COUNTING, seconds)] {
         let before = stats(stations);
         if common.phase.load(Relaxed) != ENDING {
             common.phase.store(phase, Relaxed); // nothing else is passed through it
+        }
+        if phase == COUNTING {
+            common.count(lasts);
         }
         let end = Instant::now() + Duration::from_secs_f64(lasts);
         while Instant::now() < end && common.phase.load(Relaxed) == phase && !stop.is_asked() {
@@ -314,18 +344,15 @@ impl<'c, L: RawMutex> Hand<'c, L> {
     fn work(mut self) -> Tally {
         let warm_up = self.keep_busy(WARMING_UP);
         let before = (Instant::now(), Usage::of_this_thread(), LockTimes::of_this_thread());
-        (self.requests, self.latency_us) = (0, Moments::default());
         let counted = warm_up.and_then(|()| self.keep_busy(COUNTING));
         let usage = Usage::of_this_thread().since(before.1);
         let lock = LockTimes::of_this_thread().since(before.2);
-        let (requests, latency_us, seconds) =
-            (self.requests, self.latency_us, before.0.elapsed().as_secs_f64());
+        let thread_seconds = before.0.elapsed().as_secs_f64();
         if let Err(why) = counted.and_then(|()| self.drain()) {
             self.common.fail(&why);
         }
-        #[allow(clippy::cast_precision_loss)] // requests of one sample
-        let iops = if seconds > 0.0 { requests as f64 / seconds } else { 0.0 };
-        Tally { requests, iops, latency_us, usage, thread_seconds: seconds, lock, kicks: 0, pushed: 0 }
+        let (requests, latency_us) = (self.requests, self.latency_us);
+        Tally { requests, latency_us, usage, thread_seconds, lock, ..Tally::default() }
     }
 
     fn keep_busy(&mut self, phase: u8) -> Ended {
@@ -383,13 +410,17 @@ impl<'c, L: RawMutex> Hand<'c, L> {
             return Ok(false);
         }
         let now_ns = self.common.now_ns();
+        let counts = self.common.counts(now_ns);
         for completion in &self.found[..count] {
             completion.result.map_err(|error| error.to_string())?;
             let sent_ns = self.common.desks.hand_over(completion.token).map_err(|error| error.to_string())?;
+            if !counts {
+                continue;
+            }
             #[allow(clippy::cast_precision_loss)] // 2^53 ns are 104 days
             self.latency_us.note(now_ns.saturating_sub(sent_ns) as f64 / 1000.0);
         }
-        self.requests += count as u64;
+        self.requests += if counts { count as u64 } else { 0 };
         Ok(true)
     }
 
@@ -406,5 +437,84 @@ impl<'c, L: RawMutex> Hand<'c, L> {
             std::thread::yield_now();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blk_driver::{KickPolicy, PoolOptions, alone};
+    use qspinlock::{Metered, StdMutex};
+    use virtqueue::RingFeatures;
+
+    use super::*;
+    use crate::load::Pattern;
+    use crate::load::null_device::{By, ExitBell};
+
+    type Lock = Metered<StdMutex>;
+
+    fn crowd(jobs: usize, threads: usize, idle: Idle) -> Crowd {
+        let (pattern, block_bytes, depth) = (Pattern::Random, 512, 8);
+        let job = Job { pattern, block_bytes, depth, file_bytes: 1 << 20, seconds: 0.03, seed: 5 };
+        Crowd { job, jobs, threads, read_percent: 50, idle }
+    }
+
+    /// What the crowd found, and what the queue counted: pushed, completed.
+    fn under_load(by: By, event_idx: bool, policy: KickPolicy, crowd: Crowd) -> (Tally, QueueStats) {
+        let bell = ExitBell::new(Duration::from_micros(1), by).unwrap();
+        let features = RingFeatures { event_idx, indirect: true, packed: false };
+        let pool = PoolOptions { size_bytes: 1 << 20, huge_pages: false };
+        let (queue, pool, end) = alone(64, features, pool, bell.clone()).unwrap();
+        let device = bell.attach(&end).unwrap();
+        let stations = [Station { queue: SharedQueue::<Lock>::new(queue, policy), pool }];
+        let tally = run(&stations, crowd, &Stop::default()).unwrap();
+        drop(device);
+        assert_eq!(bell.fault(), None);
+        (tally, stations[0].queue.stats())
+    }
+
+    #[test]
+    fn every_request_comes_back_once_with_either_policy() {
+        for policy in [KickPolicy::Locked, KickPolicy::Unlocked] {
+            let (tally, stats) = under_load(By::Notifier, false, policy, crowd(3, 3, Idle::Poll));
+            assert!(stats.pushed > 0 && stats.pushed == stats.completed, "{policy:?}: {stats:?}");
+            assert!(tally.requests <= stats.completed, "{tally:?}");
+            assert_eq!(tally.kicks, tally.pushed, "the device wants to hear of every request");
+        }
+    }
+
+    #[test]
+    fn requests_come_back_from_a_device_on_a_thread_of_its_own() {
+        let crowd = crowd(2, 2, Idle::Poll);
+        let (_, stats) = under_load(By::Thread, false, KickPolicy::Unlocked, crowd);
+        assert!(stats.pushed > 0 && stats.pushed == stats.completed, "{stats:?}");
+    }
+
+    #[test]
+    fn requests_come_back_where_the_device_rearms_after_every_chain() {
+        let crowd = crowd(2, 2, Idle::Poll);
+        let (_, stats) = under_load(By::Notifier, true, KickPolicy::Unlocked, crowd);
+        assert!(stats.pushed > 0 && stats.pushed == stats.completed, "{stats:?}");
+        assert!(stats.kicks <= stats.pushed, "{stats:?}");
+    }
+
+    /// 20 jobs of depth 8 want 160 of 64 places: the queue is full all the time.
+    #[test]
+    fn more_jobs_than_threads_and_room_are_all_served() {
+        let (tally, stats) = under_load(By::Notifier, false, KickPolicy::Unlocked, crowd(20, 2, Idle::Poll));
+        assert!(stats.pushed > 160 && stats.pushed == stats.completed, "{stats:?}");
+        assert!(tally.thread_seconds > 0.0 && tally.lock.acquired > 0, "{tally:?}");
+    }
+
+    #[test]
+    fn device_that_never_answers_ends_the_sample_when_the_user_wants_it() {
+        let bell = ExitBell::new(Duration::ZERO, By::Notifier).unwrap();
+        let features = RingFeatures { event_idx: false, indirect: true, packed: false };
+        let pool = PoolOptions { size_bytes: 1 << 20, huge_pages: false };
+        let (queue, pool, _end) = alone(64, features, pool, bell).unwrap();
+        let stations = [Station { queue: SharedQueue::<Lock>::new(queue, KickPolicy::Unlocked), pool }];
+        let stop = Stop::default();
+        stop.ask();
+        let ended = run(&stations, crowd(1, 1, Idle::Poll), &stop);
+        assert!(matches!(ended, Err(SampleError::Interrupted)), "{ended:?}");
     }
 }

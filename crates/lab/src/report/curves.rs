@@ -24,6 +24,8 @@ const HEAD_PX: u32 = 66;
 const SCALE_PX: u32 = 58;
 const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
+/// Intervals are shown this far beyond the medians in any case, in %.
+const LEAST_REACH: f64 = 5.0;
 /// Told apart by eyes of every kind (Okabe and Ito 2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
@@ -127,10 +129,15 @@ fn across<'l>(lines: impl Iterator<Item = &'l Line>) -> (Range<f64>, Vec<f64>) {
     (low - room..high + room, values)
 }
 
-/// From the lowest end of an interval to the highest, "no difference" included.
+/// All medians, "no difference", and intervals as far as they do not dwarf both: one round that was disturbed must not
+/// flatten everything else.
 fn up<'l>(lines: impl Iterator<Item = &'l Line>) -> Range<f64> {
-    let ends = lines.flat_map(|line| line.points.iter().flat_map(|(_, found)| [found.low, found.high]));
-    let (low, high) = ends.fold((0.0, 0.0), |(low, high): (f64, f64), end| (low.min(end), high.max(end)));
+    let around = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
+    let found: Vec<_> = lines.flat_map(|line| line.points.iter().map(|(_, found)| *found)).collect();
+    let (low, high) = found.iter().map(|found| found.median).fold((0.0, 0.0), around);
+    let reach = (high - low).max(LEAST_REACH);
+    let ends = found.iter().flat_map(|found| [found.low.max(low - reach), found.high.min(high + reach)]);
+    let (low, high) = ends.fold((low, high), around);
     let room = ((high - low) * 0.06).max(1.0);
     low - room..high + room
 }
@@ -197,16 +204,22 @@ fn panel(
     lines
         .iter()
         .enumerate()
-        .try_for_each(|(place, line)| draw_line(&mut chart, &x.0, line, place, lines.len()))
+        .try_for_each(|(place, line)| draw_line(&mut chart, (&x.0, y), line, place, lines.len()))
 }
 
 /// Each a little beside the others: whiskers of the same place would cover each other.
-fn draw_line(chart: &mut Chart<'_, '_>, x: &Range<f64>, line: &Line, place: usize, of: usize) -> Drawn {
+fn draw_line(
+    chart: &mut Chart<'_, '_>,
+    (x, y): (&Range<f64>, &Range<f64>),
+    line: &Line,
+    place: usize,
+    of: usize,
+) -> Drawn {
     let (place, of) = (u32::try_from(place).unwrap_or(0), u32::try_from(of).unwrap_or(1));
     let aside = (f64::from(place) - f64::from(of - 1) / 2.0) * (x.end - x.start) * 0.008;
     let points = || line.points.iter().map(move |(x, found)| (x + aside, *found));
     chart.draw_series(points().map(|(x, Summary { low, high, .. })| {
-        PathElement::new(vec![(x, low), (x, high)], line.color.stroke_width(1))
+        PathElement::new(vec![(x, low.max(y.start)), (x, high.min(y.end))], line.color.stroke_width(1))
     }))?;
     let medians = points().map(|(x, found)| (x, found.median)).collect();
     chart.draw_series([PathElement::new::<Vec<_>, _>(medians, line.color.stroke_width(2))])?;
@@ -264,6 +277,15 @@ mod tests {
         let found = lines(&result, &result.experiment.curves[0], "none-posix-aio-4");
         assert!(found[0].points.is_empty());
         assert!(svg(&result, &result.experiment.curves[0]).is_ok());
+    }
+
+    #[test]
+    fn interval_that_dwarfs_all_medians_is_cut_off() {
+        let found = Summary { median: 50.0, low: 40.0, high: 60.0, coverage: 1.0 };
+        let wild = Summary { high: 1e6, ..found };
+        let line = Line { value: 1.0, color: INK, points: vec![(1.0, found), (2.0, wild)] };
+        let y = up([&line].into_iter());
+        assert!(y.start < 0.0 && y.end > 60.0 && y.end < 120.0, "{y:?}");
     }
 
     #[test]
