@@ -34,6 +34,8 @@ const SHORT_S: f64 = 0.1;
 const SHORT_JOBS: usize = 16;
 /// As large as the job that is published: data of all loads is in memory.
 const DISK_BYTES: u64 = JOB_BYTES;
+/// A server that polls asks for next to no notifications; those of the publication did not poll.
+const NO_POLLING: Duration = Duration::ZERO;
 const MOST_DISKS: usize = 12;
 /// Buffers are rounded up to this.
 const PAGE_BYTES: u64 = 4096;
@@ -129,7 +131,7 @@ impl Kick {
         // What two of the largest queues may have in flight at once: more wait in the ring.
         let config = EngineConfig { depth: 2048, ..EngineConfig::default() };
         let (depth, engine) = (config.depth, Box::new(move || make(EngineKind::IoUring, &config)));
-        let served = Served::start(engine, depth, queue_size, images).map_err(failed)?;
+        let served = Served::start(engine, depth, NO_POLLING, queue_size, images).map_err(failed)?;
         let pool_bytes = pool_bytes(&crowd, disks);
         let (mut devices, mut stations) = (Vec::<Device>::new(), Vec::new());
         for number in 0..disks {

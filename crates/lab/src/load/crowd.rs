@@ -429,7 +429,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
         *turns += 1;
         let broken = self.common.failure.get().is_some();
         let patience = if broken { LITTLE_PATIENCE } else { PATIENCE };
-        if *turns % SPINS != 0 {
+        if !turns.is_multiple_of(SPINS) {
             std::hint::spin_loop();
         } else if last.elapsed() > patience {
             return Err(format!("nothing completed for {} s", patience.as_secs()));

@@ -12,7 +12,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use blk_driver::{Buffer, Completion, Device, Durability, Queue, Request, Work};
-use blk_server::{EngineFactory, Submissions};
+use blk_server::{DEFAULT_POLL, EngineFactory, Submissions};
 use disk_image::Image;
 use guest_mem::GuestRange;
 
@@ -66,7 +66,7 @@ impl RingLoad {
     /// Serves `image` with `engine`, made for `depth` requests, and connects to it.
     pub fn start(engine: EngineFactory, depth: u32, image: Image, job: Job) -> io::Result<Self> {
         let data_bytes = u32::from(job.depth) * job.block_bytes;
-        let served = Served::start(engine, depth, QUEUE_SIZE, vec![image])?;
+        let served = Served::start(engine, depth, DEFAULT_POLL, QUEUE_SIZE, vec![image])?;
         let (device, queue) = served.connect(0, u64::from(data_bytes))?;
         let data = device.pool().take(data_bytes).map_err(io::Error::other)?;
         fill(&data, data_bytes);

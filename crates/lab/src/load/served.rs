@@ -11,9 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blk_driver::{Device, Options, PoolOptions, Queue, Reconnect};
-use blk_server::{
-    DEFAULT_POLL, DiskConfig, EngineFactory, Server, ServerConfig, SocketConfig, Submissions, Wce,
-};
+use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, SocketConfig, Submissions, Wce};
 use disk_image::{HostOpener, Image, Opener};
 use tempfile::TempDir;
 
@@ -29,8 +27,15 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Serves `images`, one socket each, by one worker that counts what it submits.
-    pub fn start(engine: EngineFactory, depth: u32, queue_size: u16, images: Vec<Image>) -> io::Result<Self> {
+    /// Serves `images`, one socket each, by one worker that counts what it submits and polls for up to `poll` before it
+    /// sleeps.
+    pub fn start(
+        engine: EngineFactory,
+        depth: u32,
+        poll: Duration,
+        queue_size: u16,
+        images: Vec<Image>,
+    ) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix(".bareblk-lab-").tempdir()?;
         let place = |number| folder.path().join(format!("{number}.sock"));
         let sockets: Vec<_> = (0..images.len()).map(place).collect();
@@ -40,7 +45,7 @@ impl Served {
             let disk = DiskConfig { name, image, serial, queues: 1, queue_size, wce: Wce::Guest };
             (disk, SocketConfig { path: path.clone(), mode: 0o600, uid: None, gid: None })
         });
-        let config = ServerConfig { engine, depth, workers: 1, poll: DEFAULT_POLL };
+        let config = ServerConfig { engine, depth, workers: 1, poll };
         let server = Server::start_counting(&config, &opener, disks.collect()).map_err(io::Error::other)?;
         Ok(Self { server: Some(server), sockets, queue_size, _folder: folder })
     }

@@ -24,6 +24,8 @@ const HEAD_PX: u32 = 66;
 const SCALE_PX: u32 = 58;
 const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
+/// Nothing is shown beyond: a lock that was disturbed may be a hundred times slower, and flatten everything else.
+const MOST: f64 = 400.0;
 /// Intervals are shown this far beyond the medians in any case, in %.
 const LEAST_REACH: f64 = 5.0;
 /// Told apart by eyes of every kind (Okabe and Ito 2008).
@@ -129,12 +131,12 @@ fn across<'l>(lines: impl Iterator<Item = &'l Line>) -> (Range<f64>, Vec<f64>) {
     (low - room..high + room, values)
 }
 
-/// All medians, "no difference", and intervals as far as they do not dwarf both: one round that was disturbed must not
-/// flatten everything else.
+/// All medians up to [`MOST`], "no difference", and intervals as far as they do not dwarf both: one round that was
+/// disturbed must not flatten everything else.
 fn up<'l>(lines: impl Iterator<Item = &'l Line>) -> Range<f64> {
     let around = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
     let found: Vec<_> = lines.flat_map(|line| line.points.iter().map(|(_, found)| *found)).collect();
-    let (low, high) = found.iter().map(|found| found.median).fold((0.0, 0.0), around);
+    let (low, high) = found.iter().map(|found| found.median.min(MOST)).fold((0.0, 0.0), around);
     let reach = (high - low).max(LEAST_REACH);
     let ends = found.iter().flat_map(|found| [found.low.max(low - reach), found.high.min(high + reach)]);
     let (low, high) = ends.fold((low, high), around);
@@ -221,9 +223,13 @@ fn draw_line(
     chart.draw_series(points().map(|(x, Summary { low, high, .. })| {
         PathElement::new(vec![(x, low.max(y.start)), (x, high.min(y.end))], line.color.stroke_width(1))
     }))?;
-    let medians = points().map(|(x, found)| (x, found.median)).collect();
+    let medians = points().map(|(x, found)| (x, found.median.min(y.end))).collect();
     chart.draw_series([PathElement::new::<Vec<_>, _>(medians, line.color.stroke_width(2))])?;
-    chart.draw_series(points().map(|(x, found)| Circle::new((x, found.median), 4, line.color.filled())))?;
+    // Hollow: beyond the scale.
+    chart.draw_series(points().map(|(x, found)| {
+        let style = if found.median > y.end { line.color.stroke_width(2) } else { line.color.filled() };
+        Circle::new((x, found.median.min(y.end)), 4, style)
+    }))?;
     Ok(())
 }
 
@@ -277,6 +283,14 @@ mod tests {
         let found = lines(&result, &result.experiment.curves[0], "none-posix-aio-4");
         assert!(found[0].points.is_empty());
         assert!(svg(&result, &result.experiment.curves[0]).is_ok());
+    }
+
+    #[test]
+    fn median_far_beyond_all_others_is_cut_off() {
+        let found = |median| Summary { median, low: median, high: median, coverage: 1.0 };
+        let line = Line { value: 1.0, color: INK, points: vec![(1.0, found(90.0)), (2.0, found(16_000.0))] };
+        let y = up([&line].into_iter());
+        assert!(y.end > 90.0 && y.end < 1000.0, "{y:?}");
     }
 
     #[test]
