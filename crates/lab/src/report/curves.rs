@@ -138,7 +138,8 @@ fn up<'l>(lines: impl Iterator<Item = &'l Line>) -> Range<f64> {
     let found: Vec<_> = lines.flat_map(|line| line.points.iter().map(|(_, found)| *found)).collect();
     let (low, high) = found.iter().map(|found| found.median.min(MOST)).fold((0.0, 0.0), around);
     let reach = (high - low).max(LEAST_REACH);
-    let ends = found.iter().flat_map(|found| [found.low.max(low - reach), found.high.min(high + reach)]);
+    let shown = |end: f64| end.clamp(low - reach, high + reach);
+    let ends = found.iter().flat_map(|found| [shown(found.low), shown(found.high)]);
     let (low, high) = ends.fold((low, high), around);
     let room = ((high - low) * 0.06).max(1.0);
     low - room..high + room
