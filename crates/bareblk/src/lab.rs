@@ -36,6 +36,8 @@ Examples:
       everything once over, in under a minute
   bareblk lab run aio --out results --storage /mnt/nvme
       test file on another disk
+  bareblk lab run kick --out results
+      what notifying outside the queue's lock gains, in under ten minutes
 
 Writes DIR/report.html (over all experiments in DIR), DIR/NAME/result.json (every
 sample) and DIR/NAME/*.svg. Test files of up to 1 GiB lie in --storage and in
