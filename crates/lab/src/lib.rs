@@ -17,11 +17,7 @@ mod experiments;
 
 mod load;
 
-mod stop;
-
 mod runner;
-
-mod stats;
 
 mod result;
 
@@ -46,7 +42,9 @@ pub use machine::{Machine, StoragePlace};
 pub use report::{Output, write_all};
 pub use result::{CellResult, Measure, Ratio, RunResult};
 pub use runner::{Progress, Quiet, run, shuffled};
-pub use stats::{Summary, median};
-pub use stop::Stop;
 pub use table::text as table_text;
 pub use verdict::{Outcome, Verdict};
+pub use workload::stats::{Summary, median};
+pub use workload::stop::Stop;
+
+use workload::{stats, stop};

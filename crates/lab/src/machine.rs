@@ -3,7 +3,6 @@
 //! Not here: what was measured.
 
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::statfs;
 use serde::{Deserialize, Serialize};
@@ -60,27 +59,6 @@ impl Machine {
     }
 }
 
-/// The moment, UTC, as ISO 8601 has it.
-#[must_use]
-pub fn now() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    iso_8601(since.as_secs())
-}
-
-/// Days to a date: the calendar repeats every 400 years (146,097 days), and counting years from March puts the
-/// leap day last.
-fn iso_8601(unix_s: u64) -> String {
-    let (days, s) = (unix_s / 86_400 + 719_468, unix_s % 86_400);
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", s / 3600, s / 60 % 60, s % 60)
-}
-
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
@@ -117,14 +95,6 @@ fn magic(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn seconds_since_1970_become_a_date() {
-        assert_eq!(iso_8601(0), "1970-01-01T00:00:00Z");
-        assert_eq!(iso_8601(951_782_399), "2000-02-28T23:59:59Z");
-        assert_eq!(iso_8601(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(iso_8601(1_795_219_546), "2026-11-21T00:05:46Z");
-    }
 
     #[test]
     fn deepest_mount_point_names_the_file_system() {

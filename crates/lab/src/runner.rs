@@ -9,9 +9,10 @@
 
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Declaration, Experiment, SampleError, Setup};
-use crate::machine::{Machine, now};
+use crate::machine::Machine;
 use crate::result::{Collected, FORMAT, RunResult, cells};
 use crate::verdict::judge;
+use workload::date::now;
 
 /// Who wants to know how far it is.
 pub trait Progress {

@@ -5,7 +5,7 @@
 //! fall on one side is binomial with p = 1/2. The narrowest pair that covers at least 95 % is taken; fewer than
 //! six samples have none, and get smallest and largest, with the coverage these have.
 //!
-//! Not here: which samples belong together (`result.rs`).
+//! Not here: which samples belong together (`compare.rs`, and `result.rs` of `lab`).
 
 use serde::{Deserialize, Serialize};
 

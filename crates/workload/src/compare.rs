@@ -1,0 +1,255 @@
+//! The same job on two targets, in turns: what differs, and whether that stands out of the noise.
+//!
+//! `round 1: A B · round 2: B A · round 3: A B …  →  ratio B ÷ A within each round  →  median, 95 % interval`
+//!
+//! - What drifts drifts for both: the two of a round are next to each other in time, and take turns in being first.
+//! - The time of the job is split up: each round's share goes half to either.
+//! - A round that failed ends the comparison: half a pair says nothing.
+//!
+//! Not here: the interval's arithmetic (`stats.rs`).
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::job::Job;
+use crate::run::{Outcome, Progress, RunError, Watch, run};
+use crate::stats::{Summary, median};
+use crate::stop::Stop;
+use crate::target::{Client, Target};
+use crate::worker::Failure;
+
+/// Why there is no comparison.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// A target could not be used.
+    #[error("{target}")]
+    Run {
+        /** Which. */
+        target: String,
+        /** Why. */
+        source: RunError,
+    },
+    /// A target failed.
+    #[error("{target}")]
+    Failed {
+        /** Which. */
+        target: String,
+        /** Why. */
+        source: Failure,
+    },
+    /// By the user.
+    #[error("interrupted in the first round: there is nothing to compare")]
+    Interrupted,
+}
+
+/// Of one figure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Difference {
+    /// Median of A's.
+    pub a: f64,
+    /// Median of B's.
+    pub b: f64,
+    /// B ÷ A within the rounds.
+    pub ratio: Summary,
+}
+
+impl Difference {
+    fn of(pairs: &[[f64; 2]]) -> Option<Self> {
+        let column = |place: usize| pairs.iter().map(|pair| pair[place]).collect::<Vec<_>>();
+        let ratios: Vec<f64> = pairs.iter().filter(|[a, _]| *a > 0.0).map(|[a, b]| b / a).collect();
+        Some(Self { a: median(&column(0))?, b: median(&column(1))?, ratio: Summary::of(&ratios)? })
+    }
+
+    /// Whether the two differ by more than chance explains: `None` with too few rounds to tell.
+    #[must_use]
+    pub fn stands_out(&self) -> Option<bool> {
+        self.ratio.is_sure().then_some(self.ratio.low > 1.0 || self.ratio.high < 1.0)
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// The two.
+    pub targets: [Target; 2],
+    /// By round.
+    pub iops: Vec<[f64; 2]>,
+    /// By round, in ns.
+    pub latency_ns: Vec<[f64; 2]>,
+    /// The last round's, for details.
+    pub last: Vec<Outcome>,
+    /// The user ended it before all rounds were done.
+    pub interrupted: bool,
+}
+
+/// Runs `job` on both targets in `rounds` rounds.
+///
+/// # Errors
+/// [`CompareError`].
+pub fn compare(
+    job: &Job,
+    targets: [Target; 2],
+    client: &Client,
+    rounds: u32,
+    stop: &Stop,
+    watch: &mut dyn Watch,
+) -> Result<Comparison, CompareError> {
+    let samples = rounds.saturating_mul(2).max(2);
+    let job = Job {
+        runtime: job.runtime.map(|runtime| (runtime / samples).max(Duration::from_millis(1))),
+        ..job.clone()
+    };
+    let mut found = Comparison {
+        targets,
+        iops: Vec::new(),
+        latency_ns: Vec::new(),
+        last: Vec::new(),
+        interrupted: false,
+    };
+    for round in 0..rounds {
+        let mut pair: [Option<Outcome>; 2] = [None, None];
+        for turn in 0..2_u32 {
+            let place = ((round + turn) % 2) as usize;
+            let target = &found.targets[place];
+            let mut watch = Share { inner: watch, done: round * 2 + turn, samples };
+            let outcome = one(&job, target, client, stop, &mut watch)?;
+            pair[place] = Some(outcome);
+        }
+        let [Some(a), Some(b)] = pair else { break };
+        if stop.is_asked() {
+            found.interrupted = true;
+            break;
+        }
+        found.iops.push([&a, &b].map(|outcome| outcome.group().iops()));
+        found.latency_ns.push([&a, &b].map(|outcome| outcome.group().mean_lat_ns()));
+        found.last = vec![a, b];
+    }
+    if found.iops.is_empty() { Err(CompareError::Interrupted) } else { Ok(found) }
+}
+
+fn one(
+    job: &Job,
+    target: &Target,
+    client: &Client,
+    stop: &Stop,
+    watch: &mut dyn Watch,
+) -> Result<Outcome, CompareError> {
+    let name = || target.to_string();
+    let outcome = run(job, target, client, stop, watch);
+    let outcome = outcome.map_err(|source| CompareError::Run { target: name(), source })?;
+    match outcome.failure {
+        Some(source) => Err(CompareError::Failed { target: name(), source }),
+        None => Ok(outcome),
+    }
+}
+
+/// Progress of one sample, as a share of all of them.
+struct Share<'w> {
+    inner: &'w mut dyn Watch,
+    done: u32,
+    samples: u32,
+}
+
+impl Watch for Share<'_> {
+    fn tick(&mut self, progress: &Progress) {
+        let share = (f64::from(self.done) + progress.share) / f64::from(self.samples);
+        self.inner.tick(&Progress { share, ..*progress });
+    }
+
+    fn event(&mut self, text: &str) {
+        self.inner.event(text);
+    }
+}
+
+impl Comparison {
+    /// Of requests per second.
+    #[must_use]
+    pub fn of_iops(&self) -> Option<Difference> {
+        Difference::of(&self.iops)
+    }
+
+    /// Of the mean latency, in ns.
+    #[must_use]
+    pub fn of_latency(&self) -> Option<Difference> {
+        Difference::of(&self.latency_ns)
+    }
+
+    /// For people, with a line break at its end.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let [a, b] = &self.targets;
+        let rounds = self.iops.len();
+        let mut out =
+            format!("A: {a}\nB: {b}\n{rounds} rounds, A and B in turns; ratios are B ÷ A within a round\n");
+        line(&mut out, "IOPS", self.of_iops(), 1.0, "");
+        line(&mut out, "mean lat", self.of_latency(), 1e3, " usec");
+        if self.interrupted {
+            out.push_str("interrupted: these are the rounds so far\n");
+        }
+        out
+    }
+}
+
+fn line(out: &mut String, name: &str, difference: Option<Difference>, scale: f64, unit: &str) {
+    let Some(difference) = difference else { return };
+    let Difference { a, b, ratio } = difference;
+    let said = match difference.stands_out() {
+        Some(true) => "the difference stands out of the noise",
+        Some(false) => "no difference that stands out of the noise",
+        None => "too few rounds for 95 %: at least 6",
+    };
+    let covers = 100.0 * ratio.coverage;
+    let _ = writeln!(
+        out,
+        "{name:>8}: A={:.1}{unit}, B={:.1}{unit}, ratio {:.4} ({:.4} to {:.4}, {covers:.1} %): {said}",
+        a / scale,
+        b / scale,
+        ratio.median,
+        ratio.low,
+        ratio.high
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn comparison(pairs: &[[f64; 2]]) -> Comparison {
+        Comparison {
+            targets: [Target::File("/a".into(), None), Target::Socket("/b".into())],
+            iops: pairs.to_vec(),
+            latency_ns: pairs.iter().map(|[a, b]| [1e9 / a, 1e9 / b]).collect(),
+            last: Vec::new(),
+            interrupted: false,
+        }
+    }
+
+    #[test]
+    fn difference_in_every_round_stands_out_however_the_rounds_drift() {
+        let pairs: Vec<_> =
+            (1..=8).map(|round| [1000.0 * f64::from(round), 1100.0 * f64::from(round)]).collect();
+        let difference = comparison(&pairs).of_iops().unwrap();
+        assert_eq!(difference.stands_out(), Some(true));
+        assert!((difference.ratio.median - 1.1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn difference_that_changes_sides_is_noise() {
+        let pairs: Vec<_> =
+            (0..8).map(|round| [1000.0, if round % 2 == 0 { 950.0 } else { 1050.0 }]).collect();
+        let found = comparison(&pairs);
+        assert_eq!(found.of_iops().unwrap().stands_out(), Some(false));
+        assert!(found.text().contains("no difference that stands out"), "{}", found.text());
+    }
+
+    #[test]
+    fn few_rounds_decide_nothing_and_say_so() {
+        let found = comparison(&[[1.0, 2.0]; 3]);
+        assert_eq!(found.of_iops().unwrap().stands_out(), None);
+        let text = found.text();
+        assert!(
+            text.contains("A: file:/a") && text.contains("B: socket:/b") && text.contains("at least 6"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,414 @@
+//! A job: which requests, how many at once, for how long. fio's words and meanings.
+//!
+//! `options.rs sets fields one by one → Job → check() (what fits together) → offsets.rs, worker.rs`
+//!
+//! Not here: names of options (`options.rs`), job files (`job_file.rs`), where the requests go (`target.rs`).
+
+use std::time::Duration;
+
+use disk_image::SECTOR_BYTES;
+use io_engine::EngineKind;
+
+use crate::units::short;
+
+/// Most requests one job keeps in flight: as many as the largest ring of fio's engines that anybody uses.
+pub const MAX_DEPTH: u32 = 4096;
+/// Most threads of one job. fio's own limit, in practice, is memory.
+pub const MAX_JOBS: u32 = 1024;
+/// Largest block: one request, one buffer.
+pub const MAX_BLOCK_BYTES: u64 = 64 << 20;
+/// Most memory for buffers of all threads together.
+pub const MAX_BUFFER_BYTES: u64 = 8 << 30;
+
+/// In which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// One block after the other.
+    Sequential,
+    /// Any block, aligned to the block size. No map is kept of those that were had.
+    Random,
+}
+
+/// In which direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    /// Only reads.
+    Read,
+    /// Only writes.
+    Write,
+    /// Both, drawn by `rwmixread`.
+    Both,
+}
+
+/// `rw=`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// In which order.
+    pub order: Order,
+    /// In which direction.
+    pub mix: Mix,
+}
+
+impl Pattern {
+    /// fio's word.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match (self.order, self.mix) {
+            (Order::Sequential, Mix::Read) => "read",
+            (Order::Sequential, Mix::Write) => "write",
+            (Order::Sequential, Mix::Both) => "rw",
+            (Order::Random, Mix::Read) => "randread",
+            (Order::Random, Mix::Write) => "randwrite",
+            (Order::Random, Mix::Both) => "randrw",
+        }
+    }
+
+    /// Whether it writes at all.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        self.mix != Mix::Read
+    }
+}
+
+/// Most per second, in each direction. Zero: as many as there come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rate {
+    /// `rate=`.
+    pub bytes: u64,
+    /// `rate_iops=`.
+    pub iops: u64,
+}
+
+/// One job, and its `numjobs` clones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// `name=`, or the section's.
+    pub name: String,
+    /// `rw=`.
+    pub pattern: Pattern,
+    /// `rwmixread=`: percent of reads where both are drawn.
+    pub read_percent: u32,
+    /// `bs=`.
+    pub block_bytes: u32,
+    /// `iodepth=`.
+    pub depth: u32,
+    /// `iodepth_batch=`: requests per submission; `None`: one for files, all that is ready for sockets.
+    pub batch: Option<u32>,
+    /// `numjobs=`.
+    pub jobs: u32,
+    /// `offset=`.
+    pub offset_bytes: u64,
+    /// `size=`; `None`: up to the device's end.
+    pub size_bytes: Option<u64>,
+    /// `loops=`.
+    pub loops: u32,
+    /// `runtime=`.
+    pub runtime: Option<Duration>,
+    /// `time_based`: again from the start until the time is over.
+    pub time_based: bool,
+    /// `verify=crc32c`.
+    pub verify: bool,
+    /// `fsync=`: a flush after so many writes; 0: none.
+    pub fsync: u32,
+    /// `rate=`, `rate_iops=`.
+    pub rate: Rate,
+    /// `randseed=`.
+    pub seed: u64,
+    /// `group_reporting`: the clones as one.
+    pub group_reporting: bool,
+    /// `direct=`: past the page cache. Of files.
+    pub direct: bool,
+    /// `ioengine=`. Of files.
+    pub engine: EngineKind,
+    /// `ioscheduler=`: said, never set.
+    pub io_scheduler: Option<String>,
+    /// `filename=`.
+    pub filename: Option<String>,
+    /// `stonewall`: not before the job in front of it has ended.
+    pub stonewall: bool,
+    /// Everything that was set, in fio's words and order, for reports.
+    pub options: Vec<(String, String)>,
+    /// The part of it that came from `[global]`.
+    pub global_options: Vec<(String, String)>,
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Self {
+            name: "bench".to_owned(),
+            pattern: Pattern { order: Order::Sequential, mix: Mix::Read },
+            read_percent: 50,
+            block_bytes: 4096,
+            depth: 1,
+            batch: None,
+            jobs: 1,
+            offset_bytes: 0,
+            size_bytes: None,
+            loops: 1,
+            runtime: None,
+            time_based: false,
+            verify: false,
+            fsync: 0,
+            rate: Rate::default(),
+            seed: 0x9e37_79b9_7f4a_7c15,
+            group_reporting: false,
+            direct: true,
+            engine: EngineKind::IoUring,
+            io_scheduler: None,
+            filename: None,
+            stonewall: false,
+            options: Vec::new(),
+            global_options: Vec::new(),
+        }
+    }
+}
+
+/// Options that do not go together, or not with the device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JobError {
+    /// Not whole sectors.
+    #[error("bs={bs} is not a multiple of {SECTOR_BYTES}, the sector of virtio-blk: give a multiple of it")]
+    BlockInSectors {
+        /** `bs=`. */
+        bs: u32,
+    },
+    /// Not whole logical blocks.
+    #[error("bs={bs} is not a multiple of the device's block size, {device_bytes}: give a multiple of that")]
+    BlockOfDevice {
+        /** `bs=`. */
+        bs: u32,
+        /** Of the device. */
+        device_bytes: u32,
+    },
+    /// Requests would not be aligned.
+    #[error("offset={} is not a multiple of bs={}", short(*offset_bytes), short(u64::from(*bs)))]
+    Offset {
+        /** `offset=`. */
+        offset_bytes: u64,
+        /** `bs=`. */
+        bs: u32,
+    },
+    /// Less than a block.
+    #[error("size={} is less than one block of bs={}", short(*size_bytes), short(u64::from(*bs)))]
+    SizeBelowBlock {
+        /** `size=`, or what the device has behind `offset=`. */
+        size_bytes: u64,
+        /** `bs=`. */
+        bs: u32,
+    },
+    /// Past the end.
+    #[error(
+        "offset={} and size={} go beyond the device, which has {device_bytes} bytes: give a smaller size, or none \
+         for all of it",
+        short(*offset_bytes),
+        short(*size_bytes)
+    )]
+    BeyondDevice {
+        /** `offset=`. */
+        offset_bytes: u64,
+        /** `size=`. */
+        size_bytes: u64,
+        /** Its capacity. */
+        device_bytes: u64,
+    },
+    /// A slice per clone is less than a block.
+    #[error(
+        "verify gives each of {jobs} jobs a part of the size of its own, and {blocks} blocks are too few for that"
+    )]
+    SlicesBelowBlock {
+        /** `numjobs=`. */
+        jobs: u32,
+        /** In `size=`. */
+        blocks: u64,
+    },
+    /// Never ends.
+    #[error("time_based needs a runtime: add runtime=SECONDS")]
+    TimeWithoutRuntime,
+    /// Too much memory.
+    #[error(
+        "buffers of bs={} × iodepth={depth} × numjobs={jobs} need {needed_bytes} bytes, at most {MAX_BUFFER_BYTES} are \
+         possible: lower one of them",
+        short(u64::from(*bs))
+    )]
+    Buffers {
+        /** `bs=`. */
+        bs: u32,
+        /** `iodepth=`. */
+        depth: u32,
+        /** `numjobs=`. */
+        jobs: u32,
+        /** Their product. */
+        needed_bytes: u64,
+    },
+    /// The device takes no writes.
+    #[error("rw={pattern} writes, and the device is read-only: use read or randread")]
+    ReadOnly {
+        /** `rw=`. */
+        pattern: &'static str,
+    },
+    /// The device has no cache to flush.
+    #[error("fsync={fsync} needs flushes, which the device does not offer: leave it out")]
+    NoFlush {
+        /** `fsync=`. */
+        fsync: u32,
+    },
+}
+
+/// What a job must fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Its capacity.
+    pub size_bytes: u64,
+    /// Its logical block.
+    pub block_bytes: u32,
+    /// Takes no writes.
+    pub read_only: bool,
+    /// Takes flushes.
+    pub flush: bool,
+}
+
+/// The part of the device that a thread works on, in blocks of `bs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub offset_bytes: u64,
+    /// How many, at least one.
+    pub blocks: u64,
+}
+
+impl Job {
+    /// Looks at what can be known without a device.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn check(&self) -> Result<(), JobError> {
+        let bs = self.block_bytes;
+        if bs == 0 || !u64::from(bs).is_multiple_of(SECTOR_BYTES) {
+            return Err(JobError::BlockInSectors { bs });
+        }
+        if !self.offset_bytes.is_multiple_of(u64::from(bs)) {
+            return Err(JobError::Offset { offset_bytes: self.offset_bytes, bs });
+        }
+        if let Some(size_bytes) = self.size_bytes.filter(|&size_bytes| size_bytes < u64::from(bs)) {
+            return Err(JobError::SizeBelowBlock { size_bytes, bs });
+        }
+        if self.time_based && self.runtime.is_none() {
+            return Err(JobError::TimeWithoutRuntime);
+        }
+        let needed_bytes = u64::from(bs) * u64::from(self.depth) * u64::from(self.jobs);
+        if needed_bytes > MAX_BUFFER_BYTES {
+            return Err(JobError::Buffers { bs, depth: self.depth, jobs: self.jobs, needed_bytes });
+        }
+        Ok(())
+    }
+
+    /// Looks at whether it fits the device.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn check_on(&self, limits: &Limits) -> Result<(), JobError> {
+        self.check()?;
+        let (bs, device_bytes) = (self.block_bytes, limits.block_bytes.max(1));
+        if !bs.is_multiple_of(device_bytes) {
+            return Err(JobError::BlockOfDevice { bs, device_bytes });
+        }
+        if limits.read_only && self.pattern.writes() {
+            return Err(JobError::ReadOnly { pattern: self.pattern.word() });
+        }
+        if self.fsync > 0 && !limits.flush {
+            return Err(JobError::NoFlush { fsync: self.fsync });
+        }
+        let left_bytes = limits.size_bytes.saturating_sub(self.offset_bytes);
+        let size_bytes = self.size_bytes.unwrap_or(left_bytes);
+        if size_bytes > left_bytes {
+            let (offset_bytes, device_bytes) = (self.offset_bytes, limits.size_bytes);
+            return Err(JobError::BeyondDevice { offset_bytes, size_bytes, device_bytes });
+        }
+        if size_bytes < u64::from(bs) {
+            return Err(JobError::SizeBelowBlock { size_bytes, bs });
+        }
+        let blocks = size_bytes / u64::from(bs);
+        if self.slices() && blocks < u64::from(self.jobs) {
+            return Err(JobError::SlicesBelowBlock { jobs: self.jobs, blocks });
+        }
+        Ok(())
+    }
+
+    /// Whether each clone has a part of the size to itself: what another one wrote cannot be told from damage.
+    fn slices(&self) -> bool {
+        self.verify && self.pattern.writes()
+    }
+
+    /// Where clone `clone` works, on a device of `device_bytes` that the job was checked on.
+    #[must_use]
+    pub fn span(&self, clone: u32, device_bytes: u64) -> Span {
+        let bs = u64::from(self.block_bytes);
+        let left_bytes = device_bytes.saturating_sub(self.offset_bytes);
+        let blocks = (self.size_bytes.unwrap_or(left_bytes) / bs).max(1);
+        if !self.slices() {
+            return Span { offset_bytes: self.offset_bytes, blocks };
+        }
+        let part = (blocks / u64::from(self.jobs.max(1))).max(1);
+        Span { offset_bytes: self.offset_bytes + u64::from(clone) * part * bs, blocks: part }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: Limits = Limits { size_bytes: 1 << 20, block_bytes: 512, read_only: false, flush: true };
+
+    fn refusal(job: Job, limits: Limits) -> String {
+        job.check_on(&limits).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn job_as_it_starts_out_fits_a_small_device() {
+        assert_eq!(Job::default().check_on(&DEVICE), Ok(()));
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_the_device_are_named_with_its_own() {
+        let job = Job { block_bytes: 1000, ..Job::default() };
+        assert!(refusal(job, DEVICE).starts_with("bs=1000 is not a multiple of 512"));
+        let job = Job { block_bytes: 512, ..Job::default() };
+        let line = refusal(job, Limits { block_bytes: 4096, ..DEVICE });
+        assert!(line.contains("bs=512") && line.contains("4096"), "{line}");
+    }
+
+    #[test]
+    fn size_beyond_the_device_is_named_with_its_capacity() {
+        let job = Job { size_bytes: Some(2 << 20), ..Job::default() };
+        let line = refusal(job, DEVICE);
+        assert!(
+            line.contains("size=2m") && line.contains("1048576 bytes") && line.contains("smaller"),
+            "{line}"
+        );
+        let job = Job { offset_bytes: 2 << 20, size_bytes: None, ..Job::default() };
+        assert!(refusal(job, DEVICE).contains("size=0 is less than one block"));
+    }
+
+    #[test]
+    fn writes_to_a_read_only_device_are_refused() {
+        let pattern = Pattern { order: Order::Random, mix: Mix::Both };
+        let line = refusal(Job { pattern, ..Job::default() }, Limits { read_only: true, ..DEVICE });
+        assert!(line.contains("rw=randrw") && line.contains("read-only"), "{line}");
+    }
+
+    #[test]
+    fn buffers_beyond_the_limit_are_refused_with_both_figures() {
+        let job = Job { block_bytes: 1 << 20, depth: 4096, jobs: 4, ..Job::default() };
+        let line = refusal(job, DEVICE);
+        assert!(line.contains("17179869184") && line.contains("8589934592"), "{line}");
+    }
+
+    #[test]
+    fn clones_share_the_size_unless_they_verify_what_they_write() {
+        let read = Job { jobs: 4, ..Job::default() };
+        assert_eq!(read.span(3, 1 << 20), Span { offset_bytes: 0, blocks: 256 });
+        let pattern = Pattern { order: Order::Random, mix: Mix::Write };
+        let write = Job { jobs: 4, verify: true, pattern, ..Job::default() };
+        assert_eq!(write.span(3, 1 << 20), Span { offset_bytes: 192 * 4096, blocks: 64 });
+    }
+}

@@ -1,0 +1,220 @@
+//! fio's job files: `[global]`, sections, `key=value`, keys alone, `;` and `#` comments.
+//!
+//! `text → lines → [global] applies to the sections below it → one Job per section`
+//!
+//! - Every error names the line and the section. The INI crates there are (`rust-ini`, `configparser`) drop the
+//!   line, and one of the two merges keys without a value; the syntax is four kinds of line.
+//! - fio runs sections at the same time unless `stonewall` separates them. Here they run one after the other, so a
+//!   section that is not separated is an error and no surprise.
+//!
+//! Facts: fio 3.33, HOWTO, "Job file format". Not here: options (`options.rs`).
+
+use crate::job::{Job, JobError};
+use crate::options::OptionError;
+
+/// What is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JobFileError {
+    /// An option.
+    #[error("line {line}, section [{section}]: {source}")]
+    Option {
+        /** From 1. */
+        line: usize,
+        /** Its name. */
+        section: String,
+        /** Which, and why. */
+        source: OptionError,
+    },
+    /// Neither section, option nor comment.
+    #[error("line {line}: '{text}' is outside any section: begin with [global] or [NAME]")]
+    NoSection {
+        /** From 1. */
+        line: usize,
+        /** As it stands there. */
+        text: String,
+    },
+    /// `[name` without its end.
+    #[error("line {line}: '{text}' is a section without its ']'")]
+    Bracket {
+        /** From 1. */
+        line: usize,
+        /** As it stands there. */
+        text: String,
+    },
+    /// Only `[global]`, or nothing.
+    #[error("there is no job in it: add a section [NAME]")]
+    NoJob,
+    /// Would run at the same time in fio.
+    #[error(
+        "section [{section}] would run together with the one before it in fio; here sections run one after the \
+         other: say so with stonewall in [{section}] or in [global]"
+    )]
+    Together {
+        /** The later one. */
+        section: String,
+    },
+    /// Options that do not go together.
+    #[error("section [{section}]: {source}")]
+    Job {
+        /** Its name. */
+        section: String,
+        /** Which. */
+        source: JobError,
+    },
+}
+
+/// Reads a job file. `given`: options of the command line, which stand above those of the file.
+///
+/// # Errors
+/// [`JobFileError`].
+pub fn parse(text: &str, given: &[(String, Option<String>)]) -> Result<Vec<Job>, JobFileError> {
+    let mut global = Job::default();
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut section: Option<String> = None;
+    for (line, text) in text.lines().enumerate().map(|(index, text)| (index + 1, text.trim())) {
+        if text.is_empty() || text.starts_with([';', '#']) {
+            continue;
+        }
+        if let Some(rest) = text.strip_prefix('[') {
+            let bracket = || JobFileError::Bracket { line, text: text.to_owned() };
+            let name = rest.split_once(']').ok_or_else(bracket)?.0;
+            if name != "global" {
+                jobs.push(begin(&global, name));
+            }
+            section = Some(name.to_owned());
+            continue;
+        }
+        let no_section = || JobFileError::NoSection { line, text: text.to_owned() };
+        let name = section.as_deref().ok_or_else(no_section)?;
+        let job = if name == "global" { &mut global } else { jobs.last_mut().ok_or_else(no_section)? };
+        let (option, value) = option(text);
+        job.set(option, value).map_err(|source| JobFileError::Option {
+            line,
+            section: name.to_owned(),
+            source,
+        })?;
+    }
+    finish(jobs, given)
+}
+
+/// A section starts with what `[global]` says so far.
+fn begin(global: &Job, name: &str) -> Job {
+    let (options, global_options) = (Vec::new(), global.options.clone());
+    Job { name: name.to_owned(), options, global_options, ..global.clone() }
+}
+
+/// "bs = 4k ; note" → bs, 4k. A comment inside a line starts behind white space.
+fn option(text: &str) -> (&str, Option<&str>) {
+    let end = [" ;", "\t;", " #", "\t#"].iter().filter_map(|mark| text.find(mark)).min();
+    let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text).trim();
+    match text.split_once('=') {
+        Some((option, value)) => (option.trim(), Some(value.trim())),
+        None => (text, None),
+    }
+}
+
+fn finish(mut jobs: Vec<Job>, given: &[(String, Option<String>)]) -> Result<Vec<Job>, JobFileError> {
+    for job in &mut jobs {
+        let section = job.name.clone();
+        for (option, value) in given {
+            let refused = |source| JobFileError::Option { line: 0, section: section.clone(), source };
+            job.set(option, value.as_deref()).map_err(refused)?;
+        }
+        job.check().map_err(|source| JobFileError::Job { section, source })?;
+    }
+    if let Some(job) = jobs.iter().skip(1).find(|job| !job.stonewall) {
+        return Err(JobFileError::Together { section: job.name.clone() });
+    }
+    if jobs.is_empty() { Err(JobFileError::NoJob) } else { Ok(jobs) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The published set on which unlocked kick was measured, as it stands in mission.md.
+    const KICK: &str = "\
+; caches dropped first
+[global]
+group_reporting
+norandommap
+ioscheduler=noop
+thread
+bs=512
+size=4MB
+direct=1
+numjobs=256
+ioengine=aio
+iodepth=64
+loops=3
+stonewall
+
+[read]
+rw=read
+[write]
+rw=write
+# two more
+[randread]
+rw=randread
+[randwrite]
+rw = randwrite   ; the last one
+";
+
+    fn refusal(text: &str) -> String {
+        parse(text, &[]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn published_job_is_read_as_it_stands() {
+        let jobs = parse(KICK, &[]).unwrap();
+        let words: Vec<_> = jobs.iter().map(|job| (job.name.as_str(), job.pattern.word())).collect();
+        let same = ["read", "write", "randread", "randwrite"].map(|word| (word, word));
+        assert_eq!(words, same);
+        let job = &jobs[3];
+        assert_eq!((job.block_bytes, job.size_bytes, job.jobs, job.depth), (512, Some(4 << 20), 256, 64));
+        assert!(job.loops == 3 && job.group_reporting && job.direct, "{job:?}");
+        assert_eq!(job.options, [("rw".to_owned(), "randwrite".to_owned())]);
+        assert_eq!(job.global_options.len(), 12);
+    }
+
+    #[test]
+    fn unknown_option_is_named_with_section_and_line() {
+        let line = refusal("[global]\nbs=4k\n\n[a]\nzonemode=zbd\n");
+        assert!(
+            line.starts_with("line 5, section [a]: option 'zonemode' is not known; known are: "),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn value_that_is_not_understood_is_named_with_section_and_line() {
+        let line = refusal("[global]\niodepth=many\n[a]\n");
+        assert_eq!(line, "line 2, section [global]: iodepth=many: give a whole number from 1 to 4096");
+    }
+
+    #[test]
+    fn sections_without_stonewall_are_refused_by_name() {
+        let line = refusal("[a]\nrw=read\n[b]\nrw=write\n");
+        assert!(line.starts_with("section [b] would run together") && line.contains("stonewall"), "{line}");
+    }
+
+    #[test]
+    fn later_global_section_applies_to_what_follows_it() {
+        let jobs = parse("[global]\nbs=4k\n[a]\n[global]\nbs=8k\n[b]\nstonewall\n", &[]).unwrap();
+        assert_eq!([jobs[0].block_bytes, jobs[1].block_bytes], [4096, 8192]);
+    }
+
+    #[test]
+    fn command_line_stands_above_the_file() {
+        let jobs = parse("[a]\nruntime=120\n", &[("runtime".to_owned(), Some("1".to_owned()))]).unwrap();
+        assert_eq!(jobs[0].runtime.map(|time| time.as_secs()), Some(1));
+    }
+
+    #[test]
+    fn text_that_is_no_job_file_is_refused() {
+        assert!(refusal("bs=4k\n").starts_with("line 1: 'bs=4k' is outside any section"));
+        assert!(refusal("[a\n").starts_with("line 1: '[a' is a section without"));
+        assert!(refusal("; nothing\n").starts_with("there is no job"));
+        assert!(refusal("[a]\nbs=1000\n").starts_with("section [a]: bs=1000"));
+    }
+}

@@ -1,0 +1,218 @@
+//! What a thread, or a group of them, measured.
+//!
+//! - `slat`: from the start of a request to the end of the submission that took it; `clat`: from there to its
+//!   completion; `lat`: both. As in fio.
+//! - A flush (`fsync=`) counts as neither read nor write.
+//!
+//! Not here: layouts (`json.rs`, `text.rs`).
+
+use std::time::Duration;
+
+use crate::cpu::CpuTime;
+use crate::latency::{Latency, Spread};
+
+/// fio's steps: 1, 2, 4, 8, 16, 32, and 64 or more.
+pub const DEPTH_STEPS: usize = 7;
+
+/// Of one direction.
+#[derive(Clone, Debug, Default)]
+pub struct DirectionMeasured {
+    /// Completed.
+    pub bytes: u64,
+    /// Completed.
+    pub ios: u64,
+    /// To be taken.
+    pub slat: Latency,
+    /// From taken to done.
+    pub clat: Spread,
+    /// In all.
+    pub lat: Latency,
+    /// By half seconds.
+    pub samples: Vec<Sample>,
+}
+
+/// What was completed in one interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// Of the interval.
+    pub seconds: f64,
+    /// In it.
+    pub bytes: u64,
+    /// In it.
+    pub ios: u64,
+}
+
+/// How often it was notified, and slept, per queue; zero for files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueCounts {
+    /// Notifications sent.
+    pub kicks: u64,
+    /// Sleeps for a completion.
+    pub sleeps: u64,
+    /// Batches made visible.
+    pub publications: u64,
+}
+
+impl QueueCounts {
+    /// Adds all of another's.
+    pub fn merge(&mut self, other: &Self) {
+        self.kicks += other.kicks;
+        self.sleeps += other.sleeps;
+        self.publications += other.publications;
+    }
+
+    /// What came since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            kicks: self.kicks.saturating_sub(earlier.kicks),
+            sleeps: self.sleeps.saturating_sub(earlier.sleeps),
+            publications: self.publications.saturating_sub(earlier.publications),
+        }
+    }
+}
+
+/// Of one thread, or of several together.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Reads and writes.
+    pub directions: [DirectionMeasured; 2],
+    /// Flushes.
+    pub sync: Spread,
+    /// Requests in flight when one was added, in steps.
+    pub depths: [u64; DEPTH_STEPS],
+    /// Requests per submission, in steps.
+    pub submits: [u64; DEPTH_STEPS],
+    /// Requests per look at the completions, in steps.
+    pub completes: [u64; DEPTH_STEPS],
+    /// The longest of the threads.
+    pub runtime: Duration,
+    /// Of all threads together.
+    pub job_runtime: Duration,
+    /// Of all threads together.
+    pub cpu: CpuTime,
+    /// Blocks that verify read and found right.
+    pub verified_blocks: u64,
+}
+
+impl Measured {
+    /// Adds a thread that ran at the same time.
+    pub fn merge(&mut self, other: &Self) {
+        for (ours, theirs) in self.directions.iter_mut().zip(&other.directions) {
+            ours.merge(theirs);
+        }
+        self.sync.merge(&other.sync);
+        add_each(&mut self.depths, &other.depths);
+        add_each(&mut self.submits, &other.submits);
+        add_each(&mut self.completes, &other.completes);
+        self.runtime = self.runtime.max(other.runtime);
+        self.job_runtime += other.job_runtime;
+        self.cpu.merge(&other.cpu);
+        self.verified_blocks += other.verified_blocks;
+    }
+
+    /// Reads and writes.
+    #[must_use]
+    pub fn ios(&self) -> u64 {
+        self.directions.iter().map(|direction| direction.ios).sum()
+    }
+
+    /// Per second, of both directions.
+    #[must_use]
+    pub fn iops(&self) -> f64 {
+        per_second(self.ios(), self.runtime)
+    }
+
+    /// From start to done, of both directions.
+    #[must_use]
+    pub fn mean_lat_ns(&self) -> f64 {
+        let mut both = self.directions[0].lat;
+        both.merge(&self.directions[1].lat);
+        both.mean_ns()
+    }
+}
+
+impl DirectionMeasured {
+    fn merge(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.ios += other.ios;
+        self.slat.merge(&other.slat);
+        self.clat.merge(&other.clat);
+        self.lat.merge(&other.lat);
+        for (place, sample) in other.samples.iter().enumerate() {
+            match self.samples.get_mut(place) {
+                Some(ours) => {
+                    ours.bytes += sample.bytes;
+                    ours.ios += sample.ios;
+                }
+                None => self.samples.push(*sample),
+            }
+        }
+    }
+}
+
+fn add_each(ours: &mut [u64; DEPTH_STEPS], theirs: &[u64; DEPTH_STEPS]) {
+    ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours += theirs);
+}
+
+/// Place of `depth` requests in flight among the steps 1, 2–3, 4–7, …, 64 and more.
+#[inline]
+#[must_use]
+pub fn depth_step(depth: usize) -> usize {
+    (depth.max(1).ilog2() as usize).min(DEPTH_STEPS - 1)
+}
+
+/// Place of a batch of `count` among the steps 0, 1–4, 5–8, …, 33–64, more.
+#[inline]
+#[must_use]
+pub fn batch_step(count: usize) -> usize {
+    match count {
+        0 => 0,
+        1..=4 => 1,
+        more => ((more - 1).ilog2() as usize).min(DEPTH_STEPS - 1),
+    }
+}
+
+/// 0 in no time.
+#[must_use]
+#[allow(clippy::cast_precision_loss)] // for people
+pub fn per_second(count: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depths_fall_into_fios_steps() {
+        assert_eq!(
+            [1, 2, 3, 4, 7, 8, 31, 32, 63, 64, 5000].map(depth_step),
+            [0, 1, 1, 2, 2, 3, 4, 5, 5, 6, 6]
+        );
+    }
+
+    #[test]
+    fn batches_fall_into_fios_steps() {
+        assert_eq!([0, 1, 4, 5, 8, 9, 16, 17, 33, 64, 65].map(batch_step), [0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 6]);
+    }
+
+    #[test]
+    fn threads_together_run_as_long_as_the_longest_and_count_all() {
+        let thread = |ios, ms| {
+            let mut measured = Measured {
+                runtime: Duration::from_millis(ms),
+                job_runtime: Duration::from_millis(ms),
+                ..Measured::default()
+            };
+            measured.directions[0].ios = ios;
+            measured.directions[0].samples = vec![Sample { seconds: 0.5, bytes: ios * 512, ios }];
+            measured
+        };
+        let mut both = thread(100, 1000);
+        both.merge(&thread(300, 2000));
+        assert_eq!((both.ios(), both.runtime.as_millis(), both.job_runtime.as_millis()), (400, 2000, 3000));
+        assert_eq!(both.directions[0].samples, [Sample { seconds: 0.5, bytes: 400 * 512, ios: 400 }]);
+        assert!((both.iops() - 200.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,201 @@
+//! Where requests go, and how the client behaves there: what fio has no words for.
+//!
+//! Not here: what the requests are (`job.rs`), talking to either (`port_file.rs`, `port_queue.rs`, `port_shared.rs`).
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use io_engine::EngineKind;
+
+use crate::options::engine_word;
+
+/// Where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A vhost-user-blk back-end.
+    Socket(PathBuf),
+    /// A file or block device, with this engine instead of the job's.
+    File(PathBuf, Option<EngineKind>),
+}
+
+/// A text that names no target.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// Neither kind.
+    #[error("'{text}' is not there: give socket:PATH, file:PATH, file:PATH:ENGINE, or a path that exists")]
+    Missing {
+        /** As given. */
+        text: String,
+    },
+    /// Behind the last colon.
+    #[error(
+        "engine '{engine}' of '{text}' is unknown: give io_uring, libaio, psync, posixaio, threads or mmap"
+    )]
+    Engine {
+        /** As given. */
+        text: String,
+        /** What is no engine. */
+        engine: String,
+    },
+}
+
+impl Target {
+    /// `socket:PATH`, `file:PATH`, `file:PATH:ENGINE`, or a path, which is a socket if a socket is there.
+    ///
+    /// # Errors
+    /// [`TargetError`].
+    pub fn parse(text: &str) -> Result<Self, TargetError> {
+        if let Some(path) = text.strip_prefix("socket:") {
+            return Ok(Self::Socket(path.into()));
+        }
+        if let Some(rest) = text.strip_prefix("file:") {
+            return Self::parse_file(text, rest);
+        }
+        let metadata = std::fs::metadata(text);
+        let kind = metadata.map_err(|_| TargetError::Missing { text: text.to_owned() })?.file_type();
+        Ok(if kind.is_socket() { Self::Socket(text.into()) } else { Self::File(text.into(), None) })
+    }
+
+    fn parse_file(text: &str, rest: &str) -> Result<Self, TargetError> {
+        let whole = || Ok(Self::File(rest.into(), None));
+        let Some((path, word)) = rest.rsplit_once(':') else { return whole() };
+        match engine(word) {
+            Some(engine) => Ok(Self::File(path.into(), Some(engine))),
+            // The colon is part of the path.
+            None if word.contains('/') || std::fs::exists(rest).unwrap_or(false) => whole(),
+            None => Err(TargetError::Engine { text: text.to_owned(), engine: word.to_owned() }),
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Socket(path) => write!(f, "socket:{}", path.display()),
+            Self::File(path, None) => write!(f, "file:{}", path.display()),
+            Self::File(path, Some(engine)) => write!(f, "file:{}:{}", path.display(), engine_word(*engine)),
+        }
+    }
+}
+
+/// fio's name or ours.
+fn engine(word: &str) -> Option<EngineKind> {
+    EngineKind::ALL.into_iter().find(|kind| kind.name() == word || engine_word(*kind) == word)
+}
+
+/// Which lock guards a queue that jobs share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// First come, first served, spinning.
+    Ticket,
+    /// The standard library's.
+    Std,
+    /// The crate `parking_lot`'s.
+    ParkingLot,
+}
+
+impl LockKind {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Ticket, Self::Std, Self::ParkingLot];
+
+    /// As on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ticket => "ticket",
+            Self::Std => "std",
+            Self::ParkingLot => "parking_lot",
+        }
+    }
+}
+
+/// How the client behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// Queues of a socket; `None`: one per job, as far as the device has them.
+    pub queues: Option<u16>,
+    /// Descriptors per queue; `None`: what the depth needs.
+    pub queue_size: Option<u16>,
+    /// Packed rings, or split ones; `None`: as the driver chooses.
+    pub packed: Option<bool>,
+    /// Whether the device is notified while the lock of a shared queue is held. `None`: unlocked, and queues that
+    /// one job has to itself have no lock.
+    pub kick_locked: Option<bool>,
+    /// Of shared queues. `None`: the standard library's, and as above.
+    pub lock: Option<LockKind>,
+    /// Look for completions all the time instead of sleeping.
+    pub poll: bool,
+    /// CPUs for the threads, one after the other; empty: wherever.
+    pub cpus: Vec<usize>,
+    /// How long to wait for a back-end that went away.
+    pub reconnect: Option<Duration>,
+    /// How long one request may take.
+    pub patience: Duration,
+}
+
+/// Nothing takes longer that is not broken.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Default for Client {
+    fn default() -> Self {
+        Self {
+            queues: None,
+            queue_size: None,
+            packed: None,
+            kick_locked: None,
+            lock: None,
+            poll: false,
+            cpus: Vec::new(),
+            reconnect: None,
+            patience: PATIENCE,
+        }
+    }
+}
+
+impl Client {
+    /// Whether every queue gets a lock, needed or not: it was asked for.
+    #[must_use]
+    pub fn wants_lock(&self) -> bool {
+        self.kick_locked.is_some() || self.lock.is_some()
+    }
+
+    /// How long one request may take, a reconnect included.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.patience + self.reconnect.unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_told_by_their_prefix() {
+        assert_eq!(Target::parse("socket:/run/a"), Ok(Target::Socket("/run/a".into())));
+        assert_eq!(Target::parse("file:/a/b"), Ok(Target::File("/a/b".into(), None)));
+        let engine = Some(EngineKind::LinuxAio);
+        assert_eq!(Target::parse("file:/a/b:libaio"), Ok(Target::File("/a/b".into(), engine)));
+        assert_eq!(Target::parse("file:/a/b:linux-aio"), Ok(Target::File("/a/b".into(), engine)));
+        assert_eq!(Target::parse("file:/a:b/c"), Ok(Target::File("/a:b/c".into(), None)));
+    }
+
+    #[test]
+    fn plain_path_is_a_socket_if_one_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, file) = (folder.path().join("s"), folder.path().join("f"));
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(Target::parse(socket.to_str().unwrap()), Ok(Target::Socket(socket)));
+        assert_eq!(Target::parse(file.to_str().unwrap()), Ok(Target::File(file, None)));
+    }
+
+    #[test]
+    fn what_is_no_target_says_what_would_be() {
+        let line = Target::parse("/no/such").unwrap_err().to_string();
+        assert!(line.contains("/no/such") && line.contains("socket:PATH"), "{line}");
+        let line = Target::parse("file:disk:warp").unwrap_err().to_string();
+        assert!(line.contains("'warp'") && line.contains("io_uring"), "{line}");
+    }
+}

@@ -1,0 +1,451 @@
+//! One thread of a job: keeps the depth in flight until the work or the time is over, and measures.
+//!
+//! `choose (direction, block, rate) → push … submit (slat ends) → reap (clat ends) → count`
+//!
+//! - One clock reading per submission at each end, and one per look at the completions: as many as fio makes.
+//! - Completions are looked for when nothing more can be submitted, as in fio, and then all that are there are taken.
+//! - No request may take longer than the client's patience: what does not answer ends the run with an error.
+//! - With verify, a block in flight is waited for; after the work, everything written is read back, uncounted.
+//!
+//! Not here: targets (`port*.rs`), several threads (`run.rs`).
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::cpu::CpuTime;
+use crate::job::{Job, Span};
+use crate::measured::{Measured, QueueCounts, batch_step, depth_step};
+use crate::offsets::{Direction, Offsets};
+use crate::pace::Pace;
+use crate::port::{Ask, Done, Io, Port, PortError};
+use crate::stop::Stop;
+use crate::verify::{Mismatch, Verify};
+
+/// How long a thread sleeps before it looks at the clock and at what the user wants.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Why a thread ended early.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// A request.
+    #[error("{what} at offset {offset_bytes}: {why}")]
+    Request {
+        /** Read, write or flush. */
+        what: &'static str,
+        /** Of the request. */
+        offset_bytes: u64,
+        /** From the target. */
+        why: String,
+    },
+    /// Not answered.
+    #[error("{what} at offset {offset_bytes} has had no answer for {seconds} s: the target hangs")]
+    Silence {
+        /** Read, write or flush. */
+        what: &'static str,
+        /** Of the request. */
+        offset_bytes: u64,
+        /** So long. */
+        seconds: f64,
+    },
+    /// Not what was written.
+    #[error(transparent)]
+    Verify(#[from] Mismatch),
+    /// The target as a whole.
+    #[error("{0}")]
+    Target(String),
+}
+
+impl From<PortError> for Failure {
+    fn from(error: PortError) -> Self {
+        Self::Target(error.0)
+    }
+}
+
+/// What others see of a thread while it runs. Written by it alone.
+#[derive(Debug, Default)]
+#[repr(align(128))] // a cache line of its own, and the neighbour that is fetched with it
+pub(crate) struct Live {
+    pub bytes: [AtomicU64; 2],
+    pub ios: [AtomicU64; 2],
+}
+
+/// What all threads of a run have in common.
+#[derive(Clone, Copy)]
+pub(crate) struct Common<'r> {
+    pub job: &'r Job,
+    pub stop: &'r Stop,
+    /// Another thread has failed.
+    pub failed: &'r AtomicBool,
+    pub poll: bool,
+    pub patience: Duration,
+    /// Requests per submission.
+    pub batch: u32,
+}
+
+/// Of one slot.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    ask: Ask,
+    offset_bytes: u64,
+    start: Instant,
+    issued: Instant,
+    in_flight: bool,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug)]
+struct Next {
+    ask: Ask,
+    offset_bytes: u64,
+}
+
+pub(crate) struct Worker<'r> {
+    common: Common<'r>,
+    live: &'r Live,
+    port: Box<dyn Port>,
+    offsets: Offsets,
+    pace: Pace,
+    verify: Option<Verify>,
+    /// Blocks to read back, while that goes on.
+    script: Option<VecDeque<u64>>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Pushed, and waiting for room.
+    unissued: VecDeque<u32>,
+    done: Vec<Done>,
+    in_flight: usize,
+    /// Transfers to go.
+    left: u64,
+    /// Since the last flush.
+    unsynced: u32,
+    /// Drawn, and not possible yet.
+    kept: Option<Next>,
+    /// When the rate allows the next one.
+    due: Option<Instant>,
+    end: Option<Instant>,
+    /// When it was last looked for requests without an answer.
+    looked: Instant,
+    measured: Measured,
+}
+
+impl<'r> Worker<'r> {
+    pub fn new(common: Common<'r>, clone: u32, span: Span, live: &'r Live, port: Box<dyn Port>) -> Self {
+        let job = common.job;
+        let now = Instant::now();
+        let idle = Slot { ask: Ask::Read, offset_bytes: 0, start: now, issued: now, in_flight: false };
+        let only_reads = !job.pattern.writes();
+        Self {
+            common,
+            live,
+            port,
+            offsets: Offsets::new(job, clone, span),
+            pace: Pace::new(job.rate, job.block_bytes),
+            verify: job.verify.then(|| Verify::new(job.seed, clone, job.block_bytes, only_reads)),
+            script: None,
+            slots: vec![idle; job.depth as usize],
+            free: (0..job.depth).rev().collect(),
+            unissued: VecDeque::with_capacity(job.depth as usize),
+            done: Vec::with_capacity(job.depth as usize),
+            in_flight: 0,
+            left: if job.time_based { u64::MAX } else { span.blocks.saturating_mul(job.loops.into()) },
+            unsynced: 0,
+            kept: None,
+            due: None,
+            end: None,
+            looked: now,
+            measured: Measured::default(),
+        }
+    }
+
+    /// Puts something into every buffer: what is written should not be all zeroes.
+    pub fn prepare(&mut self, clone: u32) -> Result<(), Failure> {
+        if !self.common.job.pattern.writes() {
+            return Ok(());
+        }
+        let mut random = fastrand::Rng::with_seed(self.common.job.seed ^ (u64::from(clone) << 32));
+        let mut block = vec![0; self.common.job.block_bytes as usize];
+        for slot in 0..self.common.job.depth {
+            random.fill(&mut block);
+            self.port.fill(slot, &block)?;
+        }
+        Ok(())
+    }
+
+    /// Works from `start` on. Whatever was measured is given, also of a thread that failed.
+    pub fn run(mut self, start: Instant) -> (Measured, QueueCounts, Result<(), Failure>) {
+        let (cpu, counts) = (CpuTime::of_thread(), self.port.counts());
+        self.end = self.common.job.runtime.map(|runtime| start + runtime);
+        self.pace.begin(start);
+        let mut result = self.work();
+        self.measured.runtime = start.elapsed();
+        self.measured.job_runtime = self.measured.runtime;
+        self.measured.cpu = CpuTime::of_thread().since(&cpu);
+        let counts = self.port.counts().since(&counts);
+        if result.is_ok() && !self.common.stop.is_asked() {
+            result = self.read_back();
+        }
+        (self.measured, counts, result)
+    }
+
+    /// After the work, everything written is read again.
+    fn read_back(&mut self) -> Result<(), Failure> {
+        let Some(verify) = self.verify.as_ref().filter(|_| self.common.job.pattern.writes()) else {
+            return Ok(());
+        };
+        let script: VecDeque<u64> = verify.offsets().into();
+        (self.left, self.end, self.kept) = (script.len() as u64, None, None);
+        self.script = Some(script);
+        self.pace = Pace::default();
+        self.work()
+    }
+
+    fn work(&mut self) -> Result<(), Failure> {
+        let mut now = Instant::now();
+        while !self.is_over(now) {
+            let pushed = self.fill_up(now)?;
+            if self.free.is_empty() || pushed == 0 || !self.unissued.is_empty() {
+                self.reap(pushed)?;
+            }
+            now = Instant::now();
+        }
+        while self.in_flight > 0 {
+            self.submit()?;
+            self.reap(0)?;
+        }
+        Ok(())
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.left == 0 && self.kept.is_none()
+            || self.end.is_some_and(|end| now >= end)
+            || self.common.stop.is_asked()
+            || self.common.failed.load(Relaxed)
+    }
+
+    /// Pushes up to a batch and submits it; returns how many were pushed.
+    fn fill_up(&mut self, now: Instant) -> Result<usize, Failure> {
+        self.due = None;
+        let mut pushed = 0;
+        while pushed < self.common.batch as usize
+            && let Some(&slot) = self.free.last()
+            && let Some(next) = self.choose(now)
+        {
+            self.free.pop();
+            self.push(slot, next, now)?;
+            pushed += 1;
+        }
+        if pushed > 0 || !self.unissued.is_empty() {
+            self.submit()?;
+        }
+        Ok(pushed)
+    }
+
+    /// `None`: nothing is possible now.
+    #[inline]
+    fn choose(&mut self, now: Instant) -> Option<Next> {
+        let job = self.common.job;
+        if job.fsync > 0 && self.unsynced >= job.fsync {
+            self.unsynced = 0;
+            return Some(Next { ask: Ask::Flush, offset_bytes: 0 });
+        }
+        let next = match self.kept.take() {
+            Some(next) => next,
+            None => self.draw()?,
+        };
+        if !self.is_possible(next, now) {
+            self.kept = Some(next);
+            return None;
+        }
+        Some(next)
+    }
+
+    #[inline]
+    fn draw(&mut self) -> Option<Next> {
+        self.left = self.left.checked_sub(1)?;
+        if let Some(script) = &mut self.script {
+            return script.pop_front().map(|offset_bytes| Next { ask: Ask::Read, offset_bytes });
+        }
+        let direction = self.offsets.direction();
+        let ask = if direction == Direction::Read { Ask::Read } else { Ask::Write };
+        Some(Next { ask, offset_bytes: self.offsets.next(direction) })
+    }
+
+    #[inline]
+    fn is_possible(&mut self, next: Next, now: Instant) -> bool {
+        if self.verify.as_ref().is_some_and(|verify| !verify.is_free(next.offset_bytes)) {
+            return false;
+        }
+        let direction = if next.ask == Ask::Read { Direction::Read } else { Direction::Write };
+        match self.pace.take(direction, now) {
+            Ok(()) => true,
+            Err(due) => {
+                self.due = Some(due);
+                false
+            }
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, slot: u32, next: Next, now: Instant) -> Result<(), Failure> {
+        let Next { ask, offset_bytes } = next;
+        match (&mut self.verify, ask) {
+            (Some(verify), Ask::Read) => verify.begin_read(offset_bytes),
+            (Some(verify), Ask::Write) => self.port.fill(slot, verify.begin_write(offset_bytes))?,
+            _ => {}
+        }
+        self.port.push(Io { slot, ask, offset_bytes })?;
+        self.slots[slot as usize] = Slot { ask, offset_bytes, start: now, issued: now, in_flight: true };
+        self.unissued.push_back(slot);
+        self.in_flight += 1;
+        self.unsynced += u32::from(ask == Ask::Write);
+        self.measured.depths[depth_step(self.in_flight)] += 1;
+        Ok(())
+    }
+
+    /// Submits, and notes what was started.
+    fn submit(&mut self) -> Result<(), Failure> {
+        let started = self.port.submit()?;
+        if started == 0 {
+            return Ok(());
+        }
+        self.measured.submits[batch_step(started)] += 1;
+        let counted = self.script.is_none();
+        if self.port.is_synchronous() {
+            // All of it was the call; there was nothing to be taken first.
+            self.unissued.clear();
+            return Ok(());
+        }
+        let now = Instant::now();
+        for slot in self.unissued.drain(..started.min(self.unissued.len())) {
+            let slot = &mut self.slots[slot as usize];
+            slot.issued = now;
+            if let Some(direction) = direction(slot.ask).filter(|_| counted) {
+                self.measured.directions[direction].slat.add(nanos(slot.start, now));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions; sleeps for one if nothing else can be done.
+    fn reap(&mut self, pushed: usize) -> Result<(), Failure> {
+        let limit = self.limit();
+        if self.in_flight == 0 {
+            if pushed == 0 {
+                std::thread::sleep(limit.min(LOOK));
+            }
+            return Ok(());
+        }
+        self.done.clear();
+        self.port.reap(&mut self.done, (!self.common.poll).then_some(limit))?;
+        let now = Instant::now();
+        if now.saturating_duration_since(self.looked) > LOOK {
+            self.looked = now;
+            self.check_patience(now)?;
+        }
+        if self.done.is_empty() {
+            return Ok(());
+        }
+        self.measured.completes[batch_step(self.done.len())] += 1;
+        let mut done = std::mem::take(&mut self.done);
+        let result = done.drain(..).try_for_each(|done| self.complete(done, now));
+        self.done = done;
+        self.tell();
+        result
+    }
+
+    fn limit(&self) -> Duration {
+        let next = [self.due, self.end.filter(|_| self.script.is_none())].into_iter().flatten().min();
+        next.map_or(LOOK, |at| {
+            at.saturating_duration_since(Instant::now()).clamp(Duration::from_micros(1), LOOK)
+        })
+    }
+
+    #[inline]
+    fn complete(&mut self, done: Done, now: Instant) -> Result<(), Failure> {
+        let Some(slot) = self.slots.get_mut(done.slot as usize).filter(|slot| slot.in_flight) else {
+            return Err(Failure::Target(format!("slot {} completed twice", done.slot)));
+        };
+        slot.in_flight = false;
+        let Slot { ask, offset_bytes, start, issued, .. } = *slot;
+        self.in_flight -= 1;
+        self.free.push(done.slot);
+        if let Some(verify) = &mut self.verify
+            && ask == Ask::Write
+        {
+            verify.end_write(offset_bytes, done.result.is_ok());
+        }
+        done.result.map_err(|why| Failure::Request { what: word(ask), offset_bytes, why })?;
+        if self.script.is_none() {
+            self.count(ask, start, issued, now);
+        }
+        self.check(done.slot, ask, offset_bytes)
+    }
+
+    #[inline]
+    fn count(&mut self, ask: Ask, start: Instant, issued: Instant, now: Instant) {
+        let Some(direction) = direction(ask) else {
+            self.measured.sync.add(nanos(start, now));
+            return;
+        };
+        let measured = &mut self.measured.directions[direction];
+        measured.ios += 1;
+        measured.bytes += u64::from(self.common.job.block_bytes);
+        measured.clat.add(nanos(issued, now));
+        measured.lat.add(nanos(start, now));
+    }
+
+    #[inline]
+    fn check(&mut self, slot: u32, ask: Ask, offset_bytes: u64) -> Result<(), Failure> {
+        let Some(verify) = self.verify.as_mut().filter(|_| ask == Ask::Read) else { return Ok(()) };
+        let mut copied = Ok(());
+        let checked = verify.end_read(offset_bytes, |block| copied = self.port.read(slot, block));
+        copied?;
+        self.measured.verified_blocks += u64::from(checked?);
+        Ok(())
+    }
+
+    /// Shows others how far it is.
+    #[inline]
+    fn tell(&self) {
+        for (place, direction) in self.measured.directions.iter().enumerate() {
+            // Relaxed: figures for people, each good by itself.
+            self.live.bytes[place].store(direction.bytes, Relaxed);
+            self.live.ios[place].store(direction.ios, Relaxed);
+        }
+    }
+
+    #[cold]
+    fn check_patience(&self, now: Instant) -> Result<(), Failure> {
+        let oldest = self.slots.iter().filter(|slot| slot.in_flight).min_by_key(|slot| slot.start);
+        match oldest.filter(|slot| now.saturating_duration_since(slot.start) > self.common.patience) {
+            Some(slot) => Err(Failure::Silence {
+                what: word(slot.ask),
+                offset_bytes: slot.offset_bytes,
+                seconds: self.common.patience.as_secs_f64(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn direction(ask: Ask) -> Option<usize> {
+    match ask {
+        Ask::Read => Some(Direction::Read.index()),
+        Ask::Write => Some(Direction::Write.index()),
+        Ask::Flush => None,
+    }
+}
+
+fn word(ask: Ask) -> &'static str {
+    match ask {
+        Ask::Read => "read",
+        Ask::Write => "write",
+        Ask::Flush => "flush",
+    }
+}
+
+#[inline]
+fn nanos(from: Instant, to: Instant) -> u64 {
+    u64::try_from(to.saturating_duration_since(from).as_nanos()).unwrap_or(u64::MAX)
+}
