@@ -20,6 +20,7 @@ use disk_image::{Access, CacheMode, ImageOptions, SECTOR_BYTES};
 use io_engine::{EngineChoice, EngineConfig, EngineKind};
 use nix::unistd::{Group, User};
 
+use crate::bench_args::{self, BenchArgs};
 use crate::lab::LabCommand;
 
 use crate::engine_args::EngineArgs;
@@ -35,6 +36,7 @@ const EXAMPLES: &str = "\
 Examples:
   bareblk serve disk.raw --socket /run/vm1.sock
   bareblk vmm-args --socket /run/vm1.sock          what to add to the VM's command line
+  bareblk bench --socket /run/vm1.sock --rw randread --iodepth 32 --runtime 10
   bareblk lab run aio --out results --quick        a published experiment, repeated here
 
 `bareblk COMMAND --help` has more.";
@@ -111,6 +113,9 @@ pub enum Command {
     /// Print which I/O engines work on this host, what is off and why, and what suits an image
     #[command(after_help = ENGINES_EXAMPLES)]
     Engines(EnginesArgs),
+    /// Put a load on a socket or file, in fio's words, and measure it
+    #[command(after_help = bench_args::EXAMPLES)]
+    Bench(Box<BenchArgs>),
     /// Repeat published experiments on this program's own parts
     #[command(subcommand)]
     Lab(LabCommand),
@@ -365,7 +370,7 @@ fn queues(text: &str) -> Result<u16> {
     Ok(queues)
 }
 
-fn queue_size(text: &str) -> Result<u16> {
+pub fn queue_size(text: &str) -> Result<u16> {
     let queue_size =
         text.parse().map_err(|_| anyhow!("give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"))?;
     DiskConfig::check_settings(GOOD_SERIAL, GOOD_QUEUES, queue_size)?;

@@ -1,6 +1,6 @@
 //! The program `bareblk`: serves disk images to virtual machines.
 //!
-//! `arguments → cli.rs → serve.rs | vmm_args.rs | engines.rs | lab.rs | completions → exit code`
+//! `arguments → cli.rs → serve.rs | vmm_args.rs | engines.rs | bench.rs | lab.rs | completions → exit code`
 //!
 //! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n the
 //!   second signal n ended a stop that took too long.
@@ -24,6 +24,10 @@ mod signals;
 
 mod vmm_args;
 
+mod bench_args;
+
+mod bench;
+
 mod lab;
 
 use std::io::{self, Write};
@@ -45,13 +49,13 @@ fn main() -> ExitCode {
             Err((line, ExitCode::from(usage::EXIT_CODE)))
         }
     };
-    result.map_or_else(complain, |()| ExitCode::SUCCESS)
+    result.unwrap_or_else(complain)
 }
 
 /// Options that contradict each other are wrong usage too.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     let options_differ = matches!(error.downcast_ref(), Some(EngineError::Option { .. }));
-    if options_differ || error.is::<usage::Contradiction>() {
+    if options_differ || error.is::<usage::Contradiction>() || error.is::<usage::Wrong>() {
         ExitCode::from(usage::EXIT_CODE)
     } else {
         ExitCode::FAILURE
@@ -69,8 +73,9 @@ fn complain((line, code): (String, ExitCode)) -> ExitCode {
     code
 }
 
-fn run(command: Command) -> Result<()> {
+fn run(command: Command) -> Result<ExitCode> {
     match command {
+        Command::Bench(args) => return bench::obey(&args),
         Command::Serve(args) => {
             logging::start(&args.log)?;
             serve::serve(args.configuration()?)
@@ -79,7 +84,8 @@ fn run(command: Command) -> Result<()> {
         Command::Engines(args) => print(&engines::text(&args)?),
         Command::Lab(command) => print(&lab::obey(command)?),
         Command::Completions { shell } => print(&cli::completions(shell)),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A reader that has seen enough (`| head`) is no error.

@@ -25,6 +25,18 @@ impl std::fmt::Display for Contradiction {
 
 impl std::error::Error for Contradiction {}
 
+/// Values that cannot be had, or not with what they are used on.
+#[derive(Debug)]
+pub struct Wrong(pub String);
+
+impl std::fmt::Display for Wrong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
 /// `error`, which is about `words`, for standard error. Names the help of the innermost subcommand among them.
 pub fn line(error: &Error, words: impl IntoIterator<Item = OsString>) -> String {
     let mut command = Cli::command();

@@ -1,0 +1,375 @@
+//! The command line of `bareblk bench`: fio's options under fio's names, and ours for sockets.
+//!
+//! - fio's options are checked by the table that reads job files, and handed on as they were given: one meaning.
+//! - With underscores, as in fio; hyphens are understood too.
+//!
+//! Not here: running it (`bench.rs`), what the options mean (`workload`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{ArgGroup, Args, ValueEnum};
+use workload::{Client, Job, LockKind, parse_cpus, parse_time};
+
+use crate::cli::queue_size;
+use crate::usage::Wrong;
+
+pub const EXAMPLES: &str = "\
+Examples:
+  bareblk bench --socket /run/vm1.sock --rw randread --bs 4k --iodepth 32 --runtime 10
+      what a guest would get, without the guest
+  bareblk bench --file disk.raw --rw randread --bs 4k --iodepth 32 --runtime 10
+      the same load on the file itself, past the page cache
+  bareblk bench --socket /run/vm1.sock --rw randwrite --size 1g --verify crc32c
+      writes 1 GiB (the disk's contents are LOST) and reads it back
+  bareblk bench --compare socket:/run/vm1.sock file:/mnt/other.raw --rw randread --iodepth 32 --runtime 20
+      in turns; says whether the difference stands out of the noise
+  bareblk bench job.fio --socket /run/vm1.sock --json result.json
+      a job file of fio; result.json is laid out as fio's
+
+Sizes and times are fio's: 4k is 4096, 10 is seconds, 500ms is not. Differences to fio: docs/bench.md.
+Ctrl-C ends it with the result so far, and exit code 130.
+
+Exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage, 130 or 143 ended by a signal";
+
+/// Checks a value the way job files are checked.
+macro_rules! fio {
+    ($option:literal) => {
+        |text: &str| checked($option, text)
+    };
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("target").args(["socket", "file", "compare"]))]
+pub struct BenchArgs {
+    /// A job file of fio's; options given here stand above it
+    pub job_file: Option<PathBuf>,
+
+    /// The vhost-user-blk socket to work on
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// The file or block device to work on, without a back-end between
+    #[arg(long, value_name = "PATH")]
+    pub file: Option<PathBuf>,
+
+    /// Two targets in turns: socket:PATH, file:PATH, file:PATH:ENGINE, or a path
+    #[arg(long, num_args = 2, value_names = ["A", "B"])]
+    pub compare: Option<Vec<String>>,
+
+    /// --compare: pairs of runs; the runtime is shared out among them
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), requires = "compare")]
+    pub rounds: u32,
+
+    /// The result in fio's JSON layout, to FILE or, without one, to standard output instead of the text
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with = "compare")]
+    pub json: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub load: LoadArgs,
+
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Each as given, checked.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Load, in fio's words")]
+pub struct LoadArgs {
+    /// Name of the job in reports [default: bench]
+    #[arg(long, value_name = "TEXT", value_parser = fio!("name"))]
+    name: Option<String>,
+    /// read, write, rw, randread, randwrite, randrw [default: read]
+    #[arg(long, alias = "readwrite", value_name = "PATTERN", value_parser = fio!("rw"))]
+    rw: Option<String>,
+    /// Percent of reads in rw and randrw [default: 50]
+    #[arg(long, value_name = "P", value_parser = fio!("rwmixread"))]
+    rwmixread: Option<String>,
+    /// Block size [default: 4k]
+    #[arg(long, alias = "blocksize", value_name = "SIZE", value_parser = fio!("bs"))]
+    bs: Option<String>,
+    /// Requests in flight per job [default: 1]
+    #[arg(long, alias = "depth", value_name = "N", value_parser = fio!("iodepth"))]
+    iodepth: Option<String>,
+    /// Requests per submission [default: files 1, as in fio; sockets all that is ready]
+    #[arg(long = "iodepth_batch", aliases = ["iodepth-batch", "iodepth_batch_submit", "iodepth-batch-submit"], value_name = "N", value_parser = fio!("iodepth_batch"))]
+    iodepth_batch: Option<String>,
+    /// Threads [default: 1]
+    #[arg(long, alias = "numjobs", value_name = "N", value_parser = fio!("numjobs"))]
+    jobs: Option<String>,
+    /// Stop after this long; without --size and --loops: run this long
+    #[arg(long, value_name = "TIME", value_parser = fio!("runtime"))]
+    runtime: Option<String>,
+    /// Start again from the beginning until the runtime is over
+    #[arg(long = "time_based", alias = "time-based", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("time_based"))]
+    time_based: Option<String>,
+    /// How much each job covers, from the offset on [default: all of the device]
+    #[arg(long, value_name = "SIZE", value_parser = fio!("size"))]
+    size: Option<String>,
+    /// Where it begins [default: 0]
+    #[arg(long, value_name = "SIZE", value_parser = fio!("offset"))]
+    offset: Option<String>,
+    /// How often each job covers it [default: 1]
+    #[arg(long, value_name = "N", value_parser = fio!("loops"))]
+    loops: Option<String>,
+    /// crc32c: blocks carry a header and checksum, and are checked when read again
+    #[arg(long, value_name = "METHOD", value_parser = fio!("verify"))]
+    verify: Option<String>,
+    /// A flush after every N writes
+    #[arg(long, value_name = "N", value_parser = fio!("fsync"))]
+    fsync: Option<String>,
+    /// Most bytes per second, per job and direction
+    #[arg(long, value_name = "SIZE", value_parser = fio!("rate"))]
+    rate: Option<String>,
+    /// Most requests per second, per job and direction
+    #[arg(long = "rate_iops", alias = "rate-iops", value_name = "N", value_parser = fio!("rate_iops"))]
+    rate_iops: Option<String>,
+    /// Where random numbers start
+    #[arg(long, value_name = "N", value_parser = fio!("randseed"))]
+    randseed: Option<String>,
+    /// All jobs as one in reports
+    #[arg(long = "group_reporting", alias = "group-reporting", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("group_reporting"))]
+    group_reporting: Option<String>,
+    /// Files: past the page cache [default: 1, which is not fio's]
+    #[arg(long, num_args = 0..=1, default_missing_value = "1", value_name = "0|1", value_parser = fio!("direct"))]
+    direct: Option<String>,
+    /// Files: io_uring, libaio (aio), psync (sync), posixaio [default: io_uring]
+    #[arg(long, value_name = "ENGINE", value_parser = fio!("ioengine"))]
+    ioengine: Option<String>,
+    /// Always so: no map of random blocks is kept
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("norandommap"))]
+    norandommap: Option<String>,
+    /// Always so: jobs are threads
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "1", value_name = "0|1", value_parser = fio!("thread"))]
+    thread: Option<String>,
+}
+
+impl LoadArgs {
+    /// What was given, in fio's names.
+    pub fn given(&self) -> Vec<(String, Option<String>)> {
+        let all = [
+            ("name", &self.name),
+            ("rw", &self.rw),
+            ("rwmixread", &self.rwmixread),
+            ("bs", &self.bs),
+            ("iodepth", &self.iodepth),
+            ("iodepth_batch", &self.iodepth_batch),
+            ("numjobs", &self.jobs),
+            ("runtime", &self.runtime),
+            ("time_based", &self.time_based),
+            ("size", &self.size),
+            ("offset", &self.offset),
+            ("loops", &self.loops),
+            ("verify", &self.verify),
+            ("fsync", &self.fsync),
+            ("rate", &self.rate),
+            ("rate_iops", &self.rate_iops),
+            ("randseed", &self.randseed),
+            ("group_reporting", &self.group_reporting),
+            ("direct", &self.direct),
+            ("ioengine", &self.ioengine),
+            ("norandommap", &self.norandommap),
+            ("thread", &self.thread),
+        ];
+        let given = all.into_iter().filter(|(_, value)| value.is_some());
+        given.map(|(option, value)| (option.to_owned(), value.clone())).collect()
+    }
+
+    /// The one job that the command line describes.
+    pub fn job(&self) -> Result<Job> {
+        let mut job = Job { group_reporting: true, ..Job::default() };
+        for (option, value) in self.given() {
+            job.set(&option, value.as_deref())?;
+        }
+        // A time, and nothing to be done within it: it is how long to run.
+        let amount = self.size.is_some() || self.loops.is_some() || self.time_based.is_some();
+        job.time_based |= job.runtime.is_some() && !amount;
+        Ok(job)
+    }
+}
+
+/// As given, if the table takes it.
+fn checked(option: &str, text: &str) -> Result<String> {
+    match Job::default().set(option, Some(text)) {
+        Ok(()) => Ok(text.to_owned()),
+        // clap says option and value itself.
+        Err(workload::OptionError::Value { wanted, .. }) => bail!("give {wanted}"),
+        Err(other) => Err(other.into()),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Client")]
+pub struct ClientArgs {
+    /// Sockets: queues; jobs beyond that share [default: one per job, as far as the device has them]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    queues: Option<u16>,
+
+    /// Sockets: descriptors per queue, a power of two [default: what the depth needs, up to 1024]
+    #[arg(long, value_name = "N", value_parser = queue_size)]
+    queue_size: Option<u16>,
+
+    /// Sockets: layout of the rings [default: split where there is a choice]
+    #[arg(long, value_name = "split|packed", value_enum, hide_possible_values = true)]
+    ring: Option<RingLayout>,
+
+    /// Sockets: notify the device while the queue's lock is held, or after
+    #[arg(long, value_name = "locked|unlocked", value_enum, hide_possible_values = true)]
+    kick: Option<Kick>,
+
+    /// Sockets: the lock of a queue that jobs share (given: of every queue) [default: std]
+    #[arg(long, value_name = "ticket|std|parking_lot", value_parser = lock)]
+    lock: Option<LockKind>,
+
+    /// Look for completions all the time instead of sleeping
+    #[arg(long)]
+    poll: bool,
+
+    /// CPUs for the jobs, one after the other, such as 0-3,8
+    #[arg(long, value_name = "CPUS", value_parser = pin)]
+    pin: Option<Cpus>,
+
+    /// Longest time for one request: what takes longer ends the run with an error
+    #[arg(long, value_name = "TIME", default_value = "30", value_parser = time)]
+    deadline: Duration,
+
+    /// Sockets: wait so long for a back-end that went away, and go on
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    reconnect: Option<Duration>,
+}
+
+/// Of `--pin`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus(Vec<usize>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RingLayout {
+    Split,
+    Packed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kick {
+    Locked,
+    Unlocked,
+}
+
+impl ClientArgs {
+    pub fn client(&self) -> Client {
+        Client {
+            queues: self.queues,
+            queue_size: self.queue_size,
+            packed: self.ring.map(|ring| ring == RingLayout::Packed),
+            kick_locked: self.kick.map(|kick| kick == Kick::Locked),
+            lock: self.lock,
+            poll: self.poll,
+            cpus: self.pin.as_ref().map(|cpus| cpus.0.clone()).unwrap_or_default(),
+            reconnect: self.reconnect,
+            patience: self.deadline,
+        }
+    }
+
+    /// Options that would have no effect are mistakes.
+    pub fn check_for_files(&self) -> Result<()> {
+        let given = [
+            ("--queues", self.queues.is_some()),
+            ("--queue-size", self.queue_size.is_some()),
+            ("--ring", self.ring.is_some()),
+            ("--kick", self.kick.is_some()),
+            ("--lock", self.lock.is_some()),
+            ("--reconnect", self.reconnect.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((option, _)) => {
+                bail!(Wrong(format!("{option} is an option of sockets: leave it out, or use --socket")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn lock(text: &str) -> Result<LockKind> {
+    match LockKind::ALL.into_iter().find(|lock| lock.name() == text) {
+        Some(lock) => Ok(lock),
+        None => bail!("give {}", LockKind::ALL.map(LockKind::name).join(", ")),
+    }
+}
+
+fn pin(text: &str) -> Result<Cpus> {
+    match parse_cpus(text) {
+        Some(cpus) => Ok(Cpus(cpus)),
+        None => bail!("give numbers of CPUs, such as 0-3,8"),
+    }
+}
+
+fn time(text: &str) -> Result<Duration> {
+    match parse_time(text).filter(|time| !time.is_zero()) {
+        Some(time) => Ok(time),
+        None => bail!("give a time such as 10 (seconds), 500ms or 2m"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parse(words: &[&str]) -> Box<BenchArgs> {
+        let words = ["bareblk", "bench"].into_iter().chain(words.iter().copied());
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Bench(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn job(words: &[&str]) -> Job {
+        parse(words).load.job().unwrap()
+    }
+
+    #[test]
+    fn command_line_of_fio_is_understood_as_it_is() {
+        let job = job(&[
+            "--file=d",
+            "--name=bare",
+            "--ioengine=libaio",
+            "--direct=1",
+            "--norandommap",
+            "--thread",
+            "--numjobs=1",
+            "--time_based",
+            "--runtime=120",
+            "--size=25g",
+            "--bs=16k",
+            "--rw=randwrite",
+            "--iodepth=74",
+        ]);
+        assert_eq!((job.name.as_str(), job.pattern.word(), job.block_bytes), ("bare", "randwrite", 16384));
+        assert!(job.time_based && job.direct && job.depth == 74 && job.size_bytes == Some(25 << 30));
+    }
+
+    #[test]
+    fn runtime_alone_is_how_long_to_run_and_beside_a_size_it_is_a_limit() {
+        assert!(job(&["--file=d", "--runtime=5"]).time_based);
+        assert!(!job(&["--file=d", "--runtime=5", "--size=1m"]).time_based);
+        assert!(!job(&["--file=d", "--runtime=5", "--time_based=0"]).time_based);
+    }
+
+    #[test]
+    fn client_is_what_was_asked_for() {
+        let words =
+            ["--socket=s", "--kick", "locked", "--lock", "ticket", "--ring", "packed", "--pin", "1,3"];
+        let client = parse(&words).client.client();
+        assert_eq!((client.kick_locked, client.lock), (Some(true), Some(LockKind::Ticket)));
+        assert_eq!((client.packed, client.cpus), (Some(true), vec![1, 3]));
+        assert!(!parse(&["--socket=s"]).client.client().wants_lock());
+    }
+
+    #[test]
+    fn options_of_sockets_are_refused_for_files_by_name() {
+        let line = parse(&["--file=d", "--queues=2"]).client.check_for_files().unwrap_err().to_string();
+        assert!(line.starts_with("--queues is an option of sockets"), "{line}");
+    }
+}
