@@ -65,6 +65,18 @@ fn job_on_a_file_reads_each_block_of_its_size_once_per_loop() {
 }
 
 #[test]
+fn synchronous_engine_has_one_request_in_flight_and_says_so() {
+    let place = Place::new();
+    let file = place.image("disk.raw", MIB);
+    let command = on_file(&file, &["--rw=randread", "--ioengine=psync", "--iodepth=8", "--json"]);
+    let run = assert_cmd::Command::from_std(command).timeout(DEADLINE).assert().success();
+    let json: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    assert_eq!(json["jobs"][0]["iodepth_level"]["1"].as_f64(), Some(100.0));
+    let note = String::from_utf8(run.get_output().stderr.clone()).unwrap();
+    assert_says(&note, &["note: psync", "iodepth=8 becomes 1"]);
+}
+
+#[test]
 fn every_engine_of_fios_writes_what_the_next_one_verifies() {
     let place = Place::new();
     let file = place.image("disk.raw", 4 * MIB);

@@ -299,6 +299,7 @@ pub fn run(
     stop: &Stop,
     watch: &mut dyn Watch,
 ) -> Result<Outcome, RunError> {
+    let job = &as_engine_can(job, target, watch);
     job.check()?;
     check_cpus(client)?;
     let mut opened = Opened::open(job, target, client)?;
@@ -333,6 +334,19 @@ pub fn run(
         crew.gate.open_for(job.jobs);
         watcher.collect(&ended, watch)
     })
+}
+
+/// As fio: an engine that makes one call after the other has one request in flight, whatever was asked for.
+fn as_engine_can(job: &Job, target: &Target, watch: &mut dyn Watch) -> Job {
+    let engine = match target {
+        Target::File(_, engine) => Some(engine.unwrap_or(job.engine)),
+        Target::Socket(_) => None,
+    };
+    if engine != Some(EngineKind::Sync) || job.depth == 1 {
+        return job.clone();
+    }
+    watch.event(&format!("note: psync makes one call after the other: iodepth={} becomes 1", job.depth));
+    Job { depth: 1, ..job.clone() }
 }
 
 /// Where threads wait until all are ready.
