@@ -12,6 +12,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+#[cfg(test)]
 use std::time::Duration;
 
 use guest_mem::{GuestMemory, MemoryView};
@@ -150,6 +151,7 @@ impl QueueLink {
     }
 
     /// Waits for [`QueueLink::outcome`], at most for `limit`. `None` too if the owner has left.
+    #[cfg(test)]
     pub(crate) fn wait_outcome(&self, limit: Duration) -> Option<RestartOutcome> {
         let undecided = |mailbox: &mut Mailbox| mailbox.outcome.is_none() && !mailbox.dropped;
         let waited = self.changed.wait_timeout_while(self.lock(), limit, undecided);
