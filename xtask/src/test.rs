@@ -28,6 +28,7 @@ const STEPS: &[Step] = &[
     Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])
         .wants(Wants::Toolchain(MSRV)),
     Step::new("loom", LOOM).env("RUSTFLAGS", "--cfg loom"),
+    Step::new("miri", sizes::MIRI.smoke).long(sizes::MIRI.full).wants(Wants::Miri),
     Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
     Step::new("tests", &["cargo", "test", "--workspace", "--no-fail-fast"]),
 ];

@@ -1,7 +1,43 @@
 //! Locks in user space behind `lock_api` 0.5: a fair ticket lock of four bytes, and std's mutex to compare it with.
 //!
-//! Not here: what is locked (`blk_driver::SharedQueue`), C interfaces.
+//! `lock → (spin, or sleep) → the guard's state → unlock`
+//!
+//! - What these locks are for is a `lock_api::Mutex` around something small, held for less than a microsecond.
+//! - A lock that only spins ([`TicketLock`]) wants fewer threads than cores: a waiter that the scheduler has put to
+//!   sleep stops all that stand behind it. Where that cannot be promised, take one that sleeps ([`StdMutex`]).
+//! - Orderings are checked by models: `RUSTFLAGS="--cfg loom" cargo test -p qspinlock --lib --target-dir target/loom`.
+//!
+//! Not here: what is locked (`blk_driver::SharedQueue`), the queued lock, C interfaces.
+#![no_std]
 
+#[cfg(any(feature = "std", test))]
+extern crate std;
+
+mod ticket;
+
+#[cfg(feature = "std")]
+mod std_mutex;
+
+#[cfg(feature = "lock_api_04")]
+mod api_04;
+
+#[cfg(all(feature = "std", not(all(test, loom))))]
 mod metered;
 
+#[cfg(all(test, loom))]
+mod model;
+
+#[cfg(feature = "lock_api_04")]
+pub use api_04::Api04;
+#[cfg(all(feature = "std", not(all(test, loom))))]
 pub use metered::{Held, LockTimes, Metered, STRIDE};
+#[cfg(feature = "std")]
+pub use std_mutex::{StdGuard, StdMutex};
+pub use ticket::{Ticket, TicketLock};
+
+/// Data behind a [`TicketLock`].
+#[cfg(not(all(test, loom)))]
+pub type TicketMutex<T> = lock_api::Mutex<TicketLock, T>;
+/// Access to the data of a [`TicketMutex`].
+#[cfg(not(all(test, loom)))]
+pub type TicketMutexGuard<'a, T> = lock_api::MutexGuard<'a, TicketLock, T>;

@@ -10,9 +10,11 @@
 //!
 //! Not here: the locks themselves.
 
-use std::cell::Cell;
-use std::fmt;
-use std::time::{Duration, Instant};
+use core::cell::Cell;
+use core::fmt;
+use core::time::Duration;
+use std::thread_local;
+use std::time::Instant;
 
 use lock_api::RawMutex;
 

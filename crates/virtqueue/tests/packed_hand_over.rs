@@ -212,7 +212,15 @@ fn position_left_that_the_ring_contradicts_is_not_believed() {
     assert!(is_stale(&bed.open(FRESH_BASE)));
 }
 
+/// Few under the interpreter, which is slow and has no files.
+fn config() -> ProptestConfig {
+    let cases = if cfg!(miri) { 4 } else { 256 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
+    #![proptest_config(config())]
+
     /// Chains of any length in any order of completion, devices that leave in between.
     #[test]
     fn every_ring_left_in_order_is_found_again(

@@ -70,8 +70,7 @@ struct NullDevice {
 impl NullDevice {
     fn new(end: &DeviceEnd) -> Result<Self, RingFault> {
         let view = MemoryView::new(Arc::clone(&end.memory));
-        let queue = DeviceQueue::new(&view, end.layout, end.features)?;
-        Ok(Self { queue, view, chain: Chain::with_capacity(end.layout.queue_size) })
+        Ok(Self { queue: end.device()?, view, chain: Chain::with_capacity(end.layout.queue_size) })
     }
 
     /// Completes everything that is available, one by one, asking for a notification after each.
