@@ -3,7 +3,9 @@
 //! `choose (direction, block, rate) → push … submit (slat ends) → reap (clat ends) → count`
 //!
 //! - One clock reading per submission at each end, and one per look at the completions: as many as fio makes.
-//! - Completions are looked for when nothing more can be submitted, as in fio, and then all that are there are taken.
+//! - Completions are looked for when nothing more can be submitted, and a look takes as many as a submission: one for
+//!   files. As in fio, whose latencies contain the time until the look (at depth 32, taking all at once made them a
+//!   tenth shorter than fio's at the same IOPS).
 //! - No request may take longer than the client's patience: what does not answer ends the run with an error.
 //! - With verify, a block in flight is waited for; after the work, everything written is read back, uncounted.
 //!
@@ -114,6 +116,8 @@ pub(crate) struct Worker<'r> {
     /// Pushed, and waiting for room.
     unissued: VecDeque<u32>,
     done: Vec<Done>,
+    /// Completed, and not looked at yet: a look takes as many as a submission, as in fio.
+    backlog: VecDeque<Done>,
     in_flight: usize,
     /// Transfers to go.
     left: u64,
@@ -147,6 +151,7 @@ impl<'r> Worker<'r> {
             free: (0..job.depth).rev().collect(),
             unissued: VecDeque::with_capacity(job.depth as usize),
             done: Vec::with_capacity(job.depth as usize),
+            backlog: VecDeque::with_capacity(job.depth as usize),
             in_flight: 0,
             left: if job.time_based { u64::MAX } else { span.blocks.saturating_mul(job.loops.into()) },
             unsynced: 0,
@@ -336,22 +341,26 @@ impl<'r> Worker<'r> {
             }
             return Ok(());
         }
-        self.done.clear();
-        self.port.reap(&mut self.done, (!self.common.poll).then_some(limit))?;
+        if self.backlog.is_empty() {
+            self.port.reap(&mut self.done, (!self.common.poll).then_some(limit))?;
+            self.backlog.extend(self.done.drain(..));
+        }
         let now = Instant::now();
         if now.saturating_duration_since(self.looked) > LOOK {
             self.looked = now;
             self.check_patience(now)?;
         }
-        if self.done.is_empty() {
+        if self.backlog.is_empty() {
             return Ok(());
         }
-        self.measured.completes[batch_step(self.done.len())] += 1;
-        let mut done = std::mem::take(&mut self.done);
-        let result = done.drain(..).try_for_each(|done| self.complete(done, now));
-        self.done = done;
+        let taken = self.backlog.len().min(self.common.batch as usize);
+        self.measured.completes[batch_step(taken)] += 1;
+        for _ in 0..taken {
+            let Some(done) = self.backlog.pop_front() else { break };
+            self.complete(done, now)?;
+        }
         self.tell();
-        result
+        Ok(())
     }
 
     fn limit(&self) -> Duration {
