@@ -365,8 +365,10 @@ impl Slots {
     /// The queue's own request that ended before the device was done with it keeps `buffer` until it is. Back to
     /// the pool if there is none.
     pub(crate) fn strand(&mut self, buffer: Option<Buffer>) {
-        let own = self.position(|slot| slot.own && slot.stage == Stage::Zombie && slot.bounce.is_none());
-        if let Some(index) = own {
+        let own = self.indices().filter(|&i| self.get(i).own && self.get(i).stage == Stage::Zombie);
+        // The last one pushed: an earlier one without a buffer (a flush, say) comes back at another time.
+        let last = own.max_by_key(|&index| self.get(index).sequence);
+        if let Some(index) = last.filter(|&index| self.get(index).bounce.is_none()) {
             self.get_mut(index).bounce = buffer;
         }
     }

@@ -164,6 +164,24 @@ fn blocking_calls_go_on_after_one_that_timed_out() {
 }
 
 #[test]
+fn buffer_of_a_blocking_read_stays_out_of_the_pool_when_an_earlier_flush_comes_back() {
+    let mut rig = rig(8, FULL);
+    let free_before = rig.pool.free_bytes();
+    assert!(rig.queue.flush_blocking(Duration::from_millis(1)).is_err());
+    assert!(rig.queue.read_blocking(0, &mut [0; 512], Duration::from_millis(1)).is_err());
+    let seen = rig.device.pop_all();
+    assert_eq!(seen.iter().map(|seen| seen.kind).collect::<Vec<_>>(), [kind::FLUSH, kind::IN]);
+
+    rig.device.answer(&seen[0], 0);
+    assert_eq!(rig.results(), []);
+    assert_eq!(rig.pool.free_bytes(), free_before - 4096, "the device still has the read");
+
+    rig.device.answer(&seen[1], 0);
+    assert_eq!(rig.results(), []);
+    assert_eq!((rig.pool.free_bytes(), rig.queue.in_flight()), (free_before, 0));
+}
+
+#[test]
 fn blocking_call_on_a_queue_with_requests_is_refused() {
     let mut rig = rig(8, FULL);
     rig.submit_read(0, 1);
