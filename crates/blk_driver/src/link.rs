@@ -5,14 +5,14 @@
 //! - The owner pays one load per call; everything else is behind a mutex that is touched when something happened.
 //! - An offer carries a new, empty ring, made by the session: the back-end may be started on it at once, long before
 //!   the owner looks (it may be asleep, or idle for hours). The owner fills it and rings the new doorbell.
-//! - A second offer replaces one that nobody took. The ring of an offer is never the one in use.
+//! - A second offer replaces one that nobody took. The ring of an offer is never the one in use: while the owner goes
+//!   from one to the other, and reads the old one to its end, the session waits with the next offer.
 //! - The owner is woken through the completion signal, which every back-end of the queue is given.
 //!
 //! Not here: what the owner does (`restart.rs`), messages (`device.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-#[cfg(test)]
 use std::time::Duration;
 
 use guest_mem::{GuestMemory, MemoryView};
@@ -20,6 +20,9 @@ use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 
 use crate::area::{AreaLayout, Side};
 use crate::kick::{Doorbell, EventFd};
+
+/// How long an offer waits for an owner on its way: it needs microseconds, unless it came to grief on it.
+const MOVE_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the owner did with an offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +82,8 @@ struct Mailbox {
     gone: bool,
     /// The ring that the owner uses.
     side: Side,
+    /// The owner took an offer and has not reported yet: it uses both rings.
+    moving: bool,
     outcome: Option<RestartOutcome>,
     /// The device broke the ring.
     broken: bool,
@@ -95,8 +100,15 @@ impl QueueLink {
         call: Arc<EventFd>,
         notice: Option<Arc<dyn Doorbell>>,
     ) -> Self {
-        let mailbox =
-            Mailbox { offer: None, gone: false, side: Side::A, outcome: None, broken: false, dropped: false };
+        let mailbox = Mailbox {
+            offer: None,
+            gone: false,
+            side: Side::A,
+            moving: false,
+            outcome: None,
+            broken: false,
+            dropped: false,
+        };
         let (mail, mailbox) = (AtomicBool::new(false), Mutex::new(mailbox));
         Self { mail, mailbox, changed: Condvar::new(), area, memory, features, first, call, notice }
     }
@@ -119,7 +131,8 @@ impl QueueLink {
     /// # Errors
     /// [`RingFault`]: never for a queue that was made.
     pub(crate) fn offer_restart(&self, bell: Arc<dyn Doorbell>) -> Result<RingPlace, RingFault> {
-        let mut mailbox = self.lock();
+        let waited = self.changed.wait_timeout_while(self.lock(), MOVE_LIMIT, |mailbox| mailbox.moving);
+        let mut mailbox = waited.unwrap_or_else(PoisonError::into_inner).0;
         let side = mailbox.side.other();
         let layout = self.area.ring(side);
         let view = MemoryView::new(Arc::clone(&self.memory));
@@ -187,13 +200,13 @@ impl QueueLink {
             return Some(Mail::Gone);
         }
         let offer = offer?;
-        mailbox.side = offer.side;
+        (mailbox.side, mailbox.moving) = (offer.side, true);
         Some(Mail::Restart(offer))
     }
 
     /// An offer was followed.
     pub(crate) fn report(&self, outcome: RestartOutcome) {
-        self.tell_session(|mailbox| mailbox.outcome = Some(outcome));
+        self.tell_session(|mailbox| (mailbox.outcome, mailbox.moving) = (Some(outcome), false));
     }
 
     /// The device broke the ring.
@@ -203,7 +216,7 @@ impl QueueLink {
 
     /// The queue is dropped.
     pub(crate) fn report_dropped(&self) {
-        self.tell_session(|mailbox| mailbox.dropped = true);
+        self.tell_session(|mailbox| (mailbox.dropped, mailbox.moving) = (true, false));
     }
 
     fn tell_session(&self, change: impl FnOnce(&mut Mailbox)) {

@@ -197,6 +197,27 @@ fn second_offer_before_the_owner_looked_replaces_the_first() {
 }
 
 #[test]
+fn ring_that_the_owner_is_still_leaving_is_not_offered_before_it_has_left() {
+    let rig = rig::rig(8, FULL);
+    let link = Arc::clone(rig.queue.link());
+    link.offer_restart(Arc::new(EventFd::new().unwrap())).unwrap();
+    let taken = link.take_mail(); // from here on the owner reads the old ring to its end
+    let (offered, is_offered) = std::sync::mpsc::channel();
+    let theirs = Arc::clone(&link);
+    let session = std::thread::spawn(move || {
+        let place = theirs.offer_restart(Arc::new(EventFd::new().unwrap())).unwrap();
+        offered.send(place).unwrap();
+    });
+
+    assert!(is_offered.recv_timeout(Duration::from_millis(50)).is_err());
+    link.report(RestartOutcome::default());
+
+    assert_eq!(is_offered.recv_timeout(LONG).unwrap(), link.first_place());
+    assert!(taken.is_some() && link.outcome().is_none(), "the outcome is not that of the second offer");
+    session.join().unwrap();
+}
+
+#[test]
 fn each_restart_uses_the_ring_that_the_last_back_end_did_not_know() {
     let mut rig = rig::rig(8, FULL);
     let first = rig.device.end.layout;
