@@ -254,7 +254,8 @@ fn ring_features(accepted: u64) -> RingFeatures {
 }
 
 impl Drop for Device {
-    /// Waits until the back-end has let go of all buffers, at most for the limit of one message.
+    /// Waits until the back-end has let go of all buffers, at most for the limit of one message, and before that for
+    /// the message that is under way.
     fn drop(&mut self) {
         self.shared.stop.ring();
         if let Some(thread) = self.thread.take() {

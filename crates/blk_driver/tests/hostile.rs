@@ -450,6 +450,24 @@ fn queue_that_is_dropped_is_stopped_at_the_back_end_and_the_others_go_on() {
 }
 
 #[test]
+fn device_that_is_dropped_with_all_its_queues_does_not_wait_for_each_of_them() {
+    let config = DeviceConfig { num_queues: 16, ..Character::default().config };
+    let slow = |message: &Message| match message.code {
+        code::GET_VRING_BASE => Reaction::Drip(Duration::from_millis(20)),
+        _ => Reaction::Right,
+    };
+    let script = Script::start(Character { queues: 16, config, ..Character::default() }, slow);
+    let sixteen = Options { queues: 16, ..modest(&script) };
+    let (device, queues) = Device::connect(&sixteen).unwrap();
+    drop(queues);
+    assert!(eventually(|| script.codes().contains(&code::GET_VRING_BASE)), "one is under way");
+    drop(device);
+    let asked = script.codes().iter().filter(|&&code| code == code::GET_VRING_BASE).count();
+    // The one under way, and as many as are answered within the limit of one message.
+    assert!(asked < 16, "all {asked} queues were waited for");
+}
+
+#[test]
 fn limits_longer_than_the_clock_are_no_limits() {
     let script = Script::start(Character::default(), |_| Reaction::Right);
     let endless =

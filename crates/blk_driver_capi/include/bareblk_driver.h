@@ -322,7 +322,7 @@ int bareblk_register(const struct bareblk_device *device,
 int bareblk_unregister(const struct bareblk_device *device,
                        const void *addr);
 
-// Ends the session and frees its handle, within the time limit of one message. Requests in flight end with
+// Ends the session and frees its handle, within the time limits of two messages. Requests in flight end with
 // BAREBLK_ERR_LOST; their queues' handles stay, and so do buffers. A back-end that hangs, or answers too early, may
 // still store into the buffers of reads that were lost: who wants them again takes all completions first. NULL is
 // nothing to do.

@@ -213,7 +213,7 @@ pub unsafe extern "C" fn bareblk_unregister(device: *const bareblk_device, addr:
     unsafe { on_device(device, unregister) }
 }
 
-/// Ends the session and frees its handle, within the time limit of one message. Requests in flight end with
+/// Ends the session and frees its handle, within the time limits of two messages. Requests in flight end with
 /// BAREBLK_ERR_LOST; their queues' handles stay, and so do buffers. A back-end that hangs, or answers too early, may
 /// still store into the buffers of reads that were lost: who wants them again takes all completions first. NULL is
 /// nothing to do.

@@ -242,11 +242,20 @@ impl Thread {
     /// Queues that were dropped or whose ring the device broke: their buffers must come back all the same.
     fn stop_ended_queues(&self, session: &mut Session) -> Result<(), MessageError> {
         for (queue, link) in (0_u16..).zip(&self.links) {
+            if self.is_stopped() {
+                // All of them are stopped together, within one limit.
+                return Ok(());
+            }
             if link.is_dropped() || link.is_broken() {
                 session.stop_queue(queue)?;
             }
         }
         Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        wait(&mut [PollFd::new(&*self.shared.stop, PollFlags::IN)], Instant::now())
+            .is_ok_and(|ready| ready > 0)
     }
 
     fn obey(&self, session: &mut Session, command: Command) -> Result<(), MessageError> {
