@@ -12,10 +12,11 @@
 //! Spec: virtio 1.3 §2.7.13.4 (spurious notifications are allowed). Not here: whether one is needed (`virtqueue`).
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, read};
 
 use super::Arc; // std's; in `kick_model.rs`, which takes this file in again, loom's
 
@@ -38,10 +39,16 @@ impl EventFd {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Takes the signal off, if there is one.
+    /// Takes the signal off, if there is one. Never blocks.
     pub fn clear(&self) {
-        // Nothing to read: somebody else has.
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        let mut count = [0; 8];
+        // Not by O_NONBLOCK, which is a flag of the eventfd and not of our descriptor: a back-end can take it off.
+        // -1: there is no position.
+        let slices = &mut [IoSliceMut::new(&mut count)];
+        if preadv2(&self.0, slices, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
+            // Linux before 5.8. Nothing to read: somebody else has.
+            let _ = read(&self.0, &mut count);
+        }
     }
 }
 

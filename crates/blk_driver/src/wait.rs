@@ -80,8 +80,7 @@ impl Queue {
 
     /// Takes the signal off [`Queue::completion_fd`].
     pub fn clear_signal(&mut self) {
-        // Nothing to read: somebody else has.
-        let _ = rustix::io::read(&self.call, &mut [0; 8]);
+        self.call.clear();
     }
 }
 

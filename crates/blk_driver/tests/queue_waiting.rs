@@ -188,3 +188,18 @@ fn queue_that_polls_is_not_signalled_without_event_index() {
     rig.device.answer(&seen, 0);
     assert!(!rig.device.signal());
 }
+
+#[test]
+fn signal_that_the_device_made_blocking_is_taken_off_without_waiting_for_it() {
+    let mut rig = rig(8, FULL);
+    // Flags belong to the eventfd itself, which the back-end has too.
+    rustix::fs::fcntl_setfl(&*rig.device.end.call, rustix::fs::OFlags::empty()).unwrap();
+    let (cleared, is_cleared) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        rig.device.end.call.ring();
+        (0..2).for_each(|_| rig.queue.clear_signal());
+        let nothing = rig.queue.wait(&mut [Completion::default()], SHORT);
+        cleared.send(nothing).unwrap();
+    });
+    assert_eq!(is_cleared.recv_timeout(LONG), Ok(Ok(0)));
+}

@@ -16,7 +16,7 @@ use tracing::debug;
 
 use super::connect::{Session, Terms};
 use super::error::in_a_line;
-use super::thread::{Thread, clear};
+use super::thread::Thread;
 use super::{ConnectError, Event, ReconnectReport};
 use crate::error::MakeQueueError;
 use crate::kick::{Doorbell, EventFd};
@@ -139,7 +139,7 @@ impl Thread {
             Session::open(&self.options, Terms::AsBefore(&before), not_after, &self.shared.stop)?;
         session.share(&self.map.memory())?;
         // What the last back-end signalled does not concern this one.
-        clear(&self.err);
+        self.err.clear();
         for (queue, link) in (0_u16..).zip(&self.links).filter(|(_, link)| !has_ended(link)) {
             let bell = Arc::new(EventFd::new().map_err(ConnectError::Resources)?);
             let offered = link.offer_restart(Arc::clone(&bell) as Arc<dyn Doorbell>);

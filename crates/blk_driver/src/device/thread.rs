@@ -192,10 +192,10 @@ impl Thread {
         wait(&mut fds, due)?;
         let [stop, notice, gone, queue_error, channel_ready] = fds.map(|fd| !fd.revents().is_empty());
         if notice {
-            clear(&self.shared.notice);
+            self.shared.notice.clear();
         }
         if queue_error {
-            clear(&self.err);
+            self.err.clear();
         }
         Ok(Woken { stop, gone, queue_error, notice, channel: channel_ready && channel.is_some() })
     }
@@ -326,7 +326,7 @@ impl Thread {
             if matches!(ready, Ok(0)) {
                 return false;
             }
-            clear(notice);
+            notice.clear();
         }
     }
 }
@@ -338,10 +338,6 @@ struct Woken {
     queue_error: bool,
     notice: bool,
     channel: bool,
-}
-
-pub(super) fn clear(signal: &EventFd) {
-    let _ = rustix::io::read(signal, &mut [0_u8; 8]);
 }
 
 fn refuse(command: Command) {
