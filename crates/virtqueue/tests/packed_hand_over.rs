@@ -48,6 +48,11 @@ impl Bed {
         device.publish();
         self.driver.pop_used().unwrap().unwrap();
     }
+
+    /// Stores what a device does that is not ours and polls: no position.
+    fn left_by_foreign_device(&self) {
+        self.view.store(0xc000, &(1_u32 << 16).to_le_bytes()).unwrap();
+    }
 }
 
 fn pop(device: &mut DeviceQueue) -> Option<u16> {
@@ -96,6 +101,32 @@ fn new_ring_in_the_place_of_an_old_one_starts_at_its_beginning() {
     assert_eq!((opened.position(), pop(&mut opened)), (FRESH_BASE, None));
 }
 
+/// What the driver filled looks like what the last device left behind it.
+#[test]
+fn new_ring_in_the_place_of_an_old_one_with_requests_beyond_its_end_starts_at_its_beginning() {
+    for added in 5..8 {
+        let mut bed = bed(8, PLAIN);
+        let mut device = bed.open(FRESH_BASE).unwrap();
+        (0..5).for_each(|_| bed.exchange(&mut device, 1));
+        device.enable_kicks().unwrap();
+        bed.driver = DriverQueue::new(&bed.view, layout(8), PLAIN).unwrap();
+        bed.view.store(0xc000, &0x8005_u32.to_le_bytes()).unwrap();
+        (0..added).for_each(|_| bed.add(1));
+        let mut opened = bed.open(FRESH_BASE).unwrap();
+        assert_eq!((opened.position(), opened.was_fresh()), (FRESH_BASE, true));
+        assert!(pop(&mut opened).is_some());
+    }
+}
+
+/// It could also be one where a chain from the last slot on was used.
+#[test]
+fn full_ring_that_may_be_new_or_was_left_elsewhere_is_refused() {
+    let mut bed = bed(8, PLAIN);
+    (0..8).for_each(|_| bed.add(1));
+    bed.view.store(0xc000, &0x8005_u32.to_le_bytes()).unwrap();
+    assert!(is_stale(&bed.open(FRESH_BASE)));
+}
+
 #[test]
 fn base_outside_the_ring_or_with_something_in_flight_is_refused() {
     let bed = bed(8, PLAIN);
@@ -112,9 +143,10 @@ fn exact_base_of_a_ring_in_use_goes_on_there() {
     let mut device = bed.open(FRESH_BASE).unwrap();
     for descriptors in [3, 1, 2, 1, 3, 3, 3, 1, 8, 7] {
         bed.exchange(&mut device, descriptors);
-        // Whole double laps end where new rings start: one has to be told.
+        // Whole laps end where front-ends say that new rings start: one has to be told.
         let base = device.position();
-        if base == FRESH_BASE {
+        bed.left_by_foreign_device();
+        if base & 0x7fff == 0 {
             device.enable_kicks().unwrap();
         }
         device = bed.open(base).unwrap();
@@ -127,6 +159,7 @@ fn lower_half_of_a_base_means_both() {
     let mut bed = bed(8, PLAIN);
     let mut device = bed.open(FRESH_BASE).unwrap();
     bed.exchange(&mut device, 3);
+    bed.left_by_foreign_device();
     assert_eq!(bed.open(device.position() & 0xffff).unwrap().position(), device.position());
 }
 
@@ -178,15 +211,50 @@ fn request_taken_while_kicks_are_wanted_takes_back_what_was_said_before_it() {
 }
 
 #[test]
-fn ring_whose_device_died_at_work_is_refused_unless_the_base_is_exact() {
+fn ring_whose_device_died_at_work_is_refused_whatever_the_base() {
     for features in [PLAIN, BY_IDX] {
         let mut bed = bed(8, features);
         let mut device = bed.open(FRESH_BASE).unwrap();
         bed.exchange(&mut device, 3);
         let exact = device.position();
-        assert!(is_stale(&bed.open(FRESH_BASE)) && is_stale(&bed.open(0)));
-        assert_eq!(bed.open(exact).unwrap().position(), exact);
+        assert!(is_stale(&bed.open(FRESH_BASE)) && is_stale(&bed.open(0)) && is_stale(&bed.open(exact)));
     }
+}
+
+/// The used descriptor of the second lies over the first, and the second looks available.
+#[test]
+fn ring_whose_device_died_after_completing_out_of_order_is_refused_with_an_exact_base() {
+    for features in [PLAIN, BY_IDX] {
+        for polls in [false, true] {
+            let mut bed = bed(8, features);
+            let mut device = bed.open(FRESH_BASE).unwrap();
+            bed.add(1);
+            bed.add(1);
+            if polls {
+                device.disable_kicks();
+            }
+            pop(&mut device).unwrap();
+            let second = pop(&mut device).unwrap();
+            device.push_used(second, 0);
+            device.publish();
+            bed.driver.pop_used().unwrap().unwrap();
+            assert!(is_stale(&bed.open(0x8001_8001)));
+        }
+    }
+}
+
+/// What some front-ends say of a new ring is the end of its first lap, too.
+#[test]
+fn full_ring_whose_device_died_before_it_published_is_refused_with_base_0() {
+    let mut bed = bed(4, PLAIN);
+    let mut device = bed.open(0).unwrap();
+    (0..4).for_each(|_| bed.add(1));
+    device.disable_kicks();
+    (0..2).for_each(|_| {
+        let tag = pop(&mut device).unwrap();
+        device.push_used(tag, 0);
+    });
+    assert!(is_stale(&bed.open(0)));
 }
 
 #[test]
@@ -194,8 +262,9 @@ fn whole_laps_end_where_they_are_said_to() {
     let mut bed = bed(4, PLAIN);
     let mut device = bed.open(FRESH_BASE).unwrap();
     (0..4).for_each(|_| bed.exchange(&mut device, 1));
-    assert_eq!((device.position(), bed.open(0).unwrap().position()), (0, 0));
-    assert!(is_stale(&bed.open(FRESH_BASE)));
+    assert!(is_stale(&bed.open(FRESH_BASE)) && is_stale(&bed.open(0)));
+    device.enable_kicks().unwrap();
+    assert_eq!((device.position(), bed.open(FRESH_BASE).unwrap().position()), (0, 0));
     (0..4).for_each(|_| bed.exchange(&mut device, 1));
     device.enable_kicks().unwrap();
     assert_eq!(bed.open(FRESH_BASE).unwrap().position(), FRESH_BASE);

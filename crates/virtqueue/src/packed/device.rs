@@ -17,7 +17,7 @@ use std::sync::atomic::fence;
 use guest_mem::MemoryView;
 
 use super::cursor::Cursor;
-use super::event::{Wish, event, is_wanted};
+use super::event::is_wanted;
 use super::resume::{self, Opened};
 use super::ring::{Meta, Ring};
 use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, WRITE};
@@ -307,7 +307,7 @@ impl DeviceQueue {
     #[inline]
     pub fn disable_kicks(&mut self) {
         if !self.kicks_disabled {
-            self.ring.device_event.store(0, event(Wish::None, self.next_avail), Relaxed);
+            self.ring.device_event.store(0, resume::at_work(self.next_avail), Relaxed);
             self.kicks_disabled = true;
         }
     }
@@ -338,7 +338,7 @@ impl DeviceQueue {
     #[inline]
     fn say_farewell(&self) {
         let event = resume::farewell(self.next_avail, self.is_drained(), self.features.event_idx);
-        // Relaxed: the position is for whoever comes after this process.
-        self.ring.device_event.store(0, event, Relaxed);
+        // Release: pairs with the acquire in `resume::open`; the used descriptors before this position went first.
+        self.ring.device_event.store(0, event, Release);
     }
 }

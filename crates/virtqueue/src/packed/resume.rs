@@ -6,14 +6,16 @@
 //!
 //! 1. Where the last device left the ring with nothing in flight counts, if it said so ([`farewell`]) and nothing
 //!    contradicts it. What contradicts is a descriptor that was used later: from that slot on, one that is used in
-//!    that lap; before it, one used in the next lap.
-//! 2. Otherwise, what is claimed, if nothing contradicts that. The position of a new ring is contradicted by
-//!    anything not zero (virtio 1.3 §2.8.13) beyond what a driver has made available, too.
+//!    that lap; before it, one used in the next lap. Or that none was used before it: a new ring in the old one's place.
+//! 2. Otherwise, what is claimed, if nothing contradicts that and the last device is not one of ours that died at work
+//!    ([`at_work`]). The start of a lap is contradicted by anything not zero (virtio 1.3 §2.8.13) beyond what a driver
+//!    has made available, too.
 //! 3. Otherwise, a ring in which nothing was ever used starts at its beginning: some front-ends say 0 for it.
 //! 4. Otherwise nobody knows.
 //!
 //! Spec: virtio 1.3 §2.8.1, §2.8.14. Not here: the format of split rings' positions (`split/device.rs`).
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::cursor::Cursor;
@@ -30,6 +32,10 @@ const MOST_BEING_WRITTEN: usize = 2;
 
 /// No slot of any ring.
 const NOWHERE: u32 = 0x7fff;
+
+/// Bits that no slot has: queue sizes are at most 2^10.
+const NO_SLOT: u16 = 0x7c00;
+const _: () = assert!(crate::MAX_QUEUE_SIZE <= 1 << 10);
 
 /// Slot and wrap counter of the next descriptor to take, and of the next one to use, as vhost-user tells
 /// them.
@@ -51,6 +57,13 @@ pub(super) fn farewell(next_avail: Cursor, is_drained: bool, event_idx: bool) ->
     }
 }
 
+/// What a device that needs no kicks stores: drivers ignore the position. It is marked as ours, because a foreign
+/// device that polled stopped where its front-end says.
+#[inline]
+pub(super) fn at_work(next_avail: Cursor) -> u32 {
+    event(Wish::None, next_avail) | u32::from(NO_SLOT)
+}
+
 /// Where a ring is opened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opened {
@@ -63,15 +76,21 @@ pub(super) struct Opened {
 pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, RingFault> {
     let claimed = claimed(base, queue_size)?;
     let start = Cursor::start(queue_size);
-    let event = ring.device_event.load(0, Relaxed);
+    // Acquire: pairs with the release of a farewell.
+    let event = ring.device_event.load(0, Acquire);
     let used_slot = used_at_all(ring, queue_size);
     let said = left_at(event, queue_size);
     let left = said.filter(|&at| contradiction(ring, at, queue_size).is_none());
     // A farewell that is contradicted was said of the ring that lay here before.
-    let is_new = used_slot.is_none() && (said.is_some() || position_bits(event) == start.to_bits());
+    // One that starts nowhere in a full ring may be true, too.
+    let said_new = said
+        .is_some_and(|at| at.slot() == 0 || !at.wrap_counter() || !is_full_of_first_lap(ring, queue_size));
+    let is_new = used_slot.is_none() && (said_new || is_at_work_from(event, start));
     let against = match contradiction(ring, claimed, queue_size) {
-        // The end of every second lap looks like the start.
-        None if claimed == start && !is_new => Some(used_slot.unwrap_or(0)),
+        // What is said of a new ring is said again of one whose device died, and the end of a lap looks like it.
+        None if (claimed.slot() == 0 || was_at_work(event, claimed)) && !is_new => {
+            Some(used_slot.unwrap_or(0))
+        }
         against => against,
     };
     let at = left.or(Some(claimed).filter(|_| against.is_none())).or(is_new.then_some(start));
@@ -90,6 +109,24 @@ fn claimed(base: u32, queue_size: u16) -> Result<Cursor, RingFault> {
     claimed.ok_or(RingFault::BadBase { base, queue_size })
 }
 
+/// Whether the last device left no farewell although it was one of ours. What it had in flight may have completed in
+/// another order: used descriptors lie over some that are still available, and some that are used seem available.
+fn was_at_work(event: u32, claimed: Cursor) -> bool {
+    let at = position_bits(event);
+    match wish(event) {
+        0 => u32::from(at) == NOWHERE,
+        1 => at & NO_SLOT == NO_SLOT,
+        // Foreign devices store it too, where they stopped.
+        2 => at != claimed.to_bits(),
+        _ => false,
+    }
+}
+
+/// Whether a device went to work, or meant to sleep, at `start`.
+fn is_at_work_from(event: u32, start: Cursor) -> bool {
+    event == at_work(start) || position_bits(event) == start.to_bits()
+}
+
 /// The position in a farewell.
 fn left_at(event: u32, queue_size: u16) -> Option<Cursor> {
     Cursor::from_bits(position_bits(event), queue_size).filter(|_| wish(event) == Wish::Every as u32)
@@ -99,10 +136,32 @@ fn left_at(event: u32, queue_size: u16) -> Option<Cursor> {
 fn contradiction(ring: &Ring, claimed: Cursor, queue_size: u16) -> Option<u16> {
     let has_used = |at: Cursor| at.is_used(ring.meta(at.slot(), Relaxed).flags());
     let later = (0..queue_size).map(|distance| claimed.forward(distance)).find(|&at| has_used(at));
-    // A whole first lap leaves USED somewhere, whatever has happened since.
-    let first_lap = claimed == Cursor::start(queue_size).forward(queue_size);
-    let never = || first_lap && (0..queue_size).all(|slot| ring.meta(slot, Relaxed).flags() & USED == 0);
-    later.map(Cursor::slot).or_else(|| never().then_some(0))
+    later.map(Cursor::slot).or_else(|| never_got_there(ring, claimed, queue_size).then_some(0))
+}
+
+/// Whether the ring lacks what a device on its way to `claimed` leaves, and drivers only write over in a later lap:
+/// what a driver does to a new ring may agree with a position of the ring before.
+fn never_got_there(ring: &Ring, claimed: Cursor, queue_size: u16) -> bool {
+    let never_used = |mut slots: Range<u16>| !slots.any(|slot| ring.meta(slot, Relaxed).flags() & USED != 0);
+    let first_lap = (0..queue_size).any(|slot| is_zero(ring, slot));
+    if claimed.wrap_counter() {
+        (first_lap || is_full_of_first_lap(ring, queue_size))
+            && claimed.slot() != 0
+            && never_used(0..claimed.slot())
+    } else {
+        // The lap before left USED somewhere; only this one clears it, and AVAIL with it.
+        first_lap || never_used(0..queue_size) && all_available(ring, claimed.slot())
+    }
+}
+
+/// Either a new ring that is full, or one where a chain from the last slot on was used, and all behind it is
+/// available.
+fn is_full_of_first_lap(ring: &Ring, queue_size: u16) -> bool {
+    (0..queue_size).all(|slot| ring.meta(slot, Relaxed).flags() & (AVAIL | USED) == AVAIL)
+}
+
+fn all_available(ring: &Ring, slots: u16) -> bool {
+    (0..slots).all(|slot| ring.meta(slot, Relaxed).flags() & AVAIL != 0)
 }
 
 /// A slot that shows that the ring is not new. From the end, because a driver may be filling it.
