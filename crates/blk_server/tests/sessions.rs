@@ -24,8 +24,8 @@ use rig::{
 
 const OK: u8 = 0;
 const REFUSED: u64 = 1;
-/// `RING_EVENT_FLAGS_DISABLE` (virtio 1.3 §2.8.14).
-const EVENTS_DISABLED: u16 = 1;
+/// `RING_EVENT_FLAGS_DISABLE` (virtio 1.3 §2.8.14) and the mark of a device of ours at slot 3.
+const WORKING_DEVICE_EVENT: u32 = 1 << 16 | 0x8000 | 0x7c00 | 3;
 const WITHOUT_EVENT_IDX: u64 = feature::USUAL & !feature::EVENT_IDX;
 
 fn used_idx(guest: &Guest) -> u16 {
@@ -218,14 +218,15 @@ fn packed_ring_whose_device_died_at_work_fails_alone_and_a_new_setup_revives_it(
     let mut other = front_end.start_queue(1, 256, features);
     assert!(serves(&mut guest));
     let exact = front_end.stop_queue(0);
-    guest.view.store(guest.layout.used.0 + 2, &EVENTS_DISABLED.to_le_bytes()).unwrap();
+    guest.view.store(guest.layout.used.0, &WORKING_DEVICE_EVENT.to_le_bytes()).unwrap();
     front_end.announce_queue(&guest);
     assert!(guest.err_signalled());
     assert!(serves(&mut other));
+    // What completed before the death may lie anywhere, so that not even this helps.
     front_end.stop_queue(0);
     front_end.ok(code::SET_VRING_BASE, &vring_state(0, exact), &[]);
     front_end.ok(code::SET_VRING_KICK, &0u64.to_ne_bytes(), &[guest.kick.as_fd()]);
-    assert!(serves(&mut guest));
+    assert!(guest.err_signalled());
     front_end.stop_queue(0);
     let mut revived = front_end.start_queue(0, 256, features);
     assert!(serves(&mut revived) && serves(&mut other));
