@@ -6,6 +6,23 @@
 //! - Nothing waits longer than it was told to; nothing is allocated per request once a queue is warm.
 //! - A notification is a value of its own ([`Kick`]): it needs no lock and may outlive its queue.
 //!
+//! ```no_run
+//! use std::time::Duration;
+//! use blk_driver::{Completion, Device, GuestRange, Options, Request, Work};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (device, mut queues) = Device::connect(&Options::new("/run/vm1.sock"))?;
+//! let buffer = device.pool().take(8 * 4096)?;
+//! for block in 0..8 {
+//!     let part = GuestRange { addr: buffer.range().addr + block * 4096, len_bytes: 4096 };
+//!     queues[0].push(&Request::new(Work::Read { sector: block * 8, data: &[part] }, block))?;
+//! }
+//! queues[0].submit(); // prepare_kick, then notify: between the two a lock of your own can be released
+//! let mut done = [Completion::default(); 8];
+//! let count = queues[0].wait(&mut done, Duration::from_secs(10))?; // one or more have ended, or the time is up: 0
+//! # Ok(()) }
+//! ```
+//!
 //! Spec: virtio 1.3 §5.2; vhost-user. Not here: rings (`virtqueue`), what a request means (`virtio_blk`).
 #![forbid(unsafe_code)]
 
@@ -66,6 +83,9 @@ pub use blocking::BlockingError;
 pub use device::{
     ConnectError, Device, DeviceInfo, Event, MessageError, Options, Reconnect, ReconnectReport,
 };
+pub use guest_mem::GuestRange;
+pub use virtio_blk::Segment;
+
 pub use error::{MakeQueueError, PushError, QueueError};
 pub use kick::{Doorbell, EventFd, Kick};
 pub use memory::{Buffer, MemoryError, Pool, PoolOptions, UserMemory};
