@@ -2,21 +2,20 @@
 //!
 //! `arguments → jobs (command line or file) → workload::run | compare (progress bar) → text or JSON → exit code`
 //!
-//! - SIGINT and SIGTERM end it in order, with the result so far; a second one ends at once.
+//! - SIGINT and SIGTERM end it in order, with the result so far; a second one ends at once (`signals.rs`).
+//! - The file for `--json` is made before the run: one that cannot be written to would cost the run.
 //! - What failed is one line on standard error, behind the result of what was done until then.
 //!
 //! Not here: loads and figures (`workload`), the definition of the arguments (`bench_args.rs`).
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use signal_hook::consts::{SIGINT, SIGTERM};
 use workload::stop::Stop;
 use workload::{
     Client, CompareError, ConnectError, Job, Outcome, Progress, RunError, Target, Watch, compare, parse_jobs,
@@ -24,29 +23,33 @@ use workload::{
 };
 
 use crate::bench_args::BenchArgs;
+use crate::signals::Ending;
 use crate::usage::Wrong;
 
 /// Steps of the progress bar.
 const RESOLUTION: u64 = 1000;
 
+/// Largest job file: far beyond any that people write, and far below what hurts.
+const MAX_JOB_FILE_BYTES: u64 = 1 << 20;
+
 /// Does what was asked for.
 pub fn obey(args: &BenchArgs) -> Result<ExitCode> {
     let jobs = jobs(args)?;
-    let signals = Signals::catch().context("cannot catch signals")?;
+    let ending = Ending::catch().context("cannot catch signals")?;
+    let stop = Stop::new(ending.flag());
     if let Some([a, b]) = args.compare.as_deref() {
-        return compare_two(args, &jobs, [a, b], &signals);
+        return compare_two(args, &jobs, [a, b], &stop, &ending);
     }
     let targets: Result<Vec<_>> = jobs.iter().map(|job| target(args, job)).collect();
     let (targets, client) = (targets?, args.client.client());
-    if targets.iter().any(|target| matches!(target, Target::File(..))) {
-        args.client.check_for_files()?;
-    }
+    check_options(args, &targets)?;
+    let json = args.json.as_deref().map(Json::open).transpose()?;
     say_what_has_no_effect(&jobs);
     let mut outcomes = Vec::new();
     for (job, target) in jobs.iter().zip(&targets) {
-        let outcome = run_one(job, target, &client, &signals.stop)?;
+        let outcome = run_one(job, target, &client, &stop)?;
         let is_over = outcome.failure.is_some() || outcome.interrupted;
-        if args.json.as_deref() != Some(Path::new("-")) {
+        if !matches!(json, Some(Json::Stdout)) {
             crate::print(&text(&outcome))?;
         }
         outcomes.push(outcome);
@@ -54,10 +57,12 @@ pub fn obey(args: &BenchArgs) -> Result<ExitCode> {
             break;
         }
     }
-    write_json(args, &outcomes)?;
+    if let Some(json) = json {
+        json.write(&outcomes)?;
+    }
     match outcomes.into_iter().find_map(|outcome| outcome.failure) {
         Some(failure) => Err(failure.into()),
-        None => Ok(signals.exit_code()),
+        None => Ok(ending.exit_code()),
     }
 }
 
@@ -69,8 +74,31 @@ fn jobs(args: &BenchArgs) -> Result<Vec<Job>> {
         return Ok(vec![job]);
     };
     let named = || format!("job file {}", path.display());
-    let text = std::fs::read_to_string(path).with_context(named)?;
+    let text = read_job_file(path).with_context(named)?;
     parse_jobs(&text, &args.load.given()).map_err(|error| wrong(&format!("{}: {error}", named())))
+}
+
+/// Whatever is at the path, in bounded memory.
+fn read_job_file(path: &Path) -> Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_JOB_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_JOB_FILE_BYTES {
+        bail!(Wrong(format!("it has more than {MAX_JOB_FILE_BYTES} bytes: give a job file of fio")));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Wrong(format!("it is not text (byte {at} is not UTF-8): give a job file of fio")).into()
+    })
+}
+
+/// Options that have no effect on any of the targets are mistakes.
+fn check_options(args: &BenchArgs, targets: &[Target]) -> Result<()> {
+    let is_file = |target: &Target| matches!(target, Target::File(..));
+    if !targets.iter().any(is_file) {
+        return args.load.check_for_sockets();
+    }
+    // Of a job file, one file is enough; of two that are compared, each option has one that it is for.
+    if args.compare.is_none() || targets.iter().all(is_file) { args.client.check_for_files() } else { Ok(()) }
 }
 
 /// The command line's, or the job's own.
@@ -93,7 +121,6 @@ fn say_what_has_no_effect(jobs: &[Job]) {
 
 /// Not `eprintln!`, which panics when nobody reads any more.
 fn eprintln_or_not(line: &str) {
-    use io::Write;
     let _ = writeln!(io::stderr(), "{line}");
 }
 
@@ -117,71 +144,59 @@ fn explain(error: RunError) -> Error {
         | RunError::Depth { .. }
         | RunError::IdleQueues { .. }
         | RunError::NotASocket { .. }
+        | RunError::Pin { .. }
         | RunError::NoDirect { .. } => Wrong(error.to_string()).into(),
         other => other.into(),
     }
 }
 
-fn compare_two(args: &BenchArgs, jobs: &[Job], names: [&String; 2], signals: &Signals) -> Result<ExitCode> {
+fn compare_two(
+    args: &BenchArgs,
+    jobs: &[Job],
+    names: [&String; 2],
+    stop: &Stop,
+    ending: &Ending,
+) -> Result<ExitCode> {
     let [job] = jobs else {
         bail!(Wrong("--compare takes one job: a job file with one section".to_owned()));
     };
     let parse = |name: &String| Target::parse(name).map_err(|error| Wrong(format!("--compare: {error}")));
     let targets = [parse(names[0])?, parse(names[1])?];
-    if targets.iter().all(|target| matches!(target, Target::File(..))) {
-        args.client.check_for_files()?;
-    }
+    check_options(args, &targets)?;
     let mut bar = Bar::new();
-    let found = compare(job, targets, &args.client.client(), args.rounds, &signals.stop, &mut bar);
+    let found = compare(job, targets, &args.client.client(), args.rounds, stop, &mut bar);
     bar.bar.finish_and_clear();
     match found {
-        Ok(found) => crate::print(&found.text())?,
-        Err(CompareError::Run { target, source }) => {
-            return Err(explain(source)).with_context(|| target);
+        Ok(found) => crate::print(&found.text()).map(|()| ending.exit_code()),
+        Err(error @ CompareError::Interrupted) => {
+            Ok(crate::complain((error.to_string(), ending.exit_code())))
         }
-        Err(other) => return Err(other.into()),
+        Err(CompareError::Run { target, source }) => Err(explain(source)).with_context(|| target),
+        Err(other) => Err(other.into()),
     }
-    Ok(signals.exit_code())
 }
 
-fn write_json(args: &BenchArgs, outcomes: &[Outcome]) -> Result<()> {
-    let Some(path) = &args.json else { return Ok(()) };
-    let version = concat!("bareblk-", env!("CARGO_PKG_VERSION"));
-    let report = report(version, SystemTime::now(), outcomes);
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    if path == Path::new("-") {
-        return crate::print(&text);
-    }
-    std::fs::write(path, text).with_context(|| format!("--json {}", path.display()))
+/// Where the result for programs goes.
+enum Json {
+    Stdout,
+    File(File),
 }
 
-/// The first signal asks for an end in order; the second has its usual effect.
-struct Signals {
-    stop: Stop,
-    number: Arc<AtomicUsize>,
-}
-
-impl Signals {
-    fn catch() -> io::Result<Self> {
-        let (flag, number) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
-            signal_hook::flag::register_usize(
-                signal,
-                Arc::clone(&number),
-                usize::try_from(signal).unwrap_or(0),
-            )?;
-            signal_hook::flag::register(signal, Arc::clone(&flag))?;
+impl Json {
+    fn open(path: &Path) -> Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Self::Stdout);
         }
-        Ok(Self { stop: Stop::new(flag), number })
+        let file = File::create(path).with_context(|| format!("--json {}", path.display()))?;
+        Ok(Self::File(file))
     }
 
-    /// As a shell reports a program that a signal ended.
-    fn exit_code(&self) -> ExitCode {
-        // Relaxed: the flag was seen before; whichever signal it was will do.
-        match self.number.load(Relaxed) {
-            0 => ExitCode::SUCCESS,
-            signal => ExitCode::from(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0))),
+    fn write(self, outcomes: &[Outcome]) -> Result<()> {
+        let version = concat!("bareblk-", env!("CARGO_PKG_VERSION"));
+        let text = serde_json::to_string_pretty(&report(version, SystemTime::now(), outcomes))? + "\n";
+        match self {
+            Self::Stdout => crate::print(&text),
+            Self::File(mut file) => file.write_all(text.as_bytes()).context("--json"),
         }
     }
 }

@@ -176,6 +176,17 @@ impl LoadArgs {
         given.map(|(option, value)| (option.to_owned(), value.clone())).collect()
     }
 
+    /// Options that would have no effect are mistakes; in job files, which are for both, they are none.
+    pub fn check_for_sockets(&self) -> Result<()> {
+        let given = [("--direct", self.direct.is_some()), ("--ioengine", self.ioengine.is_some())];
+        match given.iter().find(|(_, given)| *given) {
+            Some((option, _)) => bail!(Wrong(format!(
+                "{option} is an option of files: leave it out, the back-end decides how it opens its image"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// The one job that the command line describes.
     pub fn job(&self) -> Result<Job> {
         let mut job = Job { group_reporting: true, ..Job::default() };
@@ -292,7 +303,7 @@ impl ClientArgs {
 fn lock(text: &str) -> Result<LockKind> {
     match LockKind::ALL.into_iter().find(|lock| lock.name() == text) {
         Some(lock) => Ok(lock),
-        None => bail!("give {}", LockKind::ALL.map(LockKind::name).join(", ")),
+        None => bail!("give one of {}", LockKind::ALL.map(LockKind::name).join(", ")),
     }
 }
 

@@ -1,12 +1,15 @@
-//! What signals ask for, and when a second one means it.
+//! What signals ask for, and when a second one means it: of a server (`Requests`), and of a measurement (`Ending`).
 //!
 //! - SIGTERM and SIGINT ask for a stop, SIGHUP for a new look at the images' sizes.
 //! - `timeout(1)` signals its child and then the child's process group, and a terminal the whole group next
 //!   to a supervisor that passes it on: a repetition at once is the same request, not an impatient one.
 //!
-//! Not here: how to stop (`serve.rs`).
+//! Not here: how to stop (`serve.rs`, `workload`, `lab`).
 
 use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -69,6 +72,41 @@ impl History {
             Some(first) if now.saturating_duration_since(first) < SAME_REQUEST => None,
             // As shells report a process that a signal ended.
             Some(_) => Some(Request::Abort(128 + signal)),
+        }
+    }
+}
+
+/// SIGINT and SIGTERM for what runs for a while: the first asks for an end in order, the second has its usual effect.
+#[derive(Debug)]
+pub struct Ending {
+    flag: Arc<AtomicBool>,
+    number: Arc<AtomicUsize>,
+}
+
+impl Ending {
+    /// Catches the signals; until then they end the process.
+    pub fn catch() -> io::Result<Self> {
+        let ending = Self { flag: Arc::default(), number: Arc::default() };
+        for signal in [SIGINT, SIGTERM] {
+            let number = usize::try_from(signal).unwrap_or(0);
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&ending.flag))?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&ending.number), number)?;
+            signal_hook::flag::register(signal, Arc::clone(&ending.flag))?;
+        }
+        Ok(ending)
+    }
+
+    /// Set by the first signal.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.flag)
+    }
+
+    /// Success, or as a shell reports a program that a signal ended.
+    pub fn exit_code(&self) -> ExitCode {
+        // Relaxed: nothing else is read on the strength of it; whichever signal it was will do.
+        match self.number.load(Relaxed) {
+            0 => ExitCode::SUCCESS,
+            signal => ExitCode::from(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0))),
         }
     }
 }

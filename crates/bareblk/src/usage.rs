@@ -69,7 +69,9 @@ fn first_paragraphs(text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let end = text.rfind("\n\nUsage:").or_else(|| text.rfind("\n\nFor more information"));
     let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text);
-    let paragraphs = text.split("\n\n").map(|paragraph| {
+    // A command with a positional argument would take a mistyped option as one: never what was meant.
+    let is_help = |paragraph: &&str| !paragraph.contains(" as a value, use '-- ");
+    let paragraphs = text.split("\n\n").filter(is_help).map(|paragraph| {
         paragraph.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
     });
     paragraphs.collect::<Vec<_>>().join("; ")
@@ -100,6 +102,12 @@ mod tests {
         let line = refusal(&["serve", "disk.raw", "--socket", "s", "--qeues", "4"]);
         assert!(line.starts_with("unexpected argument '--qeues' found; tip: "), "{line}");
         assert!(line.ends_with("'--queues' (see bareblk serve --help)"), "{line}");
+    }
+
+    #[test]
+    fn unknown_option_of_a_command_with_positionals_is_not_explained_as_a_value() {
+        let line = refusal(&["bench", "--refill_buffers"]);
+        assert_eq!(line, "unexpected argument '--refill_buffers' found (see bareblk bench --help)");
     }
 
     #[test]

@@ -178,7 +178,7 @@ fn comparison_of_two_files_gives_both_ratios_with_their_intervals() {
     let mut command = bench(&["--rw=randread", "--iodepth=4", "--runtime=600ms", "--rounds=6", "--compare"]);
     command.arg(format!("file:{}", a.display())).arg(&b);
     let text = output(command);
-    assert_says(&text, &["A: file:", "a.raw", "B: file:", "b.raw", "6 rounds", "96.9 %"]);
+    assert_says(&text, &["A: file:", "a.raw", "B: file:", "b.raw", "rounds: 6", "96.9 % interval"]);
     assert_says(&text, &["IOPS: A=", "mean lat: A=", "ratio ", "out of the noise"]);
 }
 
@@ -190,7 +190,7 @@ fn socket_and_file_can_be_compared() {
     let words = ["--rw=randread", "--iodepth=4", "--runtime=200ms", "--rounds=2", "--compare"];
     let mut command = bench(&words);
     command.arg(place.socket("s")).arg(&file);
-    assert_says(&output(command), &["A: socket:", "B: file:", "too few rounds"]);
+    assert_says(&output(command), &["A: socket:", "B: file:", "smallest to largest", "too few rounds"]);
 }
 
 // ---- damage
@@ -284,7 +284,7 @@ fn back_end_that_dies_ends_the_run_with_an_error() {
     let ended = child.wait_with_output().unwrap();
     let line = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(1), "{line}");
-    assert_says(&line, &["gone"]);
+    assert_says(&line, &["gone", "it is not waited for: --reconnect"]);
 }
 
 #[test]
@@ -332,11 +332,13 @@ fn loads_that_do_not_fit_the_device_are_wrong_usage() {
     let _server = server(&place);
     let socket = place.socket("s");
     let line = |words: &[&str]| wrong_usage(on_socket(&socket, words));
-    assert_says(&line(&["--size=1g"]), &["size=1g", "4194304 bytes", "smaller"]);
+    assert_says(&line(&["--size=1g"]), &["size=1g", "has 4m", "smaller"]);
+    assert_says(&line(&["--offset=1g"]), &["offset=1g", "has 4m", "smaller offset"]);
     assert_says(&line(&["--bs=1000"]), &["bs=1000", "512"]);
-    assert_says(&line(&["--iodepth=2000"]), &["iodepth=2000", "1024"]);
+    assert_says(&line(&["--iodepth=2000"]), &["iodepth=2000", "1024", "give iodepth=1024"]);
     assert_says(&line(&["--iodepth=64", "--queue-size=32"]), &["iodepth=64", "32"]);
     assert_says(&line(&["--jobs=100", "--queues=100"]), &["--queues 100", "64"]);
+    assert_says(&line(&["--pin=4000"]), &["CPU 4000", "this process may use 0"]);
     assert_says(&line(&["--queues=2"]), &["queues=2", "jobs=1"]);
     assert_says(&line(&["--rw=trim"]), &["--rw", "randread"]);
 }
@@ -352,6 +354,45 @@ fn job_file_with_an_unknown_option_is_wrong_usage_with_its_place() {
         &wrong_usage(command),
         &["job.fio", "line 5", "[one]", "'zonemode' is not known", "rwmixread"],
     );
+}
+
+#[test]
+fn job_file_that_is_no_text_or_never_ends_is_wrong_usage() {
+    let place = Place::new();
+    let (file, job) = (place.image("disk.raw", MIB), place.path("job.fio"));
+    std::fs::write(&job, b"[a]\n\xff").unwrap();
+    let line = |job: &Path| {
+        let mut command = on_file(&file, &[]);
+        command.arg(job);
+        wrong_usage(command)
+    };
+    assert_says(&line(&job), &["job.fio", "byte 4 is not UTF-8"]);
+    assert_says(&line(Path::new("/dev/zero")), &["/dev/zero", "more than 1048576 bytes"]);
+}
+
+#[test]
+fn result_that_cannot_be_written_is_refused_before_the_run() {
+    let place = Place::new();
+    let file = place.image("disk.raw", MIB);
+    let run = on_file(&file, &["--json=/no/dir/result.json"]).output().unwrap();
+    assert_eq!((run.status.code(), run.stdout.len()), (Some(1), 0));
+    assert_says(&String::from_utf8(run.stderr).unwrap(), &["--json /no/dir/result.json", "No such file"]);
+}
+
+#[test]
+fn file_that_is_not_there_is_not_blamed_on_options_of_the_server() {
+    let line = refusal(on_file(Path::new("/no/disk.raw"), &[]));
+    assert!(
+        line.contains("/no/disk.raw") && line.contains("does not exist") && !line.contains("--create"),
+        "{line}"
+    );
+}
+
+#[test]
+fn options_of_files_are_wrong_usage_for_sockets() {
+    let place = Place::new();
+    let line = wrong_usage(on_socket(&place.socket("s"), &["--ioengine=psync"]));
+    assert_says(&line, &["--ioengine", "option of files"]);
 }
 
 #[test]

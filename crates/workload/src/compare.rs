@@ -180,7 +180,7 @@ impl Comparison {
         let [a, b] = &self.targets;
         let rounds = self.iops.len();
         let mut out =
-            format!("A: {a}\nB: {b}\n{rounds} rounds, A and B in turns; ratios are B ÷ A within a round\n");
+            format!("A: {a}\nB: {b}\nrounds: {rounds}, A and B in turns; ratios are B ÷ A within a round\n");
         line(&mut out, "IOPS", self.of_iops(), 1.0, "");
         line(&mut out, "mean lat", self.of_latency(), 1e3, " usec");
         if self.interrupted {
@@ -198,10 +198,14 @@ fn line(out: &mut String, name: &str, difference: Option<Difference>, scale: f64
         Some(false) => "no difference that stands out of the noise",
         None => "too few rounds for 95 %: at least 6",
     };
-    let covers = 100.0 * ratio.coverage;
+    let covers = match difference.stands_out() {
+        Some(_) => format!("the {:.1} % interval", 100.0 * ratio.coverage),
+        // Of few rounds: nothing that deserves the name.
+        None => "smallest to largest".to_owned(),
+    };
     let _ = writeln!(
         out,
-        "{name:>8}: A={:.1}{unit}, B={:.1}{unit}, ratio {:.4} ({:.4} to {:.4}, {covers:.1} %): {said}",
+        "{name:>8}: A={:.1}{unit}, B={:.1}{unit}, ratio {:.4} ({:.4} to {:.4}, {covers}): {said}",
         a / scale,
         b / scale,
         ratio.median,

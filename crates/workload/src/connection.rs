@@ -32,6 +32,8 @@ const DESCRIPTORS: u32 = 3;
 pub(crate) struct Connection {
     device: Device,
     ways: Ways,
+    /// Whether a back-end that went away is waited for.
+    waits: bool,
 }
 
 enum Ways {
@@ -60,7 +62,7 @@ impl Connection {
         } else {
             Ways::Shared(queues.into_iter().map(|queue| Arc::new(ring(queue, client, jobs))).collect())
         };
-        Ok(Self { device, ways })
+        Ok(Self { device, ways, waits: client.reconnect.is_some() })
     }
 
     pub fn limits(&self) -> Limits {
@@ -104,11 +106,11 @@ impl Connection {
 
     /// What happened since the last call, for people.
     pub fn news(&self) -> Option<String> {
-        self.device.next_event(Duration::ZERO).map(|event| describe(&event))
+        self.device.next_event(Duration::ZERO).map(|event| describe(&event, self.waits))
     }
 }
 
-fn describe(event: &Event) -> String {
+fn describe(event: &Event, waits: bool) -> String {
     match event {
         Event::ConfigChanged(info) => {
             format!(
@@ -124,6 +126,7 @@ fn describe(event: &Event) -> String {
             report.resubmitted,
             report.completed
         ),
+        Event::GaveUp { .. } if !waits => "it is not waited for: --reconnect TIME would".to_owned(),
         Event::GaveUp { reason } => format!("the back-end did not come back in time: {reason}"),
     }
 }

@@ -191,23 +191,38 @@ pub enum JobError {
     /// Less than a block.
     #[error("size={} is less than one block of bs={}", short(*size_bytes), short(u64::from(*bs)))]
     SizeBelowBlock {
-        /** `size=`, or what the device has behind `offset=`. */
+        /** `size=`, or all of the device. */
         size_bytes: u64,
         /** `bs=`. */
         bs: u32,
     },
     /// Past the end.
     #[error(
-        "offset={} and size={} go beyond the device, which has {device_bytes} bytes: give a smaller size, or none \
-         for all of it",
+        "offset={} and size={} go beyond the device, which has {}: give a smaller size, or none for all of it",
         short(*offset_bytes),
-        short(*size_bytes)
+        short(*size_bytes),
+        short(*device_bytes)
     )]
     BeyondDevice {
         /** `offset=`. */
         offset_bytes: u64,
         /** `size=`. */
         size_bytes: u64,
+        /** Its capacity. */
+        device_bytes: u64,
+    },
+    /// No room for a block behind it.
+    #[error(
+        "offset={} leaves less than one block of bs={} of the device, which has {}: give a smaller offset",
+        short(*offset_bytes),
+        short(u64::from(*bs)),
+        short(*device_bytes)
+    )]
+    OffsetBeyondDevice {
+        /** `offset=`. */
+        offset_bytes: u64,
+        /** `bs=`. */
+        bs: u32,
         /** Its capacity. */
         device_bytes: u64,
     },
@@ -324,6 +339,10 @@ impl Job {
             let (offset_bytes, device_bytes) = (self.offset_bytes, limits.size_bytes);
             return Err(JobError::BeyondDevice { offset_bytes, size_bytes, device_bytes });
         }
+        if left_bytes < u64::from(bs) && self.offset_bytes > 0 {
+            let (offset_bytes, device_bytes) = (self.offset_bytes, limits.size_bytes);
+            return Err(JobError::OffsetBeyondDevice { offset_bytes, bs, device_bytes });
+        }
         if size_bytes < u64::from(bs) {
             return Err(JobError::SizeBelowBlock { size_bytes, bs });
         }
@@ -381,12 +400,9 @@ mod tests {
     fn size_beyond_the_device_is_named_with_its_capacity() {
         let job = Job { size_bytes: Some(2 << 20), ..Job::default() };
         let line = refusal(job, DEVICE);
-        assert!(
-            line.contains("size=2m") && line.contains("1048576 bytes") && line.contains("smaller"),
-            "{line}"
-        );
+        assert!(line.contains("size=2m") && line.contains("has 1m:") && line.contains("smaller"), "{line}");
         let job = Job { offset_bytes: 2 << 20, size_bytes: None, ..Job::default() };
-        assert!(refusal(job, DEVICE).contains("size=0 is less than one block"));
+        assert!(refusal(job, DEVICE).contains("offset=2m leaves less than one block"));
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub fn parse(text: &str, given: &[(String, Option<String>)]) -> Result<Vec<Job>,
             continue;
         }
         if let Some(rest) = text.strip_prefix('[') {
-            let bracket = || JobFileError::Bracket { line, text: text.to_owned() };
+            let bracket = || JobFileError::Bracket { line, text: quoted(text) };
             let name = rest.split_once(']').ok_or_else(bracket)?.0;
             if name != "global" {
                 jobs.push(begin(&global, name));
@@ -84,7 +84,7 @@ pub fn parse(text: &str, given: &[(String, Option<String>)]) -> Result<Vec<Job>,
             section = Some(name.to_owned());
             continue;
         }
-        let no_section = || JobFileError::NoSection { line, text: text.to_owned() };
+        let no_section = || JobFileError::NoSection { line, text: quoted(text) };
         let name = section.as_deref().ok_or_else(no_section)?;
         let job = if name == "global" { &mut global } else { jobs.last_mut().ok_or_else(no_section)? };
         let (option, value) = option(text);
@@ -95,6 +95,13 @@ pub fn parse(text: &str, given: &[(String, Option<String>)]) -> Result<Vec<Job>,
         })?;
     }
     finish(jobs, given)
+}
+
+/// For a message: what may be anything, in few and harmless letters.
+fn quoted(text: &str) -> String {
+    const MOST: usize = 40;
+    let shown: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
+    if text.chars().count() > MOST { shown + "…" } else { shown }
 }
 
 /// A section starts with what `[global]` says so far.
@@ -213,6 +220,8 @@ rw = randwrite   ; the last one
     #[test]
     fn text_that_is_no_job_file_is_refused() {
         assert!(refusal("bs=4k\n").starts_with("line 1: 'bs=4k' is outside any section"));
+        let zeroes = refusal(&"\0".repeat(5000));
+        assert!(zeroes.starts_with(r"line 1: '\0\0") && zeroes.len() < 200, "{zeroes}");
         assert!(refusal("[a\n").starts_with("line 1: '[a' is a section without"));
         assert!(refusal("; nothing\n").starts_with("there is no job"));
         assert!(refusal("[a]\nbs=1000\n").starts_with("section [a]: bs=1000"));

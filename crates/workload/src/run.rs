@@ -25,6 +25,7 @@ use crate::port::{Port, PortError};
 use crate::port_file::FilePort;
 use crate::stop::Stop;
 use crate::target::{Client, Target};
+use crate::units::list;
 use crate::worker::{Common, Failure, Live, Worker};
 
 /// Between two looks at progress and events.
@@ -77,7 +78,8 @@ pub enum RunError {
     },
     /// More than a ring holds.
     #[error(
-        "iodepth={depth} does not fit: a queue of {queue_size} descriptors holds {most} requests of this device"
+        "iodepth={depth} does not fit: a queue of {queue_size} descriptors holds {most} requests: give iodepth={most} \
+         or less, more jobs, or a larger --queue-size (1024 at most)"
     )]
     Depth {
         /** `iodepth=`. */
@@ -111,6 +113,12 @@ pub enum RunError {
         /** As far as /proc shows them. */
         holders: Vec<LockHolder>,
     },
+    /// No such file.
+    #[error("file {path:?} does not exist: check the path, or make the file first (truncate -s SIZE)")]
+    NoFile {
+        /** As given. */
+        path: PathBuf,
+    },
     /// The file system cannot.
     #[error("{path:?} cannot be opened with O_DIRECT: use direct=0, or a file on another file system")]
     NoDirect {
@@ -118,10 +126,12 @@ pub enum RunError {
         path: PathBuf,
     },
     /// A CPU that is not there, or not ours.
-    #[error("threads cannot be bound to CPU {cpu}")]
+    #[error("threads cannot be bound to CPU {cpu}: this process may use {}", list(allowed))]
     Pin {
         /** Its number. */
         cpu: usize,
+        /** Those that there are, and are ours. */
+        allowed: Vec<usize>,
         /** From the kernel. */
         source: std::io::Error,
     },
@@ -136,6 +146,7 @@ impl From<ImageError> for RunError {
             // Their own words name options of the server.
             ImageError::Locked { path, holders, .. } => Self::InUse { path, holders },
             ImageError::DirectRefused { path } => Self::NoDirect { path },
+            ImageError::Missing { path } => Self::NoFile { path },
             other => Self::Image(other),
         }
     }
@@ -428,10 +439,20 @@ fn total(job: &Job, limits: &Limits) -> Option<u64> {
 
 fn pin(client: &Client, clone: u32) -> Result<(), RunError> {
     let Some(&cpu) = client.cpus.get(clone as usize % client.cpus.len().max(1)) else { return Ok(()) };
+    let source = |error: rustix::io::Errno| RunError::Pin { cpu, allowed: allowed(), source: error.into() };
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(source(rustix::io::Errno::INVAL)); // more than a set holds: `set` would panic
+    }
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
-    let source = |error: rustix::io::Errno| RunError::Pin { cpu, source: error.into() };
     rustix::thread::sched_setaffinity(None, &set).map_err(source)
+}
+
+/// As far as the kernel tells.
+fn allowed() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None);
+    set.map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
+        .unwrap_or_default()
 }
 
 /// Tried out on a thread of its own, before anything else is done.

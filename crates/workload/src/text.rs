@@ -6,6 +6,7 @@
 //! Not here: the same for programs (`json.rs`).
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use crate::json::{LATENCY_STEPS, PERCENTILES, Rates, latency_shares, micros, percent_of, ratio, share};
 use crate::latency::{Latency, Spread};
@@ -17,6 +18,9 @@ use crate::units::short;
 
 /// Below this share of the requests, a step is left out.
 const SHOWN_PERCENT: f64 = 0.01;
+
+/// Shorter than this, a server's processor time, which the kernel gives in ticks of 10 ms, is mostly rounding.
+const SERVER_TIME_FROM: Duration = Duration::from_millis(200);
 
 /// The whole result, with a line break at its end.
 #[must_use]
@@ -188,7 +192,10 @@ fn extra(out: &mut String, outcome: &Outcome) {
     if let Some(server) = outcome.server {
         let (usr, sys) = (percent_of(server.user, group.runtime), percent_of(server.system, group.runtime));
         let each = us_per_io(server.user + server.system);
-        let _ = write!(out, ", server={each:.2}usec (usr={usr:.2}%, sys={sys:.2}%)");
+        let _ = match group.runtime < SERVER_TIME_FROM {
+            true => write!(out, ", server=- (told of runs from {} s on)", SERVER_TIME_FROM.as_secs_f64()),
+            false => write!(out, ", server={each:.2}usec (usr={usr:.2}%, sys={sys:.2}%)"),
+        };
     }
     out.push('\n');
     if matches!(outcome.target, Target::Socket(_)) {

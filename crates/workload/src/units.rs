@@ -67,6 +67,17 @@ pub fn cpus(text: &str) -> Option<Vec<usize>> {
     Some(list)
 }
 
+/// 0, 1, 2, 3, 7 → "0-3,7". Of a rising list.
+#[must_use]
+pub(crate) fn list(cpus: &[usize]) -> String {
+    let runs = cpus.chunk_by(|before, next| before + 1 == *next);
+    let words = runs.filter_map(|run| match (run.first()?, run.last()?) {
+        (first, last) if first == last => Some(first.to_string()),
+        (first, last) => Some(format!("{first}-{last}")),
+    });
+    words.collect::<Vec<_>>().join(",")
+}
+
 /// For error messages and people: "4k", "25g", where it is whole.
 #[must_use]
 pub fn short(size_bytes: u64) -> String {
@@ -104,6 +115,11 @@ mod tests {
     fn list_of_cpus_has_numbers_and_ranges() {
         assert_eq!(cpus("0-2,7"), Some(vec![0, 1, 2, 7]));
         assert_eq!([cpus(""), cpus("3-1"), cpus("a"), cpus("0-99999")], [const { None }; 4]);
+    }
+
+    #[test]
+    fn cpus_are_shown_as_they_are_read() {
+        assert_eq!([list(&[0, 1, 2, 7]), list(&[3]), list(&[])], ["0-2,7", "3", ""]);
     }
 
     #[test]

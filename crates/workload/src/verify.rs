@@ -124,7 +124,8 @@ fn check(block: &[u8], offset_bytes: u64, written: Option<(u64, u32)>) -> Result
     let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| block[at + i]));
     let (magic, offset, sequence, seed) = (u64_at(0), u64_at(8), u64_at(16), u32_at(24));
     if magic != MAGIC {
-        return Err(differ("magic", format!("{MAGIC:#018x}"), format!("{magic:#018x}")));
+        let found = format!("{magic:#018x}: damaged, or not written with verify and this bs");
+        return Err(differ("magic", format!("{MAGIC:#018x}"), found));
     }
     let (computed, stored) = (crc(block), u32_at(CRC_AT));
     if computed != stored {
