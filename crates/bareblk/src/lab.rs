@@ -2,21 +2,23 @@
 //!
 //! `arguments → lab::find → Output (folder) → lab::run (progress bar) → files → table on standard output`
 //!
-//! - SIGINT or SIGTERM ends the run in order: nothing is reported, temporary files go. A second one ends at once.
+//! - SIGINT or SIGTERM ends the run in order: nothing is reported, temporary files go. A second one ends at once
+//!   (`signals.rs`).
 //!
 //! Not here: the experiments and their reports (`lab`), the definition of the arguments (`cli.rs`).
 
 use std::fmt::Write;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use lab::{Effort, Output, Progress, Setup, Stop};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use lab::{Effort, LabError, Output, Progress, Setup, Stop};
+
+use crate::signals::Ending;
+use crate::usage::Wrong;
 
 /// Redrawn between samples only: a thread that draws would be measured too.
 const RESOLUTION: u64 = 1000;
@@ -75,10 +77,10 @@ fn seconds(text: &str) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Does what was asked for; returns the text for standard output.
-pub fn obey(command: LabCommand) -> Result<String> {
+/// Does what was asked for.
+pub fn obey(command: LabCommand) -> Result<ExitCode> {
     match command {
-        LabCommand::List => Ok(list()),
+        LabCommand::List => crate::print(&list()).map(|()| ExitCode::SUCCESS),
         LabCommand::Run(args) => run(&args),
     }
 }
@@ -95,9 +97,10 @@ fn list() -> String {
     )
 }
 
-fn run(args: &RunArgs) -> Result<String> {
-    let experiment = lab::find(&args.name)?;
-    let stop = catch_signals().context("cannot catch signals")?;
+fn run(args: &RunArgs) -> Result<ExitCode> {
+    let experiment = lab::find(&args.name).map_err(|error| Wrong(error.to_string()))?;
+    let ending = Ending::catch().context("cannot catch signals")?;
+    let stop = Stop::new(ending.flag());
     let output = Output::prepare(&args.out)?;
     let setup = Setup {
         scratch: output.scratch().to_path_buf(),
@@ -108,19 +111,15 @@ fn run(args: &RunArgs) -> Result<String> {
     let mut bar = Bar::new();
     let result = lab::run(&experiment, &setup, &command_line(args), args.quick, &mut bar);
     bar.0.finish_and_clear();
-    let result = result?;
+    let result = match result {
+        Err(error @ LabError::Interrupted) => {
+            return Ok(crate::complain((error.to_string(), ending.exit_code())));
+        }
+        other => other?,
+    };
     let report = lab::write_all(output.folder(), &result)?;
-    Ok(format!("{}\nreport: {}\n", lab::table_text(&result), report.display()))
-}
-
-/// The first signal asks for an end in order; the second has its usual effect.
-fn catch_signals() -> std::io::Result<Stop> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
-        signal_hook::flag::register(signal, Arc::clone(&flag))?;
-    }
-    Ok(Stop::new(flag))
+    crate::print(&format!("{}\nreport: {}\n", lab::table_text(&result), report.display()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn effort(args: &RunArgs, declaration: &lab::Declaration) -> Effort {

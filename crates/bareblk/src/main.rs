@@ -2,8 +2,8 @@
 //!
 //! `arguments → cli.rs → serve.rs | vmm_args.rs | engines.rs | bench.rs | lab.rs | completions → exit code`
 //!
-//! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n the
-//!   second signal n ended a stop that took too long.
+//! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n
+//!   signal n ended a measurement, or, the second one, a stop that took too long.
 //!
 //! Not here: what serving means (`blk_server`), what an image is (`disk_image`).
 #![forbid(unsafe_code)]
@@ -76,13 +76,13 @@ fn complain((line, code): (String, ExitCode)) -> ExitCode {
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Bench(args) => return bench::obey(&args),
+        Command::Lab(command) => return lab::obey(command),
         Command::Serve(args) => {
             logging::start(&args.log)?;
             serve::serve(args.configuration()?)
         }
         Command::VmmArgs(args) => print(&vmm_args::text(&args)?),
         Command::Engines(args) => print(&engines::text(&args)?),
-        Command::Lab(command) => print(&lab::obey(command)?),
         Command::Completions { shell } => print(&cli::completions(shell)),
     }?;
     Ok(ExitCode::SUCCESS)

@@ -33,7 +33,7 @@ fn unknown_experiment_is_refused_with_the_known_ones() {
     let place = Place::new();
     let mut command = bareblk();
     command.args(["lab", "run", "nonsense", "--out"]).arg(place.path("out"));
-    assert_says(&refusal(command), &["'nonsense' is unknown", "aio"]);
+    assert_says(&wrong_usage(command), &["'nonsense' is unknown", "aio"]);
     assert!(!place.path("out").exists());
 }
 
@@ -89,7 +89,7 @@ fn interrupt_with_file_in(folder: &Path, size_bytes: u64, place: &Place) {
     let said = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(
         (ended.status.code(), said.as_str()),
-        (Some(1), "bareblk: interrupted; nothing was written\n")
+        (Some(130), "bareblk: interrupted; nothing was written\n")
     );
     assert!(ended.stdout.is_empty());
     assert!(!out.exists(), "{} entries are left", entries(&out));

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// No such experiment.
-    #[error("experiment '{name}' is unknown; there is: {known}")]
+    #[error("experiment '{name}' is unknown: give one of {known}")]
     UnknownExperiment {
         /** As given. */
         name: String,

@@ -14,7 +14,7 @@ use crate::stats::Summary;
 use crate::verdict::{Outcome, Verdict};
 
 /// More details of a verdict than this are not all shown.
-const MANY: usize = 8;
+pub(crate) const MANY: usize = 8;
 
 /// What a missing figure looks like.
 pub(crate) const NONE: &str = "–";
@@ -47,6 +47,10 @@ pub fn text(result: &RunResult) -> String {
 fn details(text: &mut String, verdict: &Verdict) {
     let is_as_wanted = |detail: &&String| detail.starts_with(Outcome::Reached.word());
     let many = verdict.details.len() > MANY;
+    if many && verdict.is_all_undecided() {
+        let _ = writeln!(text, "  all {} of them, which the report has", verdict.details.len());
+        return;
+    }
     let shown = verdict.details.iter().filter(|detail| !many || !is_as_wanted(detail));
     shown.for_each(|detail| _ = writeln!(text, "  {detail}"));
     let left_out = verdict.details.iter().filter(is_as_wanted).count();
@@ -61,20 +65,22 @@ pub(crate) fn caution(result: &RunResult) -> Option<String> {
     let rounds = result.effort.rounds;
     (result.quick || !result.is_sure()).then(|| {
         format!(
-            "Only {rounds} rounds of {} s: the intervals mean little. A full run has {}.",
-            result.effort.seconds, result.experiment.full.rounds
+            "Only {rounds} round{} of {} s: the intervals mean little. A full run has {}.",
+            if rounds == 1 { "" } else { "s" },
+            result.effort.seconds,
+            result.experiment.full.rounds
         )
     })
 }
 
 /// How to read a cell and a ratio.
 pub(crate) fn explanation(result: &RunResult) -> (String, String) {
-    let coverage = if result.is_sure() { "at least 95 %" } else { "less than 95 %" };
-    let first = format!(
-        "Medians of {} rounds; below each, the interval that contains the true median with {coverage} \
-         (order statistics, no distribution assumed).",
-        result.effort.rounds
-    );
+    let below = if result.is_sure() {
+        "the interval that contains the true median with at least 95 % (order statistics, no distribution assumed)"
+    } else {
+        "smallest and largest: too few rounds for an interval that contains the true median with 95 %"
+    };
+    let first = format!("Medians of rounds ({}); below each, {below}.", result.effort.rounds);
     let title = &result.experiment.ratio_title;
     let has_own = result.experiment.variants.iter().any(|variant| variant.against.is_some());
     let second = if has_own {
@@ -174,6 +180,17 @@ mod tests {
         let text = text(&result);
         assert!(text.contains("  missed: 3\n  reached: 9 of 10, which the report has"), "{text}");
         assert!(!text.contains("reached: 4"), "{text}");
+    }
+
+    #[test]
+    fn many_details_that_decide_nothing_are_only_counted() {
+        let mut result = example::result();
+        result.verdicts[0].details = (0..10).map(|place| format!("undecided: {place}")).collect();
+        let text = text(&result);
+        assert!(
+            text.contains("  all 10 of them, which the report has") && !text.contains("undecided: 4"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -44,6 +44,13 @@ pub struct Verdict {
     pub details: Vec<String>,
 }
 
+impl Verdict {
+    /// Nothing could be decided: where there are many lines, none is worth a reader's time before the figures are.
+    pub(crate) fn is_all_undecided(&self) -> bool {
+        self.details.iter().all(|detail| detail.starts_with(Outcome::Undecided.word()))
+    }
+}
+
 /// One per target.
 pub(crate) fn judge(declaration: &Declaration, cells: &[CellResult]) -> Vec<Verdict> {
     declaration.targets.iter().map(|target| judge_one(declaration, target, cells)).collect()
@@ -79,7 +86,7 @@ fn judge_cell(declaration: &Declaration, target: &Target, cell: &CellResult) -> 
     let name = format!("{}, {}", label(&cell.variant), label(&cell.workload));
     let Some(ratio) = &cell.ratio else {
         let why = cell.unavailable.as_deref().unwrap_or("there is no baseline to compare with");
-        return (Outcome::Undecided, format!("{name}: not measured: {why}"));
+        return (Outcome::Undecided, format!("undecided: {name}: not measured: {why}"));
     };
     let summary = ratio.summary;
     let (low, high, half_width) = (summary.low, summary.high, summary.half_width());

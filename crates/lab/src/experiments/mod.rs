@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn unknown_name_is_refused_with_the_known_ones() {
         let line = find("nonsense").unwrap_err().to_string();
-        assert_eq!(line, "experiment 'nonsense' is unknown; there is: aio, kick");
+        assert_eq!(line, "experiment 'nonsense' is unknown: give one of aio, kick");
     }
 
     #[test]

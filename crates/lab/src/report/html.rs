@@ -96,9 +96,13 @@ fn verdicts(page: &mut String, result: &RunResult) {
             Outcome::Undecided => "undecided",
         };
         let (word, target) = (verdict.outcome.word(), escape(&verdict.target));
-        let _ = writeln!(page, "<p><strong class=\"{class}\">{word}</strong>: {target}</p>\n<ul>");
+        let open = if verdict.details.len() > table::MANY { "" } else { " open" };
+        let _ = writeln!(
+            page,
+            "<details{open}><summary><strong class=\"{class}\">{word}</strong>: {target}</summary>\n<ul>"
+        );
         verdict.details.iter().for_each(|detail| _ = writeln!(page, "<li>{}</li>", escape(detail)));
-        page.push_str("</ul>\n");
+        page.push_str("</ul></details>\n");
     }
 }
 
