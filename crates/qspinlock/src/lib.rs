@@ -15,6 +15,18 @@ extern crate std;
 
 mod ticket;
 
+mod events;
+mod node;
+mod platform;
+mod policy;
+mod queue;
+#[cfg(not(all(test, loom)))]
+mod raw;
+mod word;
+
+#[cfg(all(feature = "std", not(all(test, loom))))]
+mod linux;
+
 #[cfg(feature = "std")]
 mod std_mutex;
 
@@ -29,11 +41,27 @@ mod model;
 
 #[cfg(feature = "lock_api_04")]
 pub use api_04::Api04;
+pub use events::Event;
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub use linux::{Linux, now};
 #[cfg(all(feature = "std", not(all(test, loom))))]
 pub use metered::{Held, LockTimes, Metered, STRIDE};
+pub use node::{NODES_PER_THREAD, Node};
+pub use platform::{Clock, Deadline, Platform, Slept};
+pub use policy::{Fair, Hybrid, Native, Policy};
+pub use queue::QueueLock;
 #[cfg(feature = "std")]
 pub use std_mutex::{StdGuard, StdMutex};
 pub use ticket::{Ticket, TicketLock};
+pub use word::{MAX_NODES, MAX_PASSED};
+
+/// The queued lock that only spins: first in, first out, for threads that have a core each.
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub type QSpinLock = QueueLock<Native, Linux>;
+/// The queued lock whose waiters spin for a while and then sleep. `P` is [`Hybrid`] (throughput, bounded passing)
+/// or [`Fair`] (first in, first out).
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub type PvQSpinLock<P = Hybrid> = QueueLock<P, Linux>;
 
 /// Data behind a [`TicketLock`].
 #[cfg(not(all(test, loom)))]

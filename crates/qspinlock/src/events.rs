@@ -1,0 +1,24 @@
+//! What happens off the fast path, by name, for statistics.
+//!
+//! Not here: the counters.
+
+/// Something that happened to one thread in a slow path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// Acquired after spinning on the lock itself, without a place in the queue ("pending").
+    Spun,
+    /// Took a place in the queue ("slow path").
+    Queued,
+    /// Took the lock past a queue ("steal").
+    Stole,
+    /// Went to sleep ("halt").
+    Halted,
+    /// Woke a sleeping waiter ("kick").
+    Kicked,
+    /// Was woken without a reason, and went on sleeping.
+    WokenForNothing,
+    /// Gave up at a deadline.
+    TimedOut,
+    /// Had no node of its own to wait on.
+    NoNode,
+}

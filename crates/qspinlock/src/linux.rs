@@ -1,0 +1,119 @@
+//! Linux as the queued locks see it: futexes, clocks, and the nodes of each thread.
+//!
+//! - No allocation: nodes are a static array, of which the system backs only the pages that were used.
+//! - Nothing runs at thread exit: what a thread keeps is one number in a thread-local cell without a destructor, so
+//!   locks work in destructors that run late and before the first line of `main`.
+//!
+//! Not here: who has which nodes (`linux/slots.rs`), what a fork leaves behind (`linux/fork.rs`).
+
+mod fork;
+mod slots;
+
+use core::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use crate::platform::{Clock, Deadline, Platform, Slept};
+use crate::{Node, events::Event};
+
+/// The platform of all locks in this crate that do not name another. See the file's head.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Linux;
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+// SAFETY: the nodes are one static array; numbers are given out by `slots`, to one living thread at a time.
+unsafe impl Platform for Linux {
+    #[inline]
+    fn nodes() -> &'static [Node] {
+        slots::nodes()
+    }
+
+    #[inline]
+    fn own_nodes() -> Option<u32> {
+        slots::own_nodes()
+    }
+
+    fn common_nodes() -> u32 {
+        slots::COMMON_NODES
+    }
+
+    fn epoch() -> u32 {
+        fork::epoch()
+    }
+
+    fn wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Slept {
+        futex_wait(word, expected, deadline)
+    }
+
+    fn wake_one(word: &AtomicU32) {
+        // SAFETY: FUTEX_WAKE only compares the address, and reads no memory of ours.
+        unsafe {
+            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1)
+        };
+    }
+
+    fn is_past(deadline: Deadline) -> bool {
+        now(deadline.clock).at_ns >= deadline.at_ns
+    }
+
+    #[inline]
+    fn relax() {
+        core::hint::spin_loop();
+    }
+
+    fn yield_now() {
+        std::thread::yield_now();
+    }
+
+    #[inline]
+    fn note(_event: Event) {}
+}
+
+/// The reading of a clock.
+#[must_use]
+pub fn now(clock: Clock) -> Deadline {
+    let id = match clock {
+        Clock::Monotonic => libc::CLOCK_MONOTONIC,
+        Clock::Realtime => libc::CLOCK_REALTIME,
+    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a timespec to be written to, and both clocks exist on every Linux.
+    unsafe { libc::clock_gettime(id, &raw mut time) };
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let ns = u64::try_from(time.tv_nsec).unwrap_or(0);
+    Deadline { clock, at_ns: seconds.saturating_mul(NS_PER_S).saturating_add(ns) }
+}
+
+/// The deadline `timeout` from now; none if that is further away than the clock counts.
+pub(crate) fn deadline_in(timeout: Duration) -> Option<Deadline> {
+    let now = now(Clock::Monotonic);
+    let at_ns = u64::try_from(timeout.as_nanos()).ok().and_then(|ns| now.at_ns.checked_add(ns))?;
+    // The system's clocks count in signed nanoseconds.
+    (at_ns < i64::MAX as u64).then_some(Deadline { at_ns, ..now })
+}
+
+fn futex_wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Slept {
+    let realtime = match deadline {
+        Some(Deadline { clock: Clock::Realtime, .. }) => libc::FUTEX_CLOCK_REALTIME,
+        _ => 0,
+    };
+    let until = deadline.map(timespec);
+    let until = until.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    // WAIT_BITSET, because its timeout is a reading of the clock and not a span. Any wake matches all bits.
+    let operation = libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG | realtime;
+    let no_second_word = core::ptr::null::<u32>();
+    // SAFETY: `word` is aligned and lives through the call, `until` is null or a timespec that does.
+    let result = unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, until, no_second_word, u32::MAX)
+    };
+    if result == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ETIMEDOUT) {
+        return Slept::TimedOut;
+    }
+    Slept::Woken
+}
+
+fn timespec(deadline: Deadline) -> libc::timespec {
+    let seconds = libc::time_t::try_from(deadline.at_ns / NS_PER_S).unwrap_or(libc::time_t::MAX);
+    let ns = libc::c_long::try_from(deadline.at_ns % NS_PER_S).unwrap_or(0);
+    libc::timespec { tv_sec: seconds, tv_nsec: ns }
+}
