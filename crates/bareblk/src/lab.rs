@@ -1,7 +1,8 @@
 //! `bareblk lab`: list the experiments, run one, keep what it found.
 //!
-//! `arguments → lab::find → Output (folder) → lab::run (progress bar) → files → table on standard output`
+//! `arguments → lab::find_all → Output (folder) → lab::run (progress bar) → files → table on standard output`
 //!
+//! - A name may stand for several experiments: they run one after the other, and each is kept as soon as it is done.
 //! - SIGINT or SIGTERM ends the run in order: nothing is reported, temporary files go. A second one ends at once
 //!   (`signals.rs`).
 //!
@@ -15,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use lab::{Effort, LabError, Output, Progress, Setup, Stop};
+use lab::{Effort, Experiment, LabError, Output, Progress, Setup, Stop};
 
 use crate::signals::Ending;
 use crate::usage::Wrong;
@@ -40,6 +41,8 @@ Examples:
       test file on another disk
   bareblk lab run kick --out results
       what notifying outside the queue's lock gains, in under ten minutes
+  bareblk lab run qspinlock --out results
+      the queued locks beside others, more threads than cores
 
 Writes DIR/report.html (over all experiments in DIR), DIR/NAME/result.json (every
 sample) and DIR/NAME/*.svg. Test files of up to 1 GiB lie in --storage and in
@@ -90,18 +93,30 @@ fn list() -> String {
         String::new(),
         |mut text, declaration| {
             let (title, year) = (declaration.source.title, declaration.source.year);
-            let _ = writeln!(text, "{:10} {}", declaration.name, declaration.question);
-            let _ = writeln!(text, "{:10} from: {title}, {year}", "");
+            let _ = writeln!(text, "{:22} {}", declaration.name, declaration.question);
+            let _ = writeln!(text, "{:22} from: {title}, {year}", "");
             text
         },
     )
 }
 
 fn run(args: &RunArgs) -> Result<ExitCode> {
-    let experiment = lab::find(&args.name).map_err(|error| Wrong(error.to_string()))?;
+    let experiments = lab::find_all(&args.name).map_err(|error| Wrong(error.to_string()))?;
     let ending = Ending::catch().context("cannot catch signals")?;
-    let stop = Stop::new(ending.flag());
     let output = Output::prepare(&args.out)?;
+    for experiment in experiments {
+        match run_one(args, &experiment, &output, Stop::new(ending.flag())) {
+            Err(error @ LabError::Interrupted) => {
+                return Ok(crate::complain((error.to_string(), ending.exit_code())));
+            }
+            text => crate::print(&text?)?,
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns what is to be printed.
+fn run_one(args: &RunArgs, experiment: &Experiment, output: &Output, stop: Stop) -> Result<String, LabError> {
     let setup = Setup {
         scratch: output.scratch().to_path_buf(),
         storage: args.storage.clone().unwrap_or_else(|| args.out.clone()),
@@ -109,17 +124,11 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
         stop,
     };
     let mut bar = Bar::new();
-    let result = lab::run(&experiment, &setup, &command_line(args), args.quick, &mut bar);
+    let result = lab::run(experiment, &setup, &command_line(args), args.quick, &mut bar);
     bar.0.finish_and_clear();
-    let result = match result {
-        Err(error @ LabError::Interrupted) => {
-            return Ok(crate::complain((error.to_string(), ending.exit_code())));
-        }
-        other => other?,
-    };
+    let result = result?;
     let report = lab::write_all(output.folder(), &result)?;
-    crate::print(&format!("{}\nreport: {}\n", lab::table_text(&result), report.display()))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(format!("{}\nreport: {}\n", lab::table_text(&result), report.display()))
 }
 
 fn effort(args: &RunArgs, declaration: &lab::Declaration) -> Effort {

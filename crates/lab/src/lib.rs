@@ -37,7 +37,7 @@ pub use experiment::{
     PublishedColumn, PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Target, Variant,
     Workload,
 };
-pub use experiments::{all, find};
+pub use experiments::{all, find, find_all};
 pub use machine::{Machine, StoragePlace};
 pub use report::{Output, write_all};
 pub use result::{CellResult, Measure, Ratio, RunResult};

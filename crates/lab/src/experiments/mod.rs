@@ -12,13 +12,28 @@ mod kick_declaration;
 
 mod kick_loads;
 
+mod qspinlock;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
 /// Every experiment, in the order of `bareblk lab list`.
 #[must_use]
 pub fn all() -> Vec<Experiment> {
-    vec![aio::experiment(), kick::experiment()]
+    let mut all = vec![aio::experiment(), kick::experiment()];
+    all.extend(qspinlock::parts());
+    all
+}
+
+/// One by its name, or all parts of one: `qspinlock` stands for every `qspinlock-…`.
+///
+/// # Errors
+/// [`LabError::UnknownExperiment`], with all names.
+pub fn find_all(name: &str) -> Result<Vec<Experiment>, LabError> {
+    let prefix = format!("{name}-");
+    let parts = all().into_iter().filter(|experiment| experiment.declaration.name.starts_with(&prefix));
+    let parts: Vec<_> = parts.collect();
+    if parts.is_empty() { find(name).map(|found| vec![found]) } else { Ok(parts) }
 }
 
 /// By its name.

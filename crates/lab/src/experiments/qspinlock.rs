@@ -1,0 +1,12 @@
+//! `qspinlock`: the parts of the experiment, each an experiment with tables, plots and verdicts of its own.
+//!
+//! `bareblk lab run qspinlock → every part, one after the other, into one report`
+//!
+//! Not here: the parts themselves (`qspinlock_*.rs`), how a name stands for several experiments (`mod.rs`).
+
+use crate::experiment::Experiment;
+
+/// In the order in which they run.
+pub(super) fn parts() -> Vec<Experiment> {
+    vec![]
+}
