@@ -15,6 +15,7 @@ extern crate std;
 
 mod ticket;
 
+mod atomic;
 mod events;
 mod node;
 mod platform;

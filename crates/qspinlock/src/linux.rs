@@ -61,8 +61,8 @@ unsafe impl Platform for Linux {
         core::hint::spin_loop();
     }
 
-    fn yield_now() {
-        std::thread::yield_now();
+    fn sleep_ns(ns: u64) {
+        std::thread::sleep(Duration::from_nanos(ns));
     }
 
     #[inline]

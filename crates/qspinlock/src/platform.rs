@@ -5,8 +5,7 @@
 //!
 //! Not here: the algorithm.
 
-use core::sync::atomic::AtomicU32;
-
+use crate::atomic::AtomicU32;
 use crate::{Node, events::Event};
 
 /// Until when a timed lock waits.
@@ -67,8 +66,8 @@ pub unsafe trait Platform: 'static {
     /// A look is over and the next is to come: tells the processor, waits a moment.
     fn relax();
 
-    /// Lets another thread run that is ready to.
-    fn yield_now();
+    /// Sleeps for about so many nanoseconds.
+    fn sleep_ns(ns: u64);
 
     /// Something worth counting happened in a slow path of this thread.
     fn note(_event: Event) {}

@@ -13,6 +13,11 @@ pub trait Policy: 'static {
     const PASS_LIMIT: u32;
     /// Looks at a lock that is held before a newcomer queues, if newcomers may pass.
     const NEWCOMER_LOOKS: u32;
+    /// Processor hints between a newcomer's look number `look` and the next one.
+    #[must_use]
+    fn newcomer_pause(look: u32) -> u32 {
+        1 << look.min(4)
+    }
     /// Looks at its own node before a waiter sleeps.
     const WAITER_LOOKS: u32;
     /// Looks at the lock before an heir sleeps again.

@@ -22,7 +22,7 @@
 pub(crate) struct Word(pub(crate) u32);
 
 const LOCKED: u32 = 1;
-const HEIR: u32 = 1 << 1;
+pub(crate) const HEIR: u32 = 1 << 1;
 const ALONE: u32 = 1 << 2;
 const PASSED_SHIFT: u32 = 3;
 const TAIL_SHIFT: u32 = 14;
@@ -71,10 +71,6 @@ impl Word {
 
     pub(crate) const fn unlocked(self) -> Self {
         Self(self.0 & !LOCKED)
-    }
-
-    pub(crate) const fn with_heir(self) -> Self {
-        Self(self.0 | HEIR)
     }
 
     /// Without an heir; nobody has been passed over yet.

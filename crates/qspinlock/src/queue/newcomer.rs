@@ -1,0 +1,144 @@
+//! A newcomer: passes where the policy lets it, or takes a place at the end of the queue.
+//!
+//! Not here: waiting in the queue (`waiter.rs`).
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::QueueLock;
+use crate::node::{NODES_PER_THREAD, Node, set_link, state};
+use crate::word::{NodeNumber, Word};
+use crate::{Deadline, Event, Platform, Policy};
+
+/// A node that this wait has to itself.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) number: NodeNumber,
+    pub(super) node: &'static Node,
+}
+
+/// First and longest sleep between two looks of a thread without a node.
+const SHORTEST_SLEEP_NS: u64 = 1_000;
+const LONGEST_SLEEP_NS: u64 = 1_000_000;
+
+impl<P: Policy, S: Platform> QueueLock<P, S> {
+    /// What the word becomes if a newcomer takes the lock now; none if it may not.
+    fn taken_by_newcomer(word: Word) -> Option<Word> {
+        match word.tail() {
+            _ if word.is_locked() => None,
+            None => Some(word.locked()),
+            Some(tail) if Self::is_left_behind(tail) => Some(Word::HELD),
+            Some(_) if word.passed() < P::PASS_LIMIT => Some(word.locked().passed_once_more()),
+            Some(_) => None,
+        }
+    }
+
+    /// Takes the lock if it is free, past a queue if need be; never waits.
+    pub(super) fn take_in_passing(&self) -> bool {
+        let mut word = Word(self.word.load(Relaxed));
+        while let Some(taken) = Self::taken_by_newcomer(word) {
+            // Acquire pairs with the releases in `queue.rs` and `holder.rs`.
+            match self.word.compare_exchange(word.0, taken.0, Acquire, Relaxed) {
+                Ok(_) => {
+                    if word.tail().is_some() {
+                        S::note(Event::Stole);
+                    }
+                    return true;
+                }
+                Err(now) => word = Word(now), // somebody took it or queued: it went on for them
+            }
+        }
+        false
+    }
+
+    /// Looks at the lock for a while before queueing.
+    pub(super) fn look_and_take(&self) -> bool {
+        for look in 0..P::NEWCOMER_LOOKS {
+            if self.take_in_passing() {
+                return true;
+            }
+            for _ in 0..P::newcomer_pause(look) {
+                S::relax();
+            }
+        }
+        false
+    }
+
+    /// A node: one of the thread's own, or else, for a wait without an end, one of those that are for everybody.
+    pub(super) fn claim_place(&self, is_timed: bool) -> Option<Place> {
+        let own = S::own_nodes();
+        let own_place = own.and_then(|first| claim_one_of::<S>(first, NODES_PER_THREAD));
+        let place = own_place.or_else(|| {
+            S::note(Event::NoNode);
+            // Timed waits leave nodes behind; they must not use up what others depend on.
+            let may_borrow = !is_timed || own.is_none();
+            may_borrow.then(|| claim_one_of::<S>(0, S::common_nodes())).flatten()
+        })?;
+        place.node.prepare(S::epoch(), core::ptr::from_ref(self).addr());
+        Some(place)
+    }
+
+    /// Puts the node behind the tail; false if the lock was taken instead.
+    pub(super) fn join(&self, place: Place) -> bool {
+        let mut word = Word(self.word.load(Relaxed));
+        loop {
+            if let Some(taken) = Self::taken_by_newcomer(word) {
+                // Acquire pairs with the releases in `queue.rs` and `holder.rs`.
+                match self.word.compare_exchange(word.0, taken.0, Acquire, Relaxed) {
+                    Ok(_) => return false,
+                    Err(now) => word = Word(now),
+                }
+                continue;
+            }
+            let queue = Self::without_those_left_behind(word);
+            set_link(&place.node.older, queue.tail());
+            // Release pairs with the acquires of the holders, who read the node.
+            match self.word.compare_exchange(word.0, queue.with_tail(place.number).0, Release, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => word = Word(now),
+            }
+        }
+    }
+
+    /// In a forked child: waiters that exist in the parent only are nobody's predecessors.
+    fn without_those_left_behind(word: Word) -> Word {
+        match word.tail() {
+            Some(tail) if Self::is_left_behind(tail) => word.with_empty_queue(),
+            _ => word,
+        }
+    }
+
+    /// All nodes are taken: more threads wait than there are numbers, or this one has left too many behind. Looks
+    /// now and then, and for a node as well, so that it gets a place in the end.
+    #[cold]
+    pub(super) fn acquire_without_node(&self, deadline: Option<Deadline>) -> bool {
+        let mut sleep_ns = SHORTEST_SLEEP_NS;
+        loop {
+            if self.take_in_passing() {
+                return true;
+            }
+            if deadline.is_some_and(S::is_past) {
+                S::note(Event::TimedOut);
+                return false;
+            }
+            if let Some(place) = self.claim_place(deadline.is_some()) {
+                return self.acquire_from(place, deadline);
+            }
+            S::sleep_ns(sleep_ns);
+            sleep_ns = (sleep_ns * 2).min(LONGEST_SLEEP_NS);
+        }
+    }
+}
+
+fn claim_one_of<S: Platform>(first: u32, count: u32) -> Option<Place> {
+    let nodes = S::nodes().get(first as usize..(first + count) as usize)?;
+    let (number, node) = (first..).zip(nodes).find(|(_, node)| node.claim())?;
+    Some(Place { number: NodeNumber(number), node })
+}
+
+impl Place {
+    /// The wait is over, and the node out of the queue.
+    pub(super) fn give_back(self) {
+        debug_assert_ne!(self.node.state.load(Relaxed), state::ABANDONED, "an abandoned node is its queue's");
+        self.node.free();
+    }
+}

@@ -1,0 +1,180 @@
+//! A waiter in the queue: looks at its own node, sleeps on it, becomes the heir or the holder, or gives up.
+//!
+//! Not here: what the holder does to it (`holder.rs`).
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::QueueLock;
+use super::newcomer::Place;
+use crate::node::state;
+use crate::word::Word;
+use crate::{Deadline, Event, Platform, Policy, Slept};
+
+/// Looks between two at the clock.
+const LOOKS_PER_CLOCK: u32 = 64;
+
+/// How a part of a wait ended.
+enum Turn {
+    /// The lock is ours, and the node is out of the queue.
+    Ours,
+    /// The node says something new.
+    Look,
+    /// The deadline has passed.
+    Late,
+}
+
+impl<P: Policy, S: Platform> QueueLock<P, S> {
+    /// Queues at `place`, and waits there.
+    pub(super) fn acquire_from(&self, place: Place, deadline: Option<Deadline>) -> bool {
+        if !self.join(place) {
+            place.give_back();
+            return true;
+        }
+        S::note(Event::Queued);
+        if !self.wait_for_turn(place, deadline) {
+            S::note(Event::TimedOut);
+            return false;
+        }
+        place.give_back();
+        if P::WAKE_AHEAD {
+            self.wake_next();
+        }
+        true
+    }
+
+    /// Whether the lock was had. If not, the node has been abandoned, and is its queue's.
+    fn wait_for_turn(&self, place: Place, deadline: Option<Deadline>) -> bool {
+        loop {
+            // Acquire pairs with the swaps in `holder.rs`: what was done under the lock, and the queue as it is.
+            let turn = match place.node.state.load(Acquire) {
+                state::GRANTED => Turn::Ours,
+                state::CHOSEN => self.wait_as_heir(place, deadline),
+                state::HALTED => self.sleep(place, deadline),
+                _ => self.look_then_halt(place, deadline),
+            };
+            match turn {
+                Turn::Ours => return true,
+                Turn::Late if self.give_up(place) => return false,
+                Turn::Late | Turn::Look => {}
+            }
+        }
+    }
+
+    /// Looks at the node until it changes; sleeps after a while if the policy is to.
+    fn look_then_halt(&self, place: Place, deadline: Option<Deadline>) -> Turn {
+        let own = &place.node.state;
+        let mut look = 0;
+        while !P::SLEEPS || look < P::WAITER_LOOKS {
+            if own.load(Relaxed) != state::WAITING {
+                return Turn::Look;
+            }
+            if look % LOOKS_PER_CLOCK == LOOKS_PER_CLOCK - 1 && deadline.is_some_and(S::is_past) {
+                return Turn::Late;
+            }
+            S::relax();
+            look = look.wrapping_add(1);
+        }
+        // Nothing is published by this, and whoever changes the state later swaps it and sees it.
+        if own.compare_exchange(state::WAITING, state::HALTED, Relaxed, Relaxed).is_ok() {
+            S::note(Event::Halted);
+        }
+        Turn::Look
+    }
+
+    /// Sleeps until the node says something else. The system looks at the state again before it puts us to sleep.
+    fn sleep(&self, place: Place, deadline: Option<Deadline>) -> Turn {
+        let slept = S::wait(&place.node.state, state::HALTED, deadline);
+        match place.node.state.load(Relaxed) {
+            state::HALTED if slept == Slept::TimedOut => Turn::Late,
+            state::HALTED => {
+                S::note(Event::WokenForNothing);
+                Turn::Look
+            }
+            _ => Turn::Look,
+        }
+    }
+
+    /// The oldest waiter, awake: takes the lock as soon as it is free, or granted to it. After a while it sleeps
+    /// again, and the next unlock chooses it again.
+    fn wait_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Turn {
+        let mut look = 0;
+        while !P::SLEEPS || look < P::HEIR_LOOKS {
+            if place.node.state.load(Relaxed) != state::CHOSEN {
+                return Turn::Look; // granted
+            }
+            if self.inherit_if_free(place) {
+                return Turn::Ours;
+            }
+            if look % LOOKS_PER_CLOCK == LOOKS_PER_CLOCK - 1 && deadline.is_some_and(S::is_past) {
+                return self.step_down(place, state::WAITING, Turn::Late);
+            }
+            S::relax();
+            look = look.wrapping_add(1);
+        }
+        S::note(Event::Halted);
+        self.step_down(place, state::HALTED, Turn::Look)
+    }
+
+    /// Takes the free lock as its heir, and the node out of the queue.
+    fn inherit_if_free(&self, place: Place) -> bool {
+        let mut word = Word(self.word.load(Relaxed));
+        while !word.is_locked() {
+            let is_last = word.tail() == Some(place.number);
+            let taken = if is_last { Word::HELD } else { word.locked().without_heir() };
+            // Acquire pairs with the release in `holder.rs`, and with those of the newcomers behind us in the queue.
+            match self.word.compare_exchange(word.0, taken.0, Acquire, Relaxed) {
+                Ok(_) => {
+                    if let (false, Some(tail)) = (is_last, word.tail()) {
+                        let oldest = Self::find_oldest(tail);
+                        debug_assert_eq!(oldest, place.number, "the heir is the oldest");
+                        Self::unlink_oldest(tail, oldest);
+                    }
+                    return true;
+                }
+                Err(now) => word = Word(now),
+            }
+        }
+        false
+    }
+
+    /// Gives up being the heir, for `becomes`; unless the lock becomes free or is granted first. `then` is what it
+    /// means if nothing came in between.
+    ///
+    /// As long as `heir` is set it means us: only holders set it, for the oldest, which we are until we hold the lock.
+    fn step_down(&self, place: Place, becomes: u32, then: Turn) -> Turn {
+        // Failure: a holder has granted us the lock.
+        if place.node.state.compare_exchange(state::CHOSEN, becomes, Relaxed, Relaxed).is_err() {
+            return Turn::Look;
+        }
+        let mut word = Word(self.word.load(Relaxed));
+        // re-check: while `heir` is set, unlocking leaves the lock to us and wakes nobody.
+        while word.has_heir() {
+            if !word.is_locked() {
+                if self.inherit_if_free(place) {
+                    return Turn::Ours;
+                }
+                word = Word(self.word.load(Relaxed));
+                continue;
+            }
+            // Release pairs with the acquire of the holder that unlocks next: it finds the state that we left.
+            match self.word.compare_exchange(word.0, word.with_heir_asleep().0, Release, Relaxed) {
+                Ok(_) => return then,
+                Err(now) => word = Word(now),
+            }
+        }
+        Turn::Look // a holder is just granting us the lock
+    }
+
+    /// Leaves the node to the queue; false if it has been chosen or granted the lock meanwhile.
+    fn give_up(&self, place: Place) -> bool {
+        let mut seen = place.node.state.load(Relaxed);
+        while matches!(seen, state::WAITING | state::HALTED) {
+            // Release pairs with the acquire in the swap of the holder that takes the node out.
+            match place.node.state.compare_exchange(seen, state::ABANDONED, Release, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
+        }
+        false
+    }
+}
