@@ -5,7 +5,11 @@
 //!
 //! Not here: the algorithm.
 
-use crate::atomic::AtomicU32;
+#[cfg(not(all(test, loom)))]
+use core::sync::atomic::AtomicU32;
+#[cfg(all(test, loom))]
+use loom::sync::atomic::AtomicU32;
+
 use crate::{Node, events::Event};
 
 /// Until when a timed lock waits.
