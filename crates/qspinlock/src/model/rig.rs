@@ -1,0 +1,167 @@
+//! What the models of the queued lock are made of: a number behind a lock, threads, policies with tiny limits.
+//!
+//! Not here: the models.
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use std::sync::Arc; // not loom's: it is no part of what is modelled, and has steps of its own
+use loom::thread::{self, JoinHandle};
+
+use super::platform::{self, Modelled};
+use crate::{Deadline, Event, Policy, QueueLock};
+
+/// A policy whose waiters sleep after `LOOKS` looks, and whose newcomers may pass `PASS` times.
+pub(super) struct Sleepy<const PASS: u32, const LOOKS: u32>;
+
+impl<const PASS: u32, const LOOKS: u32> Policy for Sleepy<PASS, LOOKS> {
+    const SLEEPS: bool = true;
+    const PASS_LIMIT: u32 = PASS;
+    const NEWCOMER_LOOKS: u32 = 0;
+    const WAITER_LOOKS: u32 = LOOKS;
+    const HEIR_LOOKS: u32 = LOOKS;
+}
+
+/// As above, and the next waiter is woken before its turn.
+pub(super) struct WakesAhead<const PASS: u32>;
+
+impl<const PASS: u32> Policy for WakesAhead<PASS> {
+    const SLEEPS: bool = true;
+    const PASS_LIMIT: u32 = PASS;
+    const NEWCOMER_LOOKS: u32 = 0;
+    const WAITER_LOOKS: u32 = 0;
+    const HEIR_LOOKS: u32 = 0;
+    const WAKE_AHEAD: bool = true;
+}
+
+/// Newcomers look at a lock that is held before they queue.
+pub(super) struct Looks<const PASS: u32>;
+
+impl<const PASS: u32> Policy for Looks<PASS> {
+    const SLEEPS: bool = true;
+    const PASS_LIMIT: u32 = PASS;
+    const NEWCOMER_LOOKS: u32 = 1;
+    const WAITER_LOOKS: u32 = 1;
+    const HEIR_LOOKS: u32 = 1;
+}
+
+/// A queued lock, and a number that loom watches for simultaneous access.
+pub(super) struct Guarded<P, F: platform::Futex> {
+    pub(super) lock: QueueLock<P, Modelled<F>>,
+    number: UnsafeCell<u32>,
+}
+
+// SAFETY: the number is accessed only by who holds the lock; that this is so is what loom checks.
+unsafe impl<P, F: platform::Futex> Sync for Guarded<P, F> {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl<P, F: platform::Futex> Send for Guarded<P, F> {}
+
+impl<P: Policy, F: platform::Futex> Guarded<P, F> {
+    /// For the first line of an execution; who calls it is thread 0.
+    pub(super) fn new() -> Arc<Self> {
+        platform::begin();
+        platform::enter_as(0);
+        Arc::new(Self { lock: QueueLock::new(), number: UnsafeCell::new(0) })
+    }
+
+    /// Another thread, with nodes of its own.
+    pub(super) fn spawn<T: 'static>(
+        self: &Arc<Self>,
+        number: u32,
+        run: impl FnOnce(&Self) -> T + 'static,
+    ) -> JoinHandle<T> {
+        let theirs = Arc::clone(self);
+        thread::spawn(move || {
+            platform::enter_as(number);
+            run(&theirs)
+        })
+    }
+
+    /// Only for who holds the lock.
+    pub(super) fn add_one(&self) {
+        // SAFETY: the pointer is the cell's; loom panics if another thread is at it without an order between them.
+        self.number.with_mut(|number| unsafe { *number += 1 });
+    }
+
+    /// Only for who holds the lock.
+    pub(super) fn number(&self) -> u32 {
+        // SAFETY: as in `add_one`.
+        self.number.with(|number| unsafe { *number })
+    }
+
+    pub(super) fn release(&self) {
+        // SAFETY: called by who holds the lock, once.
+        unsafe { self.lock.release() };
+    }
+
+    pub(super) fn release_fairly(&self) {
+        // SAFETY: called by who holds the lock, once.
+        unsafe { self.lock.release_fairly() };
+    }
+
+    pub(super) fn locked_add_one(&self) {
+        self.lock.acquire();
+        self.add_one();
+        self.release();
+    }
+
+    pub(super) fn locked_add_one_fairly(&self) {
+        self.lock.acquire();
+        self.add_one();
+        self.release_fairly();
+    }
+
+    pub(super) fn try_add_one(&self) -> bool {
+        let taken = self.lock.try_acquire();
+        if taken {
+            self.add_one();
+            self.release();
+        }
+        taken
+    }
+
+    pub(super) fn add_one_before(&self, deadline: Deadline) -> bool {
+        let taken = self.lock.acquire_before(deadline);
+        if taken {
+            self.add_one();
+            self.release();
+        }
+        taken
+    }
+
+    /// When all threads are done: the number is what it should be, and the lock as it was at the beginning.
+    pub(super) fn assert_done(&self, sum: u32) {
+        assert!(self.lock.try_acquire(), "somebody holds the lock, or waits for it, who is gone");
+        assert_eq!(self.number(), sum);
+        self.release();
+        assert!(!self.lock.is_held());
+    }
+}
+
+/// All interleavings.
+pub(super) fn exhaustively(model: impl Fn() + Sync + Send + 'static) {
+    check(Builder::new(), model);
+}
+
+/// Interleavings with at most so many preemptions.
+pub(super) fn preempted_at_most(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    check(builder, model);
+}
+
+fn check(mut builder: Builder, model: impl Fn() + Sync + Send + 'static) {
+    platform::forget_counts();
+    builder.max_branches = 10_000;
+    builder.check(model);
+}
+
+/// In full size, as in `xtask::sizes`; a crate at the bottom does not depend on it.
+pub(super) fn is_long() -> bool {
+    std::env::var("BAREBLK_LONG").is_ok_and(|long| long == "1")
+}
+
+/// The model went where it is about.
+pub(super) fn assert_happened(events: &[Event]) {
+    let missing: std::vec::Vec<_> = events.iter().filter(|event| platform::count(**event) == 0).collect();
+    assert!(missing.is_empty(), "in no execution: {missing:?}");
+}
