@@ -1,0 +1,123 @@
+//! What the calls do, for every kind of lock.
+//!
+//! Not here: their names and what they say to C programmers (`native.rs`, `fair.rs`, `hybrid.rs`).
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use libc::{EBUSY, EINVAL, EPERM, ETIMEDOUT};
+use qspinlock::{Deadline, Linux, Policy, QueueLock};
+
+const OK: c_int = 0;
+
+/// A type of the header's that is a lock of policy [`Self::Policy`].
+///
+/// # Safety
+/// It has the size and alignment of an `AtomicU32`, of which every lock is made, and zero is a free one.
+pub(crate) unsafe trait Spin {
+    type Policy: Policy;
+}
+
+type LockOf<T> = QueueLock<<T as Spin>::Policy, Linux>;
+
+/// The lock at `lock`.
+///
+/// # Safety
+/// It is NULL, or points to a lock that stays where it is during `'a`.
+#[inline]
+unsafe fn at<'a, T: Spin>(lock: *const T) -> Result<&'a LockOf<T>, c_int> {
+    let lock = lock.cast::<LockOf<T>>();
+    if !lock.is_aligned() {
+        return Err(EINVAL); // a structure that was packed: the processor may tear its words
+    }
+    // SAFETY: 1. aligned, as looked at above; 2. NULL or alive for `'a`, says the caller; 3. of that size, and valid with
+    // any bits, because it is one atomic word (`Spin`); 4. shared: threads use it through atomics only.
+    unsafe { lock.as_ref() }.ok_or(EINVAL)
+}
+
+#[inline]
+fn ended(result: Result<(), c_int>) -> c_int {
+    result.map_or_else(|errno| errno, |()| OK)
+}
+
+#[inline]
+fn had_or(had: bool, errno: c_int) -> Result<(), c_int> {
+    if had { Ok(()) } else { Err(errno) }
+}
+
+/// Makes a free lock of whatever bytes there are.
+pub(crate) unsafe fn init<T: Spin>(lock: *mut T) -> c_int {
+    let word = lock.cast::<AtomicU32>();
+    if !word.is_aligned() {
+        return EINVAL;
+    }
+    // SAFETY: the caller's promise; aligned, and an `AtomicU32` is what a lock is made of.
+    let word = unsafe { word.as_ref() };
+    // Nobody uses it yet: whoever passes it on to other threads orders this before their use.
+    word.map_or(EINVAL, |word| {
+        word.store(0, Relaxed);
+        OK
+    })
+}
+
+#[inline]
+pub(crate) unsafe fn lock<T: Spin>(lock: *mut T) -> c_int {
+    // SAFETY: the caller's promise.
+    ended(unsafe { at(lock) }.map(|lock| lock.acquire()))
+}
+
+#[inline]
+pub(crate) unsafe fn try_lock<T: Spin>(lock: *mut T) -> c_int {
+    // SAFETY: the caller's promise.
+    ended(unsafe { at(lock) }.and_then(|lock| had_or(lock.try_acquire(), EBUSY)))
+}
+
+#[inline]
+pub(crate) unsafe fn lock_before<T: Spin>(lock: *mut T, deadline: Result<Deadline, c_int>) -> c_int {
+    // SAFETY: the caller's promise.
+    let lock = unsafe { at(lock) };
+    ended(lock.and_then(|lock| had_or(lock.acquire_before(deadline?), ETIMEDOUT)))
+}
+
+#[inline]
+pub(crate) unsafe fn unlock<T: Spin>(lock: *mut T) -> c_int {
+    // SAFETY: the caller's promise.
+    let held = unsafe { held_at(lock) };
+    // SAFETY: it is held; that it is by the caller is the caller's promise.
+    ended(held.map(|lock| unsafe { lock.release() }))
+}
+
+pub(crate) unsafe fn unlock_fair<T: Spin>(lock: *mut T) -> c_int {
+    // SAFETY: the caller's promise.
+    let held = unsafe { held_at(lock) };
+    // SAFETY: it is held; that it is by the caller is the caller's promise.
+    ended(held.map(|lock| unsafe { lock.release_fairly() }))
+}
+
+/// The lock at `lock`, unless it is free.
+#[inline]
+unsafe fn held_at<'a, T: Spin>(lock: *mut T) -> Result<&'a LockOf<T>, c_int> {
+    // SAFETY: the caller's promise.
+    let lock = unsafe { at(lock) }?;
+    had_or(lock.is_held(), EPERM).map(|()| lock)
+}
+
+pub(crate) unsafe fn is_locked<T: Spin>(lock: *const T) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { at(lock) }.map_or(0, |lock| c_int::from(lock.is_held()))
+}
+
+/// Takes the lock and lets it go: that also collects what waiters have left behind that gave up.
+pub(crate) unsafe fn destroy<T: Spin>(lock: *mut T) -> c_int {
+    // SAFETY: the caller's promise.
+    let errno = unsafe { try_lock(lock) };
+    if errno != OK {
+        return errno;
+    }
+    // SAFETY: the caller's promise, and held since above.
+    unsafe { unlock(lock) };
+    // SAFETY: the caller's promise; aligned, or `try_lock` would have said so, and a lock is one `AtomicU32`.
+    let word = unsafe { lock.cast::<AtomicU32>().as_ref() };
+    // A snapshot: if somebody comes now, the caller's mistake is not found out.
+    if word.is_some_and(|word| word.load(Relaxed) == 0) { OK } else { EBUSY }
+}

@@ -1,0 +1,36 @@
+//! The queued locks for C: the calls of `qspinlock` behind `include/qspinlock.h`.
+//!
+//! `pointer (NULL? aligned?) → the lock that lies there → the call → 0 or an errno`
+//!
+//! - A call does nothing but translate. What the lock would diagnose in debug builds by a panic (releasing what nobody
+//!   holds) is looked at here first, and an error: nothing unwinds into C, and nothing ends the program.
+//! - Results are those of `pthread_spin_*`: 0 or a positive errno, so that code changes locks by changing names. There
+//!   are no counts to tell apart from errors, as the block driver's calls have them, hence no negative numbers.
+//! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/header.rs`): the header is generated, and its
+//!   generator sees neither macros nor generics.
+//!
+//! What C sees has its C name here too. Not here: the locks (`qspinlock`), replacing a program's own (`qspinlock_preload`).
+
+#![allow(non_camel_case_types)]
+// What is written above an exported function becomes the header's text, for C programmers. What they promise with every
+// call is said once, at the head of the header (`cbindgen.toml`): "the caller's promise" of the SAFETY comments is that
+// a pointer that is not NULL points to what its type says, alive during the call.
+#![allow(clippy::missing_safety_doc)]
+
+mod native;
+
+mod fair;
+
+mod hybrid;
+
+mod calls;
+
+mod deadline;
+
+mod version;
+
+pub use deadline::qspin_deadline_in;
+pub use fair::*;
+pub use hybrid::*;
+pub use native::*;
+pub use version::*;

@@ -1,0 +1,29 @@
+//! Which version a program was compiled with, and which one it runs with.
+//!
+//! Not here: anything that differs between them; there is one version yet.
+
+/// Version of this header: major << 16 | minor << 8 | patch.
+pub const QSPIN_VERSION: u32 = 0x00_01_00;
+
+/// Version of the library that is running: as QSPIN_VERSION.
+#[unsafe(no_mangle)]
+pub extern "C" fn qspin_version() -> u32 {
+    QSPIN_VERSION
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_is_that_of_the_package() {
+        let [major, minor, patch] = [
+            env!("CARGO_PKG_VERSION_MAJOR"),
+            env!("CARGO_PKG_VERSION_MINOR"),
+            env!("CARGO_PKG_VERSION_PATCH"),
+        ]
+        .map(|part| part.parse::<u32>().unwrap());
+        assert_eq!(qspin_version(), major << 16 | minor << 8 | patch);
+    }
+}

@@ -1,0 +1,84 @@
+/*
+ * Everything a program can do wrong that a lock can find out, for each kind: a number of <errno.h>, and nothing changed.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "qspinlock.h"
+
+#define EXPECT(value, call)                                                             \
+    do {                                                                                \
+        int is = (call);                                                                \
+        if (is != (value)) {                                                            \
+            fprintf(stderr, "line %d: %s is %d, not %s\n", __LINE__, #call, is, #value); \
+            exit(1);                                                                    \
+        }                                                                               \
+    } while (0)
+
+#define CHECK_KIND(kind, KIND)                                                                          \
+    static void check_##kind(void)                                                                      \
+    {                                                                                                   \
+        static qspin_##kind##_t fixed = QSPIN_##KIND##_INIT;                                            \
+        struct timespec past = {-5, 0}, crooked = {0, 1000000000}, negative = {0, -1};                  \
+        union { char bytes[8]; qspin_##kind##_t lock; } memory;                                         \
+        qspin_##kind##_t *lock = &memory.lock, *askew = (qspin_##kind##_t *)(void *)(memory.bytes + 1); \
+        qspin_##kind##_t *nothing = NULL;                                                               \
+                                                                                                        \
+        memset(&memory, 0xff, sizeof memory);                                                           \
+        EXPECT(0, qspin_##kind##_init(lock));                                                           \
+        EXPECT(0, qspin_##kind##_is_locked(lock));                                                      \
+        EXPECT(EPERM, qspin_##kind##_unlock(lock));                                                     \
+        EXPECT(EPERM, qspin_##kind##_unlock_fair(lock));                                                \
+        EXPECT(0, qspin_##kind##_timedlock(lock, 0));                                                   \
+        EXPECT(1, qspin_##kind##_is_locked(lock));                                                      \
+        EXPECT(EBUSY, qspin_##kind##_trylock(lock));                                                    \
+        EXPECT(EBUSY, qspin_##kind##_destroy(lock));                                                    \
+        EXPECT(ETIMEDOUT, qspin_##kind##_timedlock(lock, 0));                                           \
+        EXPECT(ETIMEDOUT, qspin_##kind##_timedlock(lock, qspin_deadline_in(1000)));                     \
+        EXPECT(ETIMEDOUT, qspin_##kind##_clocklock(lock, CLOCK_MONOTONIC, &past));                      \
+        EXPECT(ETIMEDOUT, qspin_##kind##_clocklock(lock, CLOCK_REALTIME, &past));                       \
+        EXPECT(EINVAL, qspin_##kind##_clocklock(lock, CLOCK_MONOTONIC, &crooked));                      \
+        EXPECT(EINVAL, qspin_##kind##_clocklock(lock, CLOCK_MONOTONIC, &negative));                     \
+        EXPECT(EINVAL, qspin_##kind##_clocklock(lock, CLOCK_PROCESS_CPUTIME_ID, &past));                \
+        EXPECT(EINVAL, qspin_##kind##_clocklock(lock, CLOCK_MONOTONIC, NULL));                          \
+        EXPECT(1, qspin_##kind##_is_locked(lock));                                                      \
+        EXPECT(0, qspin_##kind##_unlock_fair(lock));                                                    \
+        EXPECT(0, qspin_##kind##_trylock(lock));                                                        \
+        EXPECT(0, qspin_##kind##_unlock(lock));                                                         \
+        EXPECT(0, qspin_##kind##_destroy(lock));                                                        \
+        EXPECT(0, qspin_##kind##_lock(&fixed));                                                         \
+        EXPECT(0, qspin_##kind##_unlock(&fixed));                                                       \
+                                                                                                        \
+        EXPECT(EINVAL, qspin_##kind##_init(nothing));                                                   \
+        EXPECT(EINVAL, qspin_##kind##_lock(nothing));                                                   \
+        EXPECT(EINVAL, qspin_##kind##_trylock(nothing));                                                \
+        EXPECT(EINVAL, qspin_##kind##_timedlock(nothing, 0));                                           \
+        EXPECT(EINVAL, qspin_##kind##_clocklock(nothing, CLOCK_MONOTONIC, &past));                      \
+        EXPECT(EINVAL, qspin_##kind##_unlock(nothing));                                                 \
+        EXPECT(EINVAL, qspin_##kind##_unlock_fair(nothing));                                            \
+        EXPECT(EINVAL, qspin_##kind##_destroy(nothing));                                                \
+        EXPECT(0, qspin_##kind##_is_locked(nothing));                                                   \
+        EXPECT(EINVAL, qspin_##kind##_init(askew));                                                     \
+        EXPECT(EINVAL, qspin_##kind##_lock(askew));                                                     \
+        EXPECT(EINVAL, qspin_##kind##_unlock(askew));                                                   \
+        EXPECT(EINVAL, qspin_##kind##_destroy(askew));                                                  \
+    }
+
+CHECK_KIND(native, NATIVE)
+CHECK_KIND(fair, FAIR)
+CHECK_KIND(hybrid, HYBRID)
+
+int main(void)
+{
+    EXPECT(4, (int)sizeof(qspin_native_t));
+    EXPECT(4, (int)sizeof(qspin_fair_t));
+    EXPECT(4, (int)sizeof(qspin_hybrid_t));
+    EXPECT(QSPIN_VERSION, (int)qspin_version());
+    EXPECT(1, qspin_deadline_in(UINT64_MAX) == UINT64_MAX);
+    check_native();
+    check_fair();
+    check_hybrid();
+    return 0;
+}

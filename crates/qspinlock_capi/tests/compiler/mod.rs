@@ -1,0 +1,105 @@
+//! The machine's C compiler, and the library that cargo built for this test.
+//!
+//! Rust links by `cc` too, so where there is none there are no tests either, but for machines with a linker of another
+//! name: there these tests say so and do nothing.
+#![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What everything is compiled with.
+const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-pedantic"];
+
+/// The languages that the header is for, oldest first.
+pub const C: &[&str] = &["-std=c11", "-std=c17"];
+pub const CPP: &[&str] = &["-std=c++11", "-std=c++14", "-std=c++17", "-std=c++20"];
+
+pub struct Compiler {
+    program: String,
+}
+
+/// `None`, and a word about it, if there is no compiler.
+pub fn find() -> Option<Compiler> {
+    let program = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let runs = Command::new(&program).arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !runs {
+        eprintln!("skipped: there is no C compiler ({program}; the variable CC may name another)");
+    }
+    runs.then_some(Compiler { program })
+}
+
+impl Compiler {
+    /// A C compiler may come without its C++ half.
+    pub fn knows_cpp(&self) -> bool {
+        let empty = ["-x", "c++", "-fsyntax-only", "/dev/null"];
+        let knows = Command::new(&self.program).args(empty).output().unwrap().status.success();
+        if !knows {
+            eprintln!("skipped: {} does not compile C++", self.program);
+        }
+        knows
+    }
+
+    /// Compiles nothing but `header`.
+    pub fn check(&self, standard: &str, header: &str) {
+        self.run(
+            Command::new(&self.program).args(language(standard)).args(STRICT).args(["-fsyntax-only", header]),
+        );
+    }
+
+    /// Makes `source` (in the crate's folder) a program in `folder` that runs with the shared library.
+    pub fn link_shared(&self, standard: &str, source: &str, folder: &Path) -> PathBuf {
+        let libraries = built("libqspin.so");
+        let libraries = libraries.parent().unwrap().display().to_string();
+        let search = [format!("-L{libraries}"), format!("-Wl,-rpath,{libraries}")];
+        self.link(standard, source, folder, |command| command.args(&search).args(["-lqspin", "-lpthread"]))
+    }
+
+    /// The same with the library inside.
+    pub fn link_static(&self, standard: &str, source: &str, folder: &Path) -> PathBuf {
+        // What the standard library of Rust needs of the system.
+        let system = ["-lgcc_s", "-lpthread", "-lm", "-ldl"];
+        let archive = built("libqspin.a");
+        self.link(standard, source, folder, |command| command.arg(archive).args(system))
+    }
+
+    fn link(
+        &self,
+        standard: &str,
+        source: &str,
+        folder: &Path,
+        libraries: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> PathBuf {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+        let program = folder.join(source.file_stem().unwrap());
+        let mut command = Command::new(&self.program);
+        // The header gets by with what the plain standards know; programs want their system's clocks too.
+        command.args(language(standard)).args(STRICT).args(["-O1", "-D_GNU_SOURCE"]);
+        command
+            .args(["-I", concat!(env!("CARGO_MANIFEST_DIR"), "/include"), "-o"])
+            .arg(&program)
+            .arg(&source);
+        libraries(command.args(["-x", "none"])); // an archive is not in the language before it
+        self.run(&mut command);
+        program
+    }
+
+    fn run(&self, command: &mut Command) {
+        let output = command.output().unwrap();
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && complaints.is_empty(), "{command:?}\n{complaints}");
+    }
+}
+
+fn language(standard: &str) -> [&str; 3] {
+    let language = if standard.contains("c++") { "c++" } else { "c" };
+    ["-x", language, standard]
+}
+
+/// A file that cargo makes of the library. For a test it lies beside the test's own program (`deps`); only `cargo build`
+/// puts it one folder higher, where it may be from before the last change.
+pub fn built(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    let found = places.clone().find(|place| place.is_file());
+    found.unwrap_or_else(|| panic!("cargo has left no library at any of {:?}", places.collect::<Vec<_>>()))
+}
