@@ -37,6 +37,9 @@ mod api_04;
 #[cfg(all(feature = "std", not(all(test, loom))))]
 mod metered;
 
+#[cfg(all(feature = "peers", not(all(test, loom))))]
+pub mod peers;
+
 #[cfg(all(test, loom))]
 mod model;
 

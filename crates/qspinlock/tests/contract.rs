@@ -104,6 +104,12 @@ contract!(ticket_lock, qspinlock::TicketLock);
 contract!(std_mutex, qspinlock::StdMutex);
 #[cfg(feature = "lock_api_04")]
 contract!(parking_lot_of_lock_api_04, qspinlock::Api04<parking_lot_012::RawMutex>);
+#[cfg(feature = "peers")]
+contract!(futex_lock, qspinlock::peers::FutexLock);
+#[cfg(feature = "peers")]
+contract!(pthread_mutex, qspinlock::peers::PthreadMutex);
+#[cfg(feature = "peers")]
+contract!(pthread_spin, qspinlock::peers::PthreadSpin);
 
 #[test]
 fn lock_is_made_in_a_constant() {
