@@ -21,6 +21,14 @@ pub(crate) mod bare;
 
 pub(crate) mod fio;
 
+pub(crate) mod users;
+
+pub(crate) mod users_system;
+
+pub(crate) mod users_locks;
+
+pub(crate) mod users_meter;
+
 pub(crate) mod cpu;
 
 pub(crate) mod moments;

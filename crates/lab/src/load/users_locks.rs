@@ -1,0 +1,145 @@
+//! The locks that a run of users goes through: a family has one for short sections, and one for a table that is
+//! mostly read.
+//!
+//! Not here: what they protect (`users_system.rs`), how waiting is metered (`users_meter.rs`).
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+
+use lock_api::{Mutex, MutexGuard, RawMutex};
+
+/// Locks of one kind.
+pub(crate) trait Family: 'static {
+    /// For sections of well under a microsecond.
+    type Lock: RawMutex + Send + Sync;
+    /// Around what many read and few change.
+    type Table<T: Send + Sync>: ReadMostly<T>;
+}
+
+/// A lock for readers and writers, or one that treats both alike.
+pub(crate) trait ReadMostly<T>: Send + Sync {
+    type Read<'l>: Deref<Target = T>
+    where
+        Self: 'l;
+    type Write<'l>: DerefMut<Target = T>
+    where
+        Self: 'l;
+
+    fn around(value: T) -> Self;
+    fn read(&self) -> Self::Read<'_>;
+    fn try_read(&self) -> Option<Self::Read<'_>>;
+    fn write(&self) -> Self::Write<'_>;
+    fn try_write(&self) -> Option<Self::Write<'_>>;
+}
+
+/// One holder at a time, whether it reads or writes.
+pub(crate) struct Exclusive<L, T>(Mutex<L, T>);
+
+impl<L: RawMutex + Send + Sync, T: Send + Sync> ReadMostly<T> for Exclusive<L, T> {
+    type Read<'l>
+        = MutexGuard<'l, L, T>
+    where
+        Self: 'l;
+    type Write<'l>
+        = MutexGuard<'l, L, T>
+    where
+        Self: 'l;
+
+    fn around(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    #[inline]
+    #[track_caller]
+    fn read(&self) -> Self::Read<'_> {
+        self.0.lock()
+    }
+
+    #[inline]
+    #[track_caller]
+    fn try_read(&self) -> Option<Self::Read<'_>> {
+        self.0.try_lock()
+    }
+
+    #[inline]
+    #[track_caller]
+    fn write(&self) -> Self::Write<'_> {
+        self.0.lock()
+    }
+
+    #[inline]
+    #[track_caller]
+    fn try_write(&self) -> Option<Self::Write<'_>> {
+        self.0.try_lock()
+    }
+}
+
+impl<T: Send + Sync> ReadMostly<T> for RwLock<T> {
+    type Read<'l>
+        = RwLockReadGuard<'l, T>
+    where
+        Self: 'l;
+    type Write<'l>
+        = RwLockWriteGuard<'l, T>
+    where
+        Self: 'l;
+
+    fn around(value: T) -> Self {
+        Self::new(value)
+    }
+
+    fn read(&self) -> Self::Read<'_> {
+        Self::read(self).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_read(&self) -> Option<Self::Read<'_>> {
+        gained(Self::try_read(self))
+    }
+
+    fn write(&self) -> Self::Write<'_> {
+        Self::write(self).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_write(&self) -> Option<Self::Write<'_>> {
+        gained(Self::try_write(self))
+    }
+}
+
+fn gained<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+impl<T: Send + Sync> ReadMostly<T> for parking_lot::RwLock<T> {
+    type Read<'l>
+        = parking_lot::RwLockReadGuard<'l, T>
+    where
+        Self: 'l;
+    type Write<'l>
+        = parking_lot::RwLockWriteGuard<'l, T>
+    where
+        Self: 'l;
+
+    fn around(value: T) -> Self {
+        Self::new(value)
+    }
+
+    fn read(&self) -> Self::Read<'_> {
+        Self::read(self)
+    }
+
+    fn try_read(&self) -> Option<Self::Read<'_>> {
+        Self::try_read(self)
+    }
+
+    fn write(&self) -> Self::Write<'_> {
+        Self::write(self)
+    }
+
+    fn try_write(&self) -> Option<Self::Write<'_>> {
+        Self::try_write(self)
+    }
+}
