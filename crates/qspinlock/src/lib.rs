@@ -52,7 +52,7 @@ pub use linux::{Linux, now};
 pub use metered::{Held, LockTimes, Metered, STRIDE};
 pub use node::{NODES_PER_THREAD, Node};
 pub use platform::{Clock, Deadline, Platform, Slept};
-pub use policy::{Fair, Hybrid, Native, Policy};
+pub use policy::{Fair, Fifo, Hybrid, Native, Policy};
 pub use queue::QueueLock;
 #[cfg(feature = "std")]
 pub use std_mutex::{StdGuard, StdMutex};

@@ -78,10 +78,16 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         P::PASS_LIMIT > 0
     };
 
+    const BY_POLICY: Next = match (P::PASS_LIMIT, P::SERVES_THE_AWAKE) {
+        (0, _) => Next::Oldest,
+        (_, true) => Next::OldestIfAwake,
+        (_, false) => Next::Anybody,
+    };
+
     /// Takes the lock, however long it takes. By a thread that holds it already: never returns.
     #[inline]
     pub fn acquire(&self) {
-        if !self.take_if_free() {
+        if !self.take_at_once() {
             self.acquire_slowly(None);
         }
     }
@@ -90,7 +96,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     #[inline]
     #[must_use]
     pub fn try_acquire(&self) -> bool {
-        self.take_if_free() || (Self::MAY_PASS && self.take_in_passing())
+        self.take_at_once()
     }
 
     /// Takes the lock unless the deadline passes first; false if it did. Who gives up leaves the others' order as it
@@ -98,7 +104,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     #[inline]
     #[must_use]
     pub fn acquire_before(&self, deadline: Deadline) -> bool {
-        self.take_if_free() || self.acquire_slowly(Some(deadline))
+        self.take_at_once() || self.acquire_slowly(Some(deadline))
     }
 
     /// Gives the lock up; to whom is the policy's choice.
@@ -108,7 +114,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     #[inline]
     pub unsafe fn release(&self) {
         if !self.let_go_if_unwanted() {
-            self.release_slowly(!Self::MAY_PASS);
+            self.release_slowly(Self::BY_POLICY);
         }
     }
 
@@ -119,20 +125,31 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     #[inline]
     pub unsafe fn release_fairly(&self) {
         if !self.let_go_if_unwanted() {
-            self.release_slowly(true);
+            self.release_slowly(Next::Oldest);
         }
     }
 
     #[inline]
-    fn take_if_free(&self) -> bool {
+    fn take_at_once(&self) -> bool {
+        if Self::MAY_PASS {
+            return self.take_in_passing();
+        }
         // Acquire pairs with the releases in `let_go_if_unwanted` and `holder.rs`.
         self.word.compare_exchange(Word::FREE.0, Word::HELD.0, Acquire, Relaxed).is_ok()
     }
 
+    /// Lets go if there is nobody to be woken or handed over to.
     #[inline]
     fn let_go_if_unwanted(&self) -> bool {
+        let mut held = Word::HELD;
+        if Self::MAY_PASS {
+            held = Word(self.word.load(Relaxed)); // a guess, which the exchange confirms
+            if !held.is_locked() || (held.tail().is_some() && !held.has_heir()) {
+                return false;
+            }
+        }
         // Release pairs with the acquires of all that take the lock.
-        self.word.compare_exchange(Word::HELD.0, Word::FREE.0, Release, Relaxed).is_ok()
+        self.word.compare_exchange(held.0, held.unlocked().0, Release, Relaxed).is_ok()
     }
 
     #[cold]
@@ -146,6 +163,17 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             None => self.acquire_without_node(deadline),
         }
     }
+}
+
+/// Whom unlocking a lock with a queue is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// The oldest waiter, even if it sleeps.
+    Oldest,
+    /// The oldest waiter, but while it sleeps, whoever comes.
+    OldestIfAwake,
+    /// Whoever comes; the oldest waiter is made to come.
+    Anybody,
 }
 
 impl<P, S> Default for QueueLock<P, S> {

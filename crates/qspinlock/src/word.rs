@@ -26,7 +26,7 @@ pub(crate) const HEIR: u32 = 1 << 1;
 const ALONE: u32 = 1 << 2;
 const PASSED_SHIFT: u32 = 3;
 const TAIL_SHIFT: u32 = 14;
-const PASSED: u32 = (1 << TAIL_SHIFT) - (1 << PASSED_SHIFT);
+pub(crate) const PASSED: u32 = (1 << TAIL_SHIFT) - (1 << PASSED_SHIFT);
 
 /// What `passed` can count to, the limit of [`Policy::PASS_LIMIT`](crate::Policy::PASS_LIMIT).
 pub const MAX_PASSED: u32 = PASSED >> PASSED_SHIFT;

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use super::QueueLock;
+use super::{Next, QueueLock};
 use crate::atomic::AtomicU32;
 use crate::node::state;
 use crate::word::{HEIR, NodeNumber, Word};
@@ -13,14 +13,27 @@ use crate::{Event, Platform, Policy};
 impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// There is a queue, or there was one when we looked.
     #[cold]
-    pub(super) fn release_slowly(&self, to_the_oldest: bool) {
+    pub(super) fn release_slowly(&self, next: Next) {
         // Acquire pairs with the release of each newcomer's exchange: its node can be read.
         let word = Word(self.word.load(Acquire));
         if !word.is_locked() {
             debug_assert!(false, "a lock that nobody holds was unlocked");
             return;
         }
-        if to_the_oldest { self.hand_over(word) } else { self.appoint(word) }
+        match next {
+            Next::Oldest => self.hand_over(word),
+            Next::OldestIfAwake if self.is_oldest_awake(word) => self.hand_over(word),
+            Next::OldestIfAwake | Next::Anybody => self.appoint(word),
+        }
+    }
+
+    /// Whether the next in the queue looks at its node, or at the lock.
+    fn is_oldest_awake(&self, word: Word) -> bool {
+        let Some(tail) = word.tail() else { return false };
+        if word.has_heir() || Self::is_left_behind(tail) {
+            return false; // an heir has shut the door itself, if it is awake
+        }
+        Self::node(Self::find_oldest(tail)).state.load(Relaxed) == state::WAITING
     }
 
     /// First in, first out: the lock stays locked, for the oldest waiter.

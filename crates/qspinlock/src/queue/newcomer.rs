@@ -22,6 +22,7 @@ const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
 impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// What the word becomes if a newcomer takes the lock now; none if it may not.
+    #[inline]
     fn taken_by_newcomer(word: Word) -> Option<Word> {
         match word.tail() {
             _ if word.is_locked() => None,
@@ -33,6 +34,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     }
 
     /// Takes the lock if it is free, past a queue if need be; never waits.
+    #[inline]
     pub(super) fn take_in_passing(&self) -> bool {
         let mut word = Word(self.word.load(Relaxed));
         while let Some(taken) = Self::taken_by_newcomer(word) {

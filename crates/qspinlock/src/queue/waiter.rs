@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::QueueLock;
 use super::newcomer::Place;
-use crate::node::state;
-use crate::word::Word;
+use crate::node::{link, state};
+use crate::word::{PASSED, Word};
 use crate::{Deadline, Event, Platform, Policy, Slept};
 
 /// Looks between two at the clock.
@@ -63,8 +63,13 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Looks at the node until it changes; sleeps after a while if the policy is to.
     fn look_then_halt(&self, place: Place, deadline: Option<Deadline>) -> Turn {
         let own = &place.node.state;
+        let looks = if stands_behind_a_sleeper::<S>(place) {
+            P::WAITER_LOOKS_BEHIND_A_SLEEPER
+        } else {
+            P::WAITER_LOOKS
+        };
         let mut look = 0;
-        while !P::SLEEPS || look < P::WAITER_LOOKS {
+        while !P::SLEEPS || look < looks {
             if own.load(Relaxed) != state::WAITING {
                 return Turn::Look;
             }
@@ -97,6 +102,10 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// The oldest waiter, awake: takes the lock as soon as it is free, or granted to it. After a while it sleeps
     /// again, and the next unlock chooses it again.
     fn wait_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Turn {
+        if P::SERVES_THE_AWAKE {
+            // Shuts the door: as often passed as can be. Cleared with `heir`.
+            self.word.fetch_or(PASSED, Relaxed);
+        }
         let mut look = 0;
         while !P::SLEEPS || look < P::HEIR_LOOKS {
             if place.node.state.load(Relaxed) != state::CHOSEN {
@@ -108,11 +117,19 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             if look % LOOKS_PER_CLOCK == LOOKS_PER_CLOCK - 1 && deadline.is_some_and(S::is_past) {
                 return self.step_down(place, state::WAITING, Turn::Late);
             }
-            S::relax();
+            for _ in 0..self.heir_pause() {
+                S::relax();
+            }
             look = look.wrapping_add(1);
         }
         S::note(Event::Halted);
         self.step_down(place, state::HALTED, Turn::Look)
+    }
+
+    /// Those who pass are quicker if nobody looks over their shoulder.
+    fn heir_pause(&self) -> u32 {
+        let may_be_passed = Word(self.word.load(Relaxed)).passed() < P::PASS_LIMIT;
+        if may_be_passed { P::HEIR_PAUSE } else { 1 }
     }
 
     /// Takes the free lock as its heir, and the node out of the queue.
@@ -177,4 +194,10 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
         false
     }
+}
+
+/// A hint: its turn, and so ours, is far away.
+fn stands_behind_a_sleeper<S: Platform>(place: Place) -> bool {
+    link(&place.node.older)
+        .is_some_and(|older| S::nodes()[older.0 as usize].state.load(Relaxed) == state::HALTED)
 }
