@@ -13,10 +13,11 @@
 use core::marker::PhantomData;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::string::{String, ToString};
 use std::vec::Vec;
 
 use core::sync::atomic::Ordering::Relaxed;
-use loom::sync::atomic::AtomicU32;
+use crate::atomic::AtomicU32;
 use loom::thread::{self, Thread};
 
 use crate::{Clock, Deadline, Event, NODES_PER_THREAD, Node, Platform, Slept};
@@ -42,6 +43,8 @@ std::thread_local! {
     static SLEEPERS: RefCell<Vec<Sleeper>> = const { RefCell::new(Vec::new()) };
     /// How often what happened in all executions of a model so far.
     static EVENTS: RefCell<Vec<(Event, u64)>> = const { RefCell::new(Vec::new()) };
+    /// What happened in this execution, for whoever looks for a mistake.
+    static TRACE: RefCell<Vec<(u32, String)>> = const { RefCell::new(Vec::new()) };
 }
 
 struct Sleeper {
@@ -67,6 +70,7 @@ pub(super) struct Spurious;
 /// The first line of each execution: what the last one left is gone, and the nodes are there before other threads.
 pub(super) fn begin() {
     SLEEPERS.with_borrow_mut(Vec::clear);
+    TRACE.with_borrow_mut(Vec::clear);
     assert_eq!(NODES.len() + TICKS.load(Relaxed) as usize, NODES.len());
 }
 
@@ -74,6 +78,11 @@ pub(super) fn begin() {
 pub(super) fn enter_as(number: u32) {
     assert!(number < MOST_THREADS, "thread {number} of {MOST_THREADS}");
     NUMBER.with(|own| own.set(Some(number)));
+}
+
+/// Gives the thread's nodes up.
+pub(super) fn leave() {
+    NUMBER.with(|own| own.set(None));
 }
 
 /// From now on, deadlines at 1 have passed.
@@ -89,6 +98,23 @@ pub(super) const PAST: Deadline = Deadline { clock: Clock::Monotonic, at_ns: 0 }
 /// How often it happened since the model's beginning. A model that never gets where it wants to go shows nothing.
 pub(super) fn count(event: Event) -> u64 {
     EVENTS.with_borrow(|events| events.iter().filter(|(seen, _)| *seen == event).map(|(_, count)| count).sum())
+}
+
+/// Notes what the thread is about to do.
+pub(super) fn trace(what: &str) {
+    let number = NUMBER.with(Cell::get).unwrap_or(u32::MAX);
+    TRACE.with_borrow_mut(|trace| trace.push((number, what.to_string())));
+}
+
+/// Prints the last execution of the model if it fails.
+pub(super) struct PrintsTrace;
+
+impl Drop for PrintsTrace {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            TRACE.with_borrow(|trace| trace.iter().for_each(|(thread, what)| std::eprintln!("thread {thread}: {what}")));
+        }
+    }
 }
 
 /// Forgets the counts of the models that ran before in this thread.
@@ -124,7 +150,8 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
     }
 
     fn wake_one(word: &AtomicU32) {
-        look(word);
+        let value = look(word);
+        trace(&std::format!("wakes a sleeper on {:x}, which is {value}", address(word) % 65536));
         if let Some(sleeper) = take_sleeper(word) {
             sleeper.is_woken.set(true);
             sleeper.thread.unpark();
@@ -139,11 +166,12 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
         thread::yield_now();
     }
 
-    fn yield_now() {
+    fn sleep_ns(_ns: u64) {
         thread::yield_now();
     }
 
     fn note(event: Event) {
+        trace(&std::format!("{event:?}"));
         EVENTS.with_borrow_mut(|events| match events.iter_mut().find(|(seen, _)| *seen == event) {
             Some((_, count)) => *count += 1,
             None => events.push((event, 1)),
@@ -157,6 +185,7 @@ impl Futex for Strict {
             return;
         }
         let is_woken = fall_asleep(word);
+        trace(&std::format!("sleeps on {:x}, which is {expected}", address(word) % 65536));
         while !is_woken.get() {
             thread::park();
         }

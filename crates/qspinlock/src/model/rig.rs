@@ -78,6 +78,7 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
 
     /// Only for who holds the lock.
     pub(super) fn add_one(&self) {
+        platform::trace("has it");
         // SAFETY: the pointer is the cell's; loom panics if another thread is at it without an order between them.
         self.number.with_mut(|number| unsafe { *number += 1 });
     }
@@ -91,11 +92,13 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
     pub(super) fn release(&self) {
         // SAFETY: called by who holds the lock, once.
         unsafe { self.lock.release() };
+        platform::trace("released");
     }
 
     pub(super) fn release_fairly(&self) {
         // SAFETY: called by who holds the lock, once.
         unsafe { self.lock.release_fairly() };
+        platform::trace("released fairly");
     }
 
     pub(super) fn locked_add_one(&self) {
@@ -152,6 +155,7 @@ pub(super) fn preempted_at_most(preemptions: usize, model: impl Fn() + Sync + Se
 fn check(mut builder: Builder, model: impl Fn() + Sync + Send + 'static) {
     platform::forget_counts();
     builder.max_branches = 10_000;
+    let _trace = platform::PrintsTrace;
     builder.check(model);
 }
 

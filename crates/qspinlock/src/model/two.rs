@@ -1,9 +1,11 @@
 //! Two threads and the queued lock, in all interleavings.
 //!
-//! Not here: three (`three.rs`).
+//! Each model runs with both futexes (`platform.rs`). Limits of looks are 0, so that threads sleep whenever they can,
+//! or 1, so that they also come by without sleeping.
+//! Not here: three threads (`three.rs`).
 
-use super::platform::{self, Futex, Modelled, SOON, Spurious, Strict};
-use super::rig::{Guarded, Sleepy, assert_happened, exhaustively};
+use super::platform::{self, Futex, PAST, SOON, Spurious, Strict};
+use super::rig::{Guarded, Looks, Sleepy, WakesAhead, assert_happened, exhaustively};
 use crate::{Event, Policy};
 
 fn both_lock_twice<P: Policy, F: Futex>() {
@@ -18,24 +20,134 @@ fn both_lock_twice<P: Policy, F: Futex>() {
         other.join().unwrap();
         guarded.assert_done(4);
     });
+    assert_happened(&[Event::Queued]);
 }
 
-#[test]
-fn stand_in_strict() {
-    both_lock_twice::<Sleepy<0, 0>, Strict>();
-}
-#[test]
-fn stand_in_spurious() {
-    both_lock_twice::<Sleepy<0, 0>, Spurious>();
-}
-#[test]
-fn stand_in_timed() {
+fn one_tries_twice<P: Policy, F: Futex>() {
     exhaustively(|| {
-        let guarded = Guarded::<Sleepy<0, 0>, Strict>::new();
-        let other = guarded.spawn(1, |theirs| theirs.add_one_before(SOON));
+        let guarded = Guarded::<P, F>::new();
+        let other = guarded.spawn(1, Guarded::locked_add_one);
+        let tried = u32::from(guarded.try_add_one()) + u32::from(guarded.try_add_one());
+        other.join().unwrap();
+        guarded.assert_done(1 + tried);
+    });
+}
+
+/// Whether the second lock finds the node of the first again, or takes another, is the holder's doing.
+fn one_gives_up_and_comes_again<P: Policy, F: Futex>() {
+    exhaustively(|| {
+        let guarded = Guarded::<P, F>::new();
+        let other = guarded.spawn(1, |theirs| {
+            let in_time = u32::from(theirs.add_one_before(SOON));
+            theirs.locked_add_one();
+            in_time
+        });
         platform::tick();
         guarded.locked_add_one();
-        let got = u32::from(other.join().unwrap());
-        guarded.assert_done(1 + got);
+        guarded.locked_add_one();
+        let in_time = other.join().unwrap();
+        guarded.assert_done(3 + in_time);
     });
+    assert_happened(&[Event::Queued, Event::TimedOut]);
+}
+
+fn one_is_late_from_the_beginning<P: Policy, F: Futex>() {
+    exhaustively(|| {
+        let guarded = Guarded::<P, F>::new();
+        let other = guarded.spawn(1, |theirs| u32::from(theirs.add_one_before(PAST)));
+        guarded.locked_add_one();
+        guarded.locked_add_one();
+        let in_time = other.join().unwrap();
+        guarded.assert_done(2 + in_time);
+    });
+    assert_happened(&[Event::Queued, Event::TimedOut]);
+}
+
+fn one_hands_over<P: Policy, F: Futex>() {
+    exhaustively(|| {
+        let guarded = Guarded::<P, F>::new();
+        let other = guarded.spawn(1, |theirs| {
+            theirs.locked_add_one();
+            theirs.locked_add_one_fairly();
+        });
+        guarded.locked_add_one_fairly();
+        guarded.locked_add_one();
+        other.join().unwrap();
+        guarded.assert_done(4);
+    });
+    assert_happened(&[Event::Queued]);
+}
+
+/// Each thread borrows a common node.
+fn neither_has_nodes<P: Policy, F: Futex>() {
+    exhaustively(|| {
+        let guarded = Guarded::<P, F>::new();
+        platform::leave();
+        let other = guarded.spawn(1, |theirs| {
+            platform::leave();
+            theirs.locked_add_one();
+        });
+        guarded.locked_add_one();
+        guarded.locked_add_one();
+        other.join().unwrap();
+        guarded.assert_done(3);
+    });
+    assert_happened(&[Event::Queued, Event::NoNode]);
+}
+
+/// A policy under both futexes. Its name says how often newcomers may pass, and how many looks precede sleep.
+macro_rules! models {
+    ($($name:ident: $policy:ty),* $(,)?) => {
+        $(mod $name {
+            use super::*;
+
+            type Chosen = $policy;
+
+            #[test]
+            fn two_that_lock_twice_never_meet_and_both_finish() {
+                both_lock_twice::<Chosen, Strict>();
+                assert_happened(&[Event::Halted, Event::Kicked]);
+            }
+            #[test]
+            fn two_that_lock_twice_never_meet_with_spurious_wakes() {
+                both_lock_twice::<Chosen, Spurious>();
+                assert_happened(&[Event::Halted]);
+            }
+            #[test]
+            fn try_lock_beside_lock_never_meets_it_and_counts_what_it_did() {
+                one_tries_twice::<Chosen, Strict>();
+            }
+            #[test]
+            fn waiter_that_gives_up_leaves_a_lock_that_works() {
+                one_gives_up_and_comes_again::<Chosen, Strict>();
+            }
+            #[test]
+            fn waiter_that_is_late_leaves_a_lock_that_works() {
+                one_is_late_from_the_beginning::<Chosen, Strict>();
+            }
+            #[test]
+            fn fair_release_among_others_loses_nobody() {
+                one_hands_over::<Chosen, Strict>();
+            }
+            #[test]
+            fn fair_release_among_others_orders_what_was_done_with_spurious_wakes() {
+                one_hands_over::<Chosen, Spurious>();
+            }
+            #[test]
+            fn threads_without_nodes_borrow_them() {
+                neither_has_nodes::<Chosen, Strict>();
+            }
+        })*
+    };
+}
+
+models! {
+    fair_0: Sleepy<0, 0>,
+    fair_1: Sleepy<0, 1>,
+    hybrid_1_0: Sleepy<1, 0>,
+    hybrid_1_1: Sleepy<1, 1>,
+    hybrid_2_1: Sleepy<2, 1>,
+    hybrid_looks: Looks<1>,
+    ahead_0: WakesAhead<0>,
+    ahead_1: WakesAhead<1>,
 }
