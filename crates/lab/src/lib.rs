@@ -23,6 +23,8 @@ mod result;
 
 mod verdict;
 
+mod yardstick;
+
 mod machine;
 
 mod table;

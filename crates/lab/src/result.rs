@@ -167,9 +167,16 @@ fn column_samples(cell: &Collected, place: usize) -> Vec<Option<f64>> {
 }
 
 fn ratio(compared: usize, cell: &Collected, base: &Collected) -> Option<Ratio> {
-    let (ours, theirs) = (column_samples(cell, compared), column_samples(base, compared));
-    let pairs = ours.into_iter().zip(theirs);
-    let samples: Vec<_> = pairs.map(|(ours, base)| Some(ours? / base.filter(|&base| base > 0.0)?)).collect();
-    let present: Vec<f64> = samples.iter().copied().flatten().collect();
-    Summary::of(&present).map(|summary| Ratio { samples, summary })
+    Ratio::between(&column_samples(cell, compared), &column_samples(base, compared))
+}
+
+impl Ratio {
+    /// Round by round; `None` if no round has both.
+    pub(crate) fn between(ours: &[Option<f64>], base: &[Option<f64>]) -> Option<Self> {
+        let pairs = ours.iter().zip(base);
+        let samples: Vec<_> =
+            pairs.map(|(ours, base)| Some((*ours)? / base.filter(|&base| base > 0.0)?)).collect();
+        let present: Vec<f64> = samples.iter().copied().flatten().collect();
+        Summary::of(&present).map(|summary| Self { samples, summary })
+    }
 }

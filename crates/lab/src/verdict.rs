@@ -1,14 +1,17 @@
 //! Whether a target was reached, with the figures that say so.
 //!
 //! - Reached: for each variant and workload named, the 95 % interval of the paired ratio lies above the target, or
-//!   includes it and is narrow enough. A wide interval includes everything and shows nothing.
+//!   includes it and is narrow enough. A wide interval includes everything and shows nothing. The same the other way
+//!   round for a figure that is to be at most so much.
 //!
-//! Not here: how ratio and interval come about (`result.rs`, `stats.rs`).
+//! Not here: how ratio and interval come about (`result.rs`, `stats.rs`), ratios to others (`yardstick.rs`).
 
 use serde::{Deserialize, Serialize};
 
-use crate::experiment::{Declaration, Target};
+use crate::experiment::{Declaration, Target, Yardstick};
 use crate::result::CellResult;
+use crate::stats::Summary;
+use crate::yardstick::{Found, found, label};
 
 /// Of one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +64,7 @@ fn judge_one(declaration: &Declaration, target: &Target, cells: &[CellResult]) -
         target.variants.contains(&cell.variant) && target.workloads.contains(&cell.workload)
     };
     let parts: Vec<_> =
-        cells.iter().filter(wanted).map(|cell| judge_cell(declaration, target, cell)).collect();
+        cells.iter().filter(wanted).map(|cell| judge_cell(declaration, target, cells, cell)).collect();
     let has = |outcome| parts.iter().any(|(found, _)| *found == outcome);
     let complete = parts.len() == target.variants.len() * target.workloads.len();
     let outcome = match () {
@@ -76,40 +79,95 @@ fn judge_one(declaration: &Declaration, target: &Target, cells: &[CellResult]) -
     }
 }
 
-fn judge_cell(declaration: &Declaration, target: &Target, cell: &CellResult) -> (Outcome, String) {
-    let label = |id: &str| {
-        let variant = declaration.variants.iter().find(|variant| variant.id == id).map(|found| &found.label);
-        let workload =
-            declaration.workloads.iter().find(|workload| workload.id == id).map(|found| &found.label);
-        variant.or(workload).cloned().unwrap_or_else(|| id.to_owned())
-    };
-    let name = format!("{}, {}", label(&cell.variant), label(&cell.workload));
-    let Some(ratio) = &cell.ratio else {
+fn judge_cell(
+    declaration: &Declaration,
+    target: &Target,
+    cells: &[CellResult],
+    cell: &CellResult,
+) -> (Outcome, String) {
+    let name = format!("{}, {}", label(declaration, &cell.variant), label(declaration, &cell.workload));
+    let Some(Found { summary, against }) = found(declaration, target, cells, cell) else {
         let why = cell.unavailable.as_deref().unwrap_or("there is no baseline to compare with");
         return (Outcome::Undecided, format!("undecided: {name}: not measured: {why}"));
     };
-    let summary = ratio.summary;
-    let (low, high, half_width) = (summary.low, summary.high, summary.half_width());
-    let outcome = match () {
+    let (wanted, figures) = match &target.yardstick {
+        Yardstick::Figure { column, at_most } => {
+            (Wanted::AtMost(*at_most), figure(declaration, column, *at_most, summary))
+        }
+        _ => (Wanted::AtLeast(target.at_least), ratio(target, summary)),
+    };
+    let outcome = outcome(wanted, target.half_width_max, summary);
+    let hint = hint(wanted, target.half_width_max, summary, outcome);
+    (outcome, format!("{}: {name}{against}: {figures}{hint}", outcome.word()))
+}
+
+/// On which side of a number an interval is to lie.
+#[derive(Clone, Copy)]
+enum Wanted {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Wanted {
+    fn is_met_by(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(limit) => value >= limit,
+            Self::AtMost(limit) => value <= limit,
+        }
+    }
+
+    /// By the end of the interval that is further from it, and by the nearer one.
+    fn is_met(self, Summary { low, high, .. }: Summary) -> (bool, bool) {
+        let (worse, better) = match self {
+            Self::AtLeast(_) => (low, high),
+            Self::AtMost(_) => (high, low),
+        };
+        (self.is_met_by(worse), self.is_met_by(better))
+    }
+}
+
+fn outcome(wanted: Wanted, half_width_max: f64, summary: Summary) -> Outcome {
+    let (all, some) = wanted.is_met(summary);
+    match () {
         () if !summary.is_sure() => Outcome::Undecided,
-        () if low >= target.at_least => Outcome::Reached,
-        () if high >= target.at_least && half_width <= target.half_width_max => Outcome::Reached,
+        () if all => Outcome::Reached,
+        () if some && summary.half_width() <= half_width_max => Outcome::Reached,
         () => Outcome::Missed,
-    };
-    let covered = 100.0 * summary.coverage;
-    let figures = format!(
-        "{name}: {:.3} ({low:.3} to {high:.3}, which covers {covered:.1} %; ±{:.1} %, at most ±{:.0} % allowed)",
-        summary.median,
-        100.0 * half_width,
-        100.0 * target.half_width_max
-    );
-    let hint = match outcome {
-        Outcome::Undecided => "; too few rounds for 95 %",
-        Outcome::Reached if half_width > target.half_width_max => "; wide, and all of it above the target",
-        Outcome::Missed if high >= target.at_least => "; too wide: more or longer rounds narrow it",
+    }
+}
+
+fn hint(wanted: Wanted, half_width_max: f64, summary: Summary, outcome: Outcome) -> &'static str {
+    let wide = summary.half_width() > half_width_max;
+    match (outcome, wanted.is_met(summary), wanted) {
+        (Outcome::Undecided, ..) => "; too few rounds for 95 %",
+        (Outcome::Reached, _, Wanted::AtLeast(_)) if wide => "; wide, and all of it above the target",
+        (Outcome::Reached, _, Wanted::AtMost(_)) if wide => "; wide, and all of it below the limit",
+        (Outcome::Missed, (_, true), _) => "; too wide: more or longer rounds narrow it",
         _ => "",
-    };
-    (outcome, format!("{}: {figures}{hint}", outcome.word()))
+    }
+}
+
+fn ratio(target: &Target, summary: Summary) -> String {
+    let Summary { median, low, high, coverage } = summary;
+    format!(
+        "{median:.3} ({low:.3} to {high:.3}, which covers {:.1} %; ±{:.1} %, at most ±{:.0} % allowed)",
+        100.0 * coverage,
+        100.0 * summary.half_width(),
+        100.0 * target.half_width_max
+    )
+}
+
+fn figure(declaration: &Declaration, column: &str, at_most: f64, summary: Summary) -> String {
+    let Summary { median, low, high, coverage } = summary;
+    let known = declaration.columns.iter().find(|known| known.id == column);
+    let (title, unit, places) =
+        known.map_or(("", "", 3), |known| (&known.title, &known.unit, known.decimals));
+    let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
+    format!(
+        "{title} {median:.places$}{unit} ({low:.places$} to {high:.places$}, which covers {:.1} %), at most \
+         {at_most}{unit}",
+        100.0 * coverage
+    )
 }
 
 #[cfg(test)]
@@ -127,6 +185,7 @@ mod tests {
             workloads: vec!["w".into()],
             at_least: 1.0,
             half_width_max: 0.05,
+            yardstick: Yardstick::Baseline,
         };
         let summary = Summary { median: f64::midpoint(low, high), low, high, coverage };
         let cell = CellResult {
@@ -158,6 +217,17 @@ mod tests {
     #[test]
     fn wide_interval_is_missed_even_around_one() {
         assert_eq!(outcome(0.90, 1.10, 0.957), Outcome::Missed);
+    }
+
+    #[test]
+    fn figure_below_its_limit_is_reached_and_one_above_is_missed() {
+        let of = |low, high| {
+            let summary = Summary { median: f64::midpoint(low, high), low, high, coverage: 0.957 };
+            super::outcome(Wanted::AtMost(0.6), 0.05, summary)
+        };
+        assert_eq!((of(0.50, 0.58), of(0.20, 0.60)), (Outcome::Reached, Outcome::Reached));
+        assert_eq!((of(0.58, 0.62), of(0.40, 0.70)), (Outcome::Reached, Outcome::Missed));
+        assert_eq!(of(0.61, 0.62), Outcome::Missed);
     }
 
     #[test]

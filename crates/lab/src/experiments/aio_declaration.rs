@@ -7,7 +7,7 @@ use io_engine::EngineKind;
 
 use crate::experiment::{
     Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow, RatioForm,
-    Scale, Source, Target, Variant, Workload,
+    Scale, Source, Target, Variant, Workload, Yardstick,
 };
 use crate::load::Pattern;
 
@@ -103,6 +103,7 @@ pub(crate) fn declaration() -> Declaration {
             workloads: vec!["disk-randwrite".into(), "disk-write".into()],
             at_least: 1.0,
             half_width_max: 0.05,
+            yardstick: Yardstick::Baseline,
         }],
         full: Effort { rounds: 30, seconds: 1.0, file_bytes: 1 << 30 },
         quick: Effort { rounds: 3, seconds: 0.15, file_bytes: 256 << 20 },

@@ -9,7 +9,7 @@ use super::kick_loads::{
 };
 use crate::experiment::{
     Axis, Column, Curves, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow,
-    RatioForm, Scale, Source, Target, Variant,
+    RatioForm, Scale, Source, Target, Variant, Yardstick,
 };
 
 /// What stands around the queue.
@@ -256,6 +256,7 @@ fn targets(loads: &[Load], cores: usize) -> Vec<Target> {
         workloads,
         at_least,
         half_width_max,
+        yardstick: Yardstick::Baseline,
     };
     vec![
         target(

@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use super::{curves, plot};
+use super::{courses, curves, plot};
 use crate::error::LabError;
 use crate::experiment::{PublishedColumn, PublishedRow, Workload};
 use crate::result::{CellResult, RunResult};
@@ -71,6 +71,9 @@ fn section(page: &mut String, result: &RunResult) -> Result<(), LabError> {
     page.push_str("<div class=\"plots\">\n");
     for curves in &experiment.curves {
         page.push_str(&curves::svg(result, curves)?);
+    }
+    for courses in &experiment.courses {
+        page.push_str(&courses::svg(result, courses)?);
     }
     page.push_str("</div>\n");
     for workload in &experiment.workloads {

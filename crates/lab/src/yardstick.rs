@@ -1,0 +1,110 @@
+//! The figure that a target is about, for one variant under one workload.
+//!
+//! Not here: whether it is good enough (`verdict.rs`).
+
+use crate::experiment::{Declaration, Target, Yardstick};
+use crate::result::{CellResult, Ratio};
+use crate::stats::Summary;
+
+/// What was found, and in words what it was set against, if that is not the baseline.
+pub(crate) struct Found {
+    pub summary: Summary,
+    pub against: String,
+}
+
+/// `None`: not measured.
+pub(crate) fn found(
+    declaration: &Declaration,
+    target: &Target,
+    cells: &[CellResult],
+    cell: &CellResult,
+) -> Option<Found> {
+    let plain = |summary| Found { summary, against: String::new() };
+    match &target.yardstick {
+        Yardstick::Baseline => cell.ratio.as_ref().map(|ratio| plain(ratio.summary)),
+        Yardstick::Figure { column, .. } => cell.summary(column).map(plain),
+        Yardstick::BestOf(variants) => {
+            let same = cells.iter().filter(|other| other.workload == cell.workload);
+            let best = best(declaration, same.filter(|other| variants.contains(&other.variant)))?;
+            against(declaration, cell, best, &label(declaration, &best.variant))
+        }
+        Yardstick::Workload(id) => {
+            let mut own = cells.iter().filter(|other| other.variant == cell.variant);
+            let other = own.find(|other| &other.workload == id)?;
+            against(declaration, cell, other, &label(declaration, id))
+        }
+    }
+}
+
+/// By the median of the compared column.
+fn best<'c>(
+    declaration: &Declaration,
+    cells: impl Iterator<Item = &'c CellResult>,
+) -> Option<&'c CellResult> {
+    let median = |cell: &CellResult| cell.summary(&declaration.compared).map(|summary| summary.median);
+    let measured = cells.filter_map(|cell| Some((median(cell)?, cell)));
+    measured.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, cell)| cell)
+}
+
+fn against(declaration: &Declaration, cell: &CellResult, other: &CellResult, name: &str) -> Option<Found> {
+    let place = declaration.compared_column();
+    let ratio = Ratio::between(&cell.measures.get(place)?.samples, &other.measures.get(place)?.samples)?;
+    Some(Found { summary: ratio.summary, against: format!(" of {name}") })
+}
+
+/// As in tables.
+pub(crate) fn label(declaration: &Declaration, id: &str) -> String {
+    let variant = declaration.variants.iter().find(|variant| variant.id == id).map(|found| &found.label);
+    let workload = declaration.workloads.iter().find(|workload| workload.id == id).map(|found| &found.label);
+    variant.or(workload).cloned().unwrap_or_else(|| id.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::example;
+
+    fn target(yardstick: Yardstick) -> Target {
+        Target {
+            text: "t".into(),
+            variants: vec!["none-posix-aio-1".into()],
+            workloads: vec!["disk-randwrite".into()],
+            at_least: 1.0,
+            half_width_max: 0.1,
+            yardstick,
+        }
+    }
+
+    fn of(yardstick: Yardstick) -> Option<Found> {
+        let result = example::result();
+        let cell = result.cell("disk-randwrite", "none-posix-aio-1").unwrap();
+        found(&result.experiment, &target(yardstick), &result.cells, cell)
+    }
+
+    #[test]
+    fn best_of_several_is_the_one_with_the_highest_median_and_pairs_stay_pairs() {
+        // Medians 100 of both, the later of equals; against itself every round is 1.
+        let itself = of(Yardstick::BestOf(vec!["none-posix-aio-1".into()])).unwrap();
+        assert_eq!((itself.summary.low, itself.summary.high), (1.0, 1.0));
+        let bare = of(Yardstick::BestOf(vec!["bare".into(), "none-posix-aio-4".into()])).unwrap();
+        assert_eq!((bare.summary.low, bare.against.as_str()), (0.9, " of bare metal, O_DIRECT"));
+    }
+
+    #[test]
+    fn best_of_what_was_not_measured_is_nothing() {
+        assert!(of(Yardstick::BestOf(vec!["none-posix-aio-4".into()])).is_none());
+    }
+
+    #[test]
+    fn other_workload_is_the_same_variants() {
+        let same = of(Yardstick::Workload("disk-randwrite".into())).unwrap();
+        assert_eq!((same.summary.median, same.against.as_str()), (1.0, " of random <writes> & more"));
+        assert!(of(Yardstick::Workload("nowhere".into())).is_none());
+    }
+
+    #[test]
+    fn figure_is_the_columns_own() {
+        let found = of(Yardstick::Figure { column: "bandwidth".into(), at_most: 1.0 }).unwrap();
+        assert_eq!(found.summary.median, 100.0);
+    }
+}
