@@ -206,6 +206,19 @@ pub struct Curves {
     pub panels: Vec<String>,
 }
 
+/// One drawing per workload: what a figure is made of, a bar of parts for each variant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stack {
+    /// Part of the file's name.
+    pub id: String,
+    /// Over the drawing.
+    pub title: String,
+    /// With the unit.
+    pub axis: String,
+    /// Ids of the columns that are the parts, from left to right.
+    pub columns: Vec<String>,
+}
+
 /// How the ratio to the baseline is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RatioForm {
@@ -275,6 +288,9 @@ pub struct Declaration {
     /// Drawings over all workloads.
     #[serde(default)]
     pub curves: Vec<Curves>,
+    /// Drawings of parts, one per workload each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stacks: Vec<Stack>,
     /// What the run gives a verdict on.
     pub targets: Vec<Target>,
     /// How much is measured unless the user says otherwise.

@@ -36,8 +36,8 @@ mod error;
 pub use error::LabError;
 pub use experiment::{
     Axis, Bench, Cell, Column, Curves, Declaration, Difference, Effort, Experiment, Plot, Published,
-    PublishedColumn, PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Target, Variant,
-    Workload,
+    PublishedColumn, PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Stack, Target,
+    Variant, Workload,
 };
 pub use experiments::{all, find, find_all};
 pub use machine::{Machine, StoragePlace};

@@ -97,6 +97,7 @@ pub(crate) fn declaration() -> Declaration {
         ratio_form: RatioForm::Share,
         plots: plots(),
         curves: Vec::new(),
+        stacks: Vec::new(),
         targets: vec![Target {
             text: "linux-aio and io_uring equal bare metal on the disk, both patterns".into(),
             variants: vec!["none-linux-aio".into(), "none-io_uring".into()],

@@ -14,6 +14,10 @@ mod kick_loads;
 
 mod qspinlock;
 
+mod qspinlock_aim7;
+
+mod qspinlock_aim7_declaration;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -55,7 +59,7 @@ mod tests {
     #[test]
     fn unknown_name_is_refused_with_the_known_ones() {
         let line = find("nonsense").unwrap_err().to_string();
-        assert_eq!(line, "experiment 'nonsense' is unknown: give one of aio, kick");
+        assert_eq!(line, "experiment 'nonsense' is unknown: give one of aio, kick, qspinlock-aim7");
     }
 
     #[test]
@@ -69,6 +73,8 @@ mod tests {
             assert!(declaration.plots.iter().flat_map(|plot| &plot.column).all(|id| columns.contains(&id)));
             let curves = &declaration.curves;
             assert!(curves.iter().flat_map(|curves| &curves.panels).all(|id| variants.contains(&id)));
+            let parts = declaration.stacks.iter().flat_map(|stack| &stack.columns);
+            assert!(parts.into_iter().all(|id| columns.contains(&id)));
             let against = declaration.variants.iter().filter_map(|variant| variant.against.as_ref());
             assert!(against.into_iter().all(|id| variants.contains(&id)));
             let targets = &declaration.targets;

@@ -4,9 +4,10 @@
 //!
 //! Not here: the parts themselves (`qspinlock_*.rs`), how a name stands for several experiments (`mod.rs`).
 
+use super::qspinlock_aim7;
 use crate::experiment::Experiment;
 
 /// In the order in which they run.
 pub(super) fn parts() -> Vec<Experiment> {
-    vec![]
+    vec![qspinlock_aim7::experiment()]
 }

@@ -391,9 +391,9 @@ mod tests {
     #[test]
     fn pages_come_off_the_list_in_any_order() {
         let mut list = PageList::new(4);
-        [2, 0, 3].map(|page| list.add(page));
+        [2, 0, 3].into_iter().for_each(|page| list.add(page));
         assert_eq!((list.links[4], list.links[0], list.count()), ((3, 2), (2, 3), 4));
-        [0, 3, 2].map(|page| list.remove(page));
+        [0, 3, 2].into_iter().for_each(|page| list.remove(page));
         assert!(list.is_empty(), "{list:?}");
     }
 

@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use super::{courses, curves, plot};
+use super::{curves, plot, stacks};
 use crate::error::LabError;
 use crate::experiment::{PublishedColumn, PublishedRow, Workload};
 use crate::result::{CellResult, RunResult};
@@ -82,6 +82,9 @@ fn section(page: &mut String, result: &RunResult) -> Result<(), LabError> {
         page.push_str("<div class=\"plots\">\n");
         for plot in &experiment.plots {
             page.push_str(&plot::svg(result, workload, plot)?);
+        }
+        for stack in &experiment.stacks {
+            page.push_str(&stacks::svg(result, workload, stack)?);
         }
         page.push_str("</div>\n");
     }
