@@ -13,6 +13,8 @@ pub enum Event {
     Stole,
     /// Went to sleep ("halt").
     Halted,
+    /// As heir, left the lock to those who pass for a moment ("nap": woken by a timer, not by a thread).
+    Napped,
     /// Woke a sleeping waiter ("kick").
     Kicked,
     /// Was woken without a reason, and went on sleeping.

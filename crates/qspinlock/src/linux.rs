@@ -52,6 +52,11 @@ unsafe impl Platform for Linux {
         };
     }
 
+    fn after_ns(ns: u64) -> Deadline {
+        let now = now(Clock::Monotonic);
+        Deadline { at_ns: now.at_ns.saturating_add(ns), ..now }
+    }
+
     fn is_past(deadline: Deadline) -> bool {
         now(deadline.clock).at_ns >= deadline.at_ns
     }

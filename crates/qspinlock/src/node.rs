@@ -54,6 +54,8 @@ pub(crate) mod state {
     pub(crate) const HALTED: u32 = 3;
     /// In a queue, the oldest, and awake: it takes the lock as soon as it is free.
     pub(crate) const CHOSEN: u32 = 4;
+    /// As above, but sleeps for a moment; a timer ends it if nobody does.
+    pub(crate) const NAPPING: u32 = 7;
     /// Out of the queue; its thread holds the lock.
     pub(crate) const GRANTED: u32 = 5;
     /// In a queue; its thread has gone.

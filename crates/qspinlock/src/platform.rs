@@ -64,6 +64,9 @@ pub unsafe trait Platform: 'static {
     /// Wakes one thread that sleeps on `word`. The word's lock may be gone by then, its node never.
     fn wake_one(word: &AtomicU32);
 
+    /// The deadline that is `ns` nanoseconds from now.
+    fn after_ns(ns: u64) -> Deadline;
+
     /// Whether the deadline has passed.
     fn is_past(deadline: Deadline) -> bool;
 

@@ -22,8 +22,9 @@ pub trait Policy: 'static {
     const WAITER_LOOKS_BEHIND_A_SLEEPER: u32;
     /// Looks at the lock before an heir sleeps again.
     const HEIR_LOOKS: u32;
-    /// Processor hints between two looks of an heir that may still be passed.
-    const HEIR_PAUSE: u32 = 1;
+    /// How long an heir that found the lock held sleeps, once, before it shuts the door to those who pass: they are
+    /// quicker if nobody looks over their shoulder. With 0 it does neither.
+    const HEIR_NAP_NS: u64 = 0;
     /// Who takes the lock from the queue wakes the next waiter at once, so that it is awake (and spins) when its
     /// turn comes. An experiment: it is woken twice if it falls asleep again.
     const WAKE_AHEAD: bool = false;
@@ -86,11 +87,11 @@ impl Policy for Fair {
 
 impl Policy for Hybrid {
     const SLEEPS: bool = true;
-    const PASS_LIMIT: u32 = 512;
+    const PASS_LIMIT: u32 = crate::MAX_PASSED;
     const SERVES_THE_AWAKE: bool = false;
     const NEWCOMER_LOOKS: u32 = 12;
     const WAITER_LOOKS: u32 = 100;
     const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 4;
-    const HEIR_LOOKS: u32 = 200;
-    const HEIR_PAUSE: u32 = 32;
+    const HEIR_LOOKS: u32 = 40;
+    const HEIR_NAP_NS: u64 = 50_000;
 }

@@ -113,7 +113,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// The lock is held: it was acquired, by whichever thread, and has not been released since.
     #[inline]
     pub unsafe fn release(&self) {
-        if !self.let_go_if_unwanted() {
+        if !self.let_go_at_once() {
             self.release_slowly(Self::BY_POLICY);
         }
     }
@@ -124,32 +124,39 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// As for [`release`](Self::release).
     #[inline]
     pub unsafe fn release_fairly(&self) {
-        if !self.let_go_if_unwanted() {
+        if !self.let_go_at_once() {
             self.release_slowly(Next::Oldest);
         }
     }
 
+    /// One exchange if nobody wants the lock; another one to pass a queue, if the policy lets newcomers.
     #[inline]
     fn take_at_once(&self) -> bool {
-        if Self::MAY_PASS {
-            return self.take_in_passing();
+        // Acquire pairs with the releases in `let_go_at_once` and `holder.rs`.
+        match self.word.compare_exchange(Word::FREE.0, Word::HELD.0, Acquire, Relaxed) {
+            Ok(_) => true,
+            Err(now) => Self::MAY_PASS && self.take_in_passing(Word(now)),
         }
-        // Acquire pairs with the releases in `let_go_if_unwanted` and `holder.rs`.
-        self.word.compare_exchange(Word::FREE.0, Word::HELD.0, Acquire, Relaxed).is_ok()
     }
 
     /// Lets go if there is nobody to be woken or handed over to.
     #[inline]
-    fn let_go_if_unwanted(&self) -> bool {
-        let mut held = Word::HELD;
-        if Self::MAY_PASS {
-            held = Word(self.word.load(Relaxed)); // a guess, which the exchange confirms
-            if !held.is_locked() || (held.tail().is_some() && !held.has_heir()) {
-                return false;
-            }
-        }
+    fn let_go_at_once(&self) -> bool {
         // Release pairs with the acquires of all that take the lock.
-        self.word.compare_exchange(held.0, held.unlocked().0, Release, Relaxed).is_ok()
+        match self.word.compare_exchange(Word::HELD.0, Word::FREE.0, Release, Relaxed) {
+            Ok(_) => true,
+            Err(now) => Self::MAY_PASS && self.leave_to_heir(Word(now)),
+        }
+    }
+
+    /// Lets go if there is an heir, and others may have the lock before it has noticed.
+    #[inline]
+    fn leave_to_heir(&self, word: Word) -> bool {
+        word.is_locked()
+            && word.has_heir()
+            && !Self::is_door_shut(word)
+            // Release pairs with the acquires of all that take the lock.
+            && self.word.compare_exchange(word.0, word.unlocked().0, Release, Relaxed).is_ok()
     }
 
     #[cold]

@@ -64,8 +64,11 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Everybody may take the lock, and the oldest waiter is awake to do so.
     fn appoint(&self, mut word: Word) {
         let mut halted = None;
+        let mut has_chosen = false;
         loop {
-            if word.tail().is_none() || word.has_heir() {
+            // An heir that naps is woken early if nobody else may have the lock.
+            let has_heir = word.has_heir() && (has_chosen || !Self::is_door_shut(word));
+            if word.tail().is_none() || has_heir {
                 match self.let_go(word) {
                     Ok(()) => break,
                     Err(now) => word = now,
@@ -73,12 +76,18 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
                 continue;
             }
             halted = self.choose(word).or(halted);
+            has_chosen = true;
             // re-check: who was chosen may have stepped down already, and sleep again.
             word = Word(self.word.load(Acquire)); // as in `release_slowly`
         }
         if let Some(sleeper) = halted {
             wake_if_halted::<S>(state::HALTED, sleeper);
         }
+    }
+
+    /// Whether nobody but the heir may take the lock.
+    pub(super) fn is_door_shut(word: Word) -> bool {
+        word.passed() >= P::PASS_LIMIT
     }
 
     /// Makes the oldest waiter the heir, or takes it out if it has given up. Returns where it sleeps, if it does.
@@ -100,7 +109,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         self.word.fetch_or(HEIR, Relaxed);
         // Release pairs with the acquire in `wait_for_turn`; acquire with `give_up`.
         match node.state.swap(state::CHOSEN, AcqRel) {
-            state::HALTED => return Some(&node.state),
+            state::HALTED | state::NAPPING => return Some(&node.state),
             state::ABANDONED => {
                 // It gave up just now, and is taken out when looked at again.
                 node.state.store(state::ABANDONED, Relaxed);
@@ -162,7 +171,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
 /// Wakes the thread that slept on `state`, if it did. By now it may hold the lock, or have freed it together with the
 /// data, and wait for another: the node is still there, and wakes without a reason are expected.
 fn wake_if_halted<S: Platform>(was: u32, state: &'static AtomicU32) {
-    if was == state::HALTED {
+    if matches!(was, state::HALTED | state::NAPPING) {
         S::note(Event::Kicked);
         S::wake_one(state);
     }

@@ -35,8 +35,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
 
     /// Takes the lock if it is free, past a queue if need be; never waits.
     #[inline]
-    pub(super) fn take_in_passing(&self) -> bool {
-        let mut word = Word(self.word.load(Relaxed));
+    pub(super) fn take_in_passing(&self, mut word: Word) -> bool {
         while let Some(taken) = Self::taken_by_newcomer(word) {
             // Acquire pairs with the releases in `queue.rs` and `holder.rs`.
             match self.word.compare_exchange(word.0, taken.0, Acquire, Relaxed) {
@@ -55,7 +54,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Looks at the lock for a while before queueing.
     pub(super) fn look_and_take(&self) -> bool {
         for look in 0..P::NEWCOMER_LOOKS {
-            if self.take_in_passing() {
+            if self.take_in_passing(Word(self.word.load(Relaxed))) {
                 return true;
             }
             for _ in 0..P::newcomer_pause(look) {
@@ -115,7 +114,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     pub(super) fn acquire_without_node(&self, deadline: Option<Deadline>) -> bool {
         let mut sleep_ns = SHORTEST_SLEEP_NS;
         loop {
-            if self.take_in_passing() {
+            if self.take_in_passing(Word(self.word.load(Relaxed))) {
                 return true;
             }
             if deadline.is_some_and(S::is_past) {

@@ -102,34 +102,54 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// The oldest waiter, awake: takes the lock as soon as it is free, or granted to it. After a while it sleeps
     /// again, and the next unlock chooses it again.
     fn wait_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Turn {
-        if P::SERVES_THE_AWAKE {
+        if P::HEIR_NAP_NS > 0 {
+            match self.look_as_heir(place, deadline) {
+                Some(turn) => return turn,
+                None => self.nap(place, deadline),
+            }
+        }
+        if P::SERVES_THE_AWAKE || P::HEIR_NAP_NS > 0 {
             // Shuts the door: as often passed as can be. Cleared with `heir`.
             self.word.fetch_or(PASSED, Relaxed);
         }
-        let mut look = 0;
-        while !P::SLEEPS || look < P::HEIR_LOOKS {
-            if place.node.state.load(Relaxed) != state::CHOSEN {
-                return Turn::Look; // granted
-            }
-            if self.inherit_if_free(place) {
-                return Turn::Ours;
-            }
-            if look % LOOKS_PER_CLOCK == LOOKS_PER_CLOCK - 1 && deadline.is_some_and(S::is_past) {
-                return self.step_down(place, state::WAITING, Turn::Late);
-            }
-            for _ in 0..self.heir_pause() {
-                S::relax();
-            }
-            look = look.wrapping_add(1);
+        if let Some(turn) = self.look_as_heir(place, deadline) {
+            return turn;
         }
         S::note(Event::Halted);
         self.step_down(place, state::HALTED, Turn::Look)
     }
 
-    /// Those who pass are quicker if nobody looks over their shoulder.
-    fn heir_pause(&self) -> u32 {
-        let may_be_passed = Word(self.word.load(Relaxed)).passed() < P::PASS_LIMIT;
-        if may_be_passed { P::HEIR_PAUSE } else { 1 }
+    /// Looks at the lock for a while; none if nothing came of it.
+    fn look_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Option<Turn> {
+        let mut look = 0;
+        while !P::SLEEPS || look < P::HEIR_LOOKS {
+            if place.node.state.load(Relaxed) != state::CHOSEN {
+                return Some(Turn::Look); // granted
+            }
+            if self.inherit_if_free(place) {
+                return Some(Turn::Ours);
+            }
+            if look % LOOKS_PER_CLOCK == LOOKS_PER_CLOCK - 1 && deadline.is_some_and(S::is_past) {
+                return Some(self.step_down(place, state::WAITING, Turn::Late));
+            }
+            S::relax();
+            look = look.wrapping_add(1);
+        }
+        None
+    }
+
+    /// Sleeps for a moment. It stays the heir: nobody else is woken, and a timer wakes it if nobody does.
+    fn nap(&self, place: Place, deadline: Option<Deadline>) {
+        let own = &place.node.state;
+        let until = S::after_ns(P::HEIR_NAP_NS);
+        let is_short = |deadline: &Deadline| deadline.clock == until.clock && deadline.at_ns < until.at_ns;
+        let until = deadline.filter(is_short).unwrap_or(until);
+        // Neither publishes anything; failure: a holder has granted us the lock, or woken us.
+        if own.compare_exchange(state::CHOSEN, state::NAPPING, Relaxed, Relaxed).is_ok() {
+            S::note(Event::Napped);
+            S::wait(own, state::NAPPING, Some(until));
+            let _ = own.compare_exchange(state::NAPPING, state::CHOSEN, Relaxed, Relaxed);
+        }
     }
 
     /// Takes the free lock as its heir, and the node out of the queue.
