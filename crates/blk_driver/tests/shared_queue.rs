@@ -18,7 +18,7 @@ use blk_driver::{
 };
 use guest_mem::GuestRange;
 use lock_api::RawMutex;
-use qspinlock::{Api04, StdMutex, TicketLock};
+use qspinlock::{Api04, Fair, Hybrid, PvQSpinLock, QSpinLock, StdMutex, TicketLock};
 
 use rig::{Device, FULL, LONG, PLAIN, Rig, rig};
 
@@ -411,6 +411,9 @@ macro_rules! every_request_of_many_threads_ends_once {
 
 every_request_of_many_threads_ends_once! {
     every_request_ends_once_behind_a_ticket_lock: TicketLock, 2 threads, 40 batches; // spins while the holder is off its core
+    every_request_ends_once_behind_a_native_queued_lock: QSpinLock, 2 threads, 40 batches; // spins as well
+    every_request_ends_once_behind_a_fair_queued_lock: PvQSpinLock<Fair>, 4 threads, 300 batches;
+    every_request_ends_once_behind_a_hybrid_queued_lock: PvQSpinLock<Hybrid>, 4 threads, 300 batches;
     every_request_ends_once_behind_stds_mutex: StdMutex, 4 threads, 300 batches;
     every_request_ends_once_behind_parking_lot: parking_lot::RawMutex, 4 threads, 300 batches;
     every_request_ends_once_behind_parking_lot_of_lock_api_04: Api04<parking_lot_012::RawMutex>, 4 threads, 300 batches;

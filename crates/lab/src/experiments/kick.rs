@@ -13,7 +13,7 @@ use blk_driver::{Device, KickPolicy, PoolOptions, SharedQueue, alone};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use io_engine::{EngineConfig, EngineKind, make};
 use lock_api::RawMutex;
-use qspinlock::{Metered, StdMutex, TicketLock};
+use qspinlock::{Fair, Hybrid, Metered, PvQSpinLock, QSpinLock, StdMutex, TicketLock};
 use virtqueue::RingFeatures;
 
 use super::kick_declaration::{Lock, VARIANTS, declaration};
@@ -174,6 +174,9 @@ impl Bench for Kick {
         let crowd = self.crowd(load, cell);
         let tally = match lock {
             Lock::Ticket => self.measure::<Metered<TicketLock>>(load, policy, crowd)?,
+            Lock::Native => self.measure::<Metered<QSpinLock>>(load, policy, crowd)?,
+            Lock::Fair => self.measure::<Metered<PvQSpinLock<Fair>>>(load, policy, crowd)?,
+            Lock::Hybrid => self.measure::<Metered<PvQSpinLock<Hybrid>>>(load, policy, crowd)?,
             Lock::Std => self.measure::<Metered<StdMutex>>(load, policy, crowd)?,
             Lock::ParkingLot => self.measure::<Metered<parking_lot::RawMutex>>(load, policy, crowd)?,
         };
@@ -187,7 +190,8 @@ impl Bench for Kick {
     fn notes(&self) -> Vec<String> {
         let cores = cores();
         let mut notes = vec![format!(
-            "{cores} cores. The ticket lock only spins and is not measured where threads outnumber them."
+            "{cores} cores. The ticket lock and the native queued lock only spin and are not measured where threads \
+             outnumber them."
         )];
         if self.is_short() {
             notes.push(format!(

@@ -16,21 +16,44 @@ use crate::experiment::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lock {
     Ticket,
+    Native,
+    Fair,
+    Hybrid,
     Std,
     ParkingLot,
 }
 
+impl Lock {
+    /// Whoever waits keeps its core: not for more threads than cores.
+    fn only_spins(self) -> bool {
+        matches!(self, Self::Ticket | Self::Native)
+    }
+}
+
 /// By their place in the declaration: each unlocked one after the locked one that it is compared with.
-pub(crate) const VARIANTS: [(&str, &str, Lock, KickPolicy); 6] = [
+pub(crate) const VARIANTS: [(&str, &str, Lock, KickPolicy); 12] = [
     ("ticket-locked", "ticket, locked", Lock::Ticket, KickPolicy::Locked),
     ("ticket-unlocked", "ticket, unlocked", Lock::Ticket, KickPolicy::Unlocked),
+    ("native-locked", "queued native, locked", Lock::Native, KickPolicy::Locked),
+    ("native-unlocked", "queued native, unlocked", Lock::Native, KickPolicy::Unlocked),
+    ("fair-locked", "queued fair, locked", Lock::Fair, KickPolicy::Locked),
+    ("fair-unlocked", "queued fair, unlocked", Lock::Fair, KickPolicy::Unlocked),
+    ("hybrid-locked", "queued hybrid, locked", Lock::Hybrid, KickPolicy::Locked),
+    ("hybrid-unlocked", "queued hybrid, unlocked", Lock::Hybrid, KickPolicy::Unlocked),
     ("std-locked", "std, locked", Lock::Std, KickPolicy::Locked),
     ("std-unlocked", "std, unlocked", Lock::Std, KickPolicy::Unlocked),
     ("parking_lot-locked", "parking_lot, locked", Lock::ParkingLot, KickPolicy::Locked),
     ("parking_lot-unlocked", "parking_lot, unlocked", Lock::ParkingLot, KickPolicy::Unlocked),
 ];
 /// What is to gain.
-const UNLOCKED: [&str; 3] = ["ticket-unlocked", "std-unlocked", "parking_lot-unlocked"];
+const UNLOCKED: [&str; 6] = [
+    "ticket-unlocked",
+    "native-unlocked",
+    "fair-unlocked",
+    "hybrid-unlocked",
+    "std-unlocked",
+    "parking_lot-unlocked",
+];
 /// Differences below this are called noise: the medians of two runs of the same program differ by as much.
 const NOISE: f64 = 0.02;
 
@@ -80,7 +103,7 @@ fn variants(loads: &[Load], cores: usize) -> Vec<Variant> {
         if policy == KickPolicy::Unlocked {
             variant = variant.against(VARIANTS[place - 1].0);
         }
-        if lock == Lock::Ticket { variant.only(&calm) } else { variant }
+        if lock.only_spins() { variant.only(&calm) } else { variant }
     };
     (0..VARIANTS.len()).map(variant).collect()
 }
@@ -107,6 +130,12 @@ fn published() -> Published {
         rows: vec![
             row("locked kick", "ticket-locked", &["44529", "497943", "140533", "217187"]),
             row("unlocked kick", "ticket-unlocked", &["44869", "532446", "143415", "227560"]),
+            row("not there: a queued lock, locked", "native-locked", &[]),
+            row("not there: a queued lock, unlocked", "native-unlocked", &[]),
+            row("not there: a queued lock that sleeps, fair, locked", "fair-locked", &[]),
+            row("not there: a queued lock that sleeps, fair, unlocked", "fair-unlocked", &[]),
+            row("not there: a queued lock that sleeps, hybrid, locked", "hybrid-locked", &[]),
+            row("not there: a queued lock that sleeps, hybrid, unlocked", "hybrid-unlocked", &[]),
             row("not there: a lock that sleeps, locked", "std-locked", &[]),
             row("not there: a lock that sleeps, unlocked", "std-unlocked", &[]),
             row("not there: parking_lot, locked", "parking_lot-locked", &[]),
@@ -133,7 +162,7 @@ fn differences() -> Vec<Difference> {
         ),
         difference(
             "a ticket spinlock of a kernel, whose holder is never preempted",
-            "a ticket lock, std's and parking_lot's mutexes in threads that can be",
+            "a ticket lock, this project's queued locks, std's and parking_lot's mutexes in threads that can be",
             "a library does not choose its user's lock; where threads outnumber cores, a lock that only spins is not \
              measured: its holder would be off the processor most of the time",
         ),
@@ -305,6 +334,8 @@ mod tests {
     #[test]
     fn lock_that_only_spins_has_no_load_with_more_threads_than_cores() {
         let declaration = declaration(2);
+        let native = declaration.variants.iter().find(|variant| variant.id == "native-locked").unwrap();
+        assert_eq!(native.only, declaration.variants[0].only);
         let ticket = &declaration.variants[0];
         assert!(ticket.only.contains(&"process-2us-2t".to_owned()), "{ticket:?}");
         let crowded = |id: &String| id == "process-2us-4t" || id.starts_with("jobs-");
