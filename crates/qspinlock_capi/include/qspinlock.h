@@ -4,7 +4,8 @@
  * Made from the sources of crates/qspinlock_capi; changes go there. docs/qspinlock-c.md has an example.
  *
  *     qspin_native_t   first in, first out; spins only: for threads that have a core each
- *     qspin_fair_t     first in, first out; waiters spin for a while, then sleep
+ *     qspin_fifo_t     first in, first out; waiters spin for a while, then sleep
+ *     qspin_fair_t     the same, but newcomers use the lock, a bounded number of times, until a sleeping waiter is awake
  *     qspin_hybrid_t   as fast as an unfair lock; waiters queue, and are passed a bounded number of times
  *
  * Results. As those of pthread_spin_* and pthread_mutex_*: 0, or a positive number of <errno.h>. errno itself is left
@@ -31,6 +32,7 @@
 
 /* A free lock: static qspin_fair_t lock = QSPIN_FAIR_INIT; */
 #define QSPIN_NATIVE_INIT { 0 }
+#define QSPIN_FIFO_INIT { 0 }
 #define QSPIN_FAIR_INIT { 0 }
 #define QSPIN_HYBRID_INIT { 0 }
 
@@ -44,7 +46,13 @@ typedef struct qspin_native_t {
     uint32_t opaque;
 } qspin_native_t;
 
-// A lock that is handed over first in, first out. Waiters spin for a while and then sleep; unlocking wakes the oldest.
+// A lock that is handed over first in, first out, to sleeping waiters too: it is idle while they wake up.
+typedef struct qspin_fifo_t {
+    // Of this library.
+    uint32_t opaque;
+} qspin_fifo_t;
+
+// A lock that waiters have first in, first out; newcomers use it while the one whose turn it is wakes up.
 typedef struct qspin_fair_t {
     // Of this library.
     uint32_t opaque;
@@ -92,6 +100,39 @@ int qspin_native_is_locked(const struct qspin_native_t *lock);
 // Says whether the memory may go: EBUSY if the lock is held or waited for. It collects what waiters left behind that
 // gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
 int qspin_native_destroy(struct qspin_native_t *lock);
+
+// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+int qspin_fifo_init(struct qspin_fifo_t *lock);
+
+// Takes the lock, however long that takes.
+int qspin_fifo_lock(struct qspin_fifo_t *lock);
+
+// Takes the lock if it is free and nobody is to have it first. Never waits. EBUSY: it did not.
+int qspin_fifo_trylock(struct qspin_fifo_t *lock);
+
+// Takes the lock unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in). A lock that is
+// free is taken even if the deadline has passed. ETIMEDOUT: not taken.
+int qspin_fifo_timedlock(struct qspin_fifo_t *lock,
+                         uint64_t deadline_ns);
+
+// As above, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no deadline, or
+// nanoseconds that are not below a second.
+int qspin_fifo_clocklock(struct qspin_fifo_t *lock,
+                         int clock,
+                         const struct timespec *deadline);
+
+// Lets the lock go. EPERM: nobody held it, and nothing was done.
+int qspin_fifo_unlock(struct qspin_fifo_t *lock);
+
+// Lets the lock go to the oldest waiter, whatever the kind of lock. EPERM: nobody held it, and nothing was done.
+int qspin_fifo_unlock_fair(struct qspin_fifo_t *lock);
+
+// 1 if somebody holds the lock at this moment, 0 if not, or if there is no lock at `lock`.
+int qspin_fifo_is_locked(const struct qspin_fifo_t *lock);
+
+// Says whether the memory may go: EBUSY if the lock is held or waited for. It collects what waiters left behind that
+// gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+int qspin_fifo_destroy(struct qspin_fifo_t *lock);
 
 // Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
 int qspin_fair_init(struct qspin_fair_t *lock);

@@ -1,8 +1,9 @@
 //! What the calls do, for every kind of lock.
 //!
-//! Not here: their names and what they say to C programmers (`native.rs`, `fair.rs`, `hybrid.rs`).
+//! Not here: their names and what they say to C programmers (`native.rs` and the other kinds' files).
 
 use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use libc::{EBUSY, EINVAL, EPERM, ETIMEDOUT};
@@ -84,14 +85,28 @@ pub(crate) unsafe fn unlock<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise.
     let held = unsafe { held_at(lock) };
     // SAFETY: it is held; that it is by the caller is the caller's promise.
-    ended(held.map(|lock| unsafe { lock.release() }))
+    released(held, |lock| unsafe { lock.release() })
 }
 
 pub(crate) unsafe fn unlock_fair<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise.
     let held = unsafe { held_at(lock) };
     // SAFETY: it is held; that it is by the caller is the caller's promise.
-    ended(held.map(|lock| unsafe { lock.release_fairly() }))
+    released(held, |lock| unsafe { lock.release_fairly() })
+}
+
+/// Releases the lock, if it is one. Where waiters are on their way to a free lock, it looks held to us, and builds for
+/// debugging panic when it is released: that must not unwind into C.
+#[inline]
+fn released<L>(held: Result<&L, c_int>, release: impl Fn(&L)) -> c_int {
+    let release = |lock: &L| {
+        if !cfg!(debug_assertions) {
+            release(lock);
+            return Ok(());
+        }
+        catch_unwind(AssertUnwindSafe(|| release(lock))).map_err(|_| EPERM)
+    };
+    ended(held.and_then(release))
 }
 
 /// The lock at `lock`, unless it is free.

@@ -1,4 +1,4 @@
-//! `qspin_fair_t`: first in, first out, with waiters that sleep.
+//! `qspin_fair_t`: first in, first out among waiters, and nobody waits for one who sleeps.
 //!
 //! Not here: what the calls do (`calls.rs`).
 
@@ -12,7 +12,7 @@ use crate::{calls, deadline};
 
 type Kind = qspinlock::Fair;
 
-/// A lock that is handed over first in, first out. Waiters spin for a while and then sleep; unlocking wakes the oldest.
+/// A lock that waiters have first in, first out; newcomers use it while the one whose turn it is wakes up.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct qspin_fair_t {

@@ -19,6 +19,8 @@
 
 mod native;
 
+mod fifo;
+
 mod fair;
 
 mod hybrid;
@@ -31,6 +33,7 @@ mod version;
 
 pub use deadline::qspin_deadline_in;
 pub use fair::*;
+pub use fifo::*;
 pub use hybrid::*;
 pub use native::*;
 pub use version::*;

@@ -47,6 +47,7 @@ fn shape(source: &str, c_name: &str, policy: &str) -> Vec<String> {
 fn kinds_are_alike() {
     let fair = shape(include_str!("../src/fair.rs"), "qspin_fair_", "qspinlock::Fair");
     assert!(fair.len() > 80);
+    assert_eq!(fair, shape(include_str!("../src/fifo.rs"), "qspin_fifo_", "qspinlock::Fifo"));
     assert_eq!(fair, shape(include_str!("../src/hybrid.rs"), "qspin_hybrid_", "qspinlock::Hybrid"));
     assert_eq!(fair, shape(include_str!("../src/native.rs"), "qspin_native_", "qspinlock::Native"));
 }

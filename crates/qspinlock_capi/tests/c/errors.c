@@ -67,17 +67,20 @@
     }
 
 CHECK_KIND(native, NATIVE)
+CHECK_KIND(fifo, FIFO)
 CHECK_KIND(fair, FAIR)
 CHECK_KIND(hybrid, HYBRID)
 
 int main(void)
 {
     EXPECT(4, (int)sizeof(qspin_native_t));
+    EXPECT(4, (int)sizeof(qspin_fifo_t));
     EXPECT(4, (int)sizeof(qspin_fair_t));
     EXPECT(4, (int)sizeof(qspin_hybrid_t));
     EXPECT(QSPIN_VERSION, (int)qspin_version());
     EXPECT(1, qspin_deadline_in(UINT64_MAX) == UINT64_MAX);
     check_native();
+    check_fifo();
     check_fair();
     check_hybrid();
     return 0;
