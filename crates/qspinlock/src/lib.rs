@@ -57,7 +57,7 @@ pub use queue::QueueLock;
 #[cfg(feature = "std")]
 pub use std_mutex::{StdGuard, StdMutex};
 pub use ticket::{Ticket, TicketLock};
-pub use word::{MAX_NODES, MAX_PASSED};
+pub use word::{FOREIGN, MAX_NODES, MAX_PASSED};
 
 /// The queued lock that only spins: first in, first out, for threads that have a core each.
 #[cfg(all(feature = "std", not(all(test, loom))))]

@@ -11,6 +11,8 @@
 //! - `alone`: the queue has one node, the tail's, so that it need not be read to find out.
 //! - `passed`: how often a newcomer took the lock since there has been an heir. Policies bound it.
 //! - `tail`: the newest waiter's node. Each waiter knows the one before it; zero is an empty queue.
+//! - A tail of ones only ([`FOREIGN`]) is no node's, so no lock's word ever looks like that. What shares the four bytes
+//!   with locks and has to be told apart from them (process-shared spin locks of pthreads) is marked by it.
 //!
 //! One `AtomicU32`, and operations on the whole of it: access in mixed sizes is undefined behaviour in Rust.
 //! Every change is a read-modify-write, so an acquire that reads any of them is ordered after all releases before.
@@ -30,8 +32,12 @@ pub(crate) const PASSED: u32 = (1 << TAIL_SHIFT) - (1 << PASSED_SHIFT);
 
 /// What `passed` can count to, the limit of [`Policy::PASS_LIMIT`](crate::Policy::PASS_LIMIT).
 pub const MAX_PASSED: u32 = PASSED >> PASSED_SHIFT;
-/// Nodes that a word can tell apart.
-pub const MAX_NODES: u32 = (1 << (32 - TAIL_SHIFT)) - 1;
+/// Nodes that a word can tell apart, but for the one with the tail that is [`FOREIGN`].
+pub const MAX_NODES: u32 = (1 << (32 - TAIL_SHIFT)) - 2;
+/// Words from this one on are never a lock's.
+pub const FOREIGN: u32 = (MAX_NODES + 1) << TAIL_SHIFT;
+
+const _: () = assert!(FOREIGN == !(LOCKED | HEIR | ALONE | PASSED), "all bits of the tail, and no others");
 
 /// One node of the platform's, by its place in [`Platform::nodes`](crate::Platform::nodes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,131 @@
+//! `mtx_*` and `cnd_*`: C11's names for the same objects.
+//!
+//! glibc's own go to its pthread calls without passing the program's symbols, and their objects are the same unions, so
+//! they have to be replaced together with those. `call_once`, `tss_*` and `thrd_*` use none of them.
+//!
+//! Not here: the locks (`mutex.rs`), the condition variables (`cond.rs`).
+
+use std::ffi::c_int;
+
+use libc::{EBUSY, ENOMEM, ETIMEDOUT, pthread_cond_t, pthread_mutex_t, timespec};
+
+use crate::cond::Cond;
+use crate::mutex::Mutex;
+use crate::patience::{Patience, Time};
+
+const THRD_SUCCESS: c_int = 0;
+const THRD_BUSY: c_int = 1;
+const THRD_ERROR: c_int = 2;
+const THRD_NOMEM: c_int = 3;
+const THRD_TIMEDOUT: c_int = 4;
+
+const MTX_RECURSIVE: c_int = 1;
+const MTX_TIMED: c_int = 2;
+
+/// An error number of POSIX as C11 says it.
+fn thrd(error: c_int) -> c_int {
+    match error {
+        0 => THRD_SUCCESS,
+        EBUSY => THRD_BUSY,
+        ENOMEM => THRD_NOMEM,
+        ETIMEDOUT => THRD_TIMEDOUT,
+        _ => THRD_ERROR,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn mtx_init(mutex: *mut pthread_mutex_t, kind: c_int) -> c_int {
+    // Every mutex can be timed.
+    let kind = match kind & !MTX_TIMED {
+        0 => libc::PTHREAD_MUTEX_NORMAL,
+        MTX_RECURSIVE => libc::PTHREAD_MUTEX_RECURSIVE,
+        _ => return THRD_ERROR,
+    };
+    // SAFETY: the caller's memory for a mutex.
+    unsafe { Mutex::of(mutex) }.reset(kind);
+    THRD_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn mtx_destroy(mutex: *mut pthread_mutex_t) {
+    // SAFETY: the caller's.
+    unsafe { Mutex::of(mutex) }.destroy();
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn mtx_lock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    thrd(unsafe { Mutex::of(mutex) }.lock(Patience::Endless))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn mtx_trylock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    thrd(unsafe { Mutex::of(mutex) }.lock(Patience::None))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn mtx_timedlock(mutex: *mut pthread_mutex_t, at: *const timespec) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { Time::new(libc::CLOCK_REALTIME, at) } {
+        // SAFETY: the caller's.
+        Ok(time) => thrd(unsafe { Mutex::of(mutex) }.lock(Patience::Until(time))),
+        Err(error) => thrd(error),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn mtx_unlock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    thrd(unsafe { Mutex::of(mutex) }.unlock())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn cnd_init(cond: *mut pthread_cond_t) -> c_int {
+    // SAFETY: the caller's memory for a condition variable.
+    unsafe { Cond::of(cond) }.reset(qspinlock::Clock::Realtime);
+    THRD_SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn cnd_destroy(cond: *mut pthread_cond_t) {
+    // SAFETY: the caller's.
+    unsafe { Cond::of(cond) }.destroy();
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn cnd_signal(cond: *mut pthread_cond_t) -> c_int {
+    // SAFETY: the caller's.
+    thrd(unsafe { Cond::of(cond) }.signal())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn cnd_broadcast(cond: *mut pthread_cond_t) -> c_int {
+    // SAFETY: the caller's.
+    thrd(unsafe { Cond::of(cond) }.broadcast())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn cnd_wait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    let cond = unsafe { Cond::of(cond) };
+    // SAFETY: the caller's.
+    thrd(cond.wait(unsafe { Mutex::of(mutex) }, None))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn cnd_timedwait(
+    cond: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: the caller's.
+    let time = match unsafe { Time::new(libc::CLOCK_REALTIME, at) } {
+        Ok(time) => time,
+        Err(error) => return thrd(error),
+    };
+    // SAFETY: the caller's.
+    let cond = unsafe { Cond::of(cond) };
+    // SAFETY: the caller's.
+    thrd(cond.wait(unsafe { Mutex::of(mutex) }, Some(time)))
+}

@@ -1,0 +1,285 @@
+//! `pthread_cond_*`: a list of waiters, each asleep on its own stack.
+//!
+//! ```text
+//! word     0      1       2 3      4 5      6       7     8   9     10 11
+//!         | lock | epoch | oldest | newest | clock | zero | – | zero | –  |     all zero: the static initialiser
+//! ```
+//!
+//! `wait: into the list → unlock the mutex → sleep until posted → lock the mutex`
+//! `signal: out of the list, the oldest (broadcast: all) → post`
+//!
+//! Why no wake-up is lost:
+//! 1. A waiter is in the list before it unlocks the mutex. So whoever changes what is waited for with the mutex held,
+//!    and signals then or later, finds it in the list (its lookups come after the insertion, through the mutex).
+//! 2. Signals pick the oldest in the list, so never one that came after them; a waiter that came later cannot take the
+//!    wake of one before it, which futexes and counters allow.
+//! 3. Who is picked is posted exactly once, and leaves only when it has taken the post, also if its time ran out or it
+//!    was cancelled meanwhile; until then its stack, and with it the list's node, stays. A wait whose time ran out as it
+//!    was picked ends as woken. One that was cancelled hands the signal on, if others waited then.
+//! 4. Who is woken touches the variable no more, so it may be destroyed as soon as all are picked; destroying waits for
+//!    calls that have the list's lock.
+//!
+//! Words 7 and 9 stay zero: glibc has its flag for "process-shared" in the lowest bit of one of them (9 before 2.41, 7
+//! since), and by that its own, which are passed on, are told apart. Those work with mutexes that are the C library's as
+//! well (`EINVAL` with others); the ones here work with any mutex.
+//!
+//! Not here: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).
+
+mod waiter;
+mod waiters;
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use libc::{EBUSY, EINVAL, ENOTSUP, ETIMEDOUT};
+use libc::{clockid_t, pthread_cond_t, pthread_condattr_t, pthread_mutex_t, timespec};
+use qspinlock::Clock;
+
+use crate::mutex::Mutex;
+use crate::patience::{Patience, Time};
+use crate::real;
+use waiter::{Cleanup, Waiter};
+use waiters::{Found, Waiters};
+
+/// A `pthread_cond_t`.
+#[repr(C)]
+pub(crate) struct Cond {
+    waiters: Waiters,
+    /// What times are readings of: [`MONOTONIC`], or else the date.
+    clock: AtomicU32,
+    shared_since_2_41: AtomicU32,
+    _unused: AtomicU32,
+    shared_before_2_41: AtomicU32,
+    _rest: [AtomicU32; 2],
+}
+
+const _: () = assert!(size_of::<Cond>() == size_of::<pthread_cond_t>());
+const _: () = assert!(align_of::<Cond>() <= align_of::<pthread_cond_t>());
+const _: () = assert!(std::mem::offset_of!(Cond, shared_since_2_41) == 28);
+const _: () = assert!(std::mem::offset_of!(Cond, shared_before_2_41) == 36);
+
+const SHARED: u32 = 1;
+const MONOTONIC: u32 = 1;
+
+impl Cond {
+    /// # Safety
+    /// `cond` points to a condition variable, initialised by either library or statically, as long as it is used.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(cond: *mut pthread_cond_t) -> &'a Self {
+        // SAFETY: 1. the caller's promise; 2. size and alignment fit (above), and all of it is atomics, for which any
+        // bytes are valid, and which may be changed behind a shared reference.
+        unsafe { &*cond.cast::<Self>() }
+    }
+
+    fn raw(&self) -> *mut pthread_cond_t {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    /// The C library's.
+    #[inline]
+    fn is_passed(&self) -> bool {
+        (self.shared_since_2_41.load(Relaxed) | self.shared_before_2_41.load(Relaxed)) & SHARED != 0
+    }
+
+    fn clock_id(&self) -> clockid_t {
+        if self.clock.load(Relaxed) == MONOTONIC { libc::CLOCK_MONOTONIC } else { libc::CLOCK_REALTIME }
+    }
+
+    /// As the static initialiser does, but for the clock.
+    pub(crate) fn reset(&self, clock: Clock) {
+        // SAFETY: who initialises is the only one who uses it, and zeros are valid for all fields.
+        unsafe { self.raw().write_bytes(0, 1) };
+        self.clock.store(u32::from(clock == Clock::Monotonic), Relaxed);
+    }
+
+    pub(crate) fn signal(&self) -> c_int {
+        if self.is_passed() {
+            // SAFETY: the C library's, as the caller says.
+            return unsafe { real::cond_signal(self.raw()) };
+        }
+        if let Some(picked) = self.waiters.pick_oldest() {
+            picked.post();
+        }
+        0
+    }
+
+    pub(crate) fn broadcast(&self) -> c_int {
+        if self.is_passed() {
+            // SAFETY: the C library's, as the caller says.
+            return unsafe { real::cond_broadcast(self.raw()) };
+        }
+        for picked in self.waiters.pick_all() {
+            picked.post();
+        }
+        0
+    }
+
+    /// Until `until`, or for ever. Nothing here has a destructor: threads are cancelled while they sleep.
+    pub(crate) fn wait(&self, mutex: &Mutex, until: Option<Time>) -> c_int {
+        if self.is_passed() {
+            return self.wait_passed(mutex, until);
+        }
+        if let Some(Err(error)) = until.map(|time| time.deadline()) {
+            return error;
+        }
+        let waiter = Waiter::new();
+        self.waiters.push(&waiter);
+        let unlocked = mutex.unlock();
+        if unlocked != 0 {
+            self.withdraw(&waiter);
+            return unlocked;
+        }
+        let timed_out = self.sleep(&waiter, mutex, until) && self.withdraw(&waiter) == Found::Waiting;
+        match mutex.lock(Patience::Endless) {
+            0 if timed_out => ETIMEDOUT,
+            result => result,
+        }
+    }
+
+    /// True if it ended without a post.
+    fn sleep(&self, waiter: &Waiter, mutex: &Mutex, until: Option<Time>) -> bool {
+        let cancelled = Cancelled { cond: self, mutex, waiter };
+        let mut cleanup = Cleanup::new();
+        cleanup.push(on_cancel, std::ptr::from_ref(&cancelled).cast_mut().cast());
+        let posted = waiter.sleep(until);
+        cleanup.pop();
+        !posted
+    }
+
+    /// Ends a wait that was not woken. If it was picked meanwhile, its post is taken.
+    fn withdraw(&self, waiter: &Waiter) -> Found {
+        let found = self.waiters.remove(waiter);
+        if found != Found::Waiting {
+            waiter.take_post();
+        }
+        found
+    }
+
+    #[cold]
+    fn wait_passed(&self, mutex: &Mutex, until: Option<Time>) -> c_int {
+        if !mutex.is_passed() {
+            return EINVAL; // the C library would take its bytes for something else
+        }
+        let Some(time) = until else {
+            // SAFETY: both are the C library's, as the caller says.
+            return unsafe { real::cond_wait(self.raw(), mutex.raw()) };
+        };
+        // SAFETY: as above; the time is on this stack.
+        unsafe { real::cond_clockwait(self.raw(), mutex.raw(), time.clock_id(), &raw const time.at) }
+    }
+
+    pub(crate) fn destroy(&self) -> c_int {
+        if self.is_passed() {
+            // SAFETY: the C library's, as the caller says.
+            return unsafe { real::cond_destroy(self.raw()) };
+        }
+        if self.waiters.are_there() { EBUSY } else { 0 }
+    }
+}
+
+/// What a cancelled wait has to put in order.
+struct Cancelled<'a> {
+    cond: &'a Cond,
+    mutex: &'a Mutex,
+    waiter: &'a Waiter,
+}
+
+/// Called by the C library while it unwinds a cancelled thread, before the program's own handlers.
+unsafe extern "C-unwind" fn on_cancel(cancelled: *mut c_void) {
+    // SAFETY: what `sleep` pushed, whose frame is still there.
+    let Cancelled { cond, mutex, waiter } = unsafe { &*cancelled.cast::<Cancelled<'_>>() };
+    if cond.withdraw(waiter) == Found::PickedFromSeveral {
+        cond.signal();
+    }
+    mutex.lock(Patience::Endless);
+}
+
+// SAFETY (all calls below): what POSIX asks of the caller; first of all that pointers point to initialised objects.
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_cond_init(
+    cond: *mut pthread_cond_t,
+    attr: *const pthread_condattr_t,
+) -> c_int {
+    // SAFETY: the caller's memory for one, whatever its bytes are.
+    let made = unsafe { Cond::of(cond) };
+    let (mut shared, mut clock) = (libc::PTHREAD_PROCESS_PRIVATE, libc::CLOCK_REALTIME);
+    if !attr.is_null() {
+        // SAFETY: the caller's attributes, and numbers to write to; likewise below.
+        unsafe { libc::pthread_condattr_getpshared(attr, &raw mut shared) };
+        // SAFETY: as above.
+        unsafe { libc::pthread_condattr_getclock(attr, &raw mut clock) };
+    }
+    if shared == libc::PTHREAD_PROCESS_PRIVATE {
+        made.reset(if clock == libc::CLOCK_MONOTONIC { Clock::Monotonic } else { Clock::Realtime });
+        return 0;
+    }
+    // SAFETY: the caller's.
+    let result = unsafe { real::cond_init(cond, attr) };
+    // A C library that keeps its flag elsewhere was not known when this was written.
+    if result == 0 && !made.is_passed() { ENOTSUP } else { result }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_cond_destroy(cond: *mut pthread_cond_t) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { Cond::of(cond) }.destroy()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_cond_signal(cond: *mut pthread_cond_t) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { Cond::of(cond) }.signal()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_cond_broadcast(cond: *mut pthread_cond_t) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { Cond::of(cond) }.broadcast()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_cond_wait(
+    cond: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    let cond = unsafe { Cond::of(cond) };
+    // SAFETY: the caller's.
+    cond.wait(unsafe { Mutex::of(mutex) }, None)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_cond_timedwait(
+    cond: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: the caller's.
+    let waited_for = unsafe { Cond::of(cond) };
+    if waited_for.is_passed() && unsafe { Mutex::of(mutex) }.is_passed() {
+        // Its clock is written where only the C library knows.
+        // SAFETY: both are the C library's, as the caller says.
+        return unsafe { real::cond_timedwait(cond, mutex, at) };
+    }
+    // SAFETY: the caller's.
+    unsafe { pthread_cond_clockwait(cond, mutex, waited_for.clock_id(), at) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_cond_clockwait(
+    cond: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    clock: clockid_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: the caller's.
+    let time = match unsafe { Time::new(clock, at) } {
+        Ok(time) => time,
+        Err(error) => return error,
+    };
+    // SAFETY: the caller's.
+    let cond = unsafe { Cond::of(cond) };
+    // SAFETY: the caller's.
+    cond.wait(unsafe { Mutex::of(mutex) }, Some(time))
+}

@@ -1,0 +1,120 @@
+//! One thread that waits: a semaphore on its stack, because the C library's calls for those can be cancelled.
+//!
+//! Cancellation unwinds the thread from inside `sem_wait`. The C library calls what was pushed with
+//! `_pthread_cleanup_push` when it comes by that frame, before the handlers of the frames around it; so nothing on the
+//! way has to have a destructor, which unwinding by the C library may not meet in Rust.
+//!
+//! Not here: the list of them (`waiters.rs`).
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU32};
+
+use libc::{EINTR, clockid_t, sem_t, timespec};
+
+use crate::patience::Time;
+use crate::thread::{errno, keeping_errno};
+
+unsafe extern "C-unwind" {
+    fn sem_wait(sem: *mut sem_t) -> c_int;
+    fn sem_clockwait(sem: *mut sem_t, clock: clockid_t, at: *const timespec) -> c_int;
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn _pthread_cleanup_push(cleanup: *mut Cleanup, handler: Handler, argument: *mut c_void);
+    fn _pthread_cleanup_pop(cleanup: *mut Cleanup, execute: c_int);
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const CANCEL_DISABLE: c_int = 1;
+
+/// See the file's head. The links belong to the list.
+pub(super) struct Waiter {
+    sem: UnsafeCell<sem_t>,
+    pub(super) older: AtomicPtr<Waiter>,
+    pub(super) newer: AtomicPtr<Waiter>,
+    /// A `Found`, as a number.
+    pub(super) found: AtomicU32,
+}
+
+impl Waiter {
+    pub(super) fn new() -> Self {
+        let mut sem = MaybeUninit::<sem_t>::zeroed();
+        // SAFETY: memory for a semaphore. It has no address that anything keeps, so it may be moved before it is used.
+        unsafe { libc::sem_init(sem.as_mut_ptr(), 0, 0) };
+        Self {
+            // SAFETY: `sem_init` made it; the call has no way to fail with these arguments.
+            sem: UnsafeCell::new(unsafe { sem.assume_init() }),
+            older: AtomicPtr::new(null_mut()),
+            newer: AtomicPtr::new(null_mut()),
+            found: AtomicU32::new(0),
+        }
+    }
+
+    /// Wakes it: once, after it was picked. It may be gone when this returns.
+    pub(super) fn post(&self) {
+        // SAFETY: who is picked waits for this, so the semaphore is alive. Its call allows that it goes away as soon as
+        // the post is taken.
+        unsafe { libc::sem_post(self.sem.get()) };
+    }
+
+    /// Sleeps until posted, or `until`; true if posted. A cancellation point.
+    pub(super) fn sleep(&self, until: Option<Time>) -> bool {
+        keeping_errno(|| {
+            while self.sleep_once(until) != 0 {
+                if errno() != EINTR {
+                    return false; // out of time; anything else is a wake for nothing, which callers expect
+                }
+            }
+            true
+        })
+    }
+
+    fn sleep_once(&self, until: Option<Time>) -> c_int {
+        match until {
+            // SAFETY: an initialised semaphore that lives on this thread's stack.
+            None => unsafe { sem_wait(self.sem.get()) },
+            // SAFETY: as above; the time is on the stack as well.
+            Some(time) => unsafe { sem_clockwait(self.sem.get(), time.clock_id(), &raw const time.at) },
+        }
+    }
+
+    /// Takes the post that whoever picked this waiter owes it, in a moment. Not a cancellation point.
+    pub(super) fn take_post(&self) {
+        let mut before = 0;
+        // SAFETY: a number to write to.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        while !self.sleep(None) {}
+        // SAFETY: what it was before.
+        unsafe { pthread_setcancelstate(before, null_mut()) };
+    }
+}
+
+/// What is called when the thread is cancelled.
+pub(super) type Handler = unsafe extern "C-unwind" fn(*mut c_void);
+
+/// glibc's `struct _pthread_cleanup_buffer`, in the thread's list while pushed.
+#[repr(C)]
+pub(super) struct Cleanup {
+    handler: Option<Handler>,
+    argument: *mut c_void,
+    cancel_type: c_int,
+    previous: *mut Cleanup,
+}
+
+impl Cleanup {
+    pub(super) fn new() -> Self {
+        Self { handler: None, argument: null_mut(), cancel_type: 0, previous: null_mut() }
+    }
+
+    /// Until [`pop`](Self::pop), which must follow in the same frame.
+    pub(super) fn push(&mut self, handler: Handler, argument: *mut c_void) {
+        // SAFETY: this stays where it is until it is popped, by the caller, or until the thread is cancelled.
+        unsafe { _pthread_cleanup_push(self, handler, argument) };
+    }
+
+    pub(super) fn pop(&mut self) {
+        // SAFETY: the last one that was pushed.
+        unsafe { _pthread_cleanup_pop(self, 0) };
+    }
+}

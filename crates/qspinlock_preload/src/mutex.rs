@@ -1,0 +1,300 @@
+//! `pthread_mutex_*` on a queued lock in the mutex's own bytes.
+//!
+//! ```text
+//! offset   0      4       8       16     20           40 (aarch64: 48)
+//!         | lock | count | owner | kind | not used … |       all zero: the static initialiser of a plain one
+//! ```
+//!
+//! - `kind` is where glibc has it, because static initialisers and the C library's `pthread_mutex_init` write it. Bits
+//!   beyond the four kinds (robust, priorities, process-shared) say that the mutex is the C library's.
+//! - `owner` and `count` are used by recursive and error-checking mutexes only. A thread that reads its own number in
+//!   `owner` wrote it itself, so reading it needs no lock.
+//!
+//! Not here: waiting (`patience.rs`, `qspinlock`), condition variables (`cond.rs`).
+
+use std::ffi::c_int;
+use std::sync::atomic::{
+    AtomicI32, AtomicU32, AtomicUsize,
+    Ordering::{Relaxed, Release},
+};
+
+use libc::{EAGAIN, EBUSY, EDEADLK, EINVAL, ENOTSUP, EPERM};
+use libc::{clockid_t, pthread_mutex_t, pthread_mutexattr_t, timespec};
+use qspinlock::{Hybrid, PvQSpinLock};
+
+use crate::patience::{Patience, Time, take};
+use crate::{real, thread};
+
+const REST_BYTES: usize = size_of::<pthread_mutex_t>() - 20;
+
+/// A `pthread_mutex_t`.
+#[repr(C)]
+pub(crate) struct Mutex {
+    lock: PvQSpinLock<Hybrid>,
+    /// How often a recursive one is locked.
+    count: AtomicU32,
+    /// Who holds a recursive or an error-checking one; 0 for nobody.
+    owner: AtomicUsize,
+    kind: AtomicI32,
+    /// The C library's, if the mutex is.
+    _rest: [AtomicU32; REST_BYTES / 4],
+}
+
+const _: () = assert!(std::mem::offset_of!(Mutex, kind) == 16 && size_of::<PvQSpinLock<Hybrid>>() == 4);
+const _: () = assert!(size_of::<Mutex>() == size_of::<pthread_mutex_t>());
+const _: () = assert!(align_of::<Mutex>() == align_of::<pthread_mutex_t>());
+
+/// Bits of `kind` that ask for lock elision, or for none of it. Hints.
+const ELISION_BITS: c_int = 256 | 512;
+const DESTROYED: c_int = -1;
+
+/// What a mutex is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// "Normal" or "adaptive": who holds it is nobody's business.
+    Plain,
+    Recursive,
+    /// "Error-checking".
+    Checked,
+    /// Robust, with priorities, or shared with other processes: the C library's.
+    Passed,
+    Destroyed,
+}
+
+impl Mutex {
+    /// # Safety
+    /// `mutex` points to a mutex, initialised by either library or statically, as long as it is used.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(mutex: *mut pthread_mutex_t) -> &'a Self {
+        // SAFETY: 1. the caller's promise; 2. size and alignment are the same (above), and all of it is atomics, for
+        // which any bytes are valid, and which may be changed behind a shared reference.
+        unsafe { &*mutex.cast::<Self>() }
+    }
+
+    /// For the C library.
+    pub(crate) fn raw(&self) -> *mut pthread_mutex_t {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    #[inline]
+    fn kind(&self) -> Kind {
+        match self.kind.load(Relaxed) & !ELISION_BITS {
+            libc::PTHREAD_MUTEX_NORMAL | libc::PTHREAD_MUTEX_ADAPTIVE_NP => Kind::Plain,
+            libc::PTHREAD_MUTEX_RECURSIVE => Kind::Recursive,
+            libc::PTHREAD_MUTEX_ERRORCHECK => Kind::Checked,
+            kind if kind == DESTROYED & !ELISION_BITS => Kind::Destroyed,
+            _ => Kind::Passed,
+        }
+    }
+
+    /// The C library's.
+    pub(crate) fn is_passed(&self) -> bool {
+        self.kind() == Kind::Passed
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self, patience: Patience) -> c_int {
+        match self.kind() {
+            Kind::Plain => take(&self.lock, patience),
+            kind => self.lock_other(kind, patience),
+        }
+    }
+
+    fn lock_other(&self, kind: Kind, patience: Patience) -> c_int {
+        match (kind, patience) {
+            (Kind::Passed, _) => self.lock_passed(patience),
+            (Kind::Destroyed, _) => EINVAL,
+            (Kind::Recursive, _) if self.is_mine() => self.lock_again(),
+            (Kind::Checked, Patience::None) if self.is_mine() => EBUSY,
+            (Kind::Checked, _) if self.is_mine() => EDEADLK,
+            _ => self.lock_as_owner(patience),
+        }
+    }
+
+    #[inline]
+    fn is_mine(&self) -> bool {
+        self.owner.load(Relaxed) == thread::current()
+    }
+
+    fn lock_again(&self) -> c_int {
+        let Some(more) = self.count.load(Relaxed).checked_add(1) else { return EAGAIN };
+        self.count.store(more, Relaxed);
+        0
+    }
+
+    #[inline]
+    fn lock_as_owner(&self, patience: Patience) -> c_int {
+        let result = take(&self.lock, patience);
+        if result == 0 {
+            self.owner.store(thread::current(), Relaxed);
+            self.count.store(1, Relaxed);
+        }
+        result
+    }
+
+    #[inline]
+    pub(crate) fn unlock(&self) -> c_int {
+        match self.kind() {
+            Kind::Plain => self.let_go(),
+            kind => self.unlock_other(kind),
+        }
+    }
+
+    fn unlock_other(&self, kind: Kind) -> c_int {
+        match kind {
+            // SAFETY: a mutex of the C library's, as the caller says.
+            Kind::Passed => unsafe { real::mutex_unlock(self.raw()) },
+            Kind::Destroyed => EINVAL,
+            _ if !self.is_mine() => EPERM,
+            _ => self.unlock_as_owner(),
+        }
+    }
+
+    #[inline]
+    fn unlock_as_owner(&self) -> c_int {
+        let left = self.count.load(Relaxed).saturating_sub(1);
+        self.count.store(left, Relaxed);
+        if left > 0 {
+            return 0;
+        }
+        self.owner.store(0, Relaxed);
+        self.let_go()
+    }
+
+    #[inline]
+    fn let_go(&self) -> c_int {
+        if !self.lock.is_held() {
+            return EPERM;
+        }
+        // SAFETY: it is held, and if not by this thread, then the program gives up what it has not got: with a plain
+        // mutex that cannot be seen, and ends as if its holder had.
+        unsafe { self.lock.release() };
+        0
+    }
+
+    #[cold]
+    fn lock_passed(&self, patience: Patience) -> c_int {
+        let raw = self.raw();
+        match patience {
+            // SAFETY: a mutex of the C library's, as the caller says; here and below.
+            Patience::Endless => unsafe { real::mutex_lock(raw) },
+            // SAFETY: as above.
+            Patience::None => unsafe { real::mutex_trylock(raw) },
+            // SAFETY: as above; the time is on this stack.
+            Patience::Until(time) => unsafe {
+                real::mutex_clocklock(raw, time.clock_id(), &raw const time.at)
+            },
+        }
+    }
+
+    /// As the static initialisers do.
+    pub(crate) fn reset(&self, kind: c_int) {
+        // SAFETY: who initialises a mutex is the only one who uses it, and zeros are valid for all of its fields.
+        unsafe { self.raw().write_bytes(0, 1) };
+        self.kind.store(kind, Release); // with whatever makes the mutex known to other threads
+    }
+
+    pub(crate) fn destroy(&self) -> c_int {
+        match self.kind() {
+            // SAFETY: a mutex of the C library's, as the caller says.
+            Kind::Passed => unsafe { real::mutex_destroy(self.raw()) },
+            _ if self.lock.is_held() => EBUSY,
+            _ => {
+                self.kind.store(DESTROYED, Relaxed); // nobody else uses it any more
+                0
+            }
+        }
+    }
+}
+
+// SAFETY (all calls below): what POSIX asks of the caller; first of all that `mutex` points to an initialised mutex.
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pthread_mutex_init(
+    mutex: *mut pthread_mutex_t,
+    attr: *const pthread_mutexattr_t,
+) -> c_int {
+    // SAFETY: memory for a mutex, the caller's; whatever its bytes are.
+    let made = unsafe { Mutex::of(mutex) };
+    if attr.is_null() {
+        made.reset(libc::PTHREAD_MUTEX_NORMAL);
+        return 0;
+    }
+    // The C library knows how to read attributes. What it makes of those that are replaced is zeros and a kind.
+    // SAFETY: the caller's.
+    let result = unsafe { real::mutex_init(mutex, attr) };
+    if result != 0 {
+        return result;
+    }
+    // SAFETY: the caller's.
+    if unsafe { is_special(attr) } != made.is_passed() {
+        return ENOTSUP; // a C library that writes kinds in a way that was not known when this was written
+    }
+    if !made.is_passed() {
+        made.reset(made.kind.load(Relaxed));
+    }
+    0
+}
+
+/// Whether the attributes ask for a mutex that is not replaced.
+///
+/// # Safety
+/// `attr` points to initialised attributes.
+unsafe fn is_special(attr: *const pthread_mutexattr_t) -> bool {
+    let (mut shared, mut robust, mut protocol) = (0, 0, 0);
+    // SAFETY: the caller's, and numbers to write to; likewise below.
+    unsafe { libc::pthread_mutexattr_getpshared(attr, &raw mut shared) };
+    // SAFETY: as above.
+    unsafe { libc::pthread_mutexattr_getrobust(attr, &raw mut robust) };
+    // SAFETY: as above.
+    unsafe { libc::pthread_mutexattr_getprotocol(attr, &raw mut protocol) };
+    (shared, robust, protocol)
+        != (libc::PTHREAD_PROCESS_PRIVATE, libc::PTHREAD_MUTEX_STALLED, libc::PTHREAD_PRIO_NONE)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pthread_mutex_destroy(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { Mutex::of(mutex) }.destroy()
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pthread_mutex_lock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { Mutex::of(mutex) }.lock(Patience::Endless)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pthread_mutex_trylock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { Mutex::of(mutex) }.lock(Patience::None)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pthread_mutex_timedlock(
+    mutex: *mut pthread_mutex_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { pthread_mutex_clocklock(mutex, libc::CLOCK_REALTIME, at) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pthread_mutex_clocklock(
+    mutex: *mut pthread_mutex_t,
+    clock: clockid_t,
+    at: *const timespec,
+) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { Time::new(clock, at) } {
+        // SAFETY: the caller's.
+        Ok(time) => unsafe { Mutex::of(mutex) }.lock(Patience::Until(time)),
+        Err(error) => error,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn pthread_mutex_unlock(mutex: *mut pthread_mutex_t) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { Mutex::of(mutex) }.unlock()
+}

@@ -1,0 +1,28 @@
+//! Names that the C library kept for programs linked long ago: the same calls.
+//!
+//! Not here: the calls.
+
+use std::ffi::c_int;
+
+use libc::{pthread_mutex_t, pthread_mutexattr_t};
+
+use crate::mutex;
+
+macro_rules! old_name {
+    ($($old:ident = $new:path, ($($arg:ident: $type:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $old($($arg: $type),*) -> c_int {
+            // SAFETY: the caller's.
+            unsafe { $new($($arg),*) }
+        }
+    )*};
+}
+
+old_name! {
+    __pthread_mutex_init = mutex::pthread_mutex_init,
+        (mutex: *mut pthread_mutex_t, attr: *const pthread_mutexattr_t);
+    __pthread_mutex_destroy = mutex::pthread_mutex_destroy, (mutex: *mut pthread_mutex_t);
+    __pthread_mutex_lock = mutex::pthread_mutex_lock, (mutex: *mut pthread_mutex_t);
+    __pthread_mutex_trylock = mutex::pthread_mutex_trylock, (mutex: *mut pthread_mutex_t);
+    __pthread_mutex_unlock = mutex::pthread_mutex_unlock, (mutex: *mut pthread_mutex_t);
+}

@@ -1,0 +1,92 @@
+//! How long a call waits, out of the arguments in C.
+//!
+//! Not here: who waits how (`qspinlock`, `cond/waiter.rs`).
+
+use std::ffi::c_int;
+
+use libc::{EBUSY, EINVAL, ETIMEDOUT};
+use qspinlock::{Clock, Deadline, Hybrid, PvQSpinLock};
+
+use crate::thread::keeping_errno;
+
+const NS_PER_S: i64 = 1_000_000_000;
+
+/// How long.
+#[derive(Clone, Copy)]
+pub(crate) enum Patience {
+    /// Until it is had.
+    Endless,
+    /// Not at all.
+    None,
+    /// Until a reading of a clock.
+    Until(Time),
+}
+
+/// A clock and its reading, as the caller gave it.
+#[derive(Clone, Copy)]
+pub(crate) struct Time {
+    pub(crate) clock: Clock,
+    pub(crate) at: libc::timespec,
+}
+
+impl Time {
+    /// # Errors
+    /// `EINVAL` for a clock that locks cannot be timed by.
+    ///
+    /// # Safety
+    /// `at` points to a timespec.
+    pub(crate) unsafe fn new(clock: libc::clockid_t, at: *const libc::timespec) -> Result<Self, c_int> {
+        let clock = clock_of(clock)?;
+        // SAFETY: the caller's promise.
+        Ok(Self { clock, at: unsafe { *at } })
+    }
+
+    /// # Errors
+    /// `EINVAL` for a time that is none.
+    pub(crate) fn deadline(&self) -> Result<Deadline, c_int> {
+        if !(0..NS_PER_S).contains(&self.at.tv_nsec) {
+            return Err(EINVAL);
+        }
+        let ns = self.at.tv_sec.saturating_mul(NS_PER_S).saturating_add(self.at.tv_nsec);
+        // Before the clock's first second: in the past.
+        Ok(Deadline { clock: self.clock, at_ns: u64::try_from(ns).unwrap_or(0) })
+    }
+
+    pub(crate) fn clock_id(&self) -> libc::clockid_t {
+        match self.clock {
+            Clock::Monotonic => libc::CLOCK_MONOTONIC,
+            Clock::Realtime => libc::CLOCK_REALTIME,
+        }
+    }
+}
+
+fn clock_of(clock: libc::clockid_t) -> Result<Clock, c_int> {
+    match clock {
+        libc::CLOCK_MONOTONIC => Ok(Clock::Monotonic),
+        libc::CLOCK_REALTIME => Ok(Clock::Realtime),
+        _ => Err(EINVAL),
+    }
+}
+
+/// Takes `lock`, or says why not. A time is looked at only if there is something to wait for, as POSIX allows.
+#[inline]
+pub(crate) fn take(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_int {
+    if lock.try_acquire() { 0 } else { take_slowly(lock, patience) }
+}
+
+#[cold]
+#[inline(never)]
+fn take_slowly(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_int {
+    match patience {
+        Patience::None => EBUSY,
+        Patience::Endless => {
+            keeping_errno(|| lock.acquire());
+            0
+        }
+        Patience::Until(time) => match time.deadline() {
+            Err(error) => error,
+            Ok(deadline) if keeping_errno(|| lock.acquire_before(deadline)) => 0,
+            Ok(_) => ETIMEDOUT,
+        },
+    }
+}

@@ -1,0 +1,132 @@
+//! The C library's own calls, for the objects that are not replaced.
+//!
+//! - Looked up when the library is loaded, and again by the first call if one comes before that. Only objects that are
+//!   passed on need them, so no lookup, which may allocate, happens inside an allocator that uses plain locks.
+//! - What the C library does not have is `ENOSYS`.
+//!
+//! Not here: which objects those are.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{
+    AtomicPtr,
+    Ordering::{Acquire, Release},
+};
+
+use libc::{clockid_t, pthread_cond_t, pthread_condattr_t, pthread_mutex_t, pthread_mutexattr_t, timespec};
+use libc::{pthread_rwlock_t, pthread_rwlockattr_t};
+
+use crate::thread::keeping_errno;
+
+/// The condition variables of x86-64 have had two versions; this is the later one.
+const COND: Option<&CStr> = if cfg!(target_arch = "x86_64") { Some(c"GLIBC_2.3.2") } else { None };
+const ANY: Option<&CStr> = None;
+
+struct Symbol {
+    name: &'static CStr,
+    version: Option<&'static CStr>,
+    address: AtomicPtr<c_void>,
+}
+
+impl Symbol {
+    const fn new(name: &'static CStr, version: Option<&'static CStr>) -> Self {
+        Self { name, version, address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// NULL if the C library has none.
+    fn address(&self) -> *mut c_void {
+        let known = self.address.load(Acquire); // with the release below; the code there was there before us anyway
+        if known.is_null() { self.look_up() } else { known }
+    }
+
+    #[cold]
+    fn look_up(&self) -> *mut c_void {
+        let found = keeping_errno(|| match self.version {
+            None => self.by_name(),
+            Some(version) => {
+                // SAFETY: both are texts that end in 0; who looks is this library, so the next one is behind it.
+                let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), version.as_ptr()) };
+                if found.is_null() { self.by_name() } else { found }
+            }
+        });
+        self.address.store(found, Release);
+        found
+    }
+
+    fn by_name(&self) -> *mut c_void {
+        // SAFETY: as above.
+        unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }
+    }
+}
+
+macro_rules! real {
+    ($($call:ident = $name:literal, $version:ident, ($($arg:ident: $type:ty),*);)*) => {
+        #[allow(non_upper_case_globals)]
+        mod symbols {
+            $(pub(super) static $call: super::Symbol = super::Symbol::new($name, super::$version);)*
+        }
+
+        $(
+            /// The C library's call of that name.
+            ///
+            /// # Safety
+            /// As the C library's documentation says.
+            pub(crate) unsafe fn $call($($arg: $type),*) -> c_int {
+                let address = symbols::$call.address();
+                if address.is_null() {
+                    return libc::ENOSYS;
+                }
+                // SAFETY: the C library's function of that name has these parameters, and this result.
+                let call = unsafe {
+                    std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> c_int>(address)
+                };
+                // SAFETY: the caller's promise.
+                unsafe { call($($arg),*) }
+            }
+        )*
+
+        /// Before `main`, while nothing is locked yet.
+        extern "C" fn look_all_up() {
+            $(symbols::$call.address();)*
+        }
+    };
+}
+
+real! {
+    mutex_init = c"pthread_mutex_init", ANY, (mutex: *mut pthread_mutex_t, attr: *const pthread_mutexattr_t);
+    mutex_destroy = c"pthread_mutex_destroy", ANY, (mutex: *mut pthread_mutex_t);
+    mutex_lock = c"pthread_mutex_lock", ANY, (mutex: *mut pthread_mutex_t);
+    mutex_trylock = c"pthread_mutex_trylock", ANY, (mutex: *mut pthread_mutex_t);
+    mutex_clocklock = c"pthread_mutex_clocklock", ANY,
+        (mutex: *mut pthread_mutex_t, clock: clockid_t, at: *const timespec);
+    mutex_timedlock = c"pthread_mutex_timedlock", ANY, (mutex: *mut pthread_mutex_t, at: *const timespec);
+    mutex_unlock = c"pthread_mutex_unlock", ANY, (mutex: *mut pthread_mutex_t);
+
+    cond_init = c"pthread_cond_init", COND, (cond: *mut pthread_cond_t, attr: *const pthread_condattr_t);
+    cond_destroy = c"pthread_cond_destroy", COND, (cond: *mut pthread_cond_t);
+    cond_wait = c"pthread_cond_wait", COND, (cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t);
+    cond_timedwait = c"pthread_cond_timedwait", COND,
+        (cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t, at: *const timespec);
+    cond_clockwait = c"pthread_cond_clockwait", ANY,
+        (cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t, clock: clockid_t, at: *const timespec);
+    cond_signal = c"pthread_cond_signal", COND, (cond: *mut pthread_cond_t);
+    cond_broadcast = c"pthread_cond_broadcast", COND, (cond: *mut pthread_cond_t);
+
+    rwlock_init = c"pthread_rwlock_init", ANY, (lock: *mut pthread_rwlock_t, attr: *const pthread_rwlockattr_t);
+    rwlock_destroy = c"pthread_rwlock_destroy", ANY, (lock: *mut pthread_rwlock_t);
+    rwlock_rdlock = c"pthread_rwlock_rdlock", ANY, (lock: *mut pthread_rwlock_t);
+    rwlock_tryrdlock = c"pthread_rwlock_tryrdlock", ANY, (lock: *mut pthread_rwlock_t);
+    rwlock_timedrdlock = c"pthread_rwlock_timedrdlock", ANY, (lock: *mut pthread_rwlock_t, at: *const timespec);
+    rwlock_clockrdlock = c"pthread_rwlock_clockrdlock", ANY,
+        (lock: *mut pthread_rwlock_t, clock: clockid_t, at: *const timespec);
+    rwlock_wrlock = c"pthread_rwlock_wrlock", ANY, (lock: *mut pthread_rwlock_t);
+    rwlock_trywrlock = c"pthread_rwlock_trywrlock", ANY, (lock: *mut pthread_rwlock_t);
+    rwlock_timedwrlock = c"pthread_rwlock_timedwrlock", ANY, (lock: *mut pthread_rwlock_t, at: *const timespec);
+    rwlock_clockwrlock = c"pthread_rwlock_clockwrlock", ANY,
+        (lock: *mut pthread_rwlock_t, clock: clockid_t, at: *const timespec);
+    rwlock_unlock = c"pthread_rwlock_unlock", ANY, (lock: *mut pthread_rwlock_t);
+}
+
+// SAFETY: the loader calls what is in this section, once, when the library and what it needs are ready.
+#[unsafe(link_section = ".init_array")]
+#[used]
+static LOOK_ALL_UP: extern "C" fn() = look_all_up;

@@ -1,0 +1,101 @@
+//! `pthread_spin_*` in the four bytes of a `pthread_spinlock_t`.
+//!
+//! - A private one is a queued lock: zeros are a free lock, and its waiters sleep when it takes too long.
+//! - One that was initialised as process-shared is marked by bits that no queued lock has ([`FOREIGN`]), and goes
+//!   another way (`spin/shared.rs`). The mark stays as long as the lock does.
+//! - glibc on x86-64 writes 1 for "free" and 0 for "held", and on aarch64 it is the other way round. So all calls are
+//!   replaced together, and a lock that was initialised by a process without this library is no lock here: a 1 looks
+//!   held. There is no static initialiser in POSIX; zeros are taken for a free private lock on both.
+//! - Another thread than the one that locked it may unlock it.
+//!
+//! Not here: queues (`qspinlock`).
+
+mod shared;
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use libc::{EBUSY, EPERM};
+use qspinlock::{FOREIGN, Hybrid, PvQSpinLock};
+
+use crate::patience::{Patience, take};
+use shared::SharedSpin;
+
+/// libc's name for the type, which its crate does not have on all targets.
+#[allow(non_camel_case_types)]
+type pthread_spinlock_t = c_int;
+
+enum Spin<'a> {
+    Private(&'a PvQSpinLock<Hybrid>),
+    Shared(&'a SharedSpin),
+}
+
+/// # Safety
+/// `lock` points to an initialised lock that lives as long as it is used.
+#[inline]
+unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
+    // SAFETY: aligned and alive, as the caller says, and only accessed as atomics.
+    let word = unsafe { &*lock.cast::<AtomicU32>() };
+    // The mark never changes while the lock is used.
+    if word.load(Relaxed) >= FOREIGN {
+        // SAFETY: as above; it is nothing but such a word.
+        Spin::Shared(unsafe { &*lock.cast::<SharedSpin>() })
+    } else {
+        // SAFETY: as above.
+        Spin::Private(unsafe { &*lock.cast::<PvQSpinLock<Hybrid>>() })
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_spin_init(lock: *mut pthread_spinlock_t, shared: c_int) -> c_int {
+    let free = if shared == libc::PTHREAD_PROCESS_SHARED { SharedSpin::FREE } else { 0 };
+    // SAFETY: the caller's memory for a lock, aligned and writable; nobody else uses it yet.
+    unsafe { lock.cast::<AtomicU32>().write(AtomicU32::new(free)) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_spin_destroy(lock: *mut pthread_spinlock_t) -> c_int {
+    // SAFETY: the caller's.
+    let held = match unsafe { spin(lock) } {
+        Spin::Private(lock) => lock.is_held(),
+        Spin::Shared(lock) => lock.is_held(),
+    };
+    if held { EBUSY } else { 0 }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_spin_lock(lock: *mut pthread_spinlock_t) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { spin(lock) } {
+        Spin::Private(lock) => take(lock, Patience::Endless),
+        Spin::Shared(lock) => {
+            lock.acquire();
+            0
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_spin_trylock(lock: *mut pthread_spinlock_t) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { spin(lock) } {
+        Spin::Private(lock) => take(lock, Patience::None),
+        Spin::Shared(lock) if lock.try_acquire() => 0,
+        Spin::Shared(_) => EBUSY,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn pthread_spin_unlock(lock: *mut pthread_spinlock_t) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { spin(lock) } {
+        Spin::Private(lock) if lock.is_held() => {
+            // SAFETY: it is held, and if not by this thread, then the caller gives it up in its holder's name.
+            unsafe { lock.release() };
+            0
+        }
+        Spin::Shared(lock) if lock.release() => 0,
+        _ => EPERM,
+    }
+}

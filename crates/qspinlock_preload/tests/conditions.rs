@@ -1,0 +1,20 @@
+//! Condition variables of programs in C under the library. What is expected is in the programs (`c/`).
+//!
+//! Not here: those that are passed on (`locks.rs`).
+
+mod preloaded;
+
+#[test]
+fn signals_wake_those_who_wait_and_none_is_lost() {
+    preloaded::passes("cond");
+}
+
+#[test]
+fn cancelled_waits_have_the_mutex_in_their_handlers() {
+    preloaded::passes("cancel");
+}
+
+#[test]
+fn handlers_made_for_exceptions_have_it_as_well() {
+    preloaded::passes_with("cancel", &["-fexceptions"]);
+}

@@ -1,0 +1,25 @@
+//! Spin locks and mutexes of programs in C under the library. What is expected is in the programs (`c/`).
+//!
+//! Not here: condition variables (`conditions.rs`), processes and their ends (`lifetimes.rs`).
+
+mod preloaded;
+
+#[test]
+fn private_spin_locks_exclude_and_report_misuse() {
+    preloaded::passes("spin");
+}
+
+#[test]
+fn process_shared_spin_locks_exclude_processes_and_wake_them() {
+    preloaded::passes("spin_shared");
+}
+
+#[test]
+fn mutexes_of_every_replaced_kind_return_what_posix_says() {
+    preloaded::passes("mutex");
+}
+
+#[test]
+fn mutexes_and_conditions_that_are_passed_on_work_as_without_the_library() {
+    preloaded::passes("passed");
+}
