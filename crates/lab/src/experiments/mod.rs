@@ -14,9 +14,15 @@ mod kick_loads;
 
 mod qspinlock;
 
-mod qspinlock_aim7;
+mod qspinlock_locks;
 
-mod qspinlock_aim7_declaration;
+mod qspinlock_columns;
+
+mod qspinlock_overcommit;
+
+mod qspinlock_overcommit_declaration;
+
+mod qspinlock_wakes;
 
 use crate::error::LabError;
 use crate::experiment::Experiment;
@@ -73,8 +79,9 @@ mod tests {
             assert!(declaration.plots.iter().flat_map(|plot| &plot.column).all(|id| columns.contains(&id)));
             let curves = &declaration.curves;
             assert!(curves.iter().flat_map(|curves| &curves.panels).all(|id| variants.contains(&id)));
-            let parts = declaration.stacks.iter().flat_map(|stack| &stack.columns);
-            assert!(parts.into_iter().all(|id| columns.contains(&id)));
+            let courses = &declaration.courses;
+            assert!(courses.iter().flat_map(|courses| &courses.variants).all(|id| variants.contains(&id)));
+            assert!(courses.iter().all(|courses| columns.contains(&&courses.column)));
             let against = declaration.variants.iter().filter_map(|variant| variant.against.as_ref());
             assert!(against.into_iter().all(|id| variants.contains(&id)));
             let targets = &declaration.targets;

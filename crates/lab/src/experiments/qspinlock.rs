@@ -9,5 +9,5 @@ use crate::experiment::Experiment;
 
 /// In the order in which they run.
 pub(super) fn parts() -> Vec<Experiment> {
-    vec![qspinlock_aim7::experiment()]
+    vec![super::qspinlock_overcommit::experiment(), super::qspinlock_wakes::experiment()]
 }

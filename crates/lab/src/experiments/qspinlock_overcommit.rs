@@ -1,0 +1,129 @@
+//! `qspinlock-overcommit`: one lock, and from half as many threads as cores to 64 times as many.
+//!
+//! `sample → (busy neighbours) → contest → Reading`
+//!
+//! - Each sample makes lock and threads anew, and pins them round robin.
+//! - A lock that hands over to threads that spin off the processor needs a time slice per acquisition, and as long for
+//!   each thread to leave. Such locks are measured up to 16 times the cores, and left out where fewer threads say that
+//!   leaving would take longer than [`MOST_DRAIN_S`].
+//!
+//! Not here: what is compared with what (`qspinlock_overcommit_declaration.rs`), threads (`load/contest.rs`).
+
+use std::collections::HashMap;
+
+use super::qspinlock_columns::reading;
+use super::qspinlock_locks::{COMPARED, Lock, WithLock};
+use super::qspinlock_overcommit_declaration::{Load, declaration, loads};
+use crate::error::LabError;
+use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
+use crate::load::contest::{self, Found};
+use crate::load::cores;
+use crate::load::exclusive::Exclusive;
+use crate::load::neighbours::Neighbours;
+use crate::machine::StoragePlace;
+use crate::stop::Stop;
+
+/// Threads that take longer to leave than this are not started.
+const MOST_DRAIN_S: f64 = 5.0;
+
+pub(crate) fn experiment() -> Experiment {
+    let cores = cores::all().len();
+    Experiment {
+        declaration: declaration(cores),
+        make: |setup| {
+            let loads = loads(cores::all().len());
+            Box::new(Overcommit { setup: setup.clone(), loads, drains: Drains::default() })
+        },
+    }
+}
+
+struct Overcommit {
+    setup: Setup,
+    loads: Vec<Load>,
+    drains: Drains,
+}
+
+/// How long threads took to leave, by lock: with how many, and what that is per squared thread.
+#[derive(Default)]
+struct Drains(HashMap<Lock, (usize, f64)>);
+
+#[allow(clippy::cast_precision_loss)] // numbers of threads
+impl Drains {
+    /// Each thread needs a slice of everybody before it, so it grows with the square.
+    fn expected_s(&self, lock: Lock, threads: usize) -> Option<f64> {
+        let (_, per_square_s) = self.0.get(&lock).filter(|(fewer, _)| *fewer < threads)?;
+        Some(per_square_s * (threads * threads) as f64)
+    }
+
+    fn note(&mut self, lock: Lock, threads: usize, drain_s: f64) {
+        let most = self.0.get(&lock).map_or(0, |(most, _)| *most);
+        if threads >= most {
+            self.0.insert(lock, (threads, drain_s / (threads * threads) as f64));
+        }
+    }
+}
+
+/// A contest over whichever lock.
+pub(crate) struct Contest<'s> {
+    pub threads: usize,
+    pub seconds: f64,
+    pub stop: &'s Stop,
+}
+
+impl WithLock for Contest<'_> {
+    type Out = Result<Found, SampleError>;
+
+    fn with<L: Exclusive>(self) -> Self::Out {
+        contest::run(&L::new(), self.threads, self.seconds, self.stop)
+    }
+}
+
+impl Bench for Overcommit {
+    fn prepare(&mut self, _: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
+        Ok(())
+    }
+
+    fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
+        let (lock, load) = (COMPARED[cell.variant], &self.loads[cell.workload]);
+        if lock.spins_in_order() {
+            let expected_s = self.drains.expected_s(lock, load.threads);
+            if let Some(expected_s) = expected_s.filter(|&expected_s| expected_s > MOST_DRAIN_S) {
+                return Err(SampleError::Unavailable(format!(
+                    "skipped: as it went with fewer threads, leaving would take {expected_s:.0} s, more than {MOST_DRAIN_S} s"
+                )));
+            }
+        }
+        let neighbours = load.is_beside_others.then(|| Neighbours::start(1)).transpose()?;
+        let contest = Contest { threads: load.threads, seconds: cell.seconds, stop: &self.setup.stop };
+        let found = lock.with(contest)?;
+        drop(neighbours);
+        self.drains.note(lock, load.threads, found.drain.as_secs_f64());
+        Ok(reading(&found, lock.is_counted()))
+    }
+
+    fn storages(&self) -> Vec<StoragePlace> {
+        Vec::new()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        vec![format!(
+            "{} cores; every thread is pinned to one, round robin. Locks that spin in order of arrival are measured up to \
+             16 threads per core.",
+            cores::all().len()
+        )]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leaving_is_expected_to_take_four_times_as_long_with_twice_the_threads() {
+        let mut drains = Drains::default();
+        assert_eq!(drains.expected_s(Lock::Ticket, 8), None);
+        drains.note(Lock::Ticket, 8, 1.0);
+        assert_eq!(drains.expected_s(Lock::Ticket, 16), Some(4.0));
+        assert_eq!((drains.expected_s(Lock::Mcs, 16), drains.expected_s(Lock::Ticket, 8)), (None, None));
+    }
+}
