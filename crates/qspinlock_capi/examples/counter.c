@@ -22,7 +22,9 @@ static qspin_fair_t fair = QSPIN_FAIR_INIT;
 static qspin_hybrid_t hybrid = QSPIN_HYBRID_INIT;
 static qspin_native_t native = QSPIN_NATIVE_INIT;
 
-static uint64_t counted[3];
+static qspin_rwlock_t shared = QSPIN_RWLOCK_INIT;
+
+static uint64_t counted[5];
 
 static void check(int error, const char *what)
 {
@@ -49,6 +51,14 @@ static void *count(void *unused)
             counted[2]++;
             check(qspin_native_unlock(&native), "native_unlock");
         }
+
+        check(qspin_rwlock_rdlock(&shared), "rwlock_rdlock"); /* writers keep both counts equal */
+        check(counted[3] == counted[4] ? 0 : EINVAL, "counts");
+        check(qspin_rwlock_rdunlock(&shared), "rwlock_rdunlock");
+        check(qspin_rwlock_wrlock(&shared), "rwlock_wrlock");
+        counted[3]++;
+        counted[4]++;
+        check(qspin_rwlock_wrunlock(&shared), "rwlock_wrunlock");
     }
     return unused;
 }
@@ -69,7 +79,7 @@ int main(void)
         check(pthread_create(&threads[thread], NULL, count, NULL), "pthread_create");
     for (thread = 0; thread < THREADS; thread++)
         check(pthread_join(threads[thread], NULL), "pthread_join");
-    if (counted[0] != THREADS * ROUNDS || counted[1] != THREADS * ROUNDS || counted[2] == 0)
+    if (counted[0] != THREADS * ROUNDS || counted[1] != THREADS * ROUNDS || counted[2] == 0 || counted[4] != THREADS * ROUNDS)
         return 1;
     printf("fair %llu, hybrid %llu\n", (unsigned long long)counted[0], (unsigned long long)counted[1]);
 

@@ -7,6 +7,7 @@
  *     qspin_fifo_t     first in, first out; waiters spin for a while, then sleep
  *     qspin_fair_t     the same, but newcomers use the lock, a bounded number of times, until a sleeping waiter is awake
  *     qspin_hybrid_t   as fast as an unfair lock; waiters queue, and are passed a bounded number of times
+ *     qspin_rwlock_t   many readers or one writer, in the order of fair locks; the one with eight bytes
  *
  * Results. As those of pthread_spin_* and pthread_mutex_*: 0, or a positive number of <errno.h>. errno itself is left
  * alone. No call ends the program, and nothing is thrown.
@@ -20,7 +21,8 @@
  * Signals. A handler may use locks that the thread it interrupts does not hold. unlock, trylock, is_locked do not wait.
  *
  * Fork. A lock that the forking thread holds is held in the child, by the thread that exists there; unlock it in both.
- * One that another thread held stays held in the child for ever. Waiters are the parent's.
+ * One that another thread held stays held in the child for ever. Waiters are the parent's. A rwlock that somebody waited
+ * for is of no use in the child.
  */
 
 
@@ -35,6 +37,7 @@
 #define QSPIN_FIFO_INIT { 0 }
 #define QSPIN_FAIR_INIT { 0 }
 #define QSPIN_HYBRID_INIT { 0 }
+#define QSPIN_RWLOCK_INIT { { 0, 0 } }
 
 
 // Version of this header: major << 16 | minor << 8 | patch.
@@ -63,6 +66,12 @@ typedef struct qspin_hybrid_t {
     // Of this library.
     uint32_t opaque;
 } qspin_hybrid_t;
+
+// A lock for many readers or one writer, first in, first out. Waiters spin for a while, then sleep.
+typedef struct qspin_rwlock_t {
+    // Of this library.
+    uint32_t opaque[2];
+} qspin_rwlock_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -199,6 +208,68 @@ int qspin_hybrid_is_locked(const struct qspin_hybrid_t *lock);
 // Says whether the memory may go: EBUSY if the lock is held or waited for. It collects what waiters left behind that
 // gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
 int qspin_hybrid_destroy(struct qspin_hybrid_t *lock);
+
+// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+int qspin_rwlock_init(struct qspin_rwlock_t *lock);
+
+// Takes the lock together with other readers, however long that takes. Not for a thread that has it already, for
+// reading or writing: it may wait for a writer that waits for it.
+int qspin_rwlock_rdlock(struct qspin_rwlock_t *lock);
+
+// As above, for a thread that may have it for reading already: waits for the writer that has the lock, but for none
+// that stands in line.
+int qspin_rwlock_rdlock_recursive(struct qspin_rwlock_t *lock);
+
+// Takes the lock alone, however long that takes. Not for a thread that has it already.
+int qspin_rwlock_wrlock(struct qspin_rwlock_t *lock);
+
+// Takes the lock together with other readers if no writer has it or is to have it first. Never waits. EBUSY: it did
+// not.
+int qspin_rwlock_tryrdlock(struct qspin_rwlock_t *lock);
+
+// Takes the lock together with other readers if no writer has it. Never waits. EBUSY: it did not.
+int qspin_rwlock_tryrdlock_recursive(struct qspin_rwlock_t *lock);
+
+// Takes the lock alone if nobody has it or is to have it first. Never waits. EBUSY: it did not.
+int qspin_rwlock_trywrlock(struct qspin_rwlock_t *lock);
+
+// As qspin_rwlock_rdlock, unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in).
+// ETIMEDOUT: not taken.
+int qspin_rwlock_timedrdlock(struct qspin_rwlock_t *lock,
+                             uint64_t deadline_ns);
+
+// As qspin_rwlock_rdlock_recursive, with a deadline as above.
+int qspin_rwlock_timedrdlock_recursive(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
+
+// As qspin_rwlock_wrlock, with a deadline as above.
+int qspin_rwlock_timedwrlock(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
+
+// As qspin_rwlock_timedrdlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no
+// deadline, or nanoseconds that are not below a second.
+int qspin_rwlock_clockrdlock(struct qspin_rwlock_t *lock,
+                             int clock,
+                             const struct timespec *deadline);
+
+// As qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as above.
+int qspin_rwlock_clockrdlock_recursive(struct qspin_rwlock_t *lock,
+                                       int clock,
+                                       const struct timespec *deadline);
+
+// As qspin_rwlock_timedwrlock, with a clock and a deadline as above.
+int qspin_rwlock_clockwrlock(struct qspin_rwlock_t *lock, int clock, const struct timespec *deadline);
+
+// Ends one reader's access. EPERM: no reader had it, and nothing was done.
+int qspin_rwlock_rdunlock(struct qspin_rwlock_t *lock);
+
+// Ends the writer's access. EPERM: no writer had it, and nothing was done.
+int qspin_rwlock_wrunlock(struct qspin_rwlock_t *lock);
+
+// 2 if a writer has the lock at this moment, 1 if readers have it, 0 if nobody has, or if there is no lock at `lock`.
+int qspin_rwlock_is_locked(const struct qspin_rwlock_t *lock);
+
+// Says whether the memory may go: EBUSY if somebody has the lock or waits for it. It collects what waiters left behind
+// that gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+int qspin_rwlock_destroy(struct qspin_rwlock_t *lock);
 
 // The reading that CLOCK_MONOTONIC will have in `timeout_ns` nanoseconds: a deadline for the timedlock calls. The
 // largest number there is, which never comes, if the sum is larger than that.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use libc::{EBUSY, EINVAL, EPERM, ETIMEDOUT};
 use qspinlock::{Deadline, Linux, Policy, QueueLock};
 
-const OK: c_int = 0;
+pub(crate) const OK: c_int = 0;
 
 /// A type of the header's that is a lock of policy [`Self::Policy`].
 ///
@@ -24,59 +24,68 @@ type LockOf<T> = QueueLock<<T as Spin>::Policy, Linux>;
 /// The lock at `lock`.
 ///
 /// # Safety
-/// It is NULL, or points to a lock that stays where it is during `'a`.
+/// It is NULL, or points to a lock that stays where it is during `'a`, of a type that is valid with any bits.
 #[inline]
-unsafe fn at<'a, T: Spin>(lock: *const T) -> Result<&'a LockOf<T>, c_int> {
-    let lock = lock.cast::<LockOf<T>>();
+pub(crate) unsafe fn at<'a, L>(lock: *const L) -> Result<&'a L, c_int> {
     if !lock.is_aligned() {
         return Err(EINVAL); // a structure that was packed: the processor may tear its words
     }
-    // SAFETY: 1. aligned, as looked at above; 2. NULL or alive for `'a`, says the caller; 3. of that size, and valid with
-    // any bits, because it is one atomic word (`Spin`); 4. shared: threads use it through atomics only.
+    // SAFETY: 1. aligned, as looked at above; 2. NULL or alive for `'a`, and valid, says the caller; 3. shared: threads
+    // use it through atomics only.
     unsafe { lock.as_ref() }.ok_or(EINVAL)
 }
 
+/// [`at`], for a type of the header's.
 #[inline]
-fn ended(result: Result<(), c_int>) -> c_int {
+unsafe fn spin<'a, T: Spin>(lock: *const T) -> Result<&'a LockOf<T>, c_int> {
+    // SAFETY: 1. the caller's promise; 2. one atomic word (`Spin`), valid with any bits.
+    unsafe { at(lock.cast::<LockOf<T>>()) }
+}
+
+#[inline]
+pub(crate) fn ended(result: Result<(), c_int>) -> c_int {
     result.map_or_else(|errno| errno, |()| OK)
 }
 
 #[inline]
-fn had_or(had: bool, errno: c_int) -> Result<(), c_int> {
+pub(crate) fn had_or(had: bool, errno: c_int) -> Result<(), c_int> {
     if had { Ok(()) } else { Err(errno) }
 }
 
 /// Makes a free lock of whatever bytes there are.
 pub(crate) unsafe fn init<T: Spin>(lock: *mut T) -> c_int {
-    let word = lock.cast::<AtomicU32>();
-    if !word.is_aligned() {
+    // SAFETY: the caller's promise; an `AtomicU32` is what a lock is made of.
+    unsafe { init_words(lock.cast::<AtomicU32>(), 1) }
+}
+
+/// Makes a free lock of so many words.
+pub(crate) unsafe fn init_words(words: *mut AtomicU32, count: usize) -> c_int {
+    if words.is_null() || !words.is_aligned() {
         return EINVAL;
     }
-    // SAFETY: the caller's promise; aligned, and an `AtomicU32` is what a lock is made of.
-    let word = unsafe { word.as_ref() };
+    // SAFETY: the caller's promise; aligned and not NULL, as looked at above.
+    let words = unsafe { std::slice::from_raw_parts(words, count) };
     // Nobody uses it yet: whoever passes it on to other threads orders this before their use.
-    word.map_or(EINVAL, |word| {
-        word.store(0, Relaxed);
-        OK
-    })
+    words.iter().for_each(|word| word.store(0, Relaxed));
+    OK
 }
 
 #[inline]
 pub(crate) unsafe fn lock<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise.
-    ended(unsafe { at(lock) }.map(|lock| lock.acquire()))
+    ended(unsafe { spin(lock) }.map(|lock| lock.acquire()))
 }
 
 #[inline]
 pub(crate) unsafe fn try_lock<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise.
-    ended(unsafe { at(lock) }.and_then(|lock| had_or(lock.try_acquire(), EBUSY)))
+    ended(unsafe { spin(lock) }.and_then(|lock| had_or(lock.try_acquire(), EBUSY)))
 }
 
 #[inline]
 pub(crate) unsafe fn lock_before<T: Spin>(lock: *mut T, deadline: Result<Deadline, c_int>) -> c_int {
     // SAFETY: the caller's promise.
-    let lock = unsafe { at(lock) };
+    let lock = unsafe { spin(lock) };
     ended(lock.and_then(|lock| had_or(lock.acquire_before(deadline?), ETIMEDOUT)))
 }
 
@@ -98,7 +107,7 @@ pub(crate) unsafe fn unlock_fair<T: Spin>(lock: *mut T) -> c_int {
 /// Releases the lock, if it is one. Where waiters are on their way to a free lock, it looks held to us, and builds for
 /// debugging panic when it is released: that must not unwind into C.
 #[inline]
-fn released<L>(held: Result<&L, c_int>, release: impl Fn(&L)) -> c_int {
+pub(crate) fn released<L>(held: Result<&L, c_int>, release: impl Fn(&L)) -> c_int {
     let release = |lock: &L| {
         if !cfg!(debug_assertions) {
             release(lock);
@@ -113,13 +122,13 @@ fn released<L>(held: Result<&L, c_int>, release: impl Fn(&L)) -> c_int {
 #[inline]
 unsafe fn held_at<'a, T: Spin>(lock: *mut T) -> Result<&'a LockOf<T>, c_int> {
     // SAFETY: the caller's promise.
-    let lock = unsafe { at(lock) }?;
+    let lock = unsafe { spin(lock) }?;
     had_or(lock.is_held(), EPERM).map(|()| lock)
 }
 
 pub(crate) unsafe fn is_locked<T: Spin>(lock: *const T) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { at(lock) }.map_or(0, |lock| c_int::from(lock.is_held()))
+    unsafe { spin(lock) }.map_or(0, |lock| c_int::from(lock.is_held()))
 }
 
 /// Takes the lock and lets it go: that also collects what waiters have left behind that gave up.

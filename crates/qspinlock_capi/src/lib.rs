@@ -25,6 +25,8 @@ mod fair;
 
 mod hybrid;
 
+mod rwlock;
+
 mod calls;
 
 mod deadline;
@@ -36,4 +38,5 @@ pub use fair::*;
 pub use fifo::*;
 pub use hybrid::*;
 pub use native::*;
+pub use rwlock::*;
 pub use version::*;

@@ -64,6 +64,9 @@ unsafe impl Platform for Counted {
     fn is_past(deadline: Deadline) -> bool {
         Linux::is_past(deadline)
     }
+    fn after_ns(ns: u64) -> Deadline {
+        Linux::after_ns(ns)
+    }
     fn relax() {
         Linux::relax();
     }

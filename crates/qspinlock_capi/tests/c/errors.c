@@ -71,8 +71,66 @@ CHECK_KIND(fifo, FIFO)
 CHECK_KIND(fair, FAIR)
 CHECK_KIND(hybrid, HYBRID)
 
+static void check_rwlock(void)
+{
+    static qspin_rwlock_t fixed = QSPIN_RWLOCK_INIT;
+    struct timespec past = {-5, 0}, crooked = {0, 1000000000};
+    union { char bytes[16]; qspin_rwlock_t lock; } memory;
+    qspin_rwlock_t *lock = &memory.lock, *askew = (qspin_rwlock_t *)(void *)(memory.bytes + 2), *nothing = NULL;
+
+    memset(&memory, 0xff, sizeof memory);
+    EXPECT(0, qspin_rwlock_init(lock));
+    EXPECT(EPERM, qspin_rwlock_rdunlock(lock));
+    EXPECT(EPERM, qspin_rwlock_wrunlock(lock));
+
+    EXPECT(0, qspin_rwlock_rdlock(lock)); /* two readers: a program that does this says recursive */
+    EXPECT(0, qspin_rwlock_tryrdlock(lock));
+    EXPECT(0, qspin_rwlock_rdlock_recursive(lock));
+    EXPECT(1, qspin_rwlock_is_locked(lock));
+    EXPECT(EBUSY, qspin_rwlock_trywrlock(lock));
+    EXPECT(ETIMEDOUT, qspin_rwlock_timedwrlock(lock, qspin_deadline_in(1000)));
+    EXPECT(ETIMEDOUT, qspin_rwlock_clockwrlock(lock, CLOCK_REALTIME, &past));
+    EXPECT(EINVAL, qspin_rwlock_clockwrlock(lock, CLOCK_REALTIME, &crooked));
+    EXPECT(EPERM, qspin_rwlock_wrunlock(lock));
+    EXPECT(EBUSY, qspin_rwlock_destroy(lock));
+    EXPECT(0, qspin_rwlock_rdunlock(lock));
+    EXPECT(0, qspin_rwlock_rdunlock(lock));
+    EXPECT(0, qspin_rwlock_rdunlock(lock));
+    EXPECT(EPERM, qspin_rwlock_rdunlock(lock));
+
+    EXPECT(0, qspin_rwlock_wrlock(lock));
+    EXPECT(2, qspin_rwlock_is_locked(lock));
+    EXPECT(EBUSY, qspin_rwlock_tryrdlock(lock));
+    EXPECT(EBUSY, qspin_rwlock_tryrdlock_recursive(lock));
+    EXPECT(EBUSY, qspin_rwlock_trywrlock(lock));
+    EXPECT(ETIMEDOUT, qspin_rwlock_timedrdlock(lock, qspin_deadline_in(1000)));
+    EXPECT(ETIMEDOUT, qspin_rwlock_timedrdlock_recursive(lock, 0));
+    EXPECT(ETIMEDOUT, qspin_rwlock_clockrdlock(lock, CLOCK_MONOTONIC, &past));
+    EXPECT(ETIMEDOUT, qspin_rwlock_clockrdlock_recursive(lock, CLOCK_MONOTONIC, &past));
+    EXPECT(EINVAL, qspin_rwlock_clockrdlock(lock, CLOCK_MONOTONIC, NULL));
+    EXPECT(EPERM, qspin_rwlock_rdunlock(lock));
+    EXPECT(EBUSY, qspin_rwlock_destroy(lock));
+    EXPECT(0, qspin_rwlock_wrunlock(lock));
+    EXPECT(0, qspin_rwlock_destroy(lock));
+    EXPECT(0, qspin_rwlock_is_locked(lock));
+    EXPECT(0, qspin_rwlock_wrlock(&fixed));
+    EXPECT(0, qspin_rwlock_wrunlock(&fixed));
+
+    EXPECT(EINVAL, qspin_rwlock_init(nothing));
+    EXPECT(EINVAL, qspin_rwlock_rdlock(nothing));
+    EXPECT(EINVAL, qspin_rwlock_wrlock(nothing));
+    EXPECT(EINVAL, qspin_rwlock_rdunlock(nothing));
+    EXPECT(EINVAL, qspin_rwlock_wrunlock(nothing));
+    EXPECT(EINVAL, qspin_rwlock_timedwrlock(nothing, 0));
+    EXPECT(EINVAL, qspin_rwlock_destroy(nothing));
+    EXPECT(0, qspin_rwlock_is_locked(nothing));
+    EXPECT(EINVAL, qspin_rwlock_init(askew));
+    EXPECT(EINVAL, qspin_rwlock_wrlock(askew));
+}
+
 int main(void)
 {
+    EXPECT(8, (int)sizeof(qspin_rwlock_t));
     EXPECT(4, (int)sizeof(qspin_native_t));
     EXPECT(4, (int)sizeof(qspin_fifo_t));
     EXPECT(4, (int)sizeof(qspin_fair_t));
@@ -83,5 +141,6 @@ int main(void)
     check_fifo();
     check_fair();
     check_hybrid();
+    check_rwlock();
     return 0;
 }
