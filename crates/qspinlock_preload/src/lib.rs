@@ -37,6 +37,8 @@ mod mutex;
 
 mod cond;
 
+mod rwlock;
+
 mod c11;
 
 mod old_names;

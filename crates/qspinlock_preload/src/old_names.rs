@@ -4,9 +4,9 @@
 
 use std::ffi::c_int;
 
-use libc::{pthread_mutex_t, pthread_mutexattr_t};
+use libc::{pthread_mutex_t, pthread_mutexattr_t, pthread_rwlock_t, pthread_rwlockattr_t};
 
-use crate::mutex;
+use crate::{mutex, rwlock};
 
 macro_rules! old_name {
     ($($old:ident = $new:path, ($($arg:ident: $type:ty),*);)*) => {$(
@@ -25,4 +25,13 @@ old_name! {
     __pthread_mutex_lock = mutex::pthread_mutex_lock, (mutex: *mut pthread_mutex_t);
     __pthread_mutex_trylock = mutex::pthread_mutex_trylock, (mutex: *mut pthread_mutex_t);
     __pthread_mutex_unlock = mutex::pthread_mutex_unlock, (mutex: *mut pthread_mutex_t);
+
+    __pthread_rwlock_init = rwlock::pthread_rwlock_init,
+        (lock: *mut pthread_rwlock_t, attr: *const pthread_rwlockattr_t);
+    __pthread_rwlock_destroy = rwlock::pthread_rwlock_destroy, (lock: *mut pthread_rwlock_t);
+    __pthread_rwlock_rdlock = rwlock::pthread_rwlock_rdlock, (lock: *mut pthread_rwlock_t);
+    __pthread_rwlock_tryrdlock = rwlock::pthread_rwlock_tryrdlock, (lock: *mut pthread_rwlock_t);
+    __pthread_rwlock_wrlock = rwlock::pthread_rwlock_wrlock, (lock: *mut pthread_rwlock_t);
+    __pthread_rwlock_trywrlock = rwlock::pthread_rwlock_trywrlock, (lock: *mut pthread_rwlock_t);
+    __pthread_rwlock_unlock = rwlock::pthread_rwlock_unlock, (lock: *mut pthread_rwlock_t);
 }

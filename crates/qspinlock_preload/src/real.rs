@@ -98,7 +98,6 @@ real! {
     mutex_trylock = c"pthread_mutex_trylock", ANY, (mutex: *mut pthread_mutex_t);
     mutex_clocklock = c"pthread_mutex_clocklock", ANY,
         (mutex: *mut pthread_mutex_t, clock: clockid_t, at: *const timespec);
-    mutex_timedlock = c"pthread_mutex_timedlock", ANY, (mutex: *mut pthread_mutex_t, at: *const timespec);
     mutex_unlock = c"pthread_mutex_unlock", ANY, (mutex: *mut pthread_mutex_t);
 
     cond_init = c"pthread_cond_init", COND, (cond: *mut pthread_cond_t, attr: *const pthread_condattr_t);
@@ -115,12 +114,10 @@ real! {
     rwlock_destroy = c"pthread_rwlock_destroy", ANY, (lock: *mut pthread_rwlock_t);
     rwlock_rdlock = c"pthread_rwlock_rdlock", ANY, (lock: *mut pthread_rwlock_t);
     rwlock_tryrdlock = c"pthread_rwlock_tryrdlock", ANY, (lock: *mut pthread_rwlock_t);
-    rwlock_timedrdlock = c"pthread_rwlock_timedrdlock", ANY, (lock: *mut pthread_rwlock_t, at: *const timespec);
     rwlock_clockrdlock = c"pthread_rwlock_clockrdlock", ANY,
         (lock: *mut pthread_rwlock_t, clock: clockid_t, at: *const timespec);
     rwlock_wrlock = c"pthread_rwlock_wrlock", ANY, (lock: *mut pthread_rwlock_t);
     rwlock_trywrlock = c"pthread_rwlock_trywrlock", ANY, (lock: *mut pthread_rwlock_t);
-    rwlock_timedwrlock = c"pthread_rwlock_timedwrlock", ANY, (lock: *mut pthread_rwlock_t, at: *const timespec);
     rwlock_clockwrlock = c"pthread_rwlock_clockwrlock", ANY,
         (lock: *mut pthread_rwlock_t, clock: clockid_t, at: *const timespec);
     rwlock_unlock = c"pthread_rwlock_unlock", ANY, (lock: *mut pthread_rwlock_t);

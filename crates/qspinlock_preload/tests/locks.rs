@@ -1,4 +1,4 @@
-//! Spin locks and mutexes of programs in C under the library. What is expected is in the programs (`c/`).
+//! Spin locks, mutexes and reader/writer locks of programs in C under the library. What is expected is in the programs (`c/`).
 //!
 //! Not here: condition variables (`conditions.rs`), processes and their ends (`lifetimes.rs`).
 
@@ -22,4 +22,14 @@ fn mutexes_of_every_replaced_kind_return_what_posix_says() {
 #[test]
 fn mutexes_and_conditions_that_are_passed_on_work_as_without_the_library() {
     preloaded::passes("passed");
+}
+
+#[test]
+fn reader_writer_locks_share_readers_and_return_what_posix_says() {
+    preloaded::passes("rwlock");
+}
+
+#[test]
+fn c11_mutexes_and_conditions_are_replaced_together() {
+    preloaded::passes("c11");
 }

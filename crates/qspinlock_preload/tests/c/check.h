@@ -32,7 +32,7 @@ static inline void begin(void)
 {
     static const char *const replaced[] = {
         "pthread_spin_lock", "pthread_spin_unlock", "pthread_mutex_lock", "pthread_mutex_unlock",
-        "pthread_cond_wait", "pthread_cond_signal", "mtx_lock", "cnd_wait",
+        "pthread_cond_wait", "pthread_cond_signal", "mtx_lock", "cnd_wait", "pthread_rwlock_rdlock",
     };
     Dl_info library, call;
     void *version = dlsym(RTLD_DEFAULT, "qspinlock_preload_version");
