@@ -6,8 +6,9 @@
 //!
 //! Not here: what is compared (`qspinlock_aim7_declaration.rs`), the jobs (`load/users_system.rs`).
 
-use lock_api::RawMutex;
-use qspinlock::{Fair, Hybrid, PvQSpinLock, QSpinLock, StdMutex, TicketLock};
+use std::marker::PhantomData;
+
+use qspinlock::{Fair, Hybrid, Native, Policy, PvQSpinLock, StdMutex, TicketLock};
 
 use super::qspinlock_aim7_declaration::{FULL_S, JOBS_PER_USER, Kind, VARIANTS, WORKLOADS, declaration};
 use crate::error::LabError;
@@ -29,12 +30,20 @@ struct Aim7 {
     setup: Setup,
 }
 
-/// A lock, also around the table: readers exclude each other.
-struct Only<L>(std::marker::PhantomData<L>);
+/// Also around the table: readers exclude each other.
+struct Ticket;
 
-impl<L: RawMutex + Send + Sync + 'static> Family for Only<L> {
-    type Lock = L;
-    type Table<T: Send + Sync> = Exclusive<L, T>;
+impl Family for Ticket {
+    type Lock = TicketLock;
+    type Table<T: Send + Sync> = Exclusive<TicketLock, T>;
+}
+
+/// The table's lock is fair whatever `P` is.
+struct Queued<P>(PhantomData<P>);
+
+impl<P: Policy> Family for Queued<P> {
+    type Lock = PvQSpinLock<P>;
+    type Table<T: Send + Sync> = qspinlock::RwLock<T>;
 }
 
 struct Std;
@@ -78,10 +87,10 @@ impl Bench for Aim7 {
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
         let (users, stop) = (self.users(cell.workload), &self.setup.stop);
         let tally = match VARIANTS[cell.variant].2 {
-            Kind::Ticket => run::<Only<TicketLock>>(users, stop),
-            Kind::Native => run::<Only<QSpinLock>>(users, stop),
-            Kind::Fair => run::<Only<PvQSpinLock<Fair>>>(users, stop),
-            Kind::Hybrid => run::<Only<PvQSpinLock<Hybrid>>>(users, stop),
+            Kind::Ticket => run::<Ticket>(users, stop),
+            Kind::Native => run::<Queued<Native>>(users, stop),
+            Kind::Fair => run::<Queued<Fair>>(users, stop),
+            Kind::Hybrid => run::<Queued<Hybrid>>(users, stop),
             Kind::Std => run::<Std>(users, stop),
             Kind::ParkingLot => run::<ParkingLot>(users, stop),
         }?;

@@ -6,7 +6,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-use lock_api::{Mutex, MutexGuard, RawMutex};
+use lock_api::{Mutex, MutexGuard, RawMutex, RawRwLock};
 
 /// Locks of one kind.
 pub(crate) trait Family: 'static {
@@ -113,13 +113,13 @@ fn gained<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
     }
 }
 
-impl<T: Send + Sync> ReadMostly<T> for parking_lot::RwLock<T> {
+impl<R: RawRwLock + Send + Sync, T: Send + Sync> ReadMostly<T> for lock_api::RwLock<R, T> {
     type Read<'l>
-        = parking_lot::RwLockReadGuard<'l, T>
+        = lock_api::RwLockReadGuard<'l, R, T>
     where
         Self: 'l;
     type Write<'l>
-        = parking_lot::RwLockWriteGuard<'l, T>
+        = lock_api::RwLockWriteGuard<'l, R, T>
     where
         Self: 'l;
 
@@ -127,18 +127,22 @@ impl<T: Send + Sync> ReadMostly<T> for parking_lot::RwLock<T> {
         Self::new(value)
     }
 
+    #[inline]
     fn read(&self) -> Self::Read<'_> {
         Self::read(self)
     }
 
+    #[inline]
     fn try_read(&self) -> Option<Self::Read<'_>> {
         Self::try_read(self)
     }
 
+    #[inline]
     fn write(&self) -> Self::Write<'_> {
         Self::write(self)
     }
 
+    #[inline]
     fn try_write(&self) -> Option<Self::Write<'_>> {
         Self::try_write(self)
     }

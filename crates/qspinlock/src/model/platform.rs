@@ -16,8 +16,8 @@ use std::rc::Rc;
 use std::string::{String, ToString};
 use std::vec::Vec;
 
-use core::sync::atomic::Ordering::Relaxed;
 use crate::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
 use loom::thread::{self, Thread};
 
 use crate::{Clock, Deadline, Event, NODES_PER_THREAD, Node, Platform, Slept};
@@ -97,7 +97,8 @@ pub(super) const PAST: Deadline = Deadline { clock: Clock::Monotonic, at_ns: 0 }
 
 /// How often it happened since the model's beginning. A model that never gets where it wants to go shows nothing.
 pub(super) fn count(event: Event) -> u64 {
-    EVENTS.with_borrow(|events| events.iter().filter(|(seen, _)| *seen == event).map(|(_, count)| count).sum())
+    EVENTS
+        .with_borrow(|events| events.iter().filter(|(seen, _)| *seen == event).map(|(_, count)| count).sum())
 }
 
 /// Notes what the thread is about to do.
@@ -112,7 +113,9 @@ pub(super) struct PrintsTrace;
 impl Drop for PrintsTrace {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            TRACE.with_borrow(|trace| trace.iter().for_each(|(thread, what)| std::eprintln!("thread {thread}: {what}")));
+            TRACE.with_borrow(|trace| {
+                trace.iter().for_each(|(thread, what)| std::eprintln!("thread {thread}: {what}"))
+            });
         }
     }
 }
@@ -228,8 +231,7 @@ fn look(word: &AtomicU32) -> u32 {
 
 fn fall_asleep(word: &AtomicU32) -> Rc<Cell<bool>> {
     let is_woken = Rc::new(Cell::new(false));
-    let sleeper =
-        Sleeper { word: address(word), thread: thread::current(), is_woken: Rc::clone(&is_woken) };
+    let sleeper = Sleeper { word: address(word), thread: thread::current(), is_woken: Rc::clone(&is_woken) };
     SLEEPERS.with_borrow_mut(|all| all.push(sleeper));
     is_woken
 }

@@ -4,8 +4,8 @@
 
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
-use std::sync::Arc; // not loom's: it is no part of what is modelled, and has steps of its own
 use loom::thread::{self, JoinHandle};
+use std::sync::Arc; // not loom's: it is no part of what is modelled, and has steps of its own
 
 use super::platform::{self, Modelled};
 use crate::{Deadline, Event, Policy, QueueLock};
