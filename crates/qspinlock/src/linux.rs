@@ -9,6 +9,7 @@
 mod fork;
 mod slots;
 
+use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -18,6 +19,11 @@ use crate::{Node, events::Event};
 /// The platform of all locks in this crate that do not name another. See the file's head.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Linux;
+
+std::thread_local! {
+    /// How often this thread passed a queue.
+    static PASSES: Cell<u32> = const { Cell::new(0) };
+}
 
 const NS_PER_S: u64 = 1_000_000_000;
 
@@ -68,6 +74,12 @@ unsafe impl Platform for Linux {
 
     fn sleep_ns(ns: u64) {
         std::thread::sleep(Duration::from_nanos(ns));
+    }
+
+    #[inline]
+    fn next_pass() -> u32 {
+        PASSES.set(PASSES.get().wrapping_add(1));
+        PASSES.get()
     }
 
     #[inline]

@@ -76,6 +76,11 @@ pub unsafe trait Platform: 'static {
     /// Sleeps for about so many nanoseconds.
     fn sleep_ns(ns: u64);
 
+    /// Counts on with each call of this thread. Only the lowest bits are used, to count passes in steps.
+    fn next_pass() -> u32 {
+        0
+    }
+
     /// Something worth counting happened in a slow path of this thread.
     fn note(_event: Event) {}
 }

@@ -8,9 +8,13 @@
 pub trait Policy: 'static {
     /// A waiter may sleep. Without it, it spins to the end, and wants a core of its own.
     const SLEEPS: bool;
-    /// How often newcomers may take the lock past the oldest waiter, all in all. With 0, unlocking hands the lock
-    /// over, to a sleeping waiter too. At most [`MAX_PASSED`](crate::MAX_PASSED).
+    /// How often newcomers may take the lock past the oldest waiter, all in all, in units of
+    /// [`PASSES_PER_COUNT`](Self::PASSES_PER_COUNT). With 0, unlocking hands the lock over, to a sleeping waiter too.
+    /// At most [`MAX_PASSED`](crate::MAX_PASSED).
     const PASS_LIMIT: u32;
+    /// Each thread counts one of so many of its passes; a power of two. The bound is the product of the two, and at
+    /// most this once more for each thread.
+    const PASSES_PER_COUNT: u32 = 1;
     /// Nobody passes a waiter that is awake: unlocking hands the lock over to it, and an heir shuts the door as soon
     /// as it runs.
     const SERVES_THE_AWAKE: bool;
@@ -32,7 +36,7 @@ pub trait Policy: 'static {
     /// Processor hints between a newcomer's look number `look` and the next one.
     #[must_use]
     fn newcomer_pause(look: u32) -> u32 {
-        1 << look.min(5)
+        1 << look.min(7)
     }
 }
 
@@ -50,8 +54,9 @@ pub struct Fifo;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Fair;
 
-/// Waiters queue, but a newcomer that finds the lock free takes it, at most [`PASS_LIMIT`](Policy::PASS_LIMIT) times
-/// past the same waiter: the throughput of an unfair lock, without starvation.
+/// Waiters queue, but a newcomer that finds the lock free takes it while the oldest waiter sleeps or wakes up; at most
+/// 65,504 times past the same waiter, and 32 times more for each thread that does. Once that waiter runs, nobody passes.
+/// The throughput of an unfair lock, without starvation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hybrid;
 
@@ -88,8 +93,9 @@ impl Policy for Fair {
 impl Policy for Hybrid {
     const SLEEPS: bool = true;
     const PASS_LIMIT: u32 = crate::MAX_PASSED;
+    const PASSES_PER_COUNT: u32 = 4;
     const SERVES_THE_AWAKE: bool = false;
-    const NEWCOMER_LOOKS: u32 = 12;
+    const NEWCOMER_LOOKS: u32 = 8;
     const WAITER_LOOKS: u32 = 100;
     const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 4;
     const HEIR_LOOKS: u32 = 40;

@@ -143,8 +143,9 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
 
     /// The lock is free, and nobody waits for it or the heir is awake, if the word is still `word`.
     fn let_go(&self, word: Word) -> Result<(), Word> {
+        let free = if word.tail().is_none() { Word::FREE } else { word.unlocked() };
         // Release pairs with the acquires of all that take the lock; acquire as in `release_slowly`.
-        self.word.compare_exchange(word.0, word.unlocked().0, Release, Acquire).map(drop).map_err(Word)
+        self.word.compare_exchange(word.0, free.0, Release, Acquire).map(drop).map_err(Word)
     }
 
     /// In a forked child: all waiters exist in the parent only. The word is to be looked at again.

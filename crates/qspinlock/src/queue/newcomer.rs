@@ -28,8 +28,11 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             _ if word.is_locked() => None,
             None => Some(word.locked()),
             Some(tail) if Self::is_left_behind(tail) => Some(Word::HELD),
-            Some(_) if word.passed() < P::PASS_LIMIT => Some(word.locked().passed_once_more()),
-            Some(_) => None,
+            Some(_) if Self::is_door_shut(word) => None,
+            Some(_) if P::PASSES_PER_COUNT == 1 || S::next_pass() % P::PASSES_PER_COUNT == 0 => {
+                Some(word.locked().passed_once_more())
+            }
+            Some(_) => Some(word.locked()),
         }
     }
 
@@ -51,11 +54,16 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         false
     }
 
-    /// Looks at the lock for a while before queueing.
+    /// Looks at the lock for a while before queueing. Not if others queue already: the fewer want the lock at the same
+    /// time, the less it travels between processors.
     pub(super) fn look_and_take(&self) -> bool {
         for look in 0..P::NEWCOMER_LOOKS {
-            if self.take_in_passing(Word(self.word.load(Relaxed))) {
+            let word = Word(self.word.load(Relaxed));
+            if self.take_in_passing(word) {
                 return true;
+            }
+            if word.tail().is_some() {
+                return false;
             }
             for _ in 0..P::newcomer_pause(look) {
                 S::relax();

@@ -109,14 +109,26 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             }
         }
         if P::SERVES_THE_AWAKE || P::HEIR_NAP_NS > 0 {
-            // Shuts the door: as often passed as can be. Cleared with `heir`.
-            self.word.fetch_or(PASSED, Relaxed);
+            self.shut_door();
         }
         if let Some(turn) = self.look_as_heir(place, deadline) {
             return turn;
         }
         S::note(Event::Halted);
         self.step_down(place, state::HALTED, Turn::Look)
+    }
+
+    /// From now on nobody passes: as often passed as can be. Not if the lock has just been granted to us: then nobody
+    /// is the heir, and the count not ours to change.
+    fn shut_door(&self) {
+        let mut word = Word(self.word.load(Relaxed));
+        while word.has_heir() {
+            // Publishes nothing.
+            match self.word.compare_exchange(word.0, word.0 | PASSED, Relaxed, Relaxed) {
+                Ok(_) => return,
+                Err(now) => word = Word(now),
+            }
+        }
     }
 
     /// Looks at the lock for a while; none if nothing came of it.
