@@ -42,6 +42,12 @@ pub const NEEDED: &[Package] = &[
     package("e2fsprogs", "mkfs.ext4", "makes and checks file systems in the guest"),
     package("util-linux", "blkdiscard", "discards blocks in the guest; loop devices on the host"),
     package("valgrind", "valgrind", "counts instructions per request (callgrind)"),
+    package("zstd", "zstd", "runs on the preloaded locks, for their tests"),
+    package("python3", "python3", "the same, with sqlite"),
+    // Not `redis-server`: the program is in this package too, and the other one starts a service.
+    package("redis-tools", "redis-check-rdb", "the same"),
+    package("stress-ng", "stress-ng", "the same"),
+    package("git", "git", "the same"),
 ];
 
 /// Programs of root often lie where a user's PATH does not look.
