@@ -44,6 +44,8 @@ std::thread_local! {
     /// How often what happened in all executions of a model so far.
     static EVENTS: RefCell<Vec<(Event, u64)>> = const { RefCell::new(Vec::new()) };
     /// What happened in this execution, for whoever looks for a mistake.
+    /// Executions of the model so far.
+    static EXECUTIONS: Cell<u64> = const { Cell::new(0) };
     static TRACE: RefCell<Vec<(u32, String)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -71,6 +73,7 @@ pub(super) struct Spurious;
 pub(super) fn begin() {
     SLEEPERS.with_borrow_mut(Vec::clear);
     TRACE.with_borrow_mut(Vec::clear);
+    EXECUTIONS.set(EXECUTIONS.get() + 1);
     assert_eq!(NODES.len() + TICKS.load(Relaxed) as usize, NODES.len());
 }
 
@@ -107,6 +110,11 @@ pub(super) fn trace(what: &str) {
     TRACE.with_borrow_mut(|trace| trace.push((number, what.to_string())));
 }
 
+/// How many executions the model has had.
+pub(super) fn executions() -> u64 {
+    EXECUTIONS.get()
+}
+
 /// Prints the last execution of the model if it fails.
 pub(super) struct PrintsTrace;
 
@@ -122,6 +130,7 @@ impl Drop for PrintsTrace {
 
 /// Forgets the counts of the models that ran before in this thread.
 pub(super) fn forget_counts() {
+    EXECUTIONS.set(0);
     EVENTS.with_borrow_mut(Vec::clear);
 }
 
@@ -153,8 +162,10 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
     }
 
     fn wake_one(word: &AtomicU32) {
-        let value = look(word);
-        trace(&std::format!("wakes a sleeper on {:x}, which is {value}", address(word) % 65536));
+        // A step of its own, which depends on others' sleeping on the word. No read-modify-write: loom keeps no single
+        // order of those and the owner's plain stores, and would let the owner read this one after its own.
+        let value = word.load(Relaxed);
+        trace(&std::format!("wakes a sleeper on {:x}, seen as {value}", address(word) % 65536));
         if let Some(sleeper) = take_sleeper(word) {
             sleeper.is_woken.set(true);
             sleeper.thread.unpark();

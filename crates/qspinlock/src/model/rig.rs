@@ -10,39 +10,45 @@ use std::sync::Arc; // not loom's: it is no part of what is modelled, and has st
 use super::platform::{self, Modelled};
 use crate::{Deadline, Event, Policy, QueueLock};
 
-/// A policy whose waiters sleep after `LOOKS` looks, and whose newcomers may pass `PASS` times.
-pub(super) struct Sleepy<const PASS: u32, const LOOKS: u32>;
+/// First in, first out: unlocking hands the lock over. Waiters sleep after `LOOKS` looks.
+pub(super) struct Handing<const LOOKS: u32>;
 
-impl<const PASS: u32, const LOOKS: u32> Policy for Sleepy<PASS, LOOKS> {
-    const SLEEPS: bool = true;
-    const PASS_LIMIT: u32 = PASS;
-    const NEWCOMER_LOOKS: u32 = 0;
-    const WAITER_LOOKS: u32 = LOOKS;
-    const HEIR_LOOKS: u32 = LOOKS;
+/// Newcomers may pass `PASS` times. Waiters and heirs sleep after `LOOKS` looks.
+pub(super) struct Passing<const PASS: u32, const LOOKS: u32>;
+
+/// As above, but nobody passes who is awake.
+pub(super) struct ServingTheAwake<const PASS: u32, const LOOKS: u32>;
+
+/// Newcomers look once at a lock that is held, before they queue.
+pub(super) struct Looking<const PASS: u32>;
+
+/// The next waiter is woken before its turn.
+pub(super) struct Ahead<const PASS: u32>;
+
+macro_rules! policy {
+    ($policy:ty, <$($limit:ident),*>, $pass:expr, $awake:expr, $newcomer:expr, $looks:expr, $ahead:expr) => {
+        impl<$(const $limit: u32),*> Policy for $policy {
+            const SLEEPS: bool = true;
+            const PASS_LIMIT: u32 = $pass;
+            const SERVES_THE_AWAKE: bool = $awake;
+            const NEWCOMER_LOOKS: u32 = $newcomer;
+            const WAITER_LOOKS: u32 = $looks;
+            const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 0;
+            const HEIR_LOOKS: u32 = $looks;
+            const WAKE_AHEAD: bool = $ahead;
+
+            fn newcomer_pause(_look: u32) -> u32 {
+                1
+            }
+        }
+    };
 }
 
-/// As above, and the next waiter is woken before its turn.
-pub(super) struct WakesAhead<const PASS: u32>;
-
-impl<const PASS: u32> Policy for WakesAhead<PASS> {
-    const SLEEPS: bool = true;
-    const PASS_LIMIT: u32 = PASS;
-    const NEWCOMER_LOOKS: u32 = 0;
-    const WAITER_LOOKS: u32 = 0;
-    const HEIR_LOOKS: u32 = 0;
-    const WAKE_AHEAD: bool = true;
-}
-
-/// Newcomers look at a lock that is held before they queue.
-pub(super) struct Looks<const PASS: u32>;
-
-impl<const PASS: u32> Policy for Looks<PASS> {
-    const SLEEPS: bool = true;
-    const PASS_LIMIT: u32 = PASS;
-    const NEWCOMER_LOOKS: u32 = 1;
-    const WAITER_LOOKS: u32 = 1;
-    const HEIR_LOOKS: u32 = 1;
-}
+policy!(Handing<LOOKS>, <LOOKS>, 0, true, 0, LOOKS, false);
+policy!(Passing<PASS, LOOKS>, <PASS, LOOKS>, PASS, false, 0, LOOKS, false);
+policy!(ServingTheAwake<PASS, LOOKS>, <PASS, LOOKS>, PASS, true, 0, LOOKS, false);
+policy!(Looking<PASS>, <PASS>, PASS, false, 1, 1, false);
+policy!(Ahead<PASS>, <PASS>, PASS, false, 0, 0, true);
 
 /// A queued lock, and a number that loom watches for simultaneous access.
 pub(super) struct Guarded<P, F: platform::Futex> {
@@ -157,6 +163,7 @@ fn check(mut builder: Builder, model: impl Fn() + Sync + Send + 'static) {
     builder.max_branches = 10_000;
     let _trace = platform::PrintsTrace;
     builder.check(model);
+    std::println!("{} executions", platform::executions());
 }
 
 /// In full size, as in `xtask::sizes`; a crate at the bottom does not depend on it.

@@ -5,7 +5,7 @@
 //! Not here: three threads (`three.rs`).
 
 use super::platform::{self, Futex, PAST, SOON, Spurious, Strict};
-use super::rig::{Guarded, Looks, Sleepy, WakesAhead, assert_happened, exhaustively};
+use super::rig::{Ahead, Guarded, Handing, Looking, Passing, ServingTheAwake, assert_happened, exhaustively};
 use crate::{Event, Policy};
 
 fn both_lock_twice<P: Policy, F: Futex>() {
@@ -142,12 +142,14 @@ macro_rules! models {
 }
 
 models! {
-    fair_0: Sleepy<0, 0>,
-    fair_1: Sleepy<0, 1>,
-    hybrid_1_0: Sleepy<1, 0>,
-    hybrid_1_1: Sleepy<1, 1>,
-    hybrid_2_1: Sleepy<2, 1>,
-    hybrid_looks: Looks<1>,
-    ahead_0: WakesAhead<0>,
-    ahead_1: WakesAhead<1>,
+    fifo_0: Handing<0>,
+    fifo_1: Handing<1>,
+    fair_1_0: ServingTheAwake<1, 0>,
+    fair_1_1: ServingTheAwake<1, 1>,
+    hybrid_1_0: Passing<1, 0>,
+    hybrid_1_1: Passing<1, 1>,
+    hybrid_2_1: Passing<2, 1>,
+    hybrid_looks: Looking<1>,
+    ahead_0: Ahead<0>,
+    ahead_1: Ahead<1>,
 }
