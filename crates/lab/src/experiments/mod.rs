@@ -24,6 +24,10 @@ mod qspinlock_overcommit_declaration;
 
 mod qspinlock_wakes;
 
+mod qspinlock_timed;
+
+mod qspinlock_alone;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 

@@ -9,5 +9,10 @@ use crate::experiment::Experiment;
 
 /// In the order in which they run.
 pub(super) fn parts() -> Vec<Experiment> {
-    vec![super::qspinlock_overcommit::experiment(), super::qspinlock_wakes::experiment()]
+    vec![
+        super::qspinlock_alone::experiment(),
+        super::qspinlock_overcommit::experiment(),
+        super::qspinlock_wakes::experiment(),
+        super::qspinlock_timed::experiment(),
+    ]
 }
