@@ -129,6 +129,27 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
+    /// Takes the lock if it is free and nobody waits: one exchange and nothing else, for who has more to do in all other
+    /// cases than [`acquire`](Self::acquire) does.
+    #[inline]
+    #[must_use]
+    pub fn try_acquire_unwanted(&self) -> bool {
+        // Acquire pairs with the releases in `let_go_at_once` and `holder.rs`.
+        self.word.compare_exchange(Word::FREE.0, Word::HELD.0, Acquire, Relaxed).is_ok()
+    }
+
+    /// Gives the lock up if nobody waits: one exchange and nothing else. Nothing happens if somebody waits, or if nobody
+    /// holds it.
+    ///
+    /// # Safety
+    /// As for [`release`](Self::release), if it is held at all.
+    #[inline]
+    #[must_use]
+    pub unsafe fn try_release_unwanted(&self) -> bool {
+        // Release pairs with the acquires of all that take the lock.
+        self.word.compare_exchange(Word::HELD.0, Word::FREE.0, Release, Relaxed).is_ok()
+    }
+
     /// One exchange if nobody wants the lock; another one to pass a queue, if the policy lets newcomers.
     #[inline]
     fn take_at_once(&self) -> bool {

@@ -257,7 +257,9 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
 ) -> c_int {
     // SAFETY: the caller's.
     let waited_for = unsafe { Cond::of(cond) };
-    if waited_for.is_passed() && unsafe { Mutex::of(mutex) }.is_passed() {
+    // SAFETY: the caller's.
+    let let_go = unsafe { Mutex::of(mutex) };
+    if waited_for.is_passed() && let_go.is_passed() {
         // Its clock is written where only the C library knows.
         // SAFETY: both are the C library's, as the caller says.
         return unsafe { real::cond_timedwait(cond, mutex, at) };

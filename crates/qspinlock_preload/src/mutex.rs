@@ -22,7 +22,7 @@ use libc::{EAGAIN, EBUSY, EDEADLK, EINVAL, ENOTSUP, EPERM};
 use libc::{clockid_t, pthread_mutex_t, pthread_mutexattr_t, timespec};
 use qspinlock::{Hybrid, PvQSpinLock};
 
-use crate::patience::{Patience, Time, take};
+use crate::patience::{Patience, Time, let_go, take};
 use crate::{real, thread};
 
 const REST_BYTES: usize = size_of::<pthread_mutex_t>() - 20;
@@ -87,6 +87,12 @@ impl Mutex {
         }
     }
 
+    /// Plain, by far the most frequent kind and a single comparison.
+    #[inline]
+    fn is_default(&self) -> bool {
+        self.kind.load(Relaxed) == libc::PTHREAD_MUTEX_NORMAL
+    }
+
     /// The C library's.
     pub(crate) fn is_passed(&self) -> bool {
         self.kind() == Kind::Passed
@@ -94,14 +100,25 @@ impl Mutex {
 
     #[inline]
     pub(crate) fn lock(&self, patience: Patience) -> c_int {
-        match self.kind() {
-            Kind::Plain => take(&self.lock, patience),
-            kind => self.lock_other(kind, patience),
+        if self.is_default() && self.lock.try_acquire_unwanted() {
+            return 0;
+        }
+        match patience {
+            Patience::Endless => self.lock_other_endlessly(),
+            _ => self.lock_other(patience),
         }
     }
 
-    fn lock_other(&self, kind: Kind, patience: Patience) -> c_int {
-        match (kind, patience) {
+    /// Apart, because a `Patience` that is ready for a call is a store before the exchange, which waits for it.
+    #[inline(never)]
+    fn lock_other_endlessly(&self) -> c_int {
+        self.lock_other(Patience::Endless)
+    }
+
+    #[inline(never)]
+    fn lock_other(&self, patience: Patience) -> c_int {
+        match (self.kind(), patience) {
+            (Kind::Plain, _) => take(&self.lock, patience),
             (Kind::Passed, _) => self.lock_passed(patience),
             (Kind::Destroyed, _) => EINVAL,
             (Kind::Recursive, _) if self.is_mine() => self.lock_again(),
@@ -134,14 +151,18 @@ impl Mutex {
 
     #[inline]
     pub(crate) fn unlock(&self) -> c_int {
-        match self.kind() {
-            Kind::Plain => self.let_go(),
-            kind => self.unlock_other(kind),
+        // SAFETY: plain mutexes do not know their holder; it is whoever says so.
+        if self.is_default() && unsafe { self.lock.try_release_unwanted() } {
+            return 0;
         }
+        self.unlock_other()
     }
 
-    fn unlock_other(&self, kind: Kind) -> c_int {
-        match kind {
+    #[inline(never)]
+    fn unlock_other(&self) -> c_int {
+        match self.kind() {
+            // SAFETY: as above.
+            Kind::Plain => unsafe { let_go(&self.lock) },
             // SAFETY: a mutex of the C library's, as the caller says.
             Kind::Passed => unsafe { real::mutex_unlock(self.raw()) },
             Kind::Destroyed => EINVAL,
@@ -158,18 +179,8 @@ impl Mutex {
             return 0;
         }
         self.owner.store(0, Relaxed);
-        self.let_go()
-    }
-
-    #[inline]
-    fn let_go(&self) -> c_int {
-        if !self.lock.is_held() {
-            return EPERM;
-        }
-        // SAFETY: it is held, and if not by this thread, then the program gives up what it has not got: with a plain
-        // mutex that cannot be seen, and ends as if its holder had.
-        unsafe { self.lock.release() };
-        0
+        // SAFETY: this thread holds it, as its number said.
+        unsafe { let_go(&self.lock) }
     }
 
     #[cold]

@@ -1,10 +1,10 @@
-//! How long a call waits, out of the arguments in C.
+//! Taking a queued lock and giving it up, in terms of C: how long a call waits, and its error number.
 //!
 //! Not here: who waits how (`qspinlock`, `cond/waiter.rs`).
 
 use std::ffi::c_int;
 
-use libc::{EBUSY, EINVAL, ETIMEDOUT};
+use libc::{EBUSY, EINVAL, EPERM, ETIMEDOUT};
 use qspinlock::{Clock, Deadline, Hybrid, PvQSpinLock};
 
 use crate::thread::keeping_errno;
@@ -71,22 +71,54 @@ fn clock_of(clock: libc::clockid_t) -> Result<Clock, c_int> {
 /// Takes `lock`, or says why not. A time is looked at only if there is something to wait for, as POSIX allows.
 #[inline]
 pub(crate) fn take(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_int {
-    if lock.try_acquire() { 0 } else { take_slowly(lock, patience) }
+    if lock.try_acquire_unwanted() {
+        return 0;
+    }
+    take_slowly(lock, patience)
 }
 
 #[cold]
 #[inline(never)]
-fn take_slowly(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_int {
+pub(crate) fn take_slowly(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_int {
     match patience {
+        Patience::None if lock.try_acquire() => 0,
         Patience::None => EBUSY,
         Patience::Endless => {
             keeping_errno(|| lock.acquire());
             0
         }
         Patience::Until(time) => match time.deadline() {
+            _ if lock.try_acquire() => 0,
             Err(error) => error,
             Ok(deadline) if keeping_errno(|| lock.acquire_before(deadline)) => 0,
             Ok(_) => ETIMEDOUT,
         },
     }
+}
+
+/// Gives `lock` up, whoever holds it: `EPERM` if nobody does.
+///
+/// # Safety
+/// The program says that it is the calling thread's to give up.
+#[inline]
+pub(crate) unsafe fn let_go(lock: &PvQSpinLock<Hybrid>) -> c_int {
+    // SAFETY: the caller's promise, and if the lock is not held, nothing happens.
+    if unsafe { lock.try_release_unwanted() } {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { let_go_slowly(lock) }
+}
+
+/// # Safety
+/// As for [`let_go`].
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn let_go_slowly(lock: &PvQSpinLock<Hybrid>) -> c_int {
+    if !lock.is_held() {
+        return EPERM;
+    }
+    // SAFETY: it is held, and the caller's to give up.
+    unsafe { lock.release() };
+    0
 }

@@ -15,10 +15,10 @@ mod shared;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use libc::{EBUSY, EPERM};
+use libc::EBUSY;
 use qspinlock::{FOREIGN, Hybrid, PvQSpinLock};
 
-use crate::patience::{Patience, take};
+use crate::patience::{Patience, let_go_slowly, take_slowly};
 use shared::SharedSpin;
 
 /// libc's name for the type, which its crate does not have on all targets.
@@ -32,7 +32,6 @@ enum Spin<'a> {
 
 /// # Safety
 /// `lock` points to an initialised lock that lives as long as it is used.
-#[inline]
 unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
     // SAFETY: aligned and alive, as the caller says, and only accessed as atomics.
     let word = unsafe { &*lock.cast::<AtomicU32>() };
@@ -41,9 +40,19 @@ unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
         // SAFETY: as above; it is nothing but such a word.
         Spin::Shared(unsafe { &*lock.cast::<SharedSpin>() })
     } else {
-        // SAFETY: as above.
-        Spin::Private(unsafe { &*lock.cast::<PvQSpinLock<Hybrid>>() })
+        // SAFETY: the caller's.
+        Spin::Private(unsafe { private(lock) })
     }
+}
+
+/// The lock as if it were private, for exchanges that do nothing if it is not.
+///
+/// # Safety
+/// As for [`spin`].
+#[inline]
+unsafe fn private<'a>(lock: *mut pthread_spinlock_t) -> &'a PvQSpinLock<Hybrid> {
+    // SAFETY: aligned and alive, as the caller says, and only accessed as one atomic.
+    unsafe { &*lock.cast::<PvQSpinLock<Hybrid>>() }
 }
 
 #[unsafe(no_mangle)]
@@ -67,35 +76,42 @@ unsafe extern "C-unwind" fn pthread_spin_destroy(lock: *mut pthread_spinlock_t) 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_lock(lock: *mut pthread_spinlock_t) -> c_int {
     // SAFETY: the caller's.
-    match unsafe { spin(lock) } {
-        Spin::Private(lock) => take(lock, Patience::Endless),
-        Spin::Shared(lock) => {
-            lock.acquire();
-            0
-        }
-    }
+    unsafe { spin_lock(lock, Patience::Endless) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_trylock(lock: *mut pthread_spinlock_t) -> c_int {
     // SAFETY: the caller's.
+    unsafe { spin_lock(lock, Patience::None) }
+}
+
+/// # Safety
+/// As for [`spin`].
+#[inline]
+unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int {
+    // SAFETY: the caller's. Only a free private lock has the word that is exchanged, so there is no need to look first.
+    if unsafe { private(lock) }.try_acquire_unwanted() {
+        return 0;
+    }
+    // SAFETY: the caller's.
     match unsafe { spin(lock) } {
-        Spin::Private(lock) => take(lock, Patience::None),
-        Spin::Shared(lock) if lock.try_acquire() => 0,
-        Spin::Shared(_) => EBUSY,
+        Spin::Private(lock) => take_slowly(lock, patience),
+        Spin::Shared(lock) => lock.lock(patience),
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_unlock(lock: *mut pthread_spinlock_t) -> c_int {
     // SAFETY: the caller's.
+    let maybe_private = unsafe { private(lock) };
+    // SAFETY: who calls this says that it holds the lock. Only a private lock that is held has the word exchanged here.
+    if unsafe { maybe_private.try_release_unwanted() } {
+        return 0;
+    }
+    // SAFETY: the caller's.
     match unsafe { spin(lock) } {
-        Spin::Private(lock) if lock.is_held() => {
-            // SAFETY: it is held, and if not by this thread, then the caller gives it up in its holder's name.
-            unsafe { lock.release() };
-            0
-        }
-        Spin::Shared(lock) if lock.release() => 0,
-        _ => EPERM,
+        // SAFETY: as above.
+        Spin::Private(lock) => unsafe { let_go_slowly(lock) },
+        Spin::Shared(lock) => lock.unlock(),
     }
 }

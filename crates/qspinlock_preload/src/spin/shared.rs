@@ -9,13 +9,16 @@
 //!
 //! Not here: how it is told apart from a private one (`spin.rs`).
 
+use std::ffi::c_int;
 use std::sync::atomic::{
     AtomicU32,
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use libc::{EBUSY, EPERM};
 use qspinlock::FOREIGN;
 
+use crate::patience::Patience;
 use crate::thread::keeping_errno;
 
 const HELD: u32 = FOREIGN | 1;
@@ -24,26 +27,32 @@ const WANTED: u32 = FOREIGN | 2;
 const LOOKS: u32 = 10;
 
 #[repr(transparent)]
-pub(crate) struct SharedSpin(AtomicU32);
+pub(super) struct SharedSpin(AtomicU32);
 
 impl SharedSpin {
-    pub(crate) const FREE: u32 = FOREIGN;
+    pub(super) const FREE: u32 = FOREIGN;
 
-    pub(crate) fn is_held(&self) -> bool {
+    pub(super) fn is_held(&self) -> bool {
         self.0.load(Relaxed) != Self::FREE
     }
 
-    #[inline]
-    pub(crate) fn try_acquire(&self) -> bool {
-        // Acquire pairs with the release in `release`.
-        self.0.compare_exchange(Self::FREE, HELD, Acquire, Relaxed).is_ok()
-    }
-
-    #[inline]
-    pub(crate) fn acquire(&self) {
-        if !self.try_acquire() && !self.look_and_take() {
+    /// Without an end or not at all: spin locks cannot be timed.
+    pub(super) fn lock(&self, patience: Patience) -> c_int {
+        if self.try_acquire() {
+            return 0;
+        }
+        if matches!(patience, Patience::None) {
+            return EBUSY;
+        }
+        if !self.look_and_take() {
             keeping_errno(|| self.sleep_and_take());
         }
+        0
+    }
+
+    fn try_acquire(&self) -> bool {
+        // Acquire pairs with the release in `unlock`.
+        self.0.compare_exchange(Self::FREE, HELD, Acquire, Relaxed).is_ok()
     }
 
     #[cold]
@@ -65,17 +74,16 @@ impl SharedSpin {
         }
     }
 
-    /// False if nobody holds it.
-    #[inline]
-    pub(crate) fn release(&self) -> bool {
+    /// `EPERM` if nobody holds it.
+    pub(super) fn unlock(&self) -> c_int {
         if !self.is_held() {
-            return false;
+            return EPERM;
         }
         // Release pairs with the acquires above.
         if self.0.swap(Self::FREE, Release) == WANTED {
             futex(&self.0, libc::FUTEX_WAKE, 1);
         }
-        true
+        0
     }
 }
 
