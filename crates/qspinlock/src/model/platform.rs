@@ -172,6 +172,10 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
         }
     }
 
+    fn after_ns(_ns: u64) -> Deadline {
+        SOON
+    }
+
     fn is_past(deadline: Deadline) -> bool {
         u64::from(TICKS.load(Relaxed)) >= deadline.at_ns
     }

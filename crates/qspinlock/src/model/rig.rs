@@ -19,6 +19,9 @@ pub(super) struct Passing<const PASS: u32, const LOOKS: u32>;
 /// As above, but nobody passes who is awake.
 pub(super) struct ServingTheAwake<const PASS: u32, const LOOKS: u32>;
 
+/// An heir naps before it sleeps. Time passes only in models that say so.
+pub(super) struct Napping<const PASS: u32>;
+
 /// Newcomers look once at a lock that is held, before they queue.
 pub(super) struct Looking<const PASS: u32>;
 
@@ -26,7 +29,7 @@ pub(super) struct Looking<const PASS: u32>;
 pub(super) struct Ahead<const PASS: u32>;
 
 macro_rules! policy {
-    ($policy:ty, <$($limit:ident),*>, $pass:expr, $awake:expr, $newcomer:expr, $looks:expr, $ahead:expr) => {
+    ($policy:ty, <$($limit:ident),*>, $pass:expr, $awake:expr, $newcomer:expr, $looks:expr, $nap:expr, $ahead:expr) => {
         impl<$(const $limit: u32),*> Policy for $policy {
             const SLEEPS: bool = true;
             const PASS_LIMIT: u32 = $pass;
@@ -35,6 +38,7 @@ macro_rules! policy {
             const WAITER_LOOKS: u32 = $looks;
             const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 0;
             const HEIR_LOOKS: u32 = $looks;
+            const HEIR_NAP_NS: u64 = $nap;
             const WAKE_AHEAD: bool = $ahead;
 
             fn newcomer_pause(_look: u32) -> u32 {
@@ -44,11 +48,12 @@ macro_rules! policy {
     };
 }
 
-policy!(Handing<LOOKS>, <LOOKS>, 0, true, 0, LOOKS, false);
-policy!(Passing<PASS, LOOKS>, <PASS, LOOKS>, PASS, false, 0, LOOKS, false);
-policy!(ServingTheAwake<PASS, LOOKS>, <PASS, LOOKS>, PASS, true, 0, LOOKS, false);
-policy!(Looking<PASS>, <PASS>, PASS, false, 1, 1, false);
-policy!(Ahead<PASS>, <PASS>, PASS, false, 0, 0, true);
+policy!(Handing<LOOKS>, <LOOKS>, 0, true, 0, LOOKS, 0, false);
+policy!(Passing<PASS, LOOKS>, <PASS, LOOKS>, PASS, false, 0, LOOKS, 0, false);
+policy!(ServingTheAwake<PASS, LOOKS>, <PASS, LOOKS>, PASS, true, 0, LOOKS, 0, false);
+policy!(Napping<PASS>, <PASS>, PASS, false, 0, 1, 1, false);
+policy!(Looking<PASS>, <PASS>, PASS, false, 1, 1, 0, false);
+policy!(Ahead<PASS>, <PASS>, PASS, false, 0, 0, 0, true);
 
 /// A queued lock, and a number that loom watches for simultaneous access.
 pub(super) struct Guarded<P, F: platform::Futex> {
@@ -146,28 +151,38 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
     }
 }
 
-/// All interleavings.
-pub(super) fn exhaustively(model: impl Fn() + Sync + Send + 'static) {
-    check(Builder::new(), model);
+/// How much of what can happen is looked at.
+#[derive(Clone, Copy)]
+pub(super) enum Interleavings {
+    /// All of them, in any run.
+    All,
+    /// Those with at most so many preemptions, and in a long run with at most so many.
+    Preempted(usize, usize),
+    /// As above, and all of them in a long run.
+    PreemptedOrAll(usize),
 }
 
-/// Interleavings with at most so many preemptions.
-pub(super) fn preempted_at_most(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    check(builder, model);
-}
-
-fn check(mut builder: Builder, model: impl Fn() + Sync + Send + 'static) {
+/// Runs the model in each of the interleavings.
+///
+/// An heir may step down whenever it is appointed, and be appointed again before it gets any further: models with
+/// heirs have executions without an end, of which only a bound on preemptions leaves finitely many.
+pub(super) fn check(which: Interleavings, model: impl Fn() + Sync + Send + 'static) {
     platform::forget_counts();
+    let mut builder = Builder::new();
     builder.max_branches = 10_000;
+    builder.preemption_bound = match which {
+        Interleavings::All => None,
+        Interleavings::Preempted(_, long) if is_long() => Some(long),
+        Interleavings::PreemptedOrAll(_) if is_long() => None,
+        Interleavings::Preempted(smoke, _) | Interleavings::PreemptedOrAll(smoke) => Some(smoke),
+    };
     let _trace = platform::PrintsTrace;
     builder.check(model);
     std::println!("{} executions", platform::executions());
 }
 
 /// In full size, as in `xtask::sizes`; a crate at the bottom does not depend on it.
-pub(super) fn is_long() -> bool {
+fn is_long() -> bool {
     std::env::var("BAREBLK_LONG").is_ok_and(|long| long == "1")
 }
 
