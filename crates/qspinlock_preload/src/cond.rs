@@ -38,7 +38,7 @@ use qspinlock::Clock;
 use crate::mutex::Mutex;
 use crate::patience::{Patience, Time};
 use crate::real;
-use waiter::{Cleanup, Waiter};
+use waiter::{Cleanup, Waiter, cancelled_only_asleep};
 use waiters::{Found, Waiters};
 
 /// A `pthread_cond_t`.
@@ -122,6 +122,10 @@ impl Cond {
         if let Some(Err(error)) = until.map(|time| time.deadline()) {
             return error;
         }
+        cancelled_only_asleep(|| self.wait_in_list(mutex, until))
+    }
+
+    fn wait_in_list(&self, mutex: &Mutex, until: Option<Time>) -> c_int {
         let waiter = Waiter::new();
         self.waiters.push(&waiter);
         let unlocked = mutex.unlock();

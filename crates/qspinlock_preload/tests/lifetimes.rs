@@ -1,4 +1,5 @@
-//! Programs in C under the library where locks live dangerously: forks, before and after `main`, inside an allocator.
+//! Programs in C under the library where locks live dangerously: forks, before and after `main`, inside an allocator,
+//! among C++ destructors.
 //!
 //! Not here: what the calls return (`locks.rs`, `conditions.rs`).
 
@@ -22,4 +23,9 @@ fn allocator_behind_a_mutex_is_not_entered_again() {
 #[test]
 fn errno_is_left_as_it_was() {
     preloaded::passes("errno");
+}
+
+#[test]
+fn cpp_standard_library_uses_them_and_cancellation_runs_destructors() {
+    preloaded::passes_in_cpp("standard_library");
 }

@@ -5,6 +5,12 @@
 mod preloaded;
 
 #[test]
+fn programs_notice_if_they_run_without_the_library() {
+    let Some(complaint) = preloaded::complaint_without("spin") else { return };
+    assert!(complaint.contains("version != "), "{complaint:?}");
+}
+
+#[test]
 fn private_spin_locks_exclude_and_report_misuse() {
     preloaded::passes("spin");
 }

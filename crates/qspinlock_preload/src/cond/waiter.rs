@@ -21,12 +21,29 @@ unsafe extern "C-unwind" {
     fn sem_wait(sem: *mut sem_t) -> c_int;
     fn sem_clockwait(sem: *mut sem_t, clock: clockid_t, at: *const timespec) -> c_int;
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
     fn _pthread_cleanup_push(cleanup: *mut Cleanup, handler: Handler, argument: *mut c_void);
     fn _pthread_cleanup_pop(cleanup: *mut Cleanup, execute: c_int);
 }
 
 /// `PTHREAD_CANCEL_DISABLE`.
 const CANCEL_DISABLE: c_int = 1;
+/// `PTHREAD_CANCEL_DEFERRED`.
+const CANCEL_DEFERRED: c_int = 0;
+
+/// `body`, in which the thread is cancelled only where it sleeps, also if it may be cancelled anywhere: its node must
+/// not stay in a list.
+pub(super) fn cancelled_only_asleep(body: impl FnOnce() -> c_int) -> c_int {
+    let mut before = CANCEL_DEFERRED;
+    // SAFETY: a number to write to.
+    unsafe { pthread_setcanceltype(CANCEL_DEFERRED, &raw mut before) };
+    let result = body();
+    if before != CANCEL_DEFERRED {
+        // SAFETY: what it was before. The thread may end in this call, and nothing here has a destructor.
+        unsafe { pthread_setcanceltype(before, null_mut()) };
+    }
+    result
+}
 
 /// See the file's head. The links belong to the list.
 pub(super) struct Waiter {

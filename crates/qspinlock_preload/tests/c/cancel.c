@@ -124,6 +124,23 @@ static void disabled_cancellation_does_nothing(void)
     TRUE(end(thread) == &mode);
 }
 
+static void *wait_asynchronously(void *unused)
+{
+    EQUAL(pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL), 0);
+    return wait_for_ever(unused);
+}
+
+static void asynchronous_cancellation_takes_the_waiter_out_of_the_list(void)
+{
+    reset();
+    pthread_t thread = start(wait_asynchronously, NULL);
+    until_waiting(1);
+    EQUAL(pthread_cancel(thread), 0);
+    TRUE(end(thread) == PTHREAD_CANCELED);
+    EQUAL(cleaned, 1);
+    EQUAL(pthread_cond_destroy(&cond), 0);
+}
+
 static int got;
 
 static void *wait_once_and_count(void *unused)
@@ -179,6 +196,7 @@ int main(void)
     cancelled_wait_waits_for_the_mutex();
     pending_cancellation_is_acted_upon();
     disabled_cancellation_does_nothing();
+    asynchronous_cancellation_takes_the_waiter_out_of_the_list();
     signal_of_a_cancelled_waiter_goes_to_another();
     return 0;
 }

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Werror", "-std=gnu11", "-O1", "-g", "-pthread"];
+const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Werror", "-O1", "-g", "-pthread"];
 
 /// Compiles `tests/c/<name>.c` and runs it under the library; it says itself what is wrong.
 pub fn passes(name: &str) {
@@ -16,20 +16,19 @@ pub fn passes(name: &str) {
 
 /// The same, compiled with `flags` as well.
 pub fn passes_with(name: &str, flags: &[&str]) {
-    let Some(compiler) = compiler() else { return };
+    let Some(compiler) = compiler("CC", "cc", "c") else { return };
+    run(&compiler, name, "c", &[&["-std=gnu11"], flags].concat());
+}
+
+/// The same with `tests/c/<name>.cpp`.
+pub fn passes_in_cpp(name: &str) {
+    let Some(compiler) = compiler("CXX", "c++", "c++") else { return };
+    run(&compiler, name, "cpp", &["-std=c++17"]);
+}
+
+fn run(compiler: &str, name: &str, ending: &str, flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join(name);
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
-    let mut compile = Command::new(compiler);
-    compile
-        .args(STRICT)
-        .args(flags)
-        .arg("-o")
-        .arg(&program)
-        .arg(sources.join(format!("{name}.c")))
-        .arg("-ldl");
-    let output = compile.output().unwrap();
-    assert!(output.status.success(), "{compile:?}\n{}", String::from_utf8_lossy(&output.stderr));
+    let program = compile(compiler, name, ending, flags, folder.path());
 
     let output = Command::new(program).env("LD_PRELOAD", library()).output().unwrap();
 
@@ -37,14 +36,42 @@ pub fn passes_with(name: &str, flags: &[&str]) {
     assert!(output.status.success() && said.is_empty(), "{name} ended with {}\n{said}", output.status);
 }
 
-/// `None`, and a word about it, if there is no compiler.
-fn compiler() -> Option<String> {
-    let program = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let runs = Command::new(&program).arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !runs {
-        eprintln!("skipped: there is no C compiler ({program}; the variable CC may name another)");
+/// What `tests/c/<name>.c` says when it runs without the library. `None` without a compiler.
+pub fn complaint_without(name: &str) -> Option<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(&compiler("CC", "cc", "c")?, name, "c", &["-std=gnu11"], folder.path());
+    let output = Command::new(program).env_remove("LD_PRELOAD").output().unwrap();
+    Some(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn compile(compiler: &str, name: &str, ending: &str, flags: &[&str], folder: &Path) -> PathBuf {
+    let program = folder.join(name);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+    let mut compile = Command::new(compiler);
+    compile
+        .args(STRICT)
+        .args(flags)
+        .arg("-o")
+        .arg(&program)
+        .arg(sources.join(format!("{name}.{ending}")))
+        .arg("-ldl");
+    let output = compile.output().unwrap();
+    assert!(output.status.success(), "{compile:?}\n{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+/// `None`, and a word about it, if there is no compiler for the language: its C++ half may be missing.
+fn compiler(variable: &str, usual: &str, language: &str) -> Option<String> {
+    let program = std::env::var(variable).unwrap_or_else(|_| usual.into());
+    let empty = ["-x", language, "-fsyntax-only", "/dev/null"];
+    let runs = Command::new(&program).args(empty).stderr(Stdio::null()).status();
+    let works = runs.is_ok_and(|status| status.success());
+    if !works {
+        eprintln!(
+            "skipped: {program} does not compile {language} (the variable {variable} may name another)"
+        );
     }
-    runs.then_some(program)
+    works.then_some(program)
 }
 
 /// Beside the test's own program (`deps`); only `cargo build` puts it one folder higher, where it may be from before the
