@@ -23,6 +23,7 @@ mod policy;
 mod queue;
 #[cfg(not(all(test, loom)))]
 mod raw;
+mod rwlock;
 mod word;
 
 #[cfg(all(feature = "std", not(all(test, loom))))]
@@ -54,6 +55,9 @@ pub use node::{NODES_PER_THREAD, Node};
 pub use platform::{Clock, Deadline, Platform, Slept};
 pub use policy::{Fair, Fifo, Hybrid, Native, Policy};
 pub use queue::QueueLock;
+#[cfg(not(all(test, loom)))]
+pub use rwlock::RecursiveQueueRwLock;
+pub use rwlock::{MAX_READERS, QueueRwLock};
 #[cfg(feature = "std")]
 pub use std_mutex::{StdGuard, StdMutex};
 pub use ticket::{Ticket, TicketLock};
@@ -66,6 +70,23 @@ pub type QSpinLock = QueueLock<Native, Linux>;
 /// or [`Fair`] (first in, first out).
 #[cfg(all(feature = "std", not(all(test, loom))))]
 pub type PvQSpinLock<P = Hybrid> = QueueLock<P, Linux>;
+
+/// The fair reader/writer lock of eight bytes, whose waiters queue, spin for a while and then sleep.
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub type QRwLock = QueueRwLock<Linux>;
+/// A [`QRwLock`] whose readers may be inside already: they pass writers that wait.
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub type RecursiveQRwLock = RecursiveQueueRwLock<Linux>;
+
+/// Data behind a [`QRwLock`].
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub type RwLock<T> = lock_api::RwLock<QRwLock, T>;
+/// Shared access to the data of a [`RwLock`].
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, QRwLock, T>;
+/// Exclusive access to the data of a [`RwLock`].
+#[cfg(all(feature = "std", not(all(test, loom))))]
+pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, QRwLock, T>;
 
 /// Data behind a [`TicketLock`].
 #[cfg(not(all(test, loom)))]
