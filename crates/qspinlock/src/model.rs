@@ -9,6 +9,7 @@
 //! | `rig.rs` | a lock and a number that two threads must never touch at once; policies with tiny limits |
 //! | `two.rs` | two threads and the queued lock, exhaustively |
 //! | `three.rs` | three, with a bound on preemptions |
+//! | `rwlock.rs` | the reader/writer lock, with two and three |
 //!
 //! What loom does not see: accesses that are reordered with later ones in a way C++ allows but no execution of it
 //! interleaves (load buffering), and `SeqCst`, which it takes for `AcqRel`.
@@ -18,6 +19,9 @@
 
 mod platform;
 mod rig;
+mod rwlock;
 mod three;
 mod ticket;
 mod two;
+
+pub(crate) use rwlock::SleepyFifo;

@@ -1,0 +1,508 @@
+//! The reader/writer lock and its real queue: two threads in all interleavings, three with a bound on preemptions.
+//!
+//! Threads sleep whenever they can: nobody looks twice. A number that loom watches is written under the lock by
+//! writers and read by readers; a wake that is lost is a deadlock.
+//!
+//! Not here: the queue by itself (`two.rs`, `three.rs`).
+
+use loom::cell::UnsafeCell;
+use loom::thread::{self, JoinHandle};
+use std::sync::Arc; // not loom's, as in `rig.rs`
+
+use super::platform::{self, Futex, Modelled, PAST, SOON, Spurious, Strict};
+use super::rig::{assert_happened, exhaustively, is_long, preempted_at_most};
+use crate::{Deadline, Event, Policy, QueueRwLock};
+
+/// What `Fifo` is to the lock that is shipped, without looks.
+pub(crate) struct SleepyFifo;
+
+impl Policy for SleepyFifo {
+    const SLEEPS: bool = true;
+    const PASS_LIMIT: u32 = 0;
+    const SERVES_THE_AWAKE: bool = true;
+    const NEWCOMER_LOOKS: u32 = 0;
+    const WAITER_LOOKS: u32 = 0;
+    const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 0;
+    const HEIR_LOOKS: u32 = 0;
+}
+
+struct Guarded<F: Futex> {
+    lock: QueueRwLock<Modelled<F>>,
+    number: UnsafeCell<u32>,
+}
+
+// SAFETY: the number is accessed only by who holds the lock; that this is so is what loom checks.
+unsafe impl<F: Futex> Sync for Guarded<F> {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl<F: Futex> Send for Guarded<F> {}
+
+impl<F: Futex> Guarded<F> {
+    fn new() -> Arc<Self> {
+        platform::begin();
+        platform::enter_as(0);
+        Arc::new(Self { lock: QueueRwLock::new(), number: UnsafeCell::new(0) })
+    }
+
+    fn spawn<T: 'static>(
+        self: &Arc<Self>,
+        number: u32,
+        run: impl FnOnce(&Self) -> T + 'static,
+    ) -> JoinHandle<T> {
+        let theirs = Arc::clone(self);
+        thread::spawn(move || {
+            platform::enter_as(number);
+            run(&theirs)
+        })
+    }
+
+    /// Only for a reader or a writer.
+    fn look(&self) -> u32 {
+        // SAFETY: the pointer is the cell's; loom panics if a writer is at it without an order between them.
+        self.number.with(|number| unsafe { *number })
+    }
+
+    /// Only for a writer.
+    fn add_one(&self) {
+        // SAFETY: as in `look`.
+        self.number.with_mut(|number| unsafe { *number += 1 });
+    }
+
+    fn release_read(&self) {
+        // SAFETY: called by who reads, once.
+        unsafe { self.lock.release_read() };
+    }
+
+    fn release_write(&self) {
+        // SAFETY: called by who writes, once.
+        unsafe { self.lock.release_write() };
+    }
+
+    fn write(&self) {
+        self.lock.write();
+        self.add_one();
+        self.release_write();
+    }
+
+    fn write_and_release_fairly(&self) {
+        self.lock.write();
+        self.add_one();
+        // SAFETY: acquired above.
+        unsafe { self.lock.release_write_fairly() };
+    }
+
+    fn write_and_downgrade(&self) {
+        self.lock.write();
+        self.add_one();
+        let written = self.look();
+        // SAFETY: acquired above.
+        unsafe { self.lock.downgrade() };
+        assert_eq!(self.look(), written);
+        self.release_read();
+    }
+
+    fn read(&self) -> u32 {
+        self.lock.read();
+        let seen = self.look();
+        self.release_read();
+        seen
+    }
+
+    fn read_and_release_fairly(&self) -> u32 {
+        self.lock.read();
+        let seen = self.look();
+        // SAFETY: acquired above.
+        unsafe { self.lock.release_read_fairly() };
+        seen
+    }
+
+    fn read_recursively(&self) -> u32 {
+        self.lock.read_recursive();
+        let seen = self.look();
+        self.release_read();
+        seen
+    }
+
+    fn try_write(&self) -> u32 {
+        self.write_if(self.lock.try_write())
+    }
+
+    fn write_before(&self, deadline: Deadline) -> u32 {
+        self.write_if(self.lock.write_before(deadline))
+    }
+
+    fn write_if(&self, is_in: bool) -> u32 {
+        if is_in {
+            self.add_one();
+            self.release_write();
+        }
+        u32::from(is_in)
+    }
+
+    fn try_read(&self) -> bool {
+        self.read_if(self.lock.try_read())
+    }
+
+    fn read_before(&self, deadline: Deadline) -> bool {
+        self.read_if(self.lock.read_before(deadline))
+    }
+
+    fn read_if(&self, is_in: bool) -> bool {
+        if is_in {
+            self.look();
+            self.release_read();
+        }
+        is_in
+    }
+
+    /// When all threads are done: the number is what it should be, and nobody is in the lock or its queue.
+    fn assert_done(&self, sum: u32) {
+        assert!(
+            self.lock.try_write(),
+            "somebody holds the lock, or waits for it, who is gone: {:?}",
+            self.lock
+        );
+        assert_eq!(self.look(), sum);
+        self.release_write();
+        assert!(!self.lock.is_held());
+        assert!(self.try_read());
+    }
+}
+
+/// Two threads that do more than one thing each: too much to go through all interleavings.
+fn preempted(model: impl Fn() + Sync + Send + 'static) {
+    preempted_at_most(if is_long() { 5 } else { 3 }, model);
+}
+
+/// One operation each, in all interleavings.
+fn pair<F: Futex>(first: fn(&Guarded<F>), second: fn(&Guarded<F>), sum: u32) {
+    exhaustively(move || {
+        let guarded = Guarded::<F>::new();
+        let other = guarded.spawn(1, second);
+        first(&guarded);
+        other.join().unwrap();
+        guarded.assert_done(sum);
+    });
+}
+
+fn both_write_twice<F: Futex>() {
+    preempted(|| {
+        let guarded = Guarded::<F>::new();
+        let other = guarded.spawn(1, |theirs| {
+            theirs.write();
+            theirs.write();
+        });
+        guarded.write();
+        guarded.write();
+        other.join().unwrap();
+        guarded.assert_done(4);
+    });
+    assert_happened(&[Event::Halted]);
+}
+
+#[test]
+fn writer_beside_a_writer_in_all_interleavings() {
+    pair::<Strict>(writes, writes, 2);
+    assert_happened(&[Event::Halted, Event::Kicked]);
+    pair::<Spurious>(writes, writes, 2);
+}
+
+#[test]
+fn reader_beside_a_writer_in_all_interleavings() {
+    pair::<Strict>(reads, writes, 1);
+    assert_happened(&[Event::Halted, Event::Kicked]);
+    pair::<Spurious>(reads, writes, 1);
+}
+
+#[test]
+fn recursive_reader_beside_a_writer_in_all_interleavings() {
+    pair::<Strict>(reads_recursively, writes, 1);
+    assert_happened(&[Event::Halted, Event::Kicked]);
+}
+
+#[test]
+fn downgrading_writer_beside_a_writer_in_all_interleavings() {
+    pair::<Strict>(downgrades, writes, 2);
+    assert_happened(&[Event::Halted, Event::Kicked]);
+    pair::<Spurious>(downgrades, writes, 2);
+}
+
+#[test]
+fn downgrading_writer_beside_a_reader_in_all_interleavings() {
+    pair::<Strict>(downgrades, reads, 1);
+    assert_happened(&[Event::Halted, Event::Kicked]);
+    pair::<Spurious>(downgrades, reads, 1);
+}
+
+#[test]
+fn two_writers_never_meet_and_both_finish() {
+    both_write_twice::<Strict>();
+    assert_happened(&[Event::Kicked]);
+}
+
+#[test]
+fn two_writers_never_meet_with_spurious_wakes() {
+    both_write_twice::<Spurious>();
+}
+
+fn one_writes_one_reads<F: Futex>() {
+    preempted(|| {
+        let guarded = Guarded::<F>::new();
+        let other = guarded.spawn(1, |theirs| {
+            let first = theirs.read();
+            assert!(first <= theirs.read());
+        });
+        guarded.write();
+        guarded.write();
+        other.join().unwrap();
+        guarded.assert_done(2);
+    });
+    assert_happened(&[Event::Halted]);
+}
+
+#[test]
+fn reader_and_writer_never_meet_and_both_finish() {
+    one_writes_one_reads::<Strict>();
+    assert_happened(&[Event::Kicked]);
+}
+
+#[test]
+fn reader_and_writer_never_meet_with_spurious_wakes() {
+    one_writes_one_reads::<Spurious>();
+}
+
+fn one_writes_one_reads_recursively<F: Futex>(preemptions: usize) {
+    preempted_at_most(preemptions, || {
+        let guarded = Guarded::<F>::new();
+        let other = guarded.spawn(1, |theirs| {
+            theirs.write();
+            theirs.write();
+        });
+        guarded.lock.read();
+        let outer = guarded.look();
+        assert_eq!(guarded.read_recursively(), outer);
+        assert_eq!(guarded.read_recursively(), outer);
+        guarded.release_read();
+        guarded.read_recursively();
+        other.join().unwrap();
+        guarded.assert_done(2);
+    });
+    assert_happened(&[Event::Halted]);
+}
+
+#[test]
+fn reader_reads_again_beside_a_writer_that_waits_and_both_finish() {
+    one_writes_one_reads_recursively::<Strict>(bound() + 1);
+    assert_happened(&[Event::Kicked]);
+}
+
+#[test]
+fn reader_reads_again_beside_a_writer_with_spurious_wakes() {
+    one_writes_one_reads_recursively::<Spurious>(bound());
+}
+
+fn one_downgrades<F: Futex>(other: fn(&Guarded<F>)) {
+    preempted(move || {
+        let guarded = Guarded::<F>::new();
+        let other = guarded.spawn(1, move |theirs| {
+            other(theirs);
+            theirs.write_and_downgrade();
+        });
+        guarded.write_and_downgrade();
+        guarded.read();
+        other.join().unwrap();
+        let sum = guarded.read();
+        guarded.assert_done(sum);
+    });
+    assert_happened(&[Event::Halted]);
+}
+
+#[test]
+fn downgraded_writer_keeps_writers_out_and_both_finish() {
+    one_downgrades::<Strict>(|_| ());
+    assert_happened(&[Event::Kicked]);
+}
+
+#[test]
+fn downgraded_writer_lets_a_reader_in_and_both_finish() {
+    one_downgrades::<Strict>(|theirs| assert!(theirs.read() <= 1));
+    assert_happened(&[Event::Kicked]);
+}
+
+#[test]
+fn downgraded_writer_is_ordered_with_spurious_wakes() {
+    one_downgrades::<Spurious>(|_| ());
+}
+
+#[test]
+fn fair_unlocks_lose_nobody_and_leave_a_lock_that_can_be_tried() {
+    preempted(|| {
+        let guarded = Guarded::<Strict>::new();
+        let other = guarded.spawn(1, |theirs| {
+            theirs.read_and_release_fairly();
+            theirs.write_and_release_fairly();
+        });
+        guarded.write_and_release_fairly();
+        guarded.read_and_release_fairly();
+        other.join().unwrap();
+        guarded.assert_done(2);
+    });
+    assert_happened(&[Event::Halted, Event::Kicked]);
+}
+
+#[test]
+fn trying_beside_a_reader_and_a_writer_never_meets_them() {
+    preempted(|| {
+        let guarded = Guarded::<Strict>::new();
+        let other = guarded.spawn(1, |theirs| {
+            theirs.write();
+            theirs.read();
+        });
+        guarded.try_read();
+        let tried = guarded.try_write();
+        other.join().unwrap();
+        guarded.assert_done(1 + tried);
+    });
+}
+
+#[test]
+fn writer_that_gives_up_leaves_a_lock_that_works() {
+    preempted(|| {
+        let guarded = Guarded::<Strict>::new();
+        let other = guarded.spawn(1, |theirs| theirs.write_before(SOON));
+        guarded.lock.read();
+        platform::tick();
+        guarded.release_read();
+        guarded.write();
+        let in_time = other.join().unwrap();
+        guarded.assert_done(1 + in_time);
+    });
+    assert_happened(&[Event::Halted, Event::TimedOut]);
+}
+
+#[test]
+fn reader_that_gives_up_leaves_a_lock_that_works() {
+    preempted(|| {
+        let guarded = Guarded::<Strict>::new();
+        let other = guarded.spawn(1, |theirs| theirs.read_before(SOON));
+        platform::tick();
+        guarded.write();
+        guarded.write_and_downgrade();
+        other.join().unwrap();
+        guarded.assert_done(2);
+    });
+    assert_happened(&[Event::Halted, Event::TimedOut]);
+}
+
+#[test]
+fn late_reader_and_writer_leave_a_lock_that_works() {
+    preempted(|| {
+        let guarded = Guarded::<Strict>::new();
+        let other = guarded.spawn(1, |theirs| {
+            theirs.read_before(PAST);
+            theirs.write_before(PAST)
+        });
+        guarded.write();
+        guarded.read();
+        let in_time = other.join().unwrap();
+        guarded.assert_done(1 + in_time);
+    });
+    assert_happened(&[Event::TimedOut]);
+}
+
+/// Preemptions of three threads, and of two in big models.
+fn bound() -> usize {
+    if is_long() { 3 } else { 2 }
+}
+
+/// A model of three threads; what each of them does.
+fn three<F: Futex>(first: fn(&Guarded<F>), second: fn(&Guarded<F>), third: fn(&Guarded<F>), sum: u32) {
+    preempted_at_most(bound(), move || {
+        let guarded = Guarded::<F>::new();
+        let others = [guarded.spawn(1, second), guarded.spawn(2, third)];
+        first(&guarded);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        guarded.assert_done(sum);
+    });
+    assert_happened(&[Event::Halted]);
+}
+
+fn reads<F: Futex>(guarded: &Guarded<F>) {
+    guarded.read();
+}
+
+fn reads_recursively<F: Futex>(guarded: &Guarded<F>) {
+    guarded.read_recursively();
+}
+
+fn reads_recursively_twice<F: Futex>(guarded: &Guarded<F>) {
+    guarded.read_recursively();
+    guarded.read_recursively();
+}
+
+fn writes<F: Futex>(guarded: &Guarded<F>) {
+    guarded.write();
+}
+
+fn downgrades<F: Futex>(guarded: &Guarded<F>) {
+    guarded.write_and_downgrade();
+}
+
+fn releases_fairly<F: Futex>(guarded: &Guarded<F>) {
+    guarded.write_and_release_fairly();
+}
+
+#[test]
+fn three_writers_all_finish() {
+    three::<Strict>(writes, writes, writes, 3);
+}
+
+#[test]
+fn three_writers_never_meet_with_spurious_wakes() {
+    three::<Spurious>(writes, writes, writes, 3);
+}
+
+#[test]
+fn two_readers_and_a_writer_all_finish() {
+    three::<Strict>(reads, reads, writes, 1);
+}
+
+#[test]
+fn two_writers_and_a_reader_all_finish() {
+    three::<Strict>(writes, reads, writes, 2);
+}
+
+#[test]
+fn two_writers_and_a_recursive_reader_all_finish() {
+    three::<Strict>(writes, reads_recursively_twice, writes, 2);
+}
+
+#[test]
+fn two_recursive_readers_and_a_writer_never_meet_with_spurious_wakes() {
+    three::<Spurious>(reads_recursively, reads_recursively, writes, 1);
+}
+
+#[test]
+fn downgrading_writers_and_a_reader_all_finish() {
+    three::<Strict>(downgrades, downgrades, reads, 2);
+}
+
+#[test]
+fn fair_unlocks_among_three_lose_nobody() {
+    three::<Strict>(releases_fairly, writes, reads, 2);
+}
+
+#[test]
+fn writer_that_gives_up_lets_the_reader_behind_it_in() {
+    preempted_at_most(bound(), || {
+        let guarded = Guarded::<Strict>::new();
+        let late = guarded.spawn(1, |theirs| theirs.write_before(SOON));
+        let behind = guarded.spawn(2, Guarded::read);
+        guarded.lock.read();
+        platform::tick();
+        guarded.release_read();
+        let in_time = late.join().unwrap();
+        behind.join().unwrap();
+        guarded.assert_done(in_time);
+    });
+    assert_happened(&[Event::Halted, Event::TimedOut]);
+}
