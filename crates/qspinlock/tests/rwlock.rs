@@ -97,10 +97,7 @@ fn trying_is_refused_where_waiting_would_wait<R: RawRwLock>() {
     assert!(lock.try_read().is_some());
 }
 
-fn timed_reader_and_writer_give_up_and_the_lock_goes_on<R: RawRwLock + Sync>()
-where
-    R: RawRwLockTimed<Duration = Duration>,
-{
+fn timed_reader_and_writer_give_up_and_the_lock_goes_on<R: RawRwLockTimed<Duration = Duration> + Sync>() {
     let lock = RwLock::<R, Words>::new([0; 2]);
     let writer = lock.write();
     thread::scope(|scope| {

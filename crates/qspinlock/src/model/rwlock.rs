@@ -10,7 +10,8 @@ use loom::thread::{self, JoinHandle};
 use std::sync::Arc; // not loom's, as in `rig.rs`
 
 use super::platform::{self, Futex, Modelled, PAST, SOON, Spurious, Strict};
-use super::rig::{assert_happened, exhaustively, is_long, preempted_at_most};
+use super::rig::Interleavings::{self, All, Preempted};
+use super::rig::{assert_happened, check};
 use crate::{Deadline, Event, Policy, QueueRwLock};
 
 /// What `Fifo` is to the lock that is shipped, without looks.
@@ -169,13 +170,13 @@ impl<F: Futex> Guarded<F> {
 }
 
 /// Two threads that do more than one thing each: too much to go through all interleavings.
-fn preempted(model: impl Fn() + Sync + Send + 'static) {
-    preempted_at_most(if is_long() { 5 } else { 3 }, model);
-}
+const PAIR: Interleavings = Preempted(3, 4);
+/// Three threads.
+const THREE: Interleavings = Preempted(2, 3);
 
 /// One operation each, in all interleavings.
 fn pair<F: Futex>(first: fn(&Guarded<F>), second: fn(&Guarded<F>), sum: u32) {
-    exhaustively(move || {
+    check(All, move || {
         let guarded = Guarded::<F>::new();
         let other = guarded.spawn(1, second);
         first(&guarded);
@@ -185,7 +186,7 @@ fn pair<F: Futex>(first: fn(&Guarded<F>), second: fn(&Guarded<F>), sum: u32) {
 }
 
 fn both_write_twice<F: Futex>() {
-    preempted(|| {
+    check(PAIR, || {
         let guarded = Guarded::<F>::new();
         let other = guarded.spawn(1, |theirs| {
             theirs.write();
@@ -245,7 +246,7 @@ fn two_writers_never_meet_with_spurious_wakes() {
 }
 
 fn one_writes_one_reads<F: Futex>() {
-    preempted(|| {
+    check(PAIR, || {
         let guarded = Guarded::<F>::new();
         let other = guarded.spawn(1, |theirs| {
             let first = theirs.read();
@@ -270,8 +271,8 @@ fn reader_and_writer_never_meet_with_spurious_wakes() {
     one_writes_one_reads::<Spurious>();
 }
 
-fn one_writes_one_reads_recursively<F: Futex>(preemptions: usize) {
-    preempted_at_most(preemptions, || {
+fn one_writes_one_reads_recursively<F: Futex>(which: Interleavings) {
+    check(which, || {
         let guarded = Guarded::<F>::new();
         let other = guarded.spawn(1, |theirs| {
             theirs.write();
@@ -291,17 +292,17 @@ fn one_writes_one_reads_recursively<F: Futex>(preemptions: usize) {
 
 #[test]
 fn reader_reads_again_beside_a_writer_that_waits_and_both_finish() {
-    one_writes_one_reads_recursively::<Strict>(bound() + 1);
+    one_writes_one_reads_recursively::<Strict>(PAIR);
     assert_happened(&[Event::Kicked]);
 }
 
 #[test]
 fn reader_reads_again_beside_a_writer_with_spurious_wakes() {
-    one_writes_one_reads_recursively::<Spurious>(bound());
+    one_writes_one_reads_recursively::<Spurious>(THREE);
 }
 
 fn one_downgrades<F: Futex>(other: fn(&Guarded<F>)) {
-    preempted(move || {
+    check(PAIR, move || {
         let guarded = Guarded::<F>::new();
         let other = guarded.spawn(1, move |theirs| {
             other(theirs);
@@ -335,7 +336,7 @@ fn downgraded_writer_is_ordered_with_spurious_wakes() {
 
 #[test]
 fn fair_unlocks_lose_nobody_and_leave_a_lock_that_can_be_tried() {
-    preempted(|| {
+    check(PAIR, || {
         let guarded = Guarded::<Strict>::new();
         let other = guarded.spawn(1, |theirs| {
             theirs.read_and_release_fairly();
@@ -351,7 +352,7 @@ fn fair_unlocks_lose_nobody_and_leave_a_lock_that_can_be_tried() {
 
 #[test]
 fn trying_beside_a_reader_and_a_writer_never_meets_them() {
-    preempted(|| {
+    check(PAIR, || {
         let guarded = Guarded::<Strict>::new();
         let other = guarded.spawn(1, |theirs| {
             theirs.write();
@@ -366,7 +367,7 @@ fn trying_beside_a_reader_and_a_writer_never_meets_them() {
 
 #[test]
 fn writer_that_gives_up_leaves_a_lock_that_works() {
-    preempted(|| {
+    check(PAIR, || {
         let guarded = Guarded::<Strict>::new();
         let other = guarded.spawn(1, |theirs| theirs.write_before(SOON));
         guarded.lock.read();
@@ -381,7 +382,7 @@ fn writer_that_gives_up_leaves_a_lock_that_works() {
 
 #[test]
 fn reader_that_gives_up_leaves_a_lock_that_works() {
-    preempted(|| {
+    check(PAIR, || {
         let guarded = Guarded::<Strict>::new();
         let other = guarded.spawn(1, |theirs| theirs.read_before(SOON));
         platform::tick();
@@ -395,7 +396,7 @@ fn reader_that_gives_up_leaves_a_lock_that_works() {
 
 #[test]
 fn late_reader_and_writer_leave_a_lock_that_works() {
-    preempted(|| {
+    check(PAIR, || {
         let guarded = Guarded::<Strict>::new();
         let other = guarded.spawn(1, |theirs| {
             theirs.read_before(PAST);
@@ -409,14 +410,9 @@ fn late_reader_and_writer_leave_a_lock_that_works() {
     assert_happened(&[Event::TimedOut]);
 }
 
-/// Preemptions of three threads, and of two in big models.
-fn bound() -> usize {
-    if is_long() { 3 } else { 2 }
-}
-
 /// A model of three threads; what each of them does.
 fn three<F: Futex>(first: fn(&Guarded<F>), second: fn(&Guarded<F>), third: fn(&Guarded<F>), sum: u32) {
-    preempted_at_most(bound(), move || {
+    check(THREE, move || {
         let guarded = Guarded::<F>::new();
         let others = [guarded.spawn(1, second), guarded.spawn(2, third)];
         first(&guarded);
@@ -493,7 +489,7 @@ fn fair_unlocks_among_three_lose_nobody() {
 
 #[test]
 fn writer_that_gives_up_lets_the_reader_behind_it_in() {
-    preempted_at_most(bound(), || {
+    check(THREE, || {
         let guarded = Guarded::<Strict>::new();
         let late = guarded.spawn(1, |theirs| theirs.write_before(SOON));
         let behind = guarded.spawn(2, Guarded::read);

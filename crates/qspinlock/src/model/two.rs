@@ -5,7 +5,10 @@
 //! Not here: three threads (`three.rs`).
 
 use super::platform::{self, Futex, PAST, SOON, Spurious, Strict};
-use super::rig::{Ahead, Guarded, Handing, Looking, Interleavings, Napping, Passing, ServingTheAwake, assert_happened, check};
+use super::rig::{
+    Ahead, Guarded, Handing, Interleavings, Looking, Napping, Passing, ServingTheAwake, assert_happened,
+    check,
+};
 use crate::{Event, Policy};
 
 fn both_lock_twice<P: Policy, F: Futex>(which: Interleavings) {
