@@ -98,6 +98,30 @@ fn kick_runs_every_lock_and_policy_under_every_load_and_fills_every_column() {
 }
 
 #[test]
+fn aim7_runs_the_users_over_every_family_of_locks_and_tells_their_callers_apart() {
+    let place = folder();
+    let out = place.path().join("results");
+    let result = run("qspinlock-aim7", &out, 1);
+    for cell in &result.cells {
+        assert!(cell.unavailable.is_none() && cell.measures[0].samples[0].is_some(), "{cell:?}");
+    }
+    let of = |workload: &str, variant: &str, column: &str| {
+        result.cell(workload, variant).unwrap().summary(column).map(|found| found.median)
+    };
+    assert!(of("cores-500", "ticket", "jobs").unwrap() > 0.0);
+    assert!(of("threads-2000", "hybrid", "jobs").unwrap() > 0.0);
+    assert!(result.cell("threads-500", "native").is_none(), "it only spins");
+    let parts = ["lru", "zone", "rq", "rwsem", "tasks"].map(|caller| format!("cpu-{caller}"));
+    let sum: f64 = parts.iter().filter_map(|part| of("threads-500", "std", part)).sum();
+    let whole = of("threads-500", "std", "contention").unwrap();
+    assert!((sum - whole).abs() < 1e-6, "{sum} is not {whole}");
+    let drawings = names(&out.join("qspinlock-aim7"));
+    for drawing in ["jobs-on-cores.svg", "jobs-with-threads.svg", "threads-500-callers.svg", "result.json"] {
+        assert!(drawings.contains(&drawing.to_owned()), "no {drawing} in {drawings:?}");
+    }
+}
+
+#[test]
 fn table_of_a_run_has_its_workloads_and_a_verdict() {
     let place = folder();
     let text = lab::table_text(&run_aio(place.path(), 1));
