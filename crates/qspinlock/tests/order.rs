@@ -8,21 +8,24 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
-use qspinlock::{Clock, Deadline, Fair, Fifo, Hybrid, Linux, NODES_PER_THREAD, Native, Policy, QueueLock};
+use qspinlock::{
+    Clock, Deadline, Fair, Fifo, Hybrid, Linux, NODES_PER_THREAD, Native, Node, Platform, Policy, QueueLock,
+    Slept,
+};
 
 type Lock<P> = QueueLock<P, Linux>;
 
-fn word<P>(lock: &Lock<P>) -> u32 {
+fn word<P, S>(lock: &QueueLock<P, S>) -> u32 {
     // SAFETY: a lock is one atomic word, and it is borrowed.
     unsafe { &*(&raw const *lock).cast::<AtomicU32>() }.load(Relaxed)
 }
 
 /// Gives up what this test holds.
-fn release<P: Policy>(lock: &Lock<P>) {
+fn release<P: Policy, S: Platform>(lock: &QueueLock<P, S>) {
     // SAFETY: called by whoever acquired it, once.
     unsafe { lock.release() };
 }
@@ -33,9 +36,9 @@ fn in_ms(ms: u64) -> Deadline {
 }
 
 /// Starts `body`, which queues on `lock`, held here, and returns when it has.
-fn queued<'scope, P: Policy>(
+fn queued<'scope, P: Policy, S: Platform>(
     scope: &'scope Scope<'scope, '_>,
-    lock: &Lock<P>,
+    lock: &QueueLock<P, S>,
     body: impl FnOnce() + Send + 'scope,
 ) -> thread::ScopedJoinHandle<'scope, ()> {
     let before = word(lock);
@@ -137,9 +140,9 @@ fn waiters_that_gave_up_at_both_ends_are_skipped_and_the_others_keep_their_order
 
 #[test]
 fn lock_whose_waiters_have_all_given_up_is_free_when_released() {
-    assert_eq!(order_without::<Fifo>(&[0, 1, 2, 3, 4]), []);
-    assert_eq!(order_without::<Fair>(&[0, 1, 2, 3, 4]), []);
-    assert_eq!(order_without::<Hybrid>(&[0, 1, 2, 3, 4]), []);
+    assert!(order_without::<Fifo>(&[0, 1, 2, 3, 4]).is_empty());
+    assert!(order_without::<Fair>(&[0, 1, 2, 3, 4]).is_empty());
+    assert!(order_without::<Hybrid>(&[0, 1, 2, 3, 4]).is_empty());
 }
 
 /// A lock with a holder and a waiter, whose `try_acquire` must come back: it would hang here if it waited.
@@ -235,19 +238,16 @@ fn wait_until_asleep(thread: libc::pid_t) {
     }
 }
 
-/// How often newcomers have the lock behind the back of a waiter that sleeps (if its policy lets it) and then does not
-/// get to run.
-fn passes_of_a_parked_waiter<P: Policy>() -> u32 {
+/// Calls `body` while a waiter of `lock` that sleeps (if its policy lets it) does not get to run when it is woken.
+fn behind_a_parked_waiter<P: Policy, S: Platform>(lock: &QueueLock<P, S>, body: impl FnOnce() -> u32) -> u32 {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _one = ONE_AT_A_TIME.lock().unwrap();
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     [&IS_PARKED, &MAY_GO_ON].into_iter().for_each(|flag| flag.store(false, SeqCst));
     // SAFETY: the handler uses atomics, and gives the processor to others.
     unsafe { libc::signal(libc::SIGUSR1, park as extern "C" fn(libc::c_int) as usize) };
-    let lock = Lock::<P>::new();
     lock.acquire();
     thread::scope(|scope| {
         let (own_id, id) = mpsc::channel();
-        let lock = &lock;
         queued(scope, lock, move || {
             // SAFETY: takes nothing, cannot fail.
             let waiter = unsafe { libc::pthread_self() };
@@ -266,33 +266,133 @@ fn passes_of_a_parked_waiter<P: Policy>() -> u32 {
             thread::yield_now();
         }
         release(lock);
+        let result = body();
+        MAY_GO_ON.store(true, SeqCst);
+        result
+    })
+}
+
+/// No policy lets a waiter be passed so often.
+const NO_BOUND: u32 = 100_000;
+
+/// How often newcomers have the lock before a waiter that does not get to run.
+fn passes_of_a_parked_waiter<P: Policy>() -> u32 {
+    let lock = Lock::<P>::new();
+    behind_a_parked_waiter(&lock, || {
         let mut passes = 0;
-        while lock.try_acquire() {
+        while passes < NO_BOUND && lock.try_acquire() {
             passes += 1;
-            release(lock);
-            assert!(passes < 1_000_000, "no bound");
+            release(&lock);
         }
         // Nor does a deadline help: it is the waiter's turn.
-        assert!(!lock.acquire_before(in_ms(1)));
-        MAY_GO_ON.store(true, SeqCst);
-        passes
+        if lock.acquire_before(in_ms(1)) { NO_BOUND } else { passes }
     })
+}
+
+/// One thread passed so often: its last passes may have come before the one that it counts.
+fn assert_is_bound<P: Policy>(passes: u32) {
+    let bound = P::PASS_LIMIT * P::PASSES_PER_COUNT;
+    assert!(
+        (bound - P::PASSES_PER_COUNT + 1..=bound).contains(&passes),
+        "{passes} passes, the bound is {bound}"
+    );
 }
 
 #[test]
 fn sleeping_waiter_of_a_hybrid_lock_is_passed_as_often_as_the_policy_says_and_no_more() {
-    assert_eq!(passes_of_a_parked_waiter::<Hybrid>(), Hybrid::PASS_LIMIT);
+    assert_is_bound::<Hybrid>(passes_of_a_parked_waiter::<Hybrid>());
 }
 
 #[test]
 fn sleeping_waiter_of_a_fair_lock_is_passed_as_often_as_the_policy_says_and_no_more() {
-    assert_eq!(passes_of_a_parked_waiter::<Fair>(), Fair::PASS_LIMIT);
+    assert_is_bound::<Fair>(passes_of_a_parked_waiter::<Fair>());
 }
 
 #[test]
 fn waiter_of_a_fifo_or_native_lock_is_never_passed() {
     assert_eq!(passes_of_a_parked_waiter::<Fifo>(), 0);
     assert_eq!(passes_of_a_parked_waiter::<Native>(), 0);
+}
+
+/// Two passing threads, played by one: whenever the one that is on is about to count its pass, the other gets in first,
+/// if it would not count its own.
+struct TwoPassers;
+
+/// How often each of the two has looked for its number.
+static LOOKED: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(1)];
+static ON: AtomicUsize = AtomicUsize::new(0);
+static CROSSED: QueueLock<Hybrid, TwoPassers> = QueueLock::new();
+static WAS_CROSSED: AtomicBool = AtomicBool::new(false);
+
+fn counts_next(passer: usize) -> bool {
+    LOOKED[passer].load(Relaxed).is_multiple_of(Hybrid::PASSES_PER_COUNT)
+}
+
+// SAFETY: as `Linux`, to which everything is passed on but the numbers of passes.
+unsafe impl Platform for TwoPassers {
+    fn nodes() -> &'static [Node] {
+        Linux::nodes()
+    }
+    fn own_nodes() -> Option<u32> {
+        Linux::own_nodes()
+    }
+    fn common_nodes() -> u32 {
+        Linux::common_nodes()
+    }
+    fn epoch() -> u32 {
+        Linux::epoch()
+    }
+    fn wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Slept {
+        Linux::wait(word, expected, deadline)
+    }
+    fn wake_one(word: &AtomicU32) {
+        Linux::wake_one(word);
+    }
+    fn is_past(deadline: Deadline) -> bool {
+        Linux::is_past(deadline)
+    }
+    fn after_ns(ns: u64) -> Deadline {
+        Linux::after_ns(ns)
+    }
+    fn relax() {
+        Linux::relax();
+    }
+    fn sleep_ns(ns: u64) {
+        Linux::sleep_ns(ns);
+    }
+    fn next_pass() -> u32 {
+        let on = ON.load(Relaxed);
+        let other = 1 - on;
+        if counts_next(on) && !counts_next(other) {
+            ON.store(other, Relaxed);
+            WAS_CROSSED.store(CROSSED.try_acquire(), Relaxed);
+            ON.store(on, Relaxed);
+        }
+        LOOKED[on].fetch_add(1, Relaxed)
+    }
+}
+
+#[test]
+fn passes_stay_bounded_when_each_that_would_be_counted_is_crossed_by_one_that_is_not() {
+    let passes = behind_a_parked_waiter(&CROSSED, || {
+        let mut passes = 0;
+        while passes < NO_BOUND {
+            // Who is about to count tries, and is crossed; if neither is, the first one goes.
+            let next = (0..2).find(|&passer| counts_next(passer)).unwrap_or(0);
+            ON.store(next, Relaxed);
+            WAS_CROSSED.store(false, Relaxed);
+            let has_passed = CROSSED.try_acquire() || WAS_CROSSED.load(Relaxed);
+            if !has_passed {
+                break;
+            }
+            passes += 1;
+            release(&CROSSED);
+        }
+        passes
+    });
+    // The bound, and at most one step more for each of the two.
+    let bound = (Hybrid::PASS_LIMIT + 2) * Hybrid::PASSES_PER_COUNT;
+    assert!(passes <= bound, "{passes} passes, the bound is {bound}");
 }
 
 /// What the lock says about being released by nobody's holder.

@@ -73,6 +73,9 @@ unsafe impl Platform for Counted {
     fn sleep_ns(ns: u64) {
         Linux::sleep_ns(ns);
     }
+    fn next_pass() -> u32 {
+        Linux::next_pass()
+    }
     fn note(event: Event) {
         WITHOUT_NODE.set(WITHOUT_NODE.get() + u64::from(event == Event::NoNode));
     }
