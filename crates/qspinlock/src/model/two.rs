@@ -18,8 +18,8 @@ fn both_lock_twice<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             theirs.locked_add_one();
         });
+        platform::tick(); // ends naps, and the wait of who has a deadline
         guarded.locked_add_one();
-        platform::tick(); // ends naps, for policies that have them
         guarded.locked_add_one();
         other.join().unwrap();
         guarded.assert_done(4);
@@ -31,7 +31,7 @@ fn one_tries_twice<P: Policy, F: Futex>(which: Interleavings) {
     check(which, || {
         let guarded = Guarded::<P, F>::new();
         let other = guarded.spawn(1, Guarded::locked_add_one);
-        platform::tick();
+        platform::tick(); // ends naps, and the wait of who has a deadline
         let tried = u32::from(guarded.try_add_one()) + u32::from(guarded.try_add_one());
         other.join().unwrap();
         guarded.assert_done(1 + tried);
@@ -47,7 +47,7 @@ fn one_gives_up_and_comes_again<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             in_time
         });
-        platform::tick();
+        platform::tick(); // ends naps, and the wait of who has a deadline
         guarded.locked_add_one();
         guarded.locked_add_one();
         let in_time = other.join().unwrap();
@@ -60,7 +60,7 @@ fn one_is_late_from_the_beginning<P: Policy, F: Futex>(which: Interleavings) {
     check(which, || {
         let guarded = Guarded::<P, F>::new();
         let other = guarded.spawn(1, |theirs| u32::from(theirs.add_one_before(PAST)));
-        platform::tick();
+        platform::tick(); // ends naps, and the wait of who has a deadline
         guarded.locked_add_one();
         guarded.locked_add_one();
         let in_time = other.join().unwrap();
@@ -76,7 +76,7 @@ fn one_hands_over<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             theirs.locked_add_one_fairly();
         });
-        platform::tick();
+        platform::tick(); // ends naps, and the wait of who has a deadline
         guarded.locked_add_one_fairly();
         guarded.locked_add_one();
         other.join().unwrap();
@@ -94,7 +94,7 @@ fn neither_has_nodes<P: Policy, F: Futex>(which: Interleavings) {
             platform::leave();
             theirs.locked_add_one();
         });
-        platform::tick();
+        platform::tick(); // ends naps, and the wait of who has a deadline
         guarded.locked_add_one();
         guarded.locked_add_one();
         other.join().unwrap();
@@ -151,15 +151,15 @@ macro_rules! models {
 }
 
 models! {
-    fifo_0: Handing<0>, PreemptedOrAll(3);
-    fifo_1: Handing<1>, PreemptedOrAll(2);
-    fair_1_0: ServingTheAwake<1, 0>, Preempted(2, 4);
-    fair_1_1: ServingTheAwake<1, 1>, Preempted(2, 3);
-    hybrid_1_0: Passing<1, 0>, Preempted(2, 4);
-    hybrid_1_1: Passing<1, 1>, Preempted(2, 3);
-    hybrid_2_1: Passing<2, 1>, Preempted(2, 3);
-    hybrid_naps: Napping<1>, Preempted(2, 3);
-    hybrid_looks: Looking<1>, Preempted(2, 3);
-    ahead_0: Ahead<0>, Preempted(2, 3);
-    ahead_1: Ahead<1>, Preempted(2, 3);
+    fifo_0: Handing<0>, PreemptedOrAll(6);
+    fifo_1: Handing<1>, PreemptedOrAll(5);
+    fair_1_0: ServingTheAwake<1, 0>, Preempted(4, 6);
+    fair_1_1: ServingTheAwake<1, 1>, Preempted(4, 6);
+    hybrid_1_0: Passing<1, 0>, Preempted(4, 6);
+    hybrid_1_1: Passing<1, 1>, Preempted(4, 6);
+    hybrid_2_1: Passing<2, 1>, Preempted(4, 6);
+    hybrid_naps: Napping<1>, Preempted(4, 6);
+    hybrid_looks: Looking<1>, Preempted(4, 6);
+    ahead_0: Ahead<0>, Preempted(4, 6);
+    ahead_1: Ahead<1>, Preempted(4, 6);
 }
