@@ -25,7 +25,7 @@ fn entries(folder: &Path) -> usize {
 fn list_names_each_experiment_with_its_question() {
     let mut command = bareblk();
     command.args(["lab", "list"]);
-    assert_says(&output(command), &["aio", "native speed?", "2008", "kick", "2012"]);
+    assert_says(&output(command), &["aio", "native speed?", "2008", "kick", "2012", "qspinlock-overcommit"]);
 }
 
 #[test]

@@ -25,6 +25,10 @@ use crate::stop::Stop;
 
 /// Threads that take longer to leave than this are not started.
 const MOST_DRAIN_S: f64 = 5.0;
+/// Samples shorter than this show that everything works, and little else: with fewer threads.
+const SHORT_S: f64 = 0.02;
+/// Per core, in a short sample.
+const SHORT_PER_CORE: usize = 2;
 
 pub(crate) fn experiment() -> Experiment {
     let cores = cores::all().len();
@@ -43,6 +47,17 @@ struct Overcommit {
     drains: Drains,
 }
 
+impl Overcommit {
+    fn is_short(&self) -> bool {
+        self.setup.effort.seconds < SHORT_S
+    }
+
+    fn threads(&self, load: &Load) -> usize {
+        let most = if self.is_short() { SHORT_PER_CORE * cores::all().len() } else { usize::MAX };
+        load.threads.min(most)
+    }
+}
+
 /// How long threads took to leave, by lock: with how many, and what that is per squared thread.
 #[derive(Default)]
 struct Drains(HashMap<Lock, (usize, f64)>);
@@ -53,6 +68,15 @@ impl Drains {
     fn expected_s(&self, lock: Lock, threads: usize) -> Option<f64> {
         let (_, per_square_s) = self.0.get(&lock).filter(|(fewer, _)| *fewer < threads)?;
         Some(per_square_s * (threads * threads) as f64)
+    }
+
+    fn allow(&self, lock: Lock, threads: usize) -> Result<(), SampleError> {
+        match self.expected_s(lock, threads) {
+            Some(expected_s) if expected_s > MOST_DRAIN_S => Err(SampleError::Unavailable(format!(
+                "skipped: as it went with fewer threads, leaving would take {expected_s:.0} s, more than {MOST_DRAIN_S} s"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn note(&mut self, lock: Lock, threads: usize, drain_s: f64) {
@@ -85,19 +109,15 @@ impl Bench for Overcommit {
 
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
         let (lock, load) = (COMPARED[cell.variant], &self.loads[cell.workload]);
+        let threads = self.threads(load);
         if lock.spins_in_order() {
-            let expected_s = self.drains.expected_s(lock, load.threads);
-            if let Some(expected_s) = expected_s.filter(|&expected_s| expected_s > MOST_DRAIN_S) {
-                return Err(SampleError::Unavailable(format!(
-                    "skipped: as it went with fewer threads, leaving would take {expected_s:.0} s, more than {MOST_DRAIN_S} s"
-                )));
-            }
+            self.drains.allow(lock, threads)?;
         }
         let neighbours = load.is_beside_others.then(|| Neighbours::start(1)).transpose()?;
-        let contest = Contest { threads: load.threads, seconds: cell.seconds, stop: &self.setup.stop };
+        let contest = Contest { threads, seconds: cell.seconds, stop: &self.setup.stop };
         let found = lock.with(contest)?;
         drop(neighbours);
-        self.drains.note(lock, load.threads, found.drain.as_secs_f64());
+        self.drains.note(lock, threads, found.drain.as_secs_f64());
         Ok(reading(&found, lock.is_counted()))
     }
 
@@ -106,11 +126,17 @@ impl Bench for Overcommit {
     }
 
     fn notes(&self) -> Vec<String> {
-        vec![format!(
+        let mut notes = vec![format!(
             "{} cores; every thread is pinned to one, round robin. Locks that spin in order of arrival are measured up to \
              16 threads per core.",
             cores::all().len()
-        )]
+        )];
+        if self.is_short() {
+            notes.push(format!(
+                "Short samples: no more than {SHORT_PER_CORE} threads per core, whatever the tables say."
+            ));
+        }
+        notes
     }
 }
 
@@ -125,5 +151,7 @@ mod tests {
         drains.note(Lock::Ticket, 8, 1.0);
         assert_eq!(drains.expected_s(Lock::Ticket, 16), Some(4.0));
         assert_eq!((drains.expected_s(Lock::Mcs, 16), drains.expected_s(Lock::Ticket, 8)), (None, None));
+        assert!(drains.allow(Lock::Ticket, 16).is_ok());
+        assert!(drains.allow(Lock::Ticket, 32).unwrap_err().to_string().starts_with("skipped: "));
     }
 }

@@ -5,7 +5,7 @@
 //! Not here: the policies (`qspinlock`), the one that wakes ahead (`qspinlock_locks.rs`).
 
 use super::qspinlock_columns::{
-    BUSY, HALTS, INVOLUNTARY, KICKS, KICKS_PER_HALT, RATE, VOLUNTARY, columns, reading,
+    HALTS, INVOLUNTARY, KICKS, KICKS_PER_HALT, RATE, VOLUNTARY, columns, reading,
 };
 use super::qspinlock_locks::{Lock, ids};
 use super::qspinlock_overcommit::Contest;
@@ -74,7 +74,7 @@ fn declaration(cores: usize) -> Declaration {
         }],
         variants: LOCKS.iter().enumerate().map(|(place, lock)| variant(place, *lock)).collect(),
         workloads: PER_CORE.map(|per_core| workload(per_core, per_core * cores)).into(),
-        columns: columns(&[HALTS, KICKS, KICKS_PER_HALT, VOLUNTARY, INVOLUNTARY, BUSY]),
+        columns: columns(&[HALTS, KICKS, KICKS_PER_HALT, VOLUNTARY, INVOLUNTARY]),
         baseline: Lock::Hybrid.id().into(),
         compared: RATE.into(),
         ratio_title: "gain over waking once".into(),

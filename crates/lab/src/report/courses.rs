@@ -71,7 +71,9 @@ fn draw(text: &mut String, result: &RunResult, courses: &Courses) -> Drawn {
     let (across, up) = (across(&lines), up(&lines, courses.scale));
     let mut chart = axes(&body, result, courses, (&across, &up))?;
     ticks(&body, &mut chart, courses.scale, (&across, &up))?;
-    lines.iter().try_for_each(|line| draw_line(&mut chart, line, &up))?;
+    for (place, line) in lines.iter().enumerate() {
+        draw_line(&mut chart, line, &up, aside(place, lines.len()))?;
+    }
     legend(&names, &lines)?;
     area.present()?;
     Ok(())
@@ -235,19 +237,26 @@ fn number(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn draw_line(chart: &mut Chart<'_, '_>, line: &Line<'_>, up: &Range<f64>) -> Drawn {
+/// Each line a little beside the others: intervals of the same place would cover each other.
+fn aside(place: usize, of: usize) -> f64 {
+    let (place, of) = (u32::try_from(place).unwrap_or(0), u32::try_from(of).unwrap_or(1));
+    (f64::from(place) - f64::from(of.saturating_sub(1)) / 2.0) * 0.022
+}
+
+fn draw_line(chart: &mut Chart<'_, '_>, line: &Line<'_>, up: &Range<f64>, aside: f64) -> Drawn {
     let shown = |y: f64| y.clamp(up.start, up.end);
-    chart.draw_series(line.points.iter().map(|(x, found)| {
-        let ends = vec![(*x, shown(found.low)), (*x, shown(found.high))];
+    let points = || line.points.iter().map(|(x, found)| (x + aside, *found));
+    chart.draw_series(points().map(|(x, found)| {
+        let ends = vec![(x, shown(found.low)), (x, shown(found.high))];
         PathElement::new(ends, line.color.mix(0.6).stroke_width(1))
     }))?;
-    let medians = line.points.iter().map(|(x, found)| (*x, found.median));
+    let medians = points().map(|(x, found)| (x, found.median));
     if line.is_dashed {
         chart.draw_series(DashedLineSeries::new(medians, 6, 4, line.color.stroke_width(2)))?;
     } else {
         chart.draw_series([PathElement::new::<Vec<_>, _>(medians.collect(), line.color.stroke_width(2))])?;
     }
-    chart.draw_series(line.points.iter().map(|(x, found)| Circle::new((*x, found.median), 4, dot(line))))?;
+    chart.draw_series(points().map(|(x, found)| Circle::new((x, found.median), 4, dot(line))))?;
     Ok(())
 }
 
