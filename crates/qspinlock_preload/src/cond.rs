@@ -128,13 +128,13 @@ impl Cond {
     fn wait_in_list(&self, mutex: &Mutex, until: Option<Time>) -> c_int {
         let waiter = Waiter::new();
         self.waiters.push(&waiter);
-        let unlocked = mutex.unlock();
+        let unlocked = mutex.unlock_and_rest();
         if unlocked != 0 {
             self.withdraw(&waiter);
             return unlocked;
         }
         let timed_out = self.sleep(&waiter, mutex, until) && self.withdraw(&waiter) == Found::Waiting;
-        match mutex.lock(Patience::Endless) {
+        match mutex.lock(Patience::Woken) {
             0 if timed_out => ETIMEDOUT,
             result => result,
         }
@@ -195,7 +195,7 @@ unsafe extern "C-unwind" fn on_cancel(cancelled: *mut c_void) {
     if cond.withdraw(waiter) == Found::PickedFromSeveral {
         cond.signal();
     }
-    mutex.lock(Patience::Endless);
+    mutex.lock(Patience::Woken);
 }
 
 // SAFETY (all calls below): what POSIX asks of the caller; first of all that pointers point to initialised objects.

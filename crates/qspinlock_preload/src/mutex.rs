@@ -20,9 +20,8 @@ use std::sync::atomic::{
 
 use libc::{EAGAIN, EBUSY, EDEADLK, EINVAL, ENOTSUP, EPERM};
 use libc::{clockid_t, pthread_mutex_t, pthread_mutexattr_t, timespec};
-use qspinlock::{Hybrid, PvQSpinLock};
 
-use crate::patience::{Patience, Time, let_go, take};
+use crate::patience::{Lock, Patience, Time, hand_on, let_go, take};
 use crate::{real, thread};
 
 const REST_BYTES: usize = size_of::<pthread_mutex_t>() - 20;
@@ -30,7 +29,7 @@ const REST_BYTES: usize = size_of::<pthread_mutex_t>() - 20;
 /// A `pthread_mutex_t`.
 #[repr(C)]
 pub(crate) struct Mutex {
-    lock: PvQSpinLock<Hybrid>,
+    lock: Lock,
     /// How often a recursive one is locked.
     count: AtomicU32,
     /// Who holds a recursive or an error-checking one; 0 for nobody.
@@ -40,7 +39,7 @@ pub(crate) struct Mutex {
     _rest: [AtomicU32; REST_BYTES / 4],
 }
 
-const _: () = assert!(std::mem::offset_of!(Mutex, kind) == 16 && size_of::<PvQSpinLock<Hybrid>>() == 4);
+const _: () = assert!(std::mem::offset_of!(Mutex, kind) == 16 && size_of::<Lock>() == 4);
 const _: () = assert!(size_of::<Mutex>() == size_of::<pthread_mutex_t>());
 const _: () = assert!(align_of::<Mutex>() == align_of::<pthread_mutex_t>());
 
@@ -155,24 +154,28 @@ impl Mutex {
         if self.is_default() && unsafe { self.lock.try_release_unwanted() } {
             return 0;
         }
-        self.unlock_other()
+        self.unlock_other(let_go)
     }
 
-    #[inline(never)]
-    fn unlock_other(&self) -> c_int {
+    /// Before the calling thread sleeps.
+    pub(crate) fn unlock_and_rest(&self) -> c_int {
+        self.unlock_other(hand_on)
+    }
+
+    fn unlock_other(&self, giving_up: unsafe fn(&Lock) -> c_int) -> c_int {
         match self.kind() {
             // SAFETY: as above.
-            Kind::Plain => unsafe { let_go(&self.lock) },
+            Kind::Plain => unsafe { giving_up(&self.lock) },
             // SAFETY: a mutex of the C library's, as the caller says.
             Kind::Passed => unsafe { real::mutex_unlock(self.raw()) },
             Kind::Destroyed => EINVAL,
             _ if !self.is_mine() => EPERM,
-            _ => self.unlock_as_owner(),
+            _ => self.unlock_as_owner(giving_up),
         }
     }
 
     #[inline]
-    fn unlock_as_owner(&self) -> c_int {
+    fn unlock_as_owner(&self, giving_up: unsafe fn(&Lock) -> c_int) -> c_int {
         let left = self.count.load(Relaxed).saturating_sub(1);
         self.count.store(left, Relaxed);
         if left > 0 {
@@ -180,7 +183,7 @@ impl Mutex {
         }
         self.owner.store(0, Relaxed);
         // SAFETY: this thread holds it, as its number said.
-        unsafe { let_go(&self.lock) }
+        unsafe { giving_up(&self.lock) }
     }
 
     #[cold]
@@ -188,7 +191,7 @@ impl Mutex {
         let raw = self.raw();
         match patience {
             // SAFETY: a mutex of the C library's, as the caller says; here and below.
-            Patience::Endless => unsafe { real::mutex_lock(raw) },
+            Patience::Endless | Patience::Woken => unsafe { real::mutex_lock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::mutex_trylock(raw) },
             // SAFETY: as above; the time is on this stack.

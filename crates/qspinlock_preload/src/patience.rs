@@ -5,9 +5,12 @@
 use std::ffi::c_int;
 
 use libc::{EBUSY, EINVAL, EPERM, ETIMEDOUT};
-use qspinlock::{Clock, Deadline, Hybrid, PvQSpinLock};
+use qspinlock::{Clock, Deadline, Hybrid, Policy, PvQSpinLock};
 
 use crate::thread::keeping_errno;
+
+/// What is under spin locks and mutexes.
+pub(crate) type Lock = PvQSpinLock<Hybrid>;
 
 const NS_PER_S: i64 = 1_000_000_000;
 
@@ -16,6 +19,9 @@ const NS_PER_S: i64 = 1_000_000_000;
 pub(crate) enum Patience {
     /// Until it is had.
     Endless,
+    /// Until it is had, by a thread that was just woken by another one, which may still hold the lock and want this
+    /// thread's processor to give it up: it soon sleeps again.
+    Woken,
     /// Not at all.
     None,
     /// Until a reading of a clock.
@@ -70,7 +76,7 @@ fn clock_of(clock: libc::clockid_t) -> Result<Clock, c_int> {
 
 /// Takes `lock`, or says why not. A time is looked at only if there is something to wait for, as POSIX allows.
 #[inline]
-pub(crate) fn take(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_int {
+pub(crate) fn take(lock: &Lock, patience: Patience) -> c_int {
     if lock.try_acquire_unwanted() {
         return 0;
     }
@@ -79,12 +85,16 @@ pub(crate) fn take(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_int {
 
 #[cold]
 #[inline(never)]
-pub(crate) fn take_slowly(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_int {
+pub(crate) fn take_slowly(lock: &Lock, patience: Patience) -> c_int {
     match patience {
         Patience::None if lock.try_acquire() => 0,
         Patience::None => EBUSY,
         Patience::Endless => {
             keeping_errno(|| lock.acquire());
+            0
+        }
+        Patience::Woken => {
+            keeping_errno(|| as_woken(lock).acquire());
             0
         }
         Patience::Until(time) => match time.deadline() {
@@ -96,12 +106,33 @@ pub(crate) fn take_slowly(lock: &PvQSpinLock<Hybrid>, patience: Patience) -> c_i
     }
 }
 
+/// [`Hybrid`], but for how long a waiter looks before it sleeps.
+struct Woken;
+
+impl Policy for Woken {
+    const SLEEPS: bool = Hybrid::SLEEPS;
+    const PASS_LIMIT: u32 = Hybrid::PASS_LIMIT;
+    const PASSES_PER_COUNT: u32 = Hybrid::PASSES_PER_COUNT;
+    const SERVES_THE_AWAKE: bool = Hybrid::SERVES_THE_AWAKE;
+    const NEWCOMER_LOOKS: u32 = 1;
+    const WAITER_LOOKS: u32 = 1;
+    const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 1;
+    const HEIR_LOOKS: u32 = 1;
+}
+
+/// The same lock for a thread that waits otherwise. Policies are code, not data: how long a waiter looks is its own
+/// business, and what concerns others is the same.
+fn as_woken(lock: &Lock) -> &PvQSpinLock<Woken> {
+    // SAFETY: locks are one atomic word, whatever the policy (`repr(transparent)`), and the same lock's.
+    unsafe { &*std::ptr::from_ref(lock).cast() }
+}
+
 /// Gives `lock` up, whoever holds it: `EPERM` if nobody does.
 ///
 /// # Safety
 /// The program says that it is the calling thread's to give up.
 #[inline]
-pub(crate) unsafe fn let_go(lock: &PvQSpinLock<Hybrid>) -> c_int {
+pub(crate) unsafe fn let_go(lock: &Lock) -> c_int {
     // SAFETY: the caller's promise, and if the lock is not held, nothing happens.
     if unsafe { lock.try_release_unwanted() } {
         return 0;
@@ -114,11 +145,25 @@ pub(crate) unsafe fn let_go(lock: &PvQSpinLock<Hybrid>) -> c_int {
 /// As for [`let_go`].
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn let_go_slowly(lock: &PvQSpinLock<Hybrid>) -> c_int {
+pub(crate) unsafe fn let_go_slowly(lock: &Lock) -> c_int {
     if !lock.is_held() {
         return EPERM;
     }
     // SAFETY: it is held, and the caller's to give up.
     unsafe { lock.release() };
+    0
+}
+
+/// [`let_go`] of a thread that goes to sleep: the oldest waiter gets the lock at once. Those who might pass it meanwhile
+/// are not many, and who waits for a moment before it looks again, because the lock is busy, would wait for nothing.
+///
+/// # Safety
+/// As for [`let_go`].
+pub(crate) unsafe fn hand_on(lock: &Lock) -> c_int {
+    if !lock.is_held() {
+        return EPERM;
+    }
+    // SAFETY: it is held, and the caller's to give up.
+    unsafe { lock.release_fairly() };
     0
 }

@@ -120,7 +120,7 @@ impl RwLock {
         match patience {
             Patience::None => EBUSY,
             _ if self.is_mine() => EDEADLK,
-            Patience::Endless => {
+            Patience::Endless | Patience::Woken => {
                 keeping_errno(|| self.wait(access));
                 0
             }
@@ -174,7 +174,7 @@ impl RwLock {
         let raw = self.raw();
         match patience {
             // SAFETY: the C library's, as the caller says; here and below.
-            Patience::Endless => unsafe { real::rwlock_rdlock(raw) },
+            Patience::Endless | Patience::Woken => unsafe { real::rwlock_rdlock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::rwlock_tryrdlock(raw) },
             // SAFETY: as above; the time is on this stack.
@@ -189,7 +189,7 @@ impl RwLock {
         let raw = self.raw();
         match patience {
             // SAFETY: the C library's, as the caller says; here and below.
-            Patience::Endless => unsafe { real::rwlock_wrlock(raw) },
+            Patience::Endless | Patience::Woken => unsafe { real::rwlock_wrlock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::rwlock_trywrlock(raw) },
             // SAFETY: as above; the time is on this stack.

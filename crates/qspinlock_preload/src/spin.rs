@@ -16,9 +16,9 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use libc::EBUSY;
-use qspinlock::{FOREIGN, Hybrid, PvQSpinLock};
+use qspinlock::FOREIGN;
 
-use crate::patience::{Patience, let_go_slowly, take_slowly};
+use crate::patience::{Lock, Patience, let_go_slowly, take_slowly};
 use shared::SharedSpin;
 
 /// libc's name for the type, which its crate does not have on all targets.
@@ -26,7 +26,7 @@ use shared::SharedSpin;
 type pthread_spinlock_t = c_int;
 
 enum Spin<'a> {
-    Private(&'a PvQSpinLock<Hybrid>),
+    Private(&'a Lock),
     Shared(&'a SharedSpin),
 }
 
@@ -50,9 +50,9 @@ unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
 /// # Safety
 /// As for [`spin`].
 #[inline]
-unsafe fn private<'a>(lock: *mut pthread_spinlock_t) -> &'a PvQSpinLock<Hybrid> {
+unsafe fn private<'a>(lock: *mut pthread_spinlock_t) -> &'a Lock {
     // SAFETY: aligned and alive, as the caller says, and only accessed as one atomic.
-    unsafe { &*lock.cast::<PvQSpinLock<Hybrid>>() }
+    unsafe { &*lock.cast::<Lock>() }
 }
 
 #[unsafe(no_mangle)]
