@@ -15,5 +15,6 @@
 mod crowd;
 mod exits;
 mod forks;
+mod readers;
 mod rig;
 mod signals;

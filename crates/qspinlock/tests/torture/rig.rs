@@ -173,14 +173,14 @@ impl<P: Policy> std::fmt::Display for Guarded<P> {
 }
 
 /// At most half a millisecond from now.
-fn soon(rng: &mut Rng) -> Deadline {
+pub fn soon(rng: &mut Rng) -> Deadline {
     let clock = if rng.bool() { Clock::Monotonic } else { Clock::Realtime };
     let now = qspinlock::now(clock);
     Deadline { at_ns: now.at_ns + rng.u64(..500_000), ..now }
 }
 
 /// Usually a moment; sometimes as long as a thread is away that has lost its core.
-fn linger(rng: &mut Rng) {
+pub fn linger(rng: &mut Rng) {
     match rng.u16(..512) {
         0 => thread::sleep(Duration::from_micros(rng.u64(..200))),
         1..6 => thread::yield_now(),
@@ -189,7 +189,7 @@ fn linger(rng: &mut Rng) {
 }
 
 /// Runs `body`. If it takes much longer than a part does: prints `locks`, and ends the process.
-pub fn watched<P: Policy>(locks: &[Guarded<P>], body: impl FnOnce()) {
+pub fn watched(locks: &[impl std::fmt::Display + Sync], body: impl FnOnce()) {
     let limit = sizes::TORTURE.now() + PATIENCE;
     thread::scope(|scope| {
         let (done, is_done) = channel::<()>();
