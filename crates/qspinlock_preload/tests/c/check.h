@@ -55,6 +55,10 @@ static inline struct timespec in_ms(clockid_t clock, long ms)
         at.tv_sec++;
         at.tv_nsec -= 1000000000;
     }
+    if (at.tv_nsec < 0) {
+        at.tv_sec--;
+        at.tv_nsec += 1000000000;
+    }
     return at;
 }
 
