@@ -151,15 +151,15 @@ macro_rules! models {
 }
 
 models! {
-    fifo_0: Handing<0>, PreemptedOrAll(6);
+    fifo_0: Handing<0>, PreemptedOrAll(5);
     fifo_1: Handing<1>, PreemptedOrAll(5);
-    fair_1_0: ServingTheAwake<1, 0>, Preempted(4, 6);
-    fair_1_1: ServingTheAwake<1, 1>, Preempted(4, 6);
-    hybrid_1_0: Passing<1, 0>, Preempted(4, 6);
-    hybrid_1_1: Passing<1, 1>, Preempted(4, 6);
-    hybrid_2_1: Passing<2, 1>, Preempted(4, 6);
-    hybrid_naps: Napping<1>, Preempted(4, 6);
-    hybrid_looks: Looking<1>, Preempted(4, 6);
-    ahead_0: Ahead<0>, Preempted(4, 6);
-    ahead_1: Ahead<1>, Preempted(4, 6);
+    fair_1_0: ServingTheAwake<1, 0>, Preempted(3, 5);
+    fair_1_1: ServingTheAwake<1, 1>, Preempted(3, 5);
+    hybrid_1_0: Passing<1, 0>, Preempted(3, 5);
+    hybrid_1_1: Passing<1, 1>, Preempted(3, 5);
+    hybrid_2_1: Passing<2, 1>, Preempted(3, 5);
+    hybrid_naps: Napping<1>, Preempted(3, 5);
+    hybrid_looks: Looking<1>, Preempted(3, 5);
+    ahead_0: Ahead<0>, Preempted(3, 5);
+    ahead_1: Ahead<1>, Preempted(3, 5);
 }
