@@ -191,8 +191,9 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     ///
     /// As long as `heir` is set it means us: only holders set it, for the oldest, which we are until we hold the lock.
     fn step_down(&self, place: Place, becomes: u32, then: Turn) -> Turn {
+        // Acquire pairs with the swap in `choose`, which may be a later one than we have seen: `heir` is found set below.
         // Failure: a holder has granted us the lock.
-        if place.node.state.compare_exchange(state::CHOSEN, becomes, Relaxed, Relaxed).is_err() {
+        if place.node.state.compare_exchange(state::CHOSEN, becomes, Acquire, Relaxed).is_err() {
             return Turn::Look;
         }
         let mut word = Word(self.word.load(Relaxed));
