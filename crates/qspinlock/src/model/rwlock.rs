@@ -439,6 +439,11 @@ fn writes<F: Futex>(guarded: &Guarded<F>) {
     guarded.write();
 }
 
+fn writes_twice<F: Futex>(guarded: &Guarded<F>) {
+    guarded.write();
+    guarded.write();
+}
+
 fn downgrades<F: Futex>(guarded: &Guarded<F>) {
     guarded.write_and_downgrade();
 }
@@ -470,6 +475,12 @@ fn two_writers_and_a_reader_all_finish() {
 #[test]
 fn two_writers_and_a_recursive_reader_all_finish() {
     three::<Strict>(writes, reads_recursively_twice, writes, 2);
+}
+
+/// One reader leaves, and another one comes before the writer that it has woken.
+#[test]
+fn recursive_reader_before_a_writer_that_is_being_woken_sees_what_was_written() {
+    three::<Strict>(writes_twice, reads, reads_recursively, 2);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::counts::{ASLEEP, FULL, READER, WAITING, WRITER};
 use super::{MAX_READERS, QueueRwLock};
-use crate::{Clock, Linux, now};
+use crate::{Clock, Deadline, Linux, now};
 
 type Lock = QueueRwLock<Linux>;
 
@@ -20,6 +20,12 @@ fn with_word(word: u32) -> Lock {
 
 fn word(lock: &Lock) -> u32 {
     lock.counts.load(Relaxed)
+}
+
+/// Late enough to fall asleep before.
+fn soon() -> Deadline {
+    let now = now(Clock::Monotonic);
+    Deadline { at_ns: now.at_ns + 5_000_000, ..now }
 }
 
 /// What happens in a build with debug assertions is a panic, and in others nothing; in neither a change of the lock.
@@ -94,6 +100,24 @@ fn writer_that_unlocks_or_downgrades_a_readers_lock_is_diagnosed_and_changes_not
     // SAFETY: as above.
     is_diagnosed(|| unsafe { lock.downgrade() });
     assert_eq!(word(&lock), READER);
+}
+
+#[test]
+fn writer_that_gives_up_leaves_no_trace() {
+    let lock = Lock::new();
+    lock.read();
+    assert!(!lock.write_before(soon()));
+    assert_eq!(word(&lock), READER);
+    assert!(!lock.queue.is_held());
+}
+
+#[test]
+fn reader_that_gives_up_leaves_no_trace() {
+    let lock = Lock::new();
+    lock.write();
+    assert!(!lock.read_before(soon()) && !lock.read_recursive_before(soon()));
+    assert_eq!(word(&lock), WRITER);
+    assert!(!lock.queue.is_held());
 }
 
 /// A fair unlock marks the lock for a waiter, who may have given up meanwhile.
