@@ -8,13 +8,13 @@
 
 use std::marker::PhantomData;
 
-use qspinlock::{Fair, Hybrid, Native, Policy, PvQSpinLock, StdMutex, TicketLock};
+use qspinlock::{Api04, Fair, Hybrid, Native, Policy, PvQSpinLock, StdMutex, TicketLock};
 
 use super::qspinlock_aim7_declaration::{FULL_S, JOBS_PER_USER, Kind, VARIANTS, WORKLOADS, declaration};
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
-use crate::load::users::{Tally, Users, run};
-use crate::load::users_locks::{Exclusive, Family};
+use crate::load::users::{Carried, Tally, Users, run};
+use crate::load::users_locks::{Exclusive, Family, SpinUntilOver};
 use crate::load::users_meter::Waits;
 use crate::machine::StoragePlace;
 
@@ -36,6 +36,14 @@ struct Ticket;
 impl Family for Ticket {
     type Lock = TicketLock;
     type Table<T: Send + Sync> = Exclusive<TicketLock, T>;
+}
+
+/// The same order for many threads on few cores: our ticket lock would not let them leave at the deadline.
+struct TicketOfMany;
+
+impl Family for TicketOfMany {
+    type Lock = Api04<spin::mutex::TicketMutex<(), SpinUntilOver>>;
+    type Table<T: Send + Sync> = Exclusive<Self::Lock, T>;
 }
 
 /// The table's lock is fair whatever `P` is.
@@ -87,6 +95,7 @@ impl Bench for Aim7 {
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
         let (users, stop) = (self.users(cell.workload), &self.setup.stop);
         let tally = match VARIANTS[cell.variant].2 {
+            Kind::Ticket if users.carried == Carried::ByThreads => run::<TicketOfMany>(users, stop),
             Kind::Ticket => run::<Ticket>(users, stop),
             Kind::Native => run::<Queued<Native>>(users, stop),
             Kind::Fair => run::<Queued<Fair>>(users, stop),

@@ -18,7 +18,7 @@ use std::thread::{Builder, Thread};
 use std::time::{Duration, Instant};
 
 use super::cpu::{Usage, process_ns};
-use super::users_locks::Family;
+use super::users_locks::{Family, SpinUntilOver};
 use super::users_meter::{CALLERS, Meter, Waits};
 use super::users_system::{Job, STEPS, Sleeper, System};
 use crate::experiment::SampleError;
@@ -198,6 +198,7 @@ fn under_load<F: Family>(common: &Common<F>, carriers: usize, stop: &Stop) -> Re
 
 /// Until all is done, or it is over. Returns how long it took.
 fn conduct<F: Family>(common: &Common<F>, stop: &Stop) -> f64 {
+    SpinUntilOver::set_over(false);
     let since = Instant::now();
     let end = since + Duration::from_secs_f64(common.users.deadline_s);
     // Acquire pairs with the release by who ends last: its end is before the clock is read.
@@ -206,6 +207,7 @@ fn conduct<F: Family>(common: &Common<F>, stop: &Stop) -> f64 {
     }
     let seconds = since.elapsed().as_secs_f64();
     common.is_over.store(true, Relaxed); // nothing is passed through it
+    SpinUntilOver::set_over(true);
     seconds
 }
 

@@ -4,6 +4,8 @@
 //! Not here: what they protect (`users_system.rs`), how waiting is metered (`users_meter.rs`).
 
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use lock_api::{Mutex, MutexGuard, RawMutex, RawRwLock};
@@ -30,6 +32,32 @@ pub(crate) trait ReadMostly<T>: Send + Sync {
     fn try_read(&self) -> Option<Self::Read<'_>>;
     fn write(&self) -> Self::Write<'_>;
     fn try_write(&self) -> Option<Self::Write<'_>>;
+}
+
+/// Waits by spinning as long as a sample lasts. After that it gives the core away between two looks: a queue of
+/// hundreds of threads that only spin on a few cores takes minutes to empty.
+#[derive(Debug)]
+pub(crate) struct SpinUntilOver;
+
+/// Of all samples of this process: one is measured at a time.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+impl SpinUntilOver {
+    /// Tells all that wait. Nothing else is passed through it.
+    pub fn set_over(is_over: bool) {
+        IS_OVER.store(is_over, Relaxed);
+    }
+}
+
+impl spin::RelaxStrategy for SpinUntilOver {
+    #[inline]
+    fn relax() {
+        if IS_OVER.load(Relaxed) {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
 }
 
 /// One holder at a time, whether it reads or writes.
