@@ -106,7 +106,11 @@ impl<P: Policy> Guarded<P> {
             let word = unsafe { first.add(at) };
             // SAFETY: as above.
             let found = unsafe { word.read_volatile() };
-            assert!(found == count, "two are inside: word {at} is {found}, the first was {count}: {self}");
+            if found != count {
+                end_with(&format_args!(
+                    "two are inside: word {at} is {found}, the first was {count}: {self}"
+                ));
+            }
             // SAFETY: as above.
             unsafe { word.write_volatile(count + 1) };
             if at == 2 {
@@ -188,6 +192,12 @@ pub fn linger(rng: &mut Rng) {
     }
 }
 
+/// Says what is wrong and ends the process: who panics while it holds a lock leaves the others waiting for ever.
+pub fn end_with(what: &dyn std::fmt::Display) -> ! {
+    eprintln!("{what}");
+    std::process::abort()
+}
+
 /// Runs `body`. If it takes much longer than a part does: prints `locks`, and ends the process.
 pub fn watched(locks: &[impl std::fmt::Display + Sync], body: impl FnOnce()) {
     let limit = sizes::TORTURE.now() + PATIENCE;
@@ -197,8 +207,7 @@ pub fn watched(locks: &[impl std::fmt::Display + Sync], body: impl FnOnce()) {
             if is_done.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
                 let mut states = String::new();
                 locks.iter().for_each(|lock| writeln!(states, "{lock}").unwrap());
-                eprintln!("not done after {limit:?}; the locks:\n{states}");
-                std::process::abort();
+                end_with(&format_args!("not done after {limit:?}; the locks:\n{states}"));
             }
         });
         body();
