@@ -6,6 +6,7 @@
 mod bench;
 mod demo;
 mod layers;
+mod mutants;
 mod origin;
 mod setup;
 mod source_text;
@@ -34,6 +35,8 @@ enum Chore {
     Test(test::Args),
     /// Installs the Debian packages that demo and test need, after one question
     Setup(setup::Args),
+    /// Makes the lock worse in every way, one at a time, and sees what notices
+    Mutants(mutants::Args),
     /// Checks the crates' dependencies against the table in ARCHITECTURE.md
     Layers,
     /// Checks the rules for source files that a program can check
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Chore::Bench(args) => bench::run(&args).map(done),
         Chore::Test(args) => test::run(&args),
         Chore::Setup(args) => setup::run(&args).map(done),
+        Chore::Mutants(args) => mutants::run(&args).map(done),
         Chore::Layers => layers::run().map(done),
         Chore::Tidy(args) => tidy::run(&args).map(done),
     };

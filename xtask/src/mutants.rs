@@ -1,0 +1,171 @@
+//! `cargo xtask mutants`: does anything notice when the lock is made worse?
+//!
+//! Every ordering of every atomic access is weakened, every wake and every marked re-check is taken out, and bugs that
+//! other locks had are put in (`mutants/historic.toml`), one at a time, in a copy of the crate under `target/mutants`.
+//! Each of them has to be noticed by a check; who is not is a survivor, and `mutants/survivors.toml` says why: because
+//! nothing can go wrong (equivalent), or because of which check's blind spot.
+//!
+//! Fails if a survivor is not explained, or an explained one does not survive any more.
+//! Not here: what the checks check (`crates/qspinlock`).
+
+mod check;
+mod find;
+mod historic;
+mod report;
+mod survivors;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use xtask::workspace;
+
+use check::{Bench, Verdict};
+
+/// What is mutated.
+pub(crate) const CRATE: &str = "crates/qspinlock";
+/// Where copies and results are, below the target folder of the repository.
+const PLACE: &str = "target/mutants";
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Args {
+    /// Only a fixed handful, each of which has to be noticed
+    #[arg(long)]
+    smoke: bool,
+    /// Only mutants whose name contains this
+    #[arg(long)]
+    only: Option<String>,
+    /// Name them, and do nothing
+    #[arg(long)]
+    list: bool,
+    /// Keep the verdicts of an earlier run on the same source
+    #[arg(long)]
+    resume: bool,
+    /// Mutants at a time; the default is one per processor
+    #[arg(long)]
+    jobs: Option<usize>,
+}
+
+/// A change to the source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Mutant {
+    /// Where, in which function, what: stays when lines move.
+    pub(crate) name: String,
+    /// Where, for readers: file and line.
+    pub(crate) place: String,
+    /// For readers: what it is.
+    pub(crate) what: String,
+    /// Made by hand. It has to compile.
+    pub(crate) by_hand: bool,
+    /// Has to be noticed, and is in each run of the tests.
+    pub(crate) in_smoke: bool,
+    /// The changed files, relative to the crate.
+    #[serde(skip)]
+    pub(crate) files: Vec<(String, String)>,
+}
+
+/// A mutant, and who noticed it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Judged {
+    #[serde(flatten)]
+    pub(crate) mutant: Mutant,
+    pub(crate) verdict: Verdict,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = workspace::root();
+    let mutants = chosen(args, all(&root.join(CRATE))?);
+    if args.list {
+        mutants.iter().for_each(|mutant| println!("{:<28} {}", mutant.place, mutant.name));
+        println!("{} mutants", mutants.len());
+        return Ok(());
+    }
+    if mutants.is_empty() {
+        bail!("no mutant is meant");
+    }
+    let place = root.join(PLACE);
+    let digest = report::digest(&root.join(CRATE))?;
+    let earlier = if args.resume { report::earlier(&place, &digest)? } else { Vec::new() };
+    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let mut judged = judge_all(&root, &mutants, &earlier, jobs.clamp(1, mutants.len()))?;
+    judged.sort_by_key(|one| mutants.iter().position(|mutant| mutant.name == one.mutant.name));
+    report::keep(&place, &digest, &judged)?;
+    let is_all = !args.smoke && args.only.is_none();
+    conclude(&root, &judged, is_all)
+}
+
+fn all(folder: &Path) -> Result<Vec<Mutant>> {
+    let mut mutants = find::mechanical(folder)?;
+    mutants.extend(historic::injected(folder)?);
+    historic::mark_smoke(&mut mutants)?;
+    Ok(mutants)
+}
+
+fn chosen(args: &Args, mutants: Vec<Mutant>) -> Vec<Mutant> {
+    let wanted = |mutant: &Mutant| {
+        (!args.smoke || mutant.in_smoke)
+            && args.only.as_ref().is_none_or(|part| mutant.name.contains(part.as_str()))
+    };
+    mutants.into_iter().filter(wanted).collect()
+}
+
+/// First the source as it is, which every check has to pass: a check that fails anyway notices nothing.
+fn judge_all(root: &Path, mutants: &[Mutant], earlier: &[(String, Verdict)], jobs: usize) -> Result<Vec<Judged>> {
+    let progress = progress_bar(mutants.len());
+    let next = AtomicUsize::new(0);
+    let judged = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs)
+            .map(|job| scope.spawn({ let (progress, next, judged) = (&progress, &next, &judged); move || -> Result<()> {
+                let bench = Bench::set_up(root, &root.join(PLACE).join(format!("job-{job}")))?;
+                bench.must_pass_unchanged()?;
+                while let Some(mutant) = mutants.get(next.fetch_add(1, Relaxed)) {
+                    let known = earlier.iter().find(|(name, _)| *name == mutant.name);
+                    let verdict = match known {
+                        Some((_, verdict)) => verdict.clone(),
+                        None => bench.judge(mutant)?,
+                    };
+                    progress.println(format!("{:<10} {}", verdict.short(), mutant.name));
+                    progress.inc(1);
+                    if let Ok(mut judged) = judged.lock() {
+                        judged.push(Judged { mutant: mutant.clone(), verdict });
+                    }
+                }
+                Ok(())
+            }}))
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker.join().unwrap_or_else(|_| bail!("a worker panicked"))
+        })
+    })?;
+    progress.finish_and_clear();
+    judged.into_inner().ok().context("a worker panicked")
+}
+
+fn progress_bar(count: usize) -> ProgressBar {
+    let bar = ProgressBar::new(count as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} mutants, {elapsed}, about {eta} to go") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn conclude(root: &Path, judged: &[Judged], is_all: bool) -> Result<()> {
+    let explained = survivors::read(&fs::read_to_string(root.join(survivors::FILE))?)?;
+    println!("{}", report::summary(judged));
+    if is_all {
+        let path = root.join("docs/qspinlock-mutations.md");
+        fs::write(&path, report::markdown(judged, &explained))?;
+        println!("written: {}", path.display());
+    }
+    let complaints = survivors::complaints(judged, &explained);
+    complaints.iter().for_each(|complaint| println!("{complaint}"));
+    if !complaints.is_empty() {
+        bail!("{} mutants are not accounted for", complaints.len());
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! Who survives, and why that is known: `survivors.toml`.
+//!
+//! Not here: who does (`check.rs`).
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::Judged;
+use super::check::Verdict;
+
+/// Relative to the repository. Read when it runs, not built in: it is written while one looks at the results.
+pub(super) const FILE: &str = "xtask/src/mutants/survivors.toml";
+
+#[derive(Debug, Deserialize)]
+struct List {
+    #[serde(default)]
+    survivor: Vec<Survivor>,
+}
+
+/// A survivor that is accounted for.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Survivor {
+    pub(super) mutant: String,
+    pub(super) kind: Kind,
+    pub(super) why: String,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Kind {
+    /// Nothing can go wrong: the original asks for more than it needs, for clarity or speed.
+    Equivalent,
+    /// Something can go wrong that no check can see.
+    BlindSpot,
+}
+
+pub(super) fn read(text: &str) -> Result<Vec<Survivor>> {
+    let list: List = toml::from_str(text).context(FILE)?;
+    Ok(list.survivor)
+}
+
+/// Survivors without a reason, and reasons without a survivor, as far as the run judged them.
+pub(super) fn complaints(judged: &[Judged], explained: &[Survivor]) -> Vec<String> {
+    let is_explained = |name: &str| explained.iter().any(|one| one.mutant == name);
+    let complaint = |one: &Judged| {
+        let name = &one.mutant.name;
+        match &one.verdict {
+            Verdict::Survived if !is_explained(name) => Some(format!("survived, and nobody says why: {name}")),
+            Verdict::Noticed { check, how } if is_explained(name) => {
+                Some(format!("{FILE} explains why it survives, but {check} noticed it ({how}): {name}"))
+            }
+            _ => None,
+        }
+    };
+    judged.iter().filter_map(complaint).collect()
+}
