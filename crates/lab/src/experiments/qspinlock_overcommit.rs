@@ -73,7 +73,7 @@ impl Drains {
     fn allow(&self, lock: Lock, threads: usize) -> Result<(), SampleError> {
         match self.expected_s(lock, threads) {
             Some(expected_s) if expected_s > MOST_DRAIN_S => Err(SampleError::Unavailable(format!(
-                "skipped: as it went with fewer threads, leaving would take {expected_s:.0} s, more than {MOST_DRAIN_S} s"
+                "skipped: as it went with fewer threads, leaving would take {expected_s:.1} s, more than {MOST_DRAIN_S} s"
             ))),
             _ => Ok(()),
         }
