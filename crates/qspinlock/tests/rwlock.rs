@@ -1,6 +1,6 @@
 //! The reader/writer locks under real threads: who is inside with whom, who comes first, who gives up.
 //!
-//! Not here: all interleavings of a few threads (`src/rwlock/model.rs`), counts at their limit (`src/rwlock/tests.rs`).
+//! Not here: all interleavings of a few threads (`src/model/rwlock.rs`), counts at their limit (`src/rwlock/tests.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 #![cfg(not(loom))]
 

@@ -478,6 +478,7 @@ fn two_writers_and_a_recursive_reader_all_finish() {
 }
 
 /// One reader leaves, and another one comes before the writer that it has woken.
+/// That the second one needs an acquire shows with three preemptions only.
 #[test]
 fn recursive_reader_before_a_writer_that_is_being_woken_sees_what_was_written() {
     three::<Strict>(writes_twice, reads, reads_recursively, 2);
