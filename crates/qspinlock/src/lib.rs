@@ -38,8 +38,13 @@ mod api_04;
 #[cfg(all(feature = "std", not(all(test, loom))))]
 mod metered;
 
-#[cfg(all(feature = "peers", not(all(test, loom))))]
-pub mod peers;
+#[cfg(all(any(feature = "stats", feature = "misuse"), not(all(test, loom))))]
+mod thread_number;
+
+#[cfg(all(feature = "misuse", not(all(test, loom))))]
+pub mod checked;
+#[cfg(all(feature = "stats", not(all(test, loom))))]
+pub mod stats;
 
 #[cfg(all(test, loom))]
 mod model;

@@ -82,6 +82,13 @@ unsafe impl Platform for Linux {
         PASSES.get()
     }
 
+    #[cfg(feature = "stats")]
+    #[inline]
+    fn note(event: Event) {
+        crate::stats::note(event);
+    }
+
+    #[cfg(not(feature = "stats"))]
     #[inline]
     fn note(_event: Event) {}
 }

@@ -102,6 +102,10 @@ macro_rules! contract {
 
 contract!(ticket_lock, qspinlock::TicketLock);
 contract!(std_mutex, qspinlock::StdMutex);
+#[cfg(feature = "stats")]
+contract!(profiled, qspinlock::stats::Profiled<qspinlock::TicketLock>);
+#[cfg(feature = "misuse")]
+contract!(checked, qspinlock::checked::Checked<qspinlock::PvQSpinLock>);
 #[cfg(feature = "lock_api_04")]
 contract!(parking_lot_of_lock_api_04, qspinlock::Api04<parking_lot_012::RawMutex>);
 #[cfg(feature = "peers")]

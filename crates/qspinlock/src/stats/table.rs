@@ -1,0 +1,300 @@
+//! Where each thread counts: a table of its own, with a row for every line that takes locks.
+//!
+//! ```text
+//! TABLES[thread number] ─ rows: hashed by the caller's `Location`, claimed at first use, kept for ever
+//!                       ├ other: lines beyond the last row
+//!                       └ unattributed: events outside of any `Profiled` operation
+//! ```
+//!
+//! - One writer per table, so counting is a load and a store; readers of all tables see each count whole.
+//! - An event goes to the row of the operation that its thread is in (`CURRENT`), which `Profiled` sets.
+//! - A row begins with the cache line that every acquisition touches; what slow paths count follows.
+//!
+//! Not here: merging rows (`profile.rs`), when to count what (`profiled.rs`).
+
+use core::cell::Cell;
+use core::panic::Location;
+use core::ptr;
+use core::sync::atomic::{
+    AtomicPtr, AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+use core::time::Duration;
+use std::time::Instant;
+
+use super::Recording;
+use crate::Event;
+use crate::thread_number::{self, MAX_THREADS};
+
+/// Places that take locks that one thread can tell apart, with those of ended threads whose table it goes on with.
+/// All beyond them share a row.
+pub const SITES: usize = 1 << SITES_LOG2;
+const SITES_LOG2: u32 = if cfg!(miri) { 4 } else { 7 };
+/// Kinds of events.
+pub(super) const KINDS: usize = Event::NoNode as usize + 1;
+
+static TABLES: [Table; MAX_THREADS] = [const { Table::new() }; MAX_THREADS];
+/// For threads without a number: they overwrite each other's counts.
+static CROWD: Table = Table::new();
+/// Tables that were ever used are the first so many.
+static USED: AtomicUsize = AtomicUsize::new(0);
+/// Threads that have counted in `CROWD`.
+static CROWDED: AtomicUsize = AtomicUsize::new(0);
+
+std::thread_local! {
+    /// This thread's table, once it has one.
+    static MINE: Cell<Option<&'static Table>> = const { Cell::new(None) };
+    /// The row, of that table, of the operation this thread is in.
+    static CURRENT: Cell<Option<&'static Row>> = const { Cell::new(None) };
+}
+
+/// A count that one thread changes and any reads.
+#[derive(Debug)]
+pub(super) struct Counter(AtomicU64);
+
+impl Counter {
+    const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Only by the table's thread. Relaxed: a count orders nothing.
+    #[inline]
+    pub(super) fn add(&self, n: u64) {
+        self.set(self.0.load(Relaxed).wrapping_add(n));
+    }
+
+    #[inline]
+    fn set(&self, n: u64) {
+        self.0.store(n, Relaxed);
+    }
+}
+
+/// What one thread did at one line.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Row {
+    /// Null while the row is free, and for the rows without a line.
+    site: AtomicPtr<Location<'static>>,
+    pub(super) acquired: Counter,
+    /// Acquisitions until the next that is timed.
+    until_timed: Counter,
+    pub(super) contended: Counter,
+    pub(super) refused: Counter,
+    pub(super) timed: Counter,
+    pub(super) waited_ns: Counter,
+    pub(super) held_ns: Counter,
+    /// By the number of the [`Event`].
+    pub(super) events: [Counter; KINDS],
+}
+
+impl Row {
+    const fn new() -> Self {
+        Self {
+            site: AtomicPtr::new(ptr::null_mut()),
+            acquired: Counter::new(),
+            until_timed: Counter::new(),
+            contended: Counter::new(),
+            refused: Counter::new(),
+            timed: Counter::new(),
+            waited_ns: Counter::new(),
+            held_ns: Counter::new(),
+            events: [const { Counter::new() }; KINDS],
+        }
+    }
+
+    /// The line, unless the row has none.
+    pub(super) fn site(&self) -> Option<&'static Location<'static>> {
+        // SAFETY: null, or stored by `claim` from a reference to a caller's location, which is static.
+        unsafe { self.site.load(Relaxed).as_ref() }
+    }
+
+    #[inline]
+    fn is_of(&self, site: &'static Location<'static>) -> bool {
+        ptr::eq(self.site.load(Relaxed), site) || (cfg!(miri) && self.site() == Some(site))
+    }
+
+    /// Whether the row is `site`'s now. An exchange, because a signal handler may claim it in between.
+    fn claim(&self, site: &'static Location<'static>) -> bool {
+        let location = ptr::from_ref(site).cast_mut();
+        match self.site.compare_exchange(ptr::null_mut(), location, Relaxed, Relaxed) {
+            Ok(_) => true,
+            Err(other) => ptr::eq(other, site),
+        }
+    }
+
+    /// Counts an acquisition; returns whether it is to be timed.
+    #[inline]
+    pub(super) fn count_acquisition(&self, recording: Recording) -> bool {
+        self.acquired.add(1);
+        recording.stride().is_some_and(|stride| self.is_turn(stride))
+    }
+
+    /// Whether this is the one in `stride`; the first is.
+    #[inline]
+    fn is_turn(&self, stride: u32) -> bool {
+        // A stride that was longer before must not be waited for.
+        let left = self.until_timed.get().min(u64::from(stride));
+        let turn = left <= 1;
+        self.until_timed.set(if turn { u64::from(stride) } else { left - 1 });
+        turn
+    }
+
+    pub(super) fn add_wait(&self, wait: Duration) {
+        self.timed.add(1);
+        self.waited_ns.add(nanoseconds(wait));
+    }
+
+    pub(super) fn add_hold(&self, since: Instant, until: Instant) {
+        self.held_ns.add(nanoseconds(until.saturating_duration_since(since)));
+    }
+
+    fn note(&self, event: Event) {
+        if let Some(counter) = self.events.get(event as usize) {
+            counter.add(1);
+        }
+    }
+
+    pub(super) fn time_outs(&self) -> u64 {
+        self.events.get(Event::TimedOut as usize).map_or(0, Counter::get)
+    }
+
+    pub(super) fn set_time_outs(&self, n: u64) {
+        if let Some(counter) = self.events.get(Event::TimedOut as usize) {
+            counter.set(n);
+        }
+    }
+}
+
+fn nanoseconds(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What one thread did.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Table {
+    pub(super) rows: [Row; SITES],
+    pub(super) other: Row,
+    pub(super) unattributed: Row,
+}
+
+impl Table {
+    const fn new() -> Self {
+        Self { rows: [const { Row::new() }; SITES], other: Row::new(), unattributed: Row::new() }
+    }
+
+    /// The row for a line: usually where its address hashes to.
+    #[inline]
+    pub(super) fn row(&'static self, site: &'static Location<'static>) -> &'static Row {
+        let start = hash(site);
+        match self.rows.get(start) {
+            Some(row) if row.is_of(site) => row,
+            _ => self.find_or_claim(start, site),
+        }
+    }
+
+    #[inline(never)]
+    fn find_or_claim(&'static self, start: usize, site: &'static Location<'static>) -> &'static Row {
+        let (before, from) = self.rows.split_at(start);
+        let mut rows = from.iter().chain(before);
+        rows.find(|row| row.is_of(site) || row.claim(site)).unwrap_or(&self.other)
+    }
+
+    /// The row of this table for the same line as `row`, which may be another table's.
+    #[inline]
+    fn own(&'static self, row: &'static Row) -> &'static Row {
+        let table = ptr::from_ref(self).addr();
+        if ptr::from_ref(row).addr().wrapping_sub(table) < size_of::<Self>() {
+            return row;
+        }
+        row.site().map_or(&self.other, |site| self.row(site))
+    }
+}
+
+/// Fibonacci hashing: locations are neighbours in read-only data. (Under Miri each call makes a location of its own.)
+#[inline]
+fn hash(site: &'static Location<'static>) -> usize {
+    let addr = if cfg!(miri) { 0 } else { ptr::from_ref(site).addr() as u64 };
+    let hash = addr.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - SITES_LOG2);
+    usize::try_from(hash).unwrap_or(0)
+}
+
+/// The calling thread's table.
+#[inline]
+pub(super) fn mine() -> &'static Table {
+    match MINE.get() {
+        Some(table) => table,
+        None => register(),
+    }
+}
+
+/// A thread's first use.
+#[cold]
+#[inline(never)]
+fn register() -> &'static Table {
+    let own = thread_number::claim().and_then(|number| Some((number, TABLES.get(number)?)));
+    let table = match own {
+        Some((number, table)) => {
+            // Release pairs with the acquire in `used`.
+            USED.fetch_max(number + 1, AcqRel);
+            table
+        }
+        None => {
+            CROWDED.fetch_add(1, Relaxed);
+            &CROWD
+        }
+    };
+    MINE.set(Some(table));
+    table
+}
+
+/// All tables that have counts.
+pub(super) fn used() -> impl Iterator<Item = &'static Table> {
+    let used = USED.load(Acquire);
+    TABLES.iter().take(used).chain(core::iter::once(&CROWD))
+}
+
+/// How many threads had to count in one table together, ever.
+pub(super) fn crowded() -> usize {
+    CROWDED.load(Relaxed)
+}
+
+/// The platform's events come here.
+#[inline]
+pub(crate) fn note(event: Event) {
+    if !Recording::now().is_off() {
+        CURRENT.get().unwrap_or_else(|| &mine().unattributed).note(event);
+    }
+}
+
+/// As long as it lives, this thread's events are of one row. May be nested (signal handlers).
+#[derive(Debug)]
+pub(super) struct Attribution {
+    before: Option<&'static Row>,
+}
+
+impl Attribution {
+    /// `row` is one of this thread's.
+    #[inline]
+    pub(super) fn to_own(row: &'static Row) -> Self {
+        Self { before: CURRENT.replace(Some(row)) }
+    }
+
+    /// `row` may be another thread's (a guard was sent): then the row for that line of this one's is meant.
+    #[inline]
+    pub(super) fn to_same_line(row: &'static Row) -> (Self, &'static Row) {
+        let row = mine().own(row);
+        (Self::to_own(row), row)
+    }
+}
+
+impl Drop for Attribution {
+    #[inline]
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
