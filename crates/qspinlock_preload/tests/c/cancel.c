@@ -141,6 +141,38 @@ static void asynchronous_cancellation_takes_the_waiter_out_of_the_list(void)
     EQUAL(pthread_cond_destroy(&cond), 0);
 }
 
+/* Asynchronously cancellable in the wait only, wherever it is in it; it never waits for long. */
+static void *wait_on_and_on(void *unused)
+{
+    EQUAL(pthread_mutex_lock(&mutex), 0);
+    pthread_cleanup_push(clean_up, NULL);
+    waiting++;
+    for (;;) {
+        struct timespec soon = in_ms(CLOCK_MONOTONIC, 0);
+        EQUAL(pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL), 0);
+        EQUAL(pthread_cond_clockwait(&cond, &mutex, CLOCK_MONOTONIC, &soon), ETIMEDOUT);
+        EQUAL(pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, NULL), 0);
+    }
+    pthread_cleanup_pop(0);
+    return unused;
+}
+
+static void asynchronous_cancellation_anywhere_in_a_wait_leaves_all_in_order(void)
+{
+    for (int i = 0; i < 1000; i++) {
+        reset();
+        pthread_t thread = start(wait_on_and_on, NULL);
+        until_waiting(1);
+        for (volatile int pause = 0; pause < i * 10; pause++) {
+        }
+        EQUAL(pthread_cancel(thread), 0);
+        TRUE(end(thread) == PTHREAD_CANCELED);
+        EQUAL(cleaned, 1);
+        EQUAL(pthread_cond_destroy(&cond), 0);
+        EQUAL(pthread_mutex_destroy(&mutex), 0);
+    }
+}
+
 static int got;
 
 static void *wait_once_and_count(void *unused)
@@ -197,6 +229,7 @@ int main(void)
     pending_cancellation_is_acted_upon();
     disabled_cancellation_does_nothing();
     asynchronous_cancellation_takes_the_waiter_out_of_the_list();
+    asynchronous_cancellation_anywhere_in_a_wait_leaves_all_in_order();
     signal_of_a_cancelled_waiter_goes_to_another();
     return 0;
 }

@@ -113,6 +113,16 @@ static inline int elsewhere_(int (*call)(void *), void *argument)
 
 #define ELSEWHERE(call, argument) elsewhere_((int (*)(void *))(uintptr_t)(call), (void *)(uintptr_t)(argument))
 
+/* A child that hangs ends by a signal as well, and with it whatever reads its output. */
+static inline pid_t forked(void)
+{
+    pid_t child = fork();
+    TRUE(child >= 0);
+    if (child == 0)
+        alarm(100);
+    return child;
+}
+
 static inline int exit_of(pid_t child)
 {
     int status;

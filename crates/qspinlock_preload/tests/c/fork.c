@@ -88,9 +88,8 @@ int main(void)
         EQUAL(pthread_mutex_unlock(&plain), 0);
     }
     for (int i = 0; i < FORKS; i++) {
-        pid_t child = fork();
+        pid_t child = forked();
         if (child == 0) {
-            alarm(50);
             all_works();
             _exit(0);
         }

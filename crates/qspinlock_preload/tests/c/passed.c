@@ -87,7 +87,7 @@ static void between_processes(void)
     EQUAL(pthread_condattr_setpshared(&attr, PTHREAD_PROCESS_SHARED), 0);
     EQUAL(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC), 0);
     EQUAL(pthread_cond_init(&shared->cond, &attr), 0);
-    pid_t child = fork();
+    pid_t child = forked();
     take_turns(shared, child == 0);
     if (child == 0)
         _exit(0);

@@ -177,7 +177,7 @@ static void shared_ones_are_passed_on(void)
     EQUAL(pthread_rwlockattr_setpshared(&attr, PTHREAD_PROCESS_SHARED), 0);
     EQUAL(pthread_rwlock_init(&shared->lock, &attr), 0);
     EQUAL(pthread_rwlock_wrlock(&shared->lock), 0);
-    pid_t child = fork();
+    pid_t child = forked();
     if (child == 0) {
         EQUAL(pthread_rwlock_tryrdlock(&shared->lock), EBUSY);
         EQUAL(timed_write(&shared->lock), ETIMEDOUT);
