@@ -130,6 +130,18 @@ static inline int exit_of(pid_t child)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
 }
 
+/* A process, or a thread of any (by the kernel's number). */
+static inline int is_asleep(pid_t thread)
+{
+    char path[64], state = '?';
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)thread);
+    FILE *stat = fopen(path, "r");
+    TRUE(stat != NULL);
+    EQUAL(fscanf(stat, "%*d %*s %c", &state), 1);
+    fclose(stat);
+    return state == 'S';
+}
+
 static inline void *shared_memory(size_t length)
 {
     void *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

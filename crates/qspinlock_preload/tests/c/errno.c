@@ -5,7 +5,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 static pthread_rwlock_t rwlock = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_spinlock_t spin, shared_spin;
-static pthread_barrier_t all_held;
+static pthread_barrier_t all_held, timed_out;
 
 static void *hold_all_for_a_while(void *unused)
 {
@@ -14,7 +14,8 @@ static void *hold_all_for_a_while(void *unused)
     EQUAL(pthread_spin_lock(&spin), 0);
     EQUAL(pthread_spin_lock(&shared_spin), 0);
     pthread_barrier_wait(&all_held);
-    sleep_ms(100);
+    pthread_barrier_wait(&timed_out);
+    sleep_ms(30);
     EQUAL(pthread_mutex_unlock(&mutex), 0);
     sleep_ms(30);
     EQUAL(pthread_rwlock_unlock(&rwlock), 0);
@@ -32,6 +33,7 @@ int main(void)
     EQUAL(pthread_spin_init(&spin, PTHREAD_PROCESS_PRIVATE), 0);
     EQUAL(pthread_spin_init(&shared_spin, PTHREAD_PROCESS_SHARED), 0);
     EQUAL(pthread_barrier_init(&all_held, NULL, 2), 0);
+    EQUAL(pthread_barrier_init(&timed_out, NULL, 2), 0);
     pthread_t holder = start(hold_all_for_a_while, NULL);
     pthread_barrier_wait(&all_held);
     errno = 77;
@@ -39,6 +41,9 @@ int main(void)
     EQUAL(pthread_mutex_timedlock(&mutex, &at), ETIMEDOUT);
     at = in_ms(CLOCK_REALTIME, 10);
     EQUAL(pthread_rwlock_timedrdlock(&rwlock, &at), ETIMEDOUT);
+    EQUAL(errno, 77);
+    pthread_barrier_wait(&timed_out);
+    errno = 77;
     EQUAL(pthread_mutex_lock(&mutex), 0);
     EQUAL(pthread_rwlock_rdlock(&rwlock), 0);
     EQUAL(pthread_spin_lock(&spin), 0);

@@ -1,6 +1,8 @@
 /* pthread_rwlock_*: readers together, writers alone, codes, kinds, times. */
 #include "check.h"
 
+#include <sys/syscall.h>
+
 enum { THREADS = 4, ROUNDS = 20000 };
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static long both[2];
@@ -127,11 +129,11 @@ static void has_codes(pthread_rwlock_t *tried)
     EQUAL(pthread_rwlock_destroy(tried), 0);
 }
 
-static int writer_is_there;
+static pid_t writer_thread;
 
 static void *write_once(void *argument)
 {
-    __atomic_store_n(&writer_is_there, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&writer_thread, (pid_t)syscall(SYS_gettid), __ATOMIC_RELEASE);
     EQUAL(pthread_rwlock_wrlock(argument), 0);
     EQUAL(pthread_rwlock_unlock(argument), 0);
     return NULL;
@@ -140,12 +142,11 @@ static void *write_once(void *argument)
 /* What a reader gets that asks again while a writer waits. */
 static int read_again_past_a_writer(pthread_rwlock_t *tried)
 {
-    writer_is_there = 0;
+    writer_thread = 0;
     EQUAL(pthread_rwlock_rdlock(tried), 0);
     pthread_t writer = start(write_once, tried);
-    while (!__atomic_load_n(&writer_is_there, __ATOMIC_ACQUIRE))
+    while (!__atomic_load_n(&writer_thread, __ATOMIC_ACQUIRE) || !is_asleep(writer_thread))
         sleep_ms(1);
-    sleep_ms(100);
     int result = timed_read(tried);
     if (result == 0)
         EQUAL(pthread_rwlock_unlock(tried), 0);
@@ -171,7 +172,7 @@ static void kinds(void)
 
 static void shared_ones_are_passed_on(void)
 {
-    struct { pthread_rwlock_t lock; long value; } *shared = shared_memory(sizeof *shared);
+    struct { pthread_rwlock_t lock; long value; int tried; } *shared = shared_memory(sizeof *shared);
     pthread_rwlockattr_t attr;
     EQUAL(pthread_rwlockattr_init(&attr), 0);
     EQUAL(pthread_rwlockattr_setpshared(&attr, PTHREAD_PROCESS_SHARED), 0);
@@ -182,12 +183,15 @@ static void shared_ones_are_passed_on(void)
         EQUAL(pthread_rwlock_tryrdlock(&shared->lock), EBUSY);
         EQUAL(timed_write(&shared->lock), ETIMEDOUT);
         EQUAL(clocked_read(&shared->lock), ETIMEDOUT);
+        __atomic_store_n(&shared->tried, 1, __ATOMIC_RELEASE);
         EQUAL(pthread_rwlock_rdlock(&shared->lock), 0);
         EQUAL(shared->value, 1);
         EQUAL(pthread_rwlock_unlock(&shared->lock), 0);
         _exit(0);
     }
-    sleep_ms(150);
+    while (!__atomic_load_n(&shared->tried, __ATOMIC_ACQUIRE))
+        sleep_ms(1);
+    sleep_ms(20); /* it may be asleep by now */
     shared->value = 1;
     EQUAL(pthread_rwlock_unlock(&shared->lock), 0);
     EQUAL(exit_of(child), 0);

@@ -27,21 +27,10 @@ static void excludes_processes(struct shared *shared)
     EQUAL(shared->counter, 2L * ROUNDS);
 }
 
-static char state_of(pid_t process)
-{
-    char path[64], state = '?';
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
-    FILE *stat = fopen(path, "r");
-    TRUE(stat != NULL);
-    EQUAL(fscanf(stat, "%*d %*s %c", &state), 1);
-    fclose(stat);
-    return state;
-}
-
 /* Only a process that sleeps ends this. */
 static void until_asleep(struct shared *shared, pid_t child)
 {
-    while (!__atomic_load_n(&shared->about_to_lock, __ATOMIC_ACQUIRE) || state_of(child) != 'S')
+    while (!__atomic_load_n(&shared->about_to_lock, __ATOMIC_ACQUIRE) || !is_asleep(child))
         sleep_ms(1);
 }
 
