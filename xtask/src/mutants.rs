@@ -114,33 +114,43 @@ fn chosen(args: &Args, mutants: Vec<Mutant>) -> Vec<Mutant> {
 }
 
 /// First the source as it is, which every check has to pass: a check that fails anyway notices nothing.
-fn judge_all(root: &Path, mutants: &[Mutant], earlier: &[(String, Verdict)], jobs: usize) -> Result<Vec<Judged>> {
+fn judge_all(
+    root: &Path,
+    mutants: &[Mutant],
+    earlier: &[(String, Verdict)],
+    jobs: usize,
+) -> Result<Vec<Judged>> {
     let progress = progress_bar(mutants.len());
     let next = AtomicUsize::new(0);
     let judged = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..jobs)
-            .map(|job| scope.spawn({ let (progress, next, judged) = (&progress, &next, &judged); move || -> Result<()> {
-                let bench = Bench::set_up(root, &root.join(PLACE).join(format!("job-{job}")))?;
-                bench.must_pass_unchanged()?;
-                while let Some(mutant) = mutants.get(next.fetch_add(1, Relaxed)) {
-                    let known = earlier.iter().find(|(name, _)| *name == mutant.name);
-                    let verdict = match known {
-                        Some((_, verdict)) => verdict.clone(),
-                        None => bench.judge(mutant)?,
-                    };
-                    progress.println(format!("{:<10} {}", verdict.short(), mutant.name));
-                    progress.inc(1);
-                    if let Ok(mut judged) = judged.lock() {
-                        judged.push(Judged { mutant: mutant.clone(), verdict });
+            .map(|job| {
+                scope.spawn({
+                    let (progress, next, judged) = (&progress, &next, &judged);
+                    move || -> Result<()> {
+                        let bench = Bench::set_up(root, &root.join(PLACE).join(format!("job-{job}")))?;
+                        bench.must_pass_unchanged()?;
+                        while let Some(mutant) = mutants.get(next.fetch_add(1, Relaxed)) {
+                            let known = earlier.iter().find(|(name, _)| *name == mutant.name);
+                            let verdict = match known {
+                                Some((_, verdict)) => verdict.clone(),
+                                None => bench.judge(mutant)?,
+                            };
+                            progress.println(format!("{:<10} {}", verdict.short(), mutant.name));
+                            progress.inc(1);
+                            if let Ok(mut judged) = judged.lock() {
+                                judged.push(Judged { mutant: mutant.clone(), verdict });
+                            }
+                        }
+                        Ok(())
                     }
-                }
-                Ok(())
-            }}))
+                })
+            })
             .collect();
-        workers.into_iter().try_for_each(|worker| {
-            worker.join().unwrap_or_else(|_| bail!("a worker panicked"))
-        })
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(|_| bail!("a worker panicked")))
     })?;
     progress.finish_and_clear();
     judged.into_inner().ok().context("a worker panicked")
@@ -148,7 +158,9 @@ fn judge_all(root: &Path, mutants: &[Mutant], earlier: &[(String, Verdict)], job
 
 fn progress_bar(count: usize) -> ProgressBar {
     let bar = ProgressBar::new(count as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} mutants, {elapsed}, about {eta} to go") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:30} {pos}/{len} mutants, {elapsed}, about {eta} to go")
+    {
         bar.set_style(style);
     }
     bar

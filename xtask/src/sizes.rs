@@ -40,6 +40,29 @@ pub const MIRI: Size<&[&str]> = size(
         "--tests",
     ],
 );
+/// The queued locks under Miri: so many orders of events.
+pub const MIRI_LOCK: Size<&[&str]> = size(
+    &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..16"), //
+    &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..256"),
+);
+/// Every interleaving of small models. With other flags everything is built anew, so it has a place of its own.
+pub const LOOM: &[&str] = &[
+    "env",
+    "CARGO_PROFILE_TEST_OPT_LEVEL=3",
+    "CARGO_PROFILE_DEV_OPT_LEVEL=3",
+    "cargo",
+    "test",
+    "-p",
+    "qspinlock",
+    "-p",
+    "blk_driver",
+    "--lib",
+    "--target-dir",
+    "target/loom",
+    "model",
+];
+/// Mutants of the lock: a handful of which each has to be noticed, or all of them.
+pub const MUTANTS: Size<&[&str]> = size(&["xtask", "mutants", "--smoke"], &["xtask", "mutants"]);
 /// A guest from its boot to its end, under emulation on a busy machine. Nothing passes because of it.
 pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(240), Duration::from_secs(1800));
 /// Written and verified by each fio job in a guest, in MiB.
@@ -63,6 +86,22 @@ pub const TORTURE: Size<Duration> = size(Duration::from_secs(1), Duration::from_
 
 const fn size<T: Copy>(smoke: T, full: T) -> Size<T> {
     Size { smoke, full }
+}
+
+const fn miri_lock(flags: &'static str) -> [&'static str; 11] {
+    [
+        "env",
+        flags,
+        "rustup",
+        "run",
+        "nightly",
+        "cargo",
+        "miri",
+        "test",
+        "-p",
+        "qspinlock",
+        "--test=few_threads",
+    ]
 }
 
 impl<T: Copy> Size<T> {

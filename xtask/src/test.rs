@@ -27,24 +27,12 @@ const STEPS: &[Step] = &[
         .wants(Wants::Target(AARCH64)),
     Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])
         .wants(Wants::Toolchain(MSRV)),
-    Step::new("loom", LOOM).env("RUSTFLAGS", "--cfg loom"),
+    Step::new("loom", sizes::LOOM).env("RUSTFLAGS", "--cfg loom"),
     Step::new("miri", sizes::MIRI.smoke).long(sizes::MIRI.full).wants(Wants::Miri),
+    Step::new("lock", sizes::MIRI_LOCK.smoke).long(sizes::MIRI_LOCK.full).wants(Wants::Miri),
+    Step::new("mutants", sizes::MUTANTS.smoke).long(sizes::MUTANTS.full).wants(Wants::Miri),
     Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
     Step::new("tests", &["cargo", "test", "--workspace", "--no-fail-fast"]),
-];
-
-/// Every interleaving of small models. With other flags everything is built anew, so it has a place of its own.
-const LOOM: &[&str] = &[
-    "cargo",
-    "test",
-    "-p",
-    "qspinlock",
-    "-p",
-    "blk_driver",
-    "--lib",
-    "--target-dir",
-    "target/loom",
-    "model",
 ];
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";

@@ -45,14 +45,29 @@ struct Check {
     limit: Duration,
 }
 
-const LOOM_ENV: &[(&str, &str)] =
-    &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_TEST_OPT_LEVEL", "3"), ("CARGO_PROFILE_DEV_OPT_LEVEL", "3")];
+/// A bound on executions and not on time, so that a busy machine notices as much as an idle one.
+const LOOM_ENV: &[(&str, &str)] = &[
+    ("RUSTFLAGS", "--cfg loom"),
+    ("CARGO_PROFILE_TEST_OPT_LEVEL", "3"),
+    ("CARGO_PROFILE_DEV_OPT_LEVEL", "3"),
+    ("LOOM_MAX_PERMUTATIONS", "20000"),
+];
 
 /// From the quickest to the slowest. The builds that go before a check are not part of its limit.
 const CHECKS: &[Check] = &[
     Check {
         name: "compiler",
-        command: &["cargo", "test", "-p", "qspinlock", "--lib", "--tests", "--no-run", "--target-dir", "target"],
+        command: &[
+            "cargo",
+            "test",
+            "-p",
+            "qspinlock",
+            "--lib",
+            "--tests",
+            "--no-run",
+            "--target-dir",
+            "target",
+        ],
         env: &[],
         limit: Duration::from_secs(600),
     },
@@ -77,10 +92,20 @@ const CHECKS: &[Check] = &[
     Check {
         name: "Miri",
         command: &[
-            "rustup", "run", "nightly", "cargo", "miri", "test", "-p", "qspinlock", "--test", "few_threads",
-            "--target-dir", "target/miri",
+            "rustup",
+            "run",
+            "nightly",
+            "cargo",
+            "miri",
+            "test",
+            "-p",
+            "qspinlock",
+            "--test",
+            "few_threads",
+            "--target-dir",
+            "target/miri",
         ],
-        env: &[("MIRIFLAGS", "-Zmiri-many-seeds=0..4")],
+        env: &[("MIRIFLAGS", "-Zmiri-many-seeds=0..16")],
         limit: Duration::from_secs(600),
     },
 ];
@@ -186,7 +211,9 @@ fn failed_test(log: &str) -> Option<String> {
         let test = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
         Some(test.to_owned())
     };
-    let undefined = |line: &str| line.strip_prefix("error: ").filter(|rest| rest.starts_with("Undefined")).map(str::to_owned);
+    let undefined = |line: &str| {
+        line.strip_prefix("error: ").filter(|rest| rest.starts_with("Undefined")).map(str::to_owned)
+    };
     log.lines().find_map(|line| failed(line).or_else(|| undefined(line)))
 }
 

@@ -201,7 +201,10 @@ fn without_rechecks(path: &str, text: &str, code: &str) -> Result<Vec<Change>> {
         // Comments are blank in `code`: what follows is the next code.
         let at = mark + code[mark..].len() - code[mark..].trim_start().len();
         let change = unentered(code, at).or_else(|| statement_left_out(code, at));
-        changes.push(change.with_context(|| format!("{path}:{line}: no `if`, `while` or call follows the re-check"))?);
+        changes.push(
+            change
+                .with_context(|| format!("{path}:{line}: no `if`, `while` or call follows the re-check"))?,
+        );
     }
     Ok(changes)
 }
@@ -210,7 +213,12 @@ fn without_rechecks(path: &str, text: &str, code: &str) -> Result<Vec<Change>> {
 fn unentered(code: &str, at: usize) -> Option<Change> {
     let keyword = ["if ", "while "].into_iter().find(|keyword| code[at..].starts_with(keyword))?;
     let condition = at + keyword.len();
-    Some(Change { at: condition, end: condition, with: "false && ".to_owned(), what: "without re-check".to_owned() })
+    Some(Change {
+        at: condition,
+        end: condition,
+        with: "false && ".to_owned(),
+        what: "without re-check".to_owned(),
+    })
 }
 
 /// A repeated read (`word = …;`) or a call.
@@ -232,7 +240,8 @@ mod tests {
 
     #[test]
     fn each_ordering_of_an_exchange_is_weakened_by_itself() {
-        let text = "use x::{Acquire, AcqRel};\nfn f() {\n    a.compare_exchange(b(1, 2), c, AcqRel, Acquire);\n}\n";
+        let text =
+            "use x::{Acquire, AcqRel};\nfn f() {\n    a.compare_exchange(b(1, 2), c, AcqRel, Acquire);\n}\n";
         assert_eq!(
             names(text),
             [
@@ -246,7 +255,8 @@ mod tests {
 
     #[test]
     fn second_of_a_kind_in_a_function_has_another_name_and_another_place() {
-        let mutants = mutants_of("src/a.rs", "fn f() {\n    a.load(Acquire);\n    b.load(Acquire);\n}\n").unwrap();
+        let mutants =
+            mutants_of("src/a.rs", "fn f() {\n    a.load(Acquire);\n    b.load(Acquire);\n}\n").unwrap();
         assert_eq!(mutants[1].name, "src/a.rs: f: load Acquire -> Relaxed #2");
         assert_eq!(mutants[1].place, "a.rs:3");
         assert!(mutants[1].files[0].1.contains("b.load(::core::sync::atomic::Ordering::Relaxed)"));
@@ -259,7 +269,8 @@ mod tests {
 
     #[test]
     fn wake_is_taken_out_with_its_path_and_its_definition_stays() {
-        let mutants = mutants_of("src/a.rs", "fn wake_one(a: A) {}\nfn f() {\n    S::wake_one(&g(1));\n}\n").unwrap();
+        let mutants =
+            mutants_of("src/a.rs", "fn wake_one(a: A) {}\nfn f() {\n    S::wake_one(&g(1));\n}\n").unwrap();
         assert_eq!(mutants.len(), 1);
         assert!(mutants[0].files[0].1.contains("{ let _ = (&g(1)); };"), "{}", mutants[0].files[0].1);
     }

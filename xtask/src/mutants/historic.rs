@@ -56,7 +56,12 @@ fn inject(bug: &Bug, read: impl Fn(&str) -> Result<String>) -> Result<Mutant> {
         };
         let times = text.matches(&edit.find).count();
         if times != 1 {
-            bail!("bug {}: its text is {times} times in {} instead of once: {}", bug.name, edit.file, edit.find);
+            bail!(
+                "bug {}: its text is {times} times in {} instead of once: {}",
+                bug.name,
+                edit.file,
+                edit.find
+            );
         }
         files.push((edit.file.clone(), text.replacen(&edit.find, &edit.replace, 1)));
     }
@@ -77,7 +82,9 @@ pub(super) fn mark_smoke(mutants: &mut [Mutant]) -> Result<()> {
     for name in &list.smoke {
         match mutants.iter_mut().find(|mutant| mutant.name == *name) {
             Some(mutant) => mutant.in_smoke = true,
-            None => bail!("historic.toml: no mutant is called {name:?}; `cargo xtask mutants --list` names them"),
+            None => {
+                bail!("historic.toml: no mutant is called {name:?}; `cargo xtask mutants --list` names them")
+            }
         }
     }
     Ok(())
@@ -107,6 +114,8 @@ mod tests {
     #[test]
     fn list_fits_the_lock_as_it_is() {
         let folder = xtask::workspace::root().join(crate::mutants::CRATE);
-        assert!(crate::mutants::all(&folder).is_ok_and(|mutants| mutants.iter().any(|mutant| mutant.in_smoke)));
+        assert!(
+            crate::mutants::all(&folder).is_ok_and(|mutants| mutants.iter().any(|mutant| mutant.in_smoke))
+        );
     }
 }

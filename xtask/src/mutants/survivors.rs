@@ -46,7 +46,9 @@ pub(super) fn complaints(judged: &[Judged], explained: &[Survivor]) -> Vec<Strin
     let complaint = |one: &Judged| {
         let name = &one.mutant.name;
         match &one.verdict {
-            Verdict::Survived if !is_explained(name) => Some(format!("survived, and nobody says why: {name}")),
+            Verdict::Survived if !is_explained(name) => {
+                Some(format!("survived, and nobody says why: {name}"))
+            }
             Verdict::Noticed { check, how } if is_explained(name) => {
                 Some(format!("{FILE} explains why it survives, but {check} noticed it ({how}): {name}"))
             }
