@@ -4,6 +4,8 @@
 //!
 //! - A user has a thread of its own, or one thread per core carries as many users as the others and goes from one to
 //!   the next after each step: then nobody who holds or waits for a lock is preempted for another user, as in a kernel.
+//! - A user with a thread of its own gives the core away whenever its job takes a turn, or each would be done within one
+//!   time slice, one after the other.
 //! - A lock under which the jobs take too long is stopped at a deadline, and what is done by then is its rate: steps
 //!   of jobs that have not ended count as parts of jobs.
 //! - Processor time and waiting are of the whole sample, what follows after the deadline included: a lock that only
@@ -242,7 +244,7 @@ impl<'c, F: Family> Carrier<'c, F> {
         }
         self.common.gate.pass();
         let before = Usage::of_this_thread();
-        let mut sleeper = Sleeper::new();
+        let mut sleeper = Sleeper::new(self.common.users.carried == Carried::ByThreads);
         while self.left > 0 && !self.jobs.is_empty() && self.go_round(&mut sleeper) {}
         // Release pairs with the acquire in `conduct`.
         if self.common.busy.fetch_sub(1, Release) == 1 {

@@ -156,7 +156,7 @@ impl Job {
             Step::Fault => self.fault(system, meter),
             Step::WalkTree => semaphore.walk(sleeper, meter),
             Step::LookUp => self.look_up(system, meter),
-            Step::Turn => self.turn(system, meter),
+            Step::Turn => self.turn(system, sleeper, meter),
             Step::FreePages => {
                 self.free(system, meter);
                 semaphore.change(sleeper, meter);
@@ -229,8 +229,11 @@ impl Job {
         meter.lock(Caller::RunQueue, self.run_queue(system)).push_back(user);
     }
 
-    fn turn<F: Family>(&self, system: &System<F>, meter: &mut Meter) {
+    fn turn<F: Family>(&self, system: &System<F>, sleeper: &Sleeper, meter: &mut Meter) {
         meter.lock(Caller::RunQueue, self.run_queue(system)).rotate_left(1);
+        if sleeper.gives_way {
+            std::thread::yield_now();
+        }
     }
 
     /// Whoever is first: it is the number that counts.
@@ -298,16 +301,19 @@ struct Seat {
     is_woken: AtomicBool,
 }
 
-/// What a thread needs to sleep at semaphores.
+/// What a thread needs to let others run: at semaphores, and in between.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     seat: Arc<Seat>,
+    /// A turn in the run queue is one of the system's as well.
+    gives_way: bool,
 }
 
 impl Sleeper {
-    /// Of the calling thread.
-    pub fn new() -> Self {
-        Self { seat: Arc::new(Seat { thread: std::thread::current(), is_woken: AtomicBool::new(false) }) }
+    /// Of the calling thread. `gives_way`: it has one user of many, and lets the others run in between.
+    pub fn new(gives_way: bool) -> Self {
+        let seat = Seat { thread: std::thread::current(), is_woken: AtomicBool::new(false) };
+        Self { seat: Arc::new(seat), gives_way }
     }
 
     fn sleep(&self) {
