@@ -60,12 +60,17 @@ pub(super) struct Modelled<F>(PhantomData<F>);
 
 /// How threads sleep.
 pub(super) trait Futex: 'static {
+    /// In which epoch the process is; each but the first is a forked child's, which looks at those of nodes.
+    const EPOCH: u32 = 1;
+
     /// Sleeps while the word is `expected`, without a deadline.
     fn wait(word: &AtomicU32, expected: u32);
 }
 
 /// See the file's head.
 pub(super) struct Strict;
+/// As [`Strict`], in a forked child, whose nodes waited in the parent, if at all.
+pub(super) struct StrictInChild;
 /// See the file's head.
 pub(super) struct Spurious;
 
@@ -150,7 +155,7 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
     }
 
     fn epoch() -> u32 {
-        1
+        F::EPOCH
     }
 
     fn wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Slept {
@@ -207,6 +212,14 @@ impl Futex for Strict {
         while !is_woken.get() {
             thread::park();
         }
+    }
+}
+
+impl Futex for StrictInChild {
+    const EPOCH: u32 = 2;
+
+    fn wait(word: &AtomicU32, expected: u32) {
+        Strict::wait(word, expected);
     }
 }
 

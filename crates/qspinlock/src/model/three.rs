@@ -2,8 +2,8 @@
 //!
 //! Not here: two threads (`two.rs`).
 
-use super::platform::{self, Futex, SOON, Spurious, Strict};
-use super::rig::{Guarded, Handing, Interleavings, Passing, ServingTheAwake, assert_happened, check};
+use super::platform::{self, Futex, SOON, Spurious, Strict, StrictInChild};
+use super::rig::{Handing, Interleavings, Passing, ServingTheAwake, assert_happened, check, Guarded};
 use crate::{Event, Policy};
 
 fn all_lock_once<P: Policy, F: Futex>(which: Interleavings) {
@@ -60,6 +60,11 @@ fn first_come_is_first_served<P: Policy, F: Futex>(which: Interleavings) {
 #[test]
 fn three_that_are_handed_a_lock_never_meet_and_all_finish() {
     all_lock_once::<Handing<0>, Strict>(Interleavings::Preempted(3, 4));
+}
+
+#[test]
+fn three_in_a_forked_child_take_nobody_for_left_behind() {
+    all_lock_once::<Handing<0>, StrictInChild>(Interleavings::Preempted(3, 4));
 }
 
 #[test]
