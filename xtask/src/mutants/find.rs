@@ -90,8 +90,9 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 fn function_around(code: &str, line: usize) -> String {
-    let around = functions(code).into_iter().filter(|f| (f.line..f.line + f.length_lines).contains(&line));
-    around.last().map_or_else(|| "outside functions".to_owned(), |function| function.name)
+    let mut around =
+        functions(code).into_iter().filter(|f| (f.line..f.line + f.length_lines).contains(&line));
+    around.next_back().map_or_else(|| "outside functions".to_owned(), |function| function.name)
 }
 
 fn weaker_orderings(code: &str) -> Vec<Change> {
