@@ -1,7 +1,7 @@
 //! Tells a forked child that the queues it sees are its parent's: the threads in them do not exist in it.
 //!
-//! A page that the kernel wipes in children (`MADV_WIPEONFORK`, since Linux 4.14) holds a mark. Who finds it gone is
-//! in a child, and begins a new epoch. No handlers are registered and nothing is allocated from the heap, so it works
+//! A page that the kernel wipes in children (`MADV_WIPEONFORK`, since Linux 4.14) holds the epoch. Who finds it gone
+//! is in a child, and begins a new one. No handlers are registered and nothing is allocated from the heap, so it works
 //! in any fork, made by whichever call, also from a signal handler.
 //!
 //! Not here: what queues do with an epoch (`queue/chain.rs`).
@@ -11,41 +11,42 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
-/// The page, once there is one.
-static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
-static EPOCH: AtomicU32 = AtomicU32::new(1);
+const FIRST: u32 = 1;
 
-/// The number of forks between the first process and this one, plus one.
+/// The page, once there is one. It holds the epoch of this process.
+static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+/// No epoch so far was later, here or in the processes that this one was forked from.
+static LATEST: AtomicU32 = AtomicU32::new(FIRST);
+
+/// Grows with each fork between the first process and this one.
 pub(super) fn epoch() -> u32 {
     // Acquire pairs with the exchange that published the page.
     let page = PAGE.load(Acquire);
     if page.is_null() {
         map_page();
-        return EPOCH.load(Relaxed);
+        return FIRST;
     }
     // SAFETY: the page is never unmapped, is aligned, and holds an AtomicU32 for all threads.
-    let mark = unsafe { &*page };
-    if mark.load(Acquire) == 0 {
-        begin_epoch(mark);
-    }
-    EPOCH.load(Relaxed)
+    epoch_in(unsafe { &*page }, &LATEST)
 }
 
-/// The child's first wait: usually there is but one thread. If there are more, one of them counts.
+fn epoch_in(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
+    // Relaxed, here and below: the number is all that is read.
+    match mark.load(Relaxed) {
+        0 => begin_epoch(mark, latest),
+        epoch => epoch,
+    }
+}
+
+/// The child's first wait. Usually there is but one thread; of several, and of signal handlers that come in between,
+/// one decides, and nobody waits for it.
 #[cold]
-fn begin_epoch(mark: &AtomicU32) {
-    const BUSY: u32 = 2;
-    match mark.compare_exchange(0, BUSY, Acquire, Acquire) {
-        Ok(_) => {
-            EPOCH.fetch_add(1, Relaxed);
-            // Release pairs with the acquires here and in `epoch`.
-            mark.store(1, core::sync::atomic::Ordering::Release);
-        }
-        Err(_) => {
-            while mark.load(Acquire) == BUSY {
-                core::hint::spin_loop();
-            }
-        }
+fn begin_epoch(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
+    // First, so that who is forked off in between does not take this process' epoch for a new one.
+    let mine = latest.fetch_add(1, Relaxed) + 1;
+    match mark.compare_exchange(0, mine, Relaxed, Relaxed) {
+        Ok(_) => mine,
+        Err(theirs) => theirs,
     }
 }
 
@@ -64,7 +65,7 @@ fn map_page() {
     unsafe { libc::madvise(page, length, libc::MADV_WIPEONFORK) };
     let page = page.cast::<AtomicU32>();
     // SAFETY: mapped, aligned to a page, and nobody else knows it yet.
-    unsafe { (*page).store(1, Relaxed) };
+    unsafe { (*page).store(FIRST, Relaxed) };
     if PAGE.compare_exchange(core::ptr::null_mut(), page, AcqRel, Relaxed).is_err() {
         // SAFETY: another thread was first; this mapping was shown to nobody.
         unsafe { libc::munmap(page.cast(), length) };
@@ -74,3 +75,49 @@ fn map_page() {
 /// Miri knows neither forks nor this advice.
 #[cfg(miri)]
 fn map_page() {}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::vec::Vec;
+
+    use super::*;
+
+    const ROUNDS: u32 = if cfg!(miri) { 20 } else { 100_000 };
+
+    /// Until both threads are there; spinning, so that they leave together.
+    fn meet(arrived: &AtomicU32, so_many: u32) {
+        arrived.fetch_add(1, AcqRel);
+        for look in 0_u32.. {
+            if arrived.load(Acquire) >= so_many {
+                return;
+            }
+            if look % 1_000 == 999 {
+                thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn threads_that_wait_first_in_a_child_at_the_same_time_begin_one_epoch() {
+        let latest = AtomicU32::new(FIRST);
+        let pages: Vec<_> = (0..ROUNDS).map(|_| AtomicU32::new(0)).collect();
+        let arrived = AtomicU32::new(0);
+        let first_waits = || -> Vec<u32> {
+            let first_wait = |(page, child): (&AtomicU32, u32)| {
+                meet(&arrived, child * 2);
+                epoch_in(page, &latest)
+            };
+            pages.iter().zip(1..).map(first_wait).collect()
+        };
+
+        let (ours, theirs) = thread::scope(|scope| {
+            let other = scope.spawn(first_waits);
+            (first_waits(), other.join().unwrap())
+        });
+
+        let apart = ours.iter().zip(&theirs).filter(|(ours, theirs)| ours != theirs).count();
+        assert_eq!(apart, 0, "of {ROUNDS} children, so many in which two threads live in two epochs");
+        assert!(ours[0] > FIRST && ours.is_sorted_by(|before, after| before < after));
+    }
+}
