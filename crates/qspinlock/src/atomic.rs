@@ -3,6 +3,6 @@
 //! Not here: orderings, which each access names itself.
 
 #[cfg(not(all(test, loom)))]
-pub(crate) use core::sync::atomic::{AtomicU32, AtomicUsize};
+pub(crate) use core::sync::atomic::{AtomicU32, AtomicUsize, fence};
 #[cfg(all(test, loom))]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicUsize};
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicUsize, fence};

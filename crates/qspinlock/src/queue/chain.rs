@@ -5,7 +5,10 @@
 //!
 //! Not here: joining at the newest end (`newcomer.rs`).
 
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
 use super::QueueLock;
+use crate::atomic::fence;
 use crate::node::{Node, link, set_link};
 use crate::word::NodeNumber;
 use crate::{Platform, Policy};
@@ -43,7 +46,12 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// In a forked child: `tail` is a thread of the parent, which does not exist here, and so are all before it.
     pub(super) fn is_left_behind(tail: NodeNumber) -> bool {
         let epoch = S::epoch();
-        // The first test keeps the usual process away from the node, which another thread is looking at.
-        epoch != FIRST_EPOCH && Self::node(tail).epoch.load(core::sync::atomic::Ordering::Relaxed) != epoch
+        if epoch == FIRST_EPOCH {
+            return false; // keeps the usual process away from the node, which another thread is looking at
+        }
+        // Acquire pairs with the release in `join`, whichever load read `tail` in the word: newcomers' are relaxed, and
+        // must not see the epoch of a node's last wait.
+        fence(Acquire);
+        Self::node(tail).epoch.load(Relaxed) != epoch
     }
 }
