@@ -100,9 +100,11 @@ fn inherit(slot: u32, thread: u32) -> bool {
     let Some(owner) = OWNERS.get(slot as usize) else { return false };
     let previous = owner.thread.load(Acquire);
     let ours = owner.epoch.load(Relaxed) == fork::epoch();
+    // Not one of a dead thread that had the number we have now: an exchange that leaves the number as it is would go
+    // unnoticed by another thread that is taking the slot over at the same time.
     previous != 0
         && ours
-        && (previous == thread || !is_alive(previous))
+        && !is_alive(previous)
         && owner.thread.compare_exchange(previous, thread, AcqRel, Relaxed).is_ok()
 }
 
