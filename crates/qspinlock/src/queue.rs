@@ -75,6 +75,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Newcomers may take the lock past a queue.
     const MAY_PASS: bool = {
         assert!(P::PASS_LIMIT <= MAX_PASSED, "the word cannot count so many");
+        assert!(P::PASSES_PER_COUNT.is_power_of_two(), "passes are counted in steps of a power of two");
         P::PASS_LIMIT > 0
     };
 
@@ -185,6 +186,10 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         if Self::MAY_PASS && self.look_and_take() {
             S::note(Event::Spun);
             return true;
+        }
+        if deadline.is_some_and(S::is_past) {
+            S::note(Event::TimedOut); // without a node left in the queue
+            return false;
         }
         match self.claim_place(deadline.is_some()) {
             Some(place) => self.acquire_from(place, deadline),

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use lock_api::RawMutex;
-use qspinlock::{Fair, Hybrid, Native, PvQSpinLock, QSpinLock, QueueLock};
+use qspinlock::{Clock, Deadline, Fair, Hybrid, Native, PvQSpinLock, QSpinLock, QueueLock};
 
 const _: () = assert!(size_of::<QSpinLock>() == 4 && size_of::<PvQSpinLock<Fair>>() == 4);
 
@@ -71,6 +71,17 @@ fn timed_waiters_give_up_and_the_others_go_on() {
     let got: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
     assert_eq!(*lock.lock(), got);
     assert!(!lock.is_locked());
+}
+
+#[test]
+fn waiter_that_is_late_from_the_beginning_leaves_nothing_in_the_queue() {
+    let lock = PvQSpinLock::<Fair>::new();
+    assert!(lock.try_acquire());
+    let late = Deadline { clock: Clock::Monotonic, at_ns: 1 };
+
+    let taken = lock.acquire_before(late);
+
+    assert!(!taken && !lock.is_wanted());
 }
 
 #[test]
