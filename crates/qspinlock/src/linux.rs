@@ -21,8 +21,8 @@ use crate::{Node, events::Event};
 pub struct Linux;
 
 std::thread_local! {
-    /// How often this thread passed a queue.
-    static PASSES: Cell<u32> = const { Cell::new(0) };
+    /// Where this thread's series of thrown numbers is.
+    static DICE: Cell<u32> = const { Cell::new(0) };
 }
 
 const NS_PER_S: u64 = 1_000_000_000;
@@ -78,8 +78,9 @@ unsafe impl Platform for Linux {
 
     #[inline]
     fn next_pass() -> u32 {
-        PASSES.set(PASSES.get().wrapping_add(1));
-        PASSES.get()
+        // A linear congruential generator of full period (Numerical Recipes' factors); its upper half looks thrown.
+        DICE.set(DICE.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
+        DICE.get() >> 16
     }
 
     #[cfg(feature = "stats")]
@@ -140,4 +141,26 @@ fn timespec(deadline: Deadline) -> libc::timespec {
     let seconds = libc::time_t::try_from(deadline.at_ns / NS_PER_S).unwrap_or(libc::time_t::MAX);
     let ns = libc::c_long::try_from(deadline.at_ns % NS_PER_S).unwrap_or(0);
     libc::timespec { tv_sec: seconds, tv_nsec: ns }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_passed_in_step_with_others_counts_as_often_as_they() {
+        const COUNTED: u32 = 4;
+        const THROWS: u32 = 4_000;
+        for step in 1..=8 {
+            let counted = |_: &u32| {
+                let throws: std::vec::Vec<u32> = (0..step).map(|_| Linux::next_pass()).collect();
+                throws[0].is_multiple_of(COUNTED)
+            };
+            let count = (0..THROWS).filter(counted).count();
+            assert!(
+                (500..1_500).contains(&count),
+                "{count} of {THROWS} passes, each {step}th of the thread's"
+            );
+        }
+    }
 }

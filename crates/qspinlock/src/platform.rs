@@ -76,7 +76,8 @@ pub unsafe trait Platform: 'static {
     /// Sleeps for about so many nanoseconds.
     fn sleep_ns(ns: u64);
 
-    /// Counts on with each call of this thread. Only the lowest bits are used, to count passes in steps.
+    /// A number whose lowest bits are thrown, as with dice: zero in all of the lowest n in one of 2ⁿ calls. With
+    /// numbers in a row, a lock that is passed in step with others might always miss the one that counts.
     fn next_pass() -> u32 {
         0
     }

@@ -12,8 +12,7 @@ pub trait Policy: 'static {
     /// [`PASSES_PER_COUNT`](Self::PASSES_PER_COUNT). With 0, unlocking hands the lock over, to a sleeping waiter too.
     /// At most [`MAX_PASSED`](crate::MAX_PASSED).
     const PASS_LIMIT: u32;
-    /// Each thread counts one of so many of its passes; a power of two. The bound is the product of the two, and at
-    /// most this once more for each thread.
+    /// Of so many passes one is counted, on average; a power of two. So on average the bound is the product of the two.
     const PASSES_PER_COUNT: u32 = 1;
     /// Nobody passes a waiter that is awake: unlocking hands the lock over to it, and an heir shuts the door as soon
     /// as it runs.
@@ -54,8 +53,8 @@ pub struct Fifo;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Fair;
 
-/// Waiters queue, but a newcomer that finds the lock free takes it while the oldest waiter sleeps or wakes up; at most
-/// 65,504 times past the same waiter, and 32 times more for each thread that does. Once that waiter runs, nobody passes.
+/// Waiters queue, but a newcomer that finds the lock free takes it while the oldest waiter sleeps or wakes up; about
+/// 8,188 times past the same waiter at most. Once that waiter has run and not got it within a moment, nobody passes.
 /// The throughput of an unfair lock, without starvation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hybrid;
