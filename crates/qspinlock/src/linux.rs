@@ -3,15 +3,19 @@
 //! - No allocation: nodes are a static array, of which the system backs only the pages that were used.
 //! - Nothing runs at thread exit: what a thread keeps is one number in a thread-local cell without a destructor, so
 //!   locks work in destructors that run late and before the first line of `main`.
+//! - `errno` stays what it was, whatever the calls underneath do to it: C code asks for it after it has unlocked.
 //!
 //! Not here: who has which nodes (`linux/slots.rs`), what a fork leaves behind (`linux/fork.rs`).
 
+mod errno;
 mod fork;
 mod slots;
 
 use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 use std::time::Duration;
+
+use errno::KeptErrno;
 
 use crate::platform::{Clock, Deadline, Platform, Slept};
 use crate::{Node, events::Event};
@@ -73,6 +77,7 @@ unsafe impl Platform for Linux {
     }
 
     fn sleep_ns(ns: u64) {
+        let _errno = KeptErrno::new();
         std::thread::sleep(Duration::from_nanos(ns));
     }
 
@@ -127,6 +132,7 @@ fn futex_wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Sl
     // WAIT_BITSET, because its timeout is a reading of the clock and not a span. Any wake matches all bits.
     let operation = libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG | realtime;
     let no_second_word = core::ptr::null::<u32>();
+    let _errno = KeptErrno::new();
     // SAFETY: `word` is aligned and lives through the call, `until` is null or a timespec that does.
     let result = unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, until, no_second_word, u32::MAX)
@@ -146,6 +152,7 @@ fn timespec(deadline: Deadline) -> libc::timespec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Fifo, QueueLock};
 
     #[test]
     fn lock_passed_in_step_with_others_counts_as_often_as_they() {
@@ -162,5 +169,18 @@ mod tests {
                 "{count} of {THROWS} passes, each {step}th of the thread's"
             );
         }
+    }
+
+    #[test]
+    fn sleep_in_a_lock_leaves_errno_as_it_was() {
+        let lock = QueueLock::<Fifo, Linux>::new();
+        assert!(lock.try_acquire());
+        let errno = || std::io::Error::last_os_error().raw_os_error();
+        drop(KeptErrno(libc::EPIPE)); // sets it
+
+        let until = Linux::after_ns(2_000_000);
+        assert!(!lock.acquire_before(until)); // the system says ETIMEDOUT
+
+        assert_eq!(errno(), Some(libc::EPIPE));
     }
 }

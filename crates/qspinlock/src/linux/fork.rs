@@ -11,6 +11,9 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
+#[cfg(not(miri))]
+use super::errno::KeptErrno;
+
 const FIRST: u32 = 1;
 
 /// The page, once there is one. It holds the epoch of this process.
@@ -53,6 +56,7 @@ fn begin_epoch(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
 #[cold]
 #[cfg(not(miri))]
 fn map_page() {
+    let _errno = KeptErrno::new();
     let length = 4096;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

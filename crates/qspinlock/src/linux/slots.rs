@@ -12,6 +12,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
+use super::errno::KeptErrno;
 use super::fork;
 use crate::{NODES_PER_THREAD, Node};
 
@@ -68,6 +69,7 @@ pub(super) fn own_nodes() -> Option<u32> {
 
 #[cold]
 fn claim_slot() -> Option<u32> {
+    let _errno = KeptErrno::new(); // asking for threads that are gone fails
     let thread = thread_id();
     let slot = take_over(thread).or_else(|| take_fresh(thread)).or_else(|| search_all(thread))?;
     // A signal handler may have claimed one meanwhile; then this one is lost until the thread ends.
