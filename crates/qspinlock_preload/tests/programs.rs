@@ -6,7 +6,6 @@
 //! Not here: single calls (`locks.rs`, `conditions.rs`). Results by program: `docs/qspinlock-preload.md`.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
-#[allow(dead_code)]
 mod preloaded;
 
 use std::collections::BTreeSet;

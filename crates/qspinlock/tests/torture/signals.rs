@@ -20,7 +20,7 @@ static FAIR: [Guarded<Fair>; 2] = [const { Guarded::new() }; 2];
 static HYBRID: [Guarded<Hybrid>; 2] = [const { Guarded::new() }; 2];
 static HANDLED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Takes the locks of its signal. The other signal may come meanwhile; the same one is held back.
+/// Takes the locks of its signal. The second signal may interrupt the handler of the first.
 extern "C" fn handle(signal: libc::c_int) {
     let at = usize::from(signal == SIGNALS[1]);
     FAIR[at].visit();
@@ -34,6 +34,11 @@ fn install_handlers() {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handle as extern "C" fn(libc::c_int) as usize;
         action.sa_flags = libc::SA_RESTART;
+        if signal == SIGNALS[1] {
+            // The second interrupts the first, not the other way round too: each would wait for what the other holds.
+            // SAFETY: the set is the action's, and the signal exists.
+            unsafe { libc::sigaddset(&raw mut action.sa_mask, SIGNALS[0]) };
+        }
         // SAFETY: the handler uses atomics and locks that are made for handlers.
         let result = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
         assert_eq!(result, 0);
