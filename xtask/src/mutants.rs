@@ -15,7 +15,7 @@ mod report;
 mod survivors;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -89,13 +89,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let place = root.join(PLACE);
     let digest = report::digest(&root.join(CRATE))?;
-    let earlier = if args.resume { report::earlier(&place, &digest)? } else { Vec::new() };
+    let run = Run {
+        earlier: if args.resume { report::earlier(&place, &digest)? } else { Vec::new() },
+        is_smoke: args.smoke,
+        progress: progress_bar(mutants.len()),
+        next: AtomicUsize::new(0),
+        judged: Mutex::new(Vec::new()),
+        root,
+        place,
+        digest,
+        mutants,
+    };
     let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let mut judged = judge_all(&root, &mutants, &earlier, jobs.clamp(1, mutants.len()))?;
-    judged.sort_by_key(|one| mutants.iter().position(|mutant| mutant.name == one.mutant.name));
-    report::keep(&place, &digest, &judged)?;
+    run.judge_all(jobs.clamp(1, run.mutants.len()))?;
     let is_all = !args.smoke && args.only.is_none();
-    conclude(&root, &judged, is_all)
+    conclude(&run.root, &run.judged()?, is_all)
 }
 
 fn all(folder: &Path) -> Result<Vec<Mutant>> {
@@ -113,47 +121,62 @@ fn chosen(args: &Args, mutants: Vec<Mutant>) -> Vec<Mutant> {
     mutants.into_iter().filter(wanted).collect()
 }
 
-/// First the source as it is, which every check has to pass: a check that fails anyway notices nothing.
-fn judge_all(
-    root: &Path,
-    mutants: &[Mutant],
-    earlier: &[(String, Verdict)],
-    jobs: usize,
-) -> Result<Vec<Judged>> {
-    let progress = progress_bar(mutants.len());
-    let next = AtomicUsize::new(0);
-    let judged = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs)
-            .map(|job| {
-                scope.spawn({
-                    let (progress, next, judged) = (&progress, &next, &judged);
-                    move || -> Result<()> {
-                        let bench = Bench::set_up(root, &root.join(PLACE).join(format!("job-{job}")))?;
-                        bench.must_pass_unchanged()?;
-                        while let Some(mutant) = mutants.get(next.fetch_add(1, Relaxed)) {
-                            let known = earlier.iter().find(|(name, _)| *name == mutant.name);
-                            let verdict = match known {
-                                Some((_, verdict)) => verdict.clone(),
-                                None => bench.judge(mutant)?,
-                            };
-                            progress.println(format!("{:<10} {}", verdict.short(), mutant.name));
-                            progress.inc(1);
-                            if let Ok(mut judged) = judged.lock() {
-                                judged.push(Judged { mutant: mutant.clone(), verdict });
-                            }
-                        }
-                        Ok(())
-                    }
-                })
-            })
-            .collect();
-        workers
-            .into_iter()
-            .try_for_each(|worker| worker.join().unwrap_or_else(|_| bail!("a worker panicked")))
-    })?;
-    progress.finish_and_clear();
-    judged.into_inner().ok().context("a worker panicked")
+/// Mutants on their way through the checks.
+struct Run {
+    root: PathBuf,
+    place: PathBuf,
+    digest: String,
+    mutants: Vec<Mutant>,
+    /// Verdicts of an earlier run on the same source.
+    earlier: Vec<(String, Verdict)>,
+    is_smoke: bool,
+    progress: ProgressBar,
+    next: AtomicUsize,
+    judged: Mutex<Vec<Judged>>,
+}
+
+impl Run {
+    fn judge_all(&self, jobs: usize) -> Result<()> {
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..jobs).map(|job| scope.spawn(move || self.work(job))).collect();
+            workers
+                .into_iter()
+                .try_for_each(|worker| worker.join().unwrap_or_else(|_| bail!("a worker panicked")))
+        })?;
+        self.progress.finish_and_clear();
+        Ok(())
+    }
+
+    /// First the source as it is, which every check has to pass: a check that fails anyway notices nothing. Where the
+    /// tests run all of them before, it is enough that the copy compiles.
+    fn work(&self, job: usize) -> Result<()> {
+        let bench = Bench::set_up(&self.root, &self.place.join(format!("job-{job}")))?;
+        bench.must_pass_unchanged(self.is_smoke)?;
+        while let Some(mutant) = self.mutants.get(self.next.fetch_add(1, Relaxed)) {
+            let known = self.earlier.iter().find(|(name, _)| *name == mutant.name);
+            let verdict = match known {
+                Some((_, verdict)) => verdict.clone(),
+                None => bench.judge(mutant)?,
+            };
+            self.add(Judged { mutant: mutant.clone(), verdict })?;
+        }
+        Ok(())
+    }
+
+    /// Kept at once, so that a run that is broken off can be resumed.
+    fn add(&self, one: Judged) -> Result<()> {
+        let line = format!("{:<10} {}", one.verdict.short(), one.mutant.name);
+        self.progress.suspend(|| println!("{line}"));
+        self.progress.inc(1);
+        let mut judged = self.judged.lock().ok().context("a worker panicked")?;
+        judged.push(one);
+        judged.sort_by_key(|one| self.mutants.iter().position(|mutant| mutant.name == one.mutant.name));
+        report::keep(&self.place, &self.digest, &judged)
+    }
+
+    fn judged(&self) -> Result<Vec<Judged>> {
+        Ok(self.judged.lock().ok().context("a worker panicked")?.clone())
+    }
 }
 
 fn progress_bar(count: usize) -> ProgressBar {
