@@ -11,7 +11,6 @@ mod errno;
 mod fork;
 mod slots;
 
-use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -23,11 +22,6 @@ use crate::{Node, events::Event};
 /// The platform of all locks in this crate that do not name another. See the file's head.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Linux;
-
-std::thread_local! {
-    /// Where this thread's series of thrown numbers is.
-    static DICE: Cell<u32> = const { Cell::new(0) };
-}
 
 const NS_PER_S: u64 = 1_000_000_000;
 
@@ -62,9 +56,9 @@ unsafe impl Platform for Linux {
         };
     }
 
-    fn after_ns(ns: u64) -> Deadline {
-        let now = now(Clock::Monotonic);
-        Deadline { at_ns: now.at_ns.saturating_add(ns), ..now }
+    fn after_ns(clock: Clock, ns: u64) -> Deadline {
+        let now = now(clock);
+        Deadline { at_ns: now.at_ns.saturating_add(ns), clock }
     }
 
     fn is_past(deadline: Deadline) -> bool {
@@ -76,19 +70,13 @@ unsafe impl Platform for Linux {
         core::hint::spin_loop();
     }
 
-    fn sleep_ns(ns: u64) {
-        let _errno = KeptErrno::new();
-        std::thread::sleep(Duration::from_nanos(ns));
+    fn sleep_ns(ns: u64, deadline: Option<Deadline>) {
+        let clock = deadline.map_or(Clock::Monotonic, |deadline| deadline.clock);
+        let until = Self::after_ns(clock, ns).or_earlier(deadline);
+        // Nobody knows the word, so nobody wakes us.
+        futex_wait(&AtomicU32::new(0), 0, Some(until));
     }
 
-    #[inline]
-    fn next_pass() -> u32 {
-        // A linear congruential generator of full period (Numerical Recipes' factors); its upper half looks thrown.
-        DICE.set(DICE.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
-        DICE.get() >> 16
-    }
-
-    #[cfg(feature = "stats")]
     #[inline]
     fn note(event: Event) {
         crate::stats::note(event);
@@ -155,30 +143,13 @@ mod tests {
     use crate::{Fifo, QueueLock};
 
     #[test]
-    fn lock_passed_in_step_with_others_counts_as_often_as_they() {
-        const COUNTED: u32 = 4;
-        const THROWS: u32 = 4_000;
-        for step in 1..=8 {
-            let counted = |_: &u32| {
-                let throws: std::vec::Vec<u32> = (0..step).map(|_| Linux::next_pass()).collect();
-                throws[0].is_multiple_of(COUNTED)
-            };
-            let count = (0..THROWS).filter(counted).count();
-            assert!(
-                (500..1_500).contains(&count),
-                "{count} of {THROWS} passes, each {step}th of the thread's"
-            );
-        }
-    }
-
-    #[test]
     fn sleep_in_a_lock_leaves_errno_as_it_was() {
         let lock = QueueLock::<Fifo, Linux>::new();
         assert!(lock.try_acquire());
         let errno = || std::io::Error::last_os_error().raw_os_error();
         drop(KeptErrno(libc::EPIPE)); // sets it
 
-        let until = Linux::after_ns(2_000_000);
+        let until = Linux::after_ns(Clock::Monotonic, 2_000_000);
         assert!(!lock.acquire_before(until)); // the system says ETIMEDOUT
 
         assert_eq!(errno(), Some(libc::EPIPE));

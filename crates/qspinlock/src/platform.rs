@@ -21,6 +21,13 @@ pub struct Deadline {
     pub at_ns: u64,
 }
 
+impl Deadline {
+    /// The earlier of two deadlines on the same clock; this one if there is no other, or on another clock.
+    pub(crate) fn or_earlier(self, other: Option<Self>) -> Self {
+        other.filter(|other| other.clock == self.clock && other.at_ns < self.at_ns).unwrap_or(self)
+    }
+}
+
 /// A clock of the system's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clock {
@@ -65,7 +72,7 @@ pub unsafe trait Platform: 'static {
     fn wake_one(word: &AtomicU32);
 
     /// The deadline that is `ns` nanoseconds from now.
-    fn after_ns(ns: u64) -> Deadline;
+    fn after_ns(clock: Clock, ns: u64) -> Deadline;
 
     /// Whether the deadline has passed.
     fn is_past(deadline: Deadline) -> bool;
@@ -73,14 +80,8 @@ pub unsafe trait Platform: 'static {
     /// A look is over and the next is to come: tells the processor, waits a moment.
     fn relax();
 
-    /// Sleeps for about so many nanoseconds.
-    fn sleep_ns(ns: u64);
-
-    /// A number whose lowest bits are thrown, as with dice: zero in all of the lowest n in one of 2ⁿ calls. With
-    /// numbers in a row, a lock that is passed in step with others might always miss the one that counts.
-    fn next_pass() -> u32 {
-        0
-    }
+    /// Sleeps for about so many nanoseconds, but not beyond the deadline.
+    fn sleep_ns(ns: u64, deadline: Option<Deadline>);
 
     /// Something worth counting happened in a slow path of this thread.
     fn note(_event: Event) {}

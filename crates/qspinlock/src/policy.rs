@@ -8,12 +8,9 @@
 pub trait Policy: 'static {
     /// A waiter may sleep. Without it, it spins to the end, and wants a core of its own.
     const SLEEPS: bool;
-    /// How often newcomers may take the lock past the oldest waiter, all in all, in units of
-    /// [`PASSES_PER_COUNT`](Self::PASSES_PER_COUNT). With 0, unlocking hands the lock over, to a sleeping waiter too.
-    /// At most [`MAX_PASSED`](crate::MAX_PASSED).
+    /// How often newcomers may take the lock past the oldest waiter, all in all. With 0, unlocking hands the lock
+    /// over, to a sleeping waiter too. At most [`MAX_PASSED`](crate::MAX_PASSED).
     const PASS_LIMIT: u32;
-    /// Of so many passes one is counted, on average; a power of two. So on average the bound is the product of the two.
-    const PASSES_PER_COUNT: u32 = 1;
     /// Nobody passes a waiter that is awake: unlocking hands the lock over to it, and an heir shuts the door as soon
     /// as it runs.
     const SERVES_THE_AWAKE: bool;
@@ -53,9 +50,9 @@ pub struct Fifo;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Fair;
 
-/// Waiters queue, but a newcomer that finds the lock free takes it while the oldest waiter sleeps or wakes up; about
-/// 8,188 times past the same waiter at most. Once that waiter has run and not got it within a moment, nobody passes.
-/// The throughput of an unfair lock, without starvation.
+/// Waiters queue, but a newcomer that finds the lock free takes it while the oldest waiter sleeps or wakes up; at most
+/// 2,047 times past the same waiter. Once that waiter is awake and has waited a moment longer, nobody passes. The
+/// throughput of an unfair lock, without starvation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hybrid;
 
@@ -92,7 +89,6 @@ impl Policy for Fair {
 impl Policy for Hybrid {
     const SLEEPS: bool = true;
     const PASS_LIMIT: u32 = crate::MAX_PASSED;
-    const PASSES_PER_COUNT: u32 = 4;
     const SERVES_THE_AWAKE: bool = false;
     const NEWCOMER_LOOKS: u32 = 8;
     const WAITER_LOOKS: u32 = 100;

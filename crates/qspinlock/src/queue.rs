@@ -58,10 +58,10 @@ impl<P, S> QueueLock<P, S> {
         Self { word: AtomicU32::new(0), _kind: PhantomData }
     }
 
-    /// Whether somebody holds it, or is about to get it: a snapshot.
+    /// Whether somebody holds it: a snapshot.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.word.load(Relaxed) != 0
+        Word(self.word.load(Relaxed)).is_locked()
     }
 
     /// Whether somebody waits for it: a snapshot.
@@ -75,7 +75,6 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Newcomers may take the lock past a queue.
     const MAY_PASS: bool = {
         assert!(P::PASS_LIMIT <= MAX_PASSED, "the word cannot count so many");
-        assert!(P::PASSES_PER_COUNT.is_power_of_two(), "passes are counted in steps of a power of two");
         P::PASS_LIMIT > 0
     };
 

@@ -469,7 +469,7 @@ impl<S: Platform> QueueRwLock<S> {
             if patience.is_over::<S>() {
                 return false;
             }
-            S::sleep_ns(FULL_SLEEP_NS);
+            S::sleep_ns(FULL_SLEEP_NS, patience.deadline());
         }
         true
     }

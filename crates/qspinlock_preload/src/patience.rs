@@ -112,7 +112,6 @@ struct Woken;
 impl Policy for Woken {
     const SLEEPS: bool = Hybrid::SLEEPS;
     const PASS_LIMIT: u32 = Hybrid::PASS_LIMIT;
-    const PASSES_PER_COUNT: u32 = Hybrid::PASSES_PER_COUNT;
     const SERVES_THE_AWAKE: bool = Hybrid::SERVES_THE_AWAKE;
     const NEWCOMER_LOOKS: u32 = 1;
     const WAITER_LOOKS: u32 = 1;

@@ -172,7 +172,7 @@ impl<P: Policy> Policy for Ahead<P> {
     const WAITER_LOOKS: u32 = P::WAITER_LOOKS;
     const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = P::WAITER_LOOKS_BEHIND_A_SLEEPER;
     const HEIR_LOOKS: u32 = P::HEIR_LOOKS;
-    const HEIR_PAUSE: u32 = P::HEIR_PAUSE;
+    const HEIR_NAP_NS: u64 = P::HEIR_NAP_NS;
     const WAKE_AHEAD: bool = true;
 }
 

@@ -177,7 +177,7 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
         }
     }
 
-    fn after_ns(_ns: u64) -> Deadline {
+    fn after_ns(_clock: Clock, _ns: u64) -> Deadline {
         SOON
     }
 
@@ -189,7 +189,7 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
         thread::yield_now();
     }
 
-    fn sleep_ns(_ns: u64) {
+    fn sleep_ns(_ns: u64, _deadline: Option<Deadline>) {
         thread::yield_now();
     }
 

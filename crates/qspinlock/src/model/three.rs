@@ -3,7 +3,7 @@
 //! Not here: two threads (`two.rs`).
 
 use super::platform::{self, Futex, SOON, Spurious, Strict, StrictInChild};
-use super::rig::{Handing, Interleavings, Passing, ServingTheAwake, assert_happened, check, Guarded};
+use super::rig::{Guarded, Handing, Interleavings, Passing, ServingTheAwake, assert_happened, check};
 use crate::{Event, Policy};
 
 fn all_lock_once<P: Policy, F: Futex>(which: Interleavings) {

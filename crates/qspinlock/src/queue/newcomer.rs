@@ -29,15 +29,11 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             None => Some(word.locked()),
             Some(tail) if Self::is_left_behind(tail) => Some(Word::HELD),
             Some(_) if Self::is_door_shut(word) => None,
-            Some(_) if P::PASSES_PER_COUNT == 1 || S::next_pass() % P::PASSES_PER_COUNT == 0 => {
-                Some(word.locked().passed_once_more())
-            }
-            Some(_) => Some(word.locked()),
+            Some(_) => Some(word.locked().passed_once_more()),
         }
     }
 
     /// Takes the lock if it is free, past a queue if need be; never waits.
-    #[inline]
     pub(super) fn take_in_passing(&self, mut word: Word) -> bool {
         while let Some(taken) = Self::taken_by_newcomer(word) {
             // Acquire pairs with the releases in `queue.rs` and `holder.rs`.
@@ -132,7 +128,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             if let Some(place) = self.claim_place(deadline.is_some()) {
                 return self.acquire_from(place, deadline);
             }
-            S::sleep_ns(sleep_ns);
+            S::sleep_ns(sleep_ns, deadline);
             sleep_ns = (sleep_ns * 2).min(LONGEST_SLEEP_NS);
         }
     }

@@ -8,7 +8,7 @@ use super::QueueLock;
 use super::newcomer::Place;
 use crate::node::{link, state};
 use crate::word::{PASSED, Word};
-use crate::{Deadline, Event, Platform, Policy, Slept};
+use crate::{Clock, Deadline, Event, Platform, Policy, Slept};
 
 /// Looks between two at the clock.
 const LOOKS_PER_CLOCK: u32 = 64;
@@ -153,9 +153,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// Sleeps for a moment. It stays the heir: nobody else is woken, and a timer wakes it if nobody does.
     fn nap(&self, place: Place, deadline: Option<Deadline>) {
         let own = &place.node.state;
-        let until = S::after_ns(P::HEIR_NAP_NS);
-        let is_short = |deadline: &Deadline| deadline.clock == until.clock && deadline.at_ns < until.at_ns;
-        let until = deadline.filter(is_short).unwrap_or(until);
+        let clock = deadline.map_or(Clock::Monotonic, |deadline| deadline.clock);
+        let until = S::after_ns(clock, P::HEIR_NAP_NS).or_earlier(deadline);
         // Neither publishes anything; failure: a holder has granted us the lock, or woken us.
         if own.compare_exchange(state::CHOSEN, state::NAPPING, Relaxed, Relaxed).is_ok() {
             S::note(Event::Napped);

@@ -64,17 +64,14 @@ unsafe impl Platform for Counted {
     fn is_past(deadline: Deadline) -> bool {
         Linux::is_past(deadline)
     }
-    fn after_ns(ns: u64) -> Deadline {
-        Linux::after_ns(ns)
+    fn after_ns(clock: Clock, ns: u64) -> Deadline {
+        Linux::after_ns(clock, ns)
     }
     fn relax() {
         Linux::relax();
     }
-    fn sleep_ns(ns: u64) {
-        Linux::sleep_ns(ns);
-    }
-    fn next_pass() -> u32 {
-        Linux::next_pass()
+    fn sleep_ns(ns: u64, deadline: Option<Deadline>) {
+        Linux::sleep_ns(ns, deadline);
     }
     fn note(event: Event) {
         WITHOUT_NODE.set(WITHOUT_NODE.get() + u64::from(event == Event::NoNode));
