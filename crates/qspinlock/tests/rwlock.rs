@@ -365,72 +365,93 @@ fn downgrading_threads_see_no_torn_words() {
     assert_eq!(lock.into_inner(), [4 * ROUNDS; 2]);
 }
 
+/// A lock, and whether it does what it is for.
+#[derive(Default)]
+struct Room {
+    lock: QRwLock,
+    inside: AtomicU32,
+    writing: AtomicBool,
+}
+
+impl Room {
+    fn stay_as_reader(&self) {
+        self.inside.fetch_add(1, SeqCst);
+        assert!(!self.writing.load(SeqCst));
+        thread::yield_now();
+        self.inside.fetch_sub(1, SeqCst);
+    }
+
+    fn stay_as_writer(&self) {
+        assert!(!self.writing.swap(true, SeqCst) && self.inside.load(SeqCst) == 0);
+        thread::yield_now();
+        self.writing.store(false, SeqCst);
+    }
+
+    fn read_if(&self, is_in: bool) {
+        if is_in {
+            self.stay_as_reader();
+            // SAFETY: the caller has acquired it.
+            unsafe { self.lock.release_read() };
+        }
+    }
+
+    fn write_if(&self, is_in: bool) {
+        if is_in {
+            self.stay_as_writer();
+            // SAFETY: the caller has acquired it.
+            unsafe { self.lock.release_write() };
+        }
+    }
+
+    fn write_and_pass_on_if(&self, is_in: bool) {
+        if is_in {
+            self.stay_as_writer();
+            // SAFETY: the caller has acquired it.
+            unsafe { self.lock.release_write_fairly() };
+        }
+    }
+
+    fn write_then_read(&self) {
+        self.lock.write();
+        self.stay_as_writer();
+        // SAFETY: acquired above.
+        unsafe { self.lock.downgrade() };
+        self.stay_as_reader();
+        // SAFETY: downgraded above.
+        unsafe { self.lock.release_read_fairly() };
+    }
+
+    fn do_one_of_all(&self, which: u32) {
+        let lock = &self.lock;
+        match which % 9 {
+            0 => self.read_if(lock.try_read()),
+            1 => self.write_if(lock.try_write()),
+            2 => self.read_if(lock.read_before(in_time(Duration::from_micros(50)))),
+            3 => self.write_if(lock.write_before(in_time(Duration::from_micros(50)))),
+            4 => self.write_then_read(),
+            5 => self.read_if(lock.try_read_recursive()),
+            6 => self.write_and_pass_on_if(lock.write_before(in_time(Duration::from_secs(3600)))),
+            7 => self.read_if(lock.read_recursive_before(in_time(Duration::from_micros(100)))),
+            _ => {
+                lock.read();
+                self.read_if(true);
+            }
+        }
+    }
+}
+
 /// All operations at once, with time limits that end in the middle of everything.
 #[test]
 fn sixteen_threads_that_try_wait_and_give_up_leave_a_free_lock() {
-    let lock = QRwLock::new();
-    let (inside, writing) = (AtomicU32::new(0), AtomicBool::new(false));
-    let read = || {
-        inside.fetch_add(1, SeqCst);
-        assert!(!writing.load(SeqCst));
-        thread::yield_now();
-        inside.fetch_sub(1, SeqCst);
-    };
-    let write = || {
-        assert!(!writing.swap(true, SeqCst) && inside.load(SeqCst) == 0);
-        thread::yield_now();
-        writing.store(false, SeqCst);
-    };
-    let read_if = |is_in: bool| {
-        if is_in {
-            read();
-            // SAFETY: the caller has acquired it.
-            unsafe { lock.release_read() };
-        }
-    };
-    let write_if = |is_in: bool, fairly: bool| match (is_in, fairly) {
-        (false, _) => (),
-        (true, false) => {
-            write();
-            // SAFETY: the caller has acquired it.
-            unsafe { lock.release_write() };
-        }
-        (true, true) => {
-            write();
-            // SAFETY: the caller has acquired it.
-            unsafe { lock.release_write_fairly() };
-        }
-    };
-    let downgrade = || {
-        lock.write();
-        write();
-        // SAFETY: acquired above.
-        unsafe { lock.downgrade() };
-        read();
-        // SAFETY: downgraded above.
-        unsafe { lock.release_read_fairly() };
-    };
-    let step = |step: u32| match step % 9 {
-        0 => read_if(lock.try_read()),
-        1 => write_if(lock.try_write(), false),
-        2 => read_if(lock.read_before(in_time(Duration::from_micros(50)))),
-        3 => write_if(lock.write_before(in_time(Duration::from_micros(50))), false),
-        4 => downgrade(),
-        5 => read_if(lock.try_read_recursive()),
-        6 => write_if(lock.write_before(in_time(Duration::from_secs(3600))), true),
-        7 => read_if(lock.read_recursive_before(in_time(Duration::from_micros(100)))),
-        _ => read_if({
-            lock.read();
-            true
-        }),
-    };
+    let room = Room::default();
     thread::scope(|scope| {
         for thread in 0..16 {
-            scope.spawn(move || (0..ROUNDS / 4).for_each(|round| step(round * 7 + thread)));
+            let room = &room;
+            scope.spawn(move || (0..ROUNDS / 4).for_each(|round| room.do_one_of_all(round * 7 + thread)));
         }
     });
-    assert!(!lock.is_held());
-    assert!(lock.try_write());
+    assert!(!room.lock.is_held());
+    assert!(room.lock.try_write());
 }
 
 #[test]

@@ -139,13 +139,19 @@ const UP_TO_CORES: [&str; 2] = ["over-0.5x", "over-1x"];
 const CROWDED: [&str; 3] = ["over-4x", "over-8x", "over-16x"];
 
 fn targets() -> Vec<Target> {
-    let of = |lock: Lock| Yardstick::BestOf(vec![lock.id().into()]);
+    [targets_up_to_cores(), targets_of_hybrid(), targets_of_fair(), targets_of_halting()].concat()
+}
+
+fn rate_of(lock: Lock) -> Yardstick {
+    Yardstick::BestOf(vec![lock.id().into()])
+}
+
+fn targets_up_to_cores() -> Vec<Target> {
     let best = |locks: &[Lock]| Yardstick::BestOf(ids(locks));
-    let hybrid = &[Lock::Hybrid];
     vec![
         target(
             "threads up to cores: hybrid has 0.95 times the best of all others",
-            hybrid,
+            &[Lock::Hybrid],
             &UP_TO_CORES,
             0.95,
             best(&PEERS),
@@ -157,26 +163,32 @@ fn targets() -> Vec<Target> {
             1.0,
             best(&FIFO_PEERS),
         ),
+    ]
+}
+
+fn targets_of_hybrid() -> Vec<Target> {
+    let hybrid = &[Lock::Hybrid];
+    vec![
         target(
             "4 to 16 per core: hybrid has 0.9 times a plain futex lock",
             hybrid,
             &CROWDED,
             0.9,
-            of(Lock::Futex),
+            rate_of(Lock::Futex),
         ),
         target(
             "4 to 16 per core: hybrid has 0.8 times parking_lot",
             hybrid,
             &CROWDED,
             0.8,
-            of(Lock::ParkingLot),
+            rate_of(Lock::ParkingLot),
         ),
         target(
             "16 per core: hybrid has 100 times the ticket lock",
             hybrid,
             &["over-16x"],
             100.0,
-            of(Lock::Ticket),
+            rate_of(Lock::Ticket),
         ),
         target(
             "hybrid is flat: 32 and 64 per core have 0.8 times what 16 per core has",
@@ -185,6 +197,11 @@ fn targets() -> Vec<Target> {
             0.8,
             Yardstick::Workload("over-16x".into()),
         ),
+    ]
+}
+
+fn targets_of_fair() -> Vec<Target> {
+    vec![
         limit(
             "4 to 16 per core: fair shares evenly (Dice at most 0.60)",
             &[Lock::Fair],
@@ -197,8 +214,13 @@ fn targets() -> Vec<Target> {
             &[Lock::Fair],
             &CROWDED,
             3.0,
-            of(Lock::ParkingLotFair),
+            rate_of(Lock::ParkingLotFair),
         ),
+    ]
+}
+
+fn targets_of_halting() -> Vec<Target> {
+    vec![
         limit(
             "4 to 16 per core: a sleep costs one wake (at most 1.05)",
             &[Lock::Hybrid, Lock::Fair],
