@@ -19,8 +19,8 @@ pub struct Size<T> {
 
 /// The micro-benchmarks. Without `--bench` on their command line, criterion's benches run each case once.
 pub const BENCHES: Size<&[&str]> = size(
-    &["cargo", "test", "--workspace", "--bench", "*"], //
-    &["cargo", "bench", "--workspace", "--bench", "*"],
+    &["cargo", "test", "--workspace", "--all-features", "--bench", "*"], //
+    &["cargo", "bench", "--workspace", "--all-features", "--bench", "*"],
 );
 /// The rings under Miri: one order of events, or several.
 pub const MIRI: Size<&[&str]> = size(

@@ -21,7 +21,11 @@ const STEPS: &[Step] = &[
     Step::new("format", &["cargo", "fmt", "--all", "--check"]),
     Step::new("layers", &["xtask", "layers"]),
     Step::new("tidy", &["xtask", "tidy"]),
-    Step::new("clippy", &["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    Step::new(
+        "clippy",
+        &["cargo", "clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"],
+    ),
+    Step::new("no-std", &["cargo", "check", "-p", "qspinlock", "--no-default-features"]),
     Step::new("doc", &["cargo", "doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
     Step::new("aarch64", &["cargo", "check", "--workspace", "--target", AARCH64])
         .wants(Wants::Target(AARCH64)),
@@ -32,7 +36,7 @@ const STEPS: &[Step] = &[
     Step::new("lock", sizes::MIRI_LOCK.smoke).long(sizes::MIRI_LOCK.full).wants(Wants::Miri),
     Step::new("mutants", sizes::MUTANTS.smoke).long(sizes::MUTANTS.full).wants(Wants::Miri),
     Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
-    Step::new("tests", &["cargo", "test", "--workspace", "--no-fail-fast"]),
+    Step::new("tests", &["cargo", "test", "--workspace", "--all-features", "--no-fail-fast"]),
 ];
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";

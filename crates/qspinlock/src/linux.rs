@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use errno::KeptErrno;
 
+use crate::Node;
 use crate::platform::{Clock, Deadline, Platform, Slept};
-use crate::{Node, events::Event};
 
 /// The platform of all locks in this crate that do not name another. See the file's head.
 #[derive(Debug, Clone, Copy, Default)]
@@ -77,14 +77,11 @@ unsafe impl Platform for Linux {
         futex_wait(&AtomicU32::new(0), 0, Some(until));
     }
 
+    #[cfg(feature = "stats")]
     #[inline]
-    fn note(event: Event) {
+    fn note(event: crate::Event) {
         crate::stats::note(event);
     }
-
-    #[cfg(not(feature = "stats"))]
-    #[inline]
-    fn note(_event: Event) {}
 }
 
 /// The reading of a clock.
