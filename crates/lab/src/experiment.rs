@@ -219,6 +219,23 @@ pub struct Stack {
     pub columns: Vec<String>,
 }
 
+/// One drawing for the whole run: a column over a number that workloads have, a line per variant, both axes by powers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Courses {
+    /// The file's name.
+    pub id: String,
+    /// Over the drawing.
+    pub title: String,
+    /// To the right: by powers of two.
+    pub across: Axis,
+    /// What is drawn: a column's id.
+    pub column: String,
+    /// Upwards.
+    pub scale: Scale,
+    /// Ids of variants: a line each.
+    pub variants: Vec<String>,
+}
+
 /// How the ratio to the baseline is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RatioForm {
@@ -253,6 +270,34 @@ pub struct Target {
     pub at_least: f64,
     /// And is no wider than this to either side on average.
     pub half_width_max: f64,
+    /// What is measured against what.
+    #[serde(default, skip_serializing_if = "Yardstick::is_baseline")]
+    pub yardstick: Yardstick,
+}
+
+/// Which figure a [`Target`] is about.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Yardstick {
+    /// The ratio to the baseline.
+    #[default]
+    Baseline,
+    /// The ratio to that of these variants that has the highest median of the compared column under the same workload.
+    BestOf(Vec<String>),
+    /// The ratio to the same variant under this workload.
+    Workload(String),
+    /// The column's own figure, no ratio: reached if it is `at_most` so much. `at_least` says nothing then.
+    Figure {
+        /// Its id.
+        column: String,
+        /// In its unit.
+        at_most: f64,
+    },
+}
+
+impl Yardstick {
+    fn is_baseline(&self) -> bool {
+        *self == Self::Baseline
+    }
 }
 
 /// Everything about an experiment but how it measures.
@@ -291,6 +336,9 @@ pub struct Declaration {
     /// Drawings of parts, one per workload each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stacks: Vec<Stack>,
+    /// Drawings over all workloads, of figures instead of ratios.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub courses: Vec<Courses>,
     /// What the run gives a verdict on.
     pub targets: Vec<Target>,
     /// How much is measured unless the user says otherwise.

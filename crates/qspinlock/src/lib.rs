@@ -38,6 +38,9 @@ mod api_04;
 #[cfg(all(feature = "std", not(all(test, loom))))]
 mod metered;
 
+#[cfg(all(feature = "peers", not(all(test, loom))))]
+pub mod peers;
+
 #[cfg(all(any(feature = "stats", feature = "misuse"), not(all(test, loom))))]
 mod thread_number;
 

@@ -5,11 +5,7 @@
 //!
 //! Not here: the algorithm.
 
-#[cfg(not(all(test, loom)))]
-use core::sync::atomic::AtomicU32;
-#[cfg(all(test, loom))]
-use loom::sync::atomic::AtomicU32;
-
+use crate::atomic::AtomicU32;
 use crate::{Node, events::Event};
 
 /// Until when a timed lock waits.

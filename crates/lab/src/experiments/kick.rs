@@ -219,7 +219,7 @@ fn reading(tally: &Tally, load: &Load) -> Reading {
         latency.min(),
         tally.share(usage.system),
         tally.share(usage.user),
-        Some(usage.switches as f64),
+        Some(usage.switches() as f64),
         Some(usage.major_faults as f64),
         Some(usage.minor_faults as f64),
         kicks,

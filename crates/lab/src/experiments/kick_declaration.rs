@@ -88,6 +88,7 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
         }],
         curves: curves(),
         stacks: Vec::new(),
+        courses: Vec::new(),
         targets: targets(&loads, cores),
         full: Effort { rounds: 10, seconds: 0.2, file_bytes: JOB_BYTES },
         quick: Effort { rounds: 1, seconds: 0.02, file_bytes: JOB_BYTES },

@@ -28,6 +28,10 @@ mod qspinlock_timed;
 
 mod qspinlock_alone;
 
+mod qspinlock_aim7;
+
+mod qspinlock_aim7_declaration;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -69,10 +73,9 @@ mod tests {
     #[test]
     fn unknown_name_is_refused_with_the_known_ones() {
         let line = find("nonsense").unwrap_err().to_string();
-        assert!(
-            line.starts_with("experiment 'nonsense' is unknown: give one of aio, kick, qspinlock-"),
-            "{line}"
-        );
+        let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-wakes, qspinlock-timed, qspinlock-aim7";
+        let expected = format!("experiment 'nonsense' is unknown: give one of aio, kick, {parts}");
+        assert_eq!(line, expected);
     }
 
     #[test]
@@ -89,6 +92,8 @@ mod tests {
             let courses = &declaration.courses;
             assert!(courses.iter().flat_map(|courses| &courses.variants).all(|id| variants.contains(&id)));
             assert!(courses.iter().all(|courses| columns.contains(&&courses.column)));
+            let parts = declaration.stacks.iter().flat_map(|stack| &stack.columns);
+            assert!(parts.into_iter().all(|id| columns.contains(&id)));
             let against = declaration.variants.iter().filter_map(|variant| variant.against.as_ref());
             assert!(against.into_iter().all(|id| variants.contains(&id)));
             let targets = &declaration.targets;

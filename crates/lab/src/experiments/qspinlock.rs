@@ -4,15 +4,16 @@
 //!
 //! Not here: the parts themselves (`qspinlock_*.rs`), how a name stands for several experiments (`mod.rs`).
 
-use super::qspinlock_aim7;
+use super::{qspinlock_aim7, qspinlock_alone, qspinlock_overcommit, qspinlock_timed, qspinlock_wakes};
 use crate::experiment::Experiment;
 
 /// In the order in which they run.
 pub(super) fn parts() -> Vec<Experiment> {
     vec![
-        super::qspinlock_alone::experiment(),
-        super::qspinlock_overcommit::experiment(),
-        super::qspinlock_wakes::experiment(),
-        super::qspinlock_timed::experiment(),
+        qspinlock_alone::experiment(),
+        qspinlock_overcommit::experiment(),
+        qspinlock_wakes::experiment(),
+        qspinlock_timed::experiment(),
+        qspinlock_aim7::experiment(),
     ]
 }

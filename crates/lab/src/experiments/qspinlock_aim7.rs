@@ -137,7 +137,7 @@ fn reading(tally: &Tally, users: Users) -> Reading {
         Some(tally.contention_percent()),
         contended_percent(&all),
         (all.contended > 0).then(|| all.all_waited_ns() / all.contended as f64 / 1000.0),
-        per_job(tally.usage.switches as f64),
+        per_job(tally.usage.switches() as f64),
         per_job(tally.cpu_ns as f64 / 1000.0),
     ];
     reading.extend((0..tally.waits.len()).map(|caller| Some(tally.caller_percent(caller))));

@@ -3,8 +3,8 @@
 //! Not here: measuring (`qspinlock_aim7.rs`), the jobs (`load/users_system.rs`).
 
 use crate::experiment::{
-    Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow, RatioForm,
-    Scale, Source, Stack, Target, Variant, Workload,
+    Axis, Column, Courses, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow,
+    RatioForm, Scale, Source, Stack, Target, Variant, Workload, Yardstick,
 };
 use crate::load::users::Carried;
 
@@ -86,6 +86,7 @@ pub(crate) fn declaration() -> Declaration {
             scale: Scale::Linear,
         }],
         curves: Vec::new(),
+        courses: courses(),
         stacks: vec![Stack {
             id: "callers".into(),
             title: "Processor time spent on getting locks, by who wanted them".into(),
@@ -104,7 +105,27 @@ fn workload((users, carried): (usize, Carried)) -> Workload {
         Carried::ByThreads => "a thread each",
     };
     #[allow(clippy::cast_precision_loss)] // a number of users
-    Workload::new(&id((users, carried)), &format!("{users} users, {words}")).at("users", users as f64)
+    Workload::new(&id((users, carried)), &format!("{users} users, {words}")).at(axis(carried), users as f64)
+}
+
+/// Key of the axis of users.
+fn axis(carried: Carried) -> &'static str {
+    if carried == Carried::ByCores { "users-on-cores" } else { "users-with-threads" }
+}
+
+fn courses() -> Vec<Courses> {
+    let course = |id: &str, title: &str, carried| Courses {
+        id: id.into(),
+        title: title.into(),
+        across: Axis { key: axis(carried).into(), title: "users".into() },
+        column: "jobs".into(),
+        scale: if carried == Carried::ByCores { Scale::Linear } else { Scale::Log },
+        variants: VARIANTS.map(|(id, ..)| id.to_owned()).into(),
+    };
+    vec![
+        course("jobs-on-cores", "Jobs per minute, one thread per core carries the users", Carried::ByCores),
+        course("jobs-with-threads", "Jobs per minute, a thread for each user", Carried::ByThreads),
+    ]
 }
 
 /// A lock that only spins in a queue does not end with hundreds of threads on few cores: nobody waits for it.
@@ -270,6 +291,7 @@ fn targets() -> Vec<Target> {
         workloads: WORKLOADS.into_iter().filter(|&(_, by)| by == carried).map(id).collect(),
         at_least,
         half_width_max,
+        yardstick: Yardstick::Baseline,
     };
     vec![
         target(

@@ -12,7 +12,7 @@ use super::qspinlock_locks::{COMPARED, Lock, WithLock, ids};
 use crate::error::LabError;
 use crate::experiment::{
     Bench, Cell, Column, Declaration, Difference, Effort, Experiment, Plot, Published, PublishedColumn,
-    PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Target, Workload, Yardstick,
+    PublishedRow, RatioForm, Reading, SampleError, Scale, Source, Target, Workload, Yardstick,
 };
 use crate::load::cores;
 use crate::load::exclusive::Exclusive;
@@ -123,6 +123,7 @@ fn declaration() -> Declaration {
         }],
         curves: Vec::new(),
         courses: Vec::new(),
+        stacks: Vec::new(),
         targets: vec![Target {
             text: "lock and unlock take at most 1.05 times as long as the faster of std and parking_lot (0.952 of its rate)"
                 .into(),

@@ -76,7 +76,7 @@ const FEW_HALTS: u64 = 20;
 /// In the order of the columns. `is_counted`: the lock's events are.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 pub(crate) fn reading(found: &Found, is_counted: bool) -> Reading {
-    let events = found.events.filter(|_| is_counted);
+    let events = is_counted.then_some(found.events);
     let per_halt = |count: u64| {
         let halts = events.map(|events| events.halts).filter(|&halts| halts >= FEW_HALTS)?;
         Some(count as f64 / halts as f64)

@@ -174,6 +174,10 @@ impl<P: Policy> Policy for Ahead<P> {
     const HEIR_LOOKS: u32 = P::HEIR_LOOKS;
     const HEIR_NAP_NS: u64 = P::HEIR_NAP_NS;
     const WAKE_AHEAD: bool = true;
+
+    fn newcomer_pause(look: u32) -> u32 {
+        P::newcomer_pause(look)
+    }
 }
 
 /// Ids of some.

@@ -76,6 +76,7 @@ pub(crate) fn declaration(cores: usize) -> Declaration {
         plots: Vec::new(),
         curves: Vec::new(),
         courses: courses(cores),
+        stacks: Vec::new(),
         targets: targets(),
         full: Effort { rounds: 9, seconds: 0.25, file_bytes: 0 },
         quick: Effort { rounds: 1, seconds: 0.03, file_bytes: 0 },

@@ -198,6 +198,7 @@ fn declaration() -> Declaration {
         plots: Vec::new(),
         curves: Vec::new(),
         courses: Vec::new(),
+        stacks: Vec::new(),
         targets: vec![Target {
             text: "16 per core: a timed lock gives up within 2 ms of clock_nanosleep, at the 99th percentile".into(),
             variants: ids(&[Lock::Hybrid, Lock::Fair, Lock::Fifo]),

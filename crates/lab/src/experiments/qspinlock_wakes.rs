@@ -82,6 +82,7 @@ fn declaration(cores: usize) -> Declaration {
         plots: Vec::new(),
         curves: Vec::new(),
         courses: courses(cores),
+        stacks: Vec::new(),
         targets: Vec::new(),
         full: Effort { rounds: 9, seconds: 0.25, file_bytes: 0 },
         quick: Effort { rounds: 1, seconds: 0.03, file_bytes: 0 },

@@ -24,7 +24,7 @@ use hdrhistogram::Histogram;
 use super::cores::pin_this_thread;
 use super::cpu::{self, Usage};
 use super::exclusive::{Exclusive, Lines, generate};
-use super::lock_events::LockEvents;
+use super::lock_events::{Counting, LockEvents};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
@@ -59,7 +59,7 @@ pub(crate) struct Found {
     pub usage: Usage,
     /// Of the process in the counted time.
     pub cpu_ns: u64,
-    pub events: Option<LockEvents>,
+    pub events: LockEvents,
     /// From the end of the counted time until all threads had noticed.
     pub drain: Duration,
 }
@@ -146,6 +146,7 @@ pub(crate) fn run<L: Exclusive>(
         slots: (0..threads).map(|_| Slot::default()).collect(),
         no_waits: histogram()?,
     };
+    let _counting = Counting::start();
     std::thread::scope(|scope| {
         let closed = common.gate.write().unwrap_or_else(PoisonError::into_inner);
         let started: Result<Vec<_>, _> = (0..threads).map(|place| start(scope, &common, place)).collect();
@@ -187,7 +188,7 @@ fn count<L>(common: &Common<'_, L>, seconds: f64, stop: &Stop) -> Found {
     let (after, counted) = (common.counts(), from.elapsed());
     let (now_ns, cpu_after_ns) = (common.now_ns(), cpu::process_ns());
     let usage = Usage::of_this_process().since(usage);
-    let events = LockEvents::now().zip(events).map(|(after, before)| after.since(before));
+    let events = LockEvents::now().since(events);
     let asked = common.slots.iter().map(|slot| slot.asked_ns.load(Relaxed)).filter(|&asked| asked > 0);
     let longest_ns = asked.map(|asked| now_ns.saturating_sub(asked)).max().unwrap_or(0);
     common.phase.store(ENDING, Relaxed);
@@ -204,7 +205,7 @@ fn count<L>(common: &Common<'_, L>, seconds: f64, stop: &Stop) -> Found {
 }
 
 /// Two digits: 30 KiB for each thread.
-pub(super) fn histogram() -> Result<Histogram<u64>, SampleError> {
+pub(crate) fn histogram() -> Result<Histogram<u64>, SampleError> {
     Histogram::new_with_bounds(1, LONGEST_NS, 2).map_err(|why| SampleError::because("a histogram", &why))
 }
 

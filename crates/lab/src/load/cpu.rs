@@ -28,8 +28,10 @@ fn read(clock: ClockId) -> u64 {
 pub(crate) struct Usage {
     pub user: Duration,
     pub system: Duration,
-    /// Voluntary ones and others.
-    pub switches: u64,
+    /// To wait for something.
+    pub voluntary_switches: u64,
+    /// Because it was another's turn.
+    pub involuntary_switches: u64,
     pub major_faults: u64,
     pub minor_faults: u64,
 }
@@ -37,15 +39,30 @@ pub(crate) struct Usage {
 impl Usage {
     /// Of the calling thread, since it started.
     pub fn of_this_thread() -> Self {
-        let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Self::default() };
+        Self::of(UsageWho::RUSAGE_THREAD)
+    }
+
+    /// Of all threads of this process, those that have ended included.
+    pub fn of_this_process() -> Self {
+        Self::of(UsageWho::RUSAGE_SELF)
+    }
+
+    fn of(who: UsageWho) -> Self {
+        let Ok(usage) = getrusage(who) else { return Self::default() };
         let count = |count: i64| u64::try_from(count).unwrap_or(0);
         Self {
             user: duration(usage.user_time()),
             system: duration(usage.system_time()),
-            switches: count(usage.voluntary_context_switches()) + count(usage.involuntary_context_switches()),
+            voluntary_switches: count(usage.voluntary_context_switches()),
+            involuntary_switches: count(usage.involuntary_context_switches()),
             major_faults: count(usage.major_page_faults()),
             minor_faults: count(usage.minor_page_faults()),
         }
+    }
+
+    /// Of both kinds.
+    pub fn switches(&self) -> u64 {
+        self.voluntary_switches + self.involuntary_switches
     }
 
     #[must_use]
@@ -53,7 +70,8 @@ impl Usage {
         Self {
             user: self.user.saturating_sub(earlier.user),
             system: self.system.saturating_sub(earlier.system),
-            switches: self.switches.saturating_sub(earlier.switches),
+            voluntary_switches: self.voluntary_switches.saturating_sub(earlier.voluntary_switches),
+            involuntary_switches: self.involuntary_switches.saturating_sub(earlier.involuntary_switches),
             major_faults: self.major_faults.saturating_sub(earlier.major_faults),
             minor_faults: self.minor_faults.saturating_sub(earlier.minor_faults),
         }
@@ -64,7 +82,8 @@ impl Usage {
         Self {
             user: self.user + other.user,
             system: self.system + other.system,
-            switches: self.switches + other.switches,
+            voluntary_switches: self.voluntary_switches + other.voluntary_switches,
+            involuntary_switches: self.involuntary_switches + other.involuntary_switches,
             major_faults: self.major_faults + other.major_faults,
             minor_faults: self.minor_faults + other.minor_faults,
         }

@@ -33,6 +33,18 @@ pub(crate) mod cpu;
 
 pub(crate) mod moments;
 
+pub(crate) mod cores;
+
+pub(crate) mod neighbours;
+
+pub(crate) mod exclusive;
+
+pub(crate) mod contest;
+
+pub(crate) mod fairness;
+
+pub(crate) mod lock_events;
+
 use disk_image::SECTOR_BYTES;
 
 use crate::runner::Xorshift;

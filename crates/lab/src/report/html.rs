@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use super::{curves, plot, stacks};
+use super::{courses, curves, plot, stacks};
 use crate::error::LabError;
 use crate::experiment::{PublishedColumn, PublishedRow, Workload};
 use crate::result::{CellResult, RunResult};

@@ -4,7 +4,7 @@
 //!
 //! - Each file appears whole or not at all: it is written beside its place and renamed.
 //!
-//! Not here: what is in them (`plot.rs`, `curves.rs`, `stacks.rs`, `html.rs`, `result.rs`).
+//! Not here: what is in them (`plot.rs`, `curves.rs`, `courses.rs`, `stacks.rs`, `html.rs`, `result.rs`).
 
 mod html;
 
@@ -15,6 +15,8 @@ mod plot;
 mod curves;
 
 mod stacks;
+
+mod courses;
 
 #[cfg(test)]
 pub(crate) mod example;
@@ -84,8 +86,8 @@ impl Drop for Output {
 pub fn write_all(folder: &Path, result: &RunResult) -> Result<PathBuf, LabError> {
     let own = folder.join(&result.experiment.name);
     fs::create_dir_all(&own).map_err(|source| LabError::output(&own, source))?;
-    for (name, svg) in plot::all(result)?.into_iter().chain(curves::all(result)?).chain(stacks::all(result)?)
-    {
+    let each = plot::all(result)?.into_iter().chain(stacks::all(result)?);
+    for (name, svg) in each.chain(curves::all(result)?).chain(courses::all(result)?) {
         write_whole(&own.join(name), svg.as_bytes())?;
     }
     write_whole(&own.join(json::FILE), json::to_text(result).as_bytes())?;

@@ -1,0 +1,50 @@
+//! What happened off the fast path of the queued locks, of all threads together.
+//!
+//! Not here: who counts it (`qspinlock::stats`).
+
+use qspinlock::stats::{Mode, set_mode, totals};
+
+/// Since the process started, or between two readings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LockEvents {
+    /// Sleeps begun.
+    pub halts: u64,
+    /// Wakes of others.
+    pub kicks: u64,
+    /// Woken without a reason.
+    pub spurious: u64,
+}
+
+impl LockEvents {
+    /// So far.
+    pub fn now() -> Self {
+        let totals = totals();
+        Self { halts: totals.halted, kicks: totals.kicked, spurious: totals.woken_for_nothing }
+    }
+
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            halts: self.halts.saturating_sub(earlier.halts),
+            kicks: self.kicks.saturating_sub(earlier.kicks),
+            spurious: self.spurious.saturating_sub(earlier.spurious),
+        }
+    }
+}
+
+/// Events are counted as long as this lives; only slow paths do any of it.
+#[derive(Debug)]
+pub(crate) struct Counting(());
+
+impl Counting {
+    pub fn start() -> Self {
+        set_mode(Mode::Counters);
+        Self(())
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        set_mode(Mode::Off);
+    }
+}

@@ -1,0 +1,59 @@
+//! Other processes that keep every core busy: what threads that spin share a machine with.
+//!
+//! - A shell that counts, one per core. Each looks now and then whether this process is still there, and ends if not;
+//!   they are ended when this is dropped.
+//!
+//! Not here: what is measured meanwhile.
+
+use std::process::{Child, Command, Stdio};
+
+use super::cores;
+use crate::experiment::SampleError;
+
+/// Some ten looks per second.
+const BUSY: &str =
+    "while kill -0 \"$0\" 2>/dev/null; do n=0; while [ $n -lt 100000 ]; do n=$((n+1)); done; done";
+
+/// They run as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Neighbours(Vec<Child>);
+
+impl Neighbours {
+    /// `per_core` on each core.
+    pub fn start(per_core: usize) -> Result<Self, SampleError> {
+        let mut all = Self(Vec::new());
+        for place in 0..cores::all().len() * per_core {
+            let mut command = Command::new("sh");
+            command.args(["-c", BUSY, &std::process::id().to_string()]);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let child = command.spawn().map_err(|why| SampleError::because("a busy neighbour", &why))?;
+            cores::pin_process(child.id(), place);
+            all.0.push(child);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_run_until_they_are_dropped() {
+        let mut neighbours = Neighbours::start(1).unwrap();
+        assert_eq!(neighbours.0.len(), cores::all().len());
+        assert!(neighbours.0.iter_mut().all(|child| child.try_wait().unwrap().is_none()));
+        let first = neighbours.0[0].id();
+        drop(neighbours);
+        assert!(!cores::pin_process(first, 0), "process {first} is still there");
+    }
+}
