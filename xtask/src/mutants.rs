@@ -156,7 +156,7 @@ impl Run {
             let known = self.earlier.iter().find(|(name, _)| *name == mutant.name);
             let verdict = match known {
                 Some((_, verdict)) => verdict.clone(),
-                None => bench.judge(mutant)?,
+                None => bench.judge(mutant, self.is_smoke)?,
             };
             self.add(Judged { mutant: mutant.clone(), verdict })?;
         }

@@ -85,7 +85,7 @@ pub(super) fn summary(judged: &[Judged]) -> String {
 pub(super) fn markdown(judged: &[Judged], explained: &[Survivor]) -> String {
     let mut text = format!(
         "# What notices when the lock is made worse\n\nWritten by `cargo xtask mutants`. {}.\n\n\
-         Checks in this order, the first that fails is named: compiler, tests, loom (models), Miri (16 seeds).\n\n\
+         Checks in this order, the first that fails is named: compiler, loom (models), tests, Miri (16 seeds).\n\n\
          | place | what | noticed by |\n|---|---|---|\n",
         summary(judged)
     );
