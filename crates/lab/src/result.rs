@@ -109,13 +109,13 @@ impl RunResult {
         found.map_or(variant, |known| &known.label)
     }
 
-    /// Whether intervals cover 95 %.
+    /// Whether intervals of figures that each round has cover 95 %. (Some a round may be without: wakes for each sleep
+    /// where nobody slept.)
     #[must_use]
     pub fn is_sure(&self) -> bool {
-        self.cells
-            .iter()
-            .flat_map(|cell| &cell.measures)
-            .all(|measure| measure.summary.is_none_or(|summary| summary.is_sure()))
+        let measures = self.cells.iter().flat_map(|cell| &cell.measures);
+        let mut complete = measures.filter(|measure| measure.samples.iter().all(Option::is_some));
+        complete.all(|measure| measure.summary.is_none_or(|summary| summary.is_sure()))
     }
 }
 
