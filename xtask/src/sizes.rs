@@ -45,7 +45,7 @@ pub const MIRI_LOCK: Size<&[&str]> = size(
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..16"), //
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..256"),
 );
-/// Every interleaving of small models. With other flags everything is built anew, so it has a place of its own.
+/// Interleavings of small models, all or as many as a bound on preemptions leaves. With other flags everything is built anew, so it has a place of its own.
 pub const LOOM: &[&str] = &[
     "env",
     "CARGO_PROFILE_TEST_OPT_LEVEL=3",

@@ -7,7 +7,7 @@
 //! | `ticket.rs` | the ticket lock |
 //! | `platform.rs` | threads, nodes, futexes and deadlines for the queued lock |
 //! | `rig.rs` | a lock and a number that two threads must never touch at once; policies with tiny limits |
-//! | `two.rs` | two threads and the queued lock, exhaustively |
+//! | `two.rs` | two threads and the queued lock, with a bound on preemptions |
 //! | `three.rs` | three, with a bound on preemptions |
 //! | `rwlock.rs` | the reader/writer lock, with two and three |
 //!
