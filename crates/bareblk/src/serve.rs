@@ -8,12 +8,11 @@
 //! Not here: what is done with requests (`blk_server`, `io_engine`).
 
 use std::io::{self, Write};
-use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::{DiskConfig, Server, ServerConfig, StopReport, Wce};
+use blk_server::{DiskConfig, EngineSource, Server, ServerConfig, StopReport, Wce, WorkerOptions};
 use disk_image::{HostOpener, Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{Chosen, FileSpec, choose};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -61,23 +60,27 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
     let size_bytes = image.capacity_sectors() * SECTOR_BYTES;
     let (block_size, discard) = (image.block_size(), image.discard_limits().is_some());
     let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-    let chosen = Rc::new(choose(config.engine, &file, &config.engine_config)?);
+    let chosen = Arc::new(choose(config.engine, &file, &config.engine_config)?);
     // The image's lock must not outlive the server.
     drop(file);
-    let engine = Rc::clone(&chosen);
+    let engine = Arc::clone(&chosen);
     let disk = DiskConfig {
         name: image.path().display().to_string(),
         serial: config.serial.clone().unwrap_or_else(|| image.default_serial()),
         queues: config.queues,
         queue_size: config.queue_size,
         wce: config.wce,
+        engine: None,
         image,
     };
     let (name, serial) = (disk.name.clone(), disk.serial.clone());
     let server = ServerConfig {
-        depth: config.engine_config.depth,
-        engine: Box::new(move || engine.make()),
-        workers: 1,
+        engine: EngineSource::new(
+            chosen.kind.name(),
+            config.engine_config.depth,
+            Box::new(move || engine.make()),
+        ),
+        workers: vec![WorkerOptions::default()],
         poll: config.poll,
     };
     let server = Server::start(&server, opener, vec![(disk, config.socket.clone())])?;

@@ -52,6 +52,7 @@ impl Bench {
             queues: 1,
             queue_size: QUEUE_SIZE,
             wce: Wce::Guest,
+            engine: None,
         };
         let region = Region::from_memfd(GuestAddress(0), 128 << 20).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());

@@ -15,6 +15,7 @@ use tracing::error;
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
+use crate::engine_source::EngineSource;
 use crate::log_limit::{Allowed, LogLimit};
 use crate::session::SessionShared;
 use crate::write_cache::{GuestChoice, Wce};
@@ -42,6 +43,8 @@ pub struct DiskConfig {
     pub queue_size: u16,
     /// Whether the guest may change the write-cache mode that the image's cache mode starts with.
     pub wce: Wce,
+    /// Where its requests go; `None`: the server's.
+    pub engine: Option<Arc<EngineSource>>,
 }
 
 impl DiskConfig {
@@ -130,7 +133,7 @@ impl Disk {
     pub(crate) fn new(config: DiskConfig) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         config.check()?;
-        let DiskConfig { name, image, serial, queues, queue_size, wce } = config;
+        let DiskConfig { name, image, serial, queues, queue_size, wce, engine: _ } = config;
         let start = start_mode(&image);
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),

@@ -36,6 +36,14 @@ mod signal;
 
 mod workers;
 
+mod worker_options;
+
+mod engine_source;
+
+mod report;
+
+mod admin;
+
 mod submissions;
 
 mod log_limit;
@@ -48,11 +56,15 @@ mod server;
 
 mod inline;
 
+pub use admin::AdminError;
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
+pub use engine_source::{EngineFactory, EngineSource};
 pub use inline::InlineWorker;
 pub use listener::{SocketConfig, SocketError};
 pub use poller::DEFAULT_POLL;
-pub use server::{EngineFactory, Server, ServerConfig, ServerError, StopReport};
+pub use report::{DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport};
+pub use server::{Server, ServerConfig, ServerError, StopReport};
 pub use submissions::Submissions;
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
+pub use worker_options::{SchedulingClass, WorkerId, WorkerOptions};
 pub use write_cache::Wce;

@@ -16,17 +16,20 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use disk_image::{CapacityChange, Opener};
-use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{error, info, warn};
 
+use crate::admin::AdminError;
 use crate::disk::{Disk, DiskConfig, InvalidDisk};
+use crate::engine_source::EngineSource;
 use crate::error_line::error_line;
 use crate::listener::{MAX_SESSIONS, Socket, SocketConfig, SocketError, accept_all};
 use crate::log_limit::Allowed;
+use crate::report::ServerReport;
 use crate::session::{EndReason, Session, SessionShared};
 use crate::signal::signal;
 use crate::submissions::{SubmissionMeter, Submissions};
+use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::workers::{AbortOnPanic, WorkerSet};
 
 /// A session's thread sleeps in `poll` and holds one message.
@@ -40,26 +43,21 @@ const _: () = assert!(disk_image::limits::MAX_SEGMENTS as usize <= virtio_blk::M
 /// What the last flush gets even if the requests in flight took all the time.
 const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
 
-/// Makes a worker's engine.
-pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>>>;
-
 /// How to serve.
 pub struct ServerConfig {
-    /// Called once per worker.
-    pub engine: EngineFactory,
-    /// Most requests in flight per worker: the depth that `engine` makes engines with.
-    pub depth: u32,
-    /// Number of workers, at least one.
-    pub workers: usize,
+    /// Of disks that name none of their own; also where an idle worker sleeps.
+    pub engine: Arc<EngineSource>,
+    /// One worker for each, at least one.
+    pub workers: Vec<WorkerOptions>,
     /// Longest polling before a worker sleeps; zero never polls.
     pub poll: Duration,
 }
 
 impl std::fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { depth, workers, poll, .. } = self;
+        let Self { engine, workers, poll } = self;
         let mut out = f.debug_struct("ServerConfig");
-        out.field("depth", depth).field("workers", workers).field("poll", poll).finish_non_exhaustive()
+        out.field("engine", engine).field("workers", workers).field("poll", poll).finish()
     }
 }
 
@@ -191,12 +189,13 @@ impl Server {
         disks: Vec<(DiskConfig, SocketConfig)>,
         meter: Option<Arc<SubmissionMeter>>,
     ) -> Result<Self, ServerError> {
-        if config.depth < MIN_DEPTH {
-            return Err(ServerError::Depth { depth: config.depth, min: MIN_DEPTH });
+        let depth = config.engine.depth;
+        if depth < MIN_DEPTH {
+            return Err(ServerError::Depth { depth, min: MIN_DEPTH });
         }
-        let engines = (0..config.workers.max(1)).map(|_| (config.engine)());
+        let engines = (0..config.workers.len().max(1)).map(|_| (config.engine.make)());
         let engines = engines.collect::<Result<_, _>>().map_err(ServerError::Engine)?;
-        let depth = usize::try_from(config.depth).unwrap_or(usize::MAX);
+        let depth = usize::try_from(depth).unwrap_or(usize::MAX);
         let workers = WorkerSet::start(engines, depth, config.poll, meter.as_ref());
         let workers = workers.map_err(ServerError::Engine)?;
         let export = |(disk, socket): (DiskConfig, SocketConfig)| {
@@ -235,6 +234,74 @@ impl Server {
         for export in self.exports.iter() {
             refresh_capacity(export);
         }
+    }
+
+    /// A reading of everything that is counted.
+    #[must_use]
+    pub fn report(&self) -> ServerReport {
+        ServerReport::default()
+    }
+
+    /// Serves one more disk.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn add_disk(&self, disk: DiskConfig, socket: &SocketConfig) -> Result<(), AdminError> {
+        let _ = (disk, socket);
+        Err(not_yet())
+    }
+
+    /// Stops serving a disk: requests in flight complete, the image is flushed, the socket goes. With `force` also
+    /// when a front-end is connected.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn remove_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<(), AdminError> {
+        let _ = (name, force, timeout);
+        Err(not_yet())
+    }
+
+    /// Gives a regular file's disk another size, and tells its guest. Smaller only with `force`.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn resize_disk(&self, name: &str, bytes: u64, force: bool) -> Result<(), AdminError> {
+        let _ = (name, bytes, force);
+        Err(not_yet())
+    }
+
+    /// Starts one more worker. It gets no queue by itself.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
+        let _ = options;
+        Err(not_yet())
+    }
+
+    /// Moves the worker's queues to the others, then ends it.
+    ///
+    /// # Errors
+    /// [`AdminError`]; queues that were moved already stay where they went.
+    pub fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), AdminError> {
+        let _ = (id, timeout);
+        Err(not_yet())
+    }
+
+    /// Hands a queue to another worker: what is in flight completes, then the new one goes on. A queue that does
+    /// not run yet will start there.
+    ///
+    /// # Errors
+    /// [`AdminError`]; the queue then goes on where it was.
+    pub fn attach(
+        &self,
+        disk: &str,
+        queue: u16,
+        worker: WorkerId,
+        timeout: Duration,
+    ) -> Result<(), AdminError> {
+        let _ = (disk, queue, worker, timeout);
+        Err(not_yet())
     }
 
     /// Stops as the file's head says, within `timeout`.
@@ -276,6 +343,10 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop_accepting();
     }
+}
+
+fn not_yet() -> AdminError {
+    AdminError::System { action: "do that yet".into(), source: io::ErrorKind::Unsupported.into() }
 }
 
 fn start_session(exports: &Arc<Vec<Export>>, number: usize, workers: &Arc<WorkerSet>, front_end: OwnedFd) {

@@ -154,8 +154,8 @@ fn large_cached_reads_of_one_disk_do_not_hold_up_another_until_they_are_done() {
 fn small_engine() -> (Options, FakeHandle) {
     let config = EngineConfig { depth: 64 + 15, ..EngineConfig::default() };
     let (engine, handle) = FakeEngine::new(config).unwrap();
-    let engine = std::cell::RefCell::new(Some(engine));
-    let factory = move || Ok(Box::new(engine.borrow_mut().take().unwrap()) as Box<dyn Engine>);
+    let engine = std::sync::Mutex::new(Some(engine));
+    let factory = move || Ok(Box::new(engine.lock().unwrap().take().unwrap()) as Box<dyn Engine>);
     let options =
         Options { disks: 2, queue_size: 1024, engine: Some(Box::new(factory)), ..Options::default() };
     (options, handle)

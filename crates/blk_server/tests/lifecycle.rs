@@ -213,11 +213,12 @@ fn bind(rig: &Rig, socket: &Path) -> Result<(), ServerError> {
     let image = Image::open(opener.as_ref(), &ImageOptions::new(&path)).unwrap();
     let serial = image.default_serial();
     let (name, wce) = ("other".into(), Wce::Guest);
-    let disk = blk_server::DiskConfig { name, image, serial, queues: 1, queue_size: 64, wce };
+    let disk = blk_server::DiskConfig { name, image, serial, queues: 1, queue_size: 64, wce, engine: None };
     let socket = SocketConfig { path: socket.to_owned(), mode: 0o600, uid: None, gid: None };
     let engine = || Ok(Box::new(IoUringEngine::new(EngineConfig::default())?) as Box<dyn io_engine::Engine>);
-    let config =
-        blk_server::ServerConfig { engine: Box::new(engine), depth: 1024, workers: 1, poll: Duration::ZERO };
+    let engine = blk_server::EngineSource::new("io_uring", 1024, Box::new(engine));
+    let workers = vec![blk_server::WorkerOptions::default()];
+    let config = blk_server::ServerConfig { engine, workers, poll: Duration::ZERO };
     blk_server::Server::start(&config, &opener, vec![(disk, socket)]).map(drop)
 }
 

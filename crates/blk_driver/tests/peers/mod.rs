@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blk_driver::Options;
-use blk_server::{DiskConfig, Server, ServerConfig, SocketConfig, Wce};
+use blk_server::{DiskConfig, EngineSource, Server, ServerConfig, SocketConfig, Wce, WorkerOptions};
 use disk_image::{HostOpener, Image, ImageOptions, Opener};
 use io_engine::{EngineConfig, IoUringEngine};
 
@@ -91,10 +91,12 @@ impl Own {
             queues: self.queues,
             queue_size: 1024,
             wce: Wce::Guest,
+            engine: None,
         };
         let socket = SocketConfig { path: self.place.socket.clone(), mode: 0o600, uid: None, gid: None };
-        let config =
-            ServerConfig { engine: Box::new(make), depth, workers: 1, poll: Duration::from_micros(50) };
+        let engine = EngineSource::new("io_uring", depth, Box::new(make));
+        let workers = vec![WorkerOptions::default()];
+        let config = ServerConfig { engine, workers, poll: Duration::from_micros(50) };
         self.server = Some(Server::start(&config, &opener, vec![(disk, socket)]).unwrap());
     }
 

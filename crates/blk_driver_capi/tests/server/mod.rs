@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blk_server::{DiskConfig, Server, ServerConfig, SocketConfig, Wce};
+use blk_server::{DiskConfig, EngineSource, Server, ServerConfig, SocketConfig, Wce, WorkerOptions};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use io_engine::{Engine, EngineConfig, IoUringEngine};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -38,11 +38,13 @@ impl Disk {
         let opened = Image::open(opener.as_ref(), &options).unwrap();
         let serial = opened.default_serial();
         let (queues, queue_size, wce) = (4, 256, Wce::Guest);
-        let disk = DiskConfig { name: "disk".into(), image: opened, serial, queues, queue_size, wce };
+        let disk =
+            DiskConfig { name: "disk".into(), image: opened, serial, queues, queue_size, wce, engine: None };
         let config = EngineConfig::default();
         let depth = config.depth;
         let make = move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn Engine>);
-        let server = ServerConfig { engine: Box::new(make), depth, workers: 1, poll: Duration::ZERO };
+        let engine = EngineSource::new("io_uring", depth, Box::new(make));
+        let server = ServerConfig { engine, workers: vec![WorkerOptions::default()], poll: Duration::ZERO };
         let place = SocketConfig { path: socket.clone(), mode: 0o600, uid: None, gid: None };
         let server = Some(Server::start(&server, &opener, vec![(disk, place)]).unwrap());
         Self { folder, socket, image, server }

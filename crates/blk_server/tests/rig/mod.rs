@@ -19,7 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, SocketConfig, StopReport, Wce};
+use blk_server::{
+    DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig, StopReport, Wce,
+    WorkerOptions,
+};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use io_engine::{EngineConfig, IoUringEngine, Recorder};
@@ -170,12 +173,13 @@ impl Rig {
             let image = Image::open(opener.as_ref(), &image_options).unwrap();
             let serial = image.default_serial();
             let name = format!("test{number}");
-            let disk = DiskConfig { name, image, serial, queues, queue_size, wce };
+            let disk = DiskConfig { name, image, serial, queues, queue_size, wce, engine: None };
             let path = numbered(&self.socket, number);
             (disk, SocketConfig { path, mode: 0o600, uid: None, gid: None })
         };
         let poll = Duration::from_micros(50);
-        let server = ServerConfig { engine, depth, workers, poll };
+        let engine = EngineSource::new("test", depth, engine);
+        let server = ServerConfig { engine, workers: vec![WorkerOptions::default(); workers], poll };
         let start = if options.counting { Server::start_counting } else { Server::start };
         self.server = Some(start(&server, &opener, (0..disks).map(disk).collect()).unwrap());
     }

@@ -4,9 +4,9 @@
 //!
 //! Not here: the front-end itself (`mod.rs`).
 
-use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, Region, RegionSpec};
@@ -20,8 +20,8 @@ use super::{FrontEnd, Guest, MIB, Options, Rig, code, feature, header_bytes, kin
 pub fn faulty() -> (Options, FakeHandle) {
     let config = EngineConfig { drain_timeout: Duration::from_millis(100), ..EngineConfig::default() };
     let (engine, handle) = FakeEngine::new(config).unwrap();
-    let engine = RefCell::new(Some(engine));
-    let factory = move || Ok(Box::new(engine.borrow_mut().take().unwrap()) as Box<dyn io_engine::Engine>);
+    let engine = Mutex::new(Some(engine));
+    let factory = move || Ok(Box::new(engine.lock().unwrap().take().unwrap()) as Box<dyn io_engine::Engine>);
     (Options { engine: Some(Box::new(factory)), ..Options::default() }, handle)
 }
 

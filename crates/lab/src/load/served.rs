@@ -11,7 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blk_driver::{Device, Options, PoolOptions, Queue, Reconnect};
-use blk_server::{DiskConfig, EngineFactory, Server, ServerConfig, SocketConfig, Submissions, Wce};
+use blk_server::{
+    DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig, Submissions, Wce,
+    WorkerOptions,
+};
 use disk_image::{HostOpener, Image, Opener};
 use tempfile::TempDir;
 
@@ -42,10 +45,12 @@ impl Served {
         let opener: Arc<dyn Opener> = Arc::new(HostOpener);
         let disks = images.into_iter().zip(&sockets).map(|(image, path)| {
             let (name, serial) = ("lab".to_owned(), "lab".to_owned());
-            let disk = DiskConfig { name, image, serial, queues: 1, queue_size, wce: Wce::Guest };
+            let disk =
+                DiskConfig { name, image, serial, queues: 1, queue_size, wce: Wce::Guest, engine: None };
             (disk, SocketConfig { path: path.clone(), mode: 0o600, uid: None, gid: None })
         });
-        let config = ServerConfig { engine, depth, workers: 1, poll };
+        let engine = EngineSource::new("lab", depth, engine);
+        let config = ServerConfig { engine, workers: vec![WorkerOptions::default()], poll };
         let server = Server::start_counting(&config, &opener, disks.collect()).map_err(io::Error::other)?;
         Ok(Self { server: Some(server), sockets, queue_size, _folder: folder })
     }

@@ -1,0 +1,98 @@
+//! What can be changed while a server runs, and why a change is refused.
+//!
+//! Not here: carrying it out (`server.rs`, `workers.rs`), how the wish arrives (`bareblk`).
+
+use std::time::Duration;
+
+use crate::worker_options::WorkerId;
+
+/// Why a change was not made; nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// No such disk.
+    #[error("there is no disk `{name}`")]
+    NoDisk {
+        /** As given. */
+        name: String,
+    },
+    /// The name is taken.
+    #[error("there is a disk `{name}` already")]
+    DiskExists {
+        /** As given. */
+        name: String,
+    },
+    /// No such worker.
+    #[error("there is no worker {id}")]
+    NoWorker {
+        /** As given. */
+        id: WorkerId,
+    },
+    /// The disk has fewer queues.
+    #[error("disk `{disk}` has no queue {queue}: it has {queues}, counted from 0")]
+    NoQueue {
+        /** Its name. */
+        disk: String,
+        /** As given. */
+        queue: u16,
+        /** Queues offered. */
+        queues: u16,
+    },
+    /// The last worker stays.
+    #[error("worker {id} is the last one: add another first")]
+    LastWorker {
+        /** As given. */
+        id: WorkerId,
+    },
+    /// Requests in flight did not complete in time; the queue goes on where it was.
+    #[error("queue {queue} of disk `{disk}` still has requests in flight after {} s; it stays with worker {stays}", timeout.as_secs_f64())]
+    NotDrained {
+        /** Its name. */
+        disk: String,
+        /** Its number. */
+        queue: u16,
+        /** As given. */
+        timeout: Duration,
+        /** Who serves it still. */
+        stays: WorkerId,
+    },
+    /// The new worker cannot serve it (its engine does not take the image, say).
+    #[error("worker {id} cannot serve disk `{disk}`: {why}")]
+    Unsuitable {
+        /** As given. */
+        id: WorkerId,
+        /** Its name. */
+        disk: String,
+        /** What went wrong. */
+        why: String,
+    },
+    /// A front-end is connected.
+    #[error("disk `{disk}` is in use by a front-end: stop its guest first, or force it")]
+    InUse {
+        /** Its name. */
+        disk: String,
+    },
+    /// A disk must not shrink under its guest.
+    #[error(
+        "disk `{disk}` has {from_bytes} bytes, {to_bytes} are fewer: what lies behind would be lost; force it if that is meant"
+    )]
+    WouldShrink {
+        /** Its name. */
+        disk: String,
+        /** Now. */
+        from_bytes: u64,
+        /** As given. */
+        to_bytes: u64,
+    },
+    /// The system refused.
+    #[error("cannot {action}")]
+    System {
+        /** What was tried. */
+        action: String,
+        /** From the kernel. */
+        #[source]
+        source: std::io::Error,
+    },
+    /// A thread or an engine did not start; a disk or a socket is not possible.
+    #[error(transparent)]
+    Start(#[from] Box<crate::server::ServerError>),
+}

@@ -1,0 +1,119 @@
+//! What a server tells about itself: a reading of its counters, taken without stopping anybody.
+//!
+//! `Worker (single writer, relaxed stores) → counters → Server::report → whoever asks (ctl, balancer, tests)`
+//!
+//! - All counters run from the start of what they belong to and never go back; a queue's go with it from worker to
+//!   worker. Two readings are subtracted by the reader.
+//!
+//! Not here: how it is sent or printed (`bareblk`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::worker_options::{WorkerId, WorkerOptions};
+
+/// A whole server.
+#[derive(Clone, Debug, Default)]
+pub struct ServerReport {
+    /// In the order of their numbers.
+    pub workers: Vec<WorkerReport>,
+    /// In the order in which they were added.
+    pub disks: Vec<DiskReport>,
+}
+
+/// One worker.
+#[derive(Clone, Debug)]
+pub struct WorkerReport {
+    /// Its number.
+    pub id: WorkerId,
+    /// As it was made.
+    pub options: WorkerOptions,
+    /// Queues that it serves now.
+    pub queues: usize,
+    /// What it has done.
+    pub counters: WorkerCounters,
+}
+
+/// What a worker has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerCounters {
+    /// Passes that found something to do.
+    pub busy_passes: u64,
+    /// Passes that found nothing: polling.
+    pub idle_passes: u64,
+    /// Times that it went to sleep.
+    pub sleeps: u64,
+    /// Processor time of its thread.
+    pub cpu_time: Duration,
+    /// Time spent taking and submitting requests, estimated from samples.
+    pub submission_time: Duration,
+    /// Time spent on completions, estimated from samples.
+    pub completion_time: Duration,
+}
+
+/// One disk.
+#[derive(Clone, Debug)]
+pub struct DiskReport {
+    /// Its name.
+    pub name: String,
+    /// Its image.
+    pub image: PathBuf,
+    /// Where front-ends connect.
+    pub socket: PathBuf,
+    /// Capacity, in sectors of 512 bytes.
+    pub capacity_sectors: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// A sync failed: nothing is written any more.
+    pub failed: bool,
+    /// Name of its engine's source.
+    pub engine: String,
+    /// Front-ends connected.
+    pub sessions: usize,
+    /// Queues offered.
+    pub queues_offered: u16,
+    /// Queues that run now.
+    pub queues: Vec<QueueReport>,
+}
+
+/// One running queue.
+#[derive(Clone, Debug)]
+pub struct QueueReport {
+    /// Its number on the disk.
+    pub index: u16,
+    /// Who serves it.
+    pub worker: WorkerId,
+    /// Descriptors.
+    pub size: u16,
+    /// What it has done.
+    pub counters: QueueCounters,
+}
+
+/// What a queue has done since it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueCounters {
+    /// Reads answered.
+    pub reads: u64,
+    /// Bytes of them.
+    pub read_bytes: u64,
+    /// Writes answered.
+    pub writes: u64,
+    /// Bytes of them.
+    pub written_bytes: u64,
+    /// Flushes answered.
+    pub flushes: u64,
+    /// Discards and write-zeroes answered.
+    pub other: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Requests taken and not yet answered.
+    pub in_flight: u64,
+    /// Interrupts sent to the guest (call fd signalled).
+    pub calls: u64,
+    /// Kicks received.
+    pub kicks: u64,
+    /// Times that it was moved to another worker.
+    pub moves: u64,
+    /// Time its requests took on the worker, submission and completion, estimated from samples.
+    pub worker_time: Duration,
+}
