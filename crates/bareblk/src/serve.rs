@@ -71,6 +71,7 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
         queue_size: config.queue_size,
         wce: config.wce,
         engine: None,
+        workers: None,
         image,
     };
     let (name, serial) = (disk.name.clone(), disk.serial.clone());

@@ -53,6 +53,7 @@ impl Bench {
             queue_size: QUEUE_SIZE,
             wce: Wce::Guest,
             engine: None,
+            workers: None,
         };
         let region = Region::from_memfd(GuestAddress(0), 128 << 20).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());

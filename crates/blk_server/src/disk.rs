@@ -5,19 +5,23 @@
 //!
 //! Not here: opening the image (`disk_image`), the socket (`listener.rs`).
 
+use std::fs::File;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use disk_image::Image;
 use io_engine::Durability;
-use tracing::error;
+use tracing::{error, warn};
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
 use crate::engine_source::EngineSource;
+use crate::error_line::error_line;
 use crate::log_limit::{Allowed, LogLimit};
 use crate::session::SessionShared;
+use crate::worker_options::WorkerId;
 use crate::write_cache::{GuestChoice, Wce};
 
 /// Longest serial: what GET_ID answers with (virtio 1.3 §5.2.6).
@@ -45,6 +49,8 @@ pub struct DiskConfig {
     pub wce: Wce,
     /// Where its requests go; `None`: the server's.
     pub engine: Option<Arc<EngineSource>>,
+    /// Most workers that serve it at a time unless queues are attached by hand; `None`: all.
+    pub workers: Option<NonZeroUsize>,
 }
 
 impl DiskConfig {
@@ -127,13 +133,17 @@ pub(crate) struct Disk {
     log_limit: Mutex<LogLimit>,
     host_log_limit: Mutex<LogLimit>,
     failed: AtomicBool,
+    engine: Option<Arc<EngineSource>>,
+    workers: Option<NonZeroUsize>,
+    /// The worker that uses the image's own file description.
+    own_file: Mutex<Option<WorkerId>>,
 }
 
 impl Disk {
     pub(crate) fn new(config: DiskConfig) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         config.check()?;
-        let DiskConfig { name, image, serial, queues, queue_size, wce, engine: _ } = config;
+        let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers } = config;
         let start = start_mode(&image);
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -149,6 +159,9 @@ impl Disk {
             log_limit: Mutex::new(LogLimit::new(Instant::now())),
             host_log_limit: Mutex::new(LogLimit::new(Instant::now())),
             failed: AtomicBool::new(false),
+            engine,
+            workers,
+            own_file: Mutex::new(None),
         })
     }
 
@@ -163,6 +176,45 @@ impl Disk {
 
     pub(crate) fn image(&self) -> &Image {
         &self.image
+    }
+
+    /// `None`: the server's.
+    pub(crate) fn engine(&self) -> Option<&Arc<EngineSource>> {
+        self.engine.as_ref()
+    }
+
+    /// Most workers that its queues are spread over.
+    pub(crate) fn most_workers(&self) -> Option<usize> {
+        self.workers.map(NonZeroUsize::get)
+    }
+
+    /// The image for one worker, open in its own right: the kernel tells of pages that it lost once to each file
+    /// description. If several workers synced one and the same, one would be told, and another's sync succeed over
+    /// lost data. Locks are shared by all.
+    pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
+        let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
+        if owner.is_none_or(|owner| owner == worker) {
+            *owner = Some(worker);
+            return Arc::clone(self.image.file());
+        }
+        self.image.reopen().map(Arc::new).unwrap_or_else(|error| {
+            let disk = &self.name;
+            warn!(
+                disk,
+                worker = worker.0,
+                "image not opened again, its workers share it: {}",
+                error_line(&error)
+            );
+            Arc::clone(self.image.file())
+        })
+    }
+
+    /// The worker lets go of what `file_for` gave it.
+    pub(crate) fn file_not_used(&self, worker: WorkerId) {
+        let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
+        if *owner == Some(worker) {
+            *owner = None;
+        }
     }
 
     /// Padded with zeroes.

@@ -19,10 +19,32 @@ pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 /// What a request is about, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct About {
-    pub(crate) verb: &'static str,
+    pub(crate) verb: Verb,
     pub(crate) sector: u64,
     pub(crate) bytes: u64,
     pub(crate) promise: Promise,
+}
+
+/// What a request wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Read,
+    Write,
+    Flush,
+    Discard,
+    WriteZeroes,
+}
+
+impl std::fmt::Display for Verb {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Discard => "discard",
+            Self::WriteZeroes => "write zeroes",
+        })
+    }
 }
 
 /// What success means.
@@ -154,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    const ABOUT: About = About { verb: "read", sector: 8, bytes: 512, promise: Promise::Done };
+    const ABOUT: About = About { verb: Verb::Read, sector: 8, bytes: 512, promise: Promise::Done };
 
     fn reply() -> ReplySlot {
         let region = Region::from_memfd(GuestAddress(0), 4096).expect("memory");

@@ -7,8 +7,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest_mem::GuestMemory;
@@ -17,8 +17,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::{RingFeatures, RingLayout};
 
 use crate::disk::DiskConfig;
+use crate::engine_source::EngineSource;
 use crate::signal::signal;
 use crate::worker::Worker;
+use crate::worker_options::WorkerId;
 use crate::workers::{Command, QueueStart};
 
 /// One queue of one disk, served on the caller's thread.
@@ -49,11 +51,18 @@ impl InlineWorker {
     ) -> io::Result<Self> {
         let (commands, received) = channel();
         let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let depth = usize::from(layout.queue_size);
-        let mut worker = Worker::new(engine, received, Arc::clone(&doorbell), depth, Duration::ZERO)?;
+        let depth = u32::from(layout.queue_size);
+        let engine = Mutex::new(Some(engine));
+        let make = move || {
+            let engine = engine.lock().unwrap_or_else(PoisonError::into_inner).take();
+            engine.ok_or_else(|| io::ErrorKind::Unsupported.into())
+        };
+        let base = EngineSource::new("inline", depth, Box::new(make));
+        let mut worker = Worker::new(WorkerId(0), base, received, Arc::clone(&doorbell), Duration::ZERO)?;
         let start = QueueStart::alone(disk, memory, layout, ring, kick, call)?;
         let (done, started) = sync_channel(1);
-        commands.send(Command::Start(Box::new(start), done)).map_err(io::Error::other)?;
+        let sent = commands.send(Command::Start(Arc::new(start), done));
+        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
         signal(&doorbell);
         worker.sleep();
         let mut inline = Self { worker, _commands: commands };

@@ -46,6 +46,10 @@ mod admin;
 
 mod submissions;
 
+mod meters;
+
+mod attachments;
+
 mod log_limit;
 
 mod error_line;

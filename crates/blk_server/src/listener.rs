@@ -120,6 +120,10 @@ impl Socket {
         Ok(socket)
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Removes the socket file, once: nobody connects any more, and the path is free for another server.
     pub(crate) fn remove(&self) {
         if self.removed.swap(true, Ordering::Relaxed) {

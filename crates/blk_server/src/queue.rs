@@ -7,35 +7,53 @@
 //! - What goes wrong inside a chain costs that request: IOERR, or length 0 where the status byte cannot
 //!   be reached. What goes wrong with the ring stops this queue: err fd, one log line; the others go on.
 //!
-//! Not here: which queue is served when, and sleeping (`worker.rs`); bytes of the ring (`virtqueue`).
+//! Not here: from one request to its ops (`queue/starter.rs`), which queue is served when, and sleeping (`worker.rs`); bytes of the ring (`virtqueue`).
+
+mod starter;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use disk_image::CheckedRange;
-use guest_mem::{GuestMemory, IoVecs, MemoryView};
-use io_engine::{Completion, Durability, FileId, Op, OpError, OpKind, Submit, Unmap, WatchId};
+use guest_mem::{GuestMemory, MemoryView};
+use io_engine::{Completion, FileId, OpError, Submit, WatchId};
 use rustix::io::Errno;
 use tracing::{error, warn};
-use virtio_blk::{Data, Request, Segment, Segments, Status, parse, reply_slot};
+use virtio_blk::{Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault, RingLayout};
 
-use crate::buffers::{BufferPool, NoBuffers};
+use crate::buffers::BufferPool;
 use crate::disk::Disk;
 use crate::error_line::error_line;
-use crate::in_flight::{About, Finished, InFlight, Promise};
+use crate::in_flight::{About, Finished, InFlight, Promise, Verb};
 use crate::log_limit::Allowed;
-use crate::refusal::Refusal;
+use crate::meters::QueueMeter;
+use crate::report::QueueCounters;
 use crate::ring_start::open_ring;
 use crate::session::SessionShared;
 use crate::signal::signal;
 use crate::workers::QueueStart;
+use starter::Starter;
 
 /// Requests taken from one queue before the next one has its turn.
 const BATCH: usize = 128;
 /// Most ops that one request needs: a discard's segments.
 const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
+
+/// What one request took in a pass that was timed; zero in the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shares {
+    taken: Duration,
+    completed: Duration,
+}
+
+impl Shares {
+    /// Each of `taken` requests took the same part of `submission`, each of `completed` the same of `completion`.
+    pub(crate) fn new(submission: Duration, taken: usize, completion: Duration, completed: usize) -> Self {
+        let part = |time: Duration, count: usize| time / u32::try_from(count).unwrap_or(u32::MAX).max(1);
+        Self { taken: part(submission, taken), completed: part(completion, completed) }
+    }
+}
 
 /// Data of the requests taken from one queue before the next one has its turn: what the host has in its page
 /// cache is copied while it is submitted.
@@ -60,14 +78,13 @@ enum Outcome {
     Later,
 }
 
-const UNSUPPORTED: Outcome = Outcome::Finished { status: Status::Unsupp, stored_bytes: 0 };
-const NOTHING_TO_DO: Outcome = Outcome::Finished { status: Status::Ok, stored_bytes: 0 };
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
     /// Takes nothing more; what is in flight completes.
     Draining,
+    /// The same, and for good.
+    Stopping,
     /// Like draining, until the front-end stops or resets the queue.
     Broken,
 }
@@ -91,6 +108,11 @@ pub(crate) struct Queue {
     state: State,
     /// The last look at the ring ended because engine or pool had no room, not because it was empty.
     waits_for_room: bool,
+    counted: QueueCounters,
+    /// Requests of this pass, for their share of its time.
+    taken: u32,
+    completed: u32,
+    meter: Arc<QueueMeter>,
 }
 
 impl Queue {
@@ -119,7 +141,27 @@ impl Queue {
             err: start.err.clone(),
             state: State::Running,
             waits_for_room: false,
+            counted: QueueCounters::default(),
+            taken: 0,
+            completed: 0,
+            meter: Arc::clone(&start.meter),
         })
+    }
+
+    /// In descriptors.
+    pub(crate) fn size(&self) -> u16 {
+        self.ring.layout().queue_size
+    }
+
+    /// Another worker serves it from now on, under these names; nothing is in flight.
+    pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
+        (self.id, self.file, self.watch) = (id, file, watch);
+        self.counted.moves += 1;
+        self.resume();
+    }
+
+    pub(crate) fn note_kick(&mut self) {
+        self.counted.kicks += 1;
     }
 
     pub(crate) fn disk(&self) -> &Arc<Disk> {
@@ -134,9 +176,9 @@ impl Queue {
         self.view.memory()
     }
 
-    /// Steps 2 to 5 for every chain that is available, up to [`BATCH`]. Returns whether there were any.
+    /// Steps 2 to 5 for every chain that is available, up to [`BATCH`]. Returns how many there were.
     #[inline]
-    pub(crate) fn take_requests(&mut self, lane: &mut Lane<'_>) -> bool {
+    pub(crate) fn take_requests(&mut self, lane: &mut Lane<'_>) -> usize {
         let mut taken = 0;
         self.waits_for_room = false;
         while taken < BATCH && lane.bytes_left > 0 && self.state == State::Running {
@@ -159,7 +201,10 @@ impl Queue {
             }
             taken += 1;
         }
-        taken > 0
+        #[allow(clippy::cast_possible_truncation)] // at most BATCH
+        let counted = taken as u32;
+        self.taken += counted;
+        taken
     }
 
     /// Returns false if the request had to go back into the ring.
@@ -204,6 +249,7 @@ impl Queue {
         match outcome {
             Outcome::Submitted => true,
             Outcome::Finished { status, stored_bytes } => {
+                self.count_other(status);
                 let written_bytes = reply.write(&self.view, status, stored_bytes);
                 self.ring.push_used(tag, written_bytes);
                 true
@@ -244,6 +290,7 @@ impl Queue {
             self.note_failed(tag, completion);
         }
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
+        self.count(&finished);
         let status = match finished.failed {
             Some(error) => {
                 self.log_failed(now, &finished, error);
@@ -251,15 +298,39 @@ impl Queue {
             }
             None => self.succeeded(&finished.about),
         };
+        self.counted.errors += u64::from(status != Status::Ok);
         let written_bytes = finished.reply.write(&self.view, status, finished.stored_bytes);
         self.ring.push_used(tag, written_bytes);
+    }
+
+    #[inline]
+    fn count(&mut self, finished: &Finished) {
+        self.completed += 1;
+        let About { verb, bytes, .. } = finished.about;
+        let counted = &mut self.counted;
+        match verb {
+            Verb::Read => {
+                (counted.reads, counted.read_bytes) = (counted.reads + 1, counted.read_bytes + bytes)
+            }
+            Verb::Write => {
+                (counted.writes, counted.written_bytes) = (counted.writes + 1, counted.written_bytes + bytes);
+            }
+            Verb::Flush => counted.flushes += 1,
+            Verb::Discard | Verb::WriteZeroes => counted.other += 1,
+        }
+    }
+
+    /// A request that was answered without the engine.
+    fn count_other(&mut self, status: Status) {
+        self.counted.other += 1;
+        self.counted.errors += u64::from(status == Status::IoErr);
     }
 
     /// The engine says that it is done; whether that is what was promised is another matter.
     #[inline]
     fn succeeded(&self, about: &About) -> Status {
         // Data was taken from memory that was gone by then: zeroes of ours may have been written.
-        let lost_memory = self.view.is_poisoned() && about.verb != "read";
+        let lost_memory = self.view.is_poisoned() && about.verb != Verb::Read;
         // An overlapping sync may have taken the kernel's only report of what was lost.
         let lost_pages = about.promise != Promise::Done && self.disk.has_failed();
         if lost_memory || lost_pages { Status::IoErr } else { Status::Ok }
@@ -278,16 +349,20 @@ impl Queue {
 
     /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
     #[inline]
-    pub(crate) fn publish(&mut self) {
-        if !self.ring.publish() {
-            return;
+    pub(crate) fn publish(&mut self, shares: Shares) {
+        if self.ring.publish() {
+            self.in_flight.publish();
+            if self.ring.needs_notification()
+                && let Some(call) = &self.call
+            {
+                signal(call);
+                self.counted.calls += 1;
+            }
         }
-        self.in_flight.publish();
-        if self.ring.needs_notification()
-            && let Some(call) = &self.call
-        {
-            signal(call);
-        }
+        self.counted.worker_time += shares.taken * self.taken + shares.completed * self.completed;
+        (self.taken, self.completed) = (0, 0);
+        self.counted.in_flight = self.in_flight.count() as u64;
+        self.meter.store(&self.counted);
     }
 
     /// The worker polls the ring: kicks are not needed.
@@ -332,6 +407,13 @@ impl Queue {
         }
     }
 
+    /// Takes nothing more for good: it is about to stop.
+    pub(crate) fn begin_stop(&mut self) {
+        if self.state != State::Broken {
+            self.state = State::Stopping;
+        }
+    }
+
     pub(crate) fn resume(&mut self) {
         if self.state == State::Draining {
             self.state = State::Running;
@@ -360,6 +442,11 @@ impl Queue {
 
     pub(crate) fn break_kick(&mut self, errno: Errno) {
         self.break_with(&format!("its kick descriptor can no longer be polled: {errno}"));
+    }
+
+    /// No worker serves it any more.
+    pub(crate) fn break_moved(&mut self) {
+        self.break_with("no worker can serve it");
     }
 
     fn break_ring(&mut self, fault: &RingFault) {
@@ -411,163 +498,5 @@ pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedF
     }
     if let Some(err) = err {
         signal(err);
-    }
-}
-
-/// Everything needed to turn one parsed request into ops: steps 4 and 5.
-struct Starter<'q, 'w, 'l> {
-    disk: &'q Disk,
-    view: &'q MemoryView,
-    in_flight: &'q mut InFlight,
-    lane: &'l mut Lane<'w>,
-    file: FileId,
-    durability: Durability,
-    token: u64,
-    tag: u16,
-    reply: virtio_blk::ReplySlot,
-}
-
-impl Starter<'_, '_, '_> {
-    #[inline]
-    fn start(&mut self, request: Request<'_>) -> Result<Outcome, Refusal> {
-        match request {
-            Request::Read { sector, data } => self.read(sector, data),
-            Request::Write { sector, data } => self.write(sector, data),
-            Request::Flush => self.flush(),
-            Request::GetId { data } => self.get_id(data),
-            Request::Discard { segments } => self.discard(&segments),
-            Request::WriteZeroes { segments } => self.write_zeroes(&segments),
-            Request::Unsupported { .. } => Ok(UNSUPPORTED),
-        }
-    }
-
-    /// What success has to mean; refuses what cannot be carried out like that.
-    #[inline]
-    fn check_writable(&self, verb: &'static str) -> Result<Promise, Refusal> {
-        if self.disk.image().read_only() {
-            return Err(Refusal::ReadOnly { verb });
-        }
-        if self.disk.has_failed() {
-            return Err(Refusal::DiskFailed { verb });
-        }
-        Ok(match self.durability {
-            Durability::Cached => Promise::Done,
-            Durability::Durable => Promise::Durable,
-        })
-    }
-
-    #[inline]
-    fn read(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let about = About { verb: "read", sector, bytes: data.len_bytes(), promise: Promise::Done };
-        self.transfer(about, data, |range, _| OpKind::Read { range })
-    }
-
-    #[inline]
-    fn write(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable("write")?;
-        let about = About { verb: "write", sector, bytes: data.len_bytes(), promise };
-        self.transfer(about, data, |range, durability| OpKind::Write { range, durability })
-    }
-
-    #[inline]
-    fn transfer(
-        &mut self,
-        about: About,
-        data: Data<'_>,
-        kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
-    ) -> Result<Outcome, Refusal> {
-        // Step 4: sectors to a range of the image.
-        let range = self.disk.image().check(about.sector, about.bytes)?;
-        if about.bytes == 0 {
-            return Ok(NOTHING_TO_DO);
-        }
-        let buffers = match self.lane.pool.fill(self.view, data.ranges()) {
-            Ok(buffers) => buffers,
-            Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
-            Err(NoBuffers::Refused(why)) => return Err(why.into()),
-        };
-        self.lane.bytes_left = self.lane.bytes_left.saturating_sub(about.bytes);
-        // Step 5: slot, then op; the worker submits the batch.
-        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
-        self.push(kind(range, self.durability), buffers);
-        Ok(Outcome::Submitted)
-    }
-
-    fn flush(&mut self) -> Result<Outcome, Refusal> {
-        if self.disk.ignores_flushes() {
-            return Ok(NOTHING_TO_DO);
-        }
-        if self.disk.has_failed() {
-            return Err(Refusal::DiskFailed { verb: "flush" });
-        }
-        let about = About { verb: "flush", sector: 0, bytes: 0, promise: Promise::Flushed };
-        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
-        self.push(OpKind::Flush, IoVecs::with_capacity(0));
-        Ok(Outcome::Submitted)
-    }
-
-    /// Answered without the engine: up to 20 bytes, fewer if the driver has less room.
-    fn get_id(&self, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let stored_bytes = u64::from(data.store(self.view, self.disk.serial())?);
-        Ok(Outcome::Finished { status: Status::Ok, stored_bytes })
-    }
-
-    fn discard(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable("discard")?;
-        let Some(limits) = self.disk.image().discard_limits() else { return Ok(UNSUPPORTED) };
-        let durability = self.durability;
-        self.segments(("discard", promise), segments, limits.max_sectors, |range, _| OpKind::Discard {
-            range,
-            durability,
-        })
-    }
-
-    fn write_zeroes(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable("write zeroes")?;
-        let Some(limits) = self.disk.image().write_zeroes_limits() else { return Ok(UNSUPPORTED) };
-        let durability = self.durability;
-        self.segments(("write zeroes", promise), segments, limits.max_sectors, |range, segment| {
-            let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
-            OpKind::WriteZeroes { range, unmap, durability }
-        })
-    }
-
-    /// All segments are checked before the first one is started.
-    fn segments(
-        &mut self,
-        (verb, promise): (&'static str, Promise),
-        segments: &Segments,
-        max_sectors: u32,
-        kind: impl Fn(CheckedRange, &Segment) -> OpKind,
-    ) -> Result<Outcome, Refusal> {
-        let image = self.disk.image();
-        let mut ranges = [None; MAX_OPS];
-        let (mut ops, mut bytes) = (0, 0);
-        for (slot, segment) in ranges.iter_mut().zip(segments.iter()) {
-            let (sectors, max) = (segment.sectors, max_sectors);
-            if sectors > max {
-                return Err(Refusal::SegmentTooLong { verb, sectors, max });
-            }
-            let range = image.check(segment.sector, u64::from(sectors) * disk_image::SECTOR_BYTES)?;
-            bytes += range.len_bytes();
-            if sectors > 0 {
-                ops += 1;
-                *slot = Some((range, segment));
-            }
-        }
-        let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
-        let about = About { verb, sector: first.sector, bytes, promise };
-        self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
-        for (range, segment) in ranges.into_iter().flatten() {
-            self.push(kind(range, segment), IoVecs::with_capacity(0));
-        }
-        Ok(Outcome::Submitted)
-    }
-
-    #[inline]
-    fn push(&mut self, kind: OpKind, buffers: IoVecs) {
-        let op = Op { token: self.token, file: self.file, kind, buffers };
-        let pushed = self.lane.submit.push(op);
-        assert!(pushed.is_ok(), "`take_requests` made sure that the engine has room");
     }
 }

@@ -4,19 +4,21 @@
 
 use guest_mem::{AccessError, FillError};
 
+use crate::in_flight::Verb;
+
 /// Why a well-formed request is not carried out: IOERR, and a log line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(transparent)]
     Range(#[from] disk_image::RangeError),
     #[error("{verb} on a read-only disk")]
-    ReadOnly { verb: &'static str },
+    ReadOnly { verb: Verb },
     #[error("{verb} of {sectors} sectors in one segment, at most {max} are possible")]
-    SegmentTooLong { verb: &'static str, sectors: u32, max: u32 },
+    SegmentTooLong { verb: Verb, sectors: u32, max: u32 },
     #[error(transparent)]
     Buffers(#[from] FillError),
     #[error(transparent)]
     Store(#[from] AccessError),
     #[error("{verb} after a failed sync: the disk only reads until the server is restarted")]
-    DiskFailed { verb: &'static str },
+    DiskFailed { verb: Verb },
 }

@@ -45,6 +45,8 @@ pub struct WorkerCounters {
     pub sleeps: u64,
     /// Processor time of its thread.
     pub cpu_time: Duration,
+    /// Time that its thread was ready to run and had no processor.
+    pub wait_time: Duration,
     /// Time spent taking and submitting requests, estimated from samples.
     pub submission_time: Duration,
     /// Time spent on completions, estimated from samples.

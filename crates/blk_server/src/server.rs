@@ -20,17 +20,18 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::{error, info, warn};
 
 use crate::admin::AdminError;
+use crate::attachments::WorkerSet;
 use crate::disk::{Disk, DiskConfig, InvalidDisk};
 use crate::engine_source::EngineSource;
 use crate::error_line::error_line;
 use crate::listener::{MAX_SESSIONS, Socket, SocketConfig, SocketError, accept_all};
 use crate::log_limit::Allowed;
-use crate::report::ServerReport;
+use crate::report::{DiskReport, ServerReport};
 use crate::session::{EndReason, Session, SessionShared};
 use crate::signal::signal;
 use crate::submissions::{SubmissionMeter, Submissions};
 use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::workers::{AbortOnPanic, WorkerSet};
+use crate::workers::{AbortOnPanic, Trade};
 
 /// A session's thread sleeps in `poll` and holds one message.
 const SESSION_STACK_BYTES: usize = 256 << 10;
@@ -113,6 +114,24 @@ struct Export {
     sessions: Arc<SessionList>,
 }
 
+impl Export {
+    fn report(&self, workers: &WorkerSet) -> DiskReport {
+        let (disk, image) = (&self.disk, self.disk.image());
+        DiskReport {
+            name: disk.name().to_owned(),
+            image: image.path().to_owned(),
+            socket: self.socket.path().to_owned(),
+            capacity_sectors: image.capacity_sectors(),
+            read_only: image.read_only(),
+            failed: disk.has_failed(),
+            engine: disk.engine().map_or("", |engine| &engine.name).to_owned(),
+            sessions: self.sessions.all().len(),
+            queues_offered: disk.queues(),
+            queues: workers.queue_reports(disk.id()),
+        }
+    }
+}
+
 /// The sessions of one disk whose threads still hold anything of it.
 #[derive(Debug, Default)]
 struct SessionList(Mutex<Vec<Arc<SessionShared>>>);
@@ -193,11 +212,10 @@ impl Server {
         if depth < MIN_DEPTH {
             return Err(ServerError::Depth { depth, min: MIN_DEPTH });
         }
-        let engines = (0..config.workers.len().max(1)).map(|_| (config.engine.make)());
-        let engines = engines.collect::<Result<_, _>>().map_err(ServerError::Engine)?;
-        let depth = usize::try_from(depth).unwrap_or(usize::MAX);
-        let workers = WorkerSet::start(engines, depth, config.poll, meter.as_ref());
-        let workers = workers.map_err(ServerError::Engine)?;
+        let trade = Trade { base: Arc::clone(&config.engine), poll: config.poll, meter: meter.clone() };
+        let plain = [WorkerOptions::default()];
+        let workers = if config.workers.is_empty() { &plain } else { config.workers.as_slice() };
+        let workers = WorkerSet::start(workers, trade).map_err(ServerError::Engine)?;
         let export = |(disk, socket): (DiskConfig, SocketConfig)| {
             let disk = Arc::new(Disk::new(disk)?);
             let socket = Socket::bind(opener, &socket)?;
@@ -206,7 +224,7 @@ impl Server {
         let exports = Arc::new(disks.into_iter().map(export).collect::<Result<Vec<_>, _>>()?);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let quit = Arc::new(eventfd(0, flags).map_err(|errno| ServerError::Thread(errno.into()))?);
-        let mut server = Self { exports, workers: Arc::new(workers), meter, quit, acceptor: None };
+        let mut server = Self { exports, workers, meter, quit, acceptor: None };
         server.acceptor = Some(server.start_acceptor().map_err(ServerError::Thread)?);
         Ok(server)
     }
@@ -239,7 +257,10 @@ impl Server {
     /// A reading of everything that is counted.
     #[must_use]
     pub fn report(&self) -> ServerReport {
-        ServerReport::default()
+        ServerReport {
+            workers: self.workers.worker_reports(),
+            disks: self.exports.iter().map(|export| export.report(&self.workers)).collect(),
+        }
     }
 
     /// Serves one more disk.
@@ -275,8 +296,7 @@ impl Server {
     /// # Errors
     /// [`AdminError`].
     pub fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
-        let _ = options;
-        Err(not_yet())
+        self.workers.add_worker(options)
     }
 
     /// Moves the worker's queues to the others, then ends it.
@@ -284,8 +304,7 @@ impl Server {
     /// # Errors
     /// [`AdminError`]; queues that were moved already stay where they went.
     pub fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), AdminError> {
-        let _ = (id, timeout);
-        Err(not_yet())
+        self.workers.remove_worker(id, timeout)
     }
 
     /// Hands a queue to another worker: what is in flight completes, then the new one goes on. A queue that does
@@ -300,8 +319,9 @@ impl Server {
         worker: WorkerId,
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        let _ = (disk, queue, worker, timeout);
-        Err(not_yet())
+        let export = self.exports.iter().find(|export| export.disk.name() == disk);
+        let export = export.ok_or_else(|| AdminError::NoDisk { name: disk.to_owned() })?;
+        self.workers.attach(&export.disk, queue, worker, timeout)
     }
 
     /// Stops as the file's head says, within `timeout`.
@@ -327,7 +347,7 @@ impl Server {
             }
         }
         if !report.unfinished.is_empty() {
-            self.workers.cancel_all();
+            self.workers.cancel(None);
         }
         self.exports.iter().for_each(|export| export.socket.remove());
         report

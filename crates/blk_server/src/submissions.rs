@@ -7,7 +7,7 @@
 //! Not here: what a worker does meanwhile (`worker.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::Duration;
 
 /// Requests that were handed to the engine, and the time that took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,11 +41,11 @@ pub(crate) struct SubmissionMeter {
 }
 
 impl SubmissionMeter {
-    /// `requests` were taken in a pass that began at `taken` and are submitted now.
-    pub(crate) fn note(&self, taken: Instant, requests: usize) {
+    /// `requests` were taken in a pass that has submitted them, `spent` after it began.
+    pub(crate) fn note(&self, spent: Duration, requests: usize) {
         if requests > 0 {
             let requests = requests as u64;
-            let spent_ns = u64::try_from(taken.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let spent_ns = u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
             // Relaxed: two sums that nobody derives an order from.
             self.requests.fetch_add(requests, Relaxed);
             self.total_ns.fetch_add(spent_ns.saturating_mul(requests), Relaxed);

@@ -1,4 +1,4 @@
-//! A worker: one thread with one event loop that owns its engine, its queues and all on their path.
+//! A worker: one thread with one event loop that owns its engines, its queues and all on their path.
 //!
 //! [`Worker::pass`] reads like the eight steps of ARCHITECTURE.md. One pass takes all available chains,
 //! submits them with one system call, reaps what is complete, publishes each used index once and signals
@@ -7,29 +7,34 @@
 //!
 //! - Only *active* queues are looked at: one that stays empty is armed and left out until its kick.
 //! - Other threads talk to a worker by [`Command`]s (`workers.rs`), never through shared state.
-//! - Nothing here assumes that there is only one worker, or that a disk's queues are on the same one.
+//! - Nothing here assumes that there is only one worker, or that a disk's queues are on the same one: a queue may
+//!   come from another worker and go to the next (`worker/commands.rs`).
 //!
 //! Not here: what happens to one request (`queue.rs`), where ops go (`io_engine`).
 
-use std::collections::HashMap;
+mod commands;
+mod engines;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use guest_mem::{GuestMemory, sigbus};
-use io_engine::{Completion, Engine, Event, FileId, FileSpec, Handles, WatchToken};
-use tracing::{debug, error};
+use io_engine::{Completion, Event, WatchToken};
+use tracing::error;
 use virtqueue::RingLayout;
 
-use crate::buffers::BufferPool;
-use crate::disk::Disk;
+use crate::engine_source::EngineSource;
+use crate::meters::WorkerMeter;
 use crate::poller::Poller;
-use crate::queue::{BATCH_BYTES, Lane, Queue, report_ring_fault};
+use crate::queue::{BATCH_BYTES, Lane, Queue, Shares};
+use crate::report::WorkerCounters;
 use crate::session::EndReason;
-use crate::signal::drain;
 use crate::submissions::SubmissionMeter;
-use crate::workers::{Command, QueueStart};
+use crate::worker_options::WorkerId;
+use crate::workers::Command;
+use engines::Engines;
 
 /// A queue that was empty this many passes in a row is armed and not looked at until its kick.
 const IDLE_PASSES: u32 = 64;
@@ -37,17 +42,32 @@ const IDLE_PASSES: u32 = 64;
 const STUCK_CHECK: Duration = Duration::from_secs(10);
 /// Watch token of the worker's own doorbell; queues use their number, which has 32 bits.
 const DOORBELL: WatchToken = WatchToken(1 << 32);
+/// One pass in so many is timed, for the counters.
+const TIMED_PASSES: u64 = 16;
 
 /// A queue and what its worker keeps about it.
 struct Entry {
     queue: Queue,
+    /// Which of the worker's engines its ops go to.
+    engine: usize,
     active: bool,
     idle_passes: u32,
+    /// What somebody waits for, once nothing of it is in flight.
     stop: Option<SyncSender<u32>>,
+    leave: Option<SyncSender<Box<Queue>>>,
     memory: Option<NewMemory>,
 }
 
 impl Entry {
+    fn new(queue: Queue, engine: usize) -> Self {
+        Self { queue, engine, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
+    }
+
+    /// Somebody waits for its last request in flight.
+    fn is_awaited(&self) -> bool {
+        self.stop.is_some() || self.leave.is_some() || self.memory.is_some()
+    }
+
     /// Called when the ring was empty. Whether it has been for so long that it waits for a kick now.
     fn rests(&mut self) -> bool {
         self.idle_passes = self.idle_passes.saturating_add(1);
@@ -71,7 +91,7 @@ struct NewMemory {
 }
 
 pub(crate) struct Worker {
-    handles: Handles,
+    engines: Engines,
     commands: Receiver<Command>,
     doorbell: Arc<OwnedFd>,
     queues: Vec<Option<Entry>>,
@@ -79,51 +99,56 @@ pub(crate) struct Worker {
     active: Vec<u32>,
     /// Numbers of queues that got completions in this pass.
     touched: Vec<u32>,
-    /// Files by disk, with the number of queues that use them.
-    files: HashMap<u64, (FileId, usize)>,
-    pool: BufferPool,
     events: Vec<Event>,
     poller: Poller,
-    in_flight: usize,
     seen_faults: u64,
     next_stuck_check: Instant,
+    counted: WorkerCounters,
+    counters: Arc<WorkerMeter>,
     /// Only where the request path is measured.
     meter: Option<Arc<SubmissionMeter>>,
     quit: bool,
 }
 
 impl Worker {
+    /// Starts its base engine, on the thread that will run it.
     pub(crate) fn new(
-        engine: Box<dyn Engine>,
+        id: WorkerId,
+        base: Arc<EngineSource>,
         commands: Receiver<Command>,
         doorbell: Arc<OwnedFd>,
-        depth: usize,
         poll: Duration,
     ) -> std::io::Result<Self> {
-        debug!("engine: {}", engine.describe());
-        let mut handles = engine.start()?;
-        handles.reap.watch(Arc::clone(&doorbell), DOORBELL)?;
+        let depth = usize::try_from(base.depth).unwrap_or(usize::MAX);
+        let mut engines = Engines::start(id, base)?;
+        engines.base().reap.watch(Arc::clone(&doorbell), DOORBELL)?;
         Ok(Self {
-            handles,
+            engines,
             commands,
             doorbell,
             queues: Vec::new(),
             active: Vec::new(),
             touched: Vec::new(),
-            files: HashMap::new(),
-            pool: BufferPool::new(depth),
             events: Vec::with_capacity(depth + 64),
             poller: Poller::new(poll),
-            in_flight: 0,
             seen_faults: sigbus::faults(),
             next_stuck_check: Instant::now() + STUCK_CHECK,
+            counted: WorkerCounters::default(),
+            counters: Arc::default(),
             meter: None,
             quit: false,
         })
     }
 
-    /// The same worker, which counts how long requests take to reach the kernel, if there is a meter.
-    pub(crate) fn with_meter(mut self, meter: Option<Arc<SubmissionMeter>>) -> Self {
+    /// The same worker, which counts into `counters`, and in `meter`, if there is one, how long requests take to reach
+    /// the kernel.
+    pub(crate) fn with_meters(
+        mut self,
+        counters: Arc<WorkerMeter>,
+        meter: Option<Arc<SubmissionMeter>>,
+    ) -> Self {
+        counters.runs_here();
+        self.counters = counters;
         self.meter = meter;
         self
     }
@@ -144,39 +169,46 @@ impl Worker {
     /// Steps 2 to 8 for everything that is there now. Returns whether there was anything.
     #[inline]
     pub(crate) fn pass(&mut self, now: Instant) -> bool {
-        let before = self.in_flight;
+        let timed = self.counted.busy_passes.is_multiple_of(TIMED_PASSES);
         let taken = self.take_requests(now); // 2–5: chains to ops
         self.submit(); // 5: one system call for the whole batch
-        if let Some(meter) = &self.meter {
-            meter.note(now, self.in_flight - before);
+        let submitted = (timed || self.meter.is_some()).then(Instant::now);
+        if let (Some(meter), Some(submitted)) = (&self.meter, submitted) {
+            meter.note(submitted - now, taken);
         }
         let completed = self.reap(now); // 6–7: completions to the used rings
-        self.publish(); // 8: used index and call fd, once per queue
+        let shares = self.note_pass(now, submitted.filter(|_| timed), taken, completed);
+        self.publish(shares); // 8: used index and call fd, once per queue
         if sigbus::faults() != self.seen_faults {
             self.end_faulted_sessions();
         }
         if now >= self.next_stuck_check {
             self.report_stuck(now);
         }
-        taken || completed
+        taken > 0 || completed > 0
     }
 
+    /// Returns the number of requests that were taken.
     #[inline]
-    fn take_requests(&mut self, now: Instant) -> bool {
-        let mut any = false;
+    fn take_requests(&mut self, now: Instant) -> usize {
+        let mut all = 0;
         let mut at = 0;
         while let Some(&id) = self.active.get(at) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
                 self.active.swap_remove(at);
                 continue;
             };
-            let submit = &mut *self.handles.submit;
+            let Some(engine) = self.engines.get_mut(entry.engine) else {
+                self.active.swap_remove(at);
+                continue;
+            };
+            let submit = &mut *engine.handles.submit;
             let before = entry.queue.in_flight();
-            let mut lane = Lane { submit, pool: &mut self.pool, now, bytes_left: BATCH_BYTES };
+            let mut lane = Lane { submit, pool: &mut engine.pool, now, bytes_left: BATCH_BYTES };
             let taken = entry.queue.take_requests(&mut lane);
-            self.in_flight += entry.queue.in_flight() - before;
-            if taken {
-                any = true;
+            engine.in_flight += entry.queue.in_flight() - before;
+            if taken > 0 {
+                all += taken;
                 entry.idle_passes = 0;
                 // What was answered without the engine is published with the rest of the pass.
                 self.touched.push(id);
@@ -187,35 +219,36 @@ impl Worker {
             at += 1;
         }
         // Another one is first the next time, so that each gets its share when room is scarce.
-        if any && self.active.len() > 1 {
+        if all > 0 && self.active.len() > 1 {
             self.active.rotate_left(1);
         }
-        any
+        all
     }
 
     #[inline]
     fn submit(&mut self) {
-        if let Err(error) = self.handles.submit.submit() {
+        if let Err(error) = self.engines.submit() {
             self.engine_failed(&error);
         }
     }
 
+    /// Returns the number of events.
     #[inline]
-    fn reap(&mut self, now: Instant) -> bool {
-        self.handles.reap.reap(&mut self.events);
+    fn reap(&mut self, now: Instant) -> usize {
+        self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
-        let any = !events.is_empty();
+        let count = events.len();
         for event in events.drain(..) {
             match event {
                 Event::Completed(completion) => self.complete(completion, now),
                 Event::Readable(DOORBELL) => self.take_commands(),
                 // Step 1: a kick.
-                Event::Readable(WatchToken(id)) => self.activate(id),
+                Event::Readable(WatchToken(id)) => self.kicked(id),
                 Event::WatchFailed(WatchToken(id), errno) => self.watch_failed(id, errno),
             }
         }
         self.events = events;
-        any
+        count
     }
 
     #[inline]
@@ -228,32 +261,72 @@ impl Worker {
         };
         let before = entry.queue.in_flight();
         entry.queue.complete(tag, &completion, now);
-        self.in_flight -= before - entry.queue.in_flight();
-        self.pool.give_back(completion.buffers, entry.queue.memory());
+        if let Some(engine) = self.engines.get_mut(entry.engine) {
+            engine.in_flight -= before - entry.queue.in_flight();
+            engine.pool.give_back(completion.buffers, entry.queue.memory());
+        }
         if self.touched.last() != Some(&id) {
             self.touched.push(id);
         }
     }
 
     #[inline]
-    fn publish(&mut self) {
+    fn publish(&mut self, shares: Shares) {
         while let Some(id) = self.touched.pop() {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
-            entry.queue.publish();
-            if entry.queue.in_flight() == 0 && (entry.stop.is_some() || entry.memory.is_some()) {
+            entry.queue.publish(shares);
+            if entry.queue.in_flight() == 0 && entry.is_awaited() {
                 self.drained(id);
             }
         }
     }
 
-    fn activate(&mut self, id: u64) {
+    /// Counts the pass, and says what its requests took if it was timed.
+    #[inline]
+    fn note_pass(
+        &mut self,
+        now: Instant,
+        submitted: Option<Instant>,
+        taken: usize,
+        completed: usize,
+    ) -> Shares {
+        if taken == 0 && completed == 0 {
+            self.counted.idle_passes += 1;
+            return Shares::default();
+        }
+        self.counted.busy_passes += 1;
+        let shares = submitted.map_or_else(Shares::default, |submitted| {
+            #[allow(clippy::cast_possible_truncation)] // 16
+            let weight = TIMED_PASSES as u32;
+            let submission = (submitted - now) * weight;
+            let completion = submitted.elapsed() * weight;
+            self.counted.submission_time += submission;
+            self.counted.completion_time += completion;
+            Shares::new(submission, taken, completion, completed)
+        });
+        self.counters.store(&self.counted);
+        shares
+    }
+
+    fn kicked(&mut self, id: u64) {
         let Ok(index) = u32::try_from(id) else { return };
-        let Some(Some(entry)) = self.queues.get_mut(index as usize) else { return };
+        self.with(index, |entry| entry.queue.note_kick());
+        self.activate(index);
+    }
+
+    fn activate(&mut self, id: u32) {
+        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         entry.idle_passes = 0;
         if !entry.active {
             entry.active = true;
             entry.queue.disable_kicks();
-            self.active.push(index);
+            self.active.push(id);
+        }
+    }
+
+    fn with(&mut self, id: u32, act: impl FnOnce(&mut Entry)) {
+        if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
+            act(entry);
         }
     }
 
@@ -263,7 +336,8 @@ impl Worker {
         let mut at = 0;
         while let Some(&id) = self.active.get(at) {
             if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
-                if entry.queue.waits_for_room() && self.in_flight > 0 {
+                let in_flight = self.engines.get_mut(entry.engine).map_or(0, |engine| engine.in_flight);
+                if entry.queue.waits_for_room() && in_flight > 0 {
                     at += 1;
                     continue;
                 }
@@ -283,8 +357,10 @@ impl Worker {
         if sigbus::faults() != self.seen_faults {
             self.end_faulted_sessions();
         }
-        let limit = (self.in_flight > 0).then_some(STUCK_CHECK);
-        if let Err(error) = self.handles.reap.wait(limit) {
+        self.counted.sleeps += 1;
+        self.counters.store(&self.counted);
+        let limit = (self.engines.in_flight() > 0).then_some(STUCK_CHECK);
+        if let Err(error) = self.engines.wait(limit) {
             self.engine_failed(&error);
         }
         self.poller.woke(Instant::now());
@@ -307,175 +383,8 @@ impl Worker {
             // Deaf to commands: no queue could be started or stopped any more.
             self.engine_failed(&errno.into());
         }
-        let Ok(index) = usize::try_from(id) else { return };
-        if let Some(Some(entry)) = self.queues.get_mut(index) {
-            entry.queue.break_kick(errno);
-        }
-    }
-
-    fn take_commands(&mut self) {
-        drain(&self.doorbell);
-        while let Ok(command) = self.commands.try_recv() {
-            self.obey(command);
-        }
-    }
-
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Start(start, done) => {
-                let started = self.start(&start);
-                let _ = done.send(started);
-            }
-            Command::BeginStop(id) => self.with(id, |entry| entry.queue.drain()),
-            Command::Stop(id, done) => {
-                self.with(id, |entry| {
-                    entry.queue.drain();
-                    entry.stop = Some(done);
-                });
-                self.touched.push(id);
-            }
-            Command::SetCall(id, call, done) => {
-                self.with(id, |entry| entry.queue.set_call(call));
-                let _ = done.send(());
-            }
-            Command::SetErr(id, err, done) => {
-                self.with(id, |entry| entry.queue.set_err(err));
-                let _ = done.send(());
-            }
-            Command::SetMemory { queue, memory, layout, drain, done } => {
-                self.set_memory(queue, memory, layout, drain, done);
-            }
-            Command::CancelAll => self.handles.reap.cancel_all(),
-            Command::Quit => self.quit = true,
-        }
-    }
-
-    fn with(&mut self, id: u32, act: impl FnOnce(&mut Entry)) {
-        if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
-            act(entry);
-        }
-    }
-
-    fn start(&mut self, start: &QueueStart) -> Option<u32> {
-        let index = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
-        let id = u32::try_from(index).ok()?;
-        let queue = match self.make_queue(start, id) {
-            Ok(queue) => queue,
-            Err(what) => {
-                report_ring_fault(&start.disk, start.index, start.err.as_ref(), &what);
-                return None;
-            }
-        };
-        self.handles.submit.use_memory(queue.memory());
-        self.pool.reserve(usize::from(start.layout.map_or(0, |layout| layout.queue_size)));
-        let entry = Entry { queue, active: false, idle_passes: 0, stop: None, memory: None };
-        if index == self.queues.len() {
-            self.queues.push(None);
-        }
-        self.queues[index] = Some(entry);
-        debug!(disk = start.disk.name(), queue = start.index, "queue started");
-        // Scanned once without waiting for a kick: it may have been lost with the last server.
-        self.activate(u64::from(id));
-        Some(id)
-    }
-
-    /// Attaches the image, watches the kick, maps the ring; undoes the first when a later one fails.
-    fn make_queue(&mut self, start: &QueueStart, id: u32) -> Result<Queue, String> {
-        let file = self.attach(&start.disk);
-        let file = file.map_err(|error| format!("the engine does not take the image: {error}"))?;
-        let watch = self.handles.reap.watch(Arc::clone(&start.kick), WatchToken(u64::from(id)));
-        let watch = watch.map_err(|error| {
-            self.detach(&start.disk);
-            format!("its kick descriptor cannot be polled: {error}")
-        })?;
-        Queue::new(start, id, file, watch).inspect_err(|_| {
-            self.handles.reap.unwatch(watch);
-            self.detach(&start.disk);
-        })
-    }
-
-    fn set_memory(
-        &mut self,
-        id: u32,
-        memory: Arc<GuestMemory>,
-        layout: Option<RingLayout>,
-        drain: bool,
-        done: SyncSender<()>,
-    ) {
-        if drain {
-            self.with(id, |entry| {
-                entry.queue.drain();
-                entry.memory = Some(NewMemory { memory, layout, done });
-            });
-            self.touched.push(id);
-            return;
-        }
-        self.change_memory(id, memory, layout);
-        let _ = done.send(());
-    }
-
-    /// The engine learns of the new memory first, so that regions which stay are not let go in between. That is
-    /// also why ops may be in flight: unless the queue was drained before, nothing of the old memory goes away.
-    fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>, layout: Option<RingLayout>) {
-        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
-        let old = Arc::clone(entry.queue.memory());
-        self.handles.submit.use_memory(&memory);
-        entry.queue.set_memory(Arc::clone(&memory), layout);
-        // A queue that broke over the new memory keeps the old one until it stops.
-        let broke = Arc::ptr_eq(entry.queue.memory(), &old);
-        self.handles.submit.forget_memory(if broke { &memory } else { &old });
-        self.pool.forget(&old);
-    }
-
-    /// Nothing of the queue is in flight any more, and what was is visible to the driver.
-    fn drained(&mut self, id: u32) {
-        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
-        if let Some(NewMemory { memory, layout, done }) = entry.memory.take() {
-            self.change_memory(id, memory, layout);
-            self.with(id, |entry| {
-                if entry.stop.is_none() {
-                    entry.queue.resume();
-                }
-            });
-            let _ = done.send(());
-            self.activate(u64::from(id));
-        }
-        let stopped = self.queues[id as usize].take_if(|entry| entry.stop.is_some());
-        let Some(Entry { mut queue, stop, .. }) = stopped else { return };
-        self.active.retain(|&active| active != id);
-        self.handles.reap.unwatch(queue.watch);
-        drain(&queue.kick);
-        self.handles.submit.forget_memory(queue.memory());
-        self.pool.forget(queue.memory());
-        self.detach(queue.disk());
-        let position = queue.leave();
-        debug!(disk = queue.disk().name(), position, "queue stopped");
-        // Lets go of the memory and the descriptors before whoever waits goes on.
-        drop(queue);
-        if let Some(done) = stop {
-            let _ = done.send(position);
-        }
-    }
-
-    fn attach(&mut self, disk: &Disk) -> std::io::Result<FileId> {
-        if let Some((file, users)) = self.files.get_mut(&disk.id()) {
-            *users += 1;
-            return Ok(*file);
-        }
-        let image = disk.image();
-        let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-        let file = self.handles.submit.attach_file(spec)?;
-        self.files.insert(disk.id(), (file, 1));
-        Ok(file)
-    }
-
-    fn detach(&mut self, disk: &Disk) {
-        let Some((file, users)) = self.files.get_mut(&disk.id()) else { return };
-        *users -= 1;
-        if *users == 0 {
-            self.handles.submit.detach_file(*file);
-            self.files.remove(&disk.id());
-        }
+        let Ok(index) = u32::try_from(id) else { return };
+        self.with(index, |entry| entry.queue.break_kick(errno));
     }
 
     /// An access of ours met a page that a front-end had cut off: its session ends, the others go on.

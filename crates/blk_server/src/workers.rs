@@ -1,9 +1,9 @@
-//! The workers of a server from outside: which queue goes where, and what other threads ask of a worker.
+//! A worker from outside: its thread, and what other threads ask of it.
 //!
 //! A worker shares no state with other threads. They send it a [`Command`] and signal its eventfd; what
 //! has an answer is answered through a channel of its own.
 //!
-//! Not here: the loop that obeys (`worker.rs`).
+//! Not here: which queue goes to which worker (`attachments.rs`), the loop that obeys (`worker.rs`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,16 +13,19 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use guest_mem::GuestMemory;
-use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::error;
 use virtqueue::{RingFeatures, RingLayout, packed};
 
 use crate::disk::{Disk, DiskConfig};
+use crate::engine_source::EngineSource;
+use crate::meters::{QueueMeter, WorkerMeter};
+use crate::queue::Queue;
 use crate::session::SessionShared;
 use crate::signal::{adopt, signal};
 use crate::submissions::SubmissionMeter;
 use crate::worker::Worker;
+use crate::worker_options::{WorkerId, WorkerOptions};
 
 /// The worker's thread has ended.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +48,8 @@ pub(crate) struct QueueStart {
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) call: Option<Arc<OwnedFd>>,
     pub(crate) err: Option<Arc<OwnedFd>>,
+    /// Where the queue counts.
+    pub(crate) meter: Arc<QueueMeter>,
 }
 
 impl QueueStart {
@@ -72,17 +77,30 @@ impl QueueStart {
             kick: adopt(kick)?,
             call: Some(adopt(call)?),
             err: None,
+            meter: Arc::default(),
         })
     }
 }
 
-/// What other threads ask of a worker. Queues are named by the number that `Start` answered with.
+/// A queue that a worker cannot serve, given back.
+pub(crate) struct Unsuitable {
+    pub(crate) queue: Box<Queue>,
+    pub(crate) why: String,
+}
+
+/// What other threads ask of a worker. Queues are named by the number that `Start` or `Adopt` answered with.
 pub(crate) enum Command {
     /// Answers `None` if the queue cannot run (already logged).
-    Start(Box<QueueStart>, SyncSender<Option<u32>>),
+    Start(Arc<QueueStart>, SyncSender<Option<u32>>),
     BeginStop(u32),
     /// Answered, with the ring's position, when nothing is in flight any more.
     Stop(u32, SyncSender<u32>),
+    /// Answered, with the queue itself, when nothing is in flight any more.
+    Release(u32, SyncSender<Box<Queue>>),
+    /// Answers whether the queue is still here, and goes on; otherwise it has been sent.
+    CancelRelease(u32, SyncSender<bool>),
+    /// Serve a queue that another worker released.
+    Adopt(Box<Queue>, SyncSender<Result<u32, Unsuitable>>),
     SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     SetErr(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     /// `drain`: only when nothing is in flight, because regions go away.
@@ -93,141 +111,91 @@ pub(crate) enum Command {
         drain: bool,
         done: SyncSender<()>,
     },
-    /// Gives up what can be given up: the server was told to end at once.
-    CancelAll,
+    /// Gives up what can be given up, of all disks or of one: they were told to end at once.
+    Cancel(Option<u64>),
+    /// Ends if it has no queues, and answers whether it does.
+    Retire(SyncSender<bool>),
     Quit,
 }
 
 /// How to reach a worker.
 #[derive(Clone, Debug)]
-struct Address {
+pub(crate) struct Address {
+    pub(crate) id: WorkerId,
     commands: Sender<Command>,
     doorbell: Arc<OwnedFd>,
 }
 
 impl Address {
-    fn send(&self, command: Command) -> Result<(), WorkerGone> {
+    pub(crate) fn send(&self, command: Command) -> Result<(), WorkerGone> {
         self.commands.send(command).map_err(|_| WorkerGone)?;
         signal(&self.doorbell);
         Ok(())
     }
 
-    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, WorkerGone> {
+    pub(crate) fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, WorkerGone> {
         let (answer, answered) = sync_channel(1);
         self.send(command(answer))?;
         answered.recv().map_err(|_| WorkerGone)
     }
 }
 
-/// A running queue, from outside its worker.
+/// What all workers of a server have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Trade {
+    /// Where every worker sleeps, and the engine of disks that name none.
+    pub(crate) base: Arc<EngineSource>,
+    /// Longest polling before a worker sleeps.
+    pub(crate) poll: Duration,
+    /// Only where the request path is measured.
+    pub(crate) meter: Option<Arc<SubmissionMeter>>,
+}
+
+/// A worker's thread, ended when dropped.
 #[derive(Debug)]
-pub(crate) struct QueueHandle {
-    worker: Address,
-    id: u32,
+pub(crate) struct WorkerThread {
+    pub(crate) address: Address,
+    pub(crate) options: WorkerOptions,
+    pub(crate) meter: Arc<WorkerMeter>,
+    thread: Option<JoinHandle<()>>,
 }
 
-impl QueueHandle {
-    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        self.worker.ask(|done| Command::SetCall(self.id, call, done))
-    }
-
-    pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        // Answered, so that a peer that repeats it cannot pile up descriptors in the worker's channel.
-        self.worker.ask(|done| Command::SetErr(self.id, err, done))
-    }
-
-    pub(crate) fn set_memory(
-        &self,
-        memory: Arc<GuestMemory>,
-        layout: Option<RingLayout>,
-        drain: bool,
-    ) -> Result<(), WorkerGone> {
-        let queue = self.id;
-        self.worker.ask(|done| Command::SetMemory { queue, memory, layout, drain, done })
-    }
-
-    /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.
-    pub(crate) fn begin_stop(&self) {
-        let _ = self.worker.send(Command::BeginStop(self.id));
-    }
-
-    /// Returns the ring's position once everything submitted is complete.
-    pub(crate) fn stop(self) -> Option<u32> {
-        self.worker.ask(|done| Command::Stop(self.id, done)).ok()
-    }
-}
-
-/// All workers of a server, and which queue goes where.
-#[derive(Debug)]
-pub(crate) struct WorkerSet {
-    workers: Vec<(Address, Option<JoinHandle<()>>)>,
-}
-
-impl WorkerSet {
-    /// One worker per engine; all count in `meter`, if there is one.
-    ///
+impl WorkerThread {
     /// # Errors
-    /// If a thread or an engine does not start.
-    pub(crate) fn start(
-        engines: Vec<Box<dyn Engine>>,
-        depth: usize,
-        poll: Duration,
-        meter: Option<&Arc<SubmissionMeter>>,
-    ) -> std::io::Result<Self> {
-        let workers = engines.into_iter().enumerate();
-        let started =
-            workers.map(|(number, engine)| start_worker(number, engine, depth, poll, meter.cloned()));
-        Ok(Self { workers: started.collect::<Result<_, _>>()? })
-    }
-
-    /// `None`: the queue cannot run; logged, and its err fd signalled.
-    pub(crate) fn start_queue(&self, start: QueueStart) -> Result<Option<QueueHandle>, WorkerGone> {
-        let worker = self.workers.get(usize::from(start.index) % self.workers.len());
-        let (worker, _) = worker.ok_or(WorkerGone)?;
-        let id = worker.ask(|done| Command::Start(Box::new(start), done))?;
-        Ok(id.map(|id| QueueHandle { worker: worker.clone(), id }))
-    }
-
-    pub(crate) fn cancel_all(&self) {
-        for (worker, _) in &self.workers {
-            let _ = worker.send(Command::CancelAll);
-        }
-    }
-}
-
-impl Drop for WorkerSet {
-    fn drop(&mut self) {
-        for (worker, thread) in &mut self.workers {
-            let _ = worker.send(Command::Quit);
-            let _ = thread.take().map(JoinHandle::join);
-        }
-    }
-}
-
-fn start_worker(
-    number: usize,
-    engine: Box<dyn Engine>,
-    depth: usize,
-    poll: Duration,
-    meter: Option<Arc<SubmissionMeter>>,
-) -> std::io::Result<(Address, Option<JoinHandle<()>>)> {
-    let (commands, received) = channel();
-    let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (started, start_result) = sync_channel(1);
-    let bell = Arc::clone(&doorbell);
-    let body = move || {
-        let _guard = AbortOnPanic;
-        match Worker::new(engine, received, bell, depth, poll) {
-            Ok(worker) => {
-                let _ = started.send(Ok(()));
-                worker.with_meter(meter).run();
+    /// If the thread, or its engine, does not start.
+    pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> io::Result<Self> {
+        let (commands, received) = channel();
+        let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let meter = Arc::<WorkerMeter>::default();
+        let (started, start_result) = sync_channel(1);
+        let (bell, counters, trade) = (Arc::clone(&doorbell), Arc::clone(&meter), trade.clone());
+        let body = move || {
+            let _guard = AbortOnPanic;
+            match Worker::new(id, trade.base, received, bell, trade.poll) {
+                Ok(worker) => {
+                    let mut worker = worker.with_meters(counters, trade.meter);
+                    let _ = started.send(Ok(()));
+                    worker.run();
+                }
+                Err(error) => drop(started.send(Err(error))),
             }
-            Err(error) => drop(started.send(Err(error))),
-        }
-    };
-    let thread = std::thread::Builder::new().name(format!("bareblk-work-{number}")).spawn(body)?;
-    start_result.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::BrokenPipe.into()))?;
-    Ok((Address { commands, doorbell }, Some(thread)))
+        };
+        let thread = std::thread::Builder::new().name(format!("bareblk-work-{id}")).spawn(body)?;
+        start_result.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(Self { address: Address { id, commands, doorbell }, options, meter, thread: Some(thread) })
+    }
+
+    /// Waits for the end of a worker that was told to.
+    pub(crate) fn join(&mut self) {
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Drop for WorkerThread {
+    fn drop(&mut self) {
+        let _ = self.address.send(Command::Quit);
+        self.join();
+    }
 }
 
 /// A worker or session that panicked would leave guests waiting for ever; a server that is gone is

@@ -213,7 +213,16 @@ fn bind(rig: &Rig, socket: &Path) -> Result<(), ServerError> {
     let image = Image::open(opener.as_ref(), &ImageOptions::new(&path)).unwrap();
     let serial = image.default_serial();
     let (name, wce) = ("other".into(), Wce::Guest);
-    let disk = blk_server::DiskConfig { name, image, serial, queues: 1, queue_size: 64, wce, engine: None };
+    let disk = blk_server::DiskConfig {
+        name,
+        image,
+        serial,
+        queues: 1,
+        queue_size: 64,
+        wce,
+        engine: None,
+        workers: None,
+    };
     let socket = SocketConfig { path: socket.to_owned(), mode: 0o600, uid: None, gid: None };
     let engine = || Ok(Box::new(IoUringEngine::new(EngineConfig::default())?) as Box<dyn io_engine::Engine>);
     let engine = blk_server::EngineSource::new("io_uring", 1024, Box::new(engine));

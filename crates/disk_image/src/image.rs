@@ -7,7 +7,7 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -199,6 +199,20 @@ impl Image {
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         &self.file
+    }
+
+    /// The same file, open once more: a description of its own, with the same access and the same lock.
+    ///
+    /// # Errors
+    /// `open`'s, for the file by its number in `/proc/self/fd`; the lock's.
+    pub fn reopen(&self) -> io::Result<File> {
+        let flags = rustix::fs::fcntl_getfl(&self.file)?;
+        let kept = rustix::fs::OFlags::RWMODE | rustix::fs::OFlags::DIRECT;
+        let flags = flags & kept | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NOCTTY;
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let file = File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?);
+        lock::join(&file, self.access)?;
+        Ok(file)
     }
 
     /// The image's path, absolute and without links, at the time of opening.

@@ -90,6 +90,14 @@ pub(crate) fn acquire(
     }
 }
 
+/// Takes the lock for a further description of a file that is locked by us already: nobody can object.
+pub(crate) fn join(file: &File, access: Access) -> io::Result<()> {
+    for byte in Permissions::of(access).own_bytes() {
+        set(file, libc::F_RDLCK, byte, 1)?;
+    }
+    Ok(())
+}
+
 fn try_acquire(file: &File, permissions: &Permissions) -> io::Result<bool> {
     let outcome = take_and_test(file, permissions);
     if !matches!(outcome, Ok(true)) {

@@ -269,8 +269,31 @@ pub trait Reap {
     /// The kernel's, when the engine as a whole is broken.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
+    /// For a caller that sleeps on several engines at once: starts everything pending, and says whether to sleep.
+    /// From then until [`Reap::disarm`], [`Reap::descriptor`] is readable as soon as an event may be there.
+    ///
+    /// # Errors
+    /// The kernel's, when the engine as a whole is broken.
+    fn arm(&mut self) -> io::Result<bool>;
+
+    /// The sleep is over, whoever ended it; `reap` finds what there is.
+    ///
+    /// # Errors
+    /// The kernel's, when the engine as a whole is broken.
+    fn disarm(&mut self) -> io::Result<()>;
+
+    /// A duplicate of what the engine sleeps on, to be polled for reading while armed. To be closed before the engine
+    /// goes.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    fn descriptor(&mut self) -> io::Result<OwnedFd>;
+
     /// Gives up what can be given up; every op still completes, many as [`OpError::Cancelled`].
     fn cancel_all(&mut self);
+
+    /// The same for the ops on one file.
+    fn cancel_file(&mut self, file: FileId);
 }
 
 /// Both handles of a started engine.
@@ -307,6 +330,9 @@ pub struct EngineConfig {
     pub recorder: Option<Recorder>,
     /// `threads`, and what others hand over: most threads at once.
     pub threads: u32,
+    /// `linux-aio`: completions also signal what [`Reap::descriptor`] gives. Needed where a caller sleeps on several
+    /// engines, and costs a little per op.
+    pub pollable: bool,
     /// `posix-aio`: descriptors per file that requests are spread over; 1 leaves it at the file's own.
     pub fd_pool: u32,
     /// `io_uring`: a kernel thread takes what is queued, and sleeps after this long without work.
@@ -325,6 +351,7 @@ impl Default for EngineConfig {
             drain_timeout: Duration::from_secs(5),
             recorder: None,
             threads: 64,
+            pollable: false,
             fd_pool: 4,
             sqpoll_idle: None,
             iopoll: false,

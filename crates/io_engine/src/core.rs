@@ -256,15 +256,31 @@ impl<K: Kernel> Core<K> {
         self.kernel.wait(timeout)
     }
 
-    fn cancel_all(&mut self) {
-        let not_started = self.waiting.drain(..).chain(self.backlog.drain(..));
-        self.finished.extend(not_started.map(|index| (index, Err(OpError::Cancelled))));
-        for file in self.files.iter_mut() {
-            file.flushes.give_up(|index| self.finished.push_back((index, Err(OpError::Cancelled))));
-        }
+    fn arm(&mut self) -> io::Result<bool> {
+        self.issue_backlog();
+        Ok(self.kernel.arm()? && self.finished.is_empty())
+    }
+
+    /// Gives up the ops on one file, or all.
+    fn cancel(&mut self, file: Option<FileId>) {
         let ops = &mut self.memory.ops;
+        let mut meant =
+            |index: u32| file.is_none_or(|file| ops.get_mut(index).is_some_and(|op| op.file == file));
+        for queue in [&mut self.waiting, &mut self.backlog] {
+            queue.retain(|&index| {
+                let given_up = meant(index);
+                if given_up {
+                    self.finished.push_back((index, Err(OpError::Cancelled)));
+                }
+                !given_up
+            });
+        }
+        for (_, open) in self.files.iter_mut().filter(|(id, _)| file.is_none_or(|file| file == *id)) {
+            open.flushes.give_up(|index| self.finished.push_back((index, Err(OpError::Cancelled))));
+        }
         let mut names = Vec::new(); // not on the request path
-        for (index, op) in ops.iter_mut().filter(|(_, op)| op.in_kernel) {
+        let in_kernel = |op: &OpState| op.in_kernel && file.is_none_or(|file| op.file == file);
+        for (index, op) in ops.iter_mut().filter(|(_, op)| in_kernel(op)) {
             op.cancelled = true;
             names.push(index);
         }
@@ -304,7 +320,7 @@ impl<K: Kernel> Drop for Core<K> {
         if !self.has_calls_in_kernel() {
             return;
         }
-        self.cancel_all();
+        self.cancel(None);
         let deadline = Instant::now() + self.drain_timeout;
         let mut events = Vec::new();
         loop {
@@ -391,8 +407,24 @@ impl<K: Kernel> Reap for ReapHandle<K> {
         self.0.borrow_mut().wait(timeout)
     }
 
+    fn arm(&mut self) -> io::Result<bool> {
+        self.0.borrow_mut().arm()
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.0.borrow_mut().kernel.disarm()
+    }
+
+    fn descriptor(&mut self) -> io::Result<OwnedFd> {
+        self.0.borrow_mut().kernel.descriptor()?.try_clone_to_owned()
+    }
+
     fn cancel_all(&mut self) {
-        self.0.borrow_mut().cancel_all();
+        self.0.borrow_mut().cancel(None);
+    }
+
+    fn cancel_file(&mut self, file: FileId) {
+        self.0.borrow_mut().cancel(Some(file));
     }
 }
 

@@ -154,6 +154,18 @@ impl Kernel for Chance {
         self.submit()
     }
 
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit().map(|()| false)
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn descriptor(&mut self) -> io::Result<std::os::fd::BorrowedFd<'_>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn cancel(&mut self, user_data: u64) {
         for place in (0..self.queued.len()).rev() {
             if self.queued[place].user_data == user_data && self.below(2) == 0 {
@@ -264,7 +276,7 @@ proptest! {
                 0..9 => rig.push(step),
                 9 | 10 => rig.core.submit().unwrap(),
                 11 | 12 => rig.reap(),
-                _ => rig.core.cancel_all(),
+                _ => rig.core.cancel(None),
             }
         }
         rig.core.kernel.always = true;

@@ -9,7 +9,7 @@ mod script;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,6 +160,20 @@ impl Kernel for FakeKernel {
         self.run_released();
         let timeout = if self.results.is_empty() { timeout } else { Some(Duration::ZERO) };
         self.watcher.wait(timeout)
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        self.run_released();
+        Ok(self.results.is_empty())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.watcher.wait(Some(Duration::ZERO))
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.watcher.fd())
     }
 
     fn cancel(&mut self, user_data: u64) {

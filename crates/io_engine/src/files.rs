@@ -62,8 +62,9 @@ impl FileTable {
         self.slots[index] = Some(file);
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut OpenFile> {
-        self.slots.iter_mut().flatten()
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (FileId, &mut OpenFile)> {
+        let numbered = (0..).map(FileId).zip(self.slots.iter_mut());
+        numbered.filter_map(|(id, slot)| Some((id, slot.as_mut()?)))
     }
 
     #[inline]

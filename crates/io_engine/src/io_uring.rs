@@ -31,7 +31,7 @@ mod capabilities;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -432,6 +432,21 @@ impl Kernel for Uring {
             }
             Err(_) => waited.map(drop),
         }
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        let polls = self.polled.as_ref().is_some_and(|polled| polled.is_busy());
+        Ok(!polls && self.control.is_empty() && !self.has_results() && !self.has_work_inside())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        // SAFETY: 1. the ring is open for as long as the borrow of `self`.
+        Ok(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
     }
 
     /// A call on the second ring cannot be given up; it is not found on the first, and that is ignored.

@@ -7,7 +7,7 @@
 //! `fake.rs`).
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,6 +102,16 @@ pub(crate) trait Kernel: Send {
 
     /// Starts what is queued, then sleeps until a result or a ready watch may be there.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// Starts what is queued. Whether to sleep now: `descriptor` then becomes readable when a result or a ready watch
+    /// may be there, until `disarm`.
+    fn arm(&mut self) -> io::Result<bool>;
+
+    /// Ends what `arm` began, and takes in what happened.
+    fn disarm(&mut self) -> io::Result<()>;
+
+    /// What this kernel sleeps on.
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>>;
 
     /// Asks the kernel to give up a call; its result still comes.
     fn cancel(&mut self, user_data: u64);

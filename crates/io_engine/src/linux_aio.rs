@@ -25,10 +25,11 @@ mod user_ring;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 
@@ -42,6 +43,9 @@ use crate::epoll::EpollWatcher;
 use crate::kernel::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
 use crate::record::Verb;
 use crate::threads::pool::{Job, Pool};
+
+/// `IOCB_FLAG_RESFD`.
+const RESFD: u32 = 1;
 
 /// Name of the poll for kicks. No op has it: the top bit of their names is clear.
 const KICKS: u64 = u64::MAX;
@@ -111,6 +115,8 @@ struct Aio {
     /// Of `finished`, those that `pop` still hands out in this pass.
     budget: usize,
     files: Vec<Option<Arc<File>>>,
+    /// Signalled with every result, for who sleeps on more than this engine.
+    signal: Option<OwnedFd>,
 }
 
 impl Aio {
@@ -132,7 +138,11 @@ impl Aio {
             finished: VecDeque::with_capacity(depth),
             budget: 0,
             files: Vec::new(),
+            signal: None,
         };
+        if config.pollable {
+            aio.signal = Some(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        }
         aio.submit().map_err(cannot_poll)?;
         Ok(aio)
     }
@@ -152,6 +162,7 @@ impl Aio {
             let events = libc::POLLIN as u64;
             let poll = Iocb { buffer: events, ..iocb(KICKS, fd, Command::Poll) };
             // There is a block for it: `queue` leaves one.
+            let poll = self.signalled(poll);
             self.kicks_armed = self.calls.push(poll);
         }
     }
@@ -225,6 +236,16 @@ impl Aio {
 
     fn is_ready(&mut self) -> bool {
         !self.finished.is_empty() || self.completions.is_ready()
+    }
+
+    /// The same call, which also signals the eventfd, if there is one.
+    #[inline]
+    fn signalled(&self, call: Iocb) -> Iocb {
+        match &self.signal {
+            #[allow(clippy::cast_sign_loss)] // an open file's number
+            Some(signal) => Iocb { flags: RESFD, resfd: signal.as_raw_fd() as u32, ..call },
+            None => call,
+        }
     }
 
     /// Sleeps; the pool has been told, if it matters.
@@ -309,6 +330,7 @@ impl Kernel for Aio {
         };
         // The last block is that of the kicks.
         let has_room = self.calls.free() > usize::from(!self.kicks_armed);
+        let block = self.signalled(block);
         if has_room && self.calls.push(block) { Ok(()) } else { Err(QueueFull) }
     }
 
@@ -363,6 +385,28 @@ impl Kernel for Aio {
             return slept;
         }
         Ok(())
+    }
+
+    /// Without the eventfd there is nothing to sleep on but this context.
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        let pool_sleeps = self.jobs_out == 0 || self.pool.arm();
+        let taken = self.calls.pending().is_empty();
+        Ok(self.signal.is_some() && pool_sleeps && taken && !self.is_ready())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        if self.jobs_out > 0 {
+            self.pool.disarm();
+        }
+        if let Some(signal) = &self.signal {
+            let _ = rustix::io::read(signal, &mut [0_u8; 8]);
+        }
+        Ok(())
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.signal.as_ref().map_or(self.watcher.fd(), AsFd::as_fd))
     }
 
     fn cancel(&mut self, user_data: u64) {

@@ -22,7 +22,7 @@ mod mapped_file;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -204,6 +204,13 @@ fn goes_to_pool(file: &MappedFile, call: &Call) -> bool {
     }
 }
 
+impl MmapKernel {
+    fn may_sleep(&mut self) -> bool {
+        self.work_since_look = 0;
+        self.results.is_empty() && (self.jobs_in_pool == 0 || self.pool.arm())
+    }
+}
+
 impl Kernel for MmapKernel {
     fn enable(&mut self) -> io::Result<()> {
         Ok(())
@@ -278,11 +285,25 @@ impl Kernel for MmapKernel {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.submit()?;
         self.take_from_pool();
-        let may_sleep = self.results.is_empty() && (self.jobs_in_pool == 0 || self.pool.arm());
-        self.work_since_look = 0;
+        let may_sleep = self.may_sleep();
         let waited = self.watcher.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
         self.pool.disarm();
         waited
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        self.take_from_pool();
+        Ok(self.may_sleep())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.pool.disarm();
+        self.watcher.wait(Some(Duration::ZERO))
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.watcher.fd())
     }
 
     fn cancel(&mut self, user_data: u64) {

@@ -137,5 +137,19 @@ impl Reap for NullReap {
         core.watcher.wait(timeout)
     }
 
+    fn arm(&mut self) -> io::Result<bool> {
+        Ok(self.0.borrow().done.is_empty())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.0.borrow_mut().watcher.wait(Some(Duration::ZERO))
+    }
+
+    fn descriptor(&mut self) -> io::Result<OwnedFd> {
+        self.0.borrow().watcher.fd().try_clone_to_owned()
+    }
+
     fn cancel_all(&mut self) {}
+
+    fn cancel_file(&mut self, _file: FileId) {}
 }

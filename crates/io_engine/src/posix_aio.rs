@@ -24,7 +24,7 @@ mod waiters;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -198,7 +198,7 @@ impl PosixAio {
     }
 
     /// Sees to it that the next result ends the sleep. Returns false if there is one already.
-    fn arm(&mut self) -> bool {
+    fn arm_threads(&mut self) -> bool {
         if self.pool_calls > 0 && !self.pool.arm() {
             return false;
         }
@@ -216,7 +216,7 @@ impl PosixAio {
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = if !self.arm() {
+        let timeout = if !self.arm_threads() {
             Some(Duration::ZERO)
         } else if self.waiters.start() {
             timeout
@@ -327,6 +327,22 @@ impl Kernel for PosixAio {
         }
         self.files.iter_mut().flatten().for_each(PoolFile::close_idle);
         self.sleep(timeout)
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        let has_results = self.cancelled || !self.requests.results.is_empty();
+        Ok(!has_results && self.arm_threads() && self.waiters.start())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.waiters.disarm();
+        self.pool.disarm();
+        self.watcher.wait(Some(Duration::ZERO))
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.watcher.fd())
     }
 
     fn cancel(&mut self, user_data: u64) {

@@ -15,7 +15,7 @@ mod schedule;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,6 +101,19 @@ impl Kernel for ThreadsKernel {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.submit()?;
         self.desk.sleep(timeout)
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        Ok(self.desk.arm())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.desk.disarm()
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.desk.descriptor())
     }
 
     fn cancel(&mut self, user_data: u64) {

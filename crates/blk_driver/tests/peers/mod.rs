@@ -92,6 +92,7 @@ impl Own {
             queue_size: 1024,
             wce: Wce::Guest,
             engine: None,
+            workers: None,
         };
         let socket = SocketConfig { path: self.place.socket.clone(), mode: 0o600, uid: None, gid: None };
         let engine = EngineSource::new("io_uring", depth, Box::new(make));

@@ -38,8 +38,16 @@ impl Disk {
         let opened = Image::open(opener.as_ref(), &options).unwrap();
         let serial = opened.default_serial();
         let (queues, queue_size, wce) = (4, 256, Wce::Guest);
-        let disk =
-            DiskConfig { name: "disk".into(), image: opened, serial, queues, queue_size, wce, engine: None };
+        let disk = DiskConfig {
+            name: "disk".into(),
+            image: opened,
+            serial,
+            queues,
+            queue_size,
+            wce,
+            engine: None,
+            workers: None,
+        };
         let config = EngineConfig::default();
         let depth = config.depth;
         let make = move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn Engine>);

@@ -35,10 +35,11 @@ pub(crate) use shared::{EndReason, SessionShared};
 use vring::{UserAddresses, Vring};
 use wire::{Incoming, Message, Wire, WireError};
 
+use crate::attachments::WorkerSet;
 use crate::disk::{Disk, LeaseError, RingLease};
 use crate::error_line::error_line;
 use crate::log_limit::Allowed;
-use crate::workers::{QueueStart, WorkerSet};
+use crate::workers::QueueStart;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -497,6 +498,7 @@ impl Session {
             kick,
             call: vring.call.clone(),
             err: vring.err.clone(),
+            meter: Arc::default(),
         };
         // A ring that cannot be used is the queue's fault, not the session's: already logged, err fd
         // signalled; the other queues go on and a reset revives this one.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use guest_mem::GuestMemory;
 use virtqueue::RingLayout;
 
-use crate::workers::QueueHandle;
+use crate::attachments::QueueHandle;
 
 /// Ring addresses as sent: in the front-end's own address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

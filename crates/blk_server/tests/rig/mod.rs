@@ -113,6 +113,7 @@ impl Default for Options {
             queue_size: 256,
             wce: Wce::Guest,
             engine: None,
+            workers: None,
             recorder: None,
             folder: None,
             workers: 1,
@@ -173,7 +174,8 @@ impl Rig {
             let image = Image::open(opener.as_ref(), &image_options).unwrap();
             let serial = image.default_serial();
             let name = format!("test{number}");
-            let disk = DiskConfig { name, image, serial, queues, queue_size, wce, engine: None };
+            let disk =
+                DiskConfig { name, image, serial, queues, queue_size, wce, engine: None, workers: None };
             let path = numbered(&self.socket, number);
             (disk, SocketConfig { path, mode: 0o600, uid: None, gid: None })
         };

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,14 +111,31 @@ impl Desk {
 
     /// Sleeps until something has come back, or a kick.
     pub fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.work = 0;
-        let armed = self.away > 0 && self.results.is_empty() && self.pool.arm();
-        let may_sleep = self.results.is_empty() && (self.away == 0 || armed);
+        let may_sleep = self.arm();
         let slept = self.watcher.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
-        if armed {
+        self.end_sleep();
+        slept
+    }
+
+    /// Whether to sleep; until `disarm`, a result or a kick makes `descriptor` readable.
+    pub fn arm(&mut self) -> bool {
+        self.work = 0;
+        self.results.is_empty() && (self.away == 0 || self.pool.arm())
+    }
+
+    pub fn disarm(&mut self) -> io::Result<()> {
+        self.end_sleep();
+        self.watcher.wait(Some(Duration::ZERO))
+    }
+
+    fn end_sleep(&mut self) {
+        if self.away > 0 {
             self.pool.disarm();
         }
-        slept
+    }
+
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.watcher.fd()
     }
 
     /// Takes back what no thread has begun with.

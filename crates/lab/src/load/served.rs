@@ -45,8 +45,16 @@ impl Served {
         let opener: Arc<dyn Opener> = Arc::new(HostOpener);
         let disks = images.into_iter().zip(&sockets).map(|(image, path)| {
             let (name, serial) = ("lab".to_owned(), "lab".to_owned());
-            let disk =
-                DiskConfig { name, image, serial, queues: 1, queue_size, wce: Wce::Guest, engine: None };
+            let disk = DiskConfig {
+                name,
+                image,
+                serial,
+                queues: 1,
+                queue_size,
+                wce: Wce::Guest,
+                engine: None,
+                workers: None,
+            };
             (disk, SocketConfig { path: path.clone(), mode: 0o600, uid: None, gid: None })
         });
         let engine = EngineSource::new("lab", depth, engine);

@@ -1,0 +1,392 @@
+//! Which worker serves which queue, now and when it starts; and moving queues between workers.
+//!
+//! `start_queue (wish, or the least busy) → Seat ─ attach: release, drained, adopted ─→ another worker`
+//!
+//! - A [`Seat`] is a running queue seen from outside: it knows the worker, and its lock is held by whoever talks to the
+//!   worker about the queue. So a session's message and a move never meet: one waits for the other, at most as long
+//!   as a move may drain.
+//! - Changes of workers and queues by the operator or the balancer come one at a time (`admin`).
+//! - Order of locks: `admin`, then `table` (held for look-ups only, never while asking a worker), then a seat's, which is never waited for with `table` held.
+//!
+//! Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use guest_mem::GuestMemory;
+use tracing::{error, info};
+use virtqueue::RingLayout;
+
+use crate::admin::AdminError;
+use crate::disk::Disk;
+use crate::meters::QueueMeter;
+use crate::queue::Queue;
+use crate::report::{QueueReport, WorkerReport};
+use crate::worker_options::{WorkerId, WorkerOptions};
+use crate::workers::{Address, Command, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
+
+/// A running queue from outside its worker.
+#[derive(Debug)]
+struct Seat {
+    disk: Arc<Disk>,
+    index: u16,
+    size: u16,
+    meter: Arc<QueueMeter>,
+    /// As in `place`, for who only wants to know: `place` may be locked for as long as a move takes.
+    worker: AtomicU32,
+    place: Mutex<Place>,
+}
+
+/// Where a queue is served, and by which number.
+#[derive(Debug)]
+struct Place {
+    worker: Address,
+    /// `None`: no worker could serve it any more; it has ended.
+    id: Option<u32>,
+}
+
+impl Seat {
+    fn worker(&self) -> WorkerId {
+        // Relaxed: a number that may have changed by the time it is used, whatever its order.
+        WorkerId(self.worker.load(Relaxed))
+    }
+
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A session's hold on its queue.
+#[derive(Debug)]
+pub(crate) struct QueueHandle {
+    seat: Arc<Seat>,
+    set: Arc<WorkerSet>,
+}
+
+impl QueueHandle {
+    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
+        self.ask(|id, done| Command::SetCall(id, call, done)).map(drop)
+    }
+
+    pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
+        // Answered, so that a peer that repeats it cannot pile up descriptors in the worker's channel.
+        self.ask(|id, done| Command::SetErr(id, err, done)).map(drop)
+    }
+
+    pub(crate) fn set_memory(
+        &self,
+        memory: Arc<GuestMemory>,
+        layout: Option<RingLayout>,
+        drain: bool,
+    ) -> Result<(), WorkerGone> {
+        self.ask(|queue, done| Command::SetMemory { queue, memory, layout, drain, done }).map(drop)
+    }
+
+    /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.
+    pub(crate) fn begin_stop(&self) {
+        let place = self.seat.place();
+        if let Some(id) = place.id {
+            let _ = place.worker.send(Command::BeginStop(id));
+        }
+    }
+
+    /// Returns the ring's position once everything submitted is complete.
+    pub(crate) fn stop(self) -> Option<u32> {
+        let position = self.ask(Command::Stop);
+        self.set.table().seats.retain(|seat| !Arc::ptr_eq(seat, &self.seat));
+        position.ok().flatten()
+    }
+
+    /// `None`: the queue has ended.
+    fn ask<T>(
+        &self,
+        command: impl FnOnce(u32, std::sync::mpsc::SyncSender<T>) -> Command,
+    ) -> Result<Option<T>, WorkerGone> {
+        let place = self.seat.place();
+        let Some(id) = place.id else { return Ok(None) };
+        place.worker.ask(|done| command(id, done)).map(Some)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// In the order of their numbers.
+    workers: Vec<WorkerThread>,
+    /// Gets no queues any more.
+    leaving: Option<WorkerId>,
+    next_id: u32,
+    seats: Vec<Arc<Seat>>,
+    /// Where queues were attached by name, by disk and queue: they start there again.
+    wishes: HashMap<(u64, u16), WorkerId>,
+}
+
+impl Table {
+    fn add(&mut self, options: WorkerOptions, trade: &Trade) -> io::Result<WorkerId> {
+        let id = WorkerId(self.next_id);
+        self.workers.push(WorkerThread::start(id, options, trade)?);
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    fn address(&self, id: WorkerId) -> Option<Address> {
+        self.workers.iter().map(|worker| &worker.address).find(|address| address.id == id).cloned()
+    }
+
+    /// The worker that was wished for; else, of those that may serve the disk, the one with the fewest queues of this
+    /// disk, and of those the one with the fewest of all.
+    fn worker_for(&self, disk: &Disk, queue: u16) -> Option<Address> {
+        if let Some(&id) = self.wishes.get(&(disk.id(), queue)) {
+            return self.address(id);
+        }
+        let places: Vec<_> =
+            self.seats.iter().map(|seat| (seat.disk.id() == disk.id(), seat.worker())).collect();
+        let queues = |id, own_only: bool| {
+            places.iter().filter(|&&(own, worker)| worker == id && (own || !own_only)).count()
+        };
+        let addresses = self.workers.iter().map(|worker| &worker.address);
+        let staying: Vec<_> = addresses.filter(|address| Some(address.id) != self.leaving).collect();
+        let serving = staying.iter().filter(|address| queues(address.id, true) > 0).count();
+        let full = disk.most_workers().is_some_and(|most| serving >= most);
+        let may = staying.into_iter().filter(|address| !full || queues(address.id, true) > 0);
+        may.min_by_key(|address| (queues(address.id, true), queues(address.id, false), address.id)).cloned()
+    }
+}
+
+/// All workers of a server, and which queue is where.
+#[derive(Debug)]
+pub(crate) struct WorkerSet {
+    trade: Trade,
+    admin: Mutex<()>,
+    table: Mutex<Table>,
+}
+
+impl WorkerSet {
+    /// # Errors
+    /// If a thread or an engine does not start.
+    pub(crate) fn start(workers: &[WorkerOptions], trade: Trade) -> io::Result<Arc<Self>> {
+        let mut table = Table::default();
+        for options in workers {
+            table.add(options.clone(), &trade)?;
+        }
+        Ok(Arc::new(Self { trade, admin: Mutex::default(), table: Mutex::new(table) }))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admin(&self) -> MutexGuard<'_, ()> {
+        self.admin.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None`: the queue cannot run; logged, and its err fd signalled.
+    pub(crate) fn start_queue(
+        self: &Arc<Self>,
+        start: QueueStart,
+    ) -> Result<Option<QueueHandle>, WorkerGone> {
+        let start = Arc::new(start);
+        loop {
+            let worker = self.table().worker_for(&start.disk, start.index).ok_or(WorkerGone)?;
+            // One that retired in between has dropped the command; there is another by now.
+            let Ok(id) = worker.ask(|done| Command::Start(Arc::clone(&start), done)) else { continue };
+            return Ok(id.map(|id| self.take_seat(&start, Place { worker, id: Some(id) })));
+        }
+    }
+
+    fn take_seat(self: &Arc<Self>, start: &QueueStart, place: Place) -> QueueHandle {
+        let seat = Arc::new(Seat {
+            disk: Arc::clone(&start.disk),
+            index: start.index,
+            size: start.layout.map_or(0, |layout| layout.queue_size),
+            meter: Arc::clone(&start.meter),
+            worker: AtomicU32::new(place.worker.id.0),
+            place: Mutex::new(place),
+        });
+        self.table().seats.push(Arc::clone(&seat));
+        QueueHandle { seat, set: Arc::clone(self) }
+    }
+
+    /// Gives up what can be given up, of one disk or of all.
+    pub(crate) fn cancel(&self, disk: Option<u64>) {
+        for worker in &self.table().workers {
+            let _ = worker.address.send(Command::Cancel(disk));
+        }
+    }
+
+    /// Forgets where queues of a disk that goes were attached.
+    pub(crate) fn forget_disk(&self, disk: u64) {
+        self.table().wishes.retain(|&(known, _), _| known != disk);
+    }
+
+    pub(crate) fn queue_reports(&self, disk: u64) -> Vec<QueueReport> {
+        let seats: Vec<_> =
+            self.table().seats.iter().filter(|seat| seat.disk.id() == disk).map(Arc::clone).collect();
+        let mut queues: Vec<_> = seats
+            .iter()
+            .map(|seat| QueueReport {
+                index: seat.index,
+                worker: seat.worker(),
+                size: seat.size,
+                counters: seat.meter.read(),
+            })
+            .collect();
+        queues.sort_by_key(|queue| queue.index);
+        queues
+    }
+
+    pub(crate) fn worker_reports(&self) -> Vec<WorkerReport> {
+        let table = self.table();
+        let places: Vec<_> = table.seats.iter().map(|seat| seat.worker()).collect();
+        let report = |worker: &WorkerThread| WorkerReport {
+            id: worker.address.id,
+            options: worker.options.clone(),
+            queues: places.iter().filter(|&&id| id == worker.address.id).count(),
+            counters: worker.meter.read(),
+        };
+        table.workers.iter().map(report).collect()
+    }
+
+    /// Starts one more worker.
+    pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
+        let _admin = self.admin();
+        let added = self.table().add(options, &self.trade);
+        let id = added.map_err(|source| AdminError::System { action: "start a worker".into(), source })?;
+        info!(worker = id.0, "worker added");
+        Ok(id)
+    }
+
+    /// Moves the worker's queues to the others, then ends it.
+    pub(crate) fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), AdminError> {
+        let _admin = self.admin();
+        let address = self.begin_leaving(id)?;
+        let moved = self.move_all(&address, timeout);
+        let mut table = self.table();
+        table.leaving = None;
+        moved?;
+        table.wishes.retain(|_, wish| *wish != id);
+        let at = table.workers.iter().position(|worker| worker.address.id == id);
+        let ended = at.map(|at| table.workers.remove(at));
+        drop(table);
+        // Waits for its thread, which ends at once.
+        drop(ended);
+        info!(worker = id.0, "worker removed");
+        Ok(())
+    }
+
+    fn begin_leaving(&self, id: WorkerId) -> Result<Address, AdminError> {
+        let mut table = self.table();
+        let address = table.address(id).ok_or(AdminError::NoWorker { id })?;
+        if table.workers.len() == 1 {
+            return Err(AdminError::LastWorker { id });
+        }
+        table.leaving = Some(id);
+        Ok(address)
+    }
+
+    /// Until the worker has nothing more and ends: a queue that was on its way when the worker began to leave may
+    /// still have arrived.
+    fn move_all(&self, from: &Address, timeout: Duration) -> Result<(), AdminError> {
+        loop {
+            let seats: Vec<_> = self.table().seats.clone();
+            for seat in seats.iter().filter(|seat| seat.worker() == from.id) {
+                let wish = (seat.disk.id(), seat.index);
+                let mut table = self.table();
+                if table.wishes.get(&wish) == Some(&from.id) {
+                    table.wishes.remove(&wish);
+                }
+                let to = table.worker_for(&seat.disk, seat.index);
+                drop(table);
+                let to = to.ok_or(AdminError::LastWorker { id: from.id })?;
+                move_queue(seat, &to, timeout)?;
+            }
+            if from.ask(Command::Retire).unwrap_or(true) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Hands a queue over, or notes where it is to start.
+    pub(crate) fn attach(
+        &self,
+        disk: &Disk,
+        queue: u16,
+        worker: WorkerId,
+        timeout: Duration,
+    ) -> Result<(), AdminError> {
+        let _admin = self.admin();
+        if queue >= disk.queues() {
+            let (disk, queues) = (disk.name().to_owned(), disk.queues());
+            return Err(AdminError::NoQueue { disk, queue, queues });
+        }
+        let mut table = self.table();
+        let to = table.address(worker).ok_or(AdminError::NoWorker { id: worker })?;
+        let wish = table.wishes.insert((disk.id(), queue), worker);
+        let seat = table.seats.iter().find(|seat| seat.disk.id() == disk.id() && seat.index == queue);
+        let seat = seat.map(Arc::clone);
+        drop(table);
+        let moved = seat.map_or(Ok(()), |seat| move_queue(&seat, &to, timeout));
+        if moved.is_err() {
+            let mut table = self.table();
+            match wish {
+                Some(wish) => table.wishes.insert((disk.id(), queue), wish),
+                None => table.wishes.remove(&(disk.id(), queue)),
+            };
+        }
+        moved
+    }
+}
+
+/// Drains the queue, takes it from its worker and gives it to another; if either is not possible it stays, or goes
+/// back, where it was.
+fn move_queue(seat: &Seat, to: &Address, timeout: Duration) -> Result<(), AdminError> {
+    let mut place = seat.place();
+    let Some(id) = place.id.filter(|_| place.worker.id != to.id) else { return Ok(()) };
+    let Some(queue) = release(&place.worker, id, timeout) else {
+        let (disk, queue, stays) = (seat.disk.name().to_owned(), seat.index, place.worker.id);
+        return Err(AdminError::NotDrained { disk, queue, timeout, stays });
+    };
+    let Unsuitable { queue, why } = match adopt(to, queue) {
+        Ok(id) => {
+            seat.worker.store(to.id.0, Relaxed);
+            *place = Place { worker: to.clone(), id: Some(id) };
+            return Ok(());
+        }
+        Err(unsuitable) => unsuitable,
+    };
+    place.id = match adopt(&place.worker, queue) {
+        Ok(id) => Some(id),
+        Err(mut unsuitable) => {
+            error!(disk = seat.disk.name(), queue = seat.index, "not taken back: {}", unsuitable.why);
+            unsuitable.queue.break_moved();
+            None
+        }
+    };
+    Err(AdminError::Unsuitable { id: to.id, disk: seat.disk.name().to_owned(), why })
+}
+
+/// `None`: not drained in time; the queue goes on.
+fn release(worker: &Address, id: u32, timeout: Duration) -> Option<Box<Queue>> {
+    let (sender, queue) = sync_channel(1);
+    worker.send(Command::Release(id, sender)).ok()?;
+    if let Ok(queue) = queue.recv_timeout(timeout) {
+        return Some(queue);
+    }
+    // It may have been sent just now: the worker alone knows.
+    match worker.ask(|done| Command::CancelRelease(id, done)) {
+        Ok(false) => queue.recv().ok(),
+        _ => None,
+    }
+}
+
+fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {
+    // A worker ends only when it was told to retire, by whoever holds `admin`: it is there to answer.
+    worker.ask(|done| Command::Adopt(queue, done)).unwrap_or_else(|WorkerGone| {
+        error!("a worker ended with a queue on its way; the server ends");
+        std::process::abort()
+    })
+}

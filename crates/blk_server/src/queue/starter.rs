@@ -1,0 +1,177 @@
+//! One parsed request → ops for the engine, or an answer at once: steps 4 and 5.
+//!
+//! `Request → checked range of the image → in-flight slot → op(s), pushed`
+//!
+//! Not here: taking requests from the ring and answering them (`queue.rs`).
+
+use disk_image::CheckedRange;
+use guest_mem::{IoVecs, MemoryView};
+use io_engine::{Durability, FileId, Op, OpKind, Unmap};
+use virtio_blk::{Data, Request, Segment, Segments, Status};
+
+use super::{Lane, MAX_OPS, Outcome};
+use crate::buffers::NoBuffers;
+use crate::disk::Disk;
+use crate::in_flight::{About, InFlight, Promise, Verb};
+use crate::refusal::Refusal;
+
+const UNSUPPORTED: Outcome = Outcome::Finished { status: Status::Unsupp, stored_bytes: 0 };
+const NOTHING_TO_DO: Outcome = Outcome::Finished { status: Status::Ok, stored_bytes: 0 };
+
+/// Everything needed to turn one parsed request into ops: steps 4 and 5.
+pub(super) struct Starter<'q, 'w, 'l> {
+    pub(super) disk: &'q Disk,
+    pub(super) view: &'q MemoryView,
+    pub(super) in_flight: &'q mut InFlight,
+    pub(super) lane: &'l mut Lane<'w>,
+    pub(super) file: FileId,
+    pub(super) durability: Durability,
+    pub(super) token: u64,
+    pub(super) tag: u16,
+    pub(super) reply: virtio_blk::ReplySlot,
+}
+
+impl Starter<'_, '_, '_> {
+    #[inline]
+    pub(super) fn start(&mut self, request: Request<'_>) -> Result<Outcome, Refusal> {
+        match request {
+            Request::Read { sector, data } => self.read(sector, data),
+            Request::Write { sector, data } => self.write(sector, data),
+            Request::Flush => self.flush(),
+            Request::GetId { data } => self.get_id(data),
+            Request::Discard { segments } => self.discard(&segments),
+            Request::WriteZeroes { segments } => self.write_zeroes(&segments),
+            Request::Unsupported { .. } => Ok(UNSUPPORTED),
+        }
+    }
+
+    /// What success has to mean; refuses what cannot be carried out like that.
+    #[inline]
+    fn check_writable(&self, verb: Verb) -> Result<Promise, Refusal> {
+        if self.disk.image().read_only() {
+            return Err(Refusal::ReadOnly { verb });
+        }
+        if self.disk.has_failed() {
+            return Err(Refusal::DiskFailed { verb });
+        }
+        Ok(match self.durability {
+            Durability::Cached => Promise::Done,
+            Durability::Durable => Promise::Durable,
+        })
+    }
+
+    #[inline]
+    fn read(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
+        let about = About { verb: Verb::Read, sector, bytes: data.len_bytes(), promise: Promise::Done };
+        self.transfer(about, data, |range, _| OpKind::Read { range })
+    }
+
+    #[inline]
+    fn write(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
+        let promise = self.check_writable(Verb::Write)?;
+        let about = About { verb: Verb::Write, sector, bytes: data.len_bytes(), promise };
+        self.transfer(about, data, |range, durability| OpKind::Write { range, durability })
+    }
+
+    #[inline]
+    fn transfer(
+        &mut self,
+        about: About,
+        data: Data<'_>,
+        kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
+    ) -> Result<Outcome, Refusal> {
+        // Step 4: sectors to a range of the image.
+        let range = self.disk.image().check(about.sector, about.bytes)?;
+        if about.bytes == 0 {
+            return Ok(NOTHING_TO_DO);
+        }
+        let buffers = match self.lane.pool.fill(self.view, data.ranges()) {
+            Ok(buffers) => buffers,
+            Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
+            Err(NoBuffers::Refused(why)) => return Err(why.into()),
+        };
+        self.lane.bytes_left = self.lane.bytes_left.saturating_sub(about.bytes);
+        // Step 5: slot, then op; the worker submits the batch.
+        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
+        self.push(kind(range, self.durability), buffers);
+        Ok(Outcome::Submitted)
+    }
+
+    fn flush(&mut self) -> Result<Outcome, Refusal> {
+        if self.disk.ignores_flushes() {
+            return Ok(NOTHING_TO_DO);
+        }
+        if self.disk.has_failed() {
+            return Err(Refusal::DiskFailed { verb: Verb::Flush });
+        }
+        let about = About { verb: Verb::Flush, sector: 0, bytes: 0, promise: Promise::Flushed };
+        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
+        self.push(OpKind::Flush, IoVecs::with_capacity(0));
+        Ok(Outcome::Submitted)
+    }
+
+    /// Answered without the engine: up to 20 bytes, fewer if the driver has less room.
+    fn get_id(&self, data: Data<'_>) -> Result<Outcome, Refusal> {
+        let stored_bytes = u64::from(data.store(self.view, self.disk.serial())?);
+        Ok(Outcome::Finished { status: Status::Ok, stored_bytes })
+    }
+
+    fn discard(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
+        let promise = self.check_writable(Verb::Discard)?;
+        let Some(limits) = self.disk.image().discard_limits() else { return Ok(UNSUPPORTED) };
+        let durability = self.durability;
+        self.segments((Verb::Discard, promise), segments, limits.max_sectors, |range, _| OpKind::Discard {
+            range,
+            durability,
+        })
+    }
+
+    fn write_zeroes(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
+        let promise = self.check_writable(Verb::WriteZeroes)?;
+        let Some(limits) = self.disk.image().write_zeroes_limits() else { return Ok(UNSUPPORTED) };
+        let durability = self.durability;
+        self.segments((Verb::WriteZeroes, promise), segments, limits.max_sectors, |range, segment| {
+            let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
+            OpKind::WriteZeroes { range, unmap, durability }
+        })
+    }
+
+    /// All segments are checked before the first one is started.
+    fn segments(
+        &mut self,
+        (verb, promise): (Verb, Promise),
+        segments: &Segments,
+        max_sectors: u32,
+        kind: impl Fn(CheckedRange, &Segment) -> OpKind,
+    ) -> Result<Outcome, Refusal> {
+        let image = self.disk.image();
+        let mut ranges = [None; MAX_OPS];
+        let (mut ops, mut bytes) = (0, 0);
+        for (slot, segment) in ranges.iter_mut().zip(segments.iter()) {
+            let (sectors, max) = (segment.sectors, max_sectors);
+            if sectors > max {
+                return Err(Refusal::SegmentTooLong { verb, sectors, max });
+            }
+            let range = image.check(segment.sector, u64::from(sectors) * disk_image::SECTOR_BYTES)?;
+            bytes += range.len_bytes();
+            if sectors > 0 {
+                ops += 1;
+                *slot = Some((range, segment));
+            }
+        }
+        let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
+        let about = About { verb, sector: first.sector, bytes, promise };
+        self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
+        for (range, segment) in ranges.into_iter().flatten() {
+            self.push(kind(range, segment), IoVecs::with_capacity(0));
+        }
+        Ok(Outcome::Submitted)
+    }
+
+    #[inline]
+    fn push(&mut self, kind: OpKind, buffers: IoVecs) {
+        let op = Op { token: self.token, file: self.file, kind, buffers };
+        let pushed = self.lane.submit.push(op);
+        assert!(pushed.is_ok(), "`take_requests` made sure that the engine has room");
+    }
+}

@@ -1,0 +1,269 @@
+//! What other threads ask of a worker, and how it obeys: queues that start, stop, change memory, come and go.
+//!
+//! `doorbell → Command → …` and, where the queue must be quiet first: `drain → last completion → drained → answer`
+//!
+//! A queue that moves: `Release → drained → the queue itself, through the answer → Adopt on the other worker →
+//! resume, look at the ring`. Nothing is in flight meanwhile, and what the driver adds waits in the ring: it is found
+//! by that look. A release that takes too long is cancelled; the queue then goes on here.
+//!
+//! Not here: who asks (`workers.rs`, `attachments.rs`).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use guest_mem::GuestMemory;
+use io_engine::{FileId, WatchId, WatchToken};
+use tracing::debug;
+use virtqueue::RingLayout;
+
+use super::{Entry, NewMemory, Worker};
+use crate::disk::Disk;
+use crate::queue::{Queue, report_ring_fault};
+use crate::signal::drain;
+use crate::workers::{Command, QueueStart, Unsuitable};
+
+/// What a queue needs of the worker that serves it.
+struct Berth {
+    engine: usize,
+    file: FileId,
+    watch: WatchId,
+}
+
+impl Worker {
+    pub(super) fn take_commands(&mut self) {
+        drain(&self.doorbell);
+        while let Ok(command) = self.commands.try_recv() {
+            self.obey(command);
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Start(start, done) => {
+                let started = self.start(&start);
+                let _ = done.send(started);
+            }
+            Command::BeginStop(id) => self.with(id, |entry| entry.queue.begin_stop()),
+            Command::Stop(id, done) => {
+                self.with(id, |entry| {
+                    entry.queue.begin_stop();
+                    entry.stop = Some(done);
+                });
+                self.touched.push(id);
+            }
+            Command::Release(id, taken) => {
+                self.with(id, |entry| {
+                    entry.queue.drain();
+                    entry.leave = Some(taken);
+                });
+                self.touched.push(id);
+            }
+            Command::CancelRelease(id, done) => {
+                let _ = done.send(self.cancel_release(id));
+            }
+            Command::Adopt(queue, done) => {
+                let _ = done.send(self.adopt(queue));
+            }
+            Command::SetCall(id, call, done) => {
+                self.with(id, |entry| entry.queue.set_call(call));
+                let _ = done.send(());
+            }
+            Command::SetErr(id, err, done) => {
+                self.with(id, |entry| entry.queue.set_err(err));
+                let _ = done.send(());
+            }
+            Command::SetMemory { queue, memory, layout, drain, done } => {
+                self.set_memory(queue, memory, layout, drain, done);
+            }
+            Command::Cancel(disk) => self.engines.cancel(disk),
+            Command::Retire(done) => {
+                self.quit = self.queues.iter().all(Option::is_none);
+                let _ = done.send(self.quit);
+            }
+            Command::Quit => self.quit = true,
+        }
+    }
+
+    fn start(&mut self, start: &QueueStart) -> Option<u32> {
+        let id = self.free_place()?;
+        let queue = self.make_queue(start, id);
+        let (queue, engine) = match queue {
+            Ok(made) => made,
+            Err(what) => {
+                report_ring_fault(&start.disk, start.index, start.err.as_ref(), &what);
+                return None;
+            }
+        };
+        debug!(disk = start.disk.name(), queue = start.index, "queue started");
+        self.put(id, queue, engine);
+        Some(id)
+    }
+
+    fn free_place(&mut self) -> Option<u32> {
+        let index = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
+        if index == self.queues.len() {
+            self.queues.push(None);
+        }
+        u32::try_from(index).ok()
+    }
+
+    fn make_queue(&mut self, start: &QueueStart, id: u32) -> Result<(Queue, usize), String> {
+        let berth = self.prepare(&start.disk, &start.kick, id)?;
+        let engine = berth.engine;
+        let queue = Queue::new(start, id, berth.file, berth.watch);
+        match queue {
+            Ok(queue) => Ok((queue, engine)),
+            Err(what) => {
+                self.give_up(&berth, &start.disk);
+                Err(what)
+            }
+        }
+    }
+
+    /// Finds the engine, attaches the image, watches the kick; undoes the first ones when a later one fails.
+    fn prepare(&mut self, disk: &Disk, kick: &Arc<OwnedFd>, id: u32) -> Result<Berth, String> {
+        let engine = self.engines.enter(disk.engine());
+        let engine = engine.map_err(|error| format!("its engine cannot be started: {error}"))?;
+        let file = self.engines.attach(engine, disk).map_err(|error| {
+            self.engines.leave(engine);
+            format!("the engine does not take the image: {error}")
+        })?;
+        let token = WatchToken(u64::from(id));
+        let watch = self.engines.base().reap.watch(Arc::clone(kick), token).map_err(|error| {
+            self.engines.detach(engine, disk);
+            self.engines.leave(engine);
+            format!("its kick descriptor cannot be polled: {error}")
+        })?;
+        Ok(Berth { engine, file, watch })
+    }
+
+    fn give_up(&mut self, berth: &Berth, disk: &Disk) {
+        self.engines.base().reap.unwatch(berth.watch);
+        self.engines.detach(berth.engine, disk);
+        self.engines.leave(berth.engine);
+    }
+
+    /// From now on the queue is served here.
+    fn put(&mut self, id: u32, queue: Queue, engine: usize) {
+        if let Some(engine) = self.engines.get_mut(engine) {
+            engine.handles.submit.use_memory(queue.memory());
+            engine.pool.reserve(usize::from(queue.size()));
+        }
+        self.queues[id as usize] = Some(Entry::new(queue, engine));
+        // Scanned once without waiting for a kick: it may have been lost with the last server, or have gone to the
+        // worker that the queue comes from.
+        self.activate(id);
+    }
+
+    /// The other end of `leave`: the queue is back at its work, here.
+    fn adopt(&mut self, mut queue: Box<Queue>) -> Result<u32, Unsuitable> {
+        let Some(id) = self.free_place() else {
+            return Err(Unsuitable { queue, why: "it has too many queues".into() });
+        };
+        let disk = Arc::clone(queue.disk());
+        let berth = match self.prepare(&disk, &queue.kick, id) {
+            Ok(berth) => berth,
+            Err(why) => return Err(Unsuitable { queue, why }),
+        };
+        queue.arrive(id, berth.file, berth.watch);
+        debug!(disk = disk.name(), "queue taken over");
+        self.put(id, *queue, berth.engine);
+        Ok(id)
+    }
+
+    /// Whether it was in time; the queue then goes on here.
+    fn cancel_release(&mut self, id: u32) -> bool {
+        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return false };
+        if entry.leave.take().is_none() {
+            return false;
+        }
+        if entry.memory.is_none() {
+            entry.queue.resume();
+        }
+        self.activate(id);
+        true
+    }
+
+    fn set_memory(
+        &mut self,
+        id: u32,
+        memory: Arc<GuestMemory>,
+        layout: Option<RingLayout>,
+        drain: bool,
+        done: SyncSender<()>,
+    ) {
+        if drain {
+            self.with(id, |entry| {
+                entry.queue.drain();
+                entry.memory = Some(NewMemory { memory, layout, done });
+            });
+            self.touched.push(id);
+            return;
+        }
+        self.change_memory(id, memory, layout);
+        let _ = done.send(());
+    }
+
+    /// The engine learns of the new memory first, so that regions which stay are not let go in between. That is
+    /// also why ops may be in flight: unless the queue was drained before, nothing of the old memory goes away.
+    fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>, layout: Option<RingLayout>) {
+        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
+        let Some(engine) = self.engines.get_mut(entry.engine) else { return };
+        let old = Arc::clone(entry.queue.memory());
+        engine.handles.submit.use_memory(&memory);
+        entry.queue.set_memory(Arc::clone(&memory), layout);
+        // A queue that broke over the new memory keeps the old one until it stops.
+        let broke = Arc::ptr_eq(entry.queue.memory(), &old);
+        engine.handles.submit.forget_memory(if broke { &memory } else { &old });
+        engine.pool.forget(&old);
+    }
+
+    /// Nothing of the queue is in flight any more, and what was is visible to the driver.
+    pub(super) fn drained(&mut self, id: u32) {
+        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
+        if let Some(NewMemory { memory, layout, done }) = entry.memory.take() {
+            self.change_memory(id, memory, layout);
+            self.with(id, |entry| {
+                if entry.leave.is_none() {
+                    entry.queue.resume();
+                }
+            });
+            let _ = done.send(());
+            self.activate(id);
+        }
+        let goes = |entry: &mut Entry| entry.stop.is_some() || entry.leave.is_some();
+        let Some(Entry { queue, engine, stop, leave, .. }) = self.queues[id as usize].take_if(goes) else {
+            return;
+        };
+        self.forget(id, &queue, engine);
+        match (stop, leave) {
+            (Some(done), _) => end(queue, &done),
+            // Whoever asked has the answer's other end until it is here: see `attachments.rs`.
+            (None, Some(taken)) => drop(taken.send(Box::new(queue))),
+            (None, None) => {}
+        }
+    }
+
+    /// Lets go of everything that the queue had here.
+    fn forget(&mut self, id: u32, queue: &Queue, engine: usize) {
+        self.active.retain(|&active| active != id);
+        self.engines.base().reap.unwatch(queue.watch);
+        if let Some(slot) = self.engines.get_mut(engine) {
+            slot.handles.submit.forget_memory(queue.memory());
+            slot.pool.forget(queue.memory());
+        }
+        self.engines.detach(engine, queue.disk());
+        self.engines.leave(engine);
+    }
+}
+
+/// The queue ends; its ring's position goes to whoever waits for it.
+fn end(mut queue: Queue, done: &SyncSender<u32>) {
+    drain(&queue.kick);
+    let position = queue.leave();
+    debug!(disk = queue.disk().name(), position, "queue stopped");
+    // Lets go of the memory and the descriptors before whoever waits goes on.
+    drop(queue);
+    let _ = done.send(position);
+}

@@ -1,0 +1,204 @@
+//! The engines of one worker: a base engine that it also sleeps in, and one for each further `EngineSource` in use.
+//!
+//! `EngineSource → (made with the first queue that names it) → Slot: handles, files, buffers → (gone with the last)`
+//!
+//! - Almost always there is one. Kicks and the doorbell are watched by the base engine only; while requests are in
+//!   flight in others too, the worker sleeps on all their descriptors.
+//! - A file is attached once per engine and disk, however many queues use it.
+//!
+//! Not here: what is submitted (`queue.rs`), when to sleep (`worker.rs`).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_engine::{Event, FileId, FileSpec, Handles};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tracing::debug;
+
+use crate::buffers::BufferPool;
+use crate::disk::Disk;
+use crate::engine_source::EngineSource;
+use crate::worker_options::WorkerId;
+
+/// The base engine's place.
+pub(crate) const BASE: usize = 0;
+
+/// One engine, and what the worker keeps for it.
+pub(crate) struct Slot {
+    /// What a worker with several engines sleeps on; a duplicate, which goes before the engine does.
+    descriptor: Option<OwnedFd>,
+    source: Arc<EngineSource>,
+    pub(crate) handles: Handles,
+    pub(crate) pool: BufferPool,
+    /// Requests in flight.
+    pub(crate) in_flight: usize,
+    /// Queues that use it.
+    queues: usize,
+    /// Files by disk, with the number of queues that use them.
+    files: HashMap<u64, (FileId, usize)>,
+}
+
+impl Slot {
+    fn start(source: Arc<EngineSource>) -> io::Result<Self> {
+        let engine = (source.make)()?;
+        debug!("engine: {}", engine.describe());
+        let handles = engine.start()?;
+        let pool = BufferPool::new(usize::try_from(source.depth).unwrap_or(usize::MAX));
+        Ok(Self { descriptor: None, source, handles, pool, in_flight: 0, queues: 0, files: HashMap::new() })
+    }
+}
+
+/// See the file's head.
+pub(crate) struct Engines {
+    worker: WorkerId,
+    slots: Vec<Option<Slot>>,
+}
+
+impl Engines {
+    pub(crate) fn start(worker: WorkerId, base: Arc<EngineSource>) -> io::Result<Self> {
+        Ok(Self { worker, slots: vec![Some(Slot::start(base)?)] })
+    }
+
+    /// The base engine is there from the start to the end.
+    #[inline]
+    pub(crate) fn base(&mut self) -> &mut Handles {
+        match &mut self.slots[BASE] {
+            Some(slot) => &mut slot.handles,
+            None => unreachable!("the base engine is never taken away"),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut Slot> {
+        self.slots.get_mut(at)?.as_mut()
+    }
+
+    #[inline]
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().flatten()
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.iter().flatten().map(|slot| slot.in_flight).sum()
+    }
+
+    /// Step 5's system call: one per engine that has something, so almost always one.
+    #[inline]
+    pub(crate) fn submit(&mut self) -> io::Result<()> {
+        self.iter_mut().try_for_each(|slot| slot.handles.submit.submit())
+    }
+
+    #[inline]
+    pub(crate) fn reap(&mut self, events: &mut Vec<Event>) {
+        self.iter_mut().for_each(|slot| slot.handles.reap.reap(events));
+    }
+
+    /// Sleeps until there is something to reap, in whichever engine.
+    pub(crate) fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        if self.slots.iter().skip(1).flatten().all(|slot| slot.in_flight == 0) {
+            return self.base().reap.wait(limit);
+        }
+        self.wait_for_all(limit)
+    }
+
+    fn wait_for_all(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        let mut may_sleep = true;
+        for slot in self.iter_mut() {
+            if slot.descriptor.is_none() {
+                slot.descriptor = Some(slot.handles.reap.descriptor()?);
+            }
+            may_sleep &= slot.handles.reap.arm()?;
+        }
+        let slept = if may_sleep { self.poll(limit) } else { Ok(()) };
+        for slot in self.iter_mut() {
+            slot.handles.reap.disarm()?;
+        }
+        slept
+    }
+
+    fn poll(&self, limit: Option<Duration>) -> io::Result<()> {
+        let fds = self.slots.iter().flatten().filter_map(|slot| slot.descriptor.as_ref());
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The engine of a disk, made if it is the first to name it, with one more queue.
+    pub(crate) fn enter(&mut self, source: Option<&Arc<EngineSource>>) -> io::Result<usize> {
+        let known = |slot: &Slot| source.is_none_or(|source| Arc::ptr_eq(&slot.source, source));
+        let at = self.slots.iter().position(|slot| slot.as_ref().is_some_and(known));
+        let at = match (at, source) {
+            (Some(at), _) => at,
+            (None, Some(source)) => self.put(Slot::start(Arc::clone(source))?),
+            (None, None) => BASE,
+        };
+        if let Some(slot) = self.get_mut(at) {
+            slot.queues += 1;
+        }
+        Ok(at)
+    }
+
+    fn put(&mut self, slot: Slot) -> usize {
+        let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        if at == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[at] = Some(slot);
+        at
+    }
+
+    /// One queue fewer; an engine without any ends, but for the base.
+    pub(crate) fn leave(&mut self, at: usize) {
+        let Some(slot) = self.get_mut(at) else { return };
+        slot.queues -= 1;
+        if slot.queues == 0 && at != BASE {
+            self.slots[at] = None;
+        }
+    }
+
+    pub(crate) fn attach(&mut self, at: usize, disk: &Disk) -> io::Result<FileId> {
+        let worker = self.worker;
+        let Some(slot) = self.get_mut(at) else { return Err(io::ErrorKind::NotFound.into()) };
+        if let Some((file, users)) = slot.files.get_mut(&disk.id()) {
+            *users += 1;
+            return Ok(*file);
+        }
+        let spec = FileSpec { file: disk.file_for(worker), alignment: disk.image().alignment() };
+        let file = slot.handles.submit.attach_file(spec).inspect_err(|_| disk.file_not_used(worker))?;
+        slot.files.insert(disk.id(), (file, 1));
+        Ok(file)
+    }
+
+    pub(crate) fn detach(&mut self, at: usize, disk: &Disk) {
+        let worker = self.worker;
+        let Some(slot) = self.get_mut(at) else { return };
+        let Some((file, users)) = slot.files.get_mut(&disk.id()) else { return };
+        *users -= 1;
+        if *users == 0 {
+            slot.handles.submit.detach_file(*file);
+            slot.files.remove(&disk.id());
+            disk.file_not_used(worker);
+        }
+    }
+
+    /// Gives up every request that can be given up; of one disk, if it is named.
+    pub(crate) fn cancel(&mut self, disk: Option<u64>) {
+        for slot in self.slots.iter_mut().flatten() {
+            match disk {
+                None => slot.handles.reap.cancel_all(),
+                Some(disk) => {
+                    if let Some((file, _)) = slot.files.get(&disk) {
+                        slot.handles.reap.cancel_file(*file);
+                    }
+                }
+            }
+        }
+    }
+}
