@@ -100,6 +100,8 @@ pub struct Options {
     pub workers: usize,
     /// Disks of the server, each with a socket of its own; all but the first are plain ones.
     pub disks: usize,
+    /// Of all disks but the first, instead of the server's engine.
+    pub other_engine: Option<Arc<EngineSource>>,
     /// The server counts what it submits.
     pub counting: bool,
 }
@@ -113,11 +115,11 @@ impl Default for Options {
             queue_size: 256,
             wce: Wce::Guest,
             engine: None,
-            workers: None,
             recorder: None,
             folder: None,
             workers: 1,
             disks: 1,
+            other_engine: None,
             counting: false,
         }
     }
@@ -167,15 +169,15 @@ impl Rig {
         let engine = options.engine.unwrap_or_else(|| {
             Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn io_engine::Engine>))
         });
-        let Options { queues, queue_size, wce, workers, disks, .. } = options;
+        let Options { queues, queue_size, wce, workers, disks, other_engine, .. } = options;
         let disk = |number| {
             let path = numbered(&self.image, number);
             let image_options = ImageOptions { path, ..options.image.clone() };
             let image = Image::open(opener.as_ref(), &image_options).unwrap();
             let serial = image.default_serial();
             let name = format!("test{number}");
-            let disk =
-                DiskConfig { name, image, serial, queues, queue_size, wce, engine: None, workers: None };
+            let engine = other_engine.clone().filter(|_| number > 0);
+            let disk = DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers: None };
             let path = numbered(&self.socket, number);
             (disk, SocketConfig { path, mode: 0o600, uid: None, gid: None })
         };
