@@ -3,7 +3,9 @@
 //! `options -> open (or create) -> lock -> claim a device -> size, alignment, block size -> limits -> Image`
 //! Whatever fails on the way, a file that was made for this is removed again.
 //!
-//! Not here: each step's how (`opener.rs`, `lock.rs`, `geometry.rs`, `limits.rs`, `range.rs`).
+//! Not here: another size (`image/resize.rs`), each step's how (`opener.rs`, `lock.rs`, `geometry.rs`, `limits.rs`, `range.rs`).
+
+mod resize;
 
 use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
@@ -15,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
+
+pub use self::resize::ResizeError;
 
 use crate::cache_mode::CacheMode;
 use crate::error::ImageError;

@@ -37,7 +37,7 @@ pub use cache_mode::{CacheMode, ParseCacheModeError};
 pub use error::ImageError;
 pub use geometry::{Alignment, Topology};
 pub use host_opener::HostOpener;
-pub use image::{Access, CapacityChange, Image, ImageOptions};
+pub use image::{Access, CapacityChange, Image, ImageOptions, ResizeError};
 pub use limits::{DiscardLimits, WriteZeroesLimits};
 pub use lock::{FileId, LockHolder};
 pub use new_image::NewImage;

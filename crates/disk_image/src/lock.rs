@@ -178,6 +178,9 @@ pub struct LockHolder {
 impl std::fmt::Display for LockHolder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { pid, command } = self;
+        if *pid == std::process::id() {
+            return write!(f, "another disk of this process (pid {pid})");
+        }
         if command.is_empty() { write!(f, "process {pid}") } else { write!(f, "{command} (pid {pid})") }
     }
 }

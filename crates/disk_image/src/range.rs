@@ -1,7 +1,7 @@
 //! Ranges of the image that were checked once and are then trusted.
 //!
 //! `(sector, len) from a guest -> Image::check -> CheckedRange -> io_engine`   (this file: the arrow and the type)
-//! The bounds are read at every check: an image may grow while it is served.
+//! The bounds are read at every check: an image may grow while it is served, or be cut if somebody insists.
 //!
 //! Spec: virtio 1.3 §5.2.6 (sectors are 512 bytes whatever the block size). Not here: alignment of memory.
 
@@ -75,7 +75,7 @@ pub enum RangeError {
     },
 }
 
-/// What ranges are checked against. The block size is a power of two; the capacity is whole blocks and only grows.
+/// What ranges are checked against. The block size is a power of two; the capacity is whole blocks.
 #[derive(Debug)]
 pub(crate) struct Bounds {
     capacity_bytes: AtomicU64,
@@ -125,6 +125,11 @@ impl Bounds {
     /// Takes a larger size, in whole blocks; a smaller one changes nothing. Returns the capacity before.
     pub(crate) fn grow(&self, size_bytes: u64) -> u64 {
         self.capacity_bytes.fetch_max(self.whole_blocks(size_bytes), Ordering::Relaxed)
+    }
+
+    /// Takes a smaller size, in whole blocks; a larger one changes nothing. Ranges checked before may lie behind it.
+    pub(crate) fn cut(&self, size_bytes: u64) {
+        self.capacity_bytes.fetch_min(self.whole_blocks(size_bytes), Ordering::Relaxed);
     }
 
     /// `size_bytes` without the last, partial block.

@@ -6,7 +6,7 @@ mod rig;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use disk_image::{CacheMode, CapacityChange, ImageError, ImageOptions};
+use disk_image::{CacheMode, CapacityChange, ImageError, ImageOptions, ResizeError};
 use rig::{assert_says, image, open, options, refusal};
 
 /// A loop device over a file; detached on drop.
@@ -124,6 +124,19 @@ fn grown_device_is_taken_over() {
     let resized = Command::new("losetup").arg("--set-capacity").arg(device.path()).status().unwrap();
     assert!(resized.success());
     assert_eq!(image.refresh_capacity().unwrap(), CapacityChange::Grown { from: 2048, to: 4096 });
+}
+
+#[test]
+fn device_is_resized_from_outside_and_its_size_read_again() {
+    let Some(device) = Loop::attach(1 << 20, &[]) else { return };
+    let image = open(&options(device.path())).unwrap();
+    let refused = image.resize(2 << 20, false);
+    assert!(matches!(refused, Err(ResizeError::BlockDevice { size_bytes: 1_048_576, .. })), "{refused:?}");
+    std::fs::OpenOptions::new().write(true).open(&device.backing).unwrap().set_len(2 << 20).unwrap();
+    let resized = Command::new("losetup").arg("--set-capacity").arg(device.path()).status().unwrap();
+    assert!(resized.success());
+    assert_eq!(image.resize(2 << 20, false).unwrap(), 2048);
+    assert_eq!(image.capacity_sectors(), 4096);
 }
 
 #[test]

@@ -7,8 +7,8 @@ mod rig;
 
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
-use disk_image::{Alignment, CacheMode, CapacityChange, ImageOptions, RangeError};
-use rig::{folder, image, open, options, read_only};
+use disk_image::{Alignment, CacheMode, CapacityChange, ImageOptions, RangeError, ResizeError};
+use rig::{assert_says, folder, image, open, options, read_only};
 
 fn buffered(path: &std::path::Path) -> ImageOptions {
     ImageOptions { cache: CacheMode::Writeback, ..options(path) }
@@ -176,4 +176,66 @@ fn shrunk_file_is_reported_and_the_capacity_stays() {
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
     assert_eq!(image.refresh_capacity().unwrap(), CapacityChange::Shrunk { from: 2048, to: 8 });
     assert_eq!(image.capacity_sectors(), 2048);
+}
+
+#[test]
+fn resized_file_has_the_new_size_at_once_and_its_new_sectors_are_inside() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    assert_eq!(image.resize(2 << 20, false).unwrap(), 2048);
+    assert_eq!((image.capacity_sectors(), std::fs::metadata(&path).unwrap().len()), (4096, 2 << 20));
+    assert!(image.check(4088, 4096).is_ok());
+}
+
+#[test]
+fn size_that_is_not_whole_blocks_or_nothing_is_refused_with_the_next_that_is() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&ImageOptions { block_size: Some(4096), ..options(&path) }).unwrap();
+    let ragged = image.resize((1 << 20) + 512, false).unwrap_err().to_string();
+    assert_says(&ragged, &["1049088 bytes", "block size 4096", "give 1052672"]);
+    assert_says(&image.resize(0, true).unwrap_err().to_string(), &["cannot have 0 bytes", "give 4096"]);
+    assert_says(&image.resize(u64::MAX, true).unwrap_err().to_string(), &["block size 4096"]);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn size_beyond_what_the_file_system_takes_changes_nothing() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    let refused = image.resize(u64::MAX - 4095, false);
+    assert!(matches!(refused, Err(ResizeError::System { .. })), "{refused:?}");
+    assert_eq!(image.capacity_sectors(), 2048);
+}
+
+#[test]
+fn smaller_size_is_refused_unless_forced_and_then_what_lies_behind_is_outside() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    let refused = image.resize(4096, false);
+    let (from, wanted) = (1 << 20, 4096);
+    assert!(
+        matches!(refused, Err(ResizeError::WouldShrink { from_bytes, wanted_bytes, .. })
+            if (from_bytes, wanted_bytes) == (from, wanted)),
+        "{refused:?}"
+    );
+    assert_eq!(image.resize(4096, true).unwrap(), 2048);
+    assert_eq!((image.capacity_sectors(), std::fs::metadata(&path).unwrap().len()), (8, 4096));
+    assert!(image.check(8, 512).is_err());
+}
+
+#[test]
+fn size_between_the_capacity_and_a_file_that_grew_meanwhile_cuts_it_and_is_refused() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&options(&path)).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4 << 20).unwrap();
+    let refused = image.resize(2 << 20, false);
+    assert!(matches!(refused, Err(ResizeError::WouldShrink { .. })), "{refused:?}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn read_only_image_keeps_its_size() {
+    let (_folder, path) = image(1 << 20);
+    let image = open(&read_only(&path)).unwrap();
+    assert_says(&image.resize(2 << 20, false).unwrap_err().to_string(), &["read-only"]);
 }

@@ -19,10 +19,10 @@ fn soon(options: ImageOptions) -> ImageOptions {
 }
 
 #[test]
-fn second_writer_is_refused_with_the_name_of_the_first() {
+fn second_writer_in_one_process_is_refused_and_told_so() {
     let (_folder, path) = image(1 << 20);
     let _first = open(&options(&path)).unwrap();
-    let ourselves = format!("(pid {})", std::process::id());
+    let ourselves = format!("another disk of this process (pid {})", std::process::id());
     assert_says(&refusal(&options(&path)), &["disk.raw", "locked by", &ourselves, "after waiting 0 s"]);
 }
 

@@ -160,7 +160,7 @@ pub enum OpError {
         /** Of the first byte that was not written. */
         offset_bytes: u64,
     },
-    /// Given up by [`Reap::cancel_all`]; the range may be partly done.
+    /// Given up by [`Reap::cancel_all`] or [`Reap::cancel_file`]; the range may be partly done.
     #[error("cancelled")]
     Cancelled,
 }
@@ -292,7 +292,7 @@ pub trait Reap {
     /// Gives up what can be given up; every op still completes, many as [`OpError::Cancelled`].
     fn cancel_all(&mut self);
 
-    /// The same for the ops on one file.
+    /// The same for the ops of one file.
     fn cancel_file(&mut self, file: FileId);
 }
 

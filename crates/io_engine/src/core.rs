@@ -256,31 +256,24 @@ impl<K: Kernel> Core<K> {
         self.kernel.wait(timeout)
     }
 
-    fn arm(&mut self) -> io::Result<bool> {
-        self.issue_backlog();
-        Ok(self.kernel.arm()? && self.finished.is_empty())
-    }
-
-    /// Gives up the ops on one file, or all.
-    fn cancel(&mut self, file: Option<FileId>) {
-        let ops = &mut self.memory.ops;
-        let mut meant =
-            |index: u32| file.is_none_or(|file| ops.get_mut(index).is_some_and(|op| op.file == file));
-        for queue in [&mut self.waiting, &mut self.backlog] {
-            queue.retain(|&index| {
-                let given_up = meant(index);
-                if given_up {
-                    self.finished.push_back((index, Err(OpError::Cancelled)));
+    /// `only`: ops on this file; `None`: all.
+    fn cancel(&mut self, only: Option<FileId>) {
+        let (ops, finished) = (&mut self.memory.ops, &mut self.finished);
+        for not_started in [&mut self.waiting, &mut self.backlog] {
+            not_started.retain(|&index| {
+                let is_meant = ops.get_mut(index).is_some_and(|op| only.is_none_or(|only| op.file == only));
+                if is_meant {
+                    finished.push_back((index, Err(OpError::Cancelled)));
                 }
-                !given_up
+                !is_meant
             });
         }
-        for (_, open) in self.files.iter_mut().filter(|(id, _)| file.is_none_or(|file| file == *id)) {
-            open.flushes.give_up(|index| self.finished.push_back((index, Err(OpError::Cancelled))));
+        for file in self.files.chosen_mut(only) {
+            file.flushes.give_up(|index| finished.push_back((index, Err(OpError::Cancelled))));
         }
         let mut names = Vec::new(); // not on the request path
-        let in_kernel = |op: &OpState| op.in_kernel && file.is_none_or(|file| op.file == file);
-        for (index, op) in ops.iter_mut().filter(|(_, op)| in_kernel(op)) {
+        let in_kernel = self.memory.ops.iter_mut().filter(|(_, op)| op.in_kernel);
+        for (index, op) in in_kernel.filter(|(_, op)| only.is_none_or(|only| op.file == only)) {
             op.cancelled = true;
             names.push(index);
         }

@@ -62,9 +62,11 @@ impl FileTable {
         self.slots[index] = Some(file);
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (FileId, &mut OpenFile)> {
-        let numbered = (0..).map(FileId).zip(self.slots.iter_mut());
-        numbered.filter_map(|(id, slot)| Some((id, slot.as_mut()?)))
+    /// This one, or all.
+    pub fn chosen_mut(&mut self, only: Option<FileId>) -> impl Iterator<Item = &mut OpenFile> {
+        let is_meant = move |index: usize| only.is_none_or(|only| only.0 as usize == index);
+        let slots = self.slots.iter_mut().enumerate();
+        slots.filter(move |(index, _)| is_meant(*index)).filter_map(|(_, file)| file.as_mut())
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use disk_image::CheckedRange;
 use io_engine::{Durability, Event, Fault, OpError, OpKind, Unmap, Verb, WatchToken, When};
 use rustix::io::Errno;
 
-use crate::bed::{Bed, FAKE, fake, fake_direct, kick, kick_fd, pattern, uring_4k_sectors};
+use crate::bed::{Bed, FAKE, fake, fake_direct, kick, kick_fd, pattern, spec, uring_4k_sectors};
 
 fn write(range: CheckedRange) -> OpKind {
     OpKind::Write { range, durability: Durability::Cached }
@@ -165,6 +165,26 @@ fn cancelled_call_completes_as_cancelled() {
     bed.submit.submit().unwrap();
     bed.reap.cancel_all();
     assert_eq!(bed.finish(1)[0].result, Err(OpError::Cancelled));
+}
+
+#[test]
+fn cancelling_one_file_leaves_the_ops_of_another_alone() {
+    let mut bed = fake().expect(FAKE);
+    let other = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    bed.handle().inject(When::Always, Fault::Hold, 4);
+    bed.push(1, OpKind::Flush, &[]);
+    bed.push(2, OpKind::Flush, &[]);
+    bed.push(3, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
+    let first = std::mem::replace(&mut bed.file, other);
+    bed.push(4, OpKind::Flush, &[]);
+    bed.push(5, OpKind::Read { range: bed.range(0, 4096) }, &[(8192, 4096)]);
+    bed.submit.submit().unwrap();
+    bed.reap.cancel_file(first);
+    let done = bed.finish(3);
+    assert!(done.iter().all(|c| c.token <= 3 && c.result == Err(OpError::Cancelled)), "{done:?}");
+    bed.handle().release().unwrap();
+    let done = bed.finish(2);
+    assert!(done.iter().all(|c| c.token > 3 && c.result == Ok(())), "{done:?}");
 }
 
 #[test]
