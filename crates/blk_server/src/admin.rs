@@ -1,12 +1,13 @@
 //! What can be changed while a server runs, and why a change is refused.
 //!
-//! Not here: carrying it out (`server.rs`, `workers.rs`), how the wish arrives (`bareblk`).
+//! Not here: carrying it out (`exports.rs`, `removal.rs`, `capacity.rs`, `workers.rs`), how the wish arrives (`bareblk`).
 
 use std::time::Duration;
 
+use crate::server::ServerError;
 use crate::worker_options::WorkerId;
 
-/// Why a change was not made; nothing has changed then.
+/// Why a change was not made; nothing has changed then, but where it is said.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// No such disk.
@@ -71,6 +72,43 @@ pub enum AdminError {
         /** Its name. */
         disk: String,
     },
+    /// Somebody else changes it.
+    #[error("disk `{disk}` is being changed or removed already: try again when that is over")]
+    Busy {
+        /** Its name. */
+        disk: String,
+    },
+    /// The one change that is made halfway: its front-ends are gone, and no other gets in.
+    #[error(
+        "disk `{disk}` still has requests in flight, {} s and a cancellation later: it takes no front-end any more and \
+         keeps its image; remove it again when its device answers", timeout.as_secs_f64()
+    )]
+    StillInFlight {
+        /** Its name. */
+        disk: String,
+        /** As given. */
+        timeout: Duration,
+    },
+    /// The disk is removed all the same.
+    #[error(
+        "disk `{disk}` is removed, but its last flush failed: what its guest had not flushed itself may be lost"
+    )]
+    NotFlushed {
+        /** Its name. */
+        disk: String,
+        /** From the kernel. */
+        #[source]
+        source: std::io::Error,
+    },
+    /// Not with this size, or not this image.
+    #[error("disk `{disk}` keeps its size")]
+    Resize {
+        /** Its name. */
+        disk: String,
+        /** What is wrong. */
+        #[source]
+        source: disk_image::ResizeError,
+    },
     /// A disk must not shrink under its guest.
     #[error(
         "disk `{disk}` has {from_bytes} bytes, {to_bytes} are fewer: what lies behind would be lost; force it if that is meant"
@@ -94,5 +132,14 @@ pub enum AdminError {
     },
     /// A thread or an engine did not start; a disk or a socket is not possible.
     #[error(transparent)]
-    Start(#[from] Box<crate::server::ServerError>),
+    Start(#[from] Box<ServerError>),
+}
+
+impl From<ServerError> for AdminError {
+    fn from(error: ServerError) -> Self {
+        match error {
+            ServerError::NameTwice { name } => Self::DiskExists { name },
+            error => Self::Start(Box::new(error)),
+        }
+    }
 }

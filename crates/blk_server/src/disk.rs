@@ -2,13 +2,14 @@
 //!
 //! - A disk outlives its sessions; it may have several at once while one front-end replaces another.
 //! - Rings are started in one session at a time: whoever holds the [`RingLease`].
+//! - A session uses the disk from the first lease it gets until it ends. A disk that was retired gives no leases.
 //!
 //! Not here: opening the image (`disk_image`), the socket (`listener.rs`).
 
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use disk_image::Image;
@@ -116,6 +117,15 @@ pub(crate) enum LeaseError {
     Ending,
 }
 
+#[derive(Debug, Default)]
+struct LeaseState {
+    /// The session whose rings are started.
+    holder: Option<u64>,
+    /// Sessions that had rings started and have not ended.
+    users: Vec<u64>,
+    retired: bool,
+}
+
 /// See the file's head.
 #[derive(Debug)]
 pub(crate) struct Disk {
@@ -127,23 +137,19 @@ pub(crate) struct Disk {
     queue_size: u16,
     wce: Wce,
     guest_cache: GuestChoice,
-    /// The session whose rings are started.
-    lease: Mutex<Option<u64>>,
+    lease: Mutex<LeaseState>,
     lease_free: Condvar,
     log_limit: Mutex<LogLimit>,
     host_log_limit: Mutex<LogLimit>,
     failed: AtomicBool,
     engine: Option<Arc<EngineSource>>,
-    workers: Option<NonZeroUsize>,
-    /// The worker that uses the image's own file description.
-    own_file: Mutex<Option<WorkerId>>,
 }
 
 impl Disk {
     pub(crate) fn new(config: DiskConfig) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         config.check()?;
-        let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers } = config;
+        let DiskConfig { name, image, serial, queues, queue_size, wce, engine } = config;
         let start = start_mode(&image);
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -154,14 +160,12 @@ impl Disk {
             queue_size,
             wce,
             guest_cache: GuestChoice::new(start),
-            lease: Mutex::new(None),
+            lease: Mutex::default(),
             lease_free: Condvar::new(),
             log_limit: Mutex::new(LogLimit::new(Instant::now())),
             host_log_limit: Mutex::new(LogLimit::new(Instant::now())),
             failed: AtomicBool::new(false),
             engine,
-            workers,
-            own_file: Mutex::new(None),
         })
     }
 
@@ -181,40 +185,6 @@ impl Disk {
     /// `None`: the server's.
     pub(crate) fn engine(&self) -> Option<&Arc<EngineSource>> {
         self.engine.as_ref()
-    }
-
-    /// Most workers that its queues are spread over.
-    pub(crate) fn most_workers(&self) -> Option<usize> {
-        self.workers.map(NonZeroUsize::get)
-    }
-
-    /// The image for one worker, open in its own right: the kernel tells of pages that it lost once to each file
-    /// description. If several workers synced one and the same, one would be told, and another's sync succeed over
-    /// lost data. Locks are shared by all.
-    pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
-        let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
-        if owner.is_none_or(|owner| owner == worker) {
-            *owner = Some(worker);
-            return Arc::clone(self.image.file());
-        }
-        self.image.reopen().map(Arc::new).unwrap_or_else(|error| {
-            let disk = &self.name;
-            warn!(
-                disk,
-                worker = worker.0,
-                "image not opened again, its workers share it: {}",
-                error_line(&error)
-            );
-            Arc::clone(self.image.file())
-        })
-    }
-
-    /// The worker lets go of what `file_for` gave it.
-    pub(crate) fn file_not_used(&self, worker: WorkerId) {
-        let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
-        if *owner == Some(worker) {
-            *owner = None;
-        }
     }
 
     /// Padded with zeroes.
@@ -288,8 +258,28 @@ impl Disk {
     /// Lets sessions that wait for the lease see that they were told to end.
     pub(crate) fn wake_waiters(&self) {
         // Under the lock: a waiter has either not looked yet or is asleep already.
-        let _lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lease = self.lease();
         self.lease_free.notify_all();
+    }
+
+    fn lease(&self) -> MutexGuard<'_, LeaseState> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on no session starts rings. `false`: one uses the disk, and nothing has changed, unless `force`.
+    pub(crate) fn retire(&self, force: bool) -> bool {
+        let mut lease = self.lease();
+        lease.retired |= force || lease.users.is_empty();
+        lease.retired
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.lease().retired
+    }
+
+    /// The session has ended.
+    pub(crate) fn not_used_by(&self, session: &SessionShared) {
+        self.lease().users.retain(|&user| user != session.id());
     }
 
     /// Whether a line that a guest or a front-end caused may be logged: per disk, because a new
@@ -330,18 +320,20 @@ impl Disk {
 
     /// Waits until no other session has rings started.
     pub(crate) fn lease_rings(disk: &Arc<Self>, session: &SessionShared) -> Result<RingLease, LeaseError> {
-        let lease = disk.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = disk.lease_free.wait_timeout_while(lease, LEASE_TIMEOUT, |holder| {
-            holder.is_some() && session.end_reason().is_none()
+        let waited = disk.lease_free.wait_timeout_while(disk.lease(), LEASE_TIMEOUT, |lease| {
+            lease.holder.is_some() && session.end_reason().is_none()
         });
         let (mut lease, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if session.end_reason().is_some() {
+        if lease.retired || session.end_reason().is_some() {
             return Err(LeaseError::Ending);
         }
-        if let Some(holder) = *lease {
+        if let Some(holder) = lease.holder {
             return Err(LeaseError::Held { holder, timeout: LEASE_TIMEOUT });
         }
-        *lease = Some(session.id());
+        lease.holder = Some(session.id());
+        if !lease.users.contains(&session.id()) {
+            lease.users.push(session.id());
+        }
         disk.guest_cache.rings_started_by(session.id());
         Ok(RingLease { disk: Arc::clone(disk) })
     }
@@ -360,7 +352,7 @@ pub(crate) struct RingLease {
 
 impl Drop for RingLease {
     fn drop(&mut self) {
-        *self.disk.lease.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.disk.lease().holder = None;
         self.disk.lease_free.notify_all();
     }
 }

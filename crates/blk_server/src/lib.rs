@@ -6,7 +6,7 @@
 //! (`disk_image`) → `in_flight.rs` → engine (`io_engine`) → `queue.rs` writes status and used ring →
 //! notifies once per pass.
 //!
-//! Around it: `server.rs` owns everything, `listener.rs` accepts, `session` speaks vhost-user,
+//! Around it: `server.rs` owns everything, `exports.rs` has the disks and accepts, `session` speaks vhost-user,
 //! `disk.rs` is what sessions and queues share.
 //!
 //! Not here: the command line (`bareblk`), formats and locks (`disk_image`).
@@ -55,6 +55,18 @@ mod log_limit;
 mod error_line;
 
 mod listener;
+
+mod acceptor;
+
+mod session_list;
+
+mod exports;
+
+mod capacity;
+
+mod flush;
+
+mod removal;
 
 mod server;
 

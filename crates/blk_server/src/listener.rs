@@ -1,33 +1,24 @@
-//! Sockets and the one thread that accepts front-ends on all of them.
+//! Sockets: their files made, kept private, and removed.
 //!
 //! - A socket file left by a dead server is replaced; one that answers is refused.
-//! - A front-end gets a thread of its own; a disk without one costs a socket and nothing else.
 //!
-//! Not here: what a front-end says (`session`).
+//! Not here: who waits for connections (`acceptor.rs`), what a front-end says (`session`).
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use disk_image::{FileId, FileKind, Opener};
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use tracing::{error, warn};
-
-use crate::log_limit::LogLimit;
+use tracing::warn;
 
 /// Bytes of a socket path, without its terminating zero (`sockaddr_un`).
 const MAX_PATH_BYTES: usize = 107;
-/// Front-ends connected to one disk at a time: two while one replaces another, and some that only look.
-pub(crate) const MAX_SESSIONS: usize = 8;
 /// From a server's `bind` to its `listen`, with room to spare.
 const STARTING_SERVER: std::time::Duration = std::time::Duration::from_millis(100);
-/// After an `accept` that failed for want of resources.
-const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Where a disk listens, and who may connect.
 #[derive(Clone, Debug)]
@@ -104,7 +95,7 @@ impl Socket {
         let path = &config.path;
         let failed = |action| move |source: io::Error| SocketError::Io { action, path: path.clone(), source };
         check_path(opener.as_ref(), path)?;
-        remove_stale(opener.as_ref(), path)?;
+        clear_stale(opener.as_ref(), &[path])?;
         let fd = opener.bind_socket(path).map_err(failed("bind"))?;
         let file = opener.file_id(path).map_err(failed("look at"))?;
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| failed("set up")(errno.into()))?;
@@ -124,6 +115,18 @@ impl Socket {
         &self.path
     }
 
+    /// The next front-end that connected, if there is one.
+    ///
+    /// # Errors
+    /// Out of descriptors or memory.
+    pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        match accept_with(&self.fd, SocketFlags::CLOEXEC) {
+            Ok(front_end) => Ok(Some(front_end)),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Removes the socket file, once: nobody connects any more, and the path is free for another server.
     pub(crate) fn remove(&self) {
         if self.removed.swap(true, Ordering::Relaxed) {
@@ -136,6 +139,12 @@ impl Socket {
         if let Err(error) = self.opener.unlink(&self.path) {
             warn!("socket {} not removed: {error}", self.path.display());
         }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -155,31 +164,39 @@ fn check_path(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
     if exists { Ok(()) } else { Err(SocketError::NoFolder { path: path.to_owned() }) }
 }
 
-/// A socket file that nobody answers on any more goes; anything else stays and is an error.
-fn remove_stale(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
-    let failed = |action, source| Err(SocketError::Io { action, path: path.to_owned(), source });
-    match opener.file_kind(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return failed("look at", error),
-        Ok(FileKind::Socket) => {}
-        Ok(kind) => return Err(SocketError::NotASocket { path: path.to_owned(), kind }),
+/// Socket files that nobody answers on any more go; anything else stays and is an error.
+pub(crate) fn clear_stale(opener: &dyn Opener, paths: &[&Path]) -> Result<(), SocketError> {
+    let mut stale = Vec::new();
+    for &path in paths {
+        let failed = |action, source| SocketError::Io { action, path: path.to_owned(), source };
+        match opener.file_kind(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed("look at", error)),
+            Ok(FileKind::Socket) => {
+                refuse_alive(opener, path)?;
+                stale.push(path);
+            }
+            Ok(kind) => return Err(SocketError::NotASocket { path: path.to_owned(), kind }),
+        }
+    }
+    if stale.is_empty() {
+        return Ok(());
     }
     // Asked twice: a server that is just starting has made the file and does not listen yet.
-    let dead = || {
-        is_dead(opener, path).map_err(|source| SocketError::Io {
-            action: "look who listens on",
-            path: path.to_owned(),
-            source,
-        })
-    };
-    if !dead()? {
-        return Err(SocketError::InUse { path: path.to_owned() });
-    }
     std::thread::sleep(STARTING_SERVER);
-    if !dead()? {
-        return Err(SocketError::InUse { path: path.to_owned() });
+    stale.into_iter().try_for_each(|path| {
+        refuse_alive(opener, path)?;
+        let failed = |source| SocketError::Io { action: "remove stale", path: path.to_owned(), source };
+        opener.unlink(path).map_err(failed)
+    })
+}
+
+fn refuse_alive(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
+    match is_dead(opener, path) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(SocketError::InUse { path: path.to_owned() }),
+        Err(source) => Err(SocketError::Io { action: "look who listens on", path: path.to_owned(), source }),
     }
-    opener.unlink(path).or_else(|error| failed("remove stale", error))
 }
 
 fn is_dead(opener: &dyn Opener, path: &Path) -> io::Result<bool> {
@@ -190,38 +207,5 @@ fn is_dead(opener: &dyn Opener, path: &Path) -> io::Result<bool> {
             io::ErrorKind::WouldBlock => Ok(false), // alive, with a full queue of connections
             _ => Err(error),
         },
-    }
-}
-
-/// Accepts on every socket until `quit` is signalled; `connected` gets the socket's number.
-pub(crate) fn accept_all(sockets: &[&Socket], quit: &OwnedFd, mut connected: impl FnMut(usize, OwnedFd)) {
-    let mut limit = LogLimit::new(Instant::now());
-    loop {
-        let listening = sockets.iter().map(|socket| PollFd::new(&socket.fd, PollFlags::IN));
-        let mut fds: Vec<_> = listening.chain([PollFd::new(quit, PollFlags::IN)]).collect();
-        match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return error!("no further front-end can connect: {errno}"),
-        }
-        if fds.last().is_some_and(|quit| !quit.revents().is_empty()) {
-            return;
-        }
-        let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
-        for number in ready.map(|(number, _)| number).collect::<Vec<_>>() {
-            accept_one(sockets[number], &mut limit, |front_end| connected(number, front_end));
-        }
-    }
-}
-
-fn accept_one(socket: &Socket, limit: &mut LogLimit, connected: impl FnOnce(OwnedFd)) {
-    match accept_with(&socket.fd, SocketFlags::CLOEXEC) {
-        Ok(front_end) => connected(front_end),
-        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-        Err(errno) => {
-            if limit.allow(Instant::now()).is_some() {
-                error!("front-end on {} not accepted: {errno}", socket.path.display());
-            }
-            std::thread::sleep(ACCEPT_PAUSE);
-        }
     }
 }

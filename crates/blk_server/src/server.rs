@@ -5,44 +5,36 @@
 //! been served stays in their rings for the next server. What is still in flight when the time is over is
 //! given up and answered with an error: unanswered, the next server would go on at the wrong request.
 //!
-//! Not here: signals and options (`bareblk`).
+//! Not here: the list of disks (`exports.rs`), one that goes while the server stays (`removal.rs`), signals and options
+//! (`bareblk`).
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use disk_image::{CapacityChange, Opener};
-use rustix::event::{EventfdFlags, eventfd};
-use tracing::{error, info, warn};
+use disk_image::Opener;
+use tracing::info;
 
 use crate::admin::AdminError;
-use crate::attachments::WorkerSet;
-use crate::disk::{Disk, DiskConfig, InvalidDisk};
+use crate::capacity;
+use crate::disk::{DiskConfig, InvalidDisk};
 use crate::engine_source::EngineSource;
-use crate::error_line::error_line;
-use crate::listener::{MAX_SESSIONS, Socket, SocketConfig, SocketError, accept_all};
-use crate::log_limit::Allowed;
-use crate::report::{DiskReport, ServerReport};
-use crate::session::{EndReason, Session, SessionShared};
-use crate::signal::signal;
+use crate::exports::{Exports, SESSION_STACK_BYTES};
+use crate::flush::{deadline_in, flush};
+use crate::listener::{SocketConfig, SocketError};
+use crate::removal;
+use crate::report::ServerReport;
+use crate::session::EndReason;
 use crate::submissions::{SubmissionMeter, Submissions};
 use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::workers::{AbortOnPanic, Trade};
+use crate::workers::WorkerSet;
 
-/// A session's thread sleeps in `poll` and holds one message.
-const SESSION_STACK_BYTES: usize = 256 << 10;
-/// Sessions of one disk that were told to make room and are about to end.
-const MAX_ENDING: usize = 8;
 /// A discard may need as many operations as it has segments.
-const MIN_DEPTH: u32 = 16;
+pub(crate) const MIN_DEPTH: u32 = 16;
 const _: () = assert!(MIN_DEPTH as usize >= virtio_blk::MAX_SEGMENTS);
 const _: () = assert!(disk_image::limits::MAX_SEGMENTS as usize <= virtio_blk::MAX_SEGMENTS);
-/// What the last flush gets even if the requests in flight took all the time.
-const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
 
 /// How to serve.
 pub struct ServerConfig {
@@ -79,6 +71,20 @@ pub enum ServerError {
     /// Out of threads or descriptors.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
+    /// Two disks with one name.
+    #[error("two disks are named `{name}`: give each a name of its own")]
+    NameTwice {
+        /** As given. */
+        name: String,
+    },
+    /// Two disks with one socket.
+    #[error("socket {} is that of disk `{other}` already: give each disk a socket of its own", path.display())]
+    SocketTwice {
+        /** As given. */
+        path: PathBuf,
+        /** Who has it. */
+        other: String,
+    },
     /// See [`InvalidDisk`].
     #[error(transparent)]
     Disk(#[from] InvalidDisk),
@@ -106,73 +112,15 @@ impl StopReport {
     }
 }
 
-/// One disk and who is connected to it.
-#[derive(Debug)]
-struct Export {
-    disk: Arc<Disk>,
-    socket: Socket,
-    sessions: Arc<SessionList>,
-}
-
-impl Export {
-    fn report(&self, workers: &WorkerSet) -> DiskReport {
-        let (disk, image) = (&self.disk, self.disk.image());
-        DiskReport {
-            name: disk.name().to_owned(),
-            image: image.path().to_owned(),
-            socket: self.socket.path().to_owned(),
-            capacity_sectors: image.capacity_sectors(),
-            read_only: image.read_only(),
-            failed: disk.has_failed(),
-            engine: disk.engine().map_or("", |engine| &engine.name).to_owned(),
-            sessions: self.sessions.all().len(),
-            queues_offered: disk.queues(),
-            queues: workers.queue_reports(disk.id()),
-        }
-    }
-}
-
-/// The sessions of one disk whose threads still hold anything of it.
-#[derive(Debug, Default)]
-struct SessionList(Mutex<Vec<Arc<SessionShared>>>);
-
-impl SessionList {
-    fn all(&self) -> Vec<Arc<SessionShared>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// `None` if the disk has too many sessions already. One that never said anything gives its place up;
-    /// for as long as nobody needs it, it may be silent: a VMM connects long before its guest starts.
-    fn add(&self) -> Option<io::Result<Arc<SessionShared>>> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let full = sessions.len() >= MAX_SESSIONS;
-        let silent = sessions.iter().find(|session| full && session.is_silent());
-        let made_room = silent.is_some_and(|session| {
-            session.end(EndReason::MadeRoom);
-            sessions.len() < MAX_SESSIONS + MAX_ENDING
-        });
-        (!full || made_room).then(|| {
-            let session = SessionShared::new(NEXT_ID.fetch_add(1, Ordering::Relaxed))?;
-            sessions.push(Arc::clone(&session));
-            Ok(session)
-        })
-    }
-
-    fn forget(&self, session: &Arc<SessionShared>) {
-        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.retain(|known| !Arc::ptr_eq(known, session));
-    }
-}
-
 /// A running server.
 #[derive(Debug)]
 pub struct Server {
-    exports: Arc<Vec<Export>>,
+    exports: Arc<Exports>,
     workers: Arc<WorkerSet>,
+    /// Of disks that name none.
+    engine: Arc<EngineSource>,
     /// Only where the request path is measured.
     meter: Option<Arc<SubmissionMeter>>,
-    quit: Arc<OwnedFd>,
     acceptor: Option<JoinHandle<()>>,
 }
 
@@ -212,33 +160,23 @@ impl Server {
         if depth < MIN_DEPTH {
             return Err(ServerError::Depth { depth, min: MIN_DEPTH });
         }
-        let trade = Trade { base: Arc::clone(&config.engine), poll: config.poll, meter: meter.clone() };
-        let plain = [WorkerOptions::default()];
-        let workers = if config.workers.is_empty() { &plain } else { config.workers.as_slice() };
-        let workers = WorkerSet::start(workers, trade).map_err(ServerError::Engine)?;
-        let export = |(disk, socket): (DiskConfig, SocketConfig)| {
-            let disk = Arc::new(Disk::new(disk)?);
-            let socket = Socket::bind(opener, &socket)?;
-            Ok::<_, ServerError>(Export { disk, socket, sessions: Arc::default() })
-        };
-        let exports = Arc::new(disks.into_iter().map(export).collect::<Result<Vec<_>, _>>()?);
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let quit = Arc::new(eventfd(0, flags).map_err(|errno| ServerError::Thread(errno.into()))?);
-        let mut server = Self { exports, workers, meter, quit, acceptor: None };
+        let engines = (0..config.workers.len().max(1)).map(|_| (config.engine.make)());
+        let engines = engines.collect::<Result<_, _>>().map_err(ServerError::Engine)?;
+        let depth = usize::try_from(depth).unwrap_or(usize::MAX);
+        let workers = WorkerSet::start(engines, depth, config.poll, meter.as_ref());
+        let workers = workers.map_err(ServerError::Engine)?;
+        let exports = Exports::new(opener).map_err(ServerError::Thread)?;
+        exports.add_all(disks)?;
+        let (exports, workers, engine) = (Arc::new(exports), Arc::new(workers), Arc::clone(&config.engine));
+        let mut server = Self { exports, workers, engine, meter, acceptor: None };
         server.acceptor = Some(server.start_acceptor().map_err(ServerError::Thread)?);
         Ok(server)
     }
 
     fn start_acceptor(&self) -> io::Result<JoinHandle<()>> {
-        let exports = Arc::clone(&self.exports);
-        let (workers, quit) = (Arc::clone(&self.workers), Arc::clone(&self.quit));
+        let (exports, workers) = (Arc::clone(&self.exports), Arc::clone(&self.workers));
         let thread = std::thread::Builder::new().name("bareblk-accept".into());
-        thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
-            let sockets: Vec<_> = exports.iter().map(|export| &export.socket).collect();
-            accept_all(&sockets, &quit, |number, front_end| {
-                start_session(&exports, number, &workers, front_end);
-            });
-        })
+        thread.stack_size(SESSION_STACK_BYTES).spawn(move || exports.accept_all(&workers))
     }
 
     /// What all workers submitted so far; `None` unless started by [`Server::start_counting`].
@@ -249,46 +187,50 @@ impl Server {
 
     /// Reads the size of every image again; guests of images that grew are told.
     pub fn refresh_capacities(&self) {
-        for export in self.exports.iter() {
-            refresh_capacity(export);
-        }
+        self.exports.all().iter().for_each(capacity::refresh);
+    }
+
+    /// In the order in which the disks were added.
+    #[must_use]
+    pub fn disk_names(&self) -> Vec<String> {
+        self.exports.names()
     }
 
     /// A reading of everything that is counted.
     #[must_use]
     pub fn report(&self) -> ServerReport {
-        ServerReport {
-            workers: self.workers.worker_reports(),
-            disks: self.exports.iter().map(|export| export.report(&self.workers)).collect(),
-        }
+        let disks = self.exports.reports(&self.workers, &self.engine.name);
+        ServerReport { workers: Vec::new(), disks }
     }
 
-    /// Serves one more disk.
+    /// Serves one more disk. Its name and its socket's path must be free.
     ///
     /// # Errors
-    /// [`AdminError`].
+    /// [`AdminError`]; the image is let go then.
     pub fn add_disk(&self, disk: DiskConfig, socket: &SocketConfig) -> Result<(), AdminError> {
-        let _ = (disk, socket);
-        Err(not_yet())
+        let name = disk.name.clone();
+        self.exports.add(disk, socket)?;
+        info!(disk = name, socket = %socket.path.display(), "disk added");
+        Ok(())
     }
 
-    /// Stops serving a disk: requests in flight complete, the image is flushed, the socket goes. With `force` also
-    /// when a front-end is connected.
+    /// Stops serving a disk: requests in flight complete within `timeout` or are given up then, the image is flushed
+    /// and its lock released, the socket goes. With `force` also while a front-end is connected whose guest has used
+    /// the disk. Name, socket and image are free when it returns.
     ///
     /// # Errors
     /// [`AdminError`].
     pub fn remove_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<(), AdminError> {
-        let _ = (name, force, timeout);
-        Err(not_yet())
+        removal::remove(&self.exports, &self.workers, name, force, timeout)
     }
 
-    /// Gives a regular file's disk another size, and tells its guest. Smaller only with `force`.
+    /// Gives a regular file's disk another size, in whole blocks, and tells its guest. Smaller only with `force`: what
+    /// lies behind the new end is gone, and requests for it fail. A block device's size is only read again.
     ///
     /// # Errors
     /// [`AdminError`].
     pub fn resize_disk(&self, name: &str, bytes: u64, force: bool) -> Result<(), AdminError> {
-        let _ = (name, bytes, force);
-        Err(not_yet())
+        capacity::resize(&self.exports.find(name)?, bytes, force)
     }
 
     /// Starts one more worker. It gets no queue by itself.
@@ -327,16 +269,17 @@ impl Server {
     /// Stops as the file's head says, within `timeout`.
     #[must_use]
     pub fn stop(mut self, timeout: Duration) -> StopReport {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_in(timeout);
         self.stop_accepting();
         let mut report = StopReport::default();
-        let sessions: Vec<_> = self.exports.iter().map(|export| export.sessions.all()).collect();
+        let exports = self.exports.all();
+        let sessions: Vec<_> = exports.iter().map(|export| export.sessions.all()).collect();
         // All know before the first one acts: it gives up its rings, and one that waits for them must not
         // take them over now.
         sessions.iter().flatten().for_each(|session| session.note_end(EndReason::Stop));
         sessions.iter().flatten().for_each(|session| session.end(EndReason::Stop));
-        self.exports.iter().for_each(|export| export.disk.wake_waiters());
-        for (export, sessions) in self.exports.iter().zip(&sessions) {
+        exports.iter().for_each(|export| export.disk.wake_waiters());
+        for (export, sessions) in exports.iter().zip(&sessions) {
             let name = export.disk.name().to_owned();
             if sessions.iter().any(|session| !session.wait_ended(deadline)) {
                 report.unfinished.push(name);
@@ -349,12 +292,12 @@ impl Server {
         if !report.unfinished.is_empty() {
             self.workers.cancel(None);
         }
-        self.exports.iter().for_each(|export| export.socket.remove());
+        exports.iter().for_each(|export| export.socket.remove());
         report
     }
 
     fn stop_accepting(&mut self) {
-        signal(&self.quit);
+        self.exports.stop_accepting();
         let _ = self.acceptor.take().map(JoinHandle::join);
     }
 }
@@ -367,74 +310,4 @@ impl Drop for Server {
 
 fn not_yet() -> AdminError {
     AdminError::System { action: "do that yet".into(), source: io::ErrorKind::Unsupported.into() }
-}
-
-fn start_session(exports: &Arc<Vec<Export>>, number: usize, workers: &Arc<WorkerSet>, front_end: OwnedFd) {
-    let export = &exports[number];
-    let disk = Arc::clone(&export.disk);
-    let refuse = |why: &str| {
-        if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
-            warn!(disk = disk.name(), suppressed, "front-end refused: {why}");
-        }
-    };
-    let session = match export.sessions.add() {
-        Some(Ok(session)) => session,
-        Some(Err(error)) => return refuse(&error.to_string()),
-        None => return refuse(&format!("{MAX_SESSIONS} are connected, and no more are taken")),
-    };
-    let (list, known) = (Arc::clone(&export.sessions), Arc::clone(&session));
-    let (served, workers) = (Arc::clone(&disk), Arc::clone(workers));
-    let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
-    let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
-        let _guard = AbortOnPanic;
-        // Gives up everything it holds before it counts as ended: whoever stops the server may then
-        // open the image, or bind the socket, again.
-        Session::new(served, workers, front_end, Arc::clone(&session)).run();
-        session.ended();
-        list.forget(&session);
-    });
-    if let Err(error) = started {
-        refuse(&error.to_string());
-        export.sessions.forget(&known);
-    }
-}
-
-fn refresh_capacity(export: &Export) {
-    let disk = &export.disk;
-    match disk.image().refresh_capacity() {
-        Ok(CapacityChange::Unchanged) => {}
-        Ok(CapacityChange::Grown { from, to }) => {
-            info!(disk = disk.name(), from, to, "image grew (sectors of 512 bytes)");
-            export.sessions.all().iter().for_each(|session| session.announce_config_change());
-        }
-        Ok(CapacityChange::Shrunk { from, to }) => {
-            error!(
-                disk = disk.name(),
-                from, to, "image shrank; the disk keeps its size and reads beyond fail"
-            );
-        }
-        Err(error) => error!(disk = disk.name(), "size not read: {}", error_line(&error)),
-    }
-}
-
-/// Syncs the image on a thread of its own: a device that hangs must not keep the server from ending.
-fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
-    if disk.image().read_only() {
-        return Ok(());
-    }
-    let (done, flushed) = sync_channel(1);
-    let file = Arc::clone(disk.image().file());
-    let flush = move || {
-        let result = file.sync_data();
-        // Before the result: whoever starts the next server on it must not find the image locked.
-        drop(file);
-        let _ = done.send(result);
-    };
-    std::thread::Builder::new().name("bareblk-flush".into()).spawn(flush)?;
-    let left = deadline.saturating_duration_since(Instant::now()).max(LAST_FLUSH_AT_LEAST);
-    let flushed = flushed.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    match flushed {
-        Ok(()) if disk.has_failed() => Err(io::Error::other("an earlier sync failed, and data is lost")),
-        other => other,
-    }
 }

@@ -18,9 +18,7 @@ use tracing::error;
 use virtqueue::{RingFeatures, RingLayout, packed};
 
 use crate::disk::{Disk, DiskConfig};
-use crate::engine_source::EngineSource;
-use crate::meters::{QueueMeter, WorkerMeter};
-use crate::queue::Queue;
+use crate::report::QueueReport;
 use crate::session::SessionShared;
 use crate::signal::{adopt, signal};
 use crate::submissions::SubmissionMeter;
@@ -113,8 +111,6 @@ pub(crate) enum Command {
     },
     /// Gives up what can be given up, of all disks or of one: they were told to end at once.
     Cancel(Option<u64>),
-    /// Ends if it has no queues, and answers whether it does.
-    Retire(SyncSender<bool>),
     Quit,
 }
 
@@ -162,22 +158,70 @@ pub(crate) struct WorkerThread {
 
 impl WorkerThread {
     /// # Errors
-    /// If the thread, or its engine, does not start.
-    pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> io::Result<Self> {
-        let (commands, received) = channel();
-        let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let meter = Arc::<WorkerMeter>::default();
-        let (started, start_result) = sync_channel(1);
-        let (bell, counters, trade) = (Arc::clone(&doorbell), Arc::clone(&meter), trade.clone());
-        let body = move || {
-            let _guard = AbortOnPanic;
-            match Worker::new(id, trade.base, received, bell, trade.poll) {
-                Ok(worker) => {
-                    let mut worker = worker.with_meters(counters, trade.meter);
-                    let _ = started.send(Ok(()));
-                    worker.run();
-                }
-                Err(error) => drop(started.send(Err(error))),
+    /// If a thread or an engine does not start.
+    pub(crate) fn start(
+        engines: Vec<Box<dyn Engine>>,
+        depth: usize,
+        poll: Duration,
+        meter: Option<&Arc<SubmissionMeter>>,
+    ) -> std::io::Result<Self> {
+        let workers = engines.into_iter().enumerate();
+        let started =
+            workers.map(|(number, engine)| start_worker(number, engine, depth, poll, meter.cloned()));
+        Ok(Self { workers: started.collect::<Result<_, _>>()? })
+    }
+
+    /// `None`: the queue cannot run; logged, and its err fd signalled.
+    pub(crate) fn start_queue(&self, start: QueueStart) -> Result<Option<QueueHandle>, WorkerGone> {
+        let worker = self.workers.get(usize::from(start.index) % self.workers.len());
+        let (worker, _) = worker.ok_or(WorkerGone)?;
+        let id = worker.ask(|done| Command::Start(Box::new(start), done))?;
+        Ok(id.map(|id| QueueHandle { worker: worker.clone(), id }))
+    }
+
+    /// Gives up what can be given up, of one disk or of all.
+    pub(crate) fn cancel(&self, disk: Option<u64>) {
+        for (worker, _) in &self.workers {
+            let _ = worker.send(Command::Cancel(disk));
+        }
+    }
+
+    /// Forgets where queues of a disk that goes were attached.
+    #[allow(clippy::unused_self)] // until queues can be attached
+    pub(crate) fn forget_disk(&self, _disk: u64) {}
+
+    #[allow(clippy::unused_self)] // until queues count
+    pub(crate) fn queue_reports(&self, _disk: u64) -> Vec<QueueReport> {
+        Vec::new()
+    }
+}
+
+impl Drop for WorkerSet {
+    fn drop(&mut self) {
+        for (worker, thread) in &mut self.workers {
+            let _ = worker.send(Command::Quit);
+            let _ = thread.take().map(JoinHandle::join);
+        }
+    }
+}
+
+fn start_worker(
+    number: usize,
+    engine: Box<dyn Engine>,
+    depth: usize,
+    poll: Duration,
+    meter: Option<Arc<SubmissionMeter>>,
+) -> std::io::Result<(Address, Option<JoinHandle<()>>)> {
+    let (commands, received) = channel();
+    let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (started, start_result) = sync_channel(1);
+    let bell = Arc::clone(&doorbell);
+    let body = move || {
+        let _guard = AbortOnPanic;
+        match Worker::new(engine, received, bell, depth, poll) {
+            Ok(worker) => {
+                let _ = started.send(Ok(()));
+                worker.with_meter(meter).run();
             }
         };
         let thread = std::thread::Builder::new().name(format!("bareblk-work-{id}")).spawn(body)?;

@@ -158,6 +158,7 @@ impl Session {
             Err(error) => self.log_ended(&error_line(&error)),
         }
         self.stop_all();
+        self.disk.not_used_by(&self.shared);
         debug!(disk, session, "session closed");
     }
 

@@ -18,7 +18,7 @@ use crate::error_line::error_line;
 /// Why a session is told to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EndReason {
-    /// The server stops.
+    /// The server stops, or the disk is removed.
     Stop,
     /// Another front-end needs the place, and this one never said anything.
     MadeRoom,

@@ -188,7 +188,28 @@ impl Wire {
         rest: &[u8],
     ) -> Result<(), WireError> {
         let bytes = message_bytes(u32::from(request), VERSION | FLAG_REPLY, body.as_slice(), rest);
-        send_all(self.socket.as_fd(), &bytes)
+        self.send_all(&bytes)
+    }
+
+    /// Whoever does not read its replies holds up nobody who wants the session to end.
+    fn send_all(&self, mut bytes: &[u8]) -> Result<(), WireError> {
+        let deadline = Instant::now() + MESSAGE_TIMEOUT;
+        while !bytes.is_empty() {
+            let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, PollFlags::OUT)];
+            if retry_interrupted(|| poll(&mut fds, Some(&until(deadline))))? == 0 {
+                return Err(WireError::ReplyNotRead);
+            }
+            if fds[1].revents().is_empty() {
+                return Err(WireError::Woken);
+            }
+            match rustix::net::send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -212,23 +233,6 @@ fn message_bytes(code: u32, flags: u32, body: &[u8], rest: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(body);
     bytes.extend_from_slice(rest);
     bytes
-}
-
-fn send_all(socket: std::os::fd::BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), WireError> {
-    let deadline = Instant::now() + MESSAGE_TIMEOUT;
-    while !bytes.is_empty() {
-        let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
-        if retry_interrupted(|| poll(&mut fds, Some(&until(deadline))))? == 0 {
-            return Err(WireError::ReplyNotRead);
-        }
-        match rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(sent) => bytes = &bytes[sent..],
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
 }
 
 /// What has arrived of a message.

@@ -1,0 +1,75 @@
+//! Where front-ends knock: sockets that come and go, watched by one thread.
+//!
+//! `Acceptor::run (epoll) → number of a socket that somebody connects to → exports.rs`
+//!
+//! - One registration per socket, whatever their number: a connection to one of a thousand costs what it costs with
+//!   one, and so does adding or removing one under the sleeping thread.
+//!
+//! Not here: sockets (`listener.rs`), what becomes of a front-end (`exports.rs`).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use tracing::error;
+
+use crate::signal::signal;
+
+/// The number of no socket.
+const QUIT: u64 = u64::MAX;
+/// Taken from the kernel at once.
+const EVENTS: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    epoll: OwnedFd,
+    quit: OwnedFd,
+}
+
+impl Acceptor {
+    /// # Errors
+    /// Out of descriptors.
+    pub(crate) fn new() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let quit = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &quit, EventData::new_u64(QUIT), EventFlags::IN)?;
+        Ok(Self { epoll, quit })
+    }
+
+    /// # Errors
+    /// Out of memory, or of what the user may watch (`fs.epoll.max_user_watches`).
+    pub(crate) fn add(&self, socket: impl AsFd, id: u64) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, socket, EventData::new_u64(id), EventFlags::IN)?)
+    }
+
+    /// What was seen of it before may still be reported.
+    pub(crate) fn remove(&self, socket: impl AsFd) {
+        // It fails for a socket that was never added, which is just as well.
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+
+    /// Ends [`Acceptor::run`], now or when it is called.
+    pub(crate) fn quit(&self) {
+        signal(&self.quit);
+    }
+
+    /// Calls `ready` for each socket that somebody connects to, until told to quit.
+    pub(crate) fn run(&self, mut ready: impl FnMut(u64)) {
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return error!("no further front-end can connect: {errno}"),
+            }
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    QUIT => return,
+                    id => ready(id),
+                }
+            }
+        }
+    }
+}

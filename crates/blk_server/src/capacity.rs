@@ -1,0 +1,79 @@
+//! A disk's size while it is served: set, or read again; and guests told.
+//!
+//! Not here: files and their bounds (`disk_image`), who wishes it (`bareblk`).
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use disk_image::{CapacityChange, ResizeError};
+use tracing::{error, info};
+
+use crate::admin::AdminError;
+use crate::error_line::error_line;
+use crate::exports::{Export, Turn};
+
+/// How long a file system may take to change a file's size. It is only metadata, but of a device that may hang.
+const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Reads the image's size again. A disk that is being changed is left to whoever does that.
+pub(crate) fn refresh(export: &Arc<Export>) {
+    let disk = &export.disk;
+    let Ok(_turn) = Export::take_turn(export) else { return };
+    match disk.image().refresh_capacity() {
+        Ok(CapacityChange::Unchanged) => {}
+        Ok(CapacityChange::Grown { from, to }) => {
+            info!(disk = disk.name(), from, to, "image grew (sectors of 512 bytes)");
+            announce(export);
+        }
+        Ok(CapacityChange::Shrunk { from, to }) => {
+            error!(
+                disk = disk.name(),
+                from, to, "image shrank; the disk keeps its size and reads beyond fail"
+            );
+        }
+        Err(error) => error!(disk = disk.name(), "size not read: {}", error_line(&error)),
+    }
+}
+
+/// On a thread of its own, which keeps the disk's turn for as long as the file system takes.
+pub(crate) fn resize(export: &Arc<Export>, bytes: u64, force: bool) -> Result<(), AdminError> {
+    let turn = Export::take_turn(export)?;
+    let system =
+        |source| AdminError::System { action: format!("resize disk `{}`", export.disk.name()), source };
+    let (done, resized) = sync_channel(1);
+    let thread = std::thread::Builder::new().name("bareblk-resize".into());
+    let started = thread.spawn(move || {
+        let result = resize_in_turn(&turn, bytes, force);
+        // Before the result: whoever hears of it may remove the disk next.
+        drop(turn);
+        let _ = done.send(result);
+    });
+    started.map_err(system)?;
+    let resized = resized.recv_timeout(RESIZE_TIMEOUT);
+    resized.unwrap_or_else(|_| Err(system(io::ErrorKind::TimedOut.into())))
+}
+
+fn resize_in_turn(Turn(export): &Turn, bytes: u64, force: bool) -> Result<(), AdminError> {
+    let disk = &export.disk;
+    let before = disk.image().capacity_sectors();
+    let resized = disk.image().resize(bytes, force);
+    let to = disk.image().capacity_sectors();
+    // Also where it is refused: a device that was resized to another size has that one now.
+    if to != before {
+        info!(disk = disk.name(), from = before, to, "disk resized (sectors of 512 bytes)");
+        announce(export);
+    }
+    match resized {
+        Ok(_) => Ok(()),
+        Err(ResizeError::WouldShrink { from_bytes, wanted_bytes: to_bytes, .. }) => {
+            Err(AdminError::WouldShrink { disk: disk.name().to_owned(), from_bytes, to_bytes })
+        }
+        Err(source) => Err(AdminError::Resize { disk: disk.name().to_owned(), source }),
+    }
+}
+
+fn announce(export: &Export) {
+    export.sessions.all().iter().for_each(|session| session.announce_config_change());
+}

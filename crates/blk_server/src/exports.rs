@@ -1,0 +1,262 @@
+//! The disks of a server, each with its socket and its sessions: the list that changes while it serves.
+//!
+//! `add → list ← accept (a front-end connects → session thread) ; take out → socket, image and lock go`
+//!
+//! - A name and a socket are there once. That an image is there once, or only to be read, is the image lock's doing:
+//!   it holds between two disks of one process as between two processes.
+//! - The list's lock is held for look-ups and while a front-end is accepted, never while somebody waits for a guest, a
+//!   front-end or a device. So the thread that accepts holds nothing of a disk that has been taken out.
+//! - Changes of one disk take turns ([`Export::take_turn`]), and no wait for a turn is without limit.
+//!
+//! Not here: the changes (`removal.rs`, `capacity.rs`), sessions (`session`).
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use disk_image::Opener;
+use tracing::{error, warn};
+
+use crate::acceptor::Acceptor;
+use crate::admin::AdminError;
+use crate::disk::{Disk, DiskConfig};
+use crate::listener::{Socket, SocketConfig, clear_stale};
+use crate::log_limit::{Allowed, LogLimit};
+use crate::report::DiskReport;
+use crate::server::{MIN_DEPTH, ServerError};
+use crate::session::Session;
+use crate::session_list::SessionList;
+use crate::workers::{AbortOnPanic, WorkerSet};
+
+/// A session's thread sleeps in `poll` and holds one message.
+pub(crate) const SESSION_STACK_BYTES: usize = 256 << 10;
+/// After an `accept` that failed for want of resources.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long one change of a disk waits for another.
+const TURN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One disk and who is connected to it.
+#[derive(Debug)]
+pub(crate) struct Export {
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) socket: Socket,
+    /// The socket's path without links, to be compared.
+    place: PathBuf,
+    pub(crate) sessions: Arc<SessionList>,
+    changing: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Export {
+    /// Waits until nobody else changes the disk.
+    ///
+    /// # Errors
+    /// [`AdminError::Busy`]: at once if it is being removed, or when that takes too long.
+    pub(crate) fn take_turn(export: &Arc<Self>) -> Result<Turn, AdminError> {
+        let changing = export.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = export
+            .changed
+            .wait_timeout_while(changing, TURN_TIMEOUT, |changing| *changing && !export.disk.is_retired());
+        let (mut changing, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *changing, true) {
+            return Err(AdminError::Busy { disk: export.disk.name().to_owned() });
+        }
+        Ok(Turn(Arc::clone(export)))
+    }
+
+    fn report(&self, engine: &str) -> DiskReport {
+        let (disk, image) = (&self.disk, self.disk.image());
+        DiskReport {
+            name: disk.name().to_owned(),
+            image: image.path().to_owned(),
+            socket: self.socket.path().to_owned(),
+            capacity_sectors: image.capacity_sectors(),
+            read_only: image.read_only(),
+            failed: disk.has_failed(),
+            engine: disk.engine().map_or(engine, |engine| &engine.name).to_owned(),
+            sessions: self.sessions.count(),
+            queues_offered: disk.queues(),
+            queues: Vec::new(),
+        }
+    }
+}
+
+/// The right to change a disk; given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Turn(pub(crate) Arc<Export>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *self.0.changing.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.changed.notify_one();
+    }
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct Exports {
+    opener: Arc<dyn Opener>,
+    acceptor: Acceptor,
+    list: Mutex<Vec<Arc<Export>>>,
+    /// One disk is added at a time.
+    adding: Mutex<()>,
+}
+
+impl Exports {
+    /// # Errors
+    /// Out of descriptors.
+    pub(crate) fn new(opener: &Arc<dyn Opener>) -> std::io::Result<Self> {
+        let (opener, acceptor) = (Arc::clone(opener), Acceptor::new()?);
+        Ok(Self { opener, acceptor, list: Mutex::default(), adding: Mutex::default() })
+    }
+
+    /// All of them or none: what was added before the one that fails goes with the list.
+    ///
+    /// # Errors
+    /// [`ServerError`] of the first that fails.
+    pub(crate) fn add_all(&self, disks: Vec<(DiskConfig, SocketConfig)>) -> Result<(), ServerError> {
+        // Together, because a look at one takes its time.
+        let paths: Vec<&Path> = disks.iter().map(|(_, socket)| socket.path.as_path()).collect();
+        clear_stale(self.opener.as_ref(), &paths)?;
+        disks.into_iter().try_for_each(|(disk, socket)| self.add(disk, &socket))
+    }
+
+    /// Serves one more disk.
+    ///
+    /// # Errors
+    /// [`ServerError`]; the image is let go then.
+    pub(crate) fn add(&self, disk: DiskConfig, socket: &SocketConfig) -> Result<(), ServerError> {
+        let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = self.place(&socket.path);
+        self.refuse_second(&disk.name, &place, &socket.path)?;
+        if let Some(engine) = disk.engine.as_ref().filter(|engine| engine.depth < MIN_DEPTH) {
+            return Err(ServerError::Depth { depth: engine.depth, min: MIN_DEPTH });
+        }
+        let disk = Arc::new(Disk::new(disk)?);
+        let socket = Socket::bind(&self.opener, socket)?;
+        let id = disk.id();
+        let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
+        let export = Arc::new(Export { disk, socket, place, sessions, changing, changed });
+        // In the list first: who connects at once is looked for there.
+        self.lock().push(Arc::clone(&export));
+        let watched = self.acceptor.add(&export.socket, id);
+        watched.inspect_err(|_| self.take_out(&export)).map_err(ServerError::Thread)
+    }
+
+    fn refuse_second(&self, name: &str, place: &Path, path: &Path) -> Result<(), ServerError> {
+        let list = self.lock();
+        if list.iter().any(|known| known.disk.name() == name) {
+            return Err(ServerError::NameTwice { name: name.to_owned() });
+        }
+        match list.iter().find(|known| known.place == place) {
+            None => Ok(()),
+            Some(known) => {
+                let (path, other) = (path.to_owned(), known.disk.name().to_owned());
+                Err(ServerError::SocketTwice { path, other })
+            }
+        }
+    }
+
+    /// Where the path leads, as far as folders are concerned; a folder that is not there is found out by `bind`.
+    fn place(&self, path: &Path) -> PathBuf {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let (folder, name) = (self.opener.canonical_path(folder), path.file_name());
+        folder.ok().zip(name).map_or_else(|| path.to_owned(), |(folder, name)| folder.join(name))
+    }
+
+    /// Nobody connects to it any more, and its name and its socket's path are free.
+    pub(crate) fn take_out(&self, export: &Arc<Export>) {
+        self.acceptor.remove(&export.socket);
+        export.socket.remove();
+        self.lock().retain(|known| !Arc::ptr_eq(known, export));
+    }
+
+    /// In the order in which they were added.
+    pub(crate) fn all(&self) -> Vec<Arc<Export>> {
+        self.lock().clone()
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.lock().iter().map(|export| export.disk.name().to_owned()).collect()
+    }
+
+    /// # Errors
+    /// [`AdminError::NoDisk`].
+    pub(crate) fn find(&self, name: &str) -> Result<Arc<Export>, AdminError> {
+        let list = self.lock();
+        let export = list.iter().find(|export| export.disk.name() == name);
+        export.map(Arc::clone).ok_or_else(|| AdminError::NoDisk { name: name.to_owned() })
+    }
+
+    /// `engine`: of disks that name none.
+    pub(crate) fn reports(&self, workers: &WorkerSet, engine: &str) -> Vec<DiskReport> {
+        let list = self.lock();
+        let known: Vec<_> = list.iter().map(|export| (export.disk.id(), export.report(engine))).collect();
+        drop(list);
+        known
+            .into_iter()
+            .map(|(id, report)| DiskReport { queues: workers.queue_reports(id), ..report })
+            .collect()
+    }
+
+    /// Starts a session for everyone who connects, until [`Exports::stop_accepting`].
+    pub(crate) fn accept_all(&self, workers: &Arc<WorkerSet>) {
+        let mut limit = LogLimit::new(Instant::now());
+        self.acceptor.run(|id| {
+            if let Err(error) = self.accept(id, workers) {
+                if limit.allow(Instant::now()).is_some() {
+                    error!("a front-end is not accepted: {error}");
+                }
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
+        });
+    }
+
+    /// Also before or without anybody who accepts.
+    pub(crate) fn stop_accepting(&self) {
+        self.acceptor.quit();
+    }
+
+    fn accept(&self, id: u64, workers: &Arc<WorkerSet>) -> std::io::Result<()> {
+        let list = self.lock();
+        // One that has been taken out since the kernel reported it is not there.
+        let Some(export) = list.iter().find(|export| export.disk.id() == id) else { return Ok(()) };
+        if let Some(front_end) = export.socket.accept()? {
+            start_session(export, workers, front_end);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: OwnedFd) {
+    let disk = &export.disk;
+    let refuse = |why: &str| {
+        if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
+            warn!(disk = disk.name(), suppressed, "front-end refused: {why}");
+        }
+    };
+    let session = match export.sessions.add() {
+        Ok(session) => session,
+        Err(error) => return refuse(&error.to_string()),
+    };
+    let (list, known) = (Arc::clone(&export.sessions), Arc::clone(&session));
+    let (served, workers) = (Arc::clone(disk), Arc::clone(workers));
+    let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
+    let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
+        let _guard = AbortOnPanic;
+        // Gives up everything it holds before it counts as ended: whoever stops the server, or removes the disk, may
+        // then open the image, or bind the socket, again.
+        Session::new(served, workers, front_end, Arc::clone(&session)).run();
+        session.ended();
+        list.forget(&session);
+    });
+    if let Err(error) = started {
+        refuse(&error.to_string());
+        export.sessions.forget(&known);
+    }
+}

@@ -1,0 +1,43 @@
+//! The last flush of an image, and how long anybody waits for it.
+//!
+//! Not here: flushes of a guest (`queue.rs`).
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use crate::disk::Disk;
+
+/// What the last flush gets even if the requests in flight took all the time.
+const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
+/// Further than anybody waits, and near enough to be counted with.
+const FAR_AWAY: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// When `timeout`, which may be any number, will be over.
+pub(crate) fn deadline_in(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(FAR_AWAY)
+}
+
+/// Syncs the image, unless it is only read, on a thread of its own: a device that hangs must not keep the server from
+/// ending.
+pub(crate) fn flush(disk: &Arc<Disk>, deadline: Instant) -> io::Result<()> {
+    if disk.image().read_only() {
+        return Ok(());
+    }
+    let (done, flushed) = sync_channel(1);
+    let file = Arc::clone(disk.image().file());
+    let flush = move || {
+        let result = file.sync_data();
+        // Before the result: whoever starts the next server on it must not find the image locked.
+        drop(file);
+        let _ = done.send(result);
+    };
+    std::thread::Builder::new().name("bareblk-flush".into()).spawn(flush)?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(LAST_FLUSH_AT_LEAST);
+    let flushed = flushed.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    match flushed {
+        Ok(()) if disk.has_failed() => Err(io::Error::other("an earlier sync failed, and data is lost")),
+        other => other,
+    }
+}

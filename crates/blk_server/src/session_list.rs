@@ -1,0 +1,80 @@
+//! The sessions of one disk, and who may still join.
+//!
+//! Not here: their threads (`exports.rs`), what they do (`session`).
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::session::{EndReason, SessionShared};
+
+/// Front-ends connected to one disk at a time: two while one replaces another, and some that only look.
+const MAX_SESSIONS: usize = 8;
+/// Sessions of one disk that were told to make room and are about to end.
+const MAX_ENDING: usize = 8;
+
+/// Why a front-end is turned away.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoSession {
+    #[error("{MAX_SESSIONS} are connected, and no more are taken")]
+    Full,
+    #[error("the disk is being removed")]
+    Leaving,
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sessions: Vec<Arc<SessionShared>>,
+    closed: bool,
+}
+
+/// The sessions of one disk whose threads still hold anything of it.
+#[derive(Debug, Default)]
+pub(crate) struct SessionList(Mutex<State>);
+
+impl SessionList {
+    pub(crate) fn all(&self) -> Vec<Arc<SessionShared>> {
+        self.lock().sessions.clone()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.lock().sessions.len()
+    }
+
+    /// Nobody joins any more. Returns those who are there.
+    pub(crate) fn close(&self) -> Vec<Arc<SessionShared>> {
+        let mut state = self.lock();
+        state.closed = true;
+        state.sessions.clone()
+    }
+
+    /// One that never said anything gives its place up when there are too many; for as long as nobody needs it, it
+    /// may be silent: a VMM connects long before its guest starts.
+    pub(crate) fn add(&self) -> Result<Arc<SessionShared>, NoSession> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let mut state = self.lock();
+        if state.closed {
+            return Err(NoSession::Leaving);
+        }
+        if state.sessions.len() >= MAX_SESSIONS {
+            let silent = state.sessions.iter().find(|session| session.is_silent());
+            silent.ok_or(NoSession::Full)?.end(EndReason::MadeRoom);
+            if state.sessions.len() >= MAX_SESSIONS + MAX_ENDING {
+                return Err(NoSession::Full);
+            }
+        }
+        let session = SessionShared::new(NEXT_ID.fetch_add(1, Ordering::Relaxed))?;
+        state.sessions.push(Arc::clone(&session));
+        Ok(session)
+    }
+
+    pub(crate) fn forget(&self, session: &Arc<SessionShared>) {
+        self.lock().sessions.retain(|known| !Arc::ptr_eq(known, session));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
