@@ -5,10 +5,12 @@
 //! Not here: assertions about the server; those are in the tests.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod disks;
 pub mod format;
 pub mod packed_guest;
 pub mod passed;
 pub mod raw_guest;
+pub mod rest;
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};

@@ -1,0 +1,111 @@
+//! Hundreds of disks, most without a front-end: no thread wakes up, and each costs little.
+//!
+//! In a program of its own, so that no other test's server is counted. The smoke run takes fewer than the long one.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::time::{Duration, Instant};
+
+use rig::disks::count;
+use rig::passed::serves;
+use rig::rest::{come_to_rest, status_kib, switches};
+use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, feature};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use xtask::sizes;
+
+/// Disks with a front-end and a started queue.
+const USED: usize = 50;
+/// How long nothing may happen.
+const WATCH: Duration = Duration::from_secs(5);
+/// Image and listening socket.
+const FDS_OF_AN_IDLE_DISK: usize = 2;
+/// What the front-end passes (memory, kick, call, err), the connection, and the session's own wake-up.
+const FDS_OF_A_SESSION: usize = 6;
+/// The other ends: the same, but for the wake-up.
+const FDS_OF_A_FRONT_END: usize = 5;
+/// Anything above is a buffer or a thread that somebody made for each disk.
+const MOST_KIB_OF_AN_IDLE_DISK: u64 = 8;
+/// A thread's stack as far as it was used, the rings' buffers, and the guest's bookkeeping of the tests.
+const MOST_KIB_OF_A_STARTED_QUEUE: u64 = 256;
+
+/// As many descriptors as the system lets us have.
+fn raise_descriptor_limit(needed: usize) {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let enough = limit.maximum.is_none_or(|maximum| maximum > needed as u64);
+    assert!(enough, "{needed} descriptors are needed, the hard limit is {:?}", limit.maximum);
+}
+
+/// What the process has: descriptors, private memory in KiB.
+#[derive(Clone, Copy)]
+struct Cost {
+    fds: usize,
+    kib: u64,
+}
+
+impl Cost {
+    fn now() -> Self {
+        Self { fds: count("/proc/self/fd"), kib: status_kib("RssAnon:") }
+    }
+
+    /// Prints what each of `number` has cost since `before`, and returns it.
+    fn each_since(self, before: Self, number: usize, what: &str) -> (usize, u64) {
+        let (fds, kib) = (self.fds - before.fds, self.kib.saturating_sub(before.kib));
+        let each = |total: f64| total / number as f64;
+        println!("{number} {what}: {:.2} KiB, {:.1} descriptors each", each(kib as f64), each(fds as f64));
+        (fds / number, kib / number as u64)
+    }
+}
+
+fn start_queue(mut front_end: FrontEnd) -> (FrontEnd, Guest) {
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * MIB);
+    let guest = front_end.start_queue(0, 256, feature::USUAL);
+    (front_end, guest)
+}
+
+#[test]
+fn hundreds_of_disks_wake_up_no_thread_and_cost_little_each() {
+    let disks = sizes::MANY_DISKS.now();
+    raise_descriptor_limit(disks * 2 + USED * 12 + 100);
+    let mut rig = Rig::start(Options { disks: 1, workers: 2, ..Options::default() });
+    assert!(serves(&mut rig.guest_of(0).1));
+    assert!(come_to_rest());
+
+    let (bare, began) = (Cost::now(), Instant::now());
+    (1..=disks).for_each(|number| rig.add(number).unwrap());
+    println!("{disks} disks added in {:?}", began.elapsed());
+    let idle = Cost::now();
+    let (fds, kib) = idle.each_since(bare, disks, "idle disks");
+    assert_eq!(fds, FDS_OF_AN_IDLE_DISK);
+    assert!(kib <= MOST_KIB_OF_AN_IDLE_DISK, "{kib} KiB each");
+
+    let front_ends: Vec<_> = (1..=USED).map(|number| rig.connect_to(number)).collect();
+    assert!(front_ends.iter().all(|front_end| front_end.ask_u64(rig::code::GET_QUEUE_NUM) == 4));
+    let connected = Cost::now();
+    let (fds, _) = connected.each_since(idle, USED, "front-ends connected (both ends)");
+    assert_eq!(fds, 3, "connection, its other end, wake-up");
+
+    let mut used: Vec<_> = front_ends.into_iter().map(start_queue).collect();
+    assert!(used.iter_mut().all(|(_, guest)| serves(guest)));
+    let (fds, kib) = Cost::now().each_since(idle, USED, "sessions with a started queue (both ends)");
+    assert_eq!(fds, FDS_OF_A_SESSION + FDS_OF_A_FRONT_END);
+    assert!(kib <= MOST_KIB_OF_A_STARTED_QUEUE, "{kib} KiB each");
+
+    assert!(come_to_rest(), "the threads never come to rest");
+    let before = switches();
+    std::thread::sleep(WATCH);
+    let after = switches();
+    assert!(before.len() >= USED + 3, "workers, acceptor and sessions are expected: {before:?}");
+    assert_eq!(after, before);
+    assert!(used.iter_mut().all(|(_, guest)| serves(guest)));
+    assert!(serves(&mut rig.guest_of(disks).1), "the last of them is found");
+
+    let began = Instant::now();
+    rig.running().remove_disk(&Rig::name(disks / 2), true, PATIENCE).unwrap();
+    println!("one removed in {:?}", began.elapsed());
+    let began = Instant::now();
+    assert!(rig.stop().is_clean());
+    println!("all stopped in {:?}", began.elapsed());
+}
