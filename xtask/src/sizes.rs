@@ -81,9 +81,6 @@ pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
 /// How long many threads submit to a queue that is restarted under them.
 pub const RESTART_STRESS: Size<Duration> = size(Duration::from_secs(3), Duration::from_secs(120));
 
-/// Disks of one server at once.
-pub const MANY_DISKS: Size<usize> = size(200, 1000);
-
 /// How long each part of the locks' torture runs.
 pub const TORTURE: Size<Duration> = size(Duration::from_secs(1), Duration::from_secs(120));
 

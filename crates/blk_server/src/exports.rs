@@ -10,6 +10,7 @@
 //!
 //! Not here: the changes (`removal.rs`, `capacity.rs`), sessions (`session`).
 
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -116,6 +117,7 @@ impl Exports {
     /// # Errors
     /// [`ServerError`] of the first that fails.
     pub(crate) fn add_all(&self, disks: Vec<(DiskConfig, SocketConfig)>) -> Result<(), ServerError> {
+        self.refuse_twice(&disks)?;
         // Together, because a look at one takes its time.
         let paths: Vec<&Path> = disks.iter().map(|(_, socket)| socket.path.as_path()).collect();
         clear_stale(self.opener.as_ref(), &paths)?;
@@ -142,6 +144,20 @@ impl Exports {
         self.lock().push(Arc::clone(&export));
         let watched = self.acceptor.add(&export.socket, id);
         watched.inspect_err(|_| self.take_out(&export)).map_err(ServerError::Thread)
+    }
+
+    /// Before anything is bound, or removed because it is stale.
+    fn refuse_twice(&self, disks: &[(DiskConfig, SocketConfig)]) -> Result<(), ServerError> {
+        let (mut names, mut places) = (HashSet::new(), HashMap::new());
+        for (DiskConfig { name, .. }, SocketConfig { path, .. }) in disks {
+            if !names.insert(name) {
+                return Err(ServerError::NameTwice { name: name.clone() });
+            }
+            if let Some(other) = places.insert(self.place(path), name) {
+                return Err(ServerError::SocketTwice { path: path.clone(), other: other.clone() });
+            }
+        }
+        Ok(())
     }
 
     fn refuse_second(&self, name: &str, place: &Path, path: &Path) -> Result<(), ServerError> {

@@ -59,6 +59,9 @@ pub(crate) fn remove(
     while file.strong_count() > 0 && Instant::now() < limit {
         std::thread::sleep(LOOK_AGAIN);
     }
+    if file.strong_count() > 0 {
+        warn!(disk = name, "the image is still open somewhere, and locked for as long");
+    }
     info!(disk = name, "disk removed");
     flushed.map_err(|source| AdminError::NotFlushed { disk: name.to_owned(), source })
 }

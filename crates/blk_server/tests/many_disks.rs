@@ -1,6 +1,6 @@
-//! Hundreds of disks, most without a front-end: no thread wakes up, and each costs little.
+//! A thousand disks, most without a front-end: no thread wakes up, and each costs little.
 //!
-//! In a program of its own, so that no other test's server is counted. The smoke run takes fewer than the long one.
+//! In a program of its own, so that no other test's server is counted.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod rig;
@@ -12,9 +12,10 @@ use rig::passed::serves;
 use rig::rest::{come_to_rest, status_kib, switches};
 use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, feature};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use xtask::sizes;
 
-/// Disks with a front-end and a started queue.
+/// Disks in one process.
+const DISKS: usize = 1000;
+/// Of them with a front-end and a started queue.
 const USED: usize = 50;
 /// How long nothing may happen.
 const WATCH: Duration = Duration::from_secs(5);
@@ -66,18 +67,17 @@ fn start_queue(mut front_end: FrontEnd) -> (FrontEnd, Guest) {
 }
 
 #[test]
-fn hundreds_of_disks_wake_up_no_thread_and_cost_little_each() {
-    let disks = sizes::MANY_DISKS.now();
-    raise_descriptor_limit(disks * 2 + USED * 12 + 100);
+fn thousand_disks_wake_up_no_thread_and_cost_little_each() {
+    raise_descriptor_limit(DISKS * 2 + USED * 12 + 100);
     let mut rig = Rig::start(Options { disks: 1, workers: 2, ..Options::default() });
     assert!(serves(&mut rig.guest_of(0).1));
     assert!(come_to_rest());
 
     let (bare, began) = (Cost::now(), Instant::now());
-    (1..=disks).for_each(|number| rig.add(number).unwrap());
-    println!("{disks} disks added in {:?}", began.elapsed());
+    (1..=DISKS).for_each(|number| rig.add(number).unwrap());
+    println!("{DISKS} disks added in {:?}", began.elapsed());
     let idle = Cost::now();
-    let (fds, kib) = idle.each_since(bare, disks, "idle disks");
+    let (fds, kib) = idle.each_since(bare, DISKS, "idle disks");
     assert_eq!(fds, FDS_OF_AN_IDLE_DISK);
     assert!(kib <= MOST_KIB_OF_AN_IDLE_DISK, "{kib} KiB each");
 
@@ -100,10 +100,10 @@ fn hundreds_of_disks_wake_up_no_thread_and_cost_little_each() {
     assert!(before.len() >= USED + 3, "workers, acceptor and sessions are expected: {before:?}");
     assert_eq!(after, before);
     assert!(used.iter_mut().all(|(_, guest)| serves(guest)));
-    assert!(serves(&mut rig.guest_of(disks).1), "the last of them is found");
+    assert!(serves(&mut rig.guest_of(DISKS).1), "the last of them is found");
 
     let began = Instant::now();
-    rig.running().remove_disk(&Rig::name(disks / 2), true, PATIENCE).unwrap();
+    rig.running().remove_disk(&Rig::name(DISKS / 2), true, PATIENCE).unwrap();
     println!("one removed in {:?}", began.elapsed());
     let began = Instant::now();
     assert!(rig.stop().is_clean());
