@@ -16,7 +16,7 @@ fn possessions() -> (usize, usize) {
 /// Every other time with a guest that uses it, and is cut off.
 fn come_and_go(rig: &Rig, step: u32) {
     rig.add(1).unwrap();
-    let guest = (step % 2 == 0).then(|| rig.guest_of(1));
+    let guest = step.is_multiple_of(2).then(|| rig.guest_of(1));
     if let Some((_front_end, mut guest)) = guest {
         assert!(serves(&mut guest));
         rig.remove(1).unwrap();

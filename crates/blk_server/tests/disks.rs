@@ -314,8 +314,7 @@ fn server_with_a_name_or_a_socket_twice_does_not_start_and_touches_nothing() {
 #[test]
 fn one_image_is_two_disks_if_both_only_read_it() {
     let rig = Rig::start(Options { disks: 0, ..Options::default() });
-    let (_writer, socket) = rig.disk(1);
-    drop(_writer);
+    let (_, socket) = rig.disk(1);
     let reader = || {
         let options = ImageOptions::new(rig.image_of(1));
         let access = disk_image::Access::ReadOnly;
