@@ -38,6 +38,14 @@ mod workers;
 
 mod worker_options;
 
+mod worker_thread;
+
+mod cpu_list;
+
+mod numa;
+
+mod cgroup;
+
 mod engine_source;
 
 mod report;
@@ -73,6 +81,8 @@ mod server;
 mod inline;
 
 pub use admin::AdminError;
+pub use cgroup::CgroupError;
+pub use cpu_list::{InvalidCpuList, MAX_CPU, format_cpus, parse_cpus};
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use engine_source::{EngineFactory, EngineSource};
 pub use inline::InlineWorker;
@@ -82,5 +92,5 @@ pub use report::{DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCou
 pub use server::{Server, ServerConfig, ServerError, StopReport};
 pub use submissions::Submissions;
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
-pub use worker_options::{SchedulingClass, WorkerId, WorkerOptions};
+pub use worker_options::{InvalidClass, SchedulingClass, WorkerId, WorkerOptions, WorkerOptionsError};
 pub use write_cache::Wce;

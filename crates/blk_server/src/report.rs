@@ -28,6 +28,8 @@ pub struct WorkerReport {
     pub id: WorkerId,
     /// As it was made.
     pub options: WorkerOptions,
+    /// NUMA node of its CPUs, and so of its memory; `None`: bound to no single node, or unknown.
+    pub node: Option<u32>,
     /// Queues that it serves now.
     pub queues: usize,
     /// What it has done.

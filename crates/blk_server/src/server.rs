@@ -28,8 +28,8 @@ use crate::removal;
 use crate::report::ServerReport;
 use crate::session::EndReason;
 use crate::submissions::{SubmissionMeter, Submissions};
-use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::workers::WorkerSet;
+use crate::worker_options::{WorkerId, WorkerOptions, WorkerOptionsError};
+use crate::workers::{AbortOnPanic, WorkerSet};
 
 /// A discard may need as many operations as it has segments.
 pub(crate) const MIN_DEPTH: u32 = 16;
@@ -60,6 +60,15 @@ pub enum ServerError {
     /// An engine could not be made, or a worker not be started.
     #[error("cannot start the I/O engine")]
     Engine(#[source] io::Error),
+    /// A worker's thread cannot run as it was to.
+    #[error("worker {id} cannot start")]
+    Worker {
+        /** Its number. */
+        id: WorkerId,
+        /** What is wrong. */
+        #[source]
+        source: WorkerOptionsError,
+    },
     /// Too few requests in flight.
     #[error("engines of depth {depth}: at least {min} are needed")]
     Depth {
@@ -160,15 +169,16 @@ impl Server {
         if depth < MIN_DEPTH {
             return Err(ServerError::Depth { depth, min: MIN_DEPTH });
         }
-        let engines = (0..config.workers.len().max(1)).map(|_| (config.engine.make)());
-        let engines = engines.collect::<Result<_, _>>().map_err(ServerError::Engine)?;
-        let depth = usize::try_from(depth).unwrap_or(usize::MAX);
-        let workers = WorkerSet::start(engines, depth, config.poll, meter.as_ref());
-        let workers = workers.map_err(ServerError::Engine)?;
-        let exports = Exports::new(opener).map_err(ServerError::Thread)?;
-        exports.add_all(disks)?;
-        let (exports, workers, engine) = (Arc::new(exports), Arc::new(workers), Arc::clone(&config.engine));
-        let mut server = Self { exports, workers, engine, meter, acceptor: None };
+        let workers = WorkerSet::start(&config.engine, &config.workers, config.poll, meter.as_ref())?;
+        let export = |(disk, socket): (DiskConfig, SocketConfig)| {
+            let disk = Arc::new(Disk::new(disk)?);
+            let socket = Socket::bind(opener, &socket)?;
+            Ok::<_, ServerError>(Export { disk, socket, sessions: Arc::default() })
+        };
+        let exports = Arc::new(disks.into_iter().map(export).collect::<Result<Vec<_>, _>>()?);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let quit = Arc::new(eventfd(0, flags).map_err(|errno| ServerError::Thread(errno.into()))?);
+        let mut server = Self { exports, workers: Arc::new(workers), meter, quit, acceptor: None };
         server.acceptor = Some(server.start_acceptor().map_err(ServerError::Thread)?);
         Ok(server)
     }

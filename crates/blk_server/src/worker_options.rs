@@ -2,9 +2,16 @@
 //!
 //! `WorkerOptions → Applied on the worker's own thread, before it allocates anything → its engine, queues, buffers`
 //!
-//! Not here: what it does (`worker.rs`).
+//! Not here: what it does (`worker.rs`), how options take effect (`worker_thread.rs`).
 
+use std::fmt;
+use std::io;
 use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::cgroup::CgroupError;
+use crate::cpu_list::{MAX_CPU, format_cpus};
+use crate::worker_thread;
 
 /// A worker's number: given once, in the order of their making, and never given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,6 +38,59 @@ pub enum SchedulingClass {
     RoundRobin(u8),
 }
 
+/// Priorities of the real-time classes.
+const PRIORITIES: std::ops::RangeInclusive<u8> = 1..=99;
+/// Nice values.
+const NICES: std::ops::RangeInclusive<i8> = -20..=19;
+
+impl SchedulingClass {
+    /// Of the real-time classes.
+    #[must_use]
+    pub fn priority(self) -> Option<u8> {
+        match self {
+            Self::Fifo(priority) | Self::RoundRobin(priority) => Some(priority),
+            Self::Other | Self::Batch | Self::Idle => None,
+        }
+    }
+}
+
+/// As [`FromStr`] reads it: `other`, `batch`, `idle`, `fifo:50`, `rr:50`.
+impl fmt::Display for SchedulingClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Other => f.write_str("other"),
+            Self::Batch => f.write_str("batch"),
+            Self::Idle => f.write_str("idle"),
+            Self::Fifo(priority) => write!(f, "fifo:{priority}"),
+            Self::RoundRobin(priority) => write!(f, "rr:{priority}"),
+        }
+    }
+}
+
+/// No scheduling class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("give other, batch, idle, fifo:P or rr:P, with a priority P from 1 to 99")]
+pub struct InvalidClass;
+
+impl FromStr for SchedulingClass {
+    type Err = InvalidClass;
+
+    fn from_str(text: &str) -> Result<Self, InvalidClass> {
+        let (name, priority) = match text.split_once(':') {
+            Some((name, priority)) => (name, Some(priority.parse().map_err(|_| InvalidClass)?)),
+            None => (text, None),
+        };
+        match (name, priority) {
+            ("other", None) => Ok(Self::Other),
+            ("batch", None) => Ok(Self::Batch),
+            ("idle", None) => Ok(Self::Idle),
+            ("fifo", Some(priority)) if PRIORITIES.contains(&priority) => Ok(Self::Fifo(priority)),
+            ("rr", Some(priority)) if PRIORITIES.contains(&priority) => Ok(Self::RoundRobin(priority)),
+            _ => Err(InvalidClass),
+        }
+    }
+}
+
 /// How a worker's thread runs; everything left out stays as the process has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerOptions {
@@ -40,6 +100,141 @@ pub struct WorkerOptions {
     pub nice: Option<i8>,
     /// See there.
     pub class: Option<SchedulingClass>,
-    /// A control group (version 2, threaded), as a folder below the mount of the hierarchy.
+    /// A control group (version 2, threaded): from the root of the hierarchy if it begins with a slash (the mount
+    /// point may stand before it), else below the process's own group.
     pub cgroup: Option<PathBuf>,
+}
+
+impl WorkerOptions {
+    /// Whether a worker could run like this here and now: tried out on a thread that ends at once.
+    ///
+    /// # Errors
+    /// [`WorkerOptionsError`], the first that applies.
+    pub fn check(&self) -> Result<(), WorkerOptionsError> {
+        worker_thread::try_out(self)
+    }
+
+    /// What can be said without asking the system.
+    pub(crate) fn check_ranges(&self) -> Result<(), WorkerOptionsError> {
+        if let Some(&cpu) = self.cpus.iter().find(|&&cpu| cpu > MAX_CPU) {
+            return Err(WorkerOptionsError::CpuTooHigh { cpu });
+        }
+        if let Some(nice) = self.nice.filter(|nice| !NICES.contains(nice)) {
+            return Err(WorkerOptionsError::Nice { nice });
+        }
+        let priority = self.class.and_then(SchedulingClass::priority);
+        match (self.class, priority.filter(|priority| !PRIORITIES.contains(priority))) {
+            (Some(class), Some(_)) => Err(WorkerOptionsError::Priority { class }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a worker cannot run as its options say.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerOptionsError {
+    /// Nobody can be bound to it.
+    #[error("CPU {cpu} is too high: the highest possible is {MAX_CPU}")]
+    CpuTooHigh {
+        /** As given. */
+        cpu: u32,
+    },
+    /// Switched off, or not there.
+    #[error("CPU {} is offline or does not exist: online are {}", format_cpus(cpus), format_cpus(online))]
+    Offline {
+        /** Those that are not online. */
+        cpus: Vec<u32>,
+        /** All that are. */
+        online: Vec<u32>,
+    },
+    /// Kept from us.
+    #[error(
+        "CPU {} is not for this process: it may run on {} (a cpuset, or the affinity it was started with)",
+        format_cpus(cpus),
+        format_cpus(allowed)
+    )]
+    NotAllowed {
+        /** Those that it may not run on. */
+        cpus: Vec<u32>,
+        /** All that it may. */
+        allowed: Vec<u32>,
+    },
+    /// No such value.
+    #[error("nice {nice} is out of range: give -20 (the largest share) to 19 (the smallest)")]
+    Nice {
+        /** As given. */
+        nice: i8,
+    },
+    /// Takes more than we may.
+    #[error(
+        "nice {nice} is not permitted: the process needs CAP_SYS_NICE, or a limit RLIMIT_NICE of {} (it is {limit})",
+        20 - i32::from(*nice)
+    )]
+    NiceDenied {
+        /** As given. */
+        nice: i8,
+        /** `RLIMIT_NICE`, as `ulimit -e` shows it. */
+        limit: String,
+    },
+    /// No such priority.
+    #[error("class {class} is out of range: priorities are 1 (lowest) to 99")]
+    Priority {
+        /** As given. */
+        class: SchedulingClass,
+    },
+    /// Takes more than we may.
+    #[error("class {class} is not permitted: {why}")]
+    ClassDenied {
+        /** As given. */
+        class: SchedulingClass,
+        /** What is missing. */
+        why: String,
+    },
+    /// See there.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The system refused.
+    #[error("cannot {action}")]
+    System {
+        /** What was tried. */
+        action: String,
+        /** From the kernel. */
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn class_that_is_written_is_read_back() {
+        use SchedulingClass::{Batch, Fifo, Idle, Other, RoundRobin};
+        for class in [Other, Batch, Idle, Fifo(1), Fifo(99), RoundRobin(50)] {
+            assert_eq!(class.to_string().parse(), Ok(class));
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_class_is_refused() {
+        for text in
+            ["", "fifo", "rr", "fifo:", "fifo:0", "fifo:100", "fifo:-1", "fifo:1:2", "other:5", "FIFO:1"]
+        {
+            assert_eq!(text.parse::<SchedulingClass>(), Err(InvalidClass), "{text}");
+        }
+    }
+
+    #[test]
+    fn values_beyond_their_range_are_refused_with_the_range() {
+        let error = |options: WorkerOptions| options.check().unwrap_err().to_string();
+        let plain = WorkerOptions::default;
+        assert!(
+            error(WorkerOptions { nice: Some(20), ..plain() }).contains("nice 20 is out of range: give -20")
+        );
+        assert!(error(WorkerOptions { nice: Some(-21), ..plain() }).contains("-21"));
+        let class = Some(SchedulingClass::RoundRobin(100));
+        assert!(error(WorkerOptions { class, ..plain() }).contains("class rr:100 is out of range"));
+        assert!(error(WorkerOptions { cpus: vec![0, 1024], ..plain() }).contains("highest possible is 1023"));
+    }
 }

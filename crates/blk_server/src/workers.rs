@@ -14,16 +14,19 @@ use std::time::Duration;
 
 use guest_mem::GuestMemory;
 use rustix::event::{EventfdFlags, eventfd};
-use tracing::error;
+use tracing::{debug, error};
 use virtqueue::{RingFeatures, RingLayout, packed};
 
+use crate::cpu_list::format_cpus;
 use crate::disk::{Disk, DiskConfig};
-use crate::report::QueueReport;
+use crate::engine_source::EngineSource;
+use crate::server::ServerError;
 use crate::session::SessionShared;
 use crate::signal::{adopt, signal};
 use crate::submissions::SubmissionMeter;
 use crate::worker::Worker;
 use crate::worker_options::{WorkerId, WorkerOptions};
+use crate::worker_thread::{self, warn_if_crowded};
 
 /// The worker's thread has ended.
 #[derive(Debug, thiserror::Error)]
@@ -156,19 +159,63 @@ pub(crate) struct WorkerThread {
     thread: Option<JoinHandle<()>>,
 }
 
-impl WorkerThread {
+impl QueueHandle {
+    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
+        self.worker.ask(|done| Command::SetCall(self.id, call, done))
+    }
+
+    pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
+        // Answered, so that a peer that repeats it cannot pile up descriptors in the worker's channel.
+        self.worker.ask(|done| Command::SetErr(self.id, err, done))
+    }
+
+    pub(crate) fn set_memory(
+        &self,
+        memory: Arc<GuestMemory>,
+        layout: Option<RingLayout>,
+        drain: bool,
+    ) -> Result<(), WorkerGone> {
+        let queue = self.id;
+        self.worker.ask(|done| Command::SetMemory { queue, memory, layout, drain, done })
+    }
+
+    /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.
+    pub(crate) fn begin_stop(&self) {
+        let _ = self.worker.send(Command::BeginStop(self.id));
+    }
+
+    /// Returns the ring's position once everything submitted is complete.
+    pub(crate) fn stop(self) -> Option<u32> {
+        self.worker.ask(|done| Command::Stop(self.id, done)).ok()
+    }
+}
+
+/// All workers of a server, and which queue goes where.
+#[derive(Debug)]
+pub(crate) struct WorkerSet {
+    workers: Vec<(Address, Option<JoinHandle<()>>)>,
+}
+
+impl WorkerSet {
+    /// One worker for each of `options`, at least one; all count in `meter`, if there is one.
+    ///
     /// # Errors
-    /// If a thread or an engine does not start.
+    /// If a thread or an engine does not start, or a thread cannot run as its options say.
     pub(crate) fn start(
-        engines: Vec<Box<dyn Engine>>,
-        depth: usize,
+        source: &Arc<EngineSource>,
+        options: &[WorkerOptions],
         poll: Duration,
         meter: Option<&Arc<SubmissionMeter>>,
-    ) -> std::io::Result<Self> {
-        let workers = engines.into_iter().enumerate();
-        let started =
-            workers.map(|(number, engine)| start_worker(number, engine, depth, poll, meter.cloned()));
-        Ok(Self { workers: started.collect::<Result<_, _>>()? })
+    ) -> Result<Self, ServerError> {
+        let one = [WorkerOptions::default()];
+        let options = if options.is_empty() { &one } else { options };
+        warn_if_crowded(options);
+        // Those that run end with the set, should a later one not start.
+        let mut set = Self { workers: Vec::new() };
+        for (id, options) in (0..).map(WorkerId).zip(options) {
+            set.workers.push(start_worker(id, options.clone(), Arc::clone(source), poll, meter.cloned())?);
+        }
+        Ok(set)
     }
 
     /// `None`: the queue cannot run; logged, and its err fd signalled.
@@ -206,40 +253,41 @@ impl Drop for WorkerSet {
 }
 
 fn start_worker(
-    number: usize,
-    engine: Box<dyn Engine>,
-    depth: usize,
+    id: WorkerId,
+    options: WorkerOptions,
+    source: Arc<EngineSource>,
     poll: Duration,
     meter: Option<Arc<SubmissionMeter>>,
-) -> std::io::Result<(Address, Option<JoinHandle<()>>)> {
+) -> Result<(Address, Option<JoinHandle<()>>), ServerError> {
     let (commands, received) = channel();
-    let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let doorbell = Arc::new(doorbell.map_err(|errno| ServerError::Thread(errno.into()))?);
     let (started, start_result) = sync_channel(1);
     let bell = Arc::clone(&doorbell);
     let body = move || {
         let _guard = AbortOnPanic;
-        match Worker::new(engine, received, bell, depth, poll) {
+        // The engine is made here and not before: its memory comes from the node where this thread runs.
+        let start = || {
+            worker_thread::apply(&options).map_err(|source| ServerError::Worker { id, source })?;
+            let engine = (source.make)().map_err(ServerError::Engine)?;
+            let depth = usize::try_from(source.depth).unwrap_or(usize::MAX);
+            Worker::new(engine, received, bell, depth, poll).map_err(ServerError::Engine)
+        };
+        match start() {
             Ok(worker) => {
+                let cpus = format_cpus(&options.cpus);
+                debug!(worker = %id, cpus, node = worker_thread::own_node(), "worker started");
                 let _ = started.send(Ok(()));
                 worker.with_meter(meter).run();
             }
-        };
-        let thread = std::thread::Builder::new().name(format!("bareblk-work-{id}")).spawn(body)?;
-        start_result.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
-        Ok(Self { address: Address { id, commands, doorbell }, options, meter, thread: Some(thread) })
-    }
-
-    /// Waits for the end of a worker that was told to.
-    pub(crate) fn join(&mut self) {
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-impl Drop for WorkerThread {
-    fn drop(&mut self) {
-        let _ = self.address.send(Command::Quit);
-        self.join();
-    }
+            Err(error) => drop(started.send(Err(error))),
+        }
+    };
+    let thread = std::thread::Builder::new().name(format!("bareblk-work-{id}"));
+    let thread = thread.spawn(body).map_err(ServerError::Thread)?;
+    let gone = |_| Err(ServerError::Thread(std::io::ErrorKind::BrokenPipe.into()));
+    start_result.recv().unwrap_or_else(gone)?;
+    Ok((Address { commands, doorbell }, Some(thread)))
 }
 
 /// A worker or session that panicked would leave guests waiting for ever; a server that is gone is

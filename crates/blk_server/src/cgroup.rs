@@ -1,0 +1,248 @@
+//! A thread joins a control group: version 2, threaded.
+//!
+//! `mountinfo → where the hierarchy is → folder → this thread's id into cgroup.threads`
+//!
+//! - The kernel decides; what it refuses is explained afterwards, from the group's own files.
+//! - A frozen group is refused before: whoever joins it stops, and would never say so.
+//!
+//! Not here: making groups and their limits; that is the operator's (docs/workers.md).
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// `CGROUP2_SUPER_MAGIC`
+const CGROUP2_MAGIC: i64 = 0x6367_7270;
+/// Where nearly every host has it.
+const USUAL_MOUNT: &str = "/sys/fs/cgroup";
+
+/// Why a thread is not in the control group it was to join.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// None mounted.
+    #[error("cgroup {}: this host has no cgroup v2 mounted (mount -t cgroup2 none /sys/fs/cgroup)", path.display())]
+    NoHierarchy {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// A folder of something else, version 1 for one.
+    #[error("{} is not in a cgroup v2 hierarchy: threads can be moved one by one only there", path.display())]
+    NotVersion2 {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// No folder.
+    #[error(
+        "cgroup {} does not exist: make it with mkdir, then echo threaded > {}",
+        path.display(),
+        path.join("cgroup.type").display()
+    )]
+    Missing {
+        /** Where it would be. */
+        path: PathBuf,
+    },
+    /// A group for whole processes.
+    #[error("cgroup {} is not threaded, its type is `{kind}`: {advice}", path.display())]
+    NotThreaded {
+        /** Where it is. */
+        path: PathBuf,
+        /** Its `cgroup.type`. */
+        kind: String,
+        /** What to do. */
+        advice: String,
+    },
+    /// Threads of one process must stay in one threaded domain.
+    #[error(
+        "cgroup {} is in another threaded domain than this process, which is in {}: make it below that, or start the process in the domain's topmost group",
+        path.display(),
+        own.display()
+    )]
+    OtherDomain {
+        /** Where it is. */
+        path: PathBuf,
+        /** The process's. */
+        own: PathBuf,
+    },
+    /// Not ours to join.
+    #[error(
+        "no permission to join cgroup {}: its cgroup.threads, and cgroup.procs of the group above both, must be writable for this user (chown, or Delegate=yes in a systemd unit)",
+        path.display()
+    )]
+    Denied {
+        /** Where it is. */
+        path: PathBuf,
+    },
+    /// It gives controllers to its children.
+    #[error(
+        "cgroup {} takes no threads: it has controllers on for its children (cgroup.subtree_control); join one of these",
+        path.display()
+    )]
+    HasChildren {
+        /** Where it is. */
+        path: PathBuf,
+    },
+    /// Whoever joins stops.
+    #[error("cgroup {} is frozen, and so would be the worker: echo 0 > cgroup.freeze there, or above it", path.display())]
+    Frozen {
+        /** Where it is. */
+        path: PathBuf,
+    },
+    /// Something else.
+    #[error("cannot join cgroup {}", path.display())]
+    System {
+        /** Where it is. */
+        path: PathBuf,
+        /** From the kernel. */
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Moves the calling thread into `group`: from the root of the hierarchy if it begins with a slash (its mount point
+/// may stand before it), else below the group that the process is in.
+pub(crate) fn join(group: &Path) -> Result<(), CgroupError> {
+    let path = folder_of(group)?;
+    if is_frozen(&read(&path, "cgroup.events")) {
+        return Err(CgroupError::Frozen { path });
+    }
+    let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let open = std::fs::OpenOptions::new().write(true).open(path.join("cgroup.threads"));
+    let written = open.and_then(|mut file| io::Write::write_all(&mut file, thread.as_bytes()));
+    written.map_err(|error| explain(path, error))
+}
+
+/// The path of the group on this host; it exists, and is of version 2.
+fn folder_of(group: &Path) -> Result<PathBuf, CgroupError> {
+    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let Some(mount) = mount_point(&mountinfo) else {
+        return Err(CgroupError::NoHierarchy { path: group.into() });
+    };
+    let in_hierarchy = match group.strip_prefix("/") {
+        Ok(below_root) => mount.join(below_root),
+        Err(_) => mount.join(below_root(&own_group())).join(group),
+    };
+    let path = if !in_hierarchy.is_dir() && group.is_absolute() && group.is_dir() {
+        group.to_path_buf()
+    } else {
+        in_hierarchy
+    };
+    match rustix::fs::statfs(&path) {
+        #[allow(clippy::unnecessary_cast)] // its width differs between targets
+        Ok(system) if system.f_type as i64 == CGROUP2_MAGIC => Ok(path),
+        Ok(_) => Err(CgroupError::NotVersion2 { path }),
+        Err(Errno::NOENT | Errno::NOTDIR) => Err(CgroupError::Missing { path }),
+        Err(errno) => Err(CgroupError::System { path, source: errno.into() }),
+    }
+}
+
+/// The usual one, or the first of its kind.
+fn mount_point(mountinfo: &str) -> Option<PathBuf> {
+    let mounts = mountinfo.lines().filter_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        after.starts_with("cgroup2 ").then(|| before.split(' ').nth(4).map(unescaped)).flatten()
+    });
+    let mounts: Vec<PathBuf> = mounts.collect();
+    mounts.iter().find(|path| path.as_path() == Path::new(USUAL_MOUNT)).or(mounts.first()).cloned()
+}
+
+/// `\040` is a space in mountinfo.
+fn unescaped(field: &str) -> PathBuf {
+    PathBuf::from(field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"))
+}
+
+/// That of the process's first thread, which stays where the process was started.
+fn own_group() -> PathBuf {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/").into()
+}
+
+fn below_root(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
+}
+
+fn is_frozen(events: &str) -> bool {
+    events.lines().any(|line| line == "frozen 1")
+}
+
+/// Empty if it cannot be read.
+fn read(folder: &Path, file: &str) -> String {
+    std::fs::read_to_string(folder.join(file)).unwrap_or_default()
+}
+
+fn explain(path: PathBuf, source: io::Error) -> CgroupError {
+    match Errno::from_io_error(&source) {
+        Some(Errno::NOENT | Errno::NODEV) => CgroupError::Missing { path },
+        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => CgroupError::Denied { path },
+        Some(Errno::BUSY) => CgroupError::HasChildren { path },
+        Some(Errno::OPNOTSUPP) => {
+            let kind = read(&path, "cgroup.type").trim().to_owned();
+            let advice = match kind.as_str() {
+                "domain" => format!("echo threaded > {}", path.join("cgroup.type").display()),
+                "domain invalid" => {
+                    format!("groups beside it are; echo threaded > {}", path.join("cgroup.type").display())
+                }
+                // A threaded one, or the top of a threaded domain.
+                _ => return CgroupError::OtherDomain { path, own: own_group() },
+            };
+            CgroupError::NotThreaded { path, kind, advice }
+        }
+        _ => CgroupError::System { path, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+41 31 0:38 / /sys/fs/cgroup/my\\040groups rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn hierarchy_is_found_by_its_type_wherever_it_is_mounted() {
+        assert_eq!(mount_point(HYBRID), Some("/sys/fs/cgroup/my groups".into()));
+        let both = format!("{HYBRID}50 23 0:38 / /sys/fs/cgroup rw - cgroup2 none rw\n");
+        assert_eq!(mount_point(&both), Some(USUAL_MOUNT.into()));
+    }
+
+    #[test]
+    fn host_without_the_hierarchy_has_no_mount_point() {
+        assert_eq!(mount_point(HYBRID.lines().next().unwrap()), None);
+        assert_eq!(mount_point("1 2 - cgroup2"), None);
+        assert_eq!(mount_point(""), None);
+    }
+
+    #[test]
+    fn folder_of_another_file_system_is_refused_and_a_missing_one_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let elsewhere = join(folder.path()).unwrap_err();
+        let missing = join(Path::new("/no/such/group")).unwrap_err();
+        // A host without version 2 says so.
+        let known = |error: &CgroupError| matches!(error, CgroupError::NoHierarchy { .. });
+        assert!(known(&elsewhere) || matches!(elsewhere, CgroupError::NotVersion2 { .. }), "{elsewhere}");
+        assert!(
+            known(&missing) || missing.to_string().contains("/no/such/group does not exist"),
+            "{missing}"
+        );
+    }
+
+    #[test]
+    fn refusals_of_the_kernel_say_what_to_do() {
+        let group = tempfile::tempdir().unwrap();
+        let told = |errno: Errno| explain(group.path().into(), errno.into()).to_string();
+        assert!(told(Errno::ACCESS).contains("Delegate=yes"));
+        assert!(told(Errno::BUSY).contains("cgroup.subtree_control"));
+        std::fs::write(group.path().join("cgroup.type"), "domain\n").unwrap();
+        assert!(told(Errno::OPNOTSUPP).contains("type is `domain`: echo threaded >"));
+        std::fs::write(group.path().join("cgroup.type"), "threaded\n").unwrap();
+        assert!(told(Errno::OPNOTSUPP).contains("another threaded domain"));
+    }
+
+    #[test]
+    fn frozen_group_is_told_from_its_events() {
+        assert!(is_frozen("populated 0\nfrozen 1\n"));
+        assert!(!is_frozen("populated 1\nfrozen 0\n") && !is_frozen(""));
+    }
+}
