@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{
     DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE, SocketConfig, Wce,
+    WorkerOptions,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -26,6 +27,7 @@ use crate::lab::LabCommand;
 use crate::engine_args::EngineArgs;
 use crate::engines::EnginesArgs;
 use crate::usage::Contradiction;
+use crate::worker_args::WorkersArgs;
 
 /// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
 const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
@@ -53,6 +55,8 @@ Examples:
       keeps a preallocated image allocated
   bareblk serve disk.raw --socket /run/vm1.sock --cache directsync --wce fixed
       every write is durable when it completes, whatever the guest wants
+  bareblk serve disk.raw --socket /run/vm1.sock --cpus 2-3
+      two workers, each on a CPU of its own
   bareblk serve scratch.raw --socket /run/vm1.sock --cache unsafe
       for data that can be made again: fast, and lost with the host
 
@@ -200,6 +204,9 @@ pub struct ServeArgs {
     pub engine: EngineArgs,
 
     #[command(flatten)]
+    pub workers: WorkersArgs,
+
+    #[command(flatten)]
     pub log: LogArgs,
 }
 
@@ -290,6 +297,7 @@ pub struct ServeConfig {
     pub queue_size: u16,
     pub engine: EngineChoice,
     pub engine_config: EngineConfig,
+    pub workers: Vec<WorkerOptions>,
     pub poll: Duration,
     pub stop_timeout: Duration,
 }
@@ -331,6 +339,7 @@ impl ServeArgs {
             queue_size: self.queue_size,
             engine: self.engine.engine,
             engine_config: self.engine.configuration()?,
+            workers: self.workers.options(),
             poll: Duration::from_micros(self.poll_us),
             stop_timeout: Duration::from_secs(self.stop_timeout),
         })

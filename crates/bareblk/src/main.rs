@@ -24,6 +24,8 @@ mod signals;
 
 mod vmm_args;
 
+mod worker_args;
+
 mod bench_args;
 
 mod bench;

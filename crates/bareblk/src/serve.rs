@@ -25,6 +25,7 @@ use crate::signals::{Request, Requests};
 /// Serves until told to stop.
 pub fn serve(config: ServeConfig) -> Result<()> {
     raise_descriptor_limit();
+    check_workers(&config.workers)?;
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     let image = Image::open(opener.as_ref(), &config.image)?;
     warn_of_foreign_format(&image);
@@ -36,6 +37,13 @@ pub fn serve(config: ServeConfig) -> Result<()> {
     new_image.into_iter().for_each(NewImage::keep);
     announce(&config);
     obey(server, requests, stop_timeout)
+}
+
+/// Before anything is opened, made or waited for.
+fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
+    workers.iter().enumerate().try_for_each(|(number, options)| {
+        options.check().with_context(|| format!("worker {number} cannot run as it is told"))
+    })
 }
 
 /// Not refused: a guest may write any bytes to its raw disk, and must get it back.
@@ -81,7 +89,7 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
             config.engine_config.depth,
             Box::new(move || engine.make()),
         ),
-        workers: vec![WorkerOptions::default()],
+        workers: config.workers.clone(),
         poll: config.poll,
     };
     let server = Server::start(&server, opener, vec![(disk, config.socket.clone())])?;
@@ -100,6 +108,7 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
         engine_because = chosen.why,
         queues = config.queues,
         queue_size = config.queue_size,
+        workers = config.workers.len(),
         socket = %config.socket.path.display(),
         "serving"
     );

@@ -13,12 +13,12 @@ use preempt_rt::sched::{PreemptRtError, Scheduler, SchedulerParams};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setpriority_process};
 use rustix::thread::{CapabilitySet, CpuSet, capabilities, sched_getaffinity, sched_setaffinity};
-use tracing::warn;
+use tracing::{debug, info, warn};
 
 use crate::cgroup;
 use crate::cpu_list::{MAX_CPU, format_cpus, parse_kernel_list};
 use crate::numa;
-use crate::worker_options::{SchedulingClass, WorkerOptions, WorkerOptionsError};
+use crate::worker_options::{SchedulingClass, WorkerId, WorkerOptions, WorkerOptionsError};
 
 /// Makes the calling thread run as `options` say.
 pub(crate) fn apply(options: &WorkerOptions) -> Result<(), WorkerOptionsError> {
@@ -43,9 +43,19 @@ pub(crate) fn try_out(options: &WorkerOptions) -> Result<(), WorkerOptionsError>
     thread.join().unwrap_or_else(|_| Err(system("try the worker's options", io::ErrorKind::Other.into())))
 }
 
-/// The node of the memory that the calling thread touches first; `None` if there may be several.
-pub(crate) fn own_node() -> Option<u32> {
-    numa::node_of(&allowed_cpus()?)
+/// Says where the calling thread, a worker's, runs; by default only to whoever asks for details. Returns its node,
+/// from which its memory comes; `None` if there may be several.
+pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
+    let cpus = allowed_cpus().unwrap_or_default();
+    let (cpus, node) = (format_cpus(&cpus), numa::node_of(&cpus));
+    if *options == WorkerOptions::default() {
+        debug!(worker = %id, cpus, node, "worker started");
+        return node;
+    }
+    let class = options.class.map(tracing::field::display);
+    let group = options.cgroup.as_deref().map(|path| tracing::field::display(path.display()));
+    info!(worker = %id, cpus, node, nice = options.nice, class, cgroup = group, "worker started");
+    node
 }
 
 /// Workers that share CPUs take turns: allowed, but seldom meant.

@@ -14,10 +14,9 @@ use std::time::Duration;
 
 use guest_mem::GuestMemory;
 use rustix::event::{EventfdFlags, eventfd};
-use tracing::{debug, error};
+use tracing::error;
 use virtqueue::{RingFeatures, RingLayout, packed};
 
-use crate::cpu_list::format_cpus;
 use crate::disk::{Disk, DiskConfig};
 use crate::engine_source::EngineSource;
 use crate::server::ServerError;
@@ -275,8 +274,7 @@ fn start_worker(
         };
         match start() {
             Ok(worker) => {
-                let cpus = format_cpus(&options.cpus);
-                debug!(worker = %id, cpus, node = worker_thread::own_node(), "worker started");
+                worker_thread::log_start(id, &options);
                 let _ = started.send(Ok(()));
                 worker.with_meter(meter).run();
             }

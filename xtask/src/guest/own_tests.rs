@@ -31,6 +31,8 @@ pub struct OwnTests {
     programs: Vec<PathBuf>,
     skipped: Vec<String>,
     temporary_files: &'static str,
+    smp: u32,
+    memory_nodes: u8,
 }
 
 /// How they went; all of them passed.
@@ -49,13 +51,21 @@ impl OwnTests {
     #[must_use]
     pub fn new(image: &GuestImage, storage: &str, but: &str) -> Self {
         let (programs, skipped) = (Vec::new(), vec![but.to_owned()]);
-        Self { image: image.clone(), storage: storage.into(), programs, skipped, temporary_files: "/tmp" }
+        let (image, storage, temporary_files) = (image.clone(), storage.into(), "/tmp");
+        Self { image, storage, programs, skipped, temporary_files, smp: 2, memory_nodes: 1 }
     }
 
     /// For tests that keep their disks among the temporary files.
     #[must_use]
     pub fn with_temporary_files_in(mut self, folder: &'static str) -> Self {
         self.temporary_files = folder;
+        self
+    }
+
+    /// Another machine than the usual one of 2 vCPUs and one NUMA node; memory and vCPUs are split evenly over the nodes.
+    #[must_use]
+    pub fn on(mut self, smp: u32, memory_nodes: u8) -> Self {
+        (self.smp, self.memory_nodes) = (smp, memory_nodes);
         self
     }
 
@@ -86,6 +96,7 @@ impl OwnTests {
         File::create(&disk)?.set_len(STORAGE_BYTES)?;
         let binary = std::env::current_exe().context("cannot tell where this test's program lies")?;
         let mut vm = Vm::new(&self.image).memory_mib(MEMORY_MIB).timeout(TIMEOUT);
+        vm = vm.smp(self.smp).memory_nodes(self.memory_nodes);
         vm = vm.qemu_args(["-drive", &drive(&disk)?]).program(binary, "/own-tests").script(&self.script());
         for path in &self.programs {
             vm = vm.program(path, Path::new("/tools").join(path.file_name().unwrap_or_default()));

@@ -105,7 +105,7 @@ impl Vm {
         self
     }
 
-    /// Splits the memory evenly over NUMA nodes (by default there is one), each a memory file of its own.
+    /// Splits memory and vCPUs evenly over NUMA nodes (by default there is one), each memory a file of its own.
     #[must_use]
     pub fn memory_nodes(mut self, nodes: u8) -> Self {
         self.memory_nodes = u64::from(nodes.max(1));
@@ -245,8 +245,17 @@ impl Vm {
         }
         qemu.args(["-machine", "q35"]);
         for node in 0..self.memory_nodes {
-            qemu.arg("-numa").arg(format!("node,memdev=mem{node}"));
+            qemu.arg("-numa").arg(format!("node,memdev=mem{node}{}", self.cpus_of(node)));
         }
+    }
+
+    /// QEMU would give all vCPUs of a socket to one node. None if there are fewer vCPUs than nodes.
+    fn cpus_of(&self, node: u64) -> String {
+        let first = |node| node * u64::from(self.smp) / self.memory_nodes;
+        if u64::from(self.smp) < self.memory_nodes {
+            return String::new();
+        }
+        format!(",cpus={}-{}", first(node), first(node + 1) - 1)
     }
 
     fn add_disk(&self, qemu: &mut Command, index: usize, disk: &Disk) -> Result<()> {
