@@ -52,6 +52,10 @@ mod report;
 
 mod admin;
 
+mod balance;
+
+mod balancer;
+
 mod submissions;
 
 mod meters;
@@ -81,14 +85,13 @@ mod server;
 mod inline;
 
 pub use admin::AdminError;
-pub use cgroup::CgroupError;
-pub use cpu_list::{InvalidCpuList, MAX_CPU, format_cpus, parse_cpus};
+pub use balance::Balance;
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use engine_source::{EngineFactory, EngineSource};
 pub use inline::InlineWorker;
 pub use listener::{SocketConfig, SocketError};
 pub use poller::DEFAULT_POLL;
-pub use report::{DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport};
+pub use report::{BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport};
 pub use server::{Server, ServerConfig, ServerError, StopReport};
 pub use submissions::Submissions;
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};

@@ -8,7 +8,7 @@
 //! Not here: how it is sent or printed (`bareblk`).
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::worker_options::{WorkerId, WorkerOptions};
 
@@ -19,6 +19,8 @@ pub struct ServerReport {
     pub workers: Vec<WorkerReport>,
     /// In the order in which they were added.
     pub disks: Vec<DiskReport>,
+    /// `None`: queues are not balanced.
+    pub balance: Option<BalanceReport>,
 }
 
 /// One worker.
@@ -120,4 +122,51 @@ pub struct QueueCounters {
     pub moves: u64,
     /// Time its requests took on the worker, submission and completion, estimated from samples.
     pub worker_time: Duration,
+}
+
+/// What the balancer has done.
+#[derive(Clone, Debug, Default)]
+pub struct BalanceReport {
+    /// Readings that it took: none while no worker is busy.
+    pub readings: u64,
+    /// Queues moved.
+    pub moves: u64,
+    /// Moves that did not come about.
+    pub failed: u64,
+    /// The last 64, oldest first.
+    pub decisions: Vec<BalanceDecision>,
+}
+
+/// A queue that the balancer moved, or wanted to.
+#[derive(Clone, Debug)]
+pub struct BalanceDecision {
+    /// When.
+    pub at: SystemTime,
+    /// The disk's name.
+    pub disk: String,
+    /// The queue's number.
+    pub queue: u16,
+    /// Who served it.
+    pub from: WorkerId,
+    /// Who should.
+    pub to: WorkerId,
+    /// For people, with the figures.
+    pub why: String,
+    /// What came of it.
+    pub outcome: MoveOutcome,
+}
+
+/// What came of a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MoveOutcome {
+    /// It was moved.
+    Moved {
+        /// From the decision until the other worker had it.
+        took: Duration,
+    },
+    /// It stays where it was.
+    Failed {
+        /// Why.
+        error: String,
+    },
 }

@@ -1,0 +1,221 @@
+//! Whether a move is worth it now: patience, price and stays around the one rule.
+//!
+//! Work per interval is bounded by [`MOST_MOVES`] × queues × workers comparisons; what is kept, by the queues and
+//! workers of the last interval.
+//!
+//! Not here: pressures (`model.rs`), carrying moves out (`balancer.rs`).
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use super::estimates::Estimates;
+use super::interval::{Interval, QueueName};
+use super::model::{Model, Queue};
+use super::{
+    BUSY, CROWD_DELAY, FIRST_STAY, LONGEST_STAY, MARGIN, MOST_MOVES, MOVE_COST, PATIENCE, RESTLESS_STAYS,
+    STALE,
+};
+use crate::worker_options::WorkerId;
+
+/// A queue that should change its worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Move {
+    pub(crate) queue: QueueName,
+    pub(crate) from: WorkerId,
+    pub(crate) to: WorkerId,
+    /// For people, with figures.
+    pub(crate) why: String,
+}
+
+/// Where a queue should be found, and how long it is left there.
+#[derive(Debug)]
+struct Stay {
+    worker: WorkerId,
+    /// Somebody took it away from this worker, which still exists: it is left where it was put.
+    taken_from: Option<WorkerId>,
+    since: Duration,
+    /// Zero: it was never moved.
+    length: Duration,
+}
+
+impl Stay {
+    fn new(worker: WorkerId) -> Self {
+        Self { worker, taken_from: None, since: Duration::ZERO, length: Duration::ZERO }
+    }
+
+    fn is_over(&self, now: Duration) -> bool {
+        self.taken_from.is_none() && now >= self.since.saturating_add(self.length)
+    }
+
+    /// How long it will stay if it moves now: longer if it has moved not long ago.
+    fn next_length(&self, now: Duration) -> Duration {
+        let rested = now >= self.since.saturating_add(self.length.saturating_mul(RESTLESS_STAYS));
+        if self.length.is_zero() || rested { FIRST_STAY } else { (self.length * 2).min(LONGEST_STAY) }
+    }
+}
+
+/// A move that would be worth it.
+struct Candidate {
+    queue: usize,
+    to: usize,
+    /// The higher pressure of the two workers afterwards, and the one where the queue goes to.
+    after: (f64, f64),
+}
+
+/// Turns intervals into moves.
+#[derive(Debug, Default)]
+pub(crate) struct Decider {
+    estimates: Estimates,
+    /// Intervals in a row in which each worker had something to give away.
+    patience: HashMap<WorkerId, u32>,
+    stays: HashMap<QueueName, Stay>,
+}
+
+impl Decider {
+    /// At most [`MOST_MOVES`]; they are taken to be made, unless [`Decider::failed`] says otherwise.
+    pub(crate) fn decide(&mut self, interval: &Interval) -> Vec<Move> {
+        self.note_where_queues_are(interval);
+        if interval.length > STALE {
+            // Mostly rest: what came before it says nothing about what comes now.
+            self.estimates.forget_loads();
+            self.patience.clear();
+            return Vec::new();
+        }
+        self.estimates.learn(interval);
+        let estimates = std::mem::take(&mut self.estimates);
+        let mut model = Model::new(interval, &estimates);
+        let movable: Vec<bool> =
+            model.queues.iter().map(|queue| self.is_movable(queue, interval.at)).collect();
+        self.count_patience(&model, &movable, interval.at);
+        let moves = self.choose(&mut model, movable, interval.at);
+        self.estimates = estimates;
+        moves
+    }
+
+    /// The queue is still where it was. It is left alone for a while, and longer each time.
+    pub(crate) fn failed(&mut self, refused: &Move) {
+        if let Some(stay) = self.stays.get_mut(&refused.queue) {
+            stay.worker = refused.from;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn known_queues(&self) -> usize {
+        self.stays.len()
+    }
+
+    fn note_where_queues_are(&mut self, interval: &Interval) {
+        let workers: HashSet<_> = interval.workers.iter().map(|worker| worker.id).collect();
+        let mut known = std::mem::take(&mut self.stays);
+        self.stays.reserve(interval.queues.len());
+        for queue in &interval.queues {
+            let (name, mut stay) = known
+                .remove_entry(&queue.name)
+                .unwrap_or_else(|| (queue.name.clone(), Stay::new(queue.worker)));
+            if stay.worker != queue.worker {
+                stay.taken_from = Some(stay.worker);
+                stay.worker = queue.worker;
+            }
+            // It was not chosen by hand: its worker went.
+            stay.taken_from = stay.taken_from.filter(|from| workers.contains(from));
+            self.stays.insert(name, stay);
+        }
+    }
+
+    fn is_movable(&self, queue: &Queue<'_>, now: Duration) -> bool {
+        self.stays.get(queue.name).is_some_and(|stay| stay.is_over(now))
+    }
+
+    fn count_patience(&mut self, model: &Model<'_>, movable: &[bool], now: Duration) {
+        let counted = (0..model.workers.len()).map(|at| {
+            let id = model.workers[at].reading.id;
+            let seen = self.patience.get(&id).copied().unwrap_or(0);
+            let has_one = self.best(model, movable, at, now).is_some();
+            (id, if has_one { seen.saturating_add(1) } else { 0 })
+        });
+        self.patience = counted.collect();
+    }
+
+    fn choose(&mut self, model: &mut Model<'_>, mut movable: Vec<bool>, now: Duration) -> Vec<Move> {
+        let mut moves = Vec::new();
+        while moves.len() < MOST_MOVES {
+            let mut patient: Vec<usize> = (0..model.workers.len())
+                .filter(|&at| {
+                    self.patience.get(&model.workers[at].reading.id).is_some_and(|&seen| seen >= PATIENCE)
+                })
+                .collect();
+            patient.sort_by(|&a, &b| model.pressure(b).total_cmp(&model.pressure(a)));
+            let best = patient.into_iter().find_map(|at| self.best(model, &movable, at, now));
+            let Some(candidate) = best else { break };
+            moves.push(self.make(model, &candidate, now));
+            movable[candidate.queue] = false;
+            model.apply(candidate.queue, candidate.to);
+        }
+        moves
+    }
+
+    /// The move away from this worker that leaves the lowest pressure on both.
+    fn best(&self, model: &Model<'_>, movable: &[bool], from: usize, now: Duration) -> Option<Candidate> {
+        let before = model.pressure(from);
+        if before < BUSY {
+            return None;
+        }
+        let mut best: Option<Candidate> = None;
+        for (at, queue) in
+            model.queues.iter().enumerate().filter(|(at, queue)| movable[*at] && queue.worker == from)
+        {
+            for to in (0..model.workers.len()).filter(|&to| to != from) {
+                let (left, found) = model.pressures_after(queue, to);
+                let after = (left.max(found), found);
+                let better = best.as_ref().is_none_or(|best| after < best.after);
+                if better
+                    && found <= before - MARGIN * before.max(1.0)
+                    && self.pays(queue, before - found, now)
+                {
+                    best = Some(Candidate { queue: at, to, after });
+                }
+            }
+        }
+        best
+    }
+
+    /// Whether the queue gains more during its stay than the move costs it.
+    fn pays(&self, queue: &Queue<'_>, less: f64, now: Duration) -> bool {
+        let stay = self.stays.get(queue.name).map_or(FIRST_STAY, |stay| stay.next_length(now));
+        let concerned = queue.load + queue.requests_per_s * CROWD_DELAY.as_secs_f64();
+        stay.as_secs_f64() * less.min(1.0) * concerned > MOVE_COST.as_secs_f64()
+    }
+
+    fn make(&mut self, model: &Model<'_>, candidate: &Candidate, now: Duration) -> Move {
+        let queue = &model.queues[candidate.queue];
+        let (from, to) = (&model.workers[queue.worker], &model.workers[candidate.to]);
+        let why = format!(
+            "worker {} is under {:.0} % pressure ({}), worker {} under {:.0} % ({}): \
+             queue {} of `{}`, {:.0} % of a CPU, finds {:.0} % there",
+            from.reading.id,
+            100.0 * model.pressure(queue.worker),
+            circumstances(&from.estimate),
+            to.reading.id,
+            100.0 * model.pressure(candidate.to),
+            circumstances(&to.estimate),
+            queue.name.queue,
+            queue.name.disk,
+            100.0 * queue.load,
+            100.0 * candidate.after.1,
+        );
+        let (from, to) = (from.reading.id, to.reading.id);
+        let stay = self.stays.entry(queue.name.clone()).or_insert_with(|| Stay::new(from));
+        stay.length = stay.next_length(now);
+        stay.since = now;
+        stay.worker = to;
+        Move { queue: queue.name.clone(), from, to, why }
+    }
+}
+
+fn circumstances(worker: &super::estimates::WorkerEstimate) -> String {
+    let completions = format!("completions are {:.0} % of its work", 100.0 * worker.completion_share);
+    if worker.capacity > 0.95 {
+        return completions;
+    }
+    format!("it gets {:.0} % of a CPU, {completions}", 100.0 * worker.capacity)
+}

@@ -1,0 +1,141 @@
+//! Pressures: how much more, or less, is wanted of each worker than it can give; and what they would be after a move.
+//!
+//! A worker's pressure is the demand on it over its capacity, or, if that is higher, the load of all workers that
+//! run on the same CPUs over the number of these CPUs: a queue gains nothing from another worker on the same CPU.
+//!
+//! Demand is load, except where a worker is fully busy. There, a queue that takes about as much as the one that
+//! takes most is *hungry*: it takes what it gets. What it would take is not known, but hungry queues are taken to
+//! be alike: so each counts as the most that any of them gets anywhere. That is what tells ten queues on one full
+//! worker from ninety on another.
+//!
+//! Not here: whether a move is worth it (`decider.rs`).
+
+use std::collections::HashMap;
+
+use super::estimates::{Estimates, WorkerEstimate};
+use super::interval::{Interval, QueueName};
+
+/// Used by this much, a worker is fully busy: the rest is between the measurements.
+const FULL: f64 = 0.95;
+/// A queue on a full worker is hungry if it takes this much of what the one with most takes.
+const HUNGRY: f64 = 0.5;
+
+#[derive(Debug)]
+pub(super) struct Model<'a> {
+    pub(super) workers: Vec<Worker<'a>>,
+    pub(super) queues: Vec<Queue<'a>>,
+    /// Load and number of CPUs, for each set of CPUs that workers run on.
+    groups: Vec<(f64, f64)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Worker<'a> {
+    pub(super) reading: &'a super::interval::WorkerLoad,
+    pub(super) estimate: WorkerEstimate,
+    demand: f64,
+    group: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Queue<'a> {
+    pub(super) name: &'a QueueName,
+    /// Index into the model's workers.
+    pub(super) worker: usize,
+    pub(super) load: f64,
+    pub(super) requests_per_s: f64,
+    pub(super) demand: f64,
+}
+
+impl<'a> Model<'a> {
+    pub(super) fn new(interval: &'a Interval, estimates: &Estimates) -> Self {
+        let workers = interval.workers.iter().filter_map(|reading| {
+            let estimate = *estimates.workers.get(&reading.id)?;
+            Some(Worker { reading, estimate, demand: 0.0, group: 0 })
+        });
+        let mut model = Self { workers: workers.collect(), queues: Vec::new(), groups: Vec::new() };
+        let numbers: HashMap<_, _> =
+            model.workers.iter().enumerate().map(|(at, worker)| (worker.reading.id, at)).collect();
+        model.queues.extend(interval.queues.iter().filter_map(|queue| {
+            let estimate = estimates.queues.get(&queue.name)?;
+            let worker = *numbers.get(&queue.worker)?;
+            let (load, requests_per_s) = (estimate.load, estimate.requests_per_s);
+            Some(Queue { name: &queue.name, worker, load, requests_per_s, demand: load })
+        }));
+        model.guess_demands();
+        model.form_groups(interval.cpus);
+        model
+    }
+
+    fn guess_demands(&mut self) {
+        let mut loads: Vec<f64> = self.workers.iter().map(|worker| worker.estimate.fixed).collect();
+        let mut most = vec![0.0_f64; self.workers.len()];
+        for queue in &self.queues {
+            loads[queue.worker] += queue.load;
+            most[queue.worker] = most[queue.worker].max(queue.load);
+        }
+        let full: Vec<bool> = self
+            .workers
+            .iter()
+            .zip(&loads)
+            .map(|(worker, load)| *load >= FULL * worker.estimate.capacity)
+            .collect();
+        let wanted = most.iter().zip(&full).filter(|(_, full)| **full).map(|(most, _)| *most);
+        let wanted = wanted.fold(0.0, f64::max);
+        for queue in &mut self.queues {
+            if full[queue.worker] && queue.load > 0.0 && queue.load >= HUNGRY * most[queue.worker] {
+                queue.demand = wanted.max(queue.load);
+            }
+        }
+        for worker in &mut self.workers {
+            worker.demand = worker.estimate.fixed;
+        }
+        for queue in &self.queues {
+            self.workers[queue.worker].demand += queue.demand;
+        }
+    }
+
+    fn form_groups(&mut self, cpus: usize) {
+        let mut known: HashMap<&[u32], usize> = HashMap::new();
+        for worker in &mut self.workers {
+            let set = worker.reading.cpus.as_slice();
+            let count = if set.is_empty() { cpus.max(1) } else { set.len() };
+            worker.group = *known.entry(set).or_insert_with(|| {
+                #[allow(clippy::cast_precision_loss)] // CPUs
+                self.groups.push((0.0, count as f64));
+                self.groups.len() - 1
+            });
+            self.groups[worker.group].0 += worker.estimate.fixed;
+        }
+        for queue in &self.queues {
+            self.groups[self.workers[queue.worker].group].0 += queue.load;
+        }
+    }
+
+    /// Of the worker with this index, as things are.
+    pub(super) fn pressure(&self, worker: usize) -> f64 {
+        self.pressure_with(worker, 0.0, 0.0)
+    }
+
+    /// Of both workers if the queue went from where it is to `to`.
+    pub(super) fn pressures_after(&self, queue: &Queue<'_>, to: usize) -> (f64, f64) {
+        let mates = self.workers[queue.worker].group == self.workers[to].group;
+        let load = if mates { 0.0 } else { queue.load };
+        (self.pressure_with(queue.worker, -queue.demand, -load), self.pressure_with(to, queue.demand, load))
+    }
+
+    fn pressure_with(&self, worker: usize, demand: f64, group_load: f64) -> f64 {
+        let worker = &self.workers[worker];
+        let (load, cpus) = self.groups[worker.group];
+        ((worker.demand + demand) / worker.estimate.capacity).max((load + group_load) / cpus)
+    }
+
+    /// What the measurements will be like after the move, as far as can be told.
+    pub(super) fn apply(&mut self, queue: usize, to: usize) {
+        let queue = &mut self.queues[queue];
+        let from = std::mem::replace(&mut queue.worker, to);
+        self.workers[from].demand -= queue.demand;
+        self.workers[to].demand += queue.demand;
+        self.groups[self.workers[from].group].0 -= queue.load;
+        self.groups[self.workers[to].group].0 += queue.load;
+    }
+}

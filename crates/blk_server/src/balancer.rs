@@ -1,0 +1,276 @@
+//! The balancer: a thread that reads what workers and queues did, asks the rule (`balance/`), and has queues moved.
+//!
+//! `busy worker → Bell → reading → Decider → Balanced::move_queue → BalanceReport`
+//!
+//! - It has no timer. A worker that was busy for the last [`PERIOD`] rings, at most one of all workers per period;
+//!   where nobody is busy there is nothing to balance, and nothing wakes up.
+//! - It takes at most a hundredth of a CPU: a reading that took long is followed by a longer pause.
+//!
+//! Not here: whether a queue should move (`balance/`), how it moves (`workers.rs`).
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{EventfdFlags, eventfd};
+use tracing::{info, warn};
+
+use crate::balance::{Decider, Move, Reading, interval};
+use crate::error_line::error_line;
+use crate::report::{BalanceDecision, BalanceReport, MoveOutcome};
+use crate::signal::signal;
+use crate::worker_options::WorkerId;
+
+/// Between two readings, and over which a worker's own work is looked at.
+pub(crate) const PERIOD: Duration = Duration::from_millis(100);
+/// A worker that works for less than this part of the period (one in so many) does not ring.
+const RINGS_FROM: u32 = 4;
+/// Readings take no more than one in so many of the time.
+const COST_LIMIT: u32 = 100;
+/// Decisions that are kept.
+const KEPT: usize = 64;
+
+/// What is balanced.
+pub(crate) trait Balanced: Send {
+    /// A reading taken now. Its time is set by the caller.
+    fn read(&self) -> Reading;
+
+    /// Hands the queue to the worker. Fails within a bounded time if what is in flight does not complete; the queue
+    /// goes on where it was then.
+    ///
+    /// # Errors
+    /// Why it stays, for people.
+    fn move_queue(&self, disk: &str, queue: u16, to: WorkerId) -> Result<(), Box<dyn std::error::Error>>;
+}
+
+/// How workers wake the balancer.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    origin: Instant,
+    /// Rings before this many milliseconds after the origin are not heard.
+    due_ms: AtomicU64,
+    quit: AtomicBool,
+    fd: OwnedFd,
+}
+
+impl Bell {
+    fn new() -> std::io::Result<Self> {
+        // Blocking: whoever reads it sleeps; a write would block only after 2^64 - 2 unread ones.
+        let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Self { origin: Instant::now(), due_ms: AtomicU64::new(0), quit: AtomicBool::new(false), fd })
+    }
+
+    /// Called by busy workers: one of them per period makes a system call.
+    pub(crate) fn ring(&self, now: Instant) {
+        let now_ms = self.millis(now);
+        let due_ms = self.due_ms.load(Ordering::Relaxed);
+        let next_ms = now_ms.saturating_add(whole_millis(PERIOD));
+        // Relaxed: the number orders nothing but the rings themselves, which the exchange does.
+        let exchange = |from| self.due_ms.compare_exchange(from, next_ms, Ordering::Relaxed, Ordering::Relaxed);
+        if now_ms >= due_ms && exchange(due_ms).is_ok() {
+            signal(&self.fd);
+        }
+    }
+
+    /// Rings that come sooner than this are not heard.
+    fn pause(&self, now: Instant, length: Duration) {
+        let due_ms = self.millis(now).saturating_add(whole_millis(length));
+        self.due_ms.fetch_max(due_ms, Ordering::Relaxed);
+    }
+
+    /// Sleeps until somebody rings. `false`: for the last time.
+    fn wait(&self) -> bool {
+        let mut counter = [0u8; 8];
+        while rustix::io::read(&self.fd, &mut counter) == Err(rustix::io::Errno::INTR) {}
+        // Acquire: pairs with the release in `quit`.
+        !self.quit.load(Ordering::Acquire)
+    }
+
+    fn quit(&self) {
+        // Release: pairs with the acquire in `wait`; the signal comes after it.
+        self.quit.store(true, Ordering::Release);
+        signal(&self.fd);
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        whole_millis(now.saturating_duration_since(self.origin))
+    }
+}
+
+fn whole_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A worker's view of its own work: whether it is worth ringing.
+#[derive(Debug)]
+pub(crate) struct BusyWatch {
+    bell: Arc<Bell>,
+    since: Instant,
+    /// When to look again; public so that the worker's loop has one comparison.
+    pub(crate) next: Instant,
+    work: Duration,
+}
+
+impl BusyWatch {
+    pub(crate) fn new(bell: Arc<Bell>, now: Instant) -> Self {
+        Self { bell, since: now, next: now + PERIOD, work: Duration::ZERO }
+    }
+
+    /// `work`: what the worker has worked since it was made. Called when `next` has come.
+    #[cold]
+    pub(crate) fn look(&mut self, now: Instant, work: Duration) {
+        let worked = work.saturating_sub(self.work);
+        let length = now.saturating_duration_since(self.since);
+        if worked.saturating_mul(RINGS_FROM) >= length {
+            self.bell.ring(now);
+        }
+        (self.since, self.next, self.work) = (now, now + PERIOD, work);
+    }
+}
+
+/// The running balancer of a server; ends with it.
+#[derive(Debug)]
+pub(crate) struct Balancer {
+    bell: Arc<Bell>,
+    report: Arc<Mutex<Kept>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    readings: u64,
+    moves: u64,
+    failed: u64,
+    decisions: VecDeque<BalanceDecision>,
+}
+
+impl Balancer {
+    /// # Errors
+    /// Out of descriptors.
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self { bell: Arc::new(Bell::new()?), report: Arc::default(), thread: None })
+    }
+
+    /// For workers, which exist before what is balanced does.
+    pub(crate) fn bell(&self) -> Arc<Bell> {
+        Arc::clone(&self.bell)
+    }
+
+    /// Nothing if it runs already.
+    ///
+    /// # Errors
+    /// Out of threads.
+    pub(crate) fn start(&mut self, balanced: Box<dyn Balanced>) -> std::io::Result<()> {
+        if self.thread.is_some() {
+            return Ok(());
+        }
+        let (bell, kept) = (self.bell(), Arc::clone(&self.report));
+        let thread = std::thread::Builder::new().name("bareblk-balance".into());
+        self.thread = Some(thread.spawn(move || Rounds::new(balanced, bell, kept).run())?);
+        Ok(())
+    }
+
+    pub(crate) fn report(&self) -> BalanceReport {
+        let kept = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let decisions = kept.decisions.iter().cloned().collect();
+        BalanceReport { readings: kept.readings, moves: kept.moves, failed: kept.failed, decisions }
+    }
+
+    /// Ends the thread, after the move that it is at.
+    pub(crate) fn stop(&mut self) {
+        self.bell.quit();
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The thread's own state.
+struct Rounds {
+    balanced: Box<dyn Balanced>,
+    bell: Arc<Bell>,
+    kept: Arc<Mutex<Kept>>,
+    decider: Decider,
+    last: Option<Reading>,
+}
+
+impl Rounds {
+    fn new(balanced: Box<dyn Balanced>, bell: Arc<Bell>, kept: Arc<Mutex<Kept>>) -> Self {
+        Self { balanced, bell, kept, decider: Decider::default(), last: None }
+    }
+
+    fn run(mut self) {
+        while self.bell.wait() {
+            let start = Instant::now();
+            let moves = self.decide(start);
+            let cost = start.elapsed();
+            self.bell.pause(start, PERIOD.max(cost.saturating_mul(COST_LIMIT)));
+            for wanted in moves {
+                if self.bell.quit.load(Ordering::Relaxed) {
+                    return;
+                }
+                self.make(wanted);
+            }
+        }
+    }
+
+    fn decide(&mut self, now: Instant) -> Vec<Move> {
+        let mut reading = self.balanced.read();
+        reading.at = now.saturating_duration_since(self.bell.origin);
+        let interval = self.last.as_ref().and_then(|last| interval(last, &reading));
+        self.last = Some(reading);
+        self.keep(|kept| kept.readings += 1);
+        interval.map(|interval| self.decider.decide(&interval)).unwrap_or_default()
+    }
+
+    fn make(&mut self, wanted: Move) {
+        let (at, start) = (SystemTime::now(), Instant::now());
+        let name = &wanted.queue;
+        let result = self.balanced.move_queue(&name.disk, name.queue, wanted.to);
+        let outcome = match result {
+            Ok(()) => {
+                info!(disk = name.disk, queue = name.queue, "moved to worker {}: {}", wanted.to, wanted.why);
+                MoveOutcome::Moved { took: start.elapsed() }
+            }
+            Err(error) => {
+                let error = error_line(&*error);
+                warn!(disk = name.disk, queue = name.queue, "not moved to worker {}: {error}", wanted.to);
+                self.decider.failed(&wanted);
+                MoveOutcome::Failed { error }
+            }
+        };
+        let failed = matches!(outcome, MoveOutcome::Failed { .. });
+        let Move { queue, from, to, why } = wanted;
+        let decision = BalanceDecision { at, disk: queue.disk, queue: queue.queue, from, to, why, outcome };
+        self.keep(|kept| kept.note(decision, failed));
+    }
+
+    fn keep(&self, change: impl FnOnce(&mut Kept)) {
+        change(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Kept {
+    fn note(&mut self, decision: BalanceDecision, failed: bool) {
+        if failed {
+            self.failed += 1;
+        } else {
+            self.moves += 1;
+        }
+        if self.decisions.len() == KEPT {
+            self.decisions.pop_front();
+        }
+        self.decisions.push_back(decision);
+    }
+}
+
+#[cfg(test)]
+#[path = "balancer_tests.rs"]
+mod tests;
