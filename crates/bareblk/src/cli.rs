@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{
-    DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE, SocketConfig, Wce,
-    WorkerOptions,
+    Balance, DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE, SocketConfig,
+    Wce,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -176,6 +176,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = image_bytes)]
     pub create: Option<u64>,
 
+    /// Queues go to the workers that have time for them, from measured load, unless attached by hand
+    #[arg(long, value_name = "auto|off", default_value = "auto")]
+    pub balance: Balance,
+
     /// Longest polling before sleep, in microseconds; 0: never poll
     #[arg(long, value_name = "US", default_value_t = default_poll_us(), value_parser = poll_us)]
     pub poll_us: u64,
@@ -299,6 +303,7 @@ pub struct ServeConfig {
     pub engine_config: EngineConfig,
     pub workers: Vec<WorkerOptions>,
     pub poll: Duration,
+    pub balance: Balance,
     pub stop_timeout: Duration,
 }
 
@@ -341,6 +346,7 @@ impl ServeArgs {
             engine_config: self.engine.configuration()?,
             workers: self.workers.options(),
             poll: Duration::from_micros(self.poll_us),
+            balance: self.balance,
             stop_timeout: Duration::from_secs(self.stop_timeout),
         })
     }

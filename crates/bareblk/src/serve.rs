@@ -91,6 +91,7 @@ fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result
         ),
         workers: config.workers.clone(),
         poll: config.poll,
+        balance: config.balance,
     };
     let server = Server::start(&server, opener, vec![(disk, config.socket.clone())])?;
     warn_of_passed_over(&chosen);

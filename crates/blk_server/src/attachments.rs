@@ -23,6 +23,8 @@ use tracing::{error, info};
 use virtqueue::RingLayout;
 
 use crate::admin::AdminError;
+use crate::balance::{QueueName, QueueReading, Reading};
+use crate::balancer::Balanced;
 use crate::disk::Disk;
 use crate::meters::QueueMeter;
 use crate::queue::Queue;
@@ -251,6 +253,10 @@ impl WorkerSet {
         table.workers.iter().map(report).collect()
     }
 
+    pub(crate) fn worker_count(&self) -> usize {
+        self.table().workers.len()
+    }
+
     /// Starts one more worker.
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
         let _admin = self.admin();
@@ -338,6 +344,41 @@ impl WorkerSet {
             };
         }
         moved
+    }
+}
+
+/// For the balancer, whose moves are no wishes: a queue that starts again starts where it is emptiest.
+impl Balanced for Arc<WorkerSet> {
+    fn read(&self) -> Reading {
+        let workers = self.worker_reports();
+        let table = self.table();
+        let queues = table.seats.iter().map(|seat| QueueReading {
+            name: QueueName { disk: seat.disk.name().to_owned(), queue: seat.index },
+            worker: seat.worker(),
+            counters: seat.meter.read(),
+            attached: table.wishes.contains_key(&(seat.disk.id(), seat.index)),
+            most_workers: seat.disk.most_workers(),
+        });
+        Reading { workers, queues: queues.collect() }
+    }
+
+    fn move_queue(
+        &self,
+        disk: &str,
+        queue: u16,
+        to: WorkerId,
+        timeout: Duration,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let _admin = self.admin();
+        let table = self.table();
+        let to = table.address(to).ok_or(AdminError::NoWorker { id: to })?;
+        let seat = table.seats.iter().find(|seat| seat.disk.name() == disk && seat.index == queue);
+        let seat = seat.map(Arc::clone).ok_or("the queue has stopped")?;
+        if table.wishes.contains_key(&(seat.disk.id(), queue)) {
+            return Err("it was attached by hand just now".into());
+        }
+        drop(table);
+        Ok(move_queue(&seat, &to, timeout)?)
     }
 }
 

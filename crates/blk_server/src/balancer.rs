@@ -11,14 +11,14 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
-use crate::balance::{Decider, Move, Reading, interval};
+use crate::balance::{Decider, Move, Reading};
 use crate::error_line::error_line;
 use crate::report::{BalanceDecision, BalanceReport, MoveOutcome};
 use crate::signal::signal;
@@ -30,20 +30,28 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(100);
 const RINGS_FROM: u32 = 4;
 /// Readings take no more than one in so many of the time.
 const COST_LIMIT: u32 = 100;
+/// A queue that is moved takes nothing more until what it has in flight is done: no longer than this.
+const DRAIN_LIMIT: Duration = Duration::from_millis(100);
 /// Decisions that are kept.
 const KEPT: usize = 64;
 
 /// What is balanced.
 pub(crate) trait Balanced: Send {
-    /// A reading taken now. Its time is set by the caller.
+    /// A reading taken now.
     fn read(&self) -> Reading;
 
-    /// Hands the queue to the worker. Fails within a bounded time if what is in flight does not complete; the queue
-    /// goes on where it was then.
+    /// Hands the queue to the worker. If what is in flight does not complete within `timeout`, the queue goes on where
+    /// it was.
     ///
     /// # Errors
     /// Why it stays, for people.
-    fn move_queue(&self, disk: &str, queue: u16, to: WorkerId) -> Result<(), Box<dyn std::error::Error>>;
+    fn move_queue(
+        &self,
+        disk: &str,
+        queue: u16,
+        to: WorkerId,
+        timeout: Duration,
+    ) -> Result<(), Box<dyn std::error::Error>>;
 }
 
 /// How workers wake the balancer.
@@ -69,7 +77,8 @@ impl Bell {
         let due_ms = self.due_ms.load(Ordering::Relaxed);
         let next_ms = now_ms.saturating_add(whole_millis(PERIOD));
         // Relaxed: the number orders nothing but the rings themselves, which the exchange does.
-        let exchange = |from| self.due_ms.compare_exchange(from, next_ms, Ordering::Relaxed, Ordering::Relaxed);
+        let exchange =
+            |from| self.due_ms.compare_exchange(from, next_ms, Ordering::Relaxed, Ordering::Relaxed);
         if now_ms >= due_ms && exchange(due_ms).is_ok() {
             signal(&self.fd);
         }
@@ -136,7 +145,7 @@ impl BusyWatch {
 pub(crate) struct Balancer {
     bell: Arc<Bell>,
     report: Arc<Mutex<Kept>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
@@ -151,7 +160,7 @@ impl Balancer {
     /// # Errors
     /// Out of descriptors.
     pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self { bell: Arc::new(Bell::new()?), report: Arc::default(), thread: None })
+        Ok(Self { bell: Arc::new(Bell::new()?), report: Arc::default(), thread: Mutex::default() })
     }
 
     /// For workers, which exist before what is balanced does.
@@ -163,13 +172,14 @@ impl Balancer {
     ///
     /// # Errors
     /// Out of threads.
-    pub(crate) fn start(&mut self, balanced: Box<dyn Balanced>) -> std::io::Result<()> {
-        if self.thread.is_some() {
+    pub(crate) fn start(&self, balanced: Box<dyn Balanced>) -> std::io::Result<()> {
+        let mut thread = self.thread();
+        if thread.is_some() {
             return Ok(());
         }
         let (bell, kept) = (self.bell(), Arc::clone(&self.report));
-        let thread = std::thread::Builder::new().name("bareblk-balance".into());
-        self.thread = Some(thread.spawn(move || Rounds::new(balanced, bell, kept).run())?);
+        let builder = std::thread::Builder::new().name("bareblk-balance".into());
+        *thread = Some(builder.spawn(move || Rounds::new(balanced, bell, kept).run())?);
         Ok(())
     }
 
@@ -180,9 +190,14 @@ impl Balancer {
     }
 
     /// Ends the thread, after the move that it is at.
-    pub(crate) fn stop(&mut self) {
+    pub(crate) fn stop(&self) {
         self.bell.quit();
-        let _ = self.thread.take().map(JoinHandle::join);
+        let thread = self.thread().take();
+        let _ = thread.map(JoinHandle::join);
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -198,12 +213,15 @@ struct Rounds {
     bell: Arc<Bell>,
     kept: Arc<Mutex<Kept>>,
     decider: Decider,
-    last: Option<Reading>,
+    last: Option<(Instant, Reading)>,
+    /// That this process may use.
+    cpus: usize,
 }
 
 impl Rounds {
     fn new(balanced: Box<dyn Balanced>, bell: Arc<Bell>, kept: Arc<Mutex<Kept>>) -> Self {
-        Self { balanced, bell, kept, decider: Decider::default(), last: None }
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { balanced, bell, kept, decider: Decider::default(), last: None, cpus }
     }
 
     fn run(mut self) {
@@ -222,18 +240,20 @@ impl Rounds {
     }
 
     fn decide(&mut self, now: Instant) -> Vec<Move> {
-        let mut reading = self.balanced.read();
-        reading.at = now.saturating_duration_since(self.bell.origin);
-        let interval = self.last.as_ref().and_then(|last| interval(last, &reading));
-        self.last = Some(reading);
+        let reading = self.balanced.read();
         self.keep(|kept| kept.readings += 1);
-        interval.map(|interval| self.decider.decide(&interval)).unwrap_or_default()
+        let last =
+            self.last.as_ref().map(|(at, last)| reading.since(last, now.saturating_duration_since(*at)));
+        self.last = Some((now, reading));
+        let Some(mut interval) = last else { return Vec::new() };
+        (interval.at, interval.cpus) = (now.saturating_duration_since(self.bell.origin), self.cpus);
+        self.decider.decide(&interval)
     }
 
     fn make(&mut self, wanted: Move) {
         let (at, start) = (SystemTime::now(), Instant::now());
         let name = &wanted.queue;
-        let result = self.balanced.move_queue(&name.disk, name.queue, wanted.to);
+        let result = self.balanced.move_queue(&name.disk, name.queue, wanted.to, DRAIN_LIMIT);
         let outcome = match result {
             Ok(()) => {
                 info!(disk = name.disk, queue = name.queue, "moved to worker {}: {}", wanted.to, wanted.why);
@@ -242,7 +262,6 @@ impl Rounds {
             Err(error) => {
                 let error = error_line(&*error);
                 warn!(disk = name.disk, queue = name.queue, "not moved to worker {}: {error}", wanted.to);
-                self.decider.failed(&wanted);
                 MoveOutcome::Failed { error }
             }
         };

@@ -91,7 +91,10 @@ pub use engine_source::{EngineFactory, EngineSource};
 pub use inline::InlineWorker;
 pub use listener::{SocketConfig, SocketError};
 pub use poller::DEFAULT_POLL;
-pub use report::{BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport};
+pub use report::{
+    BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport,
+    WorkerCounters, WorkerReport,
+};
 pub use server::{Server, ServerConfig, ServerError, StopReport};
 pub use submissions::Submissions;
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};

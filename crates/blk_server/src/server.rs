@@ -18,8 +18,10 @@ use disk_image::Opener;
 use tracing::info;
 
 use crate::admin::AdminError;
-use crate::capacity;
-use crate::disk::{DiskConfig, InvalidDisk};
+use crate::attachments::WorkerSet;
+use crate::balance::Balance;
+use crate::balancer::Balancer;
+use crate::disk::{Disk, DiskConfig, InvalidDisk};
 use crate::engine_source::EngineSource;
 use crate::exports::{Exports, SESSION_STACK_BYTES};
 use crate::flush::{deadline_in, flush};
@@ -44,13 +46,19 @@ pub struct ServerConfig {
     pub workers: Vec<WorkerOptions>,
     /// Longest polling before a worker sleeps; zero never polls.
     pub poll: Duration,
+    /// Whether queues go from worker to worker by themselves.
+    pub balance: Balance,
 }
 
 impl std::fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { engine, workers, poll } = self;
+        let Self { engine, workers, poll, balance } = self;
         let mut out = f.debug_struct("ServerConfig");
-        out.field("engine", engine).field("workers", workers).field("poll", poll).finish()
+        out.field("engine", engine)
+            .field("workers", workers)
+            .field("poll", poll)
+            .field("balance", balance)
+            .finish()
     }
 }
 
@@ -126,8 +134,7 @@ impl StopReport {
 pub struct Server {
     exports: Arc<Exports>,
     workers: Arc<WorkerSet>,
-    /// Of disks that name none.
-    engine: Arc<EngineSource>,
+    balancer: Option<Balancer>,
     /// Only where the request path is measured.
     meter: Option<Arc<SubmissionMeter>>,
     acceptor: Option<JoinHandle<()>>,
@@ -169,7 +176,13 @@ impl Server {
         if depth < MIN_DEPTH {
             return Err(ServerError::Depth { depth, min: MIN_DEPTH });
         }
-        let workers = WorkerSet::start(&config.engine, &config.workers, config.poll, meter.as_ref())?;
+        let balancer = (config.balance == Balance::Auto).then(Balancer::new).transpose();
+        let balancer = balancer.map_err(ServerError::Thread)?;
+        let bell = balancer.as_ref().map(Balancer::bell);
+        let trade = Trade { base: Arc::clone(&config.engine), poll: config.poll, meter: meter.clone(), bell };
+        let plain = [WorkerOptions::default()];
+        let workers = if config.workers.is_empty() { &plain } else { config.workers.as_slice() };
+        let workers = WorkerSet::start(workers, trade).map_err(ServerError::Engine)?;
         let export = |(disk, socket): (DiskConfig, SocketConfig)| {
             let disk = Arc::new(Disk::new(disk)?);
             let socket = Socket::bind(opener, &socket)?;
@@ -178,9 +191,20 @@ impl Server {
         let exports = Arc::new(disks.into_iter().map(export).collect::<Result<Vec<_>, _>>()?);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let quit = Arc::new(eventfd(0, flags).map_err(|errno| ServerError::Thread(errno.into()))?);
-        let mut server = Self { exports, workers: Arc::new(workers), meter, quit, acceptor: None };
+        let mut server = Self { exports, workers, balancer, meter, quit, acceptor: None };
         server.acceptor = Some(server.start_acceptor().map_err(ServerError::Thread)?);
+        server.start_balancer().map_err(ServerError::Thread)?;
         Ok(server)
+    }
+
+    /// Nothing while there is one worker.
+    fn start_balancer(&self) -> io::Result<()> {
+        match &self.balancer {
+            Some(balancer) if self.workers.worker_count() > 1 => {
+                balancer.start(Box::new(Arc::clone(&self.workers)))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn start_acceptor(&self) -> io::Result<JoinHandle<()>> {
@@ -209,8 +233,11 @@ impl Server {
     /// A reading of everything that is counted.
     #[must_use]
     pub fn report(&self) -> ServerReport {
-        let disks = self.exports.reports(&self.workers, &self.engine.name);
-        ServerReport { workers: Vec::new(), disks }
+        ServerReport {
+            workers: self.workers.worker_reports(),
+            disks: self.exports.iter().map(|export| export.report(&self.workers)).collect(),
+            balance: self.balancer.as_ref().map(Balancer::report),
+        }
     }
 
     /// Serves one more disk. Its name and its socket's path must be free.
@@ -248,7 +275,10 @@ impl Server {
     /// # Errors
     /// [`AdminError`].
     pub fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
-        self.workers.add_worker(options)
+        let id = self.workers.add_worker(options)?;
+        let action = "start the balancer".into();
+        self.start_balancer().map_err(|source| AdminError::System { action, source })?;
+        Ok(id)
     }
 
     /// Moves the worker's queues to the others, then ends it.
@@ -279,7 +309,8 @@ impl Server {
     /// Stops as the file's head says, within `timeout`.
     #[must_use]
     pub fn stop(mut self, timeout: Duration) -> StopReport {
-        let deadline = deadline_in(timeout);
+        let deadline = Instant::now() + timeout;
+        self.balancer = None;
         self.stop_accepting();
         let mut report = StopReport::default();
         let exports = self.exports.all();

@@ -25,6 +25,7 @@ use io_engine::{Completion, Event, WatchToken};
 use tracing::error;
 use virtqueue::RingLayout;
 
+use crate::balancer::{Bell, BusyWatch};
 use crate::engine_source::EngineSource;
 use crate::meters::WorkerMeter;
 use crate::poller::Poller;
@@ -107,6 +108,8 @@ pub(crate) struct Worker {
     counters: Arc<WorkerMeter>,
     /// Only where the request path is measured.
     meter: Option<Arc<SubmissionMeter>>,
+    /// Only where queues are balanced.
+    balance: Option<BusyWatch>,
     quit: bool,
 }
 
@@ -136,6 +139,7 @@ impl Worker {
             counted: WorkerCounters::default(),
             counters: Arc::default(),
             meter: None,
+            balance: None,
             quit: false,
         })
     }
@@ -150,6 +154,12 @@ impl Worker {
         counters.runs_here();
         self.counters = counters;
         self.meter = meter;
+        self
+    }
+
+    /// The same worker, which rings when it is busy, if there is a bell.
+    pub(crate) fn with_bell(mut self, bell: Option<Arc<Bell>>) -> Self {
+        self.balance = bell.map(|bell| BusyWatch::new(bell, Instant::now()));
         self
     }
 
@@ -184,6 +194,9 @@ impl Worker {
         }
         if now >= self.next_stuck_check {
             self.report_stuck(now);
+        }
+        if let Some(watch) = self.balance.as_mut().filter(|watch| now >= watch.next) {
+            watch.look(now, self.counted.submission_time + self.counted.completion_time);
         }
         taken > 0 || completed > 0
     }

@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::error;
 use virtqueue::{RingFeatures, RingLayout, packed};
 
+use crate::balancer::Bell;
 use crate::disk::{Disk, DiskConfig};
 use crate::engine_source::EngineSource;
 use crate::server::ServerError;
@@ -147,6 +148,8 @@ pub(crate) struct Trade {
     pub(crate) poll: Duration,
     /// Only where the request path is measured.
     pub(crate) meter: Option<Arc<SubmissionMeter>>,
+    /// Only where queues are balanced.
+    pub(crate) bell: Option<Arc<Bell>>,
 }
 
 /// A worker's thread, ended when dropped.
@@ -158,9 +161,29 @@ pub(crate) struct WorkerThread {
     thread: Option<JoinHandle<()>>,
 }
 
-impl QueueHandle {
-    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        self.worker.ask(|done| Command::SetCall(self.id, call, done))
+impl WorkerThread {
+    /// # Errors
+    /// If the thread, or its engine, does not start.
+    pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> io::Result<Self> {
+        let (commands, received) = channel();
+        let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let meter = Arc::<WorkerMeter>::default();
+        let (started, start_result) = sync_channel(1);
+        let (bell, counters, trade) = (Arc::clone(&doorbell), Arc::clone(&meter), trade.clone());
+        let body = move || {
+            let _guard = AbortOnPanic;
+            match Worker::new(id, trade.base, received, bell, trade.poll) {
+                Ok(worker) => {
+                    let mut worker = worker.with_meters(counters, trade.meter).with_bell(trade.bell);
+                    let _ = started.send(Ok(()));
+                    worker.run();
+                }
+                Err(error) => drop(started.send(Err(error))),
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("bareblk-work-{id}")).spawn(body)?;
+        start_result.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(Self { address: Address { id, commands, doorbell }, options, meter, thread: Some(thread) })
     }
 
     pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {

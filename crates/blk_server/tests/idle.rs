@@ -7,6 +7,7 @@ mod rig;
 
 use std::time::Duration;
 
+use blk_server::Balance;
 use rig::raw_guest::connected;
 use rig::rest::{come_to_rest, status_kib, switches};
 use rig::{Options, Rig, feature};
@@ -14,9 +15,9 @@ use rig::{Options, Rig, feature};
 /// How long nothing may happen.
 const WATCH: Duration = Duration::from_secs(10);
 
-#[test]
-fn idle_server_with_four_started_queues_wakes_up_no_thread() {
-    let rig = Rig::start(Options::default());
+/// Front-end and guests with started queues on a server with these options; then nothing happens for a while.
+fn watch_idle(options: Options, threads_at_least: usize) {
+    let rig = Rig::start(options);
     let front_end = connected(&rig, feature::USUAL);
     let mut guests: Vec<_> = (0..4).map(|i| front_end.start_queue(i, 256, feature::USUAL)).collect();
     assert!(guests.iter_mut().all(|guest| guest.read(0, 4096).status == Some(0)));
@@ -25,8 +26,17 @@ fn idle_server_with_four_started_queues_wakes_up_no_thread() {
     let before = switches();
     std::thread::sleep(WATCH);
     let after = switches();
-    println!("resident memory: {} KiB, front-end's memory included", status_kib("VmRSS:"));
-    assert!(before.len() >= 3, "worker, acceptor and session are expected: {before:?}");
+    println!("resident memory: {} KiB, front-end's memory included", resident_kib());
+    assert!(before.len() >= threads_at_least, "{threads_at_least} threads are expected: {before:?}");
     assert_eq!(after, before);
     assert!(guests.iter_mut().all(|guest| guest.read(0, 4096).status == Some(0)));
+}
+
+/// One after the other: the threads of the one would be counted with the other's.
+#[test]
+fn idle_server_with_four_started_queues_wakes_up_no_thread_balanced_or_not() {
+    // Worker, acceptor, session.
+    watch_idle(Options::default(), 3);
+    // Two workers, acceptor, session, balancer.
+    watch_idle(Options { workers: 2, balance: Balance::Auto, ..Options::default() }, 5);
 }

@@ -227,7 +227,12 @@ fn bind(rig: &Rig, socket: &Path) -> Result<(), ServerError> {
     let engine = || Ok(Box::new(IoUringEngine::new(EngineConfig::default())?) as Box<dyn io_engine::Engine>);
     let engine = blk_server::EngineSource::new("io_uring", 1024, Box::new(engine));
     let workers = vec![blk_server::WorkerOptions::default()];
-    let config = blk_server::ServerConfig { engine, workers, poll: Duration::ZERO };
+    let config = blk_server::ServerConfig {
+        engine,
+        workers,
+        poll: Duration::ZERO,
+        balance: blk_server::Balance::Auto,
+    };
     blk_server::Server::start(&config, &opener, vec![(disk, socket)]).map(drop)
 }
 

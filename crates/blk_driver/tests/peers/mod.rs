@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blk_driver::Options;
-use blk_server::{DiskConfig, EngineSource, Server, ServerConfig, SocketConfig, Wce, WorkerOptions};
+use blk_server::{Balance, DiskConfig, EngineSource, Server, ServerConfig, SocketConfig, Wce, WorkerOptions};
 use disk_image::{HostOpener, Image, ImageOptions, Opener};
 use io_engine::{EngineConfig, IoUringEngine};
 
@@ -97,7 +97,7 @@ impl Own {
         let socket = SocketConfig { path: self.place.socket.clone(), mode: 0o600, uid: None, gid: None };
         let engine = EngineSource::new("io_uring", depth, Box::new(make));
         let workers = vec![WorkerOptions::default()];
-        let config = ServerConfig { engine, workers, poll: Duration::from_micros(50) };
+        let config = ServerConfig { engine, workers, poll: Duration::from_micros(50), balance: Balance::Off };
         self.server = Some(Server::start(&config, &opener, vec![(disk, socket)]).unwrap());
     }
 

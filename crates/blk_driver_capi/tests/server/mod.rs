@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blk_server::{DiskConfig, EngineSource, Server, ServerConfig, SocketConfig, Wce, WorkerOptions};
+use blk_server::{Balance, DiskConfig, EngineSource, Server, ServerConfig, SocketConfig, Wce, WorkerOptions};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use io_engine::{Engine, EngineConfig, IoUringEngine};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -52,7 +52,12 @@ impl Disk {
         let depth = config.depth;
         let make = move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn Engine>);
         let engine = EngineSource::new("io_uring", depth, Box::new(make));
-        let server = ServerConfig { engine, workers: vec![WorkerOptions::default()], poll: Duration::ZERO };
+        let server = ServerConfig {
+            engine,
+            workers: vec![WorkerOptions::default()],
+            poll: Duration::ZERO,
+            balance: Balance::Off,
+        };
         let place = SocketConfig { path: socket.clone(), mode: 0o600, uid: None, gid: None };
         let server = Some(Server::start(&server, &opener, vec![(disk, place)]).unwrap());
         Self { folder, socket, image, server }

@@ -27,24 +27,17 @@ pub(crate) struct Move {
     pub(crate) why: String,
 }
 
-/// Where a queue should be found, and how long it is left there.
-#[derive(Debug)]
+/// How long a queue is left where it is.
+#[derive(Debug, Default)]
 struct Stay {
-    worker: WorkerId,
-    /// Somebody took it away from this worker, which still exists: it is left where it was put.
-    taken_from: Option<WorkerId>,
     since: Duration,
     /// Zero: it was never moved.
     length: Duration,
 }
 
 impl Stay {
-    fn new(worker: WorkerId) -> Self {
-        Self { worker, taken_from: None, since: Duration::ZERO, length: Duration::ZERO }
-    }
-
     fn is_over(&self, now: Duration) -> bool {
-        self.taken_from.is_none() && now >= self.since.saturating_add(self.length)
+        now >= self.since.saturating_add(self.length)
     }
 
     /// How long it will stay if it moves now: longer if it has moved not long ago.
@@ -72,9 +65,9 @@ pub(crate) struct Decider {
 }
 
 impl Decider {
-    /// At most [`MOST_MOVES`]; they are taken to be made, unless [`Decider::failed`] says otherwise.
+    /// At most [`MOST_MOVES`]. A move that fails is wanted again, like one that was made: later, and ever later.
     pub(crate) fn decide(&mut self, interval: &Interval) -> Vec<Move> {
-        self.note_where_queues_are(interval);
+        self.forget_queues_that_went(interval);
         if interval.length > STALE {
             // Mostly rest: what came before it says nothing about what comes now.
             self.estimates.forget_loads();
@@ -92,38 +85,18 @@ impl Decider {
         moves
     }
 
-    /// The queue is still where it was. It is left alone for a while, and longer each time.
-    pub(crate) fn failed(&mut self, refused: &Move) {
-        if let Some(stay) = self.stays.get_mut(&refused.queue) {
-            stay.worker = refused.from;
-        }
-    }
-
     #[cfg(test)]
     pub(super) fn known_queues(&self) -> usize {
         self.stays.len()
     }
 
-    fn note_where_queues_are(&mut self, interval: &Interval) {
-        let workers: HashSet<_> = interval.workers.iter().map(|worker| worker.id).collect();
-        let mut known = std::mem::take(&mut self.stays);
-        self.stays.reserve(interval.queues.len());
-        for queue in &interval.queues {
-            let (name, mut stay) = known
-                .remove_entry(&queue.name)
-                .unwrap_or_else(|| (queue.name.clone(), Stay::new(queue.worker)));
-            if stay.worker != queue.worker {
-                stay.taken_from = Some(stay.worker);
-                stay.worker = queue.worker;
-            }
-            // It was not chosen by hand: its worker went.
-            stay.taken_from = stay.taken_from.filter(|from| workers.contains(from));
-            self.stays.insert(name, stay);
-        }
+    fn forget_queues_that_went(&mut self, interval: &Interval) {
+        let there: HashSet<_> = interval.queues.iter().map(|queue| &queue.name).collect();
+        self.stays.retain(|name, _| there.contains(name));
     }
 
     fn is_movable(&self, queue: &Queue<'_>, now: Duration) -> bool {
-        self.stays.get(queue.name).is_some_and(|stay| stay.is_over(now))
+        !queue.reading.attached && self.stays.get(&queue.reading.name).is_none_or(|stay| stay.is_over(now))
     }
 
     fn count_patience(&mut self, model: &Model<'_>, movable: &[bool], now: Duration) {
@@ -164,7 +137,7 @@ impl Decider {
         for (at, queue) in
             model.queues.iter().enumerate().filter(|(at, queue)| movable[*at] && queue.worker == from)
         {
-            for to in (0..model.workers.len()).filter(|&to| to != from) {
+            for to in (0..model.workers.len()).filter(|&to| to != from && model.may_go(queue, to)) {
                 let (left, found) = model.pressures_after(queue, to);
                 let after = (left.max(found), found);
                 let better = best.as_ref().is_none_or(|best| after < best.after);
@@ -181,7 +154,7 @@ impl Decider {
 
     /// Whether the queue gains more during its stay than the move costs it.
     fn pays(&self, queue: &Queue<'_>, less: f64, now: Duration) -> bool {
-        let stay = self.stays.get(queue.name).map_or(FIRST_STAY, |stay| stay.next_length(now));
+        let stay = self.stays.get(&queue.reading.name).map_or(FIRST_STAY, |stay| stay.next_length(now));
         let concerned = queue.load + queue.requests_per_s * CROWD_DELAY.as_secs_f64();
         stay.as_secs_f64() * less.min(1.0) * concerned > MOVE_COST.as_secs_f64()
     }
@@ -198,17 +171,16 @@ impl Decider {
             to.reading.id,
             100.0 * model.pressure(candidate.to),
             circumstances(&to.estimate),
-            queue.name.queue,
-            queue.name.disk,
+            queue.reading.name.queue,
+            queue.reading.name.disk,
             100.0 * queue.load,
             100.0 * candidate.after.1,
         );
         let (from, to) = (from.reading.id, to.reading.id);
-        let stay = self.stays.entry(queue.name.clone()).or_insert_with(|| Stay::new(from));
+        let stay = self.stays.entry(queue.reading.name.clone()).or_default();
         stay.length = stay.next_length(now);
         stay.since = now;
-        stay.worker = to;
-        Move { queue: queue.name.clone(), from, to, why }
+        Move { queue: queue.reading.name.clone(), from, to, why }
     }
 }
 

@@ -120,7 +120,7 @@ fn learn_worker(
     let fixed = part(work.fixed, length);
     let completion_share = work.completion_share;
     let known = known.unwrap_or(WorkerEstimate { capacity: 1.0, fixed, completion_share });
-    let wanted = worker.cpu_time + worker.waited;
+    let wanted = worker.cpu_time + worker.wait_time;
     let capacity = if part(wanted, length) < TELLING {
         smooth(known.capacity, 1.0, length, FORGETTING)
     } else {

@@ -5,27 +5,26 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::report::{QueueCounters, ServerReport, WorkerReport};
+use crate::report::{QueueCounters, WorkerReport};
 use crate::worker_options::WorkerId;
 
 /// Counters as they were at one time.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    /// On any clock that does not go back.
-    pub(crate) at: Duration,
-    /// CPUs that this process may use.
-    pub(crate) cpus: usize,
-    /// All that is counted.
-    pub(crate) report: ServerReport,
-    /// What the report does not tell about workers, in its order.
-    pub(crate) workers: Vec<WorkerReading>,
+    pub(crate) workers: Vec<WorkerReport>,
+    pub(crate) queues: Vec<QueueReading>,
 }
 
-/// What the kernel counts about a worker's thread.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct WorkerReading {
-    /// Time that it wanted a CPU and got none: other threads were on it, or its control group had used up its share.
-    pub(crate) waited: Duration,
+/// A queue as it was at one time.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueReading {
+    pub(crate) name: QueueName,
+    pub(crate) worker: WorkerId,
+    pub(crate) counters: QueueCounters,
+    /// Somebody chose its worker.
+    pub(crate) attached: bool,
+    /// No more workers may serve its disk.
+    pub(crate) most_workers: Option<usize>,
 }
 
 /// A queue of a server.
@@ -38,9 +37,10 @@ pub(crate) struct QueueName {
 /// Two readings subtracted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interval {
-    /// Its end.
+    /// Its end, on a clock that does not go back.
     pub(crate) at: Duration,
     pub(crate) length: Duration,
+    /// CPUs that the process may use.
     pub(crate) cpus: usize,
     pub(crate) workers: Vec<WorkerLoad>,
     pub(crate) queues: Vec<QueueLoad>,
@@ -53,7 +53,8 @@ pub(crate) struct WorkerLoad {
     /// Where it may run; empty: wherever the process may.
     pub(crate) cpus: Vec<u32>,
     pub(crate) cpu_time: Duration,
-    pub(crate) waited: Duration,
+    /// Time that it wanted a CPU and got none: other threads were on it, or its control group had used up its share.
+    pub(crate) wait_time: Duration,
     pub(crate) submission_time: Duration,
     pub(crate) completion_time: Duration,
     /// It found work whenever it looked.
@@ -67,56 +68,25 @@ pub(crate) struct QueueLoad {
     pub(crate) worker: WorkerId,
     pub(crate) worker_time: Duration,
     pub(crate) requests: u64,
+    /// See [`QueueReading`].
+    pub(crate) attached: bool,
+    /// See [`QueueReading`].
+    pub(crate) most_workers: Option<usize>,
 }
 
-/// `None` if no time has passed. Workers and queues that are new have no past and are left out.
-pub(crate) fn interval(before: &Reading, after: &Reading) -> Option<Interval> {
-    let length = after.at.checked_sub(before.at).filter(|length| !length.is_zero())?;
-    let old: HashMap<_, _> =
-        numbered(before).map(|(worker, reading)| (worker.id, (worker, reading))).collect();
-    let workers = numbered(after).filter_map(|(worker, reading)| {
-        let (old_worker, old_reading) = old.get(&worker.id)?;
-        Some(worker_load(old_worker, worker, reading.waited.saturating_sub(old_reading.waited)))
-    });
-    let old: HashMap<_, _> =
-        queues(&before.report).map(|(disk, queue, _, counters)| ((disk, queue), counters)).collect();
-    let queues = queues(&after.report).filter_map(|(disk, queue, worker, counters)| {
-        let old = old.get(&(disk, queue))?;
-        let name = QueueName { disk: disk.to_owned(), queue };
-        let worker_time = counters.worker_time.saturating_sub(old.worker_time);
-        Some(QueueLoad {
-            name,
-            worker,
-            worker_time,
-            requests: requests(counters).saturating_sub(requests(old)),
-        })
-    });
-    Some(Interval {
-        at: after.at,
-        length,
-        cpus: after.cpus,
-        workers: workers.collect(),
-        queues: queues.collect(),
-    })
+impl Reading {
+    /// What happened since `before`. Workers and queues that are new have no past and are left out.
+    pub(crate) fn since(&self, before: &Self, length: Duration) -> Interval {
+        let old: HashMap<_, _> = before.workers.iter().map(|worker| (worker.id, worker)).collect();
+        let workers = self.workers.iter().filter_map(|new| Some(worker_load(old.get(&new.id)?, new)));
+        let old: HashMap<_, _> = before.queues.iter().map(|queue| (&queue.name, queue)).collect();
+        let queues = self.queues.iter().filter_map(|new| Some(queue_load(old.get(&new.name)?, new)));
+        let (workers, queues) = (workers.collect(), queues.collect());
+        Interval { at: Duration::ZERO, length, cpus: 0, workers, queues }
+    }
 }
 
-fn numbered(reading: &Reading) -> impl Iterator<Item = (&WorkerReport, WorkerReading)> {
-    let more = reading.workers.iter().copied().chain(std::iter::repeat(WorkerReading::default()));
-    reading.report.workers.iter().zip(more)
-}
-
-fn queues(report: &ServerReport) -> impl Iterator<Item = (&str, u16, WorkerId, &QueueCounters)> {
-    report.disks.iter().flat_map(|disk| {
-        disk.queues.iter().map(|queue| (disk.name.as_str(), queue.index, queue.worker, &queue.counters))
-    })
-}
-
-fn requests(counters: &QueueCounters) -> u64 {
-    let QueueCounters { reads, writes, flushes, other, errors, .. } = counters;
-    [reads, writes, flushes, other, errors].into_iter().fold(0, |sum, part| sum.saturating_add(*part))
-}
-
-fn worker_load(before: &WorkerReport, after: &WorkerReport, waited: Duration) -> WorkerLoad {
+fn worker_load(before: &WorkerReport, after: &WorkerReport) -> WorkerLoad {
     let (old, new) = (&before.counters, &after.counters);
     let busy = new.busy_passes.saturating_sub(old.busy_passes);
     let empty = new.idle_passes.saturating_sub(old.idle_passes);
@@ -125,9 +95,99 @@ fn worker_load(before: &WorkerReport, after: &WorkerReport, waited: Duration) ->
         id: after.id,
         cpus: after.options.cpus.clone(),
         cpu_time: new.cpu_time.saturating_sub(old.cpu_time),
-        waited,
+        wait_time: new.wait_time.saturating_sub(old.wait_time),
         submission_time: new.submission_time.saturating_sub(old.submission_time),
         completion_time: new.completion_time.saturating_sub(old.completion_time),
         never_idle: busy > 0 && empty.saturating_add(sleeps) <= busy / 20,
+    }
+}
+
+fn queue_load(before: &QueueReading, after: &QueueReading) -> QueueLoad {
+    let (old, new) = (&before.counters, &after.counters);
+    QueueLoad {
+        name: after.name.clone(),
+        worker: after.worker,
+        worker_time: new.worker_time.saturating_sub(old.worker_time),
+        requests: requests(new).saturating_sub(requests(old)),
+        attached: after.attached,
+        most_workers: after.most_workers,
+    }
+}
+
+fn requests(counters: &QueueCounters) -> u64 {
+    let QueueCounters { reads, writes, flushes, other, errors, .. } = counters;
+    [reads, writes, flushes, other, errors].into_iter().fold(0, |sum, part| sum.saturating_add(*part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::WorkerCounters;
+    use crate::worker_options::WorkerOptions;
+
+    fn reading(counters: WorkerCounters, queue: QueueCounters) -> Reading {
+        let worker = WorkerReport { id: WorkerId(3), options: WorkerOptions::default(), queues: 1, counters };
+        let name = QueueName { disk: "a".into(), queue: 1 };
+        let (attached, most_workers) = (true, Some(2));
+        let queue = QueueReading { name, worker: WorkerId(3), counters: queue, attached, most_workers };
+        Reading { workers: vec![worker], queues: vec![queue] }
+    }
+
+    fn passes(busy_passes: u64, idle_passes: u64, sleeps: u64) -> Reading {
+        let counters = WorkerCounters { busy_passes, idle_passes, sleeps, ..WorkerCounters::default() };
+        reading(counters, QueueCounters::default())
+    }
+
+    #[test]
+    fn interval_has_what_was_added_and_nothing_of_what_is_new() {
+        let ms = Duration::from_millis;
+        let worker = |of: u64| WorkerCounters {
+            cpu_time: ms(10 * of),
+            wait_time: ms(7 * of),
+            submission_time: ms(5 * of),
+            completion_time: ms(3 * of),
+            ..WorkerCounters::default()
+        };
+        let queue = |of: u64| QueueCounters {
+            reads: of,
+            writes: 10 * of,
+            flushes: 100 * of,
+            other: 1_000 * of,
+            errors: 10_000 * of,
+            worker_time: ms(of),
+            ..QueueCounters::default()
+        };
+        let before = reading(worker(1), queue(1));
+        let mut after = reading(worker(3), queue(3));
+        after.workers.push(WorkerReport { id: WorkerId(4), ..after.workers[0].clone() });
+        let other = QueueName { disk: "b".into(), queue: 1 };
+        after.queues.push(QueueReading { name: other, ..after.queues[0].clone() });
+        let interval = after.since(&before, ms(100));
+        let [did] = interval.workers.as_slice() else { panic!("{interval:?}") };
+        let times = (did.cpu_time, did.wait_time, did.submission_time, did.completion_time);
+        assert_eq!((did.id, times), (WorkerId(3), (ms(20), ms(14), ms(10), ms(6))));
+        let [took] = interval.queues.as_slice() else { panic!("{interval:?}") };
+        assert_eq!((took.worker_time, took.requests), (ms(2), 22_222));
+        assert_eq!((took.attached, took.most_workers), (true, Some(2)));
+    }
+
+    #[test]
+    fn queue_that_was_started_again_in_between_has_done_nothing() {
+        let many =
+            QueueCounters { reads: 1_000, worker_time: Duration::from_secs(1), ..QueueCounters::default() };
+        let before = reading(WorkerCounters::default(), many);
+        let after = reading(WorkerCounters::default(), QueueCounters::default());
+        let interval = after.since(&before, Duration::from_millis(100));
+        assert_eq!((interval.queues[0].requests, interval.queues[0].worker_time), (0, Duration::ZERO));
+    }
+
+    #[test]
+    fn worker_is_never_idle_only_if_nearly_no_look_was_in_vain() {
+        let since = |reading: Reading| reading.since(&passes(0, 0, 0), Duration::from_millis(100));
+        let never_idle = |busy, idle, sleeps| since(passes(busy, idle, sleeps)).workers[0].never_idle;
+        assert!(never_idle(1_000, 30, 20));
+        assert!(!never_idle(1_000, 51, 0));
+        assert!(!never_idle(1_000, 0, 51));
+        assert!(!never_idle(0, 0, 0));
     }
 }

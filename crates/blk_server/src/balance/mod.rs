@@ -25,7 +25,7 @@ mod tests;
 use std::time::Duration;
 
 pub(crate) use decider::{Decider, Move};
-pub(crate) use interval::{QueueName, Reading, WorkerReading, interval};
+pub(crate) use interval::{QueueName, QueueReading, Reading};
 
 /// Whether queues are moved between workers by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use super::estimates::{Estimates, WorkerEstimate};
-use super::interval::{Interval, QueueName};
+use super::interval::{Interval, QueueLoad, WorkerLoad};
 
 /// Used by this much, a worker is fully busy: the rest is between the measurements.
 const FULL: f64 = 0.95;
@@ -26,11 +26,13 @@ pub(super) struct Model<'a> {
     pub(super) queues: Vec<Queue<'a>>,
     /// Load and number of CPUs, for each set of CPUs that workers run on.
     groups: Vec<(f64, f64)>,
+    /// Of disks that not all workers may serve: queues on each worker.
+    spread: HashMap<&'a str, Vec<usize>>,
 }
 
 #[derive(Debug)]
 pub(super) struct Worker<'a> {
-    pub(super) reading: &'a super::interval::WorkerLoad,
+    pub(super) reading: &'a WorkerLoad,
     pub(super) estimate: WorkerEstimate,
     demand: f64,
     group: usize,
@@ -38,7 +40,7 @@ pub(super) struct Worker<'a> {
 
 #[derive(Debug)]
 pub(super) struct Queue<'a> {
-    pub(super) name: &'a QueueName,
+    pub(super) reading: &'a QueueLoad,
     /// Index into the model's workers.
     pub(super) worker: usize,
     pub(super) load: f64,
@@ -52,17 +54,23 @@ impl<'a> Model<'a> {
             let estimate = *estimates.workers.get(&reading.id)?;
             Some(Worker { reading, estimate, demand: 0.0, group: 0 })
         });
-        let mut model = Self { workers: workers.collect(), queues: Vec::new(), groups: Vec::new() };
+        let mut model = Self {
+            workers: workers.collect(),
+            queues: Vec::new(),
+            groups: Vec::new(),
+            spread: HashMap::new(),
+        };
         let numbers: HashMap<_, _> =
             model.workers.iter().enumerate().map(|(at, worker)| (worker.reading.id, at)).collect();
         model.queues.extend(interval.queues.iter().filter_map(|queue| {
             let estimate = estimates.queues.get(&queue.name)?;
             let worker = *numbers.get(&queue.worker)?;
             let (load, requests_per_s) = (estimate.load, estimate.requests_per_s);
-            Some(Queue { name: &queue.name, worker, load, requests_per_s, demand: load })
+            Some(Queue { reading: queue, worker, load, requests_per_s, demand: load })
         }));
         model.guess_demands();
         model.form_groups(interval.cpus);
+        model.count_spread();
         model
     }
 
@@ -111,6 +119,22 @@ impl<'a> Model<'a> {
         }
     }
 
+    fn count_spread(&mut self) {
+        for queue in self.queues.iter().filter(|queue| queue.reading.most_workers.is_some()) {
+            let spread = self.spread.entry(&queue.reading.name.disk);
+            spread.or_insert_with(|| vec![0; self.workers.len()])[queue.worker] += 1;
+        }
+    }
+
+    /// Whether the disk's limit of workers allows it.
+    pub(super) fn may_go(&self, queue: &Queue<'_>, to: usize) -> bool {
+        let Some(most) = queue.reading.most_workers else { return true };
+        let Some(spread) = self.spread.get(queue.reading.name.disk.as_str()) else { return true };
+        let serving = spread.iter().filter(|&&queues| queues > 0).count();
+        let leaves_alone = usize::from(spread[queue.worker] == 1);
+        spread[to] > 0 || serving - leaves_alone < most
+    }
+
     /// Of the worker with this index, as things are.
     pub(super) fn pressure(&self, worker: usize) -> f64 {
         self.pressure_with(worker, 0.0, 0.0)
@@ -133,6 +157,10 @@ impl<'a> Model<'a> {
     pub(super) fn apply(&mut self, queue: usize, to: usize) {
         let queue = &mut self.queues[queue];
         let from = std::mem::replace(&mut queue.worker, to);
+        if let Some(spread) = self.spread.get_mut(queue.reading.name.disk.as_str()) {
+            spread[from] -= 1;
+            spread[to] += 1;
+        }
         self.workers[from].demand -= queue.demand;
         self.workers[to].demand += queue.demand;
         self.groups[self.workers[from].group].0 -= queue.load;

@@ -36,6 +36,7 @@ pub(super) struct SimQueue {
     pub(super) requests_per_s: f64,
     /// What it got in the last step.
     pub(super) served: f64,
+    pub(super) attached: bool,
 }
 
 pub(super) struct World {
@@ -45,6 +46,8 @@ pub(super) struct World {
     pub(super) queues: Vec<SimQueue>,
     /// This worker handles the completions of all queues; they cost so much per cost of submission.
     pub(super) completions: Option<(WorkerId, f64)>,
+    /// Of the one disk.
+    pub(super) most_workers: Option<usize>,
     /// Measured times are wrong by up to this part.
     pub(super) noise: f64,
     pub(super) random: fastrand::Rng,
@@ -61,12 +64,14 @@ impl World {
             demand: *demand,
             requests_per_s: demand * 500_000.0,
             served: 0.0,
+            attached: false,
         };
         Self {
             cpus: vec![1.0; workers as usize],
             workers: (0..workers).map(worker).collect(),
             queues: demands.iter().map(queue).collect(),
             completions: None,
+            most_workers: None,
             noise: 0.0,
             random: fastrand::Rng::with_seed(1),
             decider: Decider::default(),
@@ -168,7 +173,7 @@ impl World {
             id: worker.id,
             cpus: vec![worker.cpu as u32],
             cpu_time,
-            waited: STEP.mul_f64(kept_waiting.clamp(0.0, 1.0 - (own + fixed).min(1.0))),
+            wait_time: STEP.mul_f64(kept_waiting.clamp(0.0, 1.0 - (own + fixed).min(1.0))),
             submission_time: STEP.mul_f64(own),
             completion_time: STEP.mul_f64(fixed),
             never_idle: false,
@@ -184,6 +189,8 @@ impl World {
             worker: queue.worker,
             worker_time: STEP.mul_f64(queue.served * wrong),
             requests: (queue.requests_per_s * got * STEP.as_secs_f64()) as u64,
+            attached: queue.attached,
+            most_workers: self.most_workers,
         }
     }
 }

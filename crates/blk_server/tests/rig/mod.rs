@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blk_server::{
-    DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig, StopReport, Wce,
+    Balance, DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig, StopReport, Wce,
     WorkerOptions,
 };
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
@@ -106,6 +106,7 @@ pub struct Options {
     pub other_engine: Option<Arc<EngineSource>>,
     /// The server counts what it submits.
     pub counting: bool,
+    pub balance: Balance,
 }
 
 impl Default for Options {
@@ -123,6 +124,7 @@ impl Default for Options {
             disks: 1,
             other_engine: None,
             counting: false,
+            balance: Balance::Off,
         }
     }
 }
@@ -171,7 +173,7 @@ impl Rig {
         let engine = options.engine.unwrap_or_else(|| {
             Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn io_engine::Engine>))
         });
-        let Options { queues, queue_size, wce, workers, disks, other_engine, .. } = options;
+        let Options { queues, queue_size, wce, workers, disks, balance, .. } = options;
         let disk = |number| {
             let path = numbered(&self.image, number);
             let image_options = ImageOptions { path, ..options.image.clone() };
@@ -185,7 +187,7 @@ impl Rig {
         };
         let poll = Duration::from_micros(50);
         let engine = EngineSource::new("test", depth, engine);
-        let server = ServerConfig { engine, workers: vec![WorkerOptions::default(); workers], poll };
+        let server = ServerConfig { engine, workers: vec![WorkerOptions::default(); workers], poll, balance };
         let start = if options.counting { Server::start_counting } else { Server::start };
         self.server = Some(start(&server, &opener, (0..disks).map(disk).collect()).unwrap());
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use blk_driver::{Device, Options, PoolOptions, Queue, Reconnect};
 use blk_server::{
-    DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig, Submissions, Wce,
+    Balance, DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig, Submissions, Wce,
     WorkerOptions,
 };
 use disk_image::{HostOpener, Image, Opener};
@@ -58,7 +58,8 @@ impl Served {
             (disk, SocketConfig { path: path.clone(), mode: 0o600, uid: None, gid: None })
         });
         let engine = EngineSource::new("lab", depth, engine);
-        let config = ServerConfig { engine, workers: vec![WorkerOptions::default()], poll };
+        let config =
+            ServerConfig { engine, workers: vec![WorkerOptions::default()], poll, balance: Balance::Off };
         let server = Server::start_counting(&config, &opener, disks.collect()).map_err(io::Error::other)?;
         Ok(Self { server: Some(server), sockets, queue_size, _folder: folder })
     }

@@ -1,0 +1,162 @@
+//! The balancer's thread with something to balance that is no server.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::balance::{QueueName, QueueReading};
+use crate::report::{QueueCounters, WorkerCounters, WorkerReport};
+use crate::worker_options::WorkerOptions;
+
+/// A hang, not a slow machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Two workers and two queues, both on worker 0, which is fully busy with them.
+#[derive(Default)]
+struct Fake {
+    start: Mutex<Option<Instant>>,
+    moved: Mutex<Vec<(String, u16, WorkerId)>>,
+    refuses: bool,
+}
+
+impl Balanced for Arc<Fake> {
+    fn read(&self) -> Reading {
+        let since = self.start.lock().unwrap().get_or_insert_with(Instant::now).elapsed();
+        let worker = |id: u32, cpu_time| {
+            let counters =
+                WorkerCounters { cpu_time, submission_time: cpu_time, ..WorkerCounters::default() };
+            WorkerReport { id: WorkerId(id), options: WorkerOptions::default(), queues: 0, counters }
+        };
+        let queue = |queue| QueueReading {
+            name: QueueName { disk: "a".into(), queue },
+            worker: WorkerId(0),
+            counters: QueueCounters { worker_time: since / 2, ..QueueCounters::default() },
+            attached: false,
+            most_workers: None,
+        };
+        Reading {
+            workers: vec![worker(0, since), worker(1, Duration::ZERO)],
+            queues: vec![queue(0), queue(1)],
+        }
+    }
+
+    fn move_queue(
+        &self,
+        disk: &str,
+        queue: u16,
+        to: WorkerId,
+        _: Duration,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        self.moved.lock().unwrap().push((disk.to_owned(), queue, to));
+        if self.refuses { Err("it is stuck".into()) } else { Ok(()) }
+    }
+}
+
+/// Rings as a busy worker does, until there is a decision.
+fn first_decision(fake: &Arc<Fake>) -> BalanceReport {
+    let balancer = Balancer::new().unwrap();
+    balancer.start(Box::new(Arc::clone(fake))).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        balancer.bell().ring(Instant::now());
+        std::thread::sleep(Duration::from_millis(5));
+        let report = balancer.report();
+        if !report.decisions.is_empty() {
+            return report;
+        }
+        assert!(Instant::now() < deadline, "no decision: {report:?}");
+    }
+}
+
+fn readings(bell: &Bell) -> u64 {
+    let mut counter = [0u8; 8];
+    rustix::io::ioctl_fionbio(&bell.fd, true).unwrap();
+    rustix::io::read(&bell.fd, &mut counter).map_or(0, |_| u64::from_ne_bytes(counter))
+}
+
+#[test]
+fn busy_worker_gets_rid_of_a_queue_and_the_report_says_why() {
+    let fake = Arc::new(Fake::default());
+    let report = first_decision(&fake);
+    assert_eq!(*fake.moved.lock().unwrap(), [("a".to_owned(), 0, WorkerId(1))]);
+    let decision = &report.decisions[0];
+    let names = (decision.disk.as_str(), decision.queue, decision.from, decision.to);
+    assert_eq!(names, ("a", 0, WorkerId(0), WorkerId(1)));
+    assert!(decision.why.contains("queue 0 of `a`"), "{}", decision.why);
+    assert!(matches!(decision.outcome, MoveOutcome::Moved { .. }), "{decision:?}");
+    assert_eq!((report.moves, report.failed), (1, 0));
+    assert!(report.readings > 3, "{report:?}");
+}
+
+#[test]
+fn move_that_fails_is_reported_with_its_error() {
+    let fake = Arc::new(Fake { refuses: true, ..Fake::default() });
+    let report = first_decision(&fake);
+    assert_eq!(report.decisions[0].outcome, MoveOutcome::Failed { error: "it is stuck".into() });
+    assert_eq!((report.moves, report.failed), (0, 1));
+}
+
+#[test]
+fn balancer_that_nobody_wakes_takes_no_reading_and_ends_when_told() {
+    let fake = Arc::new(Fake::default());
+    let balancer = Balancer::new().unwrap();
+    balancer.start(Box::new(Arc::clone(&fake))).unwrap();
+    std::thread::sleep(3 * PERIOD);
+    assert_eq!(balancer.report().readings, 0);
+    drop(balancer);
+    assert_eq!(Arc::strong_count(&fake), 1, "the thread is gone");
+}
+
+#[test]
+fn bell_is_heard_once_per_period_whoever_rings() {
+    let bell = Bell::new().unwrap();
+    (0..1_000).for_each(|ms| bell.ring(bell.origin + Duration::from_millis(ms)));
+    assert_eq!(readings(&bell), 10);
+}
+
+#[test]
+fn bell_is_not_heard_during_a_pause() {
+    let bell = Bell::new().unwrap();
+    bell.pause(bell.origin, Duration::from_secs(2));
+    bell.ring(bell.origin + Duration::from_millis(1_999));
+    assert_eq!(readings(&bell), 0);
+    bell.ring(bell.origin + Duration::from_secs(2));
+    assert_eq!(readings(&bell), 1);
+}
+
+#[test]
+fn worker_that_works_a_quarter_of_the_period_rings() {
+    let bell = Arc::new(Bell::new().unwrap());
+    let mut watch = BusyWatch::new(Arc::clone(&bell), bell.origin);
+    watch.look(bell.origin + PERIOD, PERIOD / 4);
+    assert_eq!(readings(&bell), 1);
+}
+
+#[test]
+fn worker_that_works_less_does_not_ring_and_looks_again_a_period_later() {
+    let bell = Arc::new(Bell::new().unwrap());
+    let mut watch = BusyWatch::new(Arc::clone(&bell), bell.origin);
+    watch.look(bell.origin + PERIOD, PERIOD / 5);
+    watch.look(bell.origin + 2 * PERIOD, PERIOD / 5 * 2);
+    assert_eq!(readings(&bell), 0);
+    assert_eq!(watch.next, bell.origin + 3 * PERIOD);
+}
+
+#[test]
+fn worker_that_slept_for_long_does_not_ring_for_a_short_burst() {
+    let bell = Arc::new(Bell::new().unwrap());
+    let mut watch = BusyWatch::new(Arc::clone(&bell), bell.origin);
+    watch.look(bell.origin + 10 * PERIOD, PERIOD);
+    assert_eq!(readings(&bell), 0);
+}
+
+#[test]
+fn only_the_last_decisions_are_kept() {
+    let mut kept = Kept::default();
+    for queue in 0..100 {
+        let (from, to) = (WorkerId(0), WorkerId(1));
+        let outcome = MoveOutcome::Moved { took: Duration::ZERO };
+        let (at, disk, why) = (SystemTime::UNIX_EPOCH, String::new(), String::new());
+        kept.note(BalanceDecision { at, disk, queue, from, to, why, outcome }, false);
+    }
+    assert_eq!((kept.decisions.len(), kept.moves), (KEPT, 100));
+    assert_eq!(kept.decisions.back().map(|decision| decision.queue), Some(99));
+}
