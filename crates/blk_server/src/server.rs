@@ -309,7 +309,7 @@ impl Server {
     /// Stops as the file's head says, within `timeout`.
     #[must_use]
     pub fn stop(mut self, timeout: Duration) -> StopReport {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_in(timeout);
         self.balancer = None;
         self.stop_accepting();
         let mut report = StopReport::default();

@@ -289,7 +289,8 @@ fn name_or_socket_that_is_taken_is_refused_and_the_image_let_go() {
 fn start(disks: Vec<(DiskConfig, SocketConfig)>) -> Result<Server, ServerError> {
     let engine = || Ok(Box::new(io_engine::IoUringEngine::new(io_engine::EngineConfig::default())?) as _);
     let engine = blk_server::EngineSource::new("test", 1024, Box::new(engine));
-    let config = ServerConfig { engine, workers: vec![], poll: Duration::ZERO };
+    let config =
+        ServerConfig { engine, workers: vec![], poll: Duration::ZERO, balance: blk_server::Balance::Off };
     let opener: std::sync::Arc<dyn disk_image::Opener> = std::sync::Arc::new(HostOpener);
     Server::start(&config, &opener, disks)
 }
