@@ -119,6 +119,7 @@ fn folder_of(group: &Path) -> Result<PathBuf, CgroupError> {
         return Err(CgroupError::NoHierarchy { path: group.into() });
     };
     let in_hierarchy = match group.strip_prefix("/") {
+        Ok(_) if group.starts_with(&mount) => group.to_path_buf(),
         Ok(below_root) => mount.join(below_root),
         Err(_) => mount.join(below_root(&own_group())).join(group),
     };

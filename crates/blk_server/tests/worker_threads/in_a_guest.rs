@@ -25,7 +25,7 @@ fn tests_pass_in_a_guest_with_two_nodes_and_control_groups() {
     let tests = OwnTests::new(&image, env!("CARGO_TARGET_TMPDIR"), "tests_pass_in_a_guest").on(4, 2);
     let passed = tests.run().unwrap_or_else(|error| panic!("{error:#}"));
     println!("{}: {} tests, {:?}", passed.kernel, passed.count, passed.output.wall);
-    assert!(passed.count >= 12, "{}", passed.output.console);
+    assert!(passed.count >= 13, "{}", passed.output.console);
     assert_eq!(passed.output.value("NODES"), Some("[0, 0, 1, 1]"));
     assert!(!passed.output.console.contains("skipped:"), "{}", passed.output.console);
 }
@@ -145,6 +145,29 @@ fn worker_is_in_its_group_and_the_groups_limit_holds_for_it_alone() {
     let (slow_us, free_us) = (cpu_stat("slow", "usage_usec"), cpu_stat("free", "usage_usec"));
     assert_eq!(cpu_stat("free", "nr_throttled"), 0);
     assert!(free_us > slow_us, "with a limit {slow_us} us, without {free_us} us");
+}
+
+/// As docs/workers.md has it: the process in a group of its own, its workers in threaded ones below.
+#[test]
+fn groups_below_the_processs_own_are_named_without_a_slash() {
+    let _alone = alone();
+    if !in_guest() {
+        return;
+    }
+    groups();
+    fs::create_dir(Path::new(GROUPS).join("bareblk")).unwrap();
+    threaded("bareblk/w0");
+    threaded("bareblk/w1");
+    write("bareblk/cgroup.subtree_control", "+cpu +cpuset");
+    write("bareblk/w1/cpu.max", "50000 100000");
+    write("bareblk/cgroup.procs", &std::process::id().to_string());
+
+    let bed = start(vec![in_group("w0"), in_group("/sys/fs/cgroup/bareblk/w1")]);
+    let own = Seen::here().group;
+    write("cgroup.procs", &std::process::id().to_string());
+
+    let groups: Vec<String> = bed.unwrap().seen.iter().map(|seen| seen.group.clone()).collect();
+    assert_eq!((own.as_str(), groups), ("/bareblk", vec!["/bareblk/w0".into(), "/bareblk/w1".into()]));
 }
 
 #[test]
