@@ -10,6 +10,18 @@
 
 mod cli;
 
+mod values;
+
+mod serve_args;
+
+mod disk_settings;
+
+mod configuration;
+
+mod config_words;
+
+mod config_file;
+
 mod engine_args;
 
 mod engines;
@@ -17,6 +29,14 @@ mod engines;
 mod usage;
 
 mod serve;
+
+mod serving;
+
+mod difference;
+
+mod open_disk;
+
+mod descriptors;
 
 mod logging;
 

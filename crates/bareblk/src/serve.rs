@@ -1,156 +1,110 @@
-//! `bareblk serve`: open the image, serve it, obey signals, stop.
+//! `bareblk serve`: open the images, serve them, obey signals, stop.
 //!
-//! `configuration → image (locked) → server → "serving" on standard output → signals → stop → exit code`
+//! `configuration → images (locked) → server → "serving" on standard output → signals → stop → exit code`
 //!
-//! - Signals are caught only once the image is ours: whoever waits for its lock can still be interrupted.
+//! - Signals are caught only once the images are ours: whoever waits for a lock can still be interrupted.
 //! - An image made by `--create` does not survive a start that fails.
+//! - A reload has a thread of its own: it may wait for locks, and a stop must be heard meanwhile.
 //!
-//! Not here: what is done with requests (`blk_server`, `io_engine`).
+//! Not here: which disks there are and how that changes (`serving.rs`), what is done with requests (`blk_server`).
 
 use std::io::{self, Write};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::{DiskConfig, EngineSource, Server, ServerConfig, StopReport, Wce, WorkerOptions};
-use disk_image::{HostOpener, Image, NewImage, Opener, SECTOR_BYTES};
-use io_engine::{Chosen, FileSpec, choose};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use blk_server::StopReport;
+use disk_image::{HostOpener, Opener};
 use signal_hook::iterator::Handle;
-use tracing::{debug, info, warn};
+use tracing::{error, info, warn};
 
-use crate::cli::ServeConfig;
+use crate::configuration::Configuration;
+use crate::descriptors;
+use crate::serving::{self, Serving};
 use crate::signals::{Request, Requests};
 
 /// Serves until told to stop.
-pub fn serve(config: ServeConfig) -> Result<()> {
-    raise_descriptor_limit();
-    check_workers(&config.workers)?;
+pub fn serve(configuration: Configuration) -> Result<()> {
+    let limit = descriptors::raise_limit();
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
-    let image = Image::open(opener.as_ref(), &config.image)?;
-    warn_of_foreign_format(&image);
-    let new_image =
-        config.image.create_bytes.map(|_| NewImage::new(opener.as_ref(), image.path(), image.file()));
+    let lines = ready_lines(&configuration);
+    let needed = descriptors::needed(&configuration);
+    let opened = serving::open(&opener, configuration)?;
     let requests = Requests::catch().context("cannot catch signals")?;
-    let stop_timeout = config.stop_timeout;
-    let server = start(&config, &opener, image)?;
-    new_image.into_iter().for_each(NewImage::keep);
-    announce(&config);
-    obey(server, requests, stop_timeout)
+    let serving = Arc::new(opened.start()?);
+    descriptors::warn_if_short(limit, needed);
+    let reloads = serving.has_file().then(|| start_reloader(&serving)).transpose()?;
+    announce(&lines);
+    obey(&serving, requests, reloads.as_ref())
 }
 
-/// Before anything is opened, made or waited for.
-fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
-    workers.iter().enumerate().try_for_each(|(number, options)| {
-        options.check().with_context(|| format!("worker {number} cannot run as it is told"))
-    })
+/// For scripts, which wait for the last one.
+fn ready_lines(configuration: &Configuration) -> String {
+    let disks = configuration.disks.iter().map(|disk| {
+        let (image, socket) = (disk.image.path.display(), disk.socket.path.display());
+        format!("bareblk: serving {image} on {socket}\n")
+    });
+    let last = configuration.file.as_ref().map(|_| {
+        let count = configuration.disks.len();
+        format!("bareblk: serving {count} disk{}\n", if count == 1 { "" } else { "s" })
+    });
+    disks.chain(last).collect()
 }
 
-/// Not refused: a guest may write any bytes to its raw disk, and must get it back.
-fn warn_of_foreign_format(image: &Image) {
-    if let Some(format) = image.foreign_format() {
-        warn!(
-            image = %image.path().display(),
-            "looks like a {format} image; it is served as raw, and a guest that writes destroys it: \
-             convert it with qemu-img convert -O raw"
-        );
-    }
-}
-
-fn warn_of_unsafe_cache(config: &ServeConfig) {
-    if config.image.cache.ignores_flushes() && config.image.access == disk_image::Access::ReadWrite {
-        let image = config.image.path.display();
-        warn!(%image, "--cache unsafe: flushes are ignored, and what was written is lost if the host goes down");
-    }
-}
-
-fn start(config: &ServeConfig, opener: &Arc<dyn Opener>, image: Image) -> Result<Server> {
-    let size_bytes = image.capacity_sectors() * SECTOR_BYTES;
-    let (block_size, discard) = (image.block_size(), image.discard_limits().is_some());
-    let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-    let chosen = Arc::new(choose(config.engine, &file, &config.engine_config)?);
-    // The image's lock must not outlive the server.
-    drop(file);
-    let engine = Arc::clone(&chosen);
-    let disk = DiskConfig {
-        name: image.path().display().to_string(),
-        serial: config.serial.clone().unwrap_or_else(|| image.default_serial()),
-        queues: config.queues,
-        queue_size: config.queue_size,
-        wce: config.wce,
-        engine: None,
-        workers: None,
-        image,
-    };
-    let (name, serial) = (disk.name.clone(), disk.serial.clone());
-    let server = ServerConfig {
-        engine: EngineSource::new(
-            chosen.kind.name(),
-            config.engine_config.depth,
-            Box::new(move || engine.make()),
-        ),
-        workers: config.workers.clone(),
-        poll: config.poll,
-        balance: config.balance,
-    };
-    let server = Server::start(&server, opener, vec![(disk, config.socket.clone())])?;
-    warn_of_passed_over(&chosen);
-    warn_of_unsafe_cache(config);
-    info!(
-        image = name,
-        size_bytes,
-        block_size,
-        readonly = config.image.access == disk_image::Access::ReadOnly,
-        cache = %config.image.cache,
-        wce = %if config.wce == Wce::Fixed { "fixed" } else { "guest" },
-        discard,
-        serial,
-        engine = %chosen.kind,
-        engine_because = chosen.why,
-        queues = config.queues,
-        queue_size = config.queue_size,
-        workers = config.workers.len(),
-        socket = %config.socket.path.display(),
-        "serving"
-    );
-    Ok(server)
-}
-
-/// Engines that would have been better. Told once the server runs: a start that fails says one line.
-fn warn_of_passed_over(chosen: &Chosen) {
-    for passed_over in &chosen.passed_over {
-        warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind, passed_over.error);
-    }
-}
-
-/// For scripts, which wait for this line.
-fn announce(config: &ServeConfig) {
-    let (image, socket) = (config.image.path.display(), config.socket.path.display());
+fn announce(lines: &str) {
     let mut out = io::stdout();
-    if let Err(error) = writeln!(out, "bareblk: serving {image} on {socket}").and_then(|()| out.flush()) {
+    if let Err(error) = out.write_all(lines.as_bytes()).and_then(|()| out.flush()) {
         warn!("not announced on standard output: {error}");
     }
 }
 
-fn obey(server: Server, mut requests: Requests, stop_timeout: Duration) -> Result<()> {
+fn obey(serving: &Arc<Serving>, mut requests: Requests, reloads: Option<&SyncSender<()>>) -> Result<()> {
     loop {
         match requests.next() {
-            Some(Request::Refresh) => server.refresh_capacities(),
-            Some(Request::Stop) => return stop(server, requests, stop_timeout),
+            Some(Request::Refresh) => match reloads.map(|reloads| reloads.try_send(())) {
+                None => serving.refresh_capacities(),
+                // Full: one that has not begun yet will see what this one should.
+                Some(Ok(()) | Err(TrySendError::Full(()))) => {}
+                Some(Err(TrySendError::Disconnected(()))) => {
+                    error!("the configuration can no longer be reloaded")
+                }
+            },
+            Some(Request::Stop) => return stop(serving, requests),
             Some(Request::Abort(code)) => std::process::exit(code),
             None => bail!("signals can no longer be received"),
         }
     }
 }
 
+/// A thread that looks at sizes, and at the configuration file, each time it is told.
+fn start_reloader(serving: &Arc<Serving>) -> Result<SyncSender<()>> {
+    let (sender, wishes) = sync_channel(1);
+    let serving = Arc::clone(serving);
+    let thread = std::thread::Builder::new().name("bareblk-reload".into()).spawn(move || {
+        for () in wishes {
+            serving.refresh_capacities();
+            match serving.reload() {
+                Ok(applied) if applied.refused.is_empty() => info!("configuration reloaded: {applied}"),
+                Ok(applied) => warn!("configuration reloaded, but for some of it: {applied}"),
+                Err(error) => error!("configuration not reloaded, nothing has changed: {error:#}"),
+            }
+        }
+    });
+    thread.context("cannot start the thread that reloads the configuration")?;
+    Ok(sender)
+}
+
 /// Stops on another thread, so that a second signal is heard on this one.
-fn stop(server: Server, mut requests: Requests, timeout: Duration) -> Result<()> {
+fn stop(serving: &Arc<Serving>, mut requests: Requests) -> Result<()> {
+    let timeout = serving.settings().stop_timeout;
     info!(timeout = ?timeout, "stopping");
     let (sender, reports) = mpsc::channel();
     let stopped = WakeOnDrop(requests.closer());
+    let serving = Arc::clone(serving);
     let stopper = std::thread::Builder::new().name("bareblk-stop".into()).spawn(move || {
         let _stopped = stopped;
-        let _ = sender.send(server.stop(timeout));
+        let _ = sender.send(serving.stop());
     });
     stopper.context("cannot start the thread that stops the server")?;
     while let Some(request) = requests.next() {
@@ -159,8 +113,8 @@ fn stop(server: Server, mut requests: Requests, timeout: Duration) -> Result<()>
             std::process::exit(code);
         }
     }
-    let report = reports.recv().context("the server did not stop in order; see the lines above")?;
-    judge(&report, timeout)
+    let report = reports.recv().ok().flatten();
+    judge(&report.context("the server did not stop in order; see the lines above")?, timeout)
 }
 
 /// Ends the wait for signals, however the stop went.
@@ -189,15 +143,6 @@ fn judge(report: &StopReport, timeout: Duration) -> Result<()> {
         report.not_flushed.iter().map(|(disk, error)| format!("{disk} could not be flushed: {error}"));
     let reasons: Vec<_> = unfinished.chain(not_flushed).collect();
     Err(anyhow!("stopped, but not cleanly: {}", reasons.join("; ")))
-}
-
-/// Each queue has three descriptors, each region of guest memory one; the usual soft limit is 1024.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, ..limit };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        debug!("the limit of open files stays at {:?}: {error}", limit.current);
-    }
 }
 
 #[cfg(test)]

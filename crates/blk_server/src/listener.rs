@@ -33,6 +33,16 @@ pub struct SocketConfig {
     pub gid: Option<u32>,
 }
 
+impl SocketConfig {
+    /// Whether a socket could be made there: what can be said before anything is opened or made.
+    ///
+    /// # Errors
+    /// [`SocketError`]: the path is too long, or its folder does not exist.
+    pub fn check(&self, opener: &dyn Opener) -> Result<(), SocketError> {
+        check_path(opener, &self.path)
+    }
+}
+
 /// Why a socket cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {

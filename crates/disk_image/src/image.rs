@@ -83,6 +83,14 @@ impl ImageOptions {
         }
     }
 
+    /// Whether any image could be opened with these: what can be said before anything is opened or made.
+    ///
+    /// # Errors
+    /// [`ImageError`], as from [`Image::open`].
+    pub fn check(&self) -> Result<(), ImageError> {
+        refuse_impossible(self)
+    }
+
     fn open_request(&self) -> OpenRequest {
         let direct = self.cache.is_direct();
         OpenRequest { access: self.access, direct, create: self.create_bytes, exclusive: false }

@@ -173,8 +173,12 @@ fn candidates(storage: Option<Storage>) -> Vec<(EngineKind, &'static str)> {
     candidates
 }
 
-/// Options that would be ignored are mistakes; `auto` takes none, because it may end up with any engine.
-fn check_options(wanted: EngineChoice, config: &EngineConfig) -> Result<(), EngineError> {
+/// Options that would be ignored are mistakes; `auto` takes none, because it may end up with any engine. [`choose`]
+/// asks too; this is for whoever wants to know before there is a file.
+///
+/// # Errors
+/// [`EngineError::Option`].
+pub fn check_options(wanted: EngineChoice, config: &EngineConfig) -> Result<(), EngineError> {
     let defaults = EngineConfig::default();
     let given = [
         ("--sqpoll-ms", EngineKind::IoUring, config.sqpoll_idle.is_some()),

@@ -57,7 +57,9 @@ mod fake;
 mod record;
 
 pub use capability::Capability;
-pub use choose::{Chosen, EngineChoice, EngineError, ParseEngineError, PassedOver, choose, make};
+pub use choose::{
+    Chosen, EngineChoice, EngineError, ParseEngineError, PassedOver, check_options, choose, make,
+};
 pub use contract::{
     Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, OpKind,
     Reap, Stats, Submit, Unmap, WatchId, WatchToken,

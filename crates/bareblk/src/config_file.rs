@@ -1,0 +1,377 @@
+//! `bareblk.toml`: many disks, what they have in common, and the process that serves them.
+//!
+//! `file → TOML → words of each table (defaults, then the disk's own) → DiskSettings → checked together → Configuration`
+//!
+//! - Everything that can be wrong is found before anything is opened; the first mistake is told, and how many more.
+//!
+//! Not here: what a key may hold (`serve_args.rs`, by way of `config_words.rs`), following a changed file (`serving.rs`).
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use blk_server::WorkerOptions;
+use clap::{Args, FromArgMatches};
+use disk_image::{HostOpener, Opener};
+use serde_json::Value;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::config_words::{Problem, Schema, Source, Word, Words};
+use crate::configuration::{Balance, Configuration, ServerSettings};
+use crate::disk_settings::{DiskSettings, ImageIdentity, WorkerChoice, real_path};
+use crate::serve_args::{DiskArgs, ServerArgs};
+
+/// Ten thousand disks with every key take less.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+/// Most workers of a process: a slip of the keyboard beyond.
+const MAX_WORKERS: u16 = 1024;
+/// What no two disks have in common.
+const OWN_KEYS: [&str; 3] = ["image", "name", "socket"];
+const TABLES: [&str; 3] = ["defaults", "disk", "worker"];
+
+/// Why a file is not followed.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidFile {
+    #[error("configuration {} cannot be read", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("configuration {} is longer than {max} bytes", path.display())]
+    TooLong { path: PathBuf, max: u64 },
+    #[error("{}:{}: {}{}", path.display(), first.line, first.text, and_more(*more))]
+    Problems { path: PathBuf, first: Problem, more: usize },
+}
+
+fn and_more(more: usize) -> String {
+    match more {
+        0 => String::new(),
+        1 => " (and 1 more mistake)".to_owned(),
+        more => format!(" (and {more} more mistakes)"),
+    }
+}
+
+/// A `[[disk]]`.
+#[derive(Debug, Args)]
+struct FileDisk {
+    #[arg(long)]
+    image: PathBuf,
+    #[arg(long)]
+    socket: PathBuf,
+    #[arg(long)]
+    workers: Option<WorkerChoice>,
+    #[command(flatten)]
+    disk: DiskArgs,
+}
+
+/// The top level, without its tables.
+#[derive(Debug, Args)]
+struct FileServer {
+    #[arg(long)]
+    control: Option<PathBuf>,
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)))]
+    workers: Option<u16>,
+    #[arg(long, value_enum, default_value_t = Balance::default())]
+    balance: Balance,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// Reads and checks a file.
+pub fn read(path: &Path) -> Result<Configuration, InvalidFile> {
+    let unreadable = |source| InvalidFile::Unreadable { path: path.to_owned(), source };
+    let file = File::open(path).map_err(unreadable)?;
+    let mut text = String::new();
+    let length = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if u64::try_from(length).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
+        return Err(InvalidFile::TooLong { path: path.to_owned(), max: MAX_FILE_BYTES });
+    }
+    let configuration = parse(&text, &HostOpener);
+    let mut configuration = configuration.map_err(|mut problems| {
+        problems.sort_by_key(|problem| problem.line);
+        let more = problems.len().saturating_sub(1);
+        let first = problems.into_iter().next();
+        let first = first.unwrap_or(Problem { line: 1, text: "it cannot be followed".to_owned() });
+        InvalidFile::Problems { path: path.to_owned(), first, more }
+    })?;
+    configuration.file = Some(path.to_owned());
+    Ok(configuration)
+}
+
+/// One disk from the keys of a `[[disk]]` and their values, in JSON: for whoever adds one to a running server.
+pub fn disk(keys: &serde_json::Map<String, Value>) -> anyhow::Result<DiskSettings> {
+    let line = |(key, value): (&String, &Value)| match value {
+        Value::String(text) => format!("{} = {}\n", quoted(key), quoted(text)),
+        // Numbers, truth values and lists of them are written alike in TOML.
+        other => format!("{} = {other}\n", quoted(key)),
+    };
+    let table: String = keys.iter().map(line).collect();
+    let mut reader = Reader::new(&table, &HostOpener);
+    let document = reader.document(&table).map_err(first_text)?;
+    let disk = reader.disk(document.get_ref(), 1, &Words::new());
+    disk.map(|disk| disk.settings).ok_or_else(|| first_text(reader.problems))
+}
+
+/// A basic string of TOML.
+fn quoted(text: &str) -> String {
+    let escaped = text.chars().map(|c| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if c.is_control() => format!("\\U{:08X}", u32::from(c)),
+        c => c.to_string(),
+    });
+    format!("\"{}\"", escaped.collect::<String>())
+}
+
+fn first_text(problems: Vec<Problem>) -> anyhow::Error {
+    let text = problems.into_iter().next().map(|problem| problem.text);
+    anyhow::Error::msg(text.unwrap_or_else(|| "this is no disk".to_owned()))
+}
+
+/// Everything but reading the file: all that is wrong, in any order.
+pub fn parse(text: &str, opener: &dyn Opener) -> Result<Configuration, Vec<Problem>> {
+    let mut reader = Reader::new(text, opener);
+    let document = reader.document(text)?;
+    let (server, workers) = reader.server(document.get_ref());
+    let disks = reader.disks(document.get_ref());
+    reader.refuse_clashes(&disks);
+    reader.refuse_missing_workers(&disks, workers);
+    if !reader.problems.is_empty() {
+        return Err(reader.problems);
+    }
+    let disks = disks.into_iter().map(|disk| disk.settings).collect();
+    Ok(Configuration { disks, server, file: None })
+}
+
+/// A disk and where its parts were written.
+#[derive(Debug)]
+struct ReadDisk {
+    settings: DiskSettings,
+    line: usize,
+    words: Words,
+}
+
+impl ReadDisk {
+    fn line_of(&self, key: &str) -> usize {
+        self.words.get(key).map_or(self.line, |word| word.line)
+    }
+
+    fn shown(&self, key: &str) -> String {
+        self.words.get(key).map(|word| word.shown.clone()).unwrap_or_default()
+    }
+}
+
+struct Reader<'a> {
+    source: Source<'a>,
+    opener: &'a dyn Opener,
+    schema: Schema,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(text: &'a str, opener: &'a dyn Opener) -> Self {
+        Self { source: Source::new(text), opener, schema: Schema::of::<FileDisk>(&[]), problems: Vec::new() }
+    }
+
+    fn document<'t>(&self, text: &'t str) -> Result<Spanned<DeTable<'t>>, Vec<Problem>> {
+        let (document, errors) = DeTable::parse_recoverable(text);
+        let problem = |error: &toml::de::Error| {
+            let line = error.span().map_or(1, |span| self.source.line(&span));
+            Problem { line, text: error.message().replace('\n', "; ") }
+        };
+        if errors.is_empty() { Ok(document) } else { Err(errors.iter().map(problem).collect()) }
+    }
+
+    fn problem(&mut self, line: usize, text: impl Into<String>) {
+        self.problems.push(Problem { line, text: text.into() });
+    }
+
+    /// The settings of the process, and how many workers it has (`None`: that is not known).
+    fn server(&mut self, document: &DeTable<'_>) -> (ServerSettings, Option<usize>) {
+        let mut schema = Schema::of::<FileServer>(&TABLES);
+        let before = self.problems.len();
+        let words = schema.words(document, &self.source, &mut self.problems);
+        let tables = self.tables(document, "worker");
+        let workers = self.worker_tables(&tables, words.get("workers"));
+        if self.problems.len() > before {
+            return (ServerSettings::default(), None);
+        }
+        let read = schema.matches(&words).and_then(|matches| FileServer::from_arg_matches(&matches));
+        match read {
+            Ok(FileServer { control, workers: count, balance, server }) => {
+                let alike = vec![WorkerOptions::default(); usize::from(count.unwrap_or(1))];
+                let workers = if workers.is_empty() { alike } else { workers };
+                let count = workers.len();
+                (ServerSettings { workers, balance, control, ..server.into() }, Some(count))
+            }
+            Err(error) => {
+                self.problem(1, error.to_string().replace('\n', " "));
+                (ServerSettings::default(), None)
+            }
+        }
+    }
+
+    fn worker_tables(&mut self, tables: &[(usize, DeTable<'_>)], count: Option<&Word>) -> Vec<WorkerOptions> {
+        if let (Some((line, _)), Some(count)) = (tables.first(), count) {
+            let text = format!("[[worker]]: `workers` (line {}) is given too: use one of them", count.line);
+            self.problem(*line, text);
+        }
+        let options = tables.iter().map(|(line, table)| self.worker(*line, table));
+        options.collect()
+    }
+
+    fn worker(&mut self, line: usize, table: &DeTable<'_>) -> WorkerOptions {
+        let _ = (line, table);
+        WorkerOptions::default()
+    }
+
+    /// The tables called `name`, with their lines.
+    fn tables<'t>(&mut self, document: &DeTable<'t>, name: &str) -> Vec<(usize, DeTable<'t>)> {
+        let Some((key, value)) = document.iter().find(|(key, _)| key.get_ref() == name) else {
+            return Vec::new();
+        };
+        let line = self.source.line(&key.span());
+        let wrong = Problem { line, text: format!("{name}: write [[{name}]], once for each") };
+        let DeValue::Array(array) = value.get_ref() else {
+            self.problems.push(wrong);
+            return Vec::new();
+        };
+        let mut tables = Vec::new();
+        for value in array.iter() {
+            match value.get_ref() {
+                DeValue::Table(table) => tables.push((self.source.line(&value.span()), table.clone())),
+                _ => self.problems.push(wrong.clone()),
+            }
+        }
+        tables
+    }
+
+    fn disks(&mut self, document: &DeTable<'_>) -> Vec<ReadDisk> {
+        let defaults = self.defaults(document);
+        let tables = self.tables(document, "disk");
+        if tables.is_empty() && !document.iter().any(|(key, _)| key.get_ref() == "disk") {
+            self.problem(1, "there is no disk: write a [[disk]] with image and socket for each");
+        }
+        tables.iter().filter_map(|(line, table)| self.disk(table, *line, &defaults)).collect()
+    }
+
+    fn defaults(&mut self, document: &DeTable<'_>) -> Words {
+        let Some((key, value)) = document.iter().find(|(key, _)| key.get_ref() == "defaults") else {
+            return Words::new();
+        };
+        let DeValue::Table(table) = value.get_ref() else {
+            let line = self.source.line(&key.span());
+            self.problem(line, "defaults: write it as a table, [defaults]");
+            return Words::new();
+        };
+        let mut words = self.schema.words(table, &self.source, &mut self.problems);
+        for key in OWN_KEYS {
+            if let Some(word) = words.remove(key) {
+                self.problem(
+                    word.line,
+                    format!("{key} = {}: disks cannot share it: set it in each [[disk]]", word.shown),
+                );
+            }
+        }
+        words
+    }
+
+    /// `None`: a problem was found.
+    fn disk(&mut self, table: &DeTable<'_>, line: usize, defaults: &Words) -> Option<ReadDisk> {
+        let before = self.problems.len();
+        let own = self.schema.words(table, &self.source, &mut self.problems);
+        for key in ["image", "socket"] {
+            if !table.iter().any(|(known, _)| known.get_ref() == key) {
+                self.problem(line, format!("[[disk]] without `{key}`: each needs image and socket"));
+            }
+        }
+        if self.problems.len() > before {
+            return None;
+        }
+        let mut words = defaults.clone();
+        words.extend(own);
+        match self.settings(&words) {
+            Ok(settings) => Some(ReadDisk { settings, line, words }),
+            Err(error) => {
+                let text = format!("{error:#}");
+                // Where the first option that it names is set.
+                let line = options_in(&text).find_map(|key| words.get(key)).map_or(line, |word| word.line);
+                self.problem(line, without_dashes(&text));
+                None
+            }
+        }
+    }
+
+    fn settings(&mut self, words: &Words) -> anyhow::Result<DiskSettings> {
+        let matches = self.schema.matches(words)?;
+        let FileDisk { image, socket, workers, disk } = FileDisk::from_arg_matches(&matches)?;
+        let mut settings = DiskSettings::new(image, socket, disk)?;
+        settings.workers = workers;
+        settings.words = self.schema.effective(&matches);
+        // A file is read at each start: what it makes, it makes once.
+        if self.opener.file_kind(&settings.image.path).is_ok() {
+            settings.image.create_bytes = None;
+        }
+        settings.check_image_path(self.opener)?;
+        settings.socket.check(self.opener)?;
+        Ok(settings)
+    }
+
+    fn refuse_clashes(&mut self, disks: &[ReadDisk]) {
+        let (mut names, mut sockets) = (HashMap::new(), HashMap::new());
+        let mut images: HashMap<_, Vec<&ReadDisk>> = HashMap::new();
+        for disk in disks {
+            let settings = &disk.settings;
+            if let Some(name) = &settings.name
+                && let Some(other) = names.insert(name, disk)
+            {
+                self.clash(disk, "name", other);
+            }
+            let socket = real_path(self.opener, &settings.socket.path);
+            if let Some(other) = sockets.insert(socket, disk) {
+                self.clash(disk, "socket", other);
+            }
+            let same = images.entry(ImageIdentity::of(self.opener, &settings.image.path)).or_default();
+            let writes = |other: &&&ReadDisk| !(settings.read_only() && other.settings.read_only());
+            if let Some(other) = same.iter().find(writes).copied() {
+                self.clash(disk, "image", other);
+            }
+            same.push(disk);
+        }
+    }
+
+    fn clash(&mut self, disk: &ReadDisk, key: &str, other: &ReadDisk) {
+        let readers = if key == "image" { ", and not both are readonly" } else { "" };
+        let text = format!(
+            "{key} = {}: the disk in line {} has the same {key}{readers}",
+            disk.shown(key),
+            other.line_of(key)
+        );
+        self.problem(disk.line_of(key), text);
+    }
+
+    fn refuse_missing_workers(&mut self, disks: &[ReadDisk], workers: Option<usize>) {
+        let Some(workers) = workers else { return };
+        for disk in disks {
+            let beyond = disk.settings.workers.as_ref().and_then(|choice| choice.beyond(workers));
+            if let Some(beyond) = beyond {
+                let text = format!(
+                    "workers = {}: {beyond}, and the server has {workers}, counted from 0",
+                    disk.shown("workers")
+                );
+                self.problem(disk.line_of("workers"), text);
+            }
+        }
+    }
+}
+
+/// "--cache none or --iopoll" → "cache", "iopoll".
+fn options_in(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+    words.filter_map(|word| word.strip_prefix("--"))
+}
+
+/// The keys of a file have none.
+fn without_dashes(text: &str) -> String {
+    let mut words = text.split(' ').map(|word| word.strip_prefix("--").unwrap_or(word));
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |line, word| line + " " + word)
+}

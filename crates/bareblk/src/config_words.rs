@@ -1,0 +1,202 @@
+//! A table of a configuration file in the words of the command line: its keys are the options' names.
+//!
+//! `TOML table → words (key, text, line) → each alone through clap: its value parser, its limits → arguments`
+//!
+//! - No key and no limit is written down twice: what a table may hold is what a clap struct says.
+//!
+//! Not here: which tables there are, what they mean together (`config_file.rs`).
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::ops::Range;
+
+use clap::builder::PossibleValue;
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// Words less alike than this are not what was meant.
+const MIN_LIKENESS: f64 = 0.7;
+/// Most of a value that an error repeats.
+const SHOWN_CHARS: usize = 80;
+
+/// A mistake and where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub line: usize,
+    pub text: String,
+}
+
+/// The file's text, to say where something is and how it was written.
+#[derive(Debug)]
+pub struct Source<'a> {
+    text: &'a str,
+    line_starts: Vec<usize>,
+}
+
+impl<'a> Source<'a> {
+    pub fn new(text: &'a str) -> Self {
+        let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        let line_starts = std::iter::once(0).chain(breaks.map(|(at, _)| at + 1)).collect();
+        Self { text, line_starts }
+    }
+
+    /// Counted from 1.
+    pub fn line(&self, span: &Range<usize>) -> usize {
+        self.line_starts.partition_point(|start| *start <= span.start).max(1)
+    }
+
+    /// As written, on one line, cut where it gets long.
+    pub fn shown(&self, span: &Range<usize>) -> String {
+        let written = self.text.get(span.clone()).unwrap_or_default();
+        let mut shown: String = written.chars().take(SHOWN_CHARS).flat_map(one_line).collect();
+        if written.chars().nth(SHOWN_CHARS).is_some() {
+            shown.push('…');
+        }
+        shown
+    }
+}
+
+fn one_line(c: char) -> Vec<char> {
+    if c.is_control() { c.escape_default().collect() } else { vec![c] }
+}
+
+/// One key, its value as the command line would have it, and where it stands.
+#[derive(Clone, Debug)]
+pub struct Word {
+    pub text: String,
+    pub shown: String,
+    pub line: usize,
+}
+
+/// The keys of one table that are as they should be.
+pub type Words = BTreeMap<String, Word>;
+
+/// What a table may hold: the options of a clap struct.
+#[derive(Debug)]
+pub struct Schema {
+    command: Command,
+    /// Tables below it, which somebody else reads.
+    tables: &'static [&'static str],
+}
+
+impl Schema {
+    pub fn of<T: Args>(tables: &'static [&'static str]) -> Self {
+        let command = Command::new("table").no_binary_name(true).disable_help_flag(true);
+        // Keys are looked at one by one; what has to be there is asked for by `Schema::arguments`.
+        let command = T::augment_args(command.disable_version_flag(true)).mut_args(|arg| arg.required(false));
+        Self { command, tables }
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.command.get_arguments().filter_map(Arg::get_long)
+    }
+
+    fn option(&self, key: &str) -> Option<&Arg> {
+        self.command.get_arguments().find(|arg| arg.get_long() == Some(key))
+    }
+
+    /// The table's keys with their values, each as clap takes it. What it does not take is a problem.
+    pub fn words(&mut self, table: &DeTable<'_>, source: &Source<'_>, problems: &mut Vec<Problem>) -> Words {
+        let mut words = Words::new();
+        let own = table.iter().filter(|(key, _)| !self.tables.contains(&key.get_ref().as_ref()));
+        for (key, value) in own.collect::<Vec<_>>() {
+            let line = source.line(&key.span());
+            let key: &str = key.get_ref();
+            match self.word(key, value, source) {
+                Ok(word) => drop(words.insert(key.to_owned(), Word { line, ..word })),
+                Err(text) => problems.push(Problem { line, text }),
+            }
+        }
+        words
+    }
+
+    fn word(&mut self, key: &str, value: &Spanned<DeValue<'_>>, source: &Source<'_>) -> Result<Word, String> {
+        let Some(option) = self.option(key) else {
+            return Err(unknown_key(key, self.keys().chain(self.tables.iter().copied())));
+        };
+        let (flag, on_off) = (is_flag(option), takes_on_off(option));
+        let shown = source.shown(&value.span());
+        let wrong = |why: &str| format!("{key} = {shown}: {why}");
+        let text = match value.get_ref() {
+            DeValue::Boolean(on) if on_off => if *on { "on" } else { "off" }.to_owned(),
+            DeValue::Boolean(on) => on.to_string(),
+            _ if flag => return Err(wrong("give true or false")),
+            // An integer with a radix or a sign keeps it: no option takes one, and 0o600 must not become 384.
+            DeValue::Integer(number) => number.to_string(),
+            DeValue::String(text) => text.clone().into_owned(),
+            DeValue::Array(_) if key == "workers" => shown.clone(),
+            DeValue::Array(_) => return Err(wrong("one value is taken, not a list")),
+            DeValue::Float(_) | DeValue::Datetime(_) => {
+                return Err(wrong("give a whole number, or text in quotes"));
+            }
+            DeValue::Table(_) => return Err(format!("{key}: one value is taken, not a table")),
+        };
+        let word = Word { text, shown: shown.clone(), line: 0 };
+        let checked = self.command.try_get_matches_from_mut(argument(key, &word, flag));
+        checked.map_err(|error| wrong(&reason(&error)))?;
+        Ok(word)
+    }
+
+    /// All words together, as clap has them.
+    pub fn matches(&mut self, words: &Words) -> Result<ArgMatches, clap::Error> {
+        let arguments = words.iter().flat_map(|(key, word)| {
+            let flag = self.option(key).is_some_and(is_flag);
+            argument(key, word, flag)
+        });
+        let arguments: Vec<_> = arguments.collect();
+        self.command.try_get_matches_from_mut(arguments)
+    }
+
+    /// Every key that has a value, given or by default.
+    pub fn effective(&self, matches: &ArgMatches) -> BTreeMap<String, String> {
+        let value = |arg: &Arg| {
+            let mut values = matches.get_raw(arg.get_id().as_str())?;
+            Some((arg.get_long()?.to_owned(), values.next()?.to_string_lossy().into_owned()))
+        };
+        self.command.get_arguments().filter_map(value).collect()
+    }
+}
+
+fn is_flag(option: &Arg) -> bool {
+    matches!(option.get_action(), ArgAction::SetTrue)
+}
+
+fn takes_on_off(option: &Arg) -> bool {
+    let is = |word| move |value: &PossibleValue| value.matches(word, false);
+    !is_flag(option) && option.get_possible_values().iter().any(is("on"))
+}
+
+/// Joined by `=`, so that a value that begins with a dash is one.
+fn argument(key: &str, word: &Word, flag: bool) -> Option<String> {
+    match (flag, word.text.as_str()) {
+        (true, "true") => Some(format!("--{key}")),
+        (true, _) => None,
+        (false, text) => Some(format!("--{key}={text}")),
+    }
+}
+
+/// What clap has against a value, without the option and the value.
+fn reason(error: &clap::Error) -> String {
+    if let Some(source) = error.source() {
+        return source.to_string();
+    }
+    match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(valid)) if !valid.is_empty() => format!("use {}", valid.join(", ")),
+        _ => "a value is needed".to_owned(),
+    }
+}
+
+/// Names the key that was probably meant.
+fn unknown_key<'k>(key: &str, known: impl Iterator<Item = &'k str>) -> String {
+    let likeness = |known: &'k str| (strsim::jaro(key, known), known);
+    let nearest = known.map(likeness).max_by(|(a, _), (b, _)| a.total_cmp(b));
+    let shown: String = key.chars().take(SHOWN_CHARS).flat_map(one_line).collect();
+    match nearest {
+        Some((likeness, nearest)) if likeness > MIN_LIKENESS => {
+            format!("there is no key `{shown}`: did you mean `{nearest}`?")
+        }
+        _ => format!("there is no key `{shown}`"),
+    }
+}

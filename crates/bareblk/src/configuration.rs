@@ -1,0 +1,53 @@
+//! All that a server is to serve, checked as a whole: what the command line and a configuration file become.
+//!
+//! Not here: reading a file (`config_file.rs`), following it (`serving.rs`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use blk_server::{DEFAULT_POLL, WorkerOptions};
+use clap::ValueEnum;
+
+use crate::disk_settings::DiskSettings;
+
+/// What to serve.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    /// At least one; names, sockets and images do not clash.
+    pub disks: Vec<DiskSettings>,
+    pub server: ServerSettings,
+    /// Where it was read from, and can be read again.
+    pub file: Option<PathBuf>,
+}
+
+/// What belongs to the process rather than to one disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerSettings {
+    pub poll: Duration,
+    pub stop_timeout: Duration,
+    /// One worker for each.
+    pub workers: Vec<WorkerOptions>,
+    pub balance: Balance,
+    /// `None`: no control socket.
+    pub control: Option<PathBuf>,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            poll: DEFAULT_POLL,
+            stop_timeout: Duration::from_secs(30),
+            workers: vec![WorkerOptions::default()],
+            balance: Balance::default(),
+            control: None,
+        }
+    }
+}
+
+/// Whether queues are moved between workers by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Balance {
+    #[default]
+    Auto,
+    Off,
+}

@@ -1,0 +1,268 @@
+//! One disk as it is to be served: what the command line and the configuration file both end in.
+//!
+//! `DiskArgs (+ image, socket) → DiskSettings::new → checked as far as it can be without opening anything`
+//!
+//! Not here: single values (`values.rs`), the file (`config_file.rs`), opening and serving it (`open_disk.rs`).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use blk_server::{SocketConfig, Wce};
+use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
+use io_engine::{EngineChoice, EngineConfig, EngineKind, check_options};
+
+use crate::serve_args::{DiskArgs, Switch};
+use crate::usage::Contradiction;
+use crate::values;
+
+/// What to serve and how.
+#[derive(Clone, Debug)]
+pub struct DiskSettings {
+    /// `None`: the image's path, without links.
+    pub name: Option<String>,
+    pub image: ImageOptions,
+    pub socket: SocketConfig,
+    pub wce: Wce,
+    pub serial: Option<String>,
+    pub queues: u16,
+    pub queue_size: u16,
+    pub engine: EngineChoice,
+    pub engine_config: EngineConfig,
+    /// `None`: all of them.
+    pub workers: Option<WorkerChoice>,
+    /// Every setting as it was written, or as it is by default: what two readings of a file are compared by. Empty
+    /// if there is no file.
+    pub words: BTreeMap<String, String>,
+}
+
+impl DiskSettings {
+    /// Looks up users and groups, and refuses what contradicts itself.
+    pub fn new(image: PathBuf, socket: PathBuf, args: DiskArgs) -> Result<Self> {
+        if args.engine.iopoll && !args.cache.is_direct() {
+            let why = "--iopoll needs --cache none or directsync: the page cache has nothing to poll";
+            bail!(Contradiction(why));
+        }
+        if args.engine.io_threads.is_some() && args.engine.engine == EngineChoice::Named(EngineKind::IoUring)
+        {
+            bail!(Contradiction(
+                "--io-threads has no effect with --engine io_uring, which has no threads of ours"
+            ));
+        }
+        let socket = SocketConfig {
+            path: socket,
+            mode: args.socket_mode,
+            uid: args.socket_owner.as_deref().map(values::user_id).transpose().context("--socket-owner")?,
+            gid: args.socket_group.as_deref().map(values::group_id).transpose().context("--socket-group")?,
+        };
+        let image = ImageOptions {
+            path: image,
+            access: if args.readonly { Access::ReadOnly } else { Access::ReadWrite },
+            cache: args.cache,
+            block_size: args.block_size,
+            discard: args.discard == Switch::On,
+            create_bytes: args.create,
+            lock_timeout: Duration::from_secs(args.lock_timeout),
+        };
+        let engine_config = args.engine.configuration()?;
+        check_options(args.engine.engine, &engine_config)?;
+        image.check()?;
+        Ok(Self {
+            name: args.name,
+            image,
+            socket,
+            wce: args.wce.into(),
+            serial: args.serial,
+            queues: args.queues,
+            queue_size: args.queue_size,
+            engine: args.engine.engine,
+            engine_config,
+            workers: None,
+            words: BTreeMap::new(),
+        })
+    }
+
+    /// What it is called: its name, or its image's path as far as it can be followed.
+    pub fn name(&self, opener: &dyn Opener) -> String {
+        self.name.clone().unwrap_or_else(|| real_path(opener, &self.image.path).display().to_string())
+    }
+
+    pub fn read_only(&self) -> bool {
+        self.image.access == Access::ReadOnly
+    }
+
+    /// Whether both cannot be served at once, and over what.
+    pub fn conflict(&self, other: &Self, opener: &dyn Opener) -> Option<Shared> {
+        if real_path(opener, &self.socket.path) == real_path(opener, &other.socket.path) {
+            return Some(Shared::Socket);
+        }
+        let readers = self.read_only() && other.read_only();
+        let same =
+            || ImageIdentity::of(opener, &self.image.path) == ImageIdentity::of(opener, &other.image.path);
+        (!readers && same()).then_some(Shared::Image)
+    }
+
+    /// Looks at the image's path as opening it will.
+    pub fn check_image_path(&self, opener: &dyn Opener) -> Result<(), ImageError> {
+        let path = || self.image.path.clone();
+        match (opener.file_kind(&self.image.path), self.image.create_bytes) {
+            (Ok(_), Some(_)) => Err(ImageError::Exists { path: path() }),
+            (Ok(FileKind::Regular | FileKind::BlockDevice), None) => Ok(()),
+            (Ok(kind), None) => Err(ImageError::NotAnImage { path: path(), kind }),
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
+                Err(ImageError::Missing { path: path() })
+            }
+            // Opening it says more.
+            (Err(_), _) => Ok(()),
+        }
+    }
+}
+
+/// What two disks must not have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    Socket,
+    Image,
+}
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Socket => "socket",
+            Self::Image => "image",
+        })
+    }
+}
+
+/// One file, whatever it is called; one that does not exist yet is its path.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ImageIdentity {
+    File(u64, u64),
+    Path(PathBuf),
+}
+
+impl ImageIdentity {
+    pub fn of(opener: &dyn Opener, path: &Path) -> Self {
+        let real = real_path(opener, path);
+        match opener.file_id(&real) {
+            Ok(FileId { dev, ino }) => Self::File(dev, ino),
+            Err(_) => Self::Path(real),
+        }
+    }
+}
+
+/// Without links, also for a file that does not exist yet in a folder that does.
+pub fn real_path(opener: &dyn Opener, path: &Path) -> PathBuf {
+    if let Ok(real) = opener.canonical_path(path) {
+        return real;
+    }
+    let folder = match path.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => return path.to_owned(),
+    };
+    match (opener.canonical_path(folder), path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
+    }
+}
+
+/// Which workers serve a disk's queues, one after the other, and again from the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WorkerChoice {
+    /// This many; the server says which.
+    Count(usize),
+    /// By their place in the file, counted from 0.
+    These(Vec<usize>),
+}
+
+impl WorkerChoice {
+    /// With `workers` of them in the process; `disk` counts the disks, so that those that take few are spread.
+    pub fn places(&self, disk: usize, workers: usize) -> Vec<usize> {
+        let workers = workers.max(1);
+        match self {
+            Self::Count(count) => (0..*count).map(|n| (disk * count + n) % workers).collect(),
+            Self::These(places) => places.clone(),
+        }
+    }
+
+    /// The first that does not exist, as it would be called.
+    pub fn beyond(&self, workers: usize) -> Option<String> {
+        match self {
+            Self::Count(count) if *count > workers => Some(format!("{count} workers")),
+            Self::Count(_) => None,
+            Self::These(places) => {
+                places.iter().find(|place| **place >= workers).map(|place| format!("worker {place}"))
+            }
+        }
+    }
+}
+
+/// `2`, or `[0, 3]`.
+impl FromStr for WorkerChoice {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let usage = "give how many, or which: 2, or [0, 3]";
+        let Some(list) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) else {
+            return match text.parse() {
+                Ok(count) if count > 0 => Ok(Self::Count(count)),
+                _ => bail!(usage),
+            };
+        };
+        let places = list.split(',').map(|place| place.trim().parse().context(usage));
+        Ok(Self::These(places.collect::<Result<_>>()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use disk_image::HostOpener;
+
+    use super::*;
+
+    #[test]
+    fn workers_are_a_number_or_a_list() {
+        assert_eq!("2".parse::<WorkerChoice>().unwrap(), WorkerChoice::Count(2));
+        assert_eq!("[0, 3]".parse::<WorkerChoice>().unwrap(), WorkerChoice::These(vec![0, 3]));
+        assert!("0".parse::<WorkerChoice>().is_err() && "[]".parse::<WorkerChoice>().is_err());
+        assert!("all".parse::<WorkerChoice>().unwrap_err().to_string().contains("[0, 3]"));
+    }
+
+    #[test]
+    fn disks_that_take_one_worker_each_are_spread_over_all() {
+        let one = WorkerChoice::Count(1);
+        let places: Vec<_> = (0..4).map(|disk| one.places(disk, 3)[0]).collect();
+        assert_eq!(places, [0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn worker_that_does_not_exist_is_named() {
+        assert_eq!(WorkerChoice::Count(3).beyond(2).unwrap(), "3 workers");
+        assert_eq!(WorkerChoice::These(vec![0, 2]).beyond(2).unwrap(), "worker 2");
+        assert_eq!(WorkerChoice::These(vec![0, 1]).beyond(2), None);
+    }
+
+    #[test]
+    fn image_is_the_same_behind_a_link_and_under_a_second_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, soft, hard] = ["file", "soft", "hard"].map(|name| folder.path().join(name));
+        std::fs::write(&file, "x").unwrap();
+        std::os::unix::fs::symlink(&file, &soft).unwrap();
+        std::fs::hard_link(&file, &hard).unwrap();
+        let of = |path: &Path| ImageIdentity::of(&HostOpener, path);
+        assert_eq!([of(&soft), of(&hard)], [of(&file), of(&file)]);
+        assert_ne!(of(folder.path()), of(&file));
+    }
+
+    #[test]
+    fn file_that_does_not_exist_yet_is_the_same_by_each_way_to_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, detour) = (folder.path().join("new"), folder.path().join("./new"));
+        assert_eq!(ImageIdentity::of(&HostOpener, &plain), ImageIdentity::of(&HostOpener, &detour));
+    }
+}

@@ -1,0 +1,166 @@
+//! From a disk's settings to what the server takes: its image, open and locked, and where its engine comes from.
+//!
+//! `DiskSettings → image → engine (tried out on it) → DiskConfig`; then the "serving" line
+//!
+//! - Disks whose engine is the same in all options share one [`EngineSource`], hence one engine in each worker.
+//!
+//! Not here: which disks there are (`serving.rs`), what an engine is (`io_engine`).
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use anyhow::Result;
+use blk_server::{DiskConfig, EngineSource, Wce};
+use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
+use io_engine::{Chosen, EngineConfig, FileSpec, choose};
+use tracing::{info, warn};
+
+use crate::disk_settings::DiskSettings;
+
+/// Sources of engines that disks use at the moment.
+#[derive(Debug, Default)]
+pub struct EngineSources {
+    /// By kind and options in their debug form, which has every option, also those that are yet to come.
+    known: Mutex<Vec<(String, Weak<EngineSource>)>>,
+}
+
+impl EngineSources {
+    fn source(&self, chosen: &Arc<Chosen>, config: &EngineConfig) -> Arc<EngineSource> {
+        let key = format!("{} {config:?}", chosen.kind);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(_, source)| source.strong_count() > 0);
+        let same = known.iter().find(|(other, _)| *other == key);
+        if let Some(source) = same.and_then(|(_, source)| source.upgrade()) {
+            return source;
+        }
+        let maker = Arc::clone(chosen);
+        let source = EngineSource::new(chosen.kind.name(), config.depth, Box::new(move || maker.make()));
+        known.push((key, Arc::downgrade(&source)));
+        source
+    }
+}
+
+/// An image, and what removes it again if it was made for a start that fails.
+#[derive(Debug)]
+pub struct OpenImage<'a> {
+    image: Image,
+    new: Option<NewImage<'a>>,
+}
+
+/// Waits for whoever has the image, as long as the settings say.
+pub fn open_image<'a>(opener: &'a dyn Opener, settings: &DiskSettings) -> Result<OpenImage<'a>> {
+    let image = Image::open(opener, &settings.image)?;
+    warn_of_foreign_format(&image);
+    let made = settings.image.create_bytes;
+    let new = made.map(|_| NewImage::new(opener, image.path(), image.file()));
+    Ok(OpenImage { image, new })
+}
+
+/// Not refused: a guest may write any bytes to its raw disk, and must get it back.
+fn warn_of_foreign_format(image: &Image) {
+    if let Some(format) = image.foreign_format() {
+        warn!(
+            image = %image.path().display(),
+            "looks like a {format} image; it is served as raw, and a guest that writes destroys it: \
+             convert it with qemu-img convert -O raw"
+        );
+    }
+}
+
+/// A disk that a server can be given, and what to say once it has it.
+#[derive(Debug)]
+pub struct ReadyDisk<'a> {
+    pub config: DiskConfig,
+    pub engine: Arc<EngineSource>,
+    pub told: Told,
+    pub new: Option<NewImage<'a>>,
+}
+
+/// Tries the engine out on the image.
+pub fn prepare<'a>(
+    open: OpenImage<'a>,
+    settings: &DiskSettings,
+    sources: &EngineSources,
+) -> Result<ReadyDisk<'a>> {
+    let OpenImage { image, new } = open;
+    let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    let chosen = Arc::new(choose(settings.engine, &file, &settings.engine_config)?);
+    // The image's lock must not outlive the server.
+    drop(file);
+    let engine = sources.source(&chosen, &settings.engine_config);
+    let path = image.path().display().to_string();
+    let serial = settings.serial.clone().unwrap_or_else(|| image.default_serial());
+    let told = Told {
+        image: path.clone(),
+        size_bytes: image.capacity_sectors() * SECTOR_BYTES,
+        block_size: image.block_size(),
+        discard: image.discard_limits().is_some(),
+        serial: serial.clone(),
+        chosen,
+    };
+    let config = DiskConfig {
+        name: settings.name.clone().unwrap_or(path),
+        serial,
+        queues: settings.queues,
+        queue_size: settings.queue_size,
+        wce: settings.wce,
+        engine: Some(Arc::clone(&engine)),
+        image,
+    };
+    Ok(ReadyDisk { config, engine, told, new })
+}
+
+/// What the log says about a disk, which its image no longer can once the server has it.
+#[derive(Debug)]
+pub struct Told {
+    image: String,
+    size_bytes: u64,
+    block_size: u32,
+    discard: bool,
+    serial: String,
+    chosen: Arc<Chosen>,
+}
+
+impl Told {
+    /// Told once the disk is served: a start that fails says one line.
+    pub fn log(&self, settings: &DiskSettings) {
+        warn_of_passed_over(&self.chosen);
+        warn_of_unsafe_cache(settings);
+        let (engine, usual) = (&settings.engine_config, EngineConfig::default());
+        info!(
+            disk = settings.name,
+            image = self.image,
+            size_bytes = self.size_bytes,
+            block_size = self.block_size,
+            readonly = settings.read_only(),
+            cache = %settings.image.cache,
+            wce = %if settings.wce == Wce::Fixed { "fixed" } else { "guest" },
+            discard = self.discard,
+            serial = self.serial,
+            engine = %self.chosen.kind,
+            engine_because = self.chosen.why,
+            sqpoll_ms = engine.sqpoll_idle.map(|idle| u64::try_from(idle.as_millis()).unwrap_or(u64::MAX)),
+            iopoll = engine.iopoll.then_some(true),
+            pin_guest_memory = engine.pin_guest_memory.then_some(true),
+            fd_pool = (engine.fd_pool != usual.fd_pool).then_some(engine.fd_pool),
+            io_threads = (engine.threads != usual.threads).then_some(engine.threads),
+            queues = settings.queues,
+            queue_size = settings.queue_size,
+            socket = %settings.socket.path.display(),
+            "serving"
+        );
+    }
+}
+
+/// Engines that would have been better.
+fn warn_of_passed_over(chosen: &Chosen) {
+    for passed_over in &chosen.passed_over {
+        warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind, passed_over.error);
+    }
+}
+
+fn warn_of_unsafe_cache(settings: &DiskSettings) {
+    if settings.image.cache.ignores_flushes() && !settings.read_only() {
+        let image = settings.image.path.display();
+        warn!(%image, "--cache unsafe: flushes are ignored, and what was written is lost if the host goes down");
+    }
+}

@@ -1,0 +1,207 @@
+//! What `bareblk serve` takes: one disk and its options, or a file with many.
+//!
+//! `arguments → clap → ServeArgs → configuration() → Configuration`
+//!
+//! - [`DiskArgs`] is what a disk can be told, here and in a configuration file: a field is an option, its name a key.
+//! - [`ServerArgs`] likewise for the whole process.
+//!
+//! Not here: the file (`config_file.rs`), single values (`values.rs`), what becomes of it (`serving.rs`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use blk_server::{MAX_QUEUE_SIZE, Wce};
+use clap::{Args, ValueEnum};
+use disk_image::CacheMode;
+
+use crate::cli::LogArgs;
+use crate::config_file;
+use crate::configuration::{Configuration, ServerSettings};
+use crate::disk_settings::DiskSettings;
+use crate::engine_args::EngineArgs;
+use crate::values;
+
+pub const EXAMPLES: &str = "\
+Examples:
+  bareblk serve disk.raw --socket /run/vm1.sock --create 20G
+      makes a new disk of 20 GiB and serves it
+  bareblk serve /dev/nvme0n1p3 --socket /run/vm1.sock --socket-mode 660 --socket-group kvm
+      serves a partition; members of the group kvm may connect
+  bareblk serve base.raw --socket /run/vm2.sock --readonly --cache writeback
+      several servers may share an image that none of them writes to
+  bareblk serve disk.raw --socket /run/vm1.sock --discard off
+      keeps a preallocated image allocated
+  bareblk serve disk.raw --socket /run/vm1.sock --cache directsync --wce fixed
+      every write is durable when it completes, whatever the guest wants
+  bareblk serve scratch.raw --socket /run/vm1.sock --cache unsafe
+      for data that can be made again: fast, and lost with the host
+  bareblk serve --config bareblk.toml
+      serves many disks: one table for each, with these options as keys
+
+Cache modes, as in QEMU:
+  none          O_DIRECT; the guest's flushes make its writes durable
+  writeback     through the host's page cache; flushes as above
+  writethrough  through the host's page cache; writes are durable when they complete
+  directsync    O_DIRECT; writes are durable when they complete
+  unsafe        through the host's page cache; flushes are ignored
+
+Once front-ends can connect, standard output says: bareblk: serving IMAGE on SOCKET
+With --config one such line per disk, then: bareblk: serving N disks
+
+Signals:
+  SIGTERM, SIGINT  take no more requests, finish those in flight, flush, remove
+                   the socket, exit with 0; a second one, half a second later
+                   or more, ends at once with 143 or 130
+  SIGHUP           look at the images' sizes again; a guest whose disk grew is told.
+                   With --config also read the file again and follow it: disks in
+                   use keep what they have, a file with a mistake changes nothing
+
+Environment:
+  RUST_LOG         what to log, instead of -v: debug, or blk_server=trace,warn
+
+Exit codes: 0 stopped in order, 1 an error (one line on standard error), 2 wrong usage";
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The disk: a raw image file, or a block device
+    #[arg(required_unless_present = "config")]
+    pub image: Option<PathBuf>,
+
+    /// Where virtual machines connect; the socket is made, and a dead server's is replaced
+    #[arg(long, value_name = "PATH", required_unless_present = "config")]
+    pub socket: Option<PathBuf>,
+
+    /// Serve the disks in this file (TOML), one table for each; everything but the log is set there
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["image", "socket", "DiskArgs", "EngineArgs", "ServerArgs"])]
+    pub config: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub disk: DiskArgs,
+
+    #[command(flatten)]
+    pub server: ServerArgs,
+
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// What one disk can be told, but for where it is and where it is served.
+#[derive(Debug, Args)]
+pub struct DiskArgs {
+    /// What the disk is called in logs and by `bareblk ctl` [default: the image's path]
+    #[arg(long, value_name = "NAME", value_parser = values::disk_name)]
+    pub name: Option<String>,
+
+    /// Most queues a guest may use; QEMU wants one per vCPU, unused ones cost nothing
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::queues)]
+    pub queues: u16,
+
+    /// Longest queue accepted, in descriptors; a power of two. Also limits a request to N - 2 segments
+    #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = values::queue_size)]
+    pub queue_size: u16,
+
+    /// The host's page cache, and when writes are durable; see below
+    #[arg(long, value_name = "MODE", default_value = "none", value_parser = values::cache_mode())]
+    pub cache: CacheMode,
+
+    /// Who switches the disk's write cache on and off: the guest, or nobody once --cache has (fixed)
+    #[arg(long, value_name = "guest|fixed", value_enum, default_value_t = WceChoice::Guest, hide_possible_values = true)]
+    pub wce: WceChoice,
+
+    /// Refuse writes; other readers may then share the image
+    #[arg(long)]
+    pub readonly: bool,
+
+    /// The disk's serial number, up to 20 characters [default: 20 hex digits from the image's path]
+    #[arg(long, value_name = "TEXT", value_parser = values::serial)]
+    pub serial: Option<String>,
+
+    /// Logical block size in bytes: 512 to 4096 [default: what direct I/O on the image needs]
+    #[arg(long, value_name = "BYTES")]
+    pub block_size: Option<u32>,
+
+    /// Let the guest free blocks; off keeps a preallocated image allocated
+    #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
+    pub discard: Switch,
+
+    /// Make the image first, this large (K, M, G, T: powers of 1024); it must not exist
+    #[arg(long, value_name = "SIZE", value_parser = values::image_bytes)]
+    pub create: Option<u64>,
+
+    /// Permissions of the socket, octal
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = values::socket_mode)]
+    pub socket_mode: u32,
+
+    /// Owner of the socket, name or number [default: who starts bareblk]
+    #[arg(long, value_name = "USER")]
+    pub socket_owner: Option<String>,
+
+    /// Group of the socket, name or number
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+
+    /// How long to wait for an image that is in use, in seconds
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
+    pub lock_timeout: u64,
+
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// What the whole process can be told.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// Longest polling before sleep, in microseconds; 0: never poll
+    #[arg(long, value_name = "US", default_value_t = values::default_poll_us(), value_parser = values::poll_us)]
+    pub poll_us: u64,
+
+    /// How long to wait for requests in flight when stopping, in seconds
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
+    pub stop_timeout: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WceChoice {
+    Guest,
+    Fixed,
+}
+
+impl From<WceChoice> for Wce {
+    fn from(choice: WceChoice) -> Self {
+        match choice {
+            WceChoice::Guest => Self::Guest,
+            WceChoice::Fixed => Self::Fixed,
+        }
+    }
+}
+
+impl ServeArgs {
+    /// Reads the file if there is one; the rest is checked already.
+    pub fn configuration(self) -> Result<Configuration> {
+        if let Some(path) = self.config {
+            return Ok(config_file::read(&path)?);
+        }
+        // clap asks for both; this is for whoever changes that.
+        let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;
+        let socket = self.socket.ok_or_else(|| anyhow!("no --socket is given"))?;
+        let disk = DiskSettings::new(image, socket, self.disk)?;
+        Ok(Configuration { disks: vec![disk], server: self.server.into(), file: None })
+    }
+}
+
+impl From<ServerArgs> for ServerSettings {
+    fn from(args: ServerArgs) -> Self {
+        Self {
+            poll: Duration::from_micros(args.poll_us),
+            stop_timeout: Duration::from_secs(args.stop_timeout),
+            ..Self::default()
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Single values, from the words of the command line or of a configuration file, with their limits.
+//!
+//! `text → value parser → checked value`; the limits themselves are the server's wherever it has one.
+//!
+//! Not here: which option has which value (`serve_args.rs`, `cli.rs`, `engine_args.rs`).
+
+use anyhow::{Context, Result, anyhow, bail};
+use blk_server::{DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use disk_image::{CacheMode, SECTOR_BYTES};
+use nix::unistd::{Group, User};
+
+/// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
+const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
+/// Longest polling that can be given: longer than this is not a pause between two requests.
+const MAX_POLL_US: u64 = 1_000_000;
+/// Longest name of a disk: it stands in log lines and commands.
+const MAX_NAME_CHARS: usize = 64;
+
+/// Settings that the server accepts whatever the others are.
+const GOOD_SERIAL: &str = "-";
+const GOOD_QUEUES: u16 = 1;
+const GOOD_QUEUE_SIZE: u16 = MAX_QUEUE_SIZE;
+
+pub fn serial(text: &str) -> Result<String> {
+    let checked = DiskConfig::check_settings(text, GOOD_QUEUES, GOOD_QUEUE_SIZE);
+    checked.map_err(|error| match error {
+        // The value is in clap's line already, and there without line breaks.
+        InvalidDisk::Serial { max, .. } => anyhow!("give 1 to {max} printable ASCII characters"),
+        other => other.into(),
+    })?;
+    Ok(text.to_owned())
+}
+
+pub fn queues(text: &str) -> Result<u16> {
+    let queues = text.parse().map_err(|_| anyhow!("give a whole number from 1 to {MAX_QUEUES}"))?;
+    DiskConfig::check_settings(GOOD_SERIAL, queues, GOOD_QUEUE_SIZE)?;
+    Ok(queues)
+}
+
+pub fn queue_size(text: &str) -> Result<u16> {
+    let queue_size =
+        text.parse().map_err(|_| anyhow!("give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"))?;
+    DiskConfig::check_settings(GOOD_SERIAL, GOOD_QUEUES, queue_size)?;
+    Ok(queue_size)
+}
+
+pub fn user_id(text: &str) -> Result<u32> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let user = User::from_name(text).with_context(|| format!("user '{text}' cannot be looked up"))?;
+    user.map(|user| user.uid.as_raw())
+        .ok_or_else(|| anyhow!("user '{text}' does not exist: give a name or a number that does"))
+}
+
+pub fn group_id(text: &str) -> Result<u32> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let group = Group::from_name(text).with_context(|| format!("group '{text}' cannot be looked up"))?;
+    group
+        .map(|group| group.gid.as_raw())
+        .ok_or_else(|| anyhow!("group '{text}' does not exist: give a name or a number that does"))
+}
+
+pub fn cache_mode() -> impl TypedValueParser<Value = CacheMode> {
+    PossibleValuesParser::new(CacheMode::ALL.map(CacheMode::name)).try_map(|text| text.parse::<CacheMode>())
+}
+
+pub fn socket_mode(text: &str) -> Result<u32> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => bail!("give three octal digits, such as 660"),
+    }
+}
+
+/// "64M" → 67108864.
+pub fn size_bytes(text: &str) -> Result<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        _ => bail!("give a number of bytes, or one with K, M, G or T behind it"),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| anyhow!("give a whole number, with K, M, G or T behind it if you like"))?;
+    number.checked_mul(1 << shift).context("at most 16777215T are possible")
+}
+
+/// "20G", but no half sectors.
+pub fn image_bytes(text: &str) -> Result<u64> {
+    match size_bytes(text)? {
+        bytes if bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES) => Ok(bytes),
+        _ => bail!("give a multiple of {SECTOR_BYTES}"),
+    }
+}
+
+pub fn timeout_s(text: &str) -> Result<u64> {
+    match text.parse() {
+        Ok(seconds) if seconds <= MAX_TIMEOUT_S => Ok(seconds),
+        _ => bail!("give whole seconds, without a unit, at most {MAX_TIMEOUT_S}"),
+    }
+}
+
+pub fn poll_us(text: &str) -> Result<u64> {
+    match text.parse() {
+        Ok(us) if us <= MAX_POLL_US => Ok(us),
+        _ => bail!("give whole microseconds, without a unit, at most {MAX_POLL_US}"),
+    }
+}
+
+pub fn default_poll_us() -> u64 {
+    u64::try_from(DEFAULT_POLL.as_micros()).unwrap_or(MAX_POLL_US)
+}
+
+/// Names go into commands and log lines, where a space would end them.
+pub fn disk_name(text: &str) -> Result<String> {
+    let chars = text.chars().count();
+    let printable = text.chars().all(|c| !c.is_whitespace() && !c.is_control());
+    if (1..=MAX_NAME_CHARS).contains(&chars) && printable {
+        return Ok(text.to_owned());
+    }
+    bail!("give 1 to {MAX_NAME_CHARS} characters, no spaces among them")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn name_is_short_and_one_word() {
+        assert_eq!(disk_name("vm1/root").unwrap(), "vm1/root");
+        assert!(disk_name("").is_err() && disk_name("a b").is_err() && disk_name("a\n").is_err());
+        assert!(disk_name(&"x".repeat(65)).unwrap_err().to_string().contains("1 to 64"));
+    }
+
+    #[test]
+    fn size_suffixes_are_powers_of_1024() {
+        let sizes = ["512", "4K", "64M", "20G", "2T"].map(|text| size_bytes(text).unwrap());
+        assert_eq!(sizes, [512, 4 << 10, 64 << 20, 20 << 30, 2 << 40]);
+    }
+
+    #[test]
+    fn size_that_overflows_is_refused() {
+        assert!(size_bytes("16777215T").is_ok());
+        assert!(size_bytes("16777216T").is_err());
+    }
+
+    #[test]
+    fn size_without_digits_or_with_an_unknown_suffix_is_refused() {
+        assert!(size_bytes("").is_err());
+        assert!(size_bytes("G").is_err());
+        assert!(size_bytes("5X").is_err());
+        assert!(size_bytes("-5G").is_err());
+        assert!(size_bytes("1.5G").is_err());
+    }
+
+    #[test]
+    fn new_image_has_whole_sectors_and_at_least_one() {
+        assert_eq!(image_bytes("1K").unwrap(), 1024);
+        assert!(image_bytes("0").is_err());
+        assert_eq!(image_bytes("1000").unwrap_err().to_string(), "give a multiple of 512");
+    }
+
+    #[test]
+    fn durations_have_no_units_and_a_limit() {
+        assert_eq!((timeout_s("604800").unwrap(), poll_us("0").unwrap()), (604_800, 0));
+        assert!(timeout_s("5m").unwrap_err().to_string().starts_with("give whole seconds"));
+        assert!(timeout_s("604801").unwrap_err().to_string().ends_with("at most 604800"));
+        assert!(poll_us("1000001").is_err());
+    }
+
+    #[test]
+    fn queues_and_their_size_have_the_servers_limits() {
+        assert_eq!((queues("256").unwrap(), queue_size("1024").unwrap()), (256, 1024));
+        assert!(queues("257").unwrap_err().to_string().contains("1 to 256"));
+        assert!(queues("70000").unwrap_err().to_string().contains("1 to 256"));
+        assert!(queue_size("70000").unwrap_err().to_string().contains("2 to 1024"));
+        assert!(queue_size("100").is_err());
+    }
+
+    #[test]
+    fn socket_mode_is_octal_and_has_only_permission_bits() {
+        assert_eq!(socket_mode("660").unwrap(), 0o660);
+        assert!(socket_mode("1777").is_err());
+        assert!(socket_mode("rw").is_err());
+    }
+
+    #[test]
+    fn root_is_found_by_name_and_by_number() {
+        assert_eq!((user_id("root").unwrap(), user_id("0").unwrap()), (0, 0));
+        assert_eq!((group_id("root").unwrap(), group_id("0").unwrap()), (0, 0));
+    }
+
+    #[test]
+    fn poll_default_of_the_server_survives_the_conversion() {
+        assert_eq!(Duration::from_micros(default_poll_us()), DEFAULT_POLL);
+    }
+}
