@@ -192,6 +192,15 @@ impl Starting {
         eventually("it ends", || self.server.child.try_wait().unwrap())
     }
 
+    /// As many lines of standard output.
+    pub fn wait_lines(self, count: usize) -> (Server, Vec<String>) {
+        let line = || self.lines.recv_timeout(DEADLINE);
+        let lines =
+            (0..count).map(|_| line().unwrap_or_else(|_| panic!("does not serve: {}", self.server.log())));
+        let lines = lines.collect();
+        (self.server, lines)
+    }
+
     pub fn wait_ready(mut self) -> Server {
         let line = self.lines.recv_timeout(DEADLINE);
         self.server.ready_line = line.unwrap_or_else(|_| panic!("does not serve: {}", self.server.log()));
