@@ -70,7 +70,10 @@ impl DiskSettings {
         };
         let engine_config = args.engine.configuration()?;
         check_options(args.engine.engine, &engine_config)?;
-        image.check()?;
+        image.check().map_err(|error| match error {
+            ImageError::BlockSize { .. } => anyhow::Error::from(error).context("--block-size"),
+            other => other.into(),
+        })?;
         Ok(Self {
             name: args.name,
             image,

@@ -1,0 +1,192 @@
+//! What a configuration file means and what is wrong with it: inheritance, mistakes and their lines, the documents.
+//!
+//! Not here: the process that reads one (`tests/config.rs`), following a changed file (`difference.rs`).
+
+use disk_image::CacheMode;
+
+use super::*;
+
+/// A folder with images `a` to `c`, and for sockets.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(folder.path().join(name), [0; 4096]).unwrap();
+        }
+        Self(folder)
+    }
+
+    /// `text` with `@` for the folder.
+    fn read(&self, text: &str) -> Result<Configuration, Vec<Problem>> {
+        parse(&text.replace('@', &self.0.path().display().to_string()), &HostOpener)
+    }
+
+    fn first_problem(&self, text: &str) -> (usize, String) {
+        let mut problems = self.read(text).unwrap_err();
+        problems.sort_by_key(|problem| problem.line);
+        let first = problems.remove(0);
+        (first.line, first.text.replace(&self.0.path().display().to_string(), "@"))
+    }
+}
+
+const A: &str = "[[disk]]\nimage = '@/a'\nsocket = '@/a.sock'\n";
+const B: &str = "[[disk]]\nimage = '@/b'\nsocket = '@/b.sock'\n";
+
+#[test]
+fn disk_has_what_the_defaults_say_unless_it_says_otherwise() {
+    let place = Place::new();
+    let text = format!(
+        "[defaults]\nqueues = 4\ncache = 'writeback'\nreadonly = true\ndiscard = false\n{A}queues = 2\nreadonly = false\n{B}"
+    );
+    let disks = place.read(&text).unwrap().disks;
+    assert_eq!((disks[0].queues, disks[0].read_only()), (2, false));
+    assert_eq!((disks[1].queues, disks[1].read_only()), (4, true));
+    assert!(disks.iter().all(|disk| disk.image.cache == CacheMode::Writeback && !disk.image.discard));
+}
+
+#[test]
+fn disk_without_settings_is_what_the_command_line_makes_of_it() {
+    let disk = Place::new().read(A).unwrap().disks.remove(0);
+    assert_eq!((disk.queues, disk.queue_size, disk.socket.mode), (64, 1024, 0o600));
+    assert_eq!((disk.image.cache, disk.workers.clone(), disk.name.clone()), (CacheMode::None, None, None));
+}
+
+#[test]
+fn process_has_workers_alike_by_number_or_each_by_its_table() {
+    let place = Place::new();
+    let alike = place.read(&format!("workers = 3\npoll-us = 0\n{A}")).unwrap().server;
+    assert_eq!((alike.workers.len(), alike.poll.as_micros()), (3, 0));
+    let each = place.read(&format!("{A}[[worker]]\nnice = 5\n[[worker]]\n")).unwrap().server.workers;
+    assert_eq!(each.iter().map(|worker| worker.nice).collect::<Vec<_>>(), [Some(5), None]);
+}
+
+#[test]
+fn image_that_exists_is_not_made_again() {
+    let place = Place::new();
+    let text = format!("[defaults]\ncreate = '1M'\n{A}[[disk]]\nimage = '@/new'\nsocket = '@/n.sock'\n");
+    let disks = place.read(&text).unwrap().disks;
+    assert_eq!(disks.iter().map(|disk| disk.image.create_bytes).collect::<Vec<_>>(), [None, Some(1 << 20)]);
+}
+
+#[test]
+fn two_readers_of_one_image_are_fine() {
+    let text = format!("[defaults]\nreadonly = true\n{A}{}", B.replace("/b'", "/a'"));
+    assert_eq!(Place::new().read(&text).unwrap().disks.len(), 2);
+}
+
+#[test]
+fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
+    let second = |from: &str, to: &str| format!("{A}{}", B.replace(from, to));
+    let cases = [
+        (String::new(), 1, "there is no disk"),
+        ("disk = 3".to_owned(), 1, "write [[disk]]"),
+        ("defaults = 3\n".to_owned() + A, 1, "[defaults]"),
+        ("[[disk]\n".to_owned() + A, 1, "]"),
+        (format!("{A}qeues = 4"), 4, "there is no key `qeues`: did you mean `queues`?"),
+        (format!("poll_us = 4\n{A}"), 1, "there is no key `poll_us`: did you mean `poll-us`?"),
+        (format!("[[disks]]\n{A}"), 1, "there is no key `disks`: did you mean `disk`?"),
+        (format!("{A}help = true"), 4, "there is no key `help`"),
+        (format!("{A}queues = 300"), 4, "queues = 300: 300 queues; 1 to 256 are possible"),
+        (format!("{A}queues = -1"), 4, "queues = -1: give a whole number from 1 to 256"),
+        (format!("{A}queues = 4.5"), 4, "queues = 4.5: give a whole number"),
+        (format!("{A}queues = [4]"), 4, "queues = [4]: one value is taken, not a list"),
+        (format!("{A}queue-size = 100"), 4, "power of two from 2 to 1024"),
+        (format!("[defaults]\nqueues = 0\n{A}"), 2, "queues = 0: 0 queues; 1 to 256"),
+        (format!("{A}socket-mode = 0o600"), 4, "socket-mode = 0o600: give three octal digits"),
+        (format!("{A}cache = 'direct'"), 4, "cache = 'direct': use none, writeback, writethrough"),
+        (format!("{A}readonly = 1"), 4, "readonly = 1: give true or false"),
+        (format!("{A}serial = \"a\\nb\""), 4, "1 to 20 printable ASCII"),
+        (format!("{A}name = ''"), 4, "name = '': "),
+        (format!("{A}create = '5X'"), 4, "create = '5X': give a number of bytes"),
+        (format!("{A}block-size = 1000"), 4, "1000"),
+        (format!("{A}socket-owner = 'nobody-has-this-name'"), 4, "does not exist"),
+        (format!("stop-timeout = '5m'\n{A}"), 1, "stop-timeout = '5m': give whole seconds"),
+        (format!("{A}cache = 'writeback'\niopoll = true\nengine = 'io_uring'"), 5, "iopoll needs cache none"),
+        (format!("{A}fd-pool = 2"), 4, "fd-pool is an option of engine posix-aio"),
+        (format!("[defaults]\nsqpoll-ms = 5\n{A}"), 2, "sqpoll-ms is an option of engine io_uring"),
+        (format!("[defaults]\nname = 'x'\n{A}"), 2, "disks cannot share it"),
+        ("[[disk]]\nimage = '@/a'\n".to_owned(), 1, "without `socket`"),
+        (A.replace("/a'", "/none'"), 1, "does not exist"),
+        (A.replace("@/a'", "@'"), 1, "is a directory"),
+        (A.replace("@/a.sock", "@/no/a.sock"), 1, "the folder of socket"),
+        (format!("{A}name = 'x'\n{B}name = 'x'"), 8, "name = 'x': the disk in line 4 has the same name"),
+        (second("/b.sock", "/./a.sock"), 6, "the disk in line 3 has the same socket"),
+        (second("/b'", "/./a'"), 5, "the disk in line 2 has the same image"),
+        (format!("{}readonly = true\n{}", A, B.replace("/b'", "/a'")), 6, "not both are readonly"),
+        (format!("workers = 2\n{A}workers = 3"), 5, "workers = 3: 3 workers, and the server has 2"),
+        (format!("workers = 2\n{A}workers = [0, 2]"), 5, "workers = [0, 2]: worker 2, and the server has 2"),
+        (format!("workers = 0\n{A}"), 1, "workers = 0: give a whole number from 1 to 1024"),
+        (format!("workers = 2\n{A}[[worker]]\n"), 5, "`workers` (line 1) is for workers that are all alike"),
+        (format!("{A}[[worker]]\nnice = 20\n"), 5, "nice = 20: give a whole number from -20"),
+        (format!("balance = 'on'\n{A}"), 1, "balance = 'on': use auto, off"),
+    ];
+    let place = Place::new();
+    for (text, line, expected) in cases {
+        let (found, problem) = place.first_problem(&text);
+        assert!(
+            problem.contains(expected) && found == line,
+            "{text}\n→ {found}: {problem}\n≠ {line}: {expected}"
+        );
+        assert!(!problem.contains('\n'), "more than a line: {problem}");
+    }
+}
+
+#[test]
+fn all_mistakes_are_found_and_the_first_is_told_with_the_number_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("f.toml");
+    std::fs::write(&path, "poll-us = -1\n[[disk]]\nimage = 'none'\nqueues = 0\n").unwrap();
+    let line = read(&path).unwrap_err().to_string();
+    assert!(
+        line.starts_with(&format!("{}:1: poll-us = -1: give whole microseconds", path.display())),
+        "{line}"
+    );
+    assert!(line.ends_with("(and 2 more mistakes)"), "{line}");
+}
+
+#[test]
+fn hard_link_to_another_disks_image_is_the_same_image() {
+    let place = Place::new();
+    std::fs::hard_link(place.0.path().join("a"), place.0.path().join("alias")).unwrap();
+    let (line, problem) = place.first_problem(&format!("{A}{}", B.replace("/b'", "/alias'")));
+    assert!(line == 5 && problem.contains("has the same image"), "{line}: {problem}");
+}
+
+#[test]
+fn disk_in_json_is_read_as_a_table_is() {
+    let place = Place::new();
+    let path = |name: &str| Value::from(place.0.path().join(name).display().to_string());
+    let mut keys =
+        serde_json::Map::from_iter([("image".into(), path("a")), ("socket".into(), path("s \"1\""))]);
+    keys.insert("queues".into(), Value::from(3));
+    keys.insert("readonly".into(), Value::from(true));
+    let read = disk(&keys).unwrap();
+    assert_eq!((read.queues, read.read_only(), read.socket.path), (3, true, place.0.path().join("s \"1\"")));
+    keys.insert("queues".into(), Value::from(300));
+    assert!(disk(&keys).unwrap_err().to_string().contains("1 to 256"));
+    keys.insert("queues".into(), Value::Null);
+    assert!(disk(&keys).is_err());
+}
+
+#[test]
+fn example_is_valid_where_its_folders_exist() {
+    let text = include_str!("../../../docs/examples/bareblk.toml");
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().display().to_string();
+    std::fs::write(folder.path().join("golden.raw"), [0; 4096]).unwrap();
+    let text = text.replace("/var/lib/bareblk", &here).replace("/run/bareblk", &here);
+    let configuration = parse(&text, &HostOpener).unwrap();
+    let disks: Vec<_> = configuration.disks.iter().map(|disk| disk.name.as_deref().unwrap()).collect();
+    assert_eq!(disks, ["vm1-root", "vm1-scratch", "golden"]);
+}
+
+#[test]
+fn every_key_is_documented() {
+    let page = include_str!("../../../docs/config.md");
+    let schemas = [Schema::of::<FileServer>(&[]), Schema::of::<FileDisk>(&[]), Schema::of::<WorkerArgs>(&[])];
+    let keys = schemas.iter().flat_map(Schema::keys);
+    let missing: Vec<_> = keys.filter(|key| !page.contains(&format!("| `{key}` |"))).collect();
+    assert!(missing.is_empty(), "docs/config.md has no row for {missing:?}");
+}
