@@ -1,6 +1,6 @@
 //! The program `bareblk`: serves disk images to virtual machines.
 //!
-//! `arguments → cli.rs → serve.rs | vmm_args.rs | engines.rs | bench.rs | lab.rs | completions → exit code`
+//! `arguments → cli.rs → serve.rs | ctl.rs | vmm_args.rs | engines.rs | bench.rs | lab.rs | completions → exit code`
 //!
 //! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n
 //!   signal n ended a measurement, or, the second one, a stop that took too long.
@@ -30,17 +30,17 @@ mod usage;
 
 mod serve;
 
-mod serving;
+mod control;
 
-mod difference;
-
-mod open_disk;
-
-mod descriptors;
+mod server_control;
 
 mod logging;
 
 mod signals;
+
+mod ctl_args;
+
+mod ctl;
 
 mod vmm_args;
 
@@ -103,6 +103,7 @@ fn run(command: Command) -> Result<ExitCode> {
             logging::start(&args.log)?;
             serve::serve(args.configuration()?)
         }
+        Command::Ctl(args) => ctl::obey(args),
         Command::VmmArgs(args) => print(&vmm_args::text(&args)?),
         Command::Engines(args) => print(&engines::text(&args)?),
         Command::Completions { shell } => print(&cli::completions(shell)),

@@ -19,9 +19,9 @@ use disk_image::{HostOpener, Opener};
 use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 
-use crate::configuration::Configuration;
-use crate::descriptors;
-use crate::serving::{self, Serving};
+use crate::cli::ServeConfig;
+use crate::control::listener::{ControlServer, ControlSocket};
+use crate::server_control::ServerControl;
 use crate::signals::{Request, Requests};
 
 /// Serves until told to stop.
@@ -32,11 +32,14 @@ pub fn serve(configuration: Configuration) -> Result<()> {
     let needed = descriptors::needed(&configuration);
     let opened = serving::open(&opener, configuration)?;
     let requests = Requests::catch().context("cannot catch signals")?;
-    let serving = Arc::new(opened.start()?);
-    descriptors::warn_if_short(limit, needed);
-    let reloads = serving.has_file().then(|| start_reloader(&serving)).transpose()?;
-    announce(&lines);
-    obey(&serving, requests, reloads.as_ref())
+    let stop_timeout = config.stop_timeout;
+    let control = config.control.as_deref().map(|path| ControlSocket::bind(&opener, path)).transpose()?;
+    let server = Arc::new(start(&config, &opener, image)?);
+    let control =
+        control.map(|socket| socket.serve(Arc::new(ServerControl::new(Arc::clone(&server))))).transpose()?;
+    new_image.into_iter().for_each(NewImage::keep);
+    announce(&config);
+    obey(server, control, requests, stop_timeout)
 }
 
 /// For scripts, which wait for the last one.
@@ -59,18 +62,16 @@ fn announce(lines: &str) {
     }
 }
 
-fn obey(serving: &Arc<Serving>, mut requests: Requests, reloads: Option<&SyncSender<()>>) -> Result<()> {
+fn obey(
+    server: Arc<Server>,
+    control: Option<ControlServer>,
+    mut requests: Requests,
+    stop_timeout: Duration,
+) -> Result<()> {
     loop {
         match requests.next() {
-            Some(Request::Refresh) => match reloads.map(|reloads| reloads.try_send(())) {
-                None => serving.refresh_capacities(),
-                // Full: one that has not begun yet will see what this one should.
-                Some(Ok(()) | Err(TrySendError::Full(()))) => {}
-                Some(Err(TrySendError::Disconnected(()))) => {
-                    error!("the configuration can no longer be reloaded")
-                }
-            },
-            Some(Request::Stop) => return stop(serving, requests),
+            Some(Request::Refresh) => server.refresh_capacities(),
+            Some(Request::Stop) => return stop(server, control, requests, stop_timeout),
             Some(Request::Abort(code)) => std::process::exit(code),
             None => bail!("signals can no longer be received"),
         }
@@ -96,15 +97,24 @@ fn start_reloader(serving: &Arc<Serving>) -> Result<SyncSender<()>> {
 }
 
 /// Stops on another thread, so that a second signal is heard on this one.
-fn stop(serving: &Arc<Serving>, mut requests: Requests) -> Result<()> {
-    let timeout = serving.settings().stop_timeout;
+fn stop(
+    server: Arc<Server>,
+    mut control: Option<ControlServer>,
+    mut requests: Requests,
+    timeout: Duration,
+) -> Result<()> {
     info!(timeout = ?timeout, "stopping");
     let (sender, reports) = mpsc::channel();
     let stopped = WakeOnDrop(requests.closer());
     let serving = Arc::clone(serving);
     let stopper = std::thread::Builder::new().name("bareblk-stop".into()).spawn(move || {
         let _stopped = stopped;
-        let _ = sender.send(serving.stop());
+        if control.as_mut().is_some_and(|control| !control.close(timeout)) {
+            warn!("a control client's request did not end in time");
+        }
+        let _ = Arc::into_inner(server).map(|server| sender.send(server.stop(timeout)));
+        // Now the clients that wait for the end see it.
+        drop(control);
     });
     stopper.context("cannot start the thread that stops the server")?;
     while let Some(request) = requests.next() {

@@ -89,7 +89,8 @@ pub use balance::Balance;
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use engine_source::{EngineFactory, EngineSource};
 pub use inline::InlineWorker;
-pub use listener::{SocketConfig, SocketError};
+pub use listener::{Socket, SocketConfig, SocketError};
+pub use log_limit::{Allowed, LogLimit};
 pub use poller::DEFAULT_POLL;
 pub use report::{
     BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport,

@@ -89,9 +89,9 @@ pub enum SocketError {
     },
 }
 
-/// A bound socket, removed when dropped.
+/// A bound socket, removed when dropped. Accepting from it never blocks.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub struct Socket {
     fd: OwnedFd,
     path: PathBuf,
     /// The socket file that `bind` made.
@@ -101,7 +101,11 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    pub(crate) fn bind(opener: &Arc<dyn Opener>, config: &SocketConfig) -> Result<Self, SocketError> {
+    /// Makes it and listens; a socket file that a dead server left is replaced.
+    ///
+    /// # Errors
+    /// [`SocketError`]; nothing stays behind then.
+    pub fn bind(opener: &Arc<dyn Opener>, config: &SocketConfig) -> Result<Self, SocketError> {
         let path = &config.path;
         let failed = |action| move |source: io::Error| SocketError::Io { action, path: path.clone(), source };
         check_path(opener.as_ref(), path)?;
@@ -138,7 +142,7 @@ impl Socket {
     }
 
     /// Removes the socket file, once: nobody connects any more, and the path is free for another server.
-    pub(crate) fn remove(&self) {
+    pub fn remove(&self) {
         if self.removed.swap(true, Ordering::Relaxed) {
             return;
         }

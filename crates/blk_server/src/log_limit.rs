@@ -10,26 +10,28 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// The line may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Allowed {
+pub struct Allowed {
     /// How many like it were left out since the last one, if any.
-    pub(crate) suppressed: Option<u64>,
+    pub suppressed: Option<u64>,
 }
 
 /// One queue's allowance.
 #[derive(Debug)]
-pub(crate) struct LogLimit {
+pub struct LogLimit {
     period_start: Instant,
     lines: u32,
     suppressed: u64,
 }
 
 impl LogLimit {
-    pub(crate) fn new(now: Instant) -> Self {
+    /// Nothing written yet.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
         Self { period_start: now, lines: 0, suppressed: 0 }
     }
 
     /// `None`: leave the line out.
-    pub(crate) fn allow(&mut self, now: Instant) -> Option<Allowed> {
+    pub fn allow(&mut self, now: Instant) -> Option<Allowed> {
         if now.saturating_duration_since(self.period_start) >= PERIOD {
             self.period_start = now;
             self.lines = 0;

@@ -1,0 +1,174 @@
+//! The clients there are: how many, which of them make room for another, and how they learn that it is over.
+//!
+//! Not here: what they say (`session.rs`).
+
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::limits::{MAX_CLIENTS, MAX_ENDING};
+use super::protocol::{ErrorKind, Fault};
+
+/// One client's connection.
+#[derive(Debug)]
+pub struct Client {
+    pub stream: UnixStream,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    has_spoken: bool,
+    /// Told with the last line.
+    end: Option<End>,
+}
+
+/// Why the server ends a connection by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    MadeRoom,
+    Stop,
+}
+
+impl End {
+    pub fn fault(self) -> Fault {
+        match self {
+            Self::MadeRoom => Fault::new(
+                ErrorKind::MadeRoom,
+                "another client needed the place, and this one never asked anything: connect again",
+            ),
+            Self::Stop => Fault::new(ErrorKind::Stopping, "the server stops"),
+        }
+    }
+}
+
+impl Client {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It made a request.
+    pub fn spoke(&self) {
+        self.state().has_spoken = true;
+    }
+
+    /// Why the server ended the connection, if it did.
+    pub fn end(&self) -> Option<End> {
+        self.state().end
+    }
+
+    /// Its thread reads nothing more, wakes up if it sleeps, and finds `end`.
+    fn tell(&self, end: End) {
+        self.state().end.get_or_insert(end);
+        // It fails if the client is gone, which comes to the same.
+        let _ = self.stream.shutdown(Shutdown::Read);
+    }
+
+    fn is_silent(&self) -> bool {
+        let state = self.state();
+        !state.has_spoken && state.end.is_none()
+    }
+}
+
+/// All of them, in the order in which they came.
+#[derive(Debug, Default)]
+pub struct Clients {
+    all: Mutex<Vec<Arc<Client>>>,
+    gone: Condvar,
+    /// Connections that stay open until the server has stopped: who sees theirs end knows that it has.
+    until_stopped: Mutex<Vec<Arc<Client>>>,
+}
+
+impl Clients {
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes one more, or gives its connection back. If there are too many, the oldest that never said anything
+    /// goes: connections that somebody forgot must not keep the operator out.
+    pub fn add(&self, stream: UnixStream) -> Result<Arc<Client>, UnixStream> {
+        let mut all = self.all();
+        if all.len() >= MAX_CLIENTS {
+            let silent = all.iter().find(|client| client.is_silent());
+            match silent {
+                Some(client) if all.len() < MAX_CLIENTS + MAX_ENDING => client.tell(End::MadeRoom),
+                _ => return Err(stream),
+            }
+        }
+        let client = Arc::new(Client { stream, state: Mutex::default() });
+        all.push(Arc::clone(&client));
+        Ok(client)
+    }
+
+    pub fn forget(&self, client: &Arc<Client>) {
+        self.all().retain(|known| !Arc::ptr_eq(known, client));
+        self.gone.notify_all();
+    }
+
+    /// Its connection ends with the last of this server.
+    pub fn keep_until_stopped(&self, client: &Arc<Client>) {
+        self.until_stopped.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(client));
+    }
+
+    /// Tells all that it is over, and waits until they are gone; false if some were not in time.
+    pub fn end_all(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut all = self.all();
+        all.iter().for_each(|client| client.tell(End::Stop));
+        while !all.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.gone.wait_timeout(all, left);
+            all = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connection() -> UnixStream {
+        UnixStream::pair().unwrap().0
+    }
+
+    #[test]
+    fn client_above_the_limit_takes_the_place_of_the_oldest_silent_one() {
+        let clients = Clients::default();
+        let all: Vec<_> = (0..MAX_CLIENTS).map(|_| clients.add(connection()).unwrap()).collect();
+        all[0].spoke();
+        assert!(clients.add(connection()).is_ok());
+        assert_eq!([all[0].end(), all[1].end(), all[2].end()], [None, Some(End::MadeRoom), None]);
+    }
+
+    #[test]
+    fn client_above_the_limit_is_refused_when_all_others_have_spoken() {
+        let clients = Clients::default();
+        let all: Vec<_> = (0..MAX_CLIENTS).map(|_| clients.add(connection()).unwrap()).collect();
+        all.iter().for_each(|client| client.spoke());
+        assert!(clients.add(connection()).is_err());
+        clients.forget(&all[0]);
+        assert!(clients.add(connection()).is_ok());
+    }
+
+    #[test]
+    fn clients_that_are_ending_are_not_unlimited_either() {
+        let clients = Clients::default();
+        let taken = (0..1000).filter(|_| clients.add(connection()).is_ok()).count();
+        assert_eq!(taken, MAX_CLIENTS + MAX_ENDING);
+    }
+
+    #[test]
+    fn end_of_all_does_not_wait_for_ever_for_one_that_stays() {
+        let clients = Clients::default();
+        let client = clients.add(connection()).unwrap();
+        assert!(!clients.end_all(Duration::from_millis(1)));
+        assert_eq!(client.end(), Some(End::Stop));
+        clients.forget(&client);
+        assert!(clients.end_all(Duration::ZERO));
+    }
+}

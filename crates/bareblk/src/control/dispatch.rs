@@ -1,0 +1,127 @@
+//! Verb → what the server does → answer.
+//!
+//! Not here: reading verbs (`protocol.rs`), the stop, which ends the conversation (`session.rs`).
+
+use blk_server::WorkerId;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tracing::info;
+
+use super::protocol::{Attach, ErrorKind, Fault, Remove, Resize, Verb, WorkersRemove};
+use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
+use super::{Control, Refused, worker_settings};
+
+/// Does it.
+pub fn obey(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
+    match verb {
+        Verb::List => value(&ListAnswer::new(&control.report())),
+        Verb::Stats => value(&StatsAnswer::new(&control.report(), control.balance())),
+        Verb::Workers => value(&WorkersAnswer::new(&control.report())),
+        changing => {
+            let answer = change(changing, control).map_err(Fault::from);
+            match &answer {
+                Ok(_) => info!(request = %shown(changing), "done for a control client"),
+                Err(fault) => {
+                    info!(request = %shown(changing), "not done for a control client: {}", fault.message);
+                }
+            }
+            answer
+        }
+    }
+}
+
+fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
+    match verb {
+        Verb::WorkersAdd(settings) => {
+            let id = control.add_worker(worker_settings::options(settings)?)?;
+            Ok(json!({"worker": id.0}))
+        }
+        Verb::WorkersRemove(WorkersRemove { worker, timeout_ms }) => {
+            control.remove_worker(WorkerId(*worker), (*timeout_ms).into())?;
+            Ok(json!({}))
+        }
+        Verb::Attach(Attach { disk, queue, worker, timeout_ms }) => {
+            control.attach(disk, *queue, WorkerId(*worker), (*timeout_ms).into())?;
+            Ok(json!({}))
+        }
+        Verb::Add(add) => Ok(json!({"disk": control.add_disk(add.disk.clone())?})),
+        Verb::Remove(Remove { disk, force, timeout_ms }) => {
+            control.remove_disk(disk, *force, (*timeout_ms).into())?;
+            Ok(json!({}))
+        }
+        Verb::Resize(Resize { disk, size_bytes, force }) => {
+            control.resize_disk(disk, *size_bytes, *force)?;
+            Ok(json!({}))
+        }
+        Verb::Reload => {
+            serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
+        }
+        Verb::List | Verb::Stats | Verb::Workers | Verb::Shutdown => Ok(json!({})),
+    }
+}
+
+/// For the log: who changed what is what one wants to know afterwards. Bounded by the line it came in.
+fn shown(verb: &Verb) -> String {
+    serde_json::to_string(verb).unwrap_or_default()
+}
+
+fn value(answer: &impl Serialize) -> Result<Value, Fault> {
+    serde_json::to_value(answer).map_err(|error| Fault::new(ErrorKind::Failed, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::protocol::{Add, parse};
+    use super::super::reports::ReloadAnswer;
+    use super::super::rig::Told;
+    use super::*;
+
+    fn done(line: &str) -> (Result<Value, Fault>, Vec<String>) {
+        let told = Told::default();
+        let answer = obey(&parse(line.as_bytes()).unwrap().verb, &told);
+        (answer, told.calls())
+    }
+
+    #[test]
+    fn each_change_reaches_the_server_with_its_values() {
+        let lines = [
+            (
+                r#"{"id":1,"do":"workers-add","cpus":[1],"nice":5}"#,
+                "add_worker [1] Some(5)",
+                json!({"worker": 7}),
+            ),
+            (
+                r#"{"id":1,"do":"workers-remove","worker":3,"timeout_ms":20}"#,
+                "remove_worker 3 20ms",
+                json!({}),
+            ),
+            (r#"{"id":1,"do":"attach","disk":"a","queue":1,"worker":2}"#, "attach a 1 2 10s", json!({})),
+            (r#"{"id":1,"do":"add","disk":{"name":"x"}}"#, r#"add_disk {"name":"x"}"#, json!({"disk": "x"})),
+            (r#"{"id":1,"do":"remove","disk":"a","force":true}"#, "remove_disk a true 10s", json!({})),
+            (r#"{"id":1,"do":"resize","disk":"a","size_bytes":512}"#, "resize_disk a 512 false", json!({})),
+            (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
+        ];
+        for (line, call, answer) in lines {
+            assert_eq!(done(line), (Ok(answer), vec![call.to_owned()]), "{line}");
+        }
+    }
+
+    #[test]
+    fn refusal_of_the_server_keeps_its_kind_and_its_words() {
+        let (answer, _) = done(r#"{"id":1,"do":"attach","disk":"none","queue":1,"worker":2}"#);
+        assert_eq!(answer, Err(Fault::new(ErrorKind::NoDisk, "there is no disk `none`")));
+    }
+
+    #[test]
+    fn wrong_settings_of_a_worker_do_not_reach_the_server() {
+        let (answer, calls) = done(r#"{"id":1,"do":"workers-add","class":"royal"}"#);
+        assert_eq!(answer.unwrap_err().kind, ErrorKind::BadSettings);
+        assert_eq!(calls, Vec::<String>::new());
+    }
+
+    #[test]
+    fn request_in_the_log_has_no_line_breaks() {
+        let disk = [("image".to_owned(), Value::from("a\nb"))].into_iter().collect();
+        assert!(!shown(&Verb::Add(Add { disk })).contains('\n'));
+    }
+}

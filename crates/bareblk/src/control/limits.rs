@@ -1,0 +1,20 @@
+//! What a client may cost: the figures, stated in docs/control.md.
+//!
+//! Not here: who keeps to them (`line_reader.rs`, `session.rs`, `clients.rs`).
+
+use std::time::Duration;
+
+/// Longest request, without its line break. The longest sensible one is a disk with two paths of 4 KiB.
+pub const MAX_LINE_BYTES: usize = 64 << 10;
+/// Clients at once. One that never asked anything makes room for the next.
+pub const MAX_CLIENTS: usize = 32;
+/// Clients that were told to make room and are about to end.
+pub const MAX_ENDING: usize = 32;
+/// From a line's first byte to its line break.
+pub const LINE_TIMEOUT: Duration = Duration::from_secs(5);
+/// From an answer's first byte to its last.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// What `timeout_ms` may be at most: a stop waits for requests that run.
+pub const MAX_TIMEOUT_MS: u64 = 60_000;
+/// `timeout_ms` where a request has none.
+pub const DEFAULT_TIMEOUT_MS: u64 = 10_000;

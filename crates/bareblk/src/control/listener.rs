@@ -1,0 +1,215 @@
+//! The socket: who may connect, and a thread for each client.
+//!
+//! - Made with the care that disks' sockets are made with (`blk_server::Socket`), and 0600.
+//! - The kernel says who a client is (`SO_PEERCRED`, unix(7)): root and the server's own user may, others are told
+//!   that they may not. The file's mode keeps them out already; this holds if somebody widens it.
+//!
+//! Not here: what clients say (`session.rs`).
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use blk_server::{Allowed, LogLimit, Socket, SocketConfig, SocketError};
+use disk_image::Opener;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::geteuid;
+use tracing::{error, warn};
+
+use super::Control;
+use super::clients::{Client, Clients};
+use super::limits::MAX_CLIENTS;
+use super::protocol::{ErrorKind, Fault};
+use super::session;
+
+/// JSON of any depth that is read at all fits, and so does opening a disk.
+const CLIENT_STACK_BYTES: usize = 1 << 20;
+/// Its user number.
+const ROOT: u32 = 0;
+/// After an `accept` that failed for want of resources.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why there is no control socket.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// See there.
+    #[error("control socket")]
+    Socket(#[from] SocketError),
+    /// Out of threads or descriptors.
+    #[error("cannot start the control socket's thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// A control socket that nobody is served on yet: made early, so that a path that cannot be had is told at once.
+#[derive(Debug)]
+pub struct ControlSocket {
+    socket: Socket,
+    path: PathBuf,
+}
+
+impl ControlSocket {
+    /// Makes the socket.
+    ///
+    /// # Errors
+    /// [`ControlError::Socket`].
+    pub fn bind(opener: &Arc<dyn Opener>, path: &Path) -> Result<Self, ControlError> {
+        let config = SocketConfig { path: path.to_owned(), mode: 0o600, uid: None, gid: None };
+        Ok(Self { socket: Socket::bind(opener, &config)?, path: path.to_owned() })
+    }
+
+    /// Serves clients until dropped.
+    ///
+    /// # Errors
+    /// [`ControlError::Thread`].
+    pub fn serve(self, control: Arc<dyn Control>) -> Result<ControlServer, ControlError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let quit = eventfd(0, flags).map_err(|errno| ControlError::Thread(errno.into()))?;
+        let quit = Arc::new(quit);
+        let clients = Arc::new(Clients::default());
+        let door = Door {
+            socket: self,
+            quit: Arc::clone(&quit),
+            clients: Arc::clone(&clients),
+            control,
+            limit: LogLimit::new(Instant::now()),
+        };
+        let thread = std::thread::Builder::new().name("bareblk-control".into());
+        let thread = thread.spawn(move || door.answer()).map_err(ControlError::Thread)?;
+        Ok(ControlServer { quit, clients, thread: Some(thread) })
+    }
+}
+
+/// A control socket that is served. Dropped, it ends the connections of those who wait for the server's end too.
+#[derive(Debug)]
+pub struct ControlServer {
+    quit: Arc<OwnedFd>,
+    clients: Arc<Clients>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ControlServer {
+    /// Removes the socket and ends all connections, but for those of clients that asked for the stop. Requests that
+    /// run get this long; false: some still run, and may still use the [`Control`].
+    pub fn close(&mut self, timeout: Duration) -> bool {
+        // A counter that is full was signalled before.
+        let _ = rustix::io::write(&self.quit, &1_u64.to_ne_bytes());
+        let _ = self.thread.take().map(JoinHandle::join);
+        self.clients.end_all(timeout)
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        self.close(Duration::ZERO);
+    }
+}
+
+/// Owned by the thread that accepts.
+struct Door {
+    socket: ControlSocket,
+    quit: Arc<OwnedFd>,
+    clients: Arc<Clients>,
+    control: Arc<dyn Control>,
+    limit: LogLimit,
+}
+
+impl Door {
+    /// Sleeps until somebody connects or `quit` is signalled.
+    fn answer(mut self) {
+        loop {
+            let mut fds =
+                [PollFd::new(&self.socket.socket, PollFlags::IN), PollFd::new(&self.quit, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return error!("no further control client can connect: {errno}"),
+            }
+            if !fds[1].revents().is_empty() {
+                return;
+            }
+            match accept_with(&self.socket.socket, SocketFlags::CLOEXEC) {
+                Ok(stream) => self.let_in(stream.into()),
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => {
+                    self.warn(&format!("client not accepted: {errno}"));
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn let_in(&mut self, stream: UnixStream) {
+        if let Err(fault) = check_peer(&stream) {
+            self.warn(&fault.message);
+            return turn_away(&stream, fault);
+        }
+        match self.clients.add(stream) {
+            Ok(client) => self.start(client),
+            Err(stream) => {
+                let message = format!(
+                    "{MAX_CLIENTS} clients are connected, and no more are taken: end one, or try again"
+                );
+                self.warn(&message);
+                turn_away(&stream, Fault::new(ErrorKind::TooManyClients, message));
+            }
+        }
+    }
+
+    fn start(&mut self, client: Arc<Client>) {
+        let (clients, control) = (Arc::clone(&self.clients), Arc::clone(&self.control));
+        let presence = Presence { client, clients };
+        let thread = std::thread::Builder::new().name("bareblk-ctl".into()).stack_size(CLIENT_STACK_BYTES);
+        let started = thread.spawn(move || {
+            session::run(&presence.client, &presence.clients, control.as_ref());
+            // Whoever waits for this client to be gone may take the server apart then.
+            drop(control);
+            drop(presence);
+        });
+        if let Err(error) = started {
+            self.warn(&format!("client not served: {error}"));
+        }
+    }
+
+    fn warn(&mut self, why: &str) {
+        if let Some(Allowed { suppressed }) = self.limit.allow(Instant::now()) {
+            warn!(socket = %self.socket.path.display(), suppressed, "control client refused: {why}");
+        }
+    }
+}
+
+/// Counts as a client for as long as it lives, however its thread ends.
+struct Presence {
+    client: Arc<Client>,
+    clients: Arc<Clients>,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.clients.forget(&self.client);
+    }
+}
+
+fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
+    let own = geteuid().as_raw();
+    // Not rustix': it takes a process of another PID namespace, whose number is 0, for impossible.
+    match getsockopt(stream, PeerCredentials).map(|peer| peer.uid()) {
+        Ok(peer) if peer == ROOT || peer == own => Ok(()),
+        Ok(peer) => {
+            let message =
+                format!("user {peer} may not control this server: become root or user {own}, who runs it");
+            Err(Fault::new(ErrorKind::NotAllowed, message))
+        }
+        Err(errno) => Err(Fault::new(ErrorKind::NotAllowed, format!("who connects cannot be told: {errno}"))),
+    }
+}
+
+/// Never waits: two lines fit into the buffer of a connection that is new.
+fn turn_away(stream: &UnixStream, fault: Fault) {
+    session::greet(stream);
+    session::say_last(stream, fault);
+}

@@ -1,0 +1,427 @@
+//! The protocol: lines of JSON, what may stand in them, and what is said about those that are wrong.
+//!
+//! `greeting ← | request → answer ← | request → answer ← | …`, one object per line.
+//!
+//! - Fields that a verb does not have are refused by name: a misspelt `force` must not be a missing one.
+//! - A greater `protocol` means that an old client would misunderstand; new verbs, and new fields in answers, do not.
+//!
+//! Not here: lines and time limits (`line_reader.rs`), what the verbs do (`dispatch.rs`), what answers hold (`reports.rs`).
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::limits::{DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS};
+
+/// This protocol's number.
+pub const PROTOCOL: u32 = 1;
+
+/// The server's first line.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// The server's version.
+    pub bareblk: String,
+    /// [`PROTOCOL`].
+    pub protocol: u32,
+}
+
+impl Greeting {
+    pub fn ours() -> Self {
+        Self { bareblk: env!("CARGO_PKG_VERSION").into(), protocol: PROTOCOL }
+    }
+}
+
+/// A client's line.
+#[derive(Debug, PartialEq)]
+pub struct Request {
+    /// Comes back in the answer.
+    pub id: u64,
+    pub verb: Verb,
+}
+
+/// Verb → line, as [`parse`] reads it, with its line break.
+pub fn line(id: u64, verb: &Verb) -> serde_json::Result<Vec<u8>> {
+    let mut request = serde_json::to_value(verb)?;
+    if let Value::Object(fields) = &mut request {
+        fields.insert("id".into(), id.into());
+    }
+    let mut line = serde_json::to_vec(&request)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// What to do.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub enum Verb {
+    List,
+    Stats,
+    Workers,
+    WorkersAdd(WorkerSettings),
+    WorkersRemove(WorkersRemove),
+    Attach(Attach),
+    Add(Add),
+    Remove(Remove),
+    Resize(Resize),
+    Reload,
+    Shutdown,
+}
+
+/// All of them, for whoever names another.
+const VERBS: &str =
+    "list, stats, workers, workers-add, workers-remove, attach, add, remove, resize, reload, shutdown";
+
+/// How a new worker runs; what is left out stays as the process has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkerSettings {
+    /// Numbers of CPUs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cpus: Vec<u32>,
+    /// -20 to 19.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nice: Option<i8>,
+    /// `other`, `batch`, `idle`, `fifo:PRIORITY`, `rr:PRIORITY`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// Below the mount of the hierarchy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkersRemove {
+    pub worker: u32,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attach {
+    pub disk: String,
+    pub queue: u16,
+    pub worker: u32,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Add {
+    /// As a `[[disk]]` table of the configuration file.
+    pub disk: Map<String, Value>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Remove {
+    pub disk: String,
+    #[serde(default)]
+    pub force: bool,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resize {
+    pub disk: String,
+    pub size_bytes: u64,
+    #[serde(default)]
+    pub force: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// At most [`MAX_TIMEOUT_MS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u64")]
+pub struct TimeoutMs(u64);
+
+impl Default for TimeoutMs {
+    fn default() -> Self {
+        Self(DEFAULT_TIMEOUT_MS)
+    }
+}
+
+impl TryFrom<u64> for TimeoutMs {
+    type Error = String;
+
+    fn try_from(ms: u64) -> Result<Self, String> {
+        (ms <= MAX_TIMEOUT_MS)
+            .then_some(Self(ms))
+            .ok_or_else(|| format!("{ms} ms: at most {MAX_TIMEOUT_MS} are possible"))
+    }
+}
+
+impl From<TimeoutMs> for std::time::Duration {
+    fn from(TimeoutMs(ms): TimeoutMs) -> Self {
+        Self::from_millis(ms)
+    }
+}
+
+/// The server's line after each request: `ok` or `error`.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Of the request; null if it had none that could be read, or if there was no request.
+    pub id: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ok: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Fault>,
+}
+
+impl Answer {
+    pub fn new(id: Option<u64>, outcome: Result<Value, Fault>) -> Self {
+        match outcome {
+            Ok(ok) => Self { id, ok: Some(ok), error: None },
+            Err(fault) => Self { id, ok: None, error: Some(fault) },
+        }
+    }
+}
+
+/// What went wrong.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// For programs.
+    pub kind: ErrorKind,
+    /// For people: one line, with what to do.
+    pub message: String,
+}
+
+impl Fault {
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorKind {
+    // About the connection.
+    NotAllowed,
+    TooManyClients,
+    MadeRoom,
+    Stopping,
+    LineTooLong,
+    LineTooSlow,
+    // About the request.
+    NotJson,
+    BadRequest,
+    UnknownVerb,
+    BadSettings,
+    // About the server's state.
+    NoDisk,
+    DiskExists,
+    NoWorker,
+    NoQueue,
+    LastWorker,
+    NotDrained,
+    Unsuitable,
+    InUse,
+    WouldShrink,
+    Failed,
+    /// Of a newer server.
+    #[serde(other)]
+    Other,
+}
+
+/// A line that is no request, and the `id` it has all the same.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadLine {
+    pub id: Option<u64>,
+    pub fault: Fault,
+}
+
+/// Line → request.
+pub fn parse(line: &[u8]) -> Result<Request, BadLine> {
+    let bad = |id, kind, message: String| BadLine { id, fault: Fault::new(kind, message) };
+    let value: Value = serde_json::from_slice(line).map_err(|error| {
+        bad(None, ErrorKind::NotJson, format!("not a line of JSON: {error}; send one object per line"))
+    })?;
+    let Value::Object(mut fields) = value else {
+        return Err(bad(
+            None,
+            ErrorKind::BadRequest,
+            "not an object: send {\"id\": 1, \"do\": \"list\"}".into(),
+        ));
+    };
+    let id = fields.remove("id");
+    let Some(id) = id.as_ref().and_then(Value::as_u64) else {
+        let what = "`id` is missing or not a whole number from 0: give one, the answer carries it";
+        return Err(bad(None, ErrorKind::BadRequest, what.into()));
+    };
+    let name = fields.remove("do");
+    let Some(name) = name.as_ref().and_then(Value::as_str) else {
+        let what = format!("`do` is missing or not a word: give one of {VERBS}");
+        return Err(bad(Some(id), ErrorKind::BadRequest, what));
+    };
+    let verb = parse_verb(name, fields).map_err(|fault| BadLine { id: Some(id), fault })?;
+    Ok(Request { id, verb })
+}
+
+fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
+    let without_fields = |verb| move |_: Nothing| verb;
+    match name {
+        "list" => read(name, fields).map(without_fields(Verb::List)),
+        "stats" => read(name, fields).map(without_fields(Verb::Stats)),
+        "workers" => read(name, fields).map(without_fields(Verb::Workers)),
+        "workers-add" => read(name, fields).map(Verb::WorkersAdd),
+        "workers-remove" => read(name, fields).map(Verb::WorkersRemove),
+        "attach" => read(name, fields).map(Verb::Attach),
+        "add" => read(name, fields).map(Verb::Add),
+        "remove" => read(name, fields).map(Verb::Remove),
+        "resize" => read(name, fields).map(Verb::Resize),
+        "reload" => read(name, fields).map(without_fields(Verb::Reload)),
+        "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
+        other => {
+            let shown: String = other.escape_debug().take(64).collect();
+            Err(Fault::new(ErrorKind::UnknownVerb, format!("there is no `{shown}`: give one of {VERBS}")))
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(verb: &str, fields: Map<String, Value>) -> Result<T, Fault> {
+    serde_path_to_error::deserialize(Value::Object(fields))
+        .map_err(|error| Fault::new(ErrorKind::BadRequest, format!("{verb}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verb(line: &str) -> Verb {
+        parse(line.as_bytes()).unwrap().verb
+    }
+
+    fn fault(line: &str) -> (Option<u64>, ErrorKind, String) {
+        let BadLine { id, fault } = parse(line.as_bytes()).unwrap_err();
+        (id, fault.kind, fault.message)
+    }
+
+    #[test]
+    fn attach_is_read_with_its_default_timeout() {
+        let expected = Attach { disk: "a".into(), queue: 1, worker: 2, timeout_ms: TimeoutMs(10_000) };
+        let line = r#"{"id": 7, "do": "attach", "disk": "a", "queue": 1, "worker": 2}"#;
+        assert_eq!(parse(line.as_bytes()).unwrap(), Request { id: 7, verb: Verb::Attach(expected) });
+    }
+
+    #[test]
+    fn every_request_that_is_written_is_read_again() {
+        let disk = || "a".to_owned();
+        let timeout_ms = TimeoutMs(1);
+        let settings = WorkerSettings {
+            cpus: vec![2, 3],
+            nice: Some(-5),
+            class: Some("fifo:3".into()),
+            cgroup: Some("x".into()),
+        };
+        let verbs = [
+            Verb::List,
+            Verb::Stats,
+            Verb::Workers,
+            Verb::WorkersAdd(settings),
+            Verb::WorkersAdd(WorkerSettings::default()),
+            Verb::WorkersRemove(WorkersRemove { worker: 3, timeout_ms }),
+            Verb::Attach(Attach { disk: disk(), queue: 1, worker: 2, timeout_ms }),
+            Verb::Add(Add { disk: [("image".to_owned(), Value::from("/x"))].into_iter().collect() }),
+            Verb::Remove(Remove { disk: disk(), force: true, timeout_ms }),
+            Verb::Resize(Resize { disk: disk(), size_bytes: 512, force: false }),
+            Verb::Reload,
+            Verb::Shutdown,
+        ];
+        for (id, verb) in (1_u64..).zip(verbs) {
+            let line = line(id, &verb).unwrap();
+            assert_eq!(parse(&line).unwrap(), Request { id, verb });
+        }
+    }
+
+    #[test]
+    fn unknown_verb_is_answered_with_those_that_exist() {
+        let (id, kind, message) = fault(r#"{"id": 1, "do": "dance"}"#);
+        assert_eq!((id, kind), (Some(1), ErrorKind::UnknownVerb));
+        assert_eq!(message, format!("there is no `dance`: give one of {VERBS}"));
+    }
+
+    #[test]
+    fn list_of_verbs_is_complete() {
+        let serialised = |verb: &Verb| serde_json::to_value(verb).unwrap()["do"].as_str().unwrap().to_owned();
+        assert_eq!(serialised(&Verb::List), "list");
+        let unknown: Vec<_> = VERBS
+            .split(", ")
+            .filter(|name| {
+                parse_verb(name, Map::new()).is_err_and(|fault| fault.kind == ErrorKind::UnknownVerb)
+            })
+            .collect();
+        assert_eq!(unknown, Vec::<&str>::new());
+        assert_eq!(VERBS.split(", ").count(), 11); // as many as `Verb` has
+    }
+
+    #[test]
+    fn unknown_field_is_refused_by_name() {
+        let (id, kind, message) = fault(r#"{"id": 1, "do": "remove", "disk": "a", "forse": true}"#);
+        assert_eq!((id, kind), (Some(1), ErrorKind::BadRequest));
+        assert!(message.starts_with("remove: ") && message.contains("unknown field `forse`"), "{message}");
+    }
+
+    #[test]
+    fn field_of_a_verb_without_fields_is_refused_by_name() {
+        let (_, kind, message) = fault(r#"{"id": 1, "do": "shutdown", "timeout_ms": 5}"#);
+        assert_eq!(kind, ErrorKind::BadRequest);
+        assert!(message.contains("unknown field `timeout_ms`"), "{message}");
+    }
+
+    #[test]
+    fn missing_field_is_named() {
+        let (_, kind, message) = fault(r#"{"id": 1, "do": "attach", "disk": "a", "queue": 1}"#);
+        assert_eq!((kind, message.as_str()), (ErrorKind::BadRequest, "attach: missing field `worker`"));
+    }
+
+    #[test]
+    fn value_of_the_wrong_type_is_named_with_its_field() {
+        let (_, _, message) = fault(r#"{"id": 1, "do": "attach", "disk": "a", "queue": 65536, "worker": 0}"#);
+        assert!(message.starts_with("attach: queue: "), "{message}");
+    }
+
+    #[test]
+    fn timeout_beyond_its_limit_is_refused_with_the_limit() {
+        assert_eq!(
+            fault(r#"{"id": 1, "do": "workers-remove", "worker": 1, "timeout_ms": 60001}"#).2,
+            "workers-remove: timeout_ms: 60001 ms: at most 60000 are possible"
+        );
+        assert!(matches!(
+            verb(r#"{"id": 1, "do": "workers-remove", "worker": 1, "timeout_ms": 60000}"#),
+            Verb::WorkersRemove(_)
+        ));
+    }
+
+    #[test]
+    fn id_is_told_as_missing_when_it_is_not_a_whole_number() {
+        assert_eq!(fault(r#"{"do": "list"}"#).1, ErrorKind::BadRequest);
+        assert_eq!(fault(r#"{"id": -1, "do": "list"}"#).0, None);
+        assert_eq!(fault(r#"{"id": "1", "do": "list"}"#).0, None);
+    }
+
+    #[test]
+    fn garbage_and_what_is_no_object_are_told_apart() {
+        assert_eq!(fault("GET / HTTP/1.1").1, ErrorKind::NotJson);
+        assert_eq!(parse(b"\xff\xfe").unwrap_err().fault.kind, ErrorKind::NotJson);
+        assert_eq!(fault("").1, ErrorKind::NotJson);
+        assert_eq!(fault("[1]").1, ErrorKind::BadRequest);
+    }
+
+    #[test]
+    fn nesting_without_end_is_refused_not_followed() {
+        assert_eq!(fault(&"[".repeat(60_000)).1, ErrorKind::NotJson);
+    }
+
+    #[test]
+    fn error_kind_of_a_newer_server_is_understood_as_another_one() {
+        let fault: Fault = serde_json::from_str(r#"{"kind": "too-hot", "message": "m"}"#).unwrap();
+        assert_eq!(fault.kind, ErrorKind::Other);
+    }
+}

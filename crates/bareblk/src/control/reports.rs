@@ -1,0 +1,343 @@
+//! What `list`, `stats` and `workers` answer: the server's report in JSON, read again by the client.
+//!
+//! - Units are in the names; times are nanoseconds, sizes bytes. Counters begin with what they belong to (a queue's
+//!   with its start) and never go back: rates are the difference of two answers over that of their `at_ns`.
+//! - Fields are only ever added within a protocol; `reports.golden.json` holds on to those there are.
+//!
+//! Not here: where the figures come from (`blk_server::report`), tables (`ctl/tables.rs`).
+
+use std::path::Path;
+use std::time::Duration;
+
+use blk_server::{DiskReport, QueueReport, ServerReport, WorkerReport};
+use disk_image::SECTOR_BYTES;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::protocol::WorkerSettings;
+use super::worker_settings;
+
+/// Of `list`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListAnswer {
+    /// In the order in which they were added.
+    pub disks: Vec<Disk>,
+}
+
+impl ListAnswer {
+    pub fn new(report: &ServerReport) -> Self {
+        Self { disks: report.disks.iter().map(Disk::new).collect() }
+    }
+}
+
+/// Of `workers`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkersAnswer {
+    /// In the order of their numbers.
+    pub workers: Vec<Worker>,
+}
+
+impl WorkersAnswer {
+    pub fn new(report: &ServerReport) -> Self {
+        Self { workers: report.workers.iter().map(Worker::new).collect() }
+    }
+}
+
+/// Of `stats`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StatsAnswer {
+    /// When it was read, on the host's monotonic clock.
+    pub at_ns: u64,
+    pub pid: u32,
+    /// Processor time of the whole process.
+    pub process_cpu_ns: u64,
+    pub workers: Vec<WorkerStats>,
+    pub disks: Vec<DiskStats>,
+    /// Null, or what the balancer did.
+    pub balance: Value,
+}
+
+impl StatsAnswer {
+    pub fn new(report: &ServerReport, balance: Value) -> Self {
+        Self {
+            at_ns: clock_ns(ClockId::Monotonic),
+            pid: std::process::id(),
+            process_cpu_ns: clock_ns(ClockId::ProcessCPUTime),
+            workers: report.workers.iter().map(WorkerStats::new).collect(),
+            disks: report.disks.iter().map(DiskStats::new).collect(),
+            balance,
+        }
+    }
+}
+
+/// Of `reload`: names of disks.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReloadAnswer {
+    pub added: Vec<String>,
+    pub removed: Vec<String>,
+    /// Taken away and served anew.
+    pub replaced: Vec<String>,
+    pub changed: Vec<String>,
+    pub refused: Vec<NotChanged>,
+    /// Settings of the process that it only takes when it starts.
+    pub needs_restart: Vec<String>,
+}
+
+/// A disk that stays as it is.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NotChanged {
+    pub disk: String,
+    pub why: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Disk {
+    pub name: String,
+    pub image: String,
+    pub socket: String,
+    pub size_bytes: u64,
+    pub read_only: bool,
+    /// A sync failed: nothing is written any more.
+    pub failed: bool,
+    pub engine: String,
+    /// Front-ends connected.
+    pub sessions: usize,
+    pub queues_offered: u16,
+    /// How many of them a guest uses.
+    pub queues_running: usize,
+}
+
+impl Disk {
+    fn new(disk: &DiskReport) -> Self {
+        Self {
+            name: disk.name.clone(),
+            image: text(&disk.image),
+            socket: text(&disk.socket),
+            size_bytes: disk.capacity_sectors.saturating_mul(SECTOR_BYTES),
+            read_only: disk.read_only,
+            failed: disk.failed,
+            engine: disk.engine.clone(),
+            sessions: disk.sessions,
+            queues_offered: disk.queues_offered,
+            queues_running: disk.queues.len(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Worker {
+    pub worker: u32,
+    /// Queues that it serves.
+    pub queues: usize,
+    /// As it was made.
+    pub settings: WorkerSettings,
+}
+
+impl Worker {
+    fn new(worker: &WorkerReport) -> Self {
+        Self {
+            worker: worker.id.0,
+            queues: worker.queues,
+            settings: worker_settings::settings(&worker.options),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerStats {
+    #[serde(flatten)]
+    pub worker: Worker,
+    pub busy_passes: u64,
+    pub idle_passes: u64,
+    pub sleeps: u64,
+    pub cpu_ns: u64,
+    pub submission_ns: u64,
+    pub completion_ns: u64,
+}
+
+impl WorkerStats {
+    fn new(worker: &WorkerReport) -> Self {
+        let counters = &worker.counters;
+        Self {
+            worker: Worker::new(worker),
+            busy_passes: counters.busy_passes,
+            idle_passes: counters.idle_passes,
+            sleeps: counters.sleeps,
+            cpu_ns: ns(counters.cpu_time),
+            submission_ns: ns(counters.submission_time),
+            completion_ns: ns(counters.completion_time),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskStats {
+    #[serde(flatten)]
+    pub disk: Disk,
+    /// Those that run.
+    pub queues: Vec<Queue>,
+}
+
+impl DiskStats {
+    fn new(disk: &DiskReport) -> Self {
+        Self { disk: Disk::new(disk), queues: disk.queues.iter().map(Queue::new).collect() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Queue {
+    pub queue: u16,
+    pub worker: u32,
+    /// Descriptors.
+    pub size: u16,
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub written_bytes: u64,
+    pub flushes: u64,
+    pub other: u64,
+    pub errors: u64,
+    /// Now; not a counter.
+    pub in_flight: u64,
+    pub calls: u64,
+    pub kicks: u64,
+    pub moves: u64,
+    pub worker_ns: u64,
+}
+
+impl Queue {
+    fn new(queue: &QueueReport) -> Self {
+        let counters = &queue.counters;
+        Self {
+            queue: queue.index,
+            worker: queue.worker.0,
+            size: queue.size,
+            reads: counters.reads,
+            read_bytes: counters.read_bytes,
+            writes: counters.writes,
+            written_bytes: counters.written_bytes,
+            flushes: counters.flushes,
+            other: counters.other,
+            errors: counters.errors,
+            in_flight: counters.in_flight,
+            calls: counters.calls,
+            kicks: counters.kicks,
+            moves: counters.moves,
+            worker_ns: ns(counters.worker_time),
+        }
+    }
+
+    /// Requests answered.
+    pub fn requests(&self) -> u64 {
+        self.reads.saturating_add(self.writes).saturating_add(self.flushes).saturating_add(self.other)
+    }
+}
+
+/// JSON is UTF-8; what a path has otherwise is shown as replacement characters.
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// 584 years fit.
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanoseconds.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use blk_server::{QueueCounters, SchedulingClass, WorkerCounters, WorkerId, WorkerOptions};
+
+    use super::*;
+
+    fn report() -> ServerReport {
+        let counters = QueueCounters {
+            reads: 1,
+            read_bytes: 4096,
+            writes: 2,
+            written_bytes: 8192,
+            flushes: 3,
+            other: 4,
+            errors: 5,
+            in_flight: 6,
+            calls: 7,
+            kicks: 8,
+            moves: 9,
+            worker_time: Duration::from_nanos(10),
+            ..QueueCounters::default()
+        };
+        let options = WorkerOptions {
+            cpus: vec![2, 3],
+            nice: Some(-5),
+            class: Some(SchedulingClass::RoundRobin(50)),
+            cgroup: Some("storage/a".into()),
+        };
+        let worked = WorkerCounters {
+            busy_passes: 11,
+            idle_passes: 12,
+            sleeps: 13,
+            cpu_time: Duration::from_nanos(14),
+            submission_time: Duration::from_nanos(15),
+            completion_time: Duration::from_nanos(16),
+            ..WorkerCounters::default()
+        };
+        let disk = DiskReport {
+            name: "root".into(),
+            image: "/images/root.raw".into(),
+            socket: "/run/root.sock".into(),
+            capacity_sectors: 8,
+            read_only: false,
+            failed: false,
+            engine: "io_uring".into(),
+            sessions: 1,
+            queues_offered: 64,
+            queues: vec![QueueReport { index: 17, worker: WorkerId(18), size: 1024, counters }],
+        };
+        let worker = WorkerReport { id: WorkerId(18), options, queues: 1, counters: worked };
+        ServerReport { workers: vec![worker], disks: vec![disk] }
+    }
+
+    /// A field that is gone, or means something else, breaks programs that read it: that needs a new protocol.
+    #[test]
+    fn answers_are_those_of_protocol_1() {
+        let report = report();
+        let mut stats = StatsAnswer::new(&report, serde_json::json!({"moves": []}));
+        assert!(stats.at_ns > 0 && stats.process_cpu_ns > 0 && stats.pid > 0);
+        (stats.at_ns, stats.pid, stats.process_cpu_ns) = (19, 20, 21);
+        let refused = vec![NotChanged { disk: "e".into(), why: "in use".into() }];
+        let [added, removed, replaced, changed, needs_restart] =
+            ["a", "b", "c", "d", "poll-us"].map(|name| vec![name.into()]);
+        let reload = ReloadAnswer { added, removed, replaced, changed, refused, needs_restart };
+        let answers = serde_json::json!({
+            "list": ListAnswer::new(&report),
+            "stats": stats,
+            "workers": WorkersAnswer::new(&report),
+            "reload": reload,
+        });
+        let golden: Value = serde_json::from_str(include_str!("reports.golden.json")).unwrap();
+        assert_eq!(answers, golden, "{answers:#}");
+    }
+
+    #[test]
+    fn answer_of_a_newer_server_is_read_without_what_is_new() {
+        let line = r#"{"workers": [{"worker": 3, "mood": "good", "settings": {}}], "weather": 1}"#;
+        let answer: WorkersAnswer = serde_json::from_str(line).unwrap();
+        assert_eq!(answer.workers[0].worker, 3);
+    }
+}

@@ -1,0 +1,73 @@
+//! For tests: a server that remembers what it was told, and knows every disk but `none`.
+//!
+//! Not here: a real one (`server_control.rs`).
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
+use serde_json::{Map, Value};
+
+use super::reports::ReloadAnswer;
+use super::{Control, Refused};
+
+#[derive(Debug, Default)]
+pub struct Told(Mutex<Vec<String>>);
+
+impl Told {
+    pub fn calls(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn note(&self, call: String) {
+        self.0.lock().unwrap().push(call);
+    }
+}
+
+impl Control for Told {
+    fn report(&self) -> ServerReport {
+        ServerReport::default()
+    }
+
+    fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, Refused> {
+        self.note(format!("add_worker {:?} {:?}", options.cpus, options.nice));
+        Ok(WorkerId(7))
+    }
+
+    fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), Refused> {
+        self.note(format!("remove_worker {id} {timeout:?}"));
+        Ok(())
+    }
+
+    fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused> {
+        if disk == "none" {
+            return Err(AdminError::NoDisk { name: disk.into() }.into());
+        }
+        self.note(format!("attach {disk} {queue} {worker} {timeout:?}"));
+        Ok(())
+    }
+
+    fn add_disk(&self, table: Map<String, Value>) -> Result<String, Refused> {
+        self.note(format!("add_disk {}", Value::Object(table.clone())));
+        Ok(table["name"].as_str().unwrap().to_owned())
+    }
+
+    fn remove_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<(), Refused> {
+        self.note(format!("remove_disk {name} {force} {timeout:?}"));
+        Ok(())
+    }
+
+    fn resize_disk(&self, name: &str, size_bytes: u64, force: bool) -> Result<(), Refused> {
+        self.note(format!("resize_disk {name} {size_bytes} {force}"));
+        Ok(())
+    }
+
+    fn reload(&self) -> Result<ReloadAnswer, Refused> {
+        self.note("reload".into());
+        Ok(ReloadAnswer::default())
+    }
+
+    fn shutdown(&self) {
+        self.note("shutdown".into());
+    }
+}

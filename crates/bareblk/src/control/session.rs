@@ -1,0 +1,184 @@
+//! One client, from its greeting to its end: a line, an answer, the next line.
+//!
+//! - Answers are written by this thread only, so lines never mix.
+//! - A request is done to its end even if its client is gone meanwhile; nobody waits for the client.
+//!
+//! Not here: who may connect (`listener.rs`), what a verb does (`dispatch.rs`).
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::Value;
+use tracing::{debug, info};
+
+use super::Control;
+use super::clients::{Client, Clients};
+use super::dispatch;
+use super::limits::{ANSWER_TIMEOUT, LINE_TIMEOUT, MAX_LINE_BYTES};
+use super::line_reader::{LineLimits, LineReader, NoLine};
+use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, Verb};
+
+/// Talks with the client until either side has had enough.
+pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
+    greet(&client.stream);
+    let limits = LineLimits { bytes: MAX_LINE_BYTES, time: LINE_TIMEOUT };
+    let mut lines = LineReader::new(&client.stream, limits);
+    loop {
+        let line = lines.next();
+        if let Some(end) = client.end() {
+            return say_last(&client.stream, end.fault());
+        }
+        let answered = match line {
+            Ok(line) => answer(&line, client, clients, control),
+            Err(no_line) => return last_words(no_line).map_or((), |fault| say_last(&client.stream, fault)),
+        };
+        match answered {
+            Ok(Next::Line) => {}
+            Ok(Next::End) => return,
+            Err(error) => return debug!("control client left without its answer: {error}"),
+        }
+    }
+}
+
+/// Every connection begins with it. A client that is gone already is noticed by what follows.
+pub fn greet(stream: &UnixStream) {
+    let _ = say(stream, &Greeting::ours());
+}
+
+/// What is said to a client whose line does not come; `None` if nobody listens.
+fn last_words(no_line: NoLine) -> Option<Fault> {
+    let kind = match &no_line {
+        NoLine::Ended | NoLine::Io(_) => return None,
+        NoLine::Half => ErrorKind::BadRequest,
+        NoLine::TooLong { .. } => ErrorKind::LineTooLong,
+        NoLine::TooSlow { .. } => ErrorKind::LineTooSlow,
+    };
+    Some(Fault::new(kind, no_line.to_string()))
+}
+
+/// What comes after an answer.
+enum Next {
+    Line,
+    End,
+}
+
+fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Control) -> io::Result<Next> {
+    let request = match protocol::parse(line) {
+        Ok(request) => request,
+        Err(BadLine { id, fault }) => {
+            say(&client.stream, &Answer::new(id, Err(fault)))?;
+            return Ok(Next::Line);
+        }
+    };
+    client.spoke();
+    let id = Some(request.id);
+    if request.verb == Verb::Shutdown {
+        // First the answer: once the stop has begun, there may be nobody left to give it.
+        let said = say(&client.stream, &Answer::new(id, Ok(Value::Object(serde_json::Map::new()))));
+        clients.keep_until_stopped(client);
+        info!("stop asked for on the control socket");
+        control.shutdown();
+        return said.map(|()| Next::End);
+    }
+    say(&client.stream, &Answer::new(id, dispatch::obey(&request.verb, control)))?;
+    Ok(Next::Line)
+}
+
+/// To a connection that ends with it, so nobody cares whether it arrives.
+pub fn say_last(stream: &UnixStream, fault: Fault) {
+    let _ = say(stream, &Answer::new(None, Err(fault)));
+}
+
+fn say(stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    write_within(stream, &line, ANSWER_TIMEOUT)
+}
+
+/// All of it in this time, however much of it the client takes at once.
+fn write_within(mut stream: &UnixStream, mut bytes: &[u8], limit: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            // Full: asked again, it finds that nothing is left of the time.
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read};
+
+    use super::super::rig::Told;
+    use super::*;
+
+    /// All that a client that sends `sent`, and then nothing more, is answered; and what the server was told.
+    fn talk(sent: &str) -> (Vec<Value>, Told) {
+        let (mut client_end, server_end) = UnixStream::pair().unwrap();
+        client_end.write_all(sent.as_bytes()).unwrap();
+        client_end.shutdown(std::net::Shutdown::Write).unwrap();
+        let (clients, told) = (Clients::default(), Told::default());
+        let client = clients.add(server_end).unwrap();
+        run(&client, &clients, &told);
+        clients.forget(&client);
+        drop((client, clients));
+        let lines =
+            BufReader::new(client_end).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        (lines.collect(), told)
+    }
+
+    #[test]
+    fn greeting_comes_first_and_names_the_protocol() {
+        let (lines, _) = talk("");
+        let version = env!("CARGO_PKG_VERSION");
+        assert_eq!(lines, [serde_json::json!({"bareblk": version, "protocol": 1})]);
+    }
+
+    #[test]
+    fn requests_are_answered_in_their_order_and_with_their_ids() {
+        let (lines, told) =
+            talk("{\"id\": 5, \"do\": \"list\"}\nnonsense\n{\"id\": 3, \"do\": \"reload\"}\n");
+        let ids: Vec<_> = lines[1..].iter().map(|line| line["id"].clone()).collect();
+        assert_eq!(ids, [Value::from(5), Value::Null, Value::from(3)]);
+        assert_eq!(lines[2]["error"]["kind"], "not-json");
+        assert_eq!(told.calls(), ["reload"]);
+    }
+
+    #[test]
+    fn half_a_request_is_not_done_and_told() {
+        let (lines, told) = talk("{\"id\": 5, \"do\": \"reload\"}");
+        assert_eq!(lines[1]["error"]["kind"], "bad-request");
+        assert_eq!(told.calls(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn stop_is_answered_before_it_is_asked_for_and_nothing_is_done_after_it() {
+        let (lines, told) = talk("{\"id\": 1, \"do\": \"shutdown\"}\n{\"id\": 2, \"do\": \"reload\"}\n");
+        assert_eq!(lines[1..], [serde_json::json!({"id": 1, "ok": {}})]);
+        assert_eq!(told.calls(), ["shutdown"]);
+    }
+
+    #[test]
+    fn answer_that_nobody_reads_is_given_up() {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let error = write_within(&server, &vec![b'x'; 8 << 20], Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(server);
+        let mut arrived = Vec::new();
+        client.read_to_end(&mut arrived).unwrap();
+        assert!(arrived.len() < 8 << 20);
+    }
+}

@@ -1,0 +1,85 @@
+//! A worker's options as clients write and read them.
+//!
+//! Not here: what they do, and whether this host allows it (`blk_server`).
+
+use blk_server::{SchedulingClass, WorkerOptions};
+
+use super::Refused;
+use super::protocol::WorkerSettings;
+
+/// As `blk_server` has them.
+pub fn options(settings: &WorkerSettings) -> Result<WorkerOptions, Refused> {
+    let WorkerSettings { cpus, nice, class, cgroup } = settings;
+    let mut cpus = cpus.clone();
+    cpus.sort_unstable();
+    cpus.dedup();
+    let class = class.as_deref().map(parse_class).transpose().map_err(Refused::Settings)?;
+    Ok(WorkerOptions { cpus, nice: *nice, class, cgroup: cgroup.as_ref().map(Into::into) })
+}
+
+/// As clients have them.
+pub fn settings(options: &WorkerOptions) -> WorkerSettings {
+    let WorkerOptions { cpus, nice, class, cgroup } = options;
+    let cgroup = cgroup.as_ref().map(|path| path.to_string_lossy().into_owned());
+    WorkerSettings { cpus: cpus.clone(), nice: *nice, class: class.map(class_text), cgroup }
+}
+
+fn class_text(class: SchedulingClass) -> String {
+    match class {
+        SchedulingClass::Other => "other".into(),
+        SchedulingClass::Batch => "batch".into(),
+        SchedulingClass::Idle => "idle".into(),
+        SchedulingClass::Fifo(priority) => format!("fifo:{priority}"),
+        SchedulingClass::RoundRobin(priority) => format!("rr:{priority}"),
+    }
+}
+
+fn parse_class(text: &str) -> Result<SchedulingClass, String> {
+    let wrong = || {
+        let shown: String = text.escape_debug().take(64).collect();
+        format!("class `{shown}`: give other, batch, idle, fifo:P or rr:P, with a priority P from 1 to 99")
+    };
+    let priority =
+        |text: &str| text.parse().ok().filter(|priority| (1..=99).contains(priority)).ok_or_else(wrong);
+    match text.split_once(':') {
+        None if text == "other" => Ok(SchedulingClass::Other),
+        None if text == "batch" => Ok(SchedulingClass::Batch),
+        None if text == "idle" => Ok(SchedulingClass::Idle),
+        Some(("fifo", value)) => priority(value).map(SchedulingClass::Fifo),
+        Some(("rr", value)) => priority(value).map(SchedulingClass::RoundRobin),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_survive_the_way_there_and_back() {
+        for class in ["other", "batch", "idle", "fifo:99", "rr:1"] {
+            let given = WorkerSettings {
+                cpus: vec![0, 3],
+                nice: Some(-20),
+                class: Some(class.into()),
+                cgroup: Some("a/b".into()),
+            };
+            assert_eq!(settings(&options(&given).unwrap()), given);
+        }
+    }
+
+    #[test]
+    fn class_that_does_not_exist_is_refused_with_those_that_do() {
+        for class in ["", "fifo", "fifo:0", "fifo:100", "rr:x", "batch:1", "FIFO:1"] {
+            let given = WorkerSettings { class: Some(class.into()), ..WorkerSettings::default() };
+            let error = options(&given).unwrap_err().to_string();
+            assert!(error.contains(class) && error.contains("fifo:P or rr:P"), "{error}");
+        }
+    }
+
+    #[test]
+    fn cpus_are_taken_in_any_order_and_once() {
+        let given = WorkerSettings { cpus: vec![3, 1, 3], ..WorkerSettings::default() };
+        assert_eq!(options(&given).unwrap().cpus, [1, 3]);
+    }
+}

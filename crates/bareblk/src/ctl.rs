@@ -1,0 +1,173 @@
+//! `bareblk ctl`: asks a running server, prints its answer.
+//!
+//! `arguments → Verb → connection.rs → the server's answer → tables.rs, rates.rs, or the line itself (--json)`
+//!
+//! Not here: the arguments (`ctl_args.rs`), the protocol (`control/protocol.rs`), the server's side (`control`).
+
+mod connection;
+
+mod rates;
+
+mod tables;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::control::protocol::{Add, Attach, Remove, Resize, TimeoutMs, Verb, WorkerSettings, WorkersRemove};
+use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
+use crate::ctl_args::{Cpus, CtlArgs, CtlCommand, Timeout, WorkersCommand};
+use crate::usage::Wrong;
+use connection::{Connection, Reply};
+
+/// Does what `args` say.
+pub fn obey(args: CtlArgs) -> Result<()> {
+    let (socket, json) = (args.socket(), args.json);
+    let watch = match args.command {
+        CtlCommand::Stats { watch } => watch.map(Duration::from_secs),
+        _ => None,
+    };
+    let verb = verb(args.command)?;
+    let mut server = Connection::open(&socket)?;
+    if let Some(pause) = watch {
+        return keep_watching(&mut server, json, pause);
+    }
+    let reply = server.ask(&verb)?;
+    let stops = verb == Verb::Shutdown && reply.answer.error.is_none();
+    if json {
+        print(&format!("{}\n", reply.line))?;
+        reply.into_ok()?;
+    } else {
+        print(&shown(&verb, reply.into_ok()?)?)?;
+    }
+    if stops { server.wait_gone() } else { Ok(()) }
+}
+
+fn verb(command: CtlCommand) -> Result<Verb> {
+    Ok(match command {
+        CtlCommand::List => Verb::List,
+        CtlCommand::Stats { .. } => Verb::Stats,
+        CtlCommand::Workers { command: None | Some(WorkersCommand::List) } => Verb::Workers,
+        CtlCommand::Workers { command: Some(WorkersCommand::Add { cpus, nice, class, cgroup }) } => {
+            let cpus = cpus.map_or_else(Vec::new, |Cpus(cpus)| cpus);
+            Verb::WorkersAdd(WorkerSettings { cpus, nice, class, cgroup })
+        }
+        CtlCommand::Workers { command: Some(WorkersCommand::Remove { worker, timeout }) } => {
+            Verb::WorkersRemove(WorkersRemove { worker, timeout_ms: timeout_ms(timeout)? })
+        }
+        CtlCommand::Attach { disk, queue, worker, timeout } => {
+            Verb::Attach(Attach { disk, queue, worker, timeout_ms: timeout_ms(timeout)? })
+        }
+        CtlCommand::Add { settings } => Verb::Add(Add { disk: table(settings)? }),
+        CtlCommand::Remove { disk, force, timeout } => {
+            Verb::Remove(Remove { disk, force, timeout_ms: timeout_ms(timeout)? })
+        }
+        CtlCommand::Resize { disk, size, force } => Verb::Resize(Resize { disk, size_bytes: size, force }),
+        CtlCommand::Reload => Verb::Reload,
+        CtlCommand::Shutdown => Verb::Shutdown,
+    })
+}
+
+fn timeout_ms(timeout: Timeout) -> Result<TimeoutMs> {
+    TimeoutMs::try_from(timeout.seconds.saturating_mul(1000)).map_err(|why| Wrong(why).into())
+}
+
+/// The server runs in a folder of its own: paths are made absolute here.
+fn table(settings: Vec<(String, Value)>) -> Result<Map<String, Value>> {
+    let mut table = Map::new();
+    for (key, value) in settings {
+        let value = match (key.as_str(), value) {
+            ("image" | "socket", Value::String(path)) => {
+                let path = std::path::absolute(path).with_context(|| format!("{key}="))?;
+                Value::from(path.to_string_lossy())
+            }
+            (_, value) => value,
+        };
+        if table.contains_key(&key) {
+            bail!(Wrong(format!("{key}= is given twice: give it once")));
+        }
+        table.insert(key, value);
+    }
+    Ok(table)
+}
+
+fn shown(verb: &Verb, ok: Value) -> Result<String> {
+    Ok(match verb {
+        Verb::List => tables::disks(&read::<ListAnswer>(ok)?.disks),
+        Verb::Workers => tables::workers(&read::<WorkersAnswer>(ok)?.workers),
+        Verb::Stats => tables::stats(&read(ok)?),
+        Verb::WorkersAdd(_) => format!("worker {}\n", ok["worker"]),
+        Verb::Add(_) => format!("{}\n", tables::plain(ok["disk"].as_str().unwrap_or_default())),
+        Verb::Reload => tables::changes(&read(ok)?),
+        _ => String::new(),
+    })
+}
+
+fn read<T: DeserializeOwned>(ok: Value) -> Result<T> {
+    serde_json::from_value(ok).context("the server's answer is not understood")
+}
+
+/// Until nobody reads it any more, or a signal ends it.
+fn keep_watching(server: &mut Connection, json: bool, pause: Duration) -> Result<()> {
+    let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+    let mut before: Option<StatsAnswer> = None;
+    loop {
+        let reply = server.ask(&Verb::Stats)?;
+        let text = if json {
+            let line = format!("{}\n", reply.line);
+            reply.into_ok()?;
+            line
+        } else {
+            let now: StatsAnswer = read(reply.into_ok()?)?;
+            let text = before.as_ref().map(|before| format!("{clear}{}\n", tables::rates(before, &now)));
+            before = Some(now);
+            text.unwrap_or_default()
+        };
+        if !print(&text)? {
+            return Ok(());
+        }
+        std::thread::sleep(pause);
+    }
+}
+
+/// False: nobody reads any more, which is no error.
+fn print(text: &str) -> Result<bool> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Reply {
+    fn into_ok(self) -> Result<Value> {
+        match (self.answer.ok, self.answer.error) {
+            (_, Some(fault)) => bail!("{}", tables::plain(&fault.message)),
+            (Some(ok), None) => Ok(ok),
+            (None, None) => bail!("the server's answer is neither `ok` nor `error`"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_a_new_disk_are_absolute_before_they_are_sent() {
+        let settings = vec![("image".into(), Value::from("a.raw")), ("serial".into(), Value::from("a.raw"))];
+        let table = table(settings).unwrap();
+        assert!(table["image"].as_str().unwrap().starts_with('/'));
+        assert_eq!(table["serial"], "a.raw");
+    }
+
+    #[test]
+    fn setting_given_twice_is_wrong_usage() {
+        let settings = vec![("queues".into(), Value::from(1)), ("queues".into(), Value::from(2))];
+        assert!(table(settings).unwrap_err().is::<Wrong>());
+    }
+}

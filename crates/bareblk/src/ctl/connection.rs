@@ -1,0 +1,147 @@
+//! The client's end of the control socket, and what it says when there is no server, another one, or none any more.
+//!
+//! Not here: what is asked (`ctl.rs`), what the lines look like (`control/protocol.rs`).
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::tables::plain;
+use crate::control::protocol::{self, Answer, Greeting, PROTOCOL, Verb};
+use crate::ctl_args::SOCKET_VARIABLE;
+
+/// A server greets at once.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// No greeting is longer.
+const MAX_GREETING_BYTES: u64 = 4096;
+/// Statistics of 1,000 disks with 256 running queues each have 80 MB.
+const MAX_ANSWER_BYTES: u64 = 256 << 20;
+
+/// A server that answers, and speaks our protocol.
+#[derive(Debug)]
+pub struct Connection {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+    next_id: u64,
+}
+
+/// An answer, and the line that it was.
+#[derive(Debug)]
+pub struct Reply {
+    pub line: String,
+    pub answer: Answer,
+}
+
+impl Connection {
+    pub fn open(path: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
+        stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
+        let mut server = Self { path: path.to_owned(), stream: BufReader::new(stream), next_id: 1 };
+        server.check_greeting()?;
+        server.stream.get_ref().set_read_timeout(None)?;
+        Ok(server)
+    }
+
+    fn check_greeting(&mut self) -> Result<()> {
+        let path = self.path.clone();
+        let path = path.display();
+        let stranger = || {
+            format!(
+                "{path} does not greet as a bareblk server: is it a disk's socket? give the control socket's path"
+            )
+        };
+        let line = match self.read_line(MAX_GREETING_BYTES) {
+            Ok(Some(line)) => line,
+            Ok(None) => bail!("the server at {path} ended the connection: try again"),
+            Err(_) => bail!(stranger()),
+        };
+        let greeting: Greeting = serde_json::from_str(&line).map_err(|_| anyhow!(stranger()))?;
+        if greeting.protocol != PROTOCOL {
+            let Greeting { bareblk, protocol } = greeting;
+            let ours = env!("CARGO_PKG_VERSION");
+            bail!(
+                "the server at {path} is bareblk {} and speaks protocol {protocol}; this is bareblk {ours}, which speaks {PROTOCOL}: use the server's version of bareblk",
+                plain(&bareblk)
+            );
+        }
+        Ok(())
+    }
+
+    /// Asks and waits for the answer, however long the server takes.
+    pub fn ask(&mut self, verb: &Verb) -> Result<Reply> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let line = protocol::line(id, verb)?;
+        // A server that does not want us says why before it goes, and that is still to be read.
+        let sent = self.stream.get_mut().write_all(&line);
+        let answer = self.read_line(MAX_ANSWER_BYTES);
+        let Ok(Some(line)) = answer else {
+            let cause = sent.err().or(answer.err()).map(|error| format!(" ({error})")).unwrap_or_default();
+            bail!(
+                "the server at {} went away before it answered{cause}: {}",
+                self.path.display(),
+                what_now(verb)
+            );
+        };
+        let answer: Answer = serde_json::from_str(&line).with_context(|| {
+            format!("the answer of the server at {} is not understood", self.path.display())
+        })?;
+        Ok(Reply { line, answer })
+    }
+
+    /// `None` at the end of the connection. Half a line is an end too.
+    fn read_line(&mut self, max_bytes: u64) -> io::Result<Option<String>> {
+        let mut line = Vec::new();
+        (&mut self.stream).take(max_bytes).read_until(b'\n', &mut line)?;
+        if line.pop() != Some(b'\n') {
+            let too_long = u64::try_from(line.len()).unwrap_or(u64::MAX) >= max_bytes.saturating_sub(1);
+            return if too_long { Err(io::ErrorKind::InvalidData.into()) } else { Ok(None) };
+        }
+        String::from_utf8(line).map(Some).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Sleeps until the server has stopped, which ends the connection.
+    pub fn wait_gone(mut self) -> Result<()> {
+        let end = io::copy(&mut self.stream, &mut io::sink());
+        match end {
+            Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
+                Err(anyhow!(error).context("the server stops, but its end is not seen"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn what_now(verb: &Verb) -> &'static str {
+    match verb {
+        Verb::List | Verb::Stats | Verb::Workers => "see its log",
+        Verb::Shutdown => "it may have stopped before it could answer; see its log",
+        _ => "whether it was done is not known; see its log, and `bareblk ctl list` once it runs",
+    }
+}
+
+fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
+    let shown = path.display();
+    let advice = format!("name the server's control socket with --socket or {SOCKET_VARIABLE}");
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            anyhow!("there is no server at {shown}: start one with --control {shown}, or {advice}")
+        }
+        io::ErrorKind::ConnectionRefused if is_socket(path) => {
+            anyhow!("nobody answers at {shown}, its server is gone: start it again, or {advice}")
+        }
+        io::ErrorKind::ConnectionRefused => anyhow!("{shown} is not a socket: {advice}"),
+        io::ErrorKind::PermissionDenied => {
+            anyhow!("you may not connect to {shown}: become root, or the user who runs the server")
+        }
+        _ => anyhow!("cannot connect to {shown}: {error}: {advice}"),
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+}

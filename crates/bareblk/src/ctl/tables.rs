@@ -1,0 +1,296 @@
+//! Answers as tables for a terminal.
+//!
+//! - Names are the server's, and the server's come from files: control characters are shown, not obeyed.
+//!
+//! Not here: the figures (`control/reports.rs`, `rates.rs`).
+
+use std::fmt::Write;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde_json::Value;
+
+use super::rates;
+use crate::control::protocol::WorkerSettings;
+use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats};
+
+/// What a missing figure looks like.
+const NONE: &str = "–";
+
+/// Text on the left up to a column, figures on the right from there on.
+fn table(headings: &[&str], first_figure: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(headings.iter().copied());
+    rows.for_each(|row| _ = table.add_row(row));
+    table
+        .column_iter_mut()
+        .skip(first_figure)
+        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    let lines = table.lines().map(|line| format!("{}\n", line.trim_end()));
+    lines.collect()
+}
+
+pub fn disks(disks: &[Disk]) -> String {
+    let row = |disk: &Disk| {
+        vec![
+            plain(&disk.name),
+            plain(&disk.image),
+            plain(&disk.socket),
+            plain(&disk.engine),
+            state(disk).into(),
+            size(disk.size_bytes),
+            disk.sessions.to_string(),
+            format!("{}/{}", disk.queues_running, disk.queues_offered),
+        ]
+    };
+    let headings = ["DISK", "IMAGE", "SOCKET", "ENGINE", "STATE", "SIZE", "SESSIONS", "QUEUES"];
+    table(&headings, 5, disks.iter().map(row))
+}
+
+fn state(disk: &Disk) -> &'static str {
+    match (disk.failed, disk.read_only) {
+        (true, _) => "failed",
+        (false, true) => "read-only",
+        (false, false) => "ok",
+    }
+}
+
+pub fn workers(workers: &[Worker]) -> String {
+    let row = |worker: &Worker| {
+        let WorkerSettings { cpus, nice, class, cgroup } = &worker.settings;
+        vec![
+            worker.worker.to_string(),
+            cpu_list(cpus),
+            plain(class.as_deref().unwrap_or(NONE)),
+            plain(cgroup.as_deref().unwrap_or(NONE)),
+            nice.map_or_else(|| NONE.to_owned(), |nice| nice.to_string()),
+            worker.queues.to_string(),
+        ]
+    };
+    table(&["WORKER", "CPUS", "CLASS", "CGROUP", "NICE", "QUEUES"], 4, workers.iter().map(row))
+}
+
+/// 2, 3, 4, 8 → "2-4,8".
+fn cpu_list(cpus: &[u32]) -> String {
+    let mut text = String::new();
+    for run in cpus.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
+        let comma = if text.is_empty() { "" } else { "," };
+        let _ = match run {
+            [first, .., last] => write!(text, "{comma}{first}-{last}"),
+            [only] => write!(text, "{comma}{only}"),
+            [] => Ok(()),
+        };
+    }
+    if text.is_empty() { NONE.into() } else { text }
+}
+
+/// Everything since the start.
+pub fn stats(stats: &StatsAnswer) -> String {
+    let worker = |worker: &WorkerStats| {
+        vec![
+            worker.worker.worker.to_string(),
+            worker.worker.queues.to_string(),
+            milliseconds(worker.cpu_ns),
+            milliseconds(worker.submission_ns),
+            milliseconds(worker.completion_ns),
+            worker.busy_passes.to_string(),
+            worker.idle_passes.to_string(),
+            worker.sleeps.to_string(),
+        ]
+    };
+    let headings = ["WORKER", "QUEUES", "CPU ms", "SUBMITTING ms", "COMPLETING ms", "BUSY", "IDLE", "SLEEPS"];
+    let mut text = table(&headings, 1, stats.workers.iter().map(worker));
+    let queue = |disk: &DiskStats| {
+        let name = plain(&disk.disk.name);
+        let row = move |queue: &Queue| {
+            vec![
+                name.clone(),
+                queue.queue.to_string(),
+                queue.worker.to_string(),
+                queue.reads.to_string(),
+                megabytes(queue.read_bytes),
+                queue.writes.to_string(),
+                megabytes(queue.written_bytes),
+                queue.flushes.to_string(),
+                queue.other.to_string(),
+                queue.errors.to_string(),
+                queue.in_flight.to_string(),
+                queue.kicks.to_string(),
+                queue.calls.to_string(),
+                queue.moves.to_string(),
+            ]
+        };
+        disk.queues.iter().map(row).collect::<Vec<_>>()
+    };
+    let headings = [
+        "DISK",
+        "QUEUE",
+        "WORKER",
+        "READS",
+        "MB",
+        "WRITES",
+        "MB",
+        "FLUSHES",
+        "OTHER",
+        "ERRORS",
+        "IN FLIGHT",
+        "KICKS",
+        "CALLS",
+        "MOVES",
+    ];
+    text.push('\n');
+    text += &table(&headings, 1, stats.disks.iter().flat_map(queue));
+    let idle = stats.disks.iter().filter(|disk| disk.queues.is_empty()).count();
+    if idle > 0 {
+        let _ = writeln!(text, "{idle} of {} disks have no running queue", stats.disks.len());
+    }
+    text + &balance(&stats.balance)
+}
+
+fn balance(balance: &Value) -> String {
+    if balance.is_null() { String::new() } else { format!("\nbalance: {}\n", plain(&balance.to_string())) }
+}
+
+/// What happened between two readings.
+pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
+    let seconds = rates::seconds(before, now);
+    let mut requests_per_s = 0.0;
+    let disks: Vec<_> = now
+        .disks
+        .iter()
+        .map(|disk| {
+            let old = before.disks.iter().find(|old| old.disk.name == disk.disk.name);
+            let rates = rates::of_disk(old, disk, seconds);
+            requests_per_s += rates.requests_per_s;
+            vec![
+                plain(&disk.disk.name),
+                whole(rates.requests_per_s),
+                whole(rates.reads_per_s),
+                tenths(rates.read_mb_per_s),
+                whole(rates.writes_per_s),
+                tenths(rates.written_mb_per_s),
+                whole(rates.flushes_per_s),
+                whole(rates.errors_per_s),
+                rates.worker_us_per_request.map_or_else(|| NONE.to_owned(), hundredths),
+            ]
+        })
+        .collect();
+    let worker = |worker: &WorkerStats| {
+        let old = before.workers.iter().find(|old| old.worker.worker == worker.worker.worker);
+        let rates = rates::of_worker(old, worker, seconds);
+        vec![
+            worker.worker.worker.to_string(),
+            worker.worker.queues.to_string(),
+            tenths(rates.cpu_percent),
+            tenths(rates.submission_percent),
+            tenths(rates.completion_percent),
+            whole(rates.sleeps_per_s),
+        ]
+    };
+    let cpu = rates::cpu_us_per_request(before, now, requests_per_s);
+    let cpu = cpu.map_or_else(|| NONE.to_owned(), hundredths);
+    let headings = ["WORKER", "QUEUES", "CPU %", "SUBMITTING %", "COMPLETING %", "SLEEPS/s"];
+    let mut text = format!(
+        "{} requests/s, {cpu} µs of processor time each (the whole process), over {} s\n\n",
+        whole(requests_per_s),
+        tenths(seconds)
+    );
+    text += &table(&headings, 1, now.workers.iter().map(worker));
+    let headings =
+        ["DISK", "IOPS", "READS/s", "MB/s", "WRITES/s", "MB/s", "FLUSHES/s", "ERRORS/s", "WORKER µs/IO"];
+    text.push('\n');
+    text + &table(&headings, 1, disks.into_iter())
+}
+
+/// A line for each disk, and for each setting, that a reload was about.
+pub fn changes(answer: &ReloadAnswer) -> String {
+    let ReloadAnswer { added, removed, replaced, changed, refused, needs_restart } = answer;
+    let done = [("added", added), ("removed", removed), ("replaced", replaced), ("changed", changed)];
+    let done = done
+        .iter()
+        .flat_map(|(what, disks)| disks.iter().map(move |disk| format!("{what} {}\n", plain(disk))));
+    let not = refused.iter().map(|not| format!("not changed: {}: {}\n", plain(&not.disk), plain(&not.why)));
+    let later =
+        needs_restart.iter().map(|key| format!("not changed before the next start: {}\n", plain(key)));
+    let text: String = done.chain(not).chain(later).collect();
+    if text.is_empty() { "nothing to change\n".into() } else { text }
+}
+
+/// One line, whatever it holds: a terminal must not obey it.
+pub fn plain(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
+}
+
+/// Powers of 1024, as sizes are given.
+fn size(bytes: u64) -> String {
+    let unit = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let whole = |shift: &&(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= shift.0;
+    unit.iter()
+        .find(whole)
+        .map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
+}
+
+fn megabytes(bytes: u64) -> String {
+    tenths(rates::float(bytes) / 1e6)
+}
+
+fn milliseconds(ns: u64) -> String {
+    tenths(rates::float(ns) / 1e6)
+}
+
+fn whole(figure: f64) -> String {
+    format!("{figure:.0}")
+}
+
+fn tenths(figure: f64) -> String {
+    format!("{figure:.1}")
+}
+
+fn hundredths(figure: f64) -> String {
+    format!("{figure:.2}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_shown_as_they_can_be_given() {
+        let sizes = [0, 512, 1536, 4096, 20 << 30, (20 << 30) + 512, 3 << 40].map(size);
+        assert_eq!(sizes, ["0", "512", "1536", "4K", "20G", "21474836992", "3T"]);
+    }
+
+    #[test]
+    fn cpus_are_shown_as_they_can_be_given() {
+        assert_eq!(cpu_list(&[0, 2, 3, 4, 8]), "0,2-4,8");
+        assert_eq!(cpu_list(&[]), NONE);
+    }
+
+    #[test]
+    fn control_characters_of_names_do_not_reach_the_terminal() {
+        let disk = Disk { name: "a\x1b[2J\nb".into(), ..Disk::default() };
+        let text = disks(&[disk]);
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn rates_of_two_readings_are_per_second_and_per_request() {
+        let disk = |reads, worker_ns| DiskStats {
+            disk: Disk { name: "a".into(), ..Disk::default() },
+            queues: vec![Queue { reads, read_bytes: reads * 4096, worker_ns, ..Queue::default() }],
+        };
+        let before = StatsAnswer { disks: vec![disk(0, 0)], ..StatsAnswer::default() };
+        let now = StatsAnswer {
+            at_ns: 2_000_000_000,
+            process_cpu_ns: 6_000_000,
+            disks: vec![disk(2000, 4_000_000)],
+            ..StatsAnswer::default()
+        };
+        let text = rates(&before, &now);
+        assert!(text.starts_with("1000 requests/s, 3.00 µs of processor time each"), "{text}");
+        let last: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(last, ["a", "1000", "1000", "4.1", "0", "0.0", "0", "0", "2.00"]);
+    }
+}
