@@ -1,0 +1,554 @@
+//! The control socket of the real program, through `bareblk ctl` and by hand: every verb, and every way to be a
+//! nuisance.
+//!
+//! Not here: lines and verbs by themselves (unit tests in `src/control`), load on the queues that move.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod rig;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, eventually, is_root, output, refusal};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+
+/// A server of one disk, `root`, with a control socket.
+fn controlled(place: &Place) -> Server {
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.args(["--name", "root", "--control"]).arg(place.socket("c"));
+    Server::start(command)
+}
+
+fn ctl(place: &Place, words: &[&str]) -> Command {
+    let mut command = bareblk();
+    command.arg("ctl").args(words).arg("--socket").arg(place.socket("c"));
+    command
+}
+
+/// The `ok` of an answer.
+fn ok(place: &Place, words: &[&str]) -> Value {
+    let mut command = ctl(place, words);
+    command.arg("--json");
+    let answer: Value = serde_json::from_str(&output(command)).unwrap();
+    answer["ok"].clone()
+}
+
+/// A client that we are.
+struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connected, whatever is said then.
+    fn connect(place: &Place) -> Self {
+        let stream = UnixStream::connect(place.socket("c")).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.set_write_timeout(Some(DEADLINE)).unwrap();
+        Self { stream: BufReader::new(stream) }
+    }
+
+    /// Connected and greeted.
+    fn new(place: &Place) -> Self {
+        let mut client = Self::connect(place);
+        assert_eq!(client.line().unwrap()["protocol"], 1);
+        client
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.stream.get_mut().write_all(bytes).unwrap();
+    }
+
+    /// `None` at the end.
+    fn line(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        match self.stream.read_line(&mut line) {
+            Ok(0) => None,
+            Ok(_) => Some(serde_json::from_str(&line).unwrap()),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn ask(&mut self, request: &Value) -> Value {
+        self.send(format!("{request}\n").as_bytes());
+        self.line().unwrap()
+    }
+
+    fn error_kind(&mut self, request: &Value) -> Value {
+        self.ask(request)["error"]["kind"].clone()
+    }
+}
+
+/// The server still serves its operator.
+fn assert_well(place: &Place, server: &mut Server) {
+    assert!(server.is_running());
+    assert_eq!(ok(place, &["list"])["disks"][0]["name"], "root");
+}
+
+fn threads(server: &Server, name: &str) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+    names.filter(|found| found.trim_end() == name).count()
+}
+
+// ---- looking
+
+#[test]
+fn list_shows_the_disk_in_a_table_and_in_json() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let table = output(ctl(&place, &["list"]));
+    assert_says(&table, &["DISK", "root", "disk.raw", "1M", "0/64"]);
+    let disk = &ok(&place, &["list"])["disks"][0];
+    let shown =
+        [&disk["name"], &disk["size_bytes"], &disk["sessions"], &disk["read_only"], &disk["queues_offered"]];
+    assert_eq!(shown, [&json!("root"), &json!(MIB), &json!(0), &json!(false), &json!(64)]);
+    assert_eq!(disk["socket"], place.socket("s").to_str().unwrap());
+}
+
+#[test]
+fn stats_name_the_process_and_count_its_time() {
+    let place = Place::new();
+    let server = controlled(&place);
+    let (first, second) = (ok(&place, &["stats"]), ok(&place, &["stats"]));
+    assert_eq!(first["pid"], server.pid());
+    assert!(second["at_ns"].as_u64().unwrap() > first["at_ns"].as_u64().unwrap());
+    assert_eq!(first["disks"][0]["queues"], json!([]));
+    assert_says(&output(ctl(&place, &["stats"])), &["WORKER", "1 of 1 disks have no running queue"]);
+}
+
+#[test]
+fn watched_stats_are_printed_until_nobody_reads_them() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let mut watcher = ctl(&place, &["stats", "--watch", "1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watcher.stdout.take().unwrap()).lines();
+    assert_says(&lines.next().unwrap().unwrap(), &["0 requests/s", "– µs of processor time each"]);
+    drop(lines);
+    let status = eventually("the watcher ends", || watcher.try_wait().unwrap());
+    assert!(status.success());
+}
+
+#[test]
+fn control_socket_of_the_environment_is_asked_unless_another_is_named() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let mut command = bareblk();
+    command.args(["ctl", "list"]).env("BAREBLK_CONTROL", place.socket("c"));
+    assert_says(&output(command), &["root"]);
+    let mut command = ctl(&place, &["list"]);
+    command.env("BAREBLK_CONTROL", "/nowhere");
+    assert_says(&output(command), &["root"]);
+}
+
+// ---- changing
+
+#[test]
+fn disk_is_added_served_resized_and_removed() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let settings = [("image", place.image("more.raw", MIB)), ("socket", place.socket("more"))];
+    let settings = settings.map(|(key, path)| format!("{key}={}", path.display()));
+    assert_eq!(output(ctl(&place, &["add", "name=more", &settings[0], &settings[1], "queues=4"])), "more\n");
+    assert!(UnixStream::connect(place.socket("more")).is_ok());
+    assert_eq!(ok(&place, &["list"])["disks"][1]["queues_offered"], 4);
+    output(ctl(&place, &["resize", "more", "2M"]));
+    assert_eq!(ok(&place, &["list"])["disks"][1]["size_bytes"], 2 * MIB);
+    eventually("the disk is free to go", || {
+        assert_cmd::Command::from_std(ctl(&place, &["remove", "more"]))
+            .output()
+            .unwrap()
+            .status
+            .success()
+            .then_some(())
+    });
+    assert!(!place.socket("more").exists());
+    assert_eq!(ok(&place, &["list"])["disks"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn disk_that_cannot_be_added_is_refused_with_its_reason_and_nothing_changes() {
+    let place = Place::new();
+    let mut server = controlled(&place);
+    let mut client = Client::new(&place);
+    let image = place.image("more.raw", MIB);
+    let mut add = |disk: Value| client.error_kind(&json!({"id": 1, "do": "add", "disk": disk}));
+    assert_eq!(add(json!({"name": "root", "image": image, "socket": place.socket("x")})), "disk-exists");
+    assert_eq!(
+        add(json!({"name": "x", "image": image, "socket": place.socket("x"), "qeues": 1})),
+        "bad-settings"
+    );
+    assert_eq!(add(json!({"name": "x", "image": image})), "bad-settings");
+    assert_eq!(add(json!({"name": "x", "image": "/no/image", "socket": place.socket("x")})), "failed");
+    assert_eq!(add(json!({"name": "x", "image": image, "socket": place.socket("s")})), "failed");
+    assert_eq!(add(json!({})), "bad-settings");
+    assert_eq!(ok(&place, &["list"])["disks"].as_array().unwrap().len(), 1);
+    assert_well(&place, &mut server);
+}
+
+#[test]
+fn disk_shrinks_by_force_only() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    assert_says(&refusal(ctl(&place, &["resize", "root", "512K"])), &["root", "1048576", "524288", "force"]);
+    output(ctl(&place, &["resize", "root", "512K", "--force"]));
+    assert_eq!(ok(&place, &["list"])["disks"][0]["size_bytes"], MIB / 2);
+}
+
+#[test]
+fn disks_that_do_not_exist_are_named_in_the_refusal() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    for words in [&["resize", "none", "4M"][..], &["remove", "none"], &["attach", "none", "0", "0"]] {
+        assert_says(&refusal(ctl(&place, words)), &["there is no disk `none`"]);
+    }
+}
+
+#[test]
+fn workers_come_and_go_and_the_last_one_stays() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    assert_eq!(output(ctl(&place, &["workers", "add", "--nice", "5"])), "worker 1\n");
+    let workers = ok(&place, &["workers"]);
+    assert_eq!(workers["workers"][1]["settings"]["nice"], 5);
+    output(ctl(&place, &["workers", "remove", "0"]));
+    assert_says(&refusal(ctl(&place, &["workers", "remove", "1"])), &["worker 1 is the last one"]);
+    assert_says(&refusal(ctl(&place, &["workers", "remove", "0"])), &["there is no worker 0"]);
+}
+
+#[test]
+fn attach_names_the_queue_or_the_worker_that_does_not_exist() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    output(ctl(&place, &["attach", "root", "0", "0"]));
+    assert_says(&refusal(ctl(&place, &["attach", "root", "64", "0"])), &["`root` has no queue 64", "64"]);
+    assert_says(&refusal(ctl(&place, &["attach", "root", "0", "9"])), &["there is no worker 9"]);
+}
+
+#[test]
+fn reload_without_a_file_looks_at_the_images_sizes() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    place.image("disk.raw", 2 * MIB);
+    assert_eq!(output(ctl(&place, &["reload"])), "nothing to change\n");
+    assert_eq!(ok(&place, &["list"])["disks"][0]["size_bytes"], 2 * MIB);
+}
+
+#[test]
+fn reload_follows_the_configuration_file_and_says_what_it_did() {
+    let place = Place::new();
+    let disk = |name: &str| {
+        let (image, socket) = (place.image(name, MIB), place.socket(name));
+        format!("[[disk]]\nname = {name:?}\nimage = {image:?}\nsocket = {socket:?}\n")
+    };
+    let file = place.path("bareblk.toml");
+    let top = format!("control = {:?}\n", place.socket("c"));
+    std::fs::write(&file, format!("{top}{}{}", disk("a"), disk("b"))).unwrap();
+    let mut command = bareblk();
+    command.args(["serve", "--config"]).arg(&file);
+    let _server = Server::start(command);
+    std::fs::write(&file, format!("{top}{}{}", disk("b"), disk("new"))).unwrap();
+    assert_eq!(output(ctl(&place, &["reload"])), "added new\nremoved a\n");
+    std::fs::write(&file, "nonsense").unwrap();
+    assert_says(&refusal(ctl(&place, &["reload"])), &["bareblk.toml"]);
+    assert_eq!(ok(&place, &["list"])["disks"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn changes_are_in_the_log_and_questions_are_not() {
+    let place = Place::new();
+    let server = controlled(&place);
+    output(ctl(&place, &["resize", "root", "2M"]));
+    ok(&place, &["list"]);
+    assert_says(&server.log(), &["done for a control client", r#""do":"resize""#, r#""size_bytes":2097152"#]);
+    assert!(!server.log().contains("list"), "{}", server.log());
+}
+
+// ---- stopping
+
+#[test]
+fn shutdown_returns_when_the_server_has_stopped() {
+    let place = Place::new();
+    let server = controlled(&place);
+    output(ctl(&place, &["shutdown"]));
+    assert!(!place.socket("s").exists() && !place.socket("c").exists());
+    server.wait_logged("everything is on stable storage");
+    assert_says(&server.log(), &["stop asked for on the control socket"]);
+}
+
+#[test]
+fn terminated_server_removes_its_control_socket_and_tells_its_clients() {
+    let place = Place::new();
+    let server = controlled(&place);
+    let mut client = Client::new(&place);
+    assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+    assert_eq!(client.line().unwrap()["error"]["kind"], "stopping");
+    assert_eq!(client.line(), None);
+    assert!(!place.socket("c").exists());
+}
+
+// ---- the socket
+
+#[test]
+fn control_socket_is_for_its_owner_only() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    assert_eq!(rig::mode(&place.socket("c")), 0o600);
+}
+
+#[test]
+fn control_socket_of_a_killed_server_is_replaced() {
+    let place = Place::new();
+    controlled(&place).kill();
+    assert!(place.socket("c").exists());
+    let mut server = controlled(&place);
+    assert_well(&place, &mut server);
+}
+
+#[test]
+fn control_socket_that_cannot_be_had_keeps_the_server_from_starting() {
+    let place = Place::new();
+    let mut first = controlled(&place);
+    let second = |control: &std::path::Path| {
+        let mut command = place.serve(&place.image("other.raw", MIB), "other");
+        command.arg("--control").arg(control);
+        refusal(command)
+    };
+    assert_says(&second(&place.socket("c")), &["control socket", "in use by a running server"]);
+    assert_says(&second(&place.socket("no/folder")), &["control socket", "folder", "make it first"]);
+    assert_says(&second(&place.path("disk.raw")), &["control socket", "not a socket"]);
+    assert!(!place.socket("other").exists());
+    assert_well(&place, &mut first);
+}
+
+#[test]
+fn another_user_is_refused_even_if_the_socket_lets_him_in() {
+    if !is_root() {
+        return println!("skipped: only root can be somebody else");
+    }
+    let place = Place::new();
+    let mut server = controlled(&place);
+    open_to_all(&place.socket("c"));
+    let program = std::fs::File::open(env!("CARGO_BIN_EXE_bareblk")).unwrap();
+    let mut command = as_user_4321(&program, &place.socket("c"));
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert_says(&said, &["user 4321 may not control this server", "root"]);
+    server.wait_logged("control client refused: user 4321");
+    assert_well(&place, &mut server);
+}
+
+fn open_to_all(socket: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let open = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap()
+    };
+    open(socket, 0o666);
+    open(socket.parent().unwrap(), 0o755);
+}
+
+/// The program by its descriptor, which needs no right to its folders: they may be closed to others.
+fn as_user_4321(program: &std::fs::File, socket: &std::path::Path) -> Command {
+    use std::os::fd::AsRawFd;
+    rustix::io::fcntl_setfd(program, rustix::io::FdFlags::empty()).unwrap();
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    command.args(["ctl", "list", "--socket"]).arg(socket).uid(4321).gid(4321).current_dir("/");
+    command
+}
+
+// ---- nuisances
+
+#[test]
+fn garbage_is_answered_and_the_next_request_too() {
+    let place = Place::new();
+    let mut server = controlled(&place);
+    let mut client = Client::new(&place);
+    client.send(b"GET / HTTP/1.1\r\n\xff\0\n[]\n\n");
+    let kinds: Vec<_> = (0..4).map(|_| client.line().unwrap()["error"]["kind"].clone()).collect();
+    assert_eq!(kinds, ["not-json", "not-json", "bad-request", "not-json"]);
+    assert_eq!(client.ask(&json!({"id": 9, "do": "workers"}))["id"], 9);
+    assert_well(&place, &mut server);
+}
+
+#[test]
+fn unknown_verbs_and_fields_are_refused_and_what_exists_is_named() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let mut client = Client::new(&place);
+    let answer = client.ask(&json!({"id": 1, "do": "dance"}));
+    assert_eq!(answer["error"]["kind"], "unknown-verb");
+    assert_says(answer["error"]["message"].as_str().unwrap(), &["dance", "list, stats, workers"]);
+    let answer = client.ask(&json!({"id": 2, "do": "list", "all": true}));
+    assert_says(answer["error"]["message"].as_str().unwrap(), &["unknown field `all`"]);
+}
+
+#[test]
+fn half_a_line_is_not_waited_for_without_end() {
+    let place = Place::new();
+    let mut server = controlled(&place);
+    let mut client = Client::new(&place);
+    client.send(b"{\"id\": 1, \"do\": \"shut");
+    assert_eq!(client.line().unwrap()["error"]["kind"], "line-too-slow");
+    assert_eq!(client.line(), None);
+    assert_well(&place, &mut server);
+}
+
+#[test]
+fn line_of_ten_megabytes_is_refused_and_not_kept() {
+    let place = Place::new();
+    let mut server = controlled(&place);
+    let mut client = Client::new(&place);
+    // The server ends the connection before it has read all this.
+    let _ = client.stream.get_mut().write_all(&vec![b'x'; 10_000_000]);
+    assert_eq!(client.line().unwrap()["error"]["kind"], "line-too-long");
+    assert_eq!(client.line(), None);
+    assert_well(&place, &mut server);
+}
+
+#[test]
+fn hundred_idle_clients_do_not_keep_the_operator_out() {
+    let place = Place::new();
+    let mut server = controlled(&place);
+    let mut clients: Vec<_> = (0..100).map(|_| Client::connect(&place)).collect();
+    assert_well(&place, &mut server);
+    assert_eq!(clients[0].line().unwrap()["protocol"], 1);
+    assert_eq!(clients[0].line().unwrap()["error"]["kind"], "made-room");
+    eventually("only as many as may be are left", || (threads(&server, "bareblk-ctl") <= 32).then_some(()));
+}
+
+#[test]
+fn client_above_the_limit_is_told_so_when_nobody_can_make_room() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let mut clients: Vec<_> = (0..32).map(|_| Client::new(&place)).collect();
+    clients.iter_mut().for_each(|client| _ = client.ask(&json!({"id": 1, "do": "list"})));
+    assert_says(&refusal(ctl(&place, &["list"])), &["32 clients are connected"]);
+    clients.pop();
+    eventually("there is room again", || {
+        assert_cmd::Command::from_std(ctl(&place, &["list"])).output().unwrap().status.success().then_some(())
+    });
+}
+
+#[test]
+fn client_that_never_reads_loses_its_connection_and_nothing_else() {
+    let place = Place::new();
+    let mut server = controlled(&place);
+    let mut client = Client::new(&place);
+    let requests = "{\"id\": 1, \"do\": \"stats\"}\n".repeat(1000);
+    // Answers of a megabyte in all, which no socket buffers; sending ends when the server has had enough.
+    while client.stream.get_mut().write_all(requests.as_bytes()).is_ok() {}
+    assert_well(&place, &mut server);
+    eventually("its thread ends", || (threads(&server, "bareblk-ctl") == 0).then_some(()));
+}
+
+#[test]
+fn client_that_is_killed_in_the_middle_leaves_nothing_behind() {
+    let place = Place::new();
+    let mut server = controlled(&place);
+    let mut watcher = ctl(&place, &["stats", "--watch", "3600"]).stdout(Stdio::null()).spawn().unwrap();
+    eventually("it is connected", || (threads(&server, "bareblk-ctl") == 1).then_some(()));
+    watcher.kill().unwrap();
+    watcher.wait().unwrap();
+    eventually("its thread ends", || (threads(&server, "bareblk-ctl") == 0).then_some(()));
+    assert_well(&place, &mut server);
+}
+
+#[test]
+fn idle_clients_do_not_wake_the_server() {
+    let place = Place::new();
+    let server = controlled(&place);
+    let mut clients: Vec<_> = (0..8).map(|_| Client::new(&place)).collect();
+    clients.iter_mut().for_each(|client| _ = client.ask(&json!({"id": 1, "do": "list"})));
+    eventually("all are asleep", || {
+        let before = switches(&server);
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        (switches(&server) == before).then_some(())
+    });
+}
+
+/// Voluntary context switches of the control socket's threads.
+fn switches(server: &Server) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+    let texts = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
+    let ours = texts.filter(|text| text.contains("bareblk-ctl") || text.contains("bareblk-control"));
+    let count = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+        line.trim().parse::<u64>().unwrap()
+    };
+    ours.map(count).sum()
+}
+
+// ---- a client without its server
+
+#[test]
+fn missing_server_is_told_with_what_to_do() {
+    let place = Place::new();
+    assert_says(&refusal(ctl(&place, &["list"])), &["there is no server at", "--control", "BAREBLK_CONTROL"]);
+    controlled(&place).kill();
+    assert_says(&refusal(ctl(&place, &["list"])), &["nobody answers at", "its server is gone"]);
+    let mut command = bareblk();
+    command.args(["ctl", "list", "--socket"]).arg(place.image("file", 1));
+    assert_says(&refusal(command), &["file", "is not a socket"]);
+}
+
+#[test]
+fn socket_of_a_disk_is_recognised_as_another_one() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    let mut command = bareblk();
+    command.args(["ctl", "list", "--socket"]).arg(place.socket("s"));
+    assert_says(&refusal(command), &["does not greet as a bareblk server", "is it a disk's socket?"]);
+}
+
+/// A server that says this, reads one line if `asked`, and goes.
+fn impostor(place: &Place, says: &'static str, asked: bool) -> std::thread::JoinHandle<()> {
+    let listener = UnixListener::bind(place.socket("c")).unwrap();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        client.write_all(says.as_bytes()).unwrap();
+        if asked {
+            BufReader::new(&client).read_line(&mut String::new()).unwrap();
+        } else {
+            let _ = client.read_to_end(&mut Vec::new());
+        }
+    })
+}
+
+#[test]
+fn server_of_another_protocol_is_told_with_both_versions() {
+    let place = Place::new();
+    let server = impostor(&place, "{\"bareblk\": \"9.9\", \"protocol\": 2}\n", false);
+    let line = refusal(ctl(&place, &["list"]));
+    assert_says(&line, &["bareblk 9.9", "protocol 2", env!("CARGO_PKG_VERSION"), "speaks 1"]);
+    server.join().unwrap();
+}
+
+#[test]
+fn server_that_goes_away_in_the_middle_leaves_open_what_was_done() {
+    let place = Place::new();
+    let server = impostor(&place, "{\"bareblk\": \"0.1.0\", \"protocol\": 1}\n", true);
+    let line = refusal(ctl(&place, &["remove", "root"]));
+    assert_says(&line, &["went away before it answered", "whether it was done is not known"]);
+    server.join().unwrap();
+}
+
+#[test]
+fn answer_of_a_hostile_server_does_not_reach_the_terminal_as_it_is() {
+    let place = Place::new();
+    let says = "{\"bareblk\": \"1\", \"protocol\": 1}\n{\"id\": 1, \"error\": {\"kind\": \"x\", \"message\": \"a\\u001b[2Jb\\nc\"}}\n";
+    let server = impostor(&place, says, true);
+    let line = refusal(ctl(&place, &["list"]));
+    assert!(!line.contains('\x1b'), "{line:?}");
+    server.join().unwrap();
+}
+
+#[test]
+fn server_that_has_no_control_socket_serves_as_before() {
+    let place = Place::new();
+    let serving = Starting::new(place.serve(&place.image("disk.raw", MIB), "s")).wait_ready();
+    assert_eq!(threads(&serving, "bareblk-control"), 0);
+}
