@@ -5,6 +5,8 @@
 //! hold is kept from one request to the next: refilling from the same memory costs no atomic.
 //!
 //! - Capacity is fixed when it is made; nothing is allocated per request.
+//! - One pointer wide: it goes through six hands between ring and completion, and a larger value is read by
+//!   each before the last one's narrower stores have left the processor's store buffer.
 //! - [`IoVecs::advance`] drops what is done, so that a short transfer can be resumed.
 //!
 //! Not here: pools of these (`blk_server`), bounce buffers (`io_engine`).
@@ -32,6 +34,12 @@ pub enum FillError {
 
 /// Buffers of one request, in order.
 pub struct IoVecs {
+    /// `None`: no capacity, no memory.
+    pieces: Option<Box<Pieces>>,
+}
+
+#[derive(Default)]
+struct Pieces {
     memory: Option<Arc<GuestMemory>>,
     vecs: Vec<libc::iovec>,
     /// Pieces before this one are done.
@@ -44,23 +52,25 @@ pub struct IoVecs {
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
-    /// Room for `capacity` pieces.
+    /// Room for `capacity` pieces. Without any, nothing is allocated.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { memory: None, vecs: Vec::with_capacity(capacity), first: 0, remaining_bytes: 0 }
+        let pieces = || Box::new(Pieces { vecs: Vec::with_capacity(capacity), ..Pieces::default() });
+        Self { pieces: (capacity > 0).then(pieces) }
     }
 
     /// In pieces.
+    #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.vecs.capacity()
+        self.pieces.as_ref().map_or(0, |pieces| pieces.vecs.capacity())
     }
 
     /// Bytes not yet done.
     #[inline]
     #[must_use]
     pub fn remaining_bytes(&self) -> u64 {
-        self.remaining_bytes
+        self.pieces.as_ref().map_or(0, |pieces| pieces.remaining_bytes)
     }
 
     /// Describes `ranges` of `view`'s memory, replacing what was here.
@@ -73,72 +83,49 @@ impl IoVecs {
         view: &MemoryView,
         ranges: impl IntoIterator<Item = GuestRange>,
     ) -> Result<(), FillError> {
-        self.clear();
-        self.hold(view.memory());
-        let filled = self.fill_ranges(view, ranges);
+        let pieces = self.pieces.get_or_insert_default();
+        pieces.clear();
+        pieces.hold(view.memory());
+        let filled = pieces.fill(view, ranges);
         if filled.is_err() {
-            self.clear();
+            pieces.clear();
         }
         filled
-    }
-
-    fn fill_ranges(
-        &mut self,
-        view: &MemoryView,
-        ranges: impl IntoIterator<Item = GuestRange>,
-    ) -> Result<(), FillError> {
-        let capacity = self.vecs.capacity();
-        let mut full = false;
-        for range in ranges {
-            view.for_each_part(range, |host, part_bytes| {
-                full |= self.vecs.len() == capacity;
-                if !full {
-                    #[allow(clippy::cast_possible_truncation)] // a part fits the mapping, hence `usize`
-                    let iov_len = part_bytes as usize;
-                    self.vecs.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len });
-                    self.remaining_bytes += part_bytes;
-                }
-            })?;
-            if full {
-                return Err(FillError::Full { capacity });
-            }
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn hold(&mut self, memory: &Arc<GuestMemory>) {
-        let held = self.memory.as_ref().is_some_and(|held| Arc::ptr_eq(held, memory));
-        if !held {
-            self.memory = Some(Arc::clone(memory));
-        }
     }
 
     /// Forgets the buffers; the hold on the memory stays for the next request.
     #[inline]
     pub fn clear(&mut self) {
-        self.vecs.clear();
-        self.first = 0;
-        self.remaining_bytes = 0;
+        if let Some(pieces) = &mut self.pieces {
+            pieces.clear();
+        }
     }
 
     /// Forgets the buffers and lets go of the memory.
     pub fn release(&mut self) {
-        self.clear();
-        self.memory = None;
+        if let Some(pieces) = &mut self.pieces {
+            pieces.clear();
+            pieces.memory = None;
+        }
+    }
+
+    #[inline]
+    fn memory(&self) -> Option<&Arc<GuestMemory>> {
+        self.pieces.as_ref()?.memory.as_ref()
     }
 
     /// Whether `memory` is what the buffers lie in.
+    #[inline]
     #[must_use]
     pub fn holds(&self, memory: &Arc<GuestMemory>) -> bool {
-        self.memory.as_ref().is_some_and(|held| Arc::ptr_eq(held, memory))
+        self.memory().is_some_and(|held| Arc::ptr_eq(held, memory))
     }
 
     /// Whether a page of the memory is gone: what was copied out of it may be zeroes of our own.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        self.memory.as_ref().is_some_and(|memory| memory.is_poisoned())
+        self.memory().is_some_and(|memory| memory.is_poisoned())
     }
 
     /// What is not yet done, for the kernel. The pointers are good while this value exists, is not
@@ -146,7 +133,7 @@ impl IoVecs {
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> &[libc::iovec] {
-        &self.vecs[self.first..]
+        self.pieces.as_ref().map_or(&[], |pieces| &pieces.vecs[pieces.first..])
     }
 
     /// Whether every remaining piece starts at a multiple of `memory_bytes` and has a length that is a
@@ -163,27 +150,17 @@ impl IoVecs {
     ///
     /// # Panics
     /// If that is more than remains: the caller's mistake.
+    #[inline]
     pub fn advance(&mut self, bytes: u64) {
-        assert!(bytes <= self.remaining_bytes, "advanced past the end of the buffers");
-        self.remaining_bytes -= bytes;
-        let mut left = bytes;
-        while let Some(piece) = self.vecs.get_mut(self.first) {
-            let piece_bytes = piece.iov_len as u64;
-            if left < piece_bytes {
-                #[allow(clippy::cast_possible_truncation)] // less than `iov_len`
-                let step = left as usize;
-                piece.iov_base = piece.iov_base.wrapping_byte_add(step);
-                piece.iov_len -= step;
-                return;
-            }
-            left -= piece_bytes;
-            self.first += 1;
+        assert!(bytes <= self.remaining_bytes(), "advanced past the end of the buffers");
+        if let Some(pieces) = &mut self.pieces {
+            pieces.advance(bytes);
         }
     }
 
     /// Reports the first `bytes` of what remains as stored by somebody else (the kernel).
     pub fn note_stored(&self, bytes: u64) {
-        let Some(memory) = self.memory.as_ref().filter(|memory| memory.logs_stores()) else { return };
+        let Some(memory) = self.memory().filter(|memory| memory.logs_stores()) else { return };
         let mut left = bytes;
         for piece in self.as_raw() {
             let part_bytes = left.min(piece.iov_len as u64);
@@ -216,7 +193,7 @@ impl IoVecs {
         let mut done = 0;
         for piece in self.as_raw() {
             let length = piece.iov_len.min(limit - done);
-            // SAFETY: 1. `fill` took the piece from memory that `self.memory` keeps mapped;
+            // SAFETY: 1. `fill` took the piece from memory that `Pieces::memory` keeps mapped;
             // 2. only volatile accesses, and the slice does not outlive the call.
             let volatile = unsafe { VolatileSlice::new(piece.iov_base.cast(), length) };
             copy(volatile, done);
@@ -226,10 +203,70 @@ impl IoVecs {
     }
 }
 
+impl Pieces {
+    #[inline]
+    fn fill(
+        &mut self,
+        view: &MemoryView,
+        ranges: impl IntoIterator<Item = GuestRange>,
+    ) -> Result<(), FillError> {
+        let capacity = self.vecs.capacity();
+        let mut full = false;
+        for range in ranges {
+            view.for_each_part(range, |host, part_bytes| {
+                full |= self.vecs.len() == capacity;
+                if !full {
+                    #[allow(clippy::cast_possible_truncation)] // a part fits the mapping, hence `usize`
+                    let iov_len = part_bytes as usize;
+                    self.vecs.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len });
+                    self.remaining_bytes += part_bytes;
+                }
+            })?;
+            if full {
+                return Err(FillError::Full { capacity });
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn hold(&mut self, memory: &Arc<GuestMemory>) {
+        let held = self.memory.as_ref().is_some_and(|held| Arc::ptr_eq(held, memory));
+        if !held {
+            self.memory = Some(Arc::clone(memory));
+        }
+    }
+
+    #[inline]
+    fn clear(&mut self) {
+        self.vecs.clear();
+        self.first = 0;
+        self.remaining_bytes = 0;
+    }
+
+    /// At most `remaining_bytes`, says the caller.
+    #[inline]
+    fn advance(&mut self, bytes: u64) {
+        self.remaining_bytes -= bytes;
+        let mut left = bytes;
+        while let Some(piece) = self.vecs.get_mut(self.first) {
+            let piece_bytes = piece.iov_len as u64;
+            if left < piece_bytes {
+                #[allow(clippy::cast_possible_truncation)] // less than `iov_len`
+                let step = left as usize;
+                piece.iov_base = piece.iov_base.wrapping_byte_add(step);
+                piece.iov_len -= step;
+                return;
+            }
+            left -= piece_bytes;
+            self.first += 1;
+        }
+    }
+}
+
 impl fmt::Debug for IoVecs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { remaining_bytes, .. } = self;
-        let pieces = self.as_raw().len();
-        f.debug_struct("IoVecs").field("pieces", &pieces).field("remaining_bytes", remaining_bytes).finish()
+        let (pieces, remaining_bytes) = (self.as_raw().len(), self.remaining_bytes());
+        f.debug_struct("IoVecs").field("pieces", &pieces).field("remaining_bytes", &remaining_bytes).finish()
     }
 }

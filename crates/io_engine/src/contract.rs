@@ -141,6 +141,9 @@ pub struct Completion {
 }
 
 /// Why an op was not done, or not all of it.
+// A tag of 64 bits takes no room, for the fields behind it are as wide. A narrow one would be packed together with
+// the errno, and what follows be copied from odd places: each copy then waits for the stores of the last one.
+#[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
     /// The kernel refused.
