@@ -3,7 +3,7 @@
 //! - A table never changes: a session makes a new one when regions come and go, and queues are handed
 //!   the new one. Regions are shared between tables, so nothing is mapped twice.
 //! - A range may cross from one region into an adjacent one: it is split. A gap is an error.
-//! - [`MemoryView`] is one queue's handle: it remembers the region of its last hit.
+//! - [`MemoryView`] is one queue's handle: it remembers where its last hits lay, headers and data apart.
 //!
 //! Not here: mapping (`region.rs`), buffers for the kernel (`io_vecs.rs`).
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{Address, GuestAddress};
 
-use crate::region::{Region, RegionSpec};
+use crate::region::{Region, RegionSpec, Span};
 use crate::shared_slice::{Shared, SharedSlice};
 use crate::sigbus;
 
@@ -199,7 +199,8 @@ impl GuestMemory {
         let len_bytes = len as u64 * size_of::<T>() as u64;
         let addr_value = addr.raw_value();
         let unmapped = AccessError::Unmapped { addr: addr_value, len_bytes };
-        let (host, room_bytes) = self.host_at(addr_value, &Cell::new(0)).ok_or(unmapped)?;
+        let (host, room_bytes) =
+            self.find(addr_value).and_then(|span| span.at(addr_value)).ok_or(unmapped)?;
         if !addr_value.is_multiple_of(align_bytes as u64) || !host.as_ptr().addr().is_multiple_of(align_bytes)
         {
             return Err(AccessError::Misaligned { addr: addr_value, align_bytes });
@@ -233,7 +234,7 @@ impl GuestMemory {
     /// # Errors
     /// [`AccessError::Unmapped`].
     pub fn check(&self, addr: u64, len_bytes: u64) -> Result<(), AccessError> {
-        self.for_each_part(addr, len_bytes, &Cell::new(0), |_, _, _| ())
+        self.for_each_part(addr, len_bytes, &Cell::new(Span::NOWHERE), |_, _, _| ())
     }
 
     /// Calls `visit(host, part_bytes, done_bytes)` for each part of the range, in order. A range that is
@@ -243,14 +244,14 @@ impl GuestMemory {
         &self,
         addr: u64,
         len_bytes: u64,
-        hint: &Cell<usize>,
+        last: &Cell<Span>,
         mut visit: impl FnMut(NonNull<u8>, u64, u64),
     ) -> Result<(), AccessError> {
         let mut done_bytes = 0;
         while done_bytes < len_bytes {
             let unmapped = AccessError::Unmapped { addr, len_bytes };
             let at = addr.checked_add(done_bytes).ok_or(unmapped)?;
-            let (host, room_bytes) = self.host_at(at, hint).ok_or(unmapped)?;
+            let (host, room_bytes) = self.host_at(at, last).ok_or(unmapped)?;
             let part_bytes = room_bytes.min(len_bytes - done_bytes);
             visit(host, part_bytes, done_bytes);
             done_bytes += part_bytes;
@@ -258,38 +259,40 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Host address of `addr` and the bytes from there to the end of its region.
+    /// Host address of `addr` and the bytes from there to the end of its region. `last`: of this memory.
     #[inline]
-    fn host_at(&self, addr: u64, hint: &Cell<usize>) -> Option<(NonNull<u8>, u64)> {
-        if let Some(region) = self.regions.get(hint.get())
-            && let Some(offset_bytes) = addr.checked_sub(region.spec().guest_addr.raw_value())
-            && offset_bytes < region.spec().size_bytes
-        {
-            return Some(region.host_at(offset_bytes));
-        }
-        let after = self.regions.partition_point(|r| r.spec().guest_addr.raw_value() <= addr);
-        let index = after.checked_sub(1)?;
-        let region = &self.regions[index];
-        let offset_bytes = addr - region.spec().guest_addr.raw_value();
-        (offset_bytes < region.spec().size_bytes).then(|| {
-            hint.set(index);
-            region.host_at(offset_bytes)
+    fn host_at(&self, addr: u64, last: &Cell<Span>) -> Option<(NonNull<u8>, u64)> {
+        last.get().at(addr).or_else(|| {
+            let span = self.find(addr)?;
+            last.set(span);
+            span.at(addr)
         })
+    }
+
+    /// The region that may hold `addr`.
+    fn find(&self, addr: u64) -> Option<Span> {
+        let after = self.regions.partition_point(|r| r.spec().guest_addr.raw_value() <= addr);
+        Some(self.regions[after.checked_sub(1)?].span())
     }
 }
 
-/// One queue's handle on the guest's memory, with its last hit remembered.
+/// One queue's handle on the guest's memory, with its last hits remembered: a front-end may have headers in one
+/// region and data in another, and a single memory of both would always be wrong.
 #[derive(Clone, Debug)]
 pub struct MemoryView {
+    /// Keeps mapped what the spans lie in.
     memory: Arc<GuestMemory>,
-    hint: Cell<usize>,
+    /// Of what is copied: headers, status bytes, tables.
+    small: Cell<Span>,
+    /// Of what is described to the kernel.
+    data: Cell<Span>,
 }
 
 impl MemoryView {
     /// A view of `memory`.
     #[must_use]
     pub fn new(memory: Arc<GuestMemory>) -> Self {
-        Self { memory, hint: Cell::new(0) }
+        Self { memory, small: Cell::new(Span::NOWHERE), data: Cell::new(Span::NOWHERE) }
     }
 
     /// What is viewed.
@@ -305,13 +308,34 @@ impl MemoryView {
         self.memory.is_poisoned()
     }
 
+    /// Whether every byte of the range is in memory.
+    ///
+    /// # Errors
+    /// [`AccessError::Unmapped`].
+    #[inline]
+    pub fn check(&self, addr: u64, len_bytes: u64) -> Result<(), AccessError> {
+        self.memory.for_each_part(addr, len_bytes, &self.small, |_, _, _| ())
+    }
+
     /// Copies `out.len()` bytes from `addr` out of guest memory.
     ///
     /// # Errors
     /// [`AccessError::Unmapped`]; `out` may be partly filled then.
     #[inline]
     pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        self.memory.for_each_part(addr, out.len() as u64, &self.hint, |host, part_bytes, done_bytes| {
+        match self.memory.host_at(addr, &self.small) {
+            Some((host, room_bytes)) if room_bytes >= out.len() as u64 => {
+                copy_once(host, out);
+                Ok(())
+            }
+            _ => self.read_parts(addr, out),
+        }
+    }
+
+    /// The range crosses regions, or is not all mapped.
+    #[cold]
+    fn read_parts(&self, addr: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.memory.for_each_part(addr, out.len() as u64, &self.small, |host, part_bytes, done_bytes| {
             #[allow(clippy::cast_possible_truncation)] // both at most `out.len()`
             let (part, done) = (part_bytes as usize, done_bytes as usize);
             copy_once(host, &mut out[done..done + part]);
@@ -325,7 +349,7 @@ impl MemoryView {
     #[inline]
     pub fn store(&self, addr: u64, bytes: &[u8]) -> Result<(), AccessError> {
         let len_bytes = bytes.len() as u64;
-        match self.memory.host_at(addr, &self.hint) {
+        match self.memory.host_at(addr, &self.small) {
             Some((host, room_bytes)) if room_bytes >= len_bytes => put_once(host, bytes),
             _ => self.store_parts(addr, bytes)?,
         }
@@ -337,8 +361,8 @@ impl MemoryView {
     #[cold]
     fn store_parts(&self, addr: u64, bytes: &[u8]) -> Result<(), AccessError> {
         let len_bytes = bytes.len() as u64;
-        self.memory.for_each_part(addr, len_bytes, &self.hint, |_, _, _| ())?;
-        self.memory.for_each_part(addr, len_bytes, &self.hint, |host, part_bytes, done_bytes| {
+        self.memory.for_each_part(addr, len_bytes, &self.small, |_, _, _| ())?;
+        self.memory.for_each_part(addr, len_bytes, &self.small, |host, part_bytes, done_bytes| {
             #[allow(clippy::cast_possible_truncation)] // both at most `bytes.len()`
             let (part, done) = (part_bytes as usize, done_bytes as usize);
             put_once(host, &bytes[done..done + part]);
@@ -353,7 +377,7 @@ impl MemoryView {
         mut visit: impl FnMut(NonNull<u8>, u64),
     ) -> Result<(), AccessError> {
         let len_bytes = u64::from(range.len_bytes);
-        self.memory.for_each_part(range.addr, len_bytes, &self.hint, |host, part, _| visit(host, part))
+        self.memory.for_each_part(range.addr, len_bytes, &self.data, |host, part, _| visit(host, part))
     }
 }
 

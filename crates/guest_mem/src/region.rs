@@ -294,19 +294,43 @@ impl Region {
         (self.base, self.spec.size_bytes)
     }
 
-    /// Host address of byte `offset_bytes` and the bytes from there to the region's end.
-    pub(crate) fn host_at(&self, offset_bytes: u64) -> (NonNull<u8>, u64) {
-        assert!(offset_bytes < self.spec.size_bytes, "offset outside the region");
-        #[allow(clippy::cast_possible_truncation)] // `map` made sure that the size fits `usize`
-        let offset = offset_bytes as usize;
-        // SAFETY: 1. `offset < size_bytes`, and `base + size_bytes` is inside the mapping.
-        (unsafe { self.base.add(offset) }, self.spec.size_bytes - offset_bytes)
+    /// Where it lies; good as long as this value lives.
+    pub(crate) fn span(&self) -> Span {
+        let RegionSpec { guest_addr, size_bytes, .. } = self.spec;
+        Span { guest_addr: guest_addr.raw_value(), size_bytes, base: self.base }
     }
 
     /// Guest address of a host address inside this region.
     pub(crate) fn guest_of(&self, host: usize) -> Option<u64> {
         let offset_bytes = host.checked_sub(self.base.as_ptr() as usize)? as u64;
         (offset_bytes < self.spec.size_bytes).then(|| self.spec.guest_addr.raw_value() + offset_bytes)
+    }
+}
+
+/// Where one region lies, in one place: an address is translated without a look at the region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    guest_addr: u64,
+    size_bytes: u64,
+    base: NonNull<u8>,
+}
+
+// SAFETY: 1. an address like any other: who uses it vouches that the region still lives.
+unsafe impl Send for Span {}
+
+impl Span {
+    /// Holds no address.
+    pub(crate) const NOWHERE: Self = Self { guest_addr: 0, size_bytes: 0, base: NonNull::dangling() };
+
+    /// Host address of `addr` and the bytes from there to the region's end, if that is where it lies.
+    #[inline]
+    pub(crate) fn at(self, addr: u64) -> Option<(NonNull<u8>, u64)> {
+        let offset_bytes = addr.wrapping_sub(self.guest_addr);
+        let room_bytes = self.size_bytes.checked_sub(offset_bytes).filter(|&room_bytes| room_bytes > 0)?;
+        #[allow(clippy::cast_possible_truncation)] // `map` made sure that the size fits `usize`
+        let offset = offset_bytes as usize;
+        // SAFETY: 1. `offset < size_bytes`, and `base + size_bytes` is inside the mapping.
+        Some((unsafe { self.base.add(offset) }, room_bytes))
     }
 }
 

@@ -37,6 +37,20 @@ impl<'c> Data<'c> {
     /// Copies the first bytes into `out` and goes on after them. At most [`Data::len_bytes`].
     #[inline]
     pub(crate) fn take(&mut self, view: &MemoryView, out: &mut [u8]) -> Result<(), AccessError> {
+        match self.ranges.split_first() {
+            // A header of its own, as nearly all are.
+            Some((first, rest)) if self.skip_bytes == 0 && first.len_bytes as usize == out.len() => {
+                view.read(first.addr, out)?;
+                self.ranges = rest;
+                self.len_bytes -= u64::from(first.len_bytes);
+                Ok(())
+            }
+            _ => self.take_parts(view, out),
+        }
+    }
+
+    #[cold]
+    fn take_parts(&mut self, view: &MemoryView, out: &mut [u8]) -> Result<(), AccessError> {
         let mut filled = 0;
         for part in self.prefix(out.len() as u64).ranges() {
             let end = filled + part.len_bytes as usize;

@@ -176,7 +176,7 @@ pub fn reply_slot(chain: &Chain, view: &MemoryView) -> Result<ReplySlot, NoStatu
 fn split_status<'c>(chain: &'c Chain, view: &MemoryView) -> Result<(Data<'c>, ReplySlot), NoStatusByte> {
     let writable = Data::new(chain.writable(), chain.writable_bytes());
     let (writable, status_addr) = writable.split_last_byte().ok_or(NoStatusByte::Missing)?;
-    view.memory().check(status_addr, 1).map_err(NoStatusByte::Unmapped)?;
+    view.check(status_addr, 1).map_err(NoStatusByte::Unmapped)?;
     Ok((writable, ReplySlot::new(status_addr)))
 }
 
