@@ -34,30 +34,32 @@ pub struct Segment {
 }
 
 /// All segments of one request, read once.
-#[derive(Clone, Copy, PartialEq, Eq)]
+///
+/// On the heap, because in place they would make every parsed request 264 bytes wide, and those of reads and writes
+/// are moved as well; what a discard does costs more than an allocation.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Segments {
-    items: [Segment; MAX_SEGMENTS],
     /// At most [`MAX_SEGMENTS`].
-    count: usize,
+    items: Box<[Segment]>,
 }
 
 impl Segments {
     /// How many.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.count
+        self.items.len()
     }
 
     /// Whether there is none; never, in a parsed request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.items.is_empty()
     }
 
     /// In order.
     #[must_use]
     pub fn as_slice(&self) -> &[Segment] {
-        &self.items[..self.count]
+        &self.items
     }
 
     /// In order.
@@ -83,20 +85,16 @@ impl fmt::Debug for Segments {
 
 /// Reads the first [`MAX_SEGMENTS`] whole segments of `data`. `None` if one has a flag that is not known.
 pub(crate) fn take_segments(data: &mut Data<'_>, view: &MemoryView) -> Result<Option<Segments>, AccessError> {
-    let mut segments = Segments { items: [Segment::default(); MAX_SEGMENTS], count: 0 };
+    let mut items = Vec::with_capacity(MAX_SEGMENTS);
     let mut known = true;
-    for item in &mut segments.items {
-        if data.len_bytes() < SEGMENT_BYTES as u64 {
-            break;
-        }
+    while items.len() < MAX_SEGMENTS && data.len_bytes() >= SEGMENT_BYTES as u64 {
         let mut bytes = [0; SEGMENT_BYTES];
         data.take(view, &mut bytes)?;
         let (segment, flags) = decode(bytes);
         known &= flags & !UNMAP == 0;
-        *item = segment;
-        segments.count += 1;
+        items.push(segment);
     }
-    Ok(known.then_some(segments))
+    Ok(known.then_some(Segments { items: items.into() }))
 }
 
 #[allow(clippy::cast_possible_truncation)] // takes the fields apart

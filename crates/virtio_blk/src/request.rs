@@ -38,7 +38,7 @@ pub mod kind {
 }
 
 /// A chain that can be answered.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Parsed<'c> {
     /// Where the answer goes.
     pub reply: ReplySlot,
@@ -47,7 +47,7 @@ pub struct Parsed<'c> {
 }
 
 /// What is asked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Request<'c> {
     /// Fill `data` from the image; no bytes is legal.
     Read {
