@@ -60,17 +60,11 @@ impl BufferPool {
         view: &MemoryView,
         ranges: impl Iterator<Item = GuestRange> + Clone,
     ) -> Result<IoVecs, NoBuffers> {
-        let mut small = self.small.pop().ok_or(NoBuffers::Exhausted)?;
+        let small = self.small.last_mut().ok_or(NoBuffers::Exhausted)?;
         match small.fill(view, ranges.clone()) {
-            Ok(()) => Ok(small),
-            Err(FillError::Full { .. }) => {
-                self.small.push(small);
-                self.fill_large(view, ranges)
-            }
-            Err(refused) => {
-                self.small.push(small);
-                Err(NoBuffers::Refused(refused))
-            }
+            Ok(()) => self.small.pop().ok_or(NoBuffers::Exhausted),
+            Err(FillError::Full { .. }) => self.fill_large(view, ranges),
+            Err(refused) => Err(NoBuffers::Refused(refused)),
         }
     }
 

@@ -32,7 +32,8 @@ pub enum FillError {
     },
 }
 
-/// Buffers of one request, in order.
+/// Buffers of one request, in order. By default there is room for none, and nothing allocated.
+#[derive(Default)]
 pub struct IoVecs {
     /// `None`: no capacity, no memory.
     pieces: Option<Box<Pieces>>,
@@ -248,6 +249,10 @@ impl Pieces {
     #[inline]
     fn advance(&mut self, bytes: u64) {
         self.remaining_bytes -= bytes;
+        if self.remaining_bytes == 0 {
+            self.first = self.vecs.len();
+            return;
+        }
         let mut left = bytes;
         while let Some(piece) = self.vecs.get_mut(self.first) {
             let piece_bytes = piece.iov_len as u64;

@@ -172,6 +172,46 @@ fn buffers_beyond_the_capacity_are_refused_and_leave_nothing() {
 }
 
 #[test]
+fn buffers_without_room_hold_nothing_and_refuse_the_first_piece() {
+    let mut vecs = IoVecs::default();
+    assert_eq!((vecs.capacity(), vecs.remaining_bytes(), vecs.as_raw().len()), (0, 0, 0));
+    let refused = vecs.fill(&view(), [GuestRange { addr: 0, len_bytes: 512 }]);
+    assert_eq!(refused, Err(FillError::Full { capacity: 0 }));
+    assert_eq!(vecs.fill(&view(), []), Ok(()));
+}
+
+#[test]
+fn buffers_are_done_piece_by_piece_and_at_once() {
+    let view = view();
+    let pieces = [GuestRange { addr: 0, len_bytes: 512 }, GuestRange { addr: 1024, len_bytes: 512 }];
+    let mut vecs = IoVecs::with_capacity(2);
+    vecs.fill(&view, pieces).unwrap();
+    vecs.advance(600);
+    assert_eq!((vecs.as_raw().len(), vecs.remaining_bytes()), (1, 424));
+    vecs.advance(424);
+    assert_eq!((vecs.as_raw().len(), vecs.remaining_bytes()), (0, 0));
+}
+
+#[test]
+fn addresses_found_in_turns_in_two_regions_and_between_them_are_told_apart() {
+    let regions = vec![region(0, PAGE), region(4 * PAGE, PAGE)];
+    let view = MemoryView::new(Arc::new(GuestMemory::new(regions).unwrap()));
+    view.store(PAGE - 4, b"low.").unwrap();
+    view.store(4 * PAGE, b"high").unwrap();
+    let read = |addr| {
+        let mut out = [0; 4];
+        view.read(addr, &mut out).map(|()| out)
+    };
+    assert_eq!(read(PAGE - 4), Ok(*b"low."));
+    assert_eq!(read(4 * PAGE), Ok(*b"high"));
+    assert!(read(PAGE).is_err() && read(4 * PAGE - 4).is_err() && read(5 * PAGE).is_err());
+    assert!(read(PAGE - 2).is_err(), "the second half is in no region");
+    assert_eq!(read(PAGE - 4), Ok(*b"low."));
+    assert!(view.check(PAGE - 1, 1).is_ok() && view.check(PAGE - 1, 2).is_err());
+    assert!(view.check(u64::MAX, 1).is_err() && view.check(u64::MAX - 1, 4).is_err());
+}
+
+#[test]
 fn alignment_looks_at_every_piece() {
     let view = view();
     let mut vecs = IoVecs::with_capacity(2);

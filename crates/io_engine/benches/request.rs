@@ -1,6 +1,7 @@
 //! What one 4 KiB read costs at depth 64: wall time, and processor time split into ours and the kernel's.
 //!
-//! `cargo bench -p io_engine [-- SECONDS]`. User time is an upper bound for our own code: it includes this
+//! `cargo bench -p io_engine --bench request [-- SECONDS] [attached=FILES] [only=ENGINE]`: with so many idle files
+//! attached before the busy one, which must not change anything. User time is an upper bound for our own code: it includes this
 //! loop and the way into the kernel. It is the whole process's, because engines have threads of their own, and
 //! io_uring has the kernel's. In the page cache and on tmpfs no device is measured; in the rows of `O_DIRECT` one is.
 //!
@@ -71,9 +72,19 @@ impl Storage {
     }
 }
 
+fn option(name: &str) -> Option<String> {
+    std::env::args().find_map(|arg| Some(arg.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+}
+
 fn run(name: &str, engine: Box<dyn Engine>, image: &Image, duration: Duration) {
+    if option("only").is_some_and(|only| !name.ends_with(&only)) {
+        return;
+    }
     let Handles { mut submit, mut reap } = engine.start().unwrap();
     let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    for _ in 0..option("attached").map_or(0, |files| files.parse().unwrap()) {
+        submit.attach_file(spec.clone()).unwrap();
+    }
     let file = submit.attach_file(spec).unwrap();
     let region = Region::from_memfd(GuestAddress(0), u64::from(DEPTH) * BLOCK_BYTES).unwrap();
     let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));

@@ -43,6 +43,17 @@ enum Stage {
     Sync,
 }
 
+/// What is to be done, without the place: an op that is only read field by field is not copied as a whole, which
+/// would wait for the stores of whoever wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Read,
+    Write(Durability),
+    Flush,
+    Discard(Durability),
+    WriteZeroes(Durability),
+}
+
 /// What a result leads to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -64,7 +75,7 @@ pub(crate) enum NoCall {
 pub(crate) struct OpState {
     pub token: u64,
     pub file: FileId,
-    kind: OpKind,
+    purpose: Purpose,
     pub buffers: IoVecs,
     stage: Stage,
     /// A durable write carries a flag; where there is none, a sync follows it.
@@ -84,24 +95,27 @@ pub(crate) struct OpState {
 }
 
 impl OpState {
+    /// Takes the buffers out of `op`.
+    ///
     /// # Panics
     /// If the buffers are not as long as the range: the caller's mistake.
     #[inline]
-    pub fn new(op: Op, flags_durability: bool) -> Self {
-        let Op { token, file, kind, buffers } = op;
+    pub fn new(op: &mut Op, flags_durability: bool) -> Self {
+        let Op { token, file, ref kind, ref mut buffers } = *op;
+        let (purpose, stage) = (purpose_of(kind), first_stage(kind));
         let (offset_bytes, end_bytes) =
             kind.range().map_or((0, 0), |range| (range.offset_bytes(), range.end_bytes()));
         let len_bytes = end_bytes - offset_bytes;
         assert!(
-            !kind.moves_data() || buffers.remaining_bytes() == len_bytes,
+            stage != Stage::Transfer || buffers.remaining_bytes() == len_bytes,
             "buffers differ from the range"
         );
         Self {
             token,
             file,
-            kind,
-            buffers,
-            stage: first_stage(&kind),
+            purpose,
+            buffers: std::mem::take(buffers),
+            stage,
             flags_durability,
             offset_bytes,
             end_bytes,
@@ -139,7 +153,7 @@ impl OpState {
         bounce: &mut Bounce,
         stats: &mut Stats,
     ) -> Result<Call, NoCall> {
-        if self.stage == Stage::Punch && file.cannot_punch && !matches!(self.kind, OpKind::Discard { .. }) {
+        if self.stage == Stage::Punch && file.cannot_punch && !matches!(self.purpose, Purpose::Discard(_)) {
             self.stage = Stage::ZeroRange;
         }
         if self.stage == Stage::ZeroRange && file.cannot_zero_range {
@@ -174,27 +188,51 @@ impl OpState {
         bounce: &mut Bounce,
         stats: &mut Stats,
     ) -> Result<Call, NoCall> {
-        let (verb, flags) = match self.kind {
-            OpKind::Write { durability: Durability::Durable, .. } if self.flags_durability => {
-                (Verb::Write, libc::RWF_DSYNC)
-            }
-            OpKind::Write { .. } => (Verb::Write, 0),
-            _ => (Verb::Read, 0),
-        };
-        let alignment = file.alignment();
-        let bounced = self.bounce.is_some()
-            || file.wants_alignment()
-                && !self.buffers.is_aligned(alignment.memory_bytes, alignment.offset_bytes);
-        let (len_bytes, buffers) = if bounced {
+        if let Some(call) = self.direct_transfer(file) {
+            return Ok(call);
+        }
+        let (verb, flags) = self.transfer_verb();
+        let (len_bytes, buffers) = if self.wants_bounce(file) {
             self.bounced_buffers(verb, bounce, stats)?
         } else {
-            let most_bytes = if file.wants_alignment() { MAX_CALL_BYTES } else { MAX_CACHED_CALL_BYTES };
-            (self.remaining_bytes().min(most_bytes), direct_buffers(&self.buffers, most_bytes))
+            direct_buffers(self, file)
         };
         if verb == Verb::Write && self.buffers.is_poisoned() {
             return Err(NoCall::LostMemory);
         }
         Ok(self.call(verb, flags, len_bytes, buffers))
+    }
+
+    /// The next call of nearly all ops: a transfer from or to the guest's own buffers. `None`: what is next is
+    /// found out by [`OpState::next_call`].
+    #[inline(always)] // the call then goes from registers into the kernel's queue, and not by way of the stack
+    pub fn direct_transfer(&self, file: &OpenFile) -> Option<Call> {
+        if self.stage != Stage::Transfer || self.wants_bounce(file) {
+            return None;
+        }
+        let (verb, flags) = self.transfer_verb();
+        if verb == Verb::Write && self.buffers.is_poisoned() {
+            return None;
+        }
+        let (len_bytes, buffers) = direct_buffers(self, file);
+        Some(self.call(verb, flags, len_bytes, buffers))
+    }
+
+    #[inline]
+    fn transfer_verb(&self) -> (Verb, i32) {
+        match self.purpose {
+            Purpose::Write(Durability::Durable) if self.flags_durability => (Verb::Write, libc::RWF_DSYNC),
+            Purpose::Write(_) => (Verb::Write, 0),
+            _ => (Verb::Read, 0),
+        }
+    }
+
+    #[inline]
+    fn wants_bounce(&self, file: &OpenFile) -> bool {
+        let alignment = file.alignment();
+        self.bounce.is_some()
+            || file.wants_alignment()
+                && !self.buffers.is_aligned(alignment.memory_bytes, alignment.offset_bytes)
     }
 
     #[cold]
@@ -252,7 +290,7 @@ impl OpState {
 
     #[inline]
     fn on_transferred(&mut self, done: u64, file: &OpenFile, bounce: &Bounce, stats: &mut Stats) -> Next {
-        let is_read = matches!(self.kind, OpKind::Read { .. });
+        let is_read = self.purpose == Purpose::Read;
         let whole = self.whole_blocks(done, file);
         if whole == 0 {
             return Next::Done(Err(self.stopped(is_read, done, bounce)));
@@ -310,10 +348,10 @@ impl OpState {
 
     /// Everything was moved or zeroed; what is to be durable and is not yet, is synced.
     fn after_data(&mut self) -> Next {
-        match self.kind {
-            OpKind::Write { durability: Durability::Durable, .. }
-            | OpKind::Discard { durability: Durability::Durable, .. }
-            | OpKind::WriteZeroes { durability: Durability::Durable, .. } => {
+        match self.purpose {
+            Purpose::Write(Durability::Durable)
+            | Purpose::Discard(Durability::Durable)
+            | Purpose::WriteZeroes(Durability::Durable) => {
                 self.stage = Stage::Sync;
                 Next::Call
             }
@@ -324,7 +362,7 @@ impl OpState {
     #[cold]
     fn on_errno(&mut self, errno: Errno, file: &mut OpenFile, stats: &mut Stats) -> Next {
         let unsupported = errno == Errno::OPNOTSUPP || errno == Errno::NOSYS;
-        let may_write_zeroes = matches!(self.kind, OpKind::WriteZeroes { .. });
+        let may_write_zeroes = matches!(self.purpose, Purpose::WriteZeroes(_));
         match self.stage {
             _ if errno == Errno::INTR || errno == Errno::AGAIN => self.retry(errno, stats),
             // The host may say the same for reasons of its own.
@@ -356,6 +394,18 @@ impl OpState {
     }
 }
 
+#[inline]
+fn purpose_of(kind: &OpKind) -> Purpose {
+    match *kind {
+        OpKind::Read { .. } => Purpose::Read,
+        OpKind::Write { durability, .. } => Purpose::Write(durability),
+        OpKind::Flush => Purpose::Flush,
+        OpKind::Discard { durability, .. } => Purpose::Discard(durability),
+        OpKind::WriteZeroes { durability, .. } => Purpose::WriteZeroes(durability),
+    }
+}
+
+#[inline]
 fn first_stage(kind: &OpKind) -> Stage {
     match kind {
         OpKind::Read { .. } | OpKind::Write { .. } => Stage::Transfer,
@@ -365,10 +415,17 @@ fn first_stage(kind: &OpKind) -> Stage {
     }
 }
 
+/// Length and buffers of one call on the guest's own memory.
+#[inline(always)] // as `direct_transfer`
+fn direct_buffers(op: &OpState, file: &OpenFile) -> (u64, Buffers) {
+    let most_bytes = if file.wants_alignment() { MAX_CALL_BYTES } else { MAX_CACHED_CALL_BYTES };
+    (op.remaining_bytes().min(most_bytes), first_pieces(&op.buffers, most_bytes))
+}
+
 /// As much of `buffers` as one call takes: at most `most_bytes`, except that a single piece is never left out
 /// and an array is cut between pieces.
-#[inline]
-fn direct_buffers(buffers: &IoVecs, most_bytes: u64) -> Buffers {
+#[inline(always)] // as `direct_transfer`
+fn first_pieces(buffers: &IoVecs, most_bytes: u64) -> Buffers {
     let pieces = buffers.as_raw();
     match pieces {
         [] => Buffers::None,
@@ -377,17 +434,19 @@ fn direct_buffers(buffers: &IoVecs, most_bytes: u64) -> Buffers {
             let len_bytes = (one.iov_len as u64).min(most_bytes) as u32;
             Buffers::One { base: one.iov_base.cast(), len_bytes }
         }
-        many => {
-            let mut total_bytes = 0;
-            let fits = |piece: &&libc::iovec| {
-                total_bytes += piece.iov_len as u64;
-                total_bytes <= most_bytes
-            };
-            #[allow(clippy::cast_possible_truncation)] // at most 1024
-            let count = many.iter().take(MAX_PIECES).take_while(fits).count() as u32;
-            Buffers::Many { first: many.as_ptr(), count }
-        }
+        many => Buffers::Many { first: many.as_ptr(), count: whole_pieces(many, most_bytes) },
     }
+}
+
+fn whole_pieces(pieces: &[libc::iovec], most_bytes: u64) -> u32 {
+    let mut total_bytes = 0;
+    let fits = |piece: &&libc::iovec| {
+        total_bytes += piece.iov_len as u64;
+        total_bytes <= most_bytes
+    };
+    #[allow(clippy::cast_possible_truncation)] // at most 1024
+    let count = pieces.iter().take(MAX_PIECES).take_while(fits).count() as u32;
+    count
 }
 
 #[cfg(test)]

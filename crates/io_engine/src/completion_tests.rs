@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use disk_image::{Alignment, CacheMode, HostOpener, Image, ImageOptions};
+use disk_image::{Alignment, CacheMode, CheckedRange, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 
 use super::*;
@@ -19,6 +19,7 @@ struct Rig {
     bounce: Bounce,
     stats: Stats,
     view: MemoryView,
+    range: CheckedRange,
     _folder: tempfile::TempDir,
 }
 
@@ -34,11 +35,12 @@ fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
     let mut buffers = IoVecs::with_capacity(4);
     let len = u32::try_from(len_bytes).unwrap();
     buffers.fill(&view, [GuestRange { addr, len_bytes: len }]).unwrap();
-    let kind = OpKind::Read { range: image.check(0, len_bytes).unwrap() };
-    let op = OpState::new(Op { token: 1, file: FileId(0), kind, buffers }, true);
+    let range = image.check(0, len_bytes).unwrap();
+    let kind = OpKind::Read { range };
+    let op = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers }, true);
     let spec = FileSpec { file: Arc::clone(image.file()), alignment };
     let file = OpenFile::new(spec, Target::Fd(-1));
-    Rig { op, file, bounce: Bounce::default(), stats: Stats::default(), view, _folder: folder }
+    Rig { op, file, bounce: Bounce::default(), stats: Stats::default(), view, range, _folder: folder }
 }
 
 const BUFFERED: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
@@ -88,18 +90,38 @@ fn array_through_the_page_cache_is_cut_between_pieces() {
 #[test]
 fn write_whose_data_was_lost_on_the_way_to_a_bounce_buffer_is_not_made() {
     let mut rig = read(4096, 1, DIRECT);
-    let range = rig.op.kind.range().unwrap();
-    rig.op.kind = OpKind::Write { range, durability: Durability::Cached };
+    rig.op.purpose = Purpose::Write(Durability::Cached);
     rustix::fs::ftruncate(rig.view.memory().regions()[0].fd(), 0).unwrap();
     let call = rig.op.next_call(&rig.file, &mut rig.bounce, &mut rig.stats);
     assert!(matches!(call, Err(NoCall::LostMemory)));
 }
 
 #[test]
+fn write_whose_data_was_lost_before_it_was_made_is_not_made() {
+    let mut rig = read(4096, 0, BUFFERED);
+    rig.op.purpose = Purpose::Write(Durability::Cached);
+    assert!(rig.op.direct_transfer(&rig.file).is_some());
+    rustix::fs::ftruncate(rig.view.memory().regions()[0].fd(), 0).unwrap();
+    rig.view.read(0, &mut [1]).unwrap(); // as somebody else's access does
+    assert!(rig.op.direct_transfer(&rig.file).is_none());
+    let call = rig.op.next_call(&rig.file, &mut rig.bounce, &mut rig.stats);
+    assert!(matches!(call, Err(NoCall::LostMemory)));
+}
+
+#[test]
+fn only_transfers_from_and_to_the_guests_own_buffers_are_made_directly() {
+    let mut rig = read(4096, 1, DIRECT);
+    assert!(rig.op.direct_transfer(&rig.file).is_none(), "it is to be bounced");
+    rig = read(4096, 0, BUFFERED);
+    assert!(rig.op.direct_transfer(&rig.file).is_some());
+    rig.op.stage = Stage::Sync;
+    assert!(rig.op.direct_transfer(&rig.file).is_none(), "it is no transfer");
+}
+
+#[test]
 fn write_whose_data_was_lost_while_it_was_made_is_not_done() {
     let mut rig = read(4096, 0, BUFFERED);
-    let range = rig.op.kind.range().unwrap();
-    rig.op.kind = OpKind::Write { range, durability: Durability::Cached };
+    rig.op.purpose = Purpose::Write(Durability::Cached);
     rig.call();
     rustix::fs::ftruncate(rig.view.memory().regions()[0].fd(), 0).unwrap();
     rig.view.read(0, &mut [1]).unwrap(); // as a copy of the engine does
@@ -163,18 +185,18 @@ fn cancelled_op_ends_with_its_next_result_unless_that_was_the_last() {
 #[should_panic(expected = "buffers differ from the range")]
 fn op_whose_buffers_are_shorter_than_its_range_is_a_bug_of_the_caller() {
     let rig = read(4096, 0, BUFFERED);
-    let kind = rig.op.kind;
-    let _ = OpState::new(Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) }, true);
+    let kind = OpKind::Read { range: rig.range };
+    let _ =
+        OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers: IoVecs::with_capacity(0) }, true);
 }
 
 /// The same, as a durable write, by calls that carry no flag for it.
 fn durable_write_without_a_flag() -> Rig {
     let mut rig = read(4096, 0, BUFFERED);
-    let OpKind::Read { range } = rig.op.kind else { unreachable!("`read` makes reads") };
-    let kind = OpKind::Write { range, durability: Durability::Durable };
+    let kind = OpKind::Write { range: rig.range, durability: Durability::Durable };
     let mut buffers = IoVecs::with_capacity(1);
     buffers.fill(&rig.view, [GuestRange { addr: 0, len_bytes: 4096 }]).unwrap();
-    rig.op = OpState::new(Op { token: 1, file: FileId(0), kind, buffers }, false);
+    rig.op = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers }, false);
     rig
 }
 

@@ -74,26 +74,21 @@ impl<K: Kernel> Core<K> {
         }
     }
 
+    /// The caller has checked that there is room. What is in `op` is taken from where its maker wrote it, field by
+    /// field: a copy of it all would wait for its stores.
     #[inline]
-    #[allow(clippy::result_large_err)] // the op goes back whole
-    fn push(&mut self, op: Op) -> Result<(), Op> {
-        if self.memory.ops.room() == 0 {
-            return Err(op);
-        }
-        let file = self.files.get_mut(op.file);
-        assert!(file.is_some(), "{:?} is not attached", op.file);
-        if let Some(file) = file {
-            file.in_flight += 1;
-        }
+    fn push(&mut self, op: &mut Op) {
+        let Some(file) = self.files.get_mut(op.file) else { panic!("{:?} is not attached", op.file) };
+        file.in_flight += 1;
         let op = OpState::new(op, self.kernel.has_durable_writes());
-        let empty = op.is_empty();
-        let Some(index) = self.memory.ops.insert(op) else { return Ok(()) };
-        if empty {
+        let Some((index, op)) = self.memory.ops.insert(op) else { return };
+        if op.is_empty() {
             self.finished.push_back((index, Ok(())));
-        } else {
+        } else if op.is_at_sync() {
             self.start(index);
+        } else {
+            self.issue(index);
         }
-        Ok(())
     }
 
     /// Queues the op's next call, unless that is a sync and another one is under way.
@@ -123,47 +118,58 @@ impl<K: Kernel> Core<K> {
     /// Returns false when the kernel takes no more now.
     #[inline]
     fn try_issue(&mut self, index: u32) -> bool {
-        let Some(op) = self.memory.ops.get_mut(index) else { return true };
+        let Some((name, op)) = self.memory.ops.named_mut(index) else { return true };
         let Some(file) = self.files.get_mut(op.file) else { return true };
-        let call = match op.next_call(file, &mut self.memory.bounce, &mut self.stats) {
-            Ok(call) => call,
-            Err(NoCall::NoBounce) => {
-                self.waiting.push_back(index);
+        let direct = if self.recorder.is_none() { op.direct_transfer(file) } else { None };
+        if let Some(call) = direct {
+            // SAFETY: 1. as in `issue_any`.
+            if unsafe { self.kernel.queue(name, file.target, &call) }.is_ok() {
+                op.in_kernel = true;
                 return true;
             }
-            Err(NoCall::LostMemory) => {
-                self.finished.push_back((index, Err(OpError::Errno(Errno::FAULT))));
+        }
+        self.issue_any(index)
+    }
+
+    /// The same for any op, whatever is in its way.
+    #[inline(never)]
+    fn issue_any(&mut self, index: u32) -> bool {
+        let Memory { ops, bounce } = &mut self.memory;
+        let Some((name, op)) = ops.named_mut(index) else { return true };
+        let Some(file) = self.files.get_mut(op.file) else { return true };
+        let call = match op.next_call(file, bounce, &mut self.stats) {
+            Ok(call) => call,
+            Err(why) => {
+                self.not_issued(index, &why);
                 return true;
             }
         };
-        let (file_id, target, name) = (op.file, file.target, self.memory.ops.name(index));
         // SAFETY: 1. memory: the op table owns the op's buffers and the bounce buffers, neither moves, and
         // `Drop` leaks them if a call is still in flight; 2. contents: data buffers are guest memory or a
         // bounce buffer that this op alone holds; zeroes are only read; 3. file: `detach` refuses while ops
         // are in flight.
-        let mut queued = unsafe { self.kernel.queue(name, target, &call) };
+        let mut queued = unsafe { self.kernel.queue(name, file.target, &call) };
         if queued.is_err() {
             // An error, if it lasts, is reported by the next `submit`.
             let _ = self.kernel.submit();
             // SAFETY: as above; the first attempt took nothing.
-            queued = unsafe { self.kernel.queue(name, target, &call) };
+            queued = unsafe { self.kernel.queue(name, file.target, &call) };
         }
         if queued.is_err() {
             return false;
         }
-        self.note_issued(index, file_id, &call);
+        op.in_kernel = true;
+        if let Some(recorder) = &self.recorder {
+            op.record = recorder.issued(record_of(op, &call));
+        }
         true
     }
 
-    #[inline]
-    fn note_issued(&mut self, index: u32, file: FileId, call: &Call) {
-        let Some(op) = self.memory.ops.get_mut(index) else { return };
-        op.in_kernel = true;
-        if let Some(recorder) = &self.recorder {
-            let Call { verb, flags, offset_bytes, len_bytes, .. } = *call;
-            let (token, issued, completed) = (op.token, 0, None);
-            let record = Record { verb, file, token, flags, offset_bytes, len_bytes, issued, completed };
-            op.record = recorder.issued(record);
+    #[cold]
+    fn not_issued(&mut self, index: u32, why: &NoCall) {
+        match why {
+            NoCall::NoBounce => self.waiting.push_back(index),
+            NoCall::LostMemory => self.finished.push_back((index, Err(OpError::Errno(Errno::FAULT)))),
         }
     }
 
@@ -194,11 +200,10 @@ impl<K: Kernel> Core<K> {
 
     #[inline]
     fn settle(&mut self, raw: RawResult, events: &mut Vec<Event>) {
-        let Some(index) = self.memory.ops.find(raw.user_data) else {
+        let Some((index, op)) = self.memory.ops.find_mut(raw.user_data) else {
             debug_assert!(false, "a result for nobody: {raw:?}");
             return;
         };
-        let Some(op) = self.memory.ops.get_mut(index) else { return };
         let Some(file) = self.files.get_mut(op.file) else { return };
         op.in_kernel = false;
         if let Some(recorder) = &self.recorder {
@@ -206,11 +211,11 @@ impl<K: Kernel> Core<K> {
         }
         match op.on_result(raw.result, file, &self.memory.bounce, &mut self.stats) {
             Next::Call => self.start(index),
-            Next::Done(result) => self.end(index, result, events),
+            Next::Done(result) if op.is_at_sync() => self.end_flush(index, result, events),
+            Next::Done(result) => self.give_back(index, result, events),
         }
     }
 
-    #[inline]
     fn end(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
         if self.memory.ops.get_mut(index).is_some_and(|op| op.is_at_sync()) {
             self.end_flush(index, result, events);
@@ -335,6 +340,20 @@ impl<K: Kernel> Drop for Core<K> {
     }
 }
 
+fn record_of(op: &OpState, call: &Call) -> Record {
+    let Call { verb, flags, offset_bytes, len_bytes, .. } = *call;
+    Record {
+        verb,
+        file: op.file,
+        token: op.token,
+        flags,
+        offset_bytes,
+        len_bytes,
+        issued: 0,
+        completed: None,
+    }
+}
+
 /// Shares `core` between the two handles.
 pub(crate) fn handles<K: Kernel + 'static>(core: Core<K>) -> Handles {
     let core = Rc::new(RefCell::new(core));
@@ -348,8 +367,13 @@ impl<K: Kernel> Submit for SubmitHandle<K> {
         self.0.borrow().memory.ops.room()
     }
 
-    fn push(&mut self, op: Op) -> Result<(), Op> {
-        self.0.borrow_mut().push(op)
+    fn push(&mut self, mut op: Op) -> Result<(), Op> {
+        let mut core = self.0.borrow_mut();
+        if core.memory.ops.room() == 0 {
+            return Err(op);
+        }
+        core.push(&mut op);
+        Ok(())
     }
 
     fn submit(&mut self) -> io::Result<()> {

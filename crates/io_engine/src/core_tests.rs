@@ -226,7 +226,8 @@ impl Rig {
             buffers.fill(&self.view, [GuestRange { addr, len_bytes: 1024 }]).unwrap();
         }
         let at = self.core.kernel.now();
-        if self.core.push(Op { token, file: self.file, kind, buffers }).is_ok() {
+        if self.core.memory.ops.room() > 0 {
+            self.core.push(&mut Op { token, file: self.file, kind, buffers });
             self.pushed.push((kind, at, false));
         }
     }

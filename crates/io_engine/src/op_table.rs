@@ -40,10 +40,9 @@ impl OpTable {
 
     /// The caller has checked that there is room.
     #[inline]
-    pub fn insert(&mut self, op: OpState) -> Option<u32> {
+    pub fn insert(&mut self, op: OpState) -> Option<(u32, &mut OpState)> {
         let index = self.free.pop()?;
-        self.slots[index as usize].op = Some(op);
-        Some(index)
+        Some((index, self.slots[index as usize].op.insert(op)))
     }
 
     #[inline]
@@ -60,23 +59,36 @@ impl OpTable {
         Some(op)
     }
 
+    /// An op, and what the kernel is told as its `user_data`.
+    #[inline]
+    pub fn named_mut(&mut self, index: u32) -> Option<(u64, &mut OpState)> {
+        let slot = self.slots.get_mut(index as usize)?;
+        Some((name_of(slot.generation, index), slot.op.as_mut()?))
+    }
+
     /// What the kernel is told as `user_data`.
     #[inline]
     pub fn name(&self, index: u32) -> u64 {
-        u64::from(self.slots[index as usize].generation) << 32 | u64::from(index)
+        name_of(self.slots[index as usize].generation, index)
     }
 
-    /// The slot behind a `user_data`, if it still means the same op.
+    /// The op behind a `user_data`, if that still means the same one, and its slot.
     #[inline]
-    pub fn find(&self, user_data: u64) -> Option<u32> {
+    pub fn find_mut(&mut self, user_data: u64) -> Option<(u32, &mut OpState)> {
         #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
         let (generation, index) = ((user_data >> 32) as u32, user_data as u32);
-        let slot = self.slots.get(index as usize)?;
-        (slot.generation == generation && slot.op.is_some()).then_some(index)
+        let slot = self.slots.get_mut(index as usize)?;
+        let op = slot.op.as_mut().filter(|_| slot.generation == generation)?;
+        Some((index, op))
     }
 
     /// Every op, with its index.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut OpState)> {
         (0..).zip(self.slots.iter_mut()).filter_map(|(index, slot)| Some((index, slot.op.as_mut()?)))
     }
+}
+
+#[inline]
+fn name_of(generation: u32, index: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(index)
 }

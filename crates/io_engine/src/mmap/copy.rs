@@ -82,25 +82,39 @@ pub(super) unsafe fn first_byte(buffers: &Buffers) -> *const u8 {
     }
 }
 
-/// Asks for the first cache lines of a source. Any address will do: a prefetch does not fault.
+/// Asks for the first cache lines of both ends of a copy, and with them for their translations: of the target
+/// for writing. Any address will do: a prefetch does not fault.
 #[inline]
-pub(super) fn prefetch(source: *const u8) {
+pub(super) fn prefetch(source: *const u8, target: *const u8) {
     for line in 0..PREFETCH_LINES {
-        prefetch_line(source.wrapping_add(line * CACHE_LINE_BYTES));
+        prefetch_to_read(source.wrapping_add(line * CACHE_LINE_BYTES));
+        prefetch_to_write(target.wrapping_add(line * CACHE_LINE_BYTES));
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn prefetch_line(address: *const u8) {
+fn prefetch_to_read(address: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: 1. a hint: no address is wrong, and nothing is read.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }
 
+/// Not by the intrinsic, which is a prefetch to read unless the whole program is built for processors that tell
+/// of this instruction (`PRFCHW`); the others take it for a no-operation.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn prefetch_to_write(address: *const u8) {
+    // SAFETY: 1. a hint: no address is wrong, and nothing is written.
+    unsafe {
+        std::arch::asm!("prefetchw [{address}]", address = in(reg) address,
+            options(nostack, preserves_flags, readonly));
+    }
+}
+
 #[cfg(target_arch = "aarch64")]
 #[inline]
-fn prefetch_line(address: *const u8) {
+fn prefetch_to_read(address: *const u8) {
     // SAFETY: 1. a hint: no address is wrong, and nothing is read.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{address}]", address = in(reg) address,
@@ -108,6 +122,20 @@ fn prefetch_line(address: *const u8) {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn prefetch_to_write(address: *const u8) {
+    // SAFETY: 1. a hint: no address is wrong, and nothing is written.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{address}]", address = in(reg) address,
+            options(nostack, preserves_flags, readonly));
+    }
+}
+
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline]
-fn prefetch_line(_address: *const u8) {}
+fn prefetch_to_read(_address: *const u8) {}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[inline]
+fn prefetch_to_write(_address: *const u8) {}

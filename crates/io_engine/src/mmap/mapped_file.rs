@@ -78,11 +78,14 @@ impl MappedFile {
     /// As of [`Kernel::queue`](crate::kernel::Kernel::queue).
     #[inline]
     pub unsafe fn prefetch(&self, call: &Call) {
-        match (call.verb, &self.mapping) {
-            (Verb::Read, Some(mapping)) => copy::prefetch(mapping.hint_at(call.offset_bytes)),
-            // SAFETY: 1. the array of buffers is there: the caller vouches for it.
-            (Verb::Write, _) => copy::prefetch(unsafe { copy::first_byte(&call.buffers) }),
-            _ => {}
+        let Some(mapping) = &self.mapping else { return };
+        let in_file = mapping.hint_at(call.offset_bytes);
+        // SAFETY: 1. the array of buffers is there: the caller vouches for it.
+        let buffer = unsafe { copy::first_byte(&call.buffers) };
+        match call.verb {
+            Verb::Read => copy::prefetch(in_file, buffer),
+            Verb::Write => copy::prefetch(buffer, in_file),
+            Verb::Sync | Verb::Allocate => {}
         }
     }
 

@@ -145,6 +145,25 @@ fn read_ends_with_the_file_inside_a_page_that_is_still_mapped() {
 }
 
 #[test]
+fn asking_for_pages_that_are_gone_or_never_were_is_no_fault() {
+    let file = memfd(2 * PAGE);
+    let engine = engine_on(&file);
+    let mapped = engine.files[0].as_ref().unwrap();
+    file.set_len(0).unwrap();
+    let faults = sigbus::faults();
+    for verb in [Verb::Read, Verb::Write, Verb::Sync] {
+        for offset_bytes in [0, PAGE, 3 * PAGE, u64::MAX] {
+            for base in [std::ptr::null_mut(), 8 as *mut u8, usize::MAX as *mut u8] {
+                let buffers = Buffers::One { base, len_bytes: 4096 };
+                // SAFETY: 1. there is no array, and one buffer is only asked for, not accessed.
+                unsafe { mapped.prefetch(&Call { verb, flags: 0, offset_bytes, len_bytes: PAGE, buffers }) };
+            }
+        }
+    }
+    assert_eq!(sigbus::faults(), faults);
+}
+
+#[test]
 fn write_behind_the_end_in_the_last_page_is_not_lost() {
     let file = memfd(2 * PAGE);
     let mut engine = engine_on(&file);
