@@ -250,22 +250,24 @@ impl Worker {
     fn reap(&mut self, now: Instant) -> usize {
         self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
-        let count = events.len();
-        for event in events.drain(..) {
-            match event {
-                Event::Completed(completion) => self.complete(completion, now),
+        let any = !events.is_empty();
+        // Looked at where they lie: each is as wide as a cache line, and a copy waits for the stores of the last.
+        for event in &mut events {
+            match *event {
+                Event::Completed(ref mut completion) => self.complete(completion, now),
                 Event::Readable(DOORBELL) => self.take_commands(),
                 // Step 1: a kick.
                 Event::Readable(WatchToken(id)) => self.kicked(id),
                 Event::WatchFailed(WatchToken(id), errno) => self.watch_failed(id, errno),
             }
         }
+        events.clear();
         self.events = events;
         count
     }
 
     #[inline]
-    fn complete(&mut self, completion: Completion, now: Instant) {
+    fn complete(&mut self, completion: &mut Completion, now: Instant) {
         #[allow(clippy::cast_possible_truncation)] // `start_request` put number and tag together
         let (id, tag) = ((completion.token >> 16) as u32, completion.token as u16);
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
@@ -273,11 +275,9 @@ impl Worker {
             return;
         };
         let before = entry.queue.in_flight();
-        entry.queue.complete(tag, &completion, now);
-        if let Some(engine) = self.engines.get_mut(entry.engine) {
-            engine.in_flight -= before - entry.queue.in_flight();
-            engine.pool.give_back(completion.buffers, entry.queue.memory());
-        }
+        entry.queue.complete(tag, completion, now);
+        self.in_flight -= before - entry.queue.in_flight();
+        self.pool.give_back(std::mem::take(&mut completion.buffers), entry.queue.memory());
         if self.touched.last() != Some(&id) {
             self.touched.push(id);
         }
