@@ -121,6 +121,7 @@ fn run_one(args: &RunArgs, experiment: &Experiment, output: &Output, stop: Stop)
         scratch: output.scratch().to_path_buf(),
         storage: args.storage.clone().unwrap_or_else(|| args.out.clone()),
         effort: effort(args, &experiment.declaration),
+        program: std::env::current_exe().ok(),
         stop,
     };
     let mut bar = Bar::new();

@@ -292,6 +292,27 @@ pub enum Yardstick {
         /// In its unit.
         at_most: f64,
     },
+    /// The column's figure beside another variant's in the same round: reached if it is `at_most` so much. `at_least`
+    /// says nothing then.
+    Beside {
+        /// Its id.
+        column: String,
+        /// The other variant's id.
+        variant: String,
+        /// How the two are put together.
+        by: Beside,
+        /// A ratio, or so many of the column's unit.
+        at_most: f64,
+    },
+}
+
+/// What becomes of two figures of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Beside {
+    /// Ours ÷ theirs.
+    Ratio,
+    /// Ours − theirs.
+    Difference,
 }
 
 impl Yardstick {
@@ -386,6 +407,8 @@ pub struct Setup {
     pub storage: PathBuf,
     /// How much is measured.
     pub effort: Effort,
+    /// `bareblk`, for experiments that measure it as a process.
+    pub program: Option<PathBuf>,
     /// When to give up.
     pub stop: Stop,
 }

@@ -35,9 +35,9 @@ mod error;
 
 pub use error::LabError;
 pub use experiment::{
-    Axis, Bench, Cell, Column, Courses, Curves, Declaration, Difference, Effort, Experiment, Plot, Published,
-    PublishedColumn, PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Stack, Target,
-    Variant, Workload, Yardstick,
+    Axis, Bench, Beside, Cell, Column, Courses, Curves, Declaration, Difference, Effort, Experiment, Plot,
+    Published, PublishedColumn, PublishedRow, RatioForm, Reading, SampleError, Scale, Setup, Source, Stack,
+    Target, Variant, Workload, Yardstick,
 };
 pub use experiments::{all, find, find_all};
 pub use machine::{Machine, StoragePlace};

@@ -125,6 +125,11 @@ impl CellResult {
     pub fn summary(&self, column: &str) -> Option<Summary> {
         self.measures.iter().find(|measure| measure.column == column)?.summary
     }
+
+    /// A column's figures, by round.
+    pub(crate) fn samples(&self, column: &str) -> Option<&[Option<f64>]> {
+        Some(&self.measures.iter().find(|measure| measure.column == column)?.samples)
+    }
 }
 
 /// All cells, given what was collected by workload and variant (`None`: does not take part).

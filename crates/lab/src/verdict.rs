@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::experiment::{Declaration, Target, Yardstick};
+use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::CellResult;
 use crate::stats::Summary;
 use crate::yardstick::{Found, found, label};
@@ -94,6 +94,9 @@ fn judge_cell(
         Yardstick::Figure { column, at_most } => {
             (Wanted::AtMost(*at_most), figure(declaration, column, *at_most, summary))
         }
+        Yardstick::Beside { column, by, at_most, .. } => {
+            (Wanted::AtMost(*at_most), beside(declaration, (column, *by), *at_most, summary))
+        }
         _ => (Wanted::AtLeast(target.at_least), ratio(target, summary)),
     };
     let outcome = outcome(wanted, target.half_width_max, summary);
@@ -142,7 +145,7 @@ fn hint(wanted: Wanted, half_width_max: f64, summary: Summary, outcome: Outcome)
         (Outcome::Undecided, ..) => "; too few rounds for 95 %",
         (Outcome::Reached, _, Wanted::AtLeast(_)) if wide => "; wide, and all of it above the target",
         (Outcome::Reached, _, Wanted::AtMost(_)) if wide => "; wide, and all of it below the limit",
-        (Outcome::Missed, (_, true), _) => "; too wide: more or longer rounds narrow it",
+        (Outcome::Missed, (_, true), _) => "; too wide to call: more or longer rounds narrow it",
         _ => "",
     }
 }
@@ -165,6 +168,22 @@ fn figure(declaration: &Declaration, column: &str, at_most: f64, summary: Summar
     let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
     format!(
         "{title} {median:.places$}{unit} ({low:.places$} to {high:.places$}, which covers {:.1} %), at most \
+         {at_most}{unit}",
+        100.0 * coverage
+    )
+}
+
+fn beside(declaration: &Declaration, (column, by): (&str, Beside), at_most: f64, summary: Summary) -> String {
+    let Summary { median, low, high, coverage } = summary;
+    let known = declaration.columns.iter().find(|known| known.id == column);
+    let (title, unit, places) =
+        known.map_or((column, "", 3), |known| (&known.title, &known.unit, known.decimals));
+    let (what, unit, places) = match by {
+        Beside::Ratio => (format!("{title}: the ratio is"), String::new(), 3),
+        Beside::Difference => (format!("{title}: the difference is"), format!(" {unit}"), places),
+    };
+    format!(
+        "{what} {median:.places$}{unit} ({low:.places$} to {high:.places$}, which covers {:.1} %), at most \
          {at_most}{unit}",
         100.0 * coverage
     )

@@ -2,7 +2,7 @@
 //!
 //! Not here: whether it is good enough (`verdict.rs`).
 
-use crate::experiment::{Declaration, Target, Yardstick};
+use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::{CellResult, Ratio};
 use crate::stats::Summary;
 
@@ -32,6 +32,23 @@ pub(crate) fn found(
             let mut own = cells.iter().filter(|other| other.variant == cell.variant);
             let other = own.find(|other| &other.workload == id)?;
             against(declaration, cell, other, &label(declaration, id))
+        }
+        Yardstick::Beside { column, variant, by, .. } => {
+            let mut same = cells.iter().filter(|other| other.workload == cell.workload);
+            let other = same.find(|other| &other.variant == variant)?;
+            let name = label(declaration, variant);
+            beside(cell.samples(column)?, other.samples(column)?, *by)
+                .map(|summary| Found { summary, against: format!(" beside {name}") })
+        }
+    }
+}
+
+fn beside(ours: &[Option<f64>], theirs: &[Option<f64>], by: Beside) -> Option<Summary> {
+    match by {
+        Beside::Ratio => Ratio::between(ours, theirs).map(|ratio| ratio.summary),
+        Beside::Difference => {
+            let pairs = ours.iter().zip(theirs).filter_map(|(ours, theirs)| Some((*ours)? - (*theirs)?));
+            Summary::of(&pairs.collect::<Vec<_>>())
         }
     }
 }
@@ -100,6 +117,21 @@ mod tests {
         let same = of(Yardstick::Workload("disk-randwrite".into())).unwrap();
         assert_eq!((same.summary.median, same.against.as_str()), (1.0, " of random <writes> & more"));
         assert!(of(Yardstick::Workload("nowhere".into())).is_none());
+    }
+
+    #[test]
+    fn figures_beside_each_other_are_put_together_round_by_round() {
+        let with = |by| {
+            let (column, variant) = ("bandwidth".to_owned(), "bare".to_owned());
+            of(Yardstick::Beside { column, variant, by, at_most: 1.0 }).unwrap()
+        };
+        let ratio = with(Beside::Ratio);
+        assert_eq!((ratio.summary.low, ratio.against.as_str()), (0.9, " beside bare metal, O_DIRECT"));
+        let cell = |id| example::result().cell("disk-randwrite", id).unwrap().clone();
+        let (ours, theirs) = (cell("none-posix-aio-1"), cell("bare"));
+        let pairs = ours.samples("bandwidth").unwrap().iter().zip(theirs.samples("bandwidth").unwrap());
+        let smallest = pairs.filter_map(|(a, b)| Some((*a)? - (*b)?)).fold(f64::INFINITY, f64::min);
+        assert_eq!(with(Beside::Difference).summary.low, smallest);
     }
 
     #[test]

@@ -12,6 +12,7 @@ fn smallest(output: &Output, rounds: usize) -> Setup {
         scratch: output.scratch().to_path_buf(),
         storage: output.folder().to_path_buf(),
         effort: Effort { rounds, seconds: 0.005, file_bytes: 4 << 20 },
+        program: None,
         stop: Stop::default(),
     }
 }

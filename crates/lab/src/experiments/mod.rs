@@ -32,6 +32,22 @@ mod qspinlock_aim7;
 
 mod qspinlock_aim7_declaration;
 
+mod vhost;
+
+mod vhost_bench;
+
+mod vhost_columns;
+
+mod vhost_ssd;
+
+mod vhost_ram;
+
+mod vhost_depth1;
+
+mod vhost_disturbed;
+
+mod vhost_idle;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -40,10 +56,11 @@ use crate::experiment::Experiment;
 pub fn all() -> Vec<Experiment> {
     let mut all = vec![aio::experiment(), kick::experiment()];
     all.extend(qspinlock::parts());
+    all.extend(vhost::parts());
     all
 }
 
-/// One by its name, or all parts of one: `qspinlock` stands for every `qspinlock-…`.
+/// One by its name, or all parts of one: `qspinlock` stands for every `qspinlock-…`, `vhost` for every `vhost-…`.
 ///
 /// # Errors
 /// [`LabError::UnknownExperiment`], with all names.
@@ -74,7 +91,8 @@ mod tests {
     fn unknown_name_is_refused_with_the_known_ones() {
         let line = find("nonsense").unwrap_err().to_string();
         let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-wakes, qspinlock-timed, qspinlock-aim7";
-        let expected = format!("experiment 'nonsense' is unknown: give one of aio, kick, {parts}");
+        let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
+        let expected = format!("experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}");
         assert_eq!(line, expected);
     }
 

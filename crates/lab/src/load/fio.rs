@@ -80,7 +80,7 @@ pub(crate) fn run(path: &Path, job: &Job, scratch: &Path, stop: &Stop) -> Result
     read(&json).ok_or_else(|| failed(&"its report lacks the figures"))
 }
 
-fn wait(mut child: Child, stop: &Stop) -> Result<(), SampleError> {
+pub(super) fn wait(mut child: Child, stop: &Stop) -> Result<(), SampleError> {
     let failed = |error: io::Error| SampleError::because("fio", &error);
     while child.try_wait().map_err(failed)?.is_none() {
         if stop.is_asked() {
@@ -100,7 +100,7 @@ fn wait(mut child: Child, stop: &Stop) -> Result<(), SampleError> {
 }
 
 /// fio writes its warnings into the same file, before the object.
-fn after_warnings(text: &str) -> &str {
+pub(super) fn after_warnings(text: &str) -> &str {
     text.find("{\n").and_then(|at| text.get(at..)).unwrap_or(text)
 }
 

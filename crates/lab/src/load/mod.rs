@@ -45,6 +45,20 @@ pub(crate) mod fairness;
 
 pub(crate) mod lock_events;
 
+pub(crate) mod process;
+
+pub(crate) mod server_process;
+
+pub(crate) mod clients;
+
+pub(crate) mod fio_jobs;
+
+pub(crate) mod copy_loop;
+
+pub(crate) mod wake_up;
+
+use std::collections::BTreeMap;
+
 use disk_image::SECTOR_BYTES;
 
 use crate::runner::Xorshift;
@@ -73,6 +87,24 @@ pub(crate) struct Job {
     pub seconds: f64,
     pub seed: u64,
 }
+
+/// Random requests of jobs that run side by side, reads or writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockJob {
+    pub writes: bool,
+    pub block_bytes: u32,
+    /// Requests in flight, per job.
+    pub depth: u32,
+    /// Each with a queue of its own, where there are queues.
+    pub jobs: u16,
+    pub file_bytes: u64,
+    /// Of the counted part.
+    pub seconds: f64,
+    pub seed: u64,
+}
+
+/// What a sample gave, by the ids of columns.
+pub(crate) type Figures = BTreeMap<&'static str, f64>;
 
 /// Where the requests of a job go.
 #[derive(Clone, Copy, Debug)]

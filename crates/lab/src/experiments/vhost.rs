@@ -1,0 +1,19 @@
+//! `vhost`: the parts of the experiment, each an experiment with tables, plots and verdicts of its own.
+//!
+//! `bareblk lab run vhost → every part, one after the other, into one report`
+//!
+//! Not here: the parts themselves (`vhost_*.rs`), how they measure (`vhost_bench.rs`).
+
+use super::{vhost_depth1, vhost_disturbed, vhost_idle, vhost_ram, vhost_ssd};
+use crate::experiment::Experiment;
+
+/// In the order in which they run.
+pub(super) fn parts() -> Vec<Experiment> {
+    vec![
+        vhost_ssd::experiment(),
+        vhost_ram::experiment(),
+        vhost_depth1::experiment(),
+        vhost_disturbed::experiment(),
+        vhost_idle::experiment(),
+    ]
+}

@@ -1,0 +1,233 @@
+//! The parts of `vhost`: measures a server, the host, or a bare loop under a load of random 4k requests.
+//!
+//! `sample → server's process anew → (busy neighbours) → clients | fio | loop → Figures → the part's columns`
+//!
+//! - Each sample starts its server anew: nothing is left of the one before, and no two hold the file at once.
+//! - What is not installed says how to get it; the others go on.
+//!
+//! Not here: what is compared (`vhost_ssd.rs` and the other parts), the loads (`load/`).
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use blk_driver::{Device, Options};
+
+use super::aio_declaration::Place;
+use super::vhost_columns::Part;
+use crate::error::LabError;
+use crate::experiment::{Bench, Cell, Reading, SampleError, Setup};
+use crate::load::neighbours::Neighbours;
+use crate::load::process::{Cost, resident_kib, thread_count};
+use crate::load::server_process::{Kind, ServerProcess, peer_version};
+use crate::load::test_file::TestFile;
+use crate::load::{BlockJob, Figures, clients, copy_loop, fio, fio_jobs, wake_up};
+use crate::machine::StoragePlace;
+
+/// As published.
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+const TMPFS: &str = "/dev/shm";
+/// After a client has started its queues, until the server is looked at: whoever polls has stopped by then.
+const SETTLE: Duration = Duration::from_millis(300);
+/// Between two looks at whether the user wants the end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What stands between the load and the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Fio(fio_jobs::Engine),
+    CopyLoop,
+    WakeUp { pinned: bool },
+    Server { kind: Kind, client_polls: bool },
+}
+
+impl Way {
+    /// qemu-storage-daemon.
+    pub const fn peer(client_polls: bool) -> Self {
+        Self::Server { kind: Kind::Peer, client_polls }
+    }
+
+    /// `bareblk serve`, in the cache mode that its engine is for.
+    pub const fn own(engine: &'static str, workers: u16, client_polls: bool) -> Self {
+        Self::Server { kind: own(engine, workers, true), client_polls }
+    }
+
+    /// The same, but its worker never polls.
+    pub const fn own_asleep(engine: &'static str) -> Self {
+        Self::Server { kind: own(engine, 1, false), client_polls: false }
+    }
+}
+
+const fn own(engine: &'static str, workers: u16, polls: bool) -> Kind {
+    let cache = if matches!(engine.as_bytes(), b"io_uring") { "none" } else { "writeback" };
+    Kind::Own { engine, cache, workers, polls }
+}
+
+/// What is asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// Random requests, reads or writes.
+    Requests { place: Place, writes: bool, depth: u32, queues: u16, disturbed: bool },
+    /// Nothing: a client is connected, its queues are started, and it is silent.
+    Silence,
+}
+
+/// Measures one part.
+pub(crate) struct Vhost {
+    setup: Setup,
+    part: Part,
+    fio: Option<String>,
+    peer: Option<String>,
+    disk: Option<TestFile>,
+    /// Or why there is none.
+    ram: Result<TestFile, String>,
+}
+
+impl Vhost {
+    pub fn new(setup: &Setup, part: Part) -> Self {
+        let ram = Err("not prepared".to_owned());
+        let (fio, peer) = (fio::version(), peer_version());
+        Self { setup: setup.clone(), part, fio, peer, disk: None, ram }
+    }
+
+    fn uses(&self, wanted: Place) -> bool {
+        self.part.loads.iter().any(|(_, ask)| match ask {
+            Ask::Requests { place, .. } => *place == wanted,
+            Ask::Silence => wanted == Place::Tmpfs,
+        })
+    }
+
+    fn file(&self, place: Place) -> Result<&TestFile, SampleError> {
+        let missing = |why: &str| SampleError::Unavailable(why.to_owned());
+        match place {
+            Place::Disk => self.disk.as_ref().ok_or_else(|| missing("not prepared")),
+            Place::Tmpfs => self.ram.as_ref().map_err(|why| missing(why)),
+        }
+    }
+
+    fn server(&self, kind: Kind, file: &TestFile, queues: u16) -> Result<ServerProcess, SampleError> {
+        ServerProcess::start(kind, self.setup.program.as_deref(), file.path(), queues, &self.setup.stop)
+    }
+
+    fn requests(&self, way: Way, place: Place, job: &BlockJob) -> Result<Figures, SampleError> {
+        let (file, stop) = (self.file(place)?, &self.setup.stop);
+        match way {
+            Way::Fio(engine) => fio_jobs::measure(file.path(), job, engine, &self.setup.scratch, stop),
+            Way::CopyLoop => copy_loop::measure(file.path(), job, stop),
+            Way::WakeUp { pinned } => wake_up::measure(job.seconds, pinned),
+            Way::Server { kind, client_polls } => {
+                let server = self.server(kind, file, job.jobs)?;
+                let maps = matches!(kind, Kind::Own { engine: "mmap", .. });
+                clients::measure(&server, job, client_polls, maps, stop)
+            }
+        }
+    }
+
+    #[allow(clippy::cast_precision_loss)] // of one sample
+    fn silence(&self, way: Way, seconds: f64) -> Result<Figures, SampleError> {
+        let Way::Server { kind, .. } = way else {
+            return Err(SampleError::Unavailable("it is no server".to_owned()));
+        };
+        let queues = match kind {
+            Kind::Own { workers, .. } => workers,
+            Kind::Peer => 1,
+        };
+        let server = self.server(kind, self.file(Place::Tmpfs)?, queues)?;
+        let options = Options { queues, ..Options::new(server.socket()) };
+        let (device, started) =
+            Device::connect(&options).map_err(|error| SampleError::because("connecting", &error))?;
+        self.sleep(SETTLE)?;
+        let (before, start) = (Cost::of(server.pid()), Instant::now());
+        self.sleep(Duration::from_secs_f64(seconds))?;
+        let (cost, seconds) = (Cost::of(server.pid()).since(before), start.elapsed().as_secs_f64());
+        let mut figures = Figures::from([
+            ("wakes", cost.switches as f64 / seconds),
+            ("idle-cpu", cost.cpu_ns as f64 / 1000.0 / seconds),
+            ("threads", thread_count(server.pid()) as f64),
+        ]);
+        figures.extend(resident_kib(server.pid()).map(|kib| ("resident", kib as f64 / 1024.0)));
+        drop((started, device));
+        Ok(figures)
+    }
+
+    fn sleep(&self, time: Duration) -> Result<(), SampleError> {
+        let end = Instant::now() + time;
+        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            if self.setup.stop.is_asked() {
+                return Err(SampleError::Interrupted);
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+        Ok(())
+    }
+}
+
+impl Bench for Vhost {
+    fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
+        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
+        let mut fill = |name: &str, parent: &Path| {
+            let what = format!("filling {} MiB in {name}", size_bytes >> 20);
+            TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share))
+        };
+        if self.uses(Place::Disk) {
+            let storage = &self.setup.storage;
+            self.disk = Some(fill(&storage.display().to_string(), storage)?);
+        }
+        if self.uses(Place::Tmpfs) {
+            self.ram = match fill(TMPFS, Path::new(TMPFS)) {
+                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+                Err(LabError::Storage { source, .. }) => Err(format!("no test file in {TMPFS}: {source}")),
+                other => other.map_err(|error| error.to_string()),
+            };
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
+        let way = self.part.ways[cell.variant].1;
+        let figures = match self.part.loads[cell.workload].1 {
+            Ask::Silence => self.silence(way, cell.seconds)?,
+            Ask::Requests { place, writes, depth, queues, disturbed } => {
+                let job = BlockJob {
+                    writes,
+                    block_bytes: BLOCK_BYTES,
+                    depth,
+                    jobs: queues,
+                    file_bytes: self.file(place)?.size_bytes(),
+                    seconds: cell.seconds,
+                    seed: cell.seed,
+                };
+                let _neighbours = disturbed.then(|| Neighbours::start(1)).transpose()?;
+                self.requests(way, place, &job)?
+            }
+        };
+        Ok(self.part.columns.iter().map(|column| figures.get(column.id.as_str()).copied()).collect())
+    }
+
+    fn storages(&self) -> Vec<StoragePlace> {
+        let disk = self.uses(Place::Disk).then(|| StoragePlace::of("disk", &self.setup.storage));
+        let ram = self.uses(Place::Tmpfs).then(|| StoragePlace::of("RAM disk", Path::new(TMPFS)));
+        disk.into_iter().chain(ram).collect()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let is_used = |wanted: &dyn Fn(&Way) -> bool| self.part.ways.iter().any(|(_, way)| wanted(way));
+        let mut notes = Vec::new();
+        if is_used(&|way| matches!(way, Way::Server { kind: Kind::Peer, .. })) {
+            notes.push(match &self.peer {
+                Some(version) => format!("The peer is {version}."),
+                None => crate::load::server_process::PEER_MISSING.to_owned() + ".",
+            });
+        }
+        if is_used(&|way| matches!(way, Way::Fio(_))) {
+            notes.push(match &self.fio {
+                Some(version) => format!("The host is {version}."),
+                None => fio_jobs::MISSING.to_owned() + ".",
+            });
+        }
+        if self.storages().iter().any(|place| place.label == "disk" && place.file_system.starts_with("tmpfs"))
+        {
+            notes.push("The disk is a tmpfs too: give a folder on a real one with --storage.".to_owned());
+        }
+        notes
+    }
+}

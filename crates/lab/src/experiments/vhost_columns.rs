@@ -1,0 +1,203 @@
+//! What the parts of `vhost` have in common: the published work, the columns, how a part is put together.
+//!
+//! Not here: the parts themselves (`vhost_ssd.rs` and others), measuring (`vhost_bench.rs`).
+
+use super::vhost_bench::{Ask, Way};
+use crate::experiment::{
+    Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow, RatioForm,
+    Scale, Source, Target, Variant, Workload, Yardstick,
+};
+
+/// What a part measures.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub ways: Vec<(Variant, Way)>,
+    pub loads: Vec<(Workload, Ask)>,
+    pub columns: Vec<Column>,
+}
+
+pub(crate) const HOST: &str = "host";
+pub(crate) const PEER_SLEEPS: &str = "qsd-sleep";
+pub(crate) const PEER_POLLS: &str = "qsd-poll";
+pub(crate) const IOPS: &str = "iops";
+pub(crate) const CPU: &str = "cpu";
+pub(crate) const LATENCY: &str = "latency";
+pub(crate) const WAKES: &str = "wakes";
+
+/// With everything that differs between parts left empty.
+pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &str) -> Declaration {
+    Declaration {
+        name: name.into(),
+        question: question.into(),
+        source: Source {
+            title: "vhost-blk: in-kernel accelerator for virtio-blk guests (RFC v2)".into(),
+            year: 2022,
+            setup:
+                "fio --direct=1 --bs=4k --ioengine=libaio --iodepth=128 in a Linux guest, drive opened with \
+                    cache=none, xfs on an SSD; and a RAM disk"
+                    .into(),
+        },
+        published: Published {
+            caption: String::new(),
+            columns: Vec::new(),
+            rows: Vec::new(),
+            conclusion: String::new(),
+        },
+        differences: Vec::new(),
+        variants: part.ways.iter().map(|(variant, _)| variant.clone()).collect(),
+        workloads: part.loads.iter().map(|(workload, _)| workload.clone()).collect(),
+        columns: part.columns.clone(),
+        baseline: baseline.into(),
+        compared: IOPS.into(),
+        ratio_title: "of host".into(),
+        ratio_form: RatioForm::Share,
+        plots: Vec::new(),
+        curves: Vec::new(),
+        stacks: Vec::new(),
+        courses: Vec::new(),
+        targets: Vec::new(),
+        full: Effort { rounds: 30, seconds: 0.5, file_bytes: 1 << 30 },
+        quick: Effort { rounds: 1, seconds: 0.05, file_bytes: 64 << 20 },
+    }
+}
+
+/// Those with these ids, in this order.
+pub(crate) fn columns(ids: &[&str]) -> Vec<Column> {
+    let known = all_columns();
+    ids.iter().filter_map(|id| known.iter().find(|column| column.id == *id).cloned()).collect()
+}
+
+fn all_columns() -> [Column; 12] {
+    let column = |id: &str, title: &str, unit: &str, decimals, measured: &str| Column {
+        id: id.into(),
+        title: title.into(),
+        unit: unit.into(),
+        decimals,
+        measured: measured.into(),
+        files_only: false,
+    };
+    [
+        column(IOPS, "IOPS", "1/s", 0, "Requests completed in the counted time, all jobs together."),
+        column(
+            CPU,
+            "server's CPU per I/O",
+            "µs",
+            2,
+            "Processor time of the server's process, all threads and the kernel's threads for it, per request; some \
+             hundred µs for the connection are in it. Host: all of fio, which is client and server at once.",
+        ),
+        column(
+            "client-cpu",
+            "client's CPU per I/O",
+            "µs",
+            2,
+            "Processor time of the client's threads, per request. A client that polls uses all it gets.",
+        ),
+        column(
+            LATENCY,
+            "mean latency",
+            "µs",
+            2,
+            "From submitting a request until its completion is taken; of the host, fio's lat.",
+        ),
+        column("p50", "median latency", "µs", 2, "The same without the submission (fio's clat)."),
+        column("p99", "99 % latency", "µs", 1, "As the median: 99 % of requests are faster."),
+        column(
+            "switches",
+            "server's context switches per I/O",
+            "",
+            3,
+            "Voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
+        ),
+        column("kicks", "kicks per I/O", "", 3, "Notifications that the server wanted, per request."),
+        column(
+            WAKES,
+            "wake-ups",
+            "1/s",
+            1,
+            "Context switches, voluntary and not, summed over all threads of the server, per second.",
+        ),
+        column("idle-cpu", "CPU", "µs/s", 1, "Processor time of all threads of the server, per second."),
+        column("threads", "threads", "", 0, "Of the server's process, at the end."),
+        column(
+            "resident",
+            "memory",
+            "MiB",
+            1,
+            "Resident in the server's process, its mapping of the guest's included.",
+        ),
+    ]
+}
+
+pub(crate) fn published(
+    caption: &str,
+    columns: &[(&str, &str, &str)],
+    rows: &[(&str, &str, &[&str])],
+    conclusion: &str,
+) -> Published {
+    let column = |&(title, workload, column): &(&str, &str, &str)| PublishedColumn {
+        title: title.into(),
+        workload: workload.into(),
+        column: column.into(),
+    };
+    let row = |&(label, variant, figures): &(&str, &str, &[&str])| PublishedRow {
+        label: label.into(),
+        variant: variant.into(),
+        figures: figures.iter().map(|&figure| figure.to_owned()).collect(),
+    };
+    Published {
+        caption: caption.into(),
+        columns: columns.iter().map(column).collect(),
+        rows: rows.iter().map(row).collect(),
+        conclusion: conclusion.into(),
+    }
+}
+
+/// What holds for all parts, and what is this one's.
+pub(crate) fn differences(more: &[(&str, &str, &str)]) -> Vec<Difference> {
+    let common = [
+        (
+            "fio in a Linux guest",
+            "this project's driver on threads of the program, for every server the same; a job has a queue of its own",
+            "measures the path from ring to file alone: no guest, no exits, no guest scheduler",
+        ),
+        (
+            "QEMU's virtio-blk, and a server in the host's kernel",
+            "qemu-storage-daemon, which is QEMU's block layer behind vhost-user, and `bareblk serve`, each a process",
+            "a vhost-user server is what this project is; QEMU's device needs a guest",
+        ),
+    ];
+    let difference = |&(original, here, why): &(&str, &str, &str)| Difference {
+        original: original.into(),
+        here: here.into(),
+        why: why.into(),
+    };
+    common.iter().chain(more).map(difference).collect()
+}
+
+pub(crate) fn plot(id: &str, title: &str, column: Option<&str>, scale: Scale) -> Plot {
+    Plot { id: id.into(), title: title.into(), column: column.map(str::to_owned), scale }
+}
+
+/// `variants` under `workloads` have `at_least` so much of the yardstick.
+pub(crate) fn target(
+    text: &str,
+    (variants, workloads): (&[&str], &[&str]),
+    (at_least, half_width_max): (f64, f64),
+    yardstick: Yardstick,
+) -> Target {
+    let owned = |ids: &[&str]| ids.iter().map(|&id| id.to_owned()).collect();
+    Target {
+        text: text.into(),
+        variants: owned(variants),
+        workloads: owned(workloads),
+        at_least,
+        half_width_max,
+        yardstick,
+    }
+}
+
+/// The ratio to one other variant.
+pub(crate) fn of(variant: &str) -> Yardstick {
+    Yardstick::BestOf(vec![variant.to_owned()])
+}

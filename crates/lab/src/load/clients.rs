@@ -1,0 +1,111 @@
+//! Load on a server's socket by this project's driver, one thread and one queue per job, and what it cost the server.
+//!
+//! `touch (whole file, once) → warm up → cost of the server → job → cost again → Figures`
+//!
+//! - Connecting costs the server some hundred µs of processor time, which are in its figure; nothing else is.
+//! - Whoever maps its file meets each page for the first time once: before the warm-up, not in the sample.
+//!
+//! Not here: the server's process (`server_process.rs`), fio on the host (`fio_jobs.rs`).
+
+use std::time::{Duration, Instant};
+
+use workload::{Client, Mix, Order, Pattern, Quiet, RunError, Target, run};
+
+use super::process::Cost;
+use super::server_process::ServerProcess;
+use super::{BlockJob, Figures, WARM_UP};
+use crate::experiment::SampleError;
+use crate::stop::Stop;
+
+/// A server that has made its socket may not listen on it yet.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Of the pass over the whole file.
+const TOUCH_BLOCK_BYTES: u32 = 256 << 10;
+/// Shortest warm-up, s: the first requests meet cold caches whatever is asked for.
+const WARM_UP_MIN: f64 = 0.02;
+
+/// Which figures a load of clients gives.
+pub(crate) fn measure(
+    server: &ServerProcess,
+    job: &BlockJob,
+    polls: bool,
+    touches: bool,
+    stop: &Stop,
+) -> Result<Figures, SampleError> {
+    let client = Client { poll: polls, ..Client::default() };
+    if touches {
+        go(server, &touching(), &client, stop)?;
+    }
+    go(server, &timed(job, (job.seconds * WARM_UP).max(WARM_UP_MIN)), &client, stop)?;
+    let before = Cost::of(server.pid());
+    let outcome = go(server, &timed(job, job.seconds), &client, stop)?;
+    let cost = Cost::of(server.pid()).since(before);
+    Ok(figures(&outcome, cost))
+}
+
+fn go(
+    server: &ServerProcess,
+    job: &workload::Job,
+    client: &Client,
+    stop: &Stop,
+) -> Result<workload::Outcome, SampleError> {
+    let target = Target::Socket(server.socket().to_path_buf());
+    let end = Instant::now() + PATIENCE;
+    let outcome = loop {
+        match run(job, &target, client, stop, &mut Quiet) {
+            Err(RunError::Refused { .. }) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5))
+            }
+            other => break other.map_err(|error| SampleError::because("the load", &words(&error)))?,
+        }
+    };
+    match outcome.failure {
+        _ if stop.is_asked() => Err(SampleError::Interrupted),
+        Some(failure) => Err(SampleError::because("the load ended", &failure)),
+        None => Ok(outcome),
+    }
+}
+
+/// With what caused it: a connection's error names only the socket.
+fn words(error: &RunError) -> String {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+fn touching() -> workload::Job {
+    let pattern = Pattern { order: Order::Sequential, mix: Mix::Read };
+    workload::Job { pattern, block_bytes: TOUCH_BLOCK_BYTES, depth: 4, ..workload::Job::default() }
+}
+
+fn timed(job: &BlockJob, seconds: f64) -> workload::Job {
+    workload::Job {
+        pattern: Pattern { order: Order::Random, mix: if job.writes { Mix::Write } else { Mix::Read } },
+        block_bytes: job.block_bytes,
+        depth: job.depth,
+        jobs: job.jobs.into(),
+        runtime: Some(Duration::from_secs_f64(seconds)),
+        time_based: true,
+        seed: job.seed,
+        group_reporting: true,
+        ..workload::Job::default()
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // counts and times of one sample
+fn figures(outcome: &workload::Outcome, server: Cost) -> Figures {
+    let group = outcome.group();
+    let ios = group.ios().max(1) as f64;
+    let client = group.cpu.user + group.cpu.system;
+    let mut spread = group.directions[0].clat.clone();
+    spread.merge(&group.directions[1].clat);
+    Figures::from([
+        ("iops", group.iops()),
+        ("cpu", server.cpu_ns as f64 / 1000.0 / ios),
+        ("client-cpu", client.as_nanos() as f64 / 1000.0 / ios),
+        ("latency", group.mean_lat_ns() / 1000.0),
+        ("p50", spread.percentile_ns(50.0) as f64 / 1000.0),
+        ("p99", spread.percentile_ns(99.0) as f64 / 1000.0),
+        ("switches", server.switches as f64 / ios),
+        ("kicks", outcome.queues.kicks as f64 / ios),
+    ])
+}

@@ -1,0 +1,149 @@
+//! fio on the host, without a guest: what the same file gives to whoever is closest to it.
+//!
+//! - Jobs are processes (not `--thread`): what the kernel's threads do for io_uring is in fio's processor time then.
+//!
+//! Not here: fio as in the experiment `aio` (`fio.rs`), which this shares running and reading with.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::fio::{after_warnings, wait};
+use super::{BlockJob, Figures, WARM_UP};
+use crate::experiment::SampleError;
+use crate::stop::Stop;
+
+/// Where it comes from.
+pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
+
+/// How fio gets at the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// Past the page cache.
+    IoUring,
+    /// One call after the other, through the page cache.
+    Psync,
+}
+
+fn arguments(path: &Path, job: &BlockJob, engine: Engine) -> Vec<String> {
+    let ms = 1000.0 * job.seconds;
+    let (engine, depth, direct) = match engine {
+        Engine::IoUring => ("io_uring", job.depth, 1),
+        Engine::Psync => ("psync", 1, 0),
+    };
+    let mut arguments: Vec<String> = [
+        "--name=host",
+        "--norandommap",
+        "--time_based",
+        "--group_reporting",
+        "--fallocate=none",
+        "--output-format=json",
+    ]
+    .map(str::to_owned)
+    .into();
+    arguments.extend([
+        // A colon would separate two files.
+        format!("--filename={}", path.display().to_string().replace(':', "\\:")),
+        format!("--rw={}", if job.writes { "randwrite" } else { "randread" }),
+        format!("--ioengine={engine}"),
+        format!("--direct={direct}"),
+        format!("--iodepth={depth}"),
+        format!("--bs={}", job.block_bytes),
+        format!("--numjobs={}", job.jobs),
+        format!("--size={}", job.file_bytes),
+        format!("--runtime={:.0}ms", ms.max(1.0)),
+        format!("--ramp_time={:.0}ms", (ms * WARM_UP).max(1.0)),
+        format!("--randseed={}", job.seed >> 1),
+    ]);
+    arguments
+}
+
+/// Runs it on the file `path`; its report goes through the folder `scratch`.
+pub(crate) fn measure(
+    path: &Path,
+    job: &BlockJob,
+    engine: Engine,
+    scratch: &Path,
+    stop: &Stop,
+) -> Result<Figures, SampleError> {
+    let report = scratch.join("fio.json");
+    let failed = |error: &dyn std::fmt::Display| SampleError::because("fio", error);
+    let child = Command::new("fio")
+        .args(arguments(path, job, engine))
+        .arg(format!("--output={}", report.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn();
+    let missing = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => SampleError::Unavailable(MISSING.to_owned()),
+        _ => failed(&error),
+    };
+    wait(child.map_err(missing)?, stop)?;
+    let text = std::fs::read_to_string(&report).map_err(|error| failed(&error))?;
+    let _ = std::fs::remove_file(&report);
+    let json: serde_json::Value =
+        serde_json::from_str(after_warnings(&text)).map_err(|error| failed(&error))?;
+    read(&json, job.writes).ok_or_else(|| failed(&"its report lacks the figures"))
+}
+
+fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
+    let job = json.get("jobs")?.get(0)?;
+    let side = job.get(if writes { "write" } else { "read" })?;
+    let ios = side.get("total_ios")?.as_f64().filter(|&ios| ios > 0.0)?;
+    let runtime_s = side.get("runtime")?.as_f64().filter(|&ms| ms > 0.0)? / 1000.0;
+    if job.get("error")?.as_i64()? != 0 {
+        return None;
+    }
+    let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;
+    let percentile = |name: &str| Some(side.get("clat_ns")?.get("percentile")?.get(name)?.as_f64()? / 1000.0);
+    let mut figures = Figures::from([
+        ("iops", ios / runtime_s),
+        ("cpu", percent / 100.0 * job.get("job_runtime")?.as_f64()? * 1000.0 / ios),
+        ("latency", side.get("lat_ns")?.get("mean")?.as_f64()? / 1000.0),
+        ("switches", job.get("ctx")?.as_f64()? / ios),
+    ]);
+    figures.extend(percentile("50.000000").map(|us| ("p50", us)));
+    figures.extend(percentile("99.000000").map(|us| ("p99", us)));
+    Some(figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psync_has_one_request_in_flight_per_job_and_uses_the_page_cache() {
+        let job = BlockJob {
+            writes: false,
+            block_bytes: 4096,
+            depth: 64,
+            jobs: 2,
+            file_bytes: 1 << 20,
+            seconds: 0.5,
+            seed: 9,
+        };
+        let line = arguments(Path::new("/a:b"), &job, Engine::Psync).join(" ");
+        for part in ["--rw=randread", "--iodepth=1", "--direct=0", "--numjobs=2", "--filename=/a\\:b"] {
+            assert!(line.contains(part), "{line}");
+        }
+        let line = arguments(Path::new("/f"), &job, Engine::IoUring).join(" ");
+        assert!(line.contains("--iodepth=64 ") && line.contains("--direct=1 "), "{line}");
+    }
+
+    #[test]
+    fn report_of_fio_3_becomes_figures_of_the_direction_asked_for() {
+        let json = serde_json::json!({"jobs": [{"error": 0, "usr_cpu": 6.0, "sys_cpu": 19.0, "job_runtime": 300, "ctx": 500,
+            "read": {"total_ios": 10_000, "runtime": 100, "lat_ns": {"mean": 2500.0},
+                "clat_ns": {"percentile": {"99.000000": 9000}}},
+            "write": {"total_ios": 0, "runtime": 0}}]});
+        let figures = read(&json, false).unwrap();
+        assert_eq!((figures["latency"], figures["p99"], figures["switches"]), (2.5, 9.0, 0.05));
+        assert!(
+            (figures["iops"] - 100_000.0).abs() < 1e-6 && (figures["cpu"] - 7.5).abs() < 1e-9,
+            "{figures:?}"
+        );
+        assert!(read(&json, true).is_none());
+    }
+}

@@ -1,0 +1,209 @@
+//! A vhost-user-blk server as a process of its own: this program's, or qemu-storage-daemon if it is installed.
+//!
+//! `spawn → its socket is there → load → SIGTERM → ended`
+//!
+//! - A process of its own, as in use: its processor time and its context switches are told apart by the kernel.
+//! - In a process group of its own: a terminal's Ctrl-C ends this program in order, which then ends the server.
+//!
+//! Not here: the load on it (`clients.rs`), its cost (`process.rs`).
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::experiment::SampleError;
+use crate::stop::Stop;
+
+/// The other server.
+const PEER: &str = "qemu-storage-daemon";
+/// Where the other server comes from.
+pub(crate) const PEER_MISSING: &str =
+    "qemu-storage-daemon is not installed: apt install qemu-system-common (Debian 12) or qemu-utils (13)";
+/// Until the socket is there, and until the process has ended.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `bareblk serve`.
+    Own {
+        engine: &'static str,
+        cache: &'static str,
+        workers: u16,
+        /// Or never.
+        polls: bool,
+    },
+    /// qemu-storage-daemon: one thread for all queues, io_uring, past the page cache.
+    Peer,
+}
+
+/// See the file's head. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct ServerProcess {
+    child: Child,
+    socket: PathBuf,
+    _folder: TempDir,
+}
+
+/// "qemu-storage-daemon 7.2.22"; `None` if it is not installed.
+pub(crate) fn peer_version() -> Option<String> {
+    let output = Command::new(PEER).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let line = text.lines().next().filter(|_| output.status.success())?;
+    Some(line.replacen(" version ", " ", 1))
+}
+
+impl ServerProcess {
+    /// Serves `file`, its disk with up to `queues` queues; waits until clients can connect. `program` is `bareblk`.
+    pub fn start(
+        kind: Kind,
+        program: Option<&Path>,
+        file: &Path,
+        queues: u16,
+        stop: &Stop,
+    ) -> Result<Self, SampleError> {
+        let failed = |error: &dyn std::fmt::Display| SampleError::because("the server", error);
+        let folder =
+            tempfile::Builder::new().prefix(".bareblk-lab-").tempdir().map_err(|error| failed(&error))?;
+        let socket = folder.path().join("disk.sock");
+        let said = folder.path().join("said");
+        let mut command = match kind {
+            Kind::Own { .. } => {
+                let program = program.ok_or_else(|| failed(&"there is no program to start"))?;
+                own(program, kind, file, &socket, queues)
+            }
+            Kind::Peer => peer(file, &socket, queues),
+        };
+        let log = File::create(&said).map_err(|error| failed(&error))?;
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).spawn();
+        let missing = |error: std::io::Error| match kind {
+            Kind::Peer if error.kind() == std::io::ErrorKind::NotFound => {
+                SampleError::Unavailable(PEER_MISSING.to_owned())
+            }
+            _ => failed(&error),
+        };
+        let mut started = Self { child: child.map_err(missing)?, socket, _folder: folder };
+        started.wait_for_socket(&said, stop)?;
+        Ok(started)
+    }
+
+    fn wait_for_socket(&mut self, said: &Path, stop: &Stop) -> Result<(), SampleError> {
+        let end = Instant::now() + PATIENCE;
+        while !self.socket.exists() {
+            if stop.is_asked() {
+                return Err(SampleError::Interrupted);
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let text = std::fs::read_to_string(said).unwrap_or_default();
+                let line = text.lines().last().unwrap_or("no message").to_owned();
+                return Err(SampleError::because(&format!("the server ended with {status}"), &line));
+            }
+            if Instant::now() > end {
+                let why = format!("the server made no socket within {} s", PATIENCE.as_secs());
+                return Err(SampleError::Unavailable(why));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.child.id()).unwrap_or(i32::MAX);
+        let end = Instant::now() + PATIENCE;
+        if kill(Pid::from_raw(pid), Signal::SIGTERM).is_ok() {
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+                std::thread::sleep(LOOK);
+            }
+        }
+        // Of one that ended, these do nothing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> Command {
+    let mut command = Command::new(program);
+    command.arg("serve").arg(file).arg("--socket").arg(socket).args(["--queues", &queues.to_string()]);
+    if let Kind::Own { engine, cache, workers, polls } = kind {
+        command.args(["--engine", engine, "--cache", cache]);
+        if workers > 1 {
+            command.args(["--workers", &workers.to_string()]);
+        }
+        if !polls {
+            command.args(["--poll-us", "0"]);
+        }
+    }
+    // What a user has set for its own servers would be measured otherwise.
+    command.env_remove("RUST_LOG");
+    command
+}
+
+fn peer(file: &Path, socket: &Path, queues: u16) -> Command {
+    // In its options a comma ends a value.
+    let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
+    let (file, socket) = (quoted(file), quoted(socket));
+    let mut command = Command::new(PEER);
+    command.args([
+        "--blockdev",
+        &format!("driver=file,node-name=f0,filename={file},cache.direct=on,aio=io_uring"),
+    ]);
+    command.args(["--blockdev", "driver=raw,node-name=d0,file=f0", "--object", "iothread,id=io0"]);
+    let export = "type=vhost-user-blk,id=e0,node-name=d0,writable=on,iothread=io0,addr.type=unix";
+    command.args(["--export", &format!("{export},addr.path={socket},num-queues={queues}")]);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(command: &Command) -> String {
+        command.get_args().map(|arg| arg.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn server_is_told_engine_cache_and_workers() {
+        let kind = Kind::Own { engine: "mmap", cache: "writeback", workers: 2, polls: false };
+        let found = line(&own(Path::new("bareblk"), kind, Path::new("/f"), Path::new("/s"), 4));
+        let expected =
+            "serve /f --socket /s --queues 4 --engine mmap --cache writeback --workers 2 --poll-us 0";
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn commas_in_paths_do_not_end_the_peers_options() {
+        let found = line(&peer(Path::new("/a,b"), Path::new("/s"), 2));
+        assert!(
+            found.contains("filename=/a,,b,cache.direct=on") && found.ends_with("num-queues=2"),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn server_that_ends_at_once_is_reported_with_its_words() {
+        let kind = Kind::Own { engine: "mmap", cache: "writeback", workers: 1, polls: true };
+        // A program that refuses these arguments.
+        let program = Path::new("/bin/ls");
+        let error =
+            ServerProcess::start(kind, Some(program), Path::new("/f"), 1, &Stop::default()).unwrap_err();
+        assert!(error.to_string().starts_with("the server ended with exit status"), "{error}");
+    }
+}

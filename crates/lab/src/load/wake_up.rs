@@ -1,0 +1,92 @@
+//! What it costs to wake another thread by an eventfd: two threads that wake each other in turn.
+//!
+//! Not here: what a request costs that needs it (`clients.rs`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::{Figures, cores, cpu};
+use crate::experiment::SampleError;
+
+const BATCH: u64 = 16;
+
+/// Each thread on a core of its own, or wherever the scheduler has them.
+pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError> {
+    let broken = |error: io::Error| SampleError::because("waking a thread", &error);
+    let make = || eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from).map_err(broken);
+    let (there, back) = (make()?, make()?);
+    let cpu_ns = cpu::process_ns();
+    let (wakes, seconds) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| answer(&there, &back, pinned));
+        let found = scope.spawn(|| ask(&there, &back, Duration::from_secs_f64(seconds), pinned)).join();
+        // Whatever happened, the other one is told to end.
+        let ended = ring(&there, END);
+        let _ = other.join();
+        ended.and(found.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
+    })
+    .map_err(broken)?;
+    #[allow(clippy::cast_precision_loss)] // of one sample
+    let (wakes, cpu_us) = (wakes as f64, (cpu::process_ns() - cpu_ns) as f64 / 1000.0);
+    Ok(Figures::from([
+        ("iops", wakes / seconds),
+        ("latency", seconds * 1e6 / wakes),
+        ("cpu", cpu_us / wakes),
+    ]))
+}
+
+/// Adds up with what is there already, so that it is seen whatever else is.
+const END: u64 = 1 << 32;
+
+/// Returns wake-ups, two for each round trip, and the time they took.
+fn ask(there: &OwnedFd, back: &OwnedFd, time: Duration, pinned: bool) -> io::Result<(u64, f64)> {
+    if pinned {
+        cores::pin_this_thread(0);
+    }
+    let start = Instant::now();
+    let mut wakes = 0;
+    while wakes == 0 || start.elapsed() < time {
+        for _ in 0..BATCH {
+            ring(there, 1)?;
+            heard(back)?;
+        }
+        wakes += 2 * BATCH;
+    }
+    Ok((wakes, start.elapsed().as_secs_f64()))
+}
+
+fn answer(there: &OwnedFd, back: &OwnedFd, pinned: bool) -> io::Result<()> {
+    if pinned {
+        cores::pin_this_thread(1);
+    }
+    while heard(there)? < END {
+        ring(back, 1)?;
+    }
+    Ok(())
+}
+
+fn ring(bell: &OwnedFd, count: u64) -> io::Result<()> {
+    rustix::io::write(bell, &count.to_ne_bytes())?;
+    Ok(())
+}
+
+fn heard(bell: &OwnedFd) -> io::Result<u64> {
+    let mut count = [0; 8];
+    rustix::io::read(bell, &mut count)?;
+    Ok(u64::from_ne_bytes(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_wake_each_other_and_end() {
+        for pinned in [false, true] {
+            let figures = measure(0.005, pinned).unwrap();
+            assert!(figures["latency"] > 0.0 && figures["iops"] > 0.0, "{figures:?}");
+        }
+    }
+}
