@@ -3,6 +3,8 @@
 //! `sample → server's process anew → (busy neighbours) → clients | fio | loop → Figures → the part's columns`
 //!
 //! - Each sample starts its server anew: nothing is left of the one before, and no two hold the file at once.
+//! - A client that polls has cores of its own, and so has its server: the first ones for the workers, the next for the
+//!   clients. Whoever sleeps is left to the scheduler.
 //! - What is not installed says how to get it; the others go on.
 //!
 //! Not here: what is compared (`vhost_ssd.rs` and the other parts), the loads (`load/`).
@@ -20,12 +22,15 @@ use crate::load::neighbours::Neighbours;
 use crate::load::process::{Cost, resident_kib, thread_count};
 use crate::load::server_process::{Kind, ServerProcess, peer_version};
 use crate::load::test_file::TestFile;
-use crate::load::{BlockJob, Figures, clients, copy_loop, fio, fio_jobs, wake_up};
+use crate::load::{BlockJob, Figures, clients, copy_loop, cores, fio, fio_jobs, wake_up};
 use crate::machine::StoragePlace;
+use workload::Client;
 
 /// As published.
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 const TMPFS: &str = "/dev/shm";
+const PLACES: &str = "'asleep', 'polling': how clients wait. Those that poll are bound to cores of their own, and so are \
+    their servers; sleepers are not bound.";
 /// After a client has started its queues, until the server is looked at: whoever polls has stopped by then.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Between two looks at whether the user wants the end.
@@ -115,9 +120,14 @@ impl Vhost {
             Way::CopyLoop => copy_loop::measure(file.path(), job, stop),
             Way::WakeUp { pinned } => wake_up::measure(job.seconds, pinned),
             Way::Server { kind, client_polls } => {
-                let server = self.server(kind, file, job.jobs)?;
+                let workers = kind.workers();
+                let start = || self.server(kind, file, job.jobs);
+                let server = if client_polls { cores::on_the_first(workers, start) } else { start() }?;
+                let own_cores = (workers..workers + usize::from(job.jobs)).map(cores::at);
+                let cpus = if client_polls { own_cores.collect() } else { Vec::new() };
+                let client = Client { poll: client_polls, cpus, ..Client::default() };
                 let maps = matches!(kind, Kind::Own { engine: "mmap", .. });
-                clients::measure(&server, job, client_polls, maps, stop)
+                clients::measure(&server, job, &client, maps, stop)
             }
         }
     }
@@ -127,10 +137,7 @@ impl Vhost {
         let Way::Server { kind, .. } = way else {
             return Err(SampleError::Unavailable("it is no server".to_owned()));
         };
-        let queues = match kind {
-            Kind::Own { workers, .. } => workers,
-            Kind::Peer => 1,
-        };
+        let queues = u16::try_from(kind.workers()).unwrap_or(u16::MAX);
         let server = self.server(kind, self.file(Place::Tmpfs)?, queues)?;
         let options = Options { queues, ..Options::new(server.socket()) };
         let (device, started) =
@@ -217,6 +224,12 @@ impl Bench for Vhost {
                 Some(version) => format!("The peer is {version}."),
                 None => crate::load::server_process::PEER_MISSING.to_owned() + ".",
             });
+        }
+        if is_used(&|way| matches!(way, Way::Server { client_polls: true, .. })) {
+            notes.push(PLACES.to_owned());
+        }
+        if is_used(&|way| matches!(way, Way::Server { kind, .. } if kind.workers() > 1)) {
+            notes.push("'×2': a server with two workers.".to_owned());
         }
         if is_used(&|way| matches!(way, Way::Fio(_))) {
             notes.push(match &self.fio {

@@ -67,7 +67,7 @@ pub(crate) fn columns(ids: &[&str]) -> Vec<Column> {
     ids.iter().filter_map(|id| known.iter().find(|column| column.id == *id).cloned()).collect()
 }
 
-fn all_columns() -> [Column; 12] {
+fn all_columns() -> [Column; 11] {
     let column = |id: &str, title: &str, unit: &str, decimals, measured: &str| Column {
         id: id.into(),
         title: title.into(),
@@ -80,16 +80,16 @@ fn all_columns() -> [Column; 12] {
         column(IOPS, "IOPS", "1/s", 0, "Requests completed in the counted time, all jobs together."),
         column(
             CPU,
-            "server's CPU per I/O",
-            "µs",
+            "server CPU",
+            "µs/IO",
             2,
             "Processor time of the server's process, all threads and the kernel's threads for it, per request; some \
              hundred µs for the connection are in it. Host: all of fio, which is client and server at once.",
         ),
         column(
             "client-cpu",
-            "client's CPU per I/O",
-            "µs",
+            "client CPU",
+            "µs/IO",
             2,
             "Processor time of the client's threads, per request. A client that polls uses all it gets.",
         ),
@@ -100,16 +100,21 @@ fn all_columns() -> [Column; 12] {
             2,
             "From submitting a request until its completion is taken; of the host, fio's lat.",
         ),
-        column("p50", "median latency", "µs", 2, "The same without the submission (fio's clat)."),
-        column("p99", "99 % latency", "µs", 1, "As the median: 99 % of requests are faster."),
+        column(
+            "p99",
+            "99 % latency",
+            "µs",
+            1,
+            "99 % of requests are faster; without the submission, as fio's clat.",
+        ),
         column(
             "switches",
-            "server's context switches per I/O",
-            "",
+            "server switches",
+            "1/IO",
             3,
-            "Voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
+            "Context switches, voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
         ),
-        column("kicks", "kicks per I/O", "", 3, "Notifications that the server wanted, per request."),
+        column("kicks", "kicks", "1/IO", 3, "Notifications that the server wanted, per request."),
         column(
             WAKES,
             "wake-ups",

@@ -36,18 +36,18 @@ fn part() -> Part {
     Part {
         ways: vec![
             (Variant::new(HOST, "host, fio io_uring"), Way::Fio(Engine::IoUring)),
-            (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, client sleeps"), Way::peer(false)),
-            (Variant::new(PEER_POLLS, "qemu-storage-daemon, client polls"), Way::peer(true)),
+            (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, asleep"), Way::peer(false)),
+            (Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), Way::peer(true)),
             (
-                Variant::new(DISK_SLEEPS, "bareblk io_uring, client sleeps").only(&on_disk),
+                Variant::new(DISK_SLEEPS, "bareblk io_uring, asleep").only(&on_disk),
                 Way::own("io_uring", 1, false),
             ),
             (
-                Variant::new(DISK_POLLS, "bareblk io_uring, client polls").only(&on_disk),
+                Variant::new(DISK_POLLS, "bareblk io_uring, polling").only(&on_disk),
                 Way::own("io_uring", 1, true),
             ),
-            (Variant::new(SLEEPS, "bareblk mmap, client sleeps").only(&on_ram), Way::own("mmap", 1, false)),
-            (Variant::new(POLLS, "bareblk mmap, client polls").only(&on_ram), Way::own("mmap", 1, true)),
+            (Variant::new(SLEEPS, "bareblk mmap, asleep").only(&on_ram), Way::own("mmap", 1, false)),
+            (Variant::new(POLLS, "bareblk mmap, polling").only(&on_ram), Way::own("mmap", 1, true)),
         ],
         loads: vec![
             (Workload::new(DISK_READ, "4k random reads, disk, depth 128, cores busy"), disk(false)),

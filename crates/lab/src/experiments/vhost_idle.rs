@@ -44,7 +44,7 @@ fn this() -> Declaration {
         ),
         differences: differences(&[]),
         compared: WAKES.into(),
-        ratio_title: "of QEMU's".into(),
+        ratio_title: "of peer".into(),
         targets: vec![target(
             "no wake-ups: none of the server's threads runs",
             (&[ONE, TWO], &[SILENT]),

@@ -90,22 +90,20 @@ fn ways(cores: usize) -> Vec<(Variant, Way)> {
         (with(Variant::new(HOST, "host, fio io_uring"), &|_| true), Way::Fio(Engine::IoUring)),
         (with(Variant::new(PSYNC, "host, fio psync"), &|_| true), Way::Fio(Engine::Psync)),
         (with(Variant::new(LOOP, "a bare loop that copies"), &one), Way::CopyLoop),
-        (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, clients sleep"), Way::peer(false)),
+        (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, asleep"), Way::peer(false)),
         (
-            with(Variant::new(PEER_POLLS, "qemu-storage-daemon, clients poll"), &|queues| {
-                has_room(queues, 1)
-            }),
+            with(Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), &|queues| has_room(queues, 1)),
             Way::peer(true),
         ),
     ];
     for engine in ENGINES {
         for workers in workers(cores) {
-            let name = format!("bareblk {engine}, {workers} worker{}", if workers == 1 { "" } else { "s" });
-            let sleeps = Variant::new(&own(engine, workers, false), &format!("{name}, clients sleep"));
+            let name = format!("bareblk {engine} ×{workers}");
+            let sleeps = Variant::new(&own(engine, workers, false), &format!("{name}, asleep"));
             ways.push((with(sleeps, &|queues| queues >= workers), Way::own(engine, workers, false)));
             let fits = |queues| queues >= workers && has_room(queues, workers);
             if engine != "io_uring" && queues(cores).into_iter().any(fits) {
-                let polls = Variant::new(&own(engine, workers, true), &format!("{name}, clients poll"));
+                let polls = Variant::new(&own(engine, workers, true), &format!("{name}, polling"));
                 ways.push((with(polls, &fits), Way::own(engine, workers, true)));
             }
         }
@@ -129,7 +127,7 @@ fn this(cores: usize) -> Declaration {
                 "a guest may have more vCPUs than the host has cores",
             ),
         ]),
-        ratio_title: "of QEMU's".into(),
+        ratio_title: "of peer".into(),
         plots: vec![
             plot("iops", "IOPS", Some(IOPS), Scale::Linear),
             plot("cpu", "Server's CPU per I/O", Some(CPU), Scale::Linear),
@@ -152,7 +150,7 @@ fn course(word: &str, part: &Part) -> Courses {
     });
     Courses {
         id: format!("{word}-by-queues"),
-        title: format!("4k random {word} by the number of queues, clients sleep"),
+        title: format!("4k random {word} by the number of queues, clients asleep"),
         across: Axis { key: format!("{word}-queues"), title: "queues = jobs".into() },
         column: IOPS.into(),
         scale: Scale::Log,

@@ -25,10 +25,10 @@ fn part() -> Part {
     Part {
         ways: vec![
             (Variant::new(HOST, "host, fio io_uring"), Way::Fio(Engine::IoUring)),
-            (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, client sleeps"), Way::peer(false)),
-            (Variant::new(PEER_POLLS, "qemu-storage-daemon, client polls"), Way::peer(true)),
-            (Variant::new(SLEEPS, "bareblk, client sleeps"), Way::own("io_uring", 1, false)),
-            (Variant::new(POLLS, "bareblk, client polls"), Way::own("io_uring", 1, true)),
+            (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, asleep"), Way::peer(false)),
+            (Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), Way::peer(true)),
+            (Variant::new(SLEEPS, "bareblk, asleep"), Way::own("io_uring", 1, false)),
+            (Variant::new(POLLS, "bareblk, polling"), Way::own("io_uring", 1, true)),
         ],
         loads: vec![
             (Workload::new(READ, "4k random reads, depth 128"), load(false)),

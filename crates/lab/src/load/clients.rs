@@ -24,21 +24,20 @@ const TOUCH_BLOCK_BYTES: u32 = 256 << 10;
 /// Shortest warm-up, s: the first requests meet cold caches whatever is asked for.
 const WARM_UP_MIN: f64 = 0.02;
 
-/// Which figures a load of clients gives.
+/// The figures of a load of clients; `touches`: every page of the file first.
 pub(crate) fn measure(
     server: &ServerProcess,
     job: &BlockJob,
-    polls: bool,
+    client: &Client,
     touches: bool,
     stop: &Stop,
 ) -> Result<Figures, SampleError> {
-    let client = Client { poll: polls, ..Client::default() };
     if touches {
-        go(server, &touching(), &client, stop)?;
+        go(server, &touching(), client, stop)?;
     }
-    go(server, &timed(job, (job.seconds * WARM_UP).max(WARM_UP_MIN)), &client, stop)?;
+    go(server, &timed(job, (job.seconds * WARM_UP).max(WARM_UP_MIN)), client, stop)?;
     let before = Cost::of(server.pid());
-    let outcome = go(server, &timed(job, job.seconds), &client, stop)?;
+    let outcome = go(server, &timed(job, job.seconds), client, stop)?;
     let cost = Cost::of(server.pid()).since(before);
     Ok(figures(&outcome, cost))
 }
@@ -103,7 +102,6 @@ fn figures(outcome: &workload::Outcome, server: Cost) -> Figures {
         ("cpu", server.cpu_ns as f64 / 1000.0 / ios),
         ("client-cpu", client.as_nanos() as f64 / 1000.0 / ios),
         ("latency", group.mean_lat_ns() / 1000.0),
-        ("p50", spread.percentile_ns(50.0) as f64 / 1000.0),
         ("p99", spread.percentile_ns(99.0) as f64 / 1000.0),
         ("switches", server.switches as f64 / ios),
         ("kicks", outcome.queues.kicks as f64 / ios),

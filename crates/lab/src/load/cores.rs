@@ -31,23 +31,52 @@ pub(crate) fn pin_process(process: u32, place: usize) -> bool {
 }
 
 fn pin(who: Option<Pid>, place: usize) -> bool {
-    let cores = all();
+    sched_setaffinity(who, &set([place])).is_ok()
+}
+
+fn set(places: impl IntoIterator<Item = usize>) -> CpuSet {
     let mut set = CpuSet::new();
-    set.set(cores[place % cores.len()]);
-    sched_setaffinity(who, &set).is_ok()
+    places.into_iter().for_each(|place| set.set(at(place)));
+    set
+}
+
+/// The core that is `place`'s turn, round robin.
+pub(crate) fn at(place: usize) -> usize {
+    let cores = all();
+    cores[place % cores.len()]
+}
+
+/// Does `what` with the calling thread bound to the first `count` cores: processes that it starts stay there.
+pub(crate) fn on_the_first<T>(count: usize, what: impl FnOnce() -> T) -> T {
+    let before = sched_getaffinity(None);
+    // Refused or not: the figures say what became of it, and a placement is no more than a wish.
+    let _ = sched_setaffinity(None, &set(0..count));
+    let done = what();
+    let _ = before.and_then(|before| sched_setaffinity(None, &before));
+    done
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn mine() -> Vec<usize> {
+        let set = sched_getaffinity(None).unwrap();
+        (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
+    }
+
+    #[test]
+    fn thread_is_bound_while_something_is_done_and_free_afterwards() {
+        let found = std::thread::spawn(|| (on_the_first(1, mine), mine())).join().unwrap();
+        assert_eq!(found, (vec![all()[0]], all().to_vec()));
+    }
+
     #[test]
     fn thread_that_is_pinned_may_use_that_core_only() {
         let cores = all();
         let found = std::thread::spawn(|| {
             assert!(pin_this_thread(cores.len()));
-            let set = sched_getaffinity(None).unwrap();
-            (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect::<Vec<_>>()
+            mine()
         });
         assert_eq!(found.join().unwrap(), [cores[0]]);
     }

@@ -104,7 +104,6 @@ fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
         ("latency", side.get("lat_ns")?.get("mean")?.as_f64()? / 1000.0),
         ("switches", job.get("ctx")?.as_f64()? / ios),
     ]);
-    figures.extend(percentile("50.000000").map(|us| ("p50", us)));
     figures.extend(percentile("99.000000").map(|us| ("p99", us)));
     Some(figures)
 }

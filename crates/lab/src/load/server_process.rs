@@ -45,6 +45,16 @@ pub(crate) enum Kind {
     Peer,
 }
 
+impl Kind {
+    /// Threads that do its work.
+    pub fn workers(self) -> usize {
+        match self {
+            Self::Own { workers, .. } => workers.into(),
+            Self::Peer => 1,
+        }
+    }
+}
+
 /// See the file's head. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
