@@ -7,6 +7,7 @@ mod rig;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rig::{Place, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,7 +26,11 @@ fn entries(folder: &Path) -> usize {
 fn list_names_each_experiment_with_its_question() {
     let mut command = bareblk();
     command.args(["lab", "list"]);
-    assert_says(&output(command), &["aio", "native speed?", "2008", "kick", "2012", "qspinlock-overcommit"]);
+    let names = ["qspinlock-overcommit", "vhost-ssd", "2022"];
+    assert_says(
+        &output(command),
+        &["aio", "native speed?", "2008", "kick", "2012", names[0], names[1], names[2]],
+    );
 }
 
 #[test]
@@ -75,6 +80,94 @@ fn short_run_prints_a_table_and_where_the_report_is() {
     assert_eq!(entries(&place.path("out")), 2);
     // The tests are built as the program is.
     assert_eq!(text.contains("This is a debug build"), cfg!(debug_assertions), "{text}");
+}
+
+/// Servers are started and ended some sixty times.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// One short round of a part of `vhost`, whose servers are processes of this program; the result as it was kept.
+fn run_vhost(part: &str) -> lab::RunResult {
+    let place = Place::new();
+    let out = place.path("out");
+    let mut command = bareblk();
+    command.args(["lab", "run", part, "--quick", "--rounds", "1", "--seconds", "0.02", "--out"]).arg(&out);
+    assert_cmd::Command::from_std(command).timeout(PATIENCE).assert().success();
+    assert!(place.path("out/report.html").exists());
+    let result = std::fs::read_to_string(out.join(part).join("result.json")).unwrap();
+    serde_json::from_str(&result).unwrap()
+}
+
+/// Every variant has figures, or is a program that is not installed: then it says how to get it.
+fn assert_measured(result: &lab::RunResult) {
+    assert!(!result.cells.is_empty());
+    for cell in &result.cells {
+        match &cell.unavailable {
+            Some(why) => assert!(why.contains("is not installed: apt install"), "{cell:?}"),
+            None => assert!(cell.measures[0].summary.is_some(), "{cell:?}"),
+        }
+    }
+}
+
+fn figure(result: &lab::RunResult, workload: &str, variant: &str, column: &str) -> f64 {
+    let cell = result.cell(workload, variant).unwrap();
+    cell.summary(column).unwrap_or_else(|| panic!("no {column}: {cell:?}")).median
+}
+
+#[test]
+fn vhost_measures_a_disk_through_servers_that_are_processes() {
+    let result = run_vhost("vhost-ssd");
+    assert_measured(&result);
+    for column in ["iops", "cpu", "client-cpu", "latency", "p99"] {
+        assert!(figure(&result, "randwrite", "bareblk-sleep", column) > 0.0, "{column}");
+    }
+}
+
+#[test]
+fn vhost_sets_one_request_beside_one_wake_up() {
+    let result = run_vhost("vhost-depth1");
+    assert_measured(&result);
+    assert!(figure(&result, "randread", "wake-up", "latency") > 0.0);
+    let beside =
+        &result.verdicts.iter().find(|verdict| verdict.target.contains("one wake-up")).unwrap().details;
+    assert!(beside.iter().all(|line| line.contains("beside an eventfd wakes a thread")), "{beside:?}");
+}
+
+#[test]
+fn vhost_measures_every_queue_and_engine_on_the_ram_disk() {
+    let result = run_vhost("vhost-ram");
+    assert_measured(&result);
+    for engine in ["mmap-1", "mmap-2", "sync-2", "io_uring-2"] {
+        assert!(figure(&result, "randwrite-8", engine, "iops") > 0.0, "{engine}");
+    }
+}
+
+#[test]
+fn vhost_looks_at_the_threads_and_memory_of_an_idle_server() {
+    let result = run_vhost("vhost-idle");
+    assert_measured(&result);
+    for variant in ["bareblk-1", "bareblk-2"] {
+        assert!(figure(&result, "silent", variant, "resident") > 0.0);
+        // Their number is not asserted: a busy machine may preempt one.
+        let _is_there = figure(&result, "silent", variant, "wakes");
+    }
+    let threads = |variant| figure(&result, "silent", variant, "threads");
+    assert_eq!(threads("bareblk-2"), threads("bareblk-1") + 1.0);
+}
+
+#[test]
+fn vhost_without_fio_and_the_peer_goes_on_and_says_how_to_get_them() {
+    let place = Place::new();
+    let mut command = bareblk();
+    command.args(["lab", "run", "vhost-ssd", "--quick", "--seconds", "0.02", "--out"]).arg(place.path("out"));
+    // Nothing is installed there.
+    command.env("PATH", place.path(""));
+    let text = output(command);
+    let peer = "qemu-storage-daemon is not installed: apt install";
+    assert_says(
+        &text,
+        &["fio is not installed: apt install fio", peer, "not measured: there is no baseline"],
+    );
+    assert!(text.contains("│ bareblk, asleep"), "{text}");
 }
 
 /// Interrupts a run once it has a test file of at least `size_bytes` open below `folder`.
