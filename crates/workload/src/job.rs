@@ -124,6 +124,8 @@ pub struct Job {
     pub io_scheduler: Option<String>,
     /// `filename=`.
     pub filename: Option<String>,
+    /// Reads a little of everything first, uncounted. No word of fio's.
+    pub touch: bool,
     /// `stonewall`: not before the job in front of it has ended.
     pub stonewall: bool,
     /// Everything that was set, in fio's words and order, for reports.
@@ -156,6 +158,7 @@ impl Default for Job {
             engine: EngineKind::IoUring,
             io_scheduler: None,
             filename: None,
+            touch: false,
             stonewall: false,
             options: Vec::new(),
             global_options: Vec::new(),

@@ -39,6 +39,8 @@ mod pace;
 
 mod verify;
 
+mod touch;
+
 mod latency;
 
 mod measured;

@@ -25,6 +25,7 @@ use crate::port::{Port, PortError};
 use crate::port_file::FilePort;
 use crate::stop::Stop;
 use crate::target::{Client, Target};
+use crate::touch::touch;
 use crate::units::list;
 use crate::worker::{Common, Failure, Live, Worker};
 
@@ -159,6 +160,12 @@ fn who(holders: &[LockHolder]) -> String {
 
 /// Who wants to know how far it is.
 pub trait Watch {
+    /// All threads are ready, and start now.
+    fn began(&mut self) {}
+
+    /// All have ended; the target is still open.
+    fn ended(&mut self) {}
+
     /// Every now and then.
     fn tick(&mut self, progress: &Progress);
 
@@ -342,8 +349,12 @@ pub fn run(
             }
         }
         drop(sender);
-        crew.gate.open_for(job.jobs);
-        watcher.collect(&ended, watch)
+        crew.gate.wait_for(job.jobs);
+        watch.began();
+        crew.gate.open();
+        let outcome = watcher.collect(&ended, watch);
+        watch.ended();
+        outcome
     })
 }
 
@@ -377,11 +388,10 @@ impl Gate {
         drop(self.bell.wait_while(state, |(_, open)| !*open));
     }
 
-    /// Waits for `threads` to wait, then opens.
-    fn open_for(&self, threads: u32) {
+    /// Waits for `threads` to wait.
+    fn wait_for(&self, threads: u32) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.bell.wait_while(state, |(waiting, _)| *waiting < threads));
-        self.open();
     }
 
     fn open(&self) {
@@ -419,8 +429,12 @@ impl Crew<'_> {
 
     fn prepare(&self, clone: u32, start: Start) -> Result<Worker<'_>, Failure> {
         pin(self.client, clone).map_err(|error| Failure::Target(error.to_string()))?;
-        let port = start.port(self.common.job)?;
-        let span = self.common.job.span(clone, self.device_bytes);
+        let mut port = start.port(self.common.job)?;
+        let Common { job, stop, patience, .. } = self.common;
+        let span = job.span(clone, self.device_bytes);
+        if job.touch {
+            touch(port.as_mut(), job, span, patience, stop)?;
+        }
         let mut worker = Worker::new(self.common, clone, span, &self.lives[clone as usize], port);
         worker.prepare(clone)?;
         Ok(worker)

@@ -83,8 +83,7 @@ fn all_columns() -> [Column; 11] {
             "server CPU",
             "µs/IO",
             2,
-            "Processor time of the server's process, all threads and the kernel's threads for it, per request; some \
-             hundred µs for the connection are in it. Host: all of fio, which is client and server at once.",
+            "Processor time of the server's process, all threads and the kernel's threads for it, per request. Host: all of fio, which is client and server at once.",
         ),
         column(
             "client-cpu",

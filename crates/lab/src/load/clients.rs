@@ -1,15 +1,14 @@
 //! Load on a server's socket by this project's driver, one thread and one queue per job, and what it cost the server.
 //!
-//! `touch (whole file, once) → warm up → cost of the server → job → cost again → Figures`
+//! `warm up (a connection of its own) → connect → touch (whole file) → cost of the server → job → cost again → Figures`
 //!
-//! - Connecting costs the server some hundred µs of processor time, which are in its figure; nothing else is.
-//! - Whoever maps its file meets each page for the first time once: before the warm-up, not in the sample.
+//! - Whoever maps its file meets each page for the first time once, in every session anew: before the sample, not in it.
 //!
 //! Not here: the server's process (`server_process.rs`), fio on the host (`fio_jobs.rs`).
 
 use std::time::{Duration, Instant};
 
-use workload::{Client, Mix, Order, Pattern, Quiet, RunError, Target, run};
+use workload::{Client, Mix, Order, Pattern, Progress, RunError, Target, Watch, run};
 
 use super::process::Cost;
 use super::server_process::ServerProcess;
@@ -19,12 +18,10 @@ use crate::stop::Stop;
 
 /// A server that has made its socket may not listen on it yet.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Of the pass over the whole file.
-const TOUCH_BLOCK_BYTES: u32 = 256 << 10;
 /// Shortest warm-up, s: the first requests meet cold caches whatever is asked for.
 const WARM_UP_MIN: f64 = 0.02;
 
-/// The figures of a load of clients; `touches`: every page of the file first.
+/// The figures of a load of clients; `touches`: all of the file first.
 pub(crate) fn measure(
     server: &ServerProcess,
     job: &BlockJob,
@@ -32,26 +29,44 @@ pub(crate) fn measure(
     touches: bool,
     stop: &Stop,
 ) -> Result<Figures, SampleError> {
-    if touches {
-        go(server, &touching(), client, stop)?;
+    let mut meter = Meter { pid: server.pid(), began: Cost::default(), ended: Cost::default() };
+    go(server, &timed(job, (job.seconds * WARM_UP).max(WARM_UP_MIN)), client, (stop, &mut meter))?;
+    let measured = workload::Job { touch: touches, ..timed(job, job.seconds) };
+    let outcome = go(server, &measured, client, (stop, &mut meter))?;
+    Ok(figures(&outcome, meter.ended.since(meter.began)))
+}
+
+/// Looks at the server's process when the requests begin and when they have ended.
+struct Meter {
+    pid: u32,
+    began: Cost,
+    ended: Cost,
+}
+
+impl Watch for Meter {
+    fn began(&mut self) {
+        self.began = Cost::of(self.pid);
     }
-    go(server, &timed(job, (job.seconds * WARM_UP).max(WARM_UP_MIN)), client, stop)?;
-    let before = Cost::of(server.pid());
-    let outcome = go(server, &timed(job, job.seconds), client, stop)?;
-    let cost = Cost::of(server.pid()).since(before);
-    Ok(figures(&outcome, cost))
+
+    fn ended(&mut self) {
+        self.ended = Cost::of(self.pid);
+    }
+
+    fn tick(&mut self, _: &Progress) {}
+
+    fn event(&mut self, _: &str) {}
 }
 
 fn go(
     server: &ServerProcess,
     job: &workload::Job,
     client: &Client,
-    stop: &Stop,
+    (stop, meter): (&Stop, &mut Meter),
 ) -> Result<workload::Outcome, SampleError> {
     let target = Target::Socket(server.socket().to_path_buf());
     let end = Instant::now() + PATIENCE;
     let outcome = loop {
-        match run(job, &target, client, stop, &mut Quiet) {
+        match run(job, &target, client, stop, meter) {
             Err(RunError::Refused { .. }) if Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(5))
             }
@@ -69,11 +84,6 @@ fn go(
 fn words(error: &RunError) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-fn touching() -> workload::Job {
-    let pattern = Pattern { order: Order::Sequential, mix: Mix::Read };
-    workload::Job { pattern, block_bytes: TOUCH_BLOCK_BYTES, depth: 4, ..workload::Job::default() }
 }
 
 fn timed(job: &BlockJob, seconds: f64) -> workload::Job {
