@@ -88,13 +88,17 @@ pub(crate) fn measure(
     read(&json, job.writes).ok_or_else(|| failed(&"its report lacks the figures"))
 }
 
+/// `None` if it failed.
 fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
     let job = json.get("jobs")?.get(0)?;
     let side = job.get(if writes { "write" } else { "read" })?;
-    let ios = side.get("total_ios")?.as_f64().filter(|&ios| ios > 0.0)?;
-    let runtime_s = side.get("runtime")?.as_f64().filter(|&ms| ms > 0.0)? / 1000.0;
+    let (ios, runtime_s) = (side.get("total_ios")?.as_f64()?, side.get("runtime")?.as_f64()? / 1000.0);
     if job.get("error")?.as_i64()? != 0 {
         return None;
+    }
+    if ios <= 0.0 || runtime_s <= 0.0 {
+        // Too short a time on too busy a machine: no figures of this sample, which says nothing of the next.
+        return Some(Figures::new());
     }
     let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;
     let percentile = |name: &str| Some(side.get("clat_ns")?.get("percentile")?.get(name)?.as_f64()? / 1000.0);
@@ -143,6 +147,12 @@ mod tests {
             (figures["iops"] - 100_000.0).abs() < 1e-6 && (figures["cpu"] - 7.5).abs() < 1e-9,
             "{figures:?}"
         );
-        assert!(read(&json, true).is_none());
+        assert!(read(&json, true).unwrap().is_empty(), "nothing was written");
+    }
+
+    #[test]
+    fn report_of_a_failed_job_has_no_figures() {
+        let json = serde_json::json!({"jobs": [{"error": 5, "read": {"total_ios": 10, "runtime": 1}}]});
+        assert!(read(&json, false).is_none());
     }
 }
