@@ -83,7 +83,8 @@ fn all_columns() -> [Column; 11] {
             "server CPU",
             "µs/IO",
             2,
-            "Processor time of the server's process, all threads and the kernel's threads for it, per request. Host: all of fio, which is client and server at once.",
+            "Processor time of the server's process, all threads and the kernel's threads for it, per request. Host: fio's jobs, client and server at once, without the \
+             kernel's threads for them.",
         ),
         column(
             "client-cpu",

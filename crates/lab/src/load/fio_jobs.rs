@@ -1,6 +1,8 @@
 //! fio on the host, without a guest: what the same file gives to whoever is closest to it.
 //!
-//! - Jobs are processes (not `--thread`): what the kernel's threads do for io_uring is in fio's processor time then.
+//! - Jobs are threads: as processes each would be a session of its own (setsid), and the scheduler gives sessions equal shares
+//!   (sched(7), autogroup). Beside busy neighbours that is another share than a server's.
+//! - So what the kernel's threads do for its io_uring (on a RAM disk, all of the I/O) is not in its processor time.
 //!
 //! Not here: fio as in the experiment `aio` (`fio.rs`), which this shares running and reading with.
 
@@ -36,6 +38,7 @@ fn arguments(path: &Path, job: &BlockJob, engine: Engine) -> Vec<String> {
         "--norandommap",
         "--time_based",
         "--group_reporting",
+        "--thread",
         "--fallocate=none",
         "--output-format=json",
     ]
