@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use blk_server::{MAX_QUEUE_SIZE, Wce};
+use blk_server::{BUSY_POLL, Balance, MAX_QUEUE_SIZE, Wce};
 use clap::{Args, ValueEnum};
 use disk_image::CacheMode;
 
@@ -152,6 +152,10 @@ pub struct DiskArgs {
 /// What the whole process can be told.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
+    /// busy: workers never sleep once a guest runs, each needs a CPU of its own; adaptive: they sleep when idle
+    #[arg(long, value_name = "adaptive|busy", value_enum, default_value_t = PollChoice::Adaptive, hide_possible_values = true)]
+    pub poll: PollChoice,
+
     /// Longest polling before sleep, in microseconds; 0: never poll
     #[arg(long, value_name = "US", default_value_t = values::default_poll_us(), value_parser = values::poll_us)]
     pub poll_us: u64,
@@ -159,6 +163,12 @@ pub struct ServerArgs {
     /// How long to wait for requests in flight when stopping, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
     pub stop_timeout: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PollChoice {
+    Adaptive,
+    Busy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -199,7 +209,10 @@ impl ServeArgs {
 impl From<ServerArgs> for ServerSettings {
     fn from(args: ServerArgs) -> Self {
         Self {
-            poll: Duration::from_micros(args.poll_us),
+            poll: match args.poll {
+                PollChoice::Adaptive => Duration::from_micros(args.poll_us),
+                PollChoice::Busy => BUSY_POLL,
+            },
             stop_timeout: Duration::from_secs(args.stop_timeout),
             ..Self::default()
         }

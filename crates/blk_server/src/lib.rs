@@ -91,7 +91,7 @@ pub use engine_source::{EngineFactory, EngineSource};
 pub use inline::InlineWorker;
 pub use listener::{Socket, SocketConfig, SocketError};
 pub use log_limit::{Allowed, LogLimit};
-pub use poller::DEFAULT_POLL;
+pub use poller::{BUSY_POLL, DEFAULT_POLL};
 pub use report::{
     BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport,
     WorkerCounters, WorkerReport,

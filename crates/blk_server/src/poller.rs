@@ -6,6 +6,7 @@
 //! shrinks, down to none. An idle worker therefore does not poll at all, and neither does one whose requests
 //! come more slowly than polling can bridge.
 //!
+//! - With [`BUSY_POLL`] it polls for ever once a queue runs: for who gives it a processor of its own.
 //! - Never gives up the processor voluntarily while polling: with `sched_yield` a client that sleeps
 //!   falls to a tenth of its speed as soon as other threads compete.
 //!
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// The longest window unless the user says otherwise: about twice a wake-up between two threads.
 pub const DEFAULT_POLL: Duration = Duration::from_micros(50);
+/// As the longest window: a worker with a queue never sleeps, and its guests need not kick.
+pub const BUSY_POLL: Duration = Duration::MAX;
 /// Windows below this are not worth a look at the clock.
 const SMALLEST_WINDOW: Duration = Duration::from_micros(4);
 
@@ -32,6 +35,11 @@ impl Poller {
         Self { limit, window: limit, last_progress: Instant::now() }
     }
 
+    /// Whether a worker that has a queue never sleeps.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.limit == BUSY_POLL
+    }
+
     pub(crate) fn progressed(&mut self, now: Instant) {
         self.last_progress = now;
     }
@@ -44,7 +52,9 @@ impl Poller {
     /// Learns from a sleep that an event ended `now`: the whole gap counts, polling and sleep.
     pub(crate) fn woke(&mut self, now: Instant) {
         let gap = now.saturating_duration_since(self.last_progress);
-        self.window = if gap < self.limit {
+        self.window = if self.is_busy() {
+            self.limit
+        } else if gap < self.limit {
             (self.window * 2).max(SMALLEST_WINDOW).min(self.limit)
         } else {
             let half = self.window / 2;
@@ -86,6 +96,13 @@ mod tests {
         live(&mut poller, Duration::from_secs(1));
         live(&mut poller, Duration::from_micros(30));
         assert_eq!(poller.window, DEFAULT_POLL);
+    }
+
+    #[test]
+    fn busy_polling_goes_on_after_any_gap() {
+        let mut poller = Poller::new(BUSY_POLL);
+        live(&mut poller, Duration::from_secs(3600));
+        assert!(poller.keeps_polling(poller.last_progress + Duration::from_secs(3600)));
     }
 
     #[test]

@@ -168,12 +168,17 @@ impl Worker {
             let now = Instant::now();
             if self.pass(now) {
                 self.poller.progressed(now);
-            } else if self.poller.keeps_polling(now) {
+            } else if self.keeps_polling(now) {
                 std::hint::spin_loop();
             } else if !self.arm() {
                 self.sleep();
             }
         }
+    }
+
+    /// With busy polling for as long as it has queues.
+    fn keeps_polling(&self, now: Instant) -> bool {
+        self.poller.keeps_polling(now) && !(self.poller.is_busy() && self.active.is_empty())
     }
 
     /// Steps 2 to 8 for everything that is there now. Returns whether there was anything.
@@ -225,7 +230,7 @@ impl Worker {
                 entry.idle_passes = 0;
                 // What was answered without the engine is published with the rest of the pass.
                 self.touched.push(id);
-            } else if entry.rests() {
+            } else if !self.poller.is_busy() && entry.rests() {
                 self.active.swap_remove(at);
                 continue;
             }
