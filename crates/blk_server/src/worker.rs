@@ -35,7 +35,7 @@ use crate::session::EndReason;
 use crate::submissions::SubmissionMeter;
 use crate::worker_options::WorkerId;
 use crate::workers::Command;
-use engines::Engines;
+use engines::{ENGINE, Engines};
 
 /// A queue that was empty this many passes in a row is armed and not looked at until its kick.
 const IDLE_PASSES: u32 = 64;
@@ -261,6 +261,7 @@ impl Worker {
             match *event {
                 Event::Completed(ref mut completion) => self.complete(completion, now),
                 Event::Readable(DOORBELL) => self.take_commands(),
+                Event::Readable(token) if token.0 >= ENGINE.0 => {}
                 // Step 1: a kick.
                 Event::Readable(WatchToken(id)) => self.kicked(id),
                 Event::WatchFailed(WatchToken(id), errno) => self.watch_failed(id, errno),
@@ -397,8 +398,8 @@ impl Worker {
     }
 
     fn watch_failed(&mut self, id: u64, errno: rustix::io::Errno) {
-        if WatchToken(id) == DOORBELL {
-            // Deaf to commands: no queue could be started or stopped any more.
+        if WatchToken(id) == DOORBELL || id >= ENGINE.0 {
+            // Deaf to commands, or to one of its engines: queues could not be stopped, or would wait for ever.
             self.engine_failed(&errno.into());
         }
         let Ok(index) = usize::try_from(id) else { return };

@@ -359,3 +359,24 @@ fn report_tells_workers_and_disks() {
     assert!(counters.kicks > 0 && counters.calls > 0);
     assert!(report.workers[0].counters.busy_passes > 0);
 }
+
+#[test]
+fn kick_for_the_base_engine_wakes_a_worker_that_sleeps_on_two() {
+    let (mut options, handle) = faulty();
+    let source = EngineSource::new("fake", 64, options.engine.take().unwrap());
+    let rig = Rig::start(Options { disks: 2, other_engine: Some(source), ..with_workers(1) });
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let mut other_front_end = rig.connect_to(1);
+    let mut other = guests(&mut other_front_end, feature::USUAL, 1).remove(0);
+    hold(&handle);
+    add_transfer(&mut other, kind::IN, 0, 8 * MIB, 4096);
+    other.submit();
+    assert!(eventually(|| handle.held() == 1));
+    for _ in 0..5 {
+        // Polling is over by then.
+        std::thread::sleep(SHORT);
+        assert!(serves(&mut guest));
+    }
+    let_go(&handle);
+    assert!(other.next_used().is_some());
+}

@@ -31,13 +31,14 @@ mod capabilities;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_mem::GuestMemory;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Submitter, cqueue, opcode, squeue};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 pub use self::capabilities::io_uring_capabilities;
@@ -141,6 +142,8 @@ struct Uring {
     budget: usize,
     /// Calls whose results are outstanding, polls and the second ring's not counted.
     calls: usize,
+    /// Signalled with every result, for who sleeps on more than this engine: made when it is asked for.
+    signal: Option<OwnedFd>,
     /// Only with a kernel thread that submits: files that go by their number, see `Drop`.
     numbered: HashMap<u32, Arc<File>>,
 }
@@ -162,6 +165,7 @@ impl Uring {
             watches: WatchTable::default(),
             budget: 0,
             calls: 0,
+            signal: None,
             numbered: HashMap::new(),
         }
     }
@@ -441,12 +445,22 @@ impl Kernel for Uring {
     }
 
     fn disarm(&mut self) -> io::Result<()> {
+        if let Some(signal) = &self.signal {
+            let _ = rustix::io::read(signal, &mut [0_u8; 8]); // empty if something else ended the sleep
+        }
         Ok(())
     }
 
+    /// Not the ring's own descriptor: with `DEFER_TASKRUN`, what is left to be done in this thread does not wake who
+    /// polls that (seen with Linux 6.18), but it does signal an eventfd. Unless it was a kick: what one eventfd sets
+    /// off signals another one once and never again. So kicks are watched by an engine that is slept *in*.
     fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
-        // SAFETY: 1. the ring is open for as long as the borrow of `self`.
-        Ok(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
+        if self.signal.is_none() {
+            let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            self.ring.submitter().register_eventfd(signal.as_raw_fd())?;
+            self.signal = Some(signal);
+        }
+        self.signal.as_ref().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// A call on the second ring cannot be given up; it is not found on the first, and that is ignored.

@@ -10,13 +10,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_engine::{Event, FileId, FileSpec, Handles};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use io_engine::{Event, FileId, FileSpec, Handles, WatchId, WatchToken};
 use tracing::debug;
 
 use crate::buffers::BufferPool;
@@ -24,13 +21,15 @@ use crate::disk::Disk;
 use crate::engine_source::EngineSource;
 use crate::worker_options::WorkerId;
 
+/// Watch tokens of the other engines: this, plus the place. Whoever meets one has woken, and need not act.
+pub(crate) const ENGINE: WatchToken = WatchToken(1 << 33);
 /// The base engine's place.
 pub(crate) const BASE: usize = 0;
 
 /// One engine, and what the worker keeps for it.
 pub(crate) struct Slot {
-    /// What a worker with several engines sleeps on; a duplicate, which goes before the engine does.
-    descriptor: Option<OwnedFd>,
+    /// The base engine's watch of what this one sleeps on, once it is needed.
+    descriptor: Option<WatchId>,
     source: Arc<EngineSource>,
     pub(crate) handles: Handles,
     pub(crate) pool: BufferPool,
@@ -105,28 +104,29 @@ impl Engines {
         self.wait_for_all(limit)
     }
 
+    /// The base engine watches what the others sleep on.
     fn wait_for_all(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        let (base, others) = self.base_and_others();
         let mut may_sleep = true;
-        for slot in self.iter_mut() {
+        for (at, slot) in others {
             if slot.descriptor.is_none() {
-                slot.descriptor = Some(slot.handles.reap.descriptor()?);
+                let descriptor = Arc::new(slot.handles.reap.descriptor()?);
+                slot.descriptor = Some(base.reap.watch(descriptor, WatchToken(ENGINE.0 + at))?);
             }
             may_sleep &= slot.handles.reap.arm()?;
         }
-        let slept = if may_sleep { self.poll(limit) } else { Ok(()) };
-        for slot in self.iter_mut() {
-            slot.handles.reap.disarm()?;
-        }
-        slept
+        base.reap.wait(if may_sleep { limit } else { Some(Duration::ZERO) })?;
+        let (_, mut others) = self.base_and_others();
+        others.try_for_each(|(_, slot)| slot.handles.reap.disarm())
     }
 
-    fn poll(&self, limit: Option<Duration>) -> io::Result<()> {
-        let fds = self.slots.iter().flatten().filter_map(|slot| slot.descriptor.as_ref());
-        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        match poll(&mut fds, limit.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(errno.into()),
+    fn base_and_others(&mut self) -> (&mut Handles, impl Iterator<Item = (u64, &mut Slot)>) {
+        match self.slots.split_first_mut() {
+            Some((Some(base), others)) => {
+                let others = (1..).zip(others).filter_map(|(at, slot)| Some((at, slot.as_mut()?)));
+                (&mut base.handles, others)
+            }
+            _ => unreachable!("the base engine is never taken away"),
         }
     }
 
@@ -159,7 +159,11 @@ impl Engines {
         let Some(slot) = self.get_mut(at) else { return };
         slot.queues -= 1;
         if slot.queues == 0 && at != BASE {
+            let watch = slot.descriptor.take();
             self.slots[at] = None;
+            if let Some(watch) = watch {
+                self.base().reap.unwatch(watch);
+            }
         }
     }
 

@@ -26,6 +26,8 @@ use io_uring::{Builder, IoUring, Probe, cqueue, opcode, squeue};
 use super::pinned::MAX_PIECES;
 use crate::contract::EngineConfig;
 
+/// `IORING_REGISTER_EVENTFD`.
+const REGISTER_EVENTFD: u8 = 4;
 /// `io_uring_register` opcodes that are used after the ring was enabled or enable it (linux/io_uring.h).
 const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_ENABLE_RINGS: u8 = 12;
@@ -303,6 +305,7 @@ fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
     rules.push(Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()));
     rules.push(Restriction::register_op(REGISTER_FILES_UPDATE));
     rules.push(Restriction::register_op(REGISTER_ENABLE_RINGS));
+    rules.push(Restriction::register_op(REGISTER_EVENTFD));
     if pinned {
         rules.extend(FIXED_TRANSFERS.map(Restriction::sqe_op));
         rules.push(Restriction::register_op(REGISTER_BUFFERS_UPDATE));
