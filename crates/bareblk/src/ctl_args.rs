@@ -24,7 +24,7 @@ Examples:
   bareblk ctl stats --watch 1
       IOPS, MB/s and processor time, every second
   bareblk ctl workers add --cpus 2,3
-  bareblk ctl attach disk.raw 0 1
+  bareblk ctl attach data 0 1
       the disk's queue 0 goes on at worker 1
   bareblk ctl add name=data image=/images/data.raw socket=/run/vm1-data.sock queues=4
       one more disk; the settings of a [[disk]] table in bareblk.toml
