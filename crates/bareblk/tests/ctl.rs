@@ -184,7 +184,7 @@ fn disk_that_cannot_be_added_is_refused_with_its_reason_and_nothing_changes() {
         "bad-settings"
     );
     assert_eq!(add(json!({"name": "x", "image": image})), "bad-settings");
-    assert_eq!(add(json!({"name": "x", "image": "/no/image", "socket": place.socket("x")})), "failed");
+    assert_eq!(add(json!({"name": "x", "image": "/no/image", "socket": place.socket("x")})), "bad-settings");
     assert_eq!(add(json!({"name": "x", "image": image, "socket": place.socket("s")})), "failed");
     assert_eq!(add(json!({})), "bad-settings");
     assert_eq!(ok(&place, &["list"])["disks"].as_array().unwrap().len(), 1);
