@@ -214,7 +214,9 @@ impl From<ServerArgs> for ServerSettings {
                 PollChoice::Busy => BUSY_POLL,
             },
             stop_timeout: Duration::from_secs(args.stop_timeout),
-            ..Self::default()
+            workers: args.workers.options(),
+            balance: args.balance,
+            control: args.control,
         }
     }
 }

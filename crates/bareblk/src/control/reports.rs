@@ -280,7 +280,6 @@ mod tests {
             kicks: 8,
             moves: 9,
             worker_time: Duration::from_nanos(10),
-            ..QueueCounters::default()
         };
         let options = WorkerOptions {
             cpus: vec![2, 3],
@@ -295,7 +294,7 @@ mod tests {
             cpu_time: Duration::from_nanos(14),
             submission_time: Duration::from_nanos(15),
             completion_time: Duration::from_nanos(16),
-            ..WorkerCounters::default()
+            wait_time: Duration::from_nanos(22),
         };
         let disk = DiskReport {
             name: "root".into(),
