@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use blk_server::{BUSY_POLL, Balance, MAX_QUEUE_SIZE, Wce};
-use clap::{Args, ValueEnum};
+use blk_server::{MAX_QUEUE_SIZE, Wce};
+use clap::{Arg, Args, ValueEnum};
 use disk_image::CacheMode;
 
 use crate::cli::LogArgs;
@@ -62,7 +62,16 @@ Environment:
 
 Exit codes: 0 stopped in order, 1 an error (one line on standard error), 2 wrong usage";
 
+/// What a file says cannot be said beside it too: nobody would know which counts.
+fn not_beside_a_file(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "config" | "verbose" | "log_format" => arg,
+        _ => arg.conflicts_with("config"),
+    }
+}
+
 #[derive(Debug, Args)]
+#[command(mut_args = not_beside_a_file)]
 pub struct ServeArgs {
     /// The disk: a raw image file, or a block device
     #[arg(required_unless_present = "config")]
@@ -73,7 +82,7 @@ pub struct ServeArgs {
     pub socket: Option<PathBuf>,
 
     /// Serve the disks in this file (TOML), one table for each; everything but the log is set there
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["image", "socket", "DiskArgs", "EngineArgs", "ServerArgs"])]
+    #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
     #[command(flatten)]

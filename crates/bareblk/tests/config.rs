@@ -76,7 +76,10 @@ fn disks_with_different_engines_and_caches_are_served_at_once() {
         |name| format!("bareblk: serving {} on {}", place.path(name).display(), place.socket(name).display());
     assert_eq!(lines, [expected("a"), expected("b"), expected("c"), "bareblk: serving 3 disks".to_owned()]);
     std::thread::scope(|scope| {
-        ["a", "b", "c"].map(|name| scope.spawn(|| works(&place, name))).map(|thread| thread.join().unwrap());
+        for name in ["a", "b", "c"] {
+            let place = &place;
+            scope.spawn(move || works(place, name));
+        }
     });
     let log = server.log();
     assert_says(&log, &["disk=\"a\"", "cache=writeback", "engine=threads", "io_threads=3"]);
