@@ -12,7 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use blk_server::{SocketConfig, Wce};
+use blk_server::{Coalescing, SocketConfig, Wce};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
 use io_engine::{EngineChoice, EngineConfig, EngineKind, check_options};
 
@@ -33,6 +33,7 @@ pub struct DiskSettings {
     pub queue_size: u16,
     pub engine: EngineChoice,
     pub engine_config: EngineConfig,
+    pub coalescing: Option<Coalescing>,
     /// `None`: all of them.
     pub workers: Option<WorkerChoice>,
     /// Every setting as it was written, or as it is by default: what two readings of a file are compared by. Empty
@@ -85,6 +86,7 @@ impl DiskSettings {
             engine: args.engine.engine,
             engine_config,
             workers: None,
+            coalescing: args.coalesce,
             words: BTreeMap::new(),
         })
     }

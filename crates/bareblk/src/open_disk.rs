@@ -104,6 +104,8 @@ pub fn prepare<'a>(
         queue_size: settings.queue_size,
         wce: settings.wce,
         engine: Some(Arc::clone(&engine)),
+        workers: None,
+        coalescing: settings.coalescing,
         image,
     };
     Ok(ReadyDisk { config, engine, told, new })

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use blk_server::{MAX_QUEUE_SIZE, Wce};
+use blk_server::{BUSY_POLL, Balance, Coalescing, MAX_QUEUE_SIZE, Wce};
 use clap::{Arg, Args, ValueEnum};
 use disk_image::CacheMode;
 
@@ -117,6 +117,10 @@ pub struct DiskArgs {
     /// Who switches the disk's write cache on and off: the guest, or nobody once --cache has (fixed)
     #[arg(long, value_name = "guest|fixed", value_enum, default_value_t = WceChoice::Guest, hide_possible_values = true)]
     pub wce: WceChoice,
+
+    /// One interrupt for N completions, or after US microseconds: saves the guest's CPU, adds latency [default: off]
+    #[arg(long, value_name = "N,US")]
+    pub coalesce: Option<Coalescing>,
 
     /// Refuse writes; other readers may then share the image
     #[arg(long)]

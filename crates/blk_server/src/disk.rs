@@ -18,6 +18,7 @@ use tracing::{error, warn};
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
+use crate::coalescing::Coalescing;
 use crate::engine_source::EngineSource;
 use crate::error_line::error_line;
 use crate::log_limit::{Allowed, LogLimit};
@@ -52,6 +53,8 @@ pub struct DiskConfig {
     pub engine: Option<Arc<EngineSource>>,
     /// Most workers that serve it at a time unless queues are attached by hand; `None`: all.
     pub workers: Option<NonZeroUsize>,
+    /// Whether guests get one interrupt for several completions.
+    pub coalescing: Option<Coalescing>,
 }
 
 impl DiskConfig {
@@ -143,13 +146,17 @@ pub(crate) struct Disk {
     host_log_limit: Mutex<LogLimit>,
     failed: AtomicBool,
     engine: Option<Arc<EngineSource>>,
+    workers: Option<NonZeroUsize>,
+    coalescing: Option<Coalescing>,
+    /// The worker that uses the image's own file description.
+    own_file: Mutex<Option<WorkerId>>,
 }
 
 impl Disk {
     pub(crate) fn new(config: DiskConfig) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         config.check()?;
-        let DiskConfig { name, image, serial, queues, queue_size, wce, engine } = config;
+        let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers, coalescing } = config;
         let start = start_mode(&image);
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -166,6 +173,9 @@ impl Disk {
             host_log_limit: Mutex::new(LogLimit::new(Instant::now())),
             failed: AtomicBool::new(false),
             engine,
+            workers,
+            coalescing,
+            own_file: Mutex::new(None),
         })
     }
 
@@ -185,6 +195,45 @@ impl Disk {
     /// `None`: the server's.
     pub(crate) fn engine(&self) -> Option<&Arc<EngineSource>> {
         self.engine.as_ref()
+    }
+
+    /// Of its queues' interrupts.
+    pub(crate) fn coalescing(&self) -> Option<Coalescing> {
+        self.coalescing
+    }
+
+    /// Most workers that its queues are spread over.
+    pub(crate) fn most_workers(&self) -> Option<usize> {
+        self.workers.map(NonZeroUsize::get)
+    }
+
+    /// The image for one worker, open in its own right: the kernel tells of pages that it lost once to each file
+    /// description. If several workers synced one and the same, one would be told, and another's sync succeed over
+    /// lost data. Locks are shared by all.
+    pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
+        let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
+        if owner.is_none_or(|owner| owner == worker) {
+            *owner = Some(worker);
+            return Arc::clone(self.image.file());
+        }
+        self.image.reopen().map(Arc::new).unwrap_or_else(|error| {
+            let disk = &self.name;
+            warn!(
+                disk,
+                worker = worker.0,
+                "image not opened again, its workers share it: {}",
+                error_line(&error)
+            );
+            Arc::clone(self.image.file())
+        })
+    }
+
+    /// The worker lets go of what `file_for` gave it.
+    pub(crate) fn file_not_used(&self, worker: WorkerId) {
+        let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
+        if *owner == Some(worker) {
+            *owner = None;
+        }
     }
 
     /// Padded with zeroes.

@@ -20,6 +20,8 @@ mod queue;
 
 mod buffers;
 
+mod coalescing;
+
 mod refusal;
 
 mod ring_start;
@@ -86,6 +88,9 @@ mod inline;
 
 pub use admin::AdminError;
 pub use balance::Balance;
+pub use cgroup::CgroupError;
+pub use coalescing::{Coalescing, InvalidCoalescing};
+pub use cpu_list::{InvalidCpuList, MAX_CPU, format_cpus, parse_cpus};
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use engine_source::{EngineFactory, EngineSource};
 pub use inline::InlineWorker;

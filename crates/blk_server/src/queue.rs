@@ -23,6 +23,7 @@ use virtio_blk::{Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault, RingLayout};
 
 use crate::buffers::BufferPool;
+use crate::coalescing::Owed;
 use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::in_flight::{About, Finished, InFlight, Promise, Verb};
@@ -108,6 +109,8 @@ pub(crate) struct Queue {
     state: State,
     /// The last look at the ring ended because engine or pool had no room, not because it was empty.
     waits_for_room: bool,
+    /// Completions that the driver was not told of yet.
+    owed: Owed,
     counted: QueueCounters,
     /// Requests of this pass, for their share of its time.
     taken: u32,
@@ -141,6 +144,7 @@ impl Queue {
             err: start.err.clone(),
             state: State::Running,
             waits_for_room: false,
+            owed: Owed::new(start.disk.coalescing()),
             counted: QueueCounters::default(),
             taken: 0,
             completed: 0,
@@ -349,20 +353,41 @@ impl Queue {
 
     /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
     #[inline]
-    pub(crate) fn publish(&mut self, shares: Shares) {
+    pub(crate) fn publish(&mut self, shares: Shares, now: Instant) {
         if self.ring.publish() {
             self.in_flight.publish();
-            if self.ring.needs_notification()
-                && let Some(call) = &self.call
-            {
-                signal(call);
-                self.counted.calls += 1;
+            if self.owed.add(self.completed, self.in_flight.count(), now) {
+                self.call_driver();
             }
         }
         self.counted.worker_time += shares.taken * self.taken + shares.completed * self.completed;
         (self.taken, self.completed) = (0, 0);
         self.counted.in_flight = self.in_flight.count() as u64;
         self.meter.store(&self.counted);
+    }
+
+    /// Tells the driver of everything published since the last time, if it wants to hear of it.
+    #[inline]
+    fn call_driver(&mut self) {
+        self.owed.clear();
+        if self.ring.needs_notification()
+            && let Some(call) = &self.call
+        {
+            signal(call);
+            self.counted.calls += 1;
+        }
+    }
+
+    /// When the driver is to be told of completions that it was not told of, at the latest.
+    #[inline]
+    pub(crate) fn call_due(&self) -> Option<Instant> {
+        self.owed.due()
+    }
+
+    pub(crate) fn call_if_due(&mut self, now: Instant) {
+        if self.owed.due().is_some_and(|due| now >= due) {
+            self.call_driver();
+        }
     }
 
     /// The worker polls the ring: kicks are not needed.

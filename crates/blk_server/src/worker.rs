@@ -104,6 +104,8 @@ pub(crate) struct Worker {
     poller: Poller,
     seen_faults: u64,
     next_stuck_check: Instant,
+    /// When a driver is to be told of completions, with interrupt coalescing.
+    next_call: Option<Instant>,
     counted: WorkerCounters,
     counters: Arc<WorkerMeter>,
     /// Only where the request path is measured.
@@ -136,6 +138,7 @@ impl Worker {
             poller: Poller::new(poll),
             seen_faults: sigbus::faults(),
             next_stuck_check: Instant::now() + STUCK_CHECK,
+            next_call: None,
             counted: WorkerCounters::default(),
             counters: Arc::default(),
             meter: None,
@@ -193,9 +196,12 @@ impl Worker {
         }
         let completed = self.reap(now); // 6–7: completions to the used rings
         let shares = self.note_pass(now, submitted.filter(|_| timed), taken, completed);
-        self.publish(shares); // 8: used index and call fd, once per queue
+        self.publish(shares, now); // 8: used index and call fd, once per queue
         if sigbus::faults() != self.seen_faults {
             self.end_faulted_sessions();
+        }
+        if self.next_call.is_some_and(|due| now >= due) {
+            self.make_due_calls(now);
         }
         if now >= self.next_stuck_check {
             self.report_stuck(now);
@@ -290,10 +296,13 @@ impl Worker {
     }
 
     #[inline]
-    fn publish(&mut self, shares: Shares) {
+    fn publish(&mut self, shares: Shares, now: Instant) {
         while let Some(id) = self.touched.pop() {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
-            entry.queue.publish(shares);
+            entry.queue.publish(shares, now);
+            if let Some(due) = entry.queue.call_due() {
+                self.next_call = Some(self.next_call.map_or(due, |next| next.min(due)));
+            }
             if entry.queue.in_flight() == 0 && entry.is_awaited() {
                 self.drained(id);
             }
@@ -379,10 +388,19 @@ impl Worker {
         self.counted.sleeps += 1;
         self.counters.store(&self.counted);
         let limit = (self.engines.in_flight() > 0).then_some(STUCK_CHECK);
+        let call = self.next_call.map(|due| due.saturating_duration_since(Instant::now()));
+        let limit = [limit, call].into_iter().flatten().min();
         if let Err(error) = self.engines.wait(limit) {
             self.engine_failed(&error);
         }
         self.poller.woke(Instant::now());
+    }
+
+    /// Interrupts that waited for further completions long enough.
+    #[cold]
+    fn make_due_calls(&mut self, now: Instant) {
+        self.queues.iter_mut().flatten().for_each(|entry| entry.queue.call_if_due(now));
+        self.next_call = self.queues.iter().flatten().filter_map(|entry| entry.queue.call_due()).min();
     }
 
     #[cold]

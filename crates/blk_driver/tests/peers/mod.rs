@@ -93,6 +93,7 @@ impl Own {
             wce: Wce::Guest,
             engine: None,
             workers: None,
+            coalescing: None,
         };
         let socket = SocketConfig { path: self.place.socket.clone(), mode: 0o600, uid: None, gid: None };
         let engine = EngineSource::new("io_uring", depth, Box::new(make));

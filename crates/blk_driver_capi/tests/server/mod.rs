@@ -47,6 +47,7 @@ impl Disk {
             wce,
             engine: None,
             workers: None,
+            coalescing: None,
         };
         let config = EngineConfig::default();
         let depth = config.depth;

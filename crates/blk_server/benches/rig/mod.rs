@@ -41,6 +41,8 @@ impl Rig {
             queue_size: QUEUE_SIZE,
             wce: Wce::Guest,
             engine: None,
+            workers: None,
+            coalescing: None,
         };
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(memory)]).unwrap());
         let view = MemoryView::new(Arc::clone(&memory));

@@ -42,7 +42,17 @@ impl Rig {
         let image = Image::open(&HostOpener, &options).unwrap();
         let (name, serial) = (Self::name(number), image.default_serial());
         let (queues, queue_size, wce) = (4, 256, Wce::Guest);
-        let disk = DiskConfig { name, image, serial, queues, queue_size, wce, engine: None };
+        let disk = DiskConfig {
+            name,
+            image,
+            serial,
+            queues,
+            queue_size,
+            wce,
+            engine: None,
+            workers: None,
+            coalescing: None,
+        };
         (disk, SocketConfig { path: self.socket_of(number), mode: 0o600, uid: None, gid: None })
     }
 

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blk_server::{
-    Balance, DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig, StopReport, Wce,
-    WorkerOptions,
+    Balance, Coalescing, DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig,
+    StopReport, Wce, WorkerOptions,
 };
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
@@ -107,6 +107,8 @@ pub struct Options {
     /// The server counts what it submits.
     pub counting: bool,
     pub balance: Balance,
+    pub poll: Duration,
+    pub coalescing: Option<Coalescing>,
 }
 
 impl Default for Options {
@@ -125,6 +127,8 @@ impl Default for Options {
             other_engine: None,
             counting: false,
             balance: Balance::Off,
+            poll: Duration::from_micros(50),
+            coalescing: None,
         }
     }
 }
@@ -173,7 +177,9 @@ impl Rig {
         let engine = options.engine.unwrap_or_else(|| {
             Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn io_engine::Engine>))
         });
-        let Options { queues, queue_size, wce, workers, disks, balance, .. } = options;
+        let Options {
+            queues, queue_size, wce, workers, disks, other_engine, balance, poll, coalescing, ..
+        } = options;
         let disk = |number| {
             let path = numbered(&self.image, number);
             let image_options = ImageOptions { path, ..options.image.clone() };
@@ -181,11 +187,20 @@ impl Rig {
             let serial = image.default_serial();
             let name = format!("test{number}");
             let engine = other_engine.clone().filter(|_| number > 0);
-            let disk = DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers: None };
+            let disk = DiskConfig {
+                name,
+                image,
+                serial,
+                queues,
+                queue_size,
+                wce,
+                engine,
+                workers: None,
+                coalescing,
+            };
             let path = numbered(&self.socket, number);
             (disk, SocketConfig { path, mode: 0o600, uid: None, gid: None })
         };
-        let poll = Duration::from_micros(50);
         let engine = EngineSource::new("test", depth, engine);
         let server = ServerConfig { engine, workers: vec![WorkerOptions::default(); workers], poll, balance };
         let start = if options.counting { Server::start_counting } else { Server::start };

@@ -116,7 +116,17 @@ pub fn start(workers: Vec<WorkerOptions>) -> Result<Bed, ServerError> {
     let image = Image::open(opener.as_ref(), &options).unwrap();
     let serial = image.default_serial();
     let name = "disk".to_owned();
-    let disk = DiskConfig { name, image, serial, queues: 4, queue_size: 256, wce: Wce::Guest, engine: None };
+    let disk = DiskConfig {
+        name,
+        image,
+        serial,
+        queues: 4,
+        queue_size: 256,
+        wce: Wce::Guest,
+        engine: None,
+        workers: None,
+        coalescing: None,
+    };
     let socket = SocketConfig { path: rig.socket.clone(), mode: 0o600, uid: None, gid: None };
 
     let count = workers.len();

@@ -54,6 +54,7 @@ impl Served {
                 wce: Wce::Guest,
                 engine: None,
                 workers: None,
+                coalescing: None,
             };
             (disk, SocketConfig { path: path.clone(), mode: 0o600, uid: None, gid: None })
         });

@@ -1,0 +1,144 @@
+//! Fewer interrupts for a guest with many requests in flight: one for several completions, or after a time.
+//!
+//! `completions published → Owed (count, since when) → due → call fd`
+//!
+//! - Off unless a disk asks for it: it trades latency for the guest's processor time.
+//! - A queue with nothing left in flight is never kept waiting: no further completion would come to end the wait.
+//!
+//! Not here: whether the driver wants to be called at all (`virtqueue`), sleeping until one is due (`worker.rs`).
+
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// More completions than any queue has entries.
+const MAX_COUNT: u32 = 1024;
+/// Longer than this is no pause between two completions.
+const MAX_TIME: Duration = Duration::from_millis(10);
+
+/// How many completions one interrupt may stand for, and how long the first of them may wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coalescing {
+    count: u32,
+    time: Duration,
+}
+
+impl Coalescing {
+    /// # Errors
+    /// [`InvalidCoalescing`].
+    pub fn new(count: u32, time: Duration) -> Result<Self, InvalidCoalescing> {
+        let possible = (2..=MAX_COUNT).contains(&count) && !time.is_zero() && time <= MAX_TIME;
+        possible.then_some(Self { count, time }).ok_or(InvalidCoalescing)
+    }
+}
+
+impl std::fmt::Display for Coalescing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{},{}", self.count, self.time.as_micros())
+    }
+}
+
+/// `16,50`: 16 completions, 50 microseconds.
+impl FromStr for Coalescing {
+    type Err = InvalidCoalescing;
+
+    fn from_str(text: &str) -> Result<Self, InvalidCoalescing> {
+        let (count, time_us) = text.split_once(',').ok_or(InvalidCoalescing)?;
+        let count = count.trim().parse().map_err(|_| InvalidCoalescing)?;
+        let time_us = time_us.trim().parse().map_err(|_| InvalidCoalescing)?;
+        Self::new(count, Duration::from_micros(time_us))
+    }
+}
+
+/// Not a count and a time in their limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "give completions and microseconds, such as 16,50: 2 to {MAX_COUNT} completions, 1 to {} microseconds",
+    MAX_TIME.as_micros()
+)]
+pub struct InvalidCoalescing;
+
+/// What a queue owes its driver.
+#[derive(Debug, Default)]
+pub(crate) struct Owed {
+    coalescing: Option<Coalescing>,
+    count: u32,
+    since: Option<Instant>,
+}
+
+impl Owed {
+    pub(crate) fn new(coalescing: Option<Coalescing>) -> Self {
+        Self { coalescing, count: 0, since: None }
+    }
+
+    /// `completed` requests were published; `in_flight` are left. Whether to call the driver now.
+    #[inline]
+    pub(crate) fn add(&mut self, completed: u32, in_flight: usize, now: Instant) -> bool {
+        let Some(Coalescing { count, time }) = self.coalescing else { return true };
+        // What was answered without the engine is not counted, but published all the same.
+        self.count += completed.max(1);
+        let since = *self.since.get_or_insert(now);
+        in_flight == 0 || self.count >= count || now.saturating_duration_since(since) >= time
+    }
+
+    /// The driver was called.
+    pub(crate) fn clear(&mut self) {
+        (self.count, self.since) = (0, None);
+    }
+
+    /// When to call the driver at the latest; `None`: nothing is owed.
+    #[inline]
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let time = self.coalescing?.time;
+        self.since?.checked_add(time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: Duration = Duration::from_micros(50);
+
+    fn owed() -> (Owed, Instant) {
+        (Owed::new(Some(Coalescing::new(8, TIME).unwrap())), Instant::now())
+    }
+
+    #[test]
+    fn driver_is_called_for_so_many_completions() {
+        let (mut owed, now) = owed();
+        assert!(!owed.add(3, 10, now) && !owed.add(4, 10, now));
+        assert!(owed.add(1, 10, now));
+    }
+
+    #[test]
+    fn driver_is_called_when_the_first_completion_has_waited_long_enough() {
+        let (mut owed, now) = owed();
+        assert!(!owed.add(1, 10, now));
+        assert_eq!(owed.due(), Some(now + TIME));
+        assert!(owed.add(1, 10, now + TIME));
+        owed.clear();
+        assert_eq!(owed.due(), None);
+    }
+
+    #[test]
+    fn last_request_in_flight_is_not_kept_waiting() {
+        let (mut owed, now) = owed();
+        assert!(owed.add(1, 0, now));
+    }
+
+    #[test]
+    fn queue_without_coalescing_calls_always_and_owes_nothing() {
+        let mut owed = Owed::new(None);
+        assert!(owed.add(1, 10, Instant::now()));
+        assert_eq!(owed.due(), None);
+    }
+
+    #[test]
+    fn text_is_a_count_and_microseconds_in_their_limits() {
+        assert_eq!("16,50".parse(), Coalescing::new(16, TIME));
+        assert_eq!(Coalescing::new(16, TIME).unwrap().to_string(), "16,50");
+        for wrong in ["16", "1,50", "16,0", "1025,50", "16,10001", "16,5e1", ",", "-2,5", "99999999999,5"] {
+            assert_eq!(wrong.parse::<Coalescing>(), Err(InvalidCoalescing), "{wrong}");
+        }
+    }
+}
