@@ -90,7 +90,7 @@ pub enum CtlCommand {
     },
     /// Serve one more disk
     Add {
-        /// What a [[disk]] table in bareblk.toml has: name=data image=data.raw socket=data.sock readonly=true
+        /// Keys of a disk's table in bareblk.toml: name=data image=data.raw socket=data.sock readonly=true
         #[arg(value_name = "KEY=VALUE", required = true, value_parser = setting)]
         settings: Vec<(String, Value)>,
     },

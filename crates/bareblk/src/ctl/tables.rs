@@ -15,6 +15,24 @@ use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer,
 
 /// What a missing figure looks like.
 const NONE: &str = "–";
+const QUEUE_HEADINGS: [&str; 14] = [
+    "DISK",
+    "QUEUE",
+    "WORKER",
+    "READS",
+    "MB",
+    "WRITES",
+    "MB",
+    "FLUSHES",
+    "OTHER",
+    "ERRORS",
+    "IN FLIGHT",
+    "KICKS",
+    "CALLS",
+    "MOVES",
+];
+/// Decisions of the balancer that are shown, the latest first.
+const SHOWN_DECISIONS: usize = 8;
 
 /// Text on the left up to a column, figures on the right from there on.
 fn table(headings: &[&str], first_figure: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
@@ -84,6 +102,30 @@ fn cpu_list(cpus: &[u32]) -> String {
     if text.is_empty() { NONE.into() } else { text }
 }
 
+/// One row for each of the disk's queues that run.
+fn queue_rows(disk: &DiskStats) -> Vec<Vec<String>> {
+    let name = plain(&disk.disk.name);
+    let row = move |queue: &Queue| {
+        vec![
+            name.clone(),
+            queue.queue.to_string(),
+            queue.worker.to_string(),
+            queue.reads.to_string(),
+            megabytes(queue.read_bytes),
+            queue.writes.to_string(),
+            megabytes(queue.written_bytes),
+            queue.flushes.to_string(),
+            queue.other.to_string(),
+            queue.errors.to_string(),
+            queue.in_flight.to_string(),
+            queue.kicks.to_string(),
+            queue.calls.to_string(),
+            queue.moves.to_string(),
+        ]
+    };
+    disk.queues.iter().map(row).collect()
+}
+
 /// Everything since the start.
 pub fn stats(stats: &StatsAnswer) -> String {
     let worker = |worker: &WorkerStats| {
@@ -100,46 +142,8 @@ pub fn stats(stats: &StatsAnswer) -> String {
     };
     let headings = ["WORKER", "QUEUES", "CPU ms", "SUBMITTING ms", "COMPLETING ms", "BUSY", "IDLE", "SLEEPS"];
     let mut text = table(&headings, 1, stats.workers.iter().map(worker));
-    let queue = |disk: &DiskStats| {
-        let name = plain(&disk.disk.name);
-        let row = move |queue: &Queue| {
-            vec![
-                name.clone(),
-                queue.queue.to_string(),
-                queue.worker.to_string(),
-                queue.reads.to_string(),
-                megabytes(queue.read_bytes),
-                queue.writes.to_string(),
-                megabytes(queue.written_bytes),
-                queue.flushes.to_string(),
-                queue.other.to_string(),
-                queue.errors.to_string(),
-                queue.in_flight.to_string(),
-                queue.kicks.to_string(),
-                queue.calls.to_string(),
-                queue.moves.to_string(),
-            ]
-        };
-        disk.queues.iter().map(row).collect::<Vec<_>>()
-    };
-    let headings = [
-        "DISK",
-        "QUEUE",
-        "WORKER",
-        "READS",
-        "MB",
-        "WRITES",
-        "MB",
-        "FLUSHES",
-        "OTHER",
-        "ERRORS",
-        "IN FLIGHT",
-        "KICKS",
-        "CALLS",
-        "MOVES",
-    ];
     text.push('\n');
-    text += &table(&headings, 1, stats.disks.iter().flat_map(queue));
+    text += &table(&QUEUE_HEADINGS, 1, stats.disks.iter().flat_map(queue_rows));
     let idle = stats.disks.iter().filter(|disk| disk.queues.is_empty()).count();
     if idle > 0 {
         let _ = writeln!(text, "{idle} of {} disks have no running queue", stats.disks.len());

@@ -68,71 +68,67 @@ pub(crate) fn columns(ids: &[&str]) -> Vec<Column> {
 }
 
 fn all_columns() -> [Column; 11] {
-    let column = |id: &str, title: &str, unit: &str, decimals, measured: &str| Column {
+    COLUMNS.map(|(id, title, unit, decimals, measured)| Column {
         id: id.into(),
         title: title.into(),
         unit: unit.into(),
         decimals,
         measured: measured.into(),
         files_only: false,
-    };
-    [
-        column(IOPS, "IOPS", "1/s", 0, "Requests completed in the counted time, all jobs together."),
-        column(
-            CPU,
-            "server CPU",
-            "µs/IO",
-            2,
-            "Processor time of the server's process, all threads and the kernel's threads for it, per request. Host: fio's jobs, client and server at once, without the \
-             kernel's threads for them.",
-        ),
-        column(
-            "client-cpu",
-            "client CPU",
-            "µs/IO",
-            2,
-            "Processor time of the client's threads, per request. A client that polls uses all it gets.",
-        ),
-        column(
-            LATENCY,
-            "mean latency",
-            "µs",
-            2,
-            "From submitting a request until its completion is taken; of the host, fio's lat.",
-        ),
-        column(
-            "p99",
-            "99 % latency",
-            "µs",
-            1,
-            "99 % of requests are faster; without the submission, as fio's clat.",
-        ),
-        column(
-            "switches",
-            "server switches",
-            "1/IO",
-            3,
-            "Context switches, voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
-        ),
-        column("kicks", "kicks", "1/IO", 3, "Notifications that the server wanted, per request."),
-        column(
-            WAKES,
-            "wake-ups",
-            "1/s",
-            1,
-            "Context switches, voluntary and not, summed over all threads of the server, per second.",
-        ),
-        column("idle-cpu", "CPU", "µs/s", 1, "Processor time of all threads of the server, per second."),
-        column("threads", "threads", "", 0, "Of the server's process, at the end."),
-        column(
-            "resident",
-            "memory",
-            "MiB",
-            1,
-            "Resident in the server's process, its mapping of the guest's included.",
-        ),
-    ]
+    })
 }
+
+/// Id, title, unit, decimals, what is measured.
+const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
+    (IOPS, "IOPS", "1/s", 0, "Requests completed in the counted time, all jobs together."),
+    (
+        CPU,
+        "server CPU",
+        "µs/IO",
+        2,
+        "Processor time of the server's process, all threads and the kernel's threads for it, per request. Host: fio's jobs, client and server at once, without the \
+             kernel's threads for them.",
+    ),
+    (
+        "client-cpu",
+        "client CPU",
+        "µs/IO",
+        2,
+        "Processor time of the client's threads, per request. A client that polls uses all it gets.",
+    ),
+    (
+        LATENCY,
+        "mean latency",
+        "µs",
+        2,
+        "From submitting a request until its completion is taken; of the host, fio's lat.",
+    ),
+    ("p99", "99 % latency", "µs", 1, "99 % of requests are faster; without the submission, as fio's clat."),
+    (
+        "switches",
+        "server switches",
+        "1/IO",
+        3,
+        "Context switches, voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
+    ),
+    ("kicks", "kicks", "1/IO", 3, "Notifications that the server wanted, per request."),
+    (
+        WAKES,
+        "wake-ups",
+        "1/s",
+        1,
+        "Context switches, voluntary and not, summed over all threads of the server, per second.",
+    ),
+    ("idle-cpu", "CPU", "µs/s", 1, "Processor time of all threads of the server, per second."),
+    ("threads", "threads", "", 0, "Of the server's process, at the end."),
+    (
+        "resident",
+        "memory",
+        "MiB",
+        1,
+        "Resident in the server's process, its mapping of the guest's included.",
+    ),
+];
 
 pub(crate) fn published(
     caption: &str,
