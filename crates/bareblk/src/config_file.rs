@@ -18,15 +18,14 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config_words::{Problem, Schema, Source, Word, Words};
-use crate::configuration::{Balance, Configuration, ServerSettings};
+use crate::config_words::{Problem, Schema, Source, Words};
+use crate::configuration::{Configuration, ServerSettings};
 use crate::disk_settings::{DiskSettings, ImageIdentity, WorkerChoice, real_path};
 use crate::serve_args::{DiskArgs, ServerArgs};
+use crate::worker_args::{MAX_WORKERS, WorkerArgs, WorkersArgs};
 
 /// Ten thousand disks with every key take less.
 const MAX_FILE_BYTES: u64 = 16 << 20;
-/// Most workers of a process: a slip of the keyboard beyond.
-const MAX_WORKERS: u16 = 1024;
 /// What no two disks have in common.
 const OWN_KEYS: [&str; 3] = ["image", "name", "socket"];
 const TABLES: [&str; 3] = ["defaults", "disk", "worker"];
@@ -66,12 +65,6 @@ struct FileDisk {
 /// The top level, without its tables.
 #[derive(Debug, Args)]
 struct FileServer {
-    #[arg(long)]
-    control: Option<PathBuf>,
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_WORKERS)))]
-    workers: Option<u16>,
-    #[arg(long, value_enum, default_value_t = Balance::default())]
-    balance: Balance,
     #[command(flatten)]
     server: ServerArgs,
 }
@@ -98,6 +91,7 @@ pub fn read(path: &Path) -> Result<Configuration, InvalidFile> {
 }
 
 /// One disk from the keys of a `[[disk]]` and their values, in JSON: for whoever adds one to a running server.
+#[allow(dead_code)] // for the control socket
 pub fn disk(keys: &serde_json::Map<String, Value>) -> anyhow::Result<DiskSettings> {
     let line = |(key, value): (&String, &Value)| match value {
         Value::String(text) => format!("{} = {}\n", quoted(key), quoted(text)),
@@ -112,6 +106,7 @@ pub fn disk(keys: &serde_json::Map<String, Value>) -> anyhow::Result<DiskSetting
 }
 
 /// A basic string of TOML.
+#[allow(dead_code)] // as `disk`
 fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|c| match c {
         '"' | '\\' => format!("\\{c}"),
@@ -121,6 +116,7 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", escaped.collect::<String>())
 }
 
+#[allow(dead_code)] // as `disk`
 fn first_text(problems: Vec<Problem>) -> anyhow::Error {
     let text = problems.into_iter().next().map(|problem| problem.text);
     anyhow::Error::msg(text.unwrap_or_else(|| "this is no disk".to_owned()))
@@ -190,17 +186,19 @@ impl<'a> Reader<'a> {
         let before = self.problems.len();
         let words = schema.words(document, &self.source, &mut self.problems);
         let tables = self.tables(document, "worker");
-        let workers = self.worker_tables(&tables, words.get("workers"));
+        let workers = self.workers(&tables, &words);
         if self.problems.len() > before {
             return (ServerSettings::default(), None);
         }
         let read = schema.matches(&words).and_then(|matches| FileServer::from_arg_matches(&matches));
         match read {
-            Ok(FileServer { control, workers: count, balance, server }) => {
-                let alike = vec![WorkerOptions::default(); usize::from(count.unwrap_or(1))];
-                let workers = if workers.is_empty() { alike } else { workers };
-                let count = workers.len();
-                (ServerSettings { workers, balance, control, ..server.into() }, Some(count))
+            Ok(FileServer { server }) => {
+                let mut settings = ServerSettings::from(server);
+                if !workers.is_empty() {
+                    settings.workers = workers;
+                }
+                let count = settings.workers.len();
+                (settings, Some(count))
             }
             Err(error) => {
                 self.problem(1, error.to_string().replace('\n', " "));
@@ -209,18 +207,39 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn worker_tables(&mut self, tables: &[(usize, DeTable<'_>)], count: Option<&Word>) -> Vec<WorkerOptions> {
-        if let (Some((line, _)), Some(count)) = (tables.first(), count) {
-            let text = format!("[[worker]]: `workers` (line {}) is given too: use one of them", count.line);
+    /// One for each `[[worker]]`; none if the top level says how many there are.
+    fn workers(&mut self, tables: &[(usize, DeTable<'_>)], top: &Words) -> Vec<WorkerOptions> {
+        let alike: Vec<String> = Schema::of::<WorkersArgs>(&[]).keys().map(str::to_owned).collect();
+        let given = top.iter().find(|(key, _)| alike.contains(key));
+        if let (Some((line, _)), Some((key, word))) = (tables.first(), given) {
+            let text = format!(
+                "[[worker]]: `{key}` (line {}) is for workers that are all alike: use one of them",
+                word.line
+            );
             self.problem(*line, text);
         }
-        let options = tables.iter().map(|(line, table)| self.worker(*line, table));
-        options.collect()
+        if let Some((line, _)) = tables.get(usize::from(MAX_WORKERS)) {
+            self.problem(*line, format!("[[worker]]: at most {MAX_WORKERS} are possible"));
+        }
+        let mut schema = Schema::of::<WorkerArgs>(&[]);
+        tables.iter().filter_map(|(line, table)| self.worker(&mut schema, *line, table)).collect()
     }
 
-    fn worker(&mut self, line: usize, table: &DeTable<'_>) -> WorkerOptions {
-        let _ = (line, table);
-        WorkerOptions::default()
+    fn worker(&mut self, schema: &mut Schema, line: usize, table: &DeTable<'_>) -> Option<WorkerOptions> {
+        let before = self.problems.len();
+        let words = schema.words(table, &self.source, &mut self.problems);
+        if self.problems.len() > before {
+            return None;
+        }
+        let read = schema.matches(&words).and_then(|matches| WorkerArgs::from_arg_matches(&matches));
+        let options = read.map(WorkerOptions::from).map_err(anyhow::Error::from);
+        match options.and_then(|options| options.check().map(|()| options).map_err(Into::into)) {
+            Ok(options) => Some(options),
+            Err(error) => {
+                self.problem(line, format!("[[worker]]: {error:#}"));
+                None
+            }
+        }
     }
 
     /// The tables called `name`, with their lines.
@@ -375,3 +394,7 @@ fn without_dashes(text: &str) -> String {
     let first = words.next().unwrap_or_default().to_owned();
     words.fold(first, |line, word| line + " " + word)
 }
+
+#[cfg(test)]
+#[path = "config_file_tests.rs"]
+mod tests;

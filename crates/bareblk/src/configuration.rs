@@ -5,8 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blk_server::{DEFAULT_POLL, WorkerOptions};
-use clap::ValueEnum;
+use blk_server::{Balance, DEFAULT_POLL, WorkerOptions};
 
 use crate::disk_settings::DiskSettings;
 
@@ -42,12 +41,4 @@ impl Default for ServerSettings {
             control: None,
         }
     }
-}
-
-/// Whether queues are moved between workers by themselves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Balance {
-    #[default]
-    Auto,
-    Off,
 }

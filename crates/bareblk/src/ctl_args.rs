@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::cli::image_bytes;
 use crate::control::limits::MAX_TIMEOUT_MS;
+use crate::values::image_bytes;
 
 /// Where a server listens if nobody says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/bareblk/control.sock";

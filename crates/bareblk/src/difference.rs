@@ -173,3 +173,90 @@ fn changed_keys(before: &DiskSettings, after: &DiskSettings) -> Vec<String> {
     let changed = keys.filter(|key| before.words.get(*key) != after.words.get(*key));
     changed.filter(|key| !FOR_OPENING.contains(&key.as_str())).cloned().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use disk_image::HostOpener;
+
+    use super::*;
+    use crate::config_file;
+
+    /// Disks "x image socket more keys", each in a line.
+    fn disks(lines: &[&str]) -> Vec<NamedDisk> {
+        let table = |line: &&str| {
+            let words: Vec<_> = line.splitn(4, ' ').collect();
+            let more = words.get(3).unwrap_or(&"").replace(';', "\n");
+            format!(
+                "[[disk]]\nname='{}'\nimage='{}'\nsocket='/tmp/{}'\ncreate='1M'\n{more}\n",
+                words[0], words[1], words[2]
+            )
+        };
+        let text: String = lines.iter().map(table).collect();
+        let configuration = config_file::parse(&text, &HostOpener).unwrap();
+        configuration.disks.into_iter().map(|disk| NamedDisk::new(disk, &HostOpener)).collect()
+    }
+
+    fn names(disks: &[Changed]) -> Vec<&str> {
+        disks.iter().map(|changed| changed.disk.name.as_str()).collect()
+    }
+
+    #[test]
+    fn nothing_changes_if_the_same_is_written_in_other_words() {
+        let running = disks(&["x /none/i1 s1", "y /none/i2 s2 queues=64"]);
+        let wanted = disks(&["y /none/i2 s2", "x /none/i1 s1 cache='none';lock-timeout=3"]);
+        let difference = Difference::between(&running, &wanted);
+        assert!(difference.added.is_empty() && difference.removed.is_empty());
+        assert!(difference.replaced.is_empty() && difference.in_place.is_empty());
+    }
+
+    #[test]
+    fn disks_come_go_change_in_place_or_are_replaced() {
+        let running = disks(&["stays /none/1 s1", "goes /none/2 s2", "mode /none/3 s3", "cache /none/4 s4"]);
+        let wanted = disks(&[
+            "stays /none/1 s1",
+            "mode /none/3 s3 socket-mode=660",
+            "cache /none/4 s4 cache='writeback';socket-mode=660",
+            "new /none/5 s5",
+        ]);
+        let difference = Difference::between(&running, &wanted);
+        assert_eq!(difference.removed, ["goes"]);
+        assert_eq!((names(&difference.in_place), names(&difference.replaced)), (vec!["mode"], vec!["cache"]));
+        assert_eq!(difference.replaced[0].keys, ["cache", "socket-mode"]);
+        assert_eq!(difference.added[0].name, "new");
+    }
+
+    #[test]
+    fn disk_in_use_is_refused_by_name_and_others_are_not() {
+        let running = disks(&["a /none/1 s1", "b /none/2 s2", "c /none/3 s3"]);
+        let wanted = disks(&["b /none/2 s2 queues=2", "c /none/3 s3 queues=2"]);
+        let mut difference = Difference::between(&running, &wanted);
+        let refused = difference.refuse(&running, &["a".into(), "b".into()], &HostOpener);
+        let refused: Vec<_> = refused.iter().map(|refused| refused.disk.as_str()).collect();
+        assert_eq!(refused, ["a", "b"]);
+        assert_eq!((difference.removed.len(), names(&difference.replaced)), (0, vec!["c"]));
+    }
+
+    #[test]
+    fn disk_that_needs_what_a_disk_in_use_keeps_is_refused_too() {
+        let running = disks(&["a /none/1 s1", "b /none/2 s2"]);
+        let wanted = disks(&["a /none/2 s1", "b /none/3 s2", "c /none/1 s3"]);
+        let mut difference = Difference::between(&running, &wanted);
+        let refused = difference.refuse(&running, &["b".into()], &HostOpener);
+        // b stays, so a cannot have its image and stays too, so c cannot have a's.
+        assert_eq!(refused.len(), 3, "{refused:?}");
+        assert!(refused[1].why.contains("image is still that of disk"), "{refused:?}");
+        assert!(difference.added.is_empty() && difference.replaced.is_empty());
+    }
+
+    #[test]
+    fn line_for_the_log_has_only_what_happened() {
+        let mut applied = Applied { added: vec!["x".into(), "y".into()], ..Applied::default() };
+        applied.refuse("z", "it is in use");
+        applied.needs_restart = vec!["poll-us"];
+        let line = "added x, y; not changed: z: it is in use; only a new start changes poll-us";
+        assert_eq!(
+            (applied.to_string(), Applied::default().to_string()),
+            (line.into(), "nothing to change".into())
+        );
+    }
+}

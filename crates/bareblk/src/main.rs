@@ -30,9 +30,17 @@ mod usage;
 
 mod serve;
 
+mod serving;
+
+mod difference;
+
+mod open_disk;
+
+mod descriptors;
+
 mod control;
 
-mod server_control;
+mod serving_control;
 
 mod logging;
 

@@ -14,32 +14,46 @@ use std::sync::mpsc::{self, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::StopReport;
+use blk_server::{StopReport, WorkerOptions};
 use disk_image::{HostOpener, Opener};
 use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 
-use crate::cli::ServeConfig;
+use crate::configuration::Configuration;
 use crate::control::listener::{ControlServer, ControlSocket};
-use crate::server_control::ServerControl;
+use crate::descriptors;
+use crate::serving::{self, Serving};
+use crate::serving_control::ServingControl;
 use crate::signals::{Request, Requests};
+
+/// What control clients' requests that run get before a stop says that it waits for them.
+const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 
 /// Serves until told to stop.
 pub fn serve(configuration: Configuration) -> Result<()> {
     let limit = descriptors::raise_limit();
+    check_workers(&configuration.server.workers)?;
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     let lines = ready_lines(&configuration);
     let needed = descriptors::needed(&configuration);
+    let control = configuration.server.control.clone();
     let opened = serving::open(&opener, configuration)?;
     let requests = Requests::catch().context("cannot catch signals")?;
-    let stop_timeout = config.stop_timeout;
-    let control = config.control.as_deref().map(|path| ControlSocket::bind(&opener, path)).transpose()?;
-    let server = Arc::new(start(&config, &opener, image)?);
-    let control =
-        control.map(|socket| socket.serve(Arc::new(ServerControl::new(Arc::clone(&server))))).transpose()?;
-    new_image.into_iter().for_each(NewImage::keep);
-    announce(&config);
-    obey(server, control, requests, stop_timeout)
+    let control = control.map(|path| ControlSocket::bind(&opener, &path)).transpose()?;
+    let serving = Arc::new(opened.start()?);
+    let control = control.map(|socket| socket.serve(Arc::new(ServingControl::new(Arc::clone(&serving)))));
+    let control = control.transpose()?;
+    descriptors::warn_if_short(limit, needed);
+    let reloads = serving.has_file().then(|| start_reloader(&serving)).transpose()?;
+    announce(&lines);
+    obey(&serving, control, requests, reloads.as_ref())
+}
+
+/// Before anything is opened, made or waited for.
+fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
+    workers.iter().enumerate().try_for_each(|(number, options)| {
+        options.check().with_context(|| format!("worker {number} cannot run as it is told"))
+    })
 }
 
 /// For scripts, which wait for the last one.
@@ -63,15 +77,22 @@ fn announce(lines: &str) {
 }
 
 fn obey(
-    server: Arc<Server>,
+    serving: &Arc<Serving>,
     control: Option<ControlServer>,
     mut requests: Requests,
-    stop_timeout: Duration,
+    reloads: Option<&SyncSender<()>>,
 ) -> Result<()> {
     loop {
         match requests.next() {
-            Some(Request::Refresh) => server.refresh_capacities(),
-            Some(Request::Stop) => return stop(server, control, requests, stop_timeout),
+            Some(Request::Refresh) => match reloads.map(|reloads| reloads.try_send(())) {
+                None => serving.refresh_capacities(),
+                // Full: one that has not begun yet will see what this one should.
+                Some(Ok(()) | Err(TrySendError::Full(()))) => {}
+                Some(Err(TrySendError::Disconnected(()))) => {
+                    error!("the configuration can no longer be reloaded")
+                }
+            },
+            Some(Request::Stop) => return stop(serving, control, requests),
             Some(Request::Abort(code)) => std::process::exit(code),
             None => bail!("signals can no longer be received"),
         }
@@ -97,23 +118,19 @@ fn start_reloader(serving: &Arc<Serving>) -> Result<SyncSender<()>> {
 }
 
 /// Stops on another thread, so that a second signal is heard on this one.
-fn stop(
-    server: Arc<Server>,
-    mut control: Option<ControlServer>,
-    mut requests: Requests,
-    timeout: Duration,
-) -> Result<()> {
+fn stop(serving: &Arc<Serving>, mut control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+    let timeout = serving.settings().stop_timeout;
     info!(timeout = ?timeout, "stopping");
     let (sender, reports) = mpsc::channel();
     let stopped = WakeOnDrop(requests.closer());
     let serving = Arc::clone(serving);
     let stopper = std::thread::Builder::new().name("bareblk-stop".into()).spawn(move || {
         let _stopped = stopped;
-        if control.as_mut().is_some_and(|control| !control.close(timeout)) {
-            warn!("a control client's request did not end in time");
+        if control.as_mut().is_some_and(|control| !control.close(LAST_CONTROL_REQUESTS)) {
+            warn!("a control client's request is still being carried out; the stop waits for it");
         }
-        let _ = Arc::into_inner(server).map(|server| sender.send(server.stop(timeout)));
-        // Now the clients that wait for the end see it.
+        let _ = sender.send(serving.stop());
+        // Clients that wait for the server's end see it now.
         drop(control);
     });
     stopper.context("cannot start the thread that stops the server")?;

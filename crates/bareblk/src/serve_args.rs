@@ -21,6 +21,7 @@ use crate::configuration::{Configuration, ServerSettings};
 use crate::disk_settings::DiskSettings;
 use crate::engine_args::EngineArgs;
 use crate::values;
+use crate::worker_args::WorkersArgs;
 
 pub const EXAMPLES: &str = "\
 Examples:
@@ -34,8 +35,12 @@ Examples:
       keeps a preallocated image allocated
   bareblk serve disk.raw --socket /run/vm1.sock --cache directsync --wce fixed
       every write is durable when it completes, whatever the guest wants
+  bareblk serve disk.raw --socket /run/vm1.sock --cpus 2-3
+      two workers, each on a CPU of its own
   bareblk serve scratch.raw --socket /run/vm1.sock --cache unsafe
       for data that can be made again: fast, and lost with the host
+  bareblk serve disk.raw --socket /run/vm1.sock --control /run/bareblk/control.sock
+      can be looked at and changed while it runs: see bareblk ctl --help
   bareblk serve --config bareblk.toml
       serves many disks: one table for each, with these options as keys
 
@@ -176,6 +181,16 @@ pub struct ServerArgs {
     /// How long to wait for requests in flight when stopping, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
     pub stop_timeout: u64,
+
+    #[command(flatten)]
+    pub workers: WorkersArgs,
+
+    /// Queues go to the workers that have time for them, from measured load, unless attached by hand
+    #[arg(long, value_name = "auto|off", default_value = "auto", value_parser = values::balance(), hide_possible_values = true)]
+    pub balance: Balance,
+    /// Where `bareblk ctl` connects; root and the server's user may [default: nowhere]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -60,6 +60,7 @@ impl Opened<'_> {
             engine: Arc::clone(&first.engine),
             workers: settings.workers.clone(),
             poll: settings.poll,
+            balance: settings.balance,
         };
         let mut told = Vec::new();
         let mut made = Vec::new();
@@ -108,6 +109,7 @@ pub struct Serving {
     file: Option<PathBuf>,
 }
 
+#[allow(dead_code)] // add, remove and resize are for the control socket
 impl Serving {
     /// For questions, and for changes that concern no disk's settings. Must not take long: a stop waits for it.
     pub fn with_server<T>(&self, ask: impl FnOnce(&Server) -> T) -> Result<T> {

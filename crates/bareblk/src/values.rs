@@ -5,7 +5,9 @@
 //! Not here: which option has which value (`serve_args.rs`, `cli.rs`, `engine_args.rs`).
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::{DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE};
+use blk_server::{
+    Balance, DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE,
+};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use disk_image::{CacheMode, SECTOR_BYTES};
 use nix::unistd::{Group, User};
@@ -62,6 +64,10 @@ pub fn group_id(text: &str) -> Result<u32> {
     group
         .map(|group| group.gid.as_raw())
         .ok_or_else(|| anyhow!("group '{text}' does not exist: give a name or a number that does"))
+}
+
+pub fn balance() -> impl TypedValueParser<Value = Balance> {
+    PossibleValuesParser::new(["auto", "off"]).try_map(|text| text.parse::<Balance>())
 }
 
 pub fn cache_mode() -> impl TypedValueParser<Value = CacheMode> {

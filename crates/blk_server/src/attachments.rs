@@ -11,7 +11,6 @@
 //! Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
@@ -29,7 +28,9 @@ use crate::disk::Disk;
 use crate::meters::QueueMeter;
 use crate::queue::Queue;
 use crate::report::{QueueReport, WorkerReport};
+use crate::server::ServerError;
 use crate::worker_options::{WorkerId, WorkerOptions};
+use crate::worker_thread::warn_if_crowded;
 use crate::workers::{Address, Command, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
 
 /// A running queue from outside its worker.
@@ -128,7 +129,7 @@ struct Table {
 }
 
 impl Table {
-    fn add(&mut self, options: WorkerOptions, trade: &Trade) -> io::Result<WorkerId> {
+    fn add(&mut self, options: WorkerOptions, trade: &Trade) -> Result<WorkerId, ServerError> {
         let id = WorkerId(self.next_id);
         self.workers.push(WorkerThread::start(id, options, trade)?);
         self.next_id += 1;
@@ -169,8 +170,9 @@ pub(crate) struct WorkerSet {
 
 impl WorkerSet {
     /// # Errors
-    /// If a thread or an engine does not start.
-    pub(crate) fn start(workers: &[WorkerOptions], trade: Trade) -> io::Result<Arc<Self>> {
+    /// If a thread or an engine does not start, or a thread cannot run as its options say.
+    pub(crate) fn start(workers: &[WorkerOptions], trade: Trade) -> Result<Arc<Self>, ServerError> {
+        warn_if_crowded(workers);
         let mut table = Table::default();
         for options in workers {
             table.add(options.clone(), &trade)?;
@@ -247,6 +249,7 @@ impl WorkerSet {
         let report = |worker: &WorkerThread| WorkerReport {
             id: worker.address.id,
             options: worker.options.clone(),
+            node: worker.node,
             queues: places.iter().filter(|&&id| id == worker.address.id).count(),
             counters: worker.meter.read(),
         };
@@ -260,8 +263,7 @@ impl WorkerSet {
     /// Starts one more worker.
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
         let _admin = self.admin();
-        let added = self.table().add(options, &self.trade);
-        let id = added.map_err(|source| AdminError::System { action: "start a worker".into(), source })?;
+        let id = self.table().add(options, &self.trade)?;
         info!(worker = id.0, "worker added");
         Ok(id)
     }

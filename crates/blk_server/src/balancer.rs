@@ -26,8 +26,9 @@ use crate::worker_options::WorkerId;
 
 /// Between two readings, and over which a worker's own work is looked at.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
-/// A worker that works for less than this part of the period (one in so many) does not ring.
-const RINGS_FROM: u32 = 4;
+/// A worker that works for less than this part of the period (one in so many) does not ring. Low, because one that is kept
+/// from running gets no more done, however much it has to do.
+const RINGS_FROM: u32 = 50;
 /// Readings take no more than one in so many of the time.
 const COST_LIMIT: u32 = 100;
 /// A queue that is moved takes nothing more until what it has in flight is done: no longer than this.

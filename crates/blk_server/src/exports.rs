@@ -21,6 +21,7 @@ use tracing::{error, warn};
 
 use crate::acceptor::Acceptor;
 use crate::admin::AdminError;
+use crate::attachments::WorkerSet;
 use crate::disk::{Disk, DiskConfig};
 use crate::listener::{Socket, SocketConfig, clear_stale};
 use crate::log_limit::{Allowed, LogLimit};
@@ -28,7 +29,7 @@ use crate::report::DiskReport;
 use crate::server::{MIN_DEPTH, ServerError};
 use crate::session::Session;
 use crate::session_list::SessionList;
-use crate::workers::{AbortOnPanic, WorkerSet};
+use crate::workers::AbortOnPanic;
 
 /// A session's thread sleeps in `poll` and holds one message.
 pub(crate) const SESSION_STACK_BYTES: usize = 256 << 10;

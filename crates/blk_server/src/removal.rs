@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::admin::AdminError;
+use crate::attachments::WorkerSet;
 use crate::exports::{Export, Exports, Turn};
 use crate::flush::{deadline_in, flush};
 use crate::session::{EndReason, SessionShared};
-use crate::workers::WorkerSet;
 
 /// What requests that were given up have left to end.
 const AFTER_CANCEL: Duration = Duration::from_secs(3);

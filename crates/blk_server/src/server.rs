@@ -21,7 +21,8 @@ use crate::admin::AdminError;
 use crate::attachments::WorkerSet;
 use crate::balance::Balance;
 use crate::balancer::Balancer;
-use crate::disk::{Disk, DiskConfig, InvalidDisk};
+use crate::capacity;
+use crate::disk::{DiskConfig, InvalidDisk};
 use crate::engine_source::EngineSource;
 use crate::exports::{Exports, SESSION_STACK_BYTES};
 use crate::flush::{deadline_in, flush};
@@ -31,7 +32,7 @@ use crate::report::ServerReport;
 use crate::session::EndReason;
 use crate::submissions::{SubmissionMeter, Submissions};
 use crate::worker_options::{WorkerId, WorkerOptions, WorkerOptionsError};
-use crate::workers::{AbortOnPanic, WorkerSet};
+use crate::workers::Trade;
 
 /// A discard may need as many operations as it has segments.
 pub(crate) const MIN_DEPTH: u32 = 16;
@@ -134,6 +135,8 @@ impl StopReport {
 pub struct Server {
     exports: Arc<Exports>,
     workers: Arc<WorkerSet>,
+    /// Of disks that name none.
+    engine: Arc<EngineSource>,
     balancer: Option<Balancer>,
     /// Only where the request path is measured.
     meter: Option<Arc<SubmissionMeter>>,
@@ -182,16 +185,11 @@ impl Server {
         let trade = Trade { base: Arc::clone(&config.engine), poll: config.poll, meter: meter.clone(), bell };
         let plain = [WorkerOptions::default()];
         let workers = if config.workers.is_empty() { &plain } else { config.workers.as_slice() };
-        let workers = WorkerSet::start(workers, trade).map_err(ServerError::Engine)?;
-        let export = |(disk, socket): (DiskConfig, SocketConfig)| {
-            let disk = Arc::new(Disk::new(disk)?);
-            let socket = Socket::bind(opener, &socket)?;
-            Ok::<_, ServerError>(Export { disk, socket, sessions: Arc::default() })
-        };
-        let exports = Arc::new(disks.into_iter().map(export).collect::<Result<Vec<_>, _>>()?);
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let quit = Arc::new(eventfd(0, flags).map_err(|errno| ServerError::Thread(errno.into()))?);
-        let mut server = Self { exports, workers, balancer, meter, quit, acceptor: None };
+        let workers = WorkerSet::start(workers, trade)?;
+        let exports = Exports::new(opener).map_err(ServerError::Thread)?;
+        exports.add_all(disks)?;
+        let (exports, workers, engine) = (Arc::new(exports), workers, Arc::clone(&config.engine));
+        let mut server = Self { exports, workers, engine, balancer, meter, acceptor: None };
         server.acceptor = Some(server.start_acceptor().map_err(ServerError::Thread)?);
         server.start_balancer().map_err(ServerError::Thread)?;
         Ok(server)
@@ -233,11 +231,9 @@ impl Server {
     /// A reading of everything that is counted.
     #[must_use]
     pub fn report(&self) -> ServerReport {
-        ServerReport {
-            workers: self.workers.worker_reports(),
-            disks: self.exports.iter().map(|export| export.report(&self.workers)).collect(),
-            balance: self.balancer.as_ref().map(Balancer::report),
-        }
+        let disks = self.exports.reports(&self.workers, &self.engine.name);
+        let balance = self.balancer.as_ref().map(Balancer::report);
+        ServerReport { workers: self.workers.worker_reports(), disks, balance }
     }
 
     /// Serves one more disk. Its name and its socket's path must be free.
@@ -301,9 +297,7 @@ impl Server {
         worker: WorkerId,
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        let export = self.exports.iter().find(|export| export.disk.name() == disk);
-        let export = export.ok_or_else(|| AdminError::NoDisk { name: disk.to_owned() })?;
-        self.workers.attach(&export.disk, queue, worker, timeout)
+        self.workers.attach(&self.exports.find(disk)?.disk, queue, worker, timeout)
     }
 
     /// Stops as the file's head says, within `timeout`.
@@ -347,8 +341,4 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop_accepting();
     }
-}
-
-fn not_yet() -> AdminError {
-    AdminError::System { action: "do that yet".into(), source: io::ErrorKind::Unsupported.into() }
 }

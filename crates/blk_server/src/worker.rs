@@ -261,7 +261,7 @@ impl Worker {
     fn reap(&mut self, now: Instant) -> usize {
         self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
-        let any = !events.is_empty();
+        let count = events.len();
         // Looked at where they lie: each is as wide as a cache line, and a copy waits for the stores of the last.
         for event in &mut events {
             match *event {
@@ -288,8 +288,10 @@ impl Worker {
         };
         let before = entry.queue.in_flight();
         entry.queue.complete(tag, completion, now);
-        self.in_flight -= before - entry.queue.in_flight();
-        self.pool.give_back(std::mem::take(&mut completion.buffers), entry.queue.memory());
+        if let Some(engine) = self.engines.get_mut(entry.engine) {
+            engine.in_flight -= before - entry.queue.in_flight();
+            engine.pool.give_back(std::mem::take(&mut completion.buffers), entry.queue.memory());
+        }
         if self.touched.last() != Some(&id) {
             self.touched.push(id);
         }
@@ -420,180 +422,8 @@ impl Worker {
             // Deaf to commands, or to one of its engines: queues could not be stopped, or would wait for ever.
             self.engine_failed(&errno.into());
         }
-        let Ok(index) = usize::try_from(id) else { return };
-        if let Some(Some(entry)) = self.queues.get_mut(index) {
-            entry.queue.break_kick(errno);
-        }
-    }
-
-    fn take_commands(&mut self) {
-        drain(&self.doorbell);
-        while let Ok(command) = self.commands.try_recv() {
-            self.obey(command);
-        }
-    }
-
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Start(start, done) => {
-                let started = self.start(&start);
-                let _ = done.send(started);
-            }
-            Command::BeginStop(id) => self.with(id, |entry| entry.queue.drain()),
-            Command::Stop(id, done) => {
-                self.with(id, |entry| {
-                    entry.queue.drain();
-                    entry.stop = Some(done);
-                });
-                self.touched.push(id);
-            }
-            Command::SetCall(id, call, done) => {
-                self.with(id, |entry| entry.queue.set_call(call));
-                let _ = done.send(());
-            }
-            Command::SetErr(id, err, done) => {
-                self.with(id, |entry| entry.queue.set_err(err));
-                let _ = done.send(());
-            }
-            Command::SetMemory { queue, memory, layout, drain, done } => {
-                self.set_memory(queue, memory, layout, drain, done);
-            }
-            Command::Cancel(None) => self.handles.reap.cancel_all(),
-            Command::Cancel(Some(disk)) => {
-                if let Some((file, _)) = self.files.get(&disk) {
-                    self.handles.reap.cancel_file(*file);
-                }
-            }
-            Command::Quit => self.quit = true,
-        }
-    }
-
-    fn with(&mut self, id: u32, act: impl FnOnce(&mut Entry)) {
-        if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
-            act(entry);
-        }
-    }
-
-    fn start(&mut self, start: &QueueStart) -> Option<u32> {
-        let index = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
-        let id = u32::try_from(index).ok()?;
-        let queue = match self.make_queue(start, id) {
-            Ok(queue) => queue,
-            Err(what) => {
-                report_ring_fault(&start.disk, start.index, start.err.as_ref(), &what);
-                return None;
-            }
-        };
-        self.handles.submit.use_memory(queue.memory());
-        self.pool.reserve(usize::from(start.layout.map_or(0, |layout| layout.queue_size)));
-        let entry = Entry { queue, active: false, idle_passes: 0, stop: None, memory: None };
-        if index == self.queues.len() {
-            self.queues.push(None);
-        }
-        self.queues[index] = Some(entry);
-        debug!(disk = start.disk.name(), queue = start.index, "queue started");
-        // Scanned once without waiting for a kick: it may have been lost with the last server.
-        self.activate(u64::from(id));
-        Some(id)
-    }
-
-    /// Attaches the image, watches the kick, maps the ring; undoes the first when a later one fails.
-    fn make_queue(&mut self, start: &QueueStart, id: u32) -> Result<Queue, String> {
-        let file = self.attach(&start.disk);
-        let file = file.map_err(|error| format!("the engine does not take the image: {error}"))?;
-        let watch = self.handles.reap.watch(Arc::clone(&start.kick), WatchToken(u64::from(id)));
-        let watch = watch.map_err(|error| {
-            self.detach(&start.disk);
-            format!("its kick descriptor cannot be polled: {error}")
-        })?;
-        Queue::new(start, id, file, watch).inspect_err(|_| {
-            self.handles.reap.unwatch(watch);
-            self.detach(&start.disk);
-        })
-    }
-
-    fn set_memory(
-        &mut self,
-        id: u32,
-        memory: Arc<GuestMemory>,
-        layout: Option<RingLayout>,
-        drain: bool,
-        done: SyncSender<()>,
-    ) {
-        if drain {
-            self.with(id, |entry| {
-                entry.queue.drain();
-                entry.memory = Some(NewMemory { memory, layout, done });
-            });
-            self.touched.push(id);
-            return;
-        }
-        self.change_memory(id, memory, layout);
-        let _ = done.send(());
-    }
-
-    /// The engine learns of the new memory first, so that regions which stay are not let go in between. That is
-    /// also why ops may be in flight: unless the queue was drained before, nothing of the old memory goes away.
-    fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>, layout: Option<RingLayout>) {
-        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
-        let old = Arc::clone(entry.queue.memory());
-        self.handles.submit.use_memory(&memory);
-        entry.queue.set_memory(Arc::clone(&memory), layout);
-        // A queue that broke over the new memory keeps the old one until it stops.
-        let broke = Arc::ptr_eq(entry.queue.memory(), &old);
-        self.handles.submit.forget_memory(if broke { &memory } else { &old });
-        self.pool.forget(&old);
-    }
-
-    /// Nothing of the queue is in flight any more, and what was is visible to the driver.
-    fn drained(&mut self, id: u32) {
-        let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
-        if let Some(NewMemory { memory, layout, done }) = entry.memory.take() {
-            self.change_memory(id, memory, layout);
-            self.with(id, |entry| {
-                if entry.stop.is_none() {
-                    entry.queue.resume();
-                }
-            });
-            let _ = done.send(());
-            self.activate(u64::from(id));
-        }
-        let stopped = self.queues[id as usize].take_if(|entry| entry.stop.is_some());
-        let Some(Entry { mut queue, stop, .. }) = stopped else { return };
-        self.active.retain(|&active| active != id);
-        self.handles.reap.unwatch(queue.watch);
-        drain(&queue.kick);
-        self.handles.submit.forget_memory(queue.memory());
-        self.pool.forget(queue.memory());
-        self.detach(queue.disk());
-        let position = queue.leave();
-        debug!(disk = queue.disk().name(), position, "queue stopped");
-        // Lets go of the memory and the descriptors before whoever waits goes on.
-        drop(queue);
-        if let Some(done) = stop {
-            let _ = done.send(position);
-        }
-    }
-
-    fn attach(&mut self, disk: &Disk) -> std::io::Result<FileId> {
-        if let Some((file, users)) = self.files.get_mut(&disk.id()) {
-            *users += 1;
-            return Ok(*file);
-        }
-        let image = disk.image();
-        let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-        let file = self.handles.submit.attach_file(spec)?;
-        self.files.insert(disk.id(), (file, 1));
-        Ok(file)
-    }
-
-    fn detach(&mut self, disk: &Disk) {
-        let Some((file, users)) = self.files.get_mut(&disk.id()) else { return };
-        *users -= 1;
-        if *users == 0 {
-            self.handles.submit.detach_file(*file);
-            self.files.remove(&disk.id());
-        }
+        let Ok(index) = u32::try_from(id) else { return };
+        self.with(index, |entry| entry.queue.break_kick(errno));
     }
 
     /// An access of ours met a page that a front-end had cut off: its session ends, the others go on.

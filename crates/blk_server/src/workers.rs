@@ -20,13 +20,15 @@ use virtqueue::{RingFeatures, RingLayout, packed};
 use crate::balancer::Bell;
 use crate::disk::{Disk, DiskConfig};
 use crate::engine_source::EngineSource;
+use crate::meters::{QueueMeter, WorkerMeter};
+use crate::queue::Queue;
 use crate::server::ServerError;
 use crate::session::SessionShared;
 use crate::signal::{adopt, signal};
 use crate::submissions::SubmissionMeter;
 use crate::worker::Worker;
 use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::worker_thread::{self, warn_if_crowded};
+use crate::worker_thread;
 
 /// The worker's thread has ended.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +116,8 @@ pub(crate) enum Command {
     },
     /// Gives up what can be given up, of all disks or of one: they were told to end at once.
     Cancel(Option<u64>),
+    /// Ends if it has no queues, and answers whether it does.
+    Retire(SyncSender<bool>),
     Quit,
 }
 
@@ -157,158 +161,58 @@ pub(crate) struct Trade {
 pub(crate) struct WorkerThread {
     pub(crate) address: Address,
     pub(crate) options: WorkerOptions,
+    /// NUMA node of its CPUs.
+    pub(crate) node: Option<u32>,
     pub(crate) meter: Arc<WorkerMeter>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl WorkerThread {
     /// # Errors
-    /// If the thread, or its engine, does not start.
-    pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> io::Result<Self> {
+    /// If the thread, or its engine, does not start, or cannot run as its options say.
+    pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> Result<Self, ServerError> {
         let (commands, received) = channel();
-        let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let doorbell = Arc::new(doorbell.map_err(|errno| ServerError::Thread(errno.into()))?);
         let meter = Arc::<WorkerMeter>::default();
         let (started, start_result) = sync_channel(1);
         let (bell, counters, trade) = (Arc::clone(&doorbell), Arc::clone(&meter), trade.clone());
+        let as_told = options.clone();
         let body = move || {
             let _guard = AbortOnPanic;
-            match Worker::new(id, trade.base, received, bell, trade.poll) {
+            // The engine is made here and not before: its memory comes from the node where this thread runs.
+            let start = || {
+                worker_thread::apply(&as_told).map_err(|source| ServerError::Worker { id, source })?;
+                Worker::new(id, trade.base, received, bell, trade.poll).map_err(ServerError::Engine)
+            };
+            match start() {
                 Ok(worker) => {
                     let mut worker = worker.with_meters(counters, trade.meter).with_bell(trade.bell);
-                    let _ = started.send(Ok(()));
+                    let _ = started.send(Ok(worker_thread::log_start(id, &as_told)));
                     worker.run();
                 }
                 Err(error) => drop(started.send(Err(error))),
             }
         };
-        let thread = std::thread::Builder::new().name(format!("bareblk-work-{id}")).spawn(body)?;
-        start_result.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
-        Ok(Self { address: Address { id, commands, doorbell }, options, meter, thread: Some(thread) })
+        let thread = std::thread::Builder::new().name(format!("bareblk-work-{id}"));
+        let thread = thread.spawn(body).map_err(ServerError::Thread)?;
+        let gone = |_| Err(ServerError::Thread(io::ErrorKind::BrokenPipe.into()));
+        let node = start_result.recv().unwrap_or_else(gone)?;
+        let address = Address { id, commands, doorbell };
+        Ok(Self { address, options, node, meter, thread: Some(thread) })
     }
 
-    pub(crate) fn set_err(&self, err: Option<Arc<OwnedFd>>) -> Result<(), WorkerGone> {
-        // Answered, so that a peer that repeats it cannot pile up descriptors in the worker's channel.
-        self.worker.ask(|done| Command::SetErr(self.id, err, done))
-    }
-
-    pub(crate) fn set_memory(
-        &self,
-        memory: Arc<GuestMemory>,
-        layout: Option<RingLayout>,
-        drain: bool,
-    ) -> Result<(), WorkerGone> {
-        let queue = self.id;
-        self.worker.ask(|done| Command::SetMemory { queue, memory, layout, drain, done })
-    }
-
-    /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.
-    pub(crate) fn begin_stop(&self) {
-        let _ = self.worker.send(Command::BeginStop(self.id));
-    }
-
-    /// Returns the ring's position once everything submitted is complete.
-    pub(crate) fn stop(self) -> Option<u32> {
-        self.worker.ask(|done| Command::Stop(self.id, done)).ok()
+    /// Waits for the end of a worker that was told to.
+    pub(crate) fn join(&mut self) {
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// All workers of a server, and which queue goes where.
-#[derive(Debug)]
-pub(crate) struct WorkerSet {
-    workers: Vec<(Address, Option<JoinHandle<()>>)>,
-}
-
-impl WorkerSet {
-    /// One worker for each of `options`, at least one; all count in `meter`, if there is one.
-    ///
-    /// # Errors
-    /// If a thread or an engine does not start, or a thread cannot run as its options say.
-    pub(crate) fn start(
-        source: &Arc<EngineSource>,
-        options: &[WorkerOptions],
-        poll: Duration,
-        meter: Option<&Arc<SubmissionMeter>>,
-    ) -> Result<Self, ServerError> {
-        let one = [WorkerOptions::default()];
-        let options = if options.is_empty() { &one } else { options };
-        warn_if_crowded(options);
-        // Those that run end with the set, should a later one not start.
-        let mut set = Self { workers: Vec::new() };
-        for (id, options) in (0..).map(WorkerId).zip(options) {
-            set.workers.push(start_worker(id, options.clone(), Arc::clone(source), poll, meter.cloned())?);
-        }
-        Ok(set)
-    }
-
-    /// `None`: the queue cannot run; logged, and its err fd signalled.
-    pub(crate) fn start_queue(&self, start: QueueStart) -> Result<Option<QueueHandle>, WorkerGone> {
-        let worker = self.workers.get(usize::from(start.index) % self.workers.len());
-        let (worker, _) = worker.ok_or(WorkerGone)?;
-        let id = worker.ask(|done| Command::Start(Box::new(start), done))?;
-        Ok(id.map(|id| QueueHandle { worker: worker.clone(), id }))
-    }
-
-    /// Gives up what can be given up, of one disk or of all.
-    pub(crate) fn cancel(&self, disk: Option<u64>) {
-        for (worker, _) in &self.workers {
-            let _ = worker.send(Command::Cancel(disk));
-        }
-    }
-
-    /// Forgets where queues of a disk that goes were attached.
-    #[allow(clippy::unused_self)] // until queues can be attached
-    pub(crate) fn forget_disk(&self, _disk: u64) {}
-
-    #[allow(clippy::unused_self)] // until queues count
-    pub(crate) fn queue_reports(&self, _disk: u64) -> Vec<QueueReport> {
-        Vec::new()
-    }
-}
-
-impl Drop for WorkerSet {
+impl Drop for WorkerThread {
     fn drop(&mut self) {
-        for (worker, thread) in &mut self.workers {
-            let _ = worker.send(Command::Quit);
-            let _ = thread.take().map(JoinHandle::join);
-        }
+        let _ = self.address.send(Command::Quit);
+        self.join();
     }
-}
-
-fn start_worker(
-    id: WorkerId,
-    options: WorkerOptions,
-    source: Arc<EngineSource>,
-    poll: Duration,
-    meter: Option<Arc<SubmissionMeter>>,
-) -> Result<(Address, Option<JoinHandle<()>>), ServerError> {
-    let (commands, received) = channel();
-    let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let doorbell = Arc::new(doorbell.map_err(|errno| ServerError::Thread(errno.into()))?);
-    let (started, start_result) = sync_channel(1);
-    let bell = Arc::clone(&doorbell);
-    let body = move || {
-        let _guard = AbortOnPanic;
-        // The engine is made here and not before: its memory comes from the node where this thread runs.
-        let start = || {
-            worker_thread::apply(&options).map_err(|source| ServerError::Worker { id, source })?;
-            let engine = (source.make)().map_err(ServerError::Engine)?;
-            let depth = usize::try_from(source.depth).unwrap_or(usize::MAX);
-            Worker::new(engine, received, bell, depth, poll).map_err(ServerError::Engine)
-        };
-        match start() {
-            Ok(worker) => {
-                worker_thread::log_start(id, &options);
-                let _ = started.send(Ok(()));
-                worker.with_meter(meter).run();
-            }
-            Err(error) => drop(started.send(Err(error))),
-        }
-    };
-    let thread = std::thread::Builder::new().name(format!("bareblk-work-{id}"));
-    let thread = thread.spawn(body).map_err(ServerError::Thread)?;
-    let gone = |_| Err(ServerError::Thread(std::io::ErrorKind::BrokenPipe.into()));
-    start_result.recv().unwrap_or_else(gone)?;
-    Ok((Address { commands, doorbell }, Some(thread)))
 }
 
 /// A worker or session that panicked would leave guests waiting for ever; a server that is gone is

@@ -11,22 +11,24 @@ use std::time::Duration;
 use blk_server::{Balance, MoveOutcome, Server, WorkerId, WorkerOptions};
 use guest_mem::GuestRange;
 use rig::raw_guest::connected;
-use rig::{Guest, Options, Rig, eventually, feature, header_bytes, kind};
+use rig::{Guest, MIB, Options, Rig, eventually, feature, header_bytes, kind};
 
 const QUEUES: u16 = 4;
 /// Requests in flight per queue.
 const DEPTH: u64 = 16;
-const SLOT_BYTES: u64 = 0x2000;
-const BLOCK: usize = 4096;
+const SLOT_BYTES: u64 = 0x2_0000;
+/// Large, so that copying them keeps the worker busy and not the guests.
+const BLOCK: usize = 0x1_0000;
+/// Times that everything is read before it is looked at.
+const READS: usize = 20;
 
 /// Writes the round's number over the queue's own blocks, all in flight at once, and reads it back; again and again.
 fn write_and_verify(guest: &mut Guest, stop: &AtomicBool) -> u64 {
     let mut round = 0_u64;
     while !stop.load(Ordering::Relaxed) {
         round += 1;
-        let block =
-            |slot: u64| (round << 32 | slot << 8 | u64::from(guest.index)).to_le_bytes().repeat(BLOCK / 8);
-        let blocks: Vec<_> = (0..DEPTH).map(block).collect();
+        let words = (0..DEPTH).map(|slot| (round << 32) | (slot << 8) | u64::from(guest.index));
+        let blocks: Vec<_> = words.map(|word| word.to_le_bytes().repeat(BLOCK / 8)).collect();
         for (slot, block) in (0..).zip(&blocks) {
             guest.view.store(data_of(guest, slot).addr, block).unwrap();
         }
@@ -34,7 +36,7 @@ fn write_and_verify(guest: &mut Guest, stop: &AtomicBool) -> u64 {
         for slot in 0..DEPTH {
             guest.view.store(data_of(guest, slot).addr, &[0; BLOCK]).unwrap();
         }
-        all_at_once(guest, kind::IN);
+        (0..READS).for_each(|_| all_at_once(guest, kind::IN));
         for (slot, block) in (0..).zip(&blocks) {
             let mut found = vec![0; BLOCK];
             guest.view.read(data_of(guest, slot).addr, &mut found).unwrap();
@@ -44,19 +46,23 @@ fn write_and_verify(guest: &mut Guest, stop: &AtomicBool) -> u64 {
     round
 }
 
+/// Each queue's requests: two MiB of the upper half of memory.
+fn slot_of(guest: &Guest, slot: u64) -> u64 {
+    8 * MIB + u64::from(guest.index) * 2 * MIB + slot * SLOT_BYTES
+}
+
 fn data_of(guest: &Guest, slot: u64) -> GuestRange {
-    GuestRange { addr: guest.area() + slot * SLOT_BYTES + 0x1000, len_bytes: BLOCK as u32 }
+    GuestRange { addr: slot_of(guest, slot) + 0x1000, len_bytes: BLOCK as u32 }
 }
 
 fn all_at_once(guest: &mut Guest, kind: u32) {
     for slot in 0..DEPTH {
-        let (header, status) = (guest.area() + slot * SLOT_BYTES, guest.area() + slot * SLOT_BYTES + 0x800);
-        let sector = (u64::from(guest.index) * DEPTH + slot) * 8;
-        guest.view.store(header, &header_bytes(kind, sector)).unwrap();
-        guest.view.store(status, &[0xff]).unwrap();
-        let (header, status) =
-            (GuestRange { addr: header, len_bytes: 16 }, GuestRange { addr: status, len_bytes: 1 });
+        let header = GuestRange { addr: slot_of(guest, slot), len_bytes: 16 };
+        let status = GuestRange { addr: header.addr + 0x800, len_bytes: 1 };
         let data = data_of(guest, slot);
+        let sector = (u64::from(guest.index) * DEPTH + slot) * (BLOCK as u64 / 512);
+        guest.view.store(header.addr, &header_bytes(kind, sector)).unwrap();
+        guest.view.store(status.addr, &[0xff]).unwrap();
         let (readable, writable) = if kind == kind::OUT {
             (vec![header, data], vec![status])
         } else {
@@ -70,7 +76,7 @@ fn all_at_once(guest: &mut Guest, kind: u32) {
     }
     for slot in 0..DEPTH {
         let mut status = [0xff];
-        guest.view.read(guest.area() + slot * SLOT_BYTES + 0x800, &mut status).unwrap();
+        guest.view.read(slot_of(guest, slot) + 0x800, &mut status).unwrap();
         assert_eq!(status, [0]);
     }
 }

@@ -26,7 +26,7 @@ fn watch_idle(options: Options, threads_at_least: usize) {
     let before = switches();
     std::thread::sleep(WATCH);
     let after = switches();
-    println!("resident memory: {} KiB, front-end's memory included", resident_kib());
+    println!("resident memory: {} KiB, front-end's memory included", status_kib("VmRSS:"));
     assert!(before.len() >= threads_at_least, "{threads_at_least} threads are expected: {before:?}");
     assert_eq!(after, before);
     assert!(guests.iter_mut().all(|guest| guest.read(0, 4096).status == Some(0)));

@@ -261,6 +261,11 @@ impl<K: Kernel> Core<K> {
         self.kernel.wait(timeout)
     }
 
+    fn arm(&mut self) -> io::Result<bool> {
+        self.issue_backlog();
+        Ok(self.kernel.arm()? && self.finished.is_empty())
+    }
+
     /// `only`: ops on this file; `None`: all.
     fn cancel(&mut self, only: Option<FileId>) {
         let (ops, finished) = (&mut self.memory.ops, &mut self.finished);

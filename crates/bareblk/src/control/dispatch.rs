@@ -15,7 +15,7 @@ use super::{Control, Refused, worker_settings};
 pub fn obey(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
     match verb {
         Verb::List => value(&ListAnswer::new(&control.report())),
-        Verb::Stats => value(&StatsAnswer::new(&control.report(), control.balance())),
+        Verb::Stats => value(&StatsAnswer::new(&control.report())),
         Verb::Workers => value(&WorkersAnswer::new(&control.report())),
         changing => {
             let answer = change(changing, control).map_err(Fault::from);

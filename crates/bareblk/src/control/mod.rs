@@ -7,7 +7,7 @@
 //! - Whatever it sends or does not read ends at a limit stated in `limits`, and costs its own connection only.
 //!
 //! Described for others in docs/control.md. Not here: the client (`ctl.rs`), what is changed (`blk_server`,
-//! `server_control.rs`).
+//! `serving_control.rs`).
 
 pub mod limits;
 
@@ -20,6 +20,8 @@ mod session;
 mod line_reader;
 
 pub mod protocol;
+
+pub mod balance;
 
 mod dispatch;
 
@@ -44,11 +46,6 @@ use reports::ReloadAnswer;
 pub trait Control: Send + Sync {
     /// A reading of everything that is counted.
     fn report(&self) -> ServerReport;
-
-    /// What the balancer did and why; `Null` where there is none.
-    fn balance(&self) -> Value {
-        Value::Null
-    }
 
     /// Starts one more worker.
     fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, Refused>;

@@ -13,8 +13,8 @@ use blk_server::{DiskReport, QueueReport, ServerReport, WorkerReport};
 use disk_image::SECTOR_BYTES;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use super::balance::Balance;
 use super::protocol::WorkerSettings;
 use super::worker_settings;
 
@@ -57,19 +57,19 @@ pub struct StatsAnswer {
     pub process_cpu_ns: u64,
     pub workers: Vec<WorkerStats>,
     pub disks: Vec<DiskStats>,
-    /// Null, or what the balancer did.
-    pub balance: Value,
+    /// Null where queues are not balanced.
+    pub balance: Option<Balance>,
 }
 
 impl StatsAnswer {
-    pub fn new(report: &ServerReport, balance: Value) -> Self {
+    pub fn new(report: &ServerReport) -> Self {
         Self {
             at_ns: clock_ns(ClockId::Monotonic),
             pid: std::process::id(),
             process_cpu_ns: clock_ns(ClockId::ProcessCPUTime),
             workers: report.workers.iter().map(WorkerStats::new).collect(),
             disks: report.disks.iter().map(DiskStats::new).collect(),
-            balance,
+            balance: report.balance.as_ref().map(Balance::new),
         }
     }
 }
@@ -135,6 +135,8 @@ impl Disk {
 #[serde(default)]
 pub struct Worker {
     pub worker: u32,
+    /// NUMA node of its CPUs; null if they are of several, or it is unknown.
+    pub node: Option<u32>,
     /// Queues that it serves.
     pub queues: usize,
     /// As it was made.
@@ -145,6 +147,7 @@ impl Worker {
     fn new(worker: &WorkerReport) -> Self {
         Self {
             worker: worker.id.0,
+            node: worker.node,
             queues: worker.queues,
             settings: worker_settings::settings(&worker.options),
         }
@@ -160,6 +163,8 @@ pub struct WorkerStats {
     pub idle_passes: u64,
     pub sleeps: u64,
     pub cpu_ns: u64,
+    /// Ready to run, without a processor.
+    pub wait_ns: u64,
     pub submission_ns: u64,
     pub completion_ns: u64,
 }
@@ -173,6 +178,7 @@ impl WorkerStats {
             idle_passes: counters.idle_passes,
             sleeps: counters.sleeps,
             cpu_ns: ns(counters.cpu_time),
+            wait_ns: ns(counters.wait_time),
             submission_ns: ns(counters.submission_time),
             completion_ns: ns(counters.completion_time),
         }
@@ -250,7 +256,7 @@ fn text(path: &Path) -> String {
 }
 
 /// 584 years fit.
-fn ns(time: Duration) -> u64 {
+pub(super) fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -263,6 +269,9 @@ fn clock_ns(clock: ClockId) -> u64 {
 #[cfg(test)]
 mod tests {
     use blk_server::{QueueCounters, SchedulingClass, WorkerCounters, WorkerId, WorkerOptions};
+
+    use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
+    use serde_json::Value;
 
     use super::*;
 
@@ -308,15 +317,25 @@ mod tests {
             queues_offered: 64,
             queues: vec![QueueReport { index: 17, worker: WorkerId(18), size: 1024, counters }],
         };
-        let worker = WorkerReport { id: WorkerId(18), options, queues: 1, counters: worked };
-        ServerReport { workers: vec![worker], disks: vec![disk] }
+        let worker = WorkerReport { id: WorkerId(18), options, node: Some(23), queues: 1, counters: worked };
+        let decision = BalanceDecision {
+            at: std::time::SystemTime::UNIX_EPOCH + Duration::from_millis(24),
+            disk: "root".into(),
+            queue: 17,
+            from: WorkerId(18),
+            to: WorkerId(25),
+            why: "it was busy".into(),
+            outcome: MoveOutcome::Moved { took: Duration::from_nanos(26) },
+        };
+        let balance = BalanceReport { readings: 27, moves: 28, failed: 29, decisions: vec![decision] };
+        ServerReport { workers: vec![worker], disks: vec![disk], balance: Some(balance) }
     }
 
     /// A field that is gone, or means something else, breaks programs that read it: that needs a new protocol.
     #[test]
     fn answers_are_those_of_protocol_1() {
         let report = report();
-        let mut stats = StatsAnswer::new(&report, serde_json::json!({"moves": []}));
+        let mut stats = StatsAnswer::new(&report);
         assert!(stats.at_ns > 0 && stats.process_cpu_ns > 0 && stats.pid > 0);
         (stats.at_ns, stats.pid, stats.process_cpu_ns) = (19, 20, 21);
         let refused = vec![NotChanged { disk: "e".into(), why: "in use".into() }];

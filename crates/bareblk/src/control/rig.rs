@@ -1,6 +1,6 @@
 //! For tests: a server that remembers what it was told, and knows every disk but `none`.
 //!
-//! Not here: a real one (`server_control.rs`).
+//! Not here: a real one (`serving_control.rs`).
 
 use std::sync::Mutex;
 use std::time::Duration;

@@ -7,9 +7,9 @@
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use serde_json::Value;
 
 use super::rates;
+use crate::control::balance::{Balance, Decision};
 use crate::control::protocol::WorkerSettings;
 use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats};
 
@@ -148,11 +148,20 @@ pub fn stats(stats: &StatsAnswer) -> String {
     if idle > 0 {
         let _ = writeln!(text, "{idle} of {} disks have no running queue", stats.disks.len());
     }
-    text + &balance(&stats.balance)
+    text + &balance(stats.balance.as_ref())
 }
 
-fn balance(balance: &Value) -> String {
-    if balance.is_null() { String::new() } else { format!("\nbalance: {}\n", plain(&balance.to_string())) }
+/// The last decisions of the balancer.
+fn balance(balance: Option<&Balance>) -> String {
+    let Some(balance) = balance else { return String::new() };
+    let Balance { readings, moves, failed, decisions } = balance;
+    let head = format!("\nbalance: {moves} moves, {failed} failed, {readings} readings\n");
+    let latest = decisions.iter().rev().take(SHOWN_DECISIONS).map(|decision| {
+        let Decision { disk, queue, from, to, why, error, .. } = decision;
+        let what = format!("  {} queue {queue}: {from} -> {to}: {}", plain(disk), plain(why));
+        error.as_ref().map_or(what.clone() + "\n", |error| format!("{what}; failed: {}\n", plain(error)))
+    });
+    head + &latest.collect::<String>()
 }
 
 /// What happened between two readings.

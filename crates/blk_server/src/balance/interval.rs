@@ -126,7 +126,13 @@ mod tests {
     use crate::worker_options::WorkerOptions;
 
     fn reading(counters: WorkerCounters, queue: QueueCounters) -> Reading {
-        let worker = WorkerReport { id: WorkerId(3), options: WorkerOptions::default(), queues: 1, counters };
+        let worker = WorkerReport {
+            id: WorkerId(3),
+            options: WorkerOptions::default(),
+            node: None,
+            queues: 1,
+            counters,
+        };
         let name = QueueName { disk: "a".into(), queue: 1 };
         let (attached, most_workers) = (true, Some(2));
         let queue = QueueReading { name, worker: WorkerId(3), counters: queue, attached, most_workers };

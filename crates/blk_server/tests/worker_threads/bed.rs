@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blk_server::{
-    DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, ServerError, SocketConfig, Wce,
+    Balance, DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, ServerError, SocketConfig, Wce,
     WorkerOptions,
 };
 use disk_image::{HostOpener, Image, ImageOptions, Opener};
@@ -131,7 +131,7 @@ pub fn start(workers: Vec<WorkerOptions>) -> Result<Bed, ServerError> {
 
     let count = workers.len();
     let (engine, told) = telling_engine();
-    let config = ServerConfig { engine, workers, poll: Duration::from_micros(50) };
+    let config = ServerConfig { engine, workers, poll: Duration::from_micros(50), balance: Balance::Off };
     rig.server = Some(Server::start(&config, &opener, vec![(disk, socket)])?);
     let mut seen: Vec<Seen> = told.try_iter().collect();
     seen.sort_by(|a, b| a.name.cmp(&b.name));

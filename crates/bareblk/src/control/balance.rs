@@ -1,0 +1,65 @@
+//! What `stats` tells of the balancer: which queues it moved, and why.
+//!
+//! Not here: the balancer (`blk_server::balancer`), how it is shown (`ctl/tables.rs`).
+
+use std::time::{Duration, SystemTime};
+
+use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
+use serde::{Deserialize, Serialize};
+
+/// Null in `stats` where queues are not balanced.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Balance {
+    /// Of the load; none are taken while no worker is busy.
+    pub readings: u64,
+    pub moves: u64,
+    /// Moves that did not come about.
+    pub failed: u64,
+    /// The last ones, oldest first.
+    pub decisions: Vec<Decision>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Decision {
+    /// Milliseconds since 1970 (UTC).
+    pub at_ms: u64,
+    pub disk: String,
+    pub queue: u16,
+    pub from: u32,
+    pub to: u32,
+    /// A sentence with the figures.
+    pub why: String,
+    /// From the decision until the other worker had it; null if it was not moved.
+    pub took_ns: Option<u64>,
+    /// Why it was not moved.
+    pub error: Option<String>,
+}
+
+impl Balance {
+    pub fn new(report: &BalanceReport) -> Self {
+        let BalanceReport { readings, moves, failed, ref decisions } = *report;
+        Self { readings, moves, failed, decisions: decisions.iter().map(Decision::new).collect() }
+    }
+}
+
+impl Decision {
+    fn new(decision: &BalanceDecision) -> Self {
+        let since_1970 = decision.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let (took_ns, error) = match &decision.outcome {
+            MoveOutcome::Moved { took } => (Some(super::reports::ns(*took)), None),
+            MoveOutcome::Failed { error } => (None, Some(error.clone())),
+        };
+        Self {
+            at_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
+            disk: decision.disk.clone(),
+            queue: decision.queue,
+            from: decision.from.0,
+            to: decision.to.0,
+            why: decision.why.clone(),
+            took_ns,
+            error,
+        }
+    }
+}

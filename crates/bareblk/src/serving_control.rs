@@ -1,0 +1,87 @@
+//! What a control client can do with the server that runs: its wishes, handed to `serving.rs`.
+//!
+//! Not here: how it asks (`control`), how it is done (`serving.rs`, `blk_server`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
+use disk_image::HostOpener;
+use serde_json::{Map, Value};
+use signal_hook::consts::SIGTERM;
+use tracing::error;
+
+use crate::config_file;
+use crate::control::reports::{NotChanged, ReloadAnswer};
+use crate::control::{Control, Refused};
+use crate::difference::Applied;
+use crate::serving::Serving;
+
+/// A running server.
+#[derive(Debug)]
+pub struct ServingControl {
+    serving: Arc<Serving>,
+}
+
+impl ServingControl {
+    pub fn new(serving: Arc<Serving>) -> Self {
+        Self { serving }
+    }
+}
+
+impl Control for ServingControl {
+    fn report(&self) -> ServerReport {
+        // A server that stops has nothing left to tell.
+        self.serving.with_server(|server| server.report()).unwrap_or_default()
+    }
+
+    fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, Refused> {
+        Ok(self.serving.with_server(|server| server.add_worker(options))??)
+    }
+
+    fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), Refused> {
+        Ok(self.serving.with_server(|server| server.remove_worker(id, timeout))??)
+    }
+
+    fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused> {
+        Ok(self.serving.with_server(|server| server.attach(disk, queue, worker, timeout))??)
+    }
+
+    fn add_disk(&self, table: Map<String, Value>) -> Result<String, Refused> {
+        let settings = config_file::disk(&table).map_err(|error| Refused::Settings(format!("{error:#}")))?;
+        let name = settings.name(&HostOpener);
+        if self.serving.disks().iter().any(|disk| disk.name == name) {
+            return Err(AdminError::DiskExists { name }.into());
+        }
+        Ok(self.serving.add(settings)?)
+    }
+
+    fn remove_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<(), Refused> {
+        Ok(self.serving.remove(name, force, timeout)?)
+    }
+
+    fn resize_disk(&self, name: &str, size_bytes: u64, force: bool) -> Result<(), Refused> {
+        Ok(self.serving.resize(name, size_bytes, force)?)
+    }
+
+    fn reload(&self) -> Result<ReloadAnswer, Refused> {
+        self.serving.refresh_capacities();
+        if self.serving.has_file() { Ok(self.serving.reload()?.into()) } else { Ok(ReloadAnswer::default()) }
+    }
+
+    /// The way a stop from outside takes, so that there is one only.
+    fn shutdown(&self) {
+        if let Err(error) = signal_hook::low_level::raise(SIGTERM) {
+            error!("cannot stop as a control client asked: {error}");
+        }
+    }
+}
+
+impl From<Applied> for ReloadAnswer {
+    fn from(applied: Applied) -> Self {
+        let Applied { added, removed, replaced, changed, refused, needs_restart } = applied;
+        let refused = refused.into_iter().map(|refused| NotChanged { disk: refused.disk, why: refused.why });
+        let needs_restart = needs_restart.into_iter().map(Into::into).collect();
+        Self { added, removed, replaced, changed, refused: refused.collect(), needs_restart }
+    }
+}
