@@ -324,6 +324,8 @@ impl<'a> Reader<'a> {
         let FileDisk { image, socket, workers, disk } = FileDisk::from_arg_matches(&matches)?;
         let mut settings = DiskSettings::new(image, socket, disk)?;
         settings.workers = workers;
+        // Other disks, with other engines, may come to the same worker.
+        settings.engine_config.pollable = true;
         settings.words = self.schema.effective(&matches);
         // A file is read at each start: what it makes, it makes once.
         if self.opener.file_kind(&settings.image.path).is_ok() {

@@ -229,7 +229,9 @@ impl ServeArgs {
         // clap asks for both; this is for whoever changes that.
         let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;
         let socket = self.socket.ok_or_else(|| anyhow!("no --socket is given"))?;
-        let disk = DiskSettings::new(image, socket, self.disk)?;
+        let mut disk = DiskSettings::new(image, socket, self.disk)?;
+        // Disks added by way of the control socket may have other engines.
+        disk.engine_config.pollable = self.server.control.is_some();
         Ok(Configuration { disks: vec![disk], server: self.server.into(), file: None })
     }
 }

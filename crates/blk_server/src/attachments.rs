@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use guest_mem::GuestMemory;
 use tracing::{error, info};
@@ -33,6 +33,11 @@ use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread::warn_if_crowded;
 use crate::workers::{Address, Command, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
 
+/// Between two looks at a seat that is taken.
+const SEAT_PAUSE: Duration = Duration::from_millis(1);
+/// For who asks for longer than the clock can say.
+const LONGEST: Duration = Duration::from_secs(3600);
+
 /// A running queue from outside its worker.
 #[derive(Debug)]
 struct Seat {
@@ -49,8 +54,10 @@ struct Seat {
 #[derive(Debug)]
 struct Place {
     worker: Address,
-    /// `None`: no worker could serve it any more; it has ended.
+    /// `None`: it has ended.
     id: Option<u32>,
+    /// Its ring's position, if no worker could serve it any more.
+    ended_at: Option<u32>,
 }
 
 impl Seat {
@@ -61,6 +68,18 @@ impl Seat {
 
     fn place(&self) -> MutexGuard<'_, Place> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None`: somebody who waits for the queue, its session say, still has it; a device may hang.
+    fn place_until(&self, deadline: Instant) -> Option<MutexGuard<'_, Place>> {
+        loop {
+            match self.place.try_lock() {
+                Ok(place) => return Some(place),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(SEAT_PAUSE),
+            }
+        }
     }
 }
 
@@ -100,9 +119,15 @@ impl QueueHandle {
 
     /// Returns the ring's position once everything submitted is complete.
     pub(crate) fn stop(self) -> Option<u32> {
-        let position = self.ask(Command::Stop);
+        let mut place = self.seat.place();
+        // Taken, so that a move that waited for the seat finds nothing: the number may soon mean another queue.
+        let position = match place.id.take() {
+            Some(id) => place.worker.ask(|done| Command::Stop(id, done)).ok(),
+            None => place.ended_at,
+        };
+        drop(place);
         self.set.table().seats.retain(|seat| !Arc::ptr_eq(seat, &self.seat));
-        position.ok().flatten()
+        position
     }
 
     /// `None`: the queue has ended.
@@ -129,11 +154,9 @@ struct Table {
 }
 
 impl Table {
-    fn add(&mut self, options: WorkerOptions, trade: &Trade) -> Result<WorkerId, ServerError> {
-        let id = WorkerId(self.next_id);
-        self.workers.push(WorkerThread::start(id, options, trade)?);
+    fn next_id(&mut self) -> WorkerId {
         self.next_id += 1;
-        Ok(id)
+        WorkerId(self.next_id - 1)
     }
 
     fn address(&self, id: WorkerId) -> Option<Address> {
@@ -143,7 +166,7 @@ impl Table {
     /// The worker that was wished for; else, of those that may serve the disk, the one with the fewest queues of this
     /// disk, and of those the one with the fewest of all.
     fn worker_for(&self, disk: &Disk, queue: u16) -> Option<Address> {
-        if let Some(&id) = self.wishes.get(&(disk.id(), queue)) {
+        if let Some(&id) = self.wishes.get(&(disk.id(), queue)).filter(|&&id| Some(id) != self.leaving) {
             return self.address(id);
         }
         let places: Vec<_> =
@@ -175,7 +198,8 @@ impl WorkerSet {
         warn_if_crowded(workers);
         let mut table = Table::default();
         for options in workers {
-            table.add(options.clone(), &trade)?;
+            let id = table.next_id();
+            table.workers.push(WorkerThread::start(id, options.clone(), &trade)?);
         }
         Ok(Arc::new(Self { trade, admin: Mutex::default(), table: Mutex::new(table) }))
     }
@@ -198,7 +222,7 @@ impl WorkerSet {
             let worker = self.table().worker_for(&start.disk, start.index).ok_or(WorkerGone)?;
             // One that retired in between has dropped the command; there is another by now.
             let Ok(id) = worker.ask(|done| Command::Start(Arc::clone(&start), done)) else { continue };
-            return Ok(id.map(|id| self.take_seat(&start, Place { worker, id: Some(id) })));
+            return Ok(id.map(|id| self.take_seat(&start, Place { worker, id: Some(id), ended_at: None })));
         }
     }
 
@@ -263,7 +287,10 @@ impl WorkerSet {
     /// Starts one more worker.
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
         let _admin = self.admin();
-        let id = self.table().add(options, &self.trade)?;
+        // Started without the table: a worker in a frozen control group must not keep others from theirs.
+        let id = self.table().next_id();
+        let worker = WorkerThread::start(id, options, &self.trade)?;
+        self.table().workers.push(worker);
         info!(worker = id.0, "worker added");
         Ok(id)
     }
@@ -302,13 +329,7 @@ impl WorkerSet {
         loop {
             let seats: Vec<_> = self.table().seats.clone();
             for seat in seats.iter().filter(|seat| seat.worker() == from.id) {
-                let wish = (seat.disk.id(), seat.index);
-                let mut table = self.table();
-                if table.wishes.get(&wish) == Some(&from.id) {
-                    table.wishes.remove(&wish);
-                }
-                let to = table.worker_for(&seat.disk, seat.index);
-                drop(table);
+                let to = self.table().worker_for(&seat.disk, seat.index);
                 let to = to.ok_or(AdminError::LastWorker { id: from.id })?;
                 move_queue(seat, &to, timeout)?;
             }
@@ -387,16 +408,19 @@ impl Balanced for Arc<WorkerSet> {
 /// Drains the queue, takes it from its worker and gives it to another; if either is not possible it stays, or goes
 /// back, where it was.
 fn move_queue(seat: &Seat, to: &Address, timeout: Duration) -> Result<(), AdminError> {
-    let mut place = seat.place();
-    let Some(id) = place.id.filter(|_| place.worker.id != to.id) else { return Ok(()) };
-    let Some(queue) = release(&place.worker, id, timeout) else {
-        let (disk, queue, stays) = (seat.disk.name().to_owned(), seat.index, place.worker.id);
-        return Err(AdminError::NotDrained { disk, queue, timeout, stays });
+    let not_drained = || {
+        let (disk, queue, stays) = (seat.disk.name().to_owned(), seat.index, seat.worker());
+        AdminError::NotDrained { disk, queue, timeout, stays }
     };
+    let deadline = Instant::now().checked_add(timeout).unwrap_or_else(|| Instant::now() + LONGEST);
+    let mut place = seat.place_until(deadline).ok_or_else(not_drained)?;
+    let Some(id) = place.id.filter(|_| place.worker.id != to.id) else { return Ok(()) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    let queue = release(&place.worker, id, left).ok_or_else(not_drained)?;
     let Unsuitable { queue, why } = match adopt(to, queue) {
         Ok(id) => {
             seat.worker.store(to.id.0, Relaxed);
-            *place = Place { worker: to.clone(), id: Some(id) };
+            *place = Place { worker: to.clone(), id: Some(id), ended_at: None };
             return Ok(());
         }
         Err(unsuitable) => unsuitable,
@@ -406,6 +430,7 @@ fn move_queue(seat: &Seat, to: &Address, timeout: Duration) -> Result<(), AdminE
         Err(mut unsuitable) => {
             error!(disk = seat.disk.name(), queue = seat.index, "not taken back: {}", unsuitable.why);
             unsuitable.queue.break_moved();
+            place.ended_at = Some(unsuitable.queue.leave());
             None
         }
     };

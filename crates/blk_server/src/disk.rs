@@ -211,9 +211,7 @@ impl Disk {
     /// description. If several workers synced one and the same, one would be told, and another's sync succeed over
     /// lost data. Locks are shared by all.
     pub(crate) fn file_for(&self, worker: WorkerId) -> Arc<File> {
-        let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
-        if owner.is_none_or(|owner| owner == worker) {
-            *owner = Some(worker);
+        if self.takes_own_file(worker) {
             return Arc::clone(self.image.file());
         }
         self.image.reopen().map(Arc::new).unwrap_or_else(|error| {
@@ -226,6 +224,12 @@ impl Disk {
             );
             Arc::clone(self.image.file())
         })
+    }
+
+    /// The first one that asks has it. Decided under a lock that nobody holds while a file is opened.
+    fn takes_own_file(&self, worker: WorkerId) -> bool {
+        let mut owner = self.own_file.lock().unwrap_or_else(PoisonError::into_inner);
+        *owner.get_or_insert(worker) == worker
     }
 
     /// The worker lets go of what `file_for` gave it.

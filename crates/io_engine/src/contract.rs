@@ -258,6 +258,15 @@ pub trait Reap {
     /// The kernel's; some only come later, as [`Event::WatchFailed`].
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
 
+    /// The same for a descriptor of our own, such as another engine's [`Reap::descriptor`]: a poll of it may end
+    /// as often as it likes, where one of a stranger's that keeps ending is given up as a busy loop.
+    ///
+    /// # Errors
+    /// As [`Reap::watch`].
+    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.watch(fd, token)
+    }
+
     /// Stops; later calls of `reap` report nothing more for it.
     fn unwatch(&mut self, id: WatchId);
 

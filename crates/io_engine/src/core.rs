@@ -417,6 +417,10 @@ impl<K: Kernel> Reap for ReapHandle<K> {
         self.0.borrow_mut().kernel.watch(fd, token)
     }
 
+    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.0.borrow_mut().kernel.watch_own(fd, token)
+    }
+
     fn unwatch(&mut self, id: WatchId) {
         self.0.borrow_mut().kernel.unwatch(id);
     }

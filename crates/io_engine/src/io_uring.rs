@@ -474,6 +474,12 @@ impl Kernel for Uring {
         Ok(id)
     }
 
+    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        let id = self.watch(fd, token)?;
+        self.watches.trust(id);
+        Ok(id)
+    }
+
     fn unwatch(&mut self, id: WatchId) {
         if self.watches.stop(id) {
             // Not POLL_REMOVE: that one gives up (EALREADY) when a kick is just being delivered.

@@ -118,5 +118,10 @@ pub(crate) trait Kernel: Send {
 
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
 
+    /// The same, for a descriptor that may be ready at all times.
+    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.watch(fd, token)
+    }
+
     fn unwatch(&mut self, id: WatchId);
 }

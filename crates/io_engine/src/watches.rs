@@ -43,6 +43,8 @@ struct Slot {
     armed: bool,
     /// Polls in a row that ended with their first event.
     ended_at_once: u8,
+    /// It is armed again however often that happens.
+    trusted: bool,
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +63,7 @@ impl WatchTable {
                 fired: None,
                 armed: false,
                 ended_at_once: 0,
+                trusted: false,
             });
             self.slots.len() - 1
         });
@@ -68,8 +71,16 @@ impl WatchTable {
         slot.state = State::Active { fd, token };
         slot.armed = true;
         slot.ended_at_once = 0;
+        slot.trusted = false;
         #[allow(clippy::cast_possible_truncation)] // fds are 31-bit numbers, and so are their watches
         WatchId { index: index as u32, generation: slot.generation }
+    }
+
+    /// A descriptor of our own: it is no stranger's that keeps us busy.
+    pub fn trust(&mut self, id: WatchId) {
+        if let Some(slot) = self.slot(id) {
+            slot.trusted = true;
+        }
     }
 
     fn slot(&mut self, id: WatchId) -> Option<&mut Slot> {
@@ -88,8 +99,8 @@ impl WatchTable {
     /// whether to arm it again: not when that has led nowhere before.
     pub fn may_go_on(&mut self, id: WatchId, ended: bool) -> bool {
         let Some(slot) = self.slot(id) else { return false };
-        slot.ended_at_once = if ended { slot.ended_at_once + 1 } else { 0 };
-        slot.ended_at_once < MAX_ENDED_AT_ONCE
+        slot.ended_at_once = if ended { slot.ended_at_once.saturating_add(1) } else { 0 };
+        slot.trusted || slot.ended_at_once < MAX_ENDED_AT_ONCE
     }
 
     /// Notes that the fd was written to (`Ok`), or that it cannot be watched: reported once.

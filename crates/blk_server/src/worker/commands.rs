@@ -33,7 +33,10 @@ struct Berth {
 impl Worker {
     pub(super) fn take_commands(&mut self) {
         drain(&self.doorbell);
-        while let Ok(command) = self.commands.try_recv() {
+        // What comes after the command to end is dropped with the channel: whoever sent it asks another worker.
+        while !self.quit
+            && let Ok(command) = self.commands.try_recv()
+        {
             self.obey(command);
         }
     }
@@ -166,6 +169,8 @@ impl Worker {
             Ok(berth) => berth,
             Err(why) => return Err(Unsuitable { queue, why }),
         };
+        // A fault of its memory may have been seen here already, by who looked at other queues.
+        self.seen_faults = self.seen_faults.wrapping_sub(1);
         queue.arrive(id, berth.file, berth.watch);
         debug!(disk = disk.name(), "queue taken over");
         self.put(id, *queue, berth.engine);

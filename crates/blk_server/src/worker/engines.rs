@@ -28,7 +28,7 @@ pub(crate) const BASE: usize = 0;
 
 /// One engine, and what the worker keeps for it.
 pub(crate) struct Slot {
-    /// The base engine's watch of what this one sleeps on, once it is needed.
+    /// The base engine's watch of what this one sleeps on.
     descriptor: Option<WatchId>,
     source: Arc<EngineSource>,
     pub(crate) handles: Handles,
@@ -108,24 +108,17 @@ impl Engines {
     fn wait_for_all(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let (base, others) = self.base_and_others();
         let mut may_sleep = true;
-        for (at, slot) in others {
-            if slot.descriptor.is_none() {
-                let descriptor = Arc::new(slot.handles.reap.descriptor()?);
-                slot.descriptor = Some(base.reap.watch(descriptor, WatchToken(ENGINE.0 + at))?);
-            }
+        for slot in others {
             may_sleep &= slot.handles.reap.arm()?;
         }
         base.reap.wait(if may_sleep { limit } else { Some(Duration::ZERO) })?;
         let (_, mut others) = self.base_and_others();
-        others.try_for_each(|(_, slot)| slot.handles.reap.disarm())
+        others.try_for_each(|slot| slot.handles.reap.disarm())
     }
 
-    fn base_and_others(&mut self) -> (&mut Handles, impl Iterator<Item = (u64, &mut Slot)>) {
+    fn base_and_others(&mut self) -> (&mut Handles, impl Iterator<Item = &mut Slot>) {
         match self.slots.split_first_mut() {
-            Some((Some(base), others)) => {
-                let others = (1..).zip(others).filter_map(|(at, slot)| Some((at, slot.as_mut()?)));
-                (&mut base.handles, others)
-            }
+            Some((Some(base), others)) => (&mut base.handles, others.iter_mut().flatten()),
             _ => unreachable!("the base engine is never taken away"),
         }
     }
@@ -136,7 +129,7 @@ impl Engines {
         let at = self.slots.iter().position(|slot| slot.as_ref().is_some_and(known));
         let at = match (at, source) {
             (Some(at), _) => at,
-            (None, Some(source)) => self.put(Slot::start(Arc::clone(source))?),
+            (None, Some(source)) => self.put(Slot::start(Arc::clone(source))?)?,
             (None, None) => BASE,
         };
         if let Some(slot) = self.get_mut(at) {
@@ -145,13 +138,17 @@ impl Engines {
         Ok(at)
     }
 
-    fn put(&mut self, slot: Slot) -> usize {
+    /// One more beside the base engine, which watches it from now on.
+    fn put(&mut self, mut slot: Slot) -> io::Result<usize> {
         let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        let descriptor = Arc::new(slot.handles.reap.descriptor()?);
+        let token = WatchToken(ENGINE.0 + at as u64);
+        slot.descriptor = Some(self.base().reap.watch_own(descriptor, token)?);
         if at == self.slots.len() {
             self.slots.push(None);
         }
         self.slots[at] = Some(slot);
-        at
+        Ok(at)
     }
 
     /// One queue fewer; an engine without any ends, but for the base.

@@ -1,0 +1,147 @@
+//! Moves that meet a front-end's own stops and starts, and workers with several rings.
+//!
+//! Not here: moves alone (`moving.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use blk_server::{AdminError, EngineSource, Server, WorkerId, WorkerOptions};
+use io_engine::{Engine, EngineConfig, FakeHandle, IoUringEngine, KernelAge, ThreadsEngine};
+use rig::passed::{add_transfer, faulty, hold, let_go, serves};
+use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
+
+const ENOUGH: Duration = PATIENCE;
+/// For what never drains.
+const SHORT: Duration = Duration::from_millis(50);
+
+fn server(rig: &Rig) -> &Server {
+    rig.server.as_ref().unwrap()
+}
+
+fn guests(front_end: &mut FrontEnd, count: u16) -> Vec<Guest> {
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * MIB);
+    (0..count).map(|index| front_end.start_queue(index, 256, feature::USUAL)).collect()
+}
+
+/// The fake engine in worker 0; in all others, where nothing is injected, a plain one.
+fn fake_in_the_first_worker() -> (Options, FakeHandle) {
+    let (options, handle) = faulty();
+    let fake = options.engine.unwrap();
+    let first = AtomicBool::new(true);
+    let engine = move || {
+        if first.swap(false, Ordering::Relaxed) {
+            return fake();
+        }
+        Ok(Box::new(ThreadsEngine::new(EngineConfig::default())?) as Box<dyn Engine>)
+    };
+    (Options { engine: Some(Box::new(engine)), workers: 2, ..Options::default() }, handle)
+}
+
+/// One request of the queue hangs.
+fn hang(handle: &FakeHandle, guest: &mut Guest) {
+    hold(handle);
+    add_transfer(guest, kind::IN, 0, 8 * MIB, 4096);
+    guest.submit();
+    assert!(eventually(|| handle.held() == 1));
+}
+
+#[test]
+fn move_keeps_to_its_limit_while_the_queues_own_stop_hangs() {
+    let (options, handle) = fake_in_the_first_worker();
+    let rig = Rig::start(options);
+    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    hang(&handle, &mut guest);
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| front_end.stop_queue(0));
+        std::thread::sleep(SHORT);
+        let (sender, moved) = channel();
+        let server = server(&rig);
+        scope.spawn(move || sender.send(server.attach("test0", 0, WorkerId(1), SHORT)));
+        let moved = moved.recv_timeout(PATIENCE).expect("the move waits for the stop");
+        assert!(matches!(moved, Err(AdminError::NotDrained { .. })), "{moved:?}");
+        assert_eq!(server.add_worker(WorkerOptions::default()).unwrap(), WorkerId(2));
+        let_go(&handle);
+        assert_eq!(stopping.join().unwrap(), 1);
+    });
+}
+
+#[test]
+fn queue_that_restarts_while_its_worker_leaves_is_served_by_one_that_stays() {
+    let (options, handle) = fake_in_the_first_worker();
+    let rig = Rig::start(options);
+    let mut front_end = rig.connect();
+    let mut guests = guests(&mut front_end, 2);
+    for queue in [0, 1] {
+        server(&rig).attach("test0", queue, WorkerId(0), ENOUGH).unwrap();
+    }
+    hang(&handle, &mut guests[0]);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| server(&rig).remove_worker(WorkerId(0), ENOUGH));
+        std::thread::sleep(SHORT);
+        front_end.stop_queue(1);
+        let mut again = front_end.start_queue(1, 256, feature::USUAL);
+        std::thread::sleep(SHORT);
+        let_go(&handle);
+        removing.join().unwrap().unwrap();
+        assert!((0..3).all(|_| serves(&mut again)));
+        assert_eq!(front_end.stop_queue(1), 6);
+    });
+    assert_eq!(server(&rig).report().workers.len(), 1);
+}
+
+#[test]
+fn queue_restarts_again_and_again_while_its_worker_is_removed() {
+    let rig = Rig::start(Options { workers: 2, ..Options::default() });
+    let mut front_end = rig.connect();
+    let mut guest = guests(&mut front_end, 1).remove(0);
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (rig, end) = (&rig, &end);
+        scope.spawn(move || {
+            for _ in 0..300 {
+                let oldest = server(rig).report().workers[0].id;
+                server(rig).attach("test0", 0, oldest, ENOUGH).unwrap();
+                server(rig).remove_worker(oldest, ENOUGH).unwrap();
+                server(rig).add_worker(WorkerOptions::default()).unwrap();
+            }
+            end.store(true, Ordering::Relaxed);
+        });
+        while !end.load(Ordering::Relaxed) {
+            assert!(serves(&mut guest));
+            assert_eq!(front_end.stop_queue(0), 2);
+            guest = front_end.start_queue(0, 256, feature::USUAL);
+        }
+        assert!(serves(&mut guest));
+    });
+}
+
+/// A worker whose base engine and second engine are both io_uring: each sleep is ended by the second one's eventfd.
+fn two_rings_serve(second: impl Fn() -> std::io::Result<IoUringEngine> + Send + Sync + 'static) {
+    let first = || Ok(Box::new(IoUringEngine::new(EngineConfig::default())?) as Box<dyn Engine>);
+    let source = EngineSource::new("second", 1024, Box::new(move || Ok(Box::new(second()?))));
+    let engine: Option<blk_server::EngineFactory> = Some(Box::new(first));
+    let rig = Rig::start(Options { disks: 2, engine, other_engine: Some(source), ..Options::default() });
+    let mut front_end = rig.connect_to(1);
+    let mut guest = guests(&mut front_end, 1).remove(0);
+    for _ in 0..600 {
+        // Long enough for the worker to fall asleep.
+        std::thread::sleep(Duration::from_micros(300));
+        assert!(serves(&mut guest));
+    }
+}
+
+#[test]
+fn ring_with_a_kernel_thread_beside_a_plain_one_serves_for_long() {
+    let config = EngineConfig { sqpoll_idle: Some(Duration::from_millis(50)), ..EngineConfig::default() };
+    two_rings_serve(move || IoUringEngine::new(config.clone()));
+}
+
+#[test]
+fn ring_of_an_older_kernel_beside_a_plain_one_serves_for_long() {
+    two_rings_serve(|| IoUringEngine::as_if_on(KernelAge::Before6_1, EngineConfig::default()));
+}
