@@ -158,7 +158,11 @@ rw=randwrite
 #[test]
 fn published_job_of_256_threads_runs_from_its_job_file_on_a_socket() {
     let place = Place::new();
-    let _server = server(&place);
+    let image = place.image("disk.raw", 4 * MIB);
+    // Filled: in a hole ext4 lets one write of less than a block through at a time, and a thousand at once crawl.
+    std::fs::write(&image, vec![0; 4 << 20]).unwrap();
+    std::fs::File::open(&image).unwrap().sync_all().unwrap();
+    let _server = Server::start(place.serve(&image, "s"));
     let job = place.path("kick.fio");
     std::fs::write(&job, KICK_JOB).unwrap();
     let mut command = bench(&["--runtime=200ms", "--json", "--queues=1", "--socket"]);
