@@ -225,7 +225,8 @@ impl Vm {
         };
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio"]);
-        qemu.args(["-accel", accel, "-cpu", cpu, "-smp", &smp.to_string(), "-m", &format!("{memory_mib}M")]);
+        let smp = format!("{smp}{}", self.sockets());
+        qemu.args(["-accel", accel, "-cpu", cpu, "-smp", &smp, "-m", &format!("{memory_mib}M")]);
         self.add_memory(&mut qemu);
         if !self.across_resets {
             qemu.arg("-no-reboot");
@@ -247,6 +248,13 @@ impl Vm {
         for node in 0..self.memory_nodes {
             qemu.arg("-numa").arg(format!("node,memdev=mem{node}{}", self.cpus_of(node)));
         }
+    }
+
+    /// A socket for each node: Linux warns of one that lies in two.
+    fn sockets(&self) -> String {
+        let nodes = self.memory_nodes;
+        let splits = nodes > 1 && u64::from(self.smp).is_multiple_of(nodes);
+        if splits { format!(",sockets={nodes}") } else { String::new() }
     }
 
     /// QEMU would give all vCPUs of a socket to one node. None if there are fewer vCPUs than nodes.
