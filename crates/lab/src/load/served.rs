@@ -43,8 +43,8 @@ impl Served {
         let place = |number| folder.path().join(format!("{number}.sock"));
         let sockets: Vec<_> = (0..images.len()).map(place).collect();
         let opener: Arc<dyn Opener> = Arc::new(HostOpener);
-        let disks = images.into_iter().zip(&sockets).map(|(image, path)| {
-            let (name, serial) = ("lab".to_owned(), "lab".to_owned());
+        let disks = images.into_iter().zip(&sockets).enumerate().map(|(number, (image, path))| {
+            let (name, serial) = (format!("lab-{number}"), "lab".to_owned());
             let disk = DiskConfig {
                 name,
                 image,
