@@ -26,7 +26,8 @@ const STEPS: &[Step] = &[
         &["cargo", "clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"],
     ),
     Step::new("no-std", &["cargo", "check", "-p", "qspinlock", "--no-default-features"]),
-    Step::new("doc", &["cargo", "doc", "--workspace", "--all-features", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
+    Step::new("doc", &["cargo", "doc", "--workspace", "--all-features", "--no-deps"])
+        .env("RUSTDOCFLAGS", "-D warnings"),
     Step::new("aarch64", &["cargo", "check", "--workspace", "--target", AARCH64])
         .wants(Wants::Target(AARCH64)),
     Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])

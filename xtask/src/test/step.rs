@@ -29,7 +29,7 @@ pub(super) enum Wants {
     BenchTargets,
     /// The standard library for another machine.
     Target(&'static str),
-    /// Another version of Rust.
+    /// Another version of Rust; when it is the one in use, the other steps have shown what this one would.
     Toolchain(&'static str),
     /// The interpreter that finds undefined behaviour; only nightly versions of Rust have it.
     Miri,
@@ -116,6 +116,9 @@ impl Wants {
                 let found = has_target(target)? || (setup::in_ci() && add_target(target));
                 Ok((!found).then(|| format!("not installed: `rustup target add {target}`")))
             }
+            Self::Toolchain(version) if is_in_use(version) => {
+                Ok(Some(format!("Rust {version} is the one that the other steps use")))
+            }
             Self::Toolchain(version) => {
                 let found = has_toolchain(version) || (setup::in_ci() && add_toolchain(version));
                 let add = format!("rustup toolchain install --profile minimal {version}");
@@ -145,6 +148,17 @@ fn has_target(target: &str) -> Result<bool> {
 
 fn add_target(target: &str) -> bool {
     command::output(Command::new("rustup").args(["target", "add", target])).is_ok()
+}
+
+fn is_in_use(version: &str) -> bool {
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
+    let says = command::output(Command::new(rustc).arg("--version"));
+    says.is_ok_and(|says| is_version(&says, version))
+}
+
+/// `rustc 1.95.0 (59807616e 2026-04-14)`; a nightly or beta has a suffix, and is another version.
+fn is_version(says: &str, version: &str) -> bool {
+    says.split_whitespace().nth(1) == Some(version)
 }
 
 /// `rustup run` would install a version that is missing, or say no; a look at the list does neither.
@@ -254,6 +268,15 @@ mod tests {
         let mut tests = Tests::default();
         assert_eq!(Step::new("a", &["false"]).run(false, &mut tests).unwrap(), Outcome::Failed);
         assert_eq!(Step::new("a", &["true"]).run(false, &mut tests).unwrap(), Outcome::Passed);
+    }
+
+    #[test]
+    fn version_in_use_is_the_same_to_the_last_digit() {
+        let says = "rustc 1.95.0 (59807616e 2026-04-14)\n";
+        assert!(is_version(says, "1.95.0"));
+        assert!(!is_version(says, "1.95"));
+        assert!(!is_version("rustc 1.95.0-nightly (0000000 2026-01-01)", "1.95.0"));
+        assert!(!is_version("", "1.95.0"));
     }
 
     #[test]
