@@ -36,8 +36,9 @@ use crate::signal::signal;
 use crate::workers::QueueStart;
 use starter::Starter;
 
-/// Requests taken from one queue before the next one has its turn.
-const BATCH: usize = 128;
+/// Requests taken from one queue before the next one has its turn, and before what is done becomes visible to the guest:
+/// with all that a deep queue has, guest and worker would wait for each other in turns (decision 0031).
+const BATCH: usize = 32;
 /// Most ops that one request needs: a discard's segments.
 const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
 
