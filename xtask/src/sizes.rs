@@ -56,6 +56,8 @@ pub const LOOM: &[&str] = &[
     "qspinlock",
     "-p",
     "blk_driver",
+    "-p",
+    "io_engine",
     "--lib",
     "--target-dir",
     "target/loom",

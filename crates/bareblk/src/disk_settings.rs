@@ -12,7 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use blk_server::{Coalescing, SocketConfig, Wce};
+use blk_server::{Coalescing, Placement, SocketConfig, Wce};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
 use io_engine::{EngineChoice, EngineConfig, EngineKind, check_options};
 
@@ -33,6 +33,7 @@ pub struct DiskSettings {
     pub queue_size: u16,
     pub engine: EngineChoice,
     pub engine_config: EngineConfig,
+    pub placement: Placement,
     pub coalescing: Option<Coalescing>,
     /// `None`: all of them.
     pub workers: Option<WorkerChoice>,
@@ -71,6 +72,7 @@ impl DiskSettings {
         };
         let engine_config = args.engine.configuration()?;
         check_options(args.engine.engine, &engine_config)?;
+        let placement = args.placement.placement()?;
         image.check().map_err(|error| match error {
             ImageError::BlockSize { .. } => anyhow::Error::from(error).context("--block-size"),
             other => other.into(),
@@ -85,6 +87,7 @@ impl DiskSettings {
             queue_size: args.queue_size,
             engine: args.engine.engine,
             engine_config,
+            placement,
             workers: None,
             coalescing: args.coalesce,
             words: BTreeMap::new(),

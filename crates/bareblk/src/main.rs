@@ -26,6 +26,8 @@ mod engine_args;
 
 mod engines;
 
+mod placement_args;
+
 mod usage;
 
 mod serve;

@@ -9,12 +9,13 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use anyhow::Result;
-use blk_server::{DiskConfig, EngineSource, Wce};
+use blk_server::{DiskConfig, EngineSource, Placement, Wce};
 use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{Chosen, EngineConfig, FileSpec, choose};
 use tracing::{info, warn};
 
 use crate::disk_settings::DiskSettings;
+use crate::placement_args::engine_source;
 
 /// Sources of engines that disks use at the moment.
 #[derive(Debug, Default)]
@@ -70,16 +71,18 @@ fn warn_of_foreign_format(image: &Image) {
 #[derive(Debug)]
 pub struct ReadyDisk<'a> {
     pub config: DiskConfig,
+    /// Not placed: what workers sleep in.
     pub engine: Arc<EngineSource>,
     pub told: Told,
     pub new: Option<NewImage<'a>>,
 }
 
-/// Tries the engine out on the image.
+/// Tries the engine out on the image. `workers`: how many the server has.
 pub fn prepare<'a>(
     open: OpenImage<'a>,
     settings: &DiskSettings,
     sources: &EngineSources,
+    workers: usize,
 ) -> Result<ReadyDisk<'a>> {
     let OpenImage { image, new } = open;
     let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
@@ -87,6 +90,8 @@ pub fn prepare<'a>(
     // The image's lock must not outlive the server.
     drop(file);
     let engine = sources.source(&chosen, &settings.engine_config);
+    // Its own: what is placed knows the workers of one disk.
+    let placed = engine_source(settings.placement, chosen.kind, &settings.engine_config, workers)?;
     let path = image.path().display().to_string();
     let serial = settings.serial.clone().unwrap_or_else(|| image.default_serial());
     let told = Told {
@@ -103,7 +108,7 @@ pub fn prepare<'a>(
         queues: settings.queues,
         queue_size: settings.queue_size,
         wce: settings.wce,
-        engine: Some(Arc::clone(&engine)),
+        engine: Some(placed.unwrap_or_else(|| Arc::clone(&engine))),
         workers: None,
         coalescing: settings.coalescing,
         image,
@@ -145,6 +150,7 @@ impl Told {
             pin_guest_memory = engine.pin_guest_memory.then_some(true),
             fd_pool = (engine.fd_pool != usual.fd_pool).then_some(engine.fd_pool),
             io_threads = (engine.threads != usual.threads).then_some(engine.threads),
+            placement = (settings.placement != Placement::Queue).then(|| settings.placement.to_string()),
             queues = settings.queues,
             queue_size = settings.queue_size,
             socket = %settings.socket.path.display(),

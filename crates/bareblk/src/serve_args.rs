@@ -20,6 +20,7 @@ use crate::config_file;
 use crate::configuration::{Configuration, ServerSettings};
 use crate::disk_settings::DiskSettings;
 use crate::engine_args::EngineArgs;
+use crate::placement_args::PlacementArgs;
 use crate::values;
 use crate::worker_args::WorkersArgs;
 
@@ -165,6 +166,9 @@ pub struct DiskArgs {
 
     #[command(flatten)]
     pub engine: EngineArgs,
+
+    #[command(flatten)]
+    pub placement: PlacementArgs,
 }
 
 /// What the whole process can be told.

@@ -53,7 +53,9 @@ impl Opened<'_> {
     pub fn start(self) -> Result<Serving> {
         let Configuration { disks, server: settings, file } = self.configuration;
         let sources = EngineSources::default();
-        let ready = self.images.into_iter().zip(&disks).map(|(image, disk)| prepare(image, disk, &sources));
+        let workers = settings.workers.len();
+        let ready = self.images.into_iter().zip(&disks);
+        let ready = ready.map(|(image, disk)| prepare(image, disk, &sources, workers));
         let ready: Vec<ReadyDisk<'_>> = ready.collect::<Result<_>>()?;
         let first = ready.first().context("there is no disk to serve")?;
         let config = ServerConfig {
@@ -167,8 +169,11 @@ impl Serving {
 
     fn serve_disk(&self, disk: NamedDisk) -> Result<()> {
         let image = open_image(self.opener.as_ref(), &disk.settings)?;
-        let ready = prepare(image, &disk.settings, &self.sources)?;
-        let number = self.state().disks.len();
+        let (number, workers) = {
+            let state = self.state();
+            (state.disks.len(), state.settings.workers.len())
+        };
+        let ready = prepare(image, &disk.settings, &self.sources, workers)?;
         self.with_server(|server| {
             server.add_disk(ready.config, &disk.settings.socket)?;
             attach_to_workers(server, &disk, number).inspect_err(|_| {

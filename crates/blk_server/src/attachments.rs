@@ -26,6 +26,7 @@ use crate::balance::{QueueName, QueueReading, Reading};
 use crate::balancer::Balanced;
 use crate::disk::Disk;
 use crate::meters::QueueMeter;
+use crate::placement::not_placed;
 use crate::queue::Queue;
 use crate::report::{QueueReport, WorkerReport};
 use crate::server::ServerError;
@@ -222,8 +223,38 @@ impl WorkerSet {
             let worker = self.table().worker_for(&start.disk, start.index).ok_or(WorkerGone)?;
             // One that retired in between has dropped the command; there is another by now.
             let Ok(id) = worker.ask(|done| Command::Start(Arc::clone(&start), done)) else { continue };
+            if id.is_some() {
+                self.call_completion_worker(&start.disk);
+            }
             return Ok(id.map(|id| self.take_seat(&start, Place { worker, id: Some(id), ended_at: None })));
         }
+    }
+
+    /// One that was asked for by number takes part as soon as a queue runs, whichever worker that is on.
+    fn call_completion_worker(&self, disk: &Disk) {
+        let Some(source) = disk.engine() else { return };
+        let worker = source.placement().completion_worker().and_then(|id| self.table().address(id));
+        // One that retires drops the command: the others then choose among themselves.
+        let _ = worker.map(|worker| worker.send(Command::Host(Arc::clone(source))));
+    }
+
+    /// Makes another worker the completion worker of a disk, or leaves it to the workers.
+    pub(crate) fn bind(&self, disk: &Disk, worker: Option<WorkerId>) -> Result<(), AdminError> {
+        let _admin = self.admin();
+        if let Some(id) = worker
+            && self.table().address(id).is_none()
+        {
+            return Err(AdminError::NoWorker { id });
+        }
+        let source = disk.engine().ok_or_else(not_placed);
+        source.and_then(|source| source.set_completion_worker(worker)).map_err(|source| {
+            let action = format!("choose the completion worker of disk {}", disk.name());
+            AdminError::System { action, source }
+        })?;
+        if self.table().seats.iter().any(|seat| seat.disk.id() == disk.id()) {
+            self.call_completion_worker(disk);
+        }
+        Ok(())
     }
 
     fn take_seat(self: &Arc<Self>, start: &QueueStart, place: Place) -> QueueHandle {

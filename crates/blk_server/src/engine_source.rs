@@ -5,9 +5,12 @@
 //! Not here: which engine suits which image (`io_engine::choose`).
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use io_engine::Engine;
+
+use crate::placement::{Placed, Placement, PlacementReport, not_placed};
+use crate::worker_options::WorkerId;
 
 /// Makes an engine; called on the thread of the worker that will use it.
 pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
@@ -20,18 +23,95 @@ pub struct EngineSource {
     pub make: EngineFactory,
     /// Most requests in flight per worker: the depth that `make` makes engines with.
     pub depth: u32,
+    placed: Option<PlacedSource>,
+}
+
+/// What a placed source has beside.
+struct PlacedSource {
+    placed: Placed,
+    /// As it was asked for last.
+    placement: Mutex<Placement>,
 }
 
 impl std::fmt::Debug for EngineSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, depth, .. } = self;
-        f.debug_struct("EngineSource").field("name", name).field("depth", depth).finish_non_exhaustive()
+        let (Self { name, depth, .. }, placement) = (self, self.placement());
+        f.debug_struct("EngineSource")
+            .field("name", name)
+            .field("depth", depth)
+            .field("placement", &placement)
+            .finish()
     }
 }
 
 impl EngineSource {
     /// A source by this name.
     pub fn new(name: impl Into<String>, depth: u32, make: EngineFactory) -> Arc<Self> {
-        Arc::new(Self { name: name.into(), make, depth })
+        Arc::new(Self { name: name.into(), make, depth, placed: None })
+    }
+
+    /// A source for one disk whose requests are carried out as `placement` says, by engines of `depth` from `make`:
+    /// for [`Placement::Shared`], engines that can be shared ([`io_engine::Engine::start_shared`]).
+    pub fn placed(
+        name: impl Into<String>,
+        depth: u32,
+        make: EngineFactory,
+        placement: Placement,
+    ) -> Arc<Self> {
+        let name = name.into();
+        match Placed::new(&placement, depth, make) {
+            Err(make) => Self::new(name, depth, make),
+            Ok(placed) => {
+                let placed = Some(PlacedSource { placed, placement: Mutex::new(placement) });
+                Arc::new(Self { name, make: Box::new(|| Err(not_placed())), depth, placed })
+            }
+        }
+    }
+
+    /// How requests are placed.
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        let placed = self.placed.as_ref();
+        placed.map_or(Placement::Queue, |placed| {
+            *placed.placement.lock().unwrap_or_else(PoisonError::into_inner)
+        })
+    }
+
+    /// How requests are placed, and what that came to.
+    #[must_use]
+    pub fn placement_report(&self) -> PlacementReport {
+        let Some(placed) = &self.placed else { return PlacementReport::default() };
+        PlacementReport {
+            placement: self.placement(),
+            completion_worker: placed.placed.completion_worker(),
+            counters: placed.placed.counters(),
+        }
+    }
+
+    /// The engine of one worker.
+    pub(crate) fn engine(&self, worker: WorkerId) -> io::Result<Box<dyn Engine>> {
+        match &self.placed {
+            Some(placed) => Ok(placed.placed.engine(worker)),
+            None => (self.make)(),
+        }
+    }
+
+    /// Whether workers depend on each other's engines of this source.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.placed.is_some()
+    }
+
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] with [`Placement::Queue`].
+    pub(crate) fn set_completion_worker(&self, worker: Option<WorkerId>) -> io::Result<()> {
+        let Some(PlacedSource { placed, placement }) = &self.placed else { return Err(not_placed()) };
+        match &mut *placement.lock().unwrap_or_else(PoisonError::into_inner) {
+            Placement::Queue => {}
+            Placement::Shared { completion_worker, .. } | Placement::Completion { completion_worker, .. } => {
+                *completion_worker = worker;
+            }
+        }
+        placed.set_completion_worker(worker);
+        Ok(())
     }
 }

@@ -77,6 +77,7 @@ impl Export {
             read_only: image.read_only(),
             failed: disk.has_failed(),
             engine: disk.engine().map_or(engine, |engine| &engine.name).to_owned(),
+            placement: disk.engine().map(|engine| engine.placement_report()).unwrap_or_default(),
             sessions: self.sessions.count(),
             queues_offered: disk.queues(),
             queues: Vec::new(),

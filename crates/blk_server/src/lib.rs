@@ -50,6 +50,8 @@ mod cgroup;
 
 mod engine_source;
 
+mod placement;
+
 mod report;
 
 mod admin;
@@ -96,6 +98,7 @@ pub use engine_source::{EngineFactory, EngineSource};
 pub use inline::InlineWorker;
 pub use listener::{Socket, SocketConfig, SocketError};
 pub use log_limit::{Allowed, LogLimit};
+pub use placement::{Placement, PlacementReport};
 pub use poller::{BUSY_POLL, DEFAULT_POLL};
 pub use report::{
     BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport,

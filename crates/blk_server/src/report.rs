@@ -10,6 +10,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use crate::placement::PlacementReport;
 use crate::worker_options::{WorkerId, WorkerOptions};
 
 /// A whole server.
@@ -74,6 +75,8 @@ pub struct DiskReport {
     pub failed: bool,
     /// Name of its engine's source.
     pub engine: String,
+    /// Where its requests are carried out, and what that came to.
+    pub placement: PlacementReport,
     /// Front-ends connected.
     pub sessions: usize,
     /// Queues offered.

@@ -300,6 +300,15 @@ impl Server {
         self.workers.attach(&self.exports.find(disk)?.disk, queue, worker, timeout)
     }
 
+    /// Makes another worker the completion worker of a disk with a placement that has one; `None`: the workers choose.
+    /// It is that as soon as what is in flight has completed, and a queue of the disk runs.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn set_completion_worker(&self, disk: &str, worker: Option<WorkerId>) -> Result<(), AdminError> {
+        self.workers.bind(&self.exports.find(disk)?.disk, worker)
+    }
+
     /// Stops as the file's head says, within `timeout`.
     #[must_use]
     pub fn stop(mut self, timeout: Duration) -> StopReport {

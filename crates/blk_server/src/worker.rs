@@ -256,12 +256,12 @@ impl Worker {
         }
     }
 
-    /// Returns the number of events.
+    /// Returns the number of events, with what was done for other workers.
     #[inline]
     fn reap(&mut self, now: Instant) -> usize {
         self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
-        let count = events.len();
+        let count = events.len() + self.engines.take_served();
         // Looked at where they lie: each is as wide as a cache line, and a copy waits for the stores of the last.
         for event in &mut events {
             match *event {

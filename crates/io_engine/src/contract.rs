@@ -306,7 +306,22 @@ pub trait Reap {
 
     /// The same for the ops of one file.
     fn cancel_file(&mut self, file: FileId);
+
+    /// Whether other workers' ops depend on this one: as long as they do, it keeps the engine and sleeps on it, also
+    /// without ops of its own.
+    fn serves_others(&self) -> bool {
+        false
+    }
+
+    /// Ops and completions of other workers that were dealt with since this was last asked: work, though it brings no
+    /// event.
+    fn take_served(&mut self) -> usize {
+        0
+    }
 }
+
+/// Both handles in one, for several threads that use it one at a time.
+pub trait SharedHandles: Submit + Reap + Send {}
 
 /// Both handles of a started engine.
 #[expect(missing_debug_implementations, reason = "trait objects without state worth printing")]
@@ -324,6 +339,16 @@ pub trait Engine: Send {
     /// # Errors
     /// The kernel's.
     fn start(self: Box<Self>) -> io::Result<Handles>;
+
+    /// Starts it for several threads, which use it one at a time.
+    ///
+    /// # Errors
+    /// The kernel's; [`io::ErrorKind::Unsupported`] from engines that do their work in the calling thread, or in threads
+    /// of their own: with them nothing is gained. `io_uring` wants [`EngineConfig::several_threads`].
+    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
+        let text = format!("placement shared needs io_uring or linux-aio, not {}", self.describe());
+        Err(io::Error::new(io::ErrorKind::Unsupported, text))
+    }
 
     /// What it is and what it found, for the log.
     fn describe(&self) -> String;
@@ -353,6 +378,9 @@ pub struct EngineConfig {
     pub iopoll: bool,
     /// `io_uring`: guest memory is registered with the kernel, and so pinned.
     pub pin_guest_memory: bool,
+    /// `io_uring`: the ring is not bound to one thread ([`Engine::start_shared`]), and so works without deferred
+    /// task-run.
+    pub several_threads: bool,
 }
 
 impl Default for EngineConfig {
@@ -368,6 +396,7 @@ impl Default for EngineConfig {
             sqpoll_idle: None,
             iopoll: false,
             pin_guest_memory: false,
+            several_threads: false,
         }
     }
 }

@@ -7,8 +7,11 @@
 //! - Dropping waits for the kernel to let go of the memory, or else leaks it: it is never freed under a
 //!   call in flight.
 //!
-//! One thread owns all of it; the handles share it through an `Rc<RefCell<..>>` (see `contract.rs`).
+//! One thread owns all of it; the handles share it through an `Rc<RefCell<..>>` (see `contract.rs`). Or several
+//! threads do, one at a time (`core/shared.rs`).
 //! Not here: what a result means (`completion.rs`), system calls (`kernel.rs` and below).
+
+mod shared;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use self::script::Verdict;
 pub use self::script::{FakeHandle, Fault, Rule, When};
-use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
 use crate::core::{Core, handles};
 use crate::epoll::EpollWatcher;
 use crate::kernel::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
@@ -52,6 +52,10 @@ impl FakeEngine {
 impl Engine for FakeEngine {
     fn start(self: Box<Self>) -> io::Result<Handles> {
         Ok(handles(Core::new(self.kernel, &self.config)))
+    }
+
+    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
+        Ok(Box::new(Core::new(self.kernel, &self.config)))
     }
 
     fn describe(&self) -> String {

@@ -47,7 +47,7 @@ use self::iopoll::{FileCheck, PolledRing};
 use self::pinned::Pinned;
 pub use self::setup::{Features, FileTableKind, KernelAge};
 use self::setup::{Kind, Rings};
-use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
 use crate::core::{Core, handles};
 use crate::kernel::{Call, Kernel, QueueFull, RawResult, Target};
 use crate::watches::WatchTable;
@@ -101,6 +101,8 @@ impl IoUringEngine {
         second: Option<Kind>,
         check: FileCheck,
     ) -> io::Result<Self> {
+        // Deferred task-run needs a single issuer; cooperative, a thread that polls would sit on what it started.
+        let age = if config.several_threads { age.max(KernelAge::Before5_19) } else { age };
         let rings =
             setup::make_rings(age, &config, second).map_err(|error| setup::explain(&error, &config))?;
         let Rings { first, second, features } = rings;
@@ -121,6 +123,16 @@ impl Engine for IoUringEngine {
         let mut core = Core::new(self.ring, &self.config);
         core.kernel.enable()?;
         Ok(handles(core))
+    }
+
+    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
+        if self.ring.features.deferred_task_run || self.ring.polled.is_some() {
+            let text = "io_uring for several threads is made with `several_threads` and without `iopoll`";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mut core = Core::new(self.ring, &self.config);
+        core.kernel.enable()?;
+        Ok(Box::new(core))
     }
 
     fn describe(&self) -> String {

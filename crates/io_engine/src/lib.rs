@@ -56,13 +56,15 @@ mod fake;
 
 mod record;
 
+mod placed;
+
 pub use capability::Capability;
 pub use choose::{
     Chosen, EngineChoice, EngineError, ParseEngineError, PassedOver, check_options, choose, make,
 };
 pub use contract::{
     Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, OpKind,
-    Reap, Stats, Submit, Unmap, WatchId, WatchToken,
+    Reap, SharedHandles, Stats, Submit, Unmap, WatchId, WatchToken,
 };
 pub use fake::{FakeEngine, FakeHandle, Fault, Rule, When};
 pub use io_uring::{Features, FileTableKind, IoUringEngine, KernelAge, io_uring_capabilities};
@@ -70,6 +72,9 @@ pub use kind::EngineKind;
 pub use linux_aio::LinuxAioEngine;
 pub use mmap::MmapEngine;
 pub use null::NullEngine;
+pub use placed::{
+    CompletionPlacement, EngineMaker, HandOver, ParseHandOverError, PlacementCounters, SharedPlacement,
+};
 pub use posix_aio::PosixAioEngine;
 pub use record::{Record, Recorder, Verb};
 pub use storage::Storage;

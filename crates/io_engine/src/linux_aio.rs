@@ -37,7 +37,7 @@ use self::calls::Calls;
 use self::completions::Completions;
 use self::context::{Command, Context, Iocb};
 use self::user_ring::UserRing;
-use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
 use crate::core::{Core, handles};
 use crate::epoll::EpollWatcher;
 use crate::kernel::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
@@ -86,6 +86,10 @@ impl LinuxAioEngine {
 impl Engine for LinuxAioEngine {
     fn start(self: Box<Self>) -> io::Result<Handles> {
         Ok(handles(Core::new(self.kernel, &self.config)))
+    }
+
+    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
+        Ok(Box::new(Core::new(self.kernel, &self.config)))
     }
 
     fn describe(&self) -> String {

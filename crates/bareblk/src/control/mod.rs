@@ -19,6 +19,7 @@ mod session;
 
 mod line_reader;
 
+pub mod placement;
 pub mod protocol;
 
 pub mod balance;

@@ -15,6 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::balance::Balance;
+use super::placement::Placement;
 use super::protocol::WorkerSettings;
 use super::worker_settings;
 
@@ -190,13 +191,16 @@ impl WorkerStats {
 pub struct DiskStats {
     #[serde(flatten)]
     pub disk: Disk,
+    /// Null: every worker completes what it submits.
+    pub placement: Option<Placement>,
     /// Those that run.
     pub queues: Vec<Queue>,
 }
 
 impl DiskStats {
     fn new(disk: &DiskReport) -> Self {
-        Self { disk: Disk::new(disk), queues: disk.queues.iter().map(Queue::new).collect() }
+        let placement = Placement::new(&disk.placement);
+        Self { disk: Disk::new(disk), placement, queues: disk.queues.iter().map(Queue::new).collect() }
     }
 }
 
@@ -268,7 +272,10 @@ fn clock_ns(clock: ClockId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use blk_server::{QueueCounters, SchedulingClass, WorkerCounters, WorkerId, WorkerOptions};
+    use blk_server::{
+        PlacementReport, QueueCounters, SchedulingClass, WorkerCounters, WorkerId, WorkerOptions,
+    };
+    use io_engine::{HandOver, PlacementCounters};
 
     use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
     use serde_json::Value;
@@ -305,6 +312,25 @@ mod tests {
             completion_time: Duration::from_nanos(16),
             wait_time: Duration::from_nanos(22),
         };
+        let placement = PlacementReport {
+            placement: blk_server::Placement::Completion {
+                hand_over: HandOver::by_count(4),
+                completion_worker: None,
+            },
+            completion_worker: Some(WorkerId(18)),
+            counters: PlacementCounters {
+                hand_overs: 30,
+                ops: 31,
+                host_wake_ups: 32,
+                spared_wake_ups: 33,
+                passed: 34,
+                member_wake_ups: 35,
+                moves: 36,
+                locked: 37,
+                contended: 38,
+                lock_wait: Duration::from_nanos(39),
+            },
+        };
         let disk = DiskReport {
             name: "root".into(),
             image: "/images/root.raw".into(),
@@ -313,6 +339,7 @@ mod tests {
             read_only: false,
             failed: false,
             engine: "io_uring".into(),
+            placement,
             sessions: 1,
             queues_offered: 64,
             queues: vec![QueueReport { index: 17, worker: WorkerId(18), size: 1024, counters }],

@@ -292,6 +292,7 @@ mod tests {
     fn rates_of_two_readings_are_per_second_and_per_request() {
         let disk = |reads, worker_ns| DiskStats {
             disk: Disk { name: "a".into(), ..Disk::default() },
+            placement: None,
             queues: vec![Queue { reads, read_bytes: reads * 4096, worker_ns, ..Queue::default() }],
         };
         let before = StatsAnswer { disks: vec![disk(0, 0)], ..StatsAnswer::default() };

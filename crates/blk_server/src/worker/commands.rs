@@ -14,7 +14,7 @@ use std::sync::mpsc::SyncSender;
 
 use guest_mem::GuestMemory;
 use io_engine::{FileId, WatchId, WatchToken};
-use tracing::debug;
+use tracing::{debug, error};
 use virtqueue::RingLayout;
 
 use super::{Entry, NewMemory, Worker};
@@ -80,6 +80,11 @@ impl Worker {
                 self.set_memory(queue, memory, layout, drain, done);
             }
             Command::Cancel(disk) => self.engines.cancel(disk),
+            Command::Host(source) => {
+                if let Err(error) = self.engines.host(&source) {
+                    error!("this worker cannot be completion worker: its engine cannot be started: {error}");
+                }
+            }
             Command::Retire(done) => {
                 self.quit = self.queues.iter().all(Option::is_none);
                 let _ = done.send(self.quit);

@@ -42,12 +42,16 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    fn start(source: Arc<EngineSource>) -> io::Result<Self> {
-        let engine = (source.make)()?;
+    fn start(worker: WorkerId, source: Arc<EngineSource>) -> io::Result<Self> {
+        let engine = source.engine(worker)?;
         debug!("engine: {}", engine.describe());
         let handles = engine.start()?;
         let pool = BufferPool::new(usize::try_from(source.depth).unwrap_or(usize::MAX));
         Ok(Self { descriptor: None, source, handles, pool, in_flight: 0, queues: 0, files: HashMap::new() })
+    }
+
+    fn is_unneeded(&self) -> bool {
+        self.queues == 0 && !self.handles.reap.serves_others()
     }
 }
 
@@ -59,7 +63,7 @@ pub(crate) struct Engines {
 
 impl Engines {
     pub(crate) fn start(worker: WorkerId, base: Arc<EngineSource>) -> io::Result<Self> {
-        Ok(Self { worker, slots: vec![Some(Slot::start(base)?)] })
+        Ok(Self { worker, slots: vec![Some(Slot::start(worker, base)?)] })
     }
 
     /// The base engine is there from the start to the end.
@@ -96,12 +100,50 @@ impl Engines {
         self.iter_mut().for_each(|slot| slot.handles.reap.reap(events));
     }
 
+    /// What was done for other workers since it was last asked: work without an event.
+    #[inline]
+    pub(crate) fn take_served(&mut self) -> usize {
+        let placed = self.iter_mut().skip(1).filter(|slot| slot.source.is_placed());
+        placed.map(|slot| slot.handles.reap.take_served()).sum()
+    }
+
     /// Sleeps until there is something to reap, in whichever engine.
     pub(crate) fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
-        if self.slots.iter().skip(1).flatten().all(|slot| slot.in_flight == 0) {
+        if self.slots.len() > 1 {
+            self.end_unneeded();
+        }
+        // Those that are placed are rung also without requests of their own.
+        let is_quiet = |slot: &Slot| slot.in_flight == 0 && !slot.source.is_placed();
+        if self.slots.iter().skip(1).flatten().all(is_quiet) {
             return self.base().reap.wait(limit);
         }
         self.wait_for_all(limit)
+    }
+
+    /// Engines without queues stay only as long as other workers need them.
+    fn end_unneeded(&mut self) {
+        for at in 1..self.slots.len() {
+            if self.get_mut(at).is_some_and(|slot| slot.is_unneeded()) {
+                self.end(at);
+            }
+        }
+    }
+
+    fn end(&mut self, at: usize) {
+        let Some(mut slot) = self.slots.get_mut(at).and_then(Option::take) else { return };
+        let watch = slot.descriptor.take();
+        drop(slot);
+        if let Some(watch) = watch {
+            self.base().reap.unwatch(watch);
+        }
+    }
+
+    /// Makes the engine of a source for others, if this worker has none. It ends when nobody needs it any more.
+    pub(crate) fn host(&mut self, source: &Arc<EngineSource>) -> io::Result<()> {
+        if !self.slots.iter().flatten().any(|slot| Arc::ptr_eq(&slot.source, source)) {
+            self.put(Slot::start(self.worker, Arc::clone(source))?)?;
+        }
+        Ok(())
     }
 
     /// The base engine watches what the others sleep on.
@@ -129,7 +171,7 @@ impl Engines {
         let at = self.slots.iter().position(|slot| slot.as_ref().is_some_and(known));
         let at = match (at, source) {
             (Some(at), _) => at,
-            (None, Some(source)) => self.put(Slot::start(Arc::clone(source))?)?,
+            (None, Some(source)) => self.put(Slot::start(self.worker, Arc::clone(source))?)?,
             (None, None) => BASE,
         };
         if let Some(slot) = self.get_mut(at) {
@@ -155,12 +197,8 @@ impl Engines {
     pub(crate) fn leave(&mut self, at: usize) {
         let Some(slot) = self.get_mut(at) else { return };
         slot.queues -= 1;
-        if slot.queues == 0 && at != BASE {
-            let watch = slot.descriptor.take();
-            self.slots[at] = None;
-            if let Some(watch) = watch {
-                self.base().reap.unwatch(watch);
-            }
+        if at != BASE && slot.is_unneeded() {
+            self.end(at);
         }
     }
 

@@ -1,0 +1,49 @@
+//! What `stats` says about a disk's placement.
+//!
+//! Not here: the rest of the report (`reports.rs`), where the figures come from (`io_engine`).
+
+use blk_server::PlacementReport;
+use serde::{Deserialize, Serialize};
+
+/// Null in a report: every worker completes what it submits.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Placement {
+    /// As it was asked for: `completion, adaptive`, say.
+    pub placement: String,
+    /// Now; null while no queue runs.
+    pub completion_worker: Option<u32>,
+    /// Batches, and ops in them.
+    pub hand_overs: u64,
+    pub ops: u64,
+    pub completion_worker_wake_ups: u64,
+    pub spared_wake_ups: u64,
+    /// Completions that another worker was given.
+    pub passed: u64,
+    pub worker_wake_ups: u64,
+    /// To another completion worker.
+    pub moves: u64,
+    pub locked: u64,
+    pub contended: u64,
+    pub lock_wait_ns: u64,
+}
+
+impl Placement {
+    pub fn new(report: &PlacementReport) -> Option<Self> {
+        let counters = &report.counters;
+        (report.placement != blk_server::Placement::Queue).then(|| Self {
+            placement: report.placement.to_string(),
+            completion_worker: report.completion_worker.map(|worker| worker.0),
+            hand_overs: counters.hand_overs,
+            ops: counters.ops,
+            completion_worker_wake_ups: counters.host_wake_ups,
+            spared_wake_ups: counters.spared_wake_ups,
+            passed: counters.passed,
+            worker_wake_ups: counters.member_wake_ups,
+            moves: counters.moves,
+            locked: counters.locked,
+            contended: counters.contended,
+            lock_wait_ns: u64::try_from(counters.lock_wait.as_nanos()).unwrap_or(u64::MAX),
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! Disks whose requests are carried out elsewhere than on their queue's worker: data, moves, completion workers that
+//! change, errors.
+//!
+//! Not here: how ops go from worker to worker (`io_engine`'s tests).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use blk_server::{EngineFactory, EngineSource, Placement, PlacementReport, Server, WorkerId, WorkerOptions};
+use io_engine::{Engine, EngineConfig, HandOver, IoUringEngine, LinuxAioEngine, SyncEngine};
+use rig::passed::{add_transfer, serves};
+use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind};
+
+const DEPTH: u32 = 512;
+
+fn config() -> EngineConfig {
+    EngineConfig { depth: DEPTH, pollable: true, ..EngineConfig::default() }
+}
+
+fn uring(several_threads: bool) -> EngineFactory {
+    let config = EngineConfig { several_threads, ..config() };
+    Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn Engine>))
+}
+
+fn aio() -> EngineFactory {
+    Box::new(|| Ok(Box::new(LinuxAioEngine::new(config())?) as Box<dyn Engine>))
+}
+
+fn shared(reap_on_submit: bool) -> Placement {
+    Placement::Shared { reap_on_submit, completion_worker: None }
+}
+
+fn completion(hand_over: &str, completion_worker: Option<u32>) -> Placement {
+    let hand_over: HandOver = hand_over.parse().unwrap();
+    Placement::Completion { hand_over, completion_worker: completion_worker.map(WorkerId) }
+}
+
+/// The second disk is placed; the first one is a plain one.
+fn start(make: EngineFactory, placement: Placement, workers: usize) -> Rig {
+    let source = EngineSource::placed("placed", DEPTH, make, placement);
+    Rig::start(Options { disks: 2, other_engine: Some(source), workers, ..Options::default() })
+}
+
+fn server(rig: &Rig) -> &Server {
+    rig.server.as_ref().unwrap()
+}
+
+fn report(rig: &Rig) -> PlacementReport {
+    server(rig).report().disks[1].placement.clone()
+}
+
+fn guests(rig: &Rig, count: u16) -> (FrontEnd, Vec<Guest>) {
+    let mut front_end = rig.connect_to(1);
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * MIB);
+    let guests = (0..count).map(|index| front_end.start_queue(index, 256, feature::USUAL)).collect();
+    (front_end, guests)
+}
+
+/// Writes and reads back until told to end, or so many rounds.
+fn load(guest: &mut Guest, rounds: u64, end: &AtomicBool) {
+    let queue = u64::from(guest.index);
+    let addr = |n: u64| (8 + 2 * queue) * MIB + n * 4096;
+    for round in 0..rounds {
+        let byte = |n: u64| (queue * 50 + n + round) as u8;
+        for verb in [kind::OUT, kind::IN] {
+            for n in 0..16 {
+                guest.view.store(addr(n), &[if verb == kind::OUT { byte(n) } else { 0 }; 4096]).unwrap();
+                add_transfer(guest, verb, (queue * 16 + n) * 8, addr(n), 4096);
+            }
+            guest.submit();
+            assert!((0..16).all(|_| guest.next_used().is_some()), "queue {queue} was forgotten");
+        }
+        let mut read = vec![0; 4096];
+        for n in 0..16 {
+            guest.view.read(addr(n), &mut read).unwrap();
+            assert_eq!(read, vec![byte(n); 4096], "queue {queue}, round {round}");
+        }
+        if end.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+}
+
+fn four_queues_on_two_workers(make: EngineFactory, placement: Placement) -> PlacementReport {
+    let rig = start(make, placement, 2);
+    let (_front_end, guests) = guests(&rig, 4);
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for mut guest in guests {
+            let end = &end;
+            scope.spawn(move || load(&mut guest, 25, end));
+        }
+    });
+    report(&rig)
+}
+
+#[test]
+fn data_of_four_queues_on_two_workers_is_right_in_every_placement() {
+    for hand_over in ["count:1", "count:16", "time:50", "adaptive"] {
+        let placement = completion(hand_over, Some(1));
+        let report = four_queues_on_two_workers(uring(false), placement);
+        assert_eq!(
+            (report.placement, report.completion_worker),
+            (placement, Some(WorkerId(1))),
+            "{report:?}"
+        );
+        assert!(report.counters.ops > 0 && report.counters.passed > 0, "{report:?}");
+    }
+    for reap_on_submit in [true, false] {
+        let report = four_queues_on_two_workers(uring(true), shared(reap_on_submit));
+        assert_eq!(report.counters.ops, 4 * 25 * 32, "{report:?}");
+    }
+    four_queues_on_two_workers(aio(), shared(true));
+    four_queues_on_two_workers(aio(), completion("adaptive", None));
+    let report = four_queues_on_two_workers(uring(false), Placement::Queue);
+    assert_eq!(report, PlacementReport::default());
+}
+
+#[test]
+fn queues_move_and_workers_come_and_go_in_every_placement() {
+    let placements = [(false, completion("adaptive", None)), (true, shared(true)), (true, shared(false))];
+    for (several_threads, placement) in placements {
+        let rig = start(uring(several_threads), placement, 3);
+        let (_front_end, guests) = guests(&rig, 4);
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for mut guest in guests {
+                let end = &end;
+                scope.spawn(move || load(&mut guest, u64::MAX, end));
+            }
+            for step in 0..60_u32 {
+                let worker = server(&rig).report().workers[(step / 4 % 3) as usize].id;
+                server(&rig).attach("test1", (step % 4) as u16, worker, PATIENCE).unwrap();
+                if step % 15 == 7 {
+                    let oldest = server(&rig).report().workers[0].id;
+                    server(&rig).add_worker(WorkerOptions::default()).unwrap();
+                    server(&rig).remove_worker(oldest, PATIENCE).unwrap();
+                }
+            }
+            end.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+#[test]
+fn completion_worker_needs_no_queue_of_the_disk_and_changes_at_run_time() {
+    let rig = start(uring(false), completion("adaptive", Some(2)), 3);
+    assert_eq!(report(&rig).completion_worker, None);
+    let (front_end, mut guests) = guests(&rig, 1);
+    assert!(serves(&mut guests[0]));
+    assert!(eventually(|| report(&rig).completion_worker == Some(WorkerId(2))));
+    let end = Arc::new(AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let (told, guest) = (&end, &mut guests[0]);
+        scope.spawn(move || load(guest, u64::MAX, told));
+        for turn in 0..9 {
+            let worker = WorkerId(turn % 3);
+            server(&rig).set_completion_worker("test1", Some(worker)).unwrap();
+            assert!(eventually(|| report(&rig).completion_worker == Some(worker)), "{:?}", report(&rig));
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+    front_end.stop_queue(0);
+    assert!(eventually(|| report(&rig).completion_worker.is_none()), "an engine outlives the last queue");
+}
+
+/// Each time its own ring ends the other ring's poll; of a stranger's descriptor, that is suffered 200 times in a row.
+#[test]
+fn completion_worker_sleeps_with_io_in_flight_again_and_again() {
+    for (several_threads, placement) in [(false, completion("count:1", Some(1))), (true, shared(false))] {
+        let rig = start(uring(several_threads), placement, 2);
+        let (_front_end, mut guests) = guests(&rig, 2);
+        for _ in 0..150 {
+            assert!(guests.iter_mut().all(serves));
+        }
+    }
+}
+
+#[test]
+fn idle_disk_in_a_placement_wakes_nobody() {
+    let placements = [(false, completion("time:50", Some(1))), (true, shared(false))];
+    for (several_threads, placement) in placements {
+        let rig = start(uring(several_threads), placement, 2);
+        let (_front_end, mut guests) = guests(&rig, 2);
+        assert!(guests.iter_mut().all(serves));
+        let sleeps =
+            || server(&rig).report().workers.iter().map(|worker| worker.counters.sleeps).sum::<u64>();
+        // Whatever still goes on after the last answer.
+        std::thread::sleep(Duration::from_millis(300));
+        let before = sleeps();
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(sleeps(), before, "{placement}");
+    }
+}
+
+#[test]
+fn what_cannot_be_bound_or_placed_says_so() {
+    let rig = start(uring(false), Placement::Queue, 2);
+    let refused = |disk: &str, worker| server(&rig).set_completion_worker(disk, Some(WorkerId(worker)));
+    let no_disk = refused("other", 0).unwrap_err().to_string();
+    assert_eq!(no_disk, "there is no disk `other`");
+    assert_eq!(refused("test1", 9).unwrap_err().to_string(), "there is no worker 9");
+    let queue = refused("test1", 0).unwrap_err();
+    let why = std::error::Error::source(&queue).unwrap().to_string();
+    assert!(why.starts_with("its placement is queue"), "{why}");
+
+    let sync: EngineFactory = Box::new(|| Ok(Box::new(SyncEngine::new(config())?) as Box<dyn Engine>));
+    let rig = start(sync, shared(true), 2);
+    let mut front_end = rig.connect_to(1);
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * MIB);
+    let mut guest = front_end.start_queue(0, 256, feature::USUAL);
+    guest.submit();
+    // The queue does not run, and the server goes on.
+    assert!(server(&rig).report().disks[1].queues.is_empty());
+    let (_front_end, mut plain) = rig::ready(&rig, feature::USUAL);
+    assert!(serves(&mut plain));
+}

@@ -1,0 +1,96 @@
+//! The core as one value that is used by several threads in turn, instead of two handles of one thread.
+//!
+//! Not here: the lock (`placed/shared.rs`), which engines can be used like this (`Engine::start_shared`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use guest_mem::GuestMemory;
+
+use super::Core;
+use crate::contract::{Event, FileId, FileSpec, Op, Reap, SharedHandles, Stats, Submit, WatchId, WatchToken};
+use crate::kernel::Kernel;
+
+impl<K: Kernel> Submit for Core<K> {
+    fn room(&self) -> usize {
+        self.memory.ops.room()
+    }
+
+    fn push(&mut self, mut op: Op) -> Result<(), Op> {
+        if self.memory.ops.room() == 0 {
+            return Err(op);
+        }
+        Core::push(self, &mut op);
+        Ok(())
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        Core::submit(self)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.memory.ops.len()
+    }
+
+    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
+        Core::attach_file(self, spec)
+    }
+
+    fn detach_file(&mut self, file: FileId) {
+        Core::detach_file(self, file);
+    }
+
+    fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.kernel.use_memory(memory);
+    }
+
+    fn forget_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.kernel.forget_memory(memory);
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats
+    }
+}
+
+impl<K: Kernel> Reap for Core<K> {
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.kernel.watch(fd, token)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        self.kernel.unwatch(id);
+    }
+
+    fn reap(&mut self, events: &mut Vec<Event>) {
+        Core::reap(self, events);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        Core::wait(self, timeout)
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        Core::arm(self)
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.kernel.disarm()
+    }
+
+    fn descriptor(&mut self) -> io::Result<OwnedFd> {
+        self.kernel.descriptor()?.try_clone_to_owned()
+    }
+
+    fn cancel_all(&mut self) {
+        Core::cancel(self, None);
+    }
+
+    fn cancel_file(&mut self, file: FileId) {
+        Core::cancel(self, Some(file));
+    }
+}
+
+impl<K: Kernel> SharedHandles for Core<K> {}

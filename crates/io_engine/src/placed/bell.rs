@@ -1,0 +1,77 @@
+//! How a thread that is about to sleep is told of something new: at most one wake-up per sleep, none while it is awake.
+//!
+//! | sleeper ([`Bell::doze`]) | whoever has something ([`Bell::ring`]) |
+//! |---|---|
+//! | 1. `dozing = true` | 1. publishes: a ring's tail, a flag |
+//! | 2. fence | 2. fence |
+//! | 3. looks at what may be published; sleeps only if there is nothing | 3. looks at `dozing`; sounds the alarm if set |
+//!
+//! - Dekker: the fences are in one total order. Whichever comes second is followed by a look that sees what was written
+//!   before the first: either the sleeper finds what was published, or the other one finds it dozing. One of both is
+//!   enough, and without the fences neither need happen: a store may pass a later load of another variable, also on
+//!   x86-64.
+//! - `dozing` orders nothing else: what was published carries its own ordering.
+//! - Checked by a model: `RUSTFLAGS="--cfg loom" cargo test -p io_engine --lib model --target-dir target/loom`.
+//!
+//! Not here: the alarm (`doze.rs`), what is published.
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicBool, Ordering, fence};
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+/// What ends a sleep, also one that begins after it.
+pub(crate) trait Alarm {
+    fn sound(&self);
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct Bell<A> {
+    dozing: AtomicBool,
+    pub alarm: A,
+}
+
+impl<A: Alarm> Bell<A> {
+    pub fn new(alarm: A) -> Self {
+        Self { dozing: AtomicBool::new(false), alarm }
+    }
+
+    /// Wakes the sleeper if it sleeps or is about to; what it is to find is published already. Returns whether that
+    /// took an alarm.
+    #[inline]
+    pub fn ring(&self) -> bool {
+        // Pairs with the fence in `doze`.
+        fence(Ordering::SeqCst);
+        // The swap lets only one of several sound the alarm.
+        let rings = self.dozing.load(Ordering::Relaxed) && self.dozing.swap(false, Ordering::Relaxed);
+        if rings {
+            self.alarm.sound();
+        }
+        rings
+    }
+
+    /// From here on whoever publishes something rings. The caller looks once more before it sleeps.
+    #[inline]
+    pub fn doze(&self) {
+        self.dozing.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `ring`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Awake again. Returns whether somebody rang: the alarm has sounded, or will at any moment.
+    #[inline]
+    pub fn rise(&self) -> bool {
+        !self.dozing.swap(false, Ordering::Relaxed)
+    }
+
+    /// A hint: out of date when it is acted upon.
+    #[inline]
+    pub fn seems_dozing(&self) -> bool {
+        self.dozing.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(all(test, loom))]
+#[path = "bell_model.rs"]
+mod model;

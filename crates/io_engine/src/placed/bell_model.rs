@@ -1,0 +1,77 @@
+//! The model of sleeping and waking: no order of steps loses a wake-up. A lost one is a deadlock, which loom reports.
+//!
+//! Not here: real threads and eventfds (`completion_tests.rs`).
+
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+use super::*;
+
+/// An eventfd: remembers that it was written to.
+struct Sticky(Mutex<bool>, Condvar);
+
+impl Sticky {
+    fn new() -> Self {
+        Self(Mutex::new(false), Condvar::new())
+    }
+
+    fn sleep(&self) {
+        let mut sounded = self.0.lock().unwrap();
+        while !*sounded {
+            sounded = self.1.wait(sounded).unwrap();
+        }
+        *sounded = false;
+    }
+}
+
+impl Alarm for Sticky {
+    fn sound(&self) {
+        *self.0.lock().unwrap() = true;
+        self.1.notify_one();
+    }
+}
+
+fn sleeper(bell: &Bell<Sticky>, published: &[AtomicUsize], all: usize) {
+    let seen = || published.iter().map(|tail| tail.load(Ordering::Acquire)).sum::<usize>();
+    let mut have = seen();
+    while have < all {
+        bell.doze();
+        if seen() == have {
+            bell.alarm.sleep();
+        }
+        bell.rise();
+        have = seen();
+    }
+}
+
+fn publisher(bell: &Bell<Sticky>, tail: &AtomicUsize, times: usize) {
+    for count in 1..=times {
+        tail.store(count, Ordering::Release);
+        bell.ring();
+    }
+}
+
+fn check(publishers: usize, times: usize) {
+    loom::model(move || {
+        let shared = Arc::new((Bell::new(Sticky::new()), [AtomicUsize::new(0), AtomicUsize::new(0)]));
+        let threads: Vec<_> = (0..publishers)
+            .map(|index| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || publisher(&shared.0, &shared.1[index], times))
+            })
+            .collect();
+        sleeper(&shared.0, &shared.1, publishers * times);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn sleeper_finds_everything_that_one_thread_publishes() {
+    check(1, 2);
+}
+
+#[test]
+fn sleeper_finds_everything_that_two_threads_publish() {
+    check(2, 1);
+}

@@ -1,0 +1,107 @@
+//! Where a worker sleeps with a placed engine: on its bell, and on the real engine's descriptor while it has that.
+//!
+//! One epoll descriptor for both, the same for the whole life of the handles, so that a worker's base engine can watch
+//! it. Level-triggered: what is not taken away wakes again. The real engine watches nothing itself, so that its eventfd
+//! is never set off by another one, which would signal it once and never again.
+//!
+//! Not here: when to sleep (`member.rs`, `shared.rs`).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::io::Errno;
+
+use super::bell::{Alarm, Bell};
+
+/// An eventfd.
+#[derive(Debug)]
+pub(super) struct Eventfd(OwnedFd);
+
+impl Alarm for Eventfd {
+    fn sound(&self) {
+        // Fails only when the counter is full: then it was sounded before.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// A worker's bell.
+pub(super) type WorkerBell = Bell<Eventfd>;
+
+#[derive(Debug)]
+pub(super) struct Doze {
+    epoll: OwnedFd,
+    pub bell: Arc<WorkerBell>,
+    /// The real engine's.
+    inner: Option<OwnedFd>,
+    dozing: bool,
+    /// The bell was rung, and its counter not yet read.
+    rung: bool,
+}
+
+fn add(epoll: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
+    Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+}
+
+impl Doze {
+    pub fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        add(&epoll, &fd)?;
+        let bell = Arc::new(Bell::new(Eventfd(fd)));
+        Ok(Self { epoll, bell, inner: None, dozing: false, rung: false })
+    }
+
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.epoll.try_clone()
+    }
+
+    /// Sleeps on `fd` too.
+    pub fn watch_inner(&mut self, fd: OwnedFd) -> io::Result<()> {
+        add(&self.epoll, &fd)?;
+        self.inner = Some(fd);
+        Ok(())
+    }
+
+    pub fn forget_inner(&mut self) {
+        if let Some(fd) = self.inner.take() {
+            // By hand: the file behind it may have other descriptors, and would stay in the set.
+            let removed = epoll::delete(&self.epoll, fd.as_fd());
+            debug_assert!(removed.is_ok());
+        }
+    }
+
+    /// From now on it is rung for; the caller looks once more.
+    pub fn doze(&mut self) {
+        self.dozing = true;
+        self.bell.doze();
+    }
+
+    #[inline]
+    pub fn rise(&mut self) {
+        if self.dozing {
+            self.dozing = false;
+            self.rung |= self.bell.rise();
+        }
+        if self.rung {
+            self.silence();
+        }
+    }
+
+    /// Whoever rang may not have sounded the alarm yet: it is tried until there was one.
+    #[cold]
+    fn silence(&mut self) {
+        let mut count = [0; 8];
+        self.rung = rustix::io::read(&self.bell.alarm.0, &mut count).is_err();
+    }
+
+    pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        match poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}

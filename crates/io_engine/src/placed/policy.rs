@@ -1,0 +1,147 @@
+//! When ops are handed over: at once costs a wake-up each time, later costs latency.
+//!
+//! | policy | ops wait until |
+//! |---|---|
+//! | `count:N` | there are N, or a pass of their worker brought no more |
+//! | `time:US` | the oldest is so old |
+//! | `adaptive` | nothing: they are in the ring at once; but a completion worker that sleeps with I/O in flight is left to wake up by that, unless there are many or the oldest is too old |
+//!
+//! Nothing waits behind a worker that goes to sleep: it hands over what it has, and wakes whom it spared, first.
+//!
+//! Not here: handing over (`member.rs`).
+
+use std::str::FromStr;
+use std::time::Duration;
+
+/// See the file's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandOver {
+    /// So many ops are not held back any longer.
+    pub batch: u32,
+    /// Nor is one that is this old. `None`: as soon as no more come.
+    pub max_delay: Option<Duration>,
+    /// Ops are not held back, wake-ups are.
+    pub adaptive: bool,
+}
+
+/// Largest batch that makes sense: no ring is longer.
+const MAX_BATCH: u32 = 32768;
+/// Longer than any disk takes: holding an op back for longer is a mistake.
+const MAX_DELAY_US: u64 = 100_000;
+
+impl HandOver {
+    /// Every `batch` ops.
+    #[must_use]
+    pub const fn by_count(batch: u32) -> Self {
+        Self { batch, max_delay: None, adaptive: false }
+    }
+
+    /// When the oldest op has waited for `max_delay`.
+    #[must_use]
+    pub const fn by_time(max_delay: Duration) -> Self {
+        Self { batch: MAX_BATCH, max_delay: Some(max_delay), adaptive: false }
+    }
+
+    /// As the completion worker has time.
+    #[must_use]
+    pub const fn adaptive() -> Self {
+        Self { batch: 32, max_delay: Some(Duration::from_micros(50)), adaptive: true }
+    }
+
+    /// Whether `waiting` ops go now; `quiet`: none was added since this was last asked.
+    #[inline]
+    pub(super) fn is_due(&self, waiting: usize, quiet: bool, age: impl FnOnce() -> Duration) -> bool {
+        waiting >= self.batch as usize
+            || match self.max_delay {
+                None => quiet,
+                Some(most) => age() >= most,
+            }
+    }
+}
+
+impl Default for HandOver {
+    fn default() -> Self {
+        Self::adaptive()
+    }
+}
+
+/// Words that are no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "hand-over '{value}' is unknown: use count:N (1 to {MAX_BATCH}), time:MICROSECONDS (0 to {MAX_DELAY_US}) or adaptive"
+)]
+pub struct ParseHandOverError {
+    /** As given. */
+    pub value: String,
+}
+
+impl FromStr for HandOver {
+    type Err = ParseHandOverError;
+
+    fn from_str(value: &str) -> Result<Self, Self::Err> {
+        let error = || ParseHandOverError { value: value.to_owned() };
+        match value.split_once(':') {
+            None if value == "adaptive" => Ok(Self::adaptive()),
+            Some(("count", count)) => {
+                let count = count.parse().ok().filter(|count| (1..=MAX_BATCH).contains(count));
+                count.map(Self::by_count).ok_or_else(error)
+            }
+            Some(("time", us)) => {
+                let us = us.parse().ok().filter(|us| *us <= MAX_DELAY_US);
+                us.map(|us| Self::by_time(Duration::from_micros(us))).ok_or_else(error)
+            }
+            _ => Err(error()),
+        }
+    }
+}
+
+impl std::fmt::Display for HandOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.adaptive, self.max_delay) {
+            (true, _) => f.write_str("adaptive"),
+            (false, None) => write!(f, "count:{}", self.batch),
+            (false, Some(delay)) => write!(f, "time:{}", delay.as_micros()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_policy_is_written_as_it_is_read() {
+        for text in ["count:1", "count:32768", "time:0", "time:250", "adaptive"] {
+            assert_eq!(text.parse::<HandOver>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn policy_that_is_none_says_what_there_is() {
+        for text in ["", "count", "count:0", "count:32769", "time:100001", "time:-1", "eager", "adaptive:1"] {
+            let error = text.parse::<HandOver>().unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "hand-over '{text}' is unknown: use count:N (1 to 32768), time:MICROSECONDS (0 to 100000) or adaptive"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn by_count_waits_for_that_many_but_not_when_no_more_come() {
+        let policy = HandOver::by_count(8);
+        let long = || Duration::from_secs(9);
+        assert!(!policy.is_due(7, false, long));
+        assert!(policy.is_due(8, false, long));
+        assert!(policy.is_due(1, true, long));
+    }
+
+    #[test]
+    fn by_time_waits_for_that_long_also_when_no_more_come() {
+        let policy = HandOver::by_time(Duration::from_micros(20));
+        assert!(!policy.is_due(100, true, || Duration::from_micros(19)));
+        assert!(policy.is_due(1, false, || Duration::from_micros(20)));
+    }
+}
