@@ -17,9 +17,12 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::control::protocol::{Add, Attach, Remove, Resize, TimeoutMs, Verb, WorkerSettings, WorkersRemove};
+use crate::control::placement::PlacementAnswer;
+use crate::control::protocol::{
+    Add, Attach, Placement, Remove, Resize, TimeoutMs, Verb, WorkerSettings, WorkersRemove,
+};
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
-use crate::ctl_args::{Cpus, CtlArgs, CtlCommand, Timeout, WorkersCommand};
+use crate::ctl_args::{Choice, Cpus, CtlArgs, CtlCommand, Timeout, WorkersCommand};
 use crate::usage::Wrong;
 use connection::{Connection, Reply};
 
@@ -61,6 +64,10 @@ fn verb(command: CtlCommand) -> Result<Verb> {
         CtlCommand::Attach { disk, queue, worker, timeout } => {
             Verb::Attach(Attach { disk, queue, worker, timeout_ms: timeout_ms(timeout)? })
         }
+        CtlCommand::Placement { disk, completion_worker, timeout } => {
+            let completion_worker = completion_worker.map(|Choice(worker)| worker);
+            Verb::Placement(Placement { disk, completion_worker, timeout_ms: timeout_ms(timeout)? })
+        }
         CtlCommand::Add { settings } => Verb::Add(Add { disk: table(settings)? }),
         CtlCommand::Remove { disk, force, timeout } => {
             Verb::Remove(Remove { disk, force, timeout_ms: timeout_ms(timeout)? })
@@ -99,6 +106,9 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
         Verb::List => tables::disks(&read::<ListAnswer>(ok)?.disks),
         Verb::Workers => tables::workers(&read::<WorkersAnswer>(ok)?.workers),
         Verb::Stats => tables::stats(&read(ok)?),
+        Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
+            tables::placement(disk, read::<PlacementAnswer>(ok)?.placement.as_ref())
+        }
         Verb::WorkersAdd(_) => format!("worker {}\n", ok["worker"]),
         Verb::Add(_) => format!("{}\n", tables::plain(ok["disk"].as_str().unwrap_or_default())),
         Verb::Reload => tables::changes(&read(ok)?),

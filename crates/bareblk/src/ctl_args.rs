@@ -26,6 +26,8 @@ Examples:
   bareblk ctl workers add --cpus 2,3
   bareblk ctl attach data 0 1
       the disk's queue 0 goes on at worker 1
+  bareblk ctl placement data --completion-worker 1
+      of a disk with --placement completion or shared
   bareblk ctl add name=data image=/images/data.raw socket=/run/vm1-data.sock queues=4
       one more disk; the settings of a [[disk]] table in bareblk.toml
   bareblk ctl resize data 40G
@@ -85,6 +87,16 @@ pub enum CtlCommand {
         queue: u16,
         /// The worker's number: see `bareblk ctl workers`
         worker: u32,
+        #[command(flatten)]
+        timeout: Timeout,
+    },
+    /// Where a disk's requests are carried out; another completion worker for it, under load or not
+    Placement {
+        /// The disk's name
+        disk: String,
+        /// The worker that is to handle its completions; none: the workers choose
+        #[arg(long, value_name = "N|none", value_parser = choice)]
+        completion_worker: Option<Choice>,
         #[command(flatten)]
         timeout: Timeout,
     },
@@ -160,6 +172,18 @@ pub struct Timeout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus(pub Vec<u32>);
 
+/// A worker, or `None`: in a type of its own, as clap takes an `Option` for a value that may be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice(pub Option<u32>);
+
+fn choice(text: &str) -> Result<Choice> {
+    if text == "none" {
+        return Ok(Choice(None));
+    }
+    let worker = text.parse().context("give the number of a worker (see `bareblk ctl workers`), or none")?;
+    Ok(Choice(Some(worker)))
+}
+
 /// More than any kernel takes.
 const MAX_CPU: u32 = 8191;
 
@@ -202,6 +226,14 @@ mod tests {
     fn cpu_lists_are_numbers_and_ranges() {
         assert_eq!(cpus("2-5,8").unwrap(), Cpus(vec![2, 3, 4, 5, 8]));
         assert_eq!(cpus("0").unwrap(), Cpus(vec![0]));
+    }
+
+    #[test]
+    fn worker_is_a_number_or_none() {
+        assert_eq!((choice("none").unwrap(), choice("7").unwrap()), (Choice(None), Choice(Some(7))));
+        for text in ["", "None", "-1", "4294967296"] {
+            assert!(choice(text).is_err(), "{text}");
+        }
     }
 
     #[test]

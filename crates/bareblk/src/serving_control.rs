@@ -47,6 +47,15 @@ impl Control for ServingControl {
         Ok(self.serving.with_server(|server| server.attach(disk, queue, worker, timeout))??)
     }
 
+    fn set_completion_worker(
+        &self,
+        disk: &str,
+        worker: Option<WorkerId>,
+        timeout: Duration,
+    ) -> Result<(), Refused> {
+        Ok(self.serving.with_server(|server| server.set_completion_worker(disk, worker, timeout))??)
+    }
+
     fn add_disk(&self, table: Map<String, Value>) -> Result<String, Refused> {
         let settings = config_file::disk(&table).map_err(|error| Refused::Settings(format!("{error:#}")))?;
         let name = settings.name(&HostOpener);

@@ -204,7 +204,14 @@ fn disk_shrinks_by_force_only() {
 fn disks_that_do_not_exist_are_named_in_the_refusal() {
     let place = Place::new();
     let _server = controlled(&place);
-    for words in [&["resize", "none", "4M"][..], &["remove", "none"], &["attach", "none", "0", "0"]] {
+    let words = [
+        &["resize", "none", "4M"][..],
+        &["remove", "none"],
+        &["attach", "none", "0", "0"],
+        &["placement", "none"],
+        &["placement", "none", "--completion-worker", "0"],
+    ];
+    for words in words {
         assert_says(&refusal(ctl(&place, words)), &["there is no disk `none`"]);
     }
 }
@@ -228,6 +235,50 @@ fn attach_names_the_queue_or_the_worker_that_does_not_exist() {
     output(ctl(&place, &["attach", "root", "0", "0"]));
     assert_says(&refusal(ctl(&place, &["attach", "root", "64", "0"])), &["`root` has no queue 64", "64"]);
     assert_says(&refusal(ctl(&place, &["attach", "root", "0", "9"])), &["there is no worker 9"]);
+}
+
+#[test]
+fn placement_shows_the_completion_worker_and_changes_it() {
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.args([
+        "--name",
+        "root",
+        "--workers",
+        "2",
+        "--placement",
+        "completion",
+        "--completion-worker",
+        "0",
+    ]);
+    command.arg("--control").arg(place.socket("c"));
+    let server = Server::start(command);
+    let shown = output(ctl(&place, &["placement", "root"]));
+    assert_says(&shown, &["COMPLETION WORKER", "root", "completion, adaptive"]);
+    let wanted = || ok(&place, &["placement", "root"])["placement"]["wanted_completion_worker"].clone();
+    assert_eq!(wanted(), 0);
+    assert_eq!(output(ctl(&place, &["placement", "root", "--completion-worker", "1"])), "");
+    assert_eq!(wanted(), 1);
+    output(ctl(&place, &["placement", "root", "--completion-worker", "none"]));
+    assert_eq!(wanted(), Value::Null);
+    assert_says(&server.log(), &[r#""do":"placement""#, r#""completion_worker":1"#]);
+    let no_worker = ctl(&place, &["placement", "root", "--completion-worker", "2"]);
+    assert_says(&refusal(no_worker), &["there is no worker 2"]);
+    let mut client = Client::new(&place);
+    let kind =
+        client.error_kind(&json!({"id": 1, "do": "placement", "disk": "root", "completion_worker": -1}));
+    assert_eq!((kind, wanted()), (json!("bad-request"), Value::Null));
+}
+
+#[test]
+fn placement_of_a_disk_without_a_completion_worker_says_so() {
+    let place = Place::new();
+    let _server = controlled(&place);
+    assert_says(&output(ctl(&place, &["placement", "root"])), &["root", "queue"]);
+    let refused = ctl(&place, &["placement", "root", "--completion-worker", "0"]);
+    assert_says(&refusal(refused), &["`root` has no completion worker", "--placement completion"]);
+    let request = json!({"id": 1, "do": "placement", "disk": "root", "completion_worker": null});
+    assert_eq!(Client::new(&place).error_kind(&request), "not-placed");
 }
 
 #[test]

@@ -66,6 +66,25 @@ pub enum AdminError {
         /** What went wrong. */
         why: String,
     },
+    /// Its placement is `queue`.
+    #[error(
+        "disk `{disk}` has no completion worker: its placement is queue, where every worker completes what it submits; \
+         serve it with --placement completion or shared"
+    )]
+    NotPlaced {
+        /** Its name. */
+        disk: String,
+    },
+    /// Requests in flight did not complete in time; it is as before.
+    #[error(
+        "disk `{disk}` still has requests in flight after {} s; its completion worker stays as it was", timeout.as_secs_f64()
+    )]
+    CompletionWorkerStays {
+        /** Its name. */
+        disk: String,
+        /** As given. */
+        timeout: Duration,
+    },
     /// A front-end is connected.
     #[error("disk `{disk}` is in use by a front-end: stop its guest first, or force it")]
     InUse {

@@ -25,8 +25,9 @@ use crate::admin::AdminError;
 use crate::balance::{QueueName, QueueReading, Reading};
 use crate::balancer::Balanced;
 use crate::disk::Disk;
+use crate::engine_source::EngineSource;
+use crate::flush::deadline_in;
 use crate::meters::QueueMeter;
-use crate::placement::not_placed;
 use crate::queue::Queue;
 use crate::report::{QueueReport, WorkerReport};
 use crate::server::ServerError;
@@ -34,10 +35,8 @@ use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread::warn_if_crowded;
 use crate::workers::{Address, Command, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
 
-/// Between two looks at a seat that is taken.
-const SEAT_PAUSE: Duration = Duration::from_millis(1);
-/// For who asks for longer than the clock can say.
-const LONGEST: Duration = Duration::from_secs(3600);
+/// Between two looks at a seat that is taken, or a disk whose completion worker changes.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A running queue from outside its worker.
 #[derive(Debug)]
@@ -78,7 +77,7 @@ impl Seat {
                 Ok(place) => return Some(place),
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(SEAT_PAUSE),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK_AGAIN),
             }
         }
     }
@@ -230,31 +229,72 @@ impl WorkerSet {
         }
     }
 
-    /// One that was asked for by number takes part as soon as a queue runs, whichever worker that is on.
+    /// One that was asked for by number takes part as long as a queue runs, whichever worker that is on.
     fn call_completion_worker(&self, disk: &Disk) {
         let Some(source) = disk.engine() else { return };
-        let worker = source.placement().completion_worker().and_then(|id| self.table().address(id));
-        // One that retires drops the command: the others then choose among themselves.
-        let _ = worker.map(|worker| worker.send(Command::Host(Arc::clone(source))));
+        let Some(id) = source.placement().completion_worker() else { return };
+        let table = self.table();
+        let Some(worker) = table.address(id).filter(|_| Some(id) != table.leaving) else { return };
+        drop(table);
+        // Not waited for. One that retires drops the command: the others then choose among themselves.
+        let _ = worker.send(Command::Host(Arc::clone(source), sync_channel(1).0));
     }
 
-    /// Makes another worker the completion worker of a disk, or leaves it to the workers.
-    pub(crate) fn bind(&self, disk: &Disk, worker: Option<WorkerId>) -> Result<(), AdminError> {
+    /// Makes another worker the completion worker of a disk, or leaves it to the workers. If a queue of the disk runs,
+    /// it is that when this returns.
+    pub(crate) fn bind(
+        &self,
+        disk: &Disk,
+        worker: Option<WorkerId>,
+        timeout: Duration,
+    ) -> Result<(), AdminError> {
         let _admin = self.admin();
-        if let Some(id) = worker
-            && self.table().address(id).is_none()
-        {
-            return Err(AdminError::NoWorker { id });
+        let name = || disk.name().to_owned();
+        let source = disk.engine().filter(|source| source.is_placed());
+        let source = source.ok_or_else(|| AdminError::NotPlaced { disk: name() })?;
+        let address = worker.map(|id| self.table().address(id).ok_or(AdminError::NoWorker { id }));
+        let address = address.transpose()?;
+        let before = source.placement().completion_worker();
+        source.set_completion_worker(worker);
+        let Some(address) = address.filter(|_| self.runs(disk)) else { return Ok(()) };
+        let moved = self.move_hosting(disk, source, &address, timeout);
+        if moved.is_err() {
+            source.set_completion_worker(before);
         }
-        let source = disk.engine().ok_or_else(not_placed);
-        source.and_then(|source| source.set_completion_worker(worker)).map_err(|source| {
-            let action = format!("choose the completion worker of disk {}", disk.name());
-            AdminError::System { action, source }
-        })?;
-        if self.table().seats.iter().any(|seat| seat.disk.id() == disk.id()) {
-            self.call_completion_worker(disk);
+        moved
+    }
+
+    fn move_hosting(
+        &self,
+        disk: &Disk,
+        source: &Arc<EngineSource>,
+        to: &Address,
+        timeout: Duration,
+    ) -> Result<(), AdminError> {
+        let (id, name) = (to.id, || disk.name().to_owned());
+        let joined = to.ask(|done| Command::Host(Arc::clone(source), done));
+        let joined = joined.map_err(|WorkerGone| AdminError::NoWorker { id })?;
+        joined.map_err(|why| AdminError::Unsuitable { id, disk: name(), why: why.to_string() })?;
+        let deadline = deadline_in(timeout);
+        while source.completion_worker() != Some(id) && self.runs(disk) {
+            if Instant::now() >= deadline {
+                return Err(AdminError::CompletionWorkerStays { disk: name(), timeout });
+            }
+            std::thread::sleep(LOOK_AGAIN);
         }
         Ok(())
+    }
+
+    /// Whether one of its queues does.
+    fn runs(&self, disk: &Disk) -> bool {
+        self.table().seats.iter().any(|seat| seat.disk.id() == disk.id())
+    }
+
+    /// Hands a queue over; its completion worker may have been without anybody to serve meanwhile.
+    fn move_queue(&self, seat: &Seat, to: &Address, timeout: Duration) -> Result<(), AdminError> {
+        let moved = move_queue(seat, to, timeout);
+        self.call_completion_worker(&seat.disk);
+        moved
     }
 
     fn take_seat(self: &Arc<Self>, start: &QueueStart, place: Place) -> QueueHandle {
@@ -362,7 +402,7 @@ impl WorkerSet {
             for seat in seats.iter().filter(|seat| seat.worker() == from.id) {
                 let to = self.table().worker_for(&seat.disk, seat.index);
                 let to = to.ok_or(AdminError::LastWorker { id: from.id })?;
-                move_queue(seat, &to, timeout)?;
+                self.move_queue(seat, &to, timeout)?;
             }
             if from.ask(Command::Retire).unwrap_or(true) {
                 return Ok(());
@@ -389,7 +429,7 @@ impl WorkerSet {
         let seat = table.seats.iter().find(|seat| seat.disk.id() == disk.id() && seat.index == queue);
         let seat = seat.map(Arc::clone);
         drop(table);
-        let moved = seat.map_or(Ok(()), |seat| move_queue(&seat, &to, timeout));
+        let moved = seat.map_or(Ok(()), |seat| self.move_queue(&seat, &to, timeout));
         if moved.is_err() {
             let mut table = self.table();
             match wish {
@@ -432,7 +472,7 @@ impl Balanced for Arc<WorkerSet> {
             return Err("it was attached by hand just now".into());
         }
         drop(table);
-        Ok(move_queue(&seat, &to, timeout)?)
+        Ok(WorkerSet::move_queue(self, &seat, &to, timeout)?)
     }
 }
 
@@ -443,7 +483,7 @@ fn move_queue(seat: &Seat, to: &Address, timeout: Duration) -> Result<(), AdminE
         let (disk, queue, stays) = (seat.disk.name().to_owned(), seat.index, seat.worker());
         AdminError::NotDrained { disk, queue, timeout, stays }
     };
-    let deadline = Instant::now().checked_add(timeout).unwrap_or_else(|| Instant::now() + LONGEST);
+    let deadline = deadline_in(timeout);
     let mut place = seat.place_until(deadline).ok_or_else(not_drained)?;
     let Some(id) = place.id.filter(|_| place.worker.id != to.id) else { return Ok(()) };
     let left = deadline.saturating_duration_since(Instant::now());

@@ -101,10 +101,14 @@ impl EngineSource {
         self.placed.is_some()
     }
 
-    /// # Errors
-    /// [`io::ErrorKind::Unsupported`] with [`Placement::Queue`].
-    pub(crate) fn set_completion_worker(&self, worker: Option<WorkerId>) -> io::Result<()> {
-        let Some(PlacedSource { placed, placement }) = &self.placed else { return Err(not_placed()) };
+    /// The completion worker now.
+    pub(crate) fn completion_worker(&self) -> Option<WorkerId> {
+        self.placed.as_ref()?.placed.completion_worker()
+    }
+
+    /// Nothing with [`Placement::Queue`].
+    pub(crate) fn set_completion_worker(&self, worker: Option<WorkerId>) {
+        let Some(PlacedSource { placed, placement }) = &self.placed else { return };
         match &mut *placement.lock().unwrap_or_else(PoisonError::into_inner) {
             Placement::Queue => {}
             Placement::Shared { completion_worker, .. } | Placement::Completion { completion_worker, .. } => {
@@ -112,6 +116,5 @@ impl EngineSource {
             }
         }
         placed.set_completion_worker(worker);
-        Ok(())
     }
 }

@@ -301,12 +301,17 @@ impl Server {
     }
 
     /// Makes another worker the completion worker of a disk with a placement that has one; `None`: the workers choose.
-    /// It is that as soon as what is in flight has completed, and a queue of the disk runs.
+    /// If a queue of the disk runs, what is in flight completes first, within `timeout`.
     ///
     /// # Errors
-    /// [`AdminError`].
-    pub fn set_completion_worker(&self, disk: &str, worker: Option<WorkerId>) -> Result<(), AdminError> {
-        self.workers.bind(&self.exports.find(disk)?.disk, worker)
+    /// [`AdminError`]; the completion worker is then who it was.
+    pub fn set_completion_worker(
+        &self,
+        disk: &str,
+        worker: Option<WorkerId>,
+        timeout: Duration,
+    ) -> Result<(), AdminError> {
+        self.workers.bind(&self.exports.find(disk)?.disk, worker, timeout)
     }
 
     /// Stops as the file's head says, within `timeout`.

@@ -116,8 +116,8 @@ pub(crate) enum Command {
     },
     /// Gives up what can be given up, of all disks or of one: they were told to end at once.
     Cancel(Option<u64>),
-    /// Be completion worker for others, whether or not queues of the source are here.
-    Host(Arc<EngineSource>),
+    /// Take part in a placement for others, whether or not queues of the source are here. Answers whether that works.
+    Host(Arc<EngineSource>, SyncSender<io::Result<()>>),
     /// Ends if it has no queues, and answers whether it does.
     Retire(SyncSender<bool>),
     Quit,

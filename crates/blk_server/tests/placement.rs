@@ -6,12 +6,15 @@
 
 mod rig;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blk_server::{EngineFactory, EngineSource, Placement, PlacementReport, Server, WorkerId, WorkerOptions};
-use io_engine::{Engine, EngineConfig, HandOver, IoUringEngine, LinuxAioEngine, SyncEngine};
+use io_engine::{
+    Engine, EngineConfig, FakeEngine, FakeHandle, Fault, HandOver, IoUringEngine, LinuxAioEngine, SyncEngine,
+    Verb, When,
+};
 use rig::passed::{add_transfer, serves};
 use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind};
 
@@ -28,6 +31,20 @@ fn uring(several_threads: bool) -> EngineFactory {
 
 fn aio() -> EngineFactory {
     Box::new(|| Ok(Box::new(LinuxAioEngine::new(config())?) as Box<dyn Engine>))
+}
+
+type Fakes = Arc<Mutex<Vec<FakeHandle>>>;
+
+/// Engines that go wrong when told to, in the order in which they were made.
+fn faulty() -> (EngineFactory, Fakes) {
+    let fakes = Fakes::default();
+    let made = Arc::clone(&fakes);
+    let make = move || {
+        let (engine, handle) = FakeEngine::new(config())?;
+        made.lock().unwrap().push(handle);
+        Ok(Box::new(engine) as Box<dyn Engine>)
+    };
+    (Box::new(make), fakes)
 }
 
 fn shared(reap_on_submit: bool) -> Placement {
@@ -59,6 +76,15 @@ fn guests(rig: &Rig, count: u16) -> (FrontEnd, Vec<Guest>) {
     front_end.share_memory(16 * MIB);
     let guests = (0..count).map(|index| front_end.start_queue(index, 256, feature::USUAL)).collect();
     (front_end, guests)
+}
+
+/// Tells loads to end, also when the test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Writes and reads back until told to end, or so many rounds.
@@ -133,6 +159,7 @@ fn queues_move_and_workers_come_and_go_in_every_placement() {
                 let end = &end;
                 scope.spawn(move || load(&mut guest, u64::MAX, end));
             }
+            let _ends = Ends(&end);
             for step in 0..60_u32 {
                 let worker = server(&rig).report().workers[(step / 4 % 3) as usize].id;
                 server(&rig).attach("test1", (step % 4) as u16, worker, PATIENCE).unwrap();
@@ -142,7 +169,6 @@ fn queues_move_and_workers_come_and_go_in_every_placement() {
                     server(&rig).remove_worker(oldest, PATIENCE).unwrap();
                 }
             }
-            end.store(true, Ordering::Relaxed);
         });
     }
 }
@@ -158,25 +184,87 @@ fn completion_worker_needs_no_queue_of_the_disk_and_changes_at_run_time() {
     std::thread::scope(|scope| {
         let (told, guest) = (&end, &mut guests[0]);
         scope.spawn(move || load(guest, u64::MAX, told));
+        let _ends = Ends(&end);
         for turn in 0..9 {
             let worker = WorkerId(turn % 3);
-            server(&rig).set_completion_worker("test1", Some(worker)).unwrap();
-            assert!(eventually(|| report(&rig).completion_worker == Some(worker)), "{:?}", report(&rig));
+            server(&rig).set_completion_worker("test1", Some(worker), PATIENCE).unwrap();
+            assert_eq!(report(&rig).completion_worker, Some(worker), "{:?}", report(&rig));
         }
-        end.store(true, Ordering::Relaxed);
+        server(&rig).set_completion_worker("test1", None, Duration::ZERO).unwrap();
     });
+    assert_eq!(report(&rig).completion_worker, Some(WorkerId(2)), "who was it stays when the choice is free");
+    // What it does for others is its work: the balancer goes by these.
+    let host = &server(&rig).report().workers[2];
+    let worked = host.counters.submission_time + host.counters.completion_time;
+    assert!(host.queues == 0 && host.counters.busy_passes > 0 && !worked.is_zero(), "{host:?}");
     front_end.stop_queue(0);
     assert!(eventually(|| report(&rig).completion_worker.is_none()), "an engine outlives the last queue");
 }
 
-/// Each time its own ring ends the other ring's poll; of a stranger's descriptor, that is suffered 200 times in a row.
 #[test]
-fn completion_worker_sleeps_with_io_in_flight_again_and_again() {
-    for (several_threads, placement) in [(false, completion("count:1", Some(1))), (true, shared(false))] {
-        let rig = start(uring(several_threads), placement, 2);
-        let (_front_end, mut guests) = guests(&rig, 2);
-        for _ in 0..150 {
-            assert!(guests.iter_mut().all(serves));
+fn completion_worker_stays_when_the_disks_only_queue_moves_and_is_replaced_when_removed() {
+    for (several_threads, placement) in [
+        (false, completion("adaptive", Some(2))),
+        (true, Placement::Shared { reap_on_submit: false, completion_worker: Some(WorkerId(2)) }),
+    ] {
+        let rig = start(uring(several_threads), placement, 3);
+        let (_front_end, mut guests) = guests(&rig, 1);
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (end, guest) = (&end, &mut guests[0]);
+            scope.spawn(move || load(guest, u64::MAX, end));
+            let _ends = Ends(end);
+            for turn in 0..10 {
+                server(&rig).attach("test1", 0, WorkerId(turn % 2), PATIENCE).unwrap();
+                let hosts = || report(&rig).completion_worker == Some(WorkerId(2));
+                assert!(eventually(hosts), "{placement}, turn {turn}: {:?}", report(&rig));
+            }
+            server(&rig).remove_worker(WorkerId(2), PATIENCE).unwrap();
+            let hosts = || report(&rig).completion_worker == Some(WorkerId(1));
+            assert!(eventually(hosts), "{placement}: {:?}", report(&rig));
+        });
+        assert!(guests.iter_mut().all(serves));
+    }
+}
+
+#[test]
+fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
+    let (make, engines) = faulty();
+    let rig = start(make, completion("count:1", Some(0)), 2);
+    let (_front_end, mut guests) = guests(&rig, 2);
+    assert!(guests.iter_mut().all(serves));
+    let fake = engines.lock().unwrap().last().unwrap().clone();
+    fake.inject(When::Verb(Verb::Read), Fault::Stick, 1);
+    add_transfer(&mut guests[0], kind::IN, 0, 8 * MIB, 4096);
+    guests[0].submit();
+    assert!(eventually(|| fake.held() > 0));
+    let stays = server(&rig).set_completion_worker("test1", Some(WorkerId(1)), Duration::from_millis(50));
+    let stays = stays.unwrap_err().to_string();
+    assert_eq!(
+        stays,
+        "disk `test1` still has requests in flight after 0.05 s; its completion worker stays as it was"
+    );
+    assert_eq!(report(&rig).placement.completion_worker(), Some(WorkerId(0)));
+    // The other queue is not kept waiting by it any more.
+    assert!(serves(&mut guests[1]));
+    fake.release().unwrap();
+    assert!(guests[0].next_used().is_some());
+    server(&rig).set_completion_worker("test1", Some(WorkerId(1)), PATIENCE).unwrap();
+    assert!(guests.iter_mut().all(serves));
+}
+
+/// Each flush ends in another thread, and each time the placed engine's ring ends the other ring's poll of it: a
+/// stranger's descriptor is given up for less.
+#[test]
+fn worker_sleeps_with_io_in_flight_again_and_again() {
+    for (several_threads, placement) in [(false, completion("count:1", None)), (true, shared(true))] {
+        let source = EngineSource::placed("placed", DEPTH, uring(several_threads), placement);
+        let options =
+            Options { disks: 2, other_engine: Some(source), poll: Duration::ZERO, ..Options::default() };
+        let rig = Rig::start(options);
+        let (_front_end, mut guests) = guests(&rig, 1);
+        for _ in 0..300 {
+            assert_eq!(guests[0].request(kind::FLUSH, 0, &[], 0).status, Some(0));
         }
     }
 }
@@ -201,13 +289,17 @@ fn idle_disk_in_a_placement_wakes_nobody() {
 #[test]
 fn what_cannot_be_bound_or_placed_says_so() {
     let rig = start(uring(false), Placement::Queue, 2);
-    let refused = |disk: &str, worker| server(&rig).set_completion_worker(disk, Some(WorkerId(worker)));
+    let refused =
+        |disk: &str, worker| server(&rig).set_completion_worker(disk, Some(WorkerId(worker)), PATIENCE);
     let no_disk = refused("other", 0).unwrap_err().to_string();
     assert_eq!(no_disk, "there is no disk `other`");
-    assert_eq!(refused("test1", 9).unwrap_err().to_string(), "there is no worker 9");
-    let queue = refused("test1", 0).unwrap_err();
-    let why = std::error::Error::source(&queue).unwrap().to_string();
-    assert!(why.starts_with("its placement is queue"), "{why}");
+    let queue = refused("test1", 0).unwrap_err().to_string();
+    assert!(queue.starts_with("disk `test1` has no completion worker: its placement is queue"), "{queue}");
+
+    let rig = start(uring(false), completion("adaptive", None), 2);
+    let refused = server(&rig).set_completion_worker("test1", Some(WorkerId(9)), PATIENCE).unwrap_err();
+    assert_eq!(refused.to_string(), "there is no worker 9");
+    assert_eq!(report(&rig).placement.completion_worker(), None);
 
     let sync: EngineFactory = Box::new(|| Ok(Box::new(SyncEngine::new(config())?) as Box<dyn Engine>));
     let rig = start(sync, shared(true), 2);

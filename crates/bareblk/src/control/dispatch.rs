@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::info;
 
-use super::protocol::{Attach, ErrorKind, Fault, Remove, Resize, Verb, WorkersRemove};
+use super::placement::PlacementAnswer;
+use super::protocol::{Attach, ErrorKind, Fault, Placement, Remove, Resize, Verb, WorkersRemove};
 use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use super::{Control, Refused, worker_settings};
 
@@ -17,6 +18,9 @@ pub fn obey(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
         Verb::List => value(&ListAnswer::new(&control.report())),
         Verb::Stats => value(&StatsAnswer::new(&control.report())),
         Verb::Workers => value(&WorkersAnswer::new(&control.report())),
+        Verb::Placement(Placement { disk, completion_worker: None, .. }) => {
+            value(&PlacementAnswer::of(disk, &control.report())?)
+        }
         changing => {
             let answer = change(changing, control).map_err(Fault::from);
             match &answer {
@@ -42,6 +46,12 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         }
         Verb::Attach(Attach { disk, queue, worker, timeout_ms }) => {
             control.attach(disk, *queue, WorkerId(*worker), (*timeout_ms).into())?;
+            Ok(json!({}))
+        }
+        Verb::Placement(Placement { disk, completion_worker, timeout_ms }) => {
+            if let Some(worker) = completion_worker {
+                control.set_completion_worker(disk, worker.map(WorkerId), (*timeout_ms).into())?;
+            }
             Ok(json!({}))
         }
         Verb::Add(add) => Ok(json!({"disk": control.add_disk(add.disk.clone())?})),
@@ -96,6 +106,16 @@ mod tests {
                 json!({}),
             ),
             (r#"{"id":1,"do":"attach","disk":"a","queue":1,"worker":2}"#, "attach a 1 2 10s", json!({})),
+            (
+                r#"{"id":1,"do":"placement","disk":"a","completion_worker":3}"#,
+                "set_completion_worker a Some(3) 10s",
+                json!({}),
+            ),
+            (
+                r#"{"id":1,"do":"placement","disk":"a","completion_worker":null,"timeout_ms":0}"#,
+                "set_completion_worker a None 0ns",
+                json!({}),
+            ),
             (r#"{"id":1,"do":"add","disk":{"name":"x"}}"#, r#"add_disk {"name":"x"}"#, json!({"disk": "x"})),
             (r#"{"id":1,"do":"remove","disk":"a","force":true}"#, "remove_disk a true 10s", json!({})),
             (r#"{"id":1,"do":"resize","disk":"a","size_bytes":512}"#, "resize_disk a 512 false", json!({})),
@@ -110,6 +130,13 @@ mod tests {
     fn refusal_of_the_server_keeps_its_kind_and_its_words() {
         let (answer, _) = done(r#"{"id":1,"do":"attach","disk":"none","queue":1,"worker":2}"#);
         assert_eq!(answer, Err(Fault::new(ErrorKind::NoDisk, "there is no disk `none`")));
+    }
+
+    #[test]
+    fn placement_that_is_only_asked_for_changes_nothing() {
+        let (answer, calls) = done(r#"{"id":1,"do":"placement","disk":"a"}"#);
+        assert_eq!(answer, Err(Fault::new(ErrorKind::NoDisk, "there is no disk `a`")));
+        assert_eq!(calls, Vec::<String>::new());
     }
 
     #[test]

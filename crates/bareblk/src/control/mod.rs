@@ -57,6 +57,14 @@ pub trait Control: Send + Sync {
     /// Hands a queue to another worker.
     fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused>;
 
+    /// Makes another worker the completion worker of a disk; `None`: the workers choose.
+    fn set_completion_worker(
+        &self,
+        disk: &str,
+        worker: Option<WorkerId>,
+        timeout: Duration,
+    ) -> Result<(), Refused>;
+
     /// Serves one more disk, described as a `[[disk]]` table of the configuration file is. Gives its name.
     fn add_disk(&self, table: Map<String, Value>) -> Result<String, Refused>;
 
@@ -112,7 +120,8 @@ fn kind(error: &AdminError) -> ErrorKind {
         AdminError::NoWorker { .. } => ErrorKind::NoWorker,
         AdminError::NoQueue { .. } => ErrorKind::NoQueue,
         AdminError::LastWorker { .. } => ErrorKind::LastWorker,
-        AdminError::NotDrained { .. } => ErrorKind::NotDrained,
+        AdminError::NotPlaced { .. } => ErrorKind::NotPlaced,
+        AdminError::NotDrained { .. } | AdminError::CompletionWorkerStays { .. } => ErrorKind::NotDrained,
         AdminError::Unsuitable { .. } => ErrorKind::Unsuitable,
         AdminError::InUse { .. } => ErrorKind::InUse,
         AdminError::WouldShrink { .. } => ErrorKind::WouldShrink,

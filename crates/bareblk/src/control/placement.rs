@@ -1,9 +1,12 @@
-//! What `stats` says about a disk's placement.
+//! What `stats` and `placement` say about a disk's placement.
 //!
 //! Not here: the rest of the report (`reports.rs`), where the figures come from (`io_engine`).
 
-use blk_server::PlacementReport;
+use blk_server::{AdminError, PlacementReport, ServerReport};
 use serde::{Deserialize, Serialize};
+
+use super::Refused;
+use super::protocol::Fault;
 
 /// Null in a report: every worker completes what it submits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -13,6 +16,8 @@ pub struct Placement {
     pub placement: String,
     /// Now; null while no queue runs.
     pub completion_worker: Option<u32>,
+    /// Null: the workers choose.
+    pub wanted_completion_worker: Option<u32>,
     /// Batches, and ops in them.
     pub hand_overs: u64,
     pub ops: u64,
@@ -34,6 +39,7 @@ impl Placement {
         (report.placement != blk_server::Placement::Queue).then(|| Self {
             placement: report.placement.to_string(),
             completion_worker: report.completion_worker.map(|worker| worker.0),
+            wanted_completion_worker: report.placement.completion_worker().map(|worker| worker.0),
             hand_overs: counters.hand_overs,
             ops: counters.ops,
             completion_worker_wake_ups: counters.host_wake_ups,
@@ -45,5 +51,21 @@ impl Placement {
             contended: counters.contended,
             lock_wait_ns: u64::try_from(counters.lock_wait.as_nanos()).unwrap_or(u64::MAX),
         })
+    }
+}
+
+/// The answer to `placement` without a change.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PlacementAnswer {
+    /// Null: `queue`.
+    pub placement: Option<Placement>,
+}
+
+impl PlacementAnswer {
+    pub fn of(disk: &str, report: &ServerReport) -> Result<Self, Fault> {
+        let known = report.disks.iter().find(|known| known.name == disk);
+        let known = known.ok_or_else(|| Refused::Server(AdminError::NoDisk { name: disk.to_owned() }))?;
+        Ok(Self { placement: Placement::new(&known.placement) })
     }
 }

@@ -8,7 +8,7 @@
 //! Not here: lines and time limits (`line_reader.rs`), what the verbs do (`dispatch.rs`), what answers hold (`reports.rs`).
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::limits::{DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS};
@@ -60,6 +60,7 @@ pub enum Verb {
     WorkersAdd(WorkerSettings),
     WorkersRemove(WorkersRemove),
     Attach(Attach),
+    Placement(Placement),
     Add(Add),
     Remove(Remove),
     Resize(Resize),
@@ -68,8 +69,7 @@ pub enum Verb {
 }
 
 /// All of them, for whoever names another.
-const VERBS: &str =
-    "list, stats, workers, workers-add, workers-remove, attach, add, remove, resize, reload, shutdown";
+const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, reload, shutdown";
 
 /// How a new worker runs; what is left out stays as the process has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,6 +105,22 @@ pub struct Attach {
     pub worker: u32,
     #[serde(default)]
     pub timeout_ms: TimeoutMs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    pub disk: String,
+    /// Left out, nothing is changed; null leaves the choice to the workers.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub completion_worker: Option<Option<u32>>,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
+/// A null that is there is not a field that is not.
+fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Option<u32>>, D::Error> {
+    Option::deserialize(value).map(Some)
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -219,6 +235,7 @@ pub enum ErrorKind {
     DiskExists,
     NoWorker,
     NoQueue,
+    NotPlaced,
     LastWorker,
     NotDrained,
     Unsuitable,
@@ -273,6 +290,7 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "workers-add" => read(name, fields).map(Verb::WorkersAdd),
         "workers-remove" => read(name, fields).map(Verb::WorkersRemove),
         "attach" => read(name, fields).map(Verb::Attach),
+        "placement" => read(name, fields).map(Verb::Placement),
         "add" => read(name, fields).map(Verb::Add),
         "remove" => read(name, fields).map(Verb::Remove),
         "resize" => read(name, fields).map(Verb::Resize),
@@ -328,6 +346,9 @@ mod tests {
             Verb::WorkersAdd(WorkerSettings::default()),
             Verb::WorkersRemove(WorkersRemove { worker: 3, timeout_ms }),
             Verb::Attach(Attach { disk: disk(), queue: 1, worker: 2, timeout_ms }),
+            Verb::Placement(Placement { disk: disk(), completion_worker: None, timeout_ms }),
+            Verb::Placement(Placement { disk: disk(), completion_worker: Some(None), timeout_ms }),
+            Verb::Placement(Placement { disk: disk(), completion_worker: Some(Some(1)), timeout_ms }),
             Verb::Add(Add { disk: [("image".to_owned(), Value::from("/x"))].into_iter().collect() }),
             Verb::Remove(Remove { disk: disk(), force: true, timeout_ms }),
             Verb::Resize(Resize { disk: disk(), size_bytes: 512, force: false }),
@@ -358,7 +379,7 @@ mod tests {
             })
             .collect();
         assert_eq!(unknown, Vec::<&str>::new());
-        assert_eq!(VERBS.split(", ").count(), 11); // as many as `Verb` has
+        assert_eq!(VERBS.split(", ").count(), 12); // as many as `Verb` has
     }
 
     #[test]

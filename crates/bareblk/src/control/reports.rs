@@ -315,7 +315,7 @@ mod tests {
         let placement = PlacementReport {
             placement: blk_server::Placement::Completion {
                 hand_over: HandOver::by_count(4),
-                completion_worker: None,
+                completion_worker: Some(WorkerId(40)),
             },
             completion_worker: Some(WorkerId(18)),
             counters: PlacementCounters {

@@ -47,6 +47,17 @@ impl Control for Told {
         Ok(())
     }
 
+    fn set_completion_worker(
+        &self,
+        disk: &str,
+        worker: Option<WorkerId>,
+        timeout: Duration,
+    ) -> Result<(), Refused> {
+        let worker = worker.map(|worker| worker.0);
+        self.note(format!("set_completion_worker {disk} {worker:?} {timeout:?}"));
+        Ok(())
+    }
+
     fn add_disk(&self, table: Map<String, Value>) -> Result<String, Refused> {
         self.note(format!("add_disk {}", Value::Object(table.clone())));
         Ok(table["name"].as_str().unwrap().to_owned())

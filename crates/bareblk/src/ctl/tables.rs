@@ -10,6 +10,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::rates;
 use crate::control::balance::{Balance, Decision};
+use crate::control::placement::Placement;
 use crate::control::protocol::WorkerSettings;
 use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats};
 
@@ -31,6 +32,8 @@ const QUEUE_HEADINGS: [&str; 14] = [
     "CALLS",
     "MOVES",
 ];
+const PLACEMENT_HEADINGS: [&str; 8] =
+    ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
 /// Decisions of the balancer that are shown, the latest first.
 const SHOWN_DECISIONS: usize = 8;
 
@@ -86,6 +89,28 @@ pub fn workers(workers: &[Worker]) -> String {
         ]
     };
     table(&["WORKER", "CPUS", "CLASS", "CGROUP", "NICE", "QUEUES"], 4, workers.iter().map(row))
+}
+
+/// One row, for a disk.
+pub fn placement(disk: &str, placement: Option<&Placement>) -> String {
+    let worker = |worker: Option<u32>| worker.map_or_else(|| NONE.to_owned(), |worker| worker.to_string());
+    let row = match placement {
+        None => {
+            let figures = vec![NONE.to_owned(); PLACEMENT_HEADINGS.len() - 2];
+            [vec![plain(disk), "queue".to_owned()], figures].concat()
+        }
+        Some(placement) => vec![
+            plain(disk),
+            plain(&placement.placement),
+            worker(placement.completion_worker),
+            worker(placement.wanted_completion_worker),
+            placement.hand_overs.to_string(),
+            placement.ops.to_string(),
+            placement.passed.to_string(),
+            placement.moves.to_string(),
+        ],
+    };
+    table(&PLACEMENT_HEADINGS, 2, std::iter::once(row))
 }
 
 /// 2, 3, 4, 8 → "2-4,8".

@@ -8,6 +8,7 @@
 //!
 //! Not here: who asks (`workers.rs`, `attachments.rs`).
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -19,6 +20,7 @@ use virtqueue::RingLayout;
 
 use super::{Entry, NewMemory, Worker};
 use crate::disk::Disk;
+use crate::engine_source::EngineSource;
 use crate::queue::{Queue, report_ring_fault};
 use crate::signal::drain;
 use crate::workers::{Command, QueueStart, Unsuitable};
@@ -80,17 +82,21 @@ impl Worker {
                 self.set_memory(queue, memory, layout, drain, done);
             }
             Command::Cancel(disk) => self.engines.cancel(disk),
-            Command::Host(source) => {
-                if let Err(error) = self.engines.host(&source) {
-                    error!("this worker cannot be completion worker: its engine cannot be started: {error}");
-                }
-            }
+            Command::Host(source, done) => self.host(&source, &done),
             Command::Retire(done) => {
                 self.quit = self.queues.iter().all(Option::is_none);
                 let _ = done.send(self.quit);
             }
             Command::Quit => self.quit = true,
         }
+    }
+
+    fn host(&mut self, source: &Arc<EngineSource>, done: &SyncSender<io::Result<()>>) {
+        let hosts = self.engines.host(source);
+        if let Err(error) = &hosts {
+            error!("this worker cannot be completion worker: its engine cannot be started: {error}");
+        }
+        let _ = done.send(hosts);
     }
 
     fn start(&mut self, start: &QueueStart) -> Option<u32> {
