@@ -204,7 +204,8 @@ impl Disk {
 
     /// Most workers that its queues are spread over.
     pub(crate) fn most_workers(&self) -> Option<usize> {
-        self.workers.map(NonZeroUsize::get)
+        let placed = self.engine().and_then(|source| source.most_workers());
+        self.workers.map(NonZeroUsize::get).into_iter().chain(placed).min()
     }
 
     /// The image for one worker, open in its own right: the kernel tells of pages that it lost once to each file

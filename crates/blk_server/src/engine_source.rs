@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use io_engine::Engine;
+use io_engine::{Engine, LEAST_SHARE};
 
 use crate::placement::{Placed, Placement, PlacementReport, not_placed};
 use crate::worker_options::WorkerId;
@@ -99,6 +99,14 @@ impl EngineSource {
     /// Whether workers depend on each other's engines of this source.
     pub(crate) fn is_placed(&self) -> bool {
         self.placed.is_some()
+    }
+
+    /// Most workers whose queues may be of this source: each needs its share of the depth, and so does a completion
+    /// worker that has none of them. `None`: no limit.
+    pub(crate) fn most_workers(&self) -> Option<usize> {
+        let placement = self.placed.is_some().then(|| self.placement())?;
+        let all = usize::try_from(self.depth).unwrap_or(usize::MAX) / LEAST_SHARE;
+        Some(all.saturating_sub(usize::from(placement.completion_worker().is_some())).max(1))
     }
 
     /// The completion worker now.

@@ -228,6 +228,19 @@ fn completion_worker_stays_when_the_disks_only_queue_moves_and_is_replaced_when_
 }
 
 #[test]
+fn queues_are_spread_over_as_many_workers_as_the_depth_has_shares_for() {
+    for (bound, workers) in [(None, 2), (Some(3), 1)] {
+        let source = EngineSource::placed("placed", 64, uring(false), completion("adaptive", bound));
+        let options = Options { disks: 2, other_engine: Some(source), workers: 4, ..Options::default() };
+        let rig = Rig::start(options);
+        let (_front_end, mut guests) = guests(&rig, 4);
+        assert!(guests.iter_mut().all(serves));
+        let serve = |worker: &&blk_server::WorkerReport| worker.queues > 0;
+        assert_eq!(server(&rig).report().workers.iter().filter(serve).count(), workers, "bound to {bound:?}");
+    }
+}
+
+#[test]
 fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
     let (make, engines) = faulty();
     let rig = start(make, completion("count:1", Some(0)), 2);

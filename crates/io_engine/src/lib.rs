@@ -73,7 +73,8 @@ pub use linux_aio::LinuxAioEngine;
 pub use mmap::MmapEngine;
 pub use null::NullEngine;
 pub use placed::{
-    CompletionPlacement, EngineMaker, HandOver, ParseHandOverError, PlacementCounters, SharedPlacement,
+    CompletionPlacement, EngineMaker, HandOver, LEAST_SHARE, ParseHandOverError, PlacementCounters,
+    SharedPlacement,
 };
 pub use posix_aio::PosixAioEngine;
 pub use record::{Record, Recorder, Verb};

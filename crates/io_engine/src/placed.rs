@@ -42,8 +42,9 @@ use crate::contract::Engine;
 /// Makes the engine that does the work; called on the thread that will use it.
 pub type EngineMaker = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
 
-/// Less room than this per worker, and a request of many segments might never find enough.
-pub(crate) const LEAST_SHARE: usize = 32;
+/// What each worker of a placement needs of its engine's depth: with less, a request of many segments might never find
+/// room.
+pub const LEAST_SHARE: usize = 32;
 
 /// What each of `members` workers may have in flight in an engine of `depth`.
 fn share(depth: usize, members: usize) -> io::Result<usize> {

@@ -32,6 +32,7 @@ impl CompletionPlacement {
     pub fn set_host(&self, worker: Option<u32>) {
         let mut seats = self.0.lock();
         seats.wanted = worker;
+        seats.forgive();
         self.0.changed(&seats);
     }
 

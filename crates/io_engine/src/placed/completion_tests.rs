@@ -4,7 +4,7 @@
 //! Not here: the model of the wake-ups (`bell_model.rs`), whole servers (`blk_server/tests/placement.rs`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use disk_image::CacheMode;
@@ -379,6 +379,29 @@ fn engine_that_cannot_be_made_is_an_error_and_leaves_nobody_behind() {
     let placement = placement(Box::new(|| Err(std::io::ErrorKind::Unsupported.into())), "adaptive", None);
     assert_eq!(placement.engine(0).start().err().unwrap().kind(), std::io::ErrorKind::Unsupported);
     assert_eq!((placement.host(), placement.0.lock().list.len()), (None, 0));
+}
+
+#[test]
+fn worker_that_cannot_make_an_engine_leaves_it_to_another_until_it_is_alone() {
+    let bed = Bed::buffered();
+    let (make, made) = (io_uring(), AtomicUsize::new(0));
+    let second_fails = move || match made.fetch_add(1, Ordering::Relaxed) {
+        1 => Err(std::io::ErrorKind::OutOfMemory.into()),
+        _ => make(),
+    };
+    let placement = placement(Box::new(second_fails), "count:1", Some(0));
+    let mut first = Worker::start(placement.engine(0), 0, &bed);
+    let mut second = Worker::start(placement.engine(1), 1, &bed);
+    placement.set_host(Some(1));
+    for worker in [&mut first, &mut second] {
+        worker.handles.submit.submit().unwrap();
+        assert_eq!(placement.host(), None);
+    }
+    first.write_and_check(2, 16, false);
+    assert_eq!(placement.host(), Some(0));
+    drop(first);
+    second.write_and_check(2, 16, true);
+    assert_eq!(placement.host(), Some(1));
 }
 
 #[test]

@@ -79,7 +79,8 @@ impl Member {
             cancelled: Vec::new(),
         };
         let line = Some(line);
-        seats.list.push(Seat { id: seat, worker, bell, line, gone: false, cancelled: Vec::new() });
+        let (gone, unable, cancelled) = (false, false, Vec::new());
+        seats.list.push(Seat { id: seat, worker, bell, line, gone, unable, cancelled });
         let mut member = Self {
             table: Arc::clone(&table),
             seat,
@@ -111,18 +112,15 @@ impl Member {
     #[cold]
     fn look_around(&mut self, seats: &mut Seats) -> io::Result<()> {
         self.seen_changes = self.table.changes();
-        let wanted = seats.wanted_host();
+        let wanted = seats.wanted_host().or_else(|| seats.forgive());
         if let Some(host) = &mut self.host {
             host.sync(seats);
             host.retiring = wanted != Some(self.seat);
         } else if seats.host.is_none() && wanted == Some(self.seat) {
-            let mut host = Host::start(&self.table)?;
-            self.doze.watch_inner(host.descriptor()?)?;
-            host.sync(seats);
-            self.host = Some(Box::new(host));
-            seats.host = Some(self.seat);
-            // Those who wait for a host are to wake it from now on.
-            self.table.changed(seats);
+            match self.make_host() {
+                Ok(host) => self.become_host(host, seats),
+                Err(error) => self.decline(error, seats)?,
+            }
         }
         self.host_bell = seats.host_bell();
         // What was handed over while this worker took another one for the host, or nobody was it, woke nobody.
@@ -131,6 +129,34 @@ impl Member {
         }
         let has_role = self.host.is_some() || wanted == Some(self.seat);
         self.needed = has_role && seats.members() > 1;
+        Ok(())
+    }
+
+    fn make_host(&mut self) -> io::Result<Host> {
+        let mut host = Host::start(&self.table)?;
+        self.doze.watch_inner(host.descriptor()?)?;
+        Ok(host)
+    }
+
+    fn become_host(&mut self, mut host: Host, seats: &mut Seats) {
+        host.sync(seats);
+        self.host = Some(Box::new(host));
+        seats.host = Some(self.seat);
+        // Those who wait for a host are to wake it from now on.
+        self.table.changed(seats);
+    }
+
+    /// No engine could be made here: somebody else is to be host, unless nobody is left.
+    fn decline(&mut self, error: io::Error, seats: &mut Seats) -> io::Result<()> {
+        let own = self.seat;
+        if let Some(seat) = seats.seat(own) {
+            seat.unable = true;
+        }
+        if seats.wanted_host().is_none() {
+            return Err(error);
+        }
+        tracing::error!("this worker cannot be completion worker, another one is asked: {error}");
+        self.table.changed(seats);
         Ok(())
     }
 

@@ -44,6 +44,8 @@ pub(super) struct Seat {
     /// While no host has it.
     pub line: Option<Line>,
     pub gone: bool,
+    /// No engine could be made on it: it is not asked again before somebody is chosen anew.
+    pub unable: bool,
     /// Files whose ops are to be given up.
     pub cancelled: Vec<FileId>,
 }
@@ -69,10 +71,16 @@ impl Seats {
 
     /// Who should have the engine.
     pub fn wanted_host(&self) -> Option<u64> {
-        let here = || self.list.iter().filter(|seat| !seat.gone);
+        let here = || self.list.iter().filter(|seat| !seat.gone && !seat.unable);
         let asked_for = here().find(|seat| Some(seat.worker) == self.wanted);
         let as_is = || here().find(|seat| Some(seat.id) == self.host);
         asked_for.or_else(as_is).or_else(|| here().next()).map(|seat| seat.id)
+    }
+
+    /// Everybody may try again.
+    pub fn forgive(&mut self) -> Option<u64> {
+        self.list.iter_mut().for_each(|seat| seat.unable = false);
+        self.wanted_host()
     }
 
     pub fn host_bell(&mut self) -> Option<Arc<WorkerBell>> {
