@@ -282,6 +282,28 @@ mod tests {
 
     use super::*;
 
+    fn placement() -> PlacementReport {
+        PlacementReport {
+            placement: blk_server::Placement::Completion {
+                hand_over: HandOver::by_count(4),
+                completion_worker: Some(WorkerId(40)),
+            },
+            completion_worker: Some(WorkerId(18)),
+            counters: PlacementCounters {
+                hand_overs: 30,
+                ops: 31,
+                host_wake_ups: 32,
+                spared_wake_ups: 33,
+                passed: 34,
+                member_wake_ups: 35,
+                moves: 36,
+                locked: 37,
+                contended: 38,
+                lock_wait: Duration::from_nanos(39),
+            },
+        }
+    }
+
     fn report() -> ServerReport {
         let counters = QueueCounters {
             reads: 1,
@@ -312,25 +334,6 @@ mod tests {
             completion_time: Duration::from_nanos(16),
             wait_time: Duration::from_nanos(22),
         };
-        let placement = PlacementReport {
-            placement: blk_server::Placement::Completion {
-                hand_over: HandOver::by_count(4),
-                completion_worker: Some(WorkerId(40)),
-            },
-            completion_worker: Some(WorkerId(18)),
-            counters: PlacementCounters {
-                hand_overs: 30,
-                ops: 31,
-                host_wake_ups: 32,
-                spared_wake_ups: 33,
-                passed: 34,
-                member_wake_ups: 35,
-                moves: 36,
-                locked: 37,
-                contended: 38,
-                lock_wait: Duration::from_nanos(39),
-            },
-        };
         let disk = DiskReport {
             name: "root".into(),
             image: "/images/root.raw".into(),
@@ -339,7 +342,7 @@ mod tests {
             read_only: false,
             failed: false,
             engine: "io_uring".into(),
-            placement,
+            placement: placement(),
             sessions: 1,
             queues_offered: 64,
             queues: vec![QueueReport { index: 17, worker: WorkerId(18), size: 1024, counters }],
