@@ -48,6 +48,9 @@ pub struct PublishedColumn {
     pub workload: String,
     /// Id of a column.
     pub column: String,
+    /// What was published is a ratio to the baseline, so ours is shown here, not the column's figure.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_ratio: bool,
 }
 
 /// One row of the published table, and the variant here that corresponds to it.

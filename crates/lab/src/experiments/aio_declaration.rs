@@ -125,6 +125,7 @@ fn published() -> Published {
         title: title.into(),
         workload: workload.into(),
         column: column.into(),
+        is_ratio: false,
     };
     let row = |label: &str, variant: &str, figures: &[&str]| PublishedRow {
         label: label.into(),

@@ -48,6 +48,10 @@ mod vhost_disturbed;
 
 mod vhost_idle;
 
+mod locality;
+
+mod locality_declaration;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -57,6 +61,7 @@ pub fn all() -> Vec<Experiment> {
     let mut all = vec![aio::experiment(), kick::experiment()];
     all.extend(qspinlock::parts());
     all.extend(vhost::parts());
+    all.push(locality::experiment());
     all
 }
 
@@ -92,7 +97,8 @@ mod tests {
         let line = find("nonsense").unwrap_err().to_string();
         let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-wakes, qspinlock-timed, qspinlock-aim7";
         let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
-        let expected = format!("experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}");
+        let expected =
+            format!("experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality");
         assert_eq!(line, expected);
     }
 

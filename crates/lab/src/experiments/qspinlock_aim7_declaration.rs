@@ -145,6 +145,7 @@ fn published() -> Published {
         title: format!("{users} users, {unit}"),
         workload: id((users, Carried::ByCores)),
         column: column.into(),
+        is_ratio: false,
     };
     let row = |label: &str, variant: &str, figures: &[&str]| PublishedRow {
         label: label.into(),

@@ -150,6 +150,7 @@ fn published() -> Published {
             title: "one thread".into(),
             workload: ALONE.into(),
             column: COST.into(),
+            is_ratio: false,
         }],
         rows: COMPARED.iter().map(row).collect(),
         conclusion: "Two exchanges of one word; the rest is noise.".into(),

@@ -244,6 +244,7 @@ fn published() -> Published {
         title: title.into(),
         workload: workload.into(),
         column: column.into(),
+        is_ratio: false,
     };
     let row = |label: &str, lock: Lock, figures: &[&str]| PublishedRow {
         label: label.into(),

@@ -228,6 +228,7 @@ fn published() -> Published {
             title: "16 threads per core".into(),
             workload: "timed-16x".into(),
             column: LATE.into(),
+            is_ratio: false,
         }],
         rows: LOCKS.map(row).into(),
         conclusion: "A bound is promised nowhere.".into(),

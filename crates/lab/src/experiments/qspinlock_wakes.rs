@@ -122,6 +122,7 @@ fn published() -> Published {
         title: title.into(),
         workload: "over-4x".into(),
         column: column.into(),
+        is_ratio: false,
     };
     let row = |label: &str, lock: Lock| PublishedRow {
         label: label.into(),

@@ -140,6 +140,7 @@ pub(crate) fn published(
         title: title.into(),
         workload: workload.into(),
         column: column.into(),
+        is_ratio: false,
     };
     let row = |&(label, variant, figures): &(&str, &str, &[&str])| PublishedRow {
         label: label.into(),

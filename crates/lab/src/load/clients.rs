@@ -4,8 +4,10 @@
 //!
 //! - Whoever maps its file meets each page for the first time once, in every session anew: before the sample, not in it.
 //!
-//! Not here: the server's process (`server_process.rs`), fio on the host (`fio_jobs.rs`).
+//! Not here: the server's process (`server_process.rs`), several disks at once (`clients_together.rs`), fio on the host
+//! (`fio_jobs.rs`).
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use workload::{Client, Mix, Order, Pattern, Progress, RunError, Target, Watch, run};
@@ -30,9 +32,9 @@ pub(crate) fn measure(
     stop: &Stop,
 ) -> Result<Figures, SampleError> {
     let mut meter = Meter { pid: server.pid(), began: Cost::default(), ended: Cost::default() };
-    go(server, &timed(job, (job.seconds * WARM_UP).max(WARM_UP_MIN)), client, (stop, &mut meter))?;
+    go(server.socket(), &timed(job, warm_up_seconds(job)), client, stop, &mut meter)?;
     let measured = workload::Job { touch: touches, ..timed(job, job.seconds) };
-    let outcome = go(server, &measured, client, (stop, &mut meter))?;
+    let outcome = go(server.socket(), &measured, client, stop, &mut meter)?;
     Ok(figures(&outcome, meter.ended.since(meter.began)))
 }
 
@@ -57,16 +59,23 @@ impl Watch for Meter {
     fn event(&mut self, _: &str) {}
 }
 
-fn go(
-    server: &ServerProcess,
+/// How long the first requests run, uncounted.
+pub(super) fn warm_up_seconds(job: &BlockJob) -> f64 {
+    (job.seconds * WARM_UP).max(WARM_UP_MIN)
+}
+
+/// One run of `job`; a failure of the run is one of the sample.
+pub(super) fn go(
+    socket: &Path,
     job: &workload::Job,
     client: &Client,
-    (stop, meter): (&Stop, &mut Meter),
+    stop: &Stop,
+    watch: &mut dyn Watch,
 ) -> Result<workload::Outcome, SampleError> {
-    let target = Target::Socket(server.socket().to_path_buf());
+    let target = Target::Socket(socket.to_path_buf());
     let end = Instant::now() + PATIENCE;
     let outcome = loop {
-        match run(job, &target, client, stop, meter) {
+        match run(job, &target, client, stop, watch) {
             Err(RunError::Refused { .. }) if Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(5))
             }
@@ -86,7 +95,8 @@ fn words(error: &RunError) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-fn timed(job: &BlockJob, seconds: f64) -> workload::Job {
+/// The job, for so long.
+pub(super) fn timed(job: &BlockJob, seconds: f64) -> workload::Job {
     workload::Job {
         pattern: Pattern { order: Order::Random, mix: if job.writes { Mix::Write } else { Mix::Read } },
         block_bytes: job.block_bytes,

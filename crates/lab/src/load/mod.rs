@@ -49,7 +49,13 @@ pub(crate) mod process;
 
 pub(crate) mod server_process;
 
+pub(crate) mod placed_server;
+
+pub(crate) mod server_stats;
+
 pub(crate) mod clients;
+
+pub(crate) mod clients_together;
 
 pub(crate) mod fio_jobs;
 

@@ -5,7 +5,7 @@
 //! - A process of its own, as in use: its processor time and its context switches are told apart by the kernel.
 //! - In a process group of its own: a terminal's Ctrl-C ends this program in order, which then ends the server.
 //!
-//! Not here: the load on it (`clients.rs`), its cost (`process.rs`).
+//! Not here: the load on it (`clients.rs`), its cost (`process.rs`), servers of several disks (`placed_server.rs`).
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -63,6 +63,15 @@ pub(crate) struct ServerProcess {
     _folder: TempDir,
 }
 
+/// How a server is started: its command, and its sockets, which are there once it serves.
+pub(crate) struct Launch {
+    pub command: Command,
+    /// At least one. The first is what clients connect to who know of one.
+    pub sockets: Vec<PathBuf>,
+    /// Why there is no such program, if there is none.
+    pub missing: Option<&'static str>,
+}
+
 /// "qemu-storage-daemon 7.2.22"; `None` if it is not installed.
 pub(crate) fn peer_version() -> Option<String> {
     let output = Command::new(PEER).arg("--version").stdin(Stdio::null()).output().ok()?;
@@ -80,34 +89,46 @@ impl ServerProcess {
         queues: u16,
         stop: &Stop,
     ) -> Result<Self, SampleError> {
+        Self::launch(stop, |folder| {
+            let socket = folder.join("disk.sock");
+            let (command, missing) = match kind {
+                Kind::Own { .. } => (own(here(program)?, kind, file, &socket, queues), None),
+                Kind::Peer => (peer(file, &socket, queues), Some(PEER_MISSING)),
+            };
+            Ok(Launch { command, sockets: vec![socket], missing })
+        })
+    }
+
+    /// Starts what `make` says, given a folder for sockets that goes with the server, and waits until clients can
+    /// connect.
+    pub fn launch(
+        stop: &Stop,
+        make: impl FnOnce(&Path) -> Result<Launch, SampleError>,
+    ) -> Result<Self, SampleError> {
         let failed = |error: &dyn std::fmt::Display| SampleError::because("the server", error);
         let folder =
             tempfile::Builder::new().prefix(".bareblk-lab-").tempdir().map_err(|error| failed(&error))?;
-        let socket = folder.path().join("disk.sock");
         let said = folder.path().join("said");
-        let mut command = match kind {
-            Kind::Own { .. } => {
-                let program = program.ok_or_else(|| failed(&"there is no program to start"))?;
-                own(program, kind, file, &socket, queues)
-            }
-            Kind::Peer => peer(file, &socket, queues),
-        };
+        let Launch { mut command, sockets, missing } = make(folder.path())?;
         let log = File::create(&said).map_err(|error| failed(&error))?;
+        // What a user has set for its own servers would be measured otherwise.
+        command.env_remove("RUST_LOG");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).spawn();
-        let missing = |error: std::io::Error| match kind {
-            Kind::Peer if error.kind() == std::io::ErrorKind::NotFound => {
-                SampleError::Unavailable(PEER_MISSING.to_owned())
+        let child = child.map_err(|error| match missing {
+            Some(why) if error.kind() == std::io::ErrorKind::NotFound => {
+                SampleError::Unavailable(why.to_owned())
             }
             _ => failed(&error),
-        };
-        let mut started = Self { child: child.map_err(missing)?, socket, _folder: folder };
-        started.wait_for_socket(&said, stop)?;
+        })?;
+        let first = sockets.first().cloned().unwrap_or_default();
+        let mut started = Self { child, socket: first, _folder: folder };
+        started.wait_for(&sockets, &said, stop)?;
         Ok(started)
     }
 
-    fn wait_for_socket(&mut self, said: &Path, stop: &Stop) -> Result<(), SampleError> {
+    fn wait_for(&mut self, sockets: &[PathBuf], said: &Path, stop: &Stop) -> Result<(), SampleError> {
         let end = Instant::now() + PATIENCE;
-        while !self.socket.exists() {
+        while !sockets.iter().all(|socket| socket.exists()) {
             if stop.is_asked() {
                 return Err(SampleError::Interrupted);
             }
@@ -149,6 +170,11 @@ impl Drop for ServerProcess {
     }
 }
 
+/// `bareblk`, where there is one.
+pub(crate) fn here(program: Option<&Path>) -> Result<&Path, SampleError> {
+    program.ok_or_else(|| SampleError::because("the server", &"there is no program to start"))
+}
+
 fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> Command {
     let mut command = Command::new(program);
     command.arg("serve").arg(file).arg("--socket").arg(socket).args(["--queues", &queues.to_string()]);
@@ -161,8 +187,6 @@ fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> C
             command.args(["--poll-us", "0"]);
         }
     }
-    // What a user has set for its own servers would be measured otherwise.
-    command.env_remove("RUST_LOG");
     command
 }
 

@@ -137,14 +137,24 @@ fn published(page: &mut String, result: &RunResult) {
     let _ = writeln!(page, "<p>What it says: {}</p>", escape(&published.conclusion));
 }
 
-/// The median.
+/// The median; of a ratio also its interval.
 fn measured_counterpart(result: &RunResult, row: &PublishedRow, column: &PublishedColumn) -> String {
     let cell = result.cell(&column.workload, &row.variant);
+    if let Some(cell) = cell.filter(|_| column.is_ratio) {
+        return ratio(result, cell);
+    }
     let summary = cell.and_then(|cell| cell.summary(&column.column));
     let known = result.experiment.columns.iter().find(|known| known.id == column.column);
     match (summary, known) {
         (Some(summary), Some(known)) => format!("{:.*}", known.decimals, summary.median),
         _ => table::NONE.to_owned(),
+    }
+}
+
+fn ratio(result: &RunResult, cell: &CellResult) -> String {
+    match table::percent(result, cell, "\n").split_once('\n') {
+        Some((median, interval)) => format!("{median} % ({interval})"),
+        None => table::NONE.to_owned(),
     }
 }
 
@@ -262,6 +272,14 @@ mod tests {
         assert!(page.contains("<td>61.2<span class=\"here\">100.0</span></td>"), "{page}");
         assert!(page.contains("<td>4.7<span class=\"here\">100.0</span></td>"), "{page}");
         assert!(page.contains("<td>61.1<span class=\"here\">–</span></td>"), "what was not measured");
+    }
+
+    #[test]
+    fn published_ratio_has_the_measured_one_with_its_interval_under_it() {
+        let mut result = example::result();
+        result.experiment.published.columns[0].is_ratio = true;
+        let page = page(&[result]).unwrap();
+        assert!(page.contains("<td>4.7<span class=\"here\">101.1 % (90.0–112.2)</span></td>"), "{page}");
     }
 
     #[test]

@@ -10,9 +10,10 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::error::LabError;
-use crate::experiment::{Plot, Scale, Workload};
+use crate::experiment::{Plot, RatioForm, Scale, Workload};
 use crate::result::{CellResult, RunResult};
 use crate::stats::Summary;
+use crate::table::written;
 
 const WIDTH_PX: u32 = 860;
 const ROW_PX: u32 = 30;
@@ -35,6 +36,8 @@ struct Row<'r> {
     label: &'r str,
     summary: Option<Summary>,
     is_baseline: bool,
+    /// Its figure has a sign.
+    is_gain: bool,
 }
 
 /// Every drawing of a run, with its file's name.
@@ -54,38 +57,53 @@ pub(super) fn svg(result: &RunResult, workload: &Workload, plot: &Plot) -> Resul
     let rows: Vec<_> = result.cells_of(&workload.id).map(|cell| row(result, cell, plot)).collect();
     let mut text = String::new();
     let title = format!("{}: {}", plot.title, workload.label);
-    draw(&mut text, &title, &axis_title(result, plot), plot, &rows)
+    let even = plot.column.is_none().then(|| result.experiment.ratio_form.percent(1.0));
+    draw(&mut text, (&title, &axis_title(result, plot)), (plot.scale, even), &rows)
         .map_err(|error| LabError::Plot { name: name(workload, plot), reason: error.to_string() })?;
     Ok(text)
 }
 
 fn row<'r>(result: &'r RunResult, cell: &'r CellResult, plot: &Plot) -> Row<'r> {
     let is_baseline = result.experiment.baseline_of(&cell.variant).is_none();
+    let form = result.experiment.ratio_form;
     let summary = match &plot.column {
         Some(column) => cell.summary(column),
-        None if is_baseline => cell.summary(&result.experiment.compared).map(|_| same(100.0)),
-        None => cell.ratio.as_ref().map(|ratio| scaled(ratio.summary, 100.0)),
+        None if is_baseline => cell.summary(&result.experiment.compared).map(|_| same(form.percent(1.0))),
+        None => cell.ratio.as_ref().map(|ratio| in_percent(ratio.summary, form)),
     };
-    Row { label: result.label(&cell.variant), summary, is_baseline }
+    let is_gain = plot.column.is_none() && form == RatioForm::Gain;
+    Row { label: result.label(&cell.variant), summary, is_baseline, is_gain }
 }
 
 fn same(value: f64) -> Summary {
     Summary { median: value, low: value, high: value, coverage: 1.0 }
 }
 
-fn scaled(summary: Summary, by: f64) -> Summary {
-    Summary { median: summary.median * by, low: summary.low * by, high: summary.high * by, ..summary }
+fn in_percent(summary: Summary, form: RatioForm) -> Summary {
+    let [median, low, high] = [summary.median, summary.low, summary.high].map(|ratio| form.percent(ratio));
+    Summary { median, low, high, ..summary }
 }
 
 fn axis_title(result: &RunResult, plot: &Plot) -> String {
     let Some(id) = &plot.column else {
-        return "% of the baseline".replace("the baseline", result.label(&result.experiment.baseline));
+        let has_own = result.experiment.variants.iter().any(|variant| variant.against.is_some());
+        let baseline = if has_own { "the grey ones" } else { result.label(&result.experiment.baseline) };
+        return match result.experiment.ratio_form {
+            RatioForm::Share => format!("% of {baseline}"),
+            RatioForm::Gain => format!("% more than {baseline}, in the same round"),
+        };
     };
     let column = result.experiment.columns.iter().find(|column| &column.id == id);
     column.map_or_else(|| id.clone(), |column| format!("{}, {}", column.title, column.unit))
 }
 
-fn draw(text: &mut String, title: &str, axis: &str, plot: &Plot, rows: &[Row<'_>]) -> Drawn {
+/// `even`: where a ratio says that there is no difference.
+fn draw(
+    text: &mut String,
+    (title, axis): (&str, &str),
+    (scale, even): (Scale, Option<f64>),
+    rows: &[Row<'_>],
+) -> Drawn {
     let count = u32::try_from(rows.len()).unwrap_or(u32::MAX).max(1);
     let height_px = count.saturating_mul(ROW_PX).saturating_add(AROUND_PX);
     let area = SVGBackend::with_string(text, (WIDTH_PX, height_px)).into_drawing_area();
@@ -97,12 +115,12 @@ fn draw(text: &mut String, title: &str, axis: &str, plot: &Plot, rows: &[Row<'_>
         .set_label_area_size(LabelAreaPosition::Left, LABELS_PX)
         .set_label_area_size(LabelAreaPosition::Bottom, 46);
     let y = 0.0..f64::from(count);
-    match plot.scale {
+    match scale {
         Scale::Linear => {
-            let mut chart = builder.build_cartesian_2d(from_zero(rows), y)?;
+            let mut chart = builder.build_cartesian_2d(with_zero(rows), y)?;
             axes(&mut chart, axis)?;
-            if plot.column.is_none() {
-                chart.draw_series([PathElement::new(vec![(100.0, 0.0), (100.0, f64::from(count))], INK)])?;
+            if let Some(even) = even {
+                chart.draw_series([PathElement::new(vec![(even, 0.0), (even, f64::from(count))], INK)])?;
             }
             bars(&mut chart, rows)?;
             figures(&area, &chart, rows)?;
@@ -118,10 +136,13 @@ fn draw(text: &mut String, title: &str, axis: &str, plot: &Plot, rows: &[Row<'_>
     Ok(())
 }
 
-/// Room at the right for the figures.
-fn from_zero(rows: &[Row<'_>]) -> Range<f64> {
-    let highest = rows.iter().filter_map(|row| row.summary).map(|summary| summary.high).fold(0.0, f64::max);
-    0.0..if highest > 0.0 { highest * 1.22 } else { 1.0 }
+/// Room at the right for the figures; at the left only where there are losses.
+fn with_zero(rows: &[Row<'_>]) -> Range<f64> {
+    let present = || rows.iter().filter_map(|row| row.summary);
+    let lowest = present().map(|summary| summary.low).fold(0.0, f64::min);
+    let highest = present().map(|summary| summary.high).fold(0.0, f64::max);
+    let span = highest - lowest;
+    if span > 0.0 { lowest * 1.04..highest + 0.22 * span } else { 0.0..1.0 }
 }
 
 fn powers_of_ten(rows: &[Row<'_>]) -> Range<f64> {
@@ -216,11 +237,13 @@ where
     let (left_px, _) = chart.plotting_area().get_pixel_range();
     for (place, row) in rows.iter().enumerate() {
         let y = middle(rows, place);
-        let at = row.summary.map_or(f64::MIN_POSITIVE, |summary| summary.high);
+        // Beside the bar, and of a loss at the other side of zero.
+        let at = row.summary.map_or(f64::MIN_POSITIVE, |summary| summary.high.max(f64::MIN_POSITIVE));
         let (x_px, y_px) = chart.backend_coord(&(at, y));
         let name = style(14, INK, HPos::Right);
         area.draw(&Text::new(row.label.to_owned(), (left_px.start - 10, y_px), name))?;
         let (figure, color, x_px) = match row.summary {
+            Some(summary) if row.is_gain => (written(RatioForm::Gain, summary.median), INK, x_px + 8),
             Some(summary) => (significant(summary.median), INK, x_px + 8),
             None => ("not available".to_owned(), FAINT, left_px.start + 8),
         };
@@ -268,10 +291,24 @@ mod tests {
 
     #[test]
     fn axis_of_powers_of_ten_encloses_what_is_drawn() {
-        let rows = [Row { label: "a", summary: Some(same(0.3)), is_baseline: false }];
+        let rows = [Row { label: "a", summary: Some(same(0.3)), is_baseline: false, is_gain: false }];
         let range = powers_of_ten(&rows);
         assert!((0.09..=0.1).contains(&range.start) && (range.end - 1.0).abs() < 1e-9, "{range:?}");
         assert_eq!(powers_of_ten(&[]), 1.0..10.0);
+    }
+
+    #[test]
+    fn gains_are_drawn_from_zero_with_their_sign_and_losses_to_the_left() {
+        let mut result = example::result();
+        result.experiment.ratio_form = RatioForm::Gain;
+        let ratio = result.cells[1].ratio.as_mut().unwrap();
+        ratio.summary = Summary { median: 0.95, low: 0.9, high: 0.99, ..ratio.summary };
+        let plot = &result.experiment.plots[1];
+        let found = row(&result, &result.cells[1], plot);
+        let range = with_zero(&[found]);
+        assert!((range.start + 10.4).abs() < 1e-9 && range.end > 0.0, "{range:?}");
+        let drawing = svg(&result, &result.experiment.workloads[0], plot).unwrap();
+        assert!(drawing.contains("-5.0") && drawing.contains("% more than bare metal"), "{drawing}");
     }
 
     #[test]
