@@ -26,11 +26,9 @@ fn entries(folder: &Path) -> usize {
 fn list_names_each_experiment_with_its_question() {
     let mut command = bareblk();
     command.args(["lab", "list"]);
-    let names = ["qspinlock-overcommit", "vhost-ssd", "2022"];
-    assert_says(
-        &output(command),
-        &["aio", "native speed?", "2008", "kick", "2012", names[0], names[1], names[2]],
-    );
+    let more = ["qspinlock-overcommit", "vhost-ssd", "2022", "locality", "submitted and completed", "2007"];
+    let first = ["aio", "native speed?", "2008", "kick", "2012"];
+    assert_says(&output(command), &[&first[..], &more[..]].concat());
 }
 
 #[test]
@@ -85,8 +83,8 @@ fn short_run_prints_a_table_and_where_the_report_is() {
 /// Servers are started and ended some sixty times.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// One short round of a part of `vhost`, whose servers are processes of this program; the result as it was kept.
-fn run_vhost(part: &str) -> lab::RunResult {
+/// One short round of an experiment whose servers are processes of this program; the result as it was kept.
+fn run_with_servers(part: &str) -> lab::RunResult {
     let place = Place::new();
     let out = place.path("out");
     let mut command = bareblk();
@@ -118,7 +116,7 @@ fn figure(result: &lab::RunResult, workload: &str, variant: &str, column: &str) 
 
 #[test]
 fn vhost_measures_a_disk_through_servers_that_are_processes() {
-    let result = run_vhost("vhost-ssd");
+    let result = run_with_servers("vhost-ssd");
     assert_measured(&result);
     for column in ["iops", "cpu", "client-cpu", "latency", "p99"] {
         assert!(figure(&result, "randwrite", "bareblk-sleep", column) > 0.0, "{column}");
@@ -127,7 +125,7 @@ fn vhost_measures_a_disk_through_servers_that_are_processes() {
 
 #[test]
 fn vhost_sets_one_request_beside_one_wake_up() {
-    let result = run_vhost("vhost-depth1");
+    let result = run_with_servers("vhost-depth1");
     assert_measured(&result);
     assert!(figure(&result, "randread", "wake-up", "latency") > 0.0);
     let beside =
@@ -137,7 +135,7 @@ fn vhost_sets_one_request_beside_one_wake_up() {
 
 #[test]
 fn vhost_measures_every_queue_and_engine_on_the_ram_disk() {
-    let result = run_vhost("vhost-ram");
+    let result = run_with_servers("vhost-ram");
     assert_measured(&result);
     for engine in ["mmap-1", "mmap-2", "sync-2", "io_uring-2"] {
         assert!(figure(&result, "randwrite-8", engine, "iops") > 0.0, "{engine}");
@@ -146,7 +144,7 @@ fn vhost_measures_every_queue_and_engine_on_the_ram_disk() {
 
 #[test]
 fn vhost_looks_at_the_threads_and_memory_of_an_idle_server() {
-    let result = run_vhost("vhost-idle");
+    let result = run_with_servers("vhost-idle");
     assert_measured(&result);
     for variant in ["bareblk-1", "bareblk-2"] {
         assert!(figure(&result, "silent", variant, "resident") > 0.0);
@@ -156,6 +154,23 @@ fn vhost_looks_at_the_threads_and_memory_of_an_idle_server() {
     let threads = |variant| figure(&result, "silent", variant, "threads");
     // The second worker, and the balancer that there is with two.
     assert_eq!(threads("bareblk-2"), threads("bareblk-1") + 2.0);
+}
+
+#[test]
+fn locality_measures_every_placement_on_one_device_and_on_two() {
+    let result = run_with_servers("locality");
+    assert_measured(&result);
+    for workload in ["disk-1", "disk-2", "ram-2"] {
+        for column in ["iops", "cpu", "p50", "p99", "p99.9"] {
+            assert!(figure(&result, workload, "adaptive", column) > 0.0, "{workload}, {column}");
+        }
+        assert!(figure(&result, workload, "count-16", "batch") >= 1.0, "{workload}: nothing was handed over");
+        assert!(figure(&result, workload, "no-reap", "lock-takes") > 0.0, "{workload}: no lock was taken");
+        let queue = result.cell(workload, "queue").unwrap();
+        assert!(queue.summary("batch").is_none() && queue.ratio.is_some(), "{queue:?}");
+    }
+    assert!(result.cell("disk-1", "aio-shared").unwrap().ratio.is_none(), "it is what AIO is compared with");
+    assert!(result.cell("disk-1", "adaptive-one").is_none(), "one device has one completion worker");
 }
 
 #[test]

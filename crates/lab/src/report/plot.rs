@@ -87,7 +87,7 @@ fn in_percent(summary: Summary, form: RatioForm) -> Summary {
 fn axis_title(result: &RunResult, plot: &Plot) -> String {
     let Some(id) = &plot.column else {
         let has_own = result.experiment.variants.iter().any(|variant| variant.against.is_some());
-        let baseline = if has_own { "the grey ones" } else { result.label(&result.experiment.baseline) };
+        let baseline = if has_own { "its baseline" } else { result.label(&result.experiment.baseline) };
         return match result.experiment.ratio_form {
             RatioForm::Share => format!("% of {baseline}"),
             RatioForm::Gain => format!("% more than {baseline}, in the same round"),
