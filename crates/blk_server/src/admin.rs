@@ -56,6 +56,25 @@ pub enum AdminError {
         /** Who serves it still. */
         stays: WorkerId,
     },
+    /// The queue is being started, which took too long; it starts where it was going to.
+    #[error("queue {queue} of disk `{disk}` is still being started after {} s: try again", timeout.as_secs_f64())]
+    NotStarted {
+        /** Its name. */
+        disk: String,
+        /** Its number. */
+        queue: u16,
+        /** As given. */
+        timeout: Duration,
+    },
+    /// One change of workers and queues at a time.
+    #[error("another change of workers or queues is still being made after {} s: try again", timeout.as_secs_f64())]
+    OthersChange {
+        /** As given. */
+        timeout: Duration,
+    },
+    /// No changes any more.
+    #[error("the server stops")]
+    Stopping,
     /// The new worker cannot serve it (its engine does not take the image, say).
     #[error("worker {id} cannot serve disk `{disk}`: {why}")]
     Unsuitable {
@@ -158,6 +177,7 @@ impl From<ServerError> for AdminError {
     fn from(error: ServerError) -> Self {
         match error {
             ServerError::NameTwice { name } => Self::DiskExists { name },
+            ServerError::Stopping => Self::Stopping,
             error => Self::Start(Box::new(error)),
         }
     }

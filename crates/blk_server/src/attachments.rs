@@ -5,17 +5,19 @@
 //! - A [`Seat`] is a running queue seen from outside: it knows the worker, and its lock is held by whoever talks to the
 //!   worker about the queue. So a session's message and a move never meet: one waits for the other, at most as long
 //!   as a move may drain.
-//! - Changes of workers and queues by the operator or the balancer come one at a time (`admin`).
+//! - Changes of workers and queues by the operator or the balancer come one at a time (`admin`), each within one
+//!   [`Limit`] for all that it waits for; a stop of the server ends them.
+//! - A queue that a worker is just starting has no seat yet: whoever attaches it waits until it has one.
 //! - Order of locks: `admin`, then `table` (held for look-ups only, never while asking a worker), then a seat's, which is never waited for with `table` held.
 //!
 //! Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use guest_mem::GuestMemory;
 use tracing::{error, info};
@@ -25,18 +27,17 @@ use crate::admin::AdminError;
 use crate::balance::{QueueName, QueueReading, Reading};
 use crate::balancer::Balanced;
 use crate::disk::Disk;
-use crate::engine_source::EngineSource;
-use crate::flush::deadline_in;
+use crate::limit::Limit;
 use crate::meters::QueueMeter;
 use crate::queue::Queue;
-use crate::report::{QueueReport, WorkerReport};
+use crate::report::{QueueReport, WorkerCounters, WorkerReport};
 use crate::server::ServerError;
 use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread::warn_if_crowded;
 use crate::workers::{Address, Command, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
 
-/// Between two looks at a seat that is taken, or a disk whose completion worker changes.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Between two looks whether a queue that is being started has its seat.
+const START_PAUSE: Duration = Duration::from_millis(1);
 
 /// A running queue from outside its worker.
 #[derive(Debug)]
@@ -68,18 +69,6 @@ impl Seat {
 
     fn place(&self) -> MutexGuard<'_, Place> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `None`: somebody who waits for the queue, its session say, still has it; a device may hang.
-    fn place_until(&self, deadline: Instant) -> Option<MutexGuard<'_, Place>> {
-        loop {
-            match self.place.try_lock() {
-                Ok(place) => return Some(place),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK_AGAIN),
-            }
-        }
     }
 }
 
@@ -149,6 +138,8 @@ struct Table {
     leaving: Option<WorkerId>,
     next_id: u32,
     seats: Vec<Arc<Seat>>,
+    /// Queues that a worker was asked to start, by disk and queue, until they have their seats.
+    starting: Vec<(u64, u16)>,
     /// Where queues were attached by name, by disk and queue: they start there again.
     wishes: HashMap<(u64, u16), WorkerId>,
 }
@@ -189,6 +180,8 @@ pub(crate) struct WorkerSet {
     trade: Trade,
     admin: Mutex<()>,
     table: Mutex<Table>,
+    /// The server stops: changes are not finished.
+    stopping: AtomicBool,
 }
 
 impl WorkerSet {
@@ -201,15 +194,29 @@ impl WorkerSet {
             let id = table.next_id();
             table.workers.push(WorkerThread::start(id, options.clone(), &trade)?);
         }
-        Ok(Arc::new(Self { trade, admin: Mutex::default(), table: Mutex::new(table) }))
+        let (table, stopping) = (Mutex::new(table), AtomicBool::new(false));
+        Ok(Arc::new(Self { trade, admin: Mutex::default(), table, stopping }))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn admin(&self) -> MutexGuard<'_, ()> {
-        self.admin.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ends changes that wait for something, now and later.
+    pub(crate) fn stop_changes(&self) {
+        // Relaxed: see `Limit::is_cut_short`.
+        self.stopping.store(true, Relaxed);
+    }
+
+    fn limit(&self, timeout: Duration) -> Limit<'_> {
+        Limit::new(timeout, &self.stopping)
+    }
+
+    fn admin(&self, limit: &Limit<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
+        limit.lock(&self.admin).ok_or_else(|| match limit.is_cut_short() {
+            true => AdminError::Stopping,
+            false => AdminError::OthersChange { timeout: limit.timeout() },
+        })
     }
 
     /// `None`: the queue cannot run; logged, and its err fd signalled.
@@ -217,6 +224,7 @@ impl WorkerSet {
         self: &Arc<Self>,
         start: QueueStart,
     ) -> Result<Option<QueueHandle>, WorkerGone> {
+        let _starting = Starting::begin(self, (start.disk.id(), start.index));
         let start = Arc::new(start);
         loop {
             let worker = self.table().worker_for(&start.disk, start.index).ok_or(WorkerGone)?;
@@ -341,14 +349,22 @@ impl WorkerSet {
     pub(crate) fn worker_reports(&self) -> Vec<WorkerReport> {
         let table = self.table();
         let places: Vec<_> = table.seats.iter().map(|seat| seat.worker()).collect();
-        let report = |worker: &WorkerThread| WorkerReport {
-            id: worker.address.id,
-            options: worker.options.clone(),
-            node: worker.node,
-            queues: places.iter().filter(|&&id| id == worker.address.id).count(),
-            counters: worker.meter.read(),
+        let known = |worker: &WorkerThread| {
+            let id = worker.address.id;
+            let queues = places.iter().filter(|&&place| place == id).count();
+            let report = WorkerReport {
+                id,
+                options: worker.options.clone(),
+                node: worker.node,
+                queues,
+                counters: WorkerCounters::default(),
+            };
+            (report, Arc::clone(&worker.meter))
         };
-        table.workers.iter().map(report).collect()
+        let known: Vec<_> = table.workers.iter().map(known).collect();
+        // What the kernel counts is read without the table.
+        drop(table);
+        known.into_iter().map(|(report, meter)| WorkerReport { counters: meter.read(), ..report }).collect()
     }
 
     pub(crate) fn worker_count(&self) -> usize {
@@ -357,20 +373,23 @@ impl WorkerSet {
 
     /// Starts one more worker.
     pub(crate) fn add_worker(&self, options: WorkerOptions) -> Result<WorkerId, AdminError> {
-        let _admin = self.admin();
-        // Started without the table: a worker in a frozen control group must not keep others from theirs.
+        // Started without any lock: a worker in a frozen control group must not keep others from theirs.
         let id = self.table().next_id();
         let worker = WorkerThread::start(id, options, &self.trade)?;
-        self.table().workers.push(worker);
+        let mut table = self.table();
+        let place = table.workers.partition_point(|other| other.address.id < id);
+        table.workers.insert(place, worker);
+        drop(table);
         info!(worker = id.0, "worker added");
         Ok(id)
     }
 
     /// Moves the worker's queues to the others, then ends it.
     pub(crate) fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), AdminError> {
-        let _admin = self.admin();
+        let limit = self.limit(timeout);
+        let _admin = self.admin(&limit)?;
         let address = self.begin_leaving(id)?;
-        let moved = self.move_all(&address, timeout);
+        let moved = self.move_all(&address, &limit);
         let mut table = self.table();
         table.leaving = None;
         moved?;
@@ -396,13 +415,13 @@ impl WorkerSet {
 
     /// Until the worker has nothing more and ends: a queue that was on its way when the worker began to leave may
     /// still have arrived.
-    fn move_all(&self, from: &Address, timeout: Duration) -> Result<(), AdminError> {
+    fn move_all(&self, from: &Address, limit: &Limit<'_>) -> Result<(), AdminError> {
         loop {
             let seats: Vec<_> = self.table().seats.clone();
             for seat in seats.iter().filter(|seat| seat.worker() == from.id) {
                 let to = self.table().worker_for(&seat.disk, seat.index);
                 let to = to.ok_or(AdminError::LastWorker { id: from.id })?;
-                self.move_queue(seat, &to, timeout)?;
+                move_queue(seat, &to, limit)?;
             }
             if from.ask(Command::Retire).unwrap_or(true) {
                 return Ok(());
@@ -418,26 +437,80 @@ impl WorkerSet {
         worker: WorkerId,
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        let _admin = self.admin();
+        let limit = self.limit(timeout);
+        let _admin = self.admin(&limit)?;
         if queue >= disk.queues() {
             let (disk, queues) = (disk.name().to_owned(), disk.queues());
             return Err(AdminError::NoQueue { disk, queue, queues });
         }
+        self.attach_one(disk, queue, worker, &limit)
+    }
+
+    /// By whoever holds `admin`.
+    fn attach_one(
+        &self,
+        disk: &Disk,
+        queue: u16,
+        worker: WorkerId,
+        limit: &Limit<'_>,
+    ) -> Result<(), AdminError> {
+        let name = (disk.id(), queue);
         let mut table = self.table();
         let to = table.address(worker).ok_or(AdminError::NoWorker { id: worker })?;
-        let wish = table.wishes.insert((disk.id(), queue), worker);
-        let seat = table.seats.iter().find(|seat| seat.disk.id() == disk.id() && seat.index == queue);
-        let seat = seat.map(Arc::clone);
+        let wish = table.wishes.insert(name, worker);
         drop(table);
-        let moved = seat.map_or(Ok(()), |seat| self.move_queue(&seat, &to, timeout));
+        let moved = self.seat_of(disk, queue, limit).and_then(|seat| match seat {
+            Some(seat) => move_queue(&seat, &to, limit),
+            None => Ok(()),
+        });
         if moved.is_err() {
             let mut table = self.table();
             match wish {
-                Some(wish) => table.wishes.insert((disk.id(), queue), wish),
-                None => table.wishes.remove(&(disk.id(), queue)),
+                Some(wish) => table.wishes.insert(name, wish),
+                None => table.wishes.remove(&name),
             };
         }
         moved
+    }
+
+    /// The queue's seat, if it runs. Of one that is just being started nobody knows whether it saw a wish that is new:
+    /// so it is waited for.
+    fn seat_of(&self, disk: &Disk, queue: u16, limit: &Limit<'_>) -> Result<Option<Arc<Seat>>, AdminError> {
+        loop {
+            let table = self.table();
+            if !table.starting.contains(&(disk.id(), queue)) {
+                let seat = table.seats.iter().find(|seat| seat.disk.id() == disk.id() && seat.index == queue);
+                return Ok(seat.map(Arc::clone));
+            }
+            drop(table);
+            if limit.is_cut_short() {
+                return Err(AdminError::Stopping);
+            }
+            if limit.is_over() {
+                let (disk, timeout) = (disk.name().to_owned(), limit.timeout());
+                return Err(AdminError::NotStarted { disk, queue, timeout });
+            }
+            std::thread::sleep(START_PAUSE);
+        }
+    }
+}
+
+/// A queue on its way to its seat.
+struct Starting<'a> {
+    set: &'a WorkerSet,
+    queue: (u64, u16),
+}
+
+impl<'a> Starting<'a> {
+    fn begin(set: &'a WorkerSet, queue: (u64, u16)) -> Self {
+        set.table().starting.push(queue);
+        Self { set, queue }
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        self.set.table().starting.retain(|other| *other != self.queue);
     }
 }
 
@@ -446,11 +519,14 @@ impl Balanced for Arc<WorkerSet> {
     fn read(&self) -> Reading {
         let workers = self.worker_reports();
         let table = self.table();
-        let queues = table.seats.iter().map(|seat| QueueReading {
+        let attached = |seat: &Arc<Seat>| table.wishes.contains_key(&(seat.disk.id(), seat.index));
+        let seats: Vec<_> = table.seats.iter().map(|seat| (Arc::clone(seat), attached(seat))).collect();
+        drop(table);
+        let queues = seats.into_iter().map(|(seat, attached)| QueueReading {
             name: QueueName { disk: seat.disk.name().to_owned(), queue: seat.index },
             worker: seat.worker(),
             counters: seat.meter.read(),
-            attached: table.wishes.contains_key(&(seat.disk.id(), seat.index)),
+            attached,
             most_workers: seat.disk.most_workers(),
         });
         Reading { workers, queues: queues.collect() }
@@ -463,7 +539,8 @@ impl Balanced for Arc<WorkerSet> {
         to: WorkerId,
         timeout: Duration,
     ) -> Result<(), Box<dyn std::error::Error>> {
-        let _admin = self.admin();
+        let limit = self.limit(timeout);
+        let _admin = self.admin(&limit)?;
         let table = self.table();
         let to = table.address(to).ok_or(AdminError::NoWorker { id: to })?;
         let seat = table.seats.iter().find(|seat| seat.disk.name() == disk && seat.index == queue);
@@ -472,23 +549,31 @@ impl Balanced for Arc<WorkerSet> {
             return Err("it was attached by hand just now".into());
         }
         drop(table);
-        Ok(WorkerSet::move_queue(self, &seat, &to, timeout)?)
+        Ok(move_queue(&seat, &to, &limit)?)
     }
 }
 
 /// Drains the queue, takes it from its worker and gives it to another; if either is not possible it stays, or goes
 /// back, where it was.
-fn move_queue(seat: &Seat, to: &Address, timeout: Duration) -> Result<(), AdminError> {
+fn move_queue(seat: &Seat, to: &Address, limit: &Limit<'_>) -> Result<(), AdminError> {
     let not_drained = || {
         let (disk, queue, stays) = (seat.disk.name().to_owned(), seat.index, seat.worker());
-        AdminError::NotDrained { disk, queue, timeout, stays }
+        match limit.is_cut_short() {
+            true => AdminError::Stopping,
+            false => AdminError::NotDrained { disk, queue, timeout: limit.timeout(), stays },
+        }
     };
-    let deadline = deadline_in(timeout);
-    let mut place = seat.place_until(deadline).ok_or_else(not_drained)?;
+    let mut place = limit.lock(&seat.place).ok_or_else(not_drained)?;
     let Some(id) = place.id.filter(|_| place.worker.id != to.id) else { return Ok(()) };
-    let left = deadline.saturating_duration_since(Instant::now());
-    let queue = release(&place.worker, id, left).ok_or_else(not_drained)?;
-    let Unsuitable { queue, why } = match adopt(to, queue) {
+    let (ping, answered) = sync_channel(1);
+    let _ = to.send(Command::Ping(ping));
+    let queue = release(&place.worker, id, limit).ok_or_else(not_drained)?;
+    // A worker that hangs (in an image's file system, say) looks idle, and would keep the queue for as long.
+    let adopted = match limit.receive(&answered) {
+        Some(()) => adopt(to, queue),
+        None => Err(Unsuitable { queue, why: "it does not answer".into() }),
+    };
+    let Unsuitable { queue, why } = match adopted {
         Ok(id) => {
             seat.worker.store(to.id.0, Relaxed);
             *place = Place { worker: to.clone(), id: Some(id), ended_at: None };
@@ -509,10 +594,10 @@ fn move_queue(seat: &Seat, to: &Address, timeout: Duration) -> Result<(), AdminE
 }
 
 /// `None`: not drained in time; the queue goes on.
-fn release(worker: &Address, id: u32, timeout: Duration) -> Option<Box<Queue>> {
+fn release(worker: &Address, id: u32, limit: &Limit<'_>) -> Option<Box<Queue>> {
     let (sender, queue) = sync_channel(1);
     worker.send(Command::Release(id, sender)).ok()?;
-    if let Ok(queue) = queue.recv_timeout(timeout) {
+    if let Some(queue) = limit.receive(&queue) {
         return Some(queue);
     }
     // It may have been sent just now: the worker alone knows.

@@ -190,9 +190,14 @@ impl Balancer {
         BalanceReport { readings: kept.readings, moves: kept.moves, failed: kept.failed, decisions }
     }
 
+    /// No further reading or move.
+    pub(crate) fn quit(&self) {
+        self.bell.quit();
+    }
+
     /// Ends the thread, after the move that it is at.
     pub(crate) fn stop(&self) {
-        self.bell.quit();
+        self.quit();
         let thread = self.thread().take();
         let _ = thread.map(JoinHandle::join);
     }

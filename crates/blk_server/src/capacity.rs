@@ -1,11 +1,14 @@
 //! A disk's size while it is served: set, or read again; and guests told.
 //!
+//! - A file system that hangs costs a thread of its own and a line in the log, nobody else's time but seconds.
+//!
 //! Not here: files and their bounds (`disk_image`), who wishes it (`bareblk`).
 
+use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::time::Duration;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use disk_image::{CapacityChange, ResizeError};
 use tracing::{error, info};
@@ -16,9 +19,57 @@ use crate::exports::{Export, Turn};
 
 /// How long a file system may take to change a file's size. It is only metadata, but of a device that may hang.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long one may take to tell a file's size; the others are read then.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long all may take together.
+const READ_ALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Disks whose size is still to be read.
+type Queue = Arc<Mutex<VecDeque<Arc<Export>>>>;
+
+/// Reads all images' sizes again, on a thread of its own; where that hangs, another one goes on with the others.
+pub(crate) fn refresh_all(exports: Vec<Arc<Export>>) {
+    let left: Queue = Arc::new(Mutex::new(exports.into()));
+    let deadline = Instant::now() + READ_ALL_TIMEOUT;
+    while Instant::now() < deadline {
+        let (begun, beginnings) = channel();
+        let queue = Arc::clone(&left);
+        let thread = std::thread::Builder::new().name("bareblk-size".into());
+        if let Err(error) = thread.spawn(move || refresh_from(&queue, &begun)) {
+            return error!("the images' sizes are not read: {error}");
+        }
+        let mut at = None;
+        let ended = loop {
+            match beginnings.recv_timeout(READ_TIMEOUT) {
+                Ok(disk) => at = Some(disk),
+                Err(ended) => break ended,
+            }
+        };
+        match (ended, at) {
+            (RecvTimeoutError::Timeout, Some(disk)) => error!(
+                disk,
+                "size not read after {} s: its file system hangs, or the disk is being changed",
+                READ_TIMEOUT.as_secs()
+            ),
+            _ => return,
+        }
+    }
+    let unread = left.lock().unwrap_or_else(PoisonError::into_inner).drain(..).count();
+    error!("the sizes of {unread} more images are not read: {} s are over", READ_ALL_TIMEOUT.as_secs());
+}
+
+/// Says where it is each time before it begins.
+fn refresh_from(queue: &Queue, begun: &Sender<String>) {
+    loop {
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let Some(export) = next else { return };
+        let _ = begun.send(export.disk.name().to_owned());
+        refresh(&export);
+    }
+}
 
 /// Reads the image's size again. A disk that is being changed is left to whoever does that.
-pub(crate) fn refresh(export: &Arc<Export>) {
+fn refresh(export: &Arc<Export>) {
     let disk = &export.disk;
     let Ok(_turn) = Export::take_turn(export) else { return };
     match disk.image().refresh_capacity() {

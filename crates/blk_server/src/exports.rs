@@ -96,12 +96,19 @@ impl Drop for Turn {
     }
 }
 
+#[derive(Debug, Default)]
+struct List {
+    disks: Vec<Arc<Export>>,
+    /// The server stops.
+    closed: bool,
+}
+
 /// See the file's head.
 #[derive(Debug)]
 pub(crate) struct Exports {
     opener: Arc<dyn Opener>,
     acceptor: Acceptor,
-    list: Mutex<Vec<Arc<Export>>>,
+    list: Mutex<List>,
     /// One disk is added at a time.
     adding: Mutex<()>,
 }
@@ -143,9 +150,31 @@ impl Exports {
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
         let export = Arc::new(Export { disk, socket, place, sessions, changing, changed });
         // In the list first: who connects at once is looked for there.
-        self.lock().push(Arc::clone(&export));
+        self.enter(&export)?;
         let watched = self.acceptor.add(&export.socket, id);
         watched.inspect_err(|_| self.take_out(&export)).map_err(ServerError::Thread)
+    }
+
+    fn enter(&self, export: &Arc<Export>) -> Result<(), ServerError> {
+        let mut list = self.lock();
+        if list.closed {
+            return Err(ServerError::Stopping);
+        }
+        list.disks.push(Arc::clone(export));
+        Ok(())
+    }
+
+    /// No disk is added any more. Returns those that are there.
+    pub(crate) fn close(&self) -> Vec<Arc<Export>> {
+        let mut list = self.lock();
+        list.closed = true;
+        list.disks.clone()
+    }
+
+    /// Lets go of all images, sockets and locks that nobody else uses.
+    pub(crate) fn forget_all(&self) {
+        let disks = std::mem::take(&mut self.lock().disks);
+        disks.iter().for_each(|export| self.acceptor.remove(&export.socket));
     }
 
     /// Before anything is bound, or removed because it is stale.
@@ -163,7 +192,7 @@ impl Exports {
     }
 
     fn refuse_second(&self, name: &str, place: &Path, path: &Path) -> Result<(), ServerError> {
-        let list = self.lock();
+        let list = &self.lock().disks;
         if list.iter().any(|known| known.disk.name() == name) {
             return Err(ServerError::NameTwice { name: name.to_owned() });
         }
@@ -187,30 +216,31 @@ impl Exports {
     pub(crate) fn take_out(&self, export: &Arc<Export>) {
         self.acceptor.remove(&export.socket);
         export.socket.remove();
-        self.lock().retain(|known| !Arc::ptr_eq(known, export));
+        self.lock().disks.retain(|known| !Arc::ptr_eq(known, export));
     }
 
     /// In the order in which they were added.
     pub(crate) fn all(&self) -> Vec<Arc<Export>> {
-        self.lock().clone()
+        self.lock().disks.clone()
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        self.lock().iter().map(|export| export.disk.name().to_owned()).collect()
+        self.lock().disks.iter().map(|export| export.disk.name().to_owned()).collect()
     }
 
     /// # Errors
     /// [`AdminError::NoDisk`].
     pub(crate) fn find(&self, name: &str) -> Result<Arc<Export>, AdminError> {
         let list = self.lock();
-        let export = list.iter().find(|export| export.disk.name() == name);
+        let export = list.disks.iter().find(|export| export.disk.name() == name);
         export.map(Arc::clone).ok_or_else(|| AdminError::NoDisk { name: name.to_owned() })
     }
 
     /// `engine`: of disks that name none.
     pub(crate) fn reports(&self, workers: &WorkerSet, engine: &str) -> Vec<DiskReport> {
         let list = self.lock();
-        let known: Vec<_> = list.iter().map(|export| (export.disk.id(), export.report(engine))).collect();
+        let known: Vec<_> =
+            list.disks.iter().map(|export| (export.disk.id(), export.report(engine))).collect();
         drop(list);
         known
             .into_iter()
@@ -239,14 +269,14 @@ impl Exports {
     fn accept(&self, id: u64, workers: &Arc<WorkerSet>) -> std::io::Result<()> {
         let list = self.lock();
         // One that has been taken out since the kernel reported it is not there.
-        let Some(export) = list.iter().find(|export| export.disk.id() == id) else { return Ok(()) };
+        let Some(export) = list.disks.iter().find(|export| export.disk.id() == id) else { return Ok(()) };
         if let Some(front_end) = export.socket.accept()? {
             start_session(export, workers, front_end);
         }
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Export>>> {
+    fn lock(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -64,6 +64,8 @@ mod submissions;
 
 mod meters;
 
+mod limit;
+
 mod attachments;
 
 mod log_limit;

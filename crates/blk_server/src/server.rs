@@ -10,7 +10,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -103,6 +103,9 @@ pub enum ServerError {
         /** Who has it. */
         other: String,
     },
+    /// No further disks.
+    #[error("the server stops")]
+    Stopping,
     /// See [`InvalidDisk`].
     #[error(transparent)]
     Disk(#[from] InvalidDisk),
@@ -140,7 +143,7 @@ pub struct Server {
     balancer: Option<Balancer>,
     /// Only where the request path is measured.
     meter: Option<Arc<SubmissionMeter>>,
-    acceptor: Option<JoinHandle<()>>,
+    acceptor: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Server {
@@ -189,8 +192,8 @@ impl Server {
         let exports = Exports::new(opener).map_err(ServerError::Thread)?;
         exports.add_all(disks)?;
         let (exports, workers, engine) = (Arc::new(exports), workers, Arc::clone(&config.engine));
-        let mut server = Self { exports, workers, engine, balancer, meter, acceptor: None };
-        server.acceptor = Some(server.start_acceptor().map_err(ServerError::Thread)?);
+        let mut server = Self { exports, workers, engine, balancer, meter, acceptor: Mutex::default() };
+        server.acceptor = Mutex::new(Some(server.start_acceptor().map_err(ServerError::Thread)?));
         server.start_balancer().map_err(ServerError::Thread)?;
         Ok(server)
     }
@@ -217,9 +220,10 @@ impl Server {
         self.meter.as_deref().map(SubmissionMeter::read)
     }
 
-    /// Reads the size of every image again; guests of images that grew are told.
+    /// Reads the size of every image again; guests of images that grew are told. Takes seconds at most: what a file
+    /// system does not tell until then is told in the log.
     pub fn refresh_capacities(&self) {
-        self.exports.all().iter().for_each(capacity::refresh);
+        capacity::refresh_all(self.exports.all());
     }
 
     /// In the order in which the disks were added.
@@ -300,28 +304,25 @@ impl Server {
         self.workers.attach(&self.exports.find(disk)?.disk, queue, worker, timeout)
     }
 
-    /// Makes another worker the completion worker of a disk with a placement that has one; `None`: the workers choose.
-    /// If a queue of the disk runs, what is in flight completes first, within `timeout`.
-    ///
-    /// # Errors
-    /// [`AdminError`]; the completion worker is then who it was.
-    pub fn set_completion_worker(
-        &self,
-        disk: &str,
-        worker: Option<WorkerId>,
-        timeout: Duration,
-    ) -> Result<(), AdminError> {
-        self.workers.bind(&self.exports.find(disk)?.disk, worker, timeout)
+    /// Stops as the file's head says, within `timeout`, and lets go of the images.
+    #[must_use]
+    pub fn stop(self, timeout: Duration) -> StopReport {
+        self.wind_down(timeout)
     }
 
-    /// Stops as the file's head says, within `timeout`.
+    /// The same of a server that others are asking, or changing, right now: what they wait for is cut short, what they
+    /// begin from now on is refused, and nobody waits for them. Images are let go of unless something hangs; to drop
+    /// the server then takes as long as a worker hangs.
     #[must_use]
-    pub fn stop(mut self, timeout: Duration) -> StopReport {
+    pub fn wind_down(&self, timeout: Duration) -> StopReport {
         let deadline = deadline_in(timeout);
-        self.balancer = None;
+        self.workers.stop_changes();
+        if let Some(balancer) = &self.balancer {
+            balancer.quit();
+        }
         self.stop_accepting();
         let mut report = StopReport::default();
-        let exports = self.exports.all();
+        let exports = self.exports.close();
         let sessions: Vec<_> = exports.iter().map(|export| export.sessions.all()).collect();
         // All know before the first one acts: it gives up its rings, and one that waits for them must not
         // take them over now.
@@ -342,12 +343,14 @@ impl Server {
             self.workers.cancel(None);
         }
         exports.iter().for_each(|export| export.socket.remove());
+        self.exports.forget_all();
         report
     }
 
-    fn stop_accepting(&mut self) {
+    fn stop_accepting(&self) {
         self.exports.stop_accepting();
-        let _ = self.acceptor.take().map(JoinHandle::join);
+        let acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = acceptor.map(JoinHandle::join);
     }
 }
 

@@ -102,6 +102,8 @@ pub(crate) enum Command {
     Release(u32, SyncSender<Box<Queue>>),
     /// Answers whether the queue is still here, and goes on; otherwise it has been sent.
     CancelRelease(u32, SyncSender<bool>),
+    /// Answered at once, by a worker that does not hang.
+    Ping(SyncSender<()>),
     /// Serve a queue that another worker released.
     Adopt(Box<Queue>, SyncSender<Result<u32, Unsuitable>>),
     SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use blk_server::{AdminError, EngineSource, Server, WorkerId, WorkerOptions};
 use io_engine::{Engine, EngineConfig, FakeHandle, IoUringEngine, KernelAge, ThreadsEngine};
 use rig::passed::{add_transfer, faulty, hold, let_go, serves};
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
+use rig::{CALM, FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
 
 const ENOUGH: Duration = PATIENCE;
 /// For what never drains.
@@ -68,6 +68,106 @@ fn move_keeps_to_its_limit_while_the_queues_own_stop_hangs() {
         let_go(&handle);
         assert_eq!(stopping.join().unwrap(), 1);
     });
+}
+
+#[test]
+fn change_that_meets_another_that_hangs_keeps_to_its_limit() {
+    let (options, handle) = fake_in_the_first_worker();
+    let rig = Rig::start(options);
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    hang(&handle, &mut guest);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| server(&rig).attach("test0", 0, WorkerId(1), ENOUGH));
+        std::thread::sleep(SHORT);
+        for _ in 0..2 {
+            let (sender, refused) = channel();
+            let server = server(&rig);
+            scope.spawn(move || sender.send(server.remove_worker(WorkerId(1), SHORT)));
+            let refused = refused.recv_timeout(ENOUGH / 2).expect("it waits for the other change");
+            assert!(matches!(refused, Err(AdminError::OthersChange { .. })), "{refused:?}");
+        }
+        assert_eq!(server(&rig).add_worker(WorkerOptions::default()).unwrap(), WorkerId(2));
+        let_go(&handle);
+        first.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn stop_does_not_wait_for_a_move_that_hangs() {
+    let (options, handle) = fake_in_the_first_worker();
+    let rig = Rig::start(options);
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    hang(&handle, &mut guest);
+    std::thread::scope(|scope| {
+        let moving = scope.spawn(|| server(&rig).attach("test0", 0, WorkerId(1), Duration::from_secs(3600)));
+        std::thread::sleep(SHORT);
+        let report = server(&rig).wind_down(CALM);
+        assert_eq!(report.unfinished, ["test0"]);
+        let moved = moving.join().unwrap();
+        assert!(matches!(moved, Err(AdminError::Stopping)), "{moved:?}");
+        let refused = rig.add(1).unwrap_err();
+        assert!(matches!(refused, AdminError::Stopping), "{refused:?}");
+        assert!(!rig.socket_of(1).exists());
+        let_go(&handle);
+    });
+}
+
+/// An engine that is only made once the test allows it.
+fn slow_to_start() -> (std::sync::Arc<EngineSource>, std::sync::mpsc::SyncSender<()>) {
+    let (allow, allowed) = std::sync::mpsc::sync_channel::<()>(2);
+    let allowed = std::sync::Mutex::new(allowed);
+    let engine = move || {
+        let _ = allowed.lock().unwrap().recv();
+        Ok(Box::new(ThreadsEngine::new(EngineConfig::default())?) as Box<dyn Engine>)
+    };
+    (EngineSource::new("slow", 1024, Box::new(engine)), allow)
+}
+
+#[test]
+fn queue_that_is_attached_while_it_starts_goes_where_it_was_attached() {
+    let (source, allow) = slow_to_start();
+    let options = Options { workers: 2, disks: 2, other_engine: Some(source), ..Options::default() };
+    let rig = Rig::start(options);
+    let mut front_end = rig.connect_to(1);
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * MIB);
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| front_end.start_queue(0, 256, feature::USUAL));
+        // On worker 0, as the emptiest.
+        std::thread::sleep(SHORT);
+        let refused = server(&rig).attach("test1", 0, WorkerId(1), SHORT);
+        assert!(matches!(refused, Err(AdminError::NotStarted { .. })), "{refused:?}");
+        let attaching = scope.spawn(|| server(&rig).attach("test1", 0, WorkerId(1), ENOUGH));
+        std::thread::sleep(SHORT);
+        (0..2).for_each(|_| allow.send(()).unwrap());
+        let mut guest = starting.join().unwrap();
+        attaching.join().unwrap().unwrap();
+        assert_eq!(rig.report_of(1).queues[0].worker, WorkerId(1));
+        assert!(serves(&mut guest));
+    });
+}
+
+#[test]
+fn queue_does_not_go_to_a_worker_that_hangs() {
+    let (source, allow) = slow_to_start();
+    let options = Options { workers: 2, disks: 2, other_engine: Some(source), ..Options::default() };
+    let rig = Rig::start(options);
+    let (_other_front_end, mut guest) = ready(&rig, feature::USUAL);
+    server(&rig).attach("test1", 0, WorkerId(1), ENOUGH).unwrap();
+    let mut front_end = rig.connect_to(1);
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * MIB);
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| front_end.start_queue(0, 256, feature::USUAL));
+        std::thread::sleep(SHORT);
+        let refused = server(&rig).attach("test0", 0, WorkerId(1), SHORT);
+        assert!(matches!(refused, Err(AdminError::Unsuitable { .. })), "{refused:?}");
+        assert!(serves(&mut guest));
+        (0..2).for_each(|_| allow.send(()).unwrap());
+        starting.join().unwrap();
+    });
+    server(&rig).attach("test0", 0, WorkerId(1), ENOUGH).unwrap();
+    assert!(serves(&mut guest));
 }
 
 #[test]

@@ -67,6 +67,7 @@ impl Worker {
             Command::CancelRelease(id, done) => {
                 let _ = done.send(self.cancel_release(id));
             }
+            Command::Ping(done) => drop(done.send(())),
             Command::Adopt(queue, done) => {
                 let _ = done.send(self.adopt(queue));
             }
