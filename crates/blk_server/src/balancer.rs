@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
 use crate::balance::{Decider, Move, Reading};
@@ -108,6 +109,12 @@ impl Bell {
     fn millis(&self, now: Instant) -> u64 {
         whole_millis(now.saturating_duration_since(self.origin))
     }
+}
+
+/// Of this thread.
+fn own_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 fn whole_millis(duration: Duration) -> u64 {
@@ -220,6 +227,8 @@ struct Rounds {
     kept: Arc<Mutex<Kept>>,
     decider: Decider,
     last: Option<(Instant, Reading)>,
+    /// Since the last reading, for what we did and not because nobody rang: longer pauses, moves.
+    own_time: Duration,
     /// That this process may use.
     cpus: usize,
 }
@@ -227,21 +236,25 @@ struct Rounds {
 impl Rounds {
     fn new(balanced: Box<dyn Balanced>, bell: Arc<Bell>, kept: Arc<Mutex<Kept>>) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { balanced, bell, kept, decider: Decider::default(), last: None, cpus }
+        Self { balanced, bell, kept, decider: Decider::default(), last: None, own_time: Duration::ZERO, cpus }
     }
 
     fn run(mut self) {
         while self.bell.wait() {
-            let start = Instant::now();
+            let (start, cpu_before) = (Instant::now(), own_cpu_time());
             let moves = self.decide(start);
-            let cost = start.elapsed();
-            self.bell.pause(start, PERIOD.max(cost.saturating_mul(COST_LIMIT)));
+            // Not the time on the clock: it is long just where CPUs are short and balancing matters.
+            let cost = own_cpu_time().saturating_sub(cpu_before);
+            let pause = PERIOD.max(cost.saturating_mul(COST_LIMIT));
+            self.bell.pause(start, pause);
+            let moving = Instant::now();
             for wanted in moves {
                 if self.bell.quit.load(Ordering::Relaxed) {
                     return;
                 }
                 self.make(wanted);
             }
+            self.own_time = pause.max(moving.elapsed());
         }
     }
 
@@ -253,6 +266,7 @@ impl Rounds {
         self.last = Some((now, reading));
         let Some(mut interval) = last else { return Vec::new() };
         (interval.at, interval.cpus) = (now.saturating_duration_since(self.bell.origin), self.cpus);
+        interval.own_time = self.own_time;
         self.decider.decide(&interval)
     }
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::balance::{QueueName, QueueReading};
+use crate::balance::{QueueName, QueueReading, STALE};
 use crate::report::{QueueCounters, WorkerCounters, WorkerReport};
 use crate::worker_options::WorkerOptions;
 
@@ -15,10 +15,14 @@ struct Fake {
     start: Mutex<Option<Instant>>,
     moved: Mutex<Vec<(String, u16, WorkerId)>>,
     refuses: bool,
+    /// Processor time that a reading takes.
+    reading: Duration,
 }
 
 impl Balanced for Arc<Fake> {
     fn read(&self) -> Reading {
+        let begin = own_cpu_time();
+        while own_cpu_time() - begin < self.reading {}
         let since = self.start.lock().unwrap().get_or_insert_with(Instant::now).elapsed();
         let worker = |id: u32, cpu_time| {
             let counters =
@@ -98,6 +102,13 @@ fn move_that_fails_is_reported_with_its_error() {
     let report = first_decision(&fake);
     assert_eq!(report.decisions[0].outcome, MoveOutcome::Failed { error: "it is stuck".into() });
     assert_eq!((report.moves, report.failed), (0, 1));
+}
+
+#[test]
+fn readings_that_take_long_are_rare_and_still_lead_to_decisions() {
+    let fake = Arc::new(Fake { reading: (STALE + PERIOD) / COST_LIMIT, ..Fake::default() });
+    let report = first_decision(&fake);
+    assert!(matches!(report.decisions[0].outcome, MoveOutcome::Moved { .. }), "{report:?}");
 }
 
 #[test]

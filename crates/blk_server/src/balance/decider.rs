@@ -68,7 +68,7 @@ impl Decider {
     /// At most [`MOST_MOVES`]. A move that fails is wanted again, like one that was made: later, and ever later.
     pub(crate) fn decide(&mut self, interval: &Interval) -> Vec<Move> {
         self.forget_queues_that_went(interval);
-        if interval.length > STALE {
+        if interval.length.saturating_sub(interval.own_time) > STALE {
             // Mostly rest: what came before it says nothing about what comes now.
             self.estimates.forget_loads();
             self.patience.clear();

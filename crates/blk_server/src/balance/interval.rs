@@ -40,6 +40,8 @@ pub(crate) struct Interval {
     /// Its end, on a clock that does not go back.
     pub(crate) at: Duration,
     pub(crate) length: Duration,
+    /// What the balancer itself took of it: nobody could end it sooner.
+    pub(crate) own_time: Duration,
     /// CPUs that the process may use.
     pub(crate) cpus: usize,
     pub(crate) workers: Vec<WorkerLoad>,
@@ -82,7 +84,7 @@ impl Reading {
         let old: HashMap<_, _> = before.queues.iter().map(|queue| (&queue.name, queue)).collect();
         let queues = self.queues.iter().filter_map(|new| Some(queue_load(old.get(&new.name)?, new)));
         let (workers, queues) = (workers.collect(), queues.collect());
-        Interval { at: Duration::ZERO, length, cpus: 0, workers, queues }
+        Interval { length, workers, queues, ..Interval::default() }
     }
 }
 

@@ -129,7 +129,7 @@ impl World {
         let workers = loads.collect::<Vec<_>>();
         let queues = (0..self.queues.len()).map(|at| self.measure_queue(at)).collect();
         self.now += STEP;
-        Interval { at: self.now, length: STEP, cpus: self.cpus.len(), workers, queues }
+        Interval { at: self.now, length: STEP, cpus: self.cpus.len(), workers, queues, ..Interval::default() }
     }
 
     fn completion_load(&self) -> f64 {

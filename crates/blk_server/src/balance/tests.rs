@@ -263,6 +263,27 @@ fn long_interval_with_rest_in_it_decides_nothing() {
 }
 
 #[test]
+fn interval_that_is_long_because_the_balancer_paused_is_no_rest() {
+    let mut world = World::new(2, &[0.4; 4]);
+    let mut moves = Vec::new();
+    for _ in 0..20 {
+        let mut interval = world.measure();
+        // As if all of it had taken as many times longer.
+        let times = 15;
+        interval.length *= times;
+        interval.own_time = interval.length;
+        for worker in &mut interval.workers {
+            worker.cpu_time *= times;
+            worker.submission_time *= times;
+            worker.completion_time *= times;
+        }
+        interval.queues.iter_mut().for_each(|queue| queue.worker_time *= times);
+        moves.extend(world.decider.decide(&interval));
+    }
+    assert!(!moves.is_empty());
+}
+
+#[test]
 fn worker_that_never_looked_in_vain_is_full_whatever_the_samples_say() {
     let mut world = World::new(2, &[1.0; 4]);
     let mut moves = Vec::new();
