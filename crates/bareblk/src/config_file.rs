@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use blk_server::WorkerOptions;
+use blk_server::{WorkerOptions, format_cpus};
 use clap::{Args, FromArgMatches};
 use disk_image::{HostOpener, Opener};
 use serde_json::Value;
@@ -69,8 +69,8 @@ struct FileServer {
     server: ServerArgs,
 }
 
-/// Reads and checks a file.
-pub fn read(path: &Path) -> Result<Configuration, InvalidFile> {
+/// Reads and checks a file. `running`: numbers of workers that are there now, whatever the file says.
+pub fn read(path: &Path, running: &[u32]) -> Result<Configuration, InvalidFile> {
     let unreadable = |source| InvalidFile::Unreadable { path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
     let mut text = String::new();
@@ -78,7 +78,7 @@ pub fn read(path: &Path) -> Result<Configuration, InvalidFile> {
     if u64::try_from(length).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
         return Err(InvalidFile::TooLong { path: path.to_owned(), max: MAX_FILE_BYTES });
     }
-    let configuration = parse(&text, &HostOpener);
+    let configuration = parse(&text, &HostOpener, running);
     let mut configuration = configuration.map_err(|mut problems| {
         problems.sort_by_key(|problem| problem.line);
         let more = problems.len().saturating_sub(1);
@@ -123,13 +123,13 @@ fn first_text(problems: Vec<Problem>) -> anyhow::Error {
 }
 
 /// Everything but reading the file: all that is wrong, in any order.
-pub fn parse(text: &str, opener: &dyn Opener) -> Result<Configuration, Vec<Problem>> {
+pub fn parse(text: &str, opener: &dyn Opener, running: &[u32]) -> Result<Configuration, Vec<Problem>> {
     let mut reader = Reader::new(text, opener);
     let document = reader.document(text)?;
     let (server, workers) = reader.server(document.get_ref());
     let disks = reader.disks(document.get_ref());
     reader.refuse_clashes(&disks);
-    reader.refuse_missing_workers(&disks, workers);
+    reader.refuse_missing_workers(&disks, workers, running);
     if !reader.problems.is_empty() {
         return Err(reader.problems);
     }
@@ -369,14 +369,20 @@ impl<'a> Reader<'a> {
         self.problem(disk.line_of(key), text);
     }
 
-    fn refuse_missing_workers(&mut self, disks: &[ReadDisk], workers: Option<usize>) {
-        let Some(workers) = workers else { return };
+    /// Those that run are there; those of the file will be with the next start.
+    fn refuse_missing_workers(&mut self, disks: &[ReadDisk], workers: Option<usize>, running: &[u32]) {
+        let Some(count) = workers.and_then(|count| u32::try_from(count).ok()) else { return };
+        let mut known: Vec<u32> = (0..count).chain(running.iter().copied()).collect();
+        known.sort_unstable();
+        known.dedup();
         for disk in disks {
-            let beyond = disk.settings.workers.as_ref().and_then(|choice| choice.beyond(workers));
+            let beyond = disk.settings.workers.as_ref().and_then(|choice| choice.beyond(&known));
             if let Some(beyond) = beyond {
                 let text = format!(
-                    "workers = {}: {beyond}, and the server has {workers}, counted from 0",
-                    disk.shown("workers")
+                    "workers = {}: {beyond}, and the server has {}, numbered {}",
+                    disk.shown("workers"),
+                    known.len(),
+                    format_cpus(&known)
                 );
                 self.problem(disk.line_of("workers"), text);
             }

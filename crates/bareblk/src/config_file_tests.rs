@@ -20,7 +20,7 @@ impl Place {
 
     /// `text` with `@` for the folder.
     fn read(&self, text: &str) -> Result<Configuration, Vec<Problem>> {
-        parse(&text.replace('@', &self.0.path().display().to_string()), &HostOpener)
+        parse(&text.replace('@', &self.0.path().display().to_string()), &HostOpener, &[])
     }
 
     fn first_problem(&self, text: &str) -> (usize, String) {
@@ -134,11 +134,21 @@ fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
 }
 
 #[test]
+fn worker_that_was_added_while_the_server_runs_may_be_named() {
+    let place = Place::new();
+    let here = place.0.path().display().to_string();
+    let text = format!("workers = 2\n{A}workers = [0, 5]").replace('@', &here);
+    assert!(parse(&text, &HostOpener, &[1, 5]).is_ok());
+    let problems = parse(&text, &HostOpener, &[1, 4]).unwrap_err();
+    assert!(problems[0].text.ends_with("worker 5, and the server has 3, numbered 0-1,4"), "{problems:?}");
+}
+
+#[test]
 fn all_mistakes_are_found_and_the_first_is_told_with_the_number_of_others() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f.toml");
     std::fs::write(&path, "poll-us = -1\n[[disk]]\nimage = 'none'\nqueues = 0\n").unwrap();
-    let line = read(&path).unwrap_err().to_string();
+    let line = read(&path, &[]).unwrap_err().to_string();
     assert!(
         line.starts_with(&format!("{}:1: poll-us = -1: give whole microseconds", path.display())),
         "{line}"
@@ -177,7 +187,7 @@ fn example_is_valid_where_its_folders_exist() {
     let here = folder.path().display().to_string();
     std::fs::write(folder.path().join("golden.raw"), [0; 4096]).unwrap();
     let text = text.replace("/var/lib/bareblk", &here).replace("/run/bareblk", &here);
-    let configuration = parse(&text, &HostOpener).unwrap();
+    let configuration = parse(&text, &HostOpener, &[]).unwrap();
     let disks: Vec<_> = configuration.disks.iter().map(|disk| disk.name.as_deref().unwrap()).collect();
     assert_eq!(disks, ["vm1-root", "vm1-scratch", "golden"]);
 }

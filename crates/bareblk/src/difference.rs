@@ -192,7 +192,7 @@ mod tests {
             )
         };
         let text: String = lines.iter().map(table).collect();
-        let configuration = config_file::parse(&text, &HostOpener).unwrap();
+        let configuration = config_file::parse(&text, &HostOpener, &[]).unwrap();
         configuration.disks.into_iter().map(|disk| NamedDisk::new(disk, &HostOpener)).collect()
     }
 

@@ -179,32 +179,24 @@ pub fn real_path(opener: &dyn Opener, path: &Path) -> PathBuf {
     }
 }
 
-/// Which workers serve a disk's queues, one after the other, and again from the first.
+/// Which workers serve a disk's queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerChoice {
-    /// This many; the server says which.
+    /// This many at most; the server says which, and the balancer may change it.
     Count(usize),
-    /// By their place in the file, counted from 0.
-    These(Vec<usize>),
+    /// These in turn, by the numbers that `ctl workers list` shows; queues stay with theirs.
+    These(Vec<u32>),
 }
 
 impl WorkerChoice {
-    /// With `workers` of them in the process; `disk` counts the disks, so that those that take few are spread.
-    pub fn places(&self, disk: usize, workers: usize) -> Vec<usize> {
-        let workers = workers.max(1);
+    /// The first that is not among `workers`, as it would be called.
+    pub fn beyond(&self, workers: &[u32]) -> Option<String> {
         match self {
-            Self::Count(count) => (0..*count).map(|n| (disk * count + n) % workers).collect(),
-            Self::These(places) => places.clone(),
-        }
-    }
-
-    /// The first that does not exist, as it would be called.
-    pub fn beyond(&self, workers: usize) -> Option<String> {
-        match self {
-            Self::Count(count) if *count > workers => Some(format!("{count} workers")),
+            Self::Count(count) if *count > workers.len() => Some(format!("{count} workers")),
             Self::Count(_) => None,
-            Self::These(places) => {
-                places.iter().find(|place| **place >= workers).map(|place| format!("worker {place}"))
+            Self::These(numbers) => {
+                let missing = numbers.iter().find(|number| !workers.contains(number));
+                missing.map(|number| format!("worker {number}"))
             }
         }
     }
@@ -222,8 +214,8 @@ impl FromStr for WorkerChoice {
                 _ => bail!(usage),
             };
         };
-        let places = list.split(',').map(|place| place.trim().parse().context(usage));
-        Ok(Self::These(places.collect::<Result<_>>()?))
+        let numbers = list.split(',').map(|number| number.trim().parse().context(usage));
+        Ok(Self::These(numbers.collect::<Result<_>>()?))
     }
 }
 
@@ -242,17 +234,17 @@ mod tests {
     }
 
     #[test]
-    fn disks_that_take_one_worker_each_are_spread_over_all() {
-        let one = WorkerChoice::Count(1);
-        let places: Vec<_> = (0..4).map(|disk| one.places(disk, 3)[0]).collect();
-        assert_eq!(places, [0, 1, 2, 0]);
+    fn worker_that_does_not_exist_is_named() {
+        assert_eq!(WorkerChoice::Count(3).beyond(&[0, 1]).unwrap(), "3 workers");
+        assert_eq!(WorkerChoice::These(vec![0, 2]).beyond(&[0, 1]).unwrap(), "worker 2");
+        assert_eq!(WorkerChoice::These(vec![0, 1]).beyond(&[0, 1]), None);
     }
 
     #[test]
-    fn worker_that_does_not_exist_is_named() {
-        assert_eq!(WorkerChoice::Count(3).beyond(2).unwrap(), "3 workers");
-        assert_eq!(WorkerChoice::These(vec![0, 2]).beyond(2).unwrap(), "worker 2");
-        assert_eq!(WorkerChoice::These(vec![0, 1]).beyond(2), None);
+    fn numbers_are_those_of_the_workers_and_not_their_places() {
+        assert_eq!(WorkerChoice::These(vec![7]).beyond(&[3, 7]), None);
+        assert_eq!(WorkerChoice::These(vec![3, 1]).beyond(&[3, 7]).unwrap(), "worker 1");
+        assert_eq!(WorkerChoice::Count(2).beyond(&[3, 7]), None);
     }
 
     #[test]

@@ -2,20 +2,30 @@
 //!
 //! `DiskSettings → image → engine (tried out on it) → DiskConfig`; then the "serving" line
 //!
+//! - While a server runs, all of it is done on a thread of its own: a file system that hangs must hold up nobody who
+//!   has to do something else, a stop least of all.
 //! - Disks whose engine is the same in all options share one [`EngineSource`], hence one engine in each worker.
 //!
 //! Not here: which disks there are (`serving.rs`), what an engine is (`io_engine`).
 
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use blk_server::{DiskConfig, EngineSource, Placement, Wce};
+use anyhow::{Context, Result, bail};
+use blk_server::{DiskConfig, EngineSource, Wce};
 use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{Chosen, EngineConfig, FileSpec, choose};
 use tracing::{info, warn};
 
-use crate::disk_settings::DiskSettings;
-use crate::placement_args::engine_source;
+use crate::disk_settings::{DiskSettings, WorkerChoice};
+
+/// What opening an image and trying an engine out on it may take, besides the wait for its lock.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two looks whether the server stops, for who waits for an image.
+const STOP_PAUSE: Duration = Duration::from_millis(50);
 
 /// Sources of engines that disks use at the moment.
 #[derive(Debug, Default)]
@@ -42,17 +52,55 @@ impl EngineSources {
 
 /// An image, and what removes it again if it was made for a start that fails.
 #[derive(Debug)]
-pub struct OpenImage<'a> {
+pub struct OpenImage {
     image: Image,
-    new: Option<NewImage<'a>>,
+    new: Option<New>,
+}
+
+type New = NewImage<Arc<dyn Opener>>;
+
+/// [`open_image`] and [`prepare`], within a limit. What comes about too late is undone by the thread that made it.
+pub fn open_within(
+    opener: &Arc<dyn Opener>,
+    settings: &DiskSettings,
+    sources: &Arc<EngineSources>,
+    stopping: &AtomicBool,
+) -> Result<ReadyDisk> {
+    let limit = settings.image.lock_timeout.saturating_add(OPEN_TIMEOUT);
+    let begin = Instant::now();
+    let (done, ready) = sync_channel(1);
+    let (opener, sources, own) = (Arc::clone(opener), Arc::clone(sources), settings.clone());
+    let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(move || {
+        let opened = open_image(&opener, &own).and_then(|image| prepare(image, &own, &sources));
+        let _ = done.send(opened);
+    });
+    thread.context("cannot start the thread that opens the image")?;
+    let image = settings.image.path.display();
+    loop {
+        match ready.recv_timeout(STOP_PAUSE) {
+            Ok(opened) => return opened,
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("image {image}: the thread that opens it has failed")
+            }
+            // Relaxed: nothing else is read on the strength of it.
+            Err(RecvTimeoutError::Timeout) if stopping.load(Ordering::Relaxed) => {
+                bail!("the server is stopping")
+            }
+            Err(RecvTimeoutError::Timeout) if begin.elapsed() >= limit => {
+                let limit_s = limit.as_secs();
+                bail!("image {image} is not open after {limit_s} s: does its file system answer?")
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
 }
 
 /// Waits for whoever has the image, as long as the settings say.
-pub fn open_image<'a>(opener: &'a dyn Opener, settings: &DiskSettings) -> Result<OpenImage<'a>> {
-    let image = Image::open(opener, &settings.image)?;
+pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings) -> Result<OpenImage> {
+    let image = Image::open(opener.as_ref(), &settings.image)?;
     warn_of_foreign_format(&image);
     let made = settings.image.create_bytes;
-    let new = made.map(|_| NewImage::new(opener, image.path(), image.file()));
+    let new = made.map(|_| NewImage::new(Arc::clone(opener), image.path(), image.file()));
     Ok(OpenImage { image, new })
 }
 
@@ -69,21 +117,16 @@ fn warn_of_foreign_format(image: &Image) {
 
 /// A disk that a server can be given, and what to say once it has it.
 #[derive(Debug)]
-pub struct ReadyDisk<'a> {
+pub struct ReadyDisk {
     pub config: DiskConfig,
     /// Not placed: what workers sleep in.
     pub engine: Arc<EngineSource>,
     pub told: Told,
-    pub new: Option<NewImage<'a>>,
+    pub new: Option<New>,
 }
 
-/// Tries the engine out on the image. `workers`: how many the server has.
-pub fn prepare<'a>(
-    open: OpenImage<'a>,
-    settings: &DiskSettings,
-    sources: &EngineSources,
-    workers: usize,
-) -> Result<ReadyDisk<'a>> {
+/// Tries the engine out on the image.
+pub fn prepare(open: OpenImage, settings: &DiskSettings, sources: &EngineSources) -> Result<ReadyDisk> {
     let OpenImage { image, new } = open;
     let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
     let chosen = Arc::new(choose(settings.engine, &file, &settings.engine_config)?);
@@ -108,12 +151,20 @@ pub fn prepare<'a>(
         queues: settings.queues,
         queue_size: settings.queue_size,
         wce: settings.wce,
-        engine: Some(placed.unwrap_or_else(|| Arc::clone(&engine))),
-        workers: None,
+        engine: Some(Arc::clone(&engine)),
+        workers: most_workers(settings.workers.as_ref()),
         coalescing: settings.coalescing,
         image,
     };
     Ok(ReadyDisk { config, engine, told, new })
+}
+
+/// A number is a limit, a list is attached by name: the server's to carry out, and `serving.rs`'s.
+pub fn most_workers(choice: Option<&WorkerChoice>) -> Option<NonZeroUsize> {
+    match choice {
+        Some(WorkerChoice::Count(count)) => NonZeroUsize::new(*count),
+        Some(WorkerChoice::These(_)) | None => None,
+    }
 }
 
 /// What the log says about a disk, which its image no longer can once the server has it.

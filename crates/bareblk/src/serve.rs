@@ -4,7 +4,9 @@
 //!
 //! - Signals are caught only once the images are ours: whoever waits for a lock can still be interrupted.
 //! - An image made by `--create` does not survive a start that fails.
-//! - A reload has a thread of its own: it may wait for locks, and a stop must be heard meanwhile.
+//! - A reload, be it only of sizes, has a thread of its own: it may wait for locks, or for a file system that hangs, and
+//!   a stop must be heard meanwhile.
+//! - The stop ends with what it has to do: what still runs then, or hangs, ends with the process.
 //!
 //! Not here: which disks there are and how that changes (`serving.rs`), what is done with requests (`blk_server`).
 
@@ -26,7 +28,7 @@ use crate::serving::{self, Serving};
 use crate::serving_control::ServingControl;
 use crate::signals::{Request, Requests};
 
-/// What control clients' requests that run get before a stop says that it waits for them.
+/// What control clients' requests that run get before a stop cuts them short.
 const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 
 /// Serves until told to stop.
@@ -44,9 +46,8 @@ pub fn serve(configuration: Configuration) -> Result<()> {
     let control = control.map(|socket| socket.serve(Arc::new(ServingControl::new(Arc::clone(&serving)))));
     let control = control.transpose()?;
     descriptors::warn_if_short(limit, needed);
-    let reloads = serving.has_file().then(|| start_reloader(&serving)).transpose()?;
     announce(&lines);
-    obey(&serving, control, requests, reloads.as_ref())
+    obey(serving, control, requests)
 }
 
 /// Before anything is opened, made or waited for.
@@ -76,22 +77,11 @@ fn announce(lines: &str) {
     }
 }
 
-fn obey(
-    serving: &Arc<Serving>,
-    control: Option<ControlServer>,
-    mut requests: Requests,
-    reloads: Option<&SyncSender<()>>,
-) -> Result<()> {
+fn obey(serving: Arc<Serving>, control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+    let mut reloads = None;
     loop {
         match requests.next() {
-            Some(Request::Refresh) => match reloads.map(|reloads| reloads.try_send(())) {
-                None => serving.refresh_capacities(),
-                // Full: one that has not begun yet will see what this one should.
-                Some(Ok(()) | Err(TrySendError::Full(()))) => {}
-                Some(Err(TrySendError::Disconnected(()))) => {
-                    error!("the configuration can no longer be reloaded")
-                }
-            },
+            Some(Request::Refresh) => reload(&serving, &mut reloads),
             Some(Request::Stop) => return stop(serving, control, requests),
             Some(Request::Abort(code)) => std::process::exit(code),
             None => bail!("signals can no longer be received"),
@@ -99,13 +89,31 @@ fn obey(
     }
 }
 
-/// A thread that looks at sizes, and at the configuration file, each time it is told.
+/// Told to the thread that does it, which is there from the first time on.
+fn reload(serving: &Arc<Serving>, reloads: &mut Option<SyncSender<()>>) {
+    if reloads.is_none() {
+        match start_reloader(serving) {
+            Ok(sender) => *reloads = Some(sender),
+            Err(error) => return error!("nothing is reloaded: {error:#}"),
+        }
+    }
+    match reloads.as_ref().map(|reloads| reloads.try_send(())) {
+        // Full: one that has not begun yet will see what this one should.
+        None | Some(Ok(()) | Err(TrySendError::Full(()))) => {}
+        Some(Err(TrySendError::Disconnected(()))) => error!("nothing can be reloaded any more"),
+    }
+}
+
+/// A thread that looks at sizes, and at the configuration file if there is one, each time it is told.
 fn start_reloader(serving: &Arc<Serving>) -> Result<SyncSender<()>> {
     let (sender, wishes) = sync_channel(1);
     let serving = Arc::clone(serving);
     let thread = std::thread::Builder::new().name("bareblk-reload".into()).spawn(move || {
         for () in wishes {
             serving.refresh_capacities();
+            if !serving.has_file() {
+                continue;
+            }
             match serving.reload() {
                 Ok(applied) if applied.refused.is_empty() => info!("configuration reloaded: {applied}"),
                 Ok(applied) => warn!("configuration reloaded, but for some of it: {applied}"),
@@ -113,25 +121,27 @@ fn start_reloader(serving: &Arc<Serving>) -> Result<SyncSender<()>> {
             }
         }
     });
-    thread.context("cannot start the thread that reloads the configuration")?;
+    thread.context("cannot start the thread that reloads")?;
     Ok(sender)
 }
 
 /// Stops on another thread, so that a second signal is heard on this one.
-fn stop(serving: &Arc<Serving>, mut control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+fn stop(serving: Arc<Serving>, mut control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
     let timeout = serving.settings().stop_timeout;
     info!(timeout = ?timeout, "stopping");
     let (sender, reports) = mpsc::channel();
     let stopped = WakeOnDrop(requests.closer());
-    let serving = Arc::clone(serving);
     let stopper = std::thread::Builder::new().name("bareblk-stop".into()).spawn(move || {
-        let _stopped = stopped;
         if control.as_mut().is_some_and(|control| !control.close(LAST_CONTROL_REQUESTS)) {
-            warn!("a control client's request is still being carried out; the stop waits for it");
+            warn!("a control client's request is still being carried out; the stop cuts it short");
         }
-        let _ = sender.send(serving.stop());
+        let report = serving.stop();
         // Clients that wait for the server's end see it now.
         drop(control);
+        let _ = sender.send(report);
+        drop(stopped);
+        // A worker that hangs ends with the process.
+        drop(serving);
     });
     stopper.context("cannot start the thread that stops the server")?;
     while let Some(request) = requests.next() {

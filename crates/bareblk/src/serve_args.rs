@@ -228,7 +228,7 @@ impl ServeArgs {
     /// Reads the file if there is one; the rest is checked already.
     pub fn configuration(self) -> Result<Configuration> {
         if let Some(path) = self.config {
-            return Ok(config_file::read(&path)?);
+            return Ok(config_file::read(&path, &[])?);
         }
         // clap asks for both; this is for whoever changes that.
         let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;

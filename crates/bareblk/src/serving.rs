@@ -2,61 +2,64 @@
 //!
 //! `Configuration → open → start → Serving`; `changed file → Difference → remove, add, change in place → Applied`
 //!
-//! - One change at a time; a stop does not wait for it.
+//! - One change at a time; a stop does not wait for it, and questions do not either, whatever it waits for: the lock
+//!   of `state` is held for look-ups only.
 //! - A change that is refused leaves its disk as it was, and does not keep others from theirs.
 //!
 //! Not here: what a difference is (`difference.rs`), one disk's image and engine (`open_disk.rs`), signals (`serve.rs`).
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use blk_server::{Server, ServerConfig, SocketConfig, StopReport, WorkerId};
+use blk_server::{Server, ServerConfig, SocketConfig, StopReport, WorkerId, format_cpus};
 use disk_image::{NewImage, Opener};
 use tracing::info;
 
 use crate::config_file;
 use crate::configuration::{Configuration, ServerSettings};
 use crate::difference::{Applied, Changed, Difference, NamedDisk};
-use crate::disk_settings::DiskSettings;
-use crate::open_disk::{EngineSources, OpenImage, ReadyDisk, open_image, prepare};
+use crate::disk_settings::{DiskSettings, WorkerChoice};
+use crate::open_disk::{EngineSources, OpenImage, ReadyDisk, most_workers, open_image, open_within, prepare};
 
-/// How long a queue that moves to the workers its disk is given may take to come to rest.
+/// How long all queues of a disk together may take to come to rest, to be moved to the workers that it is given.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a change waits for another, which may be waiting for an image's lock.
+const TURN_TIMEOUT: Duration = Duration::from_secs(60);
+const TURN_PAUSE: Duration = Duration::from_millis(10);
 
 /// All images, open and locked, before anything is served.
 #[derive(Debug)]
-pub struct Opened<'a> {
-    opener: &'a Arc<dyn Opener>,
+pub struct Opened {
+    opener: Arc<dyn Opener>,
     configuration: Configuration,
-    images: Vec<OpenImage<'a>>,
+    images: Vec<OpenImage>,
 }
 
 /// Opens every image. Those that exist come first: somebody may have them, and who is interrupted while waiting for
 /// that leaves no new ones behind.
-pub fn open<'a>(opener: &'a Arc<dyn Opener>, mut configuration: Configuration) -> Result<Opened<'a>> {
+pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Result<Opened> {
     let makes = |disk: &DiskSettings| disk.image.create_bytes.is_some();
-    let mut images: Vec<Option<OpenImage<'a>>> = configuration.disks.iter().map(|_| None).collect();
+    let mut images: Vec<Option<OpenImage>> = configuration.disks.iter().map(|_| None).collect();
     for new in [false, true] {
         let disks = configuration.disks.iter_mut().zip(&mut images);
         for (disk, image) in disks.filter(|(disk, _)| makes(disk) == new) {
-            *image = Some(open_image(opener.as_ref(), disk)?);
+            *image = Some(open_image(opener, disk)?);
         }
     }
     let images = images.into_iter().flatten().collect();
-    Ok(Opened { opener, configuration, images })
+    Ok(Opened { opener: Arc::clone(opener), configuration, images })
 }
 
-impl Opened<'_> {
+impl Opened {
     /// Serves them. What was made for this does not survive its failure.
     pub fn start(self) -> Result<Serving> {
         let Configuration { disks, server: settings, file } = self.configuration;
-        let sources = EngineSources::default();
-        let workers = settings.workers.len();
-        let ready = self.images.into_iter().zip(&disks);
-        let ready = ready.map(|(image, disk)| prepare(image, disk, &sources, workers));
-        let ready: Vec<ReadyDisk<'_>> = ready.collect::<Result<_>>()?;
+        let sources = Arc::<EngineSources>::default();
+        let ready = self.images.into_iter().zip(&disks).map(|(image, disk)| prepare(image, disk, &sources));
+        let ready: Vec<ReadyDisk> = ready.collect::<Result<_>>()?;
         let first = ready.first().context("there is no disk to serve")?;
         let config = ServerConfig {
             engine: Arc::clone(&first.engine),
@@ -74,15 +77,14 @@ impl Opened<'_> {
             made.extend(ready.new);
             told.push(ready.told);
         }
-        let server = Server::start(&config, self.opener, served)?;
-        for (number, disk) in named.iter().enumerate() {
-            attach_to_workers(&server, disk, number)?;
-        }
+        let server = Server::start(&config, &self.opener, served)?;
+        named.iter().try_for_each(|disk| attach_to_named_workers(&server, disk))?;
         made.into_iter().for_each(NewImage::keep);
         told.iter().zip(&named).for_each(|(told, disk)| told.log(&disk.settings));
         Ok(Serving {
-            server: RwLock::new(Some(server)),
-            opener: Arc::clone(self.opener),
+            server,
+            stopping: AtomicBool::new(false),
+            opener: self.opener,
             sources,
             changes: Mutex::new(()),
             state: Mutex::new(State { disks: named, settings }),
@@ -101,10 +103,11 @@ struct State {
 /// See the file's head.
 #[derive(Debug)]
 pub struct Serving {
-    /// `None` once it stops.
-    server: RwLock<Option<Server>>,
+    server: Server,
+    /// From the beginning of its stop on.
+    stopping: AtomicBool,
     opener: Arc<dyn Opener>,
-    sources: EngineSources,
+    sources: Arc<EngineSources>,
     /// Held from the first look to the last step of a change.
     changes: Mutex<()>,
     state: Mutex<State>,
@@ -113,18 +116,39 @@ pub struct Serving {
 
 #[allow(dead_code)] // add, remove and resize are for the control socket
 impl Serving {
-    /// For questions, and for changes that concern no disk's settings. Must not take long: a stop waits for it.
+    /// For questions, and for changes that concern no disk's settings. A stop does not wait for it.
     pub fn with_server<T>(&self, ask: impl FnOnce(&Server) -> T) -> Result<T> {
-        let server = self.server.read().unwrap_or_else(PoisonError::into_inner);
-        server.as_ref().map(ask).ok_or_else(|| anyhow!("the server is stopping"))
+        if self.is_stopping() { Err(anyhow!("the server is stopping")) } else { Ok(ask(&self.server)) }
+    }
+
+    fn is_stopping(&self) -> bool {
+        // Relaxed: nothing else is read on the strength of it; the server refuses by itself what comes too late.
+        self.stopping.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin_change(&self) -> MutexGuard<'_, ()> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn begin_change(&self) -> Result<MutexGuard<'_, ()>> {
+        let begin = Instant::now();
+        loop {
+            match self.changes.try_lock() {
+                Ok(change) => return Ok(change),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if self.is_stopping() => bail!("the server is stopping"),
+                Err(TryLockError::WouldBlock) if begin.elapsed() >= TURN_TIMEOUT => {
+                    let timeout_s = TURN_TIMEOUT.as_secs();
+                    bail!("another change of the disks is still being made after {timeout_s} s: try again")
+                }
+                Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_PAUSE),
+            }
+        }
+    }
+
+    /// Their numbers, as they are now.
+    fn workers(&self) -> Result<Vec<u32>> {
+        self.with_server(|server| server.report().workers.iter().map(|worker| worker.id.0).collect())
     }
 
     /// The disks that are served, in the order in which they were added.
@@ -144,7 +168,7 @@ impl Serving {
 
     /// Serves one more disk. Gives its name.
     pub fn add(&self, settings: DiskSettings) -> Result<String> {
-        let _change = self.begin_change();
+        let _change = self.begin_change()?;
         let disk = NamedDisk::new(settings, self.opener.as_ref());
         for other in self.disks() {
             if other.name == disk.name {
@@ -154,29 +178,21 @@ impl Serving {
                 bail!("disk {} has the same {shared} as disk {}", disk.name, other.name);
             }
         }
-        if let Some(beyond) = self.beyond_workers(&disk.settings) {
-            bail!("disk {}: there are no {beyond}: give workers that exist", disk.name);
+        let workers = self.workers()?;
+        if let Some(beyond) = disk.settings.workers.as_ref().and_then(|choice| choice.beyond(&workers)) {
+            let (name, count, known) = (&disk.name, workers.len(), format_cpus(&workers));
+            bail!("disk {name}: {beyond}, and the server has {count}, numbered {known}");
         }
         let name = disk.name.clone();
         self.serve_disk(disk)?;
         Ok(name)
     }
 
-    fn beyond_workers(&self, settings: &DiskSettings) -> Option<String> {
-        let workers = self.state().settings.workers.len();
-        settings.workers.as_ref().and_then(|choice| choice.beyond(workers))
-    }
-
     fn serve_disk(&self, disk: NamedDisk) -> Result<()> {
-        let image = open_image(self.opener.as_ref(), &disk.settings)?;
-        let (number, workers) = {
-            let state = self.state();
-            (state.disks.len(), state.settings.workers.len())
-        };
-        let ready = prepare(image, &disk.settings, &self.sources, workers)?;
+        let ready = open_within(&self.opener, &disk.settings, &self.sources, &self.stopping)?;
         self.with_server(|server| {
             server.add_disk(ready.config, &disk.settings.socket)?;
-            attach_to_workers(server, &disk, number).inspect_err(|_| {
+            attach_to_named_workers(server, &disk).inspect_err(|_| {
                 let _ = server.remove_disk(&disk.name, true, ATTACH_TIMEOUT);
             })
         })??;
@@ -188,7 +204,7 @@ impl Serving {
 
     /// Stops serving a disk; one that a front-end is connected to only with `force`.
     pub fn remove(&self, name: &str, force: bool, timeout: Duration) -> Result<()> {
-        let _change = self.begin_change();
+        let _change = self.begin_change()?;
         self.unserve_disk(name, force, timeout)
     }
 
@@ -201,7 +217,7 @@ impl Serving {
 
     /// Gives a disk another size; a smaller one only with `force`.
     pub fn resize(&self, name: &str, bytes: u64, force: bool) -> Result<()> {
-        let _change = self.begin_change();
+        let _change = self.begin_change()?;
         Ok(self.with_server(|server| server.resize_disk(name, bytes, force))??)
     }
 
@@ -216,12 +232,12 @@ impl Serving {
         let Some(file) = &self.file else {
             bail!("there is no file to read again: the server was started without --config");
         };
-        self.apply(config_file::read(file)?)
+        self.apply(config_file::read(file, &self.workers()?)?)
     }
 
     /// Makes what is served what is wanted, as far as that goes without disturbing a guest.
     pub fn apply(&self, wanted: Configuration) -> Result<Applied> {
-        let _change = self.begin_change();
+        let _change = self.begin_change()?;
         let opener = self.opener.as_ref();
         let mut applied = Applied { needs_restart: self.apply_server(&wanted.server), ..Applied::default() };
         let running = self.disks();
@@ -327,13 +343,11 @@ impl Serving {
         if has("socket-") {
             self.set_socket_owner(&disk.settings.socket)?;
         }
-        let mut state = self.state();
-        let place = state.disks.iter().position(|known| known.name == disk.name);
-        let place = place.with_context(|| format!("there is no disk {}", disk.name))?;
         if has("workers") {
-            self.with_server(|server| attach_to_workers(server, &disk, place))??;
+            self.with_server(|server| change_workers(server, &disk))??;
         }
-        if let Some(known) = state.disks.get_mut(place) {
+        let mut state = self.state();
+        if let Some(known) = state.disks.iter_mut().find(|known| known.name == disk.name) {
             *known = disk;
         }
         Ok(())
@@ -350,22 +364,29 @@ impl Serving {
     /// Stops, within the time that the settings give it. `None`: somebody else has stopped it.
     pub fn stop(&self) -> Option<StopReport> {
         let timeout = self.state().settings.stop_timeout;
-        let server = self.server.write().unwrap_or_else(PoisonError::into_inner).take();
-        server.map(|server| server.stop(timeout))
+        // Relaxed: see `is_stopping`.
+        let first = !self.stopping.swap(true, Ordering::Relaxed);
+        first.then(|| self.server.wind_down(timeout))
     }
 }
 
-/// Hands the disk's queues to the workers that its settings name, in turn. `number` spreads those that name none.
-fn attach_to_workers(server: &Server, disk: &NamedDisk, number: usize) -> Result<()> {
-    let Some(choice) = &disk.settings.workers else { return Ok(()) };
-    let known: Vec<WorkerId> = server.report().workers.iter().map(|worker| worker.id).collect();
-    let places = choice.places(number, known.len());
-    let workers = places.iter().map(|place| {
-        known.get(*place).copied().ok_or_else(|| anyhow!("disk {}: there is no worker {place}", disk.name))
-    });
-    let workers = workers.collect::<Result<Vec<_>>>()?;
-    for (queue, worker) in (0..disk.settings.queues).zip(workers.iter().cycle()) {
-        server.attach(&disk.name, queue, *worker, ATTACH_TIMEOUT)?;
-    }
-    Ok(())
+/// Hands the disk's queues to the workers that its settings name, in turn. How many there may be, the server knows by
+/// itself.
+fn attach_to_named_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
+    let Some(WorkerChoice::These(numbers)) = &disk.settings.workers else { return Ok(()) };
+    let workers: Vec<_> = numbers.iter().copied().map(WorkerId).collect();
+    let attached = server.attach_all(&disk.name, &workers, ATTACH_TIMEOUT);
+    attached.with_context(|| format!("the queues of disk {} stay where they are", disk.name))
 }
+
+/// The same for a disk that was served by others until now.
+fn change_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
+    match &disk.settings.workers {
+        Some(WorkerChoice::These(_)) => attach_to_named_workers(server, disk),
+        other => Ok(server.spread(&disk.name, most_workers(other.as_ref()), ATTACH_TIMEOUT)?),
+    }
+}
+
+#[cfg(test)]
+#[path = "serving_tests.rs"]
+mod tests;

@@ -10,7 +10,9 @@
 //! - A queue that a worker is just starting has no seat yet: whoever attaches it waits until it has one.
 //! - Order of locks: `admin`, then `table` (held for look-ups only, never while asking a worker), then a seat's, which is never waited for with `table` held.
 //!
-//! Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
+//! `spread.rs`: all queues of a disk. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
+
+mod spread;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

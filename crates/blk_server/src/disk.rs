@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -146,7 +146,8 @@ pub(crate) struct Disk {
     host_log_limit: Mutex<LogLimit>,
     failed: AtomicBool,
     engine: Option<Arc<EngineSource>>,
-    workers: Option<NonZeroUsize>,
+    /// 0: no limit.
+    most_workers: AtomicUsize,
     coalescing: Option<Coalescing>,
     /// The worker that uses the image's own file description.
     own_file: Mutex<Option<WorkerId>>,
@@ -173,7 +174,7 @@ impl Disk {
             host_log_limit: Mutex::new(LogLimit::new(Instant::now())),
             failed: AtomicBool::new(false),
             engine,
-            workers,
+            most_workers: AtomicUsize::new(workers.map_or(0, NonZeroUsize::get)),
             coalescing,
             own_file: Mutex::new(None),
         })
@@ -204,8 +205,13 @@ impl Disk {
 
     /// Most workers that its queues are spread over.
     pub(crate) fn most_workers(&self) -> Option<usize> {
-        let placed = self.engine().and_then(|source| source.most_workers());
-        self.workers.map(NonZeroUsize::get).into_iter().chain(placed).min()
+        // Relaxed: a number that stands for itself.
+        Some(self.most_workers.load(Ordering::Relaxed)).filter(|most| *most > 0)
+    }
+
+    /// From now on; queues that run are moved by whoever calls this.
+    pub(crate) fn set_most_workers(&self, most: Option<NonZeroUsize>) {
+        self.most_workers.store(most.map_or(0, NonZeroUsize::get), Ordering::Relaxed);
     }
 
     /// The image for one worker, open in its own right: the kernel tells of pages that it lost once to each file

@@ -9,6 +9,7 @@
 //! (`bareblk`).
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -302,6 +303,28 @@ impl Server {
         timeout: Duration,
     ) -> Result<(), AdminError> {
         self.workers.attach(&self.exports.find(disk)?.disk, queue, worker, timeout)
+    }
+
+    /// Hands the disk's queues to these workers in turn, as [`Server::attach`] does with one, all within `timeout`.
+    ///
+    /// # Errors
+    /// [`AdminError`]; queues before the one that stays are with their new workers then.
+    pub fn attach_all(&self, disk: &str, workers: &[WorkerId], timeout: Duration) -> Result<(), AdminError> {
+        self.workers.attach_all(&self.exports.find(disk)?.disk, workers, timeout)
+    }
+
+    /// Takes back that queues of the disk were attached by hand, and spreads them over at most this many workers,
+    /// or over all, within `timeout`. From then on the balancer may move them.
+    ///
+    /// # Errors
+    /// As [`Server::attach_all`]; the limit is in force all the same.
+    pub fn spread(
+        &self,
+        disk: &str,
+        most_workers: Option<NonZeroUsize>,
+        timeout: Duration,
+    ) -> Result<(), AdminError> {
+        self.workers.spread(&self.exports.find(disk)?.disk, most_workers, timeout)
     }
 
     /// Stops as the file's head says, within `timeout`, and lets go of the images.

@@ -3,6 +3,7 @@
 //! Not here: making it (`host_opener.rs`).
 
 use std::fs::File;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,17 +11,17 @@ use crate::opener::Opener;
 
 /// Removes a new file when dropped, unless it is kept.
 #[derive(Debug)]
-pub struct NewImage<'a> {
-    opener: &'a dyn Opener,
+pub struct NewImage<O: Deref<Target: Opener>> {
+    opener: O,
     path: PathBuf,
     /// Holds the lock, so that nobody else has begun to use the file when it goes.
     _file: Arc<File>,
     kept: bool,
 }
 
-impl<'a> NewImage<'a> {
-    /// Guards the file at `path`, which is open as `file`.
-    pub fn new(opener: &'a dyn Opener, path: impl Into<PathBuf>, file: &Arc<File>) -> Self {
+impl<O: Deref<Target: Opener>> NewImage<O> {
+    /// Guards the file at `path`, which is open as `file`. `opener`: borrowed or shared.
+    pub fn new(opener: O, path: impl Into<PathBuf>, file: &Arc<File>) -> Self {
         Self { opener, path: path.into(), _file: Arc::clone(file), kept: false }
     }
 
@@ -30,7 +31,7 @@ impl<'a> NewImage<'a> {
     }
 }
 
-impl Drop for NewImage<'_> {
+impl<O: Deref<Target: Opener>> Drop for NewImage<O> {
     fn drop(&mut self) {
         if !self.kept
             && let Err(error) = self.opener.unlink(&self.path)
