@@ -22,8 +22,9 @@ use crate::control::protocol::{
     Add, Attach, Placement, Remove, Resize, TimeoutMs, Verb, WorkerSettings, WorkersRemove,
 };
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
-use crate::ctl_args::{Choice, Cpus, CtlArgs, CtlCommand, Timeout, WorkersCommand};
+use crate::ctl_args::{CtlArgs, CtlCommand, Timeout, WorkersCommand};
 use crate::usage::Wrong;
+use crate::worker_args::Cpus;
 use connection::{Connection, Reply};
 
 /// Does what `args` say.
@@ -56,6 +57,7 @@ fn verb(command: CtlCommand) -> Result<Verb> {
         CtlCommand::Workers { command: None | Some(WorkersCommand::List) } => Verb::Workers,
         CtlCommand::Workers { command: Some(WorkersCommand::Add { cpus, nice, class, cgroup }) } => {
             let cpus = cpus.map_or_else(Vec::new, |Cpus(cpus)| cpus);
+            let class = class.map(|class| class.to_string());
             Verb::WorkersAdd(WorkerSettings { cpus, nice, class, cgroup })
         }
         CtlCommand::Workers { command: Some(WorkersCommand::Remove { worker, timeout }) } => {

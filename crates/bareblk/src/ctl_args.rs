@@ -4,12 +4,14 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use blk_server::SchedulingClass;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use crate::control::limits::MAX_TIMEOUT_MS;
 use crate::values::image_bytes;
+use crate::worker_args::Cpus;
 
 /// Where a server listens if nobody says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/bareblk/control.sock";
@@ -140,14 +142,14 @@ pub enum WorkersCommand {
     /// Start one more; it gets no queue by itself
     Add {
         /// CPUs it may run on, such as 2-5,8 [default: where the server may]
-        #[arg(long, value_name = "LIST", value_parser = cpus)]
+        #[arg(long, value_name = "LIST", value_parser = Cpus::parse)]
         cpus: Option<Cpus>,
         /// -20 (the largest share of a CPU) to 19 (the smallest)
         #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i8).range(-20..=19))]
         nice: Option<i8>,
-        /// other, batch, idle, fifo:PRIORITY or rr:PRIORITY
+        /// other, batch, idle, fifo:P or rr:P, P from 1 to 99
         #[arg(long)]
-        class: Option<String>,
+        class: Option<SchedulingClass>,
         /// Control group (version 2, threaded)
         #[arg(long, value_name = "PATH")]
         cgroup: Option<String>,
@@ -166,39 +168,6 @@ pub struct Timeout {
     /// How long requests in flight may take to complete, in seconds
     #[arg(long = "timeout", value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=MAX_TIMEOUT_MS / 1000))]
     pub seconds: u64,
-}
-
-/// As a list: clap would take a `Vec` for many values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cpus(pub Vec<u32>);
-
-/// A worker, or `None`: in a type of its own, as clap takes an `Option` for a value that may be left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice(pub Option<u32>);
-
-fn choice(text: &str) -> Result<Choice> {
-    if text == "none" {
-        return Ok(Choice(None));
-    }
-    let worker = text.parse().context("give the number of a worker (see `bareblk ctl workers`), or none")?;
-    Ok(Choice(Some(worker)))
-}
-
-/// More than any kernel takes.
-const MAX_CPU: u32 = 8191;
-
-/// "2-5,8" → 2, 3, 4, 5, 8.
-fn cpus(text: &str) -> Result<Cpus> {
-    let number = |text: &str| text.parse().ok().filter(|&cpu: &u32| cpu <= MAX_CPU);
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (number(first)?, number(last)?);
-        (first <= last).then_some(first..=last)
-    };
-    let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
-    let ranges =
-        ranges.with_context(|| format!("give numbers and ranges, such as 2-5,8, up to {MAX_CPU}"))?;
-    Ok(Cpus(ranges.into_iter().flatten().collect()))
 }
 
 /// `queues=4` is a number, `readonly=true` a truth, `image=disk.raw` a text, as the same would be in TOML; quotes make
@@ -221,27 +190,6 @@ struct Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cpu_lists_are_numbers_and_ranges() {
-        assert_eq!(cpus("2-5,8").unwrap(), Cpus(vec![2, 3, 4, 5, 8]));
-        assert_eq!(cpus("0").unwrap(), Cpus(vec![0]));
-    }
-
-    #[test]
-    fn worker_is_a_number_or_none() {
-        assert_eq!((choice("none").unwrap(), choice("7").unwrap()), (Choice(None), Choice(Some(7))));
-        for text in ["", "None", "-1", "4294967296"] {
-            assert!(choice(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn cpu_lists_that_make_no_sense_are_refused() {
-        for text in ["", "a", "5-2", "1-", "1,,2", "-1", "0-4294967295", "8192"] {
-            assert!(cpus(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn settings_have_the_types_that_toml_gives_them() {

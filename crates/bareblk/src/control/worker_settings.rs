@@ -2,7 +2,7 @@
 //!
 //! Not here: what they do, and whether this host allows it (`blk_server`).
 
-use blk_server::{SchedulingClass, WorkerOptions};
+use blk_server::{InvalidClass, SchedulingClass, WorkerOptions};
 
 use super::Refused;
 use super::protocol::WorkerSettings;
@@ -21,34 +21,12 @@ pub fn options(settings: &WorkerSettings) -> Result<WorkerOptions, Refused> {
 pub fn settings(options: &WorkerOptions) -> WorkerSettings {
     let WorkerOptions { cpus, nice, class, cgroup } = options;
     let cgroup = cgroup.as_ref().map(|path| path.to_string_lossy().into_owned());
-    WorkerSettings { cpus: cpus.clone(), nice: *nice, class: class.map(class_text), cgroup }
-}
-
-fn class_text(class: SchedulingClass) -> String {
-    match class {
-        SchedulingClass::Other => "other".into(),
-        SchedulingClass::Batch => "batch".into(),
-        SchedulingClass::Idle => "idle".into(),
-        SchedulingClass::Fifo(priority) => format!("fifo:{priority}"),
-        SchedulingClass::RoundRobin(priority) => format!("rr:{priority}"),
-    }
+    WorkerSettings { cpus: cpus.clone(), nice: *nice, class: class.map(|class| class.to_string()), cgroup }
 }
 
 fn parse_class(text: &str) -> Result<SchedulingClass, String> {
-    let wrong = || {
-        let shown: String = text.escape_debug().take(64).collect();
-        format!("class `{shown}`: give other, batch, idle, fifo:P or rr:P, with a priority P from 1 to 99")
-    };
-    let priority =
-        |text: &str| text.parse().ok().filter(|priority| (1..=99).contains(priority)).ok_or_else(wrong);
-    match text.split_once(':') {
-        None if text == "other" => Ok(SchedulingClass::Other),
-        None if text == "batch" => Ok(SchedulingClass::Batch),
-        None if text == "idle" => Ok(SchedulingClass::Idle),
-        Some(("fifo", value)) => priority(value).map(SchedulingClass::Fifo),
-        Some(("rr", value)) => priority(value).map(SchedulingClass::RoundRobin),
-        _ => Err(wrong()),
-    }
+    let shown = || text.escape_debug().take(64).collect::<String>();
+    text.parse().map_err(|why: InvalidClass| format!("class `{}`: {why}", shown()))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 use std::fmt::Write;
 
+use blk_server::format_cpus;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::rates;
@@ -91,40 +92,8 @@ pub fn workers(workers: &[Worker]) -> String {
     table(&["WORKER", "CPUS", "CLASS", "CGROUP", "NICE", "QUEUES"], 4, workers.iter().map(row))
 }
 
-/// One row, for a disk.
-pub fn placement(disk: &str, placement: Option<&Placement>) -> String {
-    let worker = |worker: Option<u32>| worker.map_or_else(|| NONE.to_owned(), |worker| worker.to_string());
-    let row = match placement {
-        None => {
-            let figures = vec![NONE.to_owned(); PLACEMENT_HEADINGS.len() - 2];
-            [vec![plain(disk), "queue".to_owned()], figures].concat()
-        }
-        Some(placement) => vec![
-            plain(disk),
-            plain(&placement.placement),
-            worker(placement.completion_worker),
-            worker(placement.wanted_completion_worker),
-            placement.hand_overs.to_string(),
-            placement.ops.to_string(),
-            placement.passed.to_string(),
-            placement.moves.to_string(),
-        ],
-    };
-    table(&PLACEMENT_HEADINGS, 2, std::iter::once(row))
-}
-
-/// 2, 3, 4, 8 → "2-4,8".
 fn cpu_list(cpus: &[u32]) -> String {
-    let mut text = String::new();
-    for run in cpus.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
-        let comma = if text.is_empty() { "" } else { "," };
-        let _ = match run {
-            [first, .., last] => write!(text, "{comma}{first}-{last}"),
-            [only] => write!(text, "{comma}{only}"),
-            [] => Ok(()),
-        };
-    }
-    if text.is_empty() { NONE.into() } else { text }
+    if cpus.is_empty() { NONE.into() } else { format_cpus(cpus) }
 }
 
 /// One row for each of the disk's queues that run.
