@@ -5,19 +5,16 @@
 
 mod rig;
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use blk_server::{AdminError, EngineSource, QueueReport, Server, WorkerId, WorkerOptions};
+use blk_server::{AdminError, EngineSource, QueueReport, WorkerId, WorkerOptions};
 use io_engine::{Engine, EngineConfig, MmapEngine, SyncEngine, ThreadsEngine};
 use rig::format::{Format, on_both_formats};
 use rig::passed::{add_transfer, faulty, hold, let_go, serves};
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
-
-/// Long enough for requests in flight on a busy machine.
-const ENOUGH: Duration = PATIENCE;
-/// For what never drains.
-const SHORT: Duration = Duration::from_millis(50);
+use rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server};
+use rig::{Guest, MIB, Options, Rig, eventually, feature, kind, ready};
 
 on_both_formats! {
     queues_that_move_under_load_lose_nothing,
@@ -28,16 +25,6 @@ on_both_formats! {
 
 fn with_workers(workers: usize) -> Options {
     Options { workers, ..Options::default() }
-}
-
-fn guests(front_end: &mut FrontEnd, features: u64, count: u16) -> Vec<Guest> {
-    front_end.negotiate(features);
-    front_end.share_memory(16 * MIB);
-    (0..count).map(|index| front_end.start_queue(index, 256, features)).collect()
-}
-
-fn server(rig: &Rig) -> &Server {
-    rig.server.as_ref().unwrap()
 }
 
 fn queue(rig: &Rig, index: u16) -> QueueReport {
@@ -141,7 +128,7 @@ fn memory_changes_after_a_move(ring: Format) {
 
 #[test]
 fn queue_with_a_request_that_hangs_stays_and_goes_on() {
-    let (options, handle) = faulty_twice();
+    let (options, handle) = fake_in_the_first_worker();
     let rig = Rig::start(options);
     let (_front_end, mut guest) = ready(&rig, feature::USUAL);
     assert!(serves(&mut guest));
@@ -164,23 +151,42 @@ fn queue_with_a_request_that_hangs_stays_and_goes_on() {
     assert!(serves(&mut guest));
 }
 
-/// The fake engine in worker 0 and in worker 1, where nothing is injected, a plain one.
-fn faulty_twice() -> (Options, io_engine::FakeHandle) {
-    let (options, handle) = faulty();
-    let fake = options.engine.unwrap();
-    let first = AtomicBool::new(true);
-    let engine = move || {
-        if first.swap(false, Ordering::Relaxed) {
-            return fake();
-        }
-        Ok(Box::new(ThreadsEngine::new(EngineConfig::default())?) as Box<dyn Engine>)
-    };
-    (Options { engine: Some(Box::new(engine)), workers: 2, ..Options::default() }, handle)
+#[test]
+fn disk_that_is_given_a_number_of_workers_is_spread_over_so_many() {
+    let rig = Rig::start(with_workers(4));
+    let mut front_end = rig.connect();
+    let mut guests = guests(&mut front_end, feature::USUAL, 4);
+    let places = || (0..4).map(|index| worker_of(&rig, index)).collect::<Vec<_>>();
+    assert_eq!(places(), [0, 1, 2, 3]);
+    server(&rig).attach_all("test0", &[WorkerId(3)], ENOUGH).unwrap();
+    assert_eq!(places(), [3; 4]);
+    server(&rig).spread("test0", NonZeroUsize::new(2), ENOUGH).unwrap();
+    assert_eq!(places(), [3, 3, 0, 0]);
+    assert!(guests.iter_mut().all(serves));
+    // No queue is bound to its worker: one that starts again may start on either, and on no other.
+    front_end.stop_queue(2);
+    front_end.stop_queue(3);
+    server(&rig).remove_worker(WorkerId(0), ENOUGH).unwrap();
+    let mut again = [2, 3].map(|index| front_end.start_queue(index, 256, feature::USUAL));
+    assert_eq!(places(), [3, 3, 1, 1]);
+    server(&rig).spread("test0", None, ENOUGH).unwrap();
+    assert_eq!(places(), [3, 2, 1, 1]);
+    assert!(again.iter_mut().chain(&mut guests[..2]).all(serves));
+}
+
+#[test]
+fn list_of_workers_with_one_that_does_not_exist_moves_nothing() {
+    let rig = Rig::start(with_workers(2));
+    let mut front_end = rig.connect();
+    let _guests = guests(&mut front_end, feature::USUAL, 2);
+    let refused = server(&rig).attach_all("test0", &[WorkerId(1), WorkerId(7)], ENOUGH).unwrap_err();
+    assert_eq!(refused.to_string(), "there is no worker 7");
+    assert_eq!((worker_of(&rig, 0), worker_of(&rig, 1)), (0, 1));
 }
 
 #[test]
 fn guest_that_stops_its_queue_during_a_move_that_hangs_gets_its_answer() {
-    let (options, handle) = faulty_twice();
+    let (options, handle) = fake_in_the_first_worker();
     let rig = Rig::start(options);
     let (front_end, mut guest) = ready(&rig, feature::USUAL);
     hold(&handle);

@@ -9,38 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use blk_server::{AdminError, EngineSource, Server, WorkerId, WorkerOptions};
+use blk_server::{AdminError, EngineSource, WorkerId, WorkerOptions};
 use io_engine::{Engine, EngineConfig, FakeHandle, IoUringEngine, KernelAge, ThreadsEngine};
-use rig::passed::{add_transfer, faulty, hold, let_go, serves};
-use rig::{CALM, FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
-
-const ENOUGH: Duration = PATIENCE;
-/// For what never drains.
-const SHORT: Duration = Duration::from_millis(50);
-
-fn server(rig: &Rig) -> &Server {
-    rig.server.as_ref().unwrap()
-}
-
-fn guests(front_end: &mut FrontEnd, count: u16) -> Vec<Guest> {
-    front_end.negotiate(feature::USUAL);
-    front_end.share_memory(16 * MIB);
-    (0..count).map(|index| front_end.start_queue(index, 256, feature::USUAL)).collect()
-}
-
-/// The fake engine in worker 0; in all others, where nothing is injected, a plain one.
-fn fake_in_the_first_worker() -> (Options, FakeHandle) {
-    let (options, handle) = faulty();
-    let fake = options.engine.unwrap();
-    let first = AtomicBool::new(true);
-    let engine = move || {
-        if first.swap(false, Ordering::Relaxed) {
-            return fake();
-        }
-        Ok(Box::new(ThreadsEngine::new(EngineConfig::default())?) as Box<dyn Engine>)
-    };
-    (Options { engine: Some(Box::new(engine)), workers: 2, ..Options::default() }, handle)
-}
+use rig::passed::{add_transfer, hold, let_go, serves};
+use rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server};
+use rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
 
 /// One request of the queue hangs.
 fn hang(handle: &FakeHandle, guest: &mut Guest) {
@@ -175,7 +148,7 @@ fn queue_that_restarts_while_its_worker_leaves_is_served_by_one_that_stays() {
     let (options, handle) = fake_in_the_first_worker();
     let rig = Rig::start(options);
     let mut front_end = rig.connect();
-    let mut guests = guests(&mut front_end, 2);
+    let mut guests = guests(&mut front_end, feature::USUAL, 2);
     for queue in [0, 1] {
         server(&rig).attach("test0", queue, WorkerId(0), ENOUGH).unwrap();
     }
@@ -198,7 +171,7 @@ fn queue_that_restarts_while_its_worker_leaves_is_served_by_one_that_stays() {
 fn queue_restarts_again_and_again_while_its_worker_is_removed() {
     let rig = Rig::start(Options { workers: 2, ..Options::default() });
     let mut front_end = rig.connect();
-    let mut guest = guests(&mut front_end, 1).remove(0);
+    let mut guest = guests(&mut front_end, feature::USUAL, 1).remove(0);
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (rig, end) = (&rig, &end);
@@ -227,7 +200,7 @@ fn two_rings_serve(second: impl Fn() -> std::io::Result<IoUringEngine> + Send + 
     let engine: Option<blk_server::EngineFactory> = Some(Box::new(first));
     let rig = Rig::start(Options { disks: 2, engine, other_engine: Some(source), ..Options::default() });
     let mut front_end = rig.connect_to(1);
-    let mut guest = guests(&mut front_end, 1).remove(0);
+    let mut guest = guests(&mut front_end, feature::USUAL, 1).remove(0);
     for _ in 0..600 {
         // Long enough for the worker to fall asleep.
         std::thread::sleep(Duration::from_micros(300));

@@ -1,0 +1,147 @@
+//! One queue of a guest: its requests, synchronously or batch by batch.
+//!
+//! Not here: the front-end that starts it (`mod.rs`), rings written by hand (`raw_guest.rs`).
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use guest_mem::{GuestRange, MemoryView};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtqueue::{DriverQueue, RingFeatures, RingLayout};
+
+use super::{MIB, PATIENCE, kind};
+
+/// What came back for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// `None`: the chain came back with length 0, nothing was written.
+    pub status: Option<u8>,
+    pub data: Vec<u8>,
+    pub used_bytes: u32,
+}
+
+/// One queue, driven synchronously or batch by batch.
+pub struct Guest {
+    pub index: u16,
+    pub layout: RingLayout,
+    pub features: RingFeatures,
+    pub view: MemoryView,
+    pub ring: DriverQueue,
+    pub kick: OwnedFd,
+    pub call: OwnedFd,
+    pub err: OwnedFd,
+    pub next_token: u64,
+}
+
+/// Each queue's requests live from 4 MiB on, a MiB for each queue.
+const DATA_BASE: u64 = 4 * MIB;
+
+impl Guest {
+    pub fn area(&self) -> u64 {
+        DATA_BASE + u64::from(self.index) * MIB
+    }
+
+    pub fn kick(&self) {
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Header, data to the device, room for data from it, status; each in a descriptor of its own.
+    pub fn request(&mut self, kind: u32, sector: u64, out: &[u8], room: u32) -> Answer {
+        let (header, data, status) = (self.area(), self.area() + 0x1000, self.area() + 0x800);
+        self.view.store(header, &header_bytes(kind, sector)).unwrap();
+        self.view.store(status, &[0xff]).unwrap();
+        self.view.store(data, out).unwrap();
+        let mut readable = vec![GuestRange { addr: header, len_bytes: 16 }];
+        if !out.is_empty() {
+            readable.push(GuestRange { addr: data, len_bytes: u32::try_from(out.len()).unwrap() });
+        }
+        let mut writable = vec![];
+        if room > 0 {
+            writable.push(GuestRange { addr: data, len_bytes: room });
+        }
+        writable.push(GuestRange { addr: status, len_bytes: 1 });
+        self.exchange(&readable, &writable)
+    }
+
+    /// Any chain; the last writable byte is taken for the status.
+    pub fn exchange(&mut self, readable: &[GuestRange], writable: &[GuestRange]) -> Answer {
+        let token = self.add(readable, writable);
+        self.submit();
+        let used_bytes = self.wait_for(token);
+        self.answer(writable, used_bytes)
+    }
+
+    pub fn answer(&self, writable: &[GuestRange], used_bytes: u32) -> Answer {
+        let mut data = vec![];
+        for range in writable {
+            let mut part = vec![0; range.len_bytes as usize];
+            self.view.read(range.addr, &mut part).unwrap();
+            data.extend_from_slice(&part);
+        }
+        let status = data.pop();
+        Answer { status: status.filter(|_| used_bytes > 0), data, used_bytes }
+    }
+
+    pub fn add(&mut self, readable: &[GuestRange], writable: &[GuestRange]) -> u64 {
+        self.next_token += 1;
+        self.ring.add(readable, writable, self.next_token).unwrap();
+        self.next_token
+    }
+
+    /// Publishes, and kicks if the device wants it.
+    pub fn submit(&mut self) {
+        self.ring.publish();
+        if self.ring.kick_needed() {
+            self.kick();
+        }
+    }
+
+    /// Used length of the request; others that complete meanwhile must not.
+    pub fn wait_for(&mut self, token: u64) -> u32 {
+        let used = self.next_used().expect("nothing completed");
+        assert_eq!(used.token, token);
+        used.written_bytes
+    }
+
+    /// The next completed request, waiting for the call fd.
+    pub fn next_used(&mut self) -> Option<virtqueue::Used> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(used) = self.ring.pop_used().unwrap() {
+                return Some(used);
+            }
+            if !self.ring.arm_interrupts().unwrap() && !wait_readable(&self.call, deadline) {
+                return None;
+            }
+            let _ = rustix::io::read(&self.call, &mut [0u8; 8]);
+        }
+    }
+
+    pub fn read(&mut self, sector: u64, bytes: u32) -> Answer {
+        self.request(kind::IN, sector, &[], bytes)
+    }
+
+    pub fn write(&mut self, sector: u64, data: &[u8]) -> Answer {
+        self.request(kind::OUT, sector, data, 0)
+    }
+
+    /// Whether the server reported a fault of this queue within the patience of a test.
+    pub fn err_signalled(&self) -> bool {
+        wait_readable(&self.err, Instant::now() + PATIENCE)
+    }
+}
+
+pub fn header_bytes(kind: u32, sector: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&kind.to_le_bytes());
+    bytes[8..].copy_from_slice(&sector.to_le_bytes());
+    bytes
+}
+
+pub fn wait_readable(fd: &OwnedFd, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout =
+        Timespec { tv_sec: left.as_secs().try_into().unwrap(), tv_nsec: left.subsec_nanos().into() };
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&timeout)).unwrap() == 1
+}

@@ -1,0 +1,42 @@
+//! Servers with several workers, of which the first may hang; and how long their tests wait.
+//!
+//! Not here: engines that hang (`passed.rs`), disks that come and go (`disks.rs`).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use blk_server::Server;
+use io_engine::{Engine, EngineConfig, FakeHandle, ThreadsEngine};
+
+use super::passed::faulty;
+use super::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig};
+
+/// Long enough for requests in flight on a busy machine.
+pub const ENOUGH: Duration = PATIENCE;
+/// For what never drains.
+pub const SHORT: Duration = Duration::from_millis(50);
+
+pub fn server(rig: &Rig) -> &Server {
+    rig.running()
+}
+
+/// So many started queues of one guest.
+pub fn guests(front_end: &mut FrontEnd, features: u64, count: u16) -> Vec<Guest> {
+    front_end.negotiate(features);
+    front_end.share_memory(16 * MIB);
+    (0..count).map(|index| front_end.start_queue(index, 256, features)).collect()
+}
+
+/// Two workers: the fake engine in the first; in all others, where nothing is injected, a plain one.
+pub fn fake_in_the_first_worker() -> (Options, FakeHandle) {
+    let (options, handle) = faulty();
+    let fake = options.engine.unwrap();
+    let first = AtomicBool::new(true);
+    let engine = move || {
+        if first.swap(false, Ordering::Relaxed) {
+            return fake();
+        }
+        Ok(Box::new(ThreadsEngine::new(EngineConfig::default())?) as Box<dyn Engine>)
+    };
+    (Options { engine: Some(Box::new(engine)), workers: 2, ..Options::default() }, handle)
+}
