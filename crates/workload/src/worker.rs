@@ -214,6 +214,8 @@ impl<'r> Worker<'r> {
             }
             now = Instant::now();
         }
+        // What is in flight ends by itself: no hour that has struck wakes who waits for it.
+        (self.end, self.due) = (None, None);
         while self.in_flight > 0 {
             self.submit()?;
             self.reap(0)?;
@@ -457,4 +459,63 @@ fn word(ask: Ask) -> &'static str {
 #[inline]
 fn nanos(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.saturating_duration_since(from).as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    /// Answers nothing before some time has passed.
+    struct Late {
+        from: Instant,
+        held: Vec<u32>,
+        looks: Rc<Cell<u32>>,
+    }
+
+    impl Port for Late {
+        fn push(&mut self, io: Io) -> Result<(), PortError> {
+            self.held.push(io.slot);
+            Ok(())
+        }
+
+        fn submit(&mut self) -> Result<usize, PortError> {
+            Ok(self.held.len())
+        }
+
+        fn reap(&mut self, done: &mut Vec<Done>, limit: Option<Duration>) -> Result<(), PortError> {
+            self.looks.set(self.looks.get() + 1);
+            std::thread::sleep(limit.unwrap_or(LOOK));
+            if Instant::now() >= self.from {
+                done.extend(self.held.drain(..).map(|slot| Done { slot, result: Ok(()) }));
+            }
+            Ok(())
+        }
+
+        fn fill(&mut self, _: u32, _: &[u8]) -> Result<(), PortError> {
+            Ok(())
+        }
+
+        fn read(&self, _: u32, _: &mut [u8]) -> Result<(), PortError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn requests_that_outlast_the_run_are_waited_for_asleep() {
+        let runtime = Duration::from_millis(20);
+        let job = Job { runtime: Some(runtime), time_based: true, ..Job::default() };
+        let (stop, failed, live) = (Stop::default(), AtomicBool::new(false), Live::default());
+        let patience = Duration::from_secs(60);
+        let common = Common { job: &job, stop: &stop, failed: &failed, poll: false, patience, batch: 1 };
+        let (start, looks) = (Instant::now(), Rc::default());
+        let port = Late { from: start + 10 * runtime, held: Vec::new(), looks: Rc::clone(&looks) };
+        let worker = Worker::new(common, 0, job.span(0, 1 << 20), &live, Box::new(port));
+        let (measured, _, result) = worker.run(start);
+        assert_eq!((result, measured.directions[0].ios), (Ok(()), 1));
+        assert!(looks.get() < 100, "{} looks", looks.get());
+    }
 }
