@@ -5,158 +5,35 @@
 //! - The first thread that fails ends the others; what was measured until then is given beside the error.
 //! - Not counted: opening, connecting, filling buffers, reading back for verify.
 //!
-//! Not here: one thread (`worker.rs`), layouts (`text.rs`, `json.rs`).
+//! Not here: one thread (`worker.rs`), who looks on (`watcher.rs`), layouts (`text.rs`, `json.rs`).
 
-use std::path::PathBuf;
+mod error;
+
+mod watcher;
+
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use blk_driver::ConnectError;
-use disk_image::{Access, CacheMode, HostOpener, Image, ImageError, ImageOptions, LockHolder, SECTOR_BYTES};
+use disk_image::{Access, CacheMode, HostOpener, Image, ImageOptions, SECTOR_BYTES};
 use io_engine::EngineKind;
 
 use crate::connection::Connection;
 use crate::cpu::ProcessTime;
-use crate::job::{Job, JobError, Limits};
-use crate::measured::{Measured, QueueCounts, Sample};
+use crate::job::{Job, Limits};
+use crate::measured::{Measured, QueueCounts};
 use crate::port::{Port, PortError};
 use crate::port_file::FilePort;
 use crate::stop::Stop;
 use crate::target::{Client, Target};
 use crate::touch::touch;
-use crate::units::list;
 use crate::worker::{Common, Failure, Live, Worker};
-
-/// Between two looks at progress and events.
-const TICK: Duration = Duration::from_millis(100);
-/// Between two samples: fio's `bwavgtime`.
-const SAMPLE: Duration = Duration::from_millis(500);
+pub use error::RunError;
+use watcher::Watcher;
 
 /// For a file whose last user has just ended: io_uring lets go of it a little later.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Why a job could not be run at all.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// Does not fit the target.
-    #[error(transparent)]
-    Job(#[from] JobError),
-    /// No such path.
-    #[error("socket {path:?} does not exist: start the back-end first")]
-    NoSocket {
-        /** As given. */
-        path: PathBuf,
-    },
-    /// Something else.
-    #[error("{path:?} is not a socket: use --file for a file or block device")]
-    NotASocket {
-        /** As given. */
-        path: PathBuf,
-    },
-    /// Cannot be looked at.
-    #[error("socket {path:?}")]
-    Socket {
-        /** As given. */
-        path: PathBuf,
-        /** From the kernel. */
-        source: std::io::Error,
-    },
-    /// Nobody listens.
-    #[error("socket {path:?} refuses connections: its back-end is gone, start it again")]
-    Refused {
-        /** As given. */
-        path: PathBuf,
-    },
-    /// No session.
-    #[error("socket {path:?}")]
-    Connect {
-        /** As given. */
-        path: PathBuf,
-        /** From the driver. */
-        source: ConnectError,
-    },
-    /// More than a ring holds.
-    #[error(
-        "iodepth={depth} does not fit: a queue of {queue_size} descriptors holds {most} requests: give iodepth={most} \
-         or less, more jobs, or a larger --queue-size (1024 at most)"
-    )]
-    Depth {
-        /** `iodepth=`. */
-        depth: u32,
-        /** Requests. */
-        most: u32,
-        /** Descriptors. */
-        queue_size: u32,
-    },
-    /// Jobs use one queue each.
-    #[error(
-        "queues={queues} are more than jobs={jobs}, and a job uses one: give as many jobs, or fewer queues"
-    )]
-    IdleQueues {
-        /** Asked for. */
-        queues: u16,
-        /** `numjobs=`. */
-        jobs: u32,
-    },
-    /// The file.
-    #[error(transparent)]
-    Image(ImageError),
-    /// Somebody else writes to it, or would not have us write.
-    #[error(
-        "{path:?} is in use by {}: stop that first; a server of this file lets reads in if it is read-only itself",
-        who(holders)
-    )]
-    InUse {
-        /** As given. */
-        path: PathBuf,
-        /** As far as /proc shows them. */
-        holders: Vec<LockHolder>,
-    },
-    /// No such file.
-    #[error("file {path:?} does not exist: check the path, or make the file first (truncate -s SIZE)")]
-    NoFile {
-        /** As given. */
-        path: PathBuf,
-    },
-    /// The file system cannot.
-    #[error("{path:?} cannot be opened with O_DIRECT: use direct=0, or a file on another file system")]
-    NoDirect {
-        /** As given. */
-        path: PathBuf,
-    },
-    /// A CPU that is not there, or not ours.
-    #[error("threads cannot be bound to CPU {cpu}: this process may use {}", list(allowed))]
-    Pin {
-        /** Its number. */
-        cpu: usize,
-        /** Those that there are, and are ours. */
-        allowed: Vec<usize>,
-        /** From the kernel. */
-        source: std::io::Error,
-    },
-    /// A thread could not begin.
-    #[error("{0}")]
-    Begin(String),
-}
-
-impl From<ImageError> for RunError {
-    fn from(error: ImageError) -> Self {
-        match error {
-            // Their own words name options of the server.
-            ImageError::Locked { path, holders, .. } => Self::InUse { path, holders },
-            ImageError::DirectRefused { path } => Self::NoDirect { path },
-            ImageError::Missing { path } => Self::NoFile { path },
-            other => Self::Image(other),
-        }
-    }
-}
-
-fn who(holders: &[LockHolder]) -> String {
-    let names: Vec<_> = holders.iter().map(ToString::to_string).collect();
-    if names.is_empty() { "a process that /proc does not show".to_owned() } else { names.join(", ") }
-}
 
 /// Who wants to know how far it is.
 pub trait Watch {
@@ -476,133 +353,4 @@ fn check_cpus(client: &Client) -> Result<(), RunError> {
         tried.unwrap_or_else(|_| Err(RunError::Begin("a thread ended unexpectedly".to_owned())))?;
     }
     Ok(())
-}
-
-/// The thread that looks on.
-struct Watcher<'r> {
-    job: &'r Job,
-    target: &'r Target,
-    opened: &'r Opened,
-    lives: &'r [Live],
-    server: Option<i32>,
-    stop: &'r Stop,
-    total: Option<u64>,
-}
-
-impl Watcher<'_> {
-    fn collect(&self, ended: &Receiver<Ended>, watch: &mut dyn Watch) -> Result<Outcome, RunError> {
-        let (start, before) = (Instant::now(), self.server.and_then(ProcessTime::of));
-        let shared = self.opened.connection().map(Connection::counts).unwrap_or_default();
-        let mut sampler = Sampler::new(self.lives, start);
-        let mut server = None;
-        let mut outcome = Outcome {
-            job: self.job.clone(),
-            target: self.target.clone(),
-            clones: vec![Measured::default(); self.lives.len()],
-            queues: QueueCounts::default(),
-            server: None,
-            interrupted: false,
-            failure: None,
-        };
-        loop {
-            match ended.recv_timeout(TICK.min(sampler.due())) {
-                Ok(ended) => take(&mut outcome, ended),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-            sampler.sample();
-            self.news(watch);
-            watch.tick(&self.progress(start));
-            // Of a server that goes away, the last that could be read.
-            server = self.server.and_then(ProcessTime::of).or(server);
-        }
-        self.news(watch);
-        sampler.give(&mut outcome.clones);
-        if let Some(connection) = self.opened.connection() {
-            outcome.queues.merge(&connection.counts().since(&shared));
-        }
-        outcome.server = before.and_then(|before| Some(server?.since(&before)));
-        outcome.interrupted = self.stop.is_asked();
-        Ok(outcome)
-    }
-
-    fn news(&self, watch: &mut dyn Watch) {
-        while let Some(text) = self.opened.connection().and_then(Connection::news) {
-            watch.event(&text);
-        }
-    }
-
-    #[allow(clippy::cast_precision_loss)] // a share
-    fn progress(&self, start: Instant) -> Progress {
-        let elapsed = start.elapsed();
-        let mut progress = Progress { elapsed, ..Progress::default() };
-        for live in self.lives {
-            for direction in 0..2 {
-                progress.bytes[direction] += live.bytes[direction].load(Relaxed);
-                progress.ios[direction] += live.ios[direction].load(Relaxed);
-            }
-        }
-        let of_time = self.job.runtime.map_or(0.0, |runtime| elapsed.as_secs_f64() / runtime.as_secs_f64());
-        let ios: u64 = progress.ios.iter().sum();
-        let of_work = self.total.map_or(0.0, |total| ios as f64 / total.max(1) as f64);
-        progress.share = of_time.max(of_work).clamp(0.0, 1.0);
-        progress
-    }
-}
-
-fn take(outcome: &mut Outcome, ended: Ended) {
-    if let Some(place) = outcome.clones.get_mut(ended.clone) {
-        *place = ended.measured;
-    }
-    outcome.queues.merge(&ended.counts);
-    if outcome.failure.is_none() {
-        outcome.failure = ended.result.err();
-    }
-}
-
-/// Looks at the threads' counters every half second.
-struct Sampler<'r> {
-    lives: &'r [Live],
-    last: Instant,
-    seen: Vec<[(u64, u64); 2]>,
-    samples: Vec<[Vec<Sample>; 2]>,
-}
-
-impl<'r> Sampler<'r> {
-    fn new(lives: &'r [Live], start: Instant) -> Self {
-        let (seen, samples) = (vec![[(0, 0); 2]; lives.len()], vec![[const { Vec::new() }; 2]; lives.len()]);
-        Self { lives, last: start, seen, samples }
-    }
-
-    fn due(&self) -> Duration {
-        SAMPLE.saturating_sub(self.last.elapsed())
-    }
-
-    fn sample(&mut self) {
-        let elapsed = self.last.elapsed();
-        if elapsed < SAMPLE {
-            return;
-        }
-        self.last += elapsed;
-        let of_clone = self.lives.iter().zip(&mut self.seen).zip(&mut self.samples);
-        for ((live, seen), samples) in of_clone {
-            for (direction, (seen, samples)) in seen.iter_mut().zip(samples).enumerate() {
-                let now = (live.bytes[direction].load(Relaxed), live.ios[direction].load(Relaxed));
-                let (bytes, ios) = (now.0 - seen.0, now.1 - seen.1);
-                samples.push(Sample { seconds: elapsed.as_secs_f64(), bytes, ios });
-                *seen = now;
-            }
-        }
-    }
-
-    fn give(self, clones: &mut [Measured]) {
-        for (clone, samples) in clones.iter_mut().zip(self.samples) {
-            for (direction, samples) in clone.directions.iter_mut().zip(samples) {
-                // A direction that was never used has none, as in fio.
-                if direction.ios > 0 {
-                    direction.samples = samples;
-                }
-            }
-        }
-    }
 }

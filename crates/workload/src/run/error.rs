@@ -1,0 +1,132 @@
+//! Why a job cannot be run on a target, for people.
+//!
+//! Not here: what is wrong with a job in itself (`job.rs`), what ends one that runs (`worker.rs`).
+
+use std::path::PathBuf;
+
+use blk_driver::ConnectError;
+use disk_image::{ImageError, LockHolder};
+
+use crate::job::JobError;
+use crate::units::list;
+
+/// Why a job could not be run at all.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Does not fit the target.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// No such path.
+    #[error("socket {path:?} does not exist: start the back-end first")]
+    NoSocket {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// Something else.
+    #[error("{path:?} is not a socket: use --file for a file or block device")]
+    NotASocket {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// Cannot be looked at.
+    #[error("socket {path:?}")]
+    Socket {
+        /** As given. */
+        path: PathBuf,
+        /** From the kernel. */
+        source: std::io::Error,
+    },
+    /// Nobody listens.
+    #[error("socket {path:?} refuses connections: its back-end is gone, start it again")]
+    Refused {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// No session.
+    #[error("socket {path:?}")]
+    Connect {
+        /** As given. */
+        path: PathBuf,
+        /** From the driver. */
+        source: ConnectError,
+    },
+    /// More than a ring holds.
+    #[error(
+        "iodepth={depth} does not fit: a queue of {queue_size} descriptors holds {most} requests: give iodepth={most} \
+         or less, more jobs, or a larger --queue-size (1024 at most)"
+    )]
+    Depth {
+        /** `iodepth=`. */
+        depth: u32,
+        /** Requests. */
+        most: u32,
+        /** Descriptors. */
+        queue_size: u32,
+    },
+    /// Jobs use one queue each.
+    #[error(
+        "queues={queues} are more than jobs={jobs}, and a job uses one: give as many jobs, or fewer queues"
+    )]
+    IdleQueues {
+        /** Asked for. */
+        queues: u16,
+        /** `numjobs=`. */
+        jobs: u32,
+    },
+    /// The file.
+    #[error(transparent)]
+    Image(ImageError),
+    /// Somebody else writes to it, or would not have us write.
+    #[error(
+        "{path:?} is in use by {}: stop that first; a server of this file lets reads in if it is read-only itself",
+        who(holders)
+    )]
+    InUse {
+        /** As given. */
+        path: PathBuf,
+        /** As far as /proc shows them. */
+        holders: Vec<LockHolder>,
+    },
+    /// No such file.
+    #[error("file {path:?} does not exist: check the path, or make the file first (truncate -s SIZE)")]
+    NoFile {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// The file system cannot.
+    #[error("{path:?} cannot be opened with O_DIRECT: use direct=0, or a file on another file system")]
+    NoDirect {
+        /** As given. */
+        path: PathBuf,
+    },
+    /// A CPU that is not there, or not ours.
+    #[error("threads cannot be bound to CPU {cpu}: this process may use {}", list(allowed))]
+    Pin {
+        /** Its number. */
+        cpu: usize,
+        /** Those that there are, and are ours. */
+        allowed: Vec<usize>,
+        /** From the kernel. */
+        source: std::io::Error,
+    },
+    /// A thread could not begin.
+    #[error("{0}")]
+    Begin(String),
+}
+
+impl From<ImageError> for RunError {
+    fn from(error: ImageError) -> Self {
+        match error {
+            // Their own words name options of the server.
+            ImageError::Locked { path, holders, .. } => Self::InUse { path, holders },
+            ImageError::DirectRefused { path } => Self::NoDirect { path },
+            ImageError::Missing { path } => Self::NoFile { path },
+            other => Self::Image(other),
+        }
+    }
+}
+
+fn who(holders: &[LockHolder]) -> String {
+    let names: Vec<_> = holders.iter().map(ToString::to_string).collect();
+    if names.is_empty() { "a process that /proc does not show".to_owned() } else { names.join(", ") }
+}
