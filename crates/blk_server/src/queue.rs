@@ -19,7 +19,7 @@ use guest_mem::{GuestMemory, MemoryView};
 use io_engine::{Completion, FileId, OpError, Submit, WatchId};
 use rustix::io::Errno;
 use tracing::{error, warn};
-use virtio_blk::{Status, parse, reply_slot};
+use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault, RingLayout};
 
 use crate::buffers::BufferPool;
@@ -101,6 +101,8 @@ pub(crate) struct Queue {
     view: MemoryView,
     ring: DeviceQueue,
     chain: Chain,
+    /// Of the request that is looked at.
+    segments: SegmentBuffer,
     in_flight: InFlight,
     file: FileId,
     pub(crate) kick: Arc<OwnedFd>,
@@ -136,6 +138,7 @@ impl Queue {
             id,
             view,
             chain: Chain::with_capacity(longest),
+            segments: SegmentBuffer::default(),
             in_flight: InFlight::new(layout.queue_size),
             ring,
             file,
@@ -220,7 +223,7 @@ impl Queue {
             return true;
         }
         // Step 3: chain to request, or a status byte.
-        let parsed = match parse(&self.chain, &self.view) {
+        let parsed = match parse(&self.chain, &self.view, &mut self.segments) {
             Ok(parsed) => parsed,
             Err(fault) => {
                 log_refused(&self.disk, self.index, lane.now, &fault);

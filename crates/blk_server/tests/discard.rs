@@ -5,9 +5,17 @@
 
 mod rig;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
+use blk_server::InlineWorker;
+use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
+use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
+use io_engine::{EngineConfig, SyncEngine};
+use rig::passed::event;
 use rig::{FrontEnd, Guest, MIB, Options, Rig, feature, kind, ready, segment_bytes};
+use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);
@@ -158,4 +166,82 @@ fn discard_switched_off_is_not_offered_is_unsupported_and_zeroes_keep_every_bloc
     assert_eq!(front_end.config(56, 1), [0]);
     assert_eq!(guest.read(0, 512).data, vec![0xaa; 512]);
     assert_eq!(guest.read(128, 512).data, vec![0; 512]);
+}
+
+/// A worker on this thread, and the driver's half of its queue.
+struct Inline {
+    worker: InlineWorker,
+    ring: DriverQueue,
+    view: MemoryView,
+    kick: OwnedFd,
+}
+
+fn inline() -> (Rig, Inline) {
+    let mut rig = Rig::start(Options::default());
+    assert!(rig.stop().is_clean());
+    let mut disk = rig.disk(1).0;
+    let options = ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(rig.image_of(0)) };
+    disk.image = Image::open(&HostOpener, &options).unwrap();
+    let region = Region::from_memfd(GuestAddress(0), 2 * MIB).unwrap();
+    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
+    let view = MemoryView::new(Arc::clone(&memory));
+    let layout = RingLayout {
+        queue_size: 64,
+        descriptors: GuestAddress(0),
+        avail: GuestAddress(0x1_0000),
+        used: GuestAddress(0x2_0000),
+    };
+    let features = RingFeatures { event_idx: true, indirect: true, packed: false };
+    let ring = DriverQueue::new(&view, layout, features).unwrap();
+    let (kick, call) = (event(), event());
+    let engine = Box::new(SyncEngine::new(EngineConfig::default()).unwrap());
+    let worker = InlineWorker::start(engine, disk, memory, layout, features, kick.try_clone().unwrap(), call);
+    (rig, Inline { worker: worker.unwrap(), ring, view, kick })
+}
+
+/// One of each kind that reaches the image, all at once; each must succeed.
+fn one_of_each(inline: &mut Inline) {
+    let data = GuestRange { addr: MIB, len_bytes: 4096 };
+    let segments = GuestRange { addr: 0x5_0000, len_bytes: 16 * 16 };
+    for (slot, verb) in (0..).zip([kind::IN, kind::OUT, kind::FLUSH, kind::DISCARD, kind::WRITE_ZEROES]) {
+        let at = 0x4_0000 + slot * 64;
+        let (header, status) =
+            (GuestRange { addr: at, len_bytes: 16 }, GuestRange { addr: at + 32, len_bytes: 1 });
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&verb.to_le_bytes());
+        inline.view.store(at, &bytes).unwrap();
+        inline.view.store(at + 32, &[0xff]).unwrap();
+        let added = match verb {
+            kind::IN => inline.ring.add(&[header], &[data, status], slot),
+            kind::OUT => inline.ring.add(&[header, data], &[status], slot),
+            kind::FLUSH => inline.ring.add(&[header], &[status], slot),
+            _ => inline.ring.add(&[header, segments], &[status], slot),
+        };
+        added.unwrap();
+    }
+    inline.ring.publish();
+    rustix::io::write(&inline.kick, &1_u64.to_ne_bytes()).unwrap();
+    let mut used = 0;
+    while used < 5 {
+        inline.worker.serve();
+        while inline.ring.pop_used().unwrap().is_some() {
+            used += 1;
+        }
+    }
+    for slot in 0..5 {
+        let mut status = [0xff];
+        inline.view.read(0x4_0000 + slot * 64 + 32, &mut status).unwrap();
+        assert_eq!(status, [0]);
+    }
+}
+
+#[test]
+fn warm_request_path_does_not_allocate_whatever_is_asked() {
+    let (_rig, mut inline) = inline();
+    for segment in 0..16 {
+        inline.view.store(0x5_0000 + segment * 16, &segment_bytes(segment * 64, 64, 0)).unwrap();
+    }
+    (0..20).for_each(|_| one_of_each(&mut inline));
+    let counted = allocation_counter::measure(|| (0..100).for_each(|_| one_of_each(&mut inline)));
+    assert_eq!(counted.count_total, 0);
 }

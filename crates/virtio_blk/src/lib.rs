@@ -26,7 +26,7 @@ pub use config::{
 pub use data::{Data, DataRanges};
 pub use driver::{RequestHeader, encode_segments};
 pub use features::{FeatureError, Negotiated, Offer, WriteCache, device_features, initial_write_cache};
-pub use ranges::{MAX_SEGMENTS, SEGMENT_BYTES, Segment, Segments};
+pub use ranges::{MAX_SEGMENTS, SEGMENT_BYTES, Segment, SegmentBuffer, Segments};
 pub use reply::{DEVICE_ID_BYTES, DeviceId, ReplySlot, Status};
 pub use request::{HEADER_BYTES, NoStatusByte, Parsed, Request, RequestFault, kind, parse, reply_slot};
 

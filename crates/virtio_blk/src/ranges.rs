@@ -33,68 +33,77 @@ pub struct Segment {
     pub unmap: bool,
 }
 
-/// All segments of one request, read once.
+/// Where a request's segments are put: one for each place that takes requests, as only one request is looked at at a
+/// time.
 ///
-/// On the heap, because in place they would make every parsed request 264 bytes wide, and those of reads and writes
-/// are moved as well; what a discard does costs more than an allocation.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Segments {
-    /// At most [`MAX_SEGMENTS`].
-    items: Box<[Segment]>,
-}
+/// Not inside the request, which it would make 264 bytes wide, and those of reads and writes are moved as well.
+#[derive(Debug, Default)]
+pub struct SegmentBuffer([Segment; MAX_SEGMENTS]);
 
-impl Segments {
+/// All segments of one request, read once: at most [`MAX_SEGMENTS`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Segments<'c>(&'c [Segment]);
+
+impl<'c> Segments<'c> {
     /// How many.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.items.len()
+        self.0.len()
     }
 
     /// Whether there is none; never, in a parsed request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.0.is_empty()
     }
 
     /// In order.
     #[must_use]
-    pub fn as_slice(&self) -> &[Segment] {
-        &self.items
+    pub fn as_slice(&self) -> &'c [Segment] {
+        self.0
     }
 
     /// In order.
-    pub fn iter(&self) -> std::slice::Iter<'_, Segment> {
+    pub fn iter(&self) -> std::slice::Iter<'c, Segment> {
         self.as_slice().iter()
     }
 }
 
-impl<'s> IntoIterator for &'s Segments {
-    type Item = &'s Segment;
-    type IntoIter = std::slice::Iter<'s, Segment>;
+impl<'c> IntoIterator for &Segments<'c> {
+    type Item = &'c Segment;
+    type IntoIter = std::slice::Iter<'c, Segment>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
     }
 }
 
-impl fmt::Debug for Segments {
+impl fmt::Debug for Segments<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self).finish()
     }
 }
 
 /// Reads the first [`MAX_SEGMENTS`] whole segments of `data`. `None` if one has a flag that is not known.
-pub(crate) fn take_segments(data: &mut Data<'_>, view: &MemoryView) -> Result<Option<Segments>, AccessError> {
-    let mut items = Vec::with_capacity(MAX_SEGMENTS);
-    let mut known = true;
-    while items.len() < MAX_SEGMENTS && data.len_bytes() >= SEGMENT_BYTES as u64 {
+pub(crate) fn take_segments<'c>(
+    data: &mut Data<'_>,
+    view: &MemoryView,
+    SegmentBuffer(buffer): &'c mut SegmentBuffer,
+) -> Result<Option<Segments<'c>>, AccessError> {
+    let (mut count, mut known) = (0, true);
+    for place in &mut *buffer {
+        if data.len_bytes() < SEGMENT_BYTES as u64 {
+            break;
+        }
         let mut bytes = [0; SEGMENT_BYTES];
         data.take(view, &mut bytes)?;
         let (segment, flags) = decode(bytes);
         known &= flags & !UNMAP == 0;
-        items.push(segment);
+        *place = segment;
+        count += 1;
     }
-    Ok(known.then_some(Segments { items: items.into() }))
+    let segments = buffer.get(..count).unwrap_or_default();
+    Ok(known.then_some(Segments(segments)))
 }
 
 #[allow(clippy::cast_possible_truncation)] // takes the fields apart

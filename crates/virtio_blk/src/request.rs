@@ -15,7 +15,7 @@ use virtqueue::Chain;
 
 use crate::SECTOR_BYTES;
 use crate::data::Data;
-use crate::ranges::{self, MAX_SEGMENTS, SEGMENT_BYTES, Segments};
+use crate::ranges::{self, MAX_SEGMENTS, SEGMENT_BYTES, SegmentBuffer, Segments};
 use crate::reply::{ReplySlot, Status};
 
 /// Length of a request's header.
@@ -73,12 +73,12 @@ pub enum Request<'c> {
     /// Sectors are no longer needed.
     Discard {
         /** At least one. */
-        segments: Segments,
+        segments: Segments<'c>,
     },
     /// Sectors shall read as zeroes.
     WriteZeroes {
         /** At least one. */
-        segments: Segments,
+        segments: Segments<'c>,
     },
     /// Answered with [`Status::Unsupp`]: an unknown type, or flags that the type does not have.
     Unsupported {
@@ -152,15 +152,19 @@ impl RequestFault {
     }
 }
 
-/// Reads the request in `chain`.
+/// Reads the request in `chain`. `buffer`: for its segments, if it has any.
 ///
 /// # Errors
 /// [`NoStatusByte`]: it cannot even be refused.
 #[inline]
-pub fn parse<'c>(chain: &'c Chain, view: &MemoryView) -> Result<Parsed<'c>, NoStatusByte> {
+pub fn parse<'c>(
+    chain: &'c Chain,
+    view: &MemoryView,
+    buffer: &'c mut SegmentBuffer,
+) -> Result<Parsed<'c>, NoStatusByte> {
     let (writable, reply) = split_status(chain, view)?;
     let readable = Data::new(chain.readable(), chain.readable_bytes());
-    Ok(Parsed { reply, request: parse_request(readable, writable, view) })
+    Ok(Parsed { reply, request: parse_request(readable, writable, view, buffer) })
 }
 
 /// Where the status of a chain goes that is no request.
@@ -185,6 +189,7 @@ fn parse_request<'c>(
     mut readable: Data<'c>,
     writable: Data<'c>,
     view: &MemoryView,
+    buffer: &'c mut SegmentBuffer,
 ) -> Result<Request<'c>, RequestFault> {
     let (kind, sector) = take_header(&mut readable, view)?;
     Ok(match kind {
@@ -192,7 +197,7 @@ fn parse_request<'c>(
         kind::OUT => Request::Write { sector, data: whole_sectors(readable)? },
         kind::FLUSH => Request::Flush,
         kind::GET_ID => Request::GetId { data: writable },
-        kind::DISCARD | kind::WRITE_ZEROES => parse_segments(kind, readable, view)?,
+        kind::DISCARD | kind::WRITE_ZEROES => parse_segments(kind, readable, view, buffer)?,
         kind => Request::Unsupported { kind },
     })
 }
@@ -218,7 +223,12 @@ fn whole_sectors(data: Data<'_>) -> Result<Data<'_>, RequestFault> {
 }
 
 #[cold]
-fn parse_segments<'c>(kind: u32, mut data: Data<'c>, view: &MemoryView) -> Result<Request<'c>, RequestFault> {
+fn parse_segments<'c>(
+    kind: u32,
+    mut data: Data<'c>,
+    view: &MemoryView,
+    buffer: &'c mut SegmentBuffer,
+) -> Result<Request<'c>, RequestFault> {
     let (len_bytes, segment_bytes) = (data.len_bytes(), SEGMENT_BYTES);
     if !len_bytes.is_multiple_of(segment_bytes as u64) {
         return Err(RequestFault::SegmentsLength { len_bytes, segment_bytes });
@@ -230,7 +240,7 @@ fn parse_segments<'c>(kind: u32, mut data: Data<'c>, view: &MemoryView) -> Resul
     if segments > max as u64 {
         return Err(RequestFault::TooManySegments { segments, max });
     }
-    let segments = ranges::take_segments(&mut data, view).map_err(RequestFault::Segments)?;
+    let segments = ranges::take_segments(&mut data, view, buffer).map_err(RequestFault::Segments)?;
     Ok(match (kind, segments) {
         (kind, None) => Request::Unsupported { kind },
         (kind::DISCARD, Some(segments)) if segments.iter().any(|s| s.unmap) => Request::Unsupported { kind },

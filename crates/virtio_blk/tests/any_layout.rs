@@ -6,7 +6,8 @@ use std::sync::Arc;
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use proptest::prelude::*;
 use virtio_blk::{
-    Data, HEADER_BYTES, MAX_SEGMENTS, Request, RequestHeader, Segment, Status, encode_segments, kind, parse,
+    Data, HEADER_BYTES, MAX_SEGMENTS, NoStatusByte, Parsed, Request, RequestHeader, Segment, Status,
+    encode_segments, kind,
 };
 use virtqueue::Chain;
 
@@ -20,6 +21,11 @@ fn view() -> MemoryView {
     // Adjacent regions, with the border inside the readable part.
     let regions = vec![region(0, READABLE + 64), region(READABLE + 64, END - READABLE - 64)];
     MemoryView::new(Arc::new(GuestMemory::new(regions).unwrap()))
+}
+
+/// Each request's segments in a buffer of its own.
+fn parse<'c>(chain: &'c Chain, view: &MemoryView) -> Result<Parsed<'c>, NoStatusByte> {
+    virtio_blk::parse(chain, view, Box::leak(Box::default()))
 }
 
 /// Cuts `len_bytes` from `addr` on into pieces; `cuts` say how long each is, the rest is one more.
