@@ -302,6 +302,8 @@ fn watch_of(user_data: u64) -> Option<WatchId> {
 
 impl Kernel for Uring {
     fn enable(&mut self) -> io::Result<()> {
+        // Before restrictions are in force.
+        setup::bind_kernel_workers(&self.ring);
         self.ring.submitter().register_enable_rings()?;
         self.polled.as_ref().map_or(Ok(()), |polled| polled.enable())
     }

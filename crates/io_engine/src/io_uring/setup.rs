@@ -317,6 +317,26 @@ fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
     restricted.is_ok()
 }
 
+/// Threads that the kernel starts for calls which block (`iou-wrk`) run where the caller, the ring's worker, may run; by
+/// themselves they run on any CPU. They belong to the thread that made the ring: elsewhere the kernel says no.
+pub(super) fn bind_kernel_workers(ring: &IoUring) {
+    let bound = own_cpus().and_then(|cpus| ring.submitter().register_iowq_aff(&cpus));
+    if let Err(error) = bound {
+        tracing::debug!(%error, "io_uring's threads for calls that block run on any CPU");
+    }
+}
+
+fn own_cpus() -> io::Result<libc::cpu_set_t> {
+    let mut cpus = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
+    // SAFETY: 1. `cpus` has room for as many bytes as are said; thread 0 is the caller.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), cpus.as_mut_ptr()) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: 1. all zeroes is a set, the empty one, and the kernel wrote a set over it.
+    Ok(unsafe { cpus.assume_init() })
+}
+
 /// The kernel's error number, as something to act on. Its kind stays, so that a caller can fall back.
 pub(super) fn explain(error: &io::Error, config: &EngineConfig) -> io::Error {
     use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported, WouldBlock};

@@ -168,6 +168,44 @@ fn ring_made_on_another_thread_is_used_by_its_worker() {
     assert!(matches!(&events[..], [Event::Completed(c)] if c.result == Ok(())));
 }
 
+/// What /proc says of the threads that the kernel started for calls of this thread: where each may run.
+fn cpus_of_kernel_workers() -> Vec<String> {
+    let name = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let line = |task: std::path::PathBuf| {
+        let status = std::fs::read_to_string(task.join("status")).ok()?;
+        status.starts_with(&format!("Name:\t{name}\n")).then_some(())?;
+        let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Some(cpus.trim().to_owned())
+    };
+    tasks.filter_map(line).collect()
+}
+
+#[test]
+fn kernels_threads_for_calls_that_block_run_where_the_worker_may() {
+    // On a thread of its own, as whoever is bound stays so.
+    let bound = std::thread::spawn(|| {
+        let cpus = rustix::thread::sched_getaffinity(None).unwrap();
+        let last = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|&cpu| cpus.is_set(cpu)).unwrap();
+        let mut only = rustix::thread::CpuSet::new();
+        only.set(last);
+        rustix::thread::sched_setaffinity(None, &only).unwrap();
+        let mut ring = started(KernelAge::Newest);
+        let spec = some_file();
+        let target = ring.register_file(0, &spec).unwrap();
+        let call = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
+        // SAFETY: 1. no buffers; 2. `spec` lives to the end of the test, the ring is dropped first.
+        unsafe { ring.queue(1, target, &call) }.unwrap();
+        assert_eq!(result_of(&mut ring), 0);
+        let found = cpus_of_kernel_workers();
+        drop(ring);
+        (found, last.to_string())
+    });
+    let (found, last) = bound.join().unwrap();
+    assert!(!found.is_empty(), "a sync needs no thread of the kernel's any more: find another call");
+    assert!(found.iter().all(|cpus| *cpus == last), "{found:?} instead of {last}");
+}
+
 /// Deferred task-run, restrictions and multishot polls as the guest's kernel has them: 6.1 on Debian 12.
 #[cfg(target_arch = "x86_64")] // what the guest is made of
 #[test]
