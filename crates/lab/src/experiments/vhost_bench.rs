@@ -234,7 +234,7 @@ impl Bench for Vhost {
         if is_used(&|way| matches!(way, Way::Fio(_))) {
             notes.push(match &self.fio {
                 Some(version) => format!("The host is {version}."),
-                None => fio_jobs::MISSING.to_owned() + ".",
+                None => fio::MISSING.to_owned() + ".",
             });
         }
         if self.storages().iter().any(|place| place.label == "disk" && place.file_system.starts_with("tmpfs"))

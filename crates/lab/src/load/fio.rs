@@ -26,61 +26,94 @@ pub(crate) fn version() -> Option<String> {
     output.status.success().then(|| text.trim().to_owned())
 }
 
+/// Where it comes from.
+pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
+
+/// What every job has: random writes, say, for some time on a part of a file.
+pub(super) struct Basics<'p> {
+    pub(super) path: &'p Path,
+    /// fio's word for the pattern.
+    pub(super) rw: &'static str,
+    pub(super) block_bytes: u32,
+    pub(super) depth: u32,
+    pub(super) file_bytes: u64,
+    pub(super) seconds: f64,
+    pub(super) seed: u64,
+}
+
+impl Basics<'_> {
+    /// Jobs are threads, last as long as they are told, and report in JSON.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        let ms = 1000.0 * self.seconds;
+        let always =
+            ["--norandommap", "--thread", "--time_based", "--fallocate=none", "--output-format=json"];
+        let mut arguments: Vec<String> = always.map(str::to_owned).into();
+        arguments.extend([
+            // A colon would separate two files.
+            format!("--filename={}", self.path.display().to_string().replace(':', "\\:")),
+            format!("--rw={}", self.rw),
+            format!("--bs={}", self.block_bytes),
+            format!("--iodepth={}", self.depth),
+            format!("--size={}", self.file_bytes),
+            format!("--runtime={:.0}ms", ms.max(1.0)),
+            format!("--ramp_time={:.0}ms", (ms * WARM_UP).max(1.0)),
+            format!("--randseed={}", self.seed >> 1),
+        ]);
+        arguments
+    }
+}
+
 /// The arguments of one sample on the file `path`.
 pub(crate) fn arguments(path: &Path, job: &Job) -> Vec<String> {
-    let ms = 1000.0 * job.seconds;
-    let rw = match job.pattern {
+    let &Job { pattern, block_bytes, file_bytes, seconds, seed, .. } = job;
+    let rw = match pattern {
         Pattern::Random => "randwrite",
         Pattern::Sequential => "write",
     };
-    let mut arguments: Vec<String> = [
-        "--name=bare",
-        "--ioengine=libaio",
-        "--direct=1",
-        "--norandommap",
-        "--thread",
-        "--numjobs=1",
-        "--time_based",
-        "--fallocate=none",
-        "--output-format=json",
-    ]
-    .map(str::to_owned)
-    .into();
-    arguments.extend([
-        // A colon would separate two files.
-        format!("--filename={}", path.display().to_string().replace(':', "\\:")),
-        format!("--rw={rw}"),
-        format!("--bs={}", job.block_bytes),
-        format!("--iodepth={}", job.depth),
-        format!("--size={}", job.file_bytes),
-        format!("--runtime={:.0}ms", ms.max(1.0)),
-        format!("--ramp_time={:.0}ms", (ms * WARM_UP).max(1.0)),
-        format!("--randseed={}", job.seed >> 1),
-    ]);
+    let basics = Basics { path, rw, block_bytes, depth: job.depth.into(), file_bytes, seconds, seed };
+    let mut arguments: Vec<String> =
+        ["--name=bare", "--ioengine=libaio", "--direct=1", "--numjobs=1"].map(str::to_owned).into();
+    arguments.extend(basics.arguments());
     arguments
 }
 
 /// Runs it on the file `path`; its report goes through the folder `scratch`.
 pub(crate) fn run(path: &Path, job: &Job, scratch: &Path, stop: &Stop) -> Result<Measured, SampleError> {
+    let json = report(&arguments(path, job), scratch, stop)?;
+    read(&json).ok_or_else(lacking)
+}
+
+pub(super) fn lacking() -> SampleError {
+    SampleError::because("fio", &"its report lacks the figures")
+}
+
+/// What fio reports; through a file in the folder `scratch`.
+pub(super) fn report(
+    arguments: &[String],
+    scratch: &Path,
+    stop: &Stop,
+) -> Result<serde_json::Value, SampleError> {
     let report = scratch.join("fio.json");
     let failed = |error: &dyn std::fmt::Display| SampleError::because("fio", error);
     let child = Command::new("fio")
-        .args(arguments(path, job))
+        .args(arguments)
         .arg(format!("--output={}", report.display()))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn();
-    wait(child.map_err(|error| failed(&error))?, stop)?;
+    let missing = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => SampleError::Unavailable(MISSING.to_owned()),
+        _ => failed(&error),
+    };
+    wait(child.map_err(missing)?, stop)?;
     let text = std::fs::read_to_string(&report).map_err(|error| failed(&error))?;
     let _ = std::fs::remove_file(&report);
-    let json: serde_json::Value =
-        serde_json::from_str(after_warnings(&text)).map_err(|error| failed(&error))?;
-    read(&json).ok_or_else(|| failed(&"its report lacks the figures"))
+    serde_json::from_str(after_warnings(&text)).map_err(|error| failed(&error))
 }
 
-pub(super) fn wait(mut child: Child, stop: &Stop) -> Result<(), SampleError> {
+fn wait(mut child: Child, stop: &Stop) -> Result<(), SampleError> {
     let failed = |error: io::Error| SampleError::because("fio", &error);
     while child.try_wait().map_err(failed)?.is_none() {
         if stop.is_asked() {
@@ -100,7 +133,7 @@ pub(super) fn wait(mut child: Child, stop: &Stop) -> Result<(), SampleError> {
 }
 
 /// fio writes its warnings into the same file, before the object.
-pub(super) fn after_warnings(text: &str) -> &str {
+fn after_warnings(text: &str) -> &str {
     text.find("{\n").and_then(|at| text.get(at..)).unwrap_or(text)
 }
 

@@ -6,17 +6,12 @@
 //!
 //! Not here: fio as in the experiment `aio` (`fio.rs`), which this shares running and reading with.
 
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
-use super::fio::{after_warnings, wait};
-use super::{BlockJob, Figures, WARM_UP};
+use super::fio::{Basics, lacking, report};
+use super::{BlockJob, Figures};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
-
-/// Where it comes from.
-pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
 
 /// How fio gets at the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,36 +23,20 @@ pub(crate) enum Engine {
 }
 
 fn arguments(path: &Path, job: &BlockJob, engine: Engine) -> Vec<String> {
-    let ms = 1000.0 * job.seconds;
     let (engine, depth, direct) = match engine {
         Engine::IoUring => ("io_uring", job.depth, 1),
         Engine::Psync => ("psync", 1, 0),
     };
-    let mut arguments: Vec<String> = [
-        "--name=host",
-        "--norandommap",
-        "--time_based",
-        "--group_reporting",
-        "--thread",
-        "--fallocate=none",
-        "--output-format=json",
-    ]
-    .map(str::to_owned)
-    .into();
+    let &BlockJob { writes, block_bytes, file_bytes, seconds, seed, jobs, .. } = job;
+    let rw = if writes { "randwrite" } else { "randread" };
+    let basics = Basics { path, rw, block_bytes, depth, file_bytes, seconds, seed };
+    let mut arguments: Vec<String> = ["--name=host", "--group_reporting"].map(str::to_owned).into();
     arguments.extend([
-        // A colon would separate two files.
-        format!("--filename={}", path.display().to_string().replace(':', "\\:")),
-        format!("--rw={}", if job.writes { "randwrite" } else { "randread" }),
         format!("--ioengine={engine}"),
         format!("--direct={direct}"),
-        format!("--iodepth={depth}"),
-        format!("--bs={}", job.block_bytes),
-        format!("--numjobs={}", job.jobs),
-        format!("--size={}", job.file_bytes),
-        format!("--runtime={:.0}ms", ms.max(1.0)),
-        format!("--ramp_time={:.0}ms", (ms * WARM_UP).max(1.0)),
-        format!("--randseed={}", job.seed >> 1),
+        format!("--numjobs={jobs}"),
     ]);
+    arguments.extend(basics.arguments());
     arguments
 }
 
@@ -69,26 +48,8 @@ pub(crate) fn measure(
     scratch: &Path,
     stop: &Stop,
 ) -> Result<Figures, SampleError> {
-    let report = scratch.join("fio.json");
-    let failed = |error: &dyn std::fmt::Display| SampleError::because("fio", error);
-    let child = Command::new("fio")
-        .args(arguments(path, job, engine))
-        .arg(format!("--output={}", report.display()))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn();
-    let missing = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::NotFound => SampleError::Unavailable(MISSING.to_owned()),
-        _ => failed(&error),
-    };
-    wait(child.map_err(missing)?, stop)?;
-    let text = std::fs::read_to_string(&report).map_err(|error| failed(&error))?;
-    let _ = std::fs::remove_file(&report);
-    let json: serde_json::Value =
-        serde_json::from_str(after_warnings(&text)).map_err(|error| failed(&error))?;
-    read(&json, job.writes).ok_or_else(|| failed(&"its report lacks the figures"))
+    let json = report(&arguments(path, job, engine), scratch, stop)?;
+    read(&json, job.writes).ok_or_else(lacking)
 }
 
 /// `None` if it failed.

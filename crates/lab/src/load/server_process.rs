@@ -4,6 +4,7 @@
 //!
 //! - A process of its own, as in use: its processor time and its context switches are told apart by the kernel.
 //! - In a process group of its own: a terminal's Ctrl-C ends this program in order, which then ends the server.
+//! - It does not outlive this program, not even if that is killed (a second Ctrl-C): a shell sees its end of a pipe close.
 //!
 //! Not here: the load on it (`clients.rs`), its cost (`process.rs`), servers of several disks (`placed_server.rs`).
 
@@ -59,17 +60,33 @@ impl Kind {
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
+    /// Goes first: a number that is free again must not be signalled.
+    keeper: Option<Keeper>,
     socket: PathBuf,
     _folder: TempDir,
 }
 
-/// How a server is started: its command, and its sockets, which are there once it serves.
-pub(crate) struct Launch {
-    pub command: Command,
-    /// At least one. The first is what clients connect to who know of one.
-    pub sockets: Vec<PathBuf>,
-    /// Why there is no such program, if there is none.
-    pub missing: Option<&'static str>,
+/// A shell that ends a process when this program is gone: its standard input is ours to hold open.
+#[derive(Debug)]
+struct Keeper(Child);
+
+impl Keeper {
+    /// # Errors
+    /// If there is no shell.
+    fn of(pid: u32) -> std::io::Result<Self> {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "read -r nothing; kill -TERM \"$0\"", &pid.to_string()]);
+        shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Self(shell.process_group(0).spawn()?))
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Killed before its input closes, it signals nobody.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// "qemu-storage-daemon 7.2.22"; `None` if it is not installed.
@@ -119,10 +136,10 @@ impl ServerProcess {
                 SampleError::Unavailable(why.to_owned())
             }
             _ => failed(&error),
-        })?;
-        let first = sockets.first().cloned().unwrap_or_default();
-        let mut started = Self { child, socket: first, _folder: folder };
-        started.wait_for(&sockets, &said, stop)?;
+        };
+        let mut started = Self { child: child.map_err(missing)?, keeper: None, socket, _folder: folder };
+        started.keeper = Some(Keeper::of(started.pid()).map_err(|error| failed(&error))?);
+        started.wait_for_socket(&said, stop)?;
         Ok(started)
     }
 
@@ -157,6 +174,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
+        self.keeper = None;
         let pid = i32::try_from(self.child.id()).unwrap_or(i32::MAX);
         let end = Instant::now() + PATIENCE;
         if kill(Pid::from_raw(pid), Signal::SIGTERM).is_ok() {
@@ -207,6 +225,8 @@ fn peer(file: &Path, socket: &Path, queues: u16) -> Command {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     fn line(command: &Command) -> String {
@@ -239,5 +259,27 @@ mod tests {
         let error =
             ServerProcess::start(kind, Some(program), Path::new("/f"), 1, &Stop::default()).unwrap_err();
         assert!(error.to_string().starts_with("the server ended with exit status"), "{error}");
+    }
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    #[test]
+    fn process_ends_when_whoever_started_it_is_gone() {
+        let mut sleeper = sleeper();
+        let mut keeper = Keeper::of(sleeper.id()).unwrap();
+        // As the kernel does with a process that was killed.
+        drop(keeper.0.stdin.take());
+        assert_eq!(sleeper.wait().unwrap().signal(), Some(Signal::SIGTERM as i32));
+    }
+
+    #[test]
+    fn process_whose_keeper_is_let_go_goes_on() {
+        let mut sleeper = sleeper();
+        drop(Keeper::of(sleeper.id()).unwrap());
+        assert!(sleeper.try_wait().unwrap().is_none());
+        sleeper.kill().unwrap();
+        assert_eq!(sleeper.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
     }
 }
