@@ -1,10 +1,11 @@
-//! What a request costs in the rings alone: both halves, and the device's share; split next to packed.
+//! What a request costs in the rings alone: both halves, and the device's share; split next to packed, and each with an
+//! in-flight log.
 //!
 //! A request is three buffers in an indirect table (header, data, status), as a driver for disks sends it;
 //! 64 of them go through at a time.
 //!
 //! `cargo bench -p virtqueue --bench rings` measures time. Instructions of one half, per 64 × 1000 requests:
-//! `valgrind --tool=callgrind --toggle-collect='*device_pass*' <bench binary> --callgrind split|packed`
+//! `valgrind --tool=callgrind --toggle-collect='*device_pass*' <bench binary> --callgrind split|packed|split_logged|packed_logged`
 //! (`*driver_fills*` and `*driver_reaps*` for the other half)
 //!
 //! Not here: what a request means (`blk_server`'s benchmark `device_half`).
@@ -16,11 +17,17 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
-use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFeatures, RingLayout};
+use virtqueue::{Chain, DeviceQueue, DriverQueue, LogArea, RingFeatures, RingLayout};
 
 const QUEUE_SIZE: u16 = 256;
 const BATCH: u64 = 64;
-const FORMATS: [(&str, bool); 2] = [("split", false), ("packed", true)];
+/// Name, packed, logged.
+const FORMATS: [(&str, bool, bool); 4] = [
+    ("split", false, false),
+    ("packed", true, false),
+    ("split_logged", false, true),
+    ("packed_logged", true, true),
+];
 const TABLES: u64 = 1 << 20;
 const DATA: u64 = 2 << 20;
 
@@ -31,9 +38,12 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(packed: bool) -> Self {
-        let region = Region::from_memfd(GuestAddress(0), 16 << 20).unwrap();
-        let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));
+    fn new((_, packed, logged): (&str, bool, bool)) -> Self {
+        let memory = |bytes| {
+            let region = Region::from_memfd(GuestAddress(0), bytes).unwrap();
+            Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap())
+        };
+        let view = MemoryView::new(memory(16 << 20));
         let layout = RingLayout {
             queue_size: QUEUE_SIZE,
             descriptors: GuestAddress(0),
@@ -42,7 +52,12 @@ impl Bench {
         };
         let features = RingFeatures { event_idx: true, indirect: true, packed };
         let driver = DriverQueue::new(&view, layout, features).unwrap();
-        let device = DeviceQueue::new(&view, layout, features, driver.initial_base()).unwrap();
+        let (base, log) = (driver.initial_base(), LogArea::new(memory(1 << 20), 0, QUEUE_SIZE));
+        let device = if logged {
+            DeviceQueue::with_log(&view, layout, features, base, &log).unwrap()
+        } else {
+            DeviceQueue::new(&view, layout, features, base).unwrap()
+        };
         Self { driver, device, chain: Chain::with_capacity(QUEUE_SIZE) }
     }
 
@@ -99,9 +114,9 @@ fn rings(criterion: &mut Criterion) {
     for half in ["both_halves", "device_half"] {
         let mut group = criterion.benchmark_group(half);
         group.throughput(Throughput::Elements(BATCH));
-        for (name, packed) in FORMATS {
-            let mut bench = Bench::new(packed);
-            group.bench_function(name, |bencher| {
+        for format in FORMATS {
+            let mut bench = Bench::new(format);
+            group.bench_function(format.0, |bencher| {
                 bencher.iter_custom(|batches| {
                     let started = Instant::now();
                     let device = (0..batches).map(|_| bench.batch()).sum();
@@ -116,7 +131,9 @@ fn rings(criterion: &mut Criterion) {
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(at) = arguments.iter().position(|argument| argument == "--callgrind") {
-        let mut bench = Bench::new(arguments.get(at + 1).is_some_and(|format| format == "packed"));
+        let named =
+            FORMATS.into_iter().find(|(name, ..)| arguments.get(at + 1).is_some_and(|given| given == name));
+        let mut bench = Bench::new(named.unwrap_or(FORMATS[0]));
         (0..1000).for_each(|_| _ = black_box(bench.batch()));
         return;
     }

@@ -10,6 +10,7 @@
 use guest_mem::MemoryView;
 
 use crate::fault::{PopError, RingFault};
+use crate::log::{LogArea, Recovery};
 use crate::{Chain, RingFeatures, RingLayout, packed, split};
 
 /// One queue as a device sees it.
@@ -53,6 +54,40 @@ impl DeviceQueue {
         } else {
             Ok(Self::Split(split::DeviceQueue::new(view, layout, features)?))
         }
+    }
+
+    /// The same with a log of what is in flight, which outlives this device: what its predecessor had begun and not
+    /// published is popped first, in the order in which it was popped then, and the ring goes on behind it.
+    ///
+    /// `base` counts only for a packed ring that was never used with this log: a split ring and a log know better.
+    ///
+    /// # Errors
+    /// As [`DeviceQueue::new`], and [`RingFault::Log`].
+    pub fn with_log(
+        view: &MemoryView,
+        layout: RingLayout,
+        features: RingFeatures,
+        base: u32,
+        log: &LogArea,
+    ) -> Result<Self, RingFault> {
+        if features.packed {
+            Ok(Self::Packed(packed::DeviceQueue::with_log(view, layout, features, base, log)?))
+        } else {
+            Ok(Self::Split(split::DeviceQueue::with_log(view, layout, features, log)?))
+        }
+    }
+
+    /// What [`DeviceQueue::with_log`] found in the log.
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        either!(self, half => half.recovery())
+    }
+
+    /// How many chains of the predecessor's were not popped yet. They stay in the log until they are used.
+    #[inline]
+    #[must_use]
+    pub fn to_redo(&self) -> u16 {
+        either!(self, half => half.to_redo())
     }
 
     /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller.

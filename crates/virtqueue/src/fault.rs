@@ -9,6 +9,8 @@ use std::fmt;
 
 use guest_mem::AccessError;
 
+use crate::log::LogFault;
+
 /// One of the three areas of a virtqueue (virtio 1.3 §2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingPart {
@@ -120,6 +122,9 @@ pub enum RingFault {
         /** In entries. */
         queue_size: u16,
     },
+    /// The in-flight log of the device before says nothing that could be true.
+    #[error(transparent)]
+    Log(#[from] LogFault),
     /// The packed ring shows that a device went on beyond the position; requests would run twice.
     #[error(
         "ring base {base:#010x} is stale: slot {slot} of the packed ring shows later use, and nothing in memory tells the position, so the guest must reset the device"

@@ -6,6 +6,7 @@
 //! - The other side is hostile and writes at any moment: each index, address and length is read once,
 //!   checked, and then trusted; what we wrote ourselves is kept privately and never read back.
 //! - A fault inside a chain concerns that request; a fault of the ring stops the queue.
+//! - A device can keep a log of what is in flight, for its successor after a crash (`log.rs`).
 //! - Nothing is allocated between `new` and `drop`.
 //!
 //! Spec: virtio 1.3 §2.7 (split), §2.8 (packed).
@@ -19,9 +20,15 @@ mod driver;
 mod driver_fault;
 mod fault;
 mod layout;
+mod log;
+#[cfg(test)]
+mod log_crash_tests;
+#[cfg(test)]
+mod log_tests;
 pub mod notify;
 pub mod packed;
 pub mod split;
+mod step;
 mod tables;
 
 pub use chain::Chain;
@@ -30,6 +37,7 @@ pub use driver::{DriverQueue, Used};
 pub use driver_fault::{AddError, DriverFault};
 pub use fault::{ChainFault, IndirectFault, PopError, RingFault, RingPart};
 pub use layout::RingLayout;
+pub use log::{LogArea, LogFault, Recovery};
 
 /// Smallest queue we serve: virtio-blk needs a descriptor for the header and one for the status.
 pub const MIN_QUEUE_SIZE: u16 = 2;

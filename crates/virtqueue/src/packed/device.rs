@@ -18,11 +18,15 @@ use guest_mem::MemoryView;
 
 use super::cursor::Cursor;
 use super::event::is_wanted;
+use super::log::PackedLog;
+use super::recovery::{self, Recovered, Redo};
 use super::resume::{self, Opened};
 use super::ring::{Meta, Ring};
 use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, WRITE};
 use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
+use crate::log::{LogArea, Recovery};
 use crate::notify::Undecided;
+use crate::step::may_die_here;
 use crate::tables::{Tables, check_indirect};
 use crate::{RingFeatures, RingLayout};
 
@@ -54,6 +58,10 @@ pub struct DeviceQueue {
     kicks_disabled: bool,
     /// Nothing had been used in the ring when it was mapped.
     was_fresh: bool,
+    log: Option<Box<PackedLog>>,
+    /// What the device before had in flight, until all of it is popped.
+    redo: Option<Box<Redo>>,
+    recovery: Recovery,
 }
 
 impl DeviceQueue {
@@ -87,7 +95,80 @@ impl DeviceQueue {
             undecided: Undecided::default(),
             kicks_disabled: false,
             was_fresh,
+            log: None,
+            redo: None,
+            recovery: Recovery::default(),
         })
+    }
+
+    /// As [`DeviceQueue::new`], with a log: see [`crate::DeviceQueue::with_log`].
+    ///
+    /// # Errors
+    /// As [`DeviceQueue::new`]; [`RingFault::Log`].
+    pub fn with_log(
+        view: &MemoryView,
+        layout: RingLayout,
+        features: RingFeatures,
+        base: u32,
+        area: &LogArea,
+    ) -> Result<Self, RingFault> {
+        let (ring, queue_size) = (Ring::map(&layout, view.memory())?, layout.queue_size);
+        match recovery::recover(area, &ring, queue_size)? {
+            Ok(Recovered { log, redo }) => Ok(Self::recovered(view, layout, features, ring, log, redo)),
+            Err(was_foreign) => {
+                let mut queue = Self::new(view, layout, features, base)?;
+                queue.log = Some(recovery::write_anew(area, queue.next_used, queue_size)?.into());
+                queue.recovery.was_foreign = was_foreign;
+                Ok(queue)
+            }
+        }
+    }
+
+    fn recovered(
+        view: &MemoryView,
+        layout: RingLayout,
+        features: RingFeatures,
+        ring: Ring,
+        log: PackedLog,
+        redo: Redo,
+    ) -> Self {
+        let (queue_size, position, taken) = (layout.queue_size, log.used, redo.descriptors());
+        let mut counts: Box<[u16]> = vec![0; usize::from(queue_size)].into();
+        redo.chains.iter().for_each(|chain| counts[usize::from(chain.id)] = chain.count);
+        recovery::hide_unpublished(&ring, position, taken);
+        Self {
+            layout,
+            features,
+            tables: Tables::new(view.clone()),
+            ring,
+            indirect_limit: queue_size,
+            next_avail: position.forward(taken),
+            room: queue_size - taken,
+            counts,
+            last_popped: 0,
+            next_used: position,
+            published: position,
+            held_back: None,
+            undecided: Undecided::default(),
+            kicks_disabled: false,
+            was_fresh: false,
+            log: Some(log.into()),
+            recovery: Recovery { redone: redo.left(), was_foreign: false },
+            redo: Some(redo.into()),
+        }
+    }
+
+    /// What was found in the log.
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        self.recovery
+    }
+
+    /// Chains that the device before had in flight and that were not popped yet.
+    #[inline]
+    #[must_use]
+    pub fn to_redo(&self) -> u16 {
+        self.redo.as_ref().map_or(0, |redo| redo.left())
     }
 
     /// See [`crate::DeviceQueue::with_indirect_limit`].
@@ -142,7 +223,7 @@ impl DeviceQueue {
     pub fn available(&self) -> Result<u16, RingFault> {
         // Relaxed: only a look. `pop` reads the descriptor again, with the acquire that the chain needs.
         let meta = self.ring.meta(self.next_avail.slot(), Relaxed);
-        Ok(u16::from(self.next_avail.is_available(meta.flags())))
+        Ok(u16::from(self.next_avail.is_available(meta.flags()) || self.to_redo() != 0))
     }
 
     /// Takes the next available chain into `chain` and returns its tag (the buffer id), if there is one.
@@ -151,6 +232,11 @@ impl DeviceQueue {
     /// See [`crate::DeviceQueue::pop`].
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        if self.redo.is_some()
+            && let Some((id, walked)) = self.pop_again(chain)
+        {
+            return finish_pop(id, walked, chain);
+        }
         let slot = self.next_avail.slot();
         // Acquire: pairs with the driver's release of the first descriptor's flags; the rest of the
         // chain, tables and data went first.
@@ -161,6 +247,9 @@ impl DeviceQueue {
         chain.clear();
         let (count, id, walked) = self.walk(first, chain)?;
         self.check_id(id)?;
+        if let Some(log) = &mut self.log {
+            log.taken(id);
+        }
         self.counts[usize::from(id)] = count;
         self.room -= count;
         self.next_avail = self.next_avail.forward(count);
@@ -168,16 +257,35 @@ impl DeviceQueue {
         if !self.kicks_disabled {
             self.say_farewell(); // what was said with nothing in flight does not hold any more
         }
-        match walked {
-            Ok(()) => Ok(Some(id)),
-            Err(fault) => {
-                // Buffers in the wrong order are all known, and so is where the status byte is.
-                if fault != ChainFault::ReadableAfterWritable {
-                    chain.clear();
-                }
-                Err(PopError::Chain { tag: id, fault })
+        finish_pop(id, walked, chain)
+    }
+
+    /// The next chain that the device before had in flight, as the log has it: the ring may not have it any more.
+    #[cold]
+    fn pop_again(&mut self, chain: &mut Chain) -> Option<(u16, Result<(), ChainFault>)> {
+        let redo = self.redo.as_mut()?;
+        let Some(&again) = redo.chains.get(redo.at) else {
+            self.redo = None;
+            return None;
+        };
+        redo.at += 1;
+        let descriptors = redo.descriptors.get(again.first..)?.get(..usize::from(again.count))?;
+        chain.clear();
+        let walked = match descriptors {
+            [(addr, meta)] if meta.flags() & INDIRECT != 0 => {
+                let named_by = meta.at(*addr);
+                self.walk_table(&named_by, chain)
             }
-        }
+            _ if descriptors.iter().any(|(_, meta)| meta.flags() & INDIRECT != 0) => {
+                Err(IndirectFault::Mixed.into())
+            }
+            // To the end: buffers in the wrong order are all known then.
+            _ => descriptors.iter().fold(Ok(()), |in_order, &(addr, meta)| {
+                let pushed = chain.push(meta.at(addr));
+                in_order.and(pushed)
+            }),
+        };
+        Some((again.id, walked))
     }
 
     #[inline]
@@ -191,18 +299,34 @@ impl DeviceQueue {
 
     /// How many descriptors the chain has, its id, and what is wrong with its buffers.
     #[inline]
-    fn walk(&self, first: Meta, chain: &mut Chain) -> Result<(u16, u16, Result<(), ChainFault>), RingFault> {
+    fn walk(
+        &mut self,
+        first: Meta,
+        chain: &mut Chain,
+    ) -> Result<(u16, u16, Result<(), ChainFault>), RingFault> {
         let mut at = self.next_avail;
-        if self.room == 0 {
+        let room = match &mut self.log {
+            None => self.room,
+            Some(log) => {
+                log.begin();
+                // What is used goes back to the log when it is visible.
+                self.room.min(log.room())
+            }
+        };
+        if room == 0 {
             return Err(RingFault::EndlessChain { slot: at.slot(), room: 0 });
         }
         if first.flags() & (NEXT | INDIRECT) == INDIRECT {
-            let walked = self.walk_table(&first.at(self.ring.addr(at.slot())), chain);
+            let addr = self.ring.addr(at.slot());
+            self.note(addr, first);
+            let walked = self.walk_table(&first.at(addr), chain);
             return Ok((1, first.id(), walked));
         }
         let (mut meta, mut only_direct, mut in_order) = (first, true, true);
-        for count in 1..=self.room {
-            let descriptor = meta.at(self.ring.addr(at.slot()));
+        for count in 1..=room {
+            let addr = self.ring.addr(at.slot());
+            self.note(addr, meta);
+            let descriptor = meta.at(addr);
             if descriptor.has(INDIRECT) {
                 only_direct = false;
             } else {
@@ -221,7 +345,15 @@ impl DeviceQueue {
             // Relaxed: `pop` acquired the whole chain with its first descriptor.
             meta = self.ring.meta(at.slot(), Relaxed);
         }
-        Err(RingFault::EndlessChain { slot: self.next_avail.slot(), room: self.room })
+        Err(RingFault::EndlessChain { slot: self.next_avail.slot(), room })
+    }
+
+    /// One descriptor of the chain that is read.
+    #[inline]
+    fn note(&mut self, addr: u64, meta: Meta) {
+        if let Some(log) = &mut self.log {
+            log.note(addr, meta);
+        }
     }
 
     /// All entries of a table, in order; only their WRITE flag counts (virtio 1.3 §2.8.7).
@@ -241,6 +373,13 @@ impl DeviceQueue {
     /// nothing may have been popped or pushed since.
     #[inline]
     pub fn unpop(&mut self) {
+        if let Some(redo) = &mut self.redo {
+            redo.at -= 1;
+            return;
+        }
+        if let Some(log) = &mut self.log {
+            log.given_back(self.last_popped);
+        }
         let count = self.take_count(self.last_popped);
         self.next_avail = self.next_avail.back(count);
     }
@@ -265,19 +404,30 @@ impl DeviceQueue {
         let used = Meta::new(written_bytes, tag, self.next_used.used_flags() | written);
         if self.held_back.is_some() {
             self.ring.set_meta(self.next_used.slot(), used, Relaxed);
+            may_die_here();
         } else {
             self.held_back = Some(used);
         }
         self.next_used = self.next_used.forward(count);
+        if let Some(log) = &mut self.log {
+            log.used(tag);
+        }
     }
 
     /// Makes everything pushed so far visible to the driver, once per pass; returns whether there was any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let Some(first) = self.held_back.take() else { return false };
+        if let Some(log) = &mut self.log {
+            log.about_to_publish(self.next_used);
+        }
         // Release: pairs with the driver's acquire of these flags; later used descriptors, status and
         // data go first.
         self.ring.set_meta(self.published.slot(), first, Release);
+        may_die_here();
+        if let Some(log) = &mut self.log {
+            log.published();
+        }
         self.undecided.add(self.next_used.since(self.published));
         self.published = self.next_used;
         if !self.kicks_disabled && self.is_drained() {
@@ -340,5 +490,20 @@ impl DeviceQueue {
         let event = resume::farewell(self.next_avail, self.is_drained(), self.features.event_idx);
         // Release: pairs with the acquire in `resume::open`; the used descriptors before this position went first.
         self.ring.device_event.store(0, event, Release);
+    }
+}
+
+/// What [`DeviceQueue::pop`] says of a chain that it took.
+#[inline]
+fn finish_pop(id: u16, walked: Result<(), ChainFault>, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+    match walked {
+        Ok(()) => Ok(Some(id)),
+        Err(fault) => {
+            // Buffers in the wrong order are all known, and so is where the status byte is.
+            if fault != ChainFault::ReadableAfterWritable {
+                chain.clear();
+            }
+            Err(PopError::Chain { tag: id, fault })
+        }
     }
 }

@@ -12,7 +12,9 @@ mod cursor;
 mod device;
 mod driver;
 mod event;
+mod log;
 mod raw;
+mod recovery;
 mod resume;
 mod ring;
 

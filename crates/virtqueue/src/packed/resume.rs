@@ -154,6 +154,14 @@ fn never_got_there(ring: &Ring, claimed: Cursor, queue_size: u16) -> bool {
     }
 }
 
+/// Whether a ring that has room for doubt cannot be at `used`: a position that a log has kept of the ring that lay here
+/// before. Only what cannot be mistaken counts: a full lap leaves no slot empty, and a part of the first one a mark.
+pub(super) fn is_of_a_ring_before(ring: &Ring, used: Cursor, queue_size: u16) -> bool {
+    let never_used = |mut slots: Range<u16>| !slots.any(|slot| ring.meta(slot, Relaxed).flags() & USED != 0);
+    (0..queue_size).any(|slot| is_zero(ring, slot))
+        && (!used.wrap_counter() || used.slot() != 0 && never_used(0..used.slot()))
+}
+
 /// Either a new ring that is full, or one where a chain from the last slot on was used, and all behind it is
 /// available.
 fn is_full_of_first_lap(ring: &Ring, queue_size: u16) -> bool {

@@ -15,12 +15,15 @@ use std::sync::atomic::fence;
 use guest_mem::{MemoryView, SharedSlice};
 
 use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts};
+use super::log::SplitLog;
 use super::used_ring::UsedRing;
 use crate::RingFeatures;
 use crate::chain::{Chain, Descriptor, INDIRECT, NEXT};
 use crate::fault::{ChainFault, IndirectFault, PopError, RingFault};
 use crate::layout::RingLayout;
+use crate::log::{LogArea, Recovery};
 use crate::notify::AVAIL_NO_INTERRUPT;
+use crate::step::may_die_here;
 use crate::tables::{Tables, check_indirect};
 
 /// One queue as a device sees it.
@@ -44,6 +47,17 @@ pub struct DeviceQueue {
     was_fresh: bool,
     /// `NO_NOTIFY` is set (only without `VIRTIO_F_EVENT_IDX`).
     kicks_disabled: bool,
+    log: Option<Box<SplitLog>>,
+    /// What the device before had in flight, until all of it is popped.
+    redo: Option<Box<Redo>>,
+    recovery: Recovery,
+}
+
+/// Heads, in the order in which they were taken, and the next one to pop.
+#[derive(Debug)]
+struct Redo {
+    heads: Vec<u16>,
+    at: usize,
 }
 
 impl DeviceQueue {
@@ -71,7 +85,47 @@ impl DeviceQueue {
             avail_idx: position,
             was_fresh: position == 0,
             kicks_disabled: false,
+            log: None,
+            redo: None,
+            recovery: Recovery::default(),
         })
+    }
+
+    /// As [`DeviceQueue::new`], with a log: see [`crate::DeviceQueue::with_log`].
+    ///
+    /// # Errors
+    /// As [`DeviceQueue::new`]; [`RingFault::Log`].
+    pub fn with_log(
+        view: &MemoryView,
+        layout: RingLayout,
+        features: RingFeatures,
+        area: &LogArea,
+    ) -> Result<Self, RingFault> {
+        let mut queue = Self::new(view, layout, features)?;
+        let opened = SplitLog::open(area, layout.queue_size, queue.next_avail)?;
+        #[allow(clippy::cast_possible_truncation)] // not more than the queue has heads
+        let redone = opened.redo.len() as u16;
+        // What was in flight came out of the available ring in front of what is left there.
+        queue.next_avail = queue.next_avail.wrapping_add(redone);
+        queue.avail_idx = queue.next_avail;
+        queue.log = Some(opened.log.into());
+        queue.redo = (redone != 0).then(|| Redo { heads: opened.redo, at: 0 }.into());
+        queue.recovery = Recovery { redone, was_foreign: opened.was_foreign };
+        Ok(queue)
+    }
+
+    /// What was found in the log.
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        self.recovery
+    }
+
+    /// Chains that the device before had in flight and that were not popped yet.
+    #[inline]
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // not more than the queue has heads
+    pub fn to_redo(&self) -> u16 {
+        self.redo.as_ref().map_or(0, |redo| (redo.heads.len() - redo.at) as u16)
     }
 
     /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller.
@@ -130,7 +184,7 @@ impl DeviceQueue {
     #[inline]
     pub fn available(&self) -> Result<u16, RingFault> {
         // Relaxed: only a count. `pop` reads the index again, with the acquire that the entries need.
-        self.checked_count(self.avail.load(IDX, Relaxed))
+        Ok(self.checked_count(self.avail.load(IDX, Relaxed))?.saturating_add(self.to_redo()))
     }
 
     #[inline]
@@ -151,6 +205,11 @@ impl DeviceQueue {
     /// [`ChainFault::ReadableAfterWritable`].
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, PopError> {
+        if self.redo.is_some()
+            && let Some(head) = self.next_again()
+        {
+            return self.walk_from(head, chain);
+        }
         if self.next_avail == self.avail_idx && !self.refresh()? {
             return Ok(None);
         }
@@ -161,6 +220,26 @@ impl DeviceQueue {
             return Err(RingFault::HeadOutOfRange { head, queue_size }.into());
         }
         self.next_avail = self.next_avail.wrapping_add(1);
+        if let Some(log) = &mut self.log {
+            log.taken(head);
+        }
+        self.walk_from(head, chain)
+    }
+
+    /// The next head that the device before had in flight; its descriptors are where they were.
+    #[cold]
+    fn next_again(&mut self) -> Option<u16> {
+        let redo = self.redo.as_mut()?;
+        let head = redo.heads.get(redo.at).copied();
+        redo.at += 1;
+        if head.is_none() {
+            self.redo = None;
+        }
+        head
+    }
+
+    #[inline]
+    fn walk_from(&mut self, head: u16, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         chain.clear();
         match self.walk(head, chain) {
             Ok(()) => Ok(Some(head)),
@@ -234,6 +313,13 @@ impl DeviceQueue {
     /// Gives the chain popped last back: it will be popped again. For an owner without room to start it.
     #[inline]
     pub fn unpop(&mut self) {
+        if let Some(redo) = &mut self.redo {
+            redo.at -= 1;
+            return;
+        }
+        if let Some(log) = &mut self.log {
+            log.given_back();
+        }
         self.next_avail = self.next_avail.wrapping_sub(1);
     }
 
@@ -243,12 +329,23 @@ impl DeviceQueue {
     #[inline]
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
         self.used.push(tag, written_bytes);
+        if let Some(log) = &mut self.log {
+            log.used(tag);
+        }
     }
 
     /// Makes everything pushed so far visible to the driver, once per pass; returns whether there was any.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        self.used.publish()
+        let Some(log) = &mut self.log else { return self.used.publish() };
+        if !self.used.has_pushed() {
+            return false;
+        }
+        log.about_to_publish();
+        self.used.publish();
+        may_die_here();
+        log.published(self.used.next_used());
+        true
     }
 
     /// Whether the driver wants to hear about what was published since the last call.

@@ -8,6 +8,7 @@
 mod device;
 mod driver;
 mod layout;
+mod log;
 mod raw;
 mod used_ring;
 

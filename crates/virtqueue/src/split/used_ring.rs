@@ -48,6 +48,12 @@ impl UsedRing {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
+    /// Whether [`UsedRing::publish`] has anything to publish.
+    #[inline]
+    pub fn has_pushed(&self) -> bool {
+        self.next_used != self.published
+    }
+
     #[inline]
     pub fn publish(&mut self) -> bool {
         let pushed = self.next_used.wrapping_sub(self.published);

@@ -1,0 +1,258 @@
+//! What a dead device's in-flight log says, checked: where the ring stands, and which chains are to be done again.
+//!
+//! `log → the ring decides whether the last batch holds → free list → chains in flight, in the order they were taken`
+//!
+//! - The log may hold anything: each link is checked, each entry is visited once, and all must be found.
+//! - What is written back leaves the same to a successor, whenever this one dies.
+//!
+//! Spec: vhost-user, "Inflight I/O tracking", "When reconnecting". Not here: the log of a running device (`log.rs`), what
+//! is known without one (`resume.rs`).
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use guest_mem::SharedSlice;
+
+use super::cursor::Cursor;
+use super::log::{IN_FLIGHT, LIST, POSITION, PackedLog, place};
+use super::resume;
+use super::ring::{Meta, Ring};
+use crate::log::{LogArea, LogFault, PACKED_WORDS, relaxed, release};
+use crate::step::may_die_here;
+
+/// A chain that was in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RedoChain {
+    pub id: u16,
+    /// Of its descriptors, in [`Redo::descriptors`].
+    pub first: usize,
+    pub count: u16,
+}
+
+/// What is to be done again.
+#[derive(Debug, Default)]
+pub(super) struct Redo {
+    pub chains: Vec<RedoChain>,
+    pub descriptors: Vec<(u64, Meta)>,
+    /// The next one of `chains`.
+    pub at: usize,
+}
+
+impl Redo {
+    #[allow(clippy::cast_possible_truncation)] // not more than the ring has descriptors
+    pub fn left(&self) -> u16 {
+        (self.chains.len() - self.at) as u16
+    }
+
+    /// In descriptors.
+    pub fn descriptors(&self) -> u16 {
+        self.chains.iter().map(|chain| chain.count).sum()
+    }
+}
+
+/// What a queue starts with.
+#[derive(Debug)]
+pub(super) struct Recovered {
+    pub log: PackedLog,
+    pub redo: Redo,
+}
+
+/// `None`: nothing was ever written, or what was written is not of this ring (`true`).
+pub(super) fn recover(
+    area: &LogArea,
+    ring: &Ring,
+    queue_size: u16,
+) -> Result<Result<Recovered, bool>, LogFault> {
+    let (words, is_written) = area.open(queue_size, PACKED_WORDS)?;
+    if !is_written {
+        return Ok(Err(false));
+    }
+    let kept = Kept::read(&words, ring, queue_size)?;
+    if resume::is_of_a_ring_before(ring, kept.used, queue_size) {
+        return Ok(Err(true));
+    }
+    Reader::new(words, area.entries(), kept).read(queue_size).map(Ok)
+}
+
+/// Takes back what the dead device had stored behind a used descriptor that it held back: as soon as one is stored in
+/// that place, the driver would see these, too. What was available there is in the log.
+pub(super) fn hide_unpublished(ring: &Ring, used: Cursor, descriptors: u16) {
+    for at in (0..descriptors).map(|distance| used.forward(distance)) {
+        let meta = ring.meta(at.slot(), Relaxed);
+        if at.is_used(meta.flags()) {
+            let unused = Meta::new(meta.len_bytes(), meta.id(), at.avail_flags());
+            ring.set_meta(at.slot(), unused, Relaxed);
+            may_die_here();
+        }
+    }
+}
+
+/// A log of a ring with nothing in flight.
+pub(super) fn write_anew(area: &LogArea, used: Cursor, queue_size: u16) -> Result<PackedLog, LogFault> {
+    let (words, _) = area.open(queue_size, PACKED_WORDS)?;
+    let entries = area.entries();
+    release(&words, LIST, 0); // not valid until all is there
+    words.store(0, 0, Relaxed);
+    let mut log = empty(words, entries, used);
+    for entry in 0..entries {
+        log.next[usize::from(entry)] = entry + 1;
+        log.words.store(place(entry), u64::from(entry + 1) << 16, Relaxed);
+    }
+    log.free = entries;
+    log.store_position(used);
+    log.store_list(0);
+    Ok(log)
+}
+
+fn empty(words: SharedSlice<u64>, entries: u16, used: Cursor) -> PackedLog {
+    let zeroes = || vec![0; usize::from(entries)].into();
+    PackedLog {
+        words,
+        entries,
+        counter: 0,
+        next: zeroes(),
+        last: zeroes(),
+        num: zeroes(),
+        heads: zeroes(),
+        free_head: 0,
+        free: 0,
+        batch: zeroes(),
+        in_batch: 0,
+        at: 0,
+        noted_last: 0,
+        noted: 0,
+        used,
+    }
+}
+
+/// Which of the two values that a batch leaves behind hold.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    free_head: u16,
+    used: Cursor,
+}
+
+impl Kept {
+    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    fn read(words: &SharedSlice<u64>, ring: &Ring, queue_size: u16) -> Result<Self, LogFault> {
+        let (list, position) = (relaxed(words, LIST), relaxed(words, POSITION));
+        let cursor = |slot: u16, wrap: u64| {
+            let wrap_bit = if wrap & 0xff == 0 { 0 } else { 1 << 15 };
+            let known = Cursor::from_bits(slot | wrap_bit, queue_size).filter(|_| slot < queue_size);
+            known.ok_or(LogFault::Position { slot, queue_size })
+        };
+        let new = Self { free_head: (list >> 32) as u16, used: cursor(position as u16, position >> 32)? };
+        let old =
+            Self { free_head: (list >> 48) as u16, used: cursor((position >> 16) as u16, position >> 40)? };
+        // Slot and wrap counter: a batch of a whole lap ends in the slot where it began.
+        if new.used == old.used {
+            return Ok(old);
+        }
+        // Acquire: pairs with the release that made the batch visible; the log's new values went before it.
+        let flags = ring.meta(old.used.slot(), Acquire).flags();
+        Ok(if old.used.is_available(flags) { old } else { new })
+    }
+}
+
+/// Walks a log's lists.
+struct Reader {
+    log: PackedLog,
+    /// By entry.
+    seen: Vec<bool>,
+    found: u16,
+}
+
+impl Reader {
+    fn new(words: SharedSlice<u64>, entries: u16, kept: Kept) -> Self {
+        let mut log = empty(words, entries, kept.used);
+        log.free_head = kept.free_head;
+        Self { log, seen: vec![false; usize::from(entries)], found: 0 }
+    }
+
+    fn read(mut self, queue_size: u16) -> Result<Recovered, LogFault> {
+        self.read_free_list()?;
+        let redo = self.read_chains(queue_size)?;
+        let (found, entries) = (self.found, self.log.entries);
+        if found != entries {
+            return Err(LogFault::Lost { found, entries });
+        }
+        let log = self.log;
+        log.store_list(log.free_head);
+        log.store_position(log.used);
+        let mut entry = log.free_head;
+        while entry < entries {
+            let next = log.next[usize::from(entry)];
+            release(&log.words, place(entry), u64::from(next) << 16);
+            entry = next;
+        }
+        Ok(Recovered { log, redo })
+    }
+
+    fn visit(&mut self, entry: u16) -> Result<(), LogFault> {
+        let entries = self.log.entries;
+        let seen = self.seen.get_mut(usize::from(entry)).ok_or(LogFault::NoSuchEntry { entry, entries })?;
+        if std::mem::replace(seen, true) {
+            return Err(LogFault::EntryTwice { entry });
+        }
+        self.found += 1;
+        Ok(())
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    fn link(&mut self, entry: u16) -> u16 {
+        let next = (relaxed(&self.log.words, place(entry)) >> 16) as u16;
+        self.log.next[usize::from(entry)] = next;
+        next
+    }
+
+    fn read_free_list(&mut self) -> Result<(), LogFault> {
+        let mut entry = self.log.free_head;
+        while entry != self.log.entries {
+            self.visit(entry)?;
+            entry = self.link(entry);
+        }
+        self.log.free = self.found;
+        Ok(())
+    }
+
+    fn read_chains(&mut self, queue_size: u16) -> Result<Redo, LogFault> {
+        let words = &self.log.words;
+        let is_head =
+            |&entry: &u16| !self.seen[usize::from(entry)] && relaxed(words, place(entry)) & 0xff == IN_FLIGHT;
+        let counted = (0..self.log.entries).filter(is_head);
+        let mut heads: Vec<_> = counted.map(|head| (relaxed(words, place(head) + 1), head)).collect();
+        heads.sort_unstable();
+        self.log.counter = heads.last().map_or(0, |&(counter, _)| counter.wrapping_add(1));
+        let (mut redo, mut has_id) = (Redo::default(), vec![false; usize::from(queue_size)]);
+        for (_, head) in heads {
+            let chain = self.read_chain(head, &mut redo.descriptors)?;
+            let id = chain.id;
+            let known = has_id.get_mut(usize::from(id)).is_some_and(|known| !std::mem::replace(known, true));
+            if !known {
+                return Err(LogFault::BufferId { id, queue_size });
+            }
+            self.log.heads[usize::from(id)] = head;
+            redo.chains.push(chain);
+        }
+        let descriptors = redo.descriptors();
+        if descriptors > queue_size { Err(LogFault::TooMany { descriptors, queue_size }) } else { Ok(redo) }
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    fn read_chain(&mut self, head: u16, descriptors: &mut Vec<(u64, Meta)>) -> Result<RedoChain, LogFault> {
+        let word = relaxed(&self.log.words, place(head));
+        let (last, num, first) = ((word >> 32) as u16, (word >> 48) as u16, descriptors.len());
+        let (mut entry, mut ends_at, mut id) = (head, None, 0);
+        for _ in 0..num {
+            self.visit(entry)?;
+            let meta = Meta::from_word(relaxed(&self.log.words, place(entry) + 2).rotate_right(32));
+            descriptors.push((relaxed(&self.log.words, place(entry) + 3), meta));
+            (ends_at, id) = (Some(entry), meta.id());
+            entry = self.link(entry);
+        }
+        if ends_at != Some(last) {
+            return Err(LogFault::ChainEnd { entry: head, num, last });
+        }
+        (self.log.last[usize::from(head)], self.log.num[usize::from(head)]) = (last, num);
+        Ok(RedoChain { id, first, count: num })
+    }
+}

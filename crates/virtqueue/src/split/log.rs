@@ -1,0 +1,177 @@
+//! The in-flight log of a split ring.
+//!
+//! ```text
+//! features u64 | version u16, desc_num u16, last_batch_head u16, used_idx u16 | per descriptor:
+//! inflight u8, padding 5, next u16 | counter u64
+//! ```
+//!
+//! - An entry per head. `next` links what was used in the last batch: if a device dies when the batch is visible and not
+//!   yet cleared, its successor clears it. How large it was says `used_idx`, compared to the ring's.
+//! - A request that was never noted was never taken: its head stands in the available ring still, behind the ones in
+//!   flight.
+//!
+//! Spec: vhost-user, "Inflight I/O tracking". Not here: when what happens (`split/device.rs`).
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use guest_mem::SharedSlice;
+
+use crate::log::{LogArea, LogFault, SPLIT_WORDS, VERSION, relaxed, release};
+use crate::step::may_die_here;
+
+const HEAD: usize = 1;
+const IN_FLIGHT: u64 = 1;
+/// `inflight` is a byte.
+const IN_FLIGHT_MASK: u64 = 0xff;
+
+#[derive(Debug)]
+pub(super) struct SplitLog {
+    words: SharedSlice<u64>,
+    entries: u16,
+    /// Of the next request.
+    counter: u64,
+    last_taken: u16,
+    /// By head: what was used before it.
+    next: Box<[u16]>,
+    /// Used last.
+    last_used: u16,
+    /// How many of them are not visible yet.
+    batch: u16,
+    /// What the log says of the ring.
+    used_idx: u16,
+}
+
+/// What a queue starts with.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub log: SplitLog,
+    /// Heads, in the order in which they were taken.
+    pub redo: Vec<u16>,
+    pub was_foreign: bool,
+}
+
+impl SplitLog {
+    /// `used_idx`: the ring's.
+    pub fn open(area: &LogArea, queue_size: u16, used_idx: u16) -> Result<Opened, LogFault> {
+        let (words, is_written) = area.open(queue_size, SPLIT_WORDS)?;
+        let next = vec![0; usize::from(area.entries())].into();
+        let (entries, last_used) = (area.entries(), 0);
+        let mut log = Self { words, entries, counter: 0, last_taken: 0, next, last_used, batch: 0, used_idx };
+        let mut was_foreign = false;
+        if is_written {
+            was_foreign = !log.finish_batch(queue_size)?;
+        }
+        if was_foreign || !is_written {
+            (0..entries).for_each(|entry| log.set(entry, 0));
+        }
+        let redo = if is_written { log.in_flight() } else { Vec::new() };
+        if !is_written {
+            log.words.store(0, 0, Relaxed);
+        }
+        log.store_head();
+        Ok(Opened { log, redo, was_foreign })
+    }
+
+    /// Clears what became visible and was not cleared; `false`: the log is not of this ring.
+    #[allow(clippy::cast_possible_truncation)] // takes the fields apart
+    fn finish_batch(&mut self, queue_size: u16) -> Result<bool, LogFault> {
+        let head = relaxed(&self.words, HEAD);
+        let (last_used, logged_idx) = ((head >> 32) as u16, (head >> 48) as u16);
+        let batch = self.used_idx.wrapping_sub(logged_idx);
+        if batch > queue_size || (queue_size..self.entries).any(|entry| self.is_in_flight(entry)) {
+            return Ok(false);
+        }
+        let mut entry = last_used;
+        for _ in 0..batch {
+            if entry >= self.entries {
+                return Err(LogFault::NoSuchEntry { entry, entries: self.entries });
+            }
+            let before = (relaxed(&self.words, place(entry)) >> 48) as u16;
+            self.set(entry, u64::from(before) << 48); // the list stays whole, for whoever comes if this one dies here
+            entry = before;
+        }
+        self.last_used = last_used;
+        Ok(true)
+    }
+
+    fn is_in_flight(&self, entry: u16) -> bool {
+        relaxed(&self.words, place(entry)) & IN_FLIGHT_MASK != 0
+    }
+
+    /// In the order of their counters; the next one goes on from there.
+    fn in_flight(&mut self) -> Vec<u16> {
+        let counted = (0..self.entries).filter(|&entry| self.is_in_flight(entry));
+        let mut found: Vec<_> =
+            counted.map(|entry| (relaxed(&self.words, place(entry) + 1), entry)).collect();
+        found.sort_unstable();
+        self.counter = found.last().map_or(0, |&(counter, _)| counter.wrapping_add(1));
+        found.into_iter().map(|(_, entry)| entry).collect()
+    }
+
+    /// Before anything is done for the request.
+    #[inline]
+    pub fn taken(&mut self, head: u16) {
+        self.words.store(place(head) + 1, self.counter, Relaxed);
+        may_die_here();
+        self.counter = self.counter.wrapping_add(1);
+        self.last_taken = head;
+        self.set(head, IN_FLIGHT);
+    }
+
+    /// The request taken last is in the available ring again.
+    #[inline]
+    pub fn given_back(&mut self) {
+        self.counter = self.counter.wrapping_sub(1);
+        self.set(self.last_taken, 0);
+    }
+
+    /// Its used entry is stored, and not visible.
+    #[inline]
+    pub fn used(&mut self, head: u16) {
+        let before = std::mem::replace(&mut self.last_used, head);
+        self.next[usize::from(head)] = before;
+        self.batch += 1;
+        self.set(head, IN_FLIGHT | u64::from(before) << 48);
+    }
+
+    /// The batch is about to become visible.
+    #[inline]
+    pub fn about_to_publish(&self) {
+        self.store_head();
+    }
+
+    /// It is, with the ring's index at `used_idx`.
+    #[inline]
+    pub fn published(&mut self, used_idx: u16) {
+        let mut entry = self.last_used;
+        // By count: a driver that offers a head before it got it back makes a ring of this list.
+        for _ in 0..std::mem::take(&mut self.batch) {
+            let before = self.next[usize::from(entry)];
+            // The list stays whole: whoever comes if this one dies here clears it from the start.
+            self.set(entry, u64::from(before) << 48);
+            entry = before;
+        }
+        self.used_idx = used_idx;
+        self.store_head();
+    }
+
+    #[inline]
+    fn set(&self, entry: u16, word: u64) {
+        release(&self.words, place(entry), word);
+    }
+
+    #[inline]
+    fn store_head(&self) {
+        let head = u64::from(VERSION)
+            | u64::from(self.entries) << 16
+            | u64::from(self.last_used) << 32
+            | u64::from(self.used_idx) << 48;
+        release(&self.words, HEAD, head);
+    }
+}
+
+/// Of the first of an entry's words.
+#[inline]
+fn place(entry: u16) -> usize {
+    SPLIT_WORDS.0 + SPLIT_WORDS.1 * usize::from(entry)
+}
