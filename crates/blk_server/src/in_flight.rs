@@ -3,10 +3,7 @@
 //! A tag is what the ring calls a request: the head of its chain in a split ring, the buffer id in a
 //! packed one. A tag that becomes available again while its slot is taken is a fault of the ring.
 //!
-//! `begin` and `publish` are where the in-flight log of crash recovery will write: before the I/O starts,
-//! and after the used index is visible.
-//!
-//! Not here: the engine's own bookkeeping of ops (`io_engine`); a request may be several ops.
+//! Not here: the log that outlives this process (`virtqueue`), the engine's own bookkeeping of ops (`io_engine`); a request may be several ops.
 
 use std::time::{Duration, Instant};
 
@@ -138,10 +135,6 @@ impl InFlight {
         self.count -= 1;
         Some(Finished { reply, about, stored_bytes, failed })
     }
-
-    /// Called after the used index made finished requests visible to the driver.
-    #[inline]
-    pub(crate) fn publish(&mut self) {}
 
     /// Whether [`InFlight::report_stuck`] has something to report.
     pub(crate) fn has_stuck(&self, now: Instant) -> bool {

@@ -100,6 +100,9 @@ pub(crate) struct Queue {
     id: u32,
     view: MemoryView,
     ring: DeviceQueue,
+    /// Where the ring's log is, if there is one.
+    log: Option<Arc<GuestMemory>>,
+    leaves_unbegun: bool,
     chain: Chain,
     /// Of the request that is looked at.
     segments: SegmentBuffer,
@@ -137,6 +140,8 @@ impl Queue {
             index: start.index,
             id,
             view,
+            log: start.log.as_ref().map(|log| Arc::clone(log.memory())),
+            leaves_unbegun: start.leaves_unbegun,
             chain: Chain::with_capacity(longest),
             segments: SegmentBuffer::default(),
             in_flight: InFlight::new(layout.queue_size),
@@ -189,7 +194,7 @@ impl Queue {
     pub(crate) fn take_requests(&mut self, lane: &mut Lane<'_>) -> usize {
         let mut taken = 0;
         self.waits_for_room = false;
-        while taken < BATCH && lane.bytes_left > 0 && self.state == State::Running {
+        while taken < BATCH && lane.bytes_left > 0 && (self.state == State::Running || self.must_redo()) {
             if lane.submit.room() < MAX_OPS {
                 self.waits_for_room = true;
                 break;
@@ -359,7 +364,6 @@ impl Queue {
     #[inline]
     pub(crate) fn publish(&mut self, shares: Shares, now: Instant) {
         if self.ring.publish() {
-            self.in_flight.publish();
             if self.owed.add(self.completed, self.in_flight.count(), now) {
                 self.call_driver();
             }
@@ -402,7 +406,7 @@ impl Queue {
     /// The worker will not look again without a kick. Returns whether it should look after all.
     pub(crate) fn enable_kicks(&mut self) -> bool {
         if self.state != State::Running {
-            return false;
+            return self.must_redo();
         }
         self.ring.enable_kicks().unwrap_or_else(|fault| {
             self.break_ring(&fault);
@@ -447,6 +451,16 @@ impl Queue {
         if self.state == State::Draining {
             self.state = State::Running;
         }
+    }
+
+    /// Whether it is about to stop, and has to finish first what the server before it had begun.
+    pub(crate) fn must_redo(&self) -> bool {
+        self.state == State::Stopping && !self.leaves_unbegun && self.ring.to_redo() > 0
+    }
+
+    /// Whether the front-end has cut off the memory of the in-flight log.
+    pub(crate) fn lost_log(&self) -> bool {
+        self.log.as_ref().is_some_and(|log| log.is_poisoned())
     }
 
     pub(crate) fn in_flight(&self) -> usize {

@@ -4,6 +4,7 @@
 //!
 //! - A base is checked here and not when it is sent: what it has to look like depends on the ring's format,
 //!   and front-ends may negotiate later.
+//! - With an in-flight log it is the log that knows, in both formats, and what was in flight is done again first.
 //! - A split ring knows where it goes on. A packed one often does; where it does not, the front-end's base counts,
 //!   and one that cannot be true costs this queue and no other.
 //!
@@ -13,9 +14,9 @@
 use std::time::Instant;
 
 use guest_mem::MemoryView;
-use tracing::warn;
+use tracing::{info, warn};
 use virtio_blk::WriteCache;
-use virtqueue::{DeviceQueue, RingLayout};
+use virtqueue::{DeviceQueue, Recovery, RingLayout};
 
 use crate::error_line::error_line;
 use crate::log_limit::Allowed;
@@ -32,9 +33,18 @@ pub(crate) fn open_ring(
     if !start.ring.packed && base > u32::from(u16::MAX) {
         return Err(format!("ring base {base:#x} does not fit the 16 bits of a split ring's index"));
     }
-    let ring = DeviceQueue::new(view, layout, start.ring, base).map_err(|fault| error_line(&fault))?;
-    if ring.position() != base {
-        log_other_position(start, &ring);
+    let opened = match &start.log {
+        None => DeviceQueue::new(view, layout, start.ring, base),
+        Some(log) => DeviceQueue::with_log(view, layout, start.ring, base, log),
+    };
+    let ring = opened.map_err(|fault| error_line(&fault))?;
+    if start.log.as_ref().is_some_and(|log| log.memory().is_poisoned()) {
+        return Err("the front-end truncated the file of its in-flight log".into());
+    }
+    match ring.recovery() {
+        Recovery { redone: 0, was_foreign: false } if ring.position() == base => {}
+        Recovery { redone: 0, was_foreign: false } => log_other_position(start, &ring),
+        recovery => log_recovery(start, recovery),
     }
     if !ring.was_fresh() && start.cache_choice_unknown && !start.disk.ignores_flushes() {
         assume_writethrough(start);
@@ -53,6 +63,22 @@ fn log_other_position(start: &QueueStart, ring: &DeviceQueue) {
             disk,
             queue, suppressed, base, position, "front-end's ring base is stale; the ring's own counts"
         );
+    }
+}
+
+/// A server before this one did not come to the end of its requests, or the front-end has mixed something up.
+fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) {
+    let Some(Allowed { suppressed }) = start.disk.log_allowed(Instant::now()) else { return };
+    let (disk, queue) = (start.disk.name(), start.index);
+    if was_foreign {
+        warn!(
+            disk,
+            queue,
+            suppressed,
+            "the front-end's in-flight log is of another ring: nothing of it is done again"
+        );
+    } else {
+        info!(disk, queue, suppressed, redone, "requests that the last server had in flight are done again");
     }
 }
 

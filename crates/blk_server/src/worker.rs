@@ -305,7 +305,7 @@ impl Worker {
             if let Some(due) = entry.queue.call_due() {
                 self.next_call = Some(self.next_call.map_or(due, |next| next.min(due)));
             }
-            if entry.queue.in_flight() == 0 && entry.is_awaited() {
+            if entry.queue.in_flight() == 0 && entry.is_awaited() && !entry.queue.must_redo() {
                 self.drained(id);
             }
         }
@@ -437,6 +437,10 @@ impl Worker {
                     "the front-end truncated the file of its memory region at guest address {:#x}",
                     spec.guest_addr.0
                 );
+                entry.queue.break_memory();
+                entry.queue.session().end(EndReason::MemoryFault(what));
+            } else if entry.queue.lost_log() {
+                let what = "the front-end truncated the file of its in-flight log".to_owned();
                 entry.queue.break_memory();
                 entry.queue.session().end(EndReason::MemoryFault(what));
             }

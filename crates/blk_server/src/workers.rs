@@ -15,7 +15,7 @@ use std::time::Duration;
 use guest_mem::GuestMemory;
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::error;
-use virtqueue::{RingFeatures, RingLayout, packed};
+use virtqueue::{LogArea, RingFeatures, RingLayout, packed};
 
 use crate::balancer::Bell;
 use crate::disk::{Disk, DiskConfig};
@@ -53,6 +53,10 @@ pub(crate) struct QueueStart {
     pub(crate) err: Option<Arc<OwnedFd>>,
     /// Where the queue counts.
     pub(crate) meter: Arc<QueueMeter>,
+    /// What is in flight is noted there, for the server after this one.
+    pub(crate) log: Option<LogArea>,
+    /// A stop leaves what the last server had begun and this one has not to the next (GET_VRING_BASE_INFLIGHT).
+    pub(crate) leaves_unbegun: bool,
 }
 
 impl QueueStart {
@@ -81,6 +85,8 @@ impl QueueStart {
             call: Some(adopt(call)?),
             err: None,
             meter: Arc::default(),
+            log: None,
+            leaves_unbegun: false,
         })
     }
 }

@@ -13,7 +13,9 @@
 //! (`queue.rs`).
 
 mod body;
+mod log_memory;
 mod memory;
+mod protocol;
 mod shared;
 mod vring;
 mod wire;
@@ -25,12 +27,14 @@ use std::time::Instant;
 use guest_mem::GuestMemory;
 use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
-    FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserProtocolFeatures, VhostUserU64,
+    FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserInflight, VhostUserProtocolFeatures, VhostUserU64,
     VhostUserVringAddr, VhostUserVringState,
 };
 use virtio_blk::{DeviceConfig, Negotiated};
 
 use body::{body, config_body, expect_fds, u64_body, vring_state};
+use log_memory::{LogMemory, LogMemoryError};
+use protocol::protocol_features;
 pub(crate) use shared::{EndReason, SessionShared};
 use vring::{UserAddresses, Vring};
 use wire::{Incoming, Message, Wire, WireError};
@@ -67,6 +71,10 @@ enum SessionError {
     NotAnEventfd { request: FrontendReq, source: std::io::Error },
     #[error("SET_PROTOCOL_FEATURES {wanted:#x} has bits that were not offered ({offered:#x})")]
     ProtocolFeatures { wanted: u64, offered: u64 },
+    #[error(
+        "SET_PROTOCOL_FEATURES {wanted:#x}: GET_VRING_BASE_INFLIGHT (bit 20) needs INFLIGHT_SHMFD (bit 12)"
+    )]
+    NoLog { wanted: u64 },
     #[error("configuration written without VIRTIO_BLK_F_CONFIG_WCE, so nothing in it is writable")]
     NoConfigWce,
     #[error("{request:?} is not supported: its feature was not offered")]
@@ -80,22 +88,14 @@ enum SessionError {
     #[error(transparent)]
     Memory(#[from] memory::MemoryChangeError),
     #[error(transparent)]
+    LogMemory(#[from] LogMemoryError),
+    #[error(transparent)]
     Lease(#[from] LeaseError),
     #[error("the worker is gone")]
     WorkerGone,
 }
 
 type Result<T, E = SessionError> = std::result::Result<T, E>;
-
-/// Protocol features offered; INFLIGHT_SHMFD and LOG_SHMFD come with crash recovery and migration.
-fn protocol_features() -> VhostUserProtocolFeatures {
-    VhostUserProtocolFeatures::MQ
-        | VhostUserProtocolFeatures::REPLY_ACK
-        | VhostUserProtocolFeatures::BACKEND_REQ
-        | VhostUserProtocolFeatures::CONFIG
-        | VhostUserProtocolFeatures::RESET_DEVICE
-        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
-}
 
 /// How a message is answered.
 enum Answer {
@@ -104,6 +104,7 @@ enum Answer {
     U64(u64),
     VringState(VhostUserVringState),
     Config(VhostUserConfig, Vec<u8>),
+    Log(VhostUserInflight, OwnedFd),
 }
 
 /// One front-end's state.
@@ -118,6 +119,8 @@ pub(crate) struct Session {
     protocol: u64,
     protocol_negotiated: bool,
     vrings: Vec<Vring>,
+    /// Only if the front-end keeps one.
+    log: Option<LogMemory>,
     lease: Option<RingLease>,
 }
 
@@ -144,6 +147,7 @@ impl Session {
             protocol: 0,
             protocol_negotiated: false,
             vrings,
+            log: None,
             lease: None,
         }
     }
@@ -212,6 +216,7 @@ impl Session {
             Ok(Answer::U64(value)) => self.wire.reply(request, &VhostUserU64::new(value), &[])?,
             Ok(Answer::VringState(state)) => self.wire.reply(request, &state, &[])?,
             Ok(Answer::Config(head, bytes)) => self.wire.reply(request, &head, &bytes)?,
+            Ok(Answer::Log(log, fd)) => self.wire.reply_with_fd(request, &log, &fd)?,
             Err(error) if error.ends_session() => return Err(error),
             // An answer without bytes of the configuration space means failure.
             Err(error) if request == FrontendReq::GET_CONFIG => {
@@ -245,6 +250,7 @@ impl Session {
                 | FrontendReq::SET_VRING_CALL
                 | FrontendReq::SET_VRING_ERR
                 | FrontendReq::SET_BACKEND_REQ_FD
+                | FrontendReq::SET_INFLIGHT_FD
         );
         if !takes_fds {
             expect_fds(&message, 0)?;
@@ -272,12 +278,10 @@ impl Session {
             FrontendReq::SET_VRING_ERR => self.set_vring_err(message),
             FrontendReq::SET_VRING_ENABLE => self.set_vring_enable(&message),
             FrontendReq::SET_BACKEND_REQ_FD => self.set_backend_channel(message),
+            FrontendReq::GET_INFLIGHT_FD => self.get_inflight_fd(&message),
+            FrontendReq::SET_INFLIGHT_FD => self.set_inflight_fd(message),
             request => Err(SessionError::NotOffered { request }),
         }
-    }
-
-    fn has(&self, feature: VhostUserProtocolFeatures) -> bool {
-        self.protocol & feature.bits() != 0
     }
 
     fn set_features(&mut self, message: &Message) -> Result<Answer> {
@@ -300,20 +304,11 @@ impl Session {
         self.reconcile_all()
     }
 
-    fn set_protocol_features(&mut self, message: &Message) -> Result<Answer> {
-        let (wanted, offered) = (u64_body(message)?, protocol_features().bits());
-        if wanted & !offered != 0 {
-            return Err(SessionError::ProtocolFeatures { wanted, offered });
-        }
-        self.protocol = wanted;
-        Ok(Answer::Ack)
-    }
-
-    /// Stops every ring and forgets what was negotiated; memory, the channel and a guest's choice of
-    /// writethrough stay.
+    /// Stops every ring and forgets what was negotiated and what was in flight; memory, the channel and a guest's
+    /// choice of writethrough stay.
     fn reset(&mut self) -> Result<Answer> {
         self.stop_all();
-        self.negotiated = None;
+        (self.negotiated, self.log) = (None, None);
         self.shared.set_write_cache(self.disk.guest_cache().mode_at_first());
         for vring in &mut self.vrings {
             let (enabled, has_run) = (!self.protocol_negotiated, vring.has_run);
@@ -483,6 +478,7 @@ impl Session {
             self.lease = Some(Disk::lease_rings(&self.disk, &self.shared)?);
             self.log_use("in use by a guest");
         }
+        let leaves_unbegun = self.has(VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT);
         let may_predate = self.disk.guest_cache().may_predate(self.shared.id());
         let vring = &mut self.vrings[at];
         let Some(kick) = vring.kick.clone() else { return Ok(()) };
@@ -500,6 +496,8 @@ impl Session {
             call: vring.call.clone(),
             err: vring.err.clone(),
             meter: Arc::default(),
+            log: self.log.as_ref().map(|log| log.area(at as u16)),
+            leaves_unbegun,
         };
         // A ring that cannot be used is the queue's fault, not the session's: already logged, err fd
         // signalled; the other queues go on and a reset revives this one.
@@ -577,5 +575,6 @@ fn has_reply(request: FrontendReq) -> bool {
             | FrontendReq::GET_QUEUE_NUM
             | FrontendReq::GET_MAX_MEM_SLOTS
             | FrontendReq::GET_VRING_BASE
+            | FrontendReq::GET_INFLIGHT_FD
     )
 }

@@ -11,15 +11,18 @@
 //! header type is private and its endpoint blocks in half a message (docs/decisions/0002).
 //! Not here: what a message does (`mod.rs`).
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 use vm_memory::ByteValued;
 
@@ -191,8 +194,23 @@ impl Wire {
         self.send_all(&bytes)
     }
 
+    /// The same with a descriptor, which goes with the first byte.
+    pub(crate) fn reply_with_fd(
+        &self,
+        request: FrontendReq,
+        body: &impl ByteValued,
+        fd: &OwnedFd,
+    ) -> Result<(), WireError> {
+        let bytes = message_bytes(u32::from(request), VERSION | FLAG_REPLY, body.as_slice(), &[]);
+        self.send_all_with(&bytes, &[fd.as_fd()])
+    }
+
+    fn send_all(&self, bytes: &[u8]) -> Result<(), WireError> {
+        self.send_all_with(bytes, &[])
+    }
+
     /// Whoever does not read its replies holds up nobody who wants the session to end.
-    fn send_all(&self, mut bytes: &[u8]) -> Result<(), WireError> {
+    fn send_all_with(&self, mut bytes: &[u8], mut fds_left: &[BorrowedFd<'_>]) -> Result<(), WireError> {
         let deadline = Instant::now() + MESSAGE_TIMEOUT;
         while !bytes.is_empty() {
             let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, PollFlags::OUT)];
@@ -202,8 +220,14 @@ impl Wire {
             if fds[1].revents().is_empty() {
                 return Err(WireError::Woken);
             }
-            match rustix::net::send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(sent) => bytes = &bytes[sent..],
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !fds_left.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(fds_left));
+            }
+            let (slices, flags) = ([IoSlice::new(bytes)], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            match rustix::net::sendmsg(&self.socket, &slices, &mut ancillary, flags) {
+                Ok(sent) => (bytes, fds_left) = (&bytes[sent..], &[]),
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(WireError::Closed),
                 Err(errno) => return Err(errno.into()),

@@ -1,0 +1,490 @@
+//! Servers that die with requests in flight, and the logs of those that front-ends keep, or make up.
+//!
+//! A death is played: the guest's memory and the log are copied while the engine holds the requests, the server comes to
+//! an orderly end, and its successor gets the copy, and an image in which nothing of it was done. (Real deaths:
+//! `bareblk/tests/guest_restart.rs`; deaths between any two stores: `virtqueue`.)
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blk_server::WorkerId;
+use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView};
+use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, ThreadsEngine};
+use rig::format::Format;
+use rig::passed::{add_transfer, faulty, hold, let_go, memfd, region, serves, take_signals, works};
+use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, vring_state};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+const QUEUE_SIZE: u16 = 64;
+const SECTORS: u64 = 8;
+const BLOCK: usize = 4096;
+const BOTH: [Format; 2] = [Format::Split, Format::Packed];
+
+/// What a front-end keeps of an in-flight log.
+struct Log {
+    body: Vec<u8>,
+    fd: OwnedFd,
+}
+
+fn inflight(mmap_bytes: u64, offset_bytes: u64, queues: u16, queue_size: u16) -> Vec<u8> {
+    let sizes = [queues.to_ne_bytes(), queue_size.to_ne_bytes(), [0; 2], [0; 2]].concat();
+    [&mmap_bytes.to_ne_bytes()[..], &offset_bytes.to_ne_bytes(), &sizes].concat()
+}
+
+impl Log {
+    /// GET_INFLIGHT_FD.
+    fn get(front_end: &FrontEnd, queues: u16) -> Self {
+        front_end.send(code::GET_INFLIGHT_FD, &inflight(0, 0, queues, QUEUE_SIZE), &[]);
+        let mut bytes = [0; 12 + 24];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+        let received = rustix::net::recvmsg(&front_end.socket, &mut slices, &mut ancillary, flags).unwrap();
+        assert_eq!(received.bytes, bytes.len());
+        let fds = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let fd = fds.flatten().next().expect("a descriptor");
+        Self { body: bytes[12..].to_vec(), fd }
+    }
+
+    fn give(&self, front_end: &FrontEnd) {
+        front_end.ok(code::SET_INFLIGHT_FD, &self.body, &[self.fd.as_fd()]);
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::from_ne_bytes(self.body[..8].try_into().unwrap())
+    }
+
+    fn view(&self) -> MemoryView {
+        let region = region(&self.fd, 0, self.bytes(), 0);
+        MemoryView::new(Arc::new(GuestMemory::new(vec![region]).unwrap()))
+    }
+}
+
+fn contents(view: &MemoryView, bytes: u64) -> Vec<u8> {
+    let mut out = vec![0; bytes as usize];
+    view.read(0, &mut out).unwrap();
+    out
+}
+
+/// A guest whose front-end keeps a log.
+struct Bed {
+    front_end: FrontEnd,
+    guest: Guest,
+    log: Log,
+}
+
+fn connect(rig: &Rig, format: Format) -> FrontEnd {
+    let front_end = rig.connect();
+    front_end.negotiate(format.usual());
+    front_end
+}
+
+fn bed(rig: &Rig, format: Format) -> Bed {
+    let mut front_end = connect(rig, format);
+    let log = Log::get(&front_end, 1);
+    log.give(&front_end);
+    front_end.share_memory(16 * MIB);
+    let guest = front_end.start_queue(0, QUEUE_SIZE, format.usual());
+    Bed { front_end, guest, log }
+}
+
+fn block(number: u64) -> Vec<u8> {
+    (0..BLOCK as u64).map(|at| (at % 251 + number) as u8).collect()
+}
+
+impl Bed {
+    /// Writes of one block each, blocks from `first` on, none waited for.
+    fn begin_writes(&mut self, first: u64, count: u64) {
+        for number in first..first + count {
+            let addr = 8 * MIB + number * BLOCK as u64;
+            self.guest.view.store(addr, &block(number)).unwrap();
+            add_transfer(&mut self.guest, kind::OUT, number * SECTORS, addr, BLOCK as u32);
+        }
+        self.guest.submit();
+    }
+
+    /// Waits for `count` answers: the status of each must be OK. Nothing is answered twice, or the ring says so.
+    fn finish(&mut self, count: u64) {
+        for _ in 0..count {
+            let used = self.guest.next_used().expect("an answer");
+            assert_eq!(used.written_bytes, 1);
+        }
+        assert!(self.guest.ring.pop_used().unwrap().is_none());
+    }
+
+    /// The server dies; what is on its way is not done.
+    fn crash(self, rig: &mut Rig, let_go: impl FnOnce()) -> Crashed {
+        let (memory, log) =
+            (contents(&self.guest.view, 16 * MIB), contents(&self.log.view(), self.log.bytes()));
+        let_go();
+        drop(self.front_end);
+        rig.stop();
+        self.guest.view.store(0, &memory).unwrap();
+        self.log.view().store(0, &log).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&rig.image)
+            .unwrap()
+            .write_all_at(&vec![0; 1 << 20], 0)
+            .unwrap();
+        take_signals(&self.guest.call);
+        Crashed { guest: self.guest, log: self.log }
+    }
+}
+
+struct Crashed {
+    guest: Guest,
+    log: Log,
+}
+
+impl Crashed {
+    /// What a front-end does that has lost its back-end: the ring's base is that of the last start.
+    fn reconnect(self, rig: &Rig, format: Format) -> Bed {
+        let front_end = self.connect(rig, format, feature_bits);
+        Self::start(&front_end, &self.guest);
+        Bed { front_end, guest: self.guest, log: self.log }
+    }
+
+    fn connect(&self, rig: &Rig, format: Format, protocol: impl FnOnce(u64) -> u64) -> FrontEnd {
+        let mut front_end = rig.connect();
+        let offered = front_end.ask_u64(code::GET_FEATURES);
+        let offered_protocol = front_end.ask_u64(code::GET_PROTOCOL_FEATURES);
+        front_end.send(code::SET_PROTOCOL_FEATURES, &protocol(offered_protocol).to_ne_bytes(), &[]);
+        front_end.ok(code::SET_FEATURES, &(format.usual() & offered).to_ne_bytes(), &[]);
+        self.log.give(&front_end);
+        front_end.share(Arc::clone(self.guest.view.memory()));
+        front_end
+    }
+
+    fn start(front_end: &FrontEnd, guest: &Guest) {
+        front_end.announce_queue(guest);
+        front_end.ok(code::SET_VRING_ENABLE, &vring_state(0, 1), &[]);
+    }
+}
+
+/// All that is offered.
+fn feature_bits(offered: u64) -> u64 {
+    offered
+}
+
+fn assert_written(rig: &Rig, blocks: std::ops::Range<u64>) {
+    for number in blocks {
+        assert!(
+            rig.image_bytes(number * BLOCK as u64, BLOCK) == block(number),
+            "block {number} is not there"
+        );
+    }
+}
+
+/// By the server that runs; counted a moment after the guest knows.
+fn writes(rig: &Rig) -> u64 {
+    rig.server.as_ref().unwrap().report().disks[0].queues[0].counters.writes
+}
+
+#[test]
+fn what_was_in_flight_when_a_server_died_is_done_by_its_successor_and_nothing_else() {
+    for format in BOTH {
+        let (options, handle) = faulty();
+        let mut rig = Rig::start(options);
+        let mut bed = bed(&rig, format);
+        bed.begin_writes(0, 17);
+        bed.finish(17);
+        hold(&handle);
+        bed.begin_writes(20, 5);
+        assert!(eventually(|| handle.held() == 5));
+
+        let crashed = bed.crash(&mut rig, || let_go(&handle));
+        rig.start_server(Options::default());
+        let mut bed = crashed.reconnect(&rig, format);
+        bed.finish(5);
+
+        assert_written(&rig, 20..25);
+        assert!(
+            rig.image_bytes(0, 17 * BLOCK).iter().all(|&byte| byte == 0),
+            "an answered write was repeated"
+        );
+        assert!(eventually(|| writes(&rig) == 5), "{} writes", writes(&rig));
+        assert!(serves(&mut bed.guest));
+    }
+}
+
+#[test]
+fn stale_base_with_nothing_in_flight_repeats_nothing() {
+    for format in BOTH {
+        let mut rig = Rig::start(Options::default());
+        let mut bed = bed(&rig, format);
+        bed.begin_writes(0, 17);
+        bed.finish(17);
+
+        let crashed = bed.crash(&mut rig, || ());
+        rig.start_server(Options::default());
+        let front_end = crashed.connect(&rig, format, feature_bits);
+        front_end.announce_queue(&crashed.guest);
+        let stale = if format == Format::Split { 16 } else { 0x8010_8010 };
+        front_end.ok(code::SET_VRING_BASE, &vring_state(0, stale), &[]);
+        front_end.ok(code::SET_VRING_ENABLE, &vring_state(0, 1), &[]);
+        let mut bed = Bed { front_end, guest: crashed.guest, log: crashed.log };
+        bed.begin_writes(30, 1);
+        bed.finish(1);
+
+        assert!(eventually(|| writes(&rig) == 1), "{} writes", writes(&rig));
+        assert!(rig.image_bytes(0, 17 * BLOCK).iter().all(|&byte| byte == 0));
+    }
+}
+
+/// The guest of a server that died after it had made answers visible waits for an interrupt: the one it was sent went
+/// to a descriptor that its VMM had dropped.
+#[test]
+fn new_call_descriptor_is_signalled_for_what_the_dead_server_had_answered() {
+    let mut rig = Rig::start(Options::default());
+    let mut bed = bed(&rig, Format::Split);
+    bed.begin_writes(0, 1);
+    assert!(eventually(|| take_signals(&bed.guest.call) > 0));
+
+    let crashed = bed.crash(&mut rig, || ());
+    rig.start_server(Options::default());
+    let mut bed = crashed.reconnect(&rig, Format::Split);
+
+    assert!(eventually(|| take_signals(&bed.guest.call) > 0));
+    bed.finish(1);
+}
+
+#[test]
+fn packed_ring_without_its_log_stays_stopped_after_a_death_at_work() {
+    let (options, handle) = faulty();
+    let mut rig = Rig::start(options);
+    let mut bed = bed(&rig, Format::Packed);
+    bed.begin_writes(0, 3);
+    bed.finish(3);
+    hold(&handle);
+    bed.begin_writes(20, 2);
+    assert!(eventually(|| handle.held() == 2));
+
+    let mut crashed = bed.crash(&mut rig, || let_go(&handle));
+    rig.start_server(Options::default());
+    let front_end = connect(&rig, Format::Packed);
+    crashed.log = Log::get(&front_end, 1); // a new one
+    let bed = crashed.reconnect(&rig, Format::Packed);
+
+    assert!(bed.guest.err_signalled());
+}
+
+/// A worker with the fake engine, and others without.
+fn fake_in_the_first_worker(config: EngineConfig) -> (Options, FakeHandle) {
+    let (engine, handle) = FakeEngine::new(config).unwrap();
+    let (engine, first) = (Mutex::new(Some(engine)), AtomicBool::new(true));
+    let factory = move || {
+        if first.swap(false, Ordering::Relaxed) {
+            return Ok(Box::new(engine.lock().unwrap().take().unwrap()) as Box<dyn Engine>);
+        }
+        Ok(Box::new(ThreadsEngine::new(EngineConfig::default())?) as Box<dyn Engine>)
+    };
+    (Options { engine: Some(Box::new(factory)), ..Options::default() }, handle)
+}
+
+#[test]
+fn queue_that_moves_between_workers_keeps_its_log() {
+    for format in BOTH {
+        let config = EngineConfig { drain_timeout: Duration::from_millis(100), ..EngineConfig::default() };
+        let (options, handle) = fake_in_the_first_worker(config);
+        let mut rig = Rig::start(Options { workers: 2, ..options });
+        let server = |rig: &Rig, worker| {
+            rig.server.as_ref().unwrap().attach("test0", 0, WorkerId(worker), PATIENCE).unwrap();
+        };
+        let mut bed = bed(&rig, format);
+        for worker in [1, 0, 1, 0] {
+            server(&rig, worker);
+            bed.begin_writes(0, 3);
+            bed.finish(3);
+        }
+        hold(&handle);
+        bed.begin_writes(20, 4);
+        assert!(eventually(|| handle.held() == 4));
+
+        let crashed = bed.crash(&mut rig, || let_go(&handle));
+        rig.start_server(Options { workers: 2, ..Options::default() });
+        let mut bed = crashed.reconnect(&rig, format);
+        server(&rig, 1);
+        bed.finish(4);
+
+        assert_written(&rig, 20..24);
+    }
+}
+
+/// A successor with so little room that it cannot begin all of what it is to do again, told to stop meanwhile. Returns how
+/// many blocks were written when it had.
+fn stop_with_some_not_begun(format: Format, protocol: fn(u64) -> u64) -> usize {
+    const COUNT: u64 = 20;
+    let (options, handle) = faulty();
+    let mut rig = Rig::start(options);
+    let mut bed = bed(&rig, format);
+    hold(&handle);
+    bed.begin_writes(20, COUNT);
+    assert!(eventually(|| handle.held() == COUNT as usize));
+    let crashed = bed.crash(&mut rig, || let_go(&handle));
+
+    let config = EngineConfig { depth: 24, ..EngineConfig::default() };
+    let (options, handle) = fake_in_the_first_worker(config);
+    hold(&handle);
+    rig.start_server(options);
+    let front_end = crashed.connect(&rig, format, protocol);
+    Crashed::start(&front_end, &crashed.guest);
+    assert!(eventually(|| handle.held() > 0));
+    std::thread::sleep(Duration::from_millis(50));
+    let held = handle.held();
+    assert!(held < COUNT as usize, "{held} of {COUNT} are begun: too much room");
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| front_end.stop_queue(0));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!stopping.is_finished(), "stopped with requests in flight");
+        let_go(&handle);
+        stopping.join().unwrap();
+    });
+    let written = |number: &u64| rig.image_bytes(number * BLOCK as u64, BLOCK) == block(*number);
+    let at_stop = (20..20 + COUNT).filter(written).count();
+
+    Crashed::start(&front_end, &crashed.guest);
+    let mut bed = Bed { front_end, guest: crashed.guest, log: crashed.log };
+    bed.finish(COUNT);
+    assert_written(&rig, 20..20 + COUNT);
+    at_stop
+}
+
+#[test]
+fn stop_finishes_what_the_dead_server_had_begun_unless_it_may_leave_it_in_the_log() {
+    const BASE_INFLIGHT: u64 = 1 << 20;
+    for format in BOTH {
+        assert_eq!(stop_with_some_not_begun(format, |offered| offered & !BASE_INFLIGHT), 20);
+        let begun = stop_with_some_not_begun(format, |offered| offered);
+        assert!((1..20).contains(&begun), "{begun}");
+    }
+}
+
+#[test]
+fn memory_that_the_server_makes_for_a_log_is_large_enough_and_sealed() {
+    let rig = Rig::start(Options::default());
+    for format in BOTH {
+        let front_end = connect(&rig, format);
+        let log = Log::get(&front_end, 4);
+        let each = if format == Format::Split { 16 + 64 * 16_u64 } else { 32 + 64 * 32 };
+        assert_eq!(log.bytes(), 4 * each.next_multiple_of(64));
+        assert_eq!(rustix::fs::fstat(&log.fd).unwrap().st_size as u64, log.bytes());
+        assert!(rustix::fs::ftruncate(&log.fd, 0).is_err());
+        assert!(contents(&log.view(), log.bytes()).iter().all(|&byte| byte == 0), "not new");
+    }
+}
+
+#[test]
+fn logs_that_cannot_be_are_refused_and_the_session_goes_on() {
+    let rig = Rig::start(Options::default());
+    let (mut front_end, fd) = (connect(&rig, Format::Split), memfd(1 << 20));
+    let set =
+        |front_end: &FrontEnd, body: &[u8], fds: &[_]| front_end.acked(code::SET_INFLIGHT_FD, body, fds);
+    let good = inflight(4096, 0, 1, 64);
+    let bad = [
+        inflight(4096, 0, 0, 64),
+        inflight(4096, 0, 5, 64),
+        inflight(4096, 0, u16::MAX, u16::MAX),
+        inflight(4096, 0, 1, 0),
+        inflight(4096, 0, 1, 1),
+        inflight(1 << 20, 0, 1, 1025),
+        inflight(0, 0, 1, 64),
+        inflight(1000, 0, 1, 64),
+        inflight(4096, 4, 1, 64),
+        inflight(4096, 1 << 20, 1, 64),
+        inflight(4096, u64::MAX - 7, 1, 64),
+        inflight(u64::MAX, 0, 4, 1024).split_off(8),
+    ];
+    for body in bad {
+        assert_eq!(set(&front_end, &body, &[fd.as_fd()]), 1, "{body:?}");
+    }
+    assert_eq!(set(&front_end, &good, &[]), 1);
+    assert_eq!(set(&front_end, &good, &[fd.as_fd(), fd.as_fd()]), 1);
+    let unfit =
+        [rig::passed::event(), std::io::pipe().unwrap().0.into(), std::fs::File::open("/").unwrap().into()];
+    for unfit in &unfit {
+        assert_eq!(set(&front_end, &good, &[unfit.as_fd()]), 1);
+    }
+    // Of one that is larger than any log no more than a log is mapped.
+    let sparse = memfd(1 << 45);
+    front_end.ok(code::SET_INFLIGHT_FD, &inflight(1 << 45, 0, 1, 64), &[sparse.as_fd()]);
+    front_end.ok(code::SET_INFLIGHT_FD, &good[..20], &[fd.as_fd()]);
+    front_end.share_memory(16 * MIB);
+    assert!(serves(&mut front_end.start_queue(0, QUEUE_SIZE, feature::USUAL)));
+}
+
+#[test]
+fn queue_that_its_log_has_no_place_for_stays_stopped_and_the_others_go_on() {
+    let rig = Rig::start(Options::default());
+    let mut front_end = connect(&rig, Format::Split);
+    let log = Log::get(&front_end, 1);
+    log.give(&front_end);
+    front_end.share_memory(16 * MIB);
+    let mut first = front_end.start_queue(0, QUEUE_SIZE, feature::USUAL);
+    let second = front_end.start_queue(1, QUEUE_SIZE, feature::USUAL);
+    assert!(second.err_signalled() && serves(&mut first));
+    let larger = front_end.start_queue(0, 2 * QUEUE_SIZE, feature::USUAL);
+    assert!(larger.err_signalled());
+    assert!(works(&rig) || front_end.is_closed());
+}
+
+#[test]
+fn log_with_any_contents_stops_its_queue_or_is_served_and_the_server_goes_on() {
+    let rig = Rig::start(Options::default());
+    for seed in 0..60 {
+        let format = BOTH[seed % 2];
+        let mut front_end = connect(&rig, format);
+        let log = Log::get(&front_end, 1);
+        let mut random = fastrand::Rng::with_seed(seed as u64);
+        let mut bytes = contents(&log.view(), log.bytes());
+        bytes.iter_mut().for_each(|byte| *byte = if random.bool() { random.u8(0..8) } else { 0 });
+        bytes[..16]
+            .copy_from_slice(&[[0; 8], [1, 0, 64, 0, random.u8(..65), 0, random.u8(..65), 0]].concat());
+        log.view().store(0, &bytes).unwrap();
+        log.give(&front_end);
+        front_end.share_memory(16 * MIB);
+        let _guest = front_end.start_queue(0, QUEUE_SIZE, format.usual());
+        front_end.stop_queue(0);
+    }
+    assert!(works(&rig));
+}
+
+#[test]
+fn front_end_that_truncates_its_log_loses_its_session_and_nobody_else_does() {
+    let rig = Rig::start(Options::default());
+    let mut front_end = connect(&rig, Format::Split);
+    let fd = memfd(8192);
+    front_end.ok(code::SET_INFLIGHT_FD, &inflight(8192, 0, 1, QUEUE_SIZE), &[fd.as_fd()]);
+    front_end.share_memory(16 * MIB);
+    let mut guest = front_end.start_queue(0, QUEUE_SIZE, feature::USUAL);
+    assert!(serves(&mut guest));
+
+    rustix::fs::ftruncate(&fd, 0).unwrap();
+    let range = GuestRange { addr: 8 * MIB, len_bytes: 16 };
+    guest.view.store(GuestAddress(8 * MIB).0, &rig::header_bytes(kind::FLUSH, 0)).unwrap();
+    guest.add(&[range], &[GuestRange { addr: 9 * MIB, len_bytes: 1 }]);
+    guest.submit();
+
+    assert!(front_end.is_closed());
+    assert!(works(&rig));
+}
+
+#[test]
+fn base_feature_without_a_log_is_refused() {
+    let rig = Rig::start(Options::default());
+    let front_end = rig.connect();
+    front_end.send(code::SET_PROTOCOL_FEATURES, &(1_u64 << 20).to_ne_bytes(), &[]);
+    assert!(front_end.is_closed());
+}
