@@ -77,6 +77,8 @@ pub const FILES: Size<u64> = size(24, 400);
 pub const DURABILITY_SEEDS: Size<u64> = size(2, 60);
 /// Times that a server is replaced under a running guest.
 pub const RESTARTS: Size<u64> = size(3, 30);
+/// Times that a server is killed under a running guest's load.
+pub const KILLS: Size<u64> = size(10, 200);
 /// fio runs between two of them.
 pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
 

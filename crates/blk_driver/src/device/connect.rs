@@ -6,8 +6,8 @@
 //! - The first connection chooses features; later ones are held to what was chosen (`Terms`).
 //! - Back-ends start a queue at its kick descriptor or when it is enabled: enabling comes last, after everything
 //!   that the queue needs.
-//! - INFLIGHT_SHMFD: the descriptor would be asked for after the features and before the first queue's messages
-//!   (GET_INFLIGHT_FD), and be given to the next back-end at the same place (SET_INFLIGHT_FD).
+//! - INFLIGHT_SHMFD is not asked for: each connection has new rings, and the owner sends again what was not acknowledged.
+//!   A log of what a dead back-end had begun would be of rings that nobody looks at any more (docs/decisions/0016).
 //!
 //! Spec: vhost-user, "Starting and stopping rings". Not here: when to do it again (`thread.rs`).
 

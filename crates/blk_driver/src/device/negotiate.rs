@@ -30,7 +30,7 @@ const ALWAYS: u64 = PROTOCOL_FEATURES
     | features::DISCARD
     | features::WRITE_ZEROES;
 
-/// Protocol features that are used if offered. INFLIGHT_SHMFD goes here when its time comes.
+/// Protocol features that are used if offered.
 const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::CONFIG)
     .union(Protocol::REPLY_ACK)
