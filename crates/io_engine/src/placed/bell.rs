@@ -10,6 +10,7 @@
 //!   before the first: either the sleeper finds what was published, or the other one finds it dozing. One of both is
 //!   enough, and without the fences neither need happen: a store may pass a later load of another variable, also on
 //!   x86-64.
+//! - Every change of `dozing` is a swap: each knows what it replaced.
 //! - `dozing` orders nothing else: what was published carries its own ordering.
 //! - Checked by a model: `RUSTFLAGS="--cfg loom" cargo test -p io_engine --lib model --target-dir target/loom`.
 //!
@@ -54,7 +55,9 @@ impl<A: Alarm> Bell<A> {
     /// From here on whoever publishes something rings. The caller looks once more before it sleeps.
     #[inline]
     pub fn doze(&self) {
-        self.dozing.store(true, Ordering::Relaxed);
+        // A swap, as every other change: all of them read the one before, so none comes between two others unseen. With a
+        // store the model finds a wake-up that is lost.
+        self.dozing.swap(true, Ordering::Relaxed);
         // Pairs with the fence in `ring`.
         fence(Ordering::SeqCst);
     }
