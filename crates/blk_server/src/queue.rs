@@ -363,10 +363,8 @@ impl Queue {
     /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
     #[inline]
     pub(crate) fn publish(&mut self, shares: Shares, now: Instant) {
-        if self.ring.publish() {
-            if self.owed.add(self.completed, self.in_flight.count(), now) {
-                self.call_driver();
-            }
+        if self.ring.publish() && self.owed.add(self.completed, self.in_flight.count(), now) {
+            self.call_driver();
         }
         self.counted.worker_time += shares.taken * self.taken + shares.completed * self.completed;
         (self.taken, self.completed) = (0, 0);

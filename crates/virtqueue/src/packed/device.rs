@@ -279,11 +279,7 @@ impl DeviceQueue {
             _ if descriptors.iter().any(|(_, meta)| meta.flags() & INDIRECT != 0) => {
                 Err(IndirectFault::Mixed.into())
             }
-            // To the end: buffers in the wrong order are all known then.
-            _ => descriptors.iter().fold(Ok(()), |in_order, &(addr, meta)| {
-                let pushed = chain.push(meta.at(addr));
-                in_order.and(pushed)
-            }),
+            _ => push_all(descriptors, chain),
         };
         Some((again.id, walked))
     }
@@ -491,6 +487,16 @@ impl DeviceQueue {
         // Release: pairs with the acquire in `resume::open`; the used descriptors before this position went first.
         self.ring.device_event.store(0, event, Release);
     }
+}
+
+/// To the end: buffers in the wrong order are all known then.
+fn push_all(descriptors: &[(u64, Meta)], chain: &mut Chain) -> Result<(), ChainFault> {
+    let mut in_order = Ok(());
+    for &(addr, meta) in descriptors {
+        let pushed = chain.push(meta.at(addr));
+        in_order = in_order.and(pushed);
+    }
+    in_order
 }
 
 /// What [`DeviceQueue::pop`] says of a chain that it took.
