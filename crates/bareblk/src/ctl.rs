@@ -22,7 +22,7 @@ use crate::control::protocol::{
     Add, Attach, Placement, Remove, Resize, TimeoutMs, Verb, WorkerSettings, WorkersRemove,
 };
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
-use crate::ctl_args::{CtlArgs, CtlCommand, Timeout, WorkersCommand};
+use crate::ctl_args::{Choice, CtlArgs, CtlCommand, Timeout, WorkersCommand};
 use crate::usage::Wrong;
 use crate::worker_args::Cpus;
 use connection::{Connection, Reply};

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use blk_server::SchedulingClass;
 use clap::{Args, Subcommand};
 use serde_json::Value;
@@ -170,6 +170,18 @@ pub struct Timeout {
     pub seconds: u64,
 }
 
+/// A worker, or `None`: in a type of its own, as clap takes an `Option` for a value that may be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice(pub Option<u32>);
+
+fn choice(text: &str) -> Result<Choice> {
+    if text == "none" {
+        return Ok(Choice(None));
+    }
+    let worker = text.parse().context("give the number of a worker (see `bareblk ctl workers`), or none")?;
+    Ok(Choice(Some(worker)))
+}
+
 /// `queues=4` is a number, `readonly=true` a truth, `image=disk.raw` a text, as the same would be in TOML; quotes make
 /// a text of anything.
 fn setting(text: &str) -> Result<(String, Value)> {
@@ -190,6 +202,14 @@ struct Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn worker_is_a_number_or_none() {
+        assert_eq!((choice("none").unwrap(), choice("7").unwrap()), (Choice(None), Choice(Some(7))));
+        for text in ["", "None", "-1", "4294967296"] {
+            assert!(choice(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn settings_have_the_types_that_toml_gives_them() {

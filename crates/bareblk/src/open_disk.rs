@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use blk_server::{DiskConfig, EngineSource, Wce};
+use blk_server::{DiskConfig, EngineSource, Placement, Wce};
 use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{Chosen, EngineConfig, FileSpec, choose};
 use tracing::{info, warn};
 
 use crate::disk_settings::{DiskSettings, WorkerChoice};
+use crate::placement_args::engine_source;
 
 /// What opening an image and trying an engine out on it may take, besides the wait for its lock.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -64,6 +65,7 @@ pub fn open_within(
     opener: &Arc<dyn Opener>,
     settings: &DiskSettings,
     sources: &Arc<EngineSources>,
+    workers: usize,
     stopping: &AtomicBool,
 ) -> Result<ReadyDisk> {
     let limit = settings.image.lock_timeout.saturating_add(OPEN_TIMEOUT);
@@ -71,7 +73,7 @@ pub fn open_within(
     let (done, ready) = sync_channel(1);
     let (opener, sources, own) = (Arc::clone(opener), Arc::clone(sources), settings.clone());
     let thread = std::thread::Builder::new().name("bareblk-open".into()).spawn(move || {
-        let opened = open_image(&opener, &own).and_then(|image| prepare(image, &own, &sources));
+        let opened = open_image(&opener, &own).and_then(|image| prepare(image, &own, &sources, workers));
         let _ = done.send(opened);
     });
     thread.context("cannot start the thread that opens the image")?;
@@ -125,8 +127,13 @@ pub struct ReadyDisk {
     pub new: Option<New>,
 }
 
-/// Tries the engine out on the image.
-pub fn prepare(open: OpenImage, settings: &DiskSettings, sources: &EngineSources) -> Result<ReadyDisk> {
+/// Tries the engine out on the image. `workers`: how many the server has.
+pub fn prepare(
+    open: OpenImage,
+    settings: &DiskSettings,
+    sources: &EngineSources,
+    workers: usize,
+) -> Result<ReadyDisk> {
     let OpenImage { image, new } = open;
     let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
     let chosen = Arc::new(choose(settings.engine, &file, &settings.engine_config)?);
@@ -151,7 +158,7 @@ pub fn prepare(open: OpenImage, settings: &DiskSettings, sources: &EngineSources
         queues: settings.queues,
         queue_size: settings.queue_size,
         wce: settings.wce,
-        engine: Some(Arc::clone(&engine)),
+        engine: Some(placed.unwrap_or_else(|| Arc::clone(&engine))),
         workers: most_workers(settings.workers.as_ref()),
         coalescing: settings.coalescing,
         image,

@@ -58,7 +58,9 @@ impl Opened {
     pub fn start(self) -> Result<Serving> {
         let Configuration { disks, server: settings, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
-        let ready = self.images.into_iter().zip(&disks).map(|(image, disk)| prepare(image, disk, &sources));
+        let workers = settings.workers.len();
+        let ready = self.images.into_iter().zip(&disks);
+        let ready = ready.map(|(image, disk)| prepare(image, disk, &sources, workers));
         let ready: Vec<ReadyDisk> = ready.collect::<Result<_>>()?;
         let first = ready.first().context("there is no disk to serve")?;
         let config = ServerConfig {
@@ -189,7 +191,8 @@ impl Serving {
     }
 
     fn serve_disk(&self, disk: NamedDisk) -> Result<()> {
-        let ready = open_within(&self.opener, &disk.settings, &self.sources, &self.stopping)?;
+        let workers = self.state().settings.workers.len();
+        let ready = open_within(&self.opener, &disk.settings, &self.sources, workers, &self.stopping)?;
         self.with_server(|server| {
             server.add_disk(ready.config, &disk.settings.socket)?;
             attach_to_named_workers(server, &disk).inspect_err(|_| {

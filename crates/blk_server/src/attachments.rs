@@ -29,6 +29,7 @@ use crate::admin::AdminError;
 use crate::balance::{QueueName, QueueReading, Reading};
 use crate::balancer::Balanced;
 use crate::disk::Disk;
+use crate::engine_source::EngineSource;
 use crate::limit::Limit;
 use crate::meters::QueueMeter;
 use crate::queue::Queue;
@@ -38,8 +39,8 @@ use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread::warn_if_crowded;
 use crate::workers::{Address, Command, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
 
-/// Between two looks whether a queue that is being started has its seat.
-const START_PAUSE: Duration = Duration::from_millis(1);
+/// Between two looks whether a queue that is being started has its seat, or a disk another completion worker.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A running queue from outside its worker.
 #[derive(Debug)]
@@ -258,7 +259,8 @@ impl WorkerSet {
         worker: Option<WorkerId>,
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        let _admin = self.admin();
+        let limit = self.limit(timeout);
+        let _admin = self.admin(&limit)?;
         let name = || disk.name().to_owned();
         let source = disk.engine().filter(|source| source.is_placed());
         let source = source.ok_or_else(|| AdminError::NotPlaced { disk: name() })?;
@@ -267,7 +269,7 @@ impl WorkerSet {
         let before = source.placement().completion_worker();
         source.set_completion_worker(worker);
         let Some(address) = address.filter(|_| self.runs(disk)) else { return Ok(()) };
-        let moved = self.move_hosting(disk, source, &address, timeout);
+        let moved = self.move_hosting(disk, source, &address, &limit);
         if moved.is_err() {
             source.set_completion_worker(before);
         }
@@ -279,16 +281,20 @@ impl WorkerSet {
         disk: &Disk,
         source: &Arc<EngineSource>,
         to: &Address,
-        timeout: Duration,
+        limit: &Limit<'_>,
     ) -> Result<(), AdminError> {
         let (id, name) = (to.id, || disk.name().to_owned());
-        let joined = to.ask(|done| Command::Host(Arc::clone(source), done));
-        let joined = joined.map_err(|WorkerGone| AdminError::NoWorker { id })?;
+        let stays = || match limit.is_cut_short() {
+            true => AdminError::Stopping,
+            false => AdminError::CompletionWorkerStays { disk: name(), timeout: limit.timeout() },
+        };
+        let (done, joined) = sync_channel(1);
+        to.send(Command::Host(Arc::clone(source), done)).map_err(|WorkerGone| AdminError::NoWorker { id })?;
+        let joined = limit.receive(&joined).ok_or_else(stays)?;
         joined.map_err(|why| AdminError::Unsuitable { id, disk: name(), why: why.to_string() })?;
-        let deadline = deadline_in(timeout);
         while source.completion_worker() != Some(id) && self.runs(disk) {
-            if Instant::now() >= deadline {
-                return Err(AdminError::CompletionWorkerStays { disk: name(), timeout });
+            if limit.is_over() {
+                return Err(stays());
             }
             std::thread::sleep(LOOK_AGAIN);
         }
@@ -301,8 +307,8 @@ impl WorkerSet {
     }
 
     /// Hands a queue over; its completion worker may have been without anybody to serve meanwhile.
-    fn move_queue(&self, seat: &Seat, to: &Address, timeout: Duration) -> Result<(), AdminError> {
-        let moved = move_queue(seat, to, timeout);
+    fn move_queue(&self, seat: &Seat, to: &Address, limit: &Limit<'_>) -> Result<(), AdminError> {
+        let moved = move_queue(seat, to, limit);
         self.call_completion_worker(&seat.disk);
         moved
     }
@@ -423,7 +429,7 @@ impl WorkerSet {
             for seat in seats.iter().filter(|seat| seat.worker() == from.id) {
                 let to = self.table().worker_for(&seat.disk, seat.index);
                 let to = to.ok_or(AdminError::LastWorker { id: from.id })?;
-                move_queue(seat, &to, limit)?;
+                self.move_queue(seat, &to, limit)?;
             }
             if from.ask(Command::Retire).unwrap_or(true) {
                 return Ok(());
@@ -462,7 +468,7 @@ impl WorkerSet {
         let wish = table.wishes.insert(name, worker);
         drop(table);
         let moved = self.seat_of(disk, queue, limit).and_then(|seat| match seat {
-            Some(seat) => move_queue(&seat, &to, limit),
+            Some(seat) => self.move_queue(&seat, &to, limit),
             None => Ok(()),
         });
         if moved.is_err() {
@@ -492,7 +498,7 @@ impl WorkerSet {
                 let (disk, timeout) = (disk.name().to_owned(), limit.timeout());
                 return Err(AdminError::NotStarted { disk, queue, timeout });
             }
-            std::thread::sleep(START_PAUSE);
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 }
@@ -551,7 +557,7 @@ impl Balanced for Arc<WorkerSet> {
             return Err("it was attached by hand just now".into());
         }
         drop(table);
-        Ok(move_queue(&seat, &to, &limit)?)
+        Ok(WorkerSet::move_queue(self, &seat, &to, &limit)?)
     }
 }
 

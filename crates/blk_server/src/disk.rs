@@ -206,7 +206,9 @@ impl Disk {
     /// Most workers that its queues are spread over.
     pub(crate) fn most_workers(&self) -> Option<usize> {
         // Relaxed: a number that stands for itself.
-        Some(self.most_workers.load(Ordering::Relaxed)).filter(|most| *most > 0)
+        let most = Some(self.most_workers.load(Ordering::Relaxed)).filter(|most| *most > 0);
+        let placed = self.engine().and_then(|source| source.most_workers());
+        most.into_iter().chain(placed).min()
     }
 
     /// From now on; queues that run are moved by whoever calls this.

@@ -305,6 +305,20 @@ impl Server {
         self.workers.attach(&self.exports.find(disk)?.disk, queue, worker, timeout)
     }
 
+    /// Makes another worker the completion worker of a disk with a placement that has one; `None`: the workers choose.
+    /// If a queue of the disk runs, what is in flight completes first, within `timeout`.
+    ///
+    /// # Errors
+    /// [`AdminError`]; the completion worker is then who it was.
+    pub fn set_completion_worker(
+        &self,
+        disk: &str,
+        worker: Option<WorkerId>,
+        timeout: Duration,
+    ) -> Result<(), AdminError> {
+        self.workers.bind(&self.exports.find(disk)?.disk, worker, timeout)
+    }
+
     /// Hands the disk's queues to these workers in turn, as [`Server::attach`] does with one, all within `timeout`.
     ///
     /// # Errors

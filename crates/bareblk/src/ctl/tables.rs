@@ -92,6 +92,28 @@ pub fn workers(workers: &[Worker]) -> String {
     table(&["WORKER", "CPUS", "CLASS", "CGROUP", "NICE", "QUEUES"], 4, workers.iter().map(row))
 }
 
+/// One row, for a disk.
+pub fn placement(disk: &str, placement: Option<&Placement>) -> String {
+    let worker = |worker: Option<u32>| worker.map_or_else(|| NONE.to_owned(), |worker| worker.to_string());
+    let row = match placement {
+        None => {
+            let figures = vec![NONE.to_owned(); PLACEMENT_HEADINGS.len() - 2];
+            [vec![plain(disk), "queue".to_owned()], figures].concat()
+        }
+        Some(placement) => vec![
+            plain(disk),
+            plain(&placement.placement),
+            worker(placement.completion_worker),
+            worker(placement.wanted_completion_worker),
+            placement.hand_overs.to_string(),
+            placement.ops.to_string(),
+            placement.passed.to_string(),
+            placement.moves.to_string(),
+        ],
+    };
+    table(&PLACEMENT_HEADINGS, 2, std::iter::once(row))
+}
+
 fn cpu_list(cpus: &[u32]) -> String {
     if cpus.is_empty() { NONE.into() } else { format_cpus(cpus) }
 }

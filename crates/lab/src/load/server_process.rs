@@ -66,6 +66,15 @@ pub(crate) struct ServerProcess {
     _folder: TempDir,
 }
 
+/// How a server is started: its command, and its sockets, which are there once it serves.
+pub(crate) struct Launch {
+    pub command: Command,
+    /// At least one. The first is what clients connect to who know of one.
+    pub sockets: Vec<PathBuf>,
+    /// Why there is no such program, if there is none.
+    pub missing: Option<&'static str>,
+}
+
 /// A shell that ends a process when this program is gone: its standard input is ours to hold open.
 #[derive(Debug)]
 struct Keeper(Child);
@@ -136,10 +145,11 @@ impl ServerProcess {
                 SampleError::Unavailable(why.to_owned())
             }
             _ => failed(&error),
-        };
-        let mut started = Self { child: child.map_err(missing)?, keeper: None, socket, _folder: folder };
+        })?;
+        let first = sockets.first().cloned().unwrap_or_default();
+        let mut started = Self { child, keeper: None, socket: first, _folder: folder };
         started.keeper = Some(Keeper::of(started.pid()).map_err(|error| failed(&error))?);
-        started.wait_for_socket(&said, stop)?;
+        started.wait_for(&sockets, &said, stop)?;
         Ok(started)
     }
 
