@@ -340,8 +340,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
+/// Without a file of failures: Miri has no folders.
+fn config() -> ProptestConfig {
+    let cases = if cfg!(miri) { 4 } else { 400 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 400 }))]
+    #![proptest_config(config())]
 
     #[test]
     fn any_life_with_deaths_anywhere_loses_and_repeats_nothing(

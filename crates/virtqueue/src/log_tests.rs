@@ -273,8 +273,14 @@ fn packed_log_with_one_buffer_id_in_flight_twice_is_refused() {
     assert_eq!(bed.fault(), LogFault::BufferId { id: id as u16, queue_size: 4 });
 }
 
+/// Without a file of failures: Miri has no folders.
+fn config() -> ProptestConfig {
+    let cases = if cfg!(miri) { 8 } else { 2000 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 2000 }))]
+    #![proptest_config(config())]
 
     /// Any log is refused or served: no panic, nothing outside.
     #[test]
