@@ -311,16 +311,19 @@ fn deaths_at_every_place(packed: bool, then: &[usize]) -> usize {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long for the interpreter")]
 fn split_device_that_dies_at_any_store_is_followed_by_one_that_loses_and_repeats_nothing() {
     assert!(deaths_at_every_place(false, &[]) > 40);
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long for the interpreter")]
 fn packed_device_that_dies_at_any_store_is_followed_by_one_that_loses_and_repeats_nothing() {
     assert!(deaths_at_every_place(true, &[]) > 60);
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too long for the interpreter")]
 fn successors_that_die_while_they_read_the_log_or_soon_after_change_nothing() {
     for soon in 0..8 {
         deaths_at_every_place(false, &[soon, 0, soon]);
