@@ -223,5 +223,7 @@ fn engine_passes_its_own_tests_on_the_guests_kernel() {
         "{console}"
     );
     let skipped: Vec<&str> = console.lines().filter(|line| line.starts_with("skipped:")).collect();
-    assert!(skipped.iter().all(|line| line.contains("where the program lies")), "{skipped:?}");
+    // The guest's root is a tmpfs, which has no O_DIRECT before Linux 6.6.
+    let is_known = |line: &&str| line.contains("O_DIRECT");
+    assert!(skipped.iter().all(is_known), "{skipped:?}");
 }
