@@ -21,7 +21,7 @@ const STORAGE_BYTES: u64 = 1 << 30;
 const MEMORY_MIB: u64 = 1536;
 
 /// Emulation on a busy machine: a hundred times what the tests take natively, and more.
-const TIMEOUT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(900);
 
 /// The tests of the program that runs now, to be run in a guest.
 #[derive(Debug, Clone)]
