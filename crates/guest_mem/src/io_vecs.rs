@@ -43,8 +43,10 @@ pub struct IoVecs {
 struct Pieces {
     memory: Option<Arc<GuestMemory>>,
     vecs: Vec<libc::iovec>,
-    /// Pieces before this one are done.
+    /// Pieces before this one are done, and as they were filled.
     first: usize,
+    /// Bytes that are done of that one, and missing at its start.
+    cut: usize,
     remaining_bytes: u64,
 }
 
@@ -110,6 +112,46 @@ impl IoVecs {
         }
     }
 
+    /// What remains of these buffers, in pieces of its own: for an owner that keeps them longer than a request takes.
+    #[must_use]
+    pub fn take_rest(&mut self) -> Self {
+        let Some(pieces) = &mut self.pieces else { return Self::default() };
+        let vecs = pieces.vecs.get(pieces.first..).unwrap_or_default().to_vec();
+        let rest = Pieces {
+            memory: pieces.memory.clone(),
+            first: 0,
+            cut: 0,
+            remaining_bytes: pieces.remaining_bytes,
+            vecs,
+        };
+        pieces.clear();
+        Self { pieces: Some(Box::new(rest)) }
+    }
+
+    /// The same guest addresses in `view`'s memory, which replaces the one that the buffers lie in.
+    ///
+    /// # Errors
+    /// [`FillError`] if the new memory does not hold them; the value is empty then, and holds no memory.
+    pub fn rebind(&mut self, view: &MemoryView) -> Result<(), FillError> {
+        let Some(memory) = self.memory().cloned() else { return Ok(()) };
+        let range = |piece: &libc::iovec| {
+            let host = piece.iov_base as usize;
+            let addr = memory.regions().iter().find_map(|region| region.guest_of(host));
+            // A piece is part of a range, whose length has 32 bits.
+            let len_bytes = u32::try_from(piece.iov_len).unwrap_or(u32::MAX);
+            GuestRange { addr: addr.unwrap_or(u64::MAX), len_bytes }
+        };
+        let ranges: Vec<_> = self.as_raw().iter().map(range).collect();
+        // Regions may be cut up anew: a piece can end at each of their ends.
+        let mut rebound = Self::with_capacity(ranges.len() + view.memory().regions().len());
+        let filled = rebound.fill(view, ranges);
+        if filled.is_err() {
+            rebound.release();
+        }
+        *self = rebound;
+        filled
+    }
+
     #[inline]
     fn memory(&self) -> Option<&Arc<GuestMemory>> {
         self.pieces.as_ref()?.memory.as_ref()
@@ -159,18 +201,21 @@ impl IoVecs {
         }
     }
 
-    /// Reports the first `bytes` of what remains as stored by somebody else (the kernel).
-    pub fn note_stored(&self, bytes: u64) {
-        let Some(memory) = self.memory().filter(|memory| memory.logs_stores()) else { return };
-        let mut left = bytes;
-        for piece in self.as_raw() {
-            let part_bytes = left.min(piece.iov_len as u64);
-            let host = piece.iov_base as usize;
-            let guest = memory.regions().iter().find_map(|region| region.guest_of(host));
-            if let (Some(addr), true) = (guest, part_bytes > 0) {
-                memory.note_store(addr, part_bytes);
+    /// Notes a store into all the buffers, done or not: somebody else (the kernel) filled them, or began to. Where is
+    /// noted is up to `memory`: theirs, or one that took its place since and still has their regions.
+    pub fn note_filled(&self, memory: &GuestMemory) {
+        let Some(pieces) = self.pieces.as_ref().filter(|_| memory.logs_stores()) else { return };
+        // Most buffers lie in the region of the one before.
+        let mut last = None;
+        for (at, piece) in pieces.vecs.iter().enumerate() {
+            let cut = if at == pieces.first { pieces.cut } else { 0 };
+            let host = piece.iov_base as usize - cut;
+            let mut regions = last.into_iter().chain(memory.regions());
+            let found = regions.find_map(|region| Some((region, region.guest_of(host)?)));
+            if let Some((region, addr)) = found {
+                last = Some(region);
+                memory.note_store(addr, (piece.iov_len + cut) as u64);
             }
-            left -= part_bytes;
         }
     }
 
@@ -181,13 +226,12 @@ impl IoVecs {
         })
     }
 
-    /// Copies `bytes` over the first bytes of what remains; returns how many fitted.
+    /// Copies `bytes` over the first bytes of what remains; returns how many fitted. Whoever owns the request notes
+    /// it, as what the kernel stores ([`IoVecs::note_filled`]).
     pub fn copy_in(&self, bytes: &[u8]) -> usize {
-        let copied = self.for_each_copy(bytes.len(), |volatile, at| {
+        self.for_each_copy(bytes.len(), |volatile, at| {
             volatile.copy_from(&bytes[at..at + volatile.len()]);
-        });
-        self.note_stored(copied as u64);
-        copied
+        })
     }
 
     fn for_each_copy(&self, limit: usize, mut copy: impl FnMut(VolatileSlice<'_>, usize)) -> usize {
@@ -241,7 +285,7 @@ impl Pieces {
     #[inline]
     fn clear(&mut self) {
         self.vecs.clear();
-        self.first = 0;
+        (self.first, self.cut) = (0, 0);
         self.remaining_bytes = 0;
     }
 
@@ -249,7 +293,7 @@ impl Pieces {
     #[inline]
     fn advance(&mut self, bytes: u64) {
         self.remaining_bytes -= bytes;
-        if self.remaining_bytes == 0 {
+        if self.cut == 0 && self.remaining_bytes == 0 {
             self.first = self.vecs.len();
             return;
         }
@@ -261,8 +305,11 @@ impl Pieces {
                 let step = left as usize;
                 piece.iov_base = piece.iov_base.wrapping_byte_add(step);
                 piece.iov_len -= step;
+                self.cut += step;
                 return;
             }
+            piece.iov_base = piece.iov_base.wrapping_byte_sub(self.cut);
+            piece.iov_len += std::mem::take(&mut self.cut);
             left -= piece_bytes;
             self.first += 1;
         }

@@ -14,6 +14,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{Address, GuestAddress};
 
+use crate::dirty_log::StoreLog;
 use crate::region::{Region, RegionSpec, Span};
 use crate::shared_slice::{Shared, SharedSlice};
 use crate::sigbus;
@@ -91,6 +92,19 @@ pub enum MemoryError {
         /** [`MAX_GUEST_BYTES`]. */
         max_bytes: u64,
     },
+    /// There are guest addresses, or a ring's log address, without a bit in the dirty log.
+    #[error(
+        "dirty log of {log_bytes} bytes, {needed_bytes} are needed for guest addresses below {end:#x}: a store \
+         there could not be noted"
+    )]
+    BeyondLog {
+        /** First address behind what has to be noted. */
+        end: u64,
+        /** As received. */
+        log_bytes: u64,
+        /** For that. */
+        needed_bytes: u64,
+    },
     /// A region to be removed is not there.
     #[error("no memory region at guest address {guest_addr:#x} with {size_bytes} bytes")]
     NoSuchRegion {
@@ -105,6 +119,8 @@ pub enum MemoryError {
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     regions: Box<[Arc<Region>]>,
+    /// Only during a live migration.
+    log: Option<Arc<StoreLog>>,
 }
 
 impl GuestMemory {
@@ -127,7 +143,30 @@ impl GuestMemory {
                 return Err(MemoryError::Overlap { first: first.spec().guest_addr.raw_value(), second });
             }
         }
-        Ok(Self { regions: regions.into() })
+        Ok(Self { regions: regions.into(), log: None })
+    }
+
+    /// Of one region, which overlaps with none.
+    pub(crate) fn of_one(region: Region) -> Self {
+        Self { regions: [Arc::new(region)].into(), log: None }
+    }
+
+    /// This memory, whose stores are noted in `log` from now on, or nowhere. (A memory that is made from it with a
+    /// region more or less notes nothing.)
+    ///
+    /// # Errors
+    /// [`MemoryError::BeyondLog`].
+    pub fn with_log(&self, log: Option<Arc<StoreLog>>) -> Result<Self, MemoryError> {
+        let end = self.regions.last().map_or(0, |region| region.guest_end());
+        log.as_ref().map_or(Ok(()), |log| log.check(end))?;
+        Ok(Self { regions: self.regions.clone(), log })
+    }
+
+    /// Where its stores are noted.
+    #[inline]
+    #[must_use]
+    pub fn log(&self) -> Option<&Arc<StoreLog>> {
+        self.log.as_ref()
     }
 
     /// This memory and one region more.
@@ -215,18 +254,20 @@ impl GuestMemory {
         Ok(unsafe { SharedSlice::new(Arc::clone(self), addr, host, len) })
     }
 
-    /// The one call that every store into guest memory passes, with its range. The dirty log of live
-    /// migration will hang here; until then it does nothing.
+    /// The one call that every store into guest memory passes, with its range and after it was made: what is noted
+    /// before could be taken, and the page copied, before it changes.
     #[inline]
     pub fn note_store(&self, addr: u64, len_bytes: u64) {
-        let _ = (addr, len_bytes);
+        if let Some(log) = &self.log {
+            log.note(addr, len_bytes);
+        }
     }
 
-    /// Whether anybody wants to know about stores: never, until there is a dirty log.
+    /// Whether anybody wants to know about stores.
     #[inline]
     #[must_use]
     pub fn logs_stores(&self) -> bool {
-        false
+        self.log.is_some()
     }
 
     /// Whether every byte of the range is in memory.

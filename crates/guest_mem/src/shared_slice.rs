@@ -102,6 +102,23 @@ impl<T: Shared> SharedSlice<T> {
         self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, size_bytes);
     }
 
+    /// Sets what is set in `bits`; the store hook does not pass by here.
+    #[inline]
+    pub(crate) fn set_bits(&self, index: usize, bits: u8, order: Ordering)
+    where
+        T: Shared<Atomic = AtomicU8>,
+    {
+        self.cell(index).fetch_or(bits, order);
+    }
+
+    /// Clears all bits of an element, and returns what was set. The store hook does not pass by here.
+    pub(crate) fn take_bits(&self, index: usize, order: Ordering) -> u8
+    where
+        T: Shared<Atomic = AtomicU8>,
+    {
+        self.cell(index).swap(0, order)
+    }
+
     #[inline]
     fn cell(&self, index: usize) -> &T::Atomic {
         assert!(index < self.len, "ring index is ours and must be in range");

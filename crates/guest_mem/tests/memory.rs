@@ -212,6 +212,30 @@ fn addresses_found_in_turns_in_two_regions_and_between_them_are_told_apart() {
 }
 
 #[test]
+fn rest_of_buffers_is_found_again_by_its_guest_addresses_in_another_memory() {
+    let view = view();
+    let mut vecs = IoVecs::with_capacity(4);
+    vecs.fill(&view, [GuestRange { addr: 3 * PAGE, len_bytes: 2 * PAGE as u32 }]).unwrap();
+    vecs.advance(100);
+    let mut rest = vecs.take_rest();
+    assert_eq!((vecs.remaining_bytes(), rest.remaining_bytes()), (0, 2 * PAGE - 100));
+
+    // The same addresses, all in one region.
+    let other = MemoryView::new(Arc::new(GuestMemory::new(vec![region(0, 8 * PAGE)]).unwrap()));
+    other.store(3 * PAGE + 100, b"new").unwrap();
+    rest.rebind(&other).unwrap();
+    let mut out = [0; 3];
+    rest.copy_out(&mut out);
+    assert_eq!((&out, rest.remaining_bytes()), (b"new", 2 * PAGE - 100));
+    assert!(rest.holds(other.memory()) && !rest.holds(view.memory()));
+
+    let without = MemoryView::new(Arc::new(GuestMemory::new(vec![region(0, 4 * PAGE)]).unwrap()));
+    assert!(rest.rebind(&without).is_err());
+    assert_eq!(rest.remaining_bytes(), 0);
+    assert!(!rest.holds(without.memory()) && !rest.holds(other.memory()));
+}
+
+#[test]
 fn alignment_looks_at_every_piece() {
     let view = view();
     let mut vecs = IoVecs::with_capacity(2);
