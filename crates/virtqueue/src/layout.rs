@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guest_mem::{AccessError, Address, GuestAddress, GuestMemory, MemoryView, Shared, SharedSlice};
 
 use crate::fault::{RingFault, RingPart};
-use crate::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
+use crate::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE, RingFeatures};
 
 /// Size and addresses of a virtqueue, as the front-end announced them: not yet checked.
 ///
@@ -26,10 +26,37 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
+    /// Of a split ring: `used.idx`, as far as its device has come. For a front-end that tells a back-end of a ring that
+    /// another one used.
+    ///
+    /// # Errors
+    /// [`AccessError`] if it does not lie in memory.
+    pub fn used_index(&self, view: &MemoryView) -> Result<u16, AccessError> {
+        let mut bytes = [0; 2];
+        view.read(self.used.raw_value().wrapping_add(2), &mut bytes)?;
+        Ok(u16::from_le_bytes(bytes))
+    }
+
     pub(crate) fn check_size(&self) -> Result<(), RingFault> {
         let (queue_size, min, max) = (self.queue_size, MIN_QUEUE_SIZE, MAX_QUEUE_SIZE);
         let good = queue_size.is_power_of_two() && (min..=max).contains(&queue_size);
         if good { Ok(()) } else { Err(RingFault::BadQueueSize { queue_size, min, max }) }
+    }
+
+    /// Length of the device area (virtio 1.3 §2.7, §2.8.10.1).
+    #[must_use]
+    pub fn used_bytes(&self, features: RingFeatures) -> u64 {
+        let entries_bytes = 8 * u64::from(self.queue_size);
+        if features.packed { 4 } else { 4 + entries_bytes + 2 * u64::from(features.event_idx) }
+    }
+
+    /// Tells a dirty log that a device may have stored anywhere in the ring: the one before may have died between a
+    /// store and its note.
+    pub fn note_device_stores(&self, memory: &GuestMemory, features: RingFeatures) {
+        memory.note_store(self.used.raw_value(), self.used_bytes(features));
+        if features.packed {
+            memory.note_store(self.descriptors.raw_value(), 16 * u64::from(self.queue_size));
+        }
     }
 }
 

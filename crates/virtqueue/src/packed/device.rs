@@ -19,7 +19,7 @@ use guest_mem::MemoryView;
 use super::cursor::Cursor;
 use super::event::is_wanted;
 use super::log::PackedLog;
-use super::recovery::{self, Recovered, Redo};
+use super::recovery::{self, Recovered, Redo, RedoChain};
 use super::resume::{self, Opened};
 use super::ring::{Meta, Ring};
 use crate::chain::{Chain, Descriptor, INDIRECT, NEXT, WRITE};
@@ -29,6 +29,15 @@ use crate::notify::Undecided;
 use crate::step::may_die_here;
 use crate::tables::{Tables, check_indirect};
 use crate::{RingFeatures, RingLayout};
+
+/// A chain in flight.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    /// In descriptors; 0 if there is none.
+    count: u16,
+    /// In the log, if there is one.
+    head: u16,
+}
 
 /// One packed queue as a device sees it.
 #[derive(Debug)]
@@ -43,8 +52,8 @@ pub struct DeviceQueue {
     next_avail: Cursor,
     /// Descriptors not in flight: how many the next chain may have.
     room: u16,
-    /// By buffer id: descriptors of the chain in flight; 0 if there is none.
-    counts: Box<[u16]>,
+    /// By buffer id.
+    held: Box<[Held]>,
     /// Buffer id of the chain popped last.
     last_popped: u16,
     /// Where the next used descriptor goes.
@@ -87,7 +96,7 @@ impl DeviceQueue {
             indirect_limit: queue_size,
             next_avail: position,
             room: queue_size,
-            counts: vec![0; usize::from(queue_size)].into(),
+            held: vec![Held::default(); usize::from(queue_size)].into(),
             last_popped: 0,
             next_used: position,
             published: position,
@@ -133,8 +142,10 @@ impl DeviceQueue {
         redo: Redo,
     ) -> Self {
         let (queue_size, position, taken) = (layout.queue_size, log.used, redo.descriptors());
-        let mut counts: Box<[u16]> = vec![0; usize::from(queue_size)].into();
-        redo.chains.iter().for_each(|chain| counts[usize::from(chain.id)] = chain.count);
+        let mut held: Box<[Held]> = vec![Held::default(); usize::from(queue_size)].into();
+        for &RedoChain { id, head, count, .. } in &redo.chains {
+            held[usize::from(id)] = Held { count, head };
+        }
         recovery::hide_unpublished(&ring, position, taken);
         Self {
             layout,
@@ -144,7 +155,7 @@ impl DeviceQueue {
             indirect_limit: queue_size,
             next_avail: position.forward(taken),
             room: queue_size - taken,
-            counts,
+            held,
             last_popped: 0,
             next_used: position,
             published: position,
@@ -245,14 +256,10 @@ impl DeviceQueue {
             return Ok(None);
         }
         chain.clear();
-        let (count, id, walked) = self.walk(first, chain)?;
-        self.check_id(id)?;
-        if let Some(log) = &mut self.log {
-            log.taken(id);
-        }
-        self.counts[usize::from(id)] = count;
-        self.room -= count;
-        self.next_avail = self.next_avail.forward(count);
+        let (held, id, walked) = self.walk(first, chain)?;
+        self.held[usize::from(id)] = held;
+        self.room -= held.count;
+        self.next_avail = self.next_avail.forward(held.count);
         self.last_popped = id;
         if !self.kicks_disabled {
             self.say_farewell(); // what was said with nothing in flight does not hold any more
@@ -286,37 +293,38 @@ impl DeviceQueue {
 
     #[inline]
     fn check_id(&self, id: u16) -> Result<(), RingFault> {
-        match self.counts.get(usize::from(id)) {
+        match self.held.get(usize::from(id)) {
             None => Err(RingFault::IdOutOfRange { id, queue_size: self.layout.queue_size }),
-            Some(0) => Ok(()),
+            Some(Held { count: 0, .. }) => Ok(()),
             Some(_) => Err(RingFault::IdInFlight { id }),
         }
     }
 
-    /// How many descriptors the chain has, its id, and what is wrong with its buffers.
+    /// Takes the chain, into the log too: what it has, its id, and what is wrong with its buffers.
     #[inline]
     fn walk(
         &mut self,
         first: Meta,
         chain: &mut Chain,
-    ) -> Result<(u16, u16, Result<(), ChainFault>), RingFault> {
+    ) -> Result<(Held, u16, Result<(), ChainFault>), RingFault> {
         let mut at = self.next_avail;
         let room = match &mut self.log {
             None => self.room,
-            Some(log) => {
-                log.begin();
-                // What is used goes back to the log when it is visible.
-                self.room.min(log.room())
-            }
+            // What is used goes back to the log when it is visible.
+            Some(log) => self.room.min(log.room()),
         };
         if room == 0 {
             return Err(RingFault::EndlessChain { slot: at.slot(), room: 0 });
         }
         if first.flags() & (NEXT | INDIRECT) == INDIRECT {
-            let addr = self.ring.addr(at.slot());
-            self.note(addr, first);
+            let (addr, id) = (self.ring.addr(at.slot()), first.id());
+            self.check_id(id)?;
+            let head = self.log.as_mut().map_or(0, |log| log.take_one(addr, first));
             let walked = self.walk_table(&first.at(addr), chain);
-            return Ok((1, first.id(), walked));
+            return Ok((Held { count: 1, head }, id, walked));
+        }
+        if let Some(log) = &mut self.log {
+            log.begin();
         }
         let (mut meta, mut only_direct, mut in_order) = (first, true, true);
         for count in 1..=room {
@@ -335,7 +343,9 @@ impl DeviceQueue {
                     (true, false) => Err(ChainFault::ReadableAfterWritable),
                     (false, _) => Err(IndirectFault::Mixed.into()),
                 };
-                return Ok((count, meta.id(), walked));
+                self.check_id(meta.id())?;
+                let head = self.log.as_mut().map_or(0, |log| log.taken());
+                return Ok((Held { count, head }, meta.id(), walked));
             }
             at = at.forward(1);
             // Relaxed: `pop` acquired the whole chain with its first descriptor.
@@ -374,19 +384,19 @@ impl DeviceQueue {
             return;
         }
         if let Some(log) = &mut self.log {
-            log.given_back(self.last_popped);
+            log.given_back(self.held[usize::from(self.last_popped)].head);
         }
-        let count = self.take_count(self.last_popped);
-        self.next_avail = self.next_avail.back(count);
+        let held = self.take_held(self.last_popped);
+        self.next_avail = self.next_avail.back(held.count);
     }
 
-    /// Descriptors of a chain that is no longer in flight.
+    /// A chain that is no longer in flight.
     #[inline]
-    fn take_count(&mut self, id: u16) -> u16 {
-        let count = std::mem::take(&mut self.counts[usize::from(id)]);
-        assert!(count != 0, "a chain is used, or given back, once after it was popped");
-        self.room += count;
-        count
+    fn take_held(&mut self, id: u16) -> Held {
+        let held = std::mem::take(&mut self.held[usize::from(id)]);
+        assert!(held.count != 0, "a chain is used, or given back, once after it was popped");
+        self.room += held.count;
+        held
     }
 
     /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
@@ -394,7 +404,7 @@ impl DeviceQueue {
     /// `written_bytes`: stored in the chain's device-writable part, from its start on; 0 if unknown.
     #[inline]
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
-        let count = self.take_count(tag);
+        let held = self.take_held(tag);
         // Without WRITE the length means nothing (virtio 1.3 §2.8.4).
         let written = if written_bytes == 0 { 0 } else { WRITE };
         let used = Meta::new(written_bytes, tag, self.next_used.used_flags() | written);
@@ -404,9 +414,9 @@ impl DeviceQueue {
         } else {
             self.held_back = Some(used);
         }
-        self.next_used = self.next_used.forward(count);
+        self.next_used = self.next_used.forward(held.count);
         if let Some(log) = &mut self.log {
-            log.used(tag);
+            log.used(held.head);
         }
     }
 

@@ -11,6 +11,8 @@
 //! - A chain is in the log from the store of `old_free_head` on. What is used goes back to the free list with its batch:
 //!   new values first, the old ones when the ring shows the batch. Whoever dies in between has left both, and the
 //!   ring tells which ones hold.
+//! - Chains go back to the list in front of each other, the one used last first: those that are used in the order in which
+//!   they were taken find their links as they are, and nothing is stored.
 //! - A position's slot and wrap counter are one word, stored at once: in two steps, one batch per lap would not be told
 //!   from the lap before.
 //!
@@ -34,15 +36,12 @@ pub(super) const IN_FLIGHT: u64 = 1;
 pub(super) struct PackedLog {
     pub(super) words: SharedSlice<u64>,
     pub(super) entries: u16,
+    /// Version and number of entries, as they are stored.
+    pub(super) kind: u64,
     /// Of the next request.
     pub(super) counter: u64,
-    /// By entry: the one behind it, in its chain or in the list of free ones; `entries` ends that.
-    pub(super) next: Box<[u16]>,
-    /// By head: the last entry of its chain, and how many it has.
-    pub(super) last: Box<[u16]>,
-    pub(super) num: Box<[u16]>,
-    /// By buffer id: the chain's head.
-    pub(super) heads: Box<[u16]>,
+    /// By entry: its first word but for `inflight`.
+    pub(super) links: Box<[Links]>,
     pub(super) free_head: u16,
     /// How many there are.
     pub(super) free: u16,
@@ -55,6 +54,51 @@ pub(super) struct PackedLog {
     pub(super) noted: u16,
     /// Where the ring's next used descriptor goes.
     pub(super) used: Cursor,
+}
+
+/// An entry's first word but for `inflight`: the entry behind it, in its chain or in the list of free ones, which
+/// `entries` ends; of a head, the last entry of its chain, and how many it has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Links(u64);
+
+#[allow(clippy::cast_possible_truncation)] // takes the fields apart
+impl Links {
+    /// Of an entry that is no head.
+    #[inline]
+    pub fn free(next: u16) -> Self {
+        Self(u64::from(next) << 16)
+    }
+
+    #[inline]
+    pub fn chain(next: u16, last: u16, num: u16) -> Self {
+        Self(u64::from(next) << 16 | u64::from(last) << 32 | u64::from(num) << 48)
+    }
+
+    #[inline]
+    pub fn next(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    #[inline]
+    pub fn last(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    #[inline]
+    pub fn num(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+
+    /// As it is stored; with [`IN_FLIGHT`] for a head.
+    #[inline]
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
+    #[inline]
+    fn with_next(self, next: u16) -> Self {
+        Self::chain(next, self.last(), self.num())
+    }
 }
 
 impl PackedLog {
@@ -78,39 +122,59 @@ impl PackedLog {
         self.words.store(at + 2, meta.word().rotate_left(32), Relaxed);
         self.words.store(at + 3, addr, Relaxed);
         may_die_here();
-        (self.noted_last, self.at) = (self.at, self.next[usize::from(self.at)]);
+        (self.noted_last, self.at) = (self.at, self.links[usize::from(self.at)].next());
         self.noted += 1;
     }
 
-    /// It is whole, and taken: before anything is done for the request.
+    /// It is whole, and taken: before anything is done for the request. Returns its head.
     #[inline]
-    pub fn taken(&mut self, id: u16) {
+    pub fn taken(&mut self) -> u16 {
         let head = self.free_head;
-        self.heads[usize::from(id)] = head;
-        (self.last[usize::from(head)], self.num[usize::from(head)]) = (self.noted_last, self.noted);
+        let links = &mut self.links[usize::from(head)];
+        *links = Links::chain(links.next(), self.noted_last, self.noted);
         self.words.store(place(head) + 1, self.counter, Relaxed);
         self.counter = self.counter.wrapping_add(1);
-        self.store_head_of_chain(head, IN_FLIGHT);
+        release(&self.words, place(head), links.word() | IN_FLIGHT);
         self.free -= self.noted;
         self.free_head = self.at;
         self.store_list(self.free_head);
+        head
     }
 
-    /// The chain taken last is in the ring again.
+    /// A chain of one descriptor (an indirect table's) is taken: all of the above. There is [`PackedLog::room`].
     #[inline]
-    pub fn given_back(&mut self, id: u16) {
-        let head = self.heads[usize::from(id)];
-        self.free += self.num[usize::from(head)];
+    pub fn take_one(&mut self, addr: u64, meta: Meta) -> u16 {
+        let head = self.free_head;
+        let links = &mut self.links[usize::from(head)];
+        let next = links.next();
+        *links = Links::chain(next, head, 1);
+        let (words, at) = (&self.words, place(head));
+        words.store(at + 3, addr, Relaxed);
+        words.store(at + 2, meta.word().rotate_left(32), Relaxed);
+        words.store(at + 1, self.counter, Relaxed);
+        may_die_here();
+        self.counter = self.counter.wrapping_add(1);
+        release(words, at, links.word() | IN_FLIGHT);
+        (self.free_head, self.free) = (next, self.free - 1);
+        self.store_list(next);
+        head
+    }
+
+    /// The chain taken last, from `head` on, is in the ring again.
+    #[inline]
+    pub fn given_back(&mut self, head: u16) {
+        let links = self.links[usize::from(head)];
+        self.free += links.num();
         self.counter = self.counter.wrapping_sub(1);
         self.free_head = head;
         self.store_list(head);
-        self.store_head_of_chain(head, 0);
+        release(&self.words, place(head), links.word());
     }
 
-    /// Its used descriptor is stored, or held back: not visible.
+    /// The used descriptor of the chain from `head` on is stored, or held back: not visible.
     #[inline]
-    pub fn used(&mut self, id: u16) {
-        self.batch[usize::from(self.in_batch)] = self.heads[usize::from(id)];
+    pub fn used(&mut self, head: u16) {
+        self.batch[usize::from(self.in_batch)] = head;
         self.in_batch += 1;
     }
 
@@ -118,17 +182,18 @@ impl PackedLog {
     #[inline]
     pub fn about_to_publish(&mut self, used: Cursor) {
         let (old_free_head, old_used) = (self.free_head, self.used);
-        for at in 0..self.in_batch {
-            let head = self.batch[usize::from(at)];
-            let last = self.last[usize::from(head)];
-            self.next[usize::from(last)] = self.free_head;
-            if last == head {
-                self.store_head_of_chain(head, IN_FLIGHT);
-            } else {
-                release(&self.words, place(last), u64::from(self.free_head) << 16);
+        for &head in self.batch[..usize::from(self.in_batch)].iter().rev() {
+            let links = self.links[usize::from(head)];
+            let last = links.last();
+            let end = if last == head { links } else { self.links[usize::from(last)] };
+            if end.next() != self.free_head {
+                let end = end.with_next(self.free_head);
+                self.links[usize::from(last)] = end;
+                let in_flight = if last == head { IN_FLIGHT } else { 0 };
+                release(&self.words, place(last), end.word() | in_flight);
             }
             self.free_head = head;
-            self.free += self.num[usize::from(head)];
+            self.free += links.num();
         }
         self.used = used;
         self.store_list(old_free_head);
@@ -138,29 +203,16 @@ impl PackedLog {
     /// It is.
     #[inline]
     pub fn published(&mut self) {
-        for at in 0..std::mem::take(&mut self.in_batch) {
-            self.store_head_of_chain(self.batch[usize::from(at)], 0);
+        for &head in &self.batch[..usize::from(std::mem::take(&mut self.in_batch))] {
+            release(&self.words, place(head), self.links[usize::from(head)].word());
         }
         self.store_list(self.free_head);
         self.store_position(self.used);
     }
 
     #[inline]
-    fn store_head_of_chain(&self, head: u16, in_flight: u64) {
-        let at = usize::from(head);
-        let word = in_flight
-            | u64::from(self.next[at]) << 16
-            | u64::from(self.last[at]) << 32
-            | u64::from(self.num[at]) << 48;
-        release(&self.words, place(head), word);
-    }
-
-    #[inline]
     pub(super) fn store_list(&self, old_free_head: u16) {
-        let word = u64::from(VERSION)
-            | u64::from(self.entries) << 16
-            | u64::from(self.free_head) << 32
-            | u64::from(old_free_head) << 48;
+        let word = self.kind | u64::from(self.free_head) << 32 | u64::from(old_free_head) << 48;
         release(&self.words, LIST, word);
     }
 
@@ -172,6 +224,11 @@ impl PackedLog {
             | u64::from(old_used.wrap_counter()) << 40;
         release(&self.words, POSITION, word);
     }
+}
+
+/// The half of [`LIST`] that never changes.
+pub(super) fn kind(entries: u16) -> u64 {
+    u64::from(VERSION) | u64::from(entries) << 16
 }
 
 /// Of the first of an entry's words.

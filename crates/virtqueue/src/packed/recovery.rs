@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use guest_mem::SharedSlice;
 
 use super::cursor::Cursor;
-use super::log::{IN_FLIGHT, LIST, POSITION, PackedLog, place};
+use super::log::{self, IN_FLIGHT, LIST, Links, POSITION, PackedLog, place};
 use super::resume;
 use super::ring::{Meta, Ring};
 use crate::log::{LogArea, LogFault, PACKED_WORDS, relaxed, release};
@@ -23,6 +23,8 @@ use crate::step::may_die_here;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RedoChain {
     pub id: u16,
+    /// In the log.
+    pub head: u16,
     /// Of its descriptors, in [`Redo::descriptors`].
     pub first: usize,
     pub count: u16,
@@ -94,8 +96,9 @@ pub(super) fn write_anew(area: &LogArea, used: Cursor, queue_size: u16) -> Resul
     words.store(0, 0, Relaxed);
     let mut log = empty(words, entries, used);
     for entry in 0..entries {
-        log.next[usize::from(entry)] = entry + 1;
-        log.words.store(place(entry), u64::from(entry + 1) << 16, Relaxed);
+        let links = Links::free(entry + 1);
+        log.links[usize::from(entry)] = links;
+        log.words.store(place(entry), links.word(), Relaxed);
     }
     log.free = entries;
     log.store_position(used);
@@ -108,11 +111,9 @@ fn empty(words: SharedSlice<u64>, entries: u16, used: Cursor) -> PackedLog {
     PackedLog {
         words,
         entries,
+        kind: log::kind(entries),
         counter: 0,
-        next: zeroes(),
-        last: zeroes(),
-        num: zeroes(),
-        heads: zeroes(),
+        links: vec![Links::default(); usize::from(entries)].into(),
         free_head: 0,
         free: 0,
         batch: zeroes(),
@@ -180,9 +181,9 @@ impl Reader {
         log.store_position(log.used);
         let mut entry = log.free_head;
         while entry < entries {
-            let next = log.next[usize::from(entry)];
-            release(&log.words, place(entry), u64::from(next) << 16);
-            entry = next;
+            let links = log.links[usize::from(entry)];
+            release(&log.words, place(entry), links.word());
+            entry = links.next();
         }
         Ok(Recovered { log, redo })
     }
@@ -200,7 +201,7 @@ impl Reader {
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
     fn link(&mut self, entry: u16) -> u16 {
         let next = (relaxed(&self.log.words, place(entry)) >> 16) as u16;
-        self.log.next[usize::from(entry)] = next;
+        self.log.links[usize::from(entry)] = Links::free(next);
         next
     }
 
@@ -230,7 +231,6 @@ impl Reader {
             if !known {
                 return Err(LogFault::BufferId { id, queue_size });
             }
-            self.log.heads[usize::from(id)] = head;
             redo.chains.push(chain);
         }
         let descriptors = redo.descriptors();
@@ -252,7 +252,8 @@ impl Reader {
         if ends_at != Some(last) {
             return Err(LogFault::ChainEnd { entry: head, num, last });
         }
-        (self.log.last[usize::from(head)], self.log.num[usize::from(head)]) = (last, num);
-        Ok(RedoChain { id, first, count: num })
+        let links = &mut self.log.links[usize::from(head)];
+        *links = Links::chain(links.next(), last, num);
+        Ok(RedoChain { id, head, first, count: num })
     }
 }
