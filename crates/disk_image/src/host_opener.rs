@@ -4,7 +4,7 @@
 
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ const NEW_IMAGE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Until [`Opener::set_socket_owner`] says otherwise, only our own user connects.
 const NEW_SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Front-ends that may queue while the server starts a session; each listener serves one disk.
-const LISTEN_BACKLOG: i32 = 16;
+pub const LISTEN_BACKLOG: i32 = 16;
 
 /// Acts on the host's file system directly.
 #[derive(Debug, Clone, Copy, Default)]
@@ -46,6 +46,18 @@ impl Opener for HostOpener {
             Some(len_bytes) => create_image(path, len_bytes, request),
             None => open_existing(path, request),
         }
+    }
+
+    fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let flags = rustix::fs::fcntl_getfl(file)?;
+        let kept = OFlags::RWMODE | OFlags::DIRECT;
+        let flags = flags & kept | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        Ok(rustix::fs::open(path, flags, Mode::empty())?)
+    }
+
+    fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
+        Ok(File::open(path)?.into())
     }
 
     fn queue_attributes(&self, major: u32, minor: u32) -> io::Result<QueueAttributes> {
@@ -85,12 +97,10 @@ impl Opener for HostOpener {
         std::fs::set_permissions(link, Permissions::from_mode(mode))
     }
 
-    fn connect_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+    fn connect_socket(&self, path: &Path) -> io::Result<()> {
         let address = SocketAddrUnix::new(path)?;
         let socket = stream_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-        rustix::net::connect(&socket, &address)?;
-        rustix::io::ioctl_fionbio(&socket, false)?;
-        Ok(socket)
+        Ok(rustix::net::connect(&socket, &address)?)
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {

@@ -9,7 +9,7 @@ mod resize;
 
 use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -216,13 +216,9 @@ impl Image {
     /// The same file, open once more: a description of its own, with the same access and the same lock.
     ///
     /// # Errors
-    /// `open`'s, for the file by its number in `/proc/self/fd`; the lock's.
-    pub fn reopen(&self) -> io::Result<File> {
-        let flags = rustix::fs::fcntl_getfl(&self.file)?;
-        let kept = rustix::fs::OFlags::RWMODE | rustix::fs::OFlags::DIRECT;
-        let flags = flags & kept | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NOCTTY;
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let file = File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?);
+    /// [`Opener::reopen`]'s; the lock's.
+    pub fn reopen(&self, opener: &dyn Opener) -> io::Result<File> {
+        let file = File::from(opener.reopen(self.file.as_fd())?);
         lock::join(&file, self.access)?;
         Ok(file)
     }

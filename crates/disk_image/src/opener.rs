@@ -6,7 +6,7 @@
 //! Not here: doing it directly (`host_opener.rs`), what the opened file is good for (`image.rs`).
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use crate::image::Access;
@@ -102,6 +102,18 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// `open`'s; `EINVAL` with `request.direct` means that the file system has no `O_DIRECT`.
     fn open_image(&self, path: &Path, request: &OpenRequest) -> io::Result<OwnedFd>;
 
+    /// The file that is open as `file`, open once more: a description of its own, whatever its name is by now.
+    ///
+    /// # Errors
+    /// `open`'s, for the file by its number in `/proc/self/fd`.
+    fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd>;
+
+    /// Opens a configuration file, to be read.
+    ///
+    /// # Errors
+    /// `open`'s.
+    fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd>;
+
     /// What the kernel says about a block device's queue.
     ///
     /// # Errors
@@ -124,12 +136,13 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// `chown`'s and `chmod`'s; [`io::ErrorKind::InvalidInput`] if `path` is no socket (or a link).
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
 
-    /// Connects to a stream socket, to find out whether a server lives behind it. Never blocks.
+    /// Connects to a stream socket and leaves again, to find out whether a server lives behind it. Never blocks.
+    /// The connection is not handed out: it could have been made with more rights than the caller's.
     ///
     /// # Errors
     /// `connect`'s. [`io::ErrorKind::ConnectionRefused`]: the server is gone. [`io::ErrorKind::WouldBlock`]:
     /// **alive**, with a full queue of connections.
-    fn connect_socket(&self, path: &Path) -> io::Result<OwnedFd>;
+    fn connect_socket(&self, path: &Path) -> io::Result<()>;
 
     /// Removes a file or socket.
     ///

@@ -38,6 +38,13 @@ impl CheckedRange {
     pub fn end_bytes(self) -> u64 {
         self.offset_bytes + self.len_bytes
     }
+
+    /// What is left of it when its first `done_bytes` are done: it may start inside a block. `None`: it is shorter.
+    #[must_use]
+    pub fn after(self, done_bytes: u64) -> Option<Self> {
+        let len_bytes = self.len_bytes.checked_sub(done_bytes)?;
+        Some(Self { offset_bytes: self.offset_bytes + done_bytes, len_bytes })
+    }
 }
 
 /// Why a guest's range was refused.
@@ -178,6 +185,14 @@ mod tests {
         let refused = RangeError::Misaligned { sector: 8, len_bytes: 512, block_size_bytes: 4096 };
         assert_eq!(bounds.check(8, 512), Err(refused));
         assert!(matches!(bounds.check(1, 4096), Err(RangeError::Misaligned { .. })));
+    }
+
+    #[test]
+    fn rest_of_a_range_ends_where_the_range_does() {
+        let range = Bounds::new(1 << 20, 512).check(2, 2048).unwrap();
+        let rest = range.after(700).unwrap();
+        assert_eq!((rest.offset_bytes(), rest.end_bytes()), (1724, range.end_bytes()));
+        assert_eq!((range.after(2048).unwrap().len_bytes(), range.after(2049)), (0, None));
     }
 
     #[test]

@@ -310,13 +310,12 @@ impl OpState {
         Next::Call
     }
 
-    /// Counts, and reports to the dirty log, what a read put into guest memory.
+    /// Counts what a read put into guest memory. The dirty log learns of it from whoever gets the buffers back.
     #[inline]
     fn store(&mut self, bytes: u64, bounce: &Bounce) {
-        match self.bounce {
+        if let Some(id) = self.bounce {
             #[allow(clippy::cast_possible_truncation)] // the call was no longer than the buffer
-            Some(id) => _ = self.buffers.copy_in(&bounce.bytes(id)[..bytes as usize]),
-            None => self.buffers.note_stored(bytes),
+            self.buffers.copy_in(&bounce.bytes(id)[..bytes as usize]);
         }
         self.stored_bytes += bytes;
     }

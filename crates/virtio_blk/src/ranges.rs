@@ -40,6 +40,20 @@ pub struct Segment {
 #[derive(Debug, Default)]
 pub struct SegmentBuffer([Segment; MAX_SEGMENTS]);
 
+impl SegmentBuffer {
+    /// Copies a request's segments, for whoever may have to carry it out again.
+    pub fn keep(&mut self, segments: &Segments<'_>) {
+        self.0 = [Segment::default(); MAX_SEGMENTS];
+        self.0.iter_mut().zip(segments.as_slice()).for_each(|(place, segment)| *place = *segment);
+    }
+
+    /// What was copied, and empty ones behind it.
+    #[must_use]
+    pub fn kept(&self) -> Segments<'_> {
+        Segments(&self.0)
+    }
+}
+
 /// All segments of one request, read once: at most [`MAX_SEGMENTS`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Segments<'c>(&'c [Segment]);

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -87,6 +87,12 @@ impl Opener for FailingOpener {
         })?;
         HostOpener.open_image(path, request)
     }
+    fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        HostOpener.reopen(file)
+    }
+    fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
+        HostOpener.open_configuration(path)
+    }
     fn queue_attributes(&self, major: u32, minor: u32) -> io::Result<QueueAttributes> {
         HostOpener.queue_attributes(major, minor)
     }
@@ -99,7 +105,7 @@ impl Opener for FailingOpener {
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
         HostOpener.set_socket_owner(path, mode, uid, gid)
     }
-    fn connect_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+    fn connect_socket(&self, path: &Path) -> io::Result<()> {
         HostOpener.connect_socket(path)
     }
     fn unlink(&self, path: &Path) -> io::Result<()> {

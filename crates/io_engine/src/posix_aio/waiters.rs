@@ -28,6 +28,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use sandbox::Role;
 
 use super::requests::ControlBlocks;
 
@@ -169,7 +170,10 @@ impl Waiters {
     fn start_thread(&self) -> bool {
         let shared = Arc::clone(&self.shared);
         let builder = std::thread::Builder::new().name("bareblk-aio".into()).stack_size(STACK_BYTES);
-        let spawned = builder.spawn(move || shared.run());
+        let spawned = builder.spawn(move || {
+            sandbox::enter(Role::EngineThread);
+            shared.run();
+        });
         if let Err(error) = &spawned {
             tracing::debug!(%error, "no thread to wait for a request");
         }

@@ -24,6 +24,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use sandbox::Role;
 
 use super::schedule::{Class, Help, Limits, Schedule};
 use crate::kernel::{Call, RawResult};
@@ -107,7 +108,11 @@ struct Shared {
 
 fn start_thread(shared: Arc<Shared>) -> io::Result<()> {
     let builder = std::thread::Builder::new().name("bareblk-io".into()).stack_size(STACK_BYTES);
-    builder.spawn(move || shared.run()).map(drop)
+    let body = move || {
+        sandbox::enter(Role::EngineThread);
+        shared.run();
+    };
+    builder.spawn(body).map(drop)
 }
 
 impl Shared {
