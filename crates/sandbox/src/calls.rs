@@ -1,0 +1,296 @@
+//! The lists: which system calls each role may make, and with which arguments where that matters.
+//!
+//! - Older and newer variants of a call stand side by side: which one the C library takes depends on its version.
+//! - Calls of the request path have no condition: the kernel then answers from a bitmap, without running the filter.
+//!
+//! How to find out what is missing: docs/sandbox.md. Not here: the filter made of it (`filter.rs`).
+
+use libc::{
+    SYS_accept, SYS_accept4, SYS_brk, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone,
+    SYS_clone3, SYS_close, SYS_close_range, SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl,
+    SYS_epoll_pwait, SYS_epoll_pwait2, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_faccessat, SYS_faccessat2,
+    SYS_fallocate, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_fstatfs, SYS_fsync, SYS_ftruncate, SYS_futex,
+    SYS_futex_waitv, SYS_get_robust_list, SYS_getcpu, SYS_getcwd, SYS_getdents64, SYS_getegid, SYS_geteuid,
+    SYS_getgid, SYS_getpeername, SYS_getpid, SYS_getpriority, SYS_getrandom, SYS_getrusage, SYS_getsockname,
+    SYS_getsockopt, SYS_gettid, SYS_gettimeofday, SYS_getuid, SYS_io_cancel, SYS_io_destroy,
+    SYS_io_getevents, SYS_io_setup, SYS_io_submit, SYS_io_uring_enter, SYS_io_uring_register,
+    SYS_io_uring_setup, SYS_ioctl, SYS_listen, SYS_lseek, SYS_madvise, SYS_membarrier, SYS_memfd_create,
+    SYS_mincore, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_msync, SYS_munmap, SYS_nanosleep, SYS_newfstatat,
+    SYS_openat, SYS_openat2, SYS_pipe2, SYS_ppoll, SYS_prctl, SYS_pread64, SYS_preadv, SYS_preadv2,
+    SYS_prlimit64, SYS_pselect6, SYS_pwrite64, SYS_pwritev, SYS_pwritev2, SYS_read, SYS_readlinkat,
+    SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall, SYS_rseq, SYS_rt_sigaction, SYS_rt_sigpending,
+    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_rt_sigtimedwait, SYS_sched_get_priority_max,
+    SYS_sched_get_priority_min, SYS_sched_getaffinity, SYS_sched_getattr, SYS_sched_getparam,
+    SYS_sched_getscheduler, SYS_sched_setaffinity, SYS_sched_setattr, SYS_sched_setparam,
+    SYS_sched_setscheduler, SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_sendto, SYS_set_robust_list,
+    SYS_setpriority, SYS_setsockopt, SYS_shutdown, SYS_sigaltstack, SYS_socketpair, SYS_statfs, SYS_statx,
+    SYS_sync_file_range, SYS_sysinfo, SYS_tgkill, SYS_timerfd_create, SYS_timerfd_settime, SYS_uname,
+    SYS_write, SYS_writev,
+};
+use seccompiler::{BackendError, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
+
+use crate::role::{EngineCalls, Role};
+
+/// What Rust's and C's libraries do on any thread, and what costs nobody anything: its own memory, time, waiting,
+/// descriptors that it has.
+const EVERYBODY: &[i64] = &[
+    SYS_brk,
+    SYS_clock_getres,
+    SYS_clock_gettime,
+    SYS_clock_nanosleep,
+    SYS_close,
+    SYS_exit,
+    SYS_exit_group,
+    SYS_fstat,
+    SYS_fstatfs,
+    SYS_futex,
+    SYS_futex_waitv,
+    SYS_get_robust_list,
+    SYS_getcpu,
+    // Shown in the trace of a panic.
+    SYS_getcwd,
+    SYS_getegid,
+    SYS_geteuid,
+    SYS_getgid,
+    SYS_getpid,
+    SYS_getrandom,
+    SYS_getrusage,
+    SYS_gettid,
+    SYS_gettimeofday,
+    SYS_getuid,
+    SYS_lseek,
+    SYS_madvise,
+    SYS_membarrier,
+    SYS_mremap,
+    SYS_munmap,
+    SYS_nanosleep,
+    SYS_newfstatat,
+    SYS_ppoll,
+    SYS_pselect6,
+    SYS_read,
+    // Which kind of descriptor a front-end has passed: the link in /proc says so.
+    SYS_readlinkat,
+    SYS_readv,
+    SYS_restart_syscall,
+    SYS_rseq,
+    SYS_rt_sigpending,
+    SYS_rt_sigprocmask,
+    SYS_rt_sigreturn,
+    SYS_rt_sigtimedwait,
+    SYS_sched_getaffinity,
+    SYS_sched_getattr,
+    SYS_sched_getparam,
+    SYS_sched_getscheduler,
+    SYS_sched_yield,
+    // A filter can only take away.
+    SYS_seccomp,
+    SYS_set_robust_list,
+    SYS_sigaltstack,
+    SYS_statx,
+    SYS_sysinfo,
+    SYS_uname,
+    SYS_write,
+    SYS_writev,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_time,
+];
+
+/// Waiting for several things at once.
+const EVENTS: &[i64] = &[
+    SYS_epoll_create1,
+    SYS_epoll_ctl,
+    SYS_epoll_pwait,
+    SYS_epoll_pwait2,
+    SYS_eventfd2,
+    SYS_timerfd_create,
+    SYS_timerfd_settime,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+];
+
+/// Reading, writing and syncing files that are open.
+const TRANSFERS: &[i64] = &[
+    SYS_fallocate,
+    SYS_fdatasync,
+    SYS_fsync,
+    SYS_pread64,
+    SYS_preadv,
+    SYS_preadv2,
+    SYS_pwrite64,
+    SYS_pwritev,
+    SYS_pwritev2,
+    SYS_sync_file_range,
+];
+
+/// Talking over sockets that are there.
+const TALKING: &[i64] = &[
+    SYS_getpeername,
+    SYS_getsockname,
+    SYS_getsockopt,
+    SYS_recvfrom,
+    SYS_recvmsg,
+    SYS_sendmsg,
+    SYS_sendto,
+    SYS_setsockopt,
+    SYS_shutdown,
+];
+
+/// Asking the helper, over a socket made for it ([`asks_over_packets`]): an image is opened once more for each worker.
+const ASKING: &[i64] = &[SYS_recvfrom, SYS_recvmsg, SYS_sendmsg];
+
+const IO_URING: &[i64] = &[SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uring_setup];
+
+const LINUX_AIO: &[i64] = &[SYS_io_cancel, SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit];
+
+/// Mapped images.
+const MAPPED: &[i64] = &[SYS_mincore, SYS_msync];
+
+const SESSION: &[i64] = &[
+    // The in-flight log, and the log for migration.
+    SYS_ftruncate,
+    SYS_memfd_create,
+    SYS_fallocate,
+    SYS_pread64,
+    SYS_pwrite64,
+];
+
+/// Who looks at the host, changes where threads run, takes clients.
+const CONTROL: &[i64] = &[
+    SYS_accept,
+    SYS_accept4,
+    SYS_close_range,
+    SYS_dup,
+    SYS_dup3,
+    SYS_faccessat,
+    SYS_faccessat2,
+    SYS_ftruncate,
+    SYS_getdents64,
+    SYS_getpriority,
+    SYS_listen,
+    SYS_memfd_create,
+    SYS_openat,
+    SYS_openat2,
+    SYS_pipe2,
+    SYS_sched_get_priority_max,
+    SYS_sched_get_priority_min,
+    SYS_sched_setaffinity,
+    SYS_sched_setattr,
+    SYS_sched_setparam,
+    SYS_sched_setscheduler,
+    SYS_setpriority,
+    SYS_statfs,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lstat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+];
+
+/// `linux/fs.h`, `asm-generic/ioctls.h`: sizes of block devices, `FIONBIO`, and whether a stream is a terminal.
+const IOCTLS: &[u64] = &[0x1260, 0x1268, 0x127a, 0x127b, 0x127c, 0x8008_1272, 0x5421, 0x5401];
+/// `linux/prctl.h`: thread names, names of memory, and what installing a filter begins with.
+const PRCTLS: &[u64] = &[15, 16, 38, 0x5356_4d41];
+/// `linux/fcntl.h`: flags of the descriptor and of the file, locks of open files (`F_OFD_*`), a second descriptor, seals.
+/// Not `F_SETOWN` and `F_SETSIG`, by which a file sends signals to any process.
+const FCNTLS: &[u64] = &[1, 2, 3, 4, 36, 37, 38, 1030, 1033, 1034];
+/// Memory of a guest that goes away; the end by `abort` and by a wrong address; signals 32 and 33, which the C library has
+/// for itself.
+const HANDLED_SIGNALS: &[u64] = &[7, 6, 11, 32, 33];
+const SIGNAL_ARGUMENT: u8 = 0;
+/// `AF_UNIX`; `SOCK_SEQPACKET`, and which bits of a socket's type are not flags.
+const UNIX_SOCKET: u64 = 1;
+const PACKETS: u64 = 5;
+const SOCKET_TYPE: u64 = 0xf;
+/// `linux/sched.h`: `CLONE_VM | CLONE_THREAD`.
+const CLONE_OF_A_THREAD: u64 = 0x0001_0100;
+const PROT_EXEC: u64 = 4;
+/// `O_ACCMODE`, `O_CREAT`, `O_TRUNC`.
+const OPEN_FOR_WRITING: u64 = 0o1103;
+
+/// Calls without a condition.
+pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
+    let engine = |on: bool, calls: &'static [i64]| if on { calls } else { &[] };
+    let (uring, aio) = (engine(engines.io_uring, IO_URING), engine(engines.linux_aio, LINUX_AIO));
+    let lists: &[&[i64]] = match role {
+        Role::Control => {
+            &[EVERYBODY, EVENTS, TRANSFERS, TALKING, IO_URING, LINUX_AIO, MAPPED, SESSION, CONTROL, ASKING]
+        }
+        Role::Session => &[EVERYBODY, EVENTS, TALKING, SESSION],
+        Role::Worker => &[EVERYBODY, EVENTS, TRANSFERS, MAPPED, uring, aio, ASKING],
+        // A context of Linux AIO ends on a thread of its own.
+        Role::EngineThread => &[EVERYBODY, TRANSFERS, MAPPED, engine(engines.linux_aio, &[SYS_io_destroy])],
+    };
+    lists.concat()
+}
+
+/// Calls that need an argument to be as it should.
+pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
+    let own_pid = u64::from(std::process::id());
+    let mut rules = vec![
+        // Nothing that is written becomes a program.
+        (SYS_mmap, vec![lacks(2, PROT_EXEC)?]),
+        (SYS_mprotect, vec![lacks(2, PROT_EXEC)?]),
+        (SYS_prctl, any_of(0, PRCTLS)?),
+        (SYS_rt_sigaction, any_of(SIGNAL_ARGUMENT, HANDLED_SIGNALS)?),
+        (SYS_tgkill, any_of(0, &[own_pid])?),
+        (SYS_prlimit64, reads_own_limits(own_pid)?),
+        (SYS_ioctl, any_of(1, IOCTLS)?),
+        (SYS_fcntl, any_of(1, FCNTLS)?),
+    ];
+    if role != Role::Session {
+        rules.push((SYS_clone, vec![has(0, CLONE_OF_A_THREAD)?]));
+        // Let through by this filter, refused by `filter::no_processes`: the C library then takes `clone`.
+        rules.push((SYS_clone3, vec![]));
+    }
+    if matches!(role, Role::Control | Role::Worker) {
+        rules.push((SYS_socketpair, vec![asks_over_packets()?]));
+    }
+    if role != Role::Control {
+        // Workers look at what the kernel says about itself and its devices: /proc and /sys, which is all that landlock
+        // leaves. The others are told that they may not (`filter::no_files`): the C library asks how many CPUs there are
+        // when there are many threads, and does without an answer.
+        rules.push((SYS_openat, vec![lacks(2, OPEN_FOR_WRITING)?]));
+    }
+    Ok(rules)
+}
+
+fn any_of(argument: u8, values: &[u64]) -> Result<Vec<SeccompRule>, BackendError> {
+    values.iter().map(|&value| rule(argument, SeccompCmpOp::Eq, value)).collect()
+}
+
+fn lacks(argument: u8, bits: u64) -> Result<SeccompRule, BackendError> {
+    rule(argument, SeccompCmpOp::MaskedEq(bits), 0)
+}
+
+fn has(argument: u8, bits: u64) -> Result<SeccompRule, BackendError> {
+    rule(argument, SeccompCmpOp::MaskedEq(bits), bits)
+}
+
+/// The process's own limits, and no new ones.
+fn reads_own_limits(own_pid: u64) -> Result<Vec<SeccompRule>, BackendError> {
+    let of = |pid| {
+        let process = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, pid)?;
+        let no_new = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+        SeccompRule::new(vec![process, no_new])
+    };
+    Ok(vec![of(0)?, of(own_pid)?])
+}
+
+/// A pair that can talk to nobody but each other: one of datagrams can send to any path.
+fn asks_over_packets() -> Result<SeccompRule, BackendError> {
+    let family = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, UNIX_SOCKET)?;
+    let of_packets = SeccompCmpOp::MaskedEq(SOCKET_TYPE);
+    SeccompRule::new(vec![family, SeccompCondition::new(1, SeccompCmpArgLen::Dword, of_packets, PACKETS)?])
+}
+
+/// All of these arguments have 32 bits; what stands above them is nobody's.
+fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?])
+}

@@ -1,0 +1,66 @@
+//! SIGSYS: a thread made a call that its list does not have. Said in one line, and the process ends.
+//!
+//! - The call was not carried out. The thread must not go on either: in place of a result it would see the call's
+//!   number, and a write that never happened would pass for done.
+//! - A thread that has all signals blocked (while it starts another) is ended by the kernel without this line: by signal
+//!   SIGSYS.
+//! - The line is for the operator. That the call is refused does not depend on it, nor on anything in this process.
+
+use std::io::{self, Write};
+
+use crate::filter::CALL_BITS;
+use crate::names;
+use crate::role::Role;
+
+/// The process's exit code then: as shells report a program that SIGSYS ended.
+pub const EXIT_CODE: i32 = 128 + libc::SIGSYS;
+
+/// Longest line, with room to spare.
+const LINE_BYTES: usize = 400;
+
+/// Installs the handler, once.
+pub(crate) fn install() -> io::Result<()> {
+    // SAFETY: 1. the action runs in a signal handler and does only what one may: it formats numbers and constants into
+    // a buffer on its stack, calls write(2) and _exit(2); it takes no lock, allocates nothing and does not return.
+    unsafe { signal_hook_registry::register_sigaction(libc::SIGSYS, |info| tell_and_end(info.si_errno)) }?;
+    Ok(())
+}
+
+/// `verdict`: what `filter.rs` put into it.
+fn tell_and_end(verdict: i32) {
+    let mut line = [0; LINE_BYTES];
+    let left = describe(&mut line, verdict);
+    let length = LINE_BYTES - left;
+    let _ = rustix::io::write(io::stderr(), line.get(..length).unwrap_or_default());
+    signal_hook::low_level::exit(EXIT_CODE);
+}
+
+/// Returns how many bytes of the line are left.
+fn describe(mut line: &mut [u8], verdict: i32) -> usize {
+    let verdict = verdict.unsigned_abs();
+    let call = verdict & ((1 << CALL_BITS) - 1);
+    let role = Role::of_number(verdict >> CALL_BITS).map_or("", Role::name);
+    let name = names::of(i64::from(call)).unwrap_or("not known by name");
+    // Does not fail but for want of room, and then the beginning stands there.
+    let _ = writeln!(
+        line,
+        "bareblk: sandbox: {role} thread made system call {call} ({name}), which it may not make: not carried out, \
+         the server ends; is the list too short, serve with --sandbox off (docs/sandbox.md)"
+    );
+    line.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_names_role_and_call() {
+        let verdict = Role::Worker.number() << CALL_BITS | u32::try_from(libc::SYS_execve).unwrap();
+        let mut line = [0; LINE_BYTES];
+        let left = describe(&mut line, verdict.try_into().unwrap());
+        let text = std::str::from_utf8(&line[..LINE_BYTES - left]).unwrap();
+        assert!(text.starts_with("bareblk: sandbox: worker thread made system call "), "{text}");
+        assert!(text.contains("(execve)") && text.ends_with(")\n"), "{text}");
+    }
+}
