@@ -66,6 +66,14 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
+    /// It hangs, in an image's file system perhaps.
+    #[error("worker {id} does not answer after {} s: does the storage of a disk hang?", timeout.as_secs_f64())]
+    WorkerSilent {
+        /** Its number. */
+        id: WorkerId,
+        /** As given. */
+        timeout: Duration,
+    },
     /// One change of workers and queues at a time.
     #[error("another change of workers or queues is still being made after {} s: try again", timeout.as_secs_f64())]
     OthersChange {

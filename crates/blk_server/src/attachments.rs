@@ -10,8 +10,9 @@
 //! - A queue that a worker is just starting has no seat yet: whoever attaches it waits until it has one.
 //! - Order of locks: `admin`, then `table` (held for look-ups only, never while asking a worker), then a seat's, which is never waited for with `table` held.
 //!
-//! `spread.rs`: all queues of a disk. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
+//! `spread.rs`: all queues of a disk. `roll_call.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
 
+mod roll_call;
 mod spread;
 
 use std::collections::HashMap;
@@ -37,7 +38,9 @@ use crate::report::{QueueReport, WorkerCounters, WorkerReport};
 use crate::server::ServerError;
 use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread::warn_if_crowded;
-use crate::workers::{Address, Command, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
+use crate::workers::{Address, Command, Ending, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
+
+pub use roll_call::RollCall;
 
 /// Between two looks whether a queue that is being started has its seat, or a disk another completion worker.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -102,10 +105,10 @@ impl QueueHandle {
     }
 
     /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.
-    pub(crate) fn begin_stop(&self) {
+    pub(crate) fn begin_stop(&self, ending: Ending) {
         let place = self.seat.place();
         if let Some(id) = place.id {
-            let _ = place.worker.send(Command::BeginStop(id));
+            let _ = place.worker.send(Command::BeginStop(id, ending));
         }
     }
 

@@ -94,9 +94,18 @@ impl BufferPool {
             buffers.release();
         }
         match buffers.capacity() {
-            0 => {} // a request without data never took any
-            capacity if capacity < LARGE_PIECES => self.small.push(buffers),
-            _ => self.large.push(buffers),
+            // A request without data never took any, and one that was held had some of its own, as many as it needed.
+            capacity if capacity < SMALL_PIECES => {}
+            capacity if capacity < LARGE_PIECES => {
+                if self.small.len() < self.made {
+                    self.small.push(buffers);
+                }
+            }
+            _ => {
+                if self.large.len() < LARGE_COUNT {
+                    self.large.push(buffers);
+                }
+            }
         }
     }
 
@@ -104,5 +113,21 @@ impl BufferPool {
     pub(crate) fn forget(&mut self, memory: &Arc<GuestMemory>) {
         let all = self.small.iter_mut().chain(&mut self.large);
         all.filter(|buffers| buffers.holds(memory)).for_each(IoVecs::release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As after a request was held: its first buffers came home at once, and those that it was tried again with came from
+    /// nowhere.
+    #[test]
+    fn buffers_that_are_not_the_pools_do_not_make_it_larger() {
+        let (mut pool, memory) = (BufferPool::new(4), Arc::default());
+        pool.reserve(2);
+        let foreign = [1, SMALL_PIECES, SMALL_PIECES + 1, LARGE_PIECES];
+        foreign.into_iter().for_each(|pieces| pool.give_back(IoVecs::with_capacity(pieces), &memory));
+        assert_eq!((pool.small.len(), pool.large.len()), (2, LARGE_COUNT));
     }
 }

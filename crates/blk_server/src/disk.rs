@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use disk_image::Image;
+use disk_image::{Image, Opener};
 use io_engine::Durability;
 use tracing::{error, warn};
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
@@ -21,6 +21,7 @@ use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 use crate::coalescing::Coalescing;
 use crate::engine_source::EngineSource;
 use crate::error_line::error_line;
+use crate::hold::Hold;
 use crate::log_limit::{Allowed, LogLimit};
 use crate::session::SessionShared;
 use crate::worker_options::WorkerId;
@@ -55,6 +56,8 @@ pub struct DiskConfig {
     pub workers: Option<NonZeroUsize>,
     /// Whether guests get one interrupt for several completions.
     pub coalescing: Option<Coalescing>,
+    /// Which requests that the host failed are held; `None`: all are answered with an error.
+    pub hold: Option<Hold>,
 }
 
 impl DiskConfig {
@@ -135,6 +138,7 @@ pub(crate) struct Disk {
     id: u64,
     name: String,
     image: Image,
+    opener: Arc<dyn Opener>,
     serial: DeviceId,
     queues: u16,
     queue_size: u16,
@@ -149,20 +153,24 @@ pub(crate) struct Disk {
     /// 0: no limit.
     most_workers: AtomicUsize,
     coalescing: Option<Coalescing>,
+    hold: Option<Hold>,
     /// The worker that uses the image's own file description.
     own_file: Mutex<Option<WorkerId>>,
 }
 
 impl Disk {
-    pub(crate) fn new(config: DiskConfig) -> Result<Self, InvalidDisk> {
+    /// `opener`: opens its image again, for further workers.
+    pub(crate) fn new(config: DiskConfig, opener: &Arc<dyn Opener>) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         config.check()?;
-        let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers, coalescing } = config;
+        let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers, coalescing, hold } =
+            config;
         let start = start_mode(&image);
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             name,
             image,
+            opener: Arc::clone(opener),
             serial: DeviceId::new(&serial),
             queues,
             queue_size,
@@ -176,6 +184,7 @@ impl Disk {
             engine,
             most_workers: AtomicUsize::new(workers.map_or(0, NonZeroUsize::get)),
             coalescing,
+            hold,
             own_file: Mutex::new(None),
         })
     }
@@ -203,6 +212,11 @@ impl Disk {
         self.coalescing
     }
 
+    /// What becomes of requests that the host fails.
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        self.hold
+    }
+
     /// Most workers that its queues are spread over.
     pub(crate) fn most_workers(&self) -> Option<usize> {
         // Relaxed: a number that stands for itself.
@@ -223,7 +237,7 @@ impl Disk {
         if self.takes_own_file(worker) {
             return Arc::clone(self.image.file());
         }
-        self.image.reopen().map(Arc::new).unwrap_or_else(|error| {
+        self.image.reopen(self.opener.as_ref()).map(Arc::new).unwrap_or_else(|error| {
             let disk = &self.name;
             warn!(
                 disk,

@@ -17,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use disk_image::Opener;
+use sandbox::Role;
 use tracing::{error, warn};
 
 use crate::acceptor::Acceptor;
@@ -76,6 +77,7 @@ impl Export {
             capacity_sectors: image.capacity_sectors(),
             read_only: image.read_only(),
             failed: disk.has_failed(),
+            hold: self.disk.hold(),
             engine: disk.engine().map_or(engine, |engine| &engine.name).to_owned(),
             placement: disk.engine().map(|engine| engine.placement_report()).unwrap_or_default(),
             sessions: self.sessions.count(),
@@ -144,7 +146,7 @@ impl Exports {
         if let Some(engine) = disk.engine.as_ref().filter(|engine| engine.depth < MIN_DEPTH) {
             return Err(ServerError::Depth { depth: engine.depth, min: MIN_DEPTH });
         }
-        let disk = Arc::new(Disk::new(disk)?);
+        let disk = Arc::new(Disk::new(disk, &self.opener)?);
         let socket = Socket::bind(&self.opener, socket)?;
         let id = disk.id();
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
@@ -297,6 +299,7 @@ fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: OwnedFd) 
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
+        sandbox::enter(Role::Session);
         // Gives up everything it holds before it counts as ended: whoever stops the server, or removes the disk, may
         // then open the image, or bind the socket, again.
         Session::new(served, workers, front_end, Arc::clone(&session)).run();

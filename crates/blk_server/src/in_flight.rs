@@ -22,6 +22,13 @@ pub(crate) struct About {
     pub(crate) promise: Promise,
 }
 
+impl About {
+    /// Of the first byte: what somebody who looks at the image's file wants to know.
+    pub(crate) fn offset_bytes(&self) -> u64 {
+        self.sector.saturating_mul(disk_image::SECTOR_BYTES)
+    }
+}
+
 /// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
@@ -64,6 +71,9 @@ struct Slot {
     failed: Option<OpError>,
     started: Instant,
     reported: bool,
+    is_held: bool,
+    /// How often it was tried before.
+    tries: u32,
 }
 
 /// A request all of whose ops are complete.
@@ -73,6 +83,16 @@ pub(crate) struct Finished {
     pub(crate) about: About,
     pub(crate) stored_bytes: u64,
     pub(crate) failed: Option<OpError>,
+    /// How often it was tried before.
+    pub(crate) tries: u32,
+}
+
+/// A request that was held, on its way to be tried again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Again {
+    pub(crate) reply: ReplySlot,
+    pub(crate) about: About,
+    pub(crate) tries: u32,
 }
 
 /// See the file's head.
@@ -80,15 +100,27 @@ pub(crate) struct Finished {
 pub(crate) struct InFlight {
     slots: Box<[Option<Slot>]>,
     count: usize,
+    held: usize,
 }
 
 impl InFlight {
     pub(crate) fn new(queue_size: u16) -> Self {
-        Self { slots: (0..queue_size).map(|_| None).collect(), count: 0 }
+        Self { slots: (0..queue_size).map(|_| None).collect(), count: 0, held: 0 }
     }
 
     pub(crate) fn count(&self) -> usize {
         self.count
+    }
+
+    /// Of them, those that are held (`hold.rs`).
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Those that the engine has.
+    #[inline]
+    pub(crate) fn in_engine(&self) -> usize {
+        self.count - self.held
     }
 
     #[inline]
@@ -102,8 +134,45 @@ impl InFlight {
         let slot = &mut self.slots[usize::from(tag)];
         debug_assert!(slot.is_none(), "the caller checks that the tag is free");
         let (ops_left, stored_bytes, failed, reported) = (ops, 0, None, false);
-        *slot = Some(Slot { reply, about, ops_left, stored_bytes, failed, started: now, reported });
+        let (is_held, tries) = (false, 0);
+        *slot = Some(Slot {
+            reply,
+            about,
+            ops_left,
+            stored_bytes,
+            failed,
+            started: now,
+            reported,
+            is_held,
+            tries,
+        });
         self.count += 1;
+    }
+
+    /// A request that was about to be finished stays in flight, without ops.
+    pub(crate) fn hold(&mut self, tag: u16, finished: &Finished, now: Instant) {
+        let &Finished { reply, about, tries, .. } = finished;
+        self.begin(tag, reply, about, 0, now);
+        if let Some(slot) = &mut self.slots[usize::from(tag)] {
+            (slot.is_held, slot.tries) = (true, tries + 1);
+            self.held += 1;
+        }
+    }
+
+    /// A held request is about to be tried again: its tag is free until it begins.
+    pub(crate) fn take_held(&mut self, tag: u16) -> Option<Again> {
+        let entry = self.slots.get_mut(usize::from(tag))?;
+        let &mut Slot { reply, about, tries, .. } = entry.as_mut().filter(|slot| slot.is_held)?;
+        *entry = None;
+        (self.count, self.held) = (self.count - 1, self.held - 1);
+        Some(Again { reply, about, tries })
+    }
+
+    /// The request that has just begun is one that was held.
+    pub(crate) fn begun_again(&mut self, tag: u16, tries: u32, stored_bytes: u64) {
+        if let Some(Some(slot)) = self.slots.get_mut(usize::from(tag)) {
+            (slot.tries, slot.stored_bytes) = (tries, stored_bytes);
+        }
     }
 
     /// What the request's success means; `None` if the tag is free.
@@ -130,10 +199,10 @@ impl InFlight {
         if slot.ops_left > 0 {
             return None;
         }
-        let Slot { reply, about, stored_bytes, failed, .. } = *slot;
+        let Slot { reply, about, stored_bytes, failed, tries, .. } = *slot;
         *entry = None;
         self.count -= 1;
-        Some(Finished { reply, about, stored_bytes, failed })
+        Some(Finished { reply, about, stored_bytes, failed, tries })
     }
 
     /// Whether [`InFlight::report_stuck`] has something to report.
@@ -156,7 +225,7 @@ impl Slot {
     }
 
     fn is_stuck(&self, now: Instant) -> bool {
-        !self.reported && self.age(now) >= STUCK_AFTER
+        !self.reported && !self.is_held && self.age(now) >= STUCK_AFTER
     }
 }
 
@@ -201,6 +270,22 @@ mod tests {
         assert_eq!(in_flight.report_stuck(now), Some((ABOUT, Duration::from_secs(35))));
         assert!(!in_flight.has_stuck(now));
         assert_eq!(in_flight.report_stuck(now), None);
+    }
+
+    #[test]
+    fn held_request_keeps_its_tag_is_not_stuck_and_goes_on_where_it_was() {
+        let (start, mut in_flight) = (Instant::now(), InFlight::new(4));
+        in_flight.begin(2, reply(), ABOUT, 1, start);
+        let finished = in_flight.complete_op(2, Err(OpError::WriteStalled { offset_bytes: 0 }), 100).unwrap();
+        in_flight.hold(2, &finished, start);
+        assert!(in_flight.is_taken(2) && !in_flight.has_stuck(start + 2 * STUCK_AFTER));
+        assert_eq!((in_flight.count(), in_flight.held(), in_flight.in_engine()), (1, 1, 0));
+        let Again { reply, about, tries } = in_flight.take_held(2).unwrap();
+        in_flight.begin(2, reply, about, 1, start);
+        in_flight.begun_again(2, tries, 100);
+        assert_eq!((in_flight.held(), in_flight.in_engine()), (0, 1));
+        let finished = in_flight.complete_op(2, Ok(()), 412).unwrap();
+        assert_eq!((finished.stored_bytes, finished.tries, finished.about), (512, 1, ABOUT));
     }
 
     #[test]

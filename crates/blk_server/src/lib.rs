@@ -28,6 +28,8 @@ mod ring_start;
 
 mod in_flight;
 
+mod hold;
+
 mod disk;
 
 mod write_cache;
@@ -91,12 +93,14 @@ mod server;
 mod inline;
 
 pub use admin::AdminError;
+pub use attachments::RollCall;
 pub use balance::Balance;
 pub use cgroup::CgroupError;
 pub use coalescing::{Coalescing, InvalidCoalescing};
 pub use cpu_list::{InvalidCpuList, MAX_CPU, format_cpus, parse_cpus};
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use engine_source::{EngineFactory, EngineSource};
+pub use hold::{Hold, HoldWhat};
 pub use inline::InlineWorker;
 pub use listener::{Socket, SocketConfig, SocketError};
 pub use log_limit::{Allowed, LogLimit};

@@ -174,8 +174,17 @@ fn check_path(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
         return Err(SocketError::PathTooLong { path: path.to_owned(), bytes, max: MAX_PATH_BYTES });
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let exists = folder.is_none_or(|folder| opener.file_kind(folder).is_ok());
-    if exists { Ok(()) } else { Err(SocketError::NoFolder { path: path.to_owned() }) }
+    match folder.map(|folder| opener.file_kind(folder)) {
+        None | Some(Ok(_)) => Ok(()),
+        Some(Err(error))
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            Err(SocketError::NoFolder { path: path.to_owned() })
+        }
+        Some(Err(source)) => {
+            Err(SocketError::Io { action: "look at the folder of", path: path.to_owned(), source })
+        }
+    }
 }
 
 /// Socket files that nobody answers on any more go; anything else stays and is an error.
@@ -215,7 +224,7 @@ fn refuse_alive(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
 
 fn is_dead(opener: &dyn Opener, path: &Path) -> io::Result<bool> {
     match opener.connect_socket(path) {
-        Ok(_) => Ok(false),
+        Ok(()) => Ok(false),
         Err(error) => match error.kind() {
             io::ErrorKind::ConnectionRefused => Ok(true),
             io::ErrorKind::WouldBlock => Ok(false), // alive, with a full queue of connections

@@ -24,6 +24,8 @@ pub(crate) struct QueueMeter {
     other: AtomicU64,
     errors: AtomicU64,
     in_flight: AtomicU64,
+    held: AtomicU64,
+    retries: AtomicU64,
     calls: AtomicU64,
     kicks: AtomicU64,
     moves: AtomicU64,
@@ -41,6 +43,8 @@ impl QueueMeter {
         self.other.store(counted.other, Relaxed);
         self.errors.store(counted.errors, Relaxed);
         self.in_flight.store(counted.in_flight, Relaxed);
+        self.held.store(counted.held, Relaxed);
+        self.retries.store(counted.retries, Relaxed);
         self.calls.store(counted.calls, Relaxed);
         self.kicks.store(counted.kicks, Relaxed);
         self.moves.store(counted.moves, Relaxed);
@@ -57,6 +61,8 @@ impl QueueMeter {
             other: self.other.load(Relaxed),
             errors: self.errors.load(Relaxed),
             in_flight: self.in_flight.load(Relaxed),
+            held: self.held.load(Relaxed),
+            retries: self.retries.load(Relaxed),
             calls: self.calls.load(Relaxed),
             kicks: self.kicks.load(Relaxed),
             moves: self.moves.load(Relaxed),

@@ -7,8 +7,9 @@
 //! - What goes wrong inside a chain costs that request: IOERR, or length 0 where the status byte cannot
 //!   be reached. What goes wrong with the ring stops this queue: err fd, one log line; the others go on.
 //!
-//! Not here: from one request to its ops (`queue/starter.rs`), which queue is served when, and sleeping (`worker.rs`); bytes of the ring (`virtqueue`).
+//! Not here: from one request to its ops (`queue/starter.rs`), what is held (`queue/holding.rs`), which queue is served when, and sleeping (`worker.rs`); bytes of the ring (`virtqueue`).
 
+mod holding;
 mod starter;
 
 use std::os::fd::OwnedFd;
@@ -20,12 +21,13 @@ use io_engine::{Completion, FileId, OpError, Submit, WatchId};
 use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
-use virtqueue::{Chain, DeviceQueue, PopError, RingFault, RingLayout};
+use virtqueue::{Chain, DeviceQueue, MAX_QUEUE_SIZE, PopError, RingFault, RingLayout};
 
 use crate::buffers::BufferPool;
 use crate::coalescing::Owed;
 use crate::disk::Disk;
 use crate::error_line::error_line;
+use crate::hold::Held;
 use crate::in_flight::{About, Finished, InFlight, Promise, Verb};
 use crate::log_limit::Allowed;
 use crate::meters::QueueMeter;
@@ -33,12 +35,16 @@ use crate::report::QueueCounters;
 use crate::ring_start::open_ring;
 use crate::session::SessionShared;
 use crate::signal::signal;
-use crate::workers::QueueStart;
+use crate::workers::{Ending, QueueStart};
 use starter::Starter;
 
 /// Requests taken from one queue before the next one has its turn, and before what is done becomes visible to the guest:
 /// with all that a deep queue has, guest and worker would wait for each other in turns (decision 0031).
 const BATCH: usize = 32;
+/// Descriptors of the requests taken from one queue before the next one has its turn: as many as [`BATCH_BYTES`] has
+/// pages. A chain that is refused counts as the longest there is, because its walk may have been that long.
+const BATCH_DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;
+const REFUSED_DESCRIPTORS: usize = MAX_QUEUE_SIZE as usize;
 /// Most ops that one request needs: a discard's segments.
 const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
 
@@ -107,12 +113,16 @@ pub(crate) struct Queue {
     /// Of the request that is looked at.
     segments: SegmentBuffer,
     in_flight: InFlight,
+    held: Held,
     file: FileId,
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) watch: WatchId,
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
     state: State,
+    /// It is about to stop: nothing is held any more, unless it stays in the log.
+    ends: bool,
+    leaves_held: bool,
     /// The last look at the ring ended because engine or pool had no room, not because it was empty.
     waits_for_room: bool,
     /// Completions that the driver was not told of yet.
@@ -131,8 +141,11 @@ impl Queue {
         let view = MemoryView::new(Arc::clone(&start.memory));
         let layout = start.layout.ok_or("a ring address lies in no memory region")?;
         let ring = open_ring(start, &view, layout)?;
+        layout.note_device_stores(view.memory(), start.ring);
         // `seg_max` promised this much, whatever size the driver then chose for the queue.
         let longest = layout.queue_size.max(start.disk.queue_size());
+        let image = start.disk.image();
+        let zeroes = image.discard_limits().is_some() || image.write_zeroes_limits().is_some();
         let ring = ring.with_indirect_limit(longest);
         Ok(Self {
             disk: Arc::clone(&start.disk),
@@ -145,6 +158,7 @@ impl Queue {
             chain: Chain::with_capacity(longest),
             segments: SegmentBuffer::default(),
             in_flight: InFlight::new(layout.queue_size),
+            held: Held::new(start.disk.hold(), layout.queue_size, zeroes),
             ring,
             file,
             kick: Arc::clone(&start.kick),
@@ -152,6 +166,8 @@ impl Queue {
             call: start.call.clone(),
             err: start.err.clone(),
             state: State::Running,
+            ends: false,
+            leaves_held: false,
             waits_for_room: false,
             owed: Owed::new(start.disk.coalescing()),
             counted: QueueCounters::default(),
@@ -189,12 +205,17 @@ impl Queue {
         self.view.memory()
     }
 
-    /// Steps 2 to 5 for every chain that is available, up to [`BATCH`]. Returns how many there were.
+    /// Steps 2 to 5 for every chain that is available, up to [`BATCH`] and its sisters. Returns how many there were.
     #[inline]
     pub(crate) fn take_requests(&mut self, lane: &mut Lane<'_>) -> usize {
-        let mut taken = 0;
         self.waits_for_room = false;
-        while taken < BATCH && lane.bytes_left > 0 && (self.state == State::Running || self.must_redo()) {
+        let mut taken = if self.has_to_try() { self.retry_held(lane) } else { 0 };
+        let mut descriptors = 0;
+        while taken < BATCH
+            && descriptors < BATCH_DESCRIPTORS
+            && lane.bytes_left > 0
+            && (self.state == State::Running || self.must_redo())
+        {
             if lane.submit.room() < MAX_OPS {
                 self.waits_for_room = true;
                 break;
@@ -202,11 +223,13 @@ impl Queue {
             match self.ring.pop(&mut self.chain) {
                 Ok(None) => break,
                 Ok(Some(tag)) => {
+                    descriptors += self.chain.readable().len() + self.chain.writable().len();
                     if !self.start_request(tag, lane) {
                         break;
                     }
                 }
                 Err(PopError::Chain { tag, fault }) => {
+                    descriptors += REFUSED_DESCRIPTORS;
                     log_refused(&self.disk, self.index, lane.now, &fault);
                     self.finish_refused(tag);
                 }
@@ -242,6 +265,7 @@ impl Queue {
             disk: &self.disk,
             view: &self.view,
             in_flight: &mut self.in_flight,
+            held: &mut self.held,
             lane,
             file: self.file,
             durability: self.disk.durability(self.session.write_cache()),
@@ -297,21 +321,31 @@ impl Queue {
 
     /// Step 7: an op is complete; with a request's last one, status byte and used ring.
     #[inline]
-    pub(crate) fn complete(&mut self, tag: u16, completion: &Completion, now: Instant) {
-        let &Completion { result, stored_bytes, .. } = completion;
+    pub(crate) fn complete(&mut self, tag: u16, completion: &mut Completion, now: Instant) {
+        let &mut Completion { result, stored_bytes, .. } = completion;
         if result.is_err() {
             self.note_failed(tag, completion);
         }
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
-        self.count(&finished);
+        if finished.about.verb == Verb::Read {
+            // After the data is there, before the driver can know; failed reads may have stored something, too.
+            completion.buffers.note_filled(self.view.memory());
+        }
         let status = match finished.failed {
+            Some(error) if self.holds(&finished, error) => {
+                return self.hold(tag, &finished, error, &mut completion.buffers, now);
+            }
             Some(error) => {
                 self.log_failed(now, &finished, error);
                 Status::IoErr
             }
             None => self.succeeded(&finished.about),
         };
+        self.count(&finished);
         self.counted.errors += u64::from(status != Status::Ok);
+        if finished.tries > 0 {
+            self.held_answered(status != Status::Ok);
+        }
         let written_bytes = finished.reply.write(&self.view, status, finished.stored_bytes);
         self.ring.push_used(tag, written_bytes);
     }
@@ -363,12 +397,21 @@ impl Queue {
     /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
     #[inline]
     pub(crate) fn publish(&mut self, shares: Shares, now: Instant) {
-        if self.ring.publish() && self.owed.add(self.completed, self.in_flight.count(), now) {
+        if self.ring.publish() {
+            if let Some(changed) = self.view.memory().log().and_then(|log| log.changed()) {
+                signal(changed);
+            }
+            if self.owed.add(self.completed, self.in_flight.in_engine(), now) {
+                self.call_driver();
+            }
+        } else if self.owed.due().is_some() && self.in_flight.in_engine() == 0 {
+            // The last one in the engine failed and is held: no completion comes to end the wait.
             self.call_driver();
         }
         self.counted.worker_time += shares.taken * self.taken + shares.completed * self.completed;
         (self.taken, self.completed) = (0, 0);
         self.counted.in_flight = self.in_flight.count() as u64;
+        self.counted.held = self.in_flight.held() as u64;
         self.meter.store(&self.counted);
     }
 
@@ -419,6 +462,7 @@ impl Queue {
 
     /// Leaves the ring to whoever serves it next, who may count on kicks, and tells where to go on.
     pub(crate) fn leave(&mut self) -> u32 {
+        self.tell_of_left();
         let _ = self.ring.enable_kicks();
         self.ring.position()
     }
@@ -439,10 +483,11 @@ impl Queue {
     }
 
     /// Takes nothing more for good: it is about to stop.
-    pub(crate) fn begin_stop(&mut self) {
+    pub(crate) fn begin_stop(&mut self, ending: Ending) {
         if self.state != State::Broken {
             self.state = State::Stopping;
         }
+        self.end_held(ending);
     }
 
     pub(crate) fn resume(&mut self) {
@@ -461,8 +506,10 @@ impl Queue {
         self.log.as_ref().is_some_and(|log| log.is_poisoned())
     }
 
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.count()
+    /// Requests that the engine has.
+    #[inline]
+    pub(crate) fn in_engine(&self) -> usize {
+        self.in_flight.in_engine()
     }
 
     /// Goes over to a new memory table, in which the rings must still be where they were.
@@ -470,7 +517,10 @@ impl Queue {
         let view = MemoryView::new(memory);
         let same_place = layout == Some(*self.ring.layout());
         match self.ring.rebind(&view) {
-            Ok(()) if same_place => self.view = view,
+            Ok(()) if same_place => {
+                self.view = view;
+                self.rebind_held();
+            }
             Ok(()) => self.break_with("the ring is no longer where it was in the guest's memory"),
             Err(fault) => self.break_ring(&fault),
         }
@@ -507,8 +557,8 @@ impl Queue {
     fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
         if let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) {
             let About { verb, sector, bytes, .. } = finished.about;
-            let (disk, queue) = (self.disk.name(), self.index);
-            error!(disk, queue, suppressed, sector, bytes, "{verb} failed: {error}");
+            let (disk, queue, offset) = (self.disk.name(), self.index, finished.about.offset_bytes());
+            error!(disk, queue, suppressed, sector, offset, bytes, "{verb} failed: {error}");
         }
     }
 

@@ -21,4 +21,6 @@ pub(crate) enum Refusal {
     Store(#[from] AccessError),
     #[error("{verb} after a failed sync: the disk only reads until the server is restarted")]
     DiskFailed { verb: Verb },
+    #[error("{verb} was held, and its data is no longer in the memory that the front-end shares")]
+    LostBuffers { verb: Verb },
 }

@@ -10,6 +10,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use crate::hold::Hold;
 use crate::placement::PlacementReport;
 use crate::worker_options::{WorkerId, WorkerOptions};
 
@@ -73,6 +74,8 @@ pub struct DiskReport {
     pub read_only: bool,
     /// A sync failed: nothing is written any more.
     pub failed: bool,
+    /// Which requests that the host failed are held.
+    pub hold: Option<Hold>,
     /// Name of its engine's source.
     pub engine: String,
     /// Where its requests are carried out, and what that came to.
@@ -117,6 +120,10 @@ pub struct QueueCounters {
     pub errors: u64,
     /// Requests taken and not yet answered.
     pub in_flight: u64,
+    /// Of them, those that the host failed and that are held.
+    pub held: u64,
+    /// Tries of held requests.
+    pub retries: u64,
     /// Interrupts sent to the guest (call fd signalled).
     pub calls: u64,
     /// Kicks received.

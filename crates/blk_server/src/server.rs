@@ -19,7 +19,7 @@ use disk_image::Opener;
 use tracing::info;
 
 use crate::admin::AdminError;
-use crate::attachments::WorkerSet;
+use crate::attachments::{RollCall, WorkerSet};
 use crate::balance::Balance;
 use crate::balancer::Balancer;
 use crate::capacity;
@@ -241,6 +241,12 @@ impl Server {
         ServerReport { workers: self.workers.worker_reports(), disks, balance }
     }
 
+    /// Asks every worker whether it still answers; the answers are waited for in what is returned.
+    #[must_use]
+    pub fn call_roll(&self) -> RollCall {
+        self.workers.call_roll()
+    }
+
     /// Serves one more disk. Its name and its socket's path must be free.
     ///
     /// # Errors
@@ -260,6 +266,16 @@ impl Server {
     /// [`AdminError`].
     pub fn remove_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<(), AdminError> {
         removal::remove(&self.exports, &self.workers, name, force, timeout)
+    }
+
+    /// Has requests that the disk holds ([`crate::Hold`]) tried again at once. Returns how many there are.
+    ///
+    /// # Errors
+    /// [`AdminError`]; those of some queues may have been tried again then.
+    pub fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, AdminError> {
+        let resumed = self.workers.resume(&self.exports.find(name)?.disk, timeout)?;
+        info!(disk = name, requests = resumed, "held requests are tried again");
+        Ok(resumed)
     }
 
     /// Gives a regular file's disk another size, in whole blocks, and tells its guest. Smaller only with `force`: what

@@ -106,6 +106,8 @@ pub(crate) struct Worker {
     next_stuck_check: Instant,
     /// When a driver is to be told of completions, with interrupt coalescing.
     next_call: Option<Instant>,
+    /// When requests that are held are to be looked at.
+    next_retry: Option<Instant>,
     counted: WorkerCounters,
     counters: Arc<WorkerMeter>,
     /// Only where the request path is measured.
@@ -139,6 +141,7 @@ impl Worker {
             seen_faults: sigbus::faults(),
             next_stuck_check: Instant::now() + STUCK_CHECK,
             next_call: None,
+            next_retry: None,
             counted: WorkerCounters::default(),
             counters: Arc::default(),
             meter: None,
@@ -203,6 +206,9 @@ impl Worker {
         if self.next_call.is_some_and(|due| now >= due) {
             self.make_due_calls(now);
         }
+        if self.next_retry.is_some_and(|due| now >= due) {
+            self.retry_due(now);
+        }
         if now >= self.next_stuck_check {
             self.report_stuck(now);
         }
@@ -227,10 +233,10 @@ impl Worker {
                 continue;
             };
             let submit = &mut *engine.handles.submit;
-            let before = entry.queue.in_flight();
+            let before = entry.queue.in_engine();
             let mut lane = Lane { submit, pool: &mut engine.pool, now, bytes_left: BATCH_BYTES };
             let taken = entry.queue.take_requests(&mut lane);
-            engine.in_flight += entry.queue.in_flight() - before;
+            engine.in_flight += entry.queue.in_engine() - before;
             if taken > 0 {
                 all += taken;
                 entry.idle_passes = 0;
@@ -286,10 +292,10 @@ impl Worker {
             debug_assert!(false, "a queue stays until its ops are complete");
             return;
         };
-        let before = entry.queue.in_flight();
+        let before = entry.queue.in_engine();
         entry.queue.complete(tag, completion, now);
         if let Some(engine) = self.engines.get_mut(entry.engine) {
-            engine.in_flight -= before - entry.queue.in_flight();
+            engine.in_flight -= before - entry.queue.in_engine();
             engine.pool.give_back(std::mem::take(&mut completion.buffers), entry.queue.memory());
         }
         if self.touched.last() != Some(&id) {
@@ -302,10 +308,9 @@ impl Worker {
         while let Some(id) = self.touched.pop() {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
             entry.queue.publish(shares, now);
-            if let Some(due) = entry.queue.call_due() {
-                self.next_call = Some(self.next_call.map_or(due, |next| next.min(due)));
-            }
-            if entry.queue.in_flight() == 0 && entry.is_awaited() && !entry.queue.must_redo() {
+            note_due(&mut self.next_call, entry.queue.call_due());
+            note_due(&mut self.next_retry, entry.queue.retry_due());
+            if entry.queue.is_quiet() && entry.is_awaited() && !entry.queue.must_redo() {
                 self.drained(id);
             }
         }
@@ -371,6 +376,9 @@ impl Worker {
                     at += 1;
                     continue;
                 }
+                if entry.queue.has_to_try() {
+                    return true;
+                }
                 if entry.queue.enable_kicks() {
                     entry.queue.disable_kicks();
                     return true;
@@ -391,7 +399,8 @@ impl Worker {
         self.counters.store(&self.counted);
         let limit = (self.engines.in_flight() > 0).then_some(STUCK_CHECK);
         let call = self.next_call.map(|due| due.saturating_duration_since(Instant::now()));
-        let limit = [limit, call].into_iter().flatten().min();
+        let retry = self.next_retry.map(|due| due.saturating_duration_since(Instant::now()));
+        let limit = [limit, call, retry].into_iter().flatten().min();
         if let Err(error) = self.engines.wait(limit) {
             self.engine_failed(&error);
         }
@@ -403,6 +412,20 @@ impl Worker {
     fn make_due_calls(&mut self, now: Instant) {
         self.queues.iter_mut().flatten().for_each(|entry| entry.queue.call_if_due(now));
         self.next_call = self.queues.iter().flatten().filter_map(|entry| entry.queue.call_due()).min();
+    }
+
+    /// Held requests whose time has come are tried again in the next pass.
+    #[cold]
+    fn retry_due(&mut self, now: Instant) {
+        self.next_retry = None;
+        for id in (0..).take(self.queues.len()) {
+            let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
+            if entry.queue.look_at_held(now) {
+                self.activate(id);
+            } else if let Some(due) = entry.queue.retry_due() {
+                self.next_retry = Some(self.next_retry.map_or(due, |next| next.min(due)));
+            }
+        }
     }
 
     #[cold]
@@ -439,11 +462,22 @@ impl Worker {
                 );
                 entry.queue.break_memory();
                 entry.queue.session().end(EndReason::MemoryFault(what));
+            } else if entry.queue.memory().log().is_some_and(|log| log.bits().is_poisoned()) {
+                let what = "the front-end truncated the file of its dirty log".to_owned();
+                entry.queue.break_memory();
+                entry.queue.session().end(EndReason::MemoryFault(what));
             } else if entry.queue.lost_log() {
                 let what = "the front-end truncated the file of its in-flight log".to_owned();
                 entry.queue.break_memory();
                 entry.queue.session().end(EndReason::MemoryFault(what));
             }
         }
+    }
+}
+
+/// The earlier of two times at which a queue has to be looked at.
+fn note_due(next: &mut Option<Instant>, due: Option<Instant>) {
+    if let Some(due) = due {
+        *next = Some(next.map_or(due, |next| next.min(due)));
     }
 }

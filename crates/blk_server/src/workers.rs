@@ -12,8 +12,10 @@ use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use disk_image::{HostOpener, Opener};
 use guest_mem::GuestMemory;
 use rustix::event::{EventfdFlags, eventfd};
+use sandbox::Role;
 use tracing::error;
 use virtqueue::{LogArea, RingFeatures, RingLayout, packed};
 
@@ -69,7 +71,8 @@ impl QueueStart {
         kick: OwnedFd,
         call: OwnedFd,
     ) -> io::Result<Self> {
-        let disk = Arc::new(Disk::new(disk).map_err(io::Error::other)?);
+        let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+        let disk = Arc::new(Disk::new(disk, &opener).map_err(io::Error::other)?);
         let session = SessionShared::new(0)?;
         session.set_write_cache(disk.guest_cache().mode_at_first());
         Ok(Self {
@@ -97,11 +100,20 @@ pub(crate) struct Unsuitable {
     pub(crate) why: String,
 }
 
+/// With what a queue stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The front-end wants it to, and to hear where its ring stands.
+    Ring,
+    /// Its session, whose front-end is told nothing any more.
+    Session,
+}
+
 /// What other threads ask of a worker. Queues are named by the number that `Start` or `Adopt` answered with.
 pub(crate) enum Command {
     /// Answers `None` if the queue cannot run (already logged).
     Start(Arc<QueueStart>, SyncSender<Option<u32>>),
-    BeginStop(u32),
+    BeginStop(u32, Ending),
     /// Answered, with the ring's position, when nothing is in flight any more.
     Stop(u32, SyncSender<u32>),
     /// Answered, with the queue itself, when nothing is in flight any more.
@@ -126,6 +138,8 @@ pub(crate) enum Command {
     Cancel(Option<u64>),
     /// Take part in a placement for others, whether or not queues of the source are here. Answers whether that works.
     Host(Arc<EngineSource>, SyncSender<io::Result<()>>),
+    /// Tries the disk's held requests again; answers how many there are.
+    Resume(u64, SyncSender<usize>),
     /// Ends if it has no queues, and answers whether it does.
     Retire(SyncSender<bool>),
     Quit,
@@ -198,7 +212,10 @@ impl WorkerThread {
             match start() {
                 Ok(worker) => {
                     let mut worker = worker.with_meters(counters, trade.meter).with_bell(trade.bell);
-                    let _ = started.send(Ok(worker_thread::log_start(id, &as_told)));
+                    let node = worker_thread::log_start(id, &as_told);
+                    // Where it runs is settled; the thread does nothing but serve from now on.
+                    sandbox::enter(Role::Worker);
+                    let _ = started.send(Ok(node));
                     worker.run();
                 }
                 Err(error) => drop(started.send(Err(error))),

@@ -1,13 +1,12 @@
 //! A host that fails: errors, short transfers, full disks, requests that hang. Each is one request's affair.
 //!
-//! The engine is io_engine's fake, on real files; ENOSPC also comes from a real, full file system.
-//! Not here: guests that misbehave (`hostile_chains.rs`).
+//! The engine is io_engine's fake, on real files.
+//! Not here: storage that really fails (`failing_storage.rs`), requests that are held (`hold.rs`), guests that misbehave
+//! (`hostile_chains.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod rig;
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use io_engine::{FakeHandle, Fault, Verb, When};
@@ -196,49 +195,4 @@ fn file_system_without_holes_gets_zeroes_written_out() {
     let zeroed = bed.guest.request(kind::WRITE_ZEROES, 0, &segment_bytes(1, 8, 1), 0);
     let expected = [&pattern(512)[..], &[0; 4096], &pattern(8192)[4608..]].concat();
     assert_eq!((zeroed.status, bed.rig.image_bytes(0, 8192)), (OK, expected));
-}
-
-/// A file system of 1 MiB, gone with the test.
-struct SmallFs(PathBuf);
-
-impl SmallFs {
-    /// `None` where this test must not mount.
-    fn mount() -> Option<Self> {
-        let folder = tempfile::Builder::new().prefix("small-fs-").tempdir().unwrap().keep();
-        let mount =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&folder).output();
-        if mount.is_ok_and(|output| output.status.success()) {
-            return Some(Self(folder));
-        }
-        std::fs::remove_dir(&folder).unwrap();
-        None
-    }
-}
-
-impl Drop for SmallFs {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg("--lazy").arg(&self.0).status();
-        if unmounted.is_ok_and(|status| status.success()) {
-            let _ = std::fs::remove_dir(&self.0);
-        }
-    }
-}
-
-#[test]
-fn full_file_system_is_ioerr_and_freed_blocks_can_be_written_again() {
-    let Some(small) = SmallFs::mount() else {
-        println!("skipped: mounting a small tmpfs is not permitted here");
-        return;
-    };
-    let folder = Some(small.0.clone());
-    let rig = Rig::start(Options { folder, image_bytes: 4 * MIB, ..Options::buffered() });
-    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
-    let chunk = pattern(64 * 1024);
-    let written = (0..64).take_while(|i| guest.write(i * 128, &chunk).status == OK).count() as u64;
-    assert!((1..=16).contains(&written), "{written} chunks fit");
-    assert_eq!(guest.write(60 * 128, &chunk).status, IOERR);
-    assert_eq!(guest.read(0, 64 * 1024).data, chunk);
-    assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
-    assert_eq!(guest.request(kind::DISCARD, 0, &segment_bytes(0, 256, 0), 0).status, OK);
-    assert_eq!(guest.write(60 * 128, &chunk).status, OK);
 }

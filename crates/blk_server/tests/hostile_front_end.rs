@@ -8,12 +8,14 @@ mod rig;
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle};
 use rig::passed::{add_transfer, hold, let_go, memfd, region, serves, share};
 use rig::raw_guest::{PLAIN, RawGuest, last, readable, table, writable};
-use rig::{FrontEnd, Guest, MIB, Options, Rig, code, eventually, feature, header_bytes, kind, ready};
+use rig::{
+    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, header_bytes, kind, ready,
+};
 use rustix::fs::ftruncate;
 use virtqueue::split::RawDescriptor;
 
@@ -148,6 +150,40 @@ fn large_cached_reads_of_one_disk_do_not_hold_up_another_until_they_are_done() {
     assert!(serves(&mut other_guest));
     let done = raw.ring.used_idx();
     assert!(done < 128, "all large reads were done first");
+}
+
+/// Each is walked as far as a chain may go. 32 of them, a turn of good requests, would be the work of hundreds.
+#[test]
+fn chains_without_an_end_give_others_their_turn_after_a_few() {
+    const GOOD_ONES_A_TURN: u16 = 32;
+    let rig = Rig::start(Options::default());
+    let front_end = hostile(&rig, 16 * MIB);
+    let raw = RawGuest::start(&front_end, 0);
+    for at in 0..256 {
+        raw.ring.set_descriptor(at, readable(HEADER, 16, (at + 1) % 256));
+        raw.ring.set_avail_entry(at, at);
+    }
+    let mut shorter_turns = false;
+    for from in (0..100).map(|round| round * 128) {
+        offer_up_to(&raw, from + 128);
+        assert!(eventually_at_once(|| {
+            let done = raw.ring.used_idx() - from;
+            shorter_turns |= !done.is_multiple_of(GOOD_ONES_A_TURN);
+            done == 128
+        }));
+    }
+    assert!(shorter_turns, "each turn takes {GOOD_ONES_A_TURN}");
+}
+
+/// As `eventually`, without a pause between two looks.
+fn eventually_at_once(mut check: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        if check() {
+            return true;
+        }
+    }
+    false
 }
 
 /// An engine in which requests hang, with room for 64 at a time (and the ops of one discard).

@@ -130,11 +130,11 @@ fn unknown_request_ends_the_session() {
 
 #[test]
 fn request_of_a_feature_not_offered_is_refused() {
-    const SET_LOG_BASE: u32 = 6;
+    const POSTCOPY_ADVISE: u32 = 28;
     const NET_SET_MTU: u32 = 20;
     let rig = Rig::start(Options::default());
     let front_end = negotiated(&rig);
-    assert!(is_refused(&front_end, SET_LOG_BASE, &[0; 16], &[]));
+    assert!(is_refused(&front_end, POSTCOPY_ADVISE, &[], &[]));
     assert!(is_refused(&front_end, NET_SET_MTU, &[0; 8], &[]));
     assert!(ends_session(&rig, NET_SET_MTU, &[0; 8], &[]));
 }

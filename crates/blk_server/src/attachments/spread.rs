@@ -1,4 +1,5 @@
-//! All queues of a disk at once: to workers that somebody named, or spread over some number of them.
+//! All queues of a disk at once: to workers that somebody named, or spread over some number of them; their held
+//! requests tried again.
 //!
 //! - Named workers are wishes, as for a queue attached by hand; a number is only a limit, within which the balancer may
 //!   move queues.
@@ -8,13 +9,14 @@
 use std::cmp::Reverse;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::{Seat, WorkerSet, move_queue};
 use crate::admin::AdminError;
 use crate::disk::Disk;
 use crate::worker_options::WorkerId;
-use crate::workers::Address;
+use crate::workers::{Address, Command};
 
 impl WorkerSet {
     /// Queue after queue to these workers in turn. Those that were handed over before one that fails stay there.
@@ -33,6 +35,25 @@ impl WorkerSet {
         disk.set_most_workers(None);
         let queues = (0..disk.queues()).zip(workers.iter().cycle());
         queues.into_iter().try_for_each(|(queue, &worker)| self.attach_one(disk, queue, worker, &limit))
+    }
+
+    /// Has the disk's held requests tried again. Returns how many there are.
+    pub(crate) fn resume(&self, disk: &Disk, timeout: Duration) -> Result<usize, AdminError> {
+        let limit = self.limit(timeout);
+        // A queue on its way between two workers would be missed.
+        let _admin = self.admin(&limit)?;
+        let workers: Vec<_> = self.table().workers.iter().map(|worker| worker.address.clone()).collect();
+        let mut all = 0;
+        for worker in workers {
+            let (done, resumed) = sync_channel(1);
+            // One that has ended has no queues.
+            if worker.send(Command::Resume(disk.id(), done)).is_err() {
+                continue;
+            }
+            let silent = AdminError::WorkerSilent { id: worker.id, timeout };
+            all += limit.receive(&resumed).ok_or(silent)?;
+        }
+        Ok(all)
     }
 
     /// Forgets where queues of the disk were attached, and spreads those that run over `most` workers, or all.

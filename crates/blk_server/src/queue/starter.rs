@@ -7,11 +7,12 @@
 use disk_image::CheckedRange;
 use guest_mem::{IoVecs, MemoryView};
 use io_engine::{Durability, FileId, Op, OpKind, Unmap};
-use virtio_blk::{Data, Request, Segment, Segments, Status};
+use virtio_blk::{Data, Request, Segment, SegmentBuffer, Segments, Status};
 
 use super::{Lane, MAX_OPS, Outcome};
 use crate::buffers::NoBuffers;
 use crate::disk::Disk;
+use crate::hold::Held;
 use crate::in_flight::{About, InFlight, Promise, Verb};
 use crate::refusal::Refusal;
 
@@ -23,6 +24,7 @@ pub(super) struct Starter<'q, 'w, 'l> {
     pub(super) disk: &'q Disk,
     pub(super) view: &'q MemoryView,
     pub(super) in_flight: &'q mut InFlight,
+    pub(super) held: &'q mut Held,
     pub(super) lane: &'l mut Lane<'w>,
     pub(super) file: FileId,
     pub(super) durability: Durability,
@@ -97,6 +99,47 @@ impl Starter<'_, '_, '_> {
         Ok(Outcome::Submitted)
     }
 
+    /// A request that was held. `buffers`: what is left of a read or write.
+    #[cold]
+    pub(super) fn start_again(&mut self, about: About, buffers: IoVecs) -> Result<Outcome, Refusal> {
+        match about.verb {
+            Verb::Read | Verb::Write => self.transfer_rest(about, buffers),
+            Verb::Flush => self.flush(),
+            verb => {
+                let Some(kept) = self.held.segments(self.tag) else { return Ok(UNSUPPORTED) };
+                let mut buffer = SegmentBuffer::default();
+                buffer.keep(&kept);
+                if verb == Verb::Discard {
+                    self.discard(&buffer.kept())
+                } else {
+                    self.write_zeroes(&buffer.kept())
+                }
+            }
+        }
+    }
+
+    /// The guest's choice of cache mode may be another one by now, and the image shorter.
+    fn transfer_rest(&mut self, about: About, buffers: IoVecs) -> Result<Outcome, Refusal> {
+        let promise = match about.verb {
+            Verb::Write => self.check_writable(Verb::Write)?,
+            _ => Promise::Done,
+        };
+        let whole = self.disk.image().check(about.sector, about.bytes)?;
+        let done_bytes = about.bytes.saturating_sub(buffers.remaining_bytes());
+        let rest = whole.after(done_bytes).filter(|_| buffers.remaining_bytes() > 0);
+        let Some(range) = rest else { return Err(Refusal::LostBuffers { verb: about.verb }) };
+        self.in_flight.begin(self.tag, self.reply, About { promise, ..about }, 1, self.lane.now);
+        let durability = self.durability;
+        self.push(
+            match about.verb {
+                Verb::Write => OpKind::Write { range, durability },
+                _ => OpKind::Read { range },
+            },
+            buffers,
+        );
+        Ok(Outcome::Submitted)
+    }
+
     fn flush(&mut self) -> Result<Outcome, Refusal> {
         if self.disk.ignores_flushes() {
             return Ok(NOTHING_TO_DO);
@@ -161,6 +204,7 @@ impl Starter<'_, '_, '_> {
         }
         let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
         let about = About { verb, sector: first.sector, bytes, promise };
+        self.held.keep_segments(self.tag, segments);
         self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
         for (range, segment) in ranges.into_iter().flatten() {
             self.push(kind(range, segment), IoVecs::with_capacity(0));

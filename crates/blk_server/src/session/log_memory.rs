@@ -20,6 +20,7 @@ use vm_memory::ByteValued;
 
 use super::wire::Message;
 use super::{Answer, Result, Session, SessionError, expect_fds};
+use crate::workers::Ending;
 
 /// A log's fields lie in words of 64 bits.
 const ALIGN_BYTES: u64 = 8;
@@ -82,7 +83,7 @@ impl Session {
         let said = self.checked(&message)?;
         let packed = self.negotiated.is_some_and(|negotiated| negotiated.ring().packed);
         let log = message.fds.pop().map(|fd| map(&said, packed, fd)).transpose()?;
-        self.stop_all();
+        self.stop_all(Ending::Ring);
         self.log = log;
         self.reconcile_all()
     }

@@ -13,6 +13,7 @@
 //! (`queue.rs`).
 
 mod body;
+mod dirty_log;
 mod log_memory;
 mod memory;
 mod protocol;
@@ -27,12 +28,13 @@ use std::time::Instant;
 use guest_mem::GuestMemory;
 use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
-    FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserInflight, VhostUserProtocolFeatures, VhostUserU64,
-    VhostUserVringAddr, VhostUserVringState,
+    FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserInflight, VhostUserLog, VhostUserProtocolFeatures,
+    VhostUserU64, VhostUserVringState,
 };
 use virtio_blk::{DeviceConfig, Negotiated};
 
-use body::{body, config_body, expect_fds, u64_body, vring_state};
+use body::{config_body, expect_fds, u64_body, vring_state};
+use dirty_log::{DirtyLogRefused, DirtyLogging, F_LOG_ALL};
 use log_memory::{LogMemory, LogMemoryError};
 use protocol::protocol_features;
 pub(crate) use shared::{EndReason, SessionShared};
@@ -43,7 +45,7 @@ use crate::attachments::WorkerSet;
 use crate::disk::{Disk, LeaseError, RingLease};
 use crate::error_line::error_line;
 use crate::log_limit::Allowed;
-use crate::workers::QueueStart;
+use crate::workers::{Ending, QueueStart};
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -90,6 +92,8 @@ enum SessionError {
     #[error(transparent)]
     LogMemory(#[from] LogMemoryError),
     #[error(transparent)]
+    DirtyLog(#[from] DirtyLogRefused),
+    #[error(transparent)]
     Lease(#[from] LeaseError),
     #[error("the worker is gone")]
     WorkerGone,
@@ -105,6 +109,7 @@ enum Answer {
     VringState(VhostUserVringState),
     Config(VhostUserConfig, Vec<u8>),
     Log(VhostUserInflight, OwnedFd),
+    DirtyLog(VhostUserLog),
 }
 
 /// One front-end's state.
@@ -121,6 +126,7 @@ pub(crate) struct Session {
     vrings: Vec<Vring>,
     /// Only if the front-end keeps one.
     log: Option<LogMemory>,
+    dirty: DirtyLogging,
     lease: Option<RingLease>,
 }
 
@@ -132,7 +138,7 @@ impl Session {
         shared: Arc<SessionShared>,
     ) -> Self {
         let vrings = (0..disk.queues()).map(|_| Vring::default()).collect();
-        let offered = disk.device_features() | F_PROTOCOL_FEATURES;
+        let offered = disk.device_features() | F_PROTOCOL_FEATURES | F_LOG_ALL;
         let wire = Wire::new(socket, Arc::clone(shared.wake_fd()));
         let memory = Arc::default();
         shared.set_write_cache(disk.guest_cache().mode_at_first());
@@ -148,6 +154,7 @@ impl Session {
             protocol_negotiated: false,
             vrings,
             log: None,
+            dirty: DirtyLogging::default(),
             lease: None,
         }
     }
@@ -161,7 +168,7 @@ impl Session {
             Err(SessionError::Wire(WireError::Closed)) => debug!(disk, session, "front-end disconnected"),
             Err(error) => self.log_ended(&error_line(&error)),
         }
-        self.stop_all();
+        self.stop_all(Ending::Session);
         self.disk.not_used_by(&self.shared);
         debug!(disk, session, "session closed");
     }
@@ -217,6 +224,7 @@ impl Session {
             Ok(Answer::VringState(state)) => self.wire.reply(request, &state, &[])?,
             Ok(Answer::Config(head, bytes)) => self.wire.reply(request, &head, &bytes)?,
             Ok(Answer::Log(log, fd)) => self.wire.reply_with_fd(request, &log, &fd)?,
+            Ok(Answer::DirtyLog(log)) => self.wire.reply(request, &log, &[])?,
             Err(error) if error.ends_session() => return Err(error),
             // An answer without bytes of the configuration space means failure.
             Err(error) if request == FrontendReq::GET_CONFIG => {
@@ -251,6 +259,8 @@ impl Session {
                 | FrontendReq::SET_VRING_ERR
                 | FrontendReq::SET_BACKEND_REQ_FD
                 | FrontendReq::SET_INFLIGHT_FD
+                | FrontendReq::SET_LOG_BASE
+                | FrontendReq::SET_LOG_FD
         );
         if !takes_fds {
             expect_fds(&message, 0)?;
@@ -280,13 +290,17 @@ impl Session {
             FrontendReq::SET_BACKEND_REQ_FD => self.set_backend_channel(message),
             FrontendReq::GET_INFLIGHT_FD => self.get_inflight_fd(&message),
             FrontendReq::SET_INFLIGHT_FD => self.set_inflight_fd(message),
+            FrontendReq::SET_LOG_BASE => self.set_log_base(message),
+            FrontendReq::SET_LOG_FD => self.set_log_fd(message),
             request => Err(SessionError::NotOffered { request }),
         }
     }
 
     fn set_features(&mut self, message: &Message) -> Result<Answer> {
         let wanted = u64_body(message)?;
-        let negotiated = Negotiated::accept(self.offered, wanted)?;
+        // The one bit that changes under running rings, and is none of the driver's.
+        let negotiated = Negotiated::accept(self.offered, wanted & !F_LOG_ALL)?;
+        self.dirty.all = wanted & F_LOG_ALL != 0;
         self.protocol_negotiated = wanted & F_PROTOCOL_FEATURES != 0;
         if !self.protocol_negotiated {
             // Rings of a front-end that never sends SET_VRING_ENABLE start enabled.
@@ -297,24 +311,26 @@ impl Session {
         let repeated = self.negotiated == Some(negotiated);
         if !repeated || self.vrings.iter().all(|vring| vring.running.is_none()) {
             // Running rings follow the old bits.
-            self.stop_all();
+            self.stop_all(Ending::Ring);
             self.shared.set_write_cache(self.disk.guest_cache().mode_for(negotiated));
             self.negotiated = Some(negotiated);
         }
+        self.renew_log()?;
         self.reconcile_all()
     }
 
     /// Stops every ring and forgets what was negotiated and what was in flight; memory, the channel and a guest's
     /// choice of writethrough stay.
     fn reset(&mut self) -> Result<Answer> {
-        self.stop_all();
+        self.stop_all(Ending::Ring);
         (self.negotiated, self.log) = (None, None);
         self.shared.set_write_cache(self.disk.guest_cache().mode_at_first());
         for vring in &mut self.vrings {
             let (enabled, has_run) = (!self.protocol_negotiated, vring.has_run);
             *vring = Vring { enabled, has_run, ..Vring::default() };
         }
-        Ok(Answer::Ack)
+        self.dirty = DirtyLogging::default();
+        self.renew_log()
     }
 
     fn config(&self) -> DeviceConfig {
@@ -346,6 +362,7 @@ impl Session {
     /// removing it and adding another, and add regions one by one.
     fn set_memory(&mut self, change: Result<memory::Change, memory::MemoryChangeError>) -> Result<Answer> {
         let memory::Change { memory, removes } = change?;
+        let memory = self.logged(memory)?;
         for at in 0..self.vrings.len() {
             let vring = &self.vrings[at];
             let (old, layout) = (vring.layout(&self.memory), vring.layout(&memory));
@@ -371,14 +388,6 @@ impl Session {
         let size = u16::try_from(num).ok().filter(|n| n.is_power_of_two() && (2..=max).contains(n));
         let size = size.ok_or(SessionError::QueueSize { index, num, max })?;
         self.changing(message.request, u64::from(index), |vring| vring.queue_size = Some(size))
-    }
-
-    fn set_vring_addr(&mut self, message: &Message) -> Result<Answer> {
-        let body: VhostUserVringAddr = body(message)?;
-        let addresses =
-            UserAddresses { descriptors: body.descriptor, avail: body.available, used: body.used };
-        let index = u64::from(body.index);
-        self.changing(message.request, index, |vring| vring.addresses = Some(addresses))
     }
 
     fn set_vring_base(&mut self, message: &Message) -> Result<Answer> {
@@ -452,6 +461,7 @@ impl Session {
         let at = self.vring_index(request, index)?;
         self.stop(at);
         change(&mut self.vrings[at]);
+        self.renew_log()?;
         self.reconcile(at)
     }
 
@@ -525,10 +535,10 @@ impl Session {
     }
 
     /// All queues at once, so that they drain side by side.
-    fn stop_all(&mut self) {
+    fn stop_all(&mut self, ending: Ending) {
         for vring in &self.vrings {
             if let Some(queue) = &vring.running {
-                queue.begin_stop();
+                queue.begin_stop(ending);
             }
         }
         for at in 0..self.vrings.len() {
@@ -556,7 +566,10 @@ impl Session {
 impl SessionError {
     /// Whether there is nothing to go on with, even for a front-end that wants to be told "failed".
     fn ends_session(&self) -> bool {
-        matches!(self, Self::Wire(_) | Self::WorkerGone | Self::Lease(LeaseError::Ending))
+        // Of a dirty log that cannot be used, front-ends do not look at the answer: a migration would go on without
+        // what could not be noted.
+        let is_dirty_log = matches!(self, Self::DirtyLog(_));
+        is_dirty_log || matches!(self, Self::Wire(_) | Self::WorkerGone | Self::Lease(LeaseError::Ending))
     }
 }
 
@@ -576,5 +589,6 @@ fn has_reply(request: FrontendReq) -> bool {
             | FrontendReq::GET_MAX_MEM_SLOTS
             | FrontendReq::GET_VRING_BASE
             | FrontendReq::GET_INFLIGHT_FD
+            | FrontendReq::SET_LOG_BASE
     )
 }

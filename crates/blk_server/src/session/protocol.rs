@@ -8,9 +8,10 @@ use super::body::u64_body;
 use super::wire::Message;
 use super::{Answer, Result, Session, SessionError};
 
-/// Protocol features offered; LOG_SHMFD comes with migration.
+/// Protocol features offered.
 pub(super) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::LOG_SHMFD
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::BACKEND_REQ
         | VhostUserProtocolFeatures::CONFIG

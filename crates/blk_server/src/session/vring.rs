@@ -26,6 +26,8 @@ pub(crate) struct UserAddresses {
 pub(crate) struct Vring {
     pub(crate) queue_size: Option<u16>,
     pub(crate) addresses: Option<UserAddresses>,
+    /// Where the used ring's stores are noted in the dirty log, if the front-end wants that.
+    pub(crate) log_addr: Option<u64>,
     /// As sent, or as left by the last stop. What it has to look like depends on the ring's format, which may
     /// be negotiated later: checked when the ring starts.
     pub(crate) base: u32,

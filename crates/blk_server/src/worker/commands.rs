@@ -18,12 +18,12 @@ use io_engine::{FileId, WatchId, WatchToken};
 use tracing::{debug, error};
 use virtqueue::RingLayout;
 
-use super::{Entry, NewMemory, Worker};
+use super::{Entry, NewMemory, Worker, note_due};
 use crate::disk::Disk;
 use crate::engine_source::EngineSource;
 use crate::queue::{Queue, report_ring_fault};
 use crate::signal::drain;
-use crate::workers::{Command, QueueStart, Unsuitable};
+use crate::workers::{Command, Ending, QueueStart, Unsuitable};
 
 /// What a queue needs of the worker that serves it.
 struct Berth {
@@ -49,12 +49,10 @@ impl Worker {
                 let started = self.start(&start);
                 let _ = done.send(started);
             }
-            Command::BeginStop(id) => self.with(id, |entry| entry.queue.begin_stop()),
+            Command::BeginStop(id, ending) => self.begin_stop(id, ending),
             Command::Stop(id, done) => {
-                self.with(id, |entry| {
-                    entry.queue.begin_stop();
-                    entry.stop = Some(done);
-                });
+                self.begin_stop(id, Ending::Ring);
+                self.with(id, |entry| entry.stop = Some(done));
                 self.touched.push(id);
             }
             Command::Release(id, taken) => {
@@ -82,6 +80,9 @@ impl Worker {
             Command::SetMemory { queue, memory, layout, drain, done } => {
                 self.set_memory(queue, memory, layout, drain, done);
             }
+            Command::Resume(disk, done) => {
+                let _ = done.send(self.resume_held(disk));
+            }
             Command::Cancel(disk) => self.engines.cancel(disk),
             Command::Host(source, done) => self.host(&source, &done),
             Command::Retire(done) => {
@@ -90,6 +91,31 @@ impl Worker {
             }
             Command::Quit => self.quit = true,
         }
+    }
+
+    fn begin_stop(&mut self, id: u32, ending: Ending) {
+        self.with(id, |entry| entry.queue.begin_stop(ending));
+        self.activate_if_to_try(id);
+    }
+
+    fn activate_if_to_try(&mut self, id: u32) {
+        let entry = self.queues.get(id as usize).and_then(Option::as_ref);
+        if entry.is_some_and(|entry| entry.queue.has_to_try()) {
+            self.activate(id);
+        }
+    }
+
+    fn resume_held(&mut self, disk: u64) -> usize {
+        let mut all = 0;
+        for id in (0..).take(self.queues.len()) {
+            self.with(id, |entry| {
+                if entry.queue.disk().id() == disk {
+                    all += entry.queue.resume_held();
+                }
+            });
+            self.activate_if_to_try(id);
+        }
+        all
     }
 
     fn host(&mut self, source: &Arc<EngineSource>, done: &SyncSender<io::Result<()>>) {
@@ -165,6 +191,9 @@ impl Worker {
             engine.handles.submit.use_memory(queue.memory());
             engine.pool.reserve(usize::from(queue.size()));
         }
+        // What it owes the driver, and what it holds, has its time wherever it is served.
+        note_due(&mut self.next_call, queue.call_due());
+        note_due(&mut self.next_retry, queue.retry_due());
         self.queues[id as usize] = Some(Entry::new(queue, engine));
         // Scanned once without waiting for a kick: it may have been lost with the last server, or have gone to the
         // worker that the queue comes from.
@@ -234,6 +263,7 @@ impl Worker {
         let broke = Arc::ptr_eq(entry.queue.memory(), &old);
         engine.handles.submit.forget_memory(if broke { &memory } else { &old });
         engine.pool.forget(&old);
+        self.activate_if_to_try(id);
     }
 
     /// Nothing of the queue is in flight any more, and what was is visible to the driver.

@@ -157,13 +157,13 @@ impl History {
     }
 
     /// Whether `left` was over and done with before `promised` was sent.
-    fn is_older(&self, left: Version, promised: Version) -> bool {
+    pub fn is_older(&self, left: Version, promised: Version) -> bool {
         let Some(left) = left.checked_sub(1) else { return true };
         self.requests[left].acked.is_some_and(|(acked, _)| acked < self.requests[promised - 1].sent)
     }
 
     /// From when on the guest may count on the request.
-    fn promised(&self, request: &Request) -> Option<Moment> {
+    pub fn promised(&self, request: &Request) -> Option<Moment> {
         let acked = request.acked_ok().filter(|_| request.deed != Deed::Flush && !self.promises_nothing)?;
         let flushes = self.requests.iter().filter(|flush| flush.deed == Deed::Flush && flush.sent > acked);
         let flushed = flushes.filter_map(Request::acked_ok).min();

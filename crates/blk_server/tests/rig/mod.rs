@@ -5,6 +5,7 @@
 //! Not here: assertions about the server; those are in the tests.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod dirty;
 pub mod disks;
 pub mod format;
 pub mod guest;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blk_server::{
-    Balance, Coalescing, DiskConfig, EngineFactory, EngineSource, Server, ServerConfig, SocketConfig,
+    Balance, Coalescing, DiskConfig, EngineFactory, EngineSource, Hold, Server, ServerConfig, SocketConfig,
     StopReport, Wce, WorkerOptions,
 };
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
@@ -49,6 +50,8 @@ pub mod code {
     pub const SET_FEATURES: u32 = 2;
     pub const SET_OWNER: u32 = 3;
     pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_LOG_BASE: u32 = 6;
+    pub const SET_LOG_FD: u32 = 7;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;
     pub const SET_VRING_BASE: u32 = 10;
@@ -78,6 +81,7 @@ pub mod feature {
     pub const MQ: u64 = 1 << 12;
     pub const DISCARD: u64 = 1 << 13;
     pub const WRITE_ZEROES: u64 = 1 << 14;
+    pub const LOG_ALL: u64 = 1 << 26;
     pub const INDIRECT: u64 = 1 << 28;
     pub const EVENT_IDX: u64 = 1 << 29;
     pub const PROTOCOL: u64 = 1 << 30;
@@ -99,6 +103,8 @@ pub mod kind {
 pub struct Options {
     pub image: ImageOptions,
     pub image_bytes: u64,
+    /// Instead of a new one, for the first disk.
+    pub existing: Option<PathBuf>,
     pub queues: u16,
     pub queue_size: u16,
     pub wce: Wce,
@@ -115,6 +121,7 @@ pub struct Options {
     pub balance: Balance,
     pub poll: Duration,
     pub coalescing: Option<Coalescing>,
+    pub hold: Option<Hold>,
 }
 
 impl Default for Options {
@@ -122,6 +129,7 @@ impl Default for Options {
         Self {
             image: ImageOptions { lock_timeout: Duration::ZERO, ..ImageOptions::new("") },
             image_bytes: 16 * MIB,
+            existing: None,
             queues: 4,
             queue_size: 256,
             wce: Wce::Guest,
@@ -135,6 +143,7 @@ impl Default for Options {
             balance: Balance::Off,
             poll: Duration::from_micros(50),
             coalescing: None,
+            hold: None,
         }
     }
 }
@@ -163,8 +172,8 @@ impl Rig {
         // Not /tmp: that may be a tmpfs, and O_DIRECT should mean something.
         let parent = options.folder.clone().unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")));
         let folder = tempfile::Builder::new().prefix("rig-").tempdir_in(parent).unwrap();
-        let image = folder.path().join("disk.raw");
-        for number in 0..options.disks {
+        let image = options.existing.clone().unwrap_or_else(|| folder.path().join("disk.raw"));
+        for number in usize::from(options.existing.is_some())..options.disks {
             let image = numbered(&image, number);
             File::create(image).unwrap().set_len(options.image_bytes).unwrap();
         }
@@ -184,7 +193,17 @@ impl Rig {
             Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?) as Box<dyn io_engine::Engine>))
         });
         let Options {
-            queues, queue_size, wce, workers, disks, other_engine, balance, poll, coalescing, ..
+            queues,
+            queue_size,
+            wce,
+            workers,
+            disks,
+            other_engine,
+            balance,
+            poll,
+            coalescing,
+            hold,
+            ..
         } = options;
         let disk = |number| {
             let path = numbered(&self.image, number);
@@ -203,6 +222,7 @@ impl Rig {
                 engine,
                 workers: None,
                 coalescing,
+                hold,
             };
             let path = numbered(&self.socket, number);
             (disk, SocketConfig { path, mode: 0o600, uid: None, gid: None })

@@ -126,6 +126,7 @@ pub fn start(workers: Vec<WorkerOptions>) -> Result<Bed, ServerError> {
         engine: None,
         workers: None,
         coalescing: None,
+        hold: None,
     };
     let socket = SocketConfig { path: rig.socket.clone(), mode: 0o600, uid: None, gid: None };
 

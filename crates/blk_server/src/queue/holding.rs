@@ -1,0 +1,211 @@
+//! A queue's held requests: when a failure is held, trying again, and what becomes of them when the queue stops or moves.
+//!
+//! `complete → hold … (due, resumed, about to stop) → retry_held → op → complete`
+//!
+//! - They are in flight for the guest and for the log, and not for the engine: a queue whose engine has nothing left is
+//!   quiet, may change its memory and move to another worker, with all that it holds.
+//! - A queue that is about to stop holds nothing more: where the in-flight log reaches whoever serves the ring next,
+//!   they stay in it; elsewhere they are tried once more, and answered as that ends.
+//!
+//! Not here: the list of them (`hold.rs`), who asks (`worker/commands.rs`).
+
+use std::time::Instant;
+
+use guest_mem::IoVecs;
+use io_engine::OpError;
+use tracing::{error, info, warn};
+use virtio_blk::{ReplySlot, Status};
+
+use super::starter::Starter;
+use super::{BATCH, Lane, MAX_OPS, Outcome, Queue, State, log_refused};
+use crate::hold::{HeldRequest, Hold, Over, is_no_space};
+use crate::in_flight::{About, Again, Finished, Verb};
+use crate::log_limit::Allowed;
+use crate::workers::Ending;
+
+impl Queue {
+    /// Whether the request stays in flight although it failed.
+    #[cold]
+    pub(super) fn holds(&self, finished: &Finished, error: OpError) -> bool {
+        let About { verb, .. } = finished.about;
+        let wanted = self.held.hold().is_some_and(|hold| hold.wants(error));
+        // What a failed sync lost, no second try brings back; and without the memory there is nothing to write.
+        let hopeless = verb == Verb::Flush || verb != Verb::Read && self.disk.has_failed();
+        let may_wait = !self.ends || self.leaves_held;
+        wanted && !hopeless && may_wait && !self.view.is_poisoned()
+    }
+
+    #[cold]
+    pub(super) fn hold(
+        &mut self,
+        tag: u16,
+        finished: &Finished,
+        error: OpError,
+        rest: &mut IoVecs,
+        now: Instant,
+    ) {
+        let is_first = finished.tries == 0;
+        self.in_flight.hold(tag, finished, now);
+        self.held.push(HeldRequest { tag, buffers: rest.take_rest() }, is_first, now);
+        if is_first {
+            self.log_held(now, finished, error);
+        }
+    }
+
+    #[cold]
+    fn log_held(&self, now: Instant, finished: &Finished, failure: OpError) {
+        let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) else { return };
+        let About { verb, sector, bytes, .. } = finished.about;
+        let (disk, queue, offset) = (self.disk.name(), self.index, finished.about.offset_bytes());
+        let cure = match failure {
+            OpError::Errno(errno) if is_no_space(errno) => "make room for the image",
+            _ => "repair what holds the image",
+        };
+        let again = match self.held.hold() {
+            Some(Hold { retry_after: Some(pause), .. }) => {
+                format!(
+                    "it is tried again every {} s, or at once by `bareblk ctl resume {disk}`",
+                    pause.as_secs()
+                )
+            }
+            _ => format!("then say `bareblk ctl resume {disk}`"),
+        };
+        error!(
+            disk,
+            queue,
+            suppressed,
+            sector,
+            offset,
+            bytes,
+            "{verb} is held, the guest waits: {failure}; {cure}; {again}"
+        );
+    }
+
+    /// A request that was held before is answered.
+    #[cold]
+    pub(super) fn held_answered(&mut self, failed: bool) {
+        if let Some(Over { requests, failed }) = self.held.answered(failed) {
+            let (disk, queue) = (self.disk.name(), self.index);
+            info!(disk, queue, requests, failed, "all held requests are answered");
+        }
+    }
+
+    /// When [`Queue::look_at_held`] is to be called.
+    #[inline]
+    pub(crate) fn retry_due(&self) -> Option<Instant> {
+        self.held.due()
+    }
+
+    /// Whether some are to be tried again now.
+    pub(crate) fn look_at_held(&mut self, now: Instant) -> bool {
+        self.held.look(now, self.disk.has_failed());
+        self.has_to_try()
+    }
+
+    /// Whether requests are to be tried again in the next pass. Not during a drain, which ends sooner without them: they
+    /// wait for the end of it.
+    #[inline]
+    pub(crate) fn has_to_try(&self) -> bool {
+        self.held.has_to_try() && self.state != State::Draining
+    }
+
+    /// Somebody asks for it. Returns how many there are.
+    pub(crate) fn resume_held(&mut self) -> usize {
+        self.held.try_all()
+    }
+
+    /// Those that are to be tried again go to the engine, as far as it has room, and no more than a turn has. Returns how
+    /// many were looked at.
+    #[cold]
+    pub(super) fn retry_held(&mut self, lane: &mut Lane<'_>) -> usize {
+        let mut tried = 0;
+        while self.has_to_try() && tried < BATCH {
+            if lane.submit.room() < MAX_OPS {
+                self.waits_for_room = true;
+                break;
+            }
+            let Some(HeldRequest { tag, buffers }) = self.held.next_to_try() else { break };
+            self.try_again(tag, buffers, lane);
+            tried += 1;
+        }
+        tried
+    }
+
+    fn try_again(&mut self, tag: u16, buffers: IoVecs, lane: &mut Lane<'_>) {
+        let Some(Again { reply, about, tries }) = self.in_flight.take_held(tag) else { return };
+        self.counted.retries += 1;
+        let stored_bytes = match about.verb {
+            Verb::Read => about.bytes.saturating_sub(buffers.remaining_bytes()),
+            _ => 0,
+        };
+        let outcome = self.starter(tag, reply, lane).start_again(about, buffers).unwrap_or_else(|refusal| {
+            log_refused(&self.disk, self.index, lane.now, &refusal);
+            Outcome::Finished { status: Status::IoErr, stored_bytes }
+        });
+        match outcome {
+            Outcome::Submitted | Outcome::Later => self.in_flight.begun_again(tag, tries, stored_bytes),
+            Outcome::Finished { status, stored_bytes } => {
+                self.held_answered(status != Status::Ok);
+                self.count_other(status);
+                let written_bytes = reply.write(&self.view, status, stored_bytes);
+                self.ring.push_used(tag, written_bytes);
+            }
+        }
+    }
+
+    fn starter<'s, 'w, 'l>(
+        &'s mut self,
+        tag: u16,
+        reply: ReplySlot,
+        lane: &'l mut Lane<'w>,
+    ) -> Starter<'s, 'w, 'l> {
+        Starter {
+            disk: &self.disk,
+            view: &self.view,
+            in_flight: &mut self.in_flight,
+            held: &mut self.held,
+            lane,
+            file: self.file,
+            durability: self.disk.durability(self.session.write_cache()),
+            token: u64::from(self.id) << 16 | u64::from(tag),
+            tag,
+            reply,
+        }
+    }
+
+    /// The queue is about to stop. With its session it does so as in a crash: nobody is told where the ring stands, and
+    /// whoever serves it next goes by the log. Otherwise the front-end says whether it knows what is in the log.
+    pub(super) fn end_held(&mut self, ending: Ending) {
+        let has_log = self.log.is_some() && !self.lost_log();
+        self.leaves_held |= has_log && (self.leaves_unbegun || ending == Ending::Session);
+        self.ends = true;
+        if !self.leaves_held {
+            self.held.try_all();
+        }
+    }
+
+    /// Whether whoever waits for the queue has nothing more to wait for.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.in_flight.in_engine() == 0 && (self.held.is_empty() || !self.ends || self.leaves_held)
+    }
+
+    /// Held buffers lie in the memory that the queue uses from now on. Those that are not in it are given up.
+    pub(super) fn rebind_held(&mut self) {
+        let lost: usize =
+            self.held.iter_mut().map(|held| usize::from(held.buffers.rebind(&self.view).is_err())).sum();
+        if lost > 0 {
+            let (disk, queue) = (self.disk.name(), self.index);
+            warn!(disk, queue, lost, "held requests have lost their memory to the front-end and fail");
+            self.held.try_all();
+        }
+    }
+
+    /// The queue goes: what it holds is in the log, for whoever serves the ring next.
+    pub(super) fn tell_of_left(&self) {
+        if !self.held.is_empty() {
+            let (disk, queue, requests) = (self.disk.name(), self.index, self.in_flight.held());
+            info!(disk, queue, requests, "held requests stay in the in-flight log for the next server");
+        }
+    }
+}

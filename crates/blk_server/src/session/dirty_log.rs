@@ -1,0 +1,147 @@
+//! A live migration's messages: the front-end's dirty log, and what is noted in it.
+//!
+//! `SET_LOG_BASE (file) + LOG_ALL or a ring's F_LOG → StoreLog → the session's memory → its queues' workers`
+//!
+//! - Whether stores are noted is part of the memory that a queue has, and changes as a memory table does: by a command
+//!   that the worker has carried out before the front-end is answered. Nothing is stopped for it, and what is in flight
+//!   is noted by what counts when it completes.
+//! - All stores are noted as soon as the front-end wants any of them noted: a bit too many costs a page that is copied
+//!   once more.
+//! - A log that does not fit ends the session. Front-ends do not look at the answer, and a migration that goes on
+//!   without some of the bits ends in a guest with wrong memory.
+//!
+//! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR. Not here: the bits (`guest_mem`).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use guest_mem::{Address, DirtyLog, DirtyLogError, GuestMemory, LoggedElsewhere, MemoryError, StoreLog};
+use tracing::debug;
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserLog, VhostUserProtocolFeatures, VhostUserVringAddr, VhostUserVringAddrFlags,
+};
+
+use super::body::{body, expect_fds};
+use super::wire::Message;
+use super::{Answer, Result, Session, SessionError, UserAddresses};
+
+/// `VHOST_F_LOG_ALL` (vhost-user, "Migration").
+pub(super) const F_LOG_ALL: u64 = 1 << 26;
+
+/// Why stores cannot be noted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DirtyLogRefused {
+    #[error("SET_LOG_BASE without LOG_SHMFD (bit 1) negotiated: there is no other log than shared memory")]
+    NotShared,
+    #[error("dirty log of {mmap_bytes} bytes from byte {offset_bytes} of its file on cannot be mapped")]
+    Map { mmap_bytes: u64, offset_bytes: u64, source: DirtyLogError },
+    #[error(transparent)]
+    TooSmall(#[from] MemoryError),
+}
+
+/// What the front-end has said so far.
+#[derive(Debug, Default)]
+pub(super) struct DirtyLogging {
+    bits: Option<Arc<DirtyLog>>,
+    /// Wants to be told that there are new bits.
+    changed: Option<Arc<OwnedFd>>,
+    /// `VHOST_F_LOG_ALL` is on.
+    pub(super) all: bool,
+}
+
+impl Session {
+    /// SET_LOG_BASE: another log, from now on.
+    pub(super) fn set_log_base(&mut self, mut message: Message) -> Result<Answer> {
+        if !self.has(VhostUserProtocolFeatures::LOG_SHMFD) {
+            return Err(DirtyLogRefused::NotShared.into());
+        }
+        expect_fds(&message, 1)?;
+        let said: VhostUserLog = body(&message)?;
+        let VhostUserLog { mmap_size: mmap_bytes, mmap_offset: offset_bytes } = said;
+        let map = |fd| DirtyLog::map(fd, mmap_bytes, offset_bytes);
+        let bits = message.fds.pop().map(map).transpose();
+        let bits = bits.map_err(|source| DirtyLogRefused::Map { mmap_bytes, offset_bytes, source })?;
+        self.dirty.bits = bits.map(Arc::new);
+        self.renew_log()?;
+        // QEMU looks at the request's number only, others at the body, which is their own.
+        Ok(Answer::DirtyLog(said))
+    }
+
+    /// SET_LOG_FD: who is told of new bits.
+    pub(super) fn set_log_fd(&mut self, mut message: Message) -> Result<Answer> {
+        expect_fds(&message, 1)?;
+        let request = FrontendReq::SET_LOG_FD;
+        let adopted = message.fds.pop().map(crate::signal::adopt).transpose();
+        self.dirty.changed = adopted.map_err(|source| SessionError::NotAnEventfd { request, source })?;
+        self.renew_log()
+    }
+
+    /// The front-end repeats the message to have a running ring's stores noted, or not any more: one that says nothing
+    /// else does not stop it.
+    pub(super) fn set_vring_addr(&mut self, message: &Message) -> Result<Answer> {
+        let said: VhostUserVringAddr = body(message)?;
+        let addresses =
+            UserAddresses { descriptors: said.descriptor, avail: said.available, used: said.used };
+        let wants_log = said.flags & VhostUserVringAddrFlags::VHOST_VRING_F_LOG.bits() != 0;
+        let at = self.vring_index(message.request, u64::from(said.index))?;
+        if self.vrings[at].addresses != Some(addresses) {
+            self.stop(at);
+            self.vrings[at].addresses = Some(addresses);
+        }
+        self.vrings[at].log_addr = wants_log.then_some(said.log);
+        self.renew_log()?;
+        self.reconcile(at)
+    }
+
+    /// Makes the memory, and what running queues have of it, note stores as the front-end's messages so far have it.
+    pub(super) fn renew_log(&mut self) -> Result<Answer> {
+        let memory = self.logged(Arc::clone(&self.memory))?;
+        if Arc::ptr_eq(&memory, &self.memory) {
+            return Ok(Answer::Ack);
+        }
+        if memory.logs_stores() != self.memory.logs_stores() {
+            let (disk, session, logs) = (self.disk.name(), self.shared.id(), memory.logs_stores());
+            debug!(disk, session, "dirty log {}", if logs { "on" } else { "off" });
+        }
+        for vring in &self.vrings {
+            if let Some(queue) = &vring.running {
+                // No region goes, so nothing is waited for.
+                queue.set_memory(Arc::clone(&memory), vring.layout(&memory), false)?;
+            }
+        }
+        self.memory = memory;
+        Ok(Answer::Ack)
+    }
+
+    /// `memory`, or the same with other notes.
+    pub(super) fn logged(&self, memory: Arc<GuestMemory>) -> Result<Arc<GuestMemory>> {
+        let log = self.store_log(&memory);
+        let is_same = match (&log, memory.log()) {
+            (None, None) => true,
+            (Some(new), Some(old)) => new.is_same(old),
+            _ => false,
+        };
+        if is_same {
+            return Ok(memory);
+        }
+        let with_log = memory.with_log(log.map(Arc::new)).map_err(DirtyLogRefused::from)?;
+        Ok(Arc::new(with_log))
+    }
+
+    fn store_log(&self, memory: &GuestMemory) -> Option<StoreLog> {
+        let wanted = self.dirty.all || self.vrings.iter().any(|vring| vring.log_addr.is_some());
+        let bits = self.dirty.bits.clone().filter(|_| wanted)?;
+        Some(StoreLog::new(bits, self.logged_elsewhere(memory), self.dirty.changed.clone()))
+    }
+
+    /// Used rings that the front-end knows by other addresses than their guest addresses.
+    fn logged_elsewhere(&self, memory: &GuestMemory) -> Box<[LoggedElsewhere]> {
+        let features = self.negotiated.map(|negotiated| negotiated.ring()).unwrap_or_default();
+        let rings = self.vrings.iter().filter_map(|vring| {
+            let (log_addr, layout) = (vring.log_addr?, vring.layout(memory)?);
+            let (addr, len_bytes) = (layout.used.raw_value(), layout.used_bytes(features));
+            (addr != log_addr).then_some(LoggedElsewhere { addr, len_bytes, log_addr })
+        });
+        rings.collect()
+    }
+}

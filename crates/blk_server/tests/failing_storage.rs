@@ -1,0 +1,306 @@
+//! Storage that really fails, under every engine: file systems that are full, an image that is cut off, a host that says
+//! EIO. Errors are the affair of the request that meets them; held ones are done when the storage is well again.
+//!
+//! tmpfs and ext4 (a loop device) need the right to mount, and so does FUSE: without it the tests say that they are
+//! skipped. Not here: faults made up below the engine (`faults.rs`, `hold.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+#[path = "rig/fuse_disk.rs"]
+mod fuse_disk;
+mod rig;
+#[path = "rig/small_fs.rs"]
+mod small_fs;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Once};
+
+use blk_server::{Hold, HoldWhat, QueueCounters};
+use disk_image::CacheMode;
+use fuse_disk::{Call, FuseDisk};
+use io_engine::{EngineConfig, EngineKind, make};
+use rig::passed::{Pending, add_transfer};
+use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready, segment_bytes};
+use small_fs::{Kind, SmallFs};
+
+const OK: Option<u8> = Some(0);
+const IOERR: Option<u8> = Some(1);
+const CHUNK: u32 = 64 * 1024;
+const CHUNK_SECTORS: u64 = CHUNK as u64 / 512;
+
+/// Engines with a cache mode that they honour and that the storage takes.
+const ENGINES: [(EngineKind, CacheMode); 8] = [
+    (EngineKind::IoUring, CacheMode::None),
+    (EngineKind::IoUring, CacheMode::Writeback),
+    (EngineKind::LinuxAio, CacheMode::None),
+    (EngineKind::PosixAio, CacheMode::Writethrough),
+    (EngineKind::Threads, CacheMode::Writeback),
+    (EngineKind::Threads, CacheMode::Directsync),
+    (EngineKind::Sync, CacheMode::Writeback),
+    (EngineKind::Mmap, CacheMode::Writeback),
+];
+
+fn options(engine: EngineKind, cache: CacheMode) -> Option<Options> {
+    match make(engine, &EngineConfig::default()) {
+        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
+            println!("skipped: this host has no {engine}: {error}");
+            return None;
+        }
+        made => drop(made.unwrap()),
+    }
+    let factory = move || make(engine, &EngineConfig::default());
+    Some(Options { engine: Some(Box::new(factory)), ..Options::cached(cache) })
+}
+
+fn counters(rig: &Rig) -> QueueCounters {
+    rig.server.as_ref().unwrap().report().disks[0].queues[0].counters
+}
+
+fn resume(rig: &Rig) -> usize {
+    rig.server.as_ref().unwrap().resume_disk("test0", PATIENCE).unwrap()
+}
+
+fn chunk(number: u64) -> Vec<u8> {
+    (0..u64::from(CHUNK)).map(|at| (at % 251 + number) as u8).collect()
+}
+
+fn write_chunk(guest: &mut Guest, number: u64) -> Pending {
+    let addr = 8 * MIB + number % 32 * u64::from(CHUNK);
+    guest.view.store(addr, &chunk(number)).unwrap();
+    let pending = add_transfer(guest, kind::OUT, number * CHUNK_SECTORS, addr, CHUNK);
+    guest.submit();
+    pending
+}
+
+// ---- full
+
+/// Writes chunk after chunk until one is held. Returns that one, and its number.
+fn fill_until_held(rig: &Rig, guest: &mut Guest) -> (Pending, u64) {
+    for number in 0..400 {
+        let pending = write_chunk(guest, number);
+        let mut is_answered = false;
+        assert!(eventually(|| {
+            is_answered |= guest.ring.pop_used().unwrap().is_some();
+            is_answered || counters(rig).held == 1
+        }));
+        if !is_answered {
+            return (pending, number);
+        }
+        assert_eq!(pending.status(guest), 0, "chunk {number}");
+    }
+    panic!("it never got full");
+}
+
+fn waits_for_room_and_goes_on(engine: EngineKind, cache: CacheMode, small: &SmallFs) {
+    let Some(options) = options(engine, cache) else { return };
+    let hold = Some(Hold { what: HoldWhat::NoSpace, retry_after: None });
+    let ballast = small.ballast(3 << 20);
+    let folder = Some(small.path().to_owned());
+    let rig = Rig::start(Options { folder, image_bytes: 64 * MIB, hold, ..options });
+    let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (held, number) = fill_until_held(&rig, &mut guest);
+    assert!(number > 0, "{engine}, {cache}: nothing fits");
+    // Others go on, and the held one is the same after a try in vain.
+    assert_eq!(guest.read(0, CHUNK).data, chunk(0), "{engine}, {cache}");
+    assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
+    assert_eq!(resume(&rig), 1);
+    assert!(eventually(|| counters(&rig).retries == 1 && counters(&rig).held == 1), "{engine}, {cache}");
+    assert_eq!(held.status(&guest), 0xff);
+    std::fs::remove_file(ballast).unwrap();
+    assert_eq!(resume(&rig), 1);
+    guest.wait_for(held.token);
+    assert_eq!(held.status(&guest), 0, "{engine}, {cache}");
+    let whole = (0..=number).all(|number| guest.read(number * CHUNK_SECTORS, CHUNK).data == chunk(number));
+    assert!(whole, "{engine}, {cache}: something else was written");
+    assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
+    assert_eq!((counters(&rig).errors, counters(&rig).held), (0, 0), "{engine}, {cache}");
+}
+
+#[test]
+fn guest_waits_for_room_on_a_full_tmpfs_and_goes_on_without_an_error() {
+    for (engine, cache) in ENGINES {
+        let Some(small) = SmallFs::mount(Kind::Tmpfs, 4) else { return };
+        waits_for_room_and_goes_on(engine, cache, &small);
+    }
+}
+
+#[test]
+fn guest_waits_for_room_on_a_full_ext4_and_goes_on_without_an_error() {
+    for (engine, cache) in ENGINES.into_iter().filter(|(_, cache)| cache.is_direct()) {
+        let Some(small) = SmallFs::mount(Kind::Ext4, 8) else { return };
+        waits_for_room_and_goes_on(engine, cache, &small);
+    }
+}
+
+#[test]
+fn full_file_system_is_ioerr_and_freed_blocks_can_be_written_again() {
+    for (engine, cache) in ENGINES {
+        let Some(small) = SmallFs::mount(Kind::Tmpfs, 1) else { return };
+        let Some(options) = options(engine, cache) else { continue };
+        let folder = Some(small.path().to_owned());
+        let rig = Rig::start(Options { folder, image_bytes: 4 * MIB, ..options });
+        let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+        let written =
+            (0..64).take_while(|i| guest.write(i * CHUNK_SECTORS, &chunk(1)).status == OK).count() as u64;
+        assert!((1..=16).contains(&written), "{engine}, {cache}: {written} chunks fit");
+        assert_eq!(guest.write(60 * CHUNK_SECTORS, &chunk(1)).status, IOERR);
+        assert_eq!(guest.read(0, CHUNK).data, chunk(1), "{engine}, {cache}");
+        assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
+        assert_eq!(
+            guest.request(kind::DISCARD, 0, &segment_bytes(0, 256, 0), 0).status,
+            OK,
+            "{engine}, {cache}"
+        );
+        assert_eq!(guest.write(60 * CHUNK_SECTORS, &chunk(1)).status, OK, "{engine}, {cache}");
+    }
+}
+
+// ---- cut off
+
+/// Where the mapping ends is where SIGBUS begins.
+#[test]
+fn read_behind_the_end_of_a_truncated_image_is_ioerr_and_all_others_go_on() {
+    for (engine, cache) in ENGINES {
+        let Some(options) = options(engine, cache) else { continue };
+        let rig = Rig::start(Options { folder: ram(engine), image_bytes: 4 * MIB, ..options });
+        let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+        assert_eq!(guest.write(0, &chunk(3)).status, OK);
+        File::options().write(true).open(&rig.image).unwrap().set_len(2 * MIB).unwrap();
+        let behind = 3 * MIB / 512;
+        assert_eq!(guest.read(behind, CHUNK).status, IOERR, "{engine}, {cache}");
+        assert_eq!(guest.read(0, CHUNK).data, chunk(3), "{engine}, {cache}");
+        assert_eq!(guest.write(8, &chunk(4)).status, OK, "{engine}, {cache}");
+        assert_eq!(guest.read(8, CHUNK).data, chunk(4), "{engine}, {cache}");
+    }
+}
+
+#[test]
+fn held_read_of_a_truncated_image_is_done_when_the_image_is_whole_again() {
+    for (engine, cache) in ENGINES {
+        let Some(options) = options(engine, cache) else { continue };
+        let hold = Some(Hold { what: HoldWhat::Any, retry_after: None });
+        let rig = Rig::start(Options { folder: ram(engine), image_bytes: 4 * MIB, hold, ..options });
+        let (_front_end, mut guest) = ready(&rig, feature::USUAL);
+        let image = File::options().write(true).open(&rig.image).unwrap();
+        image.set_len(2 * MIB).unwrap();
+        let read = add_transfer(&mut guest, kind::IN, 3 * MIB / 512, 8 * MIB, CHUNK);
+        guest.submit();
+        assert!(eventually(|| counters(&rig).held == 1), "{engine}, {cache}");
+        image.set_len(4 * MIB).unwrap();
+        assert_eq!(resume(&rig), 1);
+        assert_eq!(guest.wait_for(read.token), CHUNK + 1, "{engine}, {cache}");
+        assert_eq!(read.status(&guest), 0);
+    }
+}
+
+/// A mapping of a file on disk is not every host's.
+fn ram(engine: EngineKind) -> Option<PathBuf> {
+    (engine == EngineKind::Mmap).then(|| "/dev/shm".into())
+}
+
+// ---- EIO
+
+static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct KeepLog;
+
+impl Write for KeepLog {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        LOG.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The tests share the log: each asks for sectors that only its own lines have.
+fn keep_log() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| KeepLog).init());
+}
+
+fn logged(parts: &[&str]) -> bool {
+    let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
+    log.lines().any(|line| parts.iter().all(|part| line.contains(part)))
+}
+
+/// A host of our own, a server on it, and its guest.
+fn fuse(
+    engine: EngineKind,
+    cache: CacheMode,
+    hold: Option<Hold>,
+) -> Option<(FuseDisk, Rig, FrontEnd, Guest)> {
+    let ticks = AtomicU64::new(0);
+    let disk = FuseDisk::mount(4 << 20, Arc::new(move || ticks.fetch_add(1, Ordering::Relaxed)))?;
+    let options = options(engine, cache)?;
+    let rig = Rig::start(Options { existing: Some(disk.path()), hold, ..options });
+    let (front_end, guest) = ready(&rig, feature::USUAL);
+    Some((disk, rig, front_end, guest))
+}
+
+/// A file system in this very process must not be asked for pages of a mapping.
+fn engines_on_fuse() -> impl Iterator<Item = (EngineKind, CacheMode)> {
+    ENGINES.into_iter().filter(|(engine, _)| *engine != EngineKind::Mmap)
+}
+
+#[test]
+fn bad_spot_of_the_host_is_ioerr_there_and_nowhere_else_and_the_log_names_it() {
+    keep_log();
+    // Through the page cache a durable write's EIO may mean others' data, and is the end of all writing.
+    for (engine, cache) in engines_on_fuse().filter(|(_, cache)| *cache != CacheMode::Writethrough) {
+        let Some((disk, _rig, _front_end, mut guest)) = fuse(engine, cache, None) else { return };
+        let bad = 2 * MIB..2 * MIB + 4096;
+        disk.fail(Call::Read, bad.clone(), fuser::Errno::EIO);
+        disk.fail(Call::Write, bad, fuser::Errno::EIO);
+        assert_eq!(guest.write(4096, &chunk(1)).status, IOERR, "{engine}, {cache}");
+        assert_eq!(guest.read(4096, CHUNK).status, IOERR, "{engine}, {cache}");
+        assert_eq!(guest.write(0, &chunk(2)).status, OK, "{engine}, {cache}");
+        assert_eq!(guest.read(0, CHUNK).data, chunk(2), "{engine}, {cache}");
+        assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
+        assert!(disk.failed() >= 2);
+    }
+    let place = ["test0", "sector=4096", "offset=2097152", "bytes=65536"];
+    assert!(logged(&[&place[..], &["write failed", "Input/output error (os error 5)"]].concat()));
+    assert!(logged(&[&place[..], &["read failed", "Input/output error (os error 5)"]].concat()));
+}
+
+#[test]
+fn held_requests_are_done_when_the_host_is_well_again_and_the_log_says_what_to_do() {
+    keep_log();
+    let hold = Some(Hold { what: HoldWhat::Any, retry_after: None });
+    for (engine, cache) in engines_on_fuse().filter(|(_, cache)| !cache.starts_writethrough()) {
+        let Some((disk, rig, _front_end, mut guest)) = fuse(engine, cache, hold) else { return };
+        disk.fail(Call::Write, MIB..MIB + 4096, fuser::Errno::EIO);
+        let held = write_chunk(&mut guest, 16);
+        assert!(eventually(|| counters(&rig).held == 1), "{engine}, {cache}");
+        assert_eq!(guest.write(0, &chunk(2)).status, OK);
+        disk.heal();
+        assert_eq!(resume(&rig), 1);
+        guest.wait_for(held.token);
+        assert_eq!(held.status(&guest), 0);
+        assert_eq!(disk.bytes(MIB as usize..MIB as usize + CHUNK as usize), chunk(16), "{engine}, {cache}");
+    }
+    let says = ["test0", "sector=2048", "write is held", "os error 5", "`bareblk ctl resume test0`"];
+    assert!(logged(&says));
+    assert!(logged(&["all held requests are answered", "requests=1", "failed=0"]));
+}
+
+#[test]
+fn failed_sync_of_the_host_is_never_held() {
+    let hold = Some(Hold { what: HoldWhat::Any, retry_after: None });
+    let Some((disk, rig, _front_end, mut guest)) = fuse(EngineKind::Threads, CacheMode::Writeback, hold)
+    else {
+        return;
+    };
+    assert_eq!(guest.write(0, &chunk(2)).status, OK);
+    disk.fail(Call::Sync, 0..0, fuser::Errno::ENOSPC);
+    assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, IOERR);
+    disk.heal();
+    assert_eq!(guest.write(0, &chunk(2)).status, IOERR);
+    assert_eq!(counters(&rig).held, 0);
+    assert!(rig.server.as_ref().unwrap().report().disks[0].failed);
+}

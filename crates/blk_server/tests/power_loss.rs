@@ -1,0 +1,264 @@
+//! The power goes, at every moment of a random load: each image that could be left behind keeps what the guest was
+//! promised.
+//!
+//! `random guest (rig/workload.rs) → server → FUSE (rig/fuse_disk.rs): every write with its bytes, every sync →
+//! each prefix × what of it may be missing or torn → image, byte by byte → promises kept?`
+//!
+//! - What no sync has covered that began after it was over may be there, or not, or in part: any of its sectors
+//!   without the others. In which order calls came is the host's business, and known: it serves one at a time.
+//! - The promise, by sector: what is left was never over and done with before something durable by word of the device
+//!   (acknowledged while the guest saw writethrough, or before it sent a flush that was acknowledged) was sent. And
+//!   nothing is there that was never sent, nor a sector that is mixed of two.
+//!
+//! `durability_model.rs` asks the same of the engine's own record, by reasoning about every sector instead of by drawing
+//! images; here nothing of the server's is believed, and bytes count. Not here: whether the host keeps `fdatasync`.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+#[path = "rig/crash_model.rs"]
+mod crash_model;
+#[path = "rig/fuse_disk.rs"]
+mod fuse_disk;
+mod rig;
+#[path = "rig/workload.rs"]
+mod workload;
+
+use std::sync::Arc;
+
+use crash_model::{History, Moment, Version};
+use disk_image::CacheMode;
+use fuse_disk::{Deed, Event, FuseDisk};
+use io_engine::{EngineConfig, EngineKind, Recorder, make};
+use rig::{MIB, Options};
+use workload::{Dice, Plan, run};
+use xtask::sizes;
+
+const SECTOR: usize = 512;
+/// Random images of each prefix, besides the one with everything and the one with nothing of what may be missing.
+const DRAWS: u64 = 6;
+
+/// A load, and what the host saw of it.
+struct Run {
+    history: History,
+    events: Vec<Event>,
+}
+
+fn load(kind: EngineKind, cache: CacheMode, seed: u64, drops_syncs: bool) -> Option<Run> {
+    let recorder = Recorder::new();
+    let marks = recorder.clone();
+    let disk = FuseDisk::mount(MIB as usize, Arc::new(move || marks.mark()))?;
+    if drops_syncs {
+        disk.drop_syncs();
+    }
+    let config = EngineConfig { recorder: Some(recorder.clone()), ..EngineConfig::default() };
+    let options = Options {
+        recorder: Some(recorder),
+        existing: Some(disk.path()),
+        engine: Some(Box::new(move || make(kind, &config))),
+        ..Options::cached(cache)
+    };
+    let history = run(Plan { options, fake: None, mishaps: vec![], switches: true, seed });
+    Some(Run { history, events: disk.events() })
+}
+
+/// How much was checked.
+#[derive(Clone, Copy, Debug, Default)]
+struct Checked {
+    prefixes: u64,
+    images: u64,
+    promises: u64,
+    /// Calls that could be missing, over all prefixes.
+    in_doubt: u64,
+}
+
+impl Run {
+    fn check(&self, seed: u64) -> Result<Checked, String> {
+        let mut checked = Checked::default();
+        let mut dice = Dice::new(seed ^ 0x7061_7765);
+        let calls = self.events.iter().flat_map(|event| [event.begun, event.done]);
+        let acks = self.history.requests.iter().filter_map(|request| Some(request.acked?.0));
+        let mut moments: Vec<Moment> = calls.chain(acks).chain([self.history.end]).collect();
+        moments.sort_unstable();
+        moments.dedup();
+        let mut promises: Vec<_> = (1..)
+            .zip(&self.history.requests)
+            .filter_map(|(version, request)| Some((self.history.promised(request)?, version)))
+            .collect();
+        promises.sort_unstable();
+        let mut promises = promises.into_iter().peekable();
+        let mut due = vec![Vec::new(); self.history.sectors as usize];
+        for &crash in &moments {
+            while let Some((_, version)) = promises.next_if(|(from, _)| *from <= crash) {
+                self.add_promise(version, &mut due);
+            }
+            self.check_prefix(crash, &due, &mut dice, &mut checked)?;
+        }
+        Ok(checked)
+    }
+
+    /// The power goes right after `crash`.
+    fn check_prefix(
+        &self,
+        crash: Moment,
+        promised: &[Vec<Version>],
+        dice: &mut Dice,
+        checked: &mut Checked,
+    ) -> Result<(), String> {
+        let is_over_sync = |event: &&Event| event.deed == Deed::Sync && event.done <= crash;
+        let synced = self.events.iter().filter(is_over_sync).map(|sync| sync.begun).max().unwrap_or(0);
+        let begun = || self.events.iter().filter(|event| event.begun <= crash && event.deed != Deed::Sync);
+        let mut stable = vec![0; self.history.sectors as usize * SECTOR];
+        begun().filter(|event| event.done < synced).for_each(|event| apply(event, &mut stable, |_| true));
+        let in_doubt: Vec<&Event> = begun().filter(|event| event.done >= synced).collect();
+        checked.prefixes += 1;
+        checked.promises += promised.iter().map(|due| due.len() as u64).sum::<u64>();
+        checked.in_doubt += in_doubt.len() as u64;
+        for draw in 0..DRAWS + 2 {
+            let mut image = stable.clone();
+            for event in &in_doubt {
+                // All, nothing, or: whole, missing, torn.
+                let fate = match draw {
+                    0 => 0,
+                    1 => 1,
+                    _ => dice.below(3),
+                };
+                apply(event, &mut image, |_| fate == 0 || fate == 2 && dice.below(2) == 0);
+            }
+            checked.images += 1;
+            self.check_image(crash, &image, promised)?;
+        }
+        Ok(())
+    }
+
+    /// `due`, by sector: requests that the guest may count on, but for those that were over before another one of them
+    /// began.
+    fn add_promise(&self, version: Version, due: &mut [Vec<Version>]) {
+        for sector in self.history.requests[version - 1].sectors.clone() {
+            let due = &mut due[sector as usize];
+            due.retain(|&known| !self.history.is_older(known, version));
+            if !due.iter().any(|&known| self.history.is_older(version, known)) {
+                due.push(version);
+            }
+        }
+    }
+
+    fn check_image(&self, crash: Moment, image: &[u8], promised: &[Vec<Version>]) -> Result<(), String> {
+        for ((sector, bytes), due) in (0..).zip(image.chunks_exact(SECTOR)).zip(promised) {
+            // Each word of a sector holds the request's number.
+            if bytes[8..] != bytes[..SECTOR - 8] {
+                return Err(format!("sector {sector} is mixed at moment {crash}"));
+            }
+            let found = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as Version;
+            if !self.may_be_left(sector, found, due, crash) {
+                return Err(format!(
+                    "at moment {crash} sector {sector} may hold request {found}, promised: {due:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeroes may come from anything that zeroes, and were there at first.
+    fn may_be_left(&self, sector: u64, found: Version, due: &[Version], crash: Moment) -> bool {
+        let requests = &self.history.requests;
+        let wrote = |version: &Version| {
+            let request = &requests[version - 1];
+            let is_zero = request.deed == crash_model::Deed::Zero;
+            request.sectors.contains(&sector) && request.sent <= crash && is_zero == (found == 0)
+        };
+        let sources = if found == 0 { 0..=requests.len() } else { found..=found.min(requests.len()) };
+        let mut sources =
+            sources.rev().filter(|&version| if version == 0 { found == 0 } else { wrote(&version) });
+        sources.any(|source| !due.iter().any(|&due| due != source && self.history.is_older(source, due)))
+    }
+}
+
+/// Does to an image what the call did to the file, in the sectors that `reaches` says.
+fn apply(event: &Event, image: &mut [u8], mut reaches: impl FnMut(usize) -> bool) {
+    let (start, len) = match &event.deed {
+        Deed::Write { offset_bytes, bytes } => (*offset_bytes as usize, bytes.len()),
+        Deed::Zero(range) => (range.start as usize, (range.end - range.start) as usize),
+        Deed::Sync => return,
+    };
+    assert!(
+        start.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR),
+        "torn inside a sector: {start}, {len}"
+    );
+    for at in (0..len).step_by(SECTOR).filter(|at| reaches(*at)) {
+        let sector = &mut image[start + at..start + at + SECTOR];
+        match &event.deed {
+            Deed::Write { bytes, .. } => sector.copy_from_slice(&bytes[at..at + SECTOR]),
+            _ => sector.fill(0),
+        }
+    }
+}
+
+/// Engines that need no page cache of the host's own, and what they honour. `mmap` writes when the host likes, which a
+/// file system in the same process must not be asked for; `durability_model.rs` has it.
+const ENGINES: [(EngineKind, &[CacheMode]); 5] = [
+    (EngineKind::IoUring, &SAFE),
+    (EngineKind::LinuxAio, &[CacheMode::None, CacheMode::Directsync]),
+    (EngineKind::PosixAio, &SAFE),
+    (EngineKind::Threads, &SAFE),
+    (EngineKind::Sync, &SAFE),
+];
+const SAFE: [CacheMode; 4] =
+    [CacheMode::None, CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Directsync];
+
+#[test]
+fn every_image_that_a_power_loss_may_leave_keeps_what_the_guest_was_promised() {
+    let mut all = Checked::default();
+    for (kind, modes) in ENGINES {
+        if let Err(error) = make(kind, &EngineConfig::default()) {
+            assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{kind}");
+            println!("skipped: this host has no {kind}: {error}");
+            continue;
+        }
+        for &cache in modes {
+            for seed in 0..sizes::POWER_LOSS_SEEDS.now() {
+                let Some(run) = load(kind, cache, seed, false) else { return };
+                let checked =
+                    run.check(seed).unwrap_or_else(|broken| panic!("{kind}, {cache}, seed {seed}: {broken}"));
+                assert!(checked.promises > 0 && checked.in_doubt > 0, "{kind}, {cache}: nothing to check");
+                all.prefixes += checked.prefixes;
+                all.images += checked.images;
+                all.promises += checked.promises;
+                all.in_doubt += checked.in_doubt;
+            }
+            println!("up to {kind}, {cache}: {all:?}");
+        }
+    }
+    println!("power loss: {all:?}");
+}
+
+/// A server that forgets its syncs, seen from the host, is a host that forgets them.
+#[test]
+fn server_that_forgets_its_syncs_is_noticed_in_every_mode() {
+    for cache in SAFE {
+        let Some(run) = load(EngineKind::Threads, cache, 1, true) else { return };
+        assert!(run.check(1).is_err(), "{cache}");
+    }
+}
+
+/// The last write before each sync is taken for one that came after it, as in a server that does not wait.
+#[test]
+fn sync_that_overtakes_a_write_is_noticed() {
+    let Some(mut run) = load(EngineKind::Threads, CacheMode::Writeback, 2, false) else { return };
+    let early: Vec<_> =
+        run.events.windows(2).map(|pair| (pair[0].begun, pair[1].deed == Deed::Sync)).collect();
+    for (event, (begun, _)) in run.events.iter_mut().skip(1).zip(early).filter(|(_, (_, is_sync))| *is_sync) {
+        (event.begun, event.done) = (begun - 1, event.done);
+    }
+    assert!(run.check(2).is_err());
+}
+
+/// One sector in the middle of a durable write keeps what was there before.
+#[test]
+fn write_that_is_torn_after_it_was_promised_is_noticed() {
+    let Some(mut run) = load(EngineKind::Threads, CacheMode::Directsync, 3, false) else { return };
+    let torn = run.events.iter_mut().rev().find_map(|event| match &mut event.deed {
+        Deed::Write { bytes, .. } if bytes.len() > 2 * SECTOR => Some(bytes),
+        _ => None,
+    });
+    torn.expect("a long write")[SECTOR..2 * SECTOR].fill(0xee);
+    assert!(run.check(3).is_err());
+}
