@@ -78,7 +78,7 @@ pub(crate) fn alone_with(
         notice: None,
     };
     let queue = Queue::new(parts).map_err(io::Error::other)?;
-    let (place, call) = (queue.link().first_place(), Arc::clone(queue.link().call()));
+    let (place, call) = (queue.link().place(), Arc::clone(queue.link().call()));
     let end = DeviceEnd { memory: map.memory(), layout: place.layout, features, base: place.base, call };
     Ok((queue, pool, end))
 }

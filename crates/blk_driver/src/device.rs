@@ -26,6 +26,8 @@ mod channel;
 
 mod events;
 
+mod log;
+
 mod reconnect;
 
 pub use error::ConnectError;
@@ -43,6 +45,7 @@ use virtio_blk::features;
 use virtqueue::RingFeatures;
 
 use connect::{Session, Terms};
+use reconnect::Kept;
 use thread::{Command, Shared, Thread};
 
 use crate::fill::{Limits, SegmentLimits};
@@ -102,13 +105,16 @@ pub struct ReconnectReport {
     pub attempts: u32,
     /// How long the device was away.
     pub away: Duration,
-    /// Requests that were sent again.
+    /// Requests that were sent again. None if `kept_rings`.
     pub resubmitted: u64,
-    /// Requests found completed in the old ring.
+    /// Requests found completed in the old ring. None if `kept_rings`.
     pub completed: u64,
     /// Queues whose owners had not called a second after the device was back: their requests are not in the two
     /// counts, and are sent again when they call.
     pub owners_waited_for: u16,
+    /// The queues go on with the rings that they had: what the back-end had begun is in its in-flight log, and is done again
+    /// by its successor.
+    pub kept_rings: bool,
 }
 
 /// A session with a back-end. Dropping it stops the queues: what is in flight ends with `Lost`.
@@ -143,7 +149,8 @@ impl Device {
         let region = map.add_private(queue_bytes * u64::from(options.queues))?;
         let pool = map.add_pool(options.pool)?;
         session.share(&map.memory())?;
-        let mut queues = Vec::new();
+        let log = session.new_log(options.queues)?;
+        let (mut queues, mut bells) = (Vec::new(), Vec::new());
         for index in 0..options.queues {
             let bell = Arc::new(EventFd::new().map_err(resources)?);
             let queue = Queue::new(QueueParts {
@@ -158,8 +165,9 @@ impl Device {
                 bell: Arc::clone(&bell) as Arc<dyn Doorbell>,
                 notice: Some(Arc::clone(&shared.notice) as Arc<dyn Doorbell>),
             })?;
-            session.start(index, &queue.link().first_place(), queue.link().call(), &bell, &err)?;
+            session.start(index, &queue.link().place(), queue.link().call(), &bell, &err)?;
             queues.push(queue);
+            bells.push(bell);
         }
         session.settle();
         let links = queues.iter().map(|queue| Arc::clone(queue.link())).collect();
@@ -167,7 +175,8 @@ impl Device {
         let options = options.clone();
         let thread = Thread { options, shared: Arc::clone(&shared), map, links, commands: received, err };
         let builder = std::thread::Builder::new().name("bareblk-driver".into());
-        let thread = Some(builder.spawn(move || thread.run(session)).map_err(resources)?);
+        let kept = Kept { log, bells };
+        let thread = Some(builder.spawn(move || thread.run(session, kept)).map_err(resources)?);
         Ok((Self { pool, shared, commands, thread }, queues))
     }
 

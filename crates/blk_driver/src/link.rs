@@ -7,6 +7,8 @@
 //!   the owner looks (it may be asleep, or idle for hours). The owner fills it and rings the new doorbell.
 //! - A second offer replaces one that nobody took. The ring of an offer is never the one in use: while the owner goes
 //!   from one to the other, and reads the old one to its end, the session waits with the next offer.
+//! - A back-end that goes on with the ring as it is (in-flight log) is none of the owner's business: it gets the ring of the
+//!   last offer, taken or not, or the first one.
 //! - The owner is woken through the completion signal, which every back-end of the queue is given.
 //!
 //! Not here: what the owner does (`restart.rs`), messages (`device.rs`).
@@ -70,7 +72,6 @@ pub(crate) struct QueueLink {
     /// The area's region and no other.
     memory: Arc<GuestMemory>,
     features: RingFeatures,
-    first: RingPlace,
     call: Arc<EventFd>,
     /// Rung for the session: an outcome, a broken ring, an owner that left.
     notice: Option<Arc<dyn Doorbell>>,
@@ -79,6 +80,8 @@ pub(crate) struct QueueLink {
 #[derive(Debug)]
 struct Mailbox {
     offer: Option<Box<Offer>>,
+    /// What back-ends were told last.
+    place: RingPlace,
     gone: bool,
     /// The ring that the owner uses.
     side: Side,
@@ -102,6 +105,7 @@ impl QueueLink {
     ) -> Self {
         let mailbox = Mailbox {
             offer: None,
+            place: first,
             gone: false,
             side: Side::A,
             moving: false,
@@ -110,7 +114,7 @@ impl QueueLink {
             dropped: false,
         };
         let (mail, mailbox) = (AtomicBool::new(false), Mutex::new(mailbox));
-        Self { mail, mailbox, changed: Condvar::new(), area, memory, features, first, call, notice }
+        Self { mail, mailbox, changed: Condvar::new(), area, memory, features, call, notice }
     }
 
     // --- The session's side.
@@ -120,9 +124,16 @@ impl QueueLink {
         &self.call
     }
 
-    /// Where the ring is that the queue was made with: for the first back-end.
-    pub(crate) fn first_place(&self) -> RingPlace {
-        self.first
+    /// Where the ring is that the last back-end was to use: for the first one, and for one that goes on with it.
+    ///
+    /// The base is where a split ring stands, as far as its device has said so; a packed one's is in its log.
+    pub(crate) fn place(&self) -> RingPlace {
+        let place = self.lock().place;
+        let view = MemoryView::new(Arc::clone(&self.memory));
+        match place.layout.used_index(&view) {
+            Ok(used_index) if !self.features.packed => RingPlace { base: used_index.into(), ..place },
+            _ => place,
+        }
     }
 
     /// Makes another ring, empty, which the owner goes over to in its next call: all that was not acknowledged is
@@ -140,8 +151,10 @@ impl QueueLink {
         let base = ring.initial_base();
         mailbox.offer = Some(Box::new(Offer { ring, side, bell }));
         mailbox.outcome = None;
+        let place = RingPlace { layout, base };
+        mailbox.place = place;
         self.wake_owner(mailbox);
-        Ok(RingPlace { layout, base })
+        Ok(place)
     }
 
     /// The back-end is gone for good: all that is in flight ends with `Lost`.

@@ -164,7 +164,7 @@ impl Rig {
             restarts: AtomicU64::new(0),
             sent_again: AtomicU64::new(0),
         };
-        let session = Session::start(&rig, rig.link.first_place(), bell);
+        let session = Session::start(&rig, rig.link.place(), bell);
         (rig, session)
     }
 

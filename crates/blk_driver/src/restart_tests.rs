@@ -212,7 +212,7 @@ fn ring_that_the_owner_is_still_leaving_is_not_offered_before_it_has_left() {
     assert!(is_offered.recv_timeout(Duration::from_millis(50)).is_err());
     link.report(RestartOutcome::default());
 
-    assert_eq!(is_offered.recv_timeout(LONG).unwrap(), link.first_place());
+    assert_eq!(is_offered.recv_timeout(LONG).unwrap(), link.place());
     assert!(taken.is_some() && link.outcome().is_none(), "the outcome is not that of the second offer");
     session.join().unwrap();
 }

@@ -1,6 +1,10 @@
 //! Back-ends that go away and come back: nothing is lost, nothing ends twice, and the report says what was done.
 //!
-//! Not here: back-ends that come back as something else (`hostile.rs`).
+//! - Each with an in-flight log (the rings stay, and the server does again what was not acknowledged) and without (other
+//!   rings, and the driver sends again).
+//!
+//! Not here: back-ends that come back as something else (`hostile.rs`), what they are told of the log (`in_flight_log.rs`),
+//! servers that are killed (`bareblk/tests/killed.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod contract;
@@ -18,8 +22,41 @@ use guest_mem::GuestRange;
 use peers::{DISK_BYTES, MIB, Own, PATIENCE, SECTOR, StorageDaemon, eventually};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-fn patient(options: Options) -> Options {
-    Options { reconnect: Reconnect::For(PATIENCE), ..options }
+/// Whether there is an in-flight log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Log {
+    With,
+    Without,
+}
+
+/// Each of these with and without a log.
+macro_rules! with_and_without_a_log {
+    ($($name:ident),* $(,)?) => {
+        mod with_a_log {
+            $(#[test] fn $name() { super::$name(super::Log::With); })*
+        }
+        mod without_a_log {
+            $(#[test] fn $name() { super::$name(super::Log::Without); })*
+        }
+    };
+}
+
+with_and_without_a_log!(
+    requests_pushed_while_the_back_end_is_away_are_done_when_it_is_back,
+    requests_that_the_old_back_end_had_done_are_not_done_again,
+    idle_owner_keeps_no_other_queue_waiting_and_goes_on_when_it_calls,
+    back_end_that_does_not_come_back_is_given_up_and_everything_is_lost,
+    deadline_holds_while_the_back_end_is_away,
+    memory_registered_while_the_back_end_is_away_is_known_to_the_next_one,
+    device_dropped_while_its_back_end_is_away_ends_its_queues,
+    load_survives_a_server_that_is_restarted_again_and_again,
+    load_on_packed_rings_survives_a_server_that_is_restarted_again_and_again,
+    load_without_indirect_tables_survives_restarts_of_split_and_packed_rings,
+);
+
+fn patient(options: Options, log: Log) -> Options {
+    let in_flight_log = Some(log == Log::With);
+    Options { reconnect: Reconnect::For(PATIENCE), in_flight_log, ..options }
 }
 
 /// The next report, whatever else happens before.
@@ -64,10 +101,9 @@ fn buffers(device: &Device, count: usize) -> Vec<Buffer> {
     (0..count).map(|_| device.pool().take(4096).unwrap()).collect()
 }
 
-#[test]
-fn requests_pushed_while_the_back_end_is_away_are_done_when_it_is_back() {
+fn requests_pushed_while_the_back_end_is_away_are_done_when_it_is_back(log: Log) {
     let mut own = Own::start(1);
-    let (device, mut queues) = USUAL.connect(patient(own.options()));
+    let (device, mut queues) = USUAL.connect(patient(own.options(), log));
     own.stop();
     assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
     let buffers = buffers(&device, 20);
@@ -75,7 +111,9 @@ fn requests_pushed_while_the_back_end_is_away_are_done_when_it_is_back() {
     own.start_again();
     let mut ended = take(&mut queues[0], 20);
     let report = report(&device);
-    assert_eq!((report.resubmitted, report.completed, report.owners_waited_for), (20, 0, 0));
+    let sent_again = if log == Log::With { 0 } else { 20 };
+    assert_eq!((report.kept_rings, report.resubmitted), (log == Log::With, sent_again));
+    assert_eq!((report.completed, report.owners_waited_for), (0, 0));
     assert!(report.attempts > 0 && report.away > Duration::ZERO);
     assert!(all_ok(&ended), "{ended:?}");
     ended.sort_by_key(|completion| completion.token);
@@ -83,30 +121,30 @@ fn requests_pushed_while_the_back_end_is_away_are_done_when_it_is_back() {
     assert!((0..20).all(|at| own.place.image_bytes(at * 4096, 4096) == pattern(at, 4096)));
 }
 
-#[test]
-fn requests_that_the_old_back_end_had_done_are_not_done_again() {
+fn requests_that_the_old_back_end_had_done_are_not_done_again(log: Log) {
     let mut own = Own::start(1);
-    let (device, mut queues) = USUAL.connect(patient(own.options()));
+    let (device, mut queues) = USUAL.connect(patient(own.options(), log));
     let buffers = buffers(&device, 20);
     push_writes(&mut queues[0], &buffers);
     assert!(eventually(|| (0..20).all(|at| own.place.image_bytes(at * 4096, 4096) == pattern(at, 4096))));
     // It ends after what it has begun.
     own.stop();
     queues[0].clear_signal();
+    own.place.erase();
     own.start_again();
     // Not before the next back-end is there: else they are taken as usual, and no part of the reconnect.
     let mut signal = [PollFd::from_borrowed_fd(queues[0].completion_fd(), PollFlags::IN)];
     assert_eq!(poll(&mut signal, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })), Ok(1));
     let ended = take(&mut queues[0], 20);
     let report = report(&device);
-    assert_eq!((report.resubmitted, report.completed), (0, 20));
+    assert_eq!((report.resubmitted, report.completed), (0, if log == Log::With { 0 } else { 20 }));
     assert!(all_ok(&ended), "{ended:?}");
+    assert!(own.place.image_bytes(0, 20 * 4096).iter().all(|&byte| byte == 0), "a write was done again");
 }
 
-#[test]
-fn idle_owner_keeps_no_other_queue_waiting_and_goes_on_when_it_calls() {
+fn idle_owner_keeps_no_other_queue_waiting_and_goes_on_when_it_calls(log: Log) {
     let mut own = Own::start(2);
-    let (device, mut queues) = Setting { queues: 2, ..USUAL }.connect(patient(own.options()));
+    let (device, mut queues) = Setting { queues: 2, ..USUAL }.connect(patient(own.options(), log));
     let mut idle = queues.pop().unwrap();
     let idle_buffers = buffers(&device, 3);
     own.stop();
@@ -114,16 +152,15 @@ fn idle_owner_keeps_no_other_queue_waiting_and_goes_on_when_it_calls() {
     own.start_again();
     assert_eq!(one(&mut queues[0], Work::Flush).result, Ok(()));
     let report = report(&device);
-    assert_eq!(report.owners_waited_for, 1);
+    assert_eq!(report.owners_waited_for, if log == Log::With { 0 } else { 1 });
     assert!(report.resubmitted < 3, "the idle owner's are not in it");
     assert!(all_ok(&take(&mut idle, 3)));
 }
 
-#[test]
-fn back_end_that_does_not_come_back_is_given_up_and_everything_is_lost() {
+fn back_end_that_does_not_come_back_is_given_up_and_everything_is_lost(log: Log) {
     let mut own = Own::start(1);
-    let limit = Reconnect::For(Duration::from_millis(200));
-    let (device, mut queues) = USUAL.connect(Options { reconnect: limit, ..own.options() });
+    let reconnect = Reconnect::For(Duration::from_millis(200));
+    let (device, mut queues) = USUAL.connect(Options { reconnect, ..patient(own.options(), log) });
     own.stop();
     let buffers = buffers(&device, 5);
     push_writes(&mut queues[0], &buffers);
@@ -150,10 +187,9 @@ fn back_end_that_is_not_to_be_waited_for_is_lost_at_once() {
     assert_eq!(device.next_event(Duration::from_millis(100)), None, "nobody looks any more");
 }
 
-#[test]
-fn deadline_holds_while_the_back_end_is_away() {
+fn deadline_holds_while_the_back_end_is_away(log: Log) {
     let mut own = Own::start(1);
-    let (device, mut queues) = USUAL.connect(patient(own.options()));
+    let (device, mut queues) = USUAL.connect(patient(own.options(), log));
     own.stop();
     let buffer = device.pool().take(4096).unwrap();
     let data = [buffer.range()];
@@ -170,10 +206,9 @@ fn deadline_holds_while_the_back_end_is_away() {
     assert_eq!(one(&mut queues[0], Work::Flush).result, Ok(()));
 }
 
-#[test]
-fn memory_registered_while_the_back_end_is_away_is_known_to_the_next_one() {
+fn memory_registered_while_the_back_end_is_away_is_known_to_the_next_one(log: Log) {
     let mut own = Own::start(1);
-    let (device, mut queues) = USUAL.connect(patient(own.options()));
+    let (device, mut queues) = USUAL.connect(patient(own.options(), log));
     own.stop();
     assert_eq!(device.next_event(PATIENCE), Some(Event::Disconnected));
     let user = User::new();
@@ -191,7 +226,7 @@ fn memory_registered_while_the_back_end_is_away_is_known_to_the_next_one() {
 #[test]
 fn disk_that_grew_while_its_back_end_was_away_is_seen() {
     let mut own = Own::start(1);
-    let (device, mut queues) = USUAL.connect(patient(own.options()));
+    let (device, mut queues) = USUAL.connect(patient(own.options(), Log::With));
     own.stop();
     own.place.resize(DISK_BYTES + MIB);
     own.start_again();
@@ -204,10 +239,9 @@ fn disk_that_grew_while_its_back_end_was_away_is_seen() {
     assert_eq!(one(&mut queues[0], last).result, Ok(()));
 }
 
-#[test]
-fn device_dropped_while_its_back_end_is_away_ends_its_queues() {
+fn device_dropped_while_its_back_end_is_away_ends_its_queues(log: Log) {
     let mut own = Own::start(1);
-    let (device, mut queues) = USUAL.connect(patient(own.options()));
+    let (device, mut queues) = USUAL.connect(patient(own.options(), log));
     own.stop();
     let buffers = buffers(&device, 4);
     push_writes(&mut queues[0], &buffers);
@@ -312,9 +346,9 @@ fn survives(device: &Device, queues: Vec<Queue>, disturb: impl FnOnce()) {
 }
 
 /// Restarts the server under a load on two queues.
-fn restarts(setting: Setting) {
+fn restarts(setting: Setting, log: Log) {
     let mut own = Own::start(2);
-    let (device, queues) = Setting { queues: 2, ..setting }.connect(patient(own.options()));
+    let (device, queues) = Setting { queues: 2, ..setting }.connect(patient(own.options(), log));
     let device = &device;
     survives(device, queues, || {
         (0..5).for_each(|_| {
@@ -322,26 +356,30 @@ fn restarts(setting: Setting) {
             own.stop();
             std::thread::sleep(Duration::from_millis(20));
             own.start_again();
-            assert_eq!(report(device).owners_waited_for, 0);
+            let report = report(device);
+            assert_eq!((report.kept_rings, report.owners_waited_for), (log == Log::With, 0));
         });
     });
 }
 
-#[test]
-fn load_survives_a_server_that_is_restarted_again_and_again() {
-    restarts(USUAL);
+fn load_survives_a_server_that_is_restarted_again_and_again(log: Log) {
+    restarts(USUAL, log);
 }
 
-#[test]
-fn load_on_packed_rings_survives_a_server_that_is_restarted_again_and_again() {
-    restarts(Setting { packed: true, ..USUAL });
+fn load_on_packed_rings_survives_a_server_that_is_restarted_again_and_again(log: Log) {
+    restarts(Setting { packed: true, ..USUAL }, log);
+}
+
+fn load_without_indirect_tables_survives_restarts_of_split_and_packed_rings(log: Log) {
+    restarts(Setting { indirect: false, ..USUAL }, log);
+    restarts(Setting { packed: true, indirect: false, ..USUAL }, log);
 }
 
 #[test]
 fn load_survives_a_daemon_that_is_killed_again_and_again() {
     let Some(mut daemon) = StorageDaemon::start(2) else { return };
     let (device, queues) =
-        Setting { queues: 2, ..USUAL }.connect(patient(peers::options(&daemon.place.socket)));
+        Setting { queues: 2, ..USUAL }.connect(patient(peers::options(&daemon.place.socket), Log::Without));
     let device = &device;
     survives(device, queues, || {
         (0..5).for_each(|_| {

@@ -44,6 +44,15 @@
 // For bareblk_options.packed: whichever suits the device.
 #define BAREBLK_PACKED_ANY 2
 
+// For bareblk_options.in_flight_log: where the device has one, if reconnect_ns is not 0.
+#define BAREBLK_LOG_ANY 0
+
+// For bareblk_options.in_flight_log: none.
+#define BAREBLK_LOG_NO 1
+
+// For bareblk_options.in_flight_log: one, and an error if the device has none.
+#define BAREBLK_LOG_YES 2
+
 // bareblk_event.kind: the configuration changed (a resize, say); bareblk_device_info has the new one.
 #define BAREBLK_EVENT_CONFIG_CHANGED 1
 
@@ -154,8 +163,8 @@ typedef struct bareblk_options {
     uint8_t event_idx;
     // 1: the pool is of 2 MiB pages, which must be reserved (vm.nr_hugepages). 0: it is not (initially).
     uint8_t huge_pages;
-    // 0.
-    uint32_t reserved;
+    // Have the back-end note what it has begun, for its successor to do again: BAREBLK_LOG_ANY (initially), _NO, or _YES.
+    uint32_t in_flight_log;
 } bareblk_options;
 
 // What the device says about itself (virtio 1.3 §5.2.4). It may grow at its end in later versions of this library.
@@ -197,15 +206,16 @@ typedef struct bareblk_event {
     uint32_t attempts;
     // BAREBLK_EVENT_RECONNECTED: how long the device was away, in nanoseconds.
     uint64_t away_ns;
-    // BAREBLK_EVENT_RECONNECTED: requests that were sent again.
+    // BAREBLK_EVENT_RECONNECTED: requests that were sent again. None if kept_rings.
     uint64_t resubmitted;
-    // BAREBLK_EVENT_RECONNECTED: requests found completed in the old ring.
+    // BAREBLK_EVENT_RECONNECTED: requests found completed in the old ring. None if kept_rings.
     uint64_t completed;
     // BAREBLK_EVENT_RECONNECTED: queues whose owners had not called by then; their requests are not in the two counts
     // before, and are sent again when they call.
     uint32_t owners_waited_for;
-    // 0.
-    uint32_t reserved;
+    // BAREBLK_EVENT_RECONNECTED: 1 if the queues go on with the rings that they had, and the back-end does again what its
+    // predecessor had begun (bareblk_options.in_flight_log). Else 0.
+    uint32_t kept_rings;
     // BAREBLK_EVENT_GAVE_UP: one line, ended with NUL. Else empty.
     char reason[256];
 } bareblk_event;

@@ -37,15 +37,16 @@ pub struct bareblk_event {
     pub attempts: u32,
     /// BAREBLK_EVENT_RECONNECTED: how long the device was away, in nanoseconds.
     pub away_ns: u64,
-    /// BAREBLK_EVENT_RECONNECTED: requests that were sent again.
+    /// BAREBLK_EVENT_RECONNECTED: requests that were sent again. None if kept_rings.
     pub resubmitted: u64,
-    /// BAREBLK_EVENT_RECONNECTED: requests found completed in the old ring.
+    /// BAREBLK_EVENT_RECONNECTED: requests found completed in the old ring. None if kept_rings.
     pub completed: u64,
     /// BAREBLK_EVENT_RECONNECTED: queues whose owners had not called by then; their requests are not in the two counts
     /// before, and are sent again when they call.
     pub owners_waited_for: u32,
-    /// 0.
-    pub reserved: u32,
+    /// BAREBLK_EVENT_RECONNECTED: 1 if the queues go on with the rings that they had, and the back-end does again what its
+    /// predecessor had begun (bareblk_options.in_flight_log). Else 0.
+    pub kept_rings: u32,
     /// BAREBLK_EVENT_GAVE_UP: one line, ended with NUL. Else empty.
     pub reason: [c_char; 256],
 }
@@ -65,7 +66,7 @@ impl bareblk_event {
             resubmitted: done.resubmitted,
             completed: done.completed,
             owners_waited_for: done.owners_waited_for.into(),
-            reserved: 0,
+            kept_rings: done.kept_rings.into(),
             reason: text.bytes().map(|byte| c_char::from_ne_bytes([byte])),
         }
     }
@@ -122,11 +123,18 @@ mod tests {
     #[test]
     fn report_of_a_reconnect_is_passed_on() {
         let away = Duration::from_millis(3);
-        let report =
-            ReconnectReport { attempts: 1, away, resubmitted: 4, completed: 5, owners_waited_for: 6 };
+        let report = ReconnectReport {
+            attempts: 1,
+            away,
+            resubmitted: 4,
+            completed: 5,
+            owners_waited_for: 6,
+            kept_rings: true,
+        };
         let event = bareblk_event::from(&Event::Reconnected(report));
         assert_eq!((event.kind, event.attempts, event.away_ns), (BAREBLK_EVENT_RECONNECTED, 1, 3_000_000));
         assert_eq!((event.resubmitted, event.completed, event.owners_waited_for), (4, 5, 6));
+        assert_eq!(event.kept_rings, 1);
     }
 
     #[test]

@@ -23,6 +23,13 @@ pub const BAREBLK_PACKED_YES: u8 = 1;
 /// For bareblk_options.packed: whichever suits the device.
 pub const BAREBLK_PACKED_ANY: u8 = 2;
 
+/// For bareblk_options.in_flight_log: where the device has one, if reconnect_ns is not 0.
+pub const BAREBLK_LOG_ANY: u32 = 0;
+/// For bareblk_options.in_flight_log: none.
+pub const BAREBLK_LOG_NO: u32 = 1;
+/// For bareblk_options.in_flight_log: one, and an error if the device has none.
+pub const BAREBLK_LOG_YES: u32 = 2;
+
 /// How to connect. Made by bareblk_options_init, changed by the caller. It may grow at its end in later versions of
 /// this library: struct_size says which version the caller was compiled with.
 #[repr(C)]
@@ -48,8 +55,8 @@ pub struct bareblk_options {
     pub event_idx: u8,
     /// 1: the pool is of 2 MiB pages, which must be reserved (vm.nr_hugepages). 0: it is not (initially).
     pub huge_pages: u8,
-    /// 0.
-    pub reserved: u32,
+    /// Have the back-end note what it has begun, for its successor to do again: BAREBLK_LOG_ANY (initially), _NO, or _YES.
+    pub in_flight_log: u32,
 }
 
 // SAFETY: integers; 4 + 2 + 2 + 3 * 8 + 4 * 1 + 4 = 40 bytes, no padding.
@@ -81,13 +88,21 @@ impl bareblk_options {
             indirect: indirect.into(),
             event_idx: event_idx.into(),
             huge_pages: pool.huge_pages.into(),
-            reserved: 0,
+            in_flight_log: BAREBLK_LOG_ANY,
         }
     }
 
     fn parse(&self, socket: &OsStr) -> Result<Options, Failure> {
         let packed = choice(self.packed, BAREBLK_PACKED_ANY, "options.packed")?;
-        choice(u8::from(self.reserved != 0), 0, "options.reserved")?;
+        let log = match self.in_flight_log {
+            BAREBLK_LOG_ANY => None,
+            BAREBLK_LOG_NO => Some(false),
+            BAREBLK_LOG_YES => Some(true),
+            other => {
+                let (argument, max) = ("options.in_flight_log", BAREBLK_LOG_YES.into());
+                return Err(Failure::OutOfRange { argument, value: other.into(), min: 0, max });
+            }
+        };
         let flag = |value, argument| Ok::<_, Failure>(choice(value, 1, argument)? == 1);
         let huge_pages = flag(self.huge_pages, "options.huge_pages")?;
         Ok(Options {
@@ -103,6 +118,7 @@ impl bareblk_options {
                 0 => Reconnect::Never,
                 limit_ns => Reconnect::For(Duration::from_nanos(limit_ns)),
             },
+            in_flight_log: log,
         })
     }
 }
@@ -181,6 +197,14 @@ mod tests {
     }
 
     #[test]
+    fn in_flight_log_is_asked_for_refused_or_left_to_the_device() {
+        let with = |in_flight_log| parse_for_tests(&[bareblk_options { in_flight_log, ..sized(40) }]);
+        let wanted = [BAREBLK_LOG_ANY, BAREBLK_LOG_NO, BAREBLK_LOG_YES];
+        assert_eq!(wanted.map(|log| with(log).unwrap().in_flight_log), [None, Some(false), Some(true)]);
+        assert_eq!(with(3).unwrap_err().to_string(), "options.in_flight_log is 3, it must be from 0 to 2");
+    }
+
+    #[test]
     fn structure_of_a_later_version_is_taken_while_its_new_fields_are_zero() {
         let later = [sized(80), bareblk_options { struct_size: 0, ..ZERO }];
         assert_eq!(parse_for_tests(&later).unwrap().queue_size, 256);
@@ -213,6 +237,6 @@ mod tests {
         indirect: 0,
         event_idx: 0,
         huge_pages: 0,
-        reserved: 0,
+        in_flight_log: 0,
     };
 }

@@ -72,6 +72,8 @@ impl Difference {
 pub struct Comparison {
     /// The two.
     pub targets: [Target; 2],
+    /// What was said about their in-flight logs.
+    pub in_flight_logs: [Option<bool>; 2],
     /// By round.
     pub iops: Vec<[f64; 2]>,
     /// By round, in ns.
@@ -82,14 +84,14 @@ pub struct Comparison {
     pub interrupted: bool,
 }
 
-/// Runs `job` on both targets in `rounds` rounds.
+/// Runs `job` on both targets in `rounds` rounds, on each with its own client.
 ///
 /// # Errors
 /// [`CompareError`].
 pub fn compare(
     job: &Job,
     targets: [Target; 2],
-    client: &Client,
+    clients: [&Client; 2],
     rounds: u32,
     stop: &Stop,
     watch: &mut dyn Watch,
@@ -101,6 +103,7 @@ pub fn compare(
     };
     let mut found = Comparison {
         targets,
+        in_flight_logs: clients.map(|client| client.in_flight_log),
         iops: Vec::new(),
         latency_ns: Vec::new(),
         last: Vec::new(),
@@ -112,7 +115,7 @@ pub fn compare(
             let place = ((round + turn) % 2) as usize;
             let target = &found.targets[place];
             let mut watch = Share { inner: watch, done: round * 2 + turn, samples };
-            let outcome = one(&job, target, client, stop, &mut watch)?;
+            let outcome = one(&job, target, clients[place], stop, &mut watch)?;
             pair[place] = Some(outcome);
         }
         let [Some(a), Some(b)] = pair else { break };
@@ -174,10 +177,21 @@ impl Comparison {
         Difference::of(&self.latency_ns)
     }
 
+    /// With what the two differ in.
+    fn name(&self, place: usize) -> String {
+        let (target, logs) = (&self.targets[place], &self.in_flight_logs);
+        match logs[place] {
+            Some(log) if logs[0] != logs[1] => {
+                format!("{target} with{} an in-flight log", if log { "" } else { "out" })
+            }
+            _ => target.to_string(),
+        }
+    }
+
     /// For people, with a line break at its end.
     #[must_use]
     pub fn text(&self) -> String {
-        let [a, b] = &self.targets;
+        let [a, b] = [0, 1].map(|place| self.name(place));
         let rounds = self.iops.len();
         let mut out =
             format!("A: {a}\nB: {b}\nrounds: {rounds}, A and B in turns; ratios are B ÷ A within a round\n");
@@ -221,6 +235,7 @@ mod tests {
     fn comparison(pairs: &[[f64; 2]]) -> Comparison {
         Comparison {
             targets: [Target::File("/a".into(), None), Target::Socket("/b".into())],
+            in_flight_logs: [None; 2],
             iops: pairs.to_vec(),
             latency_ns: pairs.iter().map(|[a, b]| [1e9 / a, 1e9 / b]).collect(),
             last: Vec::new(),
@@ -244,6 +259,17 @@ mod tests {
         let found = comparison(&pairs);
         assert_eq!(found.of_iops().unwrap().stands_out(), Some(false));
         assert!(found.text().contains("no difference that stands out"), "{}", found.text());
+    }
+
+    #[test]
+    fn targets_that_differ_in_their_logs_alone_are_told_apart() {
+        let found = Comparison {
+            targets: [Target::Socket("/b".into()), Target::Socket("/b".into())],
+            in_flight_logs: [Some(false), Some(true)],
+            ..comparison(&[[1.0, 2.0]])
+        };
+        let text = found.text();
+        assert!(text.contains("A: socket:/b without an in-flight log\nB: socket:/b with an in"), "{text}");
     }
 
     #[test]

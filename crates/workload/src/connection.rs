@@ -119,6 +119,11 @@ fn describe(event: &Event, waits: bool) -> String {
             )
         }
         Event::Disconnected => "the back-end went away".to_owned(),
+        Event::Reconnected(report) if report.kept_rings => format!(
+            "the back-end is back after {:.3} s ({} attempts) and goes on by its in-flight log",
+            report.away.as_secs_f64(),
+            report.attempts
+        ),
         Event::Reconnected(report) => format!(
             "the back-end is back after {:.3} s ({} attempts): {} requests sent again, {} found completed",
             report.away.as_secs_f64(),
@@ -177,6 +182,7 @@ fn options(socket: &Path, job: &Job, client: &Client, queues: u16) -> Result<Opt
         packed: client.packed,
         pool: PoolOptions { size_bytes: blocks_bytes.saturating_mul(job.jobs.into()), huge_pages: false },
         reconnect: client.reconnect.map_or(Reconnect::Never, Reconnect::For),
+        in_flight_log: client.in_flight_log,
         ..Options::new(socket)
     })
 }

@@ -130,6 +130,8 @@ pub struct Client {
     pub cpus: Vec<usize>,
     /// How long to wait for a back-end that went away.
     pub reconnect: Option<Duration>,
+    /// Whether the back-end keeps an in-flight log; `None`: if it can, and is waited for.
+    pub in_flight_log: Option<bool>,
     /// How long one request may take.
     pub patience: Duration,
 }
@@ -148,6 +150,7 @@ impl Default for Client {
             poll: false,
             cpus: Vec::new(),
             reconnect: None,
+            in_flight_log: None,
             patience: PATIENCE,
         }
     }

@@ -1,13 +1,12 @@
 //! From a socket to a device that runs its queues: the order of the messages.
 //!
 //! `connect → features → protocol features → owner → queues, slots, channel, configuration → features accepted
-//!  → memory → each queue: num, base, addr, call, err, kick, enable`
+//!  → memory → in-flight log → each queue: num, base, addr, call, err, kick, enable`
 //!
 //! - The first connection chooses features; later ones are held to what was chosen (`Terms`).
 //! - Back-ends start a queue at its kick descriptor or when it is enabled: enabling comes last, after everything
 //!   that the queue needs.
-//! - INFLIGHT_SHMFD is not asked for: each connection has new rings, and the owner sends again what was not acknowledged.
-//!   A log of what a dead back-end had begun would be of rings that nobody looks at any more (docs/decisions/0016).
+//! - The in-flight log comes before all rings: a back-end reads it when it starts them.
 //!
 //! Spec: vhost-user, "Starting and stopping rings". Not here: when to do it again (`thread.rs`).
 
@@ -21,6 +20,7 @@ use virtio_blk::DeviceConfig;
 
 use super::channel::Channel;
 use super::front_end::FrontEnd;
+use super::log::{Log, Wanted};
 use super::negotiate::{CONFIG_SIZES, accept, accept_protocol, check_not_smaller, check_same, device_info};
 use super::wire::{MAX_FDS, MessageError, Wire};
 use super::{ConnectError, DeviceInfo, Options};
@@ -71,7 +71,7 @@ impl Session {
             Terms::Fresh => accept(offered, options)?,
             Terms::AsBefore(before) => check_same(offered, before)?,
         };
-        let protocol = accept_protocol(front_end.protocol_features()?)?;
+        let protocol = accept_protocol(front_end.protocol_features()?, options)?;
         front_end.set_protocol_features(protocol)?;
         front_end.set_owner()?;
         let counted_queues = protocol.contains(Protocol::MQ).then(|| front_end.queue_num()).transpose()?;
@@ -142,6 +142,28 @@ impl Session {
     fn check_regions(&self, count: usize) -> Result<(), MemoryError> {
         let max = self.max_regions;
         if count > max { Err(MemoryError::TooManyRegions { count, max }) } else { Ok(()) }
+    }
+
+    /// Whether a log can be given to the back-end.
+    pub(super) fn takes_log(&self) -> bool {
+        self.front_end.has(Protocol::INFLIGHT_SHMFD)
+    }
+
+    /// A new log for `queues` new rings, if the back-end has one. It has been given to it.
+    pub(super) fn new_log(&self, queues: u16) -> Result<Option<Log>, ConnectError> {
+        if !self.takes_log() {
+            return Ok(None);
+        }
+        let wanted = Wanted { queues, queue_size: self.queue_size };
+        let (answer, fd) = self.front_end.inflight_fd(wanted)?;
+        let log = wanted.log(answer, fd)?;
+        log.as_ref().map(|log| self.give_log(log)).transpose()?;
+        Ok(log)
+    }
+
+    /// The log of the rings that are started next.
+    pub(super) fn give_log(&self, log: &Log) -> Result<(), MessageError> {
+        self.front_end.set_inflight_fd(log)
     }
 
     /// Starts queue `queue` in memory that was shared.

@@ -102,6 +102,34 @@ pub enum ConnectError {
         /** As received. */
         is: u64,
     },
+    /// The answer to GET_INFLIGHT_FD is not about what was asked for.
+    #[error("the back-end gives an in-flight log for {is} {what}, it was asked for {wanted}")]
+    LogOfOthers {
+        /** Of which there is another number. */
+        what: &'static str,
+        /** As received. */
+        is: u16,
+        /** As sent. */
+        wanted: u16,
+    },
+    /// No descriptor came with the answer to GET_INFLIGHT_FD.
+    #[error("the back-end gives an in-flight log of {len_bytes} bytes and no file descriptor for it")]
+    LogWithoutMemory {
+        /** As received. */
+        len_bytes: u64,
+    },
+    /// The answer to GET_INFLIGHT_FD names bytes that are not there.
+    #[error(
+        "the back-end gives an in-flight log of {len_bytes} bytes from byte {offset_bytes} on, its memory has {file_bytes}"
+    )]
+    LogOutside {
+        /** As received. */
+        offset_bytes: u64,
+        /** As received. */
+        len_bytes: u64,
+        /** Size of what was passed. */
+        file_bytes: u64,
+    },
     /// A queue cannot be made.
     #[error("no queue can be made")]
     Queue(#[from] MakeQueueError),

@@ -12,6 +12,7 @@ use guest_mem::{Address, GuestAddress, Region};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 use virtqueue::RingLayout;
 
+use super::log::{FIELDS_BYTES, Log, PADDED_BYTES, Wanted};
 use super::wire::{MessageError, Outgoing, Wire};
 
 /// Offset, size and flags before the configuration's bytes (vhost-user, "Virtio device config space").
@@ -119,6 +120,20 @@ impl FrontEnd {
     /// Only with CONFIGURE_MEM_SLOTS.
     pub(super) fn remove_region(&self, region: &Region) -> Result<()> {
         self.tell(FrontendReq::REM_MEM_REG, &[vec![0; 8], region_bytes(region)].concat(), &[])
+    }
+
+    /// Only with INFLIGHT_SHMFD: the answer as it comes, unchecked.
+    pub(super) fn inflight_fd(&self, wanted: Wanted) -> Result<([u8; PADDED_BYTES], Option<OwnedFd>)> {
+        let (mut answer, body) = ([0; PADDED_BYTES], wanted.description());
+        let request = FrontendReq::GET_INFLIGHT_FD;
+        let message = Outgoing { request, need_reply: false, body: &body, fds: &[] };
+        let fd = self.wire.ask_for_fd(&message, &mut answer, Some(FIELDS_BYTES))?;
+        Ok((answer, fd))
+    }
+
+    /// Only with INFLIGHT_SHMFD.
+    pub(super) fn set_inflight_fd(&self, log: &Log) -> Result<()> {
+        self.tell(FrontendReq::SET_INFLIGHT_FD, log.description(), &[log.fd()])
     }
 
     pub(super) fn set_vring_num(&self, queue: u16, queue_size: u16) -> Result<()> {

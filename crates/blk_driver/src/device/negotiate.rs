@@ -69,13 +69,20 @@ pub(super) fn accept(offered: u64, options: &Options) -> Result<u64, ConnectErro
 }
 
 /// The protocol features to use of `offered`. There is no disk size without CONFIG.
-pub(super) fn accept_protocol(offered: u64) -> Result<Protocol, ConnectError> {
-    let accepted = Protocol::from_bits_truncate(offered) & PROTOCOL;
-    if accepted.contains(Protocol::CONFIG) {
-        return Ok(accepted);
+pub(super) fn accept_protocol(offered: u64, options: &Options) -> Result<Protocol, ConnectError> {
+    let log = if options.wants_log() { Protocol::INFLIGHT_SHMFD } else { Protocol::empty() };
+    let accepted = Protocol::from_bits_truncate(offered) & (PROTOCOL | log);
+    let required = [
+        ("VHOST_USER_PROTOCOL_F_CONFIG", Protocol::CONFIG),
+        (
+            "VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD",
+            if options.in_flight_log == Some(true) { log } else { Protocol::empty() },
+        ),
+    ];
+    match required.into_iter().find(|(_, feature)| !accepted.contains(*feature)) {
+        Some((feature, bit)) => Err(ConnectError::Feature { feature, bit: bit.bits(), offered }),
+        None => Ok(accepted),
     }
-    let (feature, bit) = ("VHOST_USER_PROTOCOL_F_CONFIG", Protocol::CONFIG.bits());
-    Err(ConnectError::Feature { feature, bit, offered })
 }
 
 /// Queues that can be used of a device that says it has `counted` (GET_QUEUE_NUM; `None`: not asked).
@@ -190,7 +197,10 @@ pub(super) fn check_not_smaller(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::Reconnect;
 
     const OFFERED: u64 = ALWAYS | features::RING_PACKED | features::INDIRECT_DESC | features::EVENT_IDX;
 
@@ -241,8 +251,31 @@ mod tests {
 
     #[test]
     fn back_end_without_configuration_is_refused() {
-        let error = accept_protocol(Protocol::MQ.bits()).unwrap_err();
+        let error = accept_protocol(Protocol::MQ.bits(), &options()).unwrap_err();
         assert!(error.to_string().contains("VHOST_USER_PROTOCOL_F_CONFIG"), "{error}");
+    }
+
+    #[test]
+    fn log_is_used_where_it_is_wanted_and_by_itself_where_a_reconnect_could_use_it() {
+        let offered = (Protocol::CONFIG | Protocol::INFLIGHT_SHMFD).bits();
+        let with = |in_flight_log, reconnect| {
+            let options = Options { in_flight_log, reconnect, ..options() };
+            accept_protocol(offered, &options).unwrap().contains(Protocol::INFLIGHT_SHMFD)
+        };
+        let (never, patient) = (Reconnect::Never, Reconnect::For(Duration::from_secs(1)));
+        assert_eq!([with(None, never), with(None, patient)], [false, true]);
+        assert_eq!([with(Some(true), never), with(Some(false), patient)], [true, false]);
+    }
+
+    #[test]
+    fn log_that_is_not_offered_is_done_without_unless_it_is_insisted_on() {
+        let with = |in_flight_log| {
+            let options = Options { in_flight_log, ..options() };
+            accept_protocol(Protocol::CONFIG.bits(), &options)
+        };
+        assert_eq!(with(None).unwrap(), Protocol::CONFIG);
+        let error = with(Some(true)).unwrap_err();
+        assert!(error.to_string().contains("VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD"), "{error}");
     }
 
     #[test]

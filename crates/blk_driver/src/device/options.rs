@@ -32,6 +32,10 @@ pub struct Options {
     pub timeout: Duration,
     /// What to do when the back-end goes away.
     pub reconnect: Reconnect,
+    /// Have the back-end note what it has begun in memory that is kept here for its successor (INFLIGHT_SHMFD), who then
+    /// goes on with the same rings. `Some(true)`: and an error if it cannot. `None`: if it can, and `reconnect` is not
+    /// [`Reconnect::Never`]. `Some(false)`: no.
+    pub in_flight_log: Option<bool>,
 }
 
 impl Options {
@@ -48,7 +52,13 @@ impl Options {
             pool: PoolOptions { size_bytes: 16 << 20, huge_pages: false },
             timeout: Duration::from_secs(5),
             reconnect: Reconnect::Never,
+            in_flight_log: None,
         }
+    }
+
+    /// Whether a log is to be used where there can be one.
+    pub(super) fn wants_log(&self) -> bool {
+        self.in_flight_log.unwrap_or(self.reconnect != Reconnect::Never)
     }
 
     pub(super) fn check(&self) -> Result<(), ConnectError> {

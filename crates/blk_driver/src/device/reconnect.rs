@@ -1,9 +1,13 @@
 //! Getting a back-end back: how often it is tried, and what is then done with the queues.
 //!
-//! `pause (10 ms … 500 ms) → open, as before → share memory → each queue: offer another ring, start it → report`
+//! `pause (10 ms … 500 ms) → open, as before → share memory → give the log, start each queue as it is
+//!  or: new log, each queue: offer another ring, start it → report`
 //!
-//! - A queue's owner need not be there: the back-end is started on an empty ring, which the owner finds in its next
-//!   call and fills with all that was not acknowledged. An idle owner keeps nobody waiting.
+//! - With a log, the rings stay and their owners notice nothing: the back-end does again what its predecessor had begun.
+//!   Only after one that went by itself. One that we left (it hung, it sent garbage, it gave a queue up) may live, and
+//!   write to the rings that it knows; and a log that its successor does not take is one that none will take.
+//! - Otherwise a queue's owner sends again. It need not be there: the back-end is started on an empty ring, which the owner
+//!   finds in its next call and fills with all that was not acknowledged. An idle owner keeps nobody waiting.
 //! - The report waits [`REPORT_LIMIT`] for owners; those who come later are counted in it, and go on all the same.
 //! - The ring of an offer is the one that the last back-end did not know: what it still writes goes nowhere.
 //!
@@ -16,8 +20,9 @@ use tracing::debug;
 
 use super::connect::{Session, Terms};
 use super::error::in_a_line;
+use super::log::Log;
 use super::thread::Thread;
-use super::{ConnectError, Event, ReconnectReport};
+use super::{ConnectError, Event, MessageError, ReconnectReport};
 use crate::error::MakeQueueError;
 use crate::kick::{Doorbell, EventFd};
 use crate::link::QueueLink;
@@ -54,6 +59,22 @@ impl Pace {
     fn slower(&mut self) -> Duration {
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.pause
+    }
+}
+
+/// What the next back-end needs to go on with the rings as they are.
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// Of all rings, which all were started with it. `None`: others have to be made.
+    pub(super) log: Option<Log>,
+    /// By queue.
+    pub(super) bells: Vec<Arc<EventFd>>,
+}
+
+impl Kept {
+    /// The rings are not to be gone on with.
+    pub(super) fn forget_log(&mut self) {
+        self.log = None;
     }
 }
 
@@ -98,7 +119,12 @@ impl Restart {
 
 impl Thread {
     /// Tries for `limit`; `None` if that was in vain, or the device is dropped.
-    pub(super) fn reconnect(&self, limit: Duration, pace: &mut Pace) -> Option<(Session, Restart)> {
+    pub(super) fn reconnect(
+        &self,
+        limit: Duration,
+        pace: &mut Pace,
+        kept: &mut Kept,
+    ) -> Option<(Session, Restart)> {
         let since = Instant::now();
         let not_after = since.checked_add(limit);
         let is_over = || not_after.is_some_and(|end| Instant::now() >= end);
@@ -116,10 +142,10 @@ impl Thread {
                 return None;
             }
             attempts += 1;
-            match self.attempt(not_after) {
-                Ok(session) => {
-                    let away = since.elapsed();
-                    let restart = self.restart(ReconnectReport { attempts, away, ..Default::default() });
+            match self.attempt(not_after, kept) {
+                Ok((session, kept_rings)) => {
+                    let (away, nothing) = (since.elapsed(), ReconnectReport::default());
+                    let restart = self.restart(ReconnectReport { attempts, away, kept_rings, ..nothing });
                     self.shared.note_peer(&session);
                     self.shared.set_info(&session.info);
                     return Some((session, restart));
@@ -133,25 +159,67 @@ impl Thread {
         }
     }
 
-    fn attempt(&self, not_after: Option<Instant>) -> Result<Session, ConnectError> {
+    /// Also returns whether the rings are those that the queues had.
+    fn attempt(&self, not_after: Option<Instant>, kept: &mut Kept) -> Result<(Session, bool), ConnectError> {
         let before = self.shared.info();
         let mut session =
             Session::open(&self.options, Terms::AsBefore(&before), not_after, &self.shared.stop)?;
         session.share(&self.map.memory())?;
         // What the last back-end signalled does not concern this one.
         self.err.clear();
-        for (queue, link) in (0_u16..).zip(&self.links).filter(|(_, link)| !has_ended(link)) {
+        // Only as long as all goes well: an attempt may end with some queues on other rings.
+        let log = kept.log.take().filter(|_| session.takes_log());
+        let keeps_rings = log.is_some();
+        if let Some(log) = log {
+            let went_on = self.go_on(&mut session, &log, &kept.bells);
+            let may_live = matches!(&went_on, Err(error) if !matches!(error, MessageError::Closed { .. }));
+            kept.log = Some(log).filter(|_| !may_live);
+            went_on?;
+        } else {
+            kept.log = self.start_anew(&mut session, &mut kept.bells)?;
+        }
+        session.settle();
+        Ok((session, keeps_rings))
+    }
+
+    /// The rings as they are.
+    fn go_on(&self, session: &mut Session, log: &Log, bells: &[Arc<EventFd>]) -> Result<(), MessageError> {
+        session.give_log(log)?;
+        for ((queue, link), bell) in (0_u16..).zip(&self.links).zip(bells) {
+            if has_ended(link) {
+                continue;
+            }
+            session.start(queue, &link.place(), link.call(), bell, &self.err)?;
+            // The last back-end may have died between its answers and their signal, or after it took a kick.
+            bell.ring();
+            link.call().ring();
+        }
+        Ok(())
+    }
+
+    /// Other rings, and a log of theirs if there is one.
+    fn start_anew(
+        &self,
+        session: &mut Session,
+        bells: &mut [Arc<EventFd>],
+    ) -> Result<Option<Log>, ConnectError> {
+        let log = session.new_log(self.options.queues)?;
+        for ((queue, link), kept) in (0_u16..).zip(&self.links).zip(bells) {
+            if has_ended(link) {
+                continue;
+            }
             let bell = Arc::new(EventFd::new().map_err(ConnectError::Resources)?);
             let offered = link.offer_restart(Arc::clone(&bell) as Arc<dyn Doorbell>);
             let place = offered.map_err(MakeQueueError::Ring)?;
+            kept.clone_from(&bell);
             session.start(queue, &place, link.call(), &bell, &self.err)?;
         }
-        session.settle();
-        Ok(session)
+        Ok(log)
     }
 
     fn restart(&self, report: ReconnectReport) -> Restart {
-        let links = self.links.iter().filter(|link| !has_ended(link));
+        // Owners whose rings stay have nothing to do.
+        let links = self.links.iter().filter(|link| !report.kept_rings && !has_ended(link));
         Restart { report, waiting: links.cloned().collect(), due: Instant::now() + REPORT_LIMIT }
     }
 }

@@ -21,7 +21,7 @@ use tracing::{debug, warn};
 use super::connect::Session;
 use super::error::in_a_line;
 use super::events::Events;
-use super::reconnect::Restart;
+use super::reconnect::{Kept, Restart};
 use super::wire::{MessageError, wait};
 use super::{DeviceInfo, Event, Options, Reconnect};
 use crate::kick::EventFd;
@@ -90,8 +90,16 @@ impl Shared {
 enum End {
     /// The device was dropped.
     Stop,
-    /// The back-end went, or cannot be talked to.
+    /// The back-end went.
     Gone,
+    /// We left it: it may live, and go on with what it has.
+    Left,
+}
+
+impl End {
+    fn of(error: &MessageError) -> Self {
+        if matches!(error, MessageError::Closed { .. }) { Self::Gone } else { Self::Left }
+    }
 }
 
 /// See the file's head.
@@ -108,7 +116,7 @@ pub(super) struct Thread {
 
 impl Thread {
     /// Until the device is dropped.
-    pub(super) fn run(self, mut session: Session) {
+    pub(super) fn run(self, mut session: Session, mut kept: Kept) {
         let mut restart = None;
         let mut pace = super::reconnect::Pace::default();
         loop {
@@ -116,6 +124,10 @@ impl Thread {
             match self.serve(&mut session, &mut restart) {
                 End::Stop => return self.stop(session),
                 End::Gone => drop(session),
+                End::Left => {
+                    drop(session);
+                    kept.forget_log();
+                }
             }
             if let Some(restart) = restart.take() {
                 restart.report(&self);
@@ -127,7 +139,7 @@ impl Thread {
                     self.shared.events.push(Event::GaveUp { reason });
                     None
                 }
-                Reconnect::For(limit) => self.reconnect(limit, &mut pace),
+                Reconnect::For(limit) => self.reconnect(limit, &mut pace, &mut kept),
             };
             let Some((back, how)) = back else { return self.wait_for_stop() };
             (session, restart) = (back, Some(how));
@@ -157,7 +169,7 @@ impl Thread {
         loop {
             *restart = restart.take().and_then(|restart| restart.report_if_due(self));
             let due = restart.as_ref().map_or_else(|| Instant::now() + LONG, Restart::due);
-            let Ok(woken) = self.sleep(session, due) else { return End::Gone };
+            let Ok(woken) = self.sleep(session, due) else { return End::Left };
             if woken.stop {
                 return End::Stop;
             }
@@ -167,11 +179,11 @@ impl Thread {
             }
             if let Err(error) = self.act(session, &woken) {
                 warn!("connection given up: {}", in_a_line(&error));
-                return End::Gone;
+                return End::of(&error);
             }
             if woken.queue_error {
                 warn!("the back-end cannot go on with a queue: connection given up");
-                return End::Gone;
+                return End::Left;
             }
         }
     }

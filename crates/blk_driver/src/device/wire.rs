@@ -3,7 +3,8 @@
 //! `request (header, body, descriptors) → sendmsg … recvmsg → header checked → body`
 //!
 //! - A deadline holds for the whole exchange, however few bytes come at a time; a stop request ends it at once.
-//! - Nothing is stored or allocated by what a reply's header says: the caller's buffer is the limit.
+//! - Nothing is stored or allocated by what a reply's header says: the caller's buffer is the limit. Descriptors that come
+//!   along are closed, and are an error, but for the one of a reply that may have one.
 //! - After any error but [`MessageError::Refused`] the two sides may be out of step: the connection is over.
 //!
 //! The `vhost` crate's `Frontend` is not used: its sockets have no deadline over a message, only over a read, so a
@@ -79,8 +80,8 @@ pub enum MessageError {
         /** What the reply must have. */
         wanted_bytes: usize,
     },
-    /// Descriptors where there are none to be.
-    #[error("the back-end answered {request:?} with file descriptors, it has none")]
+    /// Descriptors where there are none to be, or more than one.
+    #[error("the back-end answered {request:?} with file descriptors that it does not have")]
     Descriptors {
         /** What was sent. */
         request: FrontendReq,
@@ -137,6 +138,13 @@ pub(super) struct Wire {
     limit: Duration,
     /// For all messages together.
     not_after: Option<Instant>,
+}
+
+/// What a reply may bring besides its bytes.
+#[derive(Debug, Default)]
+struct Luggage {
+    may_have_fd: bool,
+    fd: Option<OwnedFd>,
 }
 
 /// One exchange.
@@ -208,7 +216,21 @@ impl Wire {
     ) -> Result<usize, MessageError> {
         let exchange = self.exchange(message.request);
         self.send_until(message, &exchange)?;
-        self.receive(reply, or_bytes, &exchange)
+        self.receive(reply, or_bytes, &mut Luggage::default(), &exchange)
+    }
+
+    /// As [`Wire::ask`], for a reply that may bring a descriptor.
+    pub(super) fn ask_for_fd(
+        &self,
+        message: &Outgoing<'_>,
+        reply: &mut [u8],
+        or_bytes: Option<usize>,
+    ) -> Result<Option<OwnedFd>, MessageError> {
+        let exchange = self.exchange(message.request);
+        self.send_until(message, &exchange)?;
+        let mut luggage = Luggage { may_have_fd: true, fd: None };
+        self.receive(reply, or_bytes, &mut luggage, &exchange)?;
+        Ok(luggage.fd)
     }
 
     fn exchange(&self, request: FrontendReq) -> Exchange {
@@ -253,11 +275,12 @@ impl Wire {
         &self,
         reply: &mut [u8],
         or_bytes: Option<usize>,
+        luggage: &mut Luggage,
         exchange: &Exchange,
     ) -> Result<usize, MessageError> {
         let request = exchange.request;
         let mut header = [0; HEADER_BYTES];
-        self.fill(&mut header, exchange)?;
+        self.fill(&mut header, luggage, exchange)?;
         let [code, flags, size_bytes] = words(header);
         let is_reply = flags & (VERSION_MASK | FLAG_REPLY) == VERSION | FLAG_REPLY;
         if code != u32::from(request) || !is_reply {
@@ -268,21 +291,30 @@ impl Wire {
         if len != wanted_bytes && Some(len) != or_bytes {
             return Err(MessageError::Size { request, size_bytes, wanted_bytes });
         }
-        self.fill(&mut reply[..len.min(wanted_bytes)], exchange)?;
+        self.fill(&mut reply[..len.min(wanted_bytes)], luggage, exchange)?;
         Ok(len)
     }
 
-    fn fill(&self, mut out: &mut [u8], exchange: &Exchange) -> Result<(), MessageError> {
+    fn fill(
+        &self,
+        mut out: &mut [u8],
+        luggage: &mut Luggage,
+        exchange: &Exchange,
+    ) -> Result<(), MessageError> {
         while !out.is_empty() {
             self.wait_for(PollFlags::IN, exchange)?;
-            let received = self.receive_some(out, exchange)?;
+            let received = self.receive_some(out, luggage, exchange)?;
             out = &mut out[received..];
         }
         Ok(())
     }
 
-    /// Descriptors that come along are closed, and are an error.
-    fn receive_some(&self, out: &mut [u8], exchange: &Exchange) -> Result<usize, MessageError> {
+    fn receive_some(
+        &self,
+        out: &mut [u8],
+        luggage: &mut Luggage,
+        exchange: &Exchange,
+    ) -> Result<usize, MessageError> {
         let request = exchange.request;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -294,9 +326,16 @@ impl Wire {
             Err(errno) => return Err(MessageError::Io { request, source: errno.into() }),
             Ok(received) => received,
         };
-        let came_along =
-            ancillary.drain().any(|message| matches!(message, RecvAncillaryMessage::ScmRights(_)));
-        if came_along || received.flags.contains(ReturnFlags::CTRUNC) {
+        let came_along = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        for fd in came_along.flatten() {
+            if !luggage.may_have_fd || luggage.fd.replace(fd).is_some() {
+                return Err(MessageError::Descriptors { request });
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(MessageError::Descriptors { request });
         }
         if received.bytes == 0 {

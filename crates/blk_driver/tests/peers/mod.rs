@@ -45,6 +45,12 @@ impl Place {
         File::options().write(true).open(&self.image).unwrap().set_len(bytes).unwrap();
     }
 
+    /// All of the image is zeroes again.
+    pub fn erase(&self) {
+        File::options().write(true).truncate(true).open(&self.image).unwrap();
+        self.resize(DISK_BYTES);
+    }
+
     pub fn image_bytes(&self, offset_bytes: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let file = File::open(&self.image).unwrap();
@@ -94,6 +100,7 @@ impl Own {
             engine: None,
             workers: None,
             coalescing: None,
+            hold: None,
         };
         let socket = SocketConfig { path: self.place.socket.clone(), mode: 0o600, uid: None, gid: None };
         let engine = EngineSource::new("io_uring", depth, Box::new(make));

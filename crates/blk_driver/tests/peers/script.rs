@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +37,8 @@ pub mod code {
     pub const SET_VRING_ENABLE: u32 = 18;
     pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
     pub const RESET_DEVICE: u32 = 34;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
@@ -48,9 +50,10 @@ pub mod protocol {
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const BACKEND_REQ: u64 = 1 << 5;
     pub const CONFIG: u64 = 1 << 9;
+    pub const INFLIGHT: u64 = 1 << 12;
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const MEM_SLOTS: u64 = 1 << 15;
-    pub const ALL: u64 = MQ | REPLY_ACK | BACKEND_REQ | CONFIG | RESET_DEVICE | MEM_SLOTS;
+    pub const ALL: u64 = MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT | RESET_DEVICE | MEM_SLOTS;
 }
 
 pub const FEATURES: u64 = 1 << 30
@@ -93,6 +96,8 @@ pub enum Reaction {
     Drip(Duration),
     /// The right reply, and a descriptor with it.
     WithDescriptor,
+    /// A well-formed reply with this body and these descriptors.
+    ReplyWith(Vec<u8>, Vec<OwnedFd>),
     /// Nothing, now and for ever.
     Hang,
     Close,
@@ -209,14 +214,21 @@ impl Worker {
     fn react(&self, stream: &UnixStream, message: &Message) -> Option<()> {
         let right = self.right(message).map(|body| reply(message.code, &body));
         match (self.behaviour)(message) {
-            Reaction::Right => send(stream, &right.unwrap_or_default(), None),
-            Reaction::Reply(body) => send(stream, &reply(message.code, &body), None),
-            Reaction::Bytes(bytes) => send(stream, &bytes, None),
+            Reaction::Right if message.code == code::GET_INFLIGHT_FD => {
+                send(stream, &right.unwrap_or_default(), &[log_memory(LOG_BYTES).as_fd()])
+            }
+            Reaction::Right => send(stream, &right.unwrap_or_default(), &[]),
+            Reaction::Reply(body) => send(stream, &reply(message.code, &body), &[]),
+            Reaction::Bytes(bytes) => send(stream, &bytes, &[]),
             Reaction::Drip(pause) => right.unwrap_or_default().iter().try_for_each(|byte| {
                 std::thread::sleep(pause);
-                send(stream, &[*byte], None)
+                send(stream, &[*byte], &[])
             }),
-            Reaction::WithDescriptor => send(stream, &right.unwrap_or_default(), Some(stream)),
+            Reaction::WithDescriptor => send(stream, &right.unwrap_or_default(), &[stream.as_fd()]),
+            Reaction::ReplyWith(body, fds) => {
+                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                send(stream, &reply(message.code, &body), &fds)
+            }
             Reaction::Hang => {
                 while !self.stop.load(Ordering::SeqCst) && self.receive(stream, 1).is_some() {}
                 None
@@ -234,6 +246,7 @@ impl Worker {
             code::GET_MAX_MEM_SLOTS => u64_body(self.character.slots),
             code::GET_CONFIG => Some(self.config(message)),
             code::GET_VRING_BASE => Some(message.body.clone()),
+            code::GET_INFLIGHT_FD => Some(log_description(message, LOG_BYTES, 0)),
             _ if message.need_reply => u64_body(0),
             _ => None,
         }
@@ -272,15 +285,28 @@ pub fn reply(code: u32, body: &[u8]) -> Vec<u8> {
     [[code, 5, size].map(u32::to_ne_bytes).concat(), body.to_vec()].concat()
 }
 
-fn send(stream: &UnixStream, bytes: &[u8], descriptor: Option<&UnixStream>) -> Option<()> {
+/// Size of the logs that it gives.
+pub const LOG_BYTES: u64 = 1 << 16;
+
+pub fn log_memory(bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, bytes).unwrap();
+    fd
+}
+
+/// The answer to GET_INFLIGHT_FD: for as many queues as were asked for.
+pub fn log_description(asked: &Message, len_bytes: u64, offset_bytes: u64) -> Vec<u8> {
+    [&len_bytes.to_ne_bytes(), &offset_bytes.to_ne_bytes(), &asked.body[16..]].concat()
+}
+
+fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<()> {
     if bytes.is_empty() {
         return Some(());
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
     if !fds.is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
     }
     rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).ok()?;
     Some(())

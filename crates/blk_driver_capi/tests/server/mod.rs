@@ -48,6 +48,7 @@ impl Disk {
             engine: None,
             workers: None,
             coalescing: None,
+            hold: None,
         };
         let config = EngineConfig::default();
         let depth = config.depth;
