@@ -52,6 +52,10 @@ mod locality;
 
 mod locality_declaration;
 
+mod hostile;
+
+mod hostile_declaration;
+
 use crate::error::LabError;
 use crate::experiment::Experiment;
 
@@ -62,6 +66,7 @@ pub fn all() -> Vec<Experiment> {
     all.extend(qspinlock::parts());
     all.extend(vhost::parts());
     all.push(locality::experiment());
+    all.push(hostile::experiment());
     all
 }
 
@@ -97,8 +102,9 @@ mod tests {
         let line = find("nonsense").unwrap_err().to_string();
         let parts = "qspinlock-alone, qspinlock-overcommit, qspinlock-wakes, qspinlock-timed, qspinlock-aim7";
         let vhost = "vhost-ssd, vhost-ram, vhost-depth1, vhost-disturbed, vhost-idle";
-        let expected =
-            format!("experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality");
+        let expected = format!(
+            "experiment 'nonsense' is unknown: give one of aio, kick, {parts}, {vhost}, locality, hostile"
+        );
         assert_eq!(line, expected);
     }
 

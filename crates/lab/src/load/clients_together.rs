@@ -7,7 +7,7 @@
 //! Not here: one disk (`clients.rs`), the server (`placed_server.rs`).
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use workload::{Client, Measured, Outcome, Progress, Watch};
@@ -22,13 +22,27 @@ use crate::stop::Stop;
 
 /// `job` on each disk of `server`, by clients that sleep.
 pub(crate) fn measure(server: &PlacedServer, job: &BlockJob, stop: &Stop) -> Result<Figures, SampleError> {
-    together(server, &timed(job, warm_up_seconds(job)), stop)?;
-    together(server, &timed(job, job.seconds), stop)
+    measure_on(server, server.sockets(), job, stop)
 }
 
-fn together(server: &PlacedServer, job: &workload::Job, stop: &Stop) -> Result<Figures, SampleError> {
-    let start =
-        Start { server, disks: server.sockets().len(), state: Mutex::default(), bell: Condvar::new() };
+/// The same on some of its disks.
+pub(crate) fn measure_on(
+    server: &PlacedServer,
+    sockets: &[PathBuf],
+    job: &BlockJob,
+    stop: &Stop,
+) -> Result<Figures, SampleError> {
+    together(server, sockets, &timed(job, warm_up_seconds(job)), stop)?;
+    together(server, sockets, &timed(job, job.seconds), stop)
+}
+
+fn together(
+    server: &PlacedServer,
+    sockets: &[PathBuf],
+    job: &workload::Job,
+    stop: &Stop,
+) -> Result<Figures, SampleError> {
+    let start = Start { server, disks: sockets.len(), state: Mutex::default(), bell: Condvar::new() };
     let run = |socket: &Path| {
         let outcome = go(socket, job, &Client::default(), stop, &mut Runner(&start));
         if outcome.is_err() {
@@ -37,7 +51,7 @@ fn together(server: &PlacedServer, job: &workload::Job, stop: &Stop) -> Result<F
         outcome
     };
     let outcomes: Vec<_> = std::thread::scope(|scope| {
-        let runs: Vec<_> = server.sockets().iter().map(|socket| scope.spawn(|| run(socket))).collect();
+        let runs: Vec<_> = sockets.iter().map(|socket| scope.spawn(|| run(socket))).collect();
         let broken = |_| Err(SampleError::Unavailable("a thread of the load panicked".to_owned()));
         runs.into_iter().map(|run| run.join().unwrap_or_else(broken)).collect()
     });
@@ -144,6 +158,7 @@ fn figures(outcomes: &[Outcome], Spent { cost, stats }: Spent) -> Figures {
     let client = all.cpu.user + all.cpu.system;
     let mut figures = Figures::from([
         ("iops", all.iops()),
+        ("worst", outcomes.iter().map(|outcome| outcome.group().iops()).fold(f64::INFINITY, f64::min)),
         ("cpu", per_io(cost.cpu_ns) / 1000.0),
         ("client-cpu", client.as_nanos() as f64 / 1000.0 / ios),
         ("latency", all.mean_lat_ns() / 1000.0),

@@ -57,6 +57,10 @@ pub(crate) mod clients;
 
 pub(crate) mod clients_together;
 
+pub(crate) mod hostile_front_end;
+
+pub(crate) mod hostile_guest;
+
 pub(crate) mod fio_jobs;
 
 pub(crate) mod copy_loop;

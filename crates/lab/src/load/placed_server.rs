@@ -107,6 +107,11 @@ impl PlacedServer {
         self.process.pid()
     }
 
+    /// How much it has logged.
+    pub fn log_bytes(&self) -> u64 {
+        self.process.log_bytes()
+    }
+
     /// In the order of the files.
     pub fn sockets(&self) -> &[PathBuf] {
         &self.sockets

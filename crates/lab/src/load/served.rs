@@ -55,6 +55,7 @@ impl Served {
                 engine: None,
                 workers: None,
                 coalescing: None,
+                hold: None,
             };
             (disk, SocketConfig { path: path.clone(), mode: 0o600, uid: None, gid: None })
         });

@@ -28,6 +28,8 @@ pub(crate) const PEER_MISSING: &str =
     "qemu-storage-daemon is not installed: apt install qemu-system-common (Debian 12) or qemu-utils (13)";
 /// Until the socket is there, and until the process has ended.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// What it logs, in its folder.
+const SAID: &str = "said";
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -63,7 +65,7 @@ pub(crate) struct ServerProcess {
     /// Goes first: a number that is free again must not be signalled.
     keeper: Option<Keeper>,
     socket: PathBuf,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 /// How a server is started: its command, and its sockets, which are there once it serves.
@@ -134,7 +136,7 @@ impl ServerProcess {
         let failed = |error: &dyn std::fmt::Display| SampleError::because("the server", error);
         let folder =
             tempfile::Builder::new().prefix(".bareblk-lab-").tempdir().map_err(|error| failed(&error))?;
-        let said = folder.path().join("said");
+        let said = folder.path().join(SAID);
         let Launch { mut command, sockets, missing } = make(folder.path())?;
         let log = File::create(&said).map_err(|error| failed(&error))?;
         // What a user has set for its own servers would be measured otherwise.
@@ -147,7 +149,7 @@ impl ServerProcess {
             _ => failed(&error),
         })?;
         let first = sockets.first().cloned().unwrap_or_default();
-        let mut started = Self { child, keeper: None, socket: first, _folder: folder };
+        let mut started = Self { child, keeper: None, socket: first, folder };
         started.keeper = Some(Keeper::of(started.pid()).map_err(|error| failed(&error))?);
         started.wait_for(&sockets, &said, stop)?;
         Ok(started)
@@ -179,6 +181,11 @@ impl ServerProcess {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// How much it has logged.
+    pub fn log_bytes(&self) -> u64 {
+        std::fs::metadata(self.folder.path().join(SAID)).map_or(0, |said| said.len())
     }
 }
 

@@ -1,0 +1,127 @@
+//! `hostile`: measures nine guests beside a tenth, each with a disk of its own on one server.
+//!
+//! `sample → bareblk serve anew, ten disks → the tenth begins → nine clients at once → the tenth ends → Figures`
+//!
+//! Not here: what is compared (`hostile_declaration.rs`), the attacks (`load/hostile_guest.rs`), the clients
+//! (`load/clients_together.rs`).
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::aio_declaration::Place;
+use super::hostile_declaration::{self as declared, BLOCK_BYTES, DEPTH, GOOD};
+use crate::error::LabError;
+use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
+use crate::load::hostile_guest::{Attack, HostileGuest};
+use crate::load::placed_server::{Layout, PlacedServer, Placing};
+use crate::load::test_file::TestFile;
+use crate::load::{BlockJob, clients_together, cores};
+use crate::machine::StoragePlace;
+
+const TMPFS: &str = "/dev/shm";
+
+pub(crate) fn experiment() -> Experiment {
+    Experiment { declaration: declared::declaration(), make: |setup| Box::new(Hostile::new(setup)) }
+}
+
+struct Hostile {
+    setup: Setup,
+    attacks: Vec<Attack>,
+    loads: Vec<Place>,
+    columns: Vec<String>,
+    disk: Vec<TestFile>,
+    /// Or why there are none.
+    ram: Result<Vec<TestFile>, String>,
+}
+
+impl Hostile {
+    fn new(setup: &Setup) -> Self {
+        Self {
+            setup: setup.clone(),
+            attacks: declared::attacks().into_iter().map(|(_, attack)| attack).collect(),
+            loads: declared::loads().into_iter().map(|(_, place)| place).collect(),
+            columns: declared::columns().into_iter().map(|column| column.id).collect(),
+            disk: Vec::new(),
+            ram: Err("not prepared".to_owned()),
+        }
+    }
+
+    fn files(&self, place: Place) -> Result<Vec<&Path>, SampleError> {
+        let files = match place {
+            Place::Disk => &self.disk,
+            Place::Tmpfs => self.ram.as_ref().map_err(|why| SampleError::Unavailable(why.clone()))?,
+        };
+        Ok(files.iter().map(TestFile::path).collect())
+    }
+}
+
+impl Bench for Hostile {
+    fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
+        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
+        let mut fill = |name: &str, parent: &Path| {
+            let what = format!("filling {} × {} MiB in {name}", GOOD + 1, size_bytes >> 20);
+            let files = (0..=GOOD)
+                .map(|_| TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share)));
+            files.collect::<Result<Vec<_>, _>>()
+        };
+        let storage = &self.setup.storage;
+        self.disk = fill(&storage.display().to_string(), storage)?;
+        self.ram = match fill(TMPFS, Path::new(TMPFS)) {
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(LabError::Storage { source, .. }) => Err(format!("no test files in {TMPFS}: {source}")),
+            other => other.map_err(|error| error.to_string()),
+        };
+        Ok(())
+    }
+
+    #[allow(clippy::cast_precision_loss)] // counts of one sample
+    fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
+        let (attack, place, stop) = (self.attacks[cell.variant], self.loads[cell.workload], &self.setup.stop);
+        let layout = Layout {
+            engine: "io_uring",
+            placing: Placing::Queue,
+            workers: declared::workers(cores::all().len()),
+            queues: 1,
+            polls: true,
+        };
+        let server = PlacedServer::start(&layout, self.setup.program.as_deref(), &self.files(place)?, stop)?;
+        let job = BlockJob {
+            writes: false,
+            block_bytes: BLOCK_BYTES,
+            depth: DEPTH,
+            jobs: 1,
+            file_bytes: self.setup.effort.file_bytes,
+            seconds: cell.seconds,
+            seed: cell.seed,
+        };
+        // The last one's worker serves some of the others, too.
+        let (good, tenth) = server.sockets().split_at(GOOD);
+        let (began, guest) = (Instant::now(), HostileGuest::start(attack, &tenth[0], &job)?);
+        let mut figures = clients_together::measure_on(&server, good, &job, stop)?;
+        if attack != Attack::Busy {
+            figures.insert("attacks", guest.done() as f64 / began.elapsed().as_secs_f64());
+        }
+        guest.end()?;
+        figures.insert("log", server.log_bytes() as f64);
+        Ok(self.columns.iter().map(|column| figures.get(column.as_str()).copied()).collect())
+    }
+
+    fn storages(&self) -> Vec<StoragePlace> {
+        vec![StoragePlace::of("disk", &self.setup.storage), StoragePlace::of("RAM disk", Path::new(TMPFS))]
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let cores = cores::all().len();
+        let workers = declared::workers(cores);
+        let mut notes = vec![
+            format!("{workers} workers on {cores} cores for ten disks of one queue each."),
+            declared::busy_guest(),
+        ];
+        if cores < 2 * workers + 2 {
+            notes.push(
+                "Workers, sessions and guests share cores here: what one takes, the others lack.".to_owned(),
+            );
+        }
+        notes
+    }
+}

@@ -1,0 +1,148 @@
+//! `hostile`: what it asks, which attacks there are, and how each figure is measured.
+//!
+//! - The baseline is a tenth guest that is busy and means no harm: what it takes is its share.
+//!
+//! Not here: measuring (`hostile.rs`), the attacks themselves (`load/hostile_guest.rs`).
+
+use super::aio_declaration::Place;
+use crate::experiment::{
+    Column, Declaration, Difference, Effort, Plot, Published, RatioForm, Scale, Source, Target, Variant,
+    Workload, Yardstick,
+};
+use crate::load::hostile_guest::{Attack, BUSY_DEPTH};
+
+/// Guests that are measured.
+pub(crate) const GOOD: usize = 9;
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+/// Of a good guest: below what one asks for that wants all.
+pub(crate) const DEPTH: u32 = 4;
+/// What the good ones keep.
+const KEPT: f64 = 0.95;
+const MOST_WORKERS: usize = 4;
+const BUSY: &str = "busy";
+
+/// Fewer than there are guests on any machine: the tenth shares its worker with good ones.
+pub(crate) fn workers(cores: usize) -> usize {
+    (cores / 2).clamp(1, MOST_WORKERS)
+}
+
+/// In the order of the tables.
+pub(crate) fn attacks() -> Vec<(Variant, Attack)> {
+    vec![
+        (Variant::new(BUSY, "an ordinary busy guest"), Attack::Busy),
+        (Variant::new("invalid", "a queue full of invalid requests"), Attack::InvalidRequests),
+        (Variant::new("loops", "a queue full of chains without an end"), Attack::Loops),
+        (Variant::new("kicks", "kicks without work"), Attack::Kicks),
+        (Variant::new("scribble", "rings that change while they are read"), Attack::Scribble),
+        (Variant::new("reconnects", "a front-end that reconnects"), Attack::Reconnects),
+        (Variant::new("refusals", "messages that are refused and logged"), Attack::Refusals),
+    ]
+}
+
+/// In the order of the report.
+pub(crate) fn loads() -> Vec<(Workload, Place)> {
+    vec![
+        (Workload::new("ram", "4k random reads of nine guests, RAM disk, depth 4 each"), Place::Tmpfs),
+        (Workload::new("disk", "4k random reads of nine guests, disk, depth 4 each"), Place::Disk),
+    ]
+}
+
+pub(crate) fn declaration() -> Declaration {
+    let attacks = attacks();
+    let others: Vec<_> =
+        attacks.iter().map(|(variant, _)| variant.id.clone()).filter(|id| id != BUSY).collect();
+    let workloads: Vec<_> = loads().into_iter().map(|(workload, _)| workload).collect();
+    Declaration {
+        name: "hostile".into(),
+        question: "What do nine guests lose to a tenth that means harm?".into(),
+        source: Source {
+            title: "Nothing was published: this project's own demand".into(),
+            year: 2026,
+            setup: "nine good guests and one on one server".into(),
+        },
+        published: Published {
+            caption: "Nothing was published".into(),
+            columns: Vec::new(),
+            rows: Vec::new(),
+            conclusion: "A guest may cost others what an ordinary busy guest costs them, and no more.".into(),
+        },
+        differences: vec![Difference {
+            original: "guests, each on processors of its own".into(),
+            here: "threads of this program. The tenth never sleeps, be it good or bad: the busy one polls".into(),
+            why: "what a virtual CPU that spins takes from its neighbours is the scheduler's business, not a server's".into(),
+        }],
+        targets: vec![Target {
+            text: "the nine keep 95 % of what they have beside an ordinary busy guest".into(),
+            variants: others,
+            workloads: workloads.iter().map(|workload| workload.id.clone()).collect(),
+            at_least: KEPT,
+            half_width_max: 0.05,
+            yardstick: Yardstick::Baseline,
+        }],
+        variants: attacks.into_iter().map(|(variant, _)| variant).collect(),
+        workloads,
+        columns: columns(),
+        baseline: BUSY.into(),
+        compared: "iops".into(),
+        ratio_title: "kept".into(),
+        ratio_form: RatioForm::Share,
+        plots: vec![Plot {
+            id: "iops".into(),
+            title: "IOPS of the nine".into(),
+            column: Some("iops".into()),
+            scale: Scale::Linear,
+        }],
+        curves: Vec::new(),
+        stacks: Vec::new(),
+        courses: Vec::new(),
+        full: Effort { rounds: 30, seconds: 0.5, file_bytes: 64 << 20 },
+        quick: Effort { rounds: 1, seconds: 0.05, file_bytes: 8 << 20 },
+    }
+}
+
+/// For the report: who the tenth is when it is good.
+pub(crate) fn busy_guest() -> String {
+    format!("The ordinary busy guest: 4k random reads at depth {BUSY_DEPTH}, polling.")
+}
+
+pub(crate) fn columns() -> Vec<Column> {
+    let column = |(id, title, unit, decimals, measured): (&str, &str, &str, usize, &str)| Column {
+        id: id.into(),
+        title: title.into(),
+        unit: unit.into(),
+        decimals,
+        measured: measured.into(),
+        files_only: false,
+    };
+    COLUMNS.into_iter().map(column).collect()
+}
+
+/// Id, title, unit, decimals, what is measured.
+const COLUMNS: [(&str, &str, &str, usize, &str); 7] = [
+    ("iops", "IOPS of nine", "1/s", 0, "Requests of the nine completed in the counted time, together."),
+    ("worst", "of the worst", "1/s", 0, "The same, of that of the nine that had least."),
+    (
+        "latency",
+        "mean latency",
+        "µs",
+        1,
+        "From submitting a request until its completion is taken; of the nine.",
+    ),
+    ("p99", "99 % latency", "µs", 1, "99 % of the nine's requests are faster; without the submission."),
+    (
+        "cpu",
+        "server CPU",
+        "µs/IO",
+        2,
+        "Processor time of the server's process, all threads, per request of the nine: what the tenth costs is in it.",
+    ),
+    (
+        "attacks",
+        "attacks",
+        "1/s",
+        0,
+        "What the tenth did, from its start to its end: chains offered, kicks, sessions, or messages refused. Not counted of \
+         the busy one.",
+    ),
+    ("log", "log", "bytes", 0, "What the server logged from its start on, warm-up included."),
+];

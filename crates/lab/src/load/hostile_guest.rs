@@ -1,0 +1,302 @@
+//! A guest, or its front-end, that does its server as much harm as one thread can; and an ordinary busy one beside it.
+//!
+//! `start → a thread that does one thing over and over → dropped → the thread has ended`
+//!
+//! - Its thread never sleeps, as a virtual CPU that spins. So does the busy guest's, which polls for its completions:
+//!   what the good guests lose to the one and not to the other, they lose inside of the server.
+//! - Whatever ends a session or stops its queue, it connects again.
+//!
+//! Not here: messages (`hostile_front_end.rs`), the guests that are measured (`clients_together.rs`).
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use guest_mem::MemoryView;
+use virtqueue::split::{RawDescriptor, RawRing};
+use workload::{Client, Quiet, RunError, Target, run};
+
+use super::BlockJob;
+use super::clients::timed;
+use super::hostile_front_end::{HostileFrontEnd, MEMORY_BYTES, QUEUE_SIZE, RawQueue};
+use crate::experiment::SampleError;
+use crate::runner::Xorshift;
+use crate::stop::Stop;
+
+/// Where headers lie, and status bytes.
+const HEADERS: u64 = 0x1_0000;
+const STATUS: u64 = 0x2_0000;
+/// Where a table of so many entries lies that loops.
+const TABLE: u64 = 0x3_0000;
+/// A ring that is scribbled over is soon broken: a new session then.
+const SCRIBBLED: Duration = Duration::from_millis(5);
+/// Until an attack that cannot begin counts as failed; and between two attempts.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(1);
+/// Of the ordinary guest.
+pub(crate) const BUSY_DEPTH: u32 = 32;
+/// Longer than any sample.
+const FOR_EVER_S: f64 = 3600.0;
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attack {
+    /// Nothing: an ordinary guest, busy.
+    Busy,
+    /// A queue that is always full of requests that make no sense.
+    InvalidRequests,
+    /// A queue that is always full of chains that go through all of the ring and on into a table without an end.
+    Loops,
+    /// Kicks, and never a request.
+    Kicks,
+    /// Descriptors, tables, headers and the available ring change while the server reads them.
+    Scribble,
+    /// Sessions that start a queue and end.
+    Reconnects,
+    /// Messages that are refused, each of which is worth a line in a log.
+    Refusals,
+}
+
+/// Goes on until it is dropped.
+#[derive(Debug)]
+pub(crate) struct HostileGuest {
+    stop: Stop,
+    done: Arc<AtomicU64>,
+    thread: Option<JoinHandle<Result<(), String>>>,
+}
+
+impl HostileGuest {
+    /// On the disk behind `socket`; `job`: what an ordinary guest does there.
+    pub fn start(attack: Attack, socket: &Path, job: &BlockJob) -> Result<Self, SampleError> {
+        let (stop, done) = (Stop::default(), Arc::default());
+        let mut thread = Thread {
+            socket: socket.to_path_buf(),
+            stop: stop.clone(),
+            done: Arc::clone(&done),
+            seed: job.seed,
+        };
+        let job = BlockJob { depth: BUSY_DEPTH, jobs: 1, ..*job };
+        let body = move || match attack {
+            Attack::Busy => thread.be_busy(&job),
+            attack => thread.attack(attack),
+        };
+        let thread = std::thread::Builder::new().name("lab-hostile".into()).spawn(body);
+        let thread = thread.map_err(|error| SampleError::because("the tenth guest", &error))?;
+        Ok(Self { stop, done, thread: Some(thread) })
+    }
+
+    /// Requests, kicks or sessions so far; of a busy guest none are counted.
+    pub fn done(&self) -> u64 {
+        self.done.load(Relaxed)
+    }
+
+    /// Ends it.
+    pub fn end(mut self) -> Result<(), SampleError> {
+        self.join().map_err(|why| SampleError::because("the tenth guest", &why))
+    }
+
+    fn join(&mut self) -> Result<(), String> {
+        self.stop.ask();
+        let broken = |_| Err("its thread panicked".to_owned());
+        self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap_or_else(broken))
+    }
+}
+
+impl Drop for HostileGuest {
+    fn drop(&mut self) {
+        let _ = self.join();
+    }
+}
+
+struct Thread {
+    socket: PathBuf,
+    stop: Stop,
+    done: Arc<AtomicU64>,
+    seed: u64,
+}
+
+impl Thread {
+    fn be_busy(&mut self, job: &BlockJob) -> Result<(), String> {
+        let client = Client { poll: true, ..Client::default() };
+        let target = Target::Socket(self.socket.clone());
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match run(&timed(job, FOR_EVER_S), &target, &client, &self.stop, &mut Quiet) {
+                // A server that has made its socket may not listen on it yet.
+                Err(RunError::Refused { .. }) if Instant::now() < end => std::thread::sleep(PAUSE),
+                outcome => return outcome.map(drop).map_err(|error| error.to_string()),
+            }
+        }
+    }
+
+    /// Again and again; that a session ends is part of it, that none begins for long is not.
+    fn attack(&mut self, attack: Attack) -> Result<(), String> {
+        let mut last = Instant::now();
+        while !self.stop.is_asked() {
+            let before = self.done.load(Relaxed);
+            let ended = self.session(attack);
+            if self.done.load(Relaxed) != before {
+                last = Instant::now();
+            } else if last.elapsed() > PATIENCE {
+                return Err(ended
+                    .err()
+                    .map_or_else(|| "it does nothing".to_owned(), |error| error.to_string()));
+            } else {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+
+    fn session(&mut self, attack: Attack) -> io::Result<()> {
+        let front_end = HostileFrontEnd::connect(&self.socket)?;
+        if attack == Attack::Refusals {
+            front_end.negotiate_acks()?;
+            while !self.stop.is_asked() && front_end.nonsense()? {
+                self.count(1);
+            }
+            return Ok(());
+        }
+        let queue = front_end.start_queue()?;
+        let ring = RawRing::new(&queue.view, queue.layout).map_err(io::Error::other)?;
+        let guest = Guest { queue, ring };
+        match attack {
+            Attack::Kicks => self.while_wanted(|| guest.kick().map(|()| 1)),
+            Attack::InvalidRequests => {
+                guest.prepare_invalid()?;
+                self.while_wanted(|| guest.fill_up())
+            }
+            Attack::Loops => {
+                guest.prepare_loops()?;
+                self.while_wanted(|| guest.fill_up())
+            }
+            Attack::Scribble => {
+                guest.prepare_invalid()?;
+                self.seed = self.seed.wrapping_add(1);
+                let (mut random, end) = (Xorshift::new(self.seed), Instant::now() + SCRIBBLED);
+                self.while_wanted(|| {
+                    if Instant::now() > end {
+                        Err(io::ErrorKind::TimedOut.into())
+                    } else {
+                        guest.scribble(&mut random)
+                    }
+                })
+            }
+            Attack::Reconnects | Attack::Busy | Attack::Refusals => {
+                self.count(1);
+                Ok(())
+            }
+        }
+    }
+
+    fn while_wanted(&self, mut act: impl FnMut() -> io::Result<u64>) -> io::Result<()> {
+        while !self.stop.is_asked() {
+            self.count(act()?);
+        }
+        Ok(())
+    }
+
+    fn count(&self, more: u64) {
+        self.done.fetch_add(more, Relaxed); // a count
+    }
+}
+
+/// One queue, written byte by byte.
+struct Guest {
+    queue: RawQueue,
+    ring: RawRing,
+}
+
+impl Guest {
+    fn view(&self) -> &MemoryView {
+        &self.queue.view
+    }
+
+    fn kick(&self) -> io::Result<()> {
+        rustix::io::write(&self.queue.kick, &1u64.to_ne_bytes()).map(drop).map_err(Into::into)
+    }
+
+    fn store(&self, addr: u64, bytes: &[u8]) -> io::Result<()> {
+        self.view().store(addr, bytes).map_err(io::Error::other)
+    }
+
+    /// Each pair of descriptors a request: of no known type, past the end of any disk, or not even a header.
+    fn prepare_invalid(&self) -> io::Result<()> {
+        for (at, head) in (0..QUEUE_SIZE).step_by(2).enumerate() {
+            let header = HEADERS + 16 * u64::from(head);
+            let (kind, len_bytes) = [(0xffff_u32, 16), (0, 16), (1, 7)][at % 3];
+            self.store(header, &kind.to_le_bytes())?;
+            self.store(header + 8, &u64::MAX.to_le_bytes())?;
+            let next = RawDescriptor { addr: header, len_bytes, flags: RawDescriptor::NEXT, next: head + 1 };
+            let status = RawDescriptor {
+                addr: STATUS + u64::from(head),
+                len_bytes: 1,
+                flags: RawDescriptor::WRITE,
+                next: 0,
+            };
+            self.ring.set_descriptor(head, next);
+            self.ring.set_descriptor(head + 1, status);
+        }
+        Ok(())
+    }
+
+    /// Each descriptor is followed by the one behind it, down to the last, which names a table whose last entry is followed
+    /// by its first.
+    fn prepare_loops(&self) -> io::Result<()> {
+        let part = |at: u16| RawDescriptor {
+            addr: HEADERS,
+            len_bytes: 16,
+            flags: RawDescriptor::NEXT,
+            next: (at + 1) % QUEUE_SIZE,
+        };
+        for at in 0..QUEUE_SIZE {
+            self.ring.set_table_descriptor(TABLE, at, part(at)).map_err(io::Error::other)?;
+            self.ring.set_descriptor(at, part(at));
+        }
+        let len_bytes = u32::from(QUEUE_SIZE) * 16;
+        let table = RawDescriptor { addr: TABLE, len_bytes, flags: RawDescriptor::INDIRECT, next: 0 };
+        self.ring.set_descriptor(QUEUE_SIZE - 1, table);
+        Ok(())
+    }
+
+    /// As many available as the ring has places for; returns how many are new.
+    fn fill_up(&self) -> io::Result<u64> {
+        let (from, to) = (self.ring.avail_idx(), self.ring.used_idx().wrapping_add(QUEUE_SIZE / 2));
+        let new = to.wrapping_sub(from);
+        if new == 0 || new > QUEUE_SIZE {
+            std::hint::spin_loop();
+            return Ok(0);
+        }
+        for at in 0..new {
+            let index = from.wrapping_add(at);
+            self.ring.set_avail_entry(index, (index % (QUEUE_SIZE / 2)) * 2);
+        }
+        self.ring.set_avail_idx(to);
+        self.kick()?;
+        Ok(new.into())
+    }
+
+    /// Something else in every place that the server may look at, then a few more chains.
+    fn scribble(&self, random: &mut Xorshift) -> io::Result<u64> {
+        for _ in 0..64 {
+            let word = random.next();
+            let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+            let (slot, next) = (u16::from(a), u16::from(b));
+            let descriptor = RawDescriptor {
+                addr: (u64::from(c) << 12 | u64::from(d) << 4) % MEMORY_BYTES,
+                len_bytes: u32::from(e) << (f & 7),
+                flags: u16::from(g & 7),
+                next,
+            };
+            self.ring.set_descriptor(slot, descriptor);
+            self.ring.set_table_descriptor(TABLE, u16::from(h), descriptor).map_err(io::Error::other)?;
+            self.store(HEADERS + 16 * u64::from(slot), &[f & 15])?;
+        }
+        let word = random.next();
+        self.ring.set_avail_entry(self.ring.avail_idx(), u16::from(word.to_le_bytes()[0]));
+        self.fill_up()
+    }
+}
