@@ -43,6 +43,7 @@ pub fn obey(args: &BenchArgs) -> Result<ExitCode> {
     let targets: Result<Vec<_>> = jobs.iter().map(|job| target(args, job)).collect();
     let (targets, client) = (targets?, args.client.client());
     check_options(args, &targets)?;
+    args.client.check_for_one()?;
     let json = args.json.as_deref().map(Json::open).transpose()?;
     say_what_has_no_effect(&jobs);
     let mut outcomes = Vec::new();
@@ -164,7 +165,8 @@ fn compare_two(
     let targets = [parse(names[0])?, parse(names[1])?];
     check_options(args, &targets)?;
     let mut bar = Bar::new();
-    let found = compare(job, targets, &args.client.client(), args.rounds, stop, &mut bar);
+    let clients = args.client.clients();
+    let found = compare(job, targets, [&clients[0], &clients[1]], args.rounds, stop, &mut bar);
     bar.bar.finish_and_clear();
     match found {
         Ok(found) => crate::print(&found.text()).map(|()| ending.exit_code()),

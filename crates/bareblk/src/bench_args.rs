@@ -248,6 +248,17 @@ pub struct ClientArgs {
     /// Sockets: wait so long for a back-end that went away, and go on
     #[arg(long, value_name = "TIME", value_parser = time)]
     reconnect: Option<Duration>,
+
+    /// Sockets: have the back-end keep an in-flight log, or not; with --compare also off,on: A without, B with one [default: on with --reconnect where there is one, else off]
+    #[arg(long, value_name = "on|off", value_parser = in_flight)]
+    inflight: Option<InFlight>,
+}
+
+/// Of `--inflight`: one for both targets, or one each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InFlight {
+    Both(bool),
+    Each([bool; 2]),
 }
 
 /// Of `--pin`.
@@ -277,8 +288,30 @@ impl ClientArgs {
             poll: self.poll,
             cpus: self.pin.as_ref().map(|cpus| cpus.0.clone()).unwrap_or_default(),
             reconnect: self.reconnect,
+            in_flight_log: self.in_flight_logs()[0],
             patience: self.deadline,
         }
+    }
+
+    /// Of two targets that are compared.
+    pub fn clients(&self) -> [Client; 2] {
+        self.in_flight_logs().map(|in_flight_log| Client { in_flight_log, ..self.client() })
+    }
+
+    fn in_flight_logs(&self) -> [Option<bool>; 2] {
+        match self.inflight {
+            None => [None; 2],
+            Some(InFlight::Both(on)) => [Some(on); 2],
+            Some(InFlight::Each(on)) => on.map(Some),
+        }
+    }
+
+    /// Two values for one target are a mistake.
+    pub fn check_for_one(&self) -> Result<()> {
+        if matches!(self.inflight, Some(InFlight::Each(_))) {
+            bail!(Wrong("--inflight with two values is for --compare: give on or off".to_owned()));
+        }
+        Ok(())
     }
 
     /// Options that would have no effect are mistakes.
@@ -290,6 +323,7 @@ impl ClientArgs {
             ("--kick", self.kick.is_some()),
             ("--lock", self.lock.is_some()),
             ("--reconnect", self.reconnect.is_some()),
+            ("--inflight", self.inflight.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) => {
@@ -304,6 +338,16 @@ fn lock(text: &str) -> Result<LockKind> {
     match LockKind::ALL.into_iter().find(|lock| lock.name() == text) {
         Some(lock) => Ok(lock),
         None => bail!("give one of {}", LockKind::ALL.map(LockKind::name).join(", ")),
+    }
+}
+
+fn in_flight(text: &str) -> Result<InFlight> {
+    match text {
+        "on" => Ok(InFlight::Both(true)),
+        "off" => Ok(InFlight::Both(false)),
+        "off,on" => Ok(InFlight::Each([false, true])),
+        "on,off" => Ok(InFlight::Each([true, false])),
+        _ => bail!("give on or off, or off,on with --compare"),
     }
 }
 
@@ -376,6 +420,16 @@ mod tests {
         assert_eq!((client.kick_locked, client.lock), (Some(true), Some(LockKind::Ticket)));
         assert_eq!((client.packed, client.cpus), (Some(true), vec![1, 3]));
         assert!(!parse(&["--socket=s"]).client.client().wants_lock());
+    }
+
+    #[test]
+    fn in_flight_log_is_for_both_targets_or_for_each() {
+        let logs = |words: &[&str]| parse(words).client.clients().map(|client| client.in_flight_log);
+        assert_eq!(logs(&["--socket=s"]), [None, None]);
+        assert_eq!(logs(&["--socket=s", "--inflight=on"]), [Some(true), Some(true)]);
+        assert_eq!(logs(&["--compare", "a", "b", "--inflight=off,on"]), [Some(false), Some(true)]);
+        let line = parse(&["--socket=s", "--inflight=on,off"]).client.check_for_one().unwrap_err();
+        assert!(line.to_string().contains("give on or off"), "{line}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::bench_args::{self, BenchArgs};
 use crate::ctl_args::{self, CtlArgs};
 use crate::engines::EnginesArgs;
+use crate::helper;
 use crate::lab::LabCommand;
 use crate::serve_args::{self, ServeArgs};
 use crate::values::{queue_size, queues, size_bytes};
@@ -59,6 +60,9 @@ pub enum Command {
     /// Serve raw disk images, or block devices, on vhost-user sockets
     #[command(after_help = serve_args::EXAMPLES)]
     Serve(Box<ServeArgs>),
+    /// What `serve` starts to keep its rights, when it gives up its own
+    #[command(hide = true, name = helper::SUBCOMMAND)]
+    Helper(LogArgs),
     /// Look at a running server, and change it
     #[command(after_help = ctl_args::EXAMPLES)]
     Ctl(CtlArgs),
@@ -80,9 +84,15 @@ pub enum Command {
         /// Which shell
         shell: Shell,
     },
+    /// Write the manual pages, one for each command, into a folder
+    #[command(hide = true)]
+    Man {
+        /// The folder, which is there
+        folder: PathBuf,
+    },
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Log")]
 pub struct LogArgs {
     /// Log more (-vv: everything)

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use blk_server::{WorkerOptions, format_cpus};
 use clap::{Args, FromArgMatches};
-use disk_image::{HostOpener, Opener};
+use disk_image::Opener;
 use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -25,7 +25,7 @@ use crate::serve_args::{DiskArgs, ServerArgs};
 use crate::worker_args::{MAX_WORKERS, WorkerArgs, WorkersArgs};
 
 /// Ten thousand disks with every key take less.
-const MAX_FILE_BYTES: u64 = 16 << 20;
+pub const MAX_FILE_BYTES: u64 = 16 << 20;
 /// What no two disks have in common.
 const OWN_KEYS: [&str; 3] = ["image", "name", "socket"];
 const TABLES: [&str; 3] = ["defaults", "disk", "worker"];
@@ -70,36 +70,45 @@ struct FileServer {
 }
 
 /// Reads and checks a file. `running`: numbers of workers that are there now, whatever the file says.
-pub fn read(path: &Path, running: &[u32]) -> Result<Configuration, InvalidFile> {
+pub fn read(path: &Path, running: &[u32], opener: &dyn Opener) -> Result<Configuration, InvalidFile> {
     let unreadable = |source| InvalidFile::Unreadable { path: path.to_owned(), source };
-    let file = File::open(path).map_err(unreadable)?;
+    let file = File::from(opener.open_configuration(path).map_err(unreadable)?);
     let mut text = String::new();
     let length = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
     if u64::try_from(length).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
         return Err(InvalidFile::TooLong { path: path.to_owned(), max: MAX_FILE_BYTES });
     }
-    let configuration = parse(&text, &HostOpener, running);
-    let mut configuration = configuration.map_err(|mut problems| {
+    let mut configuration = read_text(path, &text, opener, running)?;
+    configuration.file = Some(path.to_owned());
+    Ok(configuration)
+}
+
+/// The same of a file's contents; `path`: for messages.
+pub fn read_text(
+    path: &Path,
+    text: &str,
+    opener: &dyn Opener,
+    running: &[u32],
+) -> Result<Configuration, InvalidFile> {
+    parse(text, opener, running).map_err(|mut problems| {
         problems.sort_by_key(|problem| problem.line);
         let more = problems.len().saturating_sub(1);
         let first = problems.into_iter().next();
         let first = first.unwrap_or(Problem { line: 1, text: "it cannot be followed".to_owned() });
         InvalidFile::Problems { path: path.to_owned(), first, more }
-    })?;
-    configuration.file = Some(path.to_owned());
-    Ok(configuration)
+    })
 }
 
 /// One disk from the keys of a `[[disk]]` and their values, in JSON: for whoever adds one to a running server.
 #[allow(dead_code)] // for the control socket
-pub fn disk(keys: &serde_json::Map<String, Value>) -> anyhow::Result<DiskSettings> {
+pub fn disk(keys: &serde_json::Map<String, Value>, opener: &dyn Opener) -> anyhow::Result<DiskSettings> {
     let line = |(key, value): (&String, &Value)| match value {
         Value::String(text) => format!("{} = {}\n", quoted(key), quoted(text)),
         // Numbers, truth values and lists of them are written alike in TOML.
         other => format!("{} = {other}\n", quoted(key)),
     };
     let table: String = keys.iter().map(line).collect();
-    let mut reader = Reader::new(&table, &HostOpener);
+    let mut reader = Reader::new(&table, opener);
     let document = reader.document(&table).map_err(first_text)?;
     let disk = reader.disk(document.get_ref(), 1, &Words::new());
     disk.map(|disk| disk.settings).ok_or_else(|| first_text(reader.problems))

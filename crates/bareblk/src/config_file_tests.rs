@@ -2,7 +2,7 @@
 //!
 //! Not here: the process that reads one (`tests/config.rs`), following a changed file (`difference.rs`).
 
-use disk_image::CacheMode;
+use disk_image::{CacheMode, HostOpener};
 
 use super::*;
 
@@ -148,7 +148,7 @@ fn all_mistakes_are_found_and_the_first_is_told_with_the_number_of_others() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f.toml");
     std::fs::write(&path, "poll-us = -1\n[[disk]]\nimage = 'none'\nqueues = 0\n").unwrap();
-    let line = read(&path, &[]).unwrap_err().to_string();
+    let line = read(&path, &[], &HostOpener).unwrap_err().to_string();
     assert!(
         line.starts_with(&format!("{}:1: poll-us = -1: give whole microseconds", path.display())),
         "{line}"
@@ -172,12 +172,12 @@ fn disk_in_json_is_read_as_a_table_is() {
         serde_json::Map::from_iter([("image".into(), path("a")), ("socket".into(), path("s \"1\""))]);
     keys.insert("queues".into(), Value::from(3));
     keys.insert("readonly".into(), Value::from(true));
-    let read = disk(&keys).unwrap();
+    let read = disk(&keys, &HostOpener).unwrap();
     assert_eq!((read.queues, read.read_only(), read.socket.path), (3, true, place.0.path().join("s \"1\"")));
     keys.insert("queues".into(), Value::from(300));
-    assert!(disk(&keys).unwrap_err().to_string().contains("1 to 256"));
+    assert!(disk(&keys, &HostOpener).unwrap_err().to_string().contains("1 to 256"));
     keys.insert("queues".into(), Value::Null);
-    assert!(disk(&keys).is_err());
+    assert!(disk(&keys, &HostOpener).is_err());
 }
 
 #[test]

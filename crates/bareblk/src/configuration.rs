@@ -8,6 +8,7 @@ use std::time::Duration;
 use blk_server::{Balance, DEFAULT_POLL, WorkerOptions};
 
 use crate::disk_settings::DiskSettings;
+use crate::values::{Folders, ServerUser};
 
 /// What to serve.
 #[derive(Clone, Debug)]
@@ -29,6 +30,26 @@ pub struct ServerSettings {
     pub balance: Balance,
     /// `None`: no control socket.
     pub control: Option<PathBuf>,
+    pub confinement: Confinement,
+}
+
+/// What the process gives up once everything is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Confinement {
+    /// Off: nothing.
+    pub sandbox: bool,
+    /// `None`: stays who it is.
+    pub user: Option<ServerUser>,
+    /// `None`: the user's.
+    pub group: Option<u32>,
+    /// Where control clients may find images and make sockets, besides beside those that were named.
+    pub folders: Option<Folders>,
+}
+
+impl Default for Confinement {
+    fn default() -> Self {
+        Self { sandbox: true, user: None, group: None, folders: None }
+    }
 }
 
 impl Default for ServerSettings {
@@ -39,6 +60,7 @@ impl Default for ServerSettings {
             workers: vec![WorkerOptions::default()],
             balance: Balance::default(),
             control: None,
+            confinement: Confinement::default(),
         }
     }
 }

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::control::placement::PlacementAnswer;
 use crate::control::protocol::{
-    Add, Attach, Placement, Remove, Resize, TimeoutMs, Verb, WorkerSettings, WorkersRemove,
+    Add, Attach, Placement, Remove, Resize, Resume, TimeoutMs, Verb, WorkerSettings, WorkersRemove,
 };
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use crate::ctl_args::{Choice, CtlArgs, CtlCommand, Timeout, WorkersCommand};
@@ -75,6 +75,9 @@ fn verb(command: CtlCommand) -> Result<Verb> {
             Verb::Remove(Remove { disk, force, timeout_ms: timeout_ms(timeout)? })
         }
         CtlCommand::Resize { disk, size, force } => Verb::Resize(Resize { disk, size_bytes: size, force }),
+        CtlCommand::Resume { disk, timeout } => {
+            Verb::Resume(Resume { disk, timeout_ms: timeout_ms(timeout)? })
+        }
         CtlCommand::Reload => Verb::Reload,
         CtlCommand::Shutdown => Verb::Shutdown,
     })
@@ -113,6 +116,7 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
         }
         Verb::WorkersAdd(_) => format!("worker {}\n", ok["worker"]),
         Verb::Add(_) => format!("{}\n", tables::plain(ok["disk"].as_str().unwrap_or_default())),
+        Verb::Resume(_) => format!("{} held requests are tried again\n", ok["resumed"]),
         Verb::Reload => tables::changes(&read(ok)?),
         _ => String::new(),
     })

@@ -33,6 +33,8 @@ Examples:
   bareblk ctl add name=data image=/images/data.raw socket=/run/vm1-data.sock queues=4
       one more disk; the settings of a [[disk]] table in bareblk.toml
   bareblk ctl resize data 40G
+  bareblk ctl resume data
+      there is room again on the image's file system
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
 
@@ -128,6 +130,13 @@ pub enum CtlCommand {
         /// Even if it is smaller: what lies behind is lost
         #[arg(long)]
         force: bool,
+    },
+    /// Try the requests again that a disk holds (--on-error hold), now that its storage is well
+    Resume {
+        /// The disk's name
+        disk: String,
+        #[command(flatten)]
+        timeout: Timeout,
     },
     /// Read the configuration file, and the images' sizes, again
     Reload,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use blk_server::{DiskConfig, EngineSource, Placement, Wce};
 use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
-use io_engine::{Chosen, EngineConfig, FileSpec, choose};
+use io_engine::{Chosen, EngineConfig, EngineKind, FileSpec, choose};
 use tracing::{info, warn};
 
 use crate::disk_settings::{DiskSettings, WorkerChoice};
@@ -161,9 +161,17 @@ pub fn prepare(
         engine: Some(placed.unwrap_or_else(|| Arc::clone(&engine))),
         workers: most_workers(settings.workers.as_ref()),
         coalescing: settings.coalescing,
+        hold: settings.hold,
         image,
     };
     Ok(ReadyDisk { config, engine, told, new })
+}
+
+impl ReadyDisk {
+    /// The engine that was chosen.
+    pub fn engine_kind(&self) -> EngineKind {
+        self.told.chosen.kind
+    }
 }
 
 /// A number is a limit, a list is attached by name: the server's to carry out, and `serving.rs`'s.
@@ -209,6 +217,7 @@ impl Told {
             fd_pool = (engine.fd_pool != usual.fd_pool).then_some(engine.fd_pool),
             io_threads = (engine.threads != usual.threads).then_some(engine.threads),
             placement = (settings.placement != Placement::Queue).then(|| settings.placement.to_string()),
+            on_error = settings.hold.map(|hold| hold.what.to_string()),
             queues = settings.queues,
             queue_size = settings.queue_size,
             socket = %settings.socket.path.display(),

@@ -1,6 +1,6 @@
 //! `bareblk serve`: open the images, serve them, obey signals, stop.
 //!
-//! `configuration → images (locked) → server → "serving" on standard output → signals → stop → exit code`
+//! `configuration → images (locked) → server → "serving" on standard output, READY → signals → stop → exit code`
 //!
 //! - Signals are caught only once the images are ours: whoever waits for a lock can still be interrupted.
 //! - An image made by `--create` does not survive a start that fails.
@@ -17,37 +17,52 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{StopReport, WorkerOptions};
-use disk_image::{HostOpener, Opener};
 use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 
+use crate::cli::LogArgs;
 use crate::configuration::Configuration;
+use crate::confined;
 use crate::control::listener::{ControlServer, ControlSocket};
 use crate::descriptors;
+use crate::passed_sockets;
+use crate::service_manager::ServiceManager;
 use crate::serving::{self, Serving};
 use crate::serving_control::ServingControl;
 use crate::signals::{Request, Requests};
+use crate::watchdog;
 
 /// What control clients' requests that run get before a stop cuts them short.
 const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 
 /// Serves until told to stop.
-pub fn serve(configuration: Configuration) -> Result<()> {
+pub fn serve(configuration: Configuration, log: &LogArgs) -> Result<()> {
     let limit = descriptors::raise_limit();
     check_workers(&configuration.server.workers)?;
-    let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+    let manager = Arc::new(ServiceManager::from_environment());
+    // Before the helper is started, which is to have none of them.
+    let passed = passed_sockets::receive()?;
+    let confined = confined::give_up_rights(&configuration, log)?;
+    let opener = passed_sockets::assign(passed, &configuration, &confined.opener);
     let lines = ready_lines(&configuration);
     let needed = descriptors::needed(&configuration);
     let control = configuration.server.control.clone();
     let opened = serving::open(&opener, configuration)?;
     let requests = Requests::catch().context("cannot catch signals")?;
+    if manager.watchdog().is_some() {
+        requests.expect_questions().context("cannot catch signals")?;
+    }
     let control = control.map(|path| ControlSocket::bind(&opener, &path)).transpose()?;
-    let serving = Arc::new(opened.start()?);
+    confined.limit_calls()?;
+    let serving = Arc::new(opened.start(Arc::clone(&manager))?);
     let control = control.map(|socket| socket.serve(Arc::new(ServingControl::new(Arc::clone(&serving)))));
     let control = control.transpose()?;
+    confined.log();
     descriptors::warn_if_short(limit, needed);
+    let answer = watchdog::start(&manager, &serving)?;
     announce(&lines);
-    obey(serving, control, requests)
+    manager.ready(&serving.status());
+    obey(Service { serving, manager, answer }, control, requests)
 }
 
 /// Before anything is opened, made or waited for.
@@ -77,12 +92,22 @@ fn announce(lines: &str) {
     }
 }
 
-fn obey(serving: Arc<Serving>, control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+/// What the main loop acts on, and whom it tells.
+struct Service {
+    serving: Arc<Serving>,
+    manager: Arc<ServiceManager>,
+    /// Where there is a watchdog.
+    answer: Option<SyncSender<()>>,
+}
+
+fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
     let mut reloads = None;
     loop {
         match requests.next() {
-            Some(Request::Refresh) => reload(&serving, &mut reloads),
-            Some(Request::Stop) => return stop(serving, control, requests),
+            Some(Request::Refresh) => reload(&service, &mut reloads),
+            // Full: it has an answer that it did not wait for.
+            Some(Request::Answer) => drop(service.answer.as_ref().map(|answer| answer.try_send(()))),
+            Some(Request::Stop) => return stop(service, control, requests),
             Some(Request::Abort(code)) => std::process::exit(code),
             None => bail!("signals can no longer be received"),
         }
@@ -90,11 +115,15 @@ fn obey(serving: Arc<Serving>, control: Option<ControlServer>, mut requests: Req
 }
 
 /// Told to the thread that does it, which is there from the first time on.
-fn reload(serving: &Arc<Serving>, reloads: &mut Option<SyncSender<()>>) {
+fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
+    service.manager.reloading();
     if reloads.is_none() {
-        match start_reloader(serving) {
+        match start_reloader(service) {
             Ok(sender) => *reloads = Some(sender),
-            Err(error) => return error!("nothing is reloaded: {error:#}"),
+            Err(error) => {
+                service.manager.ready(&format!("not reloaded: {error:#}"));
+                return error!("nothing is reloaded: {error:#}");
+            }
         }
     }
     match reloads.as_ref().map(|reloads| reloads.try_send(())) {
@@ -105,28 +134,42 @@ fn reload(serving: &Arc<Serving>, reloads: &mut Option<SyncSender<()>>) {
 }
 
 /// A thread that looks at sizes, and at the configuration file if there is one, each time it is told.
-fn start_reloader(serving: &Arc<Serving>) -> Result<SyncSender<()>> {
+fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
     let (sender, wishes) = sync_channel(1);
-    let serving = Arc::clone(serving);
+    let (serving, manager) = (Arc::clone(&service.serving), Arc::clone(&service.manager));
     let thread = std::thread::Builder::new().name("bareblk-reload".into()).spawn(move || {
         for () in wishes {
             serving.refresh_capacities();
-            if !serving.has_file() {
-                continue;
-            }
-            match serving.reload() {
-                Ok(applied) if applied.refused.is_empty() => info!("configuration reloaded: {applied}"),
-                Ok(applied) => warn!("configuration reloaded, but for some of it: {applied}"),
-                Err(error) => error!("configuration not reloaded, nothing has changed: {error:#}"),
-            }
+            let failed = if serving.has_file() { follow_file(&serving) } else { "" };
+            manager.ready(&format!("{}{failed}", serving.status()));
         }
     });
     thread.context("cannot start the thread that reloads")?;
     Ok(sender)
 }
 
+/// What whoever looks at the service should know of it.
+fn follow_file(serving: &Serving) -> &'static str {
+    match serving.reload() {
+        Ok(applied) if applied.refused.is_empty() => {
+            info!("configuration reloaded: {applied}");
+            ""
+        }
+        Ok(applied) => {
+            warn!("configuration reloaded, but for some of it: {applied}");
+            "; the configuration is followed but for some of it, see the log"
+        }
+        Err(error) => {
+            error!("configuration not reloaded, nothing has changed: {error:#}");
+            "; the configuration has a mistake and is not followed, see the log"
+        }
+    }
+}
+
 /// Stops on another thread, so that a second signal is heard on this one.
-fn stop(serving: Arc<Serving>, mut control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+fn stop(service: Service, mut control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
+    let Service { serving, manager, answer } = service;
+    manager.stopping();
     let timeout = serving.settings().stop_timeout;
     info!(timeout = ?timeout, "stopping");
     let (sender, reports) = mpsc::channel();
@@ -144,6 +187,8 @@ fn stop(serving: Arc<Serving>, mut control: Option<ControlServer>, mut requests:
         drop(serving);
     });
     stopper.context("cannot start the thread that stops the server")?;
+    // Nobody is asked any more whether all is well.
+    drop(answer);
     while let Some(request) = requests.next() {
         if let Request::Abort(code) = request {
             warn!("ending at once, requests in flight or not");

@@ -11,18 +11,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use blk_server::{BUSY_POLL, Balance, Coalescing, MAX_QUEUE_SIZE, Wce};
+use blk_server::{BUSY_POLL, Balance, Coalescing, Hold, HoldWhat, MAX_QUEUE_SIZE, Wce};
 use clap::{Arg, Args, ValueEnum};
-use disk_image::CacheMode;
+use disk_image::{CacheMode, HostOpener};
 
 use crate::cli::LogArgs;
 use crate::config_file;
-use crate::configuration::{Configuration, ServerSettings};
+use crate::configuration::{Configuration, Confinement, ServerSettings};
 use crate::disk_settings::DiskSettings;
 use crate::engine_args::EngineArgs;
 use crate::placement_args::PlacementArgs;
-use crate::values;
+use crate::values::{self, Folders, ServerUser};
 use crate::worker_args::WorkersArgs;
+
+/// Between two tries of what is held: short enough for somebody who has just made room.
+const DEFAULT_RETRY_AFTER_S: u64 = 10;
 
 pub const EXAMPLES: &str = "\
 Examples:
@@ -38,9 +41,11 @@ Examples:
       every write is durable when it completes, whatever the guest wants
   bareblk serve disk.raw --socket /run/vm1.sock --cpus 2-3
       two workers, each on a CPU of its own
+  bareblk serve sparse.raw --socket /run/vm1.sock --on-error hold-on-enospc
+      the guest waits when the host's file system is full, and goes on when it is not
   bareblk serve scratch.raw --socket /run/vm1.sock --cache unsafe
       for data that can be made again: fast, and lost with the host
-  bareblk serve disk.raw --socket /run/vm1.sock --control /run/bareblk/control.sock
+  bareblk serve disk.raw --socket /run/bareblk/vm1.sock --control /run/bareblk/control.sock
       can be looked at and changed while it runs: see bareblk ctl --help
   bareblk serve --config bareblk.toml
       serves many disks: one table for each, with these options as keys
@@ -51,6 +56,11 @@ Cache modes, as in QEMU:
   writethrough  through the host's page cache; writes are durable when they complete
   directsync    O_DIRECT; writes are durable when they complete
   unsafe        through the host's page cache; flushes are ignored
+
+When the host fails a request (a flush is always reported):
+  report          the guest gets an I/O error
+  hold            the guest waits, as for a slow disk, until a later try succeeds
+  hold-on-enospc  it waits if there is no space or quota left; else it gets the error
 
 Once front-ends can connect, standard output says: bareblk: serving IMAGE on SOCKET
 With --config one such line per disk, then: bareblk: serving N disks
@@ -128,6 +138,14 @@ pub struct DiskArgs {
     #[arg(long, value_name = "N,US")]
     pub coalesce: Option<Coalescing>,
 
+    /// Requests that the host fails: report them to the guest, or hold them until the storage is well again; see below
+    #[arg(long, value_name = "report|hold|hold-on-enospc", value_enum, default_value_t = OnError::Report, hide_possible_values = true)]
+    pub on_error: OnError,
+
+    /// How long until held requests are tried again, in seconds; 0: only by `bareblk ctl resume`
+    #[arg(long, value_name = "S", default_value_t = DEFAULT_RETRY_AFTER_S, value_parser = values::timeout_s)]
+    pub retry_after: u64,
+
     /// Refuse writes; other readers may then share the image
     #[arg(long)]
     pub readonly: bool,
@@ -195,6 +213,22 @@ pub struct ServerArgs {
     /// Where `bareblk ctl` connects; root and the server's user may [default: nowhere]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+
+    /// Give up all rights that serving does not need, once everything is open; off: to find a fault
+    #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
+    pub sandbox: Switch,
+
+    /// Serve as this user, name or number; who starts bareblk opens images and sockets
+    #[arg(long, value_name = "USER", value_parser = values::user)]
+    pub user: Option<ServerUser>,
+
+    /// Serve as this group, name or number [default: the user's]
+    #[arg(long, value_name = "GROUP", value_parser = values::group_id)]
+    pub group: Option<u32>,
+
+    /// Further folders in which `bareblk ctl add` may find images and make sockets, besides those of the disks named here
+    #[arg(long, value_name = "DIR[:DIR]")]
+    pub allow_folders: Option<Folders>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -207,6 +241,27 @@ pub enum PollChoice {
 pub enum Switch {
     On,
     Off,
+}
+
+/// What becomes of a request that the host fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnError {
+    Report,
+    Hold,
+    HoldOnEnospc,
+}
+
+impl OnError {
+    /// `retry_after_s`: 0 for never by itself.
+    pub fn hold(self, retry_after_s: u64) -> Option<Hold> {
+        let what = match self {
+            Self::Report => return None,
+            Self::Hold => HoldWhat::Any,
+            Self::HoldOnEnospc => HoldWhat::NoSpace,
+        };
+        let retry_after = (retry_after_s > 0).then(|| Duration::from_secs(retry_after_s));
+        Some(Hold { what, retry_after })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -228,7 +283,7 @@ impl ServeArgs {
     /// Reads the file if there is one; the rest is checked already.
     pub fn configuration(self) -> Result<Configuration> {
         if let Some(path) = self.config {
-            return Ok(config_file::read(&path, &[])?);
+            return Ok(config_file::read(&path, &[], &HostOpener)?);
         }
         // clap asks for both; this is for whoever changes that.
         let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;
@@ -251,6 +306,12 @@ impl From<ServerArgs> for ServerSettings {
             workers: args.workers.options(),
             balance: args.balance,
             control: args.control,
+            confinement: Confinement {
+                sandbox: args.sandbox == Switch::On,
+                user: args.user,
+                group: args.group,
+                folders: args.allow_folders,
+            },
         }
     }
 }

@@ -20,9 +20,11 @@ use tracing::info;
 
 use crate::config_file;
 use crate::configuration::{Configuration, ServerSettings};
+use crate::confined;
 use crate::difference::{Applied, Changed, Difference, NamedDisk};
 use crate::disk_settings::{DiskSettings, WorkerChoice};
 use crate::open_disk::{EngineSources, OpenImage, ReadyDisk, most_workers, open_image, open_within, prepare};
+use crate::service_manager::ServiceManager;
 
 /// How long all queues of a disk together may take to come to rest, to be moved to the workers that it is given.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,8 +56,8 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
 }
 
 impl Opened {
-    /// Serves them. What was made for this does not survive its failure.
-    pub fn start(self) -> Result<Serving> {
+    /// Serves them. What was made for this does not survive its failure. `manager`: told how many disks there are whenever that changes.
+    pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
         let workers = settings.workers.len();
@@ -63,6 +65,7 @@ impl Opened {
         let ready = ready.map(|(image, disk)| prepare(image, disk, &sources, workers));
         let ready: Vec<ReadyDisk> = ready.collect::<Result<_>>()?;
         let first = ready.first().context("there is no disk to serve")?;
+        confined::limit_engines(&settings, file.is_some(), ready.iter().map(ReadyDisk::engine_kind));
         let config = ServerConfig {
             engine: Arc::clone(&first.engine),
             workers: settings.workers.clone(),
@@ -85,6 +88,7 @@ impl Opened {
         told.iter().zip(&named).for_each(|(told, disk)| told.log(&disk.settings));
         Ok(Serving {
             server,
+            manager,
             stopping: AtomicBool::new(false),
             opener: self.opener,
             sources,
@@ -106,6 +110,7 @@ struct State {
 #[derive(Debug)]
 pub struct Serving {
     server: Server,
+    manager: Arc<ServiceManager>,
     /// From the beginning of its stop on.
     stopping: AtomicBool,
     opener: Arc<dyn Opener>,
@@ -158,6 +163,19 @@ impl Serving {
         self.state().disks.clone()
     }
 
+    /// In one line, for whoever looks at the service.
+    pub fn status(&self) -> String {
+        match self.state().disks.len() {
+            1 => "serving 1 disk".to_owned(),
+            count => format!("serving {count} disks"),
+        }
+    }
+
+    /// Its door to the file system.
+    pub fn opener(&self) -> &dyn Opener {
+        self.opener.as_ref()
+    }
+
     /// How the process is set.
     pub fn settings(&self) -> ServerSettings {
         self.state().settings.clone()
@@ -202,6 +220,7 @@ impl Serving {
         ready.new.into_iter().for_each(NewImage::keep);
         ready.told.log(&disk.settings);
         self.state().disks.push(disk);
+        self.manager.status(&self.status());
         Ok(())
     }
 
@@ -215,6 +234,7 @@ impl Serving {
         self.with_server(|server| server.remove_disk(name, force, timeout))??;
         self.state().disks.retain(|disk| disk.name != name);
         info!(disk = name, "no longer served");
+        self.manager.status(&self.status());
         Ok(())
     }
 
@@ -235,7 +255,7 @@ impl Serving {
         let Some(file) = &self.file else {
             bail!("there is no file to read again: the server was started without --config");
         };
-        self.apply(config_file::read(file, &self.workers()?)?)
+        self.apply(config_file::read(file, &self.workers()?, self.opener.as_ref())?)
     }
 
     /// Makes what is served what is wanted, as far as that goes without disturbing a guest.
@@ -281,6 +301,7 @@ impl Serving {
             ("workers", now.workers != wanted.workers),
             ("balance", now.balance != wanted.balance),
             ("control", now.control != wanted.control),
+            ("sandbox", now.confinement != wanted.confinement),
         ];
         differ.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
-use disk_image::HostOpener;
 use serde_json::{Map, Value};
 use signal_hook::consts::SIGTERM;
 use tracing::error;
@@ -57,8 +56,9 @@ impl Control for ServingControl {
     }
 
     fn add_disk(&self, table: Map<String, Value>) -> Result<String, Refused> {
-        let settings = config_file::disk(&table).map_err(|error| Refused::Settings(format!("{error:#}")))?;
-        let name = settings.name(&HostOpener);
+        let settings = config_file::disk(&table, self.serving.opener())
+            .map_err(|error| Refused::Settings(format!("{error:#}")))?;
+        let name = settings.name(self.serving.opener());
         if self.serving.disks().iter().any(|disk| disk.name == name) {
             return Err(AdminError::DiskExists { name }.into());
         }
@@ -71,6 +71,10 @@ impl Control for ServingControl {
 
     fn resize_disk(&self, name: &str, size_bytes: u64, force: bool) -> Result<(), Refused> {
         Ok(self.serving.resize(name, size_bytes, force)?)
+    }
+
+    fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused> {
+        Ok(self.serving.with_server(|server| server.resume_disk(name, timeout))??)
     }
 
     fn reload(&self) -> Result<ReloadAnswer, Refused> {

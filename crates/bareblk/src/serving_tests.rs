@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -43,6 +43,14 @@ impl Opener for Hanging {
         HostOpener.file_id(path)
     }
 
+    fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        HostOpener.reopen(file)
+    }
+
+    fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
+        HostOpener.open_configuration(path)
+    }
+
     fn queue_attributes(&self, major: u32, minor: u32) -> io::Result<QueueAttributes> {
         HostOpener.queue_attributes(major, minor)
     }
@@ -59,7 +67,7 @@ impl Opener for Hanging {
         HostOpener.set_socket_owner(path, mode, uid, gid)
     }
 
-    fn connect_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+    fn connect_socket(&self, path: &Path) -> io::Result<()> {
         HostOpener.connect_socket(path)
     }
 
@@ -88,8 +96,8 @@ impl Bed {
         let (begin, begun) = channel();
         let (go_on, wait) = channel();
         let opener: Arc<dyn Opener> = Arc::new(Hanging { begun: Mutex::new(begin), go_on: Mutex::new(wait) });
-        let opened = open(&opener, config_file::read(&file, &[]).unwrap()).unwrap();
-        let serving = Arc::new(opened.start().unwrap());
+        let opened = open(&opener, config_file::read(&file, &[], opener.as_ref()).unwrap()).unwrap();
+        let serving = Arc::new(opened.start(Arc::default()).unwrap());
         Self { folder, begun, go_on, serving }
     }
 
@@ -116,7 +124,7 @@ impl Bed {
         keys.insert("socket".into(), path(format!("{name}.sock")));
         keys.insert("create".into(), "1M".into());
         keys.extend(more.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
-        config_file::disk(&keys).unwrap()
+        config_file::disk(&keys, &HostOpener).unwrap()
     }
 }
 

@@ -1,6 +1,8 @@
 //! What signals ask for, and when a second one means it: of a server (`Requests`), and of a measurement (`Ending`).
 //!
 //! - SIGTERM and SIGINT ask for a stop, SIGHUP for a new look at the images' sizes.
+//! - SIGUSR1 is caught only where a watchdog wants to know whether somebody listens: there is no other way to wake who
+//!   waits for signals.
 //! - `timeout(1)` signals its child and then the child's process group, and a terminal the whole group next
 //!   to a supervisor that passes it on: a repetition at once is the same request, not an impatient one.
 //!
@@ -12,8 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
+use tracing::error;
 
 /// Signals closer together than this are one request.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
@@ -23,6 +26,8 @@ const SAME_REQUEST: Duration = Duration::from_millis(500);
 pub enum Request {
     /// Images may have grown.
     Refresh,
+    /// Say that somebody listens.
+    Answer,
     /// Stop, and lose nothing.
     Stop,
     /// Stop now; the exit code to end with.
@@ -42,6 +47,11 @@ impl Requests {
         Ok(Self { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, history: History::default() })
     }
 
+    /// From now on [`ask_main_loop`] is a [`Request::Answer`].
+    pub fn expect_questions(&self) -> io::Result<()> {
+        self.signals.handle().add_signal(SIGUSR1)
+    }
+
     /// Ends the waiting in [`Requests::next`] from another thread.
     pub fn closer(&self) -> Handle {
         self.signals.handle()
@@ -54,6 +64,13 @@ impl Requests {
     }
 }
 
+/// Whether somebody listens to the process's signals.
+pub fn ask_main_loop() {
+    if let Err(error) = signal_hook::low_level::raise(SIGUSR1) {
+        error!("the main loop cannot be asked whether it is alive: {error}");
+    }
+}
+
 /// When the stop was asked for first.
 #[derive(Debug, Default)]
 struct History {
@@ -63,6 +80,7 @@ struct History {
 impl History {
     fn interpret(&mut self, signal: i32, now: Instant) -> Option<Request> {
         match self.stop {
+            _ if signal == SIGUSR1 => Some(Request::Answer),
             None if signal == SIGHUP => Some(Request::Refresh),
             None => {
                 self.stop = Some(now);
@@ -127,6 +145,14 @@ mod tests {
         let (mut history, start) = (History::default(), Instant::now());
         assert_eq!(history.interpret(SIGTERM, start), Some(Request::Stop));
         assert_eq!(history.interpret(SIGTERM, start), None);
+    }
+
+    #[test]
+    fn question_is_answered_before_and_during_a_stop_and_is_no_second_one() {
+        let (mut history, start) = (History::default(), Instant::now());
+        assert_eq!(history.interpret(SIGUSR1, start), Some(Request::Answer));
+        assert_eq!(history.interpret(SIGTERM, start), Some(Request::Stop));
+        assert_eq!(history.interpret(SIGUSR1, start + SAME_REQUEST), Some(Request::Answer));
     }
 
     #[test]

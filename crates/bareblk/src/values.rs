@@ -4,13 +4,18 @@
 //!
 //! Not here: which option has which value (`serve_args.rs`, `cli.rs`, `engine_args.rs`).
 
+use std::path::PathBuf;
+use std::str::FromStr;
+
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{
     Balance, DEFAULT_POLL, DiskConfig, InvalidDisk, MAX_QUEUE_SIZE, MAX_QUEUES, MIN_QUEUE_SIZE,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use disk_image::{CacheMode, SECTOR_BYTES};
-use nix::unistd::{Group, User};
+use nix::unistd::{Group, Uid, User};
+
+use crate::helper;
 
 /// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
 const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
@@ -47,18 +52,68 @@ pub fn queue_size(text: &str) -> Result<u16> {
     Ok(queue_size)
 }
 
+/// Whom to serve as.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerUser {
+    pub id: u32,
+    /// Its first group, if the user is known, and can be looked up.
+    pub group: Option<u32>,
+}
+
+impl PartialEq for ServerUser {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for ServerUser {}
+
+pub fn user(text: &str) -> Result<ServerUser> {
+    let id = user_id(text)?;
+    // One that is only a number need not be known. Inside the sandbox nobody can be looked up, nor become another.
+    let known = match helper::client() {
+        None => User::from_uid(Uid::from_raw(id)).ok().flatten(),
+        Some(_) => None,
+    };
+    Ok(ServerUser { id, group: known.map(|user| user.gid.as_raw()) })
+}
+
+/// Folders, with colons between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folders(pub Vec<PathBuf>);
+
+impl FromStr for Folders {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let folders: Vec<PathBuf> = text.split(':').map(PathBuf::from).collect();
+        match folders.iter().find(|folder| !folder.is_absolute()) {
+            Some(folder) => bail!("'{}' does not begin with a slash", folder.display()),
+            None => Ok(Self(folders)),
+        }
+    }
+}
+
+/// The number of a user. Inside the sandbox the helper is asked: names may be anywhere, also behind a network.
 pub fn user_id(text: &str) -> Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
+    }
+    if let Some(helper) = helper::client() {
+        return Ok(helper.user_id(text)?);
     }
     let user = User::from_name(text).with_context(|| format!("user '{text}' cannot be looked up"))?;
     user.map(|user| user.uid.as_raw())
         .ok_or_else(|| anyhow!("user '{text}' does not exist: give a name or a number that does"))
 }
 
+/// As [`user_id`].
 pub fn group_id(text: &str) -> Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
+    }
+    if let Some(helper) = helper::client() {
+        return Ok(helper.group_id(text)?);
     }
     let group = Group::from_name(text).with_context(|| format!("group '{text}' cannot be looked up"))?;
     group

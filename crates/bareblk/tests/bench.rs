@@ -197,6 +197,18 @@ fn socket_and_file_can_be_compared() {
     assert_says(&output(command), &["A: socket:", "B: file:", "smallest to largest", "too few rounds"]);
 }
 
+#[test]
+fn socket_with_and_without_an_in_flight_log_can_be_compared() {
+    let place = Place::new();
+    let _server = server(&place);
+    let words =
+        ["--rw=randread", "--iodepth=4", "--runtime=200ms", "--rounds=2", "--inflight=off,on", "--compare"];
+    let mut command = bench(&words);
+    command.arg(place.socket("s")).arg(place.socket("s"));
+    let text = output(command);
+    assert_says(&text, &["without an in-flight log", "with an in-flight log", "rounds: 2"]);
+}
+
 // ---- damage
 
 /// Flips a bit of the byte.
@@ -315,7 +327,22 @@ fn back_end_that_comes_back_is_waited_for_and_the_run_goes_on() {
     let ended = child.wait_with_output().unwrap();
     let line = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(130), "{line}");
-    assert_says(&line, &["the back-end went away", "the back-end is back after"]);
+    assert_says(&line, &["the back-end went away", "the back-end is back after", "by its in-flight log"]);
+}
+
+#[test]
+fn back_end_that_comes_back_to_a_run_without_a_log_is_sent_everything_again() {
+    let place = Place::new();
+    let first = server(&place);
+    let words = ["--iodepth=8", "--reconnect=30", "--inflight=off"];
+    let child = long_run(on_socket(&place.socket("s"), &words));
+    first.kill();
+    let _second = Server::start(place.serve(&place.path("disk.raw"), "s"));
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let line = String::from_utf8(ended.stderr).unwrap();
+    assert_says(&line, &["the back-end is back after", "requests sent again"]);
 }
 
 // ---- what it refuses
@@ -401,6 +428,8 @@ fn options_of_files_are_wrong_usage_for_sockets() {
 
 #[test]
 fn options_of_sockets_and_missing_targets_are_wrong_usage() {
+    let two = bench(&["--socket=/no", "--inflight=on,off"]);
+    assert_says(&wrong_usage(two), &["--inflight", "--compare", "give on or off"]);
     let place = Place::new();
     let file = place.image("disk.raw", MIB);
     assert_says(&wrong_usage(on_file(&file, &["--kick=locked"])), &["--kick", "option of sockets"]);

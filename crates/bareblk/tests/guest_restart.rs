@@ -94,6 +94,22 @@ fn idle_guest_goes_on_with_the_successors_of_killed_servers() {
 /// Long enough for a few fio runs to begin and end in between, short enough to hit most of them at work.
 const LONGEST_LIFE_MS: u64 = 400;
 
+/// A file system on each disk, files that are written with fsync while its server is killed, and what is there afterwards.
+const FILES_UNDER_KILLS: &str = "
+    for disk in a b; do
+        mkfs.ext4 -q /dev/vd$disk && mount -t ext4 /dev/vd$disk /mnt || fail mkfs
+        echo files on /dev/vd$disk start
+        for number in $(seq 60); do
+            dd if=/dev/urandom of=/mnt/$number bs=7777 count=10 conv=fsync 2> /dev/null || fail write
+        done
+        (cd /mnt && find . -type f | xargs sha256sum) > /tmp/sums
+        umount /mnt && fsck.ext4 -fn /dev/vd$disk || fail fsck
+        mount -t ext4 /dev/vd$disk /mnt || fail mount
+        echo BB:WHOLE_$disk=$(cd /mnt && sha256sum -c /tmp/sums | grep -c OK)
+        umount /mnt
+    done
+    echo BB:COMPLAINTS_IN_ALL=$(complaints)";
+
 /// How many requests the servers that ran until now did again.
 fn redone(log: &str) -> u64 {
     let counts = log.lines().filter_map(|line| line.split_once("redone=")).map(|(_, count)| count);
@@ -101,7 +117,8 @@ fn redone(log: &str) -> u64 {
     numbers.map(|digits| digits.parse::<u64>().unwrap()).sum()
 }
 
-/// At random instants, and whatever is in flight: nothing is lost, nothing stale, the guest sees no error.
+/// At random instants, and whatever is in flight: nothing is lost, nothing stale, the guest sees no error, and file systems
+/// are whole.
 #[test]
 fn verified_writes_go_on_while_servers_are_killed_and_started() {
     let seed =
@@ -109,21 +126,30 @@ fn verified_writes_go_on_while_servers_are_killed_and_started() {
     println!("BAREBLK_KILL_SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let mut disks = disks_of_both_formats(16 * MIB);
-    let mut vm = spawn(&vm_with_both_formats(&disks, VERIFIED_UNTIL_TOLD));
+    let body = format!("{VERIFIED_UNTIL_TOLD}\n{FILES_UNDER_KILLS}");
+    let mut vm = spawn(&vm_with_both_formats(&disks, &body));
     let mut done_again = [0, 0];
+    let mut kill = |disks: &mut [Served; 2], at: usize| {
+        disks[at].wait_writing();
+        std::thread::sleep(Duration::from_millis(random.u64(..LONGEST_LIFE_MS)));
+        disks[at].kill();
+        disks[at].start();
+    };
 
     for _ in 0..sizes::KILLS.now() / 2 {
         for (at, starts) in ["on /dev/vda starts", "on /dev/vdb starts"].into_iter().enumerate() {
             line(&mut vm, starts);
-            disks[at].wait_writing();
-            std::thread::sleep(Duration::from_millis(random.u64(..LONGEST_LIFE_MS)));
             done_again[at] += redone(&disks[at].server().log());
-            disks[at].kill();
-            disks[at].start();
+            kill(&mut disks, at);
         }
     }
     line(&mut vm, "on /dev/vdb starts");
     vm.send_line("stop").unwrap();
+    for (at, starts) in ["files on /dev/vda start", "files on /dev/vdb start"].into_iter().enumerate() {
+        line(&mut vm, starts);
+        done_again[at] += redone(&disks[at].server().log());
+        kill(&mut disks, at);
+    }
     let seen = finish(vm);
 
     for (disk, done_again) in disks.iter().zip(&mut done_again) {
@@ -131,6 +157,8 @@ fn verified_writes_go_on_while_servers_are_killed_and_started() {
     }
     println!("requests done again, split and packed: {done_again:?}");
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+    assert_eq!(number(&seen, "COMPLAINTS_IN_ALL"), 0, "{}", seen.console);
+    assert_eq!([number(&seen, "WHOLE_a"), number(&seen, "WHOLE_b")], [60, 60], "{}", seen.console);
     assert!(done_again.iter().all(|&count| count > 0), "no server had anything in flight: {done_again:?}");
 }
 

@@ -174,6 +174,20 @@ fn locality_measures_every_placement_on_one_device_and_on_two() {
 }
 
 #[test]
+fn hostile_measures_nine_guests_beside_each_kind_of_a_tenth() {
+    let result = run_with_servers("hostile");
+    assert_measured(&result);
+    for workload in ["ram", "disk"] {
+        for attack in ["invalid", "loops", "kicks"] {
+            assert!(figure(&result, workload, attack, "attacks") > 0.0, "{workload}, {attack}");
+            assert!(figure(&result, workload, attack, "worst") <= figure(&result, workload, attack, "iops"));
+        }
+        let busy = result.cell(workload, "busy").unwrap();
+        assert!(busy.summary("attacks").is_none() && busy.ratio.is_none(), "{busy:?}");
+    }
+}
+
+#[test]
 fn vhost_without_fio_and_the_peer_goes_on_and_says_how_to_get_them() {
     let place = Place::new();
     let mut command = bareblk();

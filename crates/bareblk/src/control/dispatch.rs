@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tracing::info;
 
 use super::placement::PlacementAnswer;
-use super::protocol::{Attach, ErrorKind, Fault, Placement, Remove, Resize, Verb, WorkersRemove};
+use super::protocol::{Attach, ErrorKind, Fault, Placement, Remove, Resize, Resume, Verb, WorkersRemove};
 use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use super::{Control, Refused, worker_settings};
 
@@ -62,6 +62,9 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         Verb::Resize(Resize { disk, size_bytes, force }) => {
             control.resize_disk(disk, *size_bytes, *force)?;
             Ok(json!({}))
+        }
+        Verb::Resume(Resume { disk, timeout_ms }) => {
+            Ok(json!({"resumed": control.resume_disk(disk, (*timeout_ms).into())?}))
         }
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
@@ -119,6 +122,7 @@ mod tests {
             (r#"{"id":1,"do":"add","disk":{"name":"x"}}"#, r#"add_disk {"name":"x"}"#, json!({"disk": "x"})),
             (r#"{"id":1,"do":"remove","disk":"a","force":true}"#, "remove_disk a true 10s", json!({})),
             (r#"{"id":1,"do":"resize","disk":"a","size_bytes":512}"#, "resize_disk a 512 false", json!({})),
+            (r#"{"id":1,"do":"resume","disk":"a"}"#, "resume_disk a 10s", json!({"resumed": 3})),
             (r#"{"id":1,"do":"reload"}"#, "reload", json!(ReloadAnswer::default())),
         ];
         for (line, call, answer) in lines {

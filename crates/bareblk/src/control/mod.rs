@@ -24,7 +24,7 @@ pub mod protocol;
 
 pub mod balance;
 
-mod dispatch;
+pub mod dispatch;
 
 mod worker_settings;
 
@@ -73,6 +73,9 @@ pub trait Control: Send + Sync {
 
     /// Gives a disk another size.
     fn resize_disk(&self, name: &str, size_bytes: u64, force: bool) -> Result<(), Refused>;
+
+    /// Has a disk's held requests tried again. Gives how many there are.
+    fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused>;
 
     /// Reads the configuration file, and the images' sizes, again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;

@@ -64,12 +64,13 @@ pub enum Verb {
     Add(Add),
     Remove(Remove),
     Resize(Resize),
+    Resume(Resume),
     Reload,
     Shutdown,
 }
 
 /// All of them, for whoever names another.
-const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, reload, shutdown";
+const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown";
 
 /// How a new worker runs; what is left out stays as the process has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,6 +150,14 @@ pub struct Resize {
     pub force: bool,
 }
 
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    pub disk: String,
+    #[serde(default)]
+    pub timeout_ms: TimeoutMs,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
@@ -210,8 +219,10 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// Names that a client made up may have line breaks in them, or what steers a terminal: they are told escaped.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+        Self { kind, message: message.into().chars().map(shown).collect() }
     }
 }
 
@@ -294,6 +305,7 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "add" => read(name, fields).map(Verb::Add),
         "remove" => read(name, fields).map(Verb::Remove),
         "resize" => read(name, fields).map(Verb::Resize),
+        "resume" => read(name, fields).map(Verb::Resume),
         "reload" => read(name, fields).map(without_fields(Verb::Reload)),
         "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
         other => {
@@ -352,6 +364,7 @@ mod tests {
             Verb::Add(Add { disk: [("image".to_owned(), Value::from("/x"))].into_iter().collect() }),
             Verb::Remove(Remove { disk: disk(), force: true, timeout_ms }),
             Verb::Resize(Resize { disk: disk(), size_bytes: 512, force: false }),
+            Verb::Resume(Resume { disk: disk(), timeout_ms }),
             Verb::Reload,
             Verb::Shutdown,
         ];
@@ -379,7 +392,7 @@ mod tests {
             })
             .collect();
         assert_eq!(unknown, Vec::<&str>::new());
-        assert_eq!(VERBS.split(", ").count(), 12); // as many as `Verb` has
+        assert_eq!(VERBS.split(", ").count(), 13); // as many as `Verb` has
     }
 
     #[test]
@@ -387,6 +400,14 @@ mod tests {
         let (id, kind, message) = fault(r#"{"id": 1, "do": "remove", "disk": "a", "forse": true}"#);
         assert_eq!((id, kind), (Some(1), ErrorKind::BadRequest));
         assert!(message.starts_with("remove: ") && message.contains("unknown field `forse`"), "{message}");
+    }
+
+    /// Found by `cargo xtask fuzz control`.
+    #[test]
+    fn name_with_a_line_break_is_told_in_one_line() {
+        let (_, _, message) = fault(r#"{"id": 1, "do": "workers-add", "a\nb\u001b[2J": 5}"#);
+        assert!(message.contains("unknown field `a\\nb\\u{1b}[2J`"), "{message}");
+        assert_eq!(fault(r#"{"id": 1, "do": "a\nb"}"#).2.lines().count(), 1);
     }
 
     #[test]

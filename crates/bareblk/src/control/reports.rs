@@ -107,6 +107,12 @@ pub struct Disk {
     pub read_only: bool,
     /// A sync failed: nothing is written any more.
     pub failed: bool,
+    /// `report`, `hold` or `hold-on-enospc`.
+    pub on_error: String,
+    /// Until held requests are tried again; null: only when somebody asks for it, or nothing is held.
+    pub retry_after_ns: Option<u64>,
+    /// Requests that are held now.
+    pub held: u64,
     pub engine: String,
     /// Front-ends connected.
     pub sessions: usize,
@@ -124,6 +130,9 @@ impl Disk {
             size_bytes: disk.capacity_sectors.saturating_mul(SECTOR_BYTES),
             read_only: disk.read_only,
             failed: disk.failed,
+            on_error: disk.hold.map_or_else(|| "report".to_owned(), |hold| hold.what.to_string()),
+            retry_after_ns: disk.hold.and_then(|hold| hold.retry_after).map(ns),
+            held: disk.queues.iter().map(|queue| queue.counters.held).sum(),
             engine: disk.engine.clone(),
             sessions: disk.sessions,
             queues_offered: disk.queues_offered,
@@ -220,6 +229,10 @@ pub struct Queue {
     pub errors: u64,
     /// Now; not a counter.
     pub in_flight: u64,
+    /// Of those in flight, those that are held; not a counter.
+    pub held: u64,
+    /// Tries of held requests.
+    pub retries: u64,
     pub calls: u64,
     pub kicks: u64,
     pub moves: u64,
@@ -241,6 +254,8 @@ impl Queue {
             other: counters.other,
             errors: counters.errors,
             in_flight: counters.in_flight,
+            held: counters.held,
+            retries: counters.retries,
             calls: counters.calls,
             kicks: counters.kicks,
             moves: counters.moves,
@@ -273,7 +288,8 @@ fn clock_ns(clock: ClockId) -> u64 {
 #[cfg(test)]
 mod tests {
     use blk_server::{
-        PlacementReport, QueueCounters, SchedulingClass, WorkerCounters, WorkerId, WorkerOptions,
+        Hold, HoldWhat, PlacementReport, QueueCounters, SchedulingClass, WorkerCounters, WorkerId,
+        WorkerOptions,
     };
     use io_engine::{HandOver, PlacementCounters};
 
@@ -314,6 +330,8 @@ mod tests {
             other: 4,
             errors: 5,
             in_flight: 6,
+            held: 41,
+            retries: 42,
             calls: 7,
             kicks: 8,
             moves: 9,
@@ -341,6 +359,7 @@ mod tests {
             capacity_sectors: 8,
             read_only: false,
             failed: false,
+            hold: Some(Hold { what: HoldWhat::NoSpace, retry_after: Some(Duration::from_nanos(43)) }),
             engine: "io_uring".into(),
             placement: placement(),
             sessions: 1,

@@ -73,6 +73,11 @@ impl Control for Told {
         Ok(())
     }
 
+    fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused> {
+        self.note(format!("resume_disk {name} {timeout:?}"));
+        Ok(3)
+    }
+
     fn reload(&self) -> Result<ReloadAnswer, Refused> {
         self.note("reload".into());
         Ok(ReloadAnswer::default())

@@ -17,7 +17,7 @@ use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer,
 
 /// What a missing figure looks like.
 const NONE: &str = "–";
-const QUEUE_HEADINGS: [&str; 14] = [
+const QUEUE_HEADINGS: [&str; 15] = [
     "DISK",
     "QUEUE",
     "WORKER",
@@ -29,6 +29,7 @@ const QUEUE_HEADINGS: [&str; 14] = [
     "OTHER",
     "ERRORS",
     "IN FLIGHT",
+    "HELD",
     "KICKS",
     "CALLS",
     "MOVES",
@@ -60,20 +61,22 @@ pub fn disks(disks: &[Disk]) -> String {
             plain(&disk.socket),
             plain(&disk.engine),
             state(disk).into(),
+            plain(&disk.on_error),
             size(disk.size_bytes),
             disk.sessions.to_string(),
             format!("{}/{}", disk.queues_running, disk.queues_offered),
         ]
     };
-    let headings = ["DISK", "IMAGE", "SOCKET", "ENGINE", "STATE", "SIZE", "SESSIONS", "QUEUES"];
-    table(&headings, 5, disks.iter().map(row))
+    let headings = ["DISK", "IMAGE", "SOCKET", "ENGINE", "STATE", "ON ERROR", "SIZE", "SESSIONS", "QUEUES"];
+    table(&headings, 6, disks.iter().map(row))
 }
 
 fn state(disk: &Disk) -> &'static str {
-    match (disk.failed, disk.read_only) {
-        (true, _) => "failed",
-        (false, true) => "read-only",
-        (false, false) => "ok",
+    match (disk.failed, disk.held, disk.read_only) {
+        (true, ..) => "failed",
+        (false, 1.., _) => "holding",
+        (false, 0, true) => "read-only",
+        (false, 0, false) => "ok",
     }
 }
 
@@ -134,6 +137,7 @@ fn queue_rows(disk: &DiskStats) -> Vec<Vec<String>> {
             queue.other.to_string(),
             queue.errors.to_string(),
             queue.in_flight.to_string(),
+            queue.held.to_string(),
             queue.kicks.to_string(),
             queue.calls.to_string(),
             queue.moves.to_string(),

@@ -138,6 +138,11 @@ impl Server {
         eventually("it ends", || self.child.try_wait().unwrap())
     }
 
+    /// Waits for its end without a signal.
+    pub fn wait_ended(mut self) -> ExitStatus {
+        eventually("it ends", || self.child.try_wait().unwrap())
+    }
+
     /// Standard error so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log.path()).unwrap()
@@ -188,8 +193,8 @@ impl Starting {
     }
 
     /// Waits for its end without a signal.
-    pub fn wait_ended(mut self) -> ExitStatus {
-        eventually("it ends", || self.server.child.try_wait().unwrap())
+    pub fn wait_ended(self) -> ExitStatus {
+        self.server.wait_ended()
     }
 
     /// As many lines of standard output.

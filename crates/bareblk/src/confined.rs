@@ -1,0 +1,185 @@
+//! The sandbox of `bareblk serve`, put up as the server starts: what depends on its configuration.
+//!
+//! `helper started → locked memory allowed → another user, no capabilities → landlock → (images, sockets) → list of calls`
+//!
+//! Not here: how each is done (crate `sandbox`), what the helper does (`helper`), when (`serve.rs`).
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use disk_image::{Access, HostOpener, Opener};
+use io_engine::EngineKind;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
+use sandbox::{Enforcement, EngineCalls, FileRules, Identity, Kept};
+use tracing::{debug, warn};
+
+use crate::cli::LogArgs;
+use crate::configuration::{Configuration, Confinement, ServerSettings};
+use crate::helper::{self, Policy};
+use crate::usage::Contradiction;
+
+/// Where control groups are, as a rule.
+const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
+
+const NOT_UP: &str = "the sandbox cannot be put up (--sandbox off serves without)";
+
+/// What is left of the process's rights.
+#[derive(Debug)]
+pub struct Confined {
+    /// Its door to the file system.
+    pub opener: Arc<dyn Opener>,
+    identity: Identity,
+    /// `None`: there is no sandbox.
+    files: Option<Enforcement>,
+}
+
+impl Confined {
+    /// The last step, before any other thread starts.
+    pub fn limit_calls(&self) -> Result<()> {
+        if self.files.is_some() {
+            sandbox::confine().context(NOT_UP)?;
+        }
+        Ok(())
+    }
+
+    /// Told once disks are served: a start that fails says one line.
+    pub fn log(&self) {
+        let Identity { user, group } = self.identity;
+        match self.files {
+            None => warn!("--sandbox off: the server keeps all rights of the user who started it"),
+            Some(Enforcement::None) => {
+                warn!(
+                    "the sandbox does not restrict files: the kernel has no landlock, or lsm= leaves it out"
+                );
+            }
+            Some(files) => debug!(%files, user, group, "in the sandbox"),
+        }
+    }
+}
+
+/// Before anything is opened, and while the process has one thread.
+pub fn give_up_rights(configuration: &Configuration, log: &LogArgs) -> Result<Confined> {
+    let server = &configuration.server;
+    check(&server.confinement, server.control.is_some())?;
+    if !server.confinement.sandbox {
+        let opener = Arc::new(HostOpener);
+        return Ok(Confined { opener, identity: Identity::default(), files: None });
+    }
+    let opener = helper::start(&policy(configuration), log)?;
+    let locked_memory = !allow_locked_memory();
+    let identity = identity(&server.confinement);
+    sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
+    sandbox::keep_out_of_core_files().context(NOT_UP)?;
+    let files = sandbox::restrict_files(&file_rules(server)).context(NOT_UP)?;
+    Ok(Confined { opener, identity, files: Some(files) })
+}
+
+fn check(confinement: &Confinement, control: bool) -> Result<()> {
+    let Confinement { sandbox, user, group, folders } = confinement;
+    if !sandbox && (user.is_some() || group.is_some()) {
+        bail!(Contradiction(
+            "--user and --group need --sandbox on: who serves as somebody else opens nothing"
+        ));
+    }
+    if folders.is_some() && !(*sandbox && control) {
+        bail!(Contradiction("--allow-folders has no effect without --control and --sandbox on"));
+    }
+    if user.is_some_and(|user| user.group.is_none()) && group.is_none() {
+        bail!(Contradiction("--user names a number that no user has: add --group"));
+    }
+    Ok(())
+}
+
+/// All that is named; with a control socket also what lies beside it, for its clients to name.
+fn policy(configuration: &Configuration) -> Policy {
+    let Configuration { disks, server, file } = configuration;
+    let images: Vec<&Path> = disks.iter().map(|disk| disk.image.path.as_path()).collect();
+    let files: Vec<&Path> = images.iter().copied().filter(|image| !is_device(image)).collect();
+    let with = |access: Access| {
+        let disks = disks.iter().filter(move |disk| disk.image.access == access);
+        disks.map(|disk| disk.image.path.as_os_str().to_owned()).collect()
+    };
+    let sockets: Vec<&Path> =
+        disks.iter().map(|disk| &disk.socket.path).chain(&server.control).map(PathBuf::as_path).collect();
+    let named = |paths: &[&Path]| paths.iter().map(|path| path.as_os_str().to_owned()).collect();
+    let folders = |paths: &[&Path]| match server.control {
+        Some(_) => {
+            let beside = paths.iter().flat_map(|path| [Some(path.to_path_buf()), path.canonicalize().ok()]);
+            let beside = beside.flatten().map(|path| folder(&path));
+            let more = server.confinement.folders.iter().flat_map(|more| more.0.iter().cloned());
+            beside.chain(more).collect::<BTreeSet<_>>().into_iter().map(PathBuf::into_os_string).collect()
+        }
+        None => Vec::new(),
+    };
+    Policy {
+        images: with(Access::ReadWrite),
+        readonly_images: with(Access::ReadOnly),
+        sockets: named(&sockets),
+        configuration: file.clone().map(PathBuf::into_os_string),
+        image_folders: folders(&files),
+        socket_folders: folders(&sockets),
+        complete: true,
+    }
+}
+
+/// What lies beside such an image is not for clients to name: other disks of the host, and what is no disk.
+fn is_device(image: &Path) -> bool {
+    let below_dev = |path: &Path| path.canonicalize().is_ok_and(|real| real.starts_with("/dev"));
+    let is_block_device = image.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
+    is_block_device || below_dev(image) || below_dev(&folder(image))
+}
+
+/// "." for a name alone.
+fn folder(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new(".")).to_path_buf()
+}
+
+fn identity(confinement: &Confinement) -> Identity {
+    let user = confinement.user;
+    Identity { user: user.map(|user| user.id), group: confinement.group.or(user.and_then(|user| user.group)) }
+}
+
+/// Workers are given classes and nice values on their own threads, later.
+fn kept(server: &ServerSettings, locked_memory: bool) -> Kept {
+    let scheduled = server.workers.iter().any(|worker| worker.nice.is_some() || worker.class.is_some());
+    Kept::Server { scheduling: scheduled || server.control.is_some(), locked_memory }
+}
+
+/// Rings of io_uring and pinned guest memory count as locked, and who may lock any amount is about to lose that right.
+/// Whether it can be lost without harm: a container's root may have it without the right to raise the limit.
+fn allow_locked_memory() -> bool {
+    if !capabilities(None).is_ok_and(|now| now.effective.contains(CapabilitySet::IPC_LOCK)) {
+        return true;
+    }
+    let unlimited = Rlimit { current: None, maximum: None };
+    let raised = setrlimit(Resource::Memlock, unlimited);
+    if let Err(error) = raised {
+        debug!("the limit of locked memory stays, and the right to pass it: {error}");
+    }
+    raised.is_ok()
+}
+
+fn file_rules(server: &ServerSettings) -> FileRules {
+    let groups: Vec<&Path> = server.workers.iter().filter_map(|worker| worker.cgroup.as_deref()).collect();
+    let joined = !groups.is_empty() || server.control.is_some();
+    let elsewhere = groups.into_iter().filter(|group| group.is_absolute());
+    let usual = joined.then_some(Path::new(CONTROL_GROUPS));
+    FileRules { writable: usual.into_iter().chain(elsewhere).map(Path::to_path_buf).collect() }
+}
+
+/// Workers that will never see another engine need no calls of it.
+pub fn limit_engines(server: &ServerSettings, has_file: bool, kinds: impl Iterator<Item = EngineKind>) {
+    if server.control.is_some() || has_file {
+        return;
+    }
+    let kinds: Vec<EngineKind> = kinds.collect();
+    sandbox::limit_workers(EngineCalls {
+        io_uring: kinds.contains(&EngineKind::IoUring),
+        linux_aio: kinds.contains(&EngineKind::LinuxAio),
+    });
+}

@@ -1,0 +1,252 @@
+//! What server and helper say to each other: one message, one datagram, in JSON; descriptors travel beside it.
+//!
+//! Not here: who may ask for what (`policy.rs`).
+
+use std::ffi::OsString;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use disk_image::{FileKind, QueueAttributes};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::policy::Policy;
+
+/// Longest message: some paths, each byte of which may be written with four.
+pub const MAX_MESSAGE_BYTES: usize = 128 << 10;
+/// An answer's socket, and the file to open once more.
+const MAX_FDS: usize = 2;
+
+/// A request; the methods of `disk_image::Opener`, and what else needs the host's files.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// More of what is allowed.
+    Allow(Policy),
+    FileKind {
+        path: OsString,
+    },
+    CanonicalPath {
+        path: OsString,
+    },
+    FileId {
+        path: OsString,
+    },
+    OpenImage {
+        path: OsString,
+        writable: bool,
+        direct: bool,
+        create: Option<u64>,
+        exclusive: bool,
+    },
+    /// The file comes with the message.
+    Reopen,
+    OpenConfiguration {
+        path: OsString,
+    },
+    QueueAttributes {
+        major: u32,
+        minor: u32,
+    },
+    LockHolders {
+        dev: u64,
+        ino: u64,
+    },
+    BindSocket {
+        path: OsString,
+    },
+    SetSocketOwner {
+        path: OsString,
+        mode: u32,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    },
+    /// Whether somebody listens; the connection itself stays with the helper.
+    ConnectSocket {
+        path: OsString,
+    },
+    Unlink {
+        path: OsString,
+    },
+    UserId {
+        name: String,
+    },
+    GroupId {
+        name: String,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Answer {
+    Done,
+    /// It comes with the message.
+    Opened,
+    Kind(u8),
+    Path(OsString),
+    FileId {
+        dev: u64,
+        ino: u64,
+    },
+    /// In the order of the fields.
+    Queue([u64; 8]),
+    /// Process ids and names.
+    Holders(Vec<(u32, String)>),
+    Id(u32),
+    Failed(Failure),
+}
+
+/// An `io::Error` that can travel.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Failure {
+    errno: Option<i32>,
+    not_found: bool,
+    invalid: bool,
+    denied: bool,
+    text: String,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let is = |kind| error.kind() == kind;
+        Self {
+            errno: error.raw_os_error(),
+            not_found: is(io::ErrorKind::NotFound),
+            invalid: is(io::ErrorKind::InvalidInput),
+            denied: is(io::ErrorKind::PermissionDenied),
+            text: error.to_string(),
+        }
+    }
+}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> Self {
+        let kind = match failure {
+            Failure { errno: Some(errno), .. } => return Self::from_raw_os_error(errno),
+            Failure { not_found: true, .. } => io::ErrorKind::NotFound,
+            Failure { invalid: true, .. } => io::ErrorKind::InvalidInput,
+            Failure { denied: true, .. } => io::ErrorKind::PermissionDenied,
+            Failure { .. } => io::ErrorKind::Other,
+        };
+        Self::new(kind, failure.text)
+    }
+}
+
+const KINDS: [FileKind; 7] = [
+    FileKind::Regular,
+    FileKind::BlockDevice,
+    FileKind::Directory,
+    FileKind::CharacterDevice,
+    FileKind::Fifo,
+    FileKind::Socket,
+    FileKind::Other,
+];
+
+pub fn kind_to_number(kind: FileKind) -> u8 {
+    let place = KINDS.iter().position(|known| *known == kind);
+    place.and_then(|place| u8::try_from(place).ok()).unwrap_or(u8::MAX)
+}
+
+pub fn kind_of_number(number: u8) -> FileKind {
+    KINDS.get(usize::from(number)).copied().unwrap_or(FileKind::Other)
+}
+
+pub fn queue_to_numbers(queue: &QueueAttributes) -> [u64; 8] {
+    [
+        queue.logical_block_bytes,
+        queue.physical_block_bytes,
+        queue.minimum_io_bytes,
+        queue.optimal_io_bytes,
+        queue.alignment_offset_bytes,
+        queue.discard_max_bytes,
+        queue.discard_granularity_bytes,
+        queue.write_zeroes_max_bytes,
+    ]
+}
+
+pub fn queue_of_numbers(numbers: [u64; 8]) -> QueueAttributes {
+    let [logical, physical, minimum, optimal, alignment, discard_max, granularity, write_zeroes] = numbers;
+    QueueAttributes {
+        logical_block_bytes: logical,
+        physical_block_bytes: physical,
+        minimum_io_bytes: minimum,
+        optimal_io_bytes: optimal,
+        alignment_offset_bytes: alignment,
+        discard_max_bytes: discard_max,
+        discard_granularity_bytes: granularity,
+        write_zeroes_max_bytes: write_zeroes,
+    }
+}
+
+/// Two ends of a connection that keeps messages apart.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends one message and copies of these descriptors.
+pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message).map_err(io::Error::other)?;
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        let text = format!("{} bytes in one message; at most {MAX_MESSAGE_BYTES} are possible", bytes.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        match rustix::net::sendmsg(&socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Waits for one message. `None`: the other end is gone.
+pub fn receive<M: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let received =
+            match rustix::net::recvmsg(&socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) => received,
+                Err(Errno::INTR) => continue,
+                Err(Errno::CONNRESET) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            };
+        let mut fds = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = message {
+                fds.extend(passed);
+            }
+        }
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(io::Error::other("a message between server and helper was cut"));
+        }
+        let message = bytes.get(..received.bytes).unwrap_or_default();
+        let message = serde_json::from_slice(message).map_err(io::Error::other)?;
+        return Ok(Some((message, fds)));
+    }
+}
+
+/// Waits until the other end, all copies of it, is closed.
+pub fn wait_closed(socket: impl AsFd) -> io::Result<()> {
+    loop {
+        match rustix::net::recv(&socket, &mut [0; 1], RecvFlags::empty()) {
+            Ok(_) | Err(Errno::CONNRESET) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! What the helper opens, binds and removes for the server: what the operator has named, and no more than that.
+//!
+//! - Images, sockets and the configuration file that were named at the start; those that the file names when it is read
+//!   again: the helper reads it itself.
+//! - An image that was named readonly is opened for reading only.
+//! - With a control socket also what its clients add: images in the folders of the images that were named and of `--allow-folders`
+//!   and below them, sockets in the folders of the sockets that were named and of `--allow-folders`, not below them. The helper cannot tell a client's wish from that of a server that was taken over.
+//! - Opened once more is what was opened here, and nothing else that the server may have a descriptor of. Changed are only sockets
+//!   that were made here; removed are these, images that were made here, and sockets that nobody listens on.
+//!
+//! Not here: doing it (`server.rs`).
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use disk_image::{FileId, HostOpener, Opener};
+use serde::{Deserialize, Serialize};
+
+/// Where the kernel keeps what is no image, though it may look like a file.
+const NEVER: [&str; 2] = ["/proc", "/sys"];
+
+/// What may be asked for; more of it can only be added by the server before it serves.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Policy {
+    pub images: Vec<OsString>,
+    /// Images that are never opened for writing.
+    pub readonly_images: Vec<OsString>,
+    pub sockets: Vec<OsString>,
+    pub configuration: Option<OsString>,
+    /// Below these any image may be opened, or made.
+    pub image_folders: Vec<OsString>,
+    /// In these, not below, any socket may be made.
+    pub socket_folders: Vec<OsString>,
+    /// This was the last of it.
+    pub complete: bool,
+}
+
+impl Policy {
+    /// In parts that fit into one message each.
+    pub fn pieces(&self, paths_at_a_time: usize) -> Vec<Self> {
+        type Put = fn(&mut Policy, Vec<OsString>);
+        let lists: [(&[OsString], Put); 5] = [
+            (&self.images, |piece, paths| piece.images = paths),
+            (&self.readonly_images, |piece, paths| piece.readonly_images = paths),
+            (&self.sockets, |piece, paths| piece.sockets = paths),
+            (&self.image_folders, |piece, paths| piece.image_folders = paths),
+            (&self.socket_folders, |piece, paths| piece.socket_folders = paths),
+        ];
+        let named = lists.into_iter().flat_map(|(list, put)| {
+            list.chunks(paths_at_a_time).map(move |paths| {
+                let mut piece = Self::default();
+                put(&mut piece, paths.to_vec());
+                piece
+            })
+        });
+        let last = Self { configuration: self.configuration.clone(), complete: true, ..Self::default() };
+        named.chain([last]).collect()
+    }
+}
+
+/// Why an image is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// By its path.
+    Named,
+    /// It lies in one of the folders, as its path is now.
+    Beside,
+}
+
+/// The policy, ready to be asked.
+#[derive(Debug, Default)]
+pub struct Allowed {
+    /// And whether they may be written.
+    images: HashMap<PathBuf, bool>,
+    sockets: HashSet<PathBuf>,
+    configuration: Option<PathBuf>,
+    image_folders: HashSet<PathBuf>,
+    socket_folders: HashSet<PathBuf>,
+    complete: bool,
+    /// Images that were opened.
+    opened: HashSet<(u64, u64)>,
+    /// Images that were made on request, and may be removed again.
+    made: HashSet<PathBuf>,
+    /// Socket files that were made here.
+    bound: HashSet<(u64, u64)>,
+}
+
+impl Allowed {
+    pub fn extend(&mut self, policy: Policy) -> io::Result<()> {
+        if self.complete {
+            return Err(denied("what the sandbox's helper may do is settled".to_owned()));
+        }
+        let paths = |paths: Vec<OsString>| paths.into_iter().map(PathBuf::from);
+        paths(policy.images).for_each(|path| self.name(path, true));
+        paths(policy.readonly_images).for_each(|path| self.name(path, false));
+        self.sockets.extend(paths(policy.sockets));
+        // One that is not there has nothing in it.
+        self.image_folders.extend(paths(policy.image_folders).filter_map(|path| path.canonicalize().ok()));
+        self.socket_folders.extend(paths(policy.socket_folders).filter_map(|path| path.canonicalize().ok()));
+        self.configuration = self.configuration.take().or(policy.configuration.map(PathBuf::from));
+        self.complete = policy.complete;
+        Ok(())
+    }
+
+    /// What a configuration file names, as it stands on disk now. Mistakes in it are for the server to tell.
+    pub fn extend_from_file(&mut self, text: &str) {
+        let Ok(table) = text.parse::<toml::Table>() else { return };
+        let disks = table.get("disk").and_then(toml::Value::as_array);
+        let usual = table.get("defaults").and_then(|defaults| defaults.get("readonly"));
+        for disk in disks.into_iter().flatten() {
+            let path = |key| disk.get(key).and_then(toml::Value::as_str).map(PathBuf::from);
+            let readonly = disk.get("readonly").or(usual);
+            let may_write = readonly.is_none_or(|readonly| readonly.as_bool() == Some(false));
+            path("image").into_iter().for_each(|image| self.name(image, may_write));
+            self.sockets.extend(path("socket"));
+        }
+    }
+
+    /// What may be written once stays so.
+    fn name(&mut self, image: PathBuf, may_write: bool) {
+        *self.images.entry(image).or_default() |= may_write;
+    }
+
+    /// May this image be opened, for writing too, or made?
+    pub fn image(&self, path: &Path, written: bool) -> io::Result<Found> {
+        match self.images.get(path) {
+            Some(may_write) if *may_write || !written => Ok(Found::Named),
+            Some(_) => Err(denied(readonly(path))),
+            None => self.image_beside(path, &real_path(path)?, written).map(|()| Found::Beside),
+        }
+    }
+
+    /// May it, as a file in one of the folders? `real` is where it lies.
+    pub fn image_beside(&self, path: &Path, real: &Path, written: bool) -> io::Result<()> {
+        let never = NEVER.iter().any(|folder| real.starts_with(folder));
+        if never || !self.image_folders.iter().any(|folder| real.starts_with(folder)) {
+            return Err(denied(outside(path, "images")));
+        }
+        let named_readonly = |(named, may_write): (&PathBuf, &bool)| {
+            !may_write && std::fs::canonicalize(named).is_ok_and(|named| named == real)
+        };
+        if written && self.images.iter().any(named_readonly) {
+            return Err(denied(readonly(path)));
+        }
+        Ok(())
+    }
+
+    /// May this socket be made, tried?
+    pub fn socket(&self, path: &Path) -> io::Result<()> {
+        // The socket itself is never followed: its folder counts.
+        if self.sockets.contains(path) || self.socket_folders.contains(&real_folder(path)?) {
+            return Ok(());
+        }
+        Err(denied(outside(path, "sockets")))
+    }
+
+    pub fn configuration(&self, path: &Path) -> io::Result<()> {
+        if self.configuration.as_deref() == Some(path) {
+            return Ok(());
+        }
+        Err(denied(format!("{} is not the configuration file", path.display())))
+    }
+
+    /// Remembers an image that was opened.
+    pub fn opened(&mut self, file: FileId) {
+        self.opened.insert((file.dev, file.ino));
+    }
+
+    /// May it be opened once more?
+    pub fn reopen(&self, file: FileId) -> io::Result<()> {
+        if self.opened.contains(&(file.dev, file.ino)) {
+            return Ok(());
+        }
+        Err(denied("the sandbox's helper opens nothing again but images that it opened".to_owned()))
+    }
+
+    /// Remembers an image that was made.
+    pub fn made(&mut self, path: &Path) {
+        self.made.insert(path.to_owned());
+        self.made.extend(std::fs::canonicalize(path));
+    }
+
+    /// Remembers a socket file that was made.
+    pub fn bound(&mut self, file: FileId) {
+        self.bound.insert((file.dev, file.ino));
+    }
+
+    /// May its owner and mode be changed?
+    pub fn own_socket(&self, path: &Path, file: FileId) -> io::Result<()> {
+        if self.bound.contains(&(file.dev, file.ino)) {
+            return Ok(());
+        }
+        Err(denied(format!("{} is no socket that the sandbox's helper made", path.display())))
+    }
+
+    /// Sockets that were made here or that nobody listens on, and images that were made and not used after all.
+    pub fn unlink(&mut self, path: &Path) -> io::Result<()> {
+        use std::os::unix::fs::FileTypeExt;
+        if self.made.remove(path) {
+            return Ok(());
+        }
+        let metadata = std::fs::symlink_metadata(path)?;
+        if !metadata.file_type().is_socket() {
+            return Err(denied(format!("{} is no socket", path.display())));
+        }
+        self.socket(path)?;
+        let file = FileId::from(&metadata);
+        if self.bound.remove(&(file.dev, file.ino)) || is_dead(path) {
+            return Ok(());
+        }
+        Err(denied(format!("{} is in use, and not by this server", path.display())))
+    }
+}
+
+fn outside(path: &Path, what: &str) -> String {
+    format!(
+        "the sandbox allows {} no longer: {what} may be in the folders of those named at the start, and in those of \
+         --allow-folders",
+        path.display()
+    )
+}
+
+fn readonly(path: &Path) -> String {
+    format!("{} was named as readonly: the sandbox does not open it for writing", path.display())
+}
+
+fn is_dead(socket: &Path) -> bool {
+    let tried = HostOpener.connect_socket(socket);
+    tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+fn denied(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, text)
+}
+
+/// Of a file that need not exist yet.
+fn real_path(path: &Path) -> io::Result<PathBuf> {
+    match std::fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        found => return found,
+    }
+    let folder = real_folder(path)?;
+    Ok(path.file_name().map_or_else(|| folder.clone(), |name| folder.join(name)))
+}
+
+fn real_folder(path: &Path) -> io::Result<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    std::fs::canonicalize(folder.unwrap_or(Path::new(".")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Besides what is named, images and sockets in this folder.
+    fn allowed(folders: &[&Path]) -> Allowed {
+        let mut allowed = Allowed::default();
+        let folders: Vec<OsString> = folders.iter().map(Into::into).collect();
+        let policy = Policy {
+            images: vec!["/named.raw".into()],
+            readonly_images: vec!["/golden.raw".into()],
+            sockets: vec!["/named.sock".into()],
+            configuration: Some("/named.toml".into()),
+            image_folders: folders.clone(),
+            socket_folders: folders,
+            complete: true,
+        };
+        policy.pieces(1).into_iter().for_each(|piece| allowed.extend(piece).unwrap());
+        allowed
+    }
+
+    #[test]
+    fn without_folders_only_what_was_named_is_opened() {
+        let allowed = allowed(&[]);
+        let (image, socket) = (Path::new("/named.raw"), Path::new("/named.sock"));
+        assert!(allowed.image(image, true).is_ok() && allowed.socket(socket).is_ok());
+        assert!(
+            allowed.image(Path::new("/etc/shadow"), true).is_err()
+                && allowed.socket(Path::new("/run/x")).is_err()
+        );
+        assert!(allowed.configuration(Path::new("/named.toml")).is_ok());
+        assert!(allowed.configuration(Path::new("/etc/shadow")).is_err());
+    }
+
+    #[test]
+    fn images_that_clients_add_lie_in_the_folders_allowed_whatever_links_say() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inside, link) = (folder.path().join("disk.raw"), folder.path().join("link.raw"));
+        std::fs::write(&inside, "x").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+        let allowed = allowed(&[folder.path()]);
+        assert!(
+            allowed.image(&inside, true).is_ok()
+                && allowed.image(&folder.path().join("new.raw"), true).is_ok()
+        );
+        assert!(
+            allowed.image(&link, true).is_err() && allowed.image(Path::new("/etc/passwd"), true).is_err()
+        );
+        let up = folder.path().join("../up.raw");
+        assert!(allowed.image(&up, true).is_err() && allowed.socket(&up).is_err());
+        assert!(allowed.socket(&folder.path().join("s")).is_ok());
+        std::fs::create_dir(folder.path().join("below")).unwrap();
+        assert!(allowed.image(&folder.path().join("below/new.raw"), true).is_ok());
+        assert!(allowed.socket(&folder.path().join("below/s")).is_err());
+    }
+
+    #[test]
+    fn what_was_settled_is_not_widened() {
+        let mut allowed = allowed(&[]);
+        assert!(allowed.extend(Policy { image_folders: vec!["/".into()], ..Policy::default() }).is_err());
+        assert!(allowed.image(Path::new("/etc/passwd"), true).is_err());
+    }
+
+    #[test]
+    fn kernels_own_files_are_no_images() {
+        assert!(allowed(&[Path::new("/")]).image(Path::new("/proc/self/mem"), true).is_err());
+    }
+
+    #[test]
+    fn file_read_again_adds_its_disks() {
+        let mut allowed = allowed(&[]);
+        allowed.extend_from_file("[[disk]]\nimage = \"/new.raw\"\nsocket = \"/new.sock\"\n");
+        assert!(
+            allowed.image(Path::new("/new.raw"), true).is_ok()
+                && allowed.socket(Path::new("/new.sock")).is_ok()
+        );
+    }
+
+    #[test]
+    fn only_images_that_were_opened_are_opened_again() {
+        let mut allowed = allowed(&[]);
+        allowed.opened(FileId { dev: 1, ino: 2 });
+        assert!(allowed.reopen(FileId { dev: 1, ino: 2 }).is_ok());
+        assert!(allowed.reopen(FileId { dev: 2, ino: 2 }).is_err());
+    }
+
+    #[test]
+    fn readonly_images_are_not_written_by_any_of_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let (golden, link) = (folder.path().join("golden.raw"), folder.path().join("link.raw"));
+        std::fs::write(&golden, "x").unwrap();
+        std::os::unix::fs::symlink(&golden, &link).unwrap();
+        let mut allowed = allowed(&[folder.path()]);
+        assert_eq!(allowed.image(Path::new("/golden.raw"), false).unwrap(), Found::Named);
+        assert!(allowed.image(Path::new("/golden.raw"), true).is_err());
+        assert!(allowed.image(&golden, true).is_ok());
+        allowed.extend_from_file(&format!("[[disk]]\nimage = {golden:?}\nreadonly = true\n"));
+        assert!(allowed.image(&golden, false).is_ok() && allowed.image(&link, false).is_ok());
+        assert!(allowed.image(&golden, true).is_err() && allowed.image(&link, true).is_err());
+    }
+
+    #[test]
+    fn file_read_again_says_what_is_readonly_also_for_all_disks() {
+        let mut allowed = allowed(&[]);
+        let text =
+            "[defaults]\nreadonly = true\n[[disk]]\nimage = '/a'\n[[disk]]\nimage = '/b'\nreadonly = false\n";
+        allowed.extend_from_file(text);
+        let written = |path| allowed.image(Path::new(path), true).is_ok();
+        assert!(!written("/a") && allowed.image(Path::new("/a"), false).is_ok() && written("/b"));
+    }
+
+    #[test]
+    fn sockets_of_others_are_neither_changed_nor_removed_while_they_listen() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, other) = (folder.path().join("own"), folder.path().join("other"));
+        let _own = HostOpener.bind_socket(&own).unwrap();
+        let listener = HostOpener.bind_socket(&other).unwrap();
+        let id = |path| HostOpener.file_id(path).unwrap();
+        let mut allowed = allowed(&[folder.path()]);
+        allowed.bound(id(&own));
+        assert!(
+            allowed.own_socket(&own, id(&own)).is_ok() && allowed.own_socket(&other, id(&other)).is_err()
+        );
+        assert!(allowed.unlink(&own).is_ok() && allowed.unlink(&other).is_err());
+        drop(listener);
+        assert!(allowed.unlink(&other).is_ok());
+    }
+
+    #[test]
+    fn only_sockets_and_images_that_were_made_are_removed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut allowed = allowed(&[Path::new("/")]);
+        assert!(allowed.unlink(file.path()).is_err());
+        allowed.made(file.path());
+        assert!(allowed.unlink(file.path()).is_ok());
+    }
+}

@@ -1,0 +1,224 @@
+//! The helper's end: waits for requests, checks each against the policy, carries it out.
+//!
+//! Not here: what is said how (`messages.rs`).
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+use disk_image::{Access, FileId, FileKind, HostOpener, OpenRequest, Opener};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use sandbox::{Identity, Kept};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing::{debug, error};
+
+use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
+use super::policy::{Allowed, Found};
+use crate::config_file::MAX_FILE_BYTES;
+use crate::values;
+
+/// Requests at a time: more than a server has threads that ask.
+const MAX_REQUESTS: usize = 256;
+
+/// What can be done to a path, without a descriptor.
+type Reply = io::Result<(Answer, Option<OwnedFd>)>;
+
+/// Serves the server that started this process, until it is gone.
+pub fn run() -> Result<()> {
+    // Signals to the process group, or to all of a unit, are for the server: it still needs its helper to stop.
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
+            .context("cannot catch signals")?;
+    }
+    let channel = io::stdin().as_fd().try_clone_to_owned().context("started without a server")?;
+    let _ = rustix::thread::set_name(c"bareblk-helper");
+    sandbox::keep_out_of_core_files()?;
+    sandbox::drop_privileges(Identity::default(), Kept::Files)?;
+    let state = Arc::<State>::default();
+    while let Some((ask, fds)) = messages::receive::<Ask>(&channel).context("cannot hear the server")? {
+        let mut fds = fds.into_iter();
+        let Some(back) = fds.next() else { continue };
+        begin(&state, ask, fds.next(), back);
+    }
+    Ok(())
+}
+
+#[derive(Debug, Default)]
+struct State {
+    allowed: Mutex<Allowed>,
+    running: AtomicUsize,
+}
+
+impl State {
+    fn allowed(&self) -> MutexGuard<'_, Allowed> {
+        self.allowed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// On a thread of its own: a file system may hang.
+fn begin(state: &Arc<State>, ask: Ask, file: Option<OwnedFd>, back: OwnedFd) {
+    // Relaxed: a number that stands for itself.
+    if state.running.fetch_add(1, Ordering::Relaxed) >= MAX_REQUESTS {
+        state.running.fetch_sub(1, Ordering::Relaxed);
+        return reply(Err(Errno::AGAIN.into()), back);
+    }
+    let own = Arc::clone(state);
+    let thread = std::thread::Builder::new().name("bareblk-opener".into()).spawn(move || {
+        let result = own.carry_out(ask, file);
+        own.running.fetch_sub(1, Ordering::Relaxed);
+        reply(result, back);
+    });
+    if let Err(error) = thread {
+        // The server sees its socket closed.
+        state.running.fetch_sub(1, Ordering::Relaxed);
+        error!("the sandbox's helper cannot start a thread: {error}");
+    }
+}
+
+/// Closes what was opened, then the socket: whoever waits for that knows that nothing is left here.
+fn reply(result: Reply, back: OwnedFd) {
+    let (answer, opened) = result.unwrap_or_else(|error| (Answer::Failed(error.into()), None));
+    let fds: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
+    if let Err(error) = messages::send(&back, &answer, &fds) {
+        debug!("an answer of the sandbox's helper is not taken: {error}");
+    }
+    drop(opened);
+    drop(back);
+}
+
+fn opened(fd: OwnedFd) -> (Answer, Option<OwnedFd>) {
+    (Answer::Opened, Some(fd))
+}
+
+fn said(answer: Answer) -> (Answer, Option<OwnedFd>) {
+    (answer, None)
+}
+
+impl State {
+    fn carry_out(&self, ask: Ask, file: Option<OwnedFd>) -> Reply {
+        let host = HostOpener;
+        match ask {
+            Ask::Allow(policy) => self.allowed().extend(policy).map(|()| said(Answer::Done)),
+            Ask::FileKind { path } => {
+                host.file_kind(path.as_ref()).map(|kind| said(Answer::Kind(kind_to_number(kind))))
+            }
+            Ask::CanonicalPath { path } => {
+                host.canonical_path(path.as_ref()).map(|path| said(Answer::Path(path.into())))
+            }
+            Ask::FileId { path } => {
+                let FileId { dev, ino } = host.file_id(path.as_ref())?;
+                Ok(said(Answer::FileId { dev, ino }))
+            }
+            Ask::OpenImage { path, writable, direct, create, exclusive } => {
+                let access = if writable { Access::ReadWrite } else { Access::ReadOnly };
+                self.open_image(path.as_ref(), &OpenRequest { access, direct, create, exclusive })
+            }
+            Ask::Reopen => {
+                let file = file.ok_or(io::ErrorKind::InvalidInput)?;
+                // A descriptor that only names a file would turn into one that reads it.
+                if rustix::fs::fcntl_getfl(&file)?.contains(OFlags::PATH) {
+                    return Err(io::ErrorKind::InvalidInput.into());
+                }
+                self.allowed().reopen(file_id(&file)?)?;
+                host.reopen(file.as_fd()).map(opened)
+            }
+            Ask::OpenConfiguration { path } => self.open_configuration(path.as_ref()),
+            Ask::QueueAttributes { major, minor } => {
+                let queue = host.queue_attributes(major, minor)?;
+                Ok(said(Answer::Queue(queue_to_numbers(&queue))))
+            }
+            Ask::LockHolders { dev, ino } => {
+                let holders = host.lock_holders(FileId { dev, ino });
+                let holders = holders.into_iter().map(|holder| (holder.pid, holder.command)).collect();
+                Ok(said(Answer::Holders(holders)))
+            }
+            Ask::UserId { name } => id(values::user_id(&name)),
+            Ask::GroupId { name } => id(values::group_id(&name)),
+            socket => self.about_sockets(socket),
+        }
+    }
+
+    fn about_sockets(&self, ask: Ask) -> Reply {
+        let host = HostOpener;
+        let allowed = |path: &OsString| self.allowed().socket(path.as_ref()).map(|()| PathBuf::from(path));
+        match ask {
+            Ask::BindSocket { path } => {
+                let path = allowed(&path)?;
+                let socket = host.bind_socket(&path)?;
+                let file = host.file_id(&path)?;
+                self.allowed().bound(file);
+                Ok(opened(socket))
+            }
+            Ask::ConnectSocket { path } => host.connect_socket(&allowed(&path)?).map(|()| said(Answer::Done)),
+            Ask::SetSocketOwner { path, mode, uid, gid } => {
+                let path = allowed(&path)?;
+                let file = host.file_id(&path)?;
+                self.allowed().own_socket(&path, file)?;
+                host.set_socket_owner(&path, mode, uid, gid).map(|()| said(Answer::Done))
+            }
+            Ask::Unlink { path } => {
+                self.allowed().unlink(path.as_ref())?;
+                host.unlink(path.as_ref()).map(|()| said(Answer::Done))
+            }
+            other => Err(io::Error::other(format!("the sandbox's helper does not know {other:?}"))),
+        }
+    }
+
+    fn open_image(&self, path: &Path, request: &OpenRequest) -> Reply {
+        let written = request.access == Access::ReadWrite || request.create.is_some();
+        let found = self.allowed().image(path, written)?;
+        let image = match (found, request.create) {
+            (Found::Beside, None) => self.open_beside(path, request, written)?,
+            _ => HostOpener.open_image(path, request)?,
+        };
+        accept_kind(&image)?;
+        self.allowed().opened(file_id(&image)?);
+        if request.create.is_some() {
+            self.allowed().made(path);
+        }
+        Ok(opened(image))
+    }
+
+    /// Looked at before it is opened: opening a device that is no disk can do things to it. What was looked at is what
+    /// is opened, whoever changes links meanwhile.
+    fn open_beside(&self, path: &Path, request: &OpenRequest, written: bool) -> io::Result<OwnedFd> {
+        let pinned = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        accept_kind(&pinned)?;
+        let link = PathBuf::from(format!("/proc/self/fd/{}", pinned.as_raw_fd()));
+        let real = std::fs::read_link(&link)?;
+        self.allowed().image_beside(path, &real, written)?;
+        HostOpener.open_image(&link, request)
+    }
+
+    /// What it names may be served from now on.
+    fn open_configuration(&self, path: &Path) -> Reply {
+        self.allowed().configuration(path)?;
+        let mut text = String::new();
+        let read = File::open(path)?.take(MAX_FILE_BYTES).read_to_string(&mut text);
+        if read.is_ok() {
+            self.allowed().extend_from_file(&text);
+        }
+        HostOpener.open_configuration(path).map(opened)
+    }
+}
+
+fn accept_kind(file: &OwnedFd) -> io::Result<()> {
+    match File::from(file.try_clone()?).metadata()?.file_type().into() {
+        FileKind::Regular | FileKind::BlockDevice => Ok(()),
+        kind => Err(io::Error::other(format!("not an image but a {kind}"))),
+    }
+}
+
+fn file_id(file: &OwnedFd) -> io::Result<FileId> {
+    Ok(FileId::from(&File::from(file.try_clone()?).metadata()?))
+}
+
+fn id(found: Result<u32>) -> Reply {
+    found.map(|id| said(Answer::Id(id))).map_err(|error| io::Error::other(format!("{error:#}")))
+}

@@ -1,0 +1,97 @@
+//! What the program reads from others, as functions of text: for fuzzing, and for nothing else.
+//!
+//! Not here: the code that they call (`control`, `config_file.rs`), what must hold (`fuzz_targets`).
+
+use std::path::Path;
+use std::time::Duration;
+
+use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
+use disk_image::HostOpener;
+use serde_json::{Map, Value};
+
+use crate::config_file;
+use crate::control::protocol::{self, Answer, BadLine, Verb};
+use crate::control::reports::ReloadAnswer;
+use crate::control::{Control, Refused, dispatch};
+
+/// Longest line that a control client may send.
+pub const MAX_LINE_BYTES: usize = crate::control::limits::MAX_LINE_BYTES;
+
+/// What a server that has no disks and one worker answers to a control client's line, without the line break.
+#[must_use]
+pub fn control_answer(line: &[u8]) -> String {
+    let answer = match protocol::parse(line) {
+        Err(BadLine { id, fault }) => Answer::new(id, Err(fault)),
+        Ok(request) if request.verb == Verb::Shutdown => {
+            Answer::new(Some(request.id), Ok(Value::Object(Map::new())))
+        }
+        Ok(request) => Answer::new(Some(request.id), dispatch::obey(&request.verb, &NoDisks)),
+    };
+    serde_json::to_string(&answer).unwrap_or_default()
+}
+
+/// How many disks a configuration has, or what the user is told. Looks the named paths up, and opens nothing.
+///
+/// # Errors
+/// The line.
+pub fn configuration(text: &str) -> Result<usize, String> {
+    let read = config_file::read_text(Path::new("bareblk.toml"), text, &HostOpener, &[]);
+    read.map(|configuration| configuration.disks.len())
+        .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+}
+
+struct NoDisks;
+
+fn no_disk<T>(name: &str) -> Result<T, Refused> {
+    Err(AdminError::NoDisk { name: name.to_owned() }.into())
+}
+
+fn no_worker<T>(id: WorkerId) -> Result<T, Refused> {
+    Err(AdminError::NoWorker { id }.into())
+}
+
+impl Control for NoDisks {
+    fn report(&self) -> ServerReport {
+        ServerReport::default()
+    }
+
+    fn add_worker(&self, _: WorkerOptions) -> Result<WorkerId, Refused> {
+        Ok(WorkerId(1))
+    }
+
+    fn remove_worker(&self, id: WorkerId, _: Duration) -> Result<(), Refused> {
+        no_worker(id)
+    }
+
+    fn attach(&self, disk: &str, _: u16, _: WorkerId, _: Duration) -> Result<(), Refused> {
+        no_disk(disk)
+    }
+
+    fn set_completion_worker(&self, disk: &str, _: Option<WorkerId>, _: Duration) -> Result<(), Refused> {
+        no_disk(disk)
+    }
+
+    fn add_disk(&self, table: Map<String, Value>) -> Result<String, Refused> {
+        let settings = config_file::disk(&table, &HostOpener)
+            .map_err(|error| Refused::Settings(format!("{error:#}")))?;
+        Ok(settings.name(&HostOpener))
+    }
+
+    fn remove_disk(&self, name: &str, _: bool, _: Duration) -> Result<(), Refused> {
+        no_disk(name)
+    }
+
+    fn resize_disk(&self, name: &str, _: u64, _: bool) -> Result<(), Refused> {
+        no_disk(name)
+    }
+
+    fn resume_disk(&self, name: &str, _: Duration) -> Result<usize, Refused> {
+        no_disk(name)
+    }
+
+    fn reload(&self) -> Result<ReloadAnswer, Refused> {
+        Ok(ReloadAnswer::default())
+    }
+
+    fn shutdown(&self) {}
+}

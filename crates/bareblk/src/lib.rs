@@ -1,0 +1,152 @@
+//! The program `bareblk`: serves disk images to virtual machines. A library only so that its inputs can be fuzzed.
+//!
+//! `arguments → cli.rs → serve.rs | ctl.rs | vmm_args.rs | engines.rs | bench.rs | lab.rs | completions | man.rs → exit code`
+//!
+//! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n
+//!   signal n ended a measurement, or, the second one, a stop that took too long.
+//!
+//! Not here: what serving means (`blk_server`), what an image is (`disk_image`).
+#![forbid(unsafe_code)]
+
+mod cli;
+
+mod values;
+
+mod serve_args;
+
+mod disk_settings;
+
+mod configuration;
+
+mod config_words;
+
+mod config_file;
+
+mod engine_args;
+
+mod engines;
+
+mod placement_args;
+
+mod usage;
+
+mod helper;
+
+mod confined;
+
+mod serve;
+
+mod serving;
+
+mod difference;
+
+mod open_disk;
+
+mod descriptors;
+
+mod control;
+
+mod serving_control;
+
+mod logging;
+
+mod signals;
+
+mod service_manager;
+
+mod passed_sockets;
+
+mod watchdog;
+
+mod ctl_args;
+
+mod ctl;
+
+mod man;
+
+mod vmm_args;
+
+mod worker_args;
+
+mod bench_args;
+
+mod bench;
+
+mod lab;
+
+pub mod inputs;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use clap::error::ErrorKind;
+use io_engine::EngineError;
+
+use crate::cli::{Cli, Command};
+
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
+    let result = match Cli::try_parse() {
+        Ok(cli) => run(cli.command).map_err(|error| (format!("{error:#}"), exit_code(&error))),
+        Err(error) if is_help(&error) => error.exit(),
+        Err(error) => {
+            let line = usage::line(&error, std::env::args_os().skip(1));
+            Err((line, ExitCode::from(usage::EXIT_CODE)))
+        }
+    };
+    result.unwrap_or_else(complain)
+}
+
+/// Options that contradict each other are wrong usage too.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    let options_differ = matches!(error.downcast_ref(), Some(EngineError::Option { .. }));
+    if options_differ || error.is::<usage::Contradiction>() || error.is::<usage::Wrong>() {
+        ExitCode::from(usage::EXIT_CODE)
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Help or a version, asked for or due (no arguments at all).
+fn is_help(error: &clap::Error) -> bool {
+    !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+}
+
+fn complain((line, code): (String, ExitCode)) -> ExitCode {
+    // Not `eprintln!`, which panics when nobody reads any more.
+    let _ = writeln!(io::stderr(), "bareblk: {line}");
+    code
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Bench(args) => return bench::obey(&args),
+        Command::Lab(command) => return lab::obey(command),
+        Command::Serve(args) => {
+            let log = args.log.clone();
+            logging::start(&log)?;
+            serve::serve(args.configuration()?, &log)
+        }
+        Command::Helper(log) => {
+            logging::start(&log)?;
+            helper::run()
+        }
+        Command::Ctl(args) => ctl::obey(args),
+        Command::VmmArgs(args) => print(&vmm_args::text(&args)?),
+        Command::Engines(args) => print(&engines::text(&args)?),
+        Command::Completions { shell } => print(&cli::completions(shell)),
+        Command::Man { folder } => man::write(&folder),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> Result<()> {
+    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,93 @@
+//! Tells the service manager that the server is alive, while it is: every worker and the main loop have just answered.
+//!
+//! `every third of the time → asked: workers, main loop → all have answered → WATCHDOG=1`
+//!
+//! - Only where the manager asks for it (`WATCHDOG_USEC`): an idle server makes no wake-ups otherwise.
+//! - Whoever does not answer has until the manager's time is over; who answers late is not asked twice for it.
+//! - It ends with the server's stop, for which the manager has another time.
+//!
+//! Not here: what is told (`service_manager.rs`), how workers answer (`blk_server`).
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use blk_server::{RollCall, Server, format_cpus};
+use tracing::{info, warn};
+
+use crate::service_manager::ServiceManager;
+use crate::serving::Serving;
+use crate::signals;
+
+/// Asked and answered within two of these, the manager hears of it in time.
+const ROUNDS: u32 = 3;
+
+/// Starts it, if the manager asks for it. What the main loop answers with.
+pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Option<SyncSender<()>>> {
+    let Some(time) = manager.watchdog() else { return Ok(None) };
+    let (answer, main_loop) = sync_channel(1);
+    let watchdog = Watchdog {
+        manager: Arc::clone(manager),
+        serving: Arc::downgrade(serving),
+        round: time / ROUNDS,
+        main_loop,
+        main_loop_asked: false,
+        workers: None,
+        warned: false,
+    };
+    let thread = std::thread::Builder::new().name("bareblk-watch".into());
+    thread.spawn(move || watchdog.watch()).context("cannot start the watchdog's thread")?;
+    info!(time = ?time, "watchdog: the service manager is told while workers and main loop answer");
+    Ok(Some(answer))
+}
+
+struct Watchdog {
+    manager: Arc<ServiceManager>,
+    /// A stop does not wait for the watchdog.
+    serving: Weak<Serving>,
+    round: Duration,
+    main_loop: Receiver<()>,
+    main_loop_asked: bool,
+    /// Asked in a round before, and not all have answered.
+    workers: Option<RollCall>,
+    warned: bool,
+}
+
+impl Watchdog {
+    fn watch(mut self) {
+        let mut next = Instant::now();
+        while let Some(silent) = self.ask() {
+            if silent.is_empty() {
+                self.manager.alive();
+                self.warned = false;
+            } else if !std::mem::replace(&mut self.warned, true) {
+                warn!("watchdog: no answer from {silent}: the service manager is not told that all is well");
+            }
+            next = (next + self.round).max(Instant::now());
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// Who does not answer, in words; `None`: the server stops.
+    fn ask(&mut self) -> Option<String> {
+        if self.workers.is_none() {
+            self.workers = Some(self.serving.upgrade()?.with_server(Server::call_roll).ok()?);
+        }
+        if !std::mem::replace(&mut self.main_loop_asked, true) {
+            signals::ask_main_loop();
+        }
+        let begin = Instant::now();
+        let silent =
+            self.workers.as_mut().map(|workers| workers.silent_after(self.round)).unwrap_or_default();
+        if silent.is_empty() {
+            self.workers = None;
+        }
+        let left = self.round.saturating_sub(begin.elapsed());
+        self.main_loop_asked = self.main_loop.recv_timeout(left).is_err();
+        let numbers: Vec<u32> = silent.iter().map(|id| id.0).collect();
+        let workers = (!numbers.is_empty()).then(|| format!("worker {}", format_cpus(&numbers)));
+        let main_loop = self.main_loop_asked.then(|| "the main loop".to_owned());
+        Some(workers.into_iter().chain(main_loop).collect::<Vec<_>>().join(" and "))
+    }
+}

@@ -1,0 +1,85 @@
+//! A real guest on storage that fails: errors reach it as errors where they are, and nowhere else; with
+//! `--on-error hold-on-enospc` it waits for room, and never hears of an error.
+//!
+//! Needs the right to mount (a small tmpfs, FUSE): without it the test says that it is skipped. Not here: every engine, every way to
+//! fail (`blk_server/tests/failing_storage.rs`).
+#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../../blk_server/tests/rig/fuse_disk.rs"]
+mod fuse_disk;
+mod guest;
+mod rig;
+#[path = "../../blk_server/tests/rig/small_fs.rs"]
+mod small_fs;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fuse_disk::{Call, FuseDisk};
+use guest::{MIB, Served, finish, line, number, spawn};
+use rig::{Place, bareblk, eventually, output};
+use serde_json::Value;
+use small_fs::{Kind, SmallFs};
+
+fn ctl(control: &Path, words: &[&str]) -> Value {
+    let mut command = bareblk();
+    command.args(["ctl", "--json", "--socket"]).arg(control).args(words);
+    serde_json::from_str(&output(command)).unwrap()
+}
+
+#[test]
+fn guest_sees_errors_where_the_host_has_them_and_waits_for_room_where_it_was_told_to() {
+    let ticks = AtomicU64::new(0);
+    let Some(bad) = FuseDisk::mount(32 << 20, Arc::new(move || ticks.fetch_add(1, Ordering::Relaxed))) else {
+        return;
+    };
+    let Some(small) = SmallFs::mount(Kind::Tmpfs, 8) else { return };
+    bad.fail(Call::Read, 16 * MIB..16 * MIB + 4096, fuser::Errno::EIO);
+    bad.fail(Call::Write, 16 * MIB..16 * MIB + 4096, fuser::Errno::EIO);
+    let first = Served::existing(Place::new(), bad.path(), &[]);
+    let sparse = small.path().join("sparse.raw");
+    std::fs::File::create(&sparse).unwrap().set_len(64 * MIB).unwrap();
+    let place = Place::new();
+    let control = place.socket("c");
+    let hold = ["--on-error", "hold-on-enospc", "--retry-after", "0", "--name", "sparse", "--control"];
+    let args = [&hold[..], &[control.to_str().unwrap()]].concat();
+    let second = Served::existing(place, sparse, &args);
+    let script = "
+        errors() { # READ|WRITE OFFSET: fio's word for what went wrong there, 0 if nothing did
+            fio --name=at --filename=/dev/vda --rw=$1 --offset=$2 --size=64k --bs=4k --direct=1 --ioengine=psync \
+                --continue_on_error=all > /tmp/at 2>&1
+            grep -o 'total_err *= *[0-9]*\\|total errors=[0-9]*\\|errors *: total=[0-9]*' /tmp/at | grep -o '[0-9]*$' || echo 0
+        }
+        for place in 8m 16m 24m; do
+            echo BB:READ_$place=$(errors read $place)
+            echo BB:WRITE_$place=$(errors write $place)
+        done
+        DISK=/dev/vda verified --bsrange=4k-64k --size=16m
+        echo BB:BAD_SPOTS=$(dmesg | grep 'I/O error, dev vda' | grep -v -c 'sector 32768 ')
+        echo filling
+        DISK=/dev/vdb verified --bsrange=4k-64k --size=24m
+        echo BB:COMPLAINTS=$(dmesg | grep -c -E 'dev vdb|blocked for more than|WARNING:|BUG:')";
+    let vm = first.vm(script).disk_socket(second.socket(), 2);
+    let mut vm = spawn(&vm);
+
+    line(&mut vm, "filling");
+    let held = || ctl(&control, &["list"])["ok"]["disks"][0]["held"].as_u64().unwrap();
+    eventually("requests are held", || (held() > 0).then_some(()));
+    second.server().wait_logged("write is held");
+    assert!(second.server().log().contains("No space left on device"));
+    small.grow(80);
+    let resumed = ctl(&control, &["resume", "sparse"])["ok"]["resumed"].as_u64().unwrap();
+    let output = finish(vm);
+
+    assert!(resumed > 0 && held() == 0);
+    for place in ["8m", "24m"] {
+        assert_eq!(number(&output, &format!("READ_{place}")), 0, "{}", output.console);
+        assert_eq!(number(&output, &format!("WRITE_{place}")), 0, "{}", output.console);
+    }
+    assert_eq!((number(&output, "READ_16m"), number(&output, "WRITE_16m")), (1, 1), "{}", output.console);
+    assert_eq!((number(&output, "BAD_SPOTS"), number(&output, "COMPLAINTS")), (0, 0), "{}", output.console);
+    second.server().wait_logged("all held requests are answered");
+    first.server().wait_logged("sector=32768 offset=16777216 bytes=4096");
+}

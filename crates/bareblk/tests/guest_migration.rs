@@ -1,0 +1,147 @@
+//! A running guest moves from one QEMU to another on this host, again and again, while fio writes and verifies.
+//!
+//! Both QEMUs are connected to the same sockets of one server: a disk may have two sessions, of which one has rings
+//! (`docs/migration.md`). The guest's memory goes through a socket between the two, page by page, and what the device
+//! stores meanwhile is known to QEMU from our dirty log only.
+//!
+//! Not here: which stores are in the log (`blk_server/tests/dirty_log.rs`).
+#![cfg(target_arch = "x86_64")] // what the guest is made of
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod guest;
+mod rig;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use guest::{MIB, Served, finish, line, number, sizes, spawn};
+use rig::eventually;
+use serde_json::{Value, json};
+use xtask::guest::{RunningVm, Vm};
+
+/// Verified runs on all disks, one after the other, until the file system says otherwise. Half of what fio does is to
+/// read back, into pages that only the device writes.
+const VERIFIED_UNTIL_TOLD: &str = "
+    (read stop < /dev/console; touch /tmp/stop) &
+    number=0
+    until [ -e /tmp/stop ]; do
+        for disk in /dev/vd*; do
+            echo run $number on $disk starts
+            DISK=$disk verified --bsrange=4k-128k --size=8m --randseed=$number
+        done
+        number=$((number + 1))
+    done
+    echo BB:RUNS=$number
+    echo BB:COMPLAINTS=$(complaints)";
+
+/// One QEMU, and its control socket.
+struct Host {
+    vm: RunningVm,
+    qmp: Qmp,
+}
+
+impl Host {
+    /// The guest boots here.
+    fn first(vm: &Vm, place: &Path) -> Self {
+        Self::start(vm, &place.join("qmp-0"), None)
+    }
+
+    /// The guest comes here, by this socket.
+    fn next(vm: &Vm, place: &Path, number: u64) -> (Self, PathBuf) {
+        let incoming = place.join(format!("incoming-{number}"));
+        let host = Self::start(vm, &place.join(format!("qmp-{number}")), Some(&incoming));
+        assert!(incoming.exists());
+        (host, incoming)
+    }
+
+    fn start(vm: &Vm, qmp: &Path, incoming: Option<&Path>) -> Self {
+        let mut vm =
+            vm.clone().qemu_args(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", qmp.display())]);
+        if let Some(incoming) = incoming {
+            vm = vm.qemu_args(["-incoming".to_owned(), format!("unix:{}", incoming.display())]);
+        }
+        let vm = spawn(&vm);
+        let socket = eventually("QEMU listens", || UnixStream::connect(qmp).ok());
+        Self { vm, qmp: Qmp::new(socket) }
+    }
+
+    /// Returns when the guest runs there, and what QEMU says of it.
+    fn migrate_to(&mut self, incoming: &Path) -> Value {
+        // Slow enough that most memory is copied while the guest writes into it; and what is left fits the pause.
+        self.qmp.ask("migrate-set-parameters", json!({ "max-bandwidth": 64 * MIB, "downtime-limit": 400 }));
+        self.qmp.ask("migrate", json!({ "uri": format!("unix:{}", incoming.display()) }));
+        eventually("the migration is over", || {
+            let state = self.qmp.ask("query-migrate", json!({}));
+            let status = state["status"].as_str().unwrap_or_default().to_owned();
+            assert!(status != "failed" && status != "cancelled", "{state}");
+            (status == "completed").then_some(state)
+        })
+    }
+}
+
+/// QEMU's control socket: a line of JSON for each question.
+struct Qmp {
+    socket: BufReader<UnixStream>,
+}
+
+impl Qmp {
+    fn new(socket: UnixStream) -> Self {
+        socket.set_read_timeout(Some(sizes::GUEST_DEADLINE.now())).unwrap();
+        let mut qmp = Self { socket: BufReader::new(socket) };
+        assert!(qmp.line().get("QMP").is_some());
+        qmp.ask("qmp_capabilities", json!({}));
+        qmp
+    }
+
+    fn line(&mut self) -> Value {
+        let mut line = String::new();
+        assert!(self.socket.read_line(&mut line).unwrap() > 0, "QEMU is gone");
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// Events in between are passed by.
+    fn ask(&mut self, command: &str, arguments: Value) -> Value {
+        let question = json!({ "execute": command, "arguments": arguments });
+        self.socket.get_mut().write_all(format!("{question}\n").as_bytes()).unwrap();
+        loop {
+            let mut answer = self.line();
+            assert!(answer.get("error").is_none(), "{command}: {answer}");
+            if answer.get("return").is_some() {
+                return answer["return"].take();
+            }
+        }
+    }
+}
+
+/// `/dev/vda` has split rings, `/dev/vdb` packed ones.
+#[test]
+fn verified_writes_go_on_while_the_guest_migrates() {
+    let disks = [Served::new(8 * MIB, &[]), Served::new(8 * MIB, &[])];
+    let vm = disks[0].vm(VERIFIED_UNTIL_TOLD).memory_mib(384).disk_socket(disks[1].socket(), 2);
+    let vm = vm.disk_args("queue-size=1024,packed=on");
+    let place = tempfile::tempdir().unwrap();
+    let mut here = Host::first(&vm, place.path());
+    line(&mut here.vm, "on /dev/vdb starts");
+
+    for number in 1..=sizes::MIGRATIONS.now() {
+        let (there, incoming) = Host::next(&vm, place.path(), number);
+        let disk = usize::from(number % 2 == 0);
+        disks[disk].wait_writing();
+        let state = here.migrate_to(&incoming);
+        println!("migration {number}: {state}");
+        here = there;
+        // Whole runs that began after it, so that what was read into memory before is not all that is looked at.
+        line(&mut here.vm, "on /dev/vda starts");
+        line(&mut here.vm, "on /dev/vdb starts");
+    }
+    here.vm.send_line("stop").unwrap();
+    let seen = finish(here.vm);
+
+    assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+    for mut disk in disks {
+        let log = disk.server().log();
+        assert!(!log.contains("session ended"), "{log}");
+        disk.terminate();
+    }
+}

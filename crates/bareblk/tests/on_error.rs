@@ -1,0 +1,79 @@
+//! `--on-error`: what the real program says about it, and `bareblk ctl resume`.
+//!
+//! Not here: requests that are held (`guest_errors.rs`, `blk_server/tests/hold.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod rig;
+
+use std::path::Path;
+use std::process::Command;
+
+use rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usage};
+
+const MIB: u64 = 1 << 20;
+
+fn ctl(control: &Path, words: &[&str]) -> Command {
+    let mut command = bareblk();
+    command.arg("ctl").arg("--socket").arg(control).args(words);
+    command
+}
+
+fn served(place: &Place, args: &[&str]) -> Server {
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.arg("--control").arg(place.socket("c")).args(["--name", "vm1"]).args(args);
+    Server::start(command)
+}
+
+fn listed(place: &Place) -> serde_json::Value {
+    let answer = output(ctl(&place.socket("c"), &["--json", "list"]));
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    answer["ok"]["disks"][0].clone()
+}
+
+#[test]
+fn errors_are_reported_unless_somebody_wants_them_held() {
+    let place = Place::new();
+    let _server = served(&place, &[]);
+    let disk = listed(&place);
+    assert_eq!(
+        (&disk["on_error"], &disk["retry_after_ns"], &disk["held"]),
+        (&"report".into(), &().into(), &0.into())
+    );
+}
+
+#[test]
+fn list_shows_what_is_held_and_for_how_long() {
+    let place = Place::new();
+    let _server = served(&place, &["--on-error", "hold-on-enospc", "--retry-after", "7"]);
+    let disk = listed(&place);
+    assert_eq!(
+        (&disk["on_error"], &disk["retry_after_ns"]),
+        (&"hold-on-enospc".into(), &7_000_000_000_u64.into())
+    );
+    assert_says(&output(ctl(&place.socket("c"), &["list"])), &["ON ERROR", "hold-on-enospc", "ok"]);
+}
+
+#[test]
+fn retry_after_zero_is_never_by_itself() {
+    let place = Place::new();
+    let _server = served(&place, &["--on-error", "hold", "--retry-after", "0"]);
+    let disk = listed(&place);
+    assert_eq!((&disk["on_error"], &disk["retry_after_ns"]), (&"hold".into(), &().into()));
+}
+
+#[test]
+fn resume_says_how_many_requests_there_are_and_which_disk_there_is_not() {
+    let place = Place::new();
+    let _server = served(&place, &["--on-error", "hold"]);
+    let control = place.socket("c");
+    assert_eq!(output(ctl(&control, &["resume", "vm1"])), "0 held requests are tried again\n");
+    assert_says(&refusal(ctl(&control, &["resume", "vm2"])), &["there is no disk `vm2`"]);
+}
+
+#[test]
+fn word_that_is_no_policy_is_refused_with_those_there_are() {
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    command.args(["--on-error", "pray"]);
+    assert_says(&wrong_usage(command), &["pray", "report", "hold", "hold-on-enospc"]);
+}

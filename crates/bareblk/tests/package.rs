@@ -1,0 +1,240 @@
+//! Units as systemd's own tools see them, manual pages as man does, and the Debian package in a clean Debian.
+//!
+//! - Two tests make a Debian in a folder (`mmdebstrap`, root, a mirror): only in the long run. One of them boots its systemd
+//!   in namespaces (`package/boot.sh`): a container, not a virtual machine.
+//!
+//! Not here: what the program tells a service manager (`service.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod rig;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rig::{assert_says, bareblk, is_root, output};
+use xtask::packages::find_program;
+use xtask::sizes::LONG_ENV;
+
+fn packaging() -> PathBuf {
+    xtask::workspace::root().join("packaging")
+}
+
+/// The units, with this program in them and instances of the templates.
+fn units() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |unit: &str, instance: &str| {
+        let text = std::fs::read_to_string(packaging().join(unit)).unwrap();
+        let text = text.replace("/usr/bin/bareblk", env!("CARGO_BIN_EXE_bareblk"));
+        std::fs::write(folder.path().join(instance), text).unwrap();
+    };
+    place("bareblk.service", "bareblk.service");
+    for instance in ["bareblk@vm1.service", "bareblk@vm1.socket", "bareblk-disk@vm1.socket"] {
+        place(&instance.replace("vm1", ""), instance);
+    }
+    folder
+}
+
+fn analyze(arguments: &[&str], folder: &Path) -> Option<Output> {
+    let program = find_program("systemd-analyze")?;
+    Some(Command::new(program).args(arguments).current_dir(folder).output().unwrap())
+}
+
+#[test]
+fn units_have_no_word_that_systemd_does_not_know() {
+    let folder = units();
+    let units = ["bareblk.service", "bareblk@vm1.service", "bareblk@vm1.socket", "bareblk-disk@vm1.socket"];
+    for unit in units {
+        let Some(said) = analyze(&["verify", "--man=no", &format!("./{unit}")], folder.path()) else {
+            return println!("skipped: there is no systemd-analyze here");
+        };
+        let text = String::from_utf8_lossy(&said.stderr);
+        // Of other units on this machine it has an opinion too.
+        let ours: Vec<_> = text.lines().filter(|line| line.contains("bareblk")).collect();
+        assert!(said.status.success() && ours.is_empty(), "{unit}: {text}");
+    }
+}
+
+/// In tenths, as `systemd-analyze security` counts: 0 is safest.
+const MOST_EXPOSED: &str = "35";
+
+#[test]
+fn service_is_not_more_exposed_than_it_was() {
+    let folder = units();
+    let arguments = ["security", "--offline=yes", "--threshold", MOST_EXPOSED, "./bareblk.service"];
+    let Some(said) = analyze(&arguments, folder.path()) else {
+        return println!("skipped: there is no systemd-analyze here");
+    };
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+}
+
+#[test]
+fn service_of_one_guest_differs_from_that_of_all_in_its_file_only() {
+    let text = |unit: &str| std::fs::read_to_string(packaging().join(unit)).unwrap();
+    let settings = |text: String| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.starts_with("Description="));
+        lines.map(|line| line.replace("%i.toml", "bareblk.toml")).collect()
+    };
+    assert_eq!(settings(text("bareblk.service")), settings(text("bareblk@.service")));
+}
+
+#[test]
+fn pages_are_there_for_man_to_show() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = bareblk();
+    command.arg("man").arg(folder.path());
+    output(command);
+    let Some(man) = find_program("man") else { return println!("skipped: there is no man here") };
+    let mut man = Command::new(man);
+    man.args(["--warnings", "-l"]).arg(folder.path().join("bareblk-serve.1")).env("MANPAGER", "cat");
+    let said = man.env("MANWIDTH", "100").env("LC_ALL", "C.UTF-8").output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert_says(&text, &["NAME", "bareblk-serve", "--queue-size"]);
+    assert_eq!(String::from_utf8_lossy(&said.stderr), "");
+}
+
+// ---- the package
+
+const IN_THE_CHROOT: &str = "
+set -e
+dpkg -i /bareblk.deb
+bareblk --version
+test -s /usr/share/man/man1/bareblk-serve.1.gz
+getent passwd bareblk
+dpkg -s bareblk | grep -q '^Status: install ok installed'
+grep -q /etc/bareblk/bareblk.toml /var/lib/dpkg/info/bareblk.conffiles
+mkdir -p /run/bareblk
+bareblk serve /disk.raw --create 64M --socket /run/bareblk/s > /log 2>&1 & server=$!
+for i in $(seq 300); do test -S /run/bareblk/s && break; kill -0 $server || { cat /log; exit 1; }; sleep 0.1; done
+bareblk bench --socket /run/bareblk/s --rw randwrite --bs 4k --size 4M --verify crc32c
+kill $server
+wait $server
+dpkg --remove bareblk
+test -e /etc/bareblk/bareblk.toml
+dpkg --purge bareblk
+test ! -e /etc/bareblk/bareblk.toml
+echo all is well
+";
+
+/// Makes what only root on a Debian can make, in a long run; else says why not.
+struct Debian {
+    place: tempfile::TempDir,
+}
+
+impl Debian {
+    fn new(packages: &str) -> Option<Self> {
+        let skipped = |why: &str| {
+            println!("skipped: {why}");
+            None
+        };
+        if std::env::var(LONG_ENV).as_deref() != Ok("1") {
+            return skipped("makes a whole Debian; only in the long run (BAREBLK_LONG=1)");
+        }
+        if ["mmdebstrap", "dpkg-deb", "chroot", "unshare"].iter().any(|tool| find_program(tool).is_none()) {
+            return skipped("mmdebstrap, dpkg-deb, chroot or unshare is not here");
+        }
+        if !is_root() {
+            return skipped("only root makes a Debian and enters it");
+        }
+        let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut make = Command::new("mmdebstrap");
+        make.args(["--quiet", "--variant=minbase", &format!("--include={packages}"), &release()]);
+        let made = make.arg(place.path().join("root")).output().unwrap();
+        if !made.status.success() {
+            let said = String::from_utf8_lossy(&made.stderr);
+            return skipped(&format!("no Debian: {}", said.lines().last().unwrap_or_default()));
+        }
+        std::fs::copy(package(place.path()), place.path().join("root/bareblk.deb")).unwrap();
+        Some(Self { place })
+    }
+
+    fn root(&self) -> PathBuf {
+        self.place.path().join("root")
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.root().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    /// What the script said, if it ended well.
+    fn run(&self, script: &str) -> String {
+        // With its own /proc, which goes with the script.
+        let enter = "mount -t proc proc \"$0/proc\" && exec chroot \"$0\" sh -c \"$1\"";
+        let mut run = Command::new("unshare");
+        run.args(["--mount", "--pid", "--fork", "--kill-child", "--", "sh", "-c", enter]);
+        let run = run.arg(self.root()).arg(script).output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+        assert!(run.status.success(), "{out}\n{err}");
+        out.into_owned()
+    }
+}
+
+#[test]
+fn package_installs_serves_and_goes_in_a_clean_debian() {
+    let Some(debian) = Debian::new("systemd") else { return };
+    let said = debian.run(IN_THE_CHROOT);
+    assert_says(&said, &[&format!("bareblk {}", env!("CARGO_PKG_VERSION")), "write:"]);
+    assert!(said.ends_with("all is well\n"), "{said}");
+}
+
+const UNDER_SYSTEMD: [(&str, &str); 5] = [
+    (
+        "etc/bareblk/bareblk.toml",
+        "control = '/run/bareblk/control.sock'\n\
+         [[disk]]\nname = 'vm1'\nimage = '/var/lib/bareblk/vm1.raw'\nsocket = '/run/bareblk/vm1.sock'\ncreate = '16M'\n\
+         [[disk]]\nname = 'vm2'\nimage = '/var/lib/bareblk/vm2.raw'\nsocket = '/run/bareblk/vm2.sock'\ncreate = '16M'\n",
+    ),
+    ("etc/systemd/system/bareblk.service.d/watchdog.conf", "[Service]\nWatchdogSec=3s\n"),
+    ("etc/systemd/system/test.target", "[Unit]\nRequires=bareblk-disk@vm1.socket test.service\n"),
+    (
+        "etc/systemd/system/test.service",
+        "[Unit]\nDefaultDependencies=no\nAfter=bareblk-disk@vm1.socket\n\
+         [Service]\nType=oneshot\nTimeoutStartSec=120\nStandardOutput=file:/bareblk.log\nStandardError=inherit\n\
+         ExecStart=/bin/bash /inside.sh\nExecStopPost=/bin/systemctl --force --force poweroff\n",
+    ),
+    ("inside.sh", include_str!("package/inside.sh")),
+];
+
+#[test]
+fn units_serve_under_a_real_systemd() {
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+    if !mounts.lines().any(|line| line.split(' ').nth(2) == Some("cgroup2")) {
+        return println!("skipped: no control groups of version 2 are mounted here");
+    }
+    let Some(debian) = Debian::new("systemd,systemd-sysv") else { return };
+    debian.run("dpkg -i /bareblk.deb && groupadd --force kvm");
+    UNDER_SYSTEMD.iter().for_each(|(path, text)| debian.write(path, text));
+    let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/package/boot.sh");
+    let mut command = Command::new("bash");
+    command.arg(boot).arg(debian.root());
+    let booted = assert_cmd::Command::from_std(command).timeout(5 * rig::DEADLINE).output().unwrap();
+    let log = std::fs::read_to_string(debian.root().join("bareblk.log")).unwrap_or_default();
+    assert!(log.ends_with("all is well\n"), "{log}\n{}", String::from_utf8_lossy(&booted.stderr));
+}
+
+/// Of the program under test.
+fn package(folder: &Path) -> PathBuf {
+    let mut xtask = Command::new(env!("CARGO"));
+    xtask.args([
+        "run",
+        "--quiet",
+        "--package",
+        "xtask",
+        "--",
+        "deb",
+        "--program",
+        env!("CARGO_BIN_EXE_bareblk"),
+    ]);
+    xtask.arg("--out").arg(folder).current_dir(xtask::workspace::root());
+    let made = xtask.output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    PathBuf::from(String::from_utf8(made.stdout).unwrap().trim())
+}
+
+/// The one that we are on: what is built here wants its C library.
+fn release() -> String {
+    let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    name.unwrap_or("stable").to_owned()
+}
