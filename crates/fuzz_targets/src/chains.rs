@@ -1,0 +1,126 @@
+//! `chains`: a driver that keeps no rule, and changes its mind, against a live device half.
+//!
+//! `input → features, size, then acts: write anything, offer, pop, use, publish, die and start again with the log`
+//!
+//! - Each chain that the device takes or refuses is what the model (`chains/model.rs`) makes of the same bytes.
+//! - The device writes nothing but its own parts of the ring, and what it writes there is what was used.
+//! - What a hostile log makes of a start is bounded and named once: tags of the ring, none twice.
+//!
+//! Here: the acts, and where their numbers come from. Not here: comparing (`chains/machine.rs`).
+
+mod machine;
+mod model;
+
+use virtqueue::RingFeatures;
+
+use crate::input::{Input, Seed};
+use machine::Machine;
+use model::{AVAIL_RING, DESCRIPTORS, USED_RING};
+
+/// Sizes to choose from: small, so that rings wrap.
+const SIZES: [u16; 4] = [2, 4, 8, 16];
+/// Where tables lie; the last two end in the second region, one of them not aligned to words.
+const TABLES: [u64; 4] = [0x1000, 0x1800, machine::FIRST_REGION - 40, machine::FIRST_REGION - 33];
+/// Acts of one run, whatever the input's length.
+const MOST_ACTS: usize = 512;
+
+/// One run.
+pub(crate) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let choices = input.u8();
+    let features =
+        RingFeatures { packed: choices & 1 != 0, event_idx: choices & 2 != 0, indirect: choices & 4 != 0 };
+    let size = SIZES[usize::from(choices >> 4 & 3)];
+    let limit = if choices & 0x40 != 0 { 24 } else { size };
+    let mut machine = Machine::new(features, size, limit);
+    machine.start(choices & 8 != 0, if features.packed { virtqueue::packed::FRESH_BASE } else { 0 });
+    for _ in 0..MOST_ACTS {
+        if input.is_empty() {
+            break;
+        }
+        act(&mut machine, &mut input);
+    }
+    machine.check_memory();
+}
+
+fn act(machine: &mut Machine, input: &mut Input<'_>) {
+    match input.u8() % 16 {
+        0 | 1 => {
+            let at = DESCRIPTORS + 16 * input.below(usize::from(machine.size())) as u64;
+            let descriptor = descriptor(machine, input);
+            machine.guest.store(at, &descriptor);
+        }
+        2 => {
+            let at = TABLES[input.below(TABLES.len())] + 16 * input.below(26) as u64;
+            let descriptor = descriptor(machine, input);
+            machine.guest.store(at, &descriptor);
+        }
+        3 => machine.offer(input.u8().into()),
+        4 | 5 => machine.pop(),
+        6 => machine.push(input.below(16), input.u16().into()),
+        7 => machine.publish(),
+        8 => machine.unpop(),
+        9 => {
+            let (at, len) = (u64::from(input.u16()), input.below(9));
+            machine.guest.store(at, input.take(len));
+        }
+        10 => machine.guest.store(AVAIL_RING + 2, &input.u16().to_le_bytes()),
+        11 => machine.ask(input.u8()),
+        12 => machine.start(input.u8() & 1 != 0, base(machine, input)),
+        13 => {
+            let (at, len) = (u64::from(input.u16() & 0x7ff), input.below(9));
+            machine.scribble_log(at, input.take(len));
+        }
+        14 => machine.guest.store(USED_RING + u64::from(input.u8()), &input.u16().to_le_bytes()),
+        _ => machine.offer_chain(input.below(6), input.u8()),
+    }
+}
+
+/// Where a ring is said to be: as a new one, as it was, or anywhere.
+fn base(machine: &Machine, input: &mut Input<'_>) -> u32 {
+    match input.u8() % 4 {
+        0 => virtqueue::packed::FRESH_BASE,
+        1 | 2 => machine.position(),
+        _ => input.u32(),
+    }
+}
+
+/// Sixteen bytes: mostly something that could be meant.
+fn descriptor(machine: &Machine, input: &mut Input<'_>) -> [u8; 16] {
+    let shape = input.u8();
+    let addr = match shape & 3 {
+        0 | 1 => 0x2000 + 16 * u64::from(input.u8()),
+        2 => TABLES[input.below(TABLES.len())],
+        _ => input.u64(),
+    };
+    let len = match shape >> 2 & 3 {
+        0 => u32::from(input.u8()),
+        1 | 2 => 16 * u32::from(input.u8() % 32),
+        _ => input.u32(),
+    };
+    let flags = if shape & 0x80 == 0 { u16::from(shape >> 4 & 7) } else { input.u16() };
+    let other = u16::from(input.u8());
+    let other = if other < 0xf0 { other % (machine.size() + 1) } else { other << 8 | other };
+    machine.descriptor(addr, len, flags, other)
+}
+
+/// Well-formed runs of both formats, with and without tables and logs, and a restart in the middle of each.
+pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    for choices in (0..0x80).filter(|choices| choices % 5 == 0 || *choices < 16) {
+        let well_formed = [15, 3, 0x5a, 15, 1, 0x11, 4, 5, 6, 0, 1, 2, 6, 0, 0, 0, 7, 11, 7];
+        let with_table =
+            [2, 0, 0, 0, 7, 0x10, 1, 2, 0, 1, 0, 7, 0x20, 0, 0, 0, 2, 0x46, 2, 0, 3, 0, 4, 6, 0, 0, 0, 7];
+        let crash =
+            [15, 2, 0x33, 4, 15, 2, 0x30, 4, 12, 1, 1, 4, 4, 4, 6, 0, 9, 9, 6, 0, 1, 1, 7, 12, 0, 1, 4];
+        let seed = Seed::new(&[choices]).and(&well_formed).and(&with_table).and(&well_formed).and(&crash);
+        seeds.push((format!("ring-{choices:02x}"), seed.bytes()));
+    }
+    // A queue of four, and a chain of five: one descriptor, then a table that has as many as the queue.
+    let direct = [0, 0, 0x10, 1, 0x20, 1, 0, 1, 0x46, 0, 4, 0];
+    let entries = (0..4).flat_map(|at| [2, 0, at, if at < 3 { 0x10 } else { 0x20 }, at, 0x10, at + 1]);
+    let entries: Vec<u8> = entries.collect();
+    let longer = Seed::new(&[0x14]).and(&direct).and(&entries).and(&[3, 0, 4]);
+    seeds.push(("one-too-many".to_owned(), longer.bytes()));
+    seeds
+}

@@ -1,0 +1,234 @@
+//! The other end of a session: a socket, memory that it shares, descriptors of all kinds, and the server of the run.
+//!
+//! Not here: what is sent (`../vhost_user.rs`).
+
+use std::fs::File;
+use std::io::{IoSlice, PipeReader, PipeWriter, Read, pipe};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blk_server::{Balance, DiskConfig, EngineSource, Server, ServerConfig, SocketConfig, Wce, WorkerOptions};
+use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
+use io_engine::{Engine, EngineConfig, NullEngine};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use tempfile::TempDir;
+
+/// Files that can be memory, and how long each is.
+pub(super) const MEMFDS: usize = 3;
+pub(super) const MEMFD_BYTES: u64 = 0x1_0000;
+/// Of the disk.
+pub(super) const QUEUES: usize = 2;
+/// The front-end's own addresses: guest addresses plus this.
+pub(super) const USER_BASE: u64 = 0x7f00_0000_0000;
+/// Longer than any limit of a session's; who needs it hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What a kernel takes with one message.
+const MOST_FDS: usize = 64;
+
+/// One that can be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fd {
+    Memory(usize),
+    Kick(usize),
+    Call(usize),
+    Pipe,
+    PipeIn,
+    Socket,
+    File,
+    Null,
+}
+
+impl Fd {
+    pub fn of(number: u8) -> Self {
+        let which = usize::from(number >> 4);
+        match number % 9 {
+            0 | 1 => Self::Memory(which % MEMFDS),
+            2 => Self::Kick(which % QUEUES),
+            3 => Self::Call(which % QUEUES),
+            4 => Self::Pipe,
+            5 => Self::PipeIn,
+            6 => Self::Socket,
+            7 => Self::File,
+            _ => Self::Null,
+        }
+    }
+}
+
+/// See the file's head.
+pub(super) struct Peer {
+    socket: UnixStream,
+    memory: Vec<File>,
+    kicks: Vec<OwnedFd>,
+    calls: Vec<OwnedFd>,
+    pipe: (PipeReader, PipeWriter),
+    pair: (UnixStream, UnixStream),
+    image: File,
+    null: File,
+    server: Server,
+    _folder: TempDir,
+}
+
+/// Of this process.
+pub(super) fn open_fds() -> usize {
+    // The folder itself is one of them, now and the next time.
+    std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+}
+
+/// As many descriptors as before, soon.
+pub(super) fn is_settled(before: usize) -> bool {
+    let end = Instant::now() + PATIENCE;
+    while open_fds() > before && Instant::now() < end {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    open_fds() <= before
+}
+
+impl Peer {
+    pub fn new(polls: bool) -> Self {
+        let folder = tempfile::Builder::new().prefix("bareblk-fuzz-").tempdir().expect("a folder");
+        let path = folder.path().join("disk.raw");
+        let image = File::create_new(&path).expect("an image");
+        image.set_len(MEMFD_BYTES).expect("room for the image");
+        let socket = folder.path().join("disk.sock");
+        let server = server(&path, &socket, polls);
+        let socket = UnixStream::connect(&socket).expect("a server that listens");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        socket.set_write_timeout(Some(PATIENCE)).expect("a socket");
+        let memfd = |_| {
+            let file = File::from(memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd"));
+            file.set_len(MEMFD_BYTES).expect("room for memory");
+            file
+        };
+        let fds = || {
+            (0..QUEUES)
+                .map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"))
+        };
+        Self {
+            socket,
+            memory: (0..MEMFDS).map(memfd).collect(),
+            kicks: fds().collect(),
+            calls: fds().collect(),
+            pipe: pipe().expect("a pipe"),
+            pair: UnixStream::pair().expect("two sockets"),
+            image: File::open(&path).expect("the image"),
+            null: File::open("/dev/null").expect("/dev/null"),
+            server,
+            _folder: folder,
+        }
+    }
+
+    fn fd(&self, fd: Fd) -> BorrowedFd<'_> {
+        match fd {
+            Fd::Memory(which) => self.memory[which].as_fd(),
+            Fd::Kick(which) => self.kicks[which].as_fd(),
+            Fd::Call(which) => self.calls[which].as_fd(),
+            Fd::Pipe => self.pipe.0.as_fd(),
+            Fd::PipeIn => self.pipe.1.as_fd(),
+            Fd::Socket => self.pair.0.as_fd(),
+            Fd::File => self.image.as_fd(),
+            Fd::Null => self.null.as_fd(),
+        }
+    }
+
+    /// With a header that tells the truth.
+    pub fn message(&mut self, code: u32, flags: u32, body: &[u8], fds: &[Fd]) {
+        let len_bytes = u32::try_from(body.len()).expect("a small message");
+        let header = [code, flags, len_bytes].map(u32::to_ne_bytes).concat();
+        self.bytes(&[&header, body].concat(), fds);
+    }
+
+    /// Whatever they are. That the server has closed already is all right.
+    pub fn bytes(&mut self, bytes: &[u8], fds: &[Fd]) {
+        let fds: Vec<_> = fds.iter().map(|&fd| self.fd(fd)).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        }
+        let mut left = bytes;
+        while !left.is_empty() {
+            let slices = [IoSlice::new(left)];
+            match rustix::net::sendmsg(&self.socket, &slices, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(sent) => left = &left[sent..],
+                Err(rustix::io::Errno::AGAIN) => panic!("the server does not read for {PATIENCE:?}"),
+                Err(_) => return,
+            }
+            ancillary.clear();
+        }
+        self.take_answers();
+    }
+
+    /// Whoever does not read its answers is another matter (`blk_server`'s own tests).
+    fn take_answers(&self) {
+        let mut bytes = [0; 4096];
+        while rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT).is_ok_and(|(_, len)| len > 0) {
+        }
+    }
+
+    pub fn poke(&mut self, memfd: usize, at: u64, bytes: &[u8]) {
+        let len = self.memory[memfd].metadata().expect("a memfd").len();
+        // Not beyond the end: that would give the file back what `truncate` took.
+        if at + bytes.len() as u64 <= len {
+            self.memory[memfd].write_all_at(bytes, at).expect("room in a memfd");
+        }
+    }
+
+    pub fn kick(&mut self, queue: usize) {
+        rustix::io::write(&self.kicks[queue], &1u64.to_ne_bytes()).expect("an eventfd with room");
+    }
+
+    pub fn truncate(&mut self, memfd: usize, len_bytes: u64) {
+        self.memory[memfd].set_len(len_bytes.min(MEMFD_BYTES)).expect("a memfd");
+    }
+
+    /// Says nothing more, and waits until the server has nothing more to say.
+    pub fn end(self) {
+        let Self { mut socket, server, .. } = self;
+        let _ = socket.shutdown(Shutdown::Write);
+        let mut rest = Vec::new();
+        if let Err(error) = socket.read_to_end(&mut rest) {
+            let reset = error.kind() == std::io::ErrorKind::ConnectionReset;
+            assert!(reset, "the session did not end within {PATIENCE:?}: {error}");
+        }
+        let report = server.stop(PATIENCE);
+        assert!(report.unfinished.is_empty(), "requests in flight for ever: {report:?}");
+    }
+}
+
+fn server(image: &std::path::Path, socket: &std::path::Path, polls: bool) -> Server {
+    let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+    let options = ImageOptions {
+        cache: CacheMode::Writeback,
+        lock_timeout: Duration::ZERO,
+        ..ImageOptions::new(image)
+    };
+    let disk = DiskConfig {
+        name: "fuzz".into(),
+        image: Image::open(opener.as_ref(), &options).expect("an image of our own"),
+        serial: "fuzzed".into(),
+        queues: u16::try_from(QUEUES).expect("few"),
+        queue_size: 64,
+        wce: Wce::Guest,
+        engine: None,
+        workers: None,
+        coalescing: None,
+        hold: None,
+    };
+    let make = || {
+        Ok(Box::new(NullEngine::new(&EngineConfig { depth: 128, ..EngineConfig::default() })?)
+            as Box<dyn Engine>)
+    };
+    let engine = EngineSource::new("null", 128, Box::new(make));
+    let poll = if polls { Duration::from_micros(50) } else { Duration::ZERO };
+    let config =
+        ServerConfig { engine, workers: vec![WorkerOptions::default()], poll, balance: Balance::Off };
+    let socket = SocketConfig { path: socket.to_path_buf(), mode: 0o600, uid: None, gid: None };
+    Server::start(&config, &opener, vec![(disk, socket)]).expect("a server")
+}

@@ -1,0 +1,136 @@
+//! Every target on its seeds, then on as many changed ones as fit into a test: without libFuzzer, on any compiler.
+//!
+//! - The same inputs in every run: the numbers are made from a fixed seed.
+//! - An input that fails is written to a file, with the command that repeats it.
+//!
+//! Not here: coverage, which makes inputs good (`cargo xtask fuzz`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use fastrand::Rng;
+use fuzz_targets::{TARGETS, Target, target};
+use xtask::sizes::FUZZ_INPUTS;
+
+/// Longest changed input.
+const MOST_BYTES: usize = 4096;
+
+/// One target at a time: they count this process's descriptors, and tell panics of other threads by a flag.
+static TURN: Mutex<()> = Mutex::new(());
+static PANICKED: AtomicBool = AtomicBool::new(false);
+
+fn folder(target: &Target) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target.name)
+}
+
+/// In the order of their names.
+fn seeds(target: &Target) -> Vec<Vec<u8>> {
+    let mut paths: Vec<_> =
+        std::fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.into_iter().map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+fn run_one(target: &Target, input: &[u8]) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+    if outcome.is_err() || PANICKED.load(SeqCst) {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{}", target.name));
+        std::fs::write(&path, input).unwrap();
+        panic!(
+            "input in {}; repeat it with `cargo xtask fuzz {} --repeat FILE`",
+            path.display(),
+            target.name
+        );
+    }
+}
+
+/// What a fuzzer does, without knowing what it did: bytes changed, cut out, doubled, or taken from another seed.
+fn changed(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
+    let mut input = seeds[rng.usize(..seeds.len())].clone();
+    for _ in 0..rng.usize(1..8) {
+        let at = rng.usize(..=input.len());
+        let len = rng.usize(..=(input.len() - at).min(16));
+        match rng.u8(..8) {
+            0 | 1 if at < input.len() => input[at] = rng.u8(..),
+            2 if at < input.len() => input[at] ^= 1 << rng.u8(..8),
+            3 if at < input.len() => input[at] = *rng.choice(&[0, 1, 0x7f, 0x80, 0xf0, 0xff]).unwrap(),
+            4 => drop(input.drain(at..at + len)),
+            5 => input.insert(at, rng.u8(..)),
+            6 => {
+                let part = input[at..at + len].to_vec();
+                let to = rng.usize(..=input.len());
+                input.splice(to..to, part);
+            }
+            _ => {
+                let other = &seeds[rng.usize(..seeds.len())];
+                let from = rng.usize(..=other.len());
+                input.truncate(at);
+                input.extend_from_slice(&other[from..]);
+            }
+        }
+    }
+    input.truncate(MOST_BYTES);
+    input
+}
+
+fn survives(name: &str) {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // Threads of a server's, too: their panics end no test by themselves.
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICKED.store(true, SeqCst);
+        usual(info);
+    }));
+    PANICKED.store(false, SeqCst);
+    let target = target(name).unwrap();
+    let seeds = seeds(&target);
+    seeds.iter().for_each(|seed| run_one(&target, seed));
+    let mut rng = Rng::with_seed(37);
+    let share = if name == "vhost_user" || name == "requests" { 4 } else { 1 };
+    for _ in 0..FUZZ_INPUTS.now() / share {
+        run_one(&target, &changed(&mut rng, &seeds));
+    }
+}
+
+#[test]
+fn chains_hold_against_changed_seeds() {
+    survives("chains");
+}
+
+#[test]
+fn requests_hold_against_changed_seeds() {
+    survives("requests");
+}
+
+#[test]
+fn sessions_hold_against_changed_seeds() {
+    survives("vhost_user");
+}
+
+#[test]
+fn control_lines_hold_against_changed_seeds() {
+    survives("control");
+}
+
+#[test]
+fn configurations_hold_against_changed_seeds() {
+    survives("config");
+}
+
+#[test]
+fn seeds_in_the_tree_are_those_that_the_targets_make_and_perhaps_more() {
+    for target in TARGETS {
+        for (name, bytes) in (target.seeds)() {
+            let path = folder(&target).join(&name);
+            let found = std::fs::read(&path).unwrap_or_default();
+            assert!(
+                found == bytes,
+                "{} is out of date: cargo run -p fuzz_targets --bin fuzz_seeds",
+                path.display()
+            );
+        }
+    }
+}
