@@ -4,8 +4,11 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod deb;
 mod demo;
+mod fuzz;
 mod layers;
+mod man;
 mod mutants;
 mod origin;
 mod setup;
@@ -37,6 +40,12 @@ enum Chore {
     Setup(setup::Args),
     /// Makes the lock worse in every way, one at a time, and sees what notices
     Mutants(mutants::Args),
+    /// Runs libFuzzer on what hostile guests, front-ends, clients and files may send
+    Fuzz(fuzz::Args),
+    /// Builds the Debian package
+    Deb(deb::Args),
+    /// Writes the manual pages
+    Man(man::Args),
     /// Checks the crates' dependencies against the table in ARCHITECTURE.md
     Layers,
     /// Checks the rules for source files that a program can check
@@ -51,6 +60,9 @@ fn main() -> ExitCode {
         Chore::Test(args) => test::run(&args),
         Chore::Setup(args) => setup::run(&args).map(done),
         Chore::Mutants(args) => mutants::run(&args).map(done),
+        Chore::Fuzz(args) => fuzz::run(&args).map(done),
+        Chore::Deb(args) => deb::run(&args).map(done),
+        Chore::Man(args) => man::run(&args).map(done),
         Chore::Layers => layers::run().map(done),
         Chore::Tidy(args) => tidy::run(&args).map(done),
     };

@@ -45,13 +45,15 @@ pub const MIRI_LOCK: Size<&[&str]> = size(
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..16"), //
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..256"),
 );
-/// Interleavings of small models, all or as many as a bound on preemptions leaves. With other flags everything is built anew, so it has a place of its own.
+/// Interleavings of small models, all or as many as a bound on preemptions leaves. With other flags everything is built
+/// anew, so it has a place of its own; only what a model runs is worth optimising.
 pub const LOOM: &[&str] = &[
-    "env",
-    "CARGO_PROFILE_TEST_OPT_LEVEL=3",
-    "CARGO_PROFILE_DEV_OPT_LEVEL=3",
     "cargo",
     "test",
+    "--config=profile.test.opt-level=3",
+    "--config=profile.test.package.'*'.opt-level=0",
+    "--config=profile.test.package.loom.opt-level=3",
+    "--config=profile.test.package.generator.opt-level=3",
     "-p",
     "qspinlock",
     "-p",
@@ -65,6 +67,13 @@ pub const LOOM: &[&str] = &[
 ];
 /// Mutants of the lock: a handful of which each has to be noticed, or all of them.
 pub const MUTANTS: Size<&[&str]> = size(&["xtask", "mutants", "--smoke"], &["xtask", "mutants"]);
+/// Fuzzing: whether everything is in its place (the targets themselves run among the tests), or libFuzzer on each target.
+pub const FUZZ: Size<&[&str]> =
+    size(&["xtask", "fuzz", "--check"], &["xtask", "fuzz", "--seconds", "600", "--keep"]);
+/// Changed seeds that each fuzz target is run on without libFuzzer; a quarter of that where each has a server of its own.
+pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
+/// Good requests beside a ring that is scribbled over.
+pub const RACES: Size<u32> = size(400, 20_000);
 /// A guest from its boot to its end, under emulation on a busy machine. Nothing passes because of it.
 pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(240), Duration::from_secs(1800));
 /// Written and verified by each fio job in a guest, in MiB.
@@ -75,12 +84,20 @@ pub const LARGE_BLOCKS_MIB: Size<u64> = size(32, 512);
 pub const FILES: Size<u64> = size(24, 400);
 /// Random workloads per engine, cache mode and kind of fault in the durability model.
 pub const DURABILITY_SEEDS: Size<u64> = size(2, 60);
+/// Random workloads per engine and cache mode of which every prefix is replayed.
+pub const POWER_LOSS_SEEDS: Size<u64> = size(3, 40);
 /// Times that a server is replaced under a running guest.
 pub const RESTARTS: Size<u64> = size(3, 30);
 /// Times that a server is killed under a running guest's load.
 pub const KILLS: Size<u64> = size(10, 200);
+/// Times that a server is killed under the driver library's load, per engine.
+pub const SERVER_KILLS: Size<u64> = size(12, 400);
+/// Times that one is killed while queues move or memory is added, and that a front-end is killed.
+pub const OTHER_KILLS: Size<u64> = size(3, 60);
 /// fio runs between two of them.
 pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
+/// Times that a running guest moves to another QEMU under load.
+pub const MIGRATIONS: Size<u64> = size(2, 20);
 
 /// How long many threads submit to a queue that is restarted under them.
 pub const RESTART_STRESS: Size<Duration> = size(Duration::from_secs(3), Duration::from_secs(120));

@@ -1,0 +1,150 @@
+//! What dpkg reads: the control file, which files are the administrator's, what runs at installation, checksums.
+//!
+//! Not here: the files themselves (`staging.rs`).
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use xtask::{command, packages, workspace};
+
+/// Where dpkg looks for them.
+const FOLDER: &str = "DEBIAN";
+const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
+/// Where nobody answers (RFC 2606): who builds for others names somebody.
+const NOBODY: &str = "The bareblk developers <bareblk@localhost.invalid>";
+
+/// What stands in the control file, and in the file's name.
+#[derive(Debug)]
+pub(crate) struct About {
+    version: String,
+    architecture: String,
+    depends: String,
+    pub(crate) maintainer: String,
+    /// The commit's, so that the same sources are the same package.
+    pub(crate) time_s: u64,
+}
+
+impl About {
+    pub(crate) fn read(maintainer: Option<String>, program: &Path) -> Result<Self> {
+        let architecture = command::output(Command::new("dpkg").arg("--print-architecture"))?;
+        Ok(Self {
+            // The workspace's, which xtask has too; the packaging has no versions of its own.
+            version: format!("{}-1", env!("CARGO_PKG_VERSION")),
+            architecture: architecture.trim().to_owned(),
+            depends: libraries(program)?,
+            maintainer: maintainer.unwrap_or_else(|| NOBODY.to_owned()),
+            time_s: commit_time_s(),
+        })
+    }
+
+    pub(crate) fn file_name(&self) -> String {
+        format!("bareblk_{}_{}.deb", self.version, self.architecture)
+    }
+
+    fn control(&self, installed_kib: u64) -> String {
+        let Self { version, architecture, depends, maintainer, .. } = self;
+        format!(
+            "Package: bareblk\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: {maintainer}\n\
+             Installed-Size: {installed_kib}\nDepends: {depends}\nRecommends: systemd\n\
+             Section: admin\nPriority: optional\n\
+             Description: disks for virtual machines, over vhost-user\n \
+             bareblk serves raw image files and block devices to virtual machines: QEMU and\n \
+             other monitors connect to its sockets, and it answers the guests' virtio-blk\n \
+             queues straight from shared memory, with io_uring or another I/O engine.\n"
+        )
+    }
+
+    /// In Debian's form; what changed is in changelog.gz.
+    pub(crate) fn changelog(&self) -> Result<String> {
+        let Self { version, maintainer, time_s, .. } = self;
+        let date = format!("@{time_s}");
+        let date = command::output(Command::new("date").args(["-u", "-R", "-d", &date]))?;
+        let date = date.trim();
+        Ok(format!(
+            "bareblk ({version}) unstable; urgency=medium\n\n  * Built from the sources; see changelog.gz.\n\n -- {maintainer}  {date}\n"
+        ))
+    }
+}
+
+/// What dpkg knows about the libraries that the program is linked with, else what every Rust program needs.
+fn libraries(program: &Path) -> Result<String> {
+    if packages::find_program("dpkg-shlibdeps").is_none() {
+        return Ok("libc6, libgcc-s1".to_owned());
+    }
+    let place = tempfile::tempdir()?;
+    fs::create_dir(place.path().join("debian"))?;
+    // It wants to see a source package.
+    fs::write(
+        place.path().join("debian/control"),
+        "Source: bareblk\n\nPackage: bareblk\nArchitecture: any\n",
+    )?;
+    let program = program.canonicalize().with_context(|| format!("cannot find {}", program.display()))?;
+    let mut asked = Command::new("dpkg-shlibdeps");
+    let text =
+        command::output(asked.args(["-O", "--ignore-missing-info"]).arg(program).current_dir(place.path()))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
+    Ok(line.context("dpkg-shlibdeps names no libraries")?.to_owned())
+}
+
+fn commit_time_s() -> u64 {
+    let mut git = Command::new("git");
+    let told = command::output(git.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root()));
+    // Sources without their history: any fixed time.
+    told.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Writes all of it below the staged files.
+pub(crate) fn write(staged: &Path, about: &About) -> Result<()> {
+    let kib = command::output(Command::new("du").args(["-sk", "--apparent-size", "."]).current_dir(staged))?;
+    let kib = kib.split_whitespace().next().and_then(|kib| kib.parse().ok()).context("du names no size")?;
+    let sums = "find . -type f ! -path './etc/*' -printf '%P\\0' | sort -z | xargs -0 md5sum";
+    let sums = command::output(Command::new("sh").args(["-c", sums]).current_dir(staged))?;
+    let folder = staged.join(FOLDER);
+    fs::create_dir(&folder)?;
+    fs::write(folder.join("md5sums"), sums)?;
+    fs::write(folder.join("control"), about.control(kib))?;
+    fs::write(folder.join("conffiles"), "/etc/bareblk/bareblk.toml\n")?;
+    for script in SCRIPTS {
+        let (from, to) = (workspace::root().join("packaging/debian").join(script), folder.join(script));
+        fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about() -> About {
+        About {
+            version: "1.2.3-1".into(),
+            architecture: "amd64".into(),
+            depends: "libc6".into(),
+            maintainer: "A B <a@b.c>".into(),
+            time_s: 86_400,
+        }
+    }
+
+    #[test]
+    fn control_file_has_a_line_for_each_field_and_an_indented_description() {
+        let text = about().control(7);
+        assert!(text.starts_with("Package: bareblk\nVersion: 1.2.3-1\nArchitecture: amd64\n"), "{text}");
+        let fields = text.lines().filter(|line| !line.starts_with(' '));
+        assert!(fields.clone().all(|line| line.contains(": ")), "{text}");
+        assert_eq!(text.lines().filter(|line| line.starts_with(' ')).count(), 3, "{text}");
+    }
+
+    #[test]
+    fn changelog_has_the_commits_time() {
+        assert!(about().changelog().unwrap().ends_with(" -- A B <a@b.c>  Fri, 02 Jan 1970 00:00:00 +0000\n"));
+    }
+
+    #[test]
+    fn file_is_named_as_debian_names_files() {
+        assert_eq!(about().file_name(), "bareblk_1.2.3-1_amd64.deb");
+    }
+}

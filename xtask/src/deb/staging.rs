@@ -1,0 +1,127 @@
+//! Which file goes where in the package.
+//!
+//! Not here: what dpkg reads about them (`control.rs`).
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+use xtask::{command, workspace};
+
+use super::control::About;
+use crate::man;
+
+const DOC: &str = "usr/share/doc/bareblk";
+const UNITS: &str = "usr/lib/systemd/system";
+
+/// Copied as they are, from the workspace into the package.
+const FILES: &[(&str, &str)] = &[
+    ("packaging/bareblk.service", UNITS),
+    ("packaging/bareblk@.service", UNITS),
+    ("packaging/bareblk@.socket", UNITS),
+    ("packaging/bareblk-disk@.socket", UNITS),
+    ("packaging/bareblk.toml", "etc/bareblk"),
+    ("README.md", DOC),
+    ("SECURITY.md", DOC),
+    ("docs/examples/bareblk.toml", "usr/share/doc/bareblk/examples"),
+];
+/// Documents of what is not in the package.
+const OF_LIBRARIES: [&str; 2] = ["qspinlock", "driver-in-c"];
+/// Shell, and where it looks.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "usr/share/bash-completion/completions/bareblk"),
+    ("zsh", "usr/share/zsh/vendor-completions/_bareblk"),
+    ("fish", "usr/share/fish/vendor_completions.d/bareblk.fish"),
+];
+
+/// All files of the package, in a folder that goes with what is returned.
+pub(crate) fn stage(program: &Path, about: &About) -> Result<TempDir> {
+    let staged = tempfile::tempdir()?;
+    let root = staged.path();
+    fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
+    install_program(program, root)?;
+    for (from, folder) in FILES {
+        copy(Path::new(from), &root.join(folder))?;
+    }
+    documents(root)?;
+    write(&root.join("usr/lib/sysusers.d/bareblk.conf"), &read("packaging/bareblk.sysusers")?)?;
+    for (shell, path) in COMPLETIONS {
+        let script = command::output(Command::new(program).args(["completions", shell]))?;
+        write(&root.join(path), &script)?;
+    }
+    man::write(program, &root.join("usr/share/man/man1"))?;
+    write(&root.join(DOC).join("copyright"), &copyright()?)?;
+    write(&root.join(DOC).join("changelog"), &read("CHANGELOG.md")?)?;
+    write(&root.join(DOC).join("changelog.Debian"), &about.changelog()?)?;
+    compress(root)?;
+    set_modes(root)?;
+    Ok(staged)
+}
+
+fn install_program(program: &Path, root: &Path) -> Result<()> {
+    let to = root.join("usr/bin/bareblk");
+    fs::create_dir_all(root.join("usr/bin"))?;
+    fs::copy(program, &to).with_context(|| format!("cannot copy {}", program.display()))?;
+    command::output(Command::new("strip").args(["--strip-unneeded", "--remove-section=.comment"]).arg(&to))?;
+    Ok(())
+}
+
+fn documents(root: &Path) -> Result<()> {
+    let docs = workspace::root().join("docs");
+    for entry in fs::read_dir(&docs).with_context(|| format!("cannot read {}", docs.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(".md") && !OF_LIBRARIES.iter().any(|begin| name.starts_with(begin)) {
+            copy(&path, &root.join(DOC).join("docs"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The licence's own text stands in the workspace.
+fn copyright() -> Result<String> {
+    let licence = read("LICENSE-MIT")?;
+    let terms = licence.lines().skip_while(|line| !line.starts_with("Permission"));
+    let indented = terms.map(|line| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") });
+    Ok(read("packaging/debian/copyright")? + &indented.collect::<String>())
+}
+
+fn read(path: &str) -> Result<String> {
+    let path = workspace::root().join(path);
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// `from`: an absolute path, or one in the workspace.
+fn copy(from: &Path, folder: &Path) -> Result<()> {
+    let from = workspace::root().join(from);
+    let name = from.file_name().with_context(|| format!("{} is no file", from.display()))?;
+    fs::create_dir_all(folder)?;
+    fs::copy(&from, folder.join(name)).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Manual pages and changelogs, as Debian wants them (policy 12.1, 12.7).
+fn compress(root: &Path) -> Result<()> {
+    let pages = "gzip -9n usr/share/man/man1/* usr/share/doc/bareblk/changelog usr/share/doc/bareblk/changelog.Debian";
+    command::output(Command::new("sh").args(["-c", pages]).current_dir(root)).map(drop)
+}
+
+/// Whatever umask the files were made with.
+fn set_modes(root: &Path) -> Result<()> {
+    let modes = "find . -type d -exec chmod 755 {} + && find . -type f -exec chmod 644 {} + && chmod 755 usr/bin/bareblk";
+    command::output(Command::new("sh").args(["-c", modes]).current_dir(root)).map(drop)
+}
+
+/// Of all that is staged.
+pub(crate) fn set_times(root: &Path, time_s: u64) -> Result<()> {
+    let script = format!("find . -exec touch -h -d @{time_s} {{}} +");
+    command::output(Command::new("sh").args(["-c", &script]).current_dir(root)).map(drop)
+}

@@ -1,0 +1,203 @@
+//! `cargo xtask fuzz [TARGET…]`: libFuzzer on what a hostile guest, front-end, client or file may send.
+//!
+//! `build with coverage (fuzz/) → for each target: seeds and corpus → so many seconds → table, JSON`
+//!
+//! - libFuzzer needs no more of the compiler than flags that every version has; only `--address-sanitizer` wants a nightly.
+//! - What it finds that is new stays in `fuzz/corpus`; what fails, in `fuzz/artifacts`. Neither is in the tree.
+//!
+//! How to read it, how to add a seed: docs/fuzzing.md. Not here: the targets (`fuzz_targets`), what libFuzzer says
+//! (`fuzz/report.rs`).
+
+mod report;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use xtask::{command, workspace};
+
+use crate::origin;
+use report::Outcome;
+
+/// Coverage for libFuzzer (LLVM's SanitizerCoverage): counters, and what is compared with what.
+const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares";
+/// One input: longer means that it hangs.
+const INPUT_TIMEOUT_S: u32 = 60;
+const MEMORY_MIB: u32 = 2048;
+const MOST_BYTES: u32 = 4096;
+
+/// What to run.
+#[derive(Debug, Clone, clap::Args)]
+#[allow(clippy::struct_excessive_bools)] // options
+pub(crate) struct Args {
+    /// Names; all if none is given
+    targets: Vec<String>,
+    /// For each target
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Run the target on this input once, and do nothing else
+    #[arg(long, value_name = "FILE")]
+    repeat: Option<PathBuf>,
+    /// Have accesses outside of allocations found, too: several times slower, and needs a nightly version of Rust
+    #[arg(long)]
+    address_sanitizer: bool,
+    /// Keep the result in bench_results/
+    #[arg(long)]
+    keep: bool,
+    /// Only look whether each target has its program and its seeds
+    #[arg(long)]
+    check: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let known = targets()?;
+    if args.check {
+        return check(&known);
+    }
+    let unknown = args.targets.iter().find(|name| !known.contains(*name));
+    if let Some(name) = unknown {
+        bail!("there is no target `{name}`: give some of {}", joined(&known));
+    }
+    let wanted: Vec<_> =
+        known.iter().filter(|name| args.targets.is_empty() || args.targets.contains(name)).collect();
+    let programs = build(args.address_sanitizer)?;
+    if let Some(input) = &args.repeat {
+        let [target] = wanted[..] else { bail!("--repeat needs the name of one target") };
+        return command::run(Command::new(programs.join(target)).arg(input));
+    }
+    let outcomes = wanted.into_iter().map(|target| fuzz(&programs, target, args.seconds));
+    let outcomes = outcomes.collect::<Result<Vec<_>>>()?;
+    println!("\n{}", report::table(&outcomes));
+    println!("kept in {}", keep(&outcomes, args)?.display());
+    match outcomes.iter().find(|outcome| outcome.failed.is_some()) {
+        None => Ok(()),
+        Some(Outcome { target, failed, .. }) => {
+            let file = failed.clone().unwrap_or_default();
+            bail!("{target} failed: repeat it with `cargo xtask fuzz {target} --repeat {file}`")
+        }
+    }
+}
+
+fn folder() -> PathBuf {
+    workspace::root().join("fuzz")
+}
+
+fn joined(names: &BTreeSet<String>) -> String {
+    names.iter().cloned().collect::<Vec<_>>().join(", ")
+}
+
+/// Names of what is in a folder, without extension.
+fn names(folder: &Path) -> Result<BTreeSet<String>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let stem = |entry: std::io::Result<fs::DirEntry>| -> Result<Option<String>> {
+        Ok(entry?.path().file_stem().map(|stem| stem.to_string_lossy().into_owned()))
+    };
+    entries.filter_map(|entry| stem(entry).transpose()).collect()
+}
+
+fn targets() -> Result<BTreeSet<String>> {
+    names(&folder().join("targets"))
+}
+
+fn check(programs: &BTreeSet<String>) -> Result<()> {
+    let seeds = names(&folder().join("seeds"))?;
+    if *programs != seeds {
+        bail!("programs for {}, seeds for {}", joined(programs), joined(&seeds));
+    }
+    for name in programs {
+        if names(&folder().join("seeds").join(name))?.is_empty() {
+            bail!("no seeds for {name}: cargo run -p fuzz_targets --bin fuzz_seeds");
+        }
+    }
+    let manifest = folder().join("Cargo.toml");
+    command::run(Command::new(workspace::cargo()).args(["fmt", "--check", "--manifest-path"]).arg(manifest))?;
+    println!("fuzz: {} have programs and seeds", joined(programs));
+    Ok(())
+}
+
+/// Returns the folder of the programs.
+fn build(address_sanitizer: bool) -> Result<PathBuf> {
+    let host = host()?;
+    let target_dir = workspace::build_dir()?.join(if address_sanitizer { "fuzz-asan" } else { "fuzz" });
+    let mut flags = COVERAGE.to_owned();
+    let mut cargo = if address_sanitizer {
+        flags.push_str(" -Zsanitizer=address");
+        let mut cargo = Command::new("rustup");
+        cargo.args(["run", "nightly", "cargo"]).env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN");
+        cargo
+    } else {
+        Command::new(workspace::cargo())
+    };
+    // With a target named, what runs while building (macros, build scripts) is built without the flags.
+    cargo.args(["build", "--locked", "--target", &host, "--manifest-path"]).arg(folder().join("Cargo.toml"));
+    cargo.arg("--target-dir").arg(&target_dir).env("RUSTFLAGS", flags);
+    command::run(&mut cargo)?;
+    Ok(target_dir.join(host).join("debug"))
+}
+
+/// This machine, in the compiler's words.
+fn host() -> Result<String> {
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
+    let says = command::output(Command::new(rustc).arg("-vV"))?;
+    let host = says.lines().find_map(|line| line.strip_prefix("host: ")).map(str::to_owned);
+    host.context("rustc -vV names no host")
+}
+
+/// Runs one target; what libFuzzer says is shown as it comes.
+fn fuzz(programs: &Path, target: &str, seconds: u64) -> Result<Outcome> {
+    println!("\n=== {target}, {seconds} s ===");
+    let (corpus, artifacts) = (folder().join("corpus").join(target), folder().join("artifacts").join(target));
+    fs::create_dir_all(&corpus)?;
+    fs::create_dir_all(&artifacts)?;
+    let mut program = Command::new(programs.join(target));
+    program.arg(&corpus).arg(folder().join("seeds").join(target));
+    program.args([
+        format!("-max_total_time={seconds}"),
+        format!("-timeout={INPUT_TIMEOUT_S}"),
+        format!("-rss_limit_mb={MEMORY_MIB}"),
+        format!("-max_len={MOST_BYTES}"),
+        format!("-artifact_prefix={}/", artifacts.display()),
+        "-print_final_stats=1".to_owned(),
+    ]);
+    let name = command::describe(&program);
+    let child = program.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = child.with_context(|| format!("cannot start `{name}`"))?;
+    let mut outcome = Outcome::new(target, seconds);
+    let stderr = child.stderr.take().context("a child without standard error")?;
+    for line in BufReader::new(stderr).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        if outcome.add_line(&line) {
+            eprintln!("{line}");
+        }
+    }
+    if !child.wait()?.success() && outcome.failed.is_none() {
+        outcome.failed = Some("(no input was written)".to_owned());
+    }
+    Ok(outcome)
+}
+
+fn keep(outcomes: &[Outcome], args: &Args) -> Result<PathBuf> {
+    let result = report::Kept { origin: origin::Origin::now()?, targets: outcomes };
+    if args.keep {
+        return origin::keep(&result.origin, "fuzz", "summary.json", &result);
+    }
+    let path = workspace::build_dir()?.join("fuzz").join("summary.json");
+    fs::create_dir_all(path.parent().unwrap_or(&path))?;
+    fs::write(&path, serde_json::to_string_pretty(&result)? + "\n")?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_its_program_and_its_seeds() {
+        check(&targets().unwrap()).unwrap();
+    }
+}

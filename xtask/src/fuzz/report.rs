@@ -1,0 +1,118 @@
+//! What libFuzzer says of a run: read line by line, and told as a table and as JSON.
+//!
+//! Lines that count: `#1234\tDONE   cov: 12 ft: 34 corp: 5/67b lim: 8 exec/s: 90 rss: 30Mb`,
+//! `stat::number_of_executed_units: 1234`, `… Test unit written to PATH`.
+//!
+//! Not here: running it (`../fuzz.rs`).
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::origin::Origin;
+
+/// One target's run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Outcome {
+    pub target: String,
+    pub seconds: u64,
+    pub executions: u64,
+    /// Code edges reached (libFuzzer's `cov`).
+    pub coverage: u64,
+    /// Edges, how often, and comparisons (libFuzzer's `ft`).
+    pub features: u64,
+    /// Inputs that reach something that no other does.
+    pub corpus: u64,
+    /// The file of an input that failed.
+    pub failed: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Kept<'o> {
+    #[serde(flatten)]
+    pub origin: Origin,
+    pub targets: &'o [Outcome],
+}
+
+impl Outcome {
+    pub fn new(target: &str, seconds: u64) -> Self {
+        Self { target: target.to_owned(), seconds, ..Self::default() }
+    }
+
+    /// Returns whether a person wants to see the line: not each new input.
+    pub fn add_line(&mut self, line: &str) -> bool {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let after = |key: &str| {
+            let at = words.iter().position(|word| *word == key)?;
+            words.get(at + 1)?.split('/').next()?.parse().ok()
+        };
+        if line.starts_with('#') {
+            self.coverage = after("cov:").unwrap_or(self.coverage);
+            self.features = after("ft:").unwrap_or(self.features);
+            self.corpus = after("corp:").unwrap_or(self.corpus);
+        }
+        self.executions = after("stat::number_of_executed_units:").unwrap_or(self.executions);
+        if let Some((_, path)) = line.split_once("Test unit written to ") {
+            self.failed = Some(path.trim().to_owned());
+        }
+        let of_each_input = ["NEW", "REDUCE", "RELOAD"].iter().any(|kind| words.get(1) == Some(kind));
+        let is_detail = ["stat::", "\"", "######"].iter().any(|start| line.starts_with(start));
+        let is_noise = is_detail || line.contains("NEW_FUNC") || line.starts_with('#') && of_each_input;
+        !is_noise
+    }
+}
+
+/// For a terminal.
+pub(super) fn table(outcomes: &[Outcome]) -> String {
+    let mut text = format!(
+        "{:<12} {:>12} {:>8} {:>9} {:>9} {:>7}  outcome\n",
+        "target", "executions", "1/s", "coverage", "features", "corpus"
+    );
+    for outcome in outcomes {
+        let Outcome { target, seconds, executions, coverage, features, corpus, failed } = outcome;
+        let rate = executions / (*seconds).max(1);
+        let said = failed.as_ref().map_or("no failure".to_owned(), |path| format!("FAILED: {path}"));
+        let _ = writeln!(
+            text,
+            "{target:<12} {executions:>12} {rate:>8} {coverage:>9} {features:>9} {corpus:>7}  {said}"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(lines: &[&str]) -> Outcome {
+        let mut outcome = Outcome::new("chains", 2);
+        lines.iter().for_each(|line| _ = outcome.add_line(line));
+        outcome
+    }
+
+    #[test]
+    fn last_line_of_a_run_counts() {
+        let outcome = of(&[
+            "#2\tINITED cov: 100 ft: 101 corp: 1/1b exec/s: 0 rss: 30Mb",
+            "#4096\tDONE   cov: 345 ft: 1234 corp: 88/3456b lim: 256 exec/s: 2048 rss: 44Mb",
+            "stat::number_of_executed_units: 4097",
+        ]);
+        let found = (outcome.executions, outcome.coverage, outcome.features, outcome.corpus, outcome.failed);
+        assert_eq!(found, (4097, 345, 1234, 88, None));
+    }
+
+    #[test]
+    fn input_that_failed_is_named() {
+        let outcome = of(&["artifact_prefix='a/'; Test unit written to a/crash-0123"]);
+        assert_eq!(outcome.failed.as_deref(), Some("a/crash-0123"));
+        assert!(table(&[outcome]).ends_with("FAILED: a/crash-0123\n"));
+    }
+
+    #[test]
+    fn new_inputs_are_not_shown_one_by_one() {
+        let mut outcome = Outcome::default();
+        assert!(!outcome.add_line("#7\tNEW    cov: 5 ft: 6 corp: 2/3b lim: 4 exec/s: 0 rss: 1Mb"));
+        assert!(outcome.add_line("#8\tpulse  cov: 5 ft: 6 corp: 2/3b lim: 4 exec/s: 0 rss: 1Mb"));
+        assert!(outcome.add_line("thread '<unnamed>' panicked at chains.rs"));
+    }
+}

@@ -1,0 +1,40 @@
+//! `cargo xtask man`: writes the manual pages, compressed as a package has them.
+//!
+//! Not here: what stands in them (`bareblk man` makes them of its own command line).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use xtask::{command, workspace};
+
+use crate::deb::program::{self, Profile};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where they go [default: target/man]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let folder = match &args.out {
+        Some(folder) => folder.clone(),
+        None => workspace::build_dir()?.join("man"),
+    };
+    let count = write(&program::build(Profile::Dev)?, &folder)?;
+    println!(
+        "{count} pages in {}: try `man -l {}`",
+        folder.display(),
+        folder.join("bareblk-serve.1").display()
+    );
+    Ok(())
+}
+
+/// Pages of this program; how many.
+pub(crate) fn write(program: &Path, folder: &Path) -> Result<usize> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    command::output(Command::new(program).arg("man").arg(folder))?;
+    Ok(fs::read_dir(folder)?.count())
+}
