@@ -116,7 +116,17 @@ fn check(programs: &BTreeSet<String>) -> Result<()> {
     }
     let manifest = folder().join("Cargo.toml");
     command::run(Command::new(workspace::cargo()).args(["fmt", "--check", "--manifest-path"]).arg(manifest))?;
+    check_lock()?;
     println!("fuzz: {} have programs and seeds", joined(programs));
+    Ok(())
+}
+
+/// The programs are a workspace of their own: what the crates depend on changes without its lock file.
+fn check_lock() -> Result<()> {
+    let mut cargo = Command::new(workspace::cargo());
+    cargo.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]);
+    let read = command::output(cargo.arg(folder().join("Cargo.toml")));
+    read.context("is fuzz/Cargo.lock out of date? cargo update --workspace --manifest-path fuzz/Cargo.toml")?;
     Ok(())
 }
 
