@@ -11,6 +11,7 @@
 //! Not here: the changes (`removal.rs`, `capacity.rs`), sessions (`session`).
 
 use std::collections::{HashMap, HashSet};
+use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,7 @@ use crate::acceptor::Acceptor;
 use crate::admin::AdminError;
 use crate::attachments::WorkerSet;
 use crate::disk::{Disk, DiskConfig};
+use crate::error_line::error_line;
 use crate::listener::{Socket, SocketConfig, clear_stale};
 use crate::log_limit::{Allowed, LogLimit};
 use crate::report::DiskReport;
@@ -285,29 +287,32 @@ impl Exports {
 
 fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: OwnedFd) {
     let disk = &export.disk;
-    let refuse = |why: &str| {
-        if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
-            warn!(disk = disk.name(), suppressed, "front-end refused: {why}");
-        }
-    };
     let session = match export.sessions.add() {
         Ok(session) => session,
-        Err(error) => return refuse(&error.to_string()),
+        Err(error) => return refuse(disk, &error),
     };
     let (list, known) = (Arc::clone(&export.sessions), Arc::clone(&session));
     let (served, workers) = (Arc::clone(disk), Arc::clone(workers));
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
-        sandbox::enter(Role::Session);
-        // Gives up everything it holds before it counts as ended: whoever stops the server, or removes the disk, may
-        // then open the image, or bind the socket, again.
-        Session::new(served, workers, front_end, Arc::clone(&session)).run();
+        match sandbox::enter(Role::Session) {
+            // Gives up everything it holds before it counts as ended: whoever stops the server, or removes the disk,
+            // may then open the image, or bind the socket, again.
+            Ok(()) => Session::new(served, workers, front_end, Arc::clone(&session)).run(),
+            Err(error) => refuse(&served, &error),
+        }
         session.ended();
         list.forget(&session);
     });
     if let Err(error) = started {
-        refuse(&error.to_string());
+        refuse(disk, &error);
         export.sessions.forget(&known);
+    }
+}
+
+fn refuse(disk: &Disk, why: &dyn Error) {
+    if let Some(Allowed { suppressed }) = disk.log_allowed(Instant::now()) {
+        warn!(disk = disk.name(), suppressed, "front-end refused: {}", error_line(why));
     }
 }

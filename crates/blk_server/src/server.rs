@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use disk_image::Opener;
+use sandbox::SandboxError;
 use tracing::info;
 
 use crate::admin::AdminError;
@@ -78,6 +79,15 @@ pub enum ServerError {
         /** What is wrong. */
         #[source]
         source: WorkerOptionsError,
+    },
+    /// A worker's thread would have more rights than it needs.
+    #[error("worker {id} does not get its list of system calls")]
+    Sandbox {
+        /** Its number. */
+        id: WorkerId,
+        /** Why not. */
+        #[source]
+        source: SandboxError,
     },
     /// Too few requests in flight.
     #[error("engines of depth {depth}: at least {min} are needed")]

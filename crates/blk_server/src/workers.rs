@@ -207,14 +207,16 @@ impl WorkerThread {
             // The engine is made here and not before: its memory comes from the node where this thread runs.
             let start = || {
                 worker_thread::apply(&as_told).map_err(|source| ServerError::Worker { id, source })?;
-                Worker::new(id, trade.base, received, bell, trade.poll).map_err(ServerError::Engine)
+                let worker = Worker::new(id, trade.base, received, bell, trade.poll);
+                let worker = worker.map_err(ServerError::Engine)?;
+                let node = worker_thread::log_start(id, &as_told);
+                // Where it runs is settled; the thread does nothing but serve from now on.
+                sandbox::enter(Role::Worker).map_err(|source| ServerError::Sandbox { id, source })?;
+                Ok((worker, node))
             };
             match start() {
-                Ok(worker) => {
+                Ok((worker, node)) => {
                     let mut worker = worker.with_meters(counters, trade.meter).with_bell(trade.bell);
-                    let node = worker_thread::log_start(id, &as_told);
-                    // Where it runs is settled; the thread does nothing but serve from now on.
-                    sandbox::enter(Role::Worker);
                     let _ = started.send(Ok(node));
                     worker.run();
                 }

@@ -1,4 +1,5 @@
-//! SIGSYS: a thread made a call that its list does not have. Said in one line, and the process ends.
+//! SIGSYS: a thread made a call that its list does not have. Said in one line, and the process ends. So it does when a
+//! thread that others wait for gets no list.
 //!
 //! - The call was not carried out. The thread must not go on either: in place of a result it would see the call's
 //!   number, and a write that never happened would pass for done.
@@ -8,6 +9,7 @@
 
 use std::io::{self, Write};
 
+use crate::SandboxError;
 use crate::filter::CALL_BITS;
 use crate::names;
 use crate::role::Role;
@@ -17,6 +19,13 @@ pub const EXIT_CODE: i32 = 128 + libc::SIGSYS;
 
 /// Longest line, with room to spare.
 const LINE_BYTES: usize = 400;
+
+/// A thread cannot be confined, and the process cannot do without it.
+pub(crate) fn end(role: Role, error: &SandboxError) -> ! {
+    let mut line = [0; LINE_BYTES];
+    let left = describe_unconfined(&mut line, role, error);
+    write_and_exit(&line, left)
+}
 
 /// Installs the handler, once.
 pub(crate) fn install() -> io::Result<()> {
@@ -30,9 +39,13 @@ pub(crate) fn install() -> io::Result<()> {
 fn tell_and_end(verdict: i32) {
     let mut line = [0; LINE_BYTES];
     let left = describe(&mut line, verdict);
+    write_and_exit(&line, left)
+}
+
+fn write_and_exit(line: &[u8; LINE_BYTES], left: usize) -> ! {
     let length = LINE_BYTES - left;
     let _ = rustix::io::write(io::stderr(), line.get(..length).unwrap_or_default());
-    signal_hook::low_level::exit(EXIT_CODE);
+    signal_hook::low_level::exit(EXIT_CODE)
 }
 
 /// Returns how many bytes of the line are left.
@@ -46,6 +59,17 @@ fn describe(mut line: &mut [u8], verdict: i32) -> usize {
         line,
         "bareblk: sandbox: {role} thread made system call {call} ({name}), which it may not make: not carried out, \
          the server ends; is the list too short, serve with --sandbox off (docs/sandbox.md)"
+    );
+    line.len()
+}
+
+fn describe_unconfined(mut line: &mut [u8], role: Role, error: &SandboxError) -> usize {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    // As above.
+    let _ = writeln!(
+        line,
+        "bareblk: sandbox: {role} thread does not get its list of system calls: {error}{cause}: the server ends; \
+         --sandbox off serves without (docs/sandbox.md)"
     );
     line.len()
 }

@@ -7,7 +7,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
-use sandbox::{EXIT_CODE, EngineCalls, FileRules, Identity, Kept, Role, confine, enter};
+use sandbox::{EXIT_CODE, EngineCalls, Entry, FileRules, Identity, Kept, Role, confine, enter};
 
 const NOTHING: Kept = Kept::Server { scheduling: false, locked_memory: false };
 
@@ -43,7 +43,7 @@ fn assert_refused(output: &Output, role: &str, call: &str) {
 /// Does `act` on a thread with this role.
 fn on_a_thread(role: Role, act: impl FnOnce() + Send + 'static) {
     std::thread::spawn(move || {
-        enter(role);
+        enter(role).unwrap();
         act();
     })
     .join()
@@ -163,7 +163,65 @@ fn pair_of_sockets_that_reaches_others_is_refused() {
     assert_refused(&output, "control", "socketpair");
 }
 
+// ---- threads that get no list
+
+/// More than the kernel takes one after the other: 32768 instructions (`MAX_INSNS_PER_PATH`, kernel/seccomp.c).
+const TOO_MANY: usize = 2000;
+
+/// Until the kernel takes no further filter from the calling thread.
+fn use_up_filters() -> sandbox::SandboxError {
+    let refused = std::iter::repeat_with(|| enter(Role::Worker)).take(TOO_MANY).find_map(Result::err);
+    refused.expect("a kernel with a limit")
+}
+
+#[test]
+fn thread_that_gets_no_list_is_told_so() {
+    let output = in_a_process("thread_that_gets_no_list_is_told_so", || {
+        confine().unwrap();
+        assert!(use_up_filters().to_string().contains("no filter of system calls"));
+    });
+    assert_survives(&output);
+}
+
+#[test]
+fn engine_thread_that_gets_no_list_ends_the_process_with_a_line() {
+    let output = in_a_process("engine_thread_that_gets_no_list_ends_the_process_with_a_line", || {
+        confine().unwrap();
+        use_up_filters();
+        let entry = Entry::of(Role::EngineThread);
+        std::thread::spawn(move || entry.enter_or_end()).join().unwrap();
+    });
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(EXIT_CODE), "{:?}: {text}", output.status.signal());
+    let line = text.lines().find(|line| line.starts_with("bareblk: sandbox: ")).expect("a line");
+    assert!(line.contains("engine thread does not get its list") && line.contains("--sandbox off"), "{line}");
+}
+
 // ---- what goes on working
+
+/// Starts the next one of its kind, so often; `last` goes from each to the next.
+fn engine_threads_in_a_row(left: usize, last: std::sync::mpsc::Sender<()>) {
+    let entry = Entry::of(Role::EngineThread);
+    let next = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
+        entry.enter_or_end();
+        match left {
+            0 => last.send(()).unwrap(),
+            _ => engine_threads_in_a_row(left - 1, last),
+        }
+    });
+    next.unwrap();
+}
+
+#[test]
+fn engine_threads_start_one_another_for_ever() {
+    let output = in_a_process("engine_threads_start_one_another_for_ever", || {
+        confine().unwrap();
+        let (last, ended) = std::sync::mpsc::channel();
+        on_a_thread(Role::Worker, move || engine_threads_in_a_row(TOO_MANY, last));
+        ended.recv().unwrap();
+    });
+    assert_survives(&output);
+}
 
 #[test]
 fn crash_ends_the_process_by_its_own_signal() {
@@ -223,7 +281,7 @@ fn panic_with_a_trace_is_told_on_every_thread_and_aborts_as_ever() {
         confine().unwrap();
         for role in [Role::Control, Role::Session, Role::Worker, Role::EngineThread] {
             let ended = std::thread::spawn(move || {
-                enter(role);
+                enter(role).unwrap();
                 panic!("{role} fails");
             });
             assert!(ended.join().is_err());

@@ -28,7 +28,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use sandbox::Role;
+use sandbox::{Entry, Role};
 
 use super::requests::ControlBlocks;
 
@@ -170,8 +170,9 @@ impl Waiters {
     fn start_thread(&self) -> bool {
         let shared = Arc::clone(&self.shared);
         let builder = std::thread::Builder::new().name("bareblk-aio".into()).stack_size(STACK_BYTES);
+        let entry = Entry::of(Role::EngineThread);
         let spawned = builder.spawn(move || {
-            sandbox::enter(Role::EngineThread);
+            entry.enter_or_end();
             shared.run();
         });
         if let Err(error) = &spawned {

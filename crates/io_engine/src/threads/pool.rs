@@ -24,7 +24,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use sandbox::Role;
+use sandbox::{Entry, Role};
 
 use super::schedule::{Class, Help, Limits, Schedule};
 use crate::kernel::{Call, RawResult};
@@ -108,8 +108,9 @@ struct Shared {
 
 fn start_thread(shared: Arc<Shared>) -> io::Result<()> {
     let builder = std::thread::Builder::new().name("bareblk-io".into()).stack_size(STACK_BYTES);
+    let entry = Entry::of(Role::EngineThread);
     let body = move || {
-        sandbox::enter(Role::EngineThread);
+        entry.enter_or_end();
         shared.run();
     };
     builder.spawn(body).map(drop)
