@@ -163,6 +163,23 @@ fn pair_of_sockets_that_reaches_others_is_refused() {
     assert_refused(&output, "control", "socketpair");
 }
 
+#[test]
+fn context_of_linux_aio_set_up_by_an_engine_thread_is_refused_and_its_end_is_not() {
+    let test = "context_of_linux_aio_set_up_by_an_engine_thread_is_refused_and_its_end_is_not";
+    let output = in_a_process(test, || {
+        confine().unwrap();
+        sandbox::limit_workers(EngineCalls { io_uring: false, linux_aio: false });
+        on_a_thread(Role::EngineThread, || {
+            // SAFETY: 1. there is no such context, and the kernel says so.
+            unsafe { libc::syscall(libc::SYS_io_destroy, 0) };
+            let nowhere = std::ptr::null_mut::<u8>();
+            // SAFETY: 1. the kernel refuses the null pointer, if it looks at it at all.
+            unsafe { libc::syscall(libc::SYS_io_setup, 1, nowhere) };
+        });
+    });
+    assert_refused(&output, "engine", "io_setup");
+}
+
 // ---- threads that get no list
 
 /// More than the kernel takes one after the other: 32768 instructions (`MAX_INSNS_PER_PATH`, kernel/seccomp.c).

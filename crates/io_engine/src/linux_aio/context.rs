@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use sandbox::{Entry, Role};
 
 /// `IOCB_CMD_*` of linux/aio_abi.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +162,12 @@ impl Drop for Context {
         };
         ENDING.fetch_add(1, Ordering::SeqCst);
         let thread = std::thread::Builder::new().name("bareblk-aio-end".into()).stack_size(STACK_BYTES);
-        if thread.spawn(end).is_err() {
+        let entry = Entry::of(Role::EngineThread);
+        let started = thread.spawn(move || {
+            entry.enter_or_end();
+            end();
+        });
+        if started.is_err() {
             end();
         }
     }
