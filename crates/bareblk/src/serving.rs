@@ -188,8 +188,18 @@ impl Serving {
 
     /// Serves one more disk. Gives its name.
     pub fn add(&self, settings: DiskSettings) -> Result<String> {
-        let _change = self.begin_change()?;
         let disk = NamedDisk::new(settings, self.opener.as_ref());
+        self.check_new(&disk)?;
+        // With nothing held: a file system that hangs must hold up no other change.
+        let ready = self.open_disk(&disk)?;
+        let _change = self.begin_change()?;
+        let name = disk.name.clone();
+        // Who was added meanwhile with its name or socket is refused here, who has its image was by the image's lock.
+        self.serve_ready(disk, ready)?;
+        Ok(name)
+    }
+
+    fn check_new(&self, disk: &NamedDisk) -> Result<()> {
         for other in self.disks() {
             if other.name == disk.name {
                 bail!("there is a disk {} already: choose another name", disk.name);
@@ -203,14 +213,20 @@ impl Serving {
             let (name, count, known) = (&disk.name, workers.len(), format_cpus(&workers));
             bail!("disk {name}: {beyond}, and the server has {count}, numbered {known}");
         }
-        let name = disk.name.clone();
-        self.serve_disk(disk)?;
-        Ok(name)
+        Ok(())
+    }
+
+    fn open_disk(&self, disk: &NamedDisk) -> Result<ReadyDisk> {
+        let workers = self.state().settings.workers.len();
+        open_within(&self.opener, &disk.settings, &self.sources, workers, &self.stopping)
     }
 
     fn serve_disk(&self, disk: NamedDisk) -> Result<()> {
-        let workers = self.state().settings.workers.len();
-        let ready = open_within(&self.opener, &disk.settings, &self.sources, workers, &self.stopping)?;
+        let ready = self.open_disk(&disk)?;
+        self.serve_ready(disk, ready)
+    }
+
+    fn serve_ready(&self, disk: NamedDisk, ready: ReadyDisk) -> Result<()> {
         self.with_server(|server| {
             server.add_disk(ready.config, &disk.settings.socket)?;
             attach_to_named_workers(server, &disk).inspect_err(|_| {

@@ -6,11 +6,15 @@
 
 mod rig;
 
+#[path = "rig/hanging.rs"]
+mod hanging;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
+use hanging::{Call, HangingFolder};
 use rig::{Place, Server, assert_says, bareblk, eventually, is_root, output, refusal, wrong_usage};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -344,6 +348,27 @@ fn clients_add_nothing_below_dev_unless_its_folder_is_allowed() {
     let folder = beside.parent().unwrap().to_str().unwrap();
     let server = Server::start(controlled(&place, &["--cache", "writeback", "--allow-folders", folder]));
     output(add(&beside));
+    assert!(server.stop(Signal::TERM).success());
+}
+
+#[test]
+fn image_that_hangs_when_it_is_opened_holds_up_no_other_that_is_added() {
+    let Some(hanging) = HangingFolder::mount() else { return };
+    let place = Place::new();
+    let folder = hanging.path().to_str().unwrap();
+    let server = Server::start(controlled(&place, &["--allow-folders", folder]));
+    let add = |image: &Path, name: &str| {
+        let words = [("image", image), ("socket", &place.socket(name)), ("name", Path::new(name))];
+        let words = words.map(|(key, value)| format!("{key}={}", value.display()));
+        ctl(&place, &["add", &words[0], &words[1], &words[2]])
+    };
+    hanging.hang(Call::Open);
+    let mut hangs = add(&hanging.path().join("hangs.raw"), "hangs").spawn().unwrap();
+    eventually("a call hangs", || (hanging.hung() > 0).then_some(()));
+    output(add(&place.image("other.raw", MIB), "other"));
+    assert!(hangs.try_wait().unwrap().is_none());
+    hanging.let_go();
+    assert_eq!(hangs.wait().unwrap().code(), Some(1));
     assert!(server.stop(Signal::TERM).success());
 }
 

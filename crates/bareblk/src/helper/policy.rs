@@ -8,11 +8,16 @@
 //! - Opened once more is what was opened here, and nothing else that the server may have a descriptor of. Changed are only sockets
 //!   that were made here; removed are these, images that were made here, and sockets that nobody listens on.
 //!
-//! Not here: doing it (`server.rs`).
+//! - What was named readonly is known again by its place and file as they were when it was opened: to look once more could
+//!   take for ever, on a file system that hangs.
+//!
+//! Not here: doing it, and that nobody looks at files while others wait (`server.rs`).
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use disk_image::{FileId, HostOpener, Opener};
@@ -38,6 +43,16 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// With folders as they are without links; one that is not there has nothing in it.
+    pub fn resolved(self) -> Self {
+        let real = |folders: Vec<OsString>| {
+            let real = folders.into_iter().filter_map(|folder| std::fs::canonicalize(folder).ok());
+            real.map(PathBuf::into_os_string).collect()
+        };
+        let (image_folders, socket_folders) = (real(self.image_folders), real(self.socket_folders));
+        Self { image_folders, socket_folders, ..self }
+    }
+
     /// In parts that fit into one message each.
     pub fn pieces(&self, paths_at_a_time: usize) -> Vec<Self> {
         type Put = fn(&mut Policy, Vec<OsString>);
@@ -69,11 +84,34 @@ pub enum Found {
     Beside,
 }
 
+/// Which file something is, and where it lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lies {
+    pub real: PathBuf,
+    pub file: FileId,
+}
+
+impl Lies {
+    /// Of an open file; nothing is looked up.
+    pub fn of(file: &OwnedFd) -> io::Result<Self> {
+        let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        let file = FileId::from(&File::from(file.try_clone()?).metadata()?);
+        Ok(Self { real, file })
+    }
+}
+
+/// An image that was named.
+#[derive(Debug, Clone, Default)]
+struct Named {
+    may_write: bool,
+    /// As it was opened last.
+    opened: Option<Lies>,
+}
+
 /// The policy, ready to be asked.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Allowed {
-    /// And whether they may be written.
-    images: HashMap<PathBuf, bool>,
+    images: HashMap<PathBuf, Named>,
     sockets: HashSet<PathBuf>,
     configuration: Option<PathBuf>,
     image_folders: HashSet<PathBuf>,
@@ -88,6 +126,7 @@ pub struct Allowed {
 }
 
 impl Allowed {
+    /// `policy`: [`Policy::resolved`].
     pub fn extend(&mut self, policy: Policy) -> io::Result<()> {
         if self.complete {
             return Err(denied("what the sandbox's helper may do is settled".to_owned()));
@@ -96,9 +135,8 @@ impl Allowed {
         paths(policy.images).for_each(|path| self.name(path, true));
         paths(policy.readonly_images).for_each(|path| self.name(path, false));
         self.sockets.extend(paths(policy.sockets));
-        // One that is not there has nothing in it.
-        self.image_folders.extend(paths(policy.image_folders).filter_map(|path| path.canonicalize().ok()));
-        self.socket_folders.extend(paths(policy.socket_folders).filter_map(|path| path.canonicalize().ok()));
+        self.image_folders.extend(paths(policy.image_folders));
+        self.socket_folders.extend(paths(policy.socket_folders));
         self.configuration = self.configuration.take().or(policy.configuration.map(PathBuf::from));
         self.complete = policy.complete;
         Ok(())
@@ -120,28 +158,34 @@ impl Allowed {
 
     /// What may be written once stays so.
     fn name(&mut self, image: PathBuf, may_write: bool) {
-        *self.images.entry(image).or_default() |= may_write;
+        self.images.entry(image).or_default().may_write |= may_write;
     }
 
     /// May this image be opened, for writing too, or made?
     pub fn image(&self, path: &Path, written: bool) -> io::Result<Found> {
         match self.images.get(path) {
-            Some(may_write) if *may_write || !written => Ok(Found::Named),
+            Some(named) if named.may_write || !written => Ok(Found::Named),
             Some(_) => Err(denied(readonly(path))),
-            None => self.image_beside(path, &real_path(path)?, written).map(|()| Found::Beside),
+            None => self.in_a_folder(path, &real_path(path)?).map(|()| Found::Beside),
         }
     }
 
-    /// May it, as a file in one of the folders? `real` is where it lies.
-    pub fn image_beside(&self, path: &Path, real: &Path, written: bool) -> io::Result<()> {
+    fn in_a_folder(&self, path: &Path, real: &Path) -> io::Result<()> {
         let never = NEVER.iter().any(|folder| real.starts_with(folder));
         if never || !self.image_folders.iter().any(|folder| real.starts_with(folder)) {
             return Err(denied(outside(path, "images")));
         }
-        let named_readonly = |(named, may_write): (&PathBuf, &bool)| {
-            !may_write && std::fs::canonicalize(named).is_ok_and(|named| named == real)
+        Ok(())
+    }
+
+    /// May it, as this file in one of the folders?
+    pub fn image_beside(&self, path: &Path, lies: &Lies, written: bool) -> io::Result<()> {
+        self.in_a_folder(path, &lies.real)?;
+        let is_it = |(path, named): (&PathBuf, &Named)| match &named.opened {
+            Some(opened) => opened.file == lies.file || opened.real == lies.real,
+            None => std::fs::canonicalize(path).is_ok_and(|real| real == lies.real),
         };
-        if written && self.images.iter().any(named_readonly) {
+        if written && self.images.iter().filter(|(_, named)| !named.may_write).any(is_it) {
             return Err(denied(readonly(path)));
         }
         Ok(())
@@ -164,8 +208,11 @@ impl Allowed {
     }
 
     /// Remembers an image that was opened.
-    pub fn opened(&mut self, file: FileId) {
-        self.opened.insert((file.dev, file.ino));
+    pub fn opened(&mut self, path: &Path, lies: Lies) {
+        self.opened.insert((lies.file.dev, lies.file.ino));
+        if let Some(named) = self.images.get_mut(path) {
+            named.opened = Some(lies);
+        }
     }
 
     /// May it be opened once more?
@@ -177,14 +224,23 @@ impl Allowed {
     }
 
     /// Remembers an image that was made.
-    pub fn made(&mut self, path: &Path) {
-        self.made.insert(path.to_owned());
-        self.made.extend(std::fs::canonicalize(path));
+    pub fn made(&mut self, path: &Path, lies: &Lies) {
+        self.made.extend([path.to_owned(), lies.real.clone()]);
+    }
+
+    /// Whether it was made here; it may be removed then, once.
+    pub fn forget_made(&mut self, path: &Path) -> bool {
+        self.made.remove(path)
     }
 
     /// Remembers a socket file that was made.
     pub fn bound(&mut self, file: FileId) {
         self.bound.insert((file.dev, file.ino));
+    }
+
+    /// It is about to be removed.
+    pub fn forget_bound(&mut self, file: FileId) {
+        self.bound.remove(&(file.dev, file.ino));
     }
 
     /// May its owner and mode be changed?
@@ -195,20 +251,17 @@ impl Allowed {
         Err(denied(format!("{} is no socket that the sandbox's helper made", path.display())))
     }
 
-    /// Sockets that were made here or that nobody listens on, and images that were made and not used after all.
-    pub fn unlink(&mut self, path: &Path) -> io::Result<()> {
+    /// May this be removed: a socket that was made here, or that nobody listens on?
+    pub fn unlink(&self, path: &Path) -> io::Result<FileId> {
         use std::os::unix::fs::FileTypeExt;
-        if self.made.remove(path) {
-            return Ok(());
-        }
         let metadata = std::fs::symlink_metadata(path)?;
         if !metadata.file_type().is_socket() {
             return Err(denied(format!("{} is no socket", path.display())));
         }
         self.socket(path)?;
         let file = FileId::from(&metadata);
-        if self.bound.remove(&(file.dev, file.ino)) || is_dead(path) {
-            return Ok(());
+        if self.bound.contains(&(file.dev, file.ino)) || is_dead(path) {
+            return Ok(file);
         }
         Err(denied(format!("{} is in use, and not by this server", path.display())))
     }
@@ -267,7 +320,7 @@ mod tests {
             socket_folders: folders,
             complete: true,
         };
-        policy.pieces(1).into_iter().for_each(|piece| allowed.extend(piece).unwrap());
+        policy.pieces(1).into_iter().for_each(|piece| allowed.extend(piece.resolved()).unwrap());
         allowed
     }
 
@@ -331,7 +384,8 @@ mod tests {
     #[test]
     fn only_images_that_were_opened_are_opened_again() {
         let mut allowed = allowed(&[]);
-        allowed.opened(FileId { dev: 1, ino: 2 });
+        let file = FileId { dev: 1, ino: 2 };
+        allowed.opened(Path::new("/named.raw"), Lies { real: "/named.raw".into(), file });
         assert!(allowed.reopen(FileId { dev: 1, ino: 2 }).is_ok());
         assert!(allowed.reopen(FileId { dev: 2, ino: 2 }).is_err());
     }
@@ -345,10 +399,18 @@ mod tests {
         let mut allowed = allowed(&[folder.path()]);
         assert_eq!(allowed.image(Path::new("/golden.raw"), false).unwrap(), Found::Named);
         assert!(allowed.image(Path::new("/golden.raw"), true).is_err());
-        assert!(allowed.image(&golden, true).is_ok());
+        let lies = |path: &Path| Lies::of(&std::fs::File::open(path).unwrap().into()).unwrap();
+        let may = |allowed: &Allowed, path: &Path, written| allowed.image_beside(path, &lies(path), written);
+        assert!(allowed.image(&golden, true).is_ok() && may(&allowed, &golden, true).is_ok());
         allowed.extend_from_file(&format!("[[disk]]\nimage = {golden:?}\nreadonly = true\n"));
         assert!(allowed.image(&golden, false).is_ok() && allowed.image(&link, false).is_ok());
-        assert!(allowed.image(&golden, true).is_err() && allowed.image(&link, true).is_err());
+        assert!(allowed.image(&golden, true).is_err() && may(&allowed, &link, true).is_err());
+        // Once it was opened it is known by its file too, wherever its name leads.
+        let hard_link = folder.path().join("hard.raw");
+        std::fs::hard_link(&golden, &hard_link).unwrap();
+        allowed.opened(&golden, lies(&golden));
+        std::fs::rename(&link, &golden).unwrap();
+        assert!(may(&allowed, &hard_link, true).is_err() && may(&allowed, &hard_link, false).is_ok());
     }
 
     #[test]
@@ -373,7 +435,10 @@ mod tests {
         assert!(
             allowed.own_socket(&own, id(&own)).is_ok() && allowed.own_socket(&other, id(&other)).is_err()
         );
-        assert!(allowed.unlink(&own).is_ok() && allowed.unlink(&other).is_err());
+        assert_eq!(allowed.unlink(&own).unwrap(), id(&own));
+        assert!(allowed.unlink(&other).is_err());
+        allowed.forget_bound(id(&own));
+        assert!(allowed.unlink(&own).is_err());
         drop(listener);
         assert!(allowed.unlink(&other).is_ok());
     }
@@ -382,8 +447,9 @@ mod tests {
     fn only_sockets_and_images_that_were_made_are_removed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut allowed = allowed(&[Path::new("/")]);
-        assert!(allowed.unlink(file.path()).is_err());
-        allowed.made(file.path());
-        assert!(allowed.unlink(file.path()).is_ok());
+        assert!(allowed.unlink(file.path()).is_err() && !allowed.forget_made(file.path()));
+        let lies = Lies::of(&file.as_file().try_clone().unwrap().into()).unwrap();
+        allowed.made(file.path(), &lies);
+        assert!(allowed.forget_made(file.path()));
     }
 }

@@ -1,5 +1,8 @@
 //! The helper's end: waits for requests, checks each against the policy, carries it out.
 //!
+//! - The policy is a value: who asks has the one of that moment, and looks at files with no lock held. A file system that hangs
+//!   keeps its own requests.
+//!
 //! Not here: what is said how (`messages.rs`).
 
 use std::ffi::OsString;
@@ -19,7 +22,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{debug, error};
 
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
-use super::policy::{Allowed, Found};
+use super::policy::{Allowed, Found, Lies};
 use crate::config_file::MAX_FILE_BYTES;
 use crate::values;
 
@@ -51,13 +54,23 @@ pub fn run() -> Result<()> {
 
 #[derive(Debug, Default)]
 struct State {
-    allowed: Mutex<Allowed>,
+    allowed: Mutex<Arc<Allowed>>,
     running: AtomicUsize,
 }
 
 impl State {
-    fn allowed(&self) -> MutexGuard<'_, Allowed> {
+    fn lock(&self) -> MutexGuard<'_, Arc<Allowed>> {
         self.allowed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As it is now. Asking it may take as long as file systems do.
+    fn allowed(&self) -> Arc<Allowed> {
+        Arc::clone(&self.lock())
+    }
+
+    /// `change` looks at no file.
+    fn change<T>(&self, change: impl FnOnce(&mut Allowed) -> T) -> T {
+        change(Arc::make_mut(&mut self.lock()))
     }
 }
 
@@ -104,7 +117,10 @@ impl State {
     fn carry_out(&self, ask: Ask, file: Option<OwnedFd>) -> Reply {
         let host = HostOpener;
         match ask {
-            Ask::Allow(policy) => self.allowed().extend(policy).map(|()| said(Answer::Done)),
+            Ask::Allow(policy) => {
+                let policy = policy.resolved();
+                self.change(|allowed| allowed.extend(policy)).map(|()| said(Answer::Done))
+            }
             Ask::FileKind { path } => {
                 host.file_kind(path.as_ref()).map(|kind| said(Answer::Kind(kind_to_number(kind))))
             }
@@ -152,7 +168,7 @@ impl State {
                 let path = allowed(&path)?;
                 let socket = host.bind_socket(&path)?;
                 let file = host.file_id(&path)?;
-                self.allowed().bound(file);
+                self.change(|allowed| allowed.bound(file));
                 Ok(opened(socket))
             }
             Ask::ConnectSocket { path } => host.connect_socket(&allowed(&path)?).map(|()| said(Answer::Done)),
@@ -163,8 +179,12 @@ impl State {
                 host.set_socket_owner(&path, mode, uid, gid).map(|()| said(Answer::Done))
             }
             Ask::Unlink { path } => {
-                self.allowed().unlink(path.as_ref())?;
-                host.unlink(path.as_ref()).map(|()| said(Answer::Done))
+                let path: &Path = path.as_ref();
+                if !self.change(|allowed| allowed.forget_made(path)) {
+                    let file = self.allowed().unlink(path)?;
+                    self.change(|allowed| allowed.forget_bound(file));
+                }
+                host.unlink(path).map(|()| said(Answer::Done))
             }
             other => Err(io::Error::other(format!("the sandbox's helper does not know {other:?}"))),
         }
@@ -178,10 +198,13 @@ impl State {
             _ => HostOpener.open_image(path, request)?,
         };
         accept_kind(&image)?;
-        self.allowed().opened(file_id(&image)?);
-        if request.create.is_some() {
-            self.allowed().made(path);
-        }
+        let lies = Lies::of(&image)?;
+        self.change(|allowed| {
+            if request.create.is_some() {
+                allowed.made(path, &lies);
+            }
+            allowed.opened(path, lies);
+        });
         Ok(opened(image))
     }
 
@@ -190,9 +213,8 @@ impl State {
     fn open_beside(&self, path: &Path, request: &OpenRequest, written: bool) -> io::Result<OwnedFd> {
         let pinned = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         accept_kind(&pinned)?;
+        self.allowed().image_beside(path, &Lies::of(&pinned)?, written)?;
         let link = PathBuf::from(format!("/proc/self/fd/{}", pinned.as_raw_fd()));
-        let real = std::fs::read_link(&link)?;
-        self.allowed().image_beside(path, &real, written)?;
         HostOpener.open_image(&link, request)
     }
 
@@ -202,7 +224,7 @@ impl State {
         let mut text = String::new();
         let read = File::open(path)?.take(MAX_FILE_BYTES).read_to_string(&mut text);
         if read.is_ok() {
-            self.allowed().extend_from_file(&text);
+            self.change(|allowed| allowed.extend_from_file(&text));
         }
         HostOpener.open_configuration(path).map(opened)
     }
@@ -222,3 +244,7 @@ fn file_id(file: &OwnedFd) -> io::Result<FileId> {
 fn id(found: Result<u32>) -> Reply {
     found.map(|id| said(Answer::Id(id))).map_err(|error| io::Error::other(format!("{error:#}")))
 }
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

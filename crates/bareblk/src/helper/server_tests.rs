@@ -1,0 +1,86 @@
+//! Requests beside one that hangs. What is agreed to is tested in `policy.rs`, the helper as a process in `tests/sandbox.rs`.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use super::super::Policy;
+use super::*;
+
+#[path = "../../tests/rig/hanging.rs"]
+mod hanging;
+
+use hanging::{Call, HangingFolder};
+
+/// Nothing passes because of it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn policy() -> Policy {
+    Policy { complete: true, ..Policy::default() }
+}
+
+fn allowing(policy: Policy) -> Arc<State> {
+    let state = Arc::<State>::default();
+    state.carry_out(Ask::Allow(policy), None).unwrap();
+    state
+}
+
+fn open(path: &Path, writable: bool) -> Ask {
+    Ask::OpenImage { path: path.into(), writable, direct: false, create: None, exclusive: false }
+}
+
+/// On a thread of its own, as in the helper.
+fn begin_asking(state: &Arc<State>, ask: Ask) -> Receiver<Reply> {
+    let (state, (sender, answer)) = (Arc::clone(state), channel());
+    std::thread::spawn(move || sender.send(state.carry_out(ask, None)));
+    answer
+}
+
+fn wait_hung(folder: &HangingFolder, calls: usize) {
+    let end = std::time::Instant::now() + PATIENCE;
+    while folder.hung() < calls {
+        assert!(std::time::Instant::now() < end, "nothing hangs");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn folder_that_hangs_holds_up_nobody_elses_image_or_socket() {
+    let Some(hanging) = HangingFolder::mount() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let folders = vec![hanging.path().into(), folder.path().into()];
+    let state =
+        allowing(Policy { image_folders: folders, socket_folders: vec![folder.path().into()], ..policy() });
+    let other = folder.path().join("other.raw");
+    std::fs::write(&other, [0; 512]).unwrap();
+    hanging.hang(Call::Lookup);
+    let hangs = begin_asking(&state, open(&hanging.path().join("hangs.raw"), true));
+    let removed = begin_asking(&state, Ask::Unlink { path: hanging.path().join("s").into() });
+    wait_hung(&hanging, 1);
+    let answer = begin_asking(&state, open(&other, true)).recv_timeout(PATIENCE).expect("an answer");
+    assert!(matches!(answer.unwrap(), (Answer::Opened, Some(_))));
+    let socket = Ask::BindSocket { path: folder.path().join("s").into() };
+    let answer = begin_asking(&state, socket).recv_timeout(PATIENCE).expect("an answer");
+    assert!(matches!(answer.unwrap(), (Answer::Opened, Some(_))));
+    assert!(hangs.try_recv().is_err());
+    hanging.let_go();
+    assert!(hangs.recv_timeout(PATIENCE).unwrap().is_err());
+    assert!(removed.recv_timeout(PATIENCE).unwrap().is_err());
+}
+
+#[test]
+fn readonly_image_that_hangs_is_still_known_and_holds_up_nobody() {
+    let Some(hanging) = HangingFolder::mount() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (golden, other) = (hanging.path().join("golden.raw"), folder.path().join("other.raw"));
+    std::fs::write(&other, [0; 512]).unwrap();
+    let state = allowing(Policy {
+        readonly_images: vec![golden.clone().into()],
+        image_folders: vec![folder.path().into()],
+        ..policy()
+    });
+    drop(state.carry_out(open(&golden, false), None).unwrap());
+    hanging.hang(Call::Lookup);
+    let answer = begin_asking(&state, open(&other, true)).recv_timeout(PATIENCE).expect("an answer");
+    assert!(matches!(answer.unwrap(), (Answer::Opened, Some(_))));
+    assert_eq!(hanging.hung(), 0);
+}
