@@ -22,9 +22,6 @@ use crate::configuration::{Configuration, Confinement, ServerSettings};
 use crate::helper::{self, Policy};
 use crate::usage::Contradiction;
 
-/// Where control groups are, as a rule.
-const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
-
 const NOT_UP: &str = "the sandbox cannot be put up (--sandbox off serves without)";
 
 /// What is left of the process's rights.
@@ -164,12 +161,13 @@ fn allow_locked_memory() -> bool {
     raised.is_ok()
 }
 
+/// What workers write to join their control groups; of groups that clients may name for further ones, those that the kernel
+/// would let them join.
 fn file_rules(server: &ServerSettings) -> FileRules {
-    let groups: Vec<&Path> = server.workers.iter().filter_map(|worker| worker.cgroup.as_deref()).collect();
-    let joined = !groups.is_empty() || server.control.is_some();
-    let elsewhere = groups.into_iter().filter(|group| group.is_absolute());
-    let usual = joined.then_some(Path::new(CONTROL_GROUPS));
-    FileRules { writable: usual.into_iter().chain(elsewhere).map(Path::to_path_buf).collect() }
+    let groups = server.workers.iter().filter_map(|worker| worker.cgroup.as_deref());
+    let named = groups.filter_map(blk_server::threads_file);
+    let own = server.control.as_ref().and_then(|_| blk_server::own_domain());
+    FileRules { writable: named.chain(own).collect() }
 }
 
 /// Workers that will never see another engine need no calls of it.

@@ -11,7 +11,7 @@ mod hanging;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use hanging::{Call, HangingFolder};
@@ -262,6 +262,90 @@ fn who_connects_is_told_that_the_server_listens() {
         let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap();
         assert_eq!(peer.pid.as_raw_nonzero().get().unsigned_abs(), server.pid());
     }
+}
+
+// ---- control groups
+
+/// A threaded group below `folder`, removed when dropped: by then nobody must be in it.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(folder: &Path, name: &str) -> Option<Self> {
+        let group = Self(folder.join(format!("bareblk-test-{}-{name}", std::process::id())));
+        let made = std::fs::create_dir(&group.0);
+        let made = made.and_then(|()| std::fs::write(group.0.join("cgroup.type"), "threaded"));
+        made.inspect_err(|error| println!("skipped: no control groups to be made here: {error}")).ok()?;
+        Some(group)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Where the hierarchy is, and this process's own group in it.
+fn hierarchy() -> Option<(PathBuf, PathBuf)> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount =
+        mounts.lines().find(|line| line.contains(" - cgroup2 ")).and_then(|line| line.split(' ').nth(4));
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    let found = mount.zip(own).map(|(mount, own)| (PathBuf::from(mount), Path::new(mount).join(own)));
+    if found.is_none() {
+        println!("skipped: there is no cgroup v2 here");
+    }
+    found
+}
+
+#[test]
+fn workers_join_groups_named_at_the_start_and_no_other_of_the_host() {
+    let Some((mount, own)) = hierarchy() else { return };
+    let groups = ["named", "other"].map(|name| Group::new(&own, name));
+    let [Some(named), Some(other)] = &groups else { return };
+    let place = Place::new();
+    let server = Server::start(controlled(&place, &["--worker-cgroup", named.path()]));
+    let added = output(ctl(&place, &["workers", "add", "--cgroup", named.path()]));
+    assert_says(&added, &["1"]);
+    let threads = std::fs::read_to_string(named.0.join("cgroup.threads")).unwrap();
+    assert_eq!(threads.lines().count(), 2, "{threads}");
+    if server.log().contains("no landlock") {
+        return println!("skipped: this kernel has no landlock");
+    }
+    if own != mount {
+        return println!("skipped: these tests have a group of their own, and {} is below it", other.path());
+    }
+    let refused = refusal(ctl(&place, &["workers", "add", "--cgroup", other.path()]));
+    assert_says(&refused, &["no permission to join", "sandbox"]);
+    assert!(server.stop(Signal::TERM).success());
+}
+
+#[test]
+fn workers_that_clients_add_join_groups_below_the_servers_own() {
+    let Some((mount, _)) = hierarchy() else { return };
+    let service = mount.join(format!("bareblk-test-{}-service", std::process::id()));
+    if let Err(error) = std::fs::create_dir(&service) {
+        return println!("skipped: no control groups to be made here: {error}");
+    }
+    let place = Place::new();
+    let mut inside = Command::new("sh");
+    let script = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
+    let command = controlled(&place, &[]);
+    inside.args(["-c", script]).arg(&service).arg(command.get_program()).args(command.get_args());
+    let server = Server::start(inside);
+    let below = Group::new(&service, "below").unwrap();
+    output(ctl(&place, &["workers", "add", "--cgroup", below.path()]));
+    let threads = std::fs::read_to_string(below.0.join("cgroup.threads")).unwrap();
+    assert_eq!(threads.lines().count(), 1, "{threads}");
+    assert!(server.stop(Signal::TERM).success());
+    drop(below);
+    // The helper ends after the server.
+    eventually("nobody is in the group", || std::fs::remove_dir(&service).ok());
 }
 
 // ---- the helper

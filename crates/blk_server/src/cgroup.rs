@@ -17,6 +17,8 @@ const CGROUP2_MAGIC: i64 = 0x6367_7270;
 /// Where nearly every host has it.
 const USUAL_MOUNT: &str = "/sys/fs/cgroup";
 
+const THREADS: &str = "cgroup.threads";
+
 /// Why a thread is not in the control group it was to join.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
@@ -66,7 +68,7 @@ pub enum CgroupError {
     },
     /// Not ours to join.
     #[error(
-        "no permission to join cgroup {}: its cgroup.threads, and cgroup.procs of the group above both, must be writable for this user (chown, or Delegate=yes in a systemd unit)",
+        "no permission to join cgroup {}: its cgroup.threads, and cgroup.procs of the group above both, must be writable for this user (chown, or Delegate=yes in a systemd unit); a server in its sandbox joins groups named at its start, and those below its own",
         path.display()
     )]
     Denied {
@@ -99,6 +101,27 @@ pub enum CgroupError {
     },
 }
 
+/// The file in which threads join `group` ([`crate::WorkerOptions::cgroup`]); `None`: there is no such group.
+pub fn threads_file(group: &Path) -> Option<PathBuf> {
+    Some(folder_of(group).ok()?.join(THREADS))
+}
+
+/// The folder of the group in which, and below which, the kernel lets this process's threads be: its own group, or, where
+/// that is threaded, the next above that is not. `None`: the hierarchy's root, or there is none.
+pub fn own_domain() -> Option<PathBuf> {
+    let mount = mount_point(&std::fs::read_to_string("/proc/self/mountinfo").ok()?)?;
+    let own = mount.join(below_root(&own_group()));
+    domain_of(&own, &mount)
+}
+
+fn domain_of(own: &Path, mount: &Path) -> Option<PathBuf> {
+    let groups = own.ancestors().take_while(|folder| folder.starts_with(mount));
+    // The root has no type.
+    let mut typed = groups.map(|folder| (folder, read(folder, "cgroup.type")));
+    let (folder, kind) = typed.find(|(_, kind)| kind.trim() != "threaded")?;
+    (!kind.is_empty()).then(|| folder.to_path_buf())
+}
+
 /// Moves the calling thread into `group`: from the root of the hierarchy if it begins with a slash (its mount point
 /// may stand before it), else below the group that the process is in.
 pub(crate) fn join(group: &Path) -> Result<(), CgroupError> {
@@ -107,7 +130,7 @@ pub(crate) fn join(group: &Path) -> Result<(), CgroupError> {
         return Err(CgroupError::Frozen { path });
     }
     let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
-    let open = std::fs::OpenOptions::new().write(true).open(path.join("cgroup.threads"));
+    let open = std::fs::OpenOptions::new().write(true).open(path.join(THREADS));
     let written = open.and_then(|mut file| io::Write::write_all(&mut file, thread.as_bytes()));
     written.map_err(|error| explain(path, error))
 }
@@ -239,6 +262,31 @@ mod tests {
         assert!(told(Errno::OPNOTSUPP).contains("type is `domain`: echo threaded >"));
         std::fs::write(group.path().join("cgroup.type"), "threaded\n").unwrap();
         assert!(told(Errno::OPNOTSUPP).contains("another threaded domain"));
+    }
+
+    #[test]
+    fn own_domain_is_the_next_group_above_that_is_not_threaded() {
+        let mount = tempfile::tempdir().unwrap();
+        let (own, top) = (mount.path().join("a/b/c"), mount.path().join("a"));
+        std::fs::create_dir_all(&own).unwrap();
+        let is = |group: &str, kind: &str| {
+            std::fs::write(mount.path().join(group).join("cgroup.type"), format!("{kind}\n")).unwrap();
+        };
+        is("a", "domain threaded");
+        is("a/b", "threaded");
+        is("a/b/c", "threaded");
+        assert_eq!(domain_of(&own, mount.path()), Some(top));
+        is("a/b/c", "domain");
+        assert_eq!(domain_of(&own, mount.path()), Some(own));
+    }
+
+    #[test]
+    fn below_the_root_of_the_hierarchy_there_is_no_domain_to_name() {
+        let mount = tempfile::tempdir().unwrap();
+        std::fs::create_dir(mount.path().join("a")).unwrap();
+        std::fs::write(mount.path().join("a/cgroup.type"), "threaded\n").unwrap();
+        assert_eq!(domain_of(&mount.path().join("a"), mount.path()), None);
+        assert_eq!(domain_of(mount.path(), mount.path()), None);
     }
 
     #[test]

@@ -95,7 +95,7 @@ mod inline;
 pub use admin::AdminError;
 pub use attachments::RollCall;
 pub use balance::Balance;
-pub use cgroup::CgroupError;
+pub use cgroup::{CgroupError, own_domain, threads_file};
 pub use coalescing::{Coalescing, InvalidCoalescing};
 pub use cpu_list::{InvalidCpuList, MAX_CPU, format_cpus, parse_cpus};
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};

@@ -22,7 +22,7 @@ const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
 /// What may be opened besides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileRules {
-    /// Folders below which files may be written: control groups that workers join.
+    /// Files that may be written, and folders below which all may: of control groups that workers join.
     pub writable: Vec<PathBuf>,
 }
 
