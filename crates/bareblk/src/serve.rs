@@ -35,6 +35,9 @@ use crate::watchdog;
 /// What control clients' requests that run get before a stop cuts them short.
 const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 
+const RELOAD_FAILED: &str =
+    "the reload failed in a way that is a bug of this program; what was served is served on";
+
 /// Serves until told to stop.
 pub fn serve(configuration: Configuration, log: &LogArgs) -> Result<()> {
     let limit = descriptors::raise_limit();
@@ -129,7 +132,30 @@ fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
     match reloads.as_ref().map(|reloads| reloads.try_send(())) {
         // Full: one that has not begun yet will see what this one should.
         None | Some(Ok(()) | Err(TrySendError::Full(()))) => {}
-        Some(Err(TrySendError::Disconnected(()))) => error!("nothing can be reloaded any more"),
+        // The next one has a new thread.
+        Some(Err(TrySendError::Disconnected(()))) => {
+            *reloads = None;
+            service.manager.ready(RELOAD_FAILED);
+            error!("{RELOAD_FAILED}");
+        }
+    }
+}
+
+/// Says that a reload is over, however it ended: who reloads waits for that.
+struct ToldAtTheEnd<'a> {
+    manager: &'a ServiceManager,
+    status: String,
+}
+
+impl<'a> ToldAtTheEnd<'a> {
+    fn new(manager: &'a ServiceManager) -> Self {
+        Self { manager, status: RELOAD_FAILED.to_owned() }
+    }
+}
+
+impl Drop for ToldAtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.manager.ready(&self.status);
     }
 }
 
@@ -139,9 +165,10 @@ fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
     let (serving, manager) = (Arc::clone(&service.serving), Arc::clone(&service.manager));
     let thread = std::thread::Builder::new().name("bareblk-reload".into()).spawn(move || {
         for () in wishes {
+            let mut told = ToldAtTheEnd::new(&manager);
             serving.refresh_capacities();
             let failed = if serving.has_file() { follow_file(&serving) } else { "" };
-            manager.ready(&format!("{}{failed}", serving.status()));
+            told.status = format!("{}{failed}", serving.status());
         }
     });
     thread.context("cannot start the thread that reloads")?;
@@ -241,6 +268,19 @@ mod tests {
         let line = judge(&report, Duration::from_secs(7)).unwrap_err().to_string();
         assert!(line.contains("/a.raw had requests in flight after 7 s"), "{line}");
         assert!(line.contains("/b.raw could not be flushed: Input/output error"), "{line}");
+    }
+
+    #[test]
+    fn reload_that_breaks_off_is_told_to_be_over() {
+        let (manager, messages) = ServiceManager::for_tests();
+        let reload = std::thread::spawn(move || {
+            let _told = ToldAtTheEnd::new(&manager);
+            panic!("as a bug would");
+        });
+        assert!(reload.join().is_err());
+        let mut message = [0; 200];
+        let length = messages.recv(&mut message).unwrap();
+        assert_eq!(message[..length], *format!("READY=1\nSTATUS={RELOAD_FAILED}").as_bytes());
     }
 
     #[test]

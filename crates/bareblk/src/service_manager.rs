@@ -44,6 +44,13 @@ impl ServiceManager {
         }
     }
 
+    /// One that is told, and what it hears.
+    #[cfg(test)]
+    pub fn for_tests() -> (Self, UnixDatagram) {
+        let (socket, messages) = UnixDatagram::pair().unwrap();
+        (Self { socket: Some(socket), watchdog: None }, messages)
+    }
+
     /// Within which time it wants to hear of the server again and again; `None`: never.
     pub fn watchdog(&self) -> Option<Duration> {
         self.watchdog

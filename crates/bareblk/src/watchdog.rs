@@ -8,7 +8,7 @@
 //!
 //! Not here: what is told (`service_manager.rs`), how workers answer (`blk_server`).
 
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,9 @@ use crate::signals;
 /// Asked and answered within two of these, the manager hears of it in time.
 const ROUNDS: u32 = 3;
 
+/// Rounds are no shorter, whatever the manager asks for: workers are woken in each.
+const MIN_ROUND: Duration = Duration::from_millis(10);
+
 /// Starts it, if the manager asks for it. What the main loop answers with.
 pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Option<SyncSender<()>>> {
     let Some(time) = manager.watchdog() else { return Ok(None) };
@@ -30,7 +33,7 @@ pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Op
     let watchdog = Watchdog {
         manager: Arc::clone(manager),
         serving: Arc::downgrade(serving),
-        round: time / ROUNDS,
+        round: (time / ROUNDS).max(MIN_ROUND),
         main_loop,
         main_loop_asked: false,
         workers: None,
@@ -39,6 +42,14 @@ pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Op
     let thread = std::thread::Builder::new().name("bareblk-watch".into());
     thread.spawn(move || watchdog.watch()).context("cannot start the watchdog's thread")?;
     info!(time = ?time, "watchdog: the service manager is told while workers and main loop answer");
+    let least = MIN_ROUND * ROUNDS;
+    if time < least {
+        warn!(
+            "watchdog: WATCHDOG_USEC={}: the service manager is told every {MIN_ROUND:?} and not more often: give it \
+             {least:?} at least (WatchdogSec=)",
+            time.as_micros()
+        );
+    }
     Ok(Some(answer))
 }
 
@@ -84,7 +95,14 @@ impl Watchdog {
             self.workers = None;
         }
         let left = self.round.saturating_sub(begin.elapsed());
-        self.main_loop_asked = self.main_loop.recv_timeout(left).is_err();
+        self.main_loop_asked = match self.main_loop.recv_timeout(left) {
+            Ok(()) => false,
+            Err(RecvTimeoutError::Timeout) => true,
+            // A stop has begun, and nobody answers any more.
+            Err(RecvTimeoutError::Disconnected) => return None,
+        };
+        // Nor do workers that have ended.
+        self.serving.upgrade()?.with_server(|_| ()).ok()?;
         let numbers: Vec<u32> = silent.iter().map(|id| id.0).collect();
         let workers = (!numbers.is_empty()).then(|| format!("worker {}", format_cpus(&numbers)));
         let main_loop = self.main_loop_asked.then(|| "the main loop".to_owned());

@@ -133,6 +133,43 @@ fn watchdog_hears_of_a_server_again_and_again() {
 }
 
 #[test]
+fn watchdog_that_is_too_short_is_told_at_its_shortest_and_said() {
+    let place = Place::new();
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    let manager = managed(&place, &mut command);
+    command.env("WATCHDOG_USEC", "1");
+    let server = Server::start(command);
+    server.wait_logged("WATCHDOG_USEC=1:");
+    assert_says(&server.log(), &["every 10ms", "30ms at least"]);
+    manager.wait("WATCHDOG=1");
+    assert!(server.stop(Signal::TERM).success());
+}
+
+/// The stop waits for a control client, whose image is in use.
+#[test]
+fn watchdog_has_no_complaints_while_the_server_stops() {
+    let place = Place::new();
+    let used = place.image("used.raw", MIB);
+    let _other = Server::start(place.serve(&used, "other"));
+    let mut command = place.serve(&place.image("disk.raw", MIB), "s");
+    let manager = managed(&place, &mut command);
+    command.env("WATCHDOG_USEC", "60000").arg("--control").arg(place.socket("c"));
+    let server = Server::start(command);
+    manager.wait("WATCHDOG=1");
+    let mut ctl = bareblk();
+    ctl.arg("ctl").arg("--socket").arg(place.socket("c")).args(["add", "lock-timeout=600"]);
+    ctl.arg(format!("image={}", used.display())).arg(format!("socket={}", place.socket("2").display()));
+    let mut waiting = ctl.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    server.wait_logged("waiting for the image's lock");
+    let mut log = server.log_file();
+    let ended = server.stop(Signal::TERM);
+    waiting.wait().unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut log, &mut text).unwrap();
+    assert!(ended.success() && text.contains("cuts it short") && !text.contains("no answer from"), "{text}");
+}
+
+#[test]
 fn watchdog_of_another_process_hears_nothing() {
     let place = Place::new();
     let mut command = place.serve(&place.image("disk.raw", MIB), "s");
@@ -230,6 +267,10 @@ fn passed_socket_is_the_disks_with_its_path_and_stays_as_it_was() {
     let server = Server::start(passing(&command, &[("anything", &socket)]));
     bench(&path);
     assert_eq!((inode(&path), mode(&path)), (before, 0o612));
+    // Who listened last is whom the kernel names: the server leaves the length of the manager's queue as it is.
+    let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let peer = rustix::net::sockopt::socket_peercred(&stream).unwrap();
+    assert_eq!(peer.pid.as_raw_nonzero().get().unsigned_abs(), std::process::id());
     assert!(server.stop(Signal::TERM).success());
     assert_eq!(inode(&path), before, "the socket's file is its maker's to remove");
 }
