@@ -38,7 +38,8 @@ Examples:
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
 
-Only root and the user who runs the server may. The protocol: docs/control.md.
+Permissions:
+  Only root and the user who runs the server may. The protocol: docs/control.md.
 
 Environment:
   BAREBLK_CONTROL  the server's control socket, instead of --socket

@@ -2,34 +2,148 @@
 //!
 //! `bareblk.1`, `bareblk-serve.1`, …, `bareblk-ctl-add.1`, …; for `cargo xtask man` and the package.
 //!
-//! Not here: what stands in them (each command's arguments), the configuration file's keys (docs/config.md).
+//! - What stands after a command's options in `--help` becomes sections: its headings are lines that end with a colon.
+//!
+//! Not here: what stands in them (each command's arguments), the page of the configuration file
+//! (`xtask/src/config_page.rs`).
 
+use std::fs;
+use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
+use clap::builder::Resettable;
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
+use clap_mangen::roff::{Inline, Roff, line_break, roman};
 
 use crate::cli::Cli;
 
+/// What manual pages call it.
+const HEADINGS: [(&str, &str); 1] = [("Exit codes", "Exit status")];
+
 /// One page for each command that is not hidden, however deep.
 pub fn write(folder: &Path) -> Result<()> {
-    let written = clap_mangen::generate_to(Cli::command(), folder);
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    let written = write_with_subcommands(&command, folder);
     written.with_context(|| format!("cannot write the manual pages into {}", folder.display()))
+}
+
+fn write_with_subcommands(command: &Command, folder: &Path) -> io::Result<()> {
+    let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    for subcommand in shown {
+        write_with_subcommands(subcommand, folder)?;
+    }
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let page = Man::new(command.clone().after_help(Resettable::Reset));
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    let mut rest = Roff::new();
+    sections(&after).iter().for_each(|(heading, lines)| add_section(&mut rest, heading, lines));
+    rest.to_writer(&mut text)?;
+    fs::write(folder.join(page.get_filename()), text)
+}
+
+/// Headings, and the lines below each without their indentation.
+fn sections(text: &str) -> Vec<(String, Vec<&str>)> {
+    let mut sections: Vec<(String, Vec<&str>)> = Vec::new();
+    for line in text.lines() {
+        let heading = (!line.starts_with(' ')).then(|| line.split_once(':')).flatten();
+        match (heading, sections.last_mut()) {
+            (Some((heading, rest)), _) => {
+                let rest = rest.trim();
+                let lines = if rest.is_empty() { vec![] } else { vec![rest] };
+                sections.push((heading.to_owned(), lines));
+            }
+            (None, Some((_, lines))) => lines.push(line.strip_prefix("  ").unwrap_or(line)),
+            (None, None) => sections.push(("Notes".to_owned(), vec![line])),
+        }
+    }
+    sections
+}
+
+/// As it stands: columns and line breaks are its author's.
+fn add_section(roff: &mut Roff, heading: &str, lines: &[&str]) {
+    let renamed = HEADINGS.iter().find(|(from, _)| *from == heading).map_or(heading, |(_, to)| to);
+    roff.control("SH", [renamed.to_uppercase().as_str()]);
+    roff.control("nf", []);
+    let kept = lines.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1);
+    for line in lines.iter().take(kept) {
+        let text: Vec<Inline> = if line.is_empty() { vec![line_break()] } else { vec![roman(*line)] };
+        roff.text(text);
+    }
+    roff.control("fi", []);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_command_that_can_be_seen_has_a_page_with_its_options() {
+    fn pages() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path()).unwrap();
-        let page = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
-        assert!(page("bareblk.1").contains("bareblk\\-serve(1)"), "{}", page("bareblk.1"));
-        assert!(page("bareblk-serve.1").contains("queue\\-size"));
-        assert!(page("bareblk-ctl-add.1").contains("bareblk ctl add"), "{}", page("bareblk-ctl-add.1"));
-        assert!(!folder.path().join("bareblk-man.1").exists());
+        folder
+    }
+
+    /// Without what hides characters from the typesetter.
+    fn page(folder: &tempfile::TempDir, name: &str) -> String {
+        fs::read_to_string(folder.path().join(name)).unwrap().replace('\\', "")
+    }
+
+    /// From its heading to the next.
+    fn section<'p>(page: &'p str, heading: &str) -> &'p str {
+        let begin = format!(".SH \"{heading}\"\n");
+        let begin = if page.contains(&begin) { begin } else { format!(".SH {heading}\n") };
+        let (_, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("no {heading}: {page}"));
+        rest.split(".SH ").next().unwrap()
+    }
+
+    #[test]
+    fn every_command_that_can_be_seen_has_a_page_with_its_options() {
+        let pages = pages();
+        assert!(page(&pages, "bareblk.1").contains("bareblk-serve(1)"), "{}", page(&pages, "bareblk.1"));
+        assert!(page(&pages, "bareblk-serve.1").contains("queue-size"));
+        let add = page(&pages, "bareblk-ctl-add.1");
+        assert!(add.contains("bareblk ctl add"), "{add}");
+        assert!(!pages.path().join("bareblk-man.1").exists());
+    }
+
+    #[test]
+    fn exit_codes_signals_and_environment_have_sections_of_their_own() {
+        let serve = page(&pages(), "bareblk-serve.1");
+        let environment = section(&serve, "ENVIRONMENT");
+        let variables = [
+            "RUST_LOG",
+            "NO_COLOR",
+            "NOTIFY_SOCKET",
+            "WATCHDOG_USEC",
+            "WATCHDOG_PID",
+            "LISTEN_FDS",
+            "LISTEN_PID",
+            "LISTEN_FDNAMES",
+        ];
+        let missing: Vec<_> = variables.iter().filter(|name| !environment.contains(**name)).collect();
+        assert!(missing.is_empty(), "{missing:?} not in {environment}");
+        let codes = section(&serve, "EXIT STATUS");
+        let of = |code: i32| codes.lines().any(|line| line.starts_with(&format!("{code} ")));
+        assert!(of(0) && of(1) && of(2) && of(sandbox::EXIT_CODE) && codes.contains("130, 143"), "{codes}");
+        assert!(section(&serve, "SIGNALS").contains("SIGHUP"));
+        assert!(section(&serve, "EXAMPLES").contains("bareblk serve disk.raw"));
+        assert!(!serve.contains("SH EXTRA"), "{serve}");
+    }
+
+    #[test]
+    fn heading_may_have_its_text_beside_it_and_columns_stay() {
+        let text = "Begin\nTable:\n  a    b\n\n  c    d\n\nExit codes: 0 done";
+        assert_eq!(
+            sections(text),
+            [
+                ("Notes".to_owned(), vec!["Begin"]),
+                ("Table".to_owned(), vec!["a    b", "", "c    d", ""]),
+                ("Exit codes".to_owned(), vec!["0 done"]),
+            ]
+        );
     }
 
     #[test]

@@ -62,8 +62,9 @@ When the host fails a request (a flush is always reported):
   hold            the guest waits, as for a slow disk, until a later try succeeds
   hold-on-enospc  it waits if there is no space or quota left; else it gets the error
 
-Once front-ends can connect, standard output says: bareblk: serving IMAGE on SOCKET
-With --config one such line per disk, then: bareblk: serving N disks
+Standard output:
+  Once front-ends can connect: bareblk: serving IMAGE on SOCKET
+  With --config one such line per disk, then: bareblk: serving N disks
 
 Signals:
   SIGTERM, SIGINT  take no more requests, finish those in flight, flush, remove
@@ -75,8 +76,21 @@ Signals:
 
 Environment:
   RUST_LOG         what to log, instead of -v: debug, or blk_server=trace,warn
+  NO_COLOR         set: no colours in the log, as where it is no terminal
+  NOTIFY_SOCKET    a service manager's socket: told of start, reload, stop
+  WATCHDOG_USEC    within how many microseconds it wants to hear again and again
+                   that workers and main loop answer; WATCHDOG_PID: of whom
+  LISTEN_FDS       how many sockets it passes, from descriptor 3 on; LISTEN_PID:
+                   to whom; LISTEN_FDNAMES: their names, as disks are named
 
-Exit codes: 0 stopped in order, 1 an error (one line on standard error), 2 wrong usage";
+Exit codes:
+  0         stopped in order
+  1         an error, or a stop that left something undone: one line on standard error
+  2         wrong usage, likewise
+  130, 143  ended at once, by a second SIGINT or SIGTERM
+  134       ended by SIGABRT: a bug of this program, said in the log
+  159       ended by the sandbox, which says on standard error what it refused;
+            or by SIGSYS, without a word";
 
 /// What a file says cannot be said beside it too: nobody would know which counts.
 fn not_beside_a_file(arg: Arg) -> Arg {
