@@ -4,12 +4,14 @@
 //! - `command`: run a program, fail with what it said.
 //! - `packages`: which programs come from which Debian package, and how to install them.
 //! - `sizes`: how large the slow checks are, short and long.
+//! - `config_page`: the manual page of the configuration file.
 //! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.
 //!
 //! Not here: the chores themselves (`main.rs`, one module per subcommand).
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod config_page;
 pub mod guest;
 pub mod packages;
 pub mod sizes;

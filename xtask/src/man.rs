@@ -1,13 +1,15 @@
 //! `cargo xtask man`: writes the manual pages, compressed as a package has them.
 //!
-//! Not here: what stands in them (`bareblk man` makes them of its own command line).
+//! - Of the commands: `bareblk man` makes them of its own command line. Of the configuration file: docs/config.md.
+//!
+//! Not here: what stands in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use xtask::{command, workspace};
+use xtask::{command, config_page, workspace};
 
 use crate::deb::program::{self, Profile};
 
@@ -36,5 +38,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 pub(crate) fn write(program: &Path, folder: &Path) -> Result<usize> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     command::output(Command::new(program).arg("man").arg(folder))?;
+    let source = workspace::root().join("docs/config.md");
+    let text = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
+    let page = folder.join(config_page::FILE_NAME);
+    fs::write(&page, config_page::page(&text)).with_context(|| format!("cannot write {}", page.display()))?;
     Ok(fs::read_dir(folder)?.count())
 }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use rig::{assert_says, bareblk, is_root, output};
+use xtask::config_page;
 use xtask::packages::find_program;
 use xtask::sizes::LONG_ENV;
 
@@ -83,13 +84,33 @@ fn pages_are_there_for_man_to_show() {
     let mut command = bareblk();
     command.arg("man").arg(folder.path());
     output(command);
-    let Some(man) = find_program("man") else { return println!("skipped: there is no man here") };
-    let mut man = Command::new(man);
-    man.args(["--warnings", "-l"]).arg(folder.path().join("bareblk-serve.1")).env("MANPAGER", "cat");
+    let page = folder.path().join("bareblk-serve.1");
+    let Some((text, complaints)) = shown(&page) else { return println!("skipped: there is no man here") };
+    assert_says(&text, &["NAME", "bareblk-serve", "--queue-size", "EXIT STATUS", "ENVIRONMENT"]);
+    assert_eq!(complaints, "");
+}
+
+#[test]
+fn page_of_the_configuration_file_is_there_for_man_to_show() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join(config_page::FILE_NAME);
+    let document = std::fs::read_to_string(xtask::workspace::root().join("docs/config.md")).unwrap();
+    std::fs::write(&page, config_page::page(&document)).unwrap();
+    let Some((text, complaints)) = shown(&page) else { return println!("skipped: there is no man here") };
+    assert_says(
+        &text,
+        &["bareblk.toml(5)", "queue-size = power of two", "[default: 1024]", "A CHANGED FILE"],
+    );
+    assert_eq!(complaints, "");
+}
+
+/// As man shows it, and what it has against it.
+fn shown(page: &Path) -> Option<(String, String)> {
+    let mut man = Command::new(find_program("man")?);
+    man.args(["--warnings", "-l"]).arg(page).env("MANPAGER", "cat");
     let said = man.env("MANWIDTH", "100").env("LC_ALL", "C.UTF-8").output().unwrap();
-    let text = String::from_utf8_lossy(&said.stdout);
-    assert_says(&text, &["NAME", "bareblk-serve", "--queue-size"]);
-    assert_eq!(String::from_utf8_lossy(&said.stderr), "");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Some((text(&said.stdout), text(&said.stderr)))
 }
 
 // ---- the package
@@ -99,6 +120,7 @@ set -e
 dpkg -i /bareblk.deb
 bareblk --version
 test -s /usr/share/man/man1/bareblk-serve.1.gz
+test -s /usr/share/man/man5/bareblk.toml.5.gz
 getent passwd bareblk
 dpkg -s bareblk | grep -q '^Status: install ok installed'
 grep -q /etc/bareblk/bareblk.toml /var/lib/dpkg/info/bareblk.conffiles

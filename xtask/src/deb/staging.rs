@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
-use xtask::{command, workspace};
+use xtask::{command, config_page, workspace};
 
 use super::control::About;
 use crate::man;
@@ -52,13 +52,22 @@ pub(crate) fn stage(program: &Path, about: &About) -> Result<TempDir> {
         let script = command::output(Command::new(program).args(["completions", shell]))?;
         write(&root.join(path), &script)?;
     }
-    man::write(program, &root.join("usr/share/man/man1"))?;
+    manual(program, &root.join("usr/share/man"))?;
     write(&root.join(DOC).join("copyright"), &copyright()?)?;
     write(&root.join(DOC).join("changelog"), &read("CHANGELOG.md")?)?;
     write(&root.join(DOC).join("changelog.Debian"), &about.changelog()?)?;
     compress(root)?;
     set_modes(root)?;
     Ok(staged)
+}
+
+/// Each page in the folder of its section.
+fn manual(program: &Path, root: &Path) -> Result<()> {
+    let (commands, files) = (root.join("man1"), root.join("man5"));
+    man::write(program, &commands)?;
+    fs::create_dir_all(&files)?;
+    fs::rename(commands.join(config_page::FILE_NAME), files.join(config_page::FILE_NAME))?;
+    Ok(())
 }
 
 fn install_program(program: &Path, root: &Path) -> Result<()> {
@@ -110,7 +119,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 /// Manual pages and changelogs, as Debian wants them (policy 12.1, 12.7).
 fn compress(root: &Path) -> Result<()> {
-    let pages = "gzip -9n usr/share/man/man1/* usr/share/doc/bareblk/changelog usr/share/doc/bareblk/changelog.Debian";
+    let pages = "gzip -9n usr/share/man/man[15]/* usr/share/doc/bareblk/changelog usr/share/doc/bareblk/changelog.Debian";
     command::output(Command::new("sh").args(["-c", pages]).current_dir(root)).map(drop)
 }
 
