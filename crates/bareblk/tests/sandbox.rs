@@ -456,6 +456,65 @@ fn image_that_hangs_when_it_is_opened_holds_up_no_other_that_is_added() {
     assert!(server.stop(Signal::TERM).success());
 }
 
+/// A block device made of an image; gone when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(image: &Path) -> Option<Self> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(image).output();
+        let path = made.ok().filter(|made| made.status.success()).map(|made| made.stdout);
+        let Some(path) = path else {
+            println!("skipped: no loop devices here (losetup)");
+            return None;
+        };
+        Some(Self(PathBuf::from(String::from_utf8(path).unwrap().trim())))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+fn add_as(place: &Place, image: &Path, name: &str) -> Command {
+    let socket = format!("socket={}", place.socket(name).display());
+    ctl(place, &["add", &format!("image={}", image.display()), &socket, &format!("name={name}")])
+}
+
+#[test]
+fn block_device_is_served_and_what_lies_beside_it_is_not_for_clients() {
+    let place = Place::new();
+    let images = ["one.raw", "two.raw"].map(|name| place.image(name, 4 * MIB));
+    let [Some(one), Some(two)] = images.map(|image| Loop::new(&image)) else { return };
+    let folder = place.path("links");
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::symlink(&one.0, folder.join("disk.raw")).unwrap();
+    std::fs::rename(place.image("beside.raw", MIB), folder.join("beside.raw")).unwrap();
+    for image in [one.0.clone(), folder.join("disk.raw")] {
+        let command =
+            with(place.serve(&image, "s"), &["--control", place.socket("control").to_str().unwrap()]);
+        let server = Server::start(command);
+        verify(&place);
+        for other in [&two.0, &folder.join("beside.raw")] {
+            assert_says(&refusal(add_as(&place, other, "other")), &["--allow-folders"]);
+        }
+        assert!(server.stop(Signal::TERM).success());
+    }
+}
+
+#[test]
+fn clients_add_block_devices_from_folders_allowed_and_nothing_else_of_them() {
+    let place = Place::new();
+    let Some(device) = Loop::new(&place.image("one.raw", 4 * MIB)) else { return };
+    let server = Server::start(controlled(&place, &["--allow-folders", "/dev"]));
+    output(add_as(&place, &device.0, "device"));
+    assert_says(&refusal(add_as(&place, Path::new("/dev/null"), "null")), &["/dev/null", "character device"]);
+    output(ctl(&place, &["remove", "device"]));
+    output(add_as(&place, &device.0, "again"));
+    assert!(server.stop(Signal::TERM).success());
+}
+
 // ---- what cannot be
 
 #[test]
