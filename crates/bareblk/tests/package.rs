@@ -1,7 +1,7 @@
 //! Units as systemd's own tools see them, manual pages as man does, and the Debian package in a clean Debian.
 //!
-//! - Two tests make a Debian in a folder (`mmdebstrap`, root, a mirror): only in the long run. One of them boots its systemd
-//!   in namespaces (`package/boot.sh`): a container, not a virtual machine.
+//! - Three tests make a Debian in a folder (`mmdebstrap`, root, a mirror): only in the long run. Two of them boot its systemd:
+//!   in namespaces (`package/boot.sh`), with the host's kernel, and in a virtual machine, with Debian's.
 //!
 //! Not here: what the program tells a service manager (`service.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
@@ -11,8 +11,9 @@ mod rig;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rig::{assert_says, bareblk, is_root, output};
+use rig::{Place, Server, assert_says, bareblk, is_root, output};
 use xtask::config_page;
+use xtask::guest::{GuestImage, Vm};
 use xtask::packages::find_program;
 use xtask::sizes::LONG_ENV;
 
@@ -233,6 +234,43 @@ fn units_serve_under_a_real_systemd() {
     let booted = assert_cmd::Command::from_std(command).timeout(5 * rig::DEADLINE).output().unwrap();
     let log = std::fs::read_to_string(debian.root().join("bareblk.log")).unwrap_or_default();
     assert!(log.ends_with("all is well\n"), "{log}\n{}", String::from_utf8_lossy(&booted.stderr));
+}
+
+/// Whoever reads the console is told how it ended.
+const ON_A_CONSOLE: [(&str, &str); 2] = [
+    (
+        "etc/systemd/system/test.service.d/console.conf",
+        "[Service]\nStandardOutput=tty\nTTYPath=/dev/console\nTimeoutStartSec=300\n\
+         ExecStopPost=\nExecStopPost=/bin/bash /end.sh\n",
+    ),
+    (
+        "end.sh",
+        "(echo; echo BAREBLK-GUEST-EXIT $EXIT_STATUS) > /dev/console; exec systemctl --force --force poweroff\n",
+    ),
+];
+
+/// The machine's own root is a disk that this program serves.
+#[test]
+fn units_serve_under_the_systemd_of_a_virtual_machine() {
+    if ["qemu-system-x86_64", "mke2fs"].iter().any(|tool| find_program(tool).is_none()) {
+        return println!("skipped: qemu-system-x86_64 or mke2fs is not here");
+    }
+    let Some(debian) = Debian::new("systemd,systemd-sysv") else { return };
+    debian.run("dpkg -i /bareblk.deb && groupadd --force kvm");
+    UNDER_SYSTEMD.iter().chain(&ON_A_CONSOLE).for_each(|(path, text)| debian.write(path, text));
+    let place = Place::new();
+    let disk = place.path("root.raw");
+    let mut make = Command::new("mke2fs");
+    make.args(["-q", "-t", "ext4", "-d"]).arg(debian.root()).arg(&disk).arg("1G");
+    let made = make.output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let _server = Server::start(place.serve(&disk, "s"));
+    let image = GuestImage::prepare(|step| eprintln!("{step}")).unwrap();
+    let boot = "mount -t ext4 /dev/vda /mnt && echo /lib/systemd/systemd --unit=test.target > /switch";
+    let vm = Vm::new(&image).disk_socket(place.socket("s"), 2).script(boot).timeout(6 * rig::DEADLINE);
+    let said = vm.run().unwrap();
+    assert_eq!(said.exit_code, Some(0), "{}", said.console);
+    assert_says(&said.console, &["all is well"]);
 }
 
 /// Of the program under test.

@@ -1,7 +1,8 @@
 #!/bin/busybox sh
 # The guest's first process: load modules, mount what a script needs, run /script.sh, power off.
 # The last line on the console is BAREBLK-GUEST-EXIT and the script's exit status.
-# A script that leaves a file /reboot gets a reset instead of the power switch.
+# A script that leaves a file /reboot gets a reset instead of the power switch; one that leaves /switch, the init named
+# in it, from /mnt: what is said and when it ends is that one's to do.
 /bin/busybox mkdir -p /proc /sys /dev /tmp /mnt /bin /sbin /usr/bin /usr/sbin
 /bin/busybox --install -s
 export PATH=/tools:/sbin:/bin:/usr/sbin:/usr/bin HOME=/tmp TERM=dumb
@@ -23,6 +24,7 @@ done < /modules/order
 
 sh /script.sh
 code=$?
+if [ -e /switch ]; then exec switch_root /mnt $(cat /switch); fi
 [ "$code" = 0 ] || dmesg | tail -n 30
 sync
 echo "BAREBLK-GUEST-EXIT $code"
