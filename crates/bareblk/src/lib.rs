@@ -3,7 +3,7 @@
 //! `arguments → cli.rs → serve.rs | ctl.rs | vmm_args.rs | engines.rs | bench.rs | lab.rs | completions | man.rs → exit code`
 //!
 //! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n
-//!   signal n ended a measurement, or, the second one, a stop that took too long.
+//!   signal n ended a measurement, or, the second one, a stop that took too long; 159 the sandbox ended the server.
 //!
 //! Not here: what serving means (`blk_server`), what an image is (`disk_image`).
 #![forbid(unsafe_code)]
