@@ -24,7 +24,6 @@ use std::time::Duration;
 
 use guest_mem::GuestMemory;
 use tracing::{error, info};
-use virtqueue::RingLayout;
 
 use crate::admin::AdminError;
 use crate::balance::{QueueName, QueueReading, Reading};
@@ -95,13 +94,9 @@ impl QueueHandle {
         self.ask(|id, done| Command::SetErr(id, err, done)).map(drop)
     }
 
-    pub(crate) fn set_memory(
-        &self,
-        memory: Arc<GuestMemory>,
-        layout: Option<RingLayout>,
-        drain: bool,
-    ) -> Result<(), WorkerGone> {
-        self.ask(|queue, done| Command::SetMemory { queue, memory, layout, drain, done }).map(drop)
+    /// `memory` holds the ring where it was.
+    pub(crate) fn set_memory(&self, memory: Arc<GuestMemory>, drain: bool) -> Result<(), WorkerGone> {
+        self.ask(|queue, done| Command::SetMemory { queue, memory, drain, done }).map(drop)
     }
 
     /// Takes nothing more from the ring from now on; [`QueueHandle::stop`] waits.

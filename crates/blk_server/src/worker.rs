@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 use guest_mem::{GuestMemory, sigbus};
 use io_engine::{Completion, Event, WatchToken};
 use tracing::error;
-use virtqueue::RingLayout;
 
 use crate::balancer::{Bell, BusyWatch};
 use crate::engine_source::EngineSource;
@@ -87,7 +86,6 @@ impl Entry {
 /// A memory table that a queue goes over to once nothing of it is in flight.
 struct NewMemory {
     memory: Arc<GuestMemory>,
-    layout: Option<RingLayout>,
     done: SyncSender<()>,
 }
 

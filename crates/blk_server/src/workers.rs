@@ -126,11 +126,10 @@ pub(crate) enum Command {
     Adopt(Box<Queue>, SyncSender<Result<u32, Unsuitable>>),
     SetCall(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
     SetErr(u32, Option<Arc<OwnedFd>>, SyncSender<()>),
-    /// `drain`: only when nothing is in flight, because regions go away.
+    /// A memory that holds the ring where it was. `drain`: only when nothing is in flight, because regions go away.
     SetMemory {
         queue: u32,
         memory: Arc<GuestMemory>,
-        layout: Option<RingLayout>,
         drain: bool,
         done: SyncSender<()>,
     },

@@ -16,10 +16,11 @@ use blk_server::{Hold, HoldWhat, QueueCounters, WorkerId};
 use disk_image::CacheMode;
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, Fault, ThreadsEngine, Verb, When};
 use rig::format::Format;
-use rig::passed::{Pending, add_transfer, serves};
+use rig::passed::{Pending, add_transfer, mappings, memfd, region, serves, share};
 use rig::raw_guest::{faulty, range};
 use rig::{
-    CALM, FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready, segment_bytes,
+    CALM, FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready,
+    segment_bytes, single_region_bytes,
 };
 use rustix::io::Errno;
 
@@ -418,6 +419,50 @@ fn held_requests_are_done_in_the_memory_that_the_guest_has_by_then() {
     let statuses = [pending[0], pending[1], gone].map(|pending| pending.status(&bed.guest));
     assert_eq!(statuses, [OK, OK, IOERR]);
     assert!(is_written(&bed.rig, 0) && is_written(&bed.rig, 1));
+}
+
+/// Where it has been read to is the front-end's again, for something else.
+#[test]
+fn held_read_whose_memory_is_withdrawn_fails_and_stores_nothing_there() {
+    let mut bed = bed();
+    assert_eq!(bed.guest.write(8, &block(1)).status, Some(OK));
+    let file = memfd(MIB);
+    let extra = region(&file, 64 * MIB, MIB, 0);
+    bed.front_end.ok(code::ADD_MEM_REG, &single_region_bytes(&extra), &[file.as_fd()]);
+    bed.front_end.memory = Arc::new(bed.front_end.memory.with_region(extra).unwrap());
+    fails(&bed.fake, Verb::Read, Errno::IO);
+    let read = add_transfer(&mut bed.guest, kind::IN, 8, 64 * MIB, BLOCK);
+    bed.guest.submit();
+    assert!(eventually(|| counters(&bed.rig).held == 1));
+    bed.fake.clear();
+    bed.front_end.remove_region(64 * MIB);
+    assert_eq!(mappings(&file), 0);
+    // Nothing but the status byte.
+    assert_eq!((bed.guest.wait_for(read.token), read.status(&bed.guest)), (1, IOERR));
+    let mut bytes = vec![0xee; BLOCK as usize];
+    rustix::io::pread(&file, &mut bytes, 0).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0));
+    assert_eq!(resume(&bed.rig), 0);
+    assert!(eventually(|| counters(&bed.rig).held == 0) && serves(&mut bed.guest));
+}
+
+#[test]
+fn ring_that_is_cut_short_by_a_new_table_keeps_neither_the_old_one_nor_what_is_held_in_it() {
+    for format in BOTH {
+        let mut bed = bed_with(HOLD, CacheMode::Writeback, format);
+        let file = bed.front_end.memory.regions()[0].fd().try_clone().unwrap();
+        let pending = bed.hold_writes(0, 3);
+        // The last of its parts begins in the region, and ends behind it.
+        share(&mut bed.front_end, vec![region(&file, 0, bed.guest.layout.used.0 + 2, 0)]);
+        // Two of the test's own, and the server's new one.
+        assert_eq!(mappings(&file), 3);
+        assert!(bed.guest.err_signalled());
+        bed.answered(&pending, IOERR);
+        bed.fake.clear();
+        assert_eq!((resume(&bed.rig), is_written(&bed.rig, 0)), (0, false));
+        share(&mut bed.front_end, vec![region(&file, 0, 16 * MIB, 0)]);
+        assert!(serves(&mut bed.guest));
+    }
 }
 
 // ---- the in-flight log

@@ -7,7 +7,9 @@
 //!
 //! Not here: the halves themselves (`split/device.rs`, `packed/device.rs`).
 
-use guest_mem::MemoryView;
+use std::sync::Arc;
+
+use guest_mem::{GuestMemory, MemoryView};
 
 use crate::fault::{PopError, RingFault};
 use crate::log::{LogArea, Recovery};
@@ -74,6 +76,23 @@ impl DeviceQueue {
             Ok(Self::Packed(packed::DeviceQueue::with_log(view, layout, features, base, log)?))
         } else {
             Ok(Self::Split(split::DeviceQueue::with_log(view, layout, features, log)?))
+        }
+    }
+
+    /// Whether `memory` holds a ring, each part of it as a whole: what [`DeviceQueue::new`] and
+    /// [`DeviceQueue::rebind`] ask of it.
+    ///
+    /// # Errors
+    /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
+    pub fn check_place(
+        layout: &RingLayout,
+        memory: &Arc<GuestMemory>,
+        features: RingFeatures,
+    ) -> Result<(), RingFault> {
+        if features.packed {
+            packed::DeviceQueue::check_place(layout, memory)
+        } else {
+            split::DeviceQueue::check_place(layout, memory, features)
         }
     }
 

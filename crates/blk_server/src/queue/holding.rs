@@ -134,8 +134,9 @@ impl Queue {
     fn try_again(&mut self, tag: u16, buffers: IoVecs, lane: &mut Lane<'_>) {
         let Some(Again { reply, about, tries }) = self.in_flight.take_held(tag) else { return };
         self.counted.retries += 1;
-        let stored_bytes = match about.verb {
-            Verb::Read => about.bytes.saturating_sub(buffers.remaining_bytes()),
+        // Of a read that has lost its memory nobody can tell any more.
+        let stored_bytes = match (about.verb, buffers.remaining_bytes()) {
+            (Verb::Read, rest_bytes @ 1..) => about.bytes.saturating_sub(rest_bytes),
             _ => 0,
         };
         let outcome = self.starter(tag, reply, lane).start_again(about, buffers).unwrap_or_else(|refusal| {

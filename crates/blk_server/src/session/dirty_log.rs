@@ -106,7 +106,7 @@ impl Session {
         for vring in &self.vrings {
             if let Some(queue) = &vring.running {
                 // No region goes, so nothing is waited for.
-                queue.set_memory(Arc::clone(&memory), vring.layout(&memory), false)?;
+                queue.set_memory(Arc::clone(&memory), false)?;
             }
         }
         self.memory = memory;

@@ -359,15 +359,19 @@ impl Session {
     /// Hands running queues the new table; where a region goes away they let go of it first.
     ///
     /// A ring that the new table does not hold pauses without a fault: front-ends resize a region by
-    /// removing it and adding another, and add regions one by one.
+    /// removing it and adding another, and add regions one by one. It has let go of the old table before the
+    /// front-end is answered, with what it holds (`queue/holding.rs`); one of which a part is left is a fault.
     fn set_memory(&mut self, change: Result<memory::Change, memory::MemoryChangeError>) -> Result<Answer> {
         let memory::Change { memory, removes } = change?;
         let memory = self.logged(memory)?;
+        let ring = self.negotiated.map(Negotiated::ring).unwrap_or_default();
         for at in 0..self.vrings.len() {
             let vring = &self.vrings[at];
             let (old, layout) = (vring.layout(&self.memory), vring.layout(&memory));
             match &vring.running {
-                Some(queue) if layout == old => queue.set_memory(Arc::clone(&memory), layout, removes)?,
+                Some(queue) if layout == old && vring.is_whole(&memory, ring) => {
+                    queue.set_memory(Arc::clone(&memory), removes)?;
+                }
                 Some(_) => self.stop(at),
                 None => {}
             }

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guest_mem::GuestMemory;
-use virtqueue::RingLayout;
+use virtqueue::{DeviceQueue, RingFeatures, RingLayout};
 
 use crate::attachments::QueueHandle;
 
@@ -50,6 +50,12 @@ impl Vring {
             && self.kick.is_some()
             && self.enabled
             && !self.failed
+    }
+
+    /// Whether `memory` holds all of the rings, not only their first bytes.
+    pub(crate) fn is_whole(&self, memory: &Arc<GuestMemory>, features: RingFeatures) -> bool {
+        let layout = self.layout(memory);
+        layout.is_some_and(|layout| DeviceQueue::check_place(&layout, memory, features).is_ok())
     }
 
     /// Where the rings lie in guest memory; `None` if an address is in no region.

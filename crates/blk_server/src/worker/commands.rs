@@ -16,7 +16,6 @@ use std::sync::mpsc::SyncSender;
 use guest_mem::GuestMemory;
 use io_engine::{FileId, WatchId, WatchToken};
 use tracing::{debug, error};
-use virtqueue::RingLayout;
 
 use super::{Entry, NewMemory, Worker, note_due};
 use crate::disk::Disk;
@@ -77,8 +76,8 @@ impl Worker {
                 self.with(id, |entry| entry.queue.set_err(err));
                 let _ = done.send(());
             }
-            Command::SetMemory { queue, memory, layout, drain, done } => {
-                self.set_memory(queue, memory, layout, drain, done);
+            Command::SetMemory { queue, memory, drain, done } => {
+                self.set_memory(queue, memory, drain, done);
             }
             Command::Resume(disk, done) => {
                 let _ = done.send(self.resume_held(disk));
@@ -231,34 +230,27 @@ impl Worker {
         true
     }
 
-    fn set_memory(
-        &mut self,
-        id: u32,
-        memory: Arc<GuestMemory>,
-        layout: Option<RingLayout>,
-        drain: bool,
-        done: SyncSender<()>,
-    ) {
+    fn set_memory(&mut self, id: u32, memory: Arc<GuestMemory>, drain: bool, done: SyncSender<()>) {
         if drain {
             self.with(id, |entry| {
                 entry.queue.drain();
-                entry.memory = Some(NewMemory { memory, layout, done });
+                entry.memory = Some(NewMemory { memory, done });
             });
             self.touched.push(id);
             return;
         }
-        self.change_memory(id, memory, layout);
+        self.change_memory(id, memory);
         let _ = done.send(());
     }
 
     /// The engine learns of the new memory first, so that regions which stay are not let go in between. That is
     /// also why ops may be in flight: unless the queue was drained before, nothing of the old memory goes away.
-    fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>, layout: Option<RingLayout>) {
+    fn change_memory(&mut self, id: u32, memory: Arc<GuestMemory>) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let Some(engine) = self.engines.get_mut(entry.engine) else { return };
         let old = Arc::clone(entry.queue.memory());
         engine.handles.submit.use_memory(&memory);
-        entry.queue.set_memory(Arc::clone(&memory), layout);
+        entry.queue.set_memory(Arc::clone(&memory));
         // A queue that broke over the new memory keeps the old one until it stops.
         let broke = Arc::ptr_eq(entry.queue.memory(), &old);
         engine.handles.submit.forget_memory(if broke { &memory } else { &old });
@@ -269,8 +261,8 @@ impl Worker {
     /// Nothing of the queue is in flight any more, and what was is visible to the driver.
     pub(super) fn drained(&mut self, id: u32) {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
-        if let Some(NewMemory { memory, layout, done }) = entry.memory.take() {
-            self.change_memory(id, memory, layout);
+        if let Some(NewMemory { memory, done }) = entry.memory.take() {
+            self.change_memory(id, memory);
             self.with(id, |entry| {
                 if entry.leave.is_none() {
                     entry.queue.resume();

@@ -11,10 +11,11 @@
 //! Spec: virtio 1.3 §2.8. Not here: positions (`cursor.rs`), where to start (`resume.rs`), the fields
 //! (`ring.rs`), indirect tables (`tables.rs`).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use guest_mem::MemoryView;
+use guest_mem::{GuestMemory, MemoryView};
 
 use super::cursor::Cursor;
 use super::event::is_wanted;
@@ -187,6 +188,11 @@ impl DeviceQueue {
     pub fn with_indirect_limit(mut self, limit: u16) -> Self {
         self.indirect_limit = limit.max(self.layout.queue_size);
         self
+    }
+
+    /// See [`crate::DeviceQueue::check_place`].
+    pub(crate) fn check_place(layout: &RingLayout, memory: &Arc<GuestMemory>) -> Result<(), RingFault> {
+        Ring::map(layout, memory).map(drop)
     }
 
     /// The same addresses in a new memory table; positions are kept.

@@ -9,10 +9,11 @@
 //! Spec: virtio 1.3 §2.7. Not here: the used ring's fields (`used_ring.rs`), reading indirect tables
 //! (`tables.rs`), the buffers (`chain.rs`).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
-use guest_mem::{MemoryView, SharedSlice};
+use guest_mem::{GuestMemory, MemoryView, SharedSlice};
 
 use super::layout::{AVAIL_ENTRIES, FLAGS, IDX, Parts};
 use super::log::SplitLog;
@@ -137,6 +138,15 @@ impl DeviceQueue {
     pub fn with_indirect_limit(mut self, limit: u16) -> Self {
         self.indirect_limit = limit.max(self.layout.queue_size);
         self
+    }
+
+    /// See [`crate::DeviceQueue::check_place`].
+    pub(crate) fn check_place(
+        layout: &RingLayout,
+        memory: &Arc<GuestMemory>,
+        features: RingFeatures,
+    ) -> Result<(), RingFault> {
+        layout.map(memory, features).map(drop)
     }
 
     /// The same addresses in a new memory table; positions are kept.
