@@ -19,7 +19,7 @@ use blk_server::WorkerId;
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView};
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, ThreadsEngine};
 use rig::format::Format;
-use rig::passed::{add_transfer, faulty, hold, let_go, memfd, region, serves, take_signals, works};
+use rig::passed::{add_transfer, faulty, hold, let_go, mappings, memfd, region, serves, take_signals, works};
 use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, vring_state};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
@@ -454,6 +454,32 @@ fn logs_that_cannot_be_are_refused_and_the_session_goes_on() {
     front_end.ok(code::SET_INFLIGHT_FD, &good[..20], &[fd.as_fd()]);
     front_end.share_memory(16 * MIB);
     assert!(serves(&mut front_end.start_queue(0, QUEUE_SIZE, feature::USUAL)));
+}
+
+/// What was held would stay in the first log, which nobody reads again.
+#[test]
+fn other_log_for_a_running_ring_is_refused_and_the_same_one_again_changes_nothing() {
+    for format in BOTH {
+        let (options, engine) = faulty();
+        let rig = Rig::start(options);
+        let mut bed = bed(&rig, format);
+        hold(&engine);
+        bed.begin_writes(0, 3);
+        assert!(eventually(|| engine.held() == 3));
+        let other = Log::get(&bed.front_end, 1);
+        assert_eq!(bed.front_end.acked(code::SET_INFLIGHT_FD, &other.body, &[other.fd.as_fd()]), 1);
+        assert!(contents(&other.view(), other.bytes()).iter().all(|&byte| byte == 0), "written to");
+        // Answered while the requests hang: no ring is stopped for it.
+        bed.log.give(&bed.front_end);
+        assert_eq!(mappings(&bed.log.fd), 1);
+        let_go(&engine);
+        bed.finish(3);
+        bed.front_end.stop_queue(0);
+        other.give(&bed.front_end);
+        bed.front_end.announce_queue(&bed.guest);
+        assert!(serves(&mut bed.guest));
+        assert!(contents(&other.view(), other.bytes()).iter().any(|&byte| byte != 0), "not in use");
+    }
 }
 
 #[test]

@@ -5,11 +5,13 @@
 //! - Whoever connects may send any file of any size: no more of it is mapped than the logs need, and a file that is
 //!   truncated later ends its session, like guest memory (`guest_mem`). The memory that we make cannot be.
 //! - Nothing is written here: a queue begins its log when it starts.
+//! - A log belongs to its rings: what a running one has in flight, or holds, is in the one with which it started, and
+//!   nowhere else. So another log is refused until the rings are stopped; the same one again changes nothing.
 //!
 //! Spec: vhost-user, "Inflight description". Not here: what is in the logs (`virtqueue`).
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_mem::{GuestAddress, GuestMemory, MapError, MemoryError, Region, RegionSpec};
@@ -20,7 +22,6 @@ use vm_memory::ByteValued;
 
 use super::wire::Message;
 use super::{Answer, Result, Session, SessionError, expect_fds};
-use crate::workers::Ending;
 
 /// A log's fields lie in words of 64 bits.
 const ALIGN_BYTES: u64 = 8;
@@ -46,6 +47,11 @@ pub(crate) enum LogMemoryError {
     Map(#[from] MapError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(
+        "another in-flight log while queue {queue} runs: what it has in flight is in the one it started with; stop \
+         it first (GET_VRING_BASE)"
+    )]
+    Running { queue: usize },
     #[error("memory for an in-flight log of {bytes} bytes cannot be had")]
     Make { bytes: u64, source: io::Error },
 }
@@ -62,6 +68,11 @@ impl LogMemory {
     pub(super) fn area(&self, queue: u16) -> LogArea {
         LogArea::new(Arc::clone(&self.memory), queue, self.entries)
     }
+
+    fn is_same(&self, said: &VhostUserInflight, fd: impl AsFd) -> bool {
+        let region = self.memory.regions().first();
+        self.entries == said.queue_size && region.is_some_and(|region| region.is_same(&spec(said), fd))
+    }
 }
 
 impl Session {
@@ -77,14 +88,17 @@ impl Session {
         Ok(Answer::Log(answer, fd))
     }
 
-    /// SET_INFLIGHT_FD: the logs of all rings that start from now on.
+    /// SET_INFLIGHT_FD: the logs of all rings, before they start.
     pub(super) fn set_inflight_fd(&mut self, mut message: Message) -> Result<Answer> {
         expect_fds(&message, 1)?;
         let said = self.checked(&message)?;
         let packed = self.negotiated.is_some_and(|negotiated| negotiated.ring().packed);
-        let log = message.fds.pop().map(|fd| map(&said, packed, fd)).transpose()?;
-        self.stop_all(Ending::Ring);
-        self.log = log;
+        let Some(fd) = message.fds.pop() else { return Ok(Answer::Ack) };
+        if let Some(queue) = self.vrings.iter().position(|vring| vring.running.is_some()) {
+            let is_same = self.log.as_ref().is_some_and(|log| log.is_same(&said, &fd));
+            return if is_same { Ok(Answer::Ack) } else { Err(LogMemoryError::Running { queue }.into()) };
+        }
+        self.log = Some(map(&said, packed, fd)?);
         self.reconcile_all()
     }
 
@@ -118,14 +132,18 @@ fn map(said: &VhostUserInflight, packed: bool, fd: OwnedFd) -> Result<LogMemory,
     if !offset_bytes.is_multiple_of(ALIGN_BYTES) {
         return Err(LogMemoryError::Misaligned { offset_bytes });
     }
-    let spec = RegionSpec {
-        guest_addr: GuestAddress(0),
-        size_bytes: mmap_bytes.min(LogArea::bytes(queues, queue_size, true)),
-        user_addr: 0,
-        file_offset_bytes: offset_bytes,
-    };
-    let region = Arc::new(Region::map(spec, Arc::new(fd))?);
+    let region = Arc::new(Region::map(spec(said), Arc::new(fd))?);
     Ok(LogMemory { memory: Arc::new(GuestMemory::new(vec![region])?), entries: queue_size })
+}
+
+/// No more of the file than logs need.
+fn spec(said: &VhostUserInflight) -> RegionSpec {
+    RegionSpec {
+        guest_addr: GuestAddress(0),
+        size_bytes: said.mmap_size.min(LogArea::bytes(said.num_queues, said.queue_size, true)),
+        user_addr: 0,
+        file_offset_bytes: said.mmap_offset,
+    }
 }
 
 /// Nobody can change its size any more.
