@@ -175,7 +175,7 @@ impl Device {
         let options = options.clone();
         let thread = Thread { options, shared: Arc::clone(&shared), map, links, commands: received, err };
         let builder = std::thread::Builder::new().name("bareblk-driver".into());
-        let kept = Kept { log, bells };
+        let kept = Kept::new(log, bells);
         let thread = Some(builder.spawn(move || thread.run(session, kept)).map_err(resources)?);
         Ok((Self { pool, shared, commands, thread }, queues))
     }

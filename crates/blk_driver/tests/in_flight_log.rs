@@ -325,6 +325,34 @@ fn back_end_that_dies_while_it_is_told_of_the_rings_leaves_them_and_the_log_to_t
     assert_eq!(bodies(&script, 0, code::SET_VRING_ADDR), bodies(&script, 2, code::SET_VRING_ADDR));
 }
 
+/// Whether it is told of a refusal or not, a driver must not offer the same log for ever.
+#[test]
+fn log_over_which_back_ends_keep_closing_the_connection_is_given_up() {
+    for left_out in [0, protocol::REPLY_ACK] {
+        let character = Character { protocol: protocol::ALL & !left_out, ..Character::default() };
+        let script = Script::start(character, move |message| match (message.connection, message.code) {
+            (0, _) if is_end(message) => Reaction::Close,
+            (1..=3, code::SET_INFLIGHT_FD) => Reaction::Close,
+            _ => Reaction::Right,
+        });
+        let (device, mut queues) = Device::connect(&patient(&script)).unwrap();
+        let log = script.passed(code::SET_INFLIGHT_FD);
+        push_read(&device, &mut queues[0]);
+        end_connection(&script);
+        let mut out = [blk_driver::Completion::default()];
+        assert!(eventually(|| {
+            queues[0].completions(&mut out) == Ok(0) && log_and_rings(&script, 4).len() == ANEW.len()
+        }));
+        for connection in 1..=3 {
+            assert_eq!(log_and_rings(&script, connection), [code::SET_INFLIGHT_FD]);
+        }
+        assert_eq!(log_and_rings(&script, 4), ANEW);
+        assert_ne!(inode(&script.passed(code::SET_INFLIGHT_FD)), inode(&log));
+        let report = report(&device);
+        assert_eq!((report.attempts, report.kept_rings, report.resubmitted), (4, false, 1));
+    }
+}
+
 #[test]
 fn back_end_that_hangs_while_it_is_told_of_the_rings_does_not_share_them_with_the_next_one() {
     let script = goes_and_comes_back(|message| match (message.connection, message.code) {

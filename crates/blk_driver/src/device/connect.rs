@@ -166,6 +166,11 @@ impl Session {
         self.front_end.set_inflight_fd(log)
     }
 
+    /// All that was sent has been seen.
+    pub(super) fn barrier(&self) -> Result<(), MessageError> {
+        self.front_end.barrier()
+    }
+
     /// Starts queue `queue` in memory that was shared.
     pub(super) fn start(
         &mut self,

@@ -5,7 +5,8 @@
 //!
 //! - With a log, the rings stay and their owners notice nothing: the back-end does again what its predecessor had begun.
 //!   Only after one that went by itself. One that we left (it hung, it sent garbage, it gave a queue up) may live, and
-//!   write to the rings that it knows; and a log that its successor does not take is one that none will take.
+//!   write to the rings that it knows; and a log that its successor does not take is one that none will take. One that
+//!   closes the connection over it may have died, or refuse it so: after [`LOG_TRIES`] in a row it is taken for that.
 //! - Otherwise a queue's owner sends again. It need not be there: the back-end is started on an empty ring, which the owner
 //!   finds in its next call and fills with all that was not acknowledged. An idle owner keeps nobody waiting.
 //! - The report waits [`REPORT_LIMIT`] for owners; those who come later are counted in it, and go on all the same.
@@ -16,7 +17,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::connect::{Session, Terms};
 use super::error::in_a_line;
@@ -33,6 +34,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 /// How long the report waits for the queues' owners.
 const REPORT_LIMIT: Duration = Duration::from_secs(1);
+
+/// Back-ends in a row that close the connection once they have the log, before it is given up.
+const LOG_TRIES: u32 = 3;
 
 /// How fast it is tried: slower and slower, also against a back-end that takes connections and drops them.
 #[derive(Debug, Default)]
@@ -66,12 +70,35 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Kept {
     /// Of all rings, which all were started with it. `None`: others have to be made.
-    pub(super) log: Option<Log>,
+    log: Option<Log>,
+    /// Back-ends in a row that had it and were gone before they had the rings.
+    tries: u32,
     /// By queue.
-    pub(super) bells: Vec<Arc<EventFd>>,
+    bells: Vec<Arc<EventFd>>,
 }
 
 impl Kept {
+    pub(super) fn new(log: Option<Log>, bells: Vec<Arc<EventFd>>) -> Self {
+        Self { log, tries: 0, bells }
+    }
+
+    /// A back-end was given the log and told of the rings, and this is what came of it.
+    fn keep_after(&mut self, log: Log, went_on: &Result<(), MessageError>) {
+        self.tries = if went_on.is_ok() { 0 } else { self.tries + 1 };
+        self.log = match went_on {
+            Ok(()) => Some(log),
+            Err(MessageError::Closed { .. }) if self.tries < LOG_TRIES => Some(log),
+            Err(error) => {
+                let (tries, error) = (self.tries, in_a_line(error));
+                warn!(
+                    tries,
+                    "in-flight log given up, what is in flight is sent again on other rings: {error}"
+                );
+                None
+            }
+        };
+    }
+
     /// The rings are not to be gone on with.
     pub(super) fn forget_log(&mut self) {
         self.log = None;
@@ -172,10 +199,10 @@ impl Thread {
         let keeps_rings = log.is_some();
         if let Some(log) = log {
             let went_on = self.go_on(&mut session, &log, &kept.bells);
-            let may_live = matches!(&went_on, Err(error) if !matches!(error, MessageError::Closed { .. }));
-            kept.log = Some(log).filter(|_| !may_live);
+            kept.keep_after(log, &went_on);
             went_on?;
         } else {
+            kept.tries = 0;
             kept.log = self.start_anew(&mut session, &mut kept.bells)?;
         }
         session.settle();
@@ -185,6 +212,8 @@ impl Thread {
     /// The rings as they are.
     fn go_on(&self, session: &mut Session, log: &Log, bells: &[Arc<EventFd>]) -> Result<(), MessageError> {
         session.give_log(log)?;
+        // One that refuses it by going shall not be told of the rings.
+        session.barrier()?;
         for ((queue, link), bell) in (0_u16..).zip(&self.links).zip(bells) {
             if has_ended(link) {
                 continue;
