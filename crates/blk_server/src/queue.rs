@@ -184,6 +184,7 @@ impl Queue {
 
     /// Another worker serves it from now on, under these names; nothing is in flight.
     pub(crate) fn arrive(&mut self, id: u32, file: FileId, watch: WatchId) {
+        debug_assert!(self.owed.due().is_none(), "a quiet queue owes no call: see `publish`");
         (self.id, self.file, self.watch) = (id, file, watch);
         self.counted.moves += 1;
         self.resume();
@@ -405,7 +406,8 @@ impl Queue {
                 self.call_driver();
             }
         } else if self.owed.due().is_some() && self.in_flight.in_engine() == 0 {
-            // The last one in the engine failed and is held: no completion comes to end the wait.
+            // The last one in the engine failed and is held: no completion comes to end the wait, and a queue that now
+            // moves or stops takes no clock along.
             self.call_driver();
         }
         self.counted.worker_time += shares.taken * self.taken + shares.completed * self.completed;

@@ -5,13 +5,17 @@
 
 mod rig;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use blk_server::{BUSY_POLL, Coalescing, QueueCounters};
-use io_engine::{Fault, When};
-use rig::passed::{add_transfer, faulty, let_go, serves, take_signals};
+use blk_server::{BUSY_POLL, Coalescing, DiskConfig, Hold, HoldWhat, InlineWorker, QueueCounters, Wce};
+use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
+use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
+use io_engine::{EngineConfig, FakeEngine, Fault, Verb, When};
+use rig::passed::{add_transfer, event, faulty, let_go, serves, take_signals};
 use rig::raw_guest::PLAIN;
-use rig::{MIB, Options, Rig, eventually, feature, kind, ready};
+use rig::{Guest, MIB, Options, Rig, eventually, feature, format, kind, ready};
+use virtqueue::{DriverQueue, RingLayout};
 
 fn counters(rig: &Rig) -> QueueCounters {
     rig.server.as_ref().unwrap().report().disks[0].queues[0].counters
@@ -72,4 +76,64 @@ fn requests_that_complete_together_are_all_told_of() {
     assert!((0..32).all(|_| guest.next_used().is_some()));
     assert!(serves(&mut guest));
     assert!(eventually(|| counters(&rig).writes == 33));
+}
+
+/// A worker that does nothing by itself, a queue of it, and its guest.
+fn by_hand(engine: FakeEngine, image: Image, hold: Hold) -> (InlineWorker, Guest) {
+    let disk = DiskConfig {
+        name: "test".into(),
+        serial: image.default_serial(),
+        image,
+        queues: 1,
+        queue_size: 256,
+        wce: Wce::Guest,
+        engine: None,
+        workers: None,
+        coalescing: coalescing(64),
+        hold: Some(hold),
+    };
+    let region = Region::from_memfd(GuestAddress(0), 16 * MIB).unwrap();
+    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
+    let view = MemoryView::new(Arc::clone(&memory));
+    let layout = RingLayout {
+        queue_size: 256,
+        descriptors: GuestAddress(0),
+        avail: GuestAddress(0x8000),
+        used: GuestAddress(0xa000),
+    };
+    let features = format::ring_features(PLAIN);
+    let ring = DriverQueue::new(&view, layout, features).unwrap();
+    let (kick, call, err) = (event(), event(), event());
+    let (its_kick, its_call) = (kick.try_clone().unwrap(), call.try_clone().unwrap());
+    let worker =
+        InlineWorker::start(Box::new(engine), disk, memory, layout, features, its_kick, its_call).unwrap();
+    (worker, Guest { index: 0, layout, features, view, ring, kick, call, err, next_token: 0 })
+}
+
+/// No completion comes to end the wait of the one before: what is held has none, for hours perhaps, and a queue that
+/// moves or stops with it takes no clock along.
+#[test]
+fn interrupt_does_not_wait_for_a_request_that_fails_and_is_held() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("disk.raw");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(MIB).unwrap();
+    let image =
+        Image::open(&HostOpener, &ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(&path) })
+            .unwrap();
+    let (engine, fake) = FakeEngine::new(EngineConfig::default()).unwrap();
+    let hold = Hold { what: HoldWhat::Any, retry_after: None };
+    let (mut worker, mut guest) = by_hand(engine, image, hold);
+
+    fake.inject(When::Overlaps(Verb::Read, 4096..8192), Fault::Hold, 1);
+    let waits = add_transfer(&mut guest, kind::IN, 8, 8 * MIB, 4096);
+    let done = add_transfer(&mut guest, kind::IN, 0, 9 * MIB, 4096);
+    guest.submit();
+    worker.serve();
+    assert_eq!((fake.held(), done.status(&guest)), (1, 0));
+    // What is let go reads behind the end of the image now, and is held.
+    file.set_len(0).unwrap();
+    fake.release().unwrap();
+    worker.serve();
+    assert_eq!((fake.held(), waits.status(&guest), take_signals(&guest.call)), (0, 0xff, 1));
 }

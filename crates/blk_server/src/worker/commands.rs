@@ -190,8 +190,7 @@ impl Worker {
             engine.handles.submit.use_memory(queue.memory());
             engine.pool.reserve(usize::from(queue.size()));
         }
-        // What it owes the driver, and what it holds, has its time wherever it is served.
-        note_due(&mut self.next_call, queue.call_due());
+        // What it holds has its time wherever it is served.
         note_due(&mut self.next_retry, queue.retry_due());
         self.queues[id as usize] = Some(Entry::new(queue, engine));
         // Scanned once without waiting for a kick: it may have been lost with the last server, or have gone to the
