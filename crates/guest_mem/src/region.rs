@@ -147,7 +147,7 @@ struct AddressSpace {
 impl AddressSpace {
     fn take(spec: &RegionSpec, bytes: u64) -> Result<Self, MapError> {
         let add = |taken: u64| taken.checked_add(bytes).filter(|&sum| sum <= MAX_MAPPED_BYTES);
-        match MAPPED_BYTES.fetch_update(Relaxed, Relaxed, add) {
+        match MAPPED_BYTES.try_update(Relaxed, Relaxed, add) {
             Ok(_) => Ok(Self { bytes }),
             Err(taken) => Err(MapError::AddressSpace {
                 guest_addr: spec.guest_addr.raw_value(),
