@@ -42,6 +42,8 @@ mod difference;
 
 mod open_disk;
 
+mod open_watch;
+
 mod descriptors;
 
 mod control;

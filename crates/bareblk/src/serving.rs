@@ -24,6 +24,7 @@ use crate::confined;
 use crate::difference::{Applied, Changed, Difference, NamedDisk};
 use crate::disk_settings::{DiskSettings, WorkerChoice};
 use crate::open_disk::{EngineSources, OpenImage, ReadyDisk, most_workers, open_image, open_within, prepare};
+use crate::open_watch::OpenWatch;
 use crate::service_manager::ServiceManager;
 
 /// How long all queues of a disk together may take to come to rest, to be moved to the workers that it is given.
@@ -41,13 +42,15 @@ pub struct Opened {
 }
 
 /// Opens every image. Those that exist come first: somebody may have them, and who is interrupted while waiting for
-/// that leaves no new ones behind.
+/// that leaves no new ones behind. One that hangs is named in the log.
 pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Result<Opened> {
     let makes = |disk: &DiskSettings| disk.image.create_bytes.is_some();
+    let watch = OpenWatch::start()?;
     let mut images: Vec<Option<OpenImage>> = configuration.disks.iter().map(|_| None).collect();
     for new in [false, true] {
         let disks = configuration.disks.iter_mut().zip(&mut images);
         for (disk, image) in disks.filter(|(disk, _)| makes(disk) == new) {
+            watch.begin(&disk.image.path);
             *image = Some(open_image(opener, disk)?);
         }
     }

@@ -5,10 +5,17 @@
 
 mod rig;
 
+use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::SystemTime;
 
+use fuser::{
+    Config, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, MountOption, OpenFlags,
+    ReplyAttr, ReplyEntry, ReplyOpen, Request,
+};
 use rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, is_root, output, refusal};
 use rustix::process::Signal;
 
@@ -74,6 +81,66 @@ fn server_that_waits_for_the_image_can_be_interrupted() {
     waiting.signal(Signal::INT);
     assert!(!waiting.wait_ended().success());
     assert!(!place.socket("b").exists());
+}
+
+/// A file system that answers everything but the opening of its file: that it keeps.
+struct NeverOpens(Mutex<Vec<ReplyOpen>>);
+
+impl Filesystem for NeverOpens {
+    fn lookup(&self, _req: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEntry) {
+        reply.entry(&DEADLINE, &attr(INodeNo(2)), Generation(0));
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&DEADLINE, &attr(ino));
+    }
+
+    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.0.lock().unwrap().push(reply);
+    }
+}
+
+fn attr(ino: INodeNo) -> FileAttr {
+    let kind = if ino == INodeNo::ROOT { FileType::Directory } else { FileType::RegularFile };
+    let (epoch, size) = (SystemTime::UNIX_EPOCH, MIB);
+    FileAttr {
+        ino,
+        size,
+        blocks: size / 512,
+        atime: epoch,
+        mtime: epoch,
+        ctime: epoch,
+        crtime: epoch,
+        kind,
+        perm: 0o700,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+#[test]
+fn start_that_waits_for_a_file_system_that_hangs_names_the_image_and_can_be_interrupted() {
+    let place = Place::new();
+    let folder = place.path("hangs");
+    std::fs::create_dir(&folder).unwrap();
+    let mut config = Config::default();
+    config.mount_options = vec![MountOption::FSName("bareblk-test".into())];
+    let mounted = fuser::spawn_mount2(NeverOpens(Mutex::default()), &folder, &config);
+    let _session = match mounted {
+        Ok(session) => session,
+        Err(error) => return println!("skipped: no FUSE here: {error}"),
+    };
+    let image = folder.join("disk.raw");
+    let waiting = Starting::new(place.serve(&image, "s"));
+    waiting.wait_logged("its file system does not answer; the start waits for it, Ctrl-C gives up");
+    waiting.wait_logged(&image.display().to_string());
+    waiting.signal(Signal::INT);
+    assert!(!waiting.wait_ended().success());
+    assert!(!place.socket("s").exists());
 }
 
 // ---- images of another format
