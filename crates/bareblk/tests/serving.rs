@@ -8,13 +8,14 @@ mod rig;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::SystemTime;
 
 use fuser::{
-    Config, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, MountOption, OpenFlags,
-    ReplyAttr, ReplyEntry, ReplyOpen, Request,
+    BackgroundSession, Config, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, MountOption,
+    OpenFlags, ReplyAttr, ReplyEntry, ReplyOpen, Request,
 };
 use rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, is_root, output, refusal};
 use rustix::process::Signal;
@@ -122,6 +123,16 @@ fn attr(ino: INodeNo) -> FileAttr {
     }
 }
 
+/// Gone when dropped, whoever still waits for it.
+struct Mounted(PathBuf, Option<BackgroundSession>);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+        drop(self.1.take());
+    }
+}
+
 #[test]
 fn start_that_waits_for_a_file_system_that_hangs_names_the_image_and_can_be_interrupted() {
     let place = Place::new();
@@ -130,8 +141,8 @@ fn start_that_waits_for_a_file_system_that_hangs_names_the_image_and_can_be_inte
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("bareblk-test".into())];
     let mounted = fuser::spawn_mount2(NeverOpens(Mutex::default()), &folder, &config);
-    let _session = match mounted {
-        Ok(session) => session,
+    let _mounted = match mounted {
+        Ok(session) => Mounted(folder.clone(), Some(session)),
         Err(error) => return println!("skipped: no FUSE here: {error}"),
     };
     let image = folder.join("disk.raw");
