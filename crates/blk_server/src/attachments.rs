@@ -37,7 +37,9 @@ use crate::report::{QueueReport, WorkerCounters, WorkerReport};
 use crate::server::ServerError;
 use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread::warn_if_crowded;
-use crate::workers::{Address, Command, Ending, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
+use crate::workers::{
+    Address, Command, Ending, Hosting, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread,
+};
 
 pub use roll_call::RollCall;
 
@@ -246,7 +248,7 @@ impl WorkerSet {
         let Some(worker) = table.address(id).filter(|_| Some(id) != table.leaving) else { return };
         drop(table);
         // Not waited for. One that retires drops the command: the others then choose among themselves.
-        let _ = worker.send(Command::Host(Arc::clone(source), sync_channel(1).0));
+        let _ = worker.send(Command::Host(Arc::clone(source), Hosting::Own(disk.name().to_owned())));
     }
 
     /// Makes another worker the completion worker of a disk, or leaves it to the workers. If a queue of the disk runs,
@@ -287,7 +289,8 @@ impl WorkerSet {
             false => AdminError::CompletionWorkerStays { disk: name(), timeout: limit.timeout() },
         };
         let (done, joined) = sync_channel(1);
-        to.send(Command::Host(Arc::clone(source), done)).map_err(|WorkerGone| AdminError::NoWorker { id })?;
+        let sent = to.send(Command::Host(Arc::clone(source), Hosting::Asked(done)));
+        sent.map_err(|WorkerGone| AdminError::NoWorker { id })?;
         let joined = limit.receive(&joined).ok_or_else(stays)?;
         joined.map_err(|why| AdminError::Unsuitable { id, disk: name(), why: why.to_string() })?;
         while source.completion_worker() != Some(id) && self.runs(disk) {

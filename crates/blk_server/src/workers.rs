@@ -109,6 +109,14 @@ pub(crate) enum Ending {
     Session,
 }
 
+/// Who sees to it that a worker that is to host becomes completion worker, or that another one goes on.
+pub(crate) enum Hosting {
+    /// Whoever asked. Told whether the worker can take part.
+    Asked(SyncSender<io::Result<()>>),
+    /// Nobody else: the worker itself, for the disk of this name.
+    Own(String),
+}
+
 /// What other threads ask of a worker. Queues are named by the number that `Start` or `Adopt` answered with.
 pub(crate) enum Command {
     /// Answers `None` if the queue cannot run (already logged).
@@ -135,8 +143,8 @@ pub(crate) enum Command {
     },
     /// Gives up what can be given up, of all disks or of one: they were told to end at once.
     Cancel(Option<u64>),
-    /// Take part in a placement for others, whether or not queues of the source are here. Answers whether that works.
-    Host(Arc<EngineSource>, SyncSender<io::Result<()>>),
+    /// Take part in a placement for others, whether or not queues of the source are here.
+    Host(Arc<EngineSource>, Hosting),
     /// Tries the disk's held requests again; answers how many there are.
     Resume(u64, SyncSender<usize>),
     /// Ends if it has no queues, and answers whether it does.

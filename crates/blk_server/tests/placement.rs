@@ -266,6 +266,54 @@ fn completion_worker_that_does_not_run_dry_in_time_stays_and_goes_on() {
     assert!(guests.iter_mut().all(serves));
 }
 
+/// The first engine that is made never ends its first read, which is in the ring before the queue starts.
+fn stuck_from_the_start() -> (Rig, Fakes, FrontEnd, Guest) {
+    let fakes = Fakes::default();
+    let made = Arc::clone(&fakes);
+    let make = move || {
+        let (engine, handle) = FakeEngine::new(config())?;
+        handle.inject(When::Verb(Verb::Read), Fault::Stick, u64::from(made.lock().unwrap().is_empty()));
+        made.lock().unwrap().push(handle);
+        Ok(Box::new(engine) as Box<dyn Engine>)
+    };
+    let rig = start(Box::new(make), completion("count:1", Some(1)), 2);
+    server(&rig).attach("test1", 0, WorkerId(0), PATIENCE).unwrap();
+    server(&rig).attach("test1", 1, WorkerId(0), PATIENCE).unwrap();
+    let mut front_end = rig.connect_to(1);
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(16 * MIB);
+    let mut guest = front_end.new_guest(0, 256, feature::USUAL);
+    add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096);
+    guest.submit();
+    front_end.announce_queue(&guest);
+    front_end.ok(rig::code::SET_VRING_ENABLE, &rig::vring_state(0, 1), &[]);
+    (rig, fakes, front_end, guest)
+}
+
+/// Nobody waits for that change, as for one that was asked for: it must not keep the disk waiting for ever.
+#[test]
+fn completion_worker_that_a_starting_queue_asks_for_in_vain_is_given_up() {
+    // The completion worker may be there before the first request: then nothing is stuck, and it is tried again.
+    let stuck = (0..20).map(|_| stuck_from_the_start()).find(|(_, fakes, ..)| {
+        let is_stuck = || fakes.lock().unwrap().first().is_some_and(|fake| fake.held() > 0);
+        (0..20).any(|_| {
+            is_stuck() || {
+                std::thread::sleep(Duration::from_millis(10));
+                false
+            }
+        })
+    });
+    let (rig, fakes, front_end, mut first) = stuck.expect("a read that never ends");
+    let mut second = front_end.start_queue(1, 256, feature::USUAL);
+    assert!(serves(&mut second), "waits for a request that never ends");
+    let report = report(&rig);
+    assert_eq!((report.completion_worker, report.placement.completion_worker()), (Some(WorkerId(0)), None));
+    fakes.lock().unwrap()[0].release().unwrap();
+    assert!(first.next_used().is_some());
+    server(&rig).set_completion_worker("test1", Some(WorkerId(1)), PATIENCE).unwrap();
+    assert!(serves(&mut first) && serves(&mut second));
+}
+
 /// Each flush ends in another thread, and each time the placed engine's ring ends the other ring's poll of it: a
 /// stranger's descriptor is given up for less.
 #[test]

@@ -8,10 +8,10 @@
 //!
 //! Not here: who asks (`workers.rs`, `attachments.rs`).
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::time::Instant;
 
 use guest_mem::GuestMemory;
 use io_engine::{FileId, WatchId, WatchToken};
@@ -22,7 +22,7 @@ use crate::disk::Disk;
 use crate::engine_source::EngineSource;
 use crate::queue::{Queue, report_ring_fault};
 use crate::signal::drain;
-use crate::workers::{Command, Ending, QueueStart, Unsuitable};
+use crate::workers::{Command, Ending, Hosting, QueueStart, Unsuitable};
 
 /// What a queue needs of the worker that serves it.
 struct Berth {
@@ -83,7 +83,7 @@ impl Worker {
                 let _ = done.send(self.resume_held(disk));
             }
             Command::Cancel(disk) => self.engines.cancel(disk),
-            Command::Host(source, done) => self.host(&source, &done),
+            Command::Host(source, hosting) => self.host(&source, hosting),
             Command::Retire(done) => {
                 self.quit = self.queues.iter().all(Option::is_none);
                 let _ = done.send(self.quit);
@@ -117,12 +117,15 @@ impl Worker {
         all
     }
 
-    fn host(&mut self, source: &Arc<EngineSource>, done: &SyncSender<io::Result<()>>) {
+    fn host(&mut self, source: &Arc<EngineSource>, hosting: Hosting) {
         let hosts = self.engines.host(source);
         if let Err(error) = &hosts {
             error!("this worker cannot be completion worker: its engine cannot be started: {error}");
         }
-        let _ = done.send(hosts);
+        match hosting {
+            Hosting::Asked(done) => drop(done.send(hosts)),
+            Hosting::Own(disk) => self.hostings.begin(disk, source, Instant::now()),
+        }
     }
 
     fn start(&mut self, start: &QueueStart) -> Option<u32> {
