@@ -7,29 +7,21 @@
 //! - Dropping waits for the kernel to let go of the memory, or else leaks it: it is never freed under a
 //!   call in flight.
 //!
-//! One thread owns all of it; the handles share it through an `Rc<RefCell<..>>` (see `contract.rs`). Or several
-//! threads do, one at a time (`core/shared.rs`).
+//! One thread owns all of it, by two handles that share it (`halves.rs`). Or several threads do, one at a time
+//! (`placed/shared.rs`).
 //! Not here: what a result means (`completion.rs`), system calls (`kernel.rs` and below).
 
-mod shared;
+mod handles;
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use guest_mem::GuestMemory;
 use rustix::io::Errno;
 
 use crate::bounce::Bounce;
 use crate::completion::{Next, NoCall, OpState};
-use crate::contract::{
-    Completion, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, Reap, Stats, Submit, WatchId,
-    WatchToken,
-};
+use crate::contract::{Completion, EngineConfig, Event, FileId, FileSpec, Op, OpError, Stats};
 use crate::files::{FileTable, OpenFile};
 use crate::kernel::{Call, Kernel, RawResult};
 use crate::op_table::OpTable;
@@ -359,101 +351,6 @@ fn record_of(op: &OpState, call: &Call) -> Record {
         len_bytes,
         issued: 0,
         completed: None,
-    }
-}
-
-/// Shares `core` between the two handles.
-pub(crate) fn handles<K: Kernel + 'static>(core: Core<K>) -> Handles {
-    let core = Rc::new(RefCell::new(core));
-    Handles { submit: Box::new(SubmitHandle(Rc::clone(&core))), reap: Box::new(ReapHandle(core)) }
-}
-
-struct SubmitHandle<K: Kernel>(Rc<RefCell<Core<K>>>);
-
-impl<K: Kernel> Submit for SubmitHandle<K> {
-    fn room(&self) -> usize {
-        self.0.borrow().memory.ops.room()
-    }
-
-    fn push(&mut self, mut op: Op) -> Result<(), Op> {
-        let mut core = self.0.borrow_mut();
-        if core.memory.ops.room() == 0 {
-            return Err(op);
-        }
-        core.push(&mut op);
-        Ok(())
-    }
-
-    fn submit(&mut self) -> io::Result<()> {
-        self.0.borrow_mut().submit()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.0.borrow().memory.ops.len()
-    }
-
-    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        self.0.borrow_mut().attach_file(spec)
-    }
-
-    fn detach_file(&mut self, file: FileId) {
-        self.0.borrow_mut().detach_file(file);
-    }
-
-    fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
-        self.0.borrow_mut().kernel.use_memory(memory);
-    }
-
-    fn forget_memory(&mut self, memory: &Arc<GuestMemory>) {
-        self.0.borrow_mut().kernel.forget_memory(memory);
-    }
-
-    fn stats(&self) -> Stats {
-        self.0.borrow().stats
-    }
-}
-
-struct ReapHandle<K: Kernel>(Rc<RefCell<Core<K>>>);
-
-impl<K: Kernel> Reap for ReapHandle<K> {
-    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
-        self.0.borrow_mut().kernel.watch(fd, token)
-    }
-
-    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
-        self.0.borrow_mut().kernel.watch_own(fd, token)
-    }
-
-    fn unwatch(&mut self, id: WatchId) {
-        self.0.borrow_mut().kernel.unwatch(id);
-    }
-
-    fn reap(&mut self, events: &mut Vec<Event>) {
-        self.0.borrow_mut().reap(events);
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.borrow_mut().wait(timeout)
-    }
-
-    fn arm(&mut self) -> io::Result<bool> {
-        self.0.borrow_mut().arm()
-    }
-
-    fn disarm(&mut self) -> io::Result<()> {
-        self.0.borrow_mut().kernel.disarm()
-    }
-
-    fn descriptor(&mut self) -> io::Result<OwnedFd> {
-        self.0.borrow_mut().kernel.descriptor()?.try_clone_to_owned()
-    }
-
-    fn cancel_all(&mut self) {
-        self.0.borrow_mut().cancel(None);
-    }
-
-    fn cancel_file(&mut self, file: FileId) {
-        self.0.borrow_mut().cancel(Some(file));
     }
 }
 

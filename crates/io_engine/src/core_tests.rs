@@ -4,12 +4,15 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers of our own
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 use disk_image::{Alignment, CacheMode, HostOpener, Image, ImageOptions};
-use guest_mem::{GuestAddress, GuestRange, IoVecs, MemoryView, Region};
+use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use proptest::prelude::*;
 
 use super::*;
-use crate::contract::{Durability, OpKind};
+use crate::contract::{Durability, OpKind, WatchId, WatchToken};
 use crate::kernel::{Buffers, QueueFull, Target};
 use crate::record::Verb;
 

@@ -16,8 +16,9 @@ use std::time::Duration;
 use self::script::Verdict;
 pub use self::script::{FakeHandle, Fault, Rule, When};
 use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
-use crate::core::{Core, handles};
+use crate::core::Core;
 use crate::epoll::EpollWatcher;
+use crate::halves::handles;
 use crate::kernel::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
 use crate::plain;
 

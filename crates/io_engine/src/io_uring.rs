@@ -48,7 +48,8 @@ use self::pinned::Pinned;
 pub use self::setup::{Features, FileTableKind, KernelAge};
 use self::setup::{Kind, Rings};
 use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
-use crate::core::{Core, handles};
+use crate::core::Core;
+use crate::halves::handles;
 use crate::kernel::{Call, Kernel, QueueFull, RawResult, Target};
 use crate::watches::WatchTable;
 

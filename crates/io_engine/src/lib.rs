@@ -10,6 +10,9 @@
 //! Not here: which image and which range (`disk_image`), what a request means (`virtio_blk`).
 
 mod contract;
+
+mod halves;
+
 mod core;
 
 mod op_table;

@@ -28,8 +28,9 @@ use std::time::Duration;
 
 use self::mapped_file::MappedFile;
 use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
-use crate::core::{Core, handles};
+use crate::core::Core;
 use crate::epoll::EpollWatcher;
+use crate::halves::handles;
 use crate::kernel::{Call, Kernel, QueueFull, RawResult, Target};
 use crate::record::Verb;
 use crate::threads::pool::{Job, Pool};

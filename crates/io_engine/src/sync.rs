@@ -29,7 +29,8 @@ use rustix::io::Errno;
 
 use self::policy::{Attempt, Policy};
 use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
-use crate::core::{Core, handles};
+use crate::core::Core;
+use crate::halves::handles;
 use crate::kernel::{Call, Kernel, QueueFull, RawResult, Target};
 use crate::plain;
 use crate::storage::Storage;

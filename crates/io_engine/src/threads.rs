@@ -23,7 +23,8 @@ use rustix::io::Errno;
 
 use self::desk::{Desk, Files};
 use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
-use crate::core::{Core, handles};
+use crate::core::Core;
+use crate::halves::handles;
 use crate::kernel::{Call, Kernel, QueueFull, RawResult, Target};
 
 /// The engine, not yet started.

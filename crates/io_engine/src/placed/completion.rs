@@ -5,10 +5,11 @@
 use std::io;
 use std::sync::Arc;
 
-use super::member::{Member, handles};
+use super::member::Member;
 use super::seats::Table;
 use super::{EngineMaker, HandOver, PlacementCounters};
 use crate::contract::{Engine, Handles};
+use crate::halves::handles;
 
 /// See the file's head. Clones are the same placement.
 #[derive(Clone, Debug)]

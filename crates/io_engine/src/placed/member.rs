@@ -10,11 +10,9 @@
 //!
 //! Not here: the host's work (`host.rs`), when to hand over (`policy.rs`), sleeping itself (`doze.rs`).
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -26,7 +24,7 @@ use super::host::{Host, unstarted};
 use super::seats::{Line, Seat, Seats, Table};
 use super::share;
 use crate::contract::{
-    Completion, Event, FileId, FileSpec, Handles, Op, OpError, Reap, Stats, Submit, WatchId, WatchToken,
+    Completion, Event, FileId, FileSpec, Op, OpError, Reap, Stats, Submit, WatchId, WatchToken,
 };
 
 /// How long a host that is dropped waits for the others' ops before it gives them up, and once more after that.
@@ -452,46 +450,37 @@ fn lay_down(lines: Vec<Option<Line>>, seats: &mut Seats) {
     seats.files.free_released(|_| ());
 }
 
-pub(super) fn handles(member: Member) -> Handles {
-    let member = Rc::new(RefCell::new(member));
-    Handles { submit: Box::new(SubmitHandle(Rc::clone(&member))), reap: Box::new(ReapHandle(member)) }
-}
-
-struct SubmitHandle(Rc<RefCell<Member>>);
-
-impl Submit for SubmitHandle {
+impl Submit for Member {
     fn room(&self) -> usize {
-        self.0.borrow().room()
+        Self::room(self)
     }
 
     fn push(&mut self, op: Op) -> Result<(), Op> {
-        self.0.borrow_mut().push(op)
+        Self::push(self, op)
     }
 
     fn submit(&mut self) -> io::Result<()> {
-        self.0.borrow_mut().work(false)
+        self.work(false)
     }
 
     fn in_flight(&self) -> usize {
-        self.0.borrow().in_flight
+        self.in_flight
     }
 
     fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        self.0.borrow_mut().attach_file(spec)
+        Self::attach_file(self, spec)
     }
 
     fn detach_file(&mut self, file: FileId) {
-        self.0.borrow_mut().detach_file(file);
+        Self::detach_file(self, file);
     }
 
     fn stats(&self) -> Stats {
-        self.0.borrow().host.as_ref().map_or_else(Stats::default, |host| host.stats())
+        self.host.as_ref().map_or_else(Stats::default, |host| host.stats())
     }
 }
 
-struct ReapHandle(Rc<RefCell<Member>>);
-
-impl Reap for ReapHandle {
+impl Reap for Member {
     /// Kicks belong to an engine of the worker's own.
     fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
         Err(super::no_watches())
@@ -500,38 +489,38 @@ impl Reap for ReapHandle {
     fn unwatch(&mut self, _id: WatchId) {}
 
     fn reap(&mut self, events: &mut Vec<Event>) {
-        self.0.borrow_mut().reap(events);
+        Self::reap(self, events);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.borrow_mut().wait(timeout)
+        Self::wait(self, timeout)
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        self.0.borrow_mut().arm()
+        Self::arm(self)
     }
 
     fn disarm(&mut self) -> io::Result<()> {
-        self.0.borrow_mut().disarm()
+        Self::disarm(self)
     }
 
     fn descriptor(&mut self) -> io::Result<OwnedFd> {
-        self.0.borrow().doze.descriptor()
+        self.doze.descriptor()
     }
 
     fn cancel_all(&mut self) {
-        self.0.borrow_mut().cancel_all();
+        Self::cancel_all(self);
     }
 
     fn cancel_file(&mut self, file: FileId) {
-        self.0.borrow_mut().cancel(&[file]);
+        self.cancel(&[file]);
     }
 
     fn serves_others(&self) -> bool {
-        self.0.borrow().needed
+        self.needed
     }
 
     fn take_served(&mut self) -> usize {
-        self.0.borrow_mut().host.as_mut().map_or(0, |host| host.take_served())
+        self.host.as_mut().map_or(0, |host| host.take_served())
     }
 }

@@ -22,13 +22,14 @@ use std::time::Instant;
 use qspinlock::PvQSpinLock;
 use rtrb::Producer;
 
-use self::member::{Member, handles};
+use self::member::Member;
 use super::PlacementCounters;
 use super::counters::Counters;
 use super::doze::WorkerBell;
 use super::routes::{Route, Routes};
 use super::{EngineMaker, share};
 use crate::contract::{Completion, Engine, Event, Handles, SharedHandles};
+use crate::halves::handles;
 
 /// How completions find a worker.
 struct Line {

@@ -5,11 +5,9 @@
 //!
 //! Not here: the engine and its lock (`placed/shared.rs`), sleeping itself (`doze.rs`).
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,7 +16,7 @@ use rtrb::{Consumer, RingBuffer};
 
 use super::{Line, Seat, Seats, Shop, Table, share};
 use crate::contract::{
-    Completion, Event, FileId, FileSpec, Handles, Op, OpError, Reap, Stats, Submit, WatchId, WatchToken,
+    Completion, Event, FileId, FileSpec, Op, OpError, Reap, Stats, Submit, WatchId, WatchToken,
 };
 use crate::placed::doze::{Doze, WorkerBell};
 use crate::placed::host::unstarted;
@@ -323,49 +321,39 @@ impl Drop for Member {
     }
 }
 
-pub(super) fn handles(member: Member) -> Handles {
-    let member = Rc::new(RefCell::new(member));
-    Handles { submit: Box::new(SubmitHandle(Rc::clone(&member))), reap: Box::new(ReapHandle(member)) }
-}
-
-struct SubmitHandle(Rc<RefCell<Member>>);
-
-impl Submit for SubmitHandle {
+impl Submit for Member {
     fn room(&self) -> usize {
-        self.0.borrow().room()
+        Self::room(self)
     }
 
     fn push(&mut self, op: Op) -> Result<(), Op> {
-        self.0.borrow_mut().push(op)
+        Self::push(self, op)
     }
 
     fn submit(&mut self) -> io::Result<()> {
-        self.0.borrow_mut().work()
+        self.work()
     }
 
     fn in_flight(&self) -> usize {
-        self.0.borrow().in_flight
+        self.in_flight
     }
 
     fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        self.0.borrow_mut().attach_file(spec)
+        Self::attach_file(self, spec)
     }
 
     fn detach_file(&mut self, file: FileId) {
-        self.0.borrow_mut().detach_file(file);
+        Self::detach_file(self, file);
     }
 
     /// All workers' together, told by the completion worker.
     fn stats(&self) -> Stats {
-        let member = self.0.borrow();
-        let guard = if member.is_host { Some(member.table.lock()) } else { None };
+        let guard = if self.is_host { Some(self.table.lock()) } else { None };
         guard.and_then(|shop| shop.as_ref().map(|shop| shop.engine.stats())).unwrap_or_default()
     }
 }
 
-struct ReapHandle(Rc<RefCell<Member>>);
-
-impl Reap for ReapHandle {
+impl Reap for Member {
     /// Kicks belong to an engine of the worker's own.
     fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
         Err(no_watches())
@@ -374,39 +362,38 @@ impl Reap for ReapHandle {
     fn unwatch(&mut self, _id: WatchId) {}
 
     fn reap(&mut self, events: &mut Vec<Event>) {
-        self.0.borrow_mut().reap(events);
+        Self::reap(self, events);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.borrow_mut().wait(timeout)
+        Self::wait(self, timeout)
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        self.0.borrow_mut().arm()
+        Self::arm(self)
     }
 
     fn disarm(&mut self) -> io::Result<()> {
-        self.0.borrow_mut().disarm()
+        Self::disarm(self)
     }
 
     fn descriptor(&mut self) -> io::Result<OwnedFd> {
-        self.0.borrow().doze.descriptor()
+        self.doze.descriptor()
     }
 
     fn cancel_all(&mut self) {
-        self.0.borrow_mut().cancel_all();
+        Self::cancel_all(self);
     }
 
     fn cancel_file(&mut self, file: FileId) {
-        self.0.borrow_mut().cancel(&[file]);
+        self.cancel(&[file]);
     }
 
     fn serves_others(&self) -> bool {
-        let member = self.0.borrow();
-        member.is_host && member.table.share.load(Ordering::Relaxed) < member.table.depth as usize
+        self.is_host && self.table.share.load(Ordering::Relaxed) < self.table.depth as usize
     }
 
     fn take_served(&mut self) -> usize {
-        std::mem::take(&mut self.0.borrow_mut().served)
+        std::mem::take(&mut self.served)
     }
 }

@@ -1,6 +1,7 @@
-//! The core as one value that is used by several threads in turn, instead of two handles of one thread.
+//! The core as both ends of an engine: for the two handles of one thread, or for several threads in turn.
 //!
-//! Not here: the lock (`placed/shared.rs`), which engines can be used like this (`Engine::start_shared`).
+//! Not here: the handles (`halves.rs`), the lock of several threads (`placed/shared.rs`), which engines can be used like
+//! that (`Engine::start_shared`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -58,6 +59,10 @@ impl<K: Kernel> Submit for Core<K> {
 impl<K: Kernel> Reap for Core<K> {
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         self.kernel.watch(fd, token)
+    }
+
+    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.kernel.watch_own(fd, token)
     }
 
     fn unwatch(&mut self, id: WatchId) {
