@@ -12,7 +12,7 @@
 //!
 //! `spread.rs`: all queues of a disk. `hosting.rs`: its completion worker. `roll_call.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
 
-mod hosting;
+mod frozen;
 mod roll_call;
 mod spread;
 
@@ -39,6 +39,7 @@ use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread::warn_if_crowded;
 use crate::workers::{Address, Command, Ending, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
 
+pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
 pub use roll_call::RollCall;
 
 /// Between two looks whether a queue that is being started has its seat, or a disk another completion worker.
@@ -521,15 +522,7 @@ fn move_queue(seat: &Seat, to: &Address, limit: &Limit<'_>) -> Result<(), AdminE
         }
         Err(unsuitable) => unsuitable,
     };
-    place.id = match adopt(&place.worker, queue) {
-        Ok(id) => Some(id),
-        Err(mut unsuitable) => {
-            error!(disk = seat.disk.name(), queue = seat.index, "not taken back: {}", unsuitable.why);
-            unsuitable.queue.break_moved();
-            place.ended_at = Some(unsuitable.queue.leave());
-            None
-        }
-    };
+    frozen::take_back(seat, &mut place, queue);
     Err(AdminError::Unsuitable { id: to.id, disk: seat.disk.name().to_owned(), why })
 }
 
@@ -537,14 +530,7 @@ fn move_queue(seat: &Seat, to: &Address, limit: &Limit<'_>) -> Result<(), AdminE
 fn release(worker: &Address, id: u32, limit: &Limit<'_>) -> Option<Box<Queue>> {
     let (sender, queue) = sync_channel(1);
     worker.send(Command::Release(id, sender)).ok()?;
-    if let Some(queue) = limit.receive(&queue) {
-        return Some(queue);
-    }
-    // It may have been sent just now: the worker alone knows.
-    match worker.ask(|done| Command::CancelRelease(id, done)) {
-        Ok(false) => queue.recv().ok(),
-        _ => None,
-    }
+    frozen::released(worker, id, &queue, limit)
 }
 
 fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {

@@ -295,6 +295,10 @@ impl Disk {
         self.image.cache().ignores_flushes()
     }
 
+    pub(crate) fn wce(&self) -> Wce {
+        self.wce
+    }
+
     pub(crate) fn device_features(&self) -> u64 {
         device_features(&Offer {
             read_only: self.image.read_only(),
@@ -386,6 +390,12 @@ impl Disk {
                 "the image could not be synced, and acknowledged writes may be lost: from now on every write,                  discard and flush fails, reads go on; check the host's storage, restart the server, then check                  the guest's file systems"
             );
         }
+    }
+
+    /// As the process before this one had it: see [`Disk::mark_failed`].
+    pub(crate) fn was_failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+        warn!(disk = self.name, "taken over from a server that could not sync the image: it is only read");
     }
 
     /// Whether a sync failed.

@@ -105,6 +105,8 @@ struct List {
     disks: Vec<Arc<Export>>,
     /// The server stops.
     closed: bool,
+    /// Front-ends wait in their sockets' queues.
+    paused: bool,
 }
 
 /// See the file's head.
@@ -265,6 +267,24 @@ impl Exports {
         });
     }
 
+    /// Nobody is accepted until [`Exports::resume_accepting`]: who connects waits.
+    pub(crate) fn pause_accepting(&self) -> Vec<Arc<Export>> {
+        let mut list = self.lock();
+        list.paused = true;
+        list.disks.iter().for_each(|export| self.acceptor.remove(&export.socket));
+        list.disks.clone()
+    }
+
+    /// # Errors
+    /// [`Acceptor::add`]'s; the other sockets are watched all the same.
+    pub(crate) fn resume_accepting(&self) -> std::io::Result<()> {
+        let mut list = self.lock();
+        list.paused = false;
+        let added: Vec<_> =
+            list.disks.iter().map(|export| self.acceptor.add(&export.socket, export.disk.id())).collect();
+        added.into_iter().collect()
+    }
+
     /// Also before or without anybody who accepts.
     pub(crate) fn stop_accepting(&self) {
         self.acceptor.quit();
@@ -272,6 +292,9 @@ impl Exports {
 
     fn accept(&self, id: u64, workers: &Arc<WorkerSet>) -> std::io::Result<()> {
         let list = self.lock();
+        if list.paused {
+            return Ok(());
+        }
         // One that has been taken out since the kernel reported it is not there.
         let Some(export) = list.disks.iter().find(|export| export.disk.id() == id) else { return Ok(()) };
         if let Some(front_end) = export.socket.accept()? {

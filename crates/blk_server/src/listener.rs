@@ -129,6 +129,18 @@ impl Socket {
         &self.path
     }
 
+    /// Whether its file is somebody else's to change and to remove: a service manager's.
+    #[must_use]
+    pub fn is_managed(&self) -> bool {
+        rustix::fs::fstat(&self.fd)
+            .is_ok_and(|stat| self.file == FileId { dev: stat.st_dev, ino: stat.st_ino })
+    }
+
+    /// Whether its file stays when it goes: another process listens on it.
+    pub fn leave_file(&self, stays: bool) {
+        self.removed.store(stays, Ordering::Relaxed);
+    }
+
     /// The next front-end that connected, if there is one.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //! Not here: from one request to its ops (`queue/starter.rs`), what is held (`queue/holding.rs`), which queue is served when, and sleeping (`worker.rs`); bytes of the ring (`virtqueue`).
 
 mod holding;
+mod leaving;
 mod starter;
 
 use std::os::fd::OwnedFd;
@@ -36,6 +37,7 @@ use crate::ring_start::open_ring;
 use crate::session::SessionShared;
 use crate::signal::signal;
 use crate::workers::{Ending, QueueStart};
+pub(crate) use leaving::NotLeft;
 use starter::Starter;
 
 /// Requests taken from one queue before the next one has its turn, and before what is done becomes visible to the guest:

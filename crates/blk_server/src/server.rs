@@ -167,6 +167,20 @@ impl Server {
         opener: &Arc<dyn Opener>,
         disks: Vec<(DiskConfig, SocketConfig)>,
     ) -> Result<Self, ServerError> {
+        let server = Self::prepare(config, opener, disks)?;
+        server.open_doors()?;
+        Ok(server)
+    }
+
+    /// [`Server::start`], but that nobody is accepted until [`Server::open_doors`]: who connects waits.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn prepare(
+        config: &ServerConfig,
+        opener: &Arc<dyn Opener>,
+        disks: Vec<(DiskConfig, SocketConfig)>,
+    ) -> Result<Self, ServerError> {
         Self::start_with(config, opener, disks, None)
     }
 
@@ -180,7 +194,9 @@ impl Server {
         opener: &Arc<dyn Opener>,
         disks: Vec<(DiskConfig, SocketConfig)>,
     ) -> Result<Self, ServerError> {
-        Self::start_with(config, opener, disks, Some(Arc::default()))
+        let server = Self::start_with(config, opener, disks, Some(Arc::default()))?;
+        server.open_doors()?;
+        Ok(server)
     }
 
     fn start_with(
@@ -203,10 +219,25 @@ impl Server {
         let exports = Exports::new(opener).map_err(ServerError::Thread)?;
         exports.add_all(disks)?;
         let (exports, workers, engine) = (Arc::new(exports), workers, Arc::clone(&config.engine));
-        let mut server = Self { exports, workers, engine, balancer, meter, acceptor: Mutex::default() };
-        server.acceptor = Mutex::new(Some(server.start_acceptor().map_err(ServerError::Thread)?));
+        let server = Self { exports, workers, engine, balancer, meter, acceptor: Mutex::default() };
         server.start_balancer().map_err(ServerError::Thread)?;
         Ok(server)
+    }
+
+    /// Front-ends are accepted from now on.
+    ///
+    /// # Errors
+    /// [`ServerError::Thread`].
+    pub fn open_doors(&self) -> Result<(), ServerError> {
+        let mut acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
+        if acceptor.is_none() {
+            *acceptor = Some(self.start_acceptor().map_err(ServerError::Thread)?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn parts(&self) -> (&Arc<Exports>, &Arc<WorkerSet>) {
+        (&self.exports, &self.workers)
     }
 
     /// Nothing while there is one worker.

@@ -64,6 +64,17 @@ impl GuestChoice {
         self.writethrough.store(cache == WriteCache::Writethrough, Relaxed);
     }
 
+    /// What another process has to be told to go on: whether the choice is writethrough, and whether it was a choice.
+    pub(crate) fn reading(&self) -> (bool, bool) {
+        (self.writethrough.load(Relaxed), self.told.load(Relaxed))
+    }
+
+    /// As another process had it.
+    pub(crate) fn restore(&self, (writethrough, told): (bool, bool)) {
+        self.writethrough.store(writethrough, Relaxed);
+        self.told.store(told, Relaxed);
+    }
+
     pub(crate) fn rings_started_by(&self, session: u64) {
         let _ = self.first_session.compare_exchange(NONE, session, Relaxed, Relaxed);
     }

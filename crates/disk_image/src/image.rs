@@ -122,7 +122,7 @@ pub enum CapacityChange {
 #[derive(Debug)]
 pub struct Image {
     /// While it is open, the kernel does not mount a block device that we write to. Goes before the lock.
-    _claim: Option<OwnedFd>,
+    claim: Option<OwnedFd>,
     file: Arc<File>,
     path: PathBuf,
     access: Access,
@@ -156,7 +156,13 @@ impl Image {
         let inspect = |what| move |source| ImageError::Inspect { path: options.path.clone(), what, source };
         let metadata = file.metadata().map_err(inspect("the type"))?;
         let kind = accept_kind(&options.path, metadata.file_type().into())?;
-        take_lock(opener, options, &file, FileId::from(&metadata))?;
+        if opener.comes_locked(&options.path) {
+            // By a description that is ours and the last server's: who else has it open for that one is no stranger.
+            lock::join(&file, options.access)
+                .map_err(|source| ImageError::Lock { path: options.path.clone(), source })?;
+        } else {
+            take_lock(opener, options, &file, FileId::from(&metadata))?;
+        }
         let claim = claim(opener, options, kind)?;
 
         let size_bytes = size_bytes(&file, kind).map_err(inspect("the size"))?;
@@ -180,7 +186,7 @@ impl Image {
         };
         let writable = options.access == Access::ReadWrite;
         Ok(Self {
-            _claim: claim,
+            claim,
             path: opener.canonical_path(&options.path).map_err(inspect("the real path"))?,
             access: options.access,
             cache: options.cache,
@@ -211,6 +217,12 @@ impl Image {
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         &self.file
+    }
+
+    /// What keeps the kernel off a block device that is written to.
+    #[must_use]
+    pub fn claim(&self) -> Option<&OwnedFd> {
+        self.claim.as_ref()
     }
 
     /// The same file, open once more: a description of its own, with the same access and the same lock.

@@ -144,6 +144,30 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// **alive**, with a full queue of connections.
     fn connect_socket(&self, path: &Path) -> io::Result<()>;
 
+    /// `file` is the image at `path`, opened by the server before this one: from now on as if it had been opened here.
+    ///
+    /// # Errors
+    /// It is not what `path` names, or must not be opened.
+    fn adopt_image(&self, path: &Path, file: BorrowedFd<'_>) -> io::Result<()> {
+        let _ = (path, file);
+        Ok(())
+    }
+
+    /// `socket` listens at `path`, made by the server before this one: from now on as if it had been made here.
+    ///
+    /// # Errors
+    /// It does not, or must not be made.
+    fn adopt_socket(&self, path: &Path, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let _ = (path, socket);
+        Ok(())
+    }
+
+    /// Whether the image that was just opened at `path` has its lock already, because it was adopted. Asked once per image.
+    fn comes_locked(&self, path: &Path) -> bool {
+        let _ = path;
+        false
+    }
+
     /// Removes a file or socket.
     ///
     /// # Errors

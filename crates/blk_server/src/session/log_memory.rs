@@ -57,16 +57,24 @@ pub(crate) enum LogMemoryError {
 }
 
 /// The logs of a session's queues.
-#[derive(Debug)]
 pub(super) struct LogMemory {
     memory: Arc<GuestMemory>,
-    entries: u16,
+    /// As the front-end said it.
+    said: VhostUserInflight,
 }
 
 impl LogMemory {
     /// Of one queue.
     pub(super) fn area(&self, queue: u16) -> LogArea {
-        LogArea::new(Arc::clone(&self.memory), queue, self.entries)
+        LogArea::new(Arc::clone(&self.memory), queue, self.said.queue_size)
+    }
+
+    pub(super) fn said(&self) -> &VhostUserInflight {
+        &self.said
+    }
+
+    pub(super) fn fd(&self) -> Option<&Arc<OwnedFd>> {
+        self.memory.regions().first().map(|region| region.fd())
     }
 
     fn is_same(&self, said: &VhostUserInflight, fd: impl AsFd) -> bool {
@@ -109,20 +117,26 @@ impl Session {
         }
         let mut said = VhostUserInflight::default();
         said.as_mut_slice()[..bytes].copy_from_slice(&message.body);
-        let (queues, queue_size, most) = (said.num_queues, said.queue_size, self.disk.queues());
-        if !(1..=most).contains(&queues) {
-            return Err(LogMemoryError::Queues { queues, max: most }.into());
-        }
-        let (min, max) = (MIN_QUEUE_SIZE, MAX_QUEUE_SIZE);
-        if !(min..=max).contains(&queue_size) {
-            return Err(LogMemoryError::QueueSize { queue_size, min, max }.into());
-        }
+        check(&said, self.disk.queues())?;
         Ok(said)
     }
 }
 
+/// `most`: queues that the disk has.
+pub(super) fn check(said: &VhostUserInflight, most: u16) -> Result<(), LogMemoryError> {
+    let (queues, queue_size) = (said.num_queues, said.queue_size);
+    if !(1..=most).contains(&queues) {
+        return Err(LogMemoryError::Queues { queues, max: most });
+    }
+    let (min, max) = (MIN_QUEUE_SIZE, MAX_QUEUE_SIZE);
+    if !(min..=max).contains(&queue_size) {
+        return Err(LogMemoryError::QueueSize { queue_size, min, max });
+    }
+    Ok(())
+}
+
 /// `packed`: known to be; the format may be negotiated later.
-fn map(said: &VhostUserInflight, packed: bool, fd: OwnedFd) -> Result<LogMemory, LogMemoryError> {
+pub(super) fn map(said: &VhostUserInflight, packed: bool, fd: OwnedFd) -> Result<LogMemory, LogMemoryError> {
     let (mmap_bytes, offset_bytes) = (said.mmap_size, said.mmap_offset);
     let (queues, queue_size) = (said.num_queues, said.queue_size);
     let needed_bytes = LogArea::bytes(queues, queue_size, packed);
@@ -132,8 +146,14 @@ fn map(said: &VhostUserInflight, packed: bool, fd: OwnedFd) -> Result<LogMemory,
     if !offset_bytes.is_multiple_of(ALIGN_BYTES) {
         return Err(LogMemoryError::Misaligned { offset_bytes });
     }
-    let region = Arc::new(Region::map(spec(said), Arc::new(fd))?);
-    Ok(LogMemory { memory: Arc::new(GuestMemory::new(vec![region])?), entries: queue_size })
+    let spec = RegionSpec {
+        guest_addr: GuestAddress(0),
+        size_bytes: mmap_bytes.min(LogArea::bytes(queues, queue_size, true)),
+        user_addr: 0,
+        file_offset_bytes: offset_bytes,
+    };
+    let region = Arc::new(Region::map(spec, Arc::new(fd))?);
+    Ok(LogMemory { memory: Arc::new(GuestMemory::new(vec![region])?), said: *said })
 }
 
 /// No more of the file than logs need.

@@ -13,11 +13,14 @@
 //! (`queue.rs`).
 
 mod body;
+mod config_space;
 mod dirty_log;
+pub(crate) mod hand_over;
 mod log_memory;
 mod memory;
 mod protocol;
 mod shared;
+pub(crate) mod state;
 mod vring;
 mod wire;
 
@@ -31,10 +34,11 @@ use vhost::vhost_user::message::{
     FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserInflight, VhostUserLog, VhostUserProtocolFeatures,
     VhostUserU64, VhostUserVringState,
 };
-use virtio_blk::{DeviceConfig, Negotiated};
+use virtio_blk::Negotiated;
 
-use body::{config_body, expect_fds, u64_body, vring_state};
+use body::{expect_fds, u64_body, vring_state};
 use dirty_log::{DirtyLogRefused, DirtyLogging, F_LOG_ALL};
+use hand_over::Afterwards;
 use log_memory::{LogMemory, LogMemoryError};
 use protocol::protocol_features;
 pub(crate) use shared::{EndReason, SessionShared};
@@ -56,7 +60,7 @@ const BACKEND_CONFIG_CHANGE: u32 = 2;
 
 /// Why a message was not carried out.
 #[derive(Debug, thiserror::Error)]
-enum SessionError {
+pub(crate) enum SessionError {
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error("{request:?} has a body of {bytes} bytes, {wanted} are needed")]
@@ -95,6 +99,8 @@ enum SessionError {
     DirtyLog(#[from] DirtyLogRefused),
     #[error(transparent)]
     Lease(#[from] LeaseError),
+    #[error(transparent)]
+    Descriptor(#[from] state::NoDescriptor),
     #[error("the worker is gone")]
     WorkerGone,
 }
@@ -139,7 +145,7 @@ impl Session {
     ) -> Self {
         let vrings = (0..disk.queues()).map(|_| Vring::default()).collect();
         let offered = disk.device_features() | F_PROTOCOL_FEATURES | F_LOG_ALL;
-        let wire = Wire::new(socket, Arc::clone(shared.wake_fd()));
+        let wire = Wire::new(socket, Arc::clone(shared.wake_fd()), Arc::clone(shared.pause_fd()));
         let memory = Arc::default();
         shared.set_write_cache(disk.guest_cache().mode_at_first());
         Self {
@@ -180,6 +186,11 @@ impl Session {
                 Ok(Incoming::Woken) | Err(WireError::Woken) => {
                     if let Some(reason) = self.shared.end_reason() {
                         self.end(&reason);
+                        return Ok(());
+                    }
+                }
+                Ok(Incoming::Paused) => {
+                    if self.obey_order() == Afterwards::Theirs {
                         return Ok(());
                     }
                 }
@@ -331,29 +342,6 @@ impl Session {
         }
         self.dirty = DirtyLogging::default();
         self.renew_log()
-    }
-
-    fn config(&self) -> DeviceConfig {
-        self.disk.device_config(self.shared.write_cache())
-    }
-
-    fn get_config(&self, message: &Message) -> Result<Answer> {
-        let (head, _) = config_body(message)?;
-        let (offset, size) = (head.offset, head.size);
-        let bytes = self.config().read(offset, size)?;
-        Ok(Answer::Config(head, bytes))
-    }
-
-    fn set_config(&mut self, message: &Message) -> Result<Answer> {
-        let (head, bytes) = config_body(message)?;
-        if !self.negotiated.is_some_and(Negotiated::has_config_wce) {
-            return Err(SessionError::NoConfigWce);
-        }
-        let cache = self.config().write(head.offset, bytes)?;
-        debug!(disk = self.disk.name(), session = self.shared.id(), ?cache, "guest set the write cache");
-        self.disk.guest_cache().set(cache);
-        self.shared.set_write_cache(cache);
-        Ok(Answer::Ack)
     }
 
     /// Hands running queues the new table; where a region goes away they let go of it first.

@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::{debug, warn};
 use virtio_blk::WriteCache;
 
+use super::hand_over::Order;
 use super::{BACKEND_CONFIG_CHANGE, wire};
 use crate::error_line::error_line;
 
@@ -31,6 +32,8 @@ struct State {
     end: Option<EndReason>,
     ended: bool,
     backend_channel: Option<Arc<OwnedFd>>,
+    /// Another process is to take the session over.
+    order: Option<Order>,
 }
 
 /// One per session.
@@ -42,19 +45,22 @@ pub(crate) struct SessionShared {
     /// The front-end has sent something.
     heard: AtomicBool,
     wake: Arc<OwnedFd>,
+    pause: Arc<OwnedFd>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl SessionShared {
     pub(crate) fn new(id: u64) -> std::io::Result<Arc<Self>> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let [wake, pause] = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
+        let (wake, pause) = (Arc::new(wake?), Arc::new(pause?));
         let (state, changed) = (Mutex::default(), Condvar::new());
         Ok(Arc::new(Self {
             id,
             writeback: AtomicBool::new(true),
             heard: AtomicBool::new(false),
             wake,
+            pause,
             state,
             changed,
         }))
@@ -66,6 +72,26 @@ impl SessionShared {
 
     pub(crate) fn wake_fd(&self) -> &Arc<OwnedFd> {
         &self.wake
+    }
+
+    /// Ends a wait between messages: there is an order.
+    pub(crate) fn pause_fd(&self) -> &Arc<OwnedFd> {
+        &self.pause
+    }
+
+    /// Asks the session's thread to freeze when it is between two messages. One order at a time.
+    pub(crate) fn order(&self, order: Order) {
+        let mut state = self.lock();
+        if !state.ended {
+            state.order = Some(order);
+        }
+        drop(state);
+        crate::signal::signal(&self.pause);
+    }
+
+    /// The order that has not been looked at yet.
+    pub(crate) fn take_order(&self) -> Option<Order> {
+        self.lock().order.take()
     }
 
     /// The front-end said something.
@@ -105,7 +131,11 @@ impl SessionShared {
 
     /// Called by the session's thread when its queues are stopped.
     pub(crate) fn ended(&self) {
-        self.lock().ended = true;
+        let mut state = self.lock();
+        state.ended = true;
+        // Whoever waits for it learns that there is nothing to take over.
+        state.order = None;
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -118,6 +148,14 @@ impl SessionShared {
 
     pub(crate) fn set_backend_channel(&self, channel: Option<OwnedFd>) {
         self.lock().backend_channel = channel.map(Arc::new);
+    }
+
+    pub(crate) fn backend_channel(&self) -> Option<Arc<OwnedFd>> {
+        self.lock().backend_channel.clone()
+    }
+
+    pub(crate) fn has_heard(&self) -> bool {
+        self.heard.load(Ordering::Relaxed)
     }
 
     /// Tells the front-end that the configuration space changed (the disk's size, say). Never waits: a

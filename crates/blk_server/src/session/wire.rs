@@ -5,7 +5,8 @@
 //! - A message may arrive in any number of packets; one that is not complete [`MESSAGE_TIMEOUT`] after
 //!   its first byte ends the session, so nobody can block a session thread with half a message.
 //! - Sizes, versions and descriptor counts are checked before anything is stored.
-//! - The session waits on its socket and on its own wake-up at once.
+//! - The session waits on its socket and on its own wake-up at once; between messages also on `pause`, which must not cut one
+//!   in two.
 //!
 //! Layout: vhost-user, "Header". The request numbers and body structs come from the `vhost` crate; its
 //! header type is private and its endpoint blocks in half a message (docs/decisions/0002).
@@ -88,27 +89,43 @@ pub(crate) enum Incoming {
     Message(Message),
     /// The session's own wake-up fired.
     Woken,
+    /// The other one, for what has to be done between two messages.
+    Paused,
 }
 
 /// Both directions of a session's socket.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     wake: Arc<OwnedFd>,
+    pause: Arc<OwnedFd>,
 }
 
 impl Wire {
-    /// `wake`: an eventfd that ends a wait between messages.
-    pub(crate) fn new(socket: OwnedFd, wake: Arc<OwnedFd>) -> Self {
-        Self { socket, wake }
+    /// `wake`: an eventfd that ends any wait; `pause`: one that ends a wait between messages.
+    pub(crate) fn new(socket: OwnedFd, wake: Arc<OwnedFd>, pause: Arc<OwnedFd>) -> Self {
+        Self { socket: Arc::new(socket), wake, pause }
+    }
+
+    pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
+        &self.socket
     }
 
     /// Waits, without limit, for the next message or the wake-up.
     pub(crate) fn receive(&self) -> Result<Incoming, WireError> {
-        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&self.wake, PollFlags::IN),
+            PollFd::new(&self.pause, PollFlags::IN),
+            PollFd::new(&self.socket, PollFlags::IN),
+        ];
         retry_interrupted(|| poll(&mut fds, None))?;
         if !fds[0].revents().is_empty() {
             return Ok(Incoming::Woken);
+        }
+        if !fds[1].revents().is_empty() {
+            // Our own, which does not block.
+            let _ = rustix::io::read(&self.pause, &mut [0_u8; 8]);
+            return Ok(Incoming::Paused);
         }
         self.receive_message().map(Incoming::Message)
     }

@@ -1,0 +1,37 @@
+//! What whoever serves a drained queue's ring next, in another process, has to know of it.
+//!
+//! Not here: draining it (`worker/commands.rs`), what travels beside (`session/state.rs`).
+
+use super::{Queue, State};
+
+/// Where the ring stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    pub(crate) position: u32,
+    /// It had a fault: left alone until the front-end stops or resets it.
+    pub(crate) is_broken: bool,
+}
+
+/// Why the queue cannot be left to somebody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotLeft {
+    /// Guest memory, or that of the in-flight log, was truncated.
+    LostMemory,
+    /// Requests that are held, and no log that has them.
+    Held { requests: usize },
+}
+
+impl Queue {
+    /// Nothing is in flight but what is held. The ring can be left, and the queue can go on all the same. Whoever serves it next may
+    /// count on kicks.
+    pub(crate) fn leave_as_it_is(&mut self) -> Result<Left, NotLeft> {
+        if self.view.is_poisoned() || self.lost_log() {
+            return Err(NotLeft::LostMemory);
+        }
+        if !self.held.is_empty() && self.log.is_none() {
+            return Err(NotLeft::Held { requests: self.in_flight.held() });
+        }
+        let _ = self.ring.enable_kicks();
+        Ok(Left { position: self.ring.position(), is_broken: self.state == State::Broken })
+    }
+}

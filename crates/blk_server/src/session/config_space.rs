@@ -1,0 +1,35 @@
+//! The configuration space: read by the front-end for its guest, and the one field that a guest writes.
+//!
+//! Spec: vhost-user, GET_CONFIG, SET_CONFIG. Not here: what is in it (`disk.rs`, `virtio_blk`).
+
+use tracing::debug;
+use virtio_blk::{DeviceConfig, Negotiated};
+
+use super::body::config_body;
+use super::wire::Message;
+use super::{Answer, Result, Session, SessionError};
+
+impl Session {
+    fn config(&self) -> DeviceConfig {
+        self.disk.device_config(self.shared.write_cache())
+    }
+
+    pub(super) fn get_config(&self, message: &Message) -> Result<Answer> {
+        let (head, _) = config_body(message)?;
+        let (offset, size) = (head.offset, head.size);
+        let bytes = self.config().read(offset, size)?;
+        Ok(Answer::Config(head, bytes))
+    }
+
+    pub(super) fn set_config(&mut self, message: &Message) -> Result<Answer> {
+        let (head, bytes) = config_body(message)?;
+        if !self.negotiated.is_some_and(Negotiated::has_config_wce) {
+            return Err(SessionError::NoConfigWce);
+        }
+        let cache = self.config().write(head.offset, bytes)?;
+        debug!(disk = self.disk.name(), session = self.shared.id(), ?cache, "guest set the write cache");
+        self.disk.guest_cache().set(cache);
+        self.shared.set_write_cache(cache);
+        Ok(Answer::Ack)
+    }
+}

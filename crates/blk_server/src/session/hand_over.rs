@@ -1,0 +1,318 @@
+//! A session goes to another process while its front-end and its guest notice nothing: frozen here, rebuilt there.
+//!
+//! `order → (between two messages) queues drained and taken from their workers → SessionState → verdict:
+//! theirs (never touched again) or, whatever goes wrong, back to the workers`
+//! `SessionState → checked, mapped, no ring started → go → rings started, calls signalled → the next message`
+//!
+//! - A frozen session holds its queues itself: no worker looks at a ring, and the guest's kicks wait in their eventfds.
+//! - What was submitted completes first. Held requests, and what was to be done again and is not, stay in the in-flight log;
+//!   where there is none, a session with held requests is not handed over.
+//! - Not during a live migration: the front-end would have to be asked for its dirty log's file once more.
+//! - What comes is checked as a front-end's messages are, though it comes from a server: it got it from one.
+//!
+//! Not here: all sessions of a server (`take_over.rs`), queues and workers (`attachments/frozen.rs`).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::Duration;
+
+use guest_mem::{GuestAddress, GuestMemory, Region, RegionSpec};
+use tracing::{debug, error};
+use vhost::vhost_user::message::{FrontendReq, VhostUserInflight};
+use virtio_blk::{Negotiated, WriteCache};
+use virtqueue::MIN_QUEUE_SIZE;
+
+use super::log_memory::{self, LogMemory};
+use super::protocol::protocol_features;
+use super::state::{Incoming, LogState, Outgoing, Place, RegionState, SessionState, VringState};
+use super::vring::{UserAddresses, Vring};
+use super::{Result, Session, SessionError, SessionShared};
+use crate::attachments::{FrozenQueue, NotFrozen, WorkerSet};
+use crate::disk::Disk;
+use crate::error_line::error_line;
+use crate::queue::NotLeft;
+use crate::signal::{adopt, signal};
+use crate::take_over::monotonic_ns;
+
+/// What a session is told once it is frozen; a channel that ends without a word says that all is as before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Theirs;
+
+/// Asks a session to freeze.
+#[derive(Debug)]
+pub(crate) struct Order {
+    /// For its queues to drain.
+    pub(crate) timeout: Duration,
+    pub(crate) frozen: SyncSender<Result<Handed, NotHanded>>,
+    pub(crate) verdict: Receiver<Theirs>,
+}
+
+/// A frozen session.
+#[derive(Debug)]
+pub struct Handed {
+    /// What there is to know.
+    pub state: SessionState,
+    /// What the places in it mean.
+    pub fds: Vec<Arc<OwnedFd>>,
+    /// When its first queue was asked to pause, by the host's monotonic clock.
+    pub frozen_ns: u64,
+}
+
+/// Why a session stays where it is.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotHanded {
+    #[error("its guest is just migrating: try again when that is over")]
+    Migrating,
+    #[error("the front-end has truncated memory that it shares")]
+    LostMemory,
+    #[error(
+        "queue {queue} still has requests in flight after {} s: does its storage hang?", timeout.as_secs_f64()
+    )]
+    NotDrained { queue: u16, timeout: Duration },
+    #[error(
+        "queue {queue} holds {requests} requests that the host failed, and its front-end keeps no in-flight log to hand \
+         them over in: repair the storage first"
+    )]
+    Held { queue: u16, requests: usize },
+}
+
+/// What a session does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Afterwards {
+    /// As before.
+    GoesOn,
+    /// It is another process's.
+    Theirs,
+}
+
+impl Session {
+    /// Freezes, if that is what the pause is for, and waits for the verdict.
+    pub(super) fn obey_order(&mut self) -> Afterwards {
+        let Some(Order { timeout, frozen, verdict }) = self.shared.take_order() else {
+            return Afterwards::GoesOn;
+        };
+        let (queues, handed) = match self.freeze(timeout) {
+            Ok(done) => done,
+            Err(why) => {
+                let _ = frozen.send(Err(why));
+                return Afterwards::GoesOn;
+            }
+        };
+        let _ = frozen.send(Ok(handed));
+        if verdict.recv() == Ok(Theirs) {
+            // Without stopping: the rings are no longer ours.
+            self.vrings.iter_mut().for_each(|vring| vring.running = None);
+            debug!(disk = self.disk.name(), session = self.shared.id(), "session handed over");
+            return Afterwards::Theirs;
+        }
+        self.workers.thaw(queues);
+        // Who waits for that sees the channel's end.
+        drop(frozen);
+        Afterwards::GoesOn
+    }
+
+    fn freeze(&mut self, timeout: Duration) -> Result<(Vec<FrozenQueue>, Handed), NotHanded> {
+        if self.memory.logs_stores() {
+            return Err(NotHanded::Migrating);
+        }
+        let frozen_ns = monotonic_ns();
+        let running = self.vrings.iter().filter_map(|vring| vring.running.as_ref());
+        let frozen = self.workers.freeze(running, timeout);
+        let mut queues = frozen.map_err(|NotFrozen { queue }| NotHanded::NotDrained { queue, timeout })?;
+        match self.leave_all(&mut queues) {
+            Ok(()) => {
+                let (state, fds) = self.state();
+                Ok((queues, Handed { state, fds, frozen_ns }))
+            }
+            Err(why) => {
+                self.workers.thaw(queues);
+                Err(why)
+            }
+        }
+    }
+
+    /// Notes where each ring goes on.
+    fn leave_all(&mut self, queues: &mut [FrozenQueue]) -> Result<(), NotHanded> {
+        for frozen in queues {
+            let queue = frozen.index();
+            let Some(vring) = self.vrings.get_mut(usize::from(queue)) else { continue };
+            let left = frozen.queue().leave_as_it_is().map_err(|why| match why {
+                NotLeft::LostMemory => NotHanded::LostMemory,
+                NotLeft::Held { requests } => NotHanded::Held { queue, requests },
+            })?;
+            // Where it stands after a stop, which counts only if there is one.
+            (vring.base, vring.broken) = (left.position, left.is_broken);
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> (SessionState, Vec<Arc<OwnedFd>>) {
+        let mut fds = Outgoing::default();
+        let socket = fds.put(self.wire.socket());
+        let regions = self.memory.regions().iter().map(|region| {
+            let RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes } = *region.spec();
+            let (fd, guest_addr) = (fds.put(region.fd()), guest_addr.0);
+            RegionState { fd, guest_addr, size_bytes, user_addr, file_offset_bytes }
+        });
+        let regions = regions.collect();
+        let log = self.log.as_ref().and_then(|log| {
+            let said = log.said();
+            Some(LogState {
+                fd: fds.put(log.fd()?),
+                mmap_bytes: said.mmap_size,
+                offset_bytes: said.mmap_offset,
+                queues: said.num_queues,
+                entries: said.queue_size,
+            })
+        });
+        let backend_channel = fds.put_some(self.shared.backend_channel().as_ref());
+        let vrings = self.vrings.iter().map(|vring| vring_state(vring, &mut fds)).collect();
+        let state = SessionState {
+            socket,
+            negotiated: self.negotiated.map(Negotiated::bits),
+            protocol: self.protocol,
+            protocol_negotiated: self.protocol_negotiated,
+            log_all: self.dirty.all,
+            writeback: self.shared.write_cache() == WriteCache::Writeback,
+            heard: self.shared.has_heard(),
+            regions,
+            log,
+            backend_channel,
+            vrings,
+        };
+        (state, fds.0)
+    }
+}
+
+fn vring_state(vring: &Vring, fds: &mut Outgoing) -> VringState {
+    VringState {
+        queue_size: vring.queue_size,
+        addresses: vring.addresses.map(|addresses| [addresses.descriptors, addresses.avail, addresses.used]),
+        log_addr: vring.log_addr,
+        base: vring.base,
+        kick: fds.put_some(vring.kick.as_ref()),
+        call: fds.put_some(vring.call.as_ref()),
+        err: fds.put_some(vring.err.as_ref()),
+        enabled: vring.enabled,
+        failed: vring.failed || vring.running.is_some() && vring.broken,
+        has_run: vring.has_run,
+    }
+}
+
+// ---- in the process that goes on
+
+/// Lets a rebuilt session start its rings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Go;
+
+impl Session {
+    /// As it was in the other process, without a ring that runs.
+    pub(crate) fn rebuilt(
+        disk: Arc<Disk>,
+        workers: Arc<WorkerSet>,
+        shared: Arc<SessionShared>,
+        state: SessionState,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Self> {
+        let mut fds = Incoming::new(fds);
+        let mut session = Self::new(disk, workers, fds.take(state.socket)?, shared);
+        let offered = protocol_features().bits();
+        if state.protocol & !offered != 0 {
+            return Err(SessionError::ProtocolFeatures { wanted: state.protocol, offered });
+        }
+        let negotiated = state.negotiated.map(|bits| Negotiated::accept(session.offered, bits));
+        session.negotiated = negotiated.transpose()?;
+        session.protocol = state.protocol;
+        session.protocol_negotiated = state.protocol_negotiated;
+        session.dirty.all = state.log_all;
+        let cache = if state.writeback { WriteCache::Writeback } else { WriteCache::Writethrough };
+        session.shared.set_write_cache(cache);
+        if state.heard {
+            session.shared.note_heard();
+        }
+        session.memory = Arc::new(memory(state.regions, &mut fds)?);
+        session.log = state.log.map(|log| session.rebuilt_log(&log, &mut fds)).transpose()?;
+        session.shared.set_backend_channel(fds.take_some(state.backend_channel)?);
+        let (count, queues) = (state.vrings.len(), session.disk.queues());
+        if count > session.vrings.len() {
+            let (request, index) = (FrontendReq::SET_VRING_NUM, count.saturating_sub(1) as u64);
+            return Err(SessionError::QueueIndex { request, index, queues });
+        }
+        for (index, said) in (0..).zip(state.vrings) {
+            session.vrings[usize::from(index)] = session.rebuilt_vring(index, &said, &mut fds)?;
+        }
+        Ok(session)
+    }
+
+    fn rebuilt_log(&self, log: &LogState, fds: &mut Incoming) -> Result<LogMemory> {
+        let LogState { mmap_bytes, offset_bytes, queues, entries, fd } = *log;
+        let said = VhostUserInflight {
+            mmap_size: mmap_bytes,
+            mmap_offset: offset_bytes,
+            num_queues: queues,
+            queue_size: entries,
+        };
+        log_memory::check(&said, self.disk.queues())?;
+        let packed = self.negotiated.is_some_and(|negotiated| negotiated.ring().packed);
+        Ok(log_memory::map(&said, packed, fds.take(fd)?)?)
+    }
+
+    fn rebuilt_vring(&self, index: u16, said: &VringState, fds: &mut Incoming) -> Result<Vring> {
+        let max = self.disk.queue_size();
+        if let Some(num) = said.queue_size
+            && !(num.is_power_of_two() && (MIN_QUEUE_SIZE..=max).contains(&num))
+        {
+            return Err(SessionError::QueueSize { index: index.into(), num: num.into(), max });
+        }
+        let mut eventfd = |place: Option<Place>, request| {
+            let fd = fds.take_some(place)?.map(adopt).transpose();
+            fd.map_err(|source| SessionError::NotAnEventfd { request, source })
+        };
+        Ok(Vring {
+            queue_size: said.queue_size,
+            addresses: said.addresses.map(|[descriptors, avail, used]| UserAddresses {
+                descriptors,
+                avail,
+                used,
+            }),
+            log_addr: said.log_addr,
+            base: said.base,
+            kick: eventfd(said.kick, FrontendReq::SET_VRING_KICK)?,
+            call: eventfd(said.call, FrontendReq::SET_VRING_CALL)?,
+            err: eventfd(said.err, FrontendReq::SET_VRING_ERR)?,
+            enabled: said.enabled,
+            failed: said.failed,
+            has_run: said.has_run,
+            ..Vring::default()
+        })
+    }
+
+    /// Waits to be let go, starts the rings, says when they run, and serves the front-end.
+    pub(crate) fn go_on(mut self, go: &Receiver<Go>, started: &SyncSender<u64>) {
+        if go.recv().is_err() {
+            return;
+        }
+        let reconciled = self.reconcile_all();
+        // What completed in the other process was signalled; that its last signal came through is not ours to know.
+        let running = self.vrings.iter().filter(|vring| vring.running.is_some());
+        running.filter_map(|vring| vring.call.as_ref()).for_each(|call| signal(call));
+        let _ = started.send(monotonic_ns());
+        if let Err(error) = reconciled {
+            let (disk, session) = (self.disk.name(), self.shared.id());
+            return error!(disk, session, "session taken over and ended: {}", error_line(&error));
+        }
+        self.run();
+    }
+}
+
+fn memory(regions: Vec<RegionState>, fds: &mut Incoming) -> Result<GuestMemory> {
+    let mut mapped = Vec::new();
+    for RegionState { fd, guest_addr, size_bytes, user_addr, file_offset_bytes } in regions {
+        let guest_addr = GuestAddress(guest_addr);
+        let spec = RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes };
+        let region = Region::map(spec, Arc::new(fds.take(fd)?));
+        mapped.push(Arc::new(region.map_err(super::memory::MemoryChangeError::from)?));
+    }
+    Ok(GuestMemory::new(mapped).map_err(super::memory::MemoryChangeError::from)?)
+}

@@ -1,0 +1,142 @@
+//! All that another process needs to know to go on with a front-end: plain values, and descriptors beside them.
+//!
+//! `Session (frozen) → SessionState + descriptors → … a socket … → checked like a front-end's messages → Session`
+//!
+//! - Descriptors stand in the values as places in a list that travels with them: each place is named at most once.
+//! - What is not here begins anew: counters, limits of log lines, where queues were attached by hand.
+//!
+//! Not here: freezing and going on (`hand_over.rs`), how it travels (`bareblk`).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A place in the list of descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Place(u32);
+
+/// One front-end.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionState {
+    /// Its connection.
+    pub(super) socket: Place,
+    /// Feature bits that the driver accepted.
+    pub(super) negotiated: Option<u64>,
+    pub(super) protocol: u64,
+    pub(super) protocol_negotiated: bool,
+    /// `VHOST_F_LOG_ALL` was accepted (and nothing is noted: see `hand_over.rs`).
+    pub(super) log_all: bool,
+    /// Writes may complete before they are durable.
+    pub(super) writeback: bool,
+    /// It has said something.
+    pub(super) heard: bool,
+    pub(super) regions: Vec<RegionState>,
+    pub(super) log: Option<LogState>,
+    pub(super) backend_channel: Option<Place>,
+    pub(super) vrings: Vec<VringState>,
+}
+
+/// A region of guest memory.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RegionState {
+    pub(super) fd: Place,
+    pub(super) guest_addr: u64,
+    pub(super) size_bytes: u64,
+    pub(super) user_addr: u64,
+    pub(super) file_offset_bytes: u64,
+}
+
+/// The memory of the in-flight logs.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LogState {
+    pub(super) fd: Place,
+    pub(super) mmap_bytes: u64,
+    pub(super) offset_bytes: u64,
+    pub(super) queues: u16,
+    pub(super) entries: u16,
+}
+
+/// What the front-end has said about one queue, and where its ring goes on.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VringState {
+    pub(super) queue_size: Option<u16>,
+    /// Descriptors, available, used: in the front-end's address space.
+    pub(super) addresses: Option<[u64; 3]>,
+    pub(super) log_addr: Option<u64>,
+    pub(super) base: u32,
+    pub(super) kick: Option<Place>,
+    pub(super) call: Option<Place>,
+    pub(super) err: Option<Place>,
+    pub(super) enabled: bool,
+    pub(super) failed: bool,
+    pub(super) has_run: bool,
+}
+
+/// Descriptors on their way out, by their places.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing(pub(super) Vec<Arc<OwnedFd>>);
+
+impl Outgoing {
+    pub(super) fn put(&mut self, fd: &Arc<OwnedFd>) -> Place {
+        // Fewer than there are descriptors in a process.
+        let place = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        self.0.push(Arc::clone(fd));
+        Place(place)
+    }
+
+    pub(super) fn put_some(&mut self, fd: Option<&Arc<OwnedFd>>) -> Option<Place> {
+        fd.map(|fd| self.put(fd))
+    }
+}
+
+/// A place that has no descriptor, or has none any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("descriptor {place} of {count} is not there, or named twice")]
+pub(crate) struct NoDescriptor {
+    place: u32,
+    count: usize,
+}
+
+/// Descriptors that came.
+#[derive(Debug)]
+pub(super) struct Incoming(Vec<Option<OwnedFd>>);
+
+impl Incoming {
+    pub(super) fn new(fds: Vec<OwnedFd>) -> Self {
+        Self(fds.into_iter().map(Some).collect())
+    }
+
+    pub(super) fn take(&mut self, Place(place): Place) -> Result<OwnedFd, NoDescriptor> {
+        let count = self.0.len();
+        let at = usize::try_from(place).unwrap_or(usize::MAX);
+        self.0.get_mut(at).and_then(Option::take).ok_or(NoDescriptor { place, count })
+    }
+
+    pub(super) fn take_some(&mut self, place: Option<Place>) -> Result<Option<OwnedFd>, NoDescriptor> {
+        place.map(|place| self.take(place)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptor_is_had_once_and_only_from_its_place() {
+        let fds = [(); 2].map(|()| OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let mut incoming = Incoming::new(fds.into());
+        assert!(incoming.take(Place(1)).is_ok());
+        assert_eq!(incoming.take(Place(1)).unwrap_err(), NoDescriptor { place: 1, count: 2 });
+        assert_eq!(incoming.take(Place(2)).unwrap_err(), NoDescriptor { place: 2, count: 2 });
+        assert!(
+            incoming.take_some(Some(Place(0))).unwrap().is_some()
+                && incoming.take_some(None).unwrap().is_none()
+        );
+    }
+}

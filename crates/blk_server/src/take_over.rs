@@ -1,0 +1,398 @@
+//! A server's disks go to another process with all their front-ends: what the one gives, what the other makes of it.
+//!
+//! here:  `offers → … the other gets ready … → freeze → Frozen ─ give_up (never touched again), or dropped: all goes on`
+//! there: `Server::prepare → facts compared → rebuild → Rebuilt ─ go → rings run → open_doors`
+//!
+//! - All disks at once: a session drains its queues while the others drain theirs, so the pause is that of the slowest.
+//! - Until `give_up` nothing is lost by stopping halfway; whoever drops [`Frozen`] or [`Rebuilt`] has undone it.
+//! - From `give_up` on this process must not touch rings or images: no flush, no socket file removed.
+//!
+//! Not here: one session (`session/hand_over.rs`), how it travels and who decides (`bareblk`).
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use sandbox::Role;
+use serde::{Deserialize, Serialize};
+use tracing::{error, info};
+
+use crate::admin::AdminError;
+use crate::attachments::{Changes, WorkerSet};
+use crate::disk::Disk;
+use crate::error_line::error_line;
+use crate::exports::{Export, Exports, SESSION_STACK_BYTES};
+use crate::flush::deadline_in;
+use crate::server::Server;
+use crate::session::Session;
+use crate::session::SessionShared;
+use crate::session::hand_over::{Go, Handed, NotHanded, Order, Theirs};
+use crate::session::state::SessionState;
+use crate::workers::AbortOnPanic;
+
+/// What sessions whose queues were not drained in time need to say so.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
+/// What they need to go on after all.
+const GOING_ON: Duration = Duration::from_secs(5);
+
+/// Nanoseconds of the host's monotonic clock, which all its processes share.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanoseconds.unwrap_or(0))
+}
+
+/// Something that a guest has learnt of its disk, or relies on: the same in both processes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fact {
+    /// As the setting is called that decides it.
+    pub key: String,
+    /// In the setting's words.
+    pub value: String,
+}
+
+/// One disk, and what is open for it.
+#[derive(Debug)]
+pub struct Offer {
+    /// Its name.
+    pub name: String,
+    /// The image's path, without links.
+    pub image: PathBuf,
+    /// The socket's path, as it was given.
+    pub socket: PathBuf,
+    /// The socket's file is a service manager's.
+    pub socket_is_managed: bool,
+    /// What must not change.
+    pub facts: Vec<Fact>,
+    /// What must not shrink.
+    pub capacity_sectors: u64,
+    export: Arc<Export>,
+}
+
+impl Offer {
+    /// The image, with its lock.
+    #[must_use]
+    pub fn file(&self) -> &Arc<File> {
+        self.export.disk.image().file()
+    }
+
+    /// What keeps the kernel off a block device.
+    #[must_use]
+    pub fn claim(&self) -> Option<&OwnedFd> {
+        self.export.disk.image().claim()
+    }
+
+    /// Where front-ends connect.
+    #[must_use]
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.export.socket.as_fd()
+    }
+}
+
+/// What the next process has to know of a disk, besides its sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskState {
+    /// A guest has switched its write cache off.
+    writethrough: bool,
+    /// A guest has chosen a mode.
+    cache_chosen: bool,
+    /// A sync has failed.
+    failed: bool,
+}
+
+/// Why nothing is handed over, or taken.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeOverError {
+    /// Somebody changes workers or queues, or the server stops.
+    #[error(transparent)]
+    Busy(#[from] AdminError),
+    /// A session stays.
+    #[error("disk `{disk}`: {why}")]
+    Stays {
+        /** Its name. */
+        disk: String,
+        /** For people. */
+        why: String,
+    },
+    /// What came makes no session.
+    #[error("disk `{disk}`: a session cannot be gone on with: {why}")]
+    Session {
+        /** Its name. */
+        disk: String,
+        /** For people. */
+        why: String,
+    },
+}
+
+fn facts(disk: &Disk) -> Vec<Fact> {
+    let image = disk.image();
+    let wce = if disk.wce() == crate::Wce::Fixed { "fixed" } else { "guest" };
+    let on = |on: bool| if on { "on" } else { "off" }.to_owned();
+    let serial = disk.serial().iter().take_while(|&&byte| byte != 0).map(|&byte| char::from(byte)).collect();
+    let known = [
+        ("readonly", image.read_only().to_string()),
+        ("cache", image.cache().to_string()),
+        ("wce", wce.to_owned()),
+        ("queues", disk.queues().to_string()),
+        ("queue-size", disk.queue_size().to_string()),
+        ("block-size", image.block_size().to_string()),
+        ("discard", on(image.discard_limits().is_some())),
+        ("serial", serial),
+        ("device features", format!("{:#x}", disk.device_features())),
+    ];
+    known.into_iter().map(|(key, value)| Fact { key: key.to_owned(), value }).collect()
+}
+
+impl Server {
+    /// All disks, in the order in which they were added.
+    #[must_use]
+    pub fn offers(&self) -> Vec<Offer> {
+        let (exports, _) = self.parts();
+        let offers = exports.all().into_iter().map(|export| Offer {
+            name: export.disk.name().to_owned(),
+            image: export.disk.image().path().to_owned(),
+            socket: export.socket.path().to_owned(),
+            socket_is_managed: export.socket.is_managed(),
+            facts: facts(&export.disk),
+            capacity_sectors: export.disk.image().capacity_sectors(),
+            export,
+        });
+        offers.collect()
+    }
+
+    /// Pauses all disks: nobody is accepted, no message is read, no ring is touched, nothing is in flight.
+    ///
+    /// # Errors
+    /// [`TakeOverError`]; then all goes on.
+    pub fn freeze(&self, timeout: Duration) -> Result<Frozen<'_>, TakeOverError> {
+        let deadline = deadline_in(timeout);
+        let (exports, workers) = self.parts();
+        let changes = workers.hold_changes(timeout)?;
+        let disks = exports.pause_accepting();
+        let mut frozen = Frozen {
+            exports,
+            disks,
+            parts: Vec::new(),
+            asked: Vec::new(),
+            given_up: false,
+            _changes: changes,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        for (at, export) in frozen.disks.iter().enumerate() {
+            for session in export.sessions.all() {
+                let (answer, answered) = sync_channel(1);
+                let (verdict, told) = sync_channel(1);
+                session.order(Order { timeout: left, frozen: answer, verdict: told });
+                frozen.asked.push(Asked { disk: at, session, verdict: Some(verdict), answered });
+            }
+        }
+        let mut sessions: Vec<Vec<Handed>> = frozen.disks.iter().map(|_| Vec::new()).collect();
+        for asked in &frozen.asked {
+            match asked.answer(deadline + LAST_ANSWERS) {
+                Ok(Some(handed)) => sessions[asked.disk].push(handed),
+                Ok(None) => {}
+                Err(why) => {
+                    let disk = frozen.disks[asked.disk].disk.name().to_owned();
+                    return Err(TakeOverError::Stays { disk, why });
+                }
+            }
+        }
+        frozen.parts =
+            frozen.disks.iter().zip(sessions).map(|(export, handed)| part(&export.disk, handed)).collect();
+        Ok(frozen)
+    }
+}
+
+/// A session that was asked to freeze.
+#[derive(Debug)]
+struct Asked {
+    /// Its place.
+    disk: usize,
+    session: Arc<SessionShared>,
+    /// `None`: let go of, so that it goes on.
+    verdict: Option<SyncSender<Theirs>>,
+    /// Ends when it has gone on, or ended.
+    answered: Receiver<Result<Handed, NotHanded>>,
+}
+
+impl Asked {
+    /// `None`: the session has ended.
+    fn answer(&self, deadline: Instant) -> Result<Option<Handed>, String> {
+        match self.answered.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Ok(handed)) => Ok(Some(handed)),
+            Ok(Err(why)) => Err(why.to_string()),
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => {
+                let session = self.session.id();
+                Err(format!("session {session} is still busy with a message of its front-end: try again"))
+            }
+        }
+    }
+
+    fn wait_going_on(&self, deadline: Instant) {
+        // A frozen one's answer may not have been taken off yet.
+        while let Ok(answer) = self.answered.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        {
+            drop(answer);
+        }
+    }
+}
+
+fn part(disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) {
+    let (writethrough, cache_chosen) = disk.guest_cache().reading();
+    let state = DiskState { writethrough, cache_chosen, failed: disk.has_failed() };
+    (disk.name().to_owned(), state, sessions)
+}
+
+/// A server whose disks pause. Dropped, all of them go on.
+#[derive(Debug)]
+pub struct Frozen<'a> {
+    exports: &'a Exports,
+    disks: Vec<Arc<Export>>,
+    parts: Vec<(String, DiskState, Vec<Handed>)>,
+    asked: Vec<Asked>,
+    given_up: bool,
+    _changes: Changes<'a>,
+}
+
+impl Frozen<'_> {
+    /// What there is to hand over, once: each disk by its name, with its front-ends.
+    pub fn take_parts(&mut self) -> Vec<(String, DiskState, Vec<Handed>)> {
+        std::mem::take(&mut self.parts)
+    }
+
+    /// They are another process's. Nothing here touches them from now on; the process is to end.
+    pub fn give_up(mut self) {
+        self.given_up = true;
+        self.disks.iter().for_each(|export| export.socket.leave_file(true));
+        for verdict in self.asked.iter().filter_map(|asked| asked.verdict.as_ref()) {
+            let _ = verdict.send(Theirs);
+        }
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        if self.given_up {
+            return;
+        }
+        // Those that have not looked at it yet never will; the others see their channels end and give their queues back.
+        for asked in &mut self.asked {
+            drop((asked.session.take_order(), asked.verdict.take()));
+        }
+        // While changes are still held: a worker that goes must not be one that a queue comes back to.
+        let deadline = Instant::now() + GOING_ON;
+        self.asked.iter().for_each(|asked| asked.wait_going_on(deadline));
+        if let Err(error) = self.exports.resume_accepting() {
+            error!("not all sockets are watched again; new front-ends of a disk may wait for ever: {error}");
+        }
+    }
+}
+
+impl Server {
+    /// What a guest of this disk relies on.
+    #[must_use]
+    pub fn facts(&self, disk: &str) -> Vec<Fact> {
+        let (exports, _) = self.parts();
+        exports.find(disk).map(|export| facts(&export.disk)).unwrap_or_default()
+    }
+
+    /// In sectors of 512 bytes.
+    #[must_use]
+    pub fn capacity_sectors(&self, disk: &str) -> u64 {
+        let (exports, _) = self.parts();
+        exports.find(disk).map_or(0, |export| export.disk.image().capacity_sectors())
+    }
+
+    /// What another process knows of a disk that is served here from now on.
+    ///
+    /// # Errors
+    /// [`TakeOverError::Busy`]: there is no such disk.
+    pub fn restore_disk(&self, disk: &str, state: &DiskState) -> Result<(), TakeOverError> {
+        let export = self.parts().0.find(disk)?;
+        export.disk.guest_cache().restore((state.writethrough, state.cache_chosen));
+        if state.failed {
+            export.disk.was_failed();
+        }
+        Ok(())
+    }
+
+    /// Makes a session of what came from another process. It starts no ring before it is told to.
+    ///
+    /// # Errors
+    /// [`TakeOverError`].
+    pub fn rebuild(
+        &self,
+        disk: &str,
+        state: SessionState,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Rebuilt, TakeOverError> {
+        let (exports, workers) = self.parts();
+        let export = exports.find(disk)?;
+        let failed = |why: String| TakeOverError::Session { disk: disk.to_owned(), why };
+        let shared = export.sessions.add().map_err(|error| failed(error.to_string()))?;
+        let made = begin(&export, workers, &shared, state, fds).map_err(failed);
+        made.inspect_err(|_| export.sessions.forget(&shared))
+    }
+}
+
+fn begin(
+    export: &Export,
+    workers: &Arc<WorkerSet>,
+    shared: &Arc<SessionShared>,
+    state: SessionState,
+    fds: Vec<OwnedFd>,
+) -> Result<Rebuilt, String> {
+    let (disk, workers) = (Arc::clone(&export.disk), Arc::clone(workers));
+    let session = Session::rebuilt(disk, workers, Arc::clone(shared), state, fds);
+    let session = session.map_err(|error| error_line(&error))?;
+    let (go, told) = sync_channel(1);
+    let (running, started) = sync_channel(1);
+    let (list, shared) = (Arc::clone(&export.sessions), Arc::clone(shared));
+    let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", shared.id()));
+    let spawned = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
+        let _guard = AbortOnPanic;
+        sandbox::enter(Role::Session);
+        session.go_on(&told, &running);
+        shared.ended();
+        list.forget(&shared);
+    });
+    spawned.map_err(|error| error.to_string())?;
+    Ok(Rebuilt { go, started })
+}
+
+/// A session that is ready to go on. Dropped, it ends without having touched a ring.
+#[derive(Debug)]
+pub struct Rebuilt {
+    go: SyncSender<Go>,
+    started: Receiver<u64>,
+}
+
+impl Rebuilt {
+    /// Its rings start now; nobody waits for that.
+    pub fn go(&self) {
+        let _ = self.go.send(Go);
+    }
+
+    /// When the last of them runs, by the host's monotonic clock. `None`: it has ended instead.
+    #[must_use]
+    pub fn wait_started(&self) -> Option<u64> {
+        self.started.recv().ok()
+    }
+}
+
+impl Server {
+    /// Tells the guests of a disk that it has another size than the process before this one told them.
+    pub fn announce_size(&self, disk: &str) {
+        let Ok(export) = self.parts().0.find(disk) else { return };
+        info!(disk, capacity_sectors = export.disk.image().capacity_sectors(), "the image has grown");
+        export.sessions.all().iter().for_each(|session| session.announce_config_change());
+    }
+}
