@@ -94,6 +94,8 @@ pub const KILLS: Size<u64> = size(10, 200);
 pub const SERVER_KILLS: Size<u64> = size(12, 400);
 /// Times that one is killed while queues move or memory is added, and that a front-end is killed.
 pub const OTHER_KILLS: Size<u64> = size(3, 60);
+/// Times that a server takes over from another under the driver library's load.
+pub const TAKE_OVERS: Size<u64> = size(5, 100);
 /// fio runs between two of them.
 pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
 /// Times that a running guest moves to another QEMU under load.

@@ -4,7 +4,7 @@
 //!
 //! Not here: the arguments (`ctl_args.rs`), the protocol (`control/protocol.rs`), the server's side (`control`).
 
-mod connection;
+pub mod connection;
 
 mod rates;
 

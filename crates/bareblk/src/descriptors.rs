@@ -13,8 +13,8 @@ const PROCESS: u64 = 64;
 const PER_WORKER: u64 = 16;
 /// The listening socket, and the image.
 const PER_DISK: u64 = 2;
-/// A session's socket and doorbell, its log for migration, and the regions of a usual guest's memory.
-const PER_SESSION: u64 = 12;
+/// A session's socket and doorbells, its log for migration, and the regions of a usual guest's memory.
+const PER_SESSION: u64 = 13;
 /// A queue's kick, call and err.
 const PER_QUEUE: u64 = 3;
 

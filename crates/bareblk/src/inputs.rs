@@ -2,6 +2,8 @@
 //!
 //! Not here: the code that they call (`control`, `config_file.rs`), what must hold (`fuzz_targets`).
 
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
 use crate::config_file;
-use crate::control::protocol::{self, Answer, BadLine, Verb};
+use crate::control::protocol::{self, Answer, BadLine, TakeOver, Verb};
 use crate::control::reports::ReloadAnswer;
 use crate::control::{Control, Refused, dispatch};
 
@@ -91,6 +93,15 @@ impl Control for NoDisks {
 
     fn reload(&self) -> Result<ReloadAnswer, Refused> {
         Ok(ReloadAnswer::default())
+    }
+
+    fn take_over(
+        &self,
+        _: TakeOver,
+        _: &UnixStream,
+        _: &mut dyn FnMut() -> io::Result<()>,
+    ) -> Result<(), Refused> {
+        Err(Refused::Settings("there is nothing to take over".into()))
     }
 
     fn shutdown(&self) {}

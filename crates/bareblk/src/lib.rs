@@ -50,6 +50,8 @@ mod control;
 
 mod serving_control;
 
+mod take_over;
+
 mod logging;
 
 mod signals;
@@ -128,9 +130,9 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => return bench::obey(&args),
         Command::Lab(command) => return lab::obey(command),
         Command::Serve(args) => {
-            let log = args.log.clone();
+            let (log, take_over) = (args.log.clone(), args.take_over.clone());
             logging::start(&log)?;
-            serve::serve(args.configuration()?, &log)
+            serve::serve(args.configuration()?, take_over.as_deref(), &log)
         }
         Command::Helper(log) => {
             logging::start(&log)?;

@@ -168,6 +168,18 @@ impl Opener for PassedSockets {
         self.inner.connect_socket(path)
     }
 
+    fn adopt_image(&self, path: &Path, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.inner.adopt_image(path, file)
+    }
+
+    fn adopt_socket(&self, path: &Path, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.inner.adopt_socket(path, socket)
+    }
+
+    fn comes_locked(&self, path: &Path) -> bool {
+        self.inner.comes_locked(path)
+    }
+
     fn unlink(&self, path: &Path) -> io::Result<()> {
         if self.has(path) { Ok(()) } else { self.inner.unlink(path) }
     }

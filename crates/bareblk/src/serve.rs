@@ -11,6 +11,7 @@
 //! Not here: which disks there are and how that changes (`serving.rs`), what is done with requests (`blk_server`).
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
@@ -30,23 +31,26 @@ use crate::service_manager::ServiceManager;
 use crate::serving::{self, Serving};
 use crate::serving_control::ServingControl;
 use crate::signals::{Request, Requests};
+use crate::take_over::Taker;
 use crate::watchdog;
 
 /// What control clients' requests that run get before a stop cuts them short.
 const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 
-const RELOAD_FAILED: &str =
-    "the reload failed in a way that is a bug of this program; what was served is served on";
-
-/// Serves until told to stop.
-pub fn serve(configuration: Configuration, log: &LogArgs) -> Result<()> {
+/// Serves until told to stop. `take_over`: the control socket of a server to take over from.
+pub fn serve(mut configuration: Configuration, take_over: Option<&Path>, log: &LogArgs) -> Result<()> {
     let limit = descriptors::raise_limit();
     check_workers(&configuration.server.workers)?;
     let manager = Arc::new(ServiceManager::from_environment());
     // Before the helper is started, which is to have none of them.
     let passed = passed_sockets::receive()?;
+    // Before the rights to connect are given up.
+    let mut taker = take_over.map(|control| Taker::connect(control, &mut configuration)).transpose()?;
     let confined = confined::give_up_rights(&configuration, log)?;
-    let opener = passed_sockets::assign(passed, &configuration, &confined.opener);
+    let mut opener = passed_sockets::assign(passed, &configuration, &confined.opener);
+    if let Some(taker) = &mut taker {
+        opener = taker.opener(&opener);
+    }
     let lines = ready_lines(&configuration);
     let needed = descriptors::needed(&configuration);
     let control = configuration.server.control.clone();
@@ -58,14 +62,24 @@ pub fn serve(configuration: Configuration, log: &LogArgs) -> Result<()> {
     let control = control.map(|path| ControlSocket::bind(&opener, &path)).transpose()?;
     confined.limit_calls()?;
     let serving = Arc::new(opened.start(Arc::clone(&manager))?);
-    let control = control.map(|socket| socket.serve(Arc::new(ServingControl::new(Arc::clone(&serving)))));
-    let control = control.transpose()?;
+    let taken = taker.map(|taker| serving.with_server(|server| taker.take(server))?).transpose()?;
+    serving.open_doors()?;
+    let control = control.map(|socket| serve_control(socket, &serving)).transpose()?;
     confined.log();
     descriptors::warn_if_short(limit, needed);
     let answer = watchdog::start(&manager, &serving)?;
+    if let Some(taken) = taken {
+        taken.log();
+        announce(&taken.lines());
+    }
     announce(&lines);
     manager.ready(&serving.status());
     obey(Service { serving, manager, answer }, control, requests)
+}
+
+fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<ControlServer> {
+    let door = socket.door();
+    Ok(socket.serve(Arc::new(ServingControl::new(Arc::clone(serving), door)))?)
 }
 
 /// Before anything is opened, made or waited for.

@@ -47,6 +47,8 @@ Examples:
       for data that can be made again: fast, and lost with the host
   bareblk serve disk.raw --socket /run/bareblk/vm1.sock --control /run/bareblk/control.sock
       can be looked at and changed while it runs: see bareblk ctl --help
+  bareblk serve --config bareblk.toml --take-over /run/bareblk/control.sock
+      goes on with the disks and the guests of the server that runs there: an upgrade
   bareblk serve --config bareblk.toml
       serves many disks: one table for each, with these options as keys
 
@@ -95,7 +97,7 @@ Exit codes:
 /// What a file says cannot be said beside it too: nobody would know which counts.
 fn not_beside_a_file(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
-        "config" | "verbose" | "log_format" => arg,
+        "config" | "take_over" | "verbose" | "log_format" => arg,
         _ => arg.conflicts_with("config"),
     }
 }
@@ -114,6 +116,10 @@ pub struct ServeArgs {
     /// Serve the disks in this file (TOML), one table for each; everything but the log is set there
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
+
+    /// Take over from the server with this control socket: its guests go on here, and notice nothing
+    #[arg(long, value_name = "SOCKET")]
+    pub take_over: Option<PathBuf>,
 
     #[command(flatten)]
     pub disk: DiskArgs,

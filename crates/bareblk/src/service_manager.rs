@@ -71,6 +71,11 @@ impl ServiceManager {
         self.tell("STOPPING=1\nSTATUS=stopping: waiting for requests in flight");
     }
 
+    /// This process ends, and that one goes on for it.
+    pub fn main_process(&self, pid: i32) {
+        self.tell(&format!("MAINPID={pid}\nSTATUS=taken over by process {pid}"));
+    }
+
     /// For whoever looks at the service.
     pub fn status(&self, status: &str) {
         self.tell(&format!("STATUS={}", one_line(status)));

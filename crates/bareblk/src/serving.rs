@@ -23,8 +23,9 @@ use crate::configuration::{Configuration, ServerSettings};
 use crate::confined;
 use crate::difference::{Applied, Changed, Difference, NamedDisk};
 use crate::disk_settings::{DiskSettings, WorkerChoice};
-use crate::open_disk::{EngineSources, OpenImage, ReadyDisk, most_workers, open_image, open_within, prepare};
-use crate::open_watch::OpenWatch;
+use crate::open_disk::{
+    EngineSources, OpenImage, ReadyDisk, Told, most_workers, open_image, open_within, prepare,
+};
 use crate::service_manager::ServiceManager;
 
 /// How long all queues of a disk together may take to come to rest, to be moved to the workers that it is given.
@@ -59,7 +60,7 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
 }
 
 impl Opened {
-    /// Serves them. What was made for this does not survive its failure. `manager`: told how many disks there are whenever that changes.
+    /// Serves them, but that nobody is accepted before [`Serving::open_doors`]. What was made for this does not survive its failure. `manager`: told how many disks there are whenever that changes.
     pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
@@ -85,16 +86,16 @@ impl Opened {
             made.extend(ready.new);
             told.push(ready.told);
         }
-        let server = Server::start(&config, &self.opener, served)?;
+        let server = Server::prepare(&config, &self.opener, served)?;
         named.iter().try_for_each(|disk| attach_to_named_workers(&server, disk))?;
-        made.into_iter().for_each(NewImage::keep);
-        told.iter().zip(&named).for_each(|(told, disk)| told.log(&disk.settings));
         Ok(Serving {
             server,
             manager,
             stopping: AtomicBool::new(false),
             opener: self.opener,
             sources,
+            first: Mutex::new(Some(First { made, told })),
+            fate: Mutex::new(()),
             changes: Mutex::new(()),
             state: Mutex::new(State { disks: named, settings }),
             file,
@@ -109,6 +110,13 @@ struct State {
     settings: ServerSettings,
 }
 
+/// Of the first disks, until they are served.
+#[derive(Debug)]
+struct First {
+    made: Vec<NewImage<Arc<dyn Opener>>>,
+    told: Vec<Told>,
+}
+
 /// See the file's head.
 #[derive(Debug)]
 pub struct Serving {
@@ -118,6 +126,9 @@ pub struct Serving {
     stopping: AtomicBool,
     opener: Arc<dyn Opener>,
     sources: Arc<EngineSources>,
+    first: Mutex<Option<First>>,
+    /// Held while it is decided whether this process goes on: at the beginning of its stop, and when it gives all up.
+    fate: Mutex<()>,
     /// Held from the first look to the last step of a change.
     changes: Mutex<()>,
     state: Mutex<State>,
@@ -140,7 +151,20 @@ impl Serving {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin_change(&self) -> Result<MutexGuard<'_, ()>> {
+    /// Front-ends are accepted from now on.
+    pub fn open_doors(&self) -> Result<()> {
+        self.with_server(Server::open_doors)??;
+        let Some(First { made, told }) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
+        else {
+            return Ok(());
+        };
+        made.into_iter().for_each(NewImage::keep);
+        told.iter().zip(self.disks()).for_each(|(told, disk)| told.log(&disk.settings));
+        Ok(())
+    }
+
+    /// Waits for its turn.
+    pub fn begin_change(&self) -> Result<MutexGuard<'_, ()>> {
         let begin = Instant::now();
         loop {
             match self.changes.try_lock() {
@@ -172,6 +196,11 @@ impl Serving {
             1 => "serving 1 disk".to_owned(),
             count => format!("serving {count} disks"),
         }
+    }
+
+    /// Who is told of changes that concern all of the service.
+    pub fn manager(&self) -> &ServiceManager {
+        &self.manager
     }
 
     /// Its door to the file system.
@@ -404,9 +433,22 @@ impl Serving {
         set.with_context(|| format!("cannot set owner and mode of socket {}", socket.path.display()))
     }
 
+    /// Does what must not meet a stop: one that comes meanwhile waits.
+    pub fn unless_stopping(&self, act: impl FnOnce() -> Result<()>) -> Result<()> {
+        let fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_stopping() {
+            bail!("the server is stopping");
+        }
+        act()?;
+        // A stop that waits must not find what is somebody else's by now: the process ends.
+        std::mem::forget(fate);
+        Ok(())
+    }
+
     /// Stops, within the time that the settings give it. `None`: somebody else has stopped it.
     pub fn stop(&self) -> Option<StopReport> {
         let timeout = self.state().settings.stop_timeout;
+        let _fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         // Relaxed: see `is_stopping`.
         let first = !self.stopping.swap(true, Ordering::Relaxed);
         first.then(|| self.server.wind_down(timeout))

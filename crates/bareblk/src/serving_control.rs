@@ -2,29 +2,38 @@
 //!
 //! Not here: how it asks (`control`), how it is done (`serving.rs`, `blk_server`).
 
-use std::sync::Arc;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::{Map, Value};
 use signal_hook::consts::SIGTERM;
-use tracing::error;
+use tracing::{error, info};
 
 use crate::config_file;
+use crate::control::protocol::TakeOver;
 use crate::control::reports::{NotChanged, ReloadAnswer};
 use crate::control::{Control, Refused};
 use crate::difference::Applied;
 use crate::serving::Serving;
+use crate::take_over::{self, Door, VERSION};
 
 /// A running server.
 #[derive(Debug)]
 pub struct ServingControl {
     serving: Arc<Serving>,
+    /// How its clients got here.
+    door: Door,
+    /// Held while somebody takes over.
+    taking: Mutex<()>,
 }
 
 impl ServingControl {
-    pub fn new(serving: Arc<Serving>) -> Self {
-        Self { serving }
+    pub fn new(serving: Arc<Serving>, door: Door) -> Self {
+        Self { serving, door, taking: Mutex::new(()) }
     }
 }
 
@@ -80,6 +89,32 @@ impl Control for ServingControl {
     fn reload(&self) -> Result<ReloadAnswer, Refused> {
         self.serving.refresh_capacities();
         if self.serving.has_file() { Ok(self.serving.reload()?.into()) } else { Ok(ReloadAnswer::default()) }
+    }
+
+    /// Ends the process once the other one has everything.
+    fn take_over(
+        &self,
+        wanted: TakeOver,
+        channel: &UnixStream,
+        agree: &mut dyn FnMut() -> io::Result<()>,
+    ) -> Result<(), Refused> {
+        if wanted.version != VERSION {
+            let (theirs, ours) = (wanted.version, env!("CARGO_PKG_VERSION"));
+            return Err(Refused::Settings(format!(
+                "take-over version {theirs}, this is bareblk {ours}, which knows {VERSION}: restart it instead"
+            )));
+        }
+        let Ok(_taking) = self.taking.try_lock() else {
+            return Err(Refused::Settings(
+                "another server is just taking over: try again when that is over".into(),
+            ));
+        };
+        take_over::hand_over(&self.serving, &self.door, channel, agree)?;
+        let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
+        info!(pid, "taken over by another server; this one ends, and leaves it all images and connections");
+        self.serving.manager().main_process(pid);
+        // Nothing is taken apart: what would be flushed, removed or stopped is the other process's.
+        std::process::exit(0)
     }
 
     /// The way a stop from outside takes, so that there is one only.

@@ -27,6 +27,7 @@ use super::clients::{Client, Clients};
 use super::limits::MAX_CLIENTS;
 use super::protocol::{ErrorKind, Fault};
 use super::session;
+use crate::take_over;
 
 /// JSON of any depth that is read at all fits, and so does opening a disk.
 const CLIENT_STACK_BYTES: usize = 1 << 20;
@@ -49,7 +50,7 @@ pub enum ControlError {
 /// A control socket that nobody is served on yet: made early, so that a path that cannot be had is told at once.
 #[derive(Debug)]
 pub struct ControlSocket {
-    socket: Socket,
+    socket: Arc<Socket>,
     path: PathBuf,
 }
 
@@ -60,7 +61,12 @@ impl ControlSocket {
     /// [`ControlError::Socket`].
     pub fn bind(opener: &Arc<dyn Opener>, path: &Path) -> Result<Self, ControlError> {
         let config = SocketConfig { path: path.to_owned(), mode: 0o600, uid: None, gid: None };
-        Ok(Self { socket: Socket::bind(opener, &config)?, path: path.to_owned() })
+        Ok(Self { socket: Arc::new(Socket::bind(opener, &config)?), path: path.to_owned() })
+    }
+
+    /// What goes with the disks when another server takes over.
+    pub fn door(&self) -> take_over::Door {
+        take_over::Door { socket: Arc::clone(&self.socket), path: self.path.clone() }
     }
 
     /// Serves clients until dropped.
@@ -124,7 +130,7 @@ impl Door {
     fn answer(mut self) {
         loop {
             let mut fds =
-                [PollFd::new(&self.socket.socket, PollFlags::IN), PollFd::new(&self.quit, PollFlags::IN)];
+                [PollFd::new(&*self.socket.socket, PollFlags::IN), PollFd::new(&self.quit, PollFlags::IN)];
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return error!("no further control client can connect: {errno}"),
@@ -132,7 +138,7 @@ impl Door {
             if !fds[1].revents().is_empty() {
                 return;
             }
-            match accept_with(&self.socket.socket, SocketFlags::CLOEXEC) {
+            match accept_with(&*self.socket.socket, SocketFlags::CLOEXEC) {
                 Ok(stream) => self.let_in(stream.into()),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => {

@@ -33,12 +33,14 @@ pub mod reports;
 #[cfg(test)]
 mod rig;
 
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
-use protocol::{ErrorKind, Fault};
+use protocol::{ErrorKind, Fault, TakeOver};
 use reports::ReloadAnswer;
 
 /// What a client can see and change: the server behind the socket.
@@ -79,6 +81,15 @@ pub trait Control: Send + Sync {
 
     /// Reads the configuration file, and the images' sizes, again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;
+
+    /// Hands all disks to whoever is at the other end of `channel`, and ends the process if that comes about. `agree` is called when nothing
+    /// is in the way, and says so to the client; what goes wrong after that is told on `channel`.
+    fn take_over(
+        &self,
+        wanted: TakeOver,
+        channel: &UnixStream,
+        agree: &mut dyn FnMut() -> io::Result<()>,
+    ) -> Result<(), Refused>;
 
     /// Asks for a stop and does not wait for it.
     fn shutdown(&self);

@@ -67,10 +67,11 @@ pub enum Verb {
     Resume(Resume),
     Reload,
     Shutdown,
+    TakeOver(TakeOver),
 }
 
 /// All of them, for whoever names another.
-const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown";
+const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown, take-over";
 
 /// How a new worker runs; what is left out stays as the process has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,6 +157,14 @@ pub struct Resume {
     pub disk: String,
     #[serde(default)]
     pub timeout_ms: TimeoutMs,
+}
+
+/// After its answer the connection speaks another protocol (`take_over`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeOver {
+    /// That one's version.
+    pub version: u32,
 }
 
 #[derive(Deserialize)]
@@ -308,6 +317,7 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "resume" => read(name, fields).map(Verb::Resume),
         "reload" => read(name, fields).map(without_fields(Verb::Reload)),
         "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
+        "take-over" => read(name, fields).map(Verb::TakeOver),
         other => {
             let shown: String = other.escape_debug().take(64).collect();
             Err(Fault::new(ErrorKind::UnknownVerb, format!("there is no `{shown}`: give one of {VERBS}")))

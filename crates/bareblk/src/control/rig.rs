@@ -2,12 +2,15 @@
 //!
 //! Not here: a real one (`serving_control.rs`).
 
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
+use super::protocol::TakeOver;
 use super::reports::ReloadAnswer;
 use super::{Control, Refused};
 
@@ -81,6 +84,20 @@ impl Control for Told {
     fn reload(&self) -> Result<ReloadAnswer, Refused> {
         self.note("reload".into());
         Ok(ReloadAnswer::default())
+    }
+
+    fn take_over(
+        &self,
+        wanted: TakeOver,
+        _channel: &UnixStream,
+        agree: &mut dyn FnMut() -> io::Result<()>,
+    ) -> Result<(), Refused> {
+        self.note(format!("take_over {}", wanted.version));
+        if wanted.version == 0 {
+            return Err(Refused::Settings("not this version".into()));
+        }
+        agree().unwrap();
+        Ok(())
     }
 
     fn shutdown(&self) {

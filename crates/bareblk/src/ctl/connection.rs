@@ -104,6 +104,14 @@ impl Connection {
         String::from_utf8(line).map(Some).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
+    /// The connection, for another protocol than that of lines.
+    pub fn into_stream(self) -> Result<UnixStream> {
+        if !self.stream.buffer().is_empty() {
+            bail!("the server at {} says more than it was asked", self.path.display());
+        }
+        Ok(self.stream.into_inner())
+    }
+
     /// Sleeps until the server has stopped, which ends the connection.
     pub fn wait_gone(mut self) -> Result<()> {
         let end = io::copy(&mut self.stream, &mut io::sink());

@@ -172,6 +172,14 @@ impl Opener for Helper {
         self.done(&Ask::ConnectSocket { path: path.into() })
     }
 
+    fn adopt_image(&self, path: &Path, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.ask(&Ask::AdoptImage { path: path.into() }, Some(file)).map(drop)
+    }
+
+    fn adopt_socket(&self, path: &Path, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.ask(&Ask::AdoptSocket { path: path.into() }, Some(socket)).map(drop)
+    }
+
     fn unlink(&self, path: &Path) -> io::Result<()> {
         self.done(&Ask::Unlink { path: path.into() })
     }

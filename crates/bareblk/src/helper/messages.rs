@@ -46,6 +46,14 @@ pub enum Ask {
     },
     /// The file comes with the message.
     Reopen,
+    /// An image that another server opened; it comes with the message.
+    AdoptImage {
+        path: OsString,
+    },
+    /// A socket that another server made; likewise.
+    AdoptSocket {
+        path: OsString,
+    },
     OpenConfiguration {
         path: OsString,
     },

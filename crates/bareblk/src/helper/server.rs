@@ -5,10 +5,11 @@
 //!
 //! Not here: what is said how (`messages.rs`).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,8 @@ use anyhow::{Context, Result};
 use disk_image::{Access, FileId, FileKind, HostOpener, OpenRequest, Opener};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_acceptconn;
+use rustix::net::{SocketAddrUnix, getsockname};
 use sandbox::{Identity, Kept};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{debug, error};
@@ -144,6 +147,17 @@ impl State {
                 self.allowed().reopen(file_id(&file)?)?;
                 host.reopen(file.as_fd()).map(opened)
             }
+            Ask::AdoptImage { path } => {
+                let file = file.ok_or(io::ErrorKind::InvalidInput)?;
+                self.adopt_image(path.as_ref(), &file)
+            }
+            Ask::AdoptSocket { path } => {
+                let socket = file.ok_or(io::ErrorKind::InvalidInput)?;
+                self.allowed().socket(path.as_ref())?;
+                let file = adopted_socket(path.as_ref(), &socket)?;
+                self.allowed().bound(file);
+                Ok(said(Answer::Done))
+            }
             Ask::OpenConfiguration { path } => self.open_configuration(path.as_ref()),
             Ask::QueueAttributes { major, minor } => {
                 let queue = host.queue_attributes(major, minor)?;
@@ -208,6 +222,24 @@ impl State {
         Ok(opened(image))
     }
 
+    /// May be opened again, if it is what the path names, and the path may be opened like this.
+    fn adopt_image(&self, path: &Path, file: &OwnedFd) -> Reply {
+        let flags = rustix::fs::fcntl_getfl(file)?;
+        if flags.contains(OFlags::PATH) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let written = flags & OFlags::RWMODE != OFlags::RDONLY;
+        self.allowed().image(path, written)?;
+        accept_kind(file)?;
+        let named = FileId::from(&std::fs::metadata(path)?);
+        if named != file_id(file)? {
+            let text = format!("{} is another file than the one that is served", path.display());
+            return Err(io::Error::other(text));
+        }
+        self.allowed().opened(named);
+        Ok(said(Answer::Done))
+    }
+
     /// Looked at before it is opened: opening a device that is no disk can do things to it. What was looked at is what
     /// is opened, whoever changes links meanwhile.
     fn open_beside(&self, path: &Path, request: &OpenRequest, written: bool) -> io::Result<OwnedFd> {
@@ -228,6 +260,21 @@ impl State {
         }
         HostOpener.open_configuration(path).map(opened)
     }
+}
+
+/// The file of a socket that listens there.
+fn adopted_socket(path: &Path, socket: &OwnedFd) -> io::Result<FileId> {
+    let address = SocketAddrUnix::try_from(getsockname(socket)?)?;
+    let made_as = PathBuf::from(OsStr::from_bytes(address.path_bytes().unwrap_or_default()));
+    let place = |path: &Path| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Ok::<_, io::Error>((std::fs::canonicalize(folder)?, path.file_name().map(OsStr::to_owned)))
+    };
+    if !socket_acceptconn(socket)? || place(&made_as)? != place(path)? {
+        let (path, made_as) = (path.display(), made_as.display());
+        return Err(io::Error::other(format!("the socket for {path} was made as {made_as}")));
+    }
+    HostOpener.file_id(path)
 }
 
 fn accept_kind(file: &OwnedFd) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! Requests of all kinds at random places, as many in flight as there is room for, each checked against the model.
 //!
-//! Not here: who is killed meanwhile (`main.rs`), what may be read (`model.rs`).
+//! Not here: who is killed meanwhile (`main.rs`), or takes over (`../take_over`), what may be read (`model.rs`).
+#![allow(dead_code)] // each test binary uses its part
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,6 +80,17 @@ const RECONNECT: Reconnect = Reconnect::For(PATIENCE);
 impl Load {
     /// On a disk that is new: all zeroes.
     pub fn connect(socket: std::path::PathBuf, rings: Rings, overlap: Overlap, seed: u64) -> Self {
+        Self::connect_with(socket, rings, overlap, true, seed)
+    }
+
+    /// `log`: whether there is an in-flight log.
+    pub fn connect_with(
+        socket: std::path::PathBuf,
+        rings: Rings,
+        overlap: Overlap,
+        log: bool,
+        seed: u64,
+    ) -> Self {
         let pool_bytes = u64::from(BUFFER_BYTES) * DEPTH as u64 * u64::from(QUEUES);
         let options = Options {
             queues: QUEUES,
@@ -87,7 +99,7 @@ impl Load {
             pool: PoolOptions { size_bytes: pool_bytes, huge_pages: false },
             timeout: PATIENCE,
             reconnect: RECONNECT,
-            in_flight_log: Some(true),
+            in_flight_log: Some(log),
             ..Options::new(socket)
         };
         let (device, queues) = Device::connect(&options).unwrap();

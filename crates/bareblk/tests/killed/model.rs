@@ -9,6 +9,7 @@
 //! - Each sector says which write made it and where it belongs, so one that went astray, is stale or torn is told.
 //!
 //! Not here: sending anything (`load.rs`).
+#![allow(dead_code)] // each test binary uses its part
 
 use std::ops::Range;
 

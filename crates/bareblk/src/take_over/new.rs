@@ -1,0 +1,294 @@
+//! The new server's end: asks, compares, gets ready, takes.
+//!
+//! `connect (before the sandbox) → opener → … everything open … → take → Taken`
+//!
+//! - A configuration under which a guest would see another disk is refused before anything has stopped.
+//!
+//! Not here: the old server's end (`old.rs`), going on with a session (`blk_server`).
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use blk_server::{Fact, Rebuilt, Server};
+use disk_image::{Access, FileId, HostOpener, Opener};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::fs::fstat;
+use tracing::{info, warn};
+
+use super::messages::{Listener, Message, OfferedDisk};
+use super::opener::{HandedOver, Image, Socket};
+use super::wire::{receive, send};
+use super::{AT_ONCE, VERSION};
+use crate::configuration::Configuration;
+use crate::control::protocol::{ErrorKind, TakeOver, Verb};
+use crate::ctl::connection::Connection;
+use crate::disk_settings::{DiskSettings, real_path};
+
+/// Another server's disks, offered.
+#[derive(Debug)]
+pub struct Taker {
+    channel: UnixStream,
+    /// Of the old server.
+    pid: i32,
+    disks: Vec<(String, Vec<Fact>, u64)>,
+    images: Vec<Image>,
+    sockets: HashMap<PathBuf, Socket>,
+    opener: Option<Arc<HandedOver>>,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub struct Taken {
+    pid: i32,
+    /// By disk: how long its guest paused, if it had one.
+    pauses: Vec<(String, Option<Duration>)>,
+}
+
+impl Taker {
+    /// Asks the server behind this control socket, and compares what it serves with what is to be served. Images of disks that are
+    /// there already are not made any more.
+    pub fn connect(control: &Path, configuration: &mut Configuration) -> Result<Self> {
+        check_control(control, configuration)?;
+        let mut server = Connection::open(control)?;
+        let reply = server.ask(&Verb::TakeOver(TakeOver { version: VERSION }))?;
+        if let Some(fault) = reply.answer.error {
+            let what = match fault.kind {
+                ErrorKind::UnknownVerb => {
+                    "it is of a version that cannot be taken over: restart it instead".into()
+                }
+                _ => fault.message,
+            };
+            bail!("the server at {} is not taken over: {what}", control.display());
+        }
+        let channel = server.into_stream()?;
+        let pid = getsockopt(&channel, PeerCredentials).map_or(0, |peer| peer.pid());
+        send(&channel, &Message::Begin, &[], AT_ONCE)?;
+        let (disks, images, sockets) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut taker = Self { channel, pid, disks, images, sockets, opener: None };
+        let offered = taker.receive_offers(configuration);
+        offered.map_err(|error| taker.refuse(error))?;
+        Ok(taker)
+    }
+
+    /// Tells the old server, too.
+    fn refuse(&self, error: anyhow::Error) -> anyhow::Error {
+        let _ = send(&self.channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
+        error.context("not taken over")
+    }
+
+    fn receive_offers(&mut self, configuration: &mut Configuration) -> Result<()> {
+        loop {
+            let (message, fds) = receive(&self.channel, Some(AT_ONCE))?;
+            match message {
+                Message::Control(listener) => self.note_control(&listener, fds, configuration)?,
+                Message::Disk(offered) => self.note_disk(offered, fds, configuration)?,
+                Message::OffersEnd => return Ok(()),
+                Message::No { why } => bail!("the running server says: {why}"),
+                message => bail!("the running server says {}, an offer was expected", message.name()),
+            }
+        }
+    }
+
+    fn note_control(
+        &mut self,
+        listener: &Listener,
+        fds: Vec<OwnedFd>,
+        configuration: &Configuration,
+    ) -> Result<()> {
+        let (Some(path), [fd]) =
+            (&configuration.server.control, <[OwnedFd; 1]>::try_from(fds).map_err(wrong)?)
+        else {
+            bail!("there is no control socket in the configuration");
+        };
+        self.sockets.insert(path.clone(), Socket::new(fd, listener.managed));
+        Ok(())
+    }
+
+    fn note_disk(
+        &mut self,
+        offered: OfferedDisk,
+        fds: Vec<OwnedFd>,
+        configuration: &mut Configuration,
+    ) -> Result<()> {
+        let name = &offered.name;
+        let known = configuration.disks.iter_mut().find(|disk| disk.name(&HostOpener) == *name);
+        let known = known.with_context(|| {
+            format!("disk `{name}` is served and not in the new configuration: add it, or take it from the server \
+                     with bareblk ctl remove")
+        })?;
+        let mut fds = fds.into_iter();
+        let (Some(file), Some(listener)) = (fds.next(), fds.next()) else { return Err(wrong(Vec::new())) };
+        let claim = fds.next().filter(|_| offered.claimed);
+        compare(&offered, &file, known)?;
+        known.image.create_bytes = None;
+        self.sockets.insert(known.socket.path.clone(), Socket::new(listener, offered.socket.managed));
+        self.images.push(Image { path: known.image.path.clone(), file, claim });
+        self.disks.push((offered.name, offered.facts, offered.capacity_sectors));
+        Ok(())
+    }
+
+    /// The door through which what was offered is had.
+    pub fn opener(&mut self, inner: &Arc<dyn Opener>) -> Arc<dyn Opener> {
+        let (images, sockets) = (std::mem::take(&mut self.images), std::mem::take(&mut self.sockets));
+        let opener = HandedOver::new(inner, images, sockets);
+        self.opener = Some(Arc::clone(&opener));
+        opener
+    }
+
+    /// Everything is open, and `server` serves nobody yet. When this returns the old server has nothing more, and the guests go on here.
+    pub fn take(&self, server: &Server) -> Result<Taken> {
+        let prepared = self.prepare(server).map_err(|error| self.refuse(error))?;
+        match receive(&self.channel, None) {
+            Ok((Message::Yours, _)) => {}
+            Ok((Message::No { why }, _)) => bail!("not taken over: the running server says: {why}"),
+            Ok((message, _)) => bail!("not taken over: the running server says {}", message.name()),
+            Err(error) => return Err(anyhow!(error).context("not taken over")),
+        }
+        prepared.iter().for_each(|(_, _, session)| session.go());
+        let mut pauses: Vec<_> = self.disks.iter().map(|(name, ..)| (name.clone(), None)).collect();
+        for (disk, frozen_ns, session) in &prepared {
+            let Some(started_ns) = session.wait_started() else {
+                warn!(disk, "one of its sessions has ended instead of going on");
+                continue;
+            };
+            let pause = Duration::from_nanos(started_ns.saturating_sub(*frozen_ns));
+            if let Some((_, longest)) = pauses.iter_mut().find(|(name, _)| name == disk) {
+                *longest = Some(longest.map_or(pause, |longest: Duration| longest.max(pause)));
+            }
+        }
+        self.opener.iter().for_each(|opener| opener.commit());
+        let grown =
+            |(name, _, sectors): &&(String, Vec<Fact>, u64)| server.capacity_sectors(name) != *sectors;
+        self.disks.iter().filter(grown).for_each(|(name, ..)| server.announce_size(name));
+        Ok(Taken { pid: self.pid, pauses })
+    }
+
+    fn prepare(&self, server: &Server) -> Result<Vec<(String, u64, Rebuilt)>> {
+        self.disks
+            .iter()
+            .try_for_each(|(name, facts, sectors)| compare_opened(server, name, facts, *sectors))?;
+        send(&self.channel, &Message::Ready, &[], AT_ONCE)?;
+        let mut prepared = Vec::new();
+        loop {
+            // The old server has its own limit for what it does now.
+            let (message, fds) = receive(&self.channel, None)?;
+            match message {
+                Message::State { disk, state } => server.restore_disk(&disk, &state)?,
+                Message::Session { disk, frozen_ns, state } => {
+                    let session = server.rebuild(&disk, state, fds)?;
+                    prepared.push((disk, frozen_ns, session));
+                }
+                Message::StatesEnd => break,
+                Message::No { why } => bail!("the running server says: {why}"),
+                message => bail!("the running server says {}, a session was expected", message.name()),
+            }
+        }
+        send(&self.channel, &Message::Prepared, &[], AT_ONCE)?;
+        Ok(prepared)
+    }
+}
+
+fn wrong(fds: Vec<OwnedFd>) -> anyhow::Error {
+    anyhow!("an offer came with {} descriptors, it needs others", fds.len())
+}
+
+/// It goes with the disks, so it has to stay where it is.
+fn check_control(control: &Path, configuration: &Configuration) -> Result<()> {
+    let theirs = control.display();
+    match &configuration.server.control {
+        Some(ours) if real_path(&HostOpener, ours) == real_path(&HostOpener, control) => Ok(()),
+        Some(ours) => bail!(
+            "--take-over {theirs} and control socket {}: the control socket is taken over too, make them the same",
+            ours.display()
+        ),
+        None => bail!(
+            "--take-over {theirs} without a control socket, which is taken over too: add --control {theirs}"
+        ),
+    }
+}
+
+/// What has to be the same before anything is opened.
+fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result<()> {
+    let name = &offered.name;
+    let differ = |key: &str, theirs: &dyn std::fmt::Display, ours: &dyn std::fmt::Display| {
+        anyhow!(
+            "disk `{name}`: {key} is {theirs} in the running server and {ours} here: make them the same, or restart it \
+             without --take-over"
+        )
+    };
+    let cache = ours.image.cache.to_string();
+    let readonly = (ours.image.access == Access::ReadOnly).to_string();
+    for (key, ours) in [("readonly", &readonly), ("cache", &cache)] {
+        match offered.facts.iter().find(|fact| fact.key == key) {
+            Some(fact) if fact.value == *ours => {}
+            Some(fact) => return Err(differ(key, &fact.value, ours)),
+            None => bail!("disk `{name}`: the running server does not say its {key}"),
+        }
+    }
+    let socket = Path::new(&offered.socket.path);
+    if real_path(&HostOpener, socket) != real_path(&HostOpener, &ours.socket.path) {
+        return Err(differ("socket", &socket.display(), &ours.socket.path.display()));
+    }
+    let stat = fstat(file)?;
+    let path = real_path(&HostOpener, &ours.image.path);
+    let named =
+        HostOpener.file_id(&path).with_context(|| format!("disk `{name}`: image {}", path.display()))?;
+    if named != (FileId { dev: stat.st_dev, ino: stat.st_ino }) {
+        let image = Path::new(&offered.image).display();
+        bail!("disk `{name}`: image {} is another file than the one that is served, {image}", path.display());
+    }
+    Ok(())
+}
+
+/// What is known once it is open.
+fn compare_opened(server: &Server, name: &str, theirs: &[Fact], sectors: u64) -> Result<()> {
+    let ours = server.facts(name);
+    for Fact { key, value } in theirs {
+        let here = ours.iter().find(|fact| fact.key == *key).map_or("not known", |fact| fact.value.as_str());
+        if here != value {
+            bail!(
+                "disk `{name}`: {key} is {value} in the running server and {here} here: make them the same, or restart it \
+                 without --take-over"
+            );
+        }
+    }
+    let here = server.capacity_sectors(name);
+    if here < sectors {
+        bail!(
+            "disk `{name}` has {sectors} sectors for its guest and {here} in its image: it must not shrink under its guest"
+        );
+    }
+    Ok(())
+}
+
+impl Taken {
+    /// For standard output, a line for each disk.
+    pub fn lines(&self) -> String {
+        let line = |(name, pause): &(String, Option<Duration>)| match pause {
+            Some(pause) => {
+                format!(
+                    "bareblk: took over disk {name}; its guest paused for {:.3} ms\n",
+                    milliseconds(*pause)
+                )
+            }
+            None => format!("bareblk: took over disk {name}; no front-end was connected\n"),
+        };
+        self.pauses.iter().map(line).collect()
+    }
+
+    pub fn log(&self) {
+        let pid = self.pid;
+        for (disk, pause) in &self.pauses {
+            info!(disk, pid, pause_ms = pause.map(milliseconds), "taken over from another server");
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

@@ -1,0 +1,106 @@
+//! The old server's end: offers what it has, freezes, gives up; or goes on.
+//!
+//! Not here: who may ask (`control/listener.rs`), the new server's end (`new.rs`).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use blk_server::{Frozen, Offer, Server, Socket};
+use tracing::{info, warn};
+
+use super::messages::{Listener, Message, OfferedDisk};
+use super::wire::{receive, send};
+use super::{AT_ONCE, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_TIMEOUT};
+use crate::serving::Serving;
+
+/// The control socket, which goes with the disks.
+#[derive(Clone, Debug)]
+pub struct Door {
+    pub socket: Arc<Socket>,
+    pub path: PathBuf,
+}
+
+/// Hands everything over. `Ok`: it is no longer this process's, which has to end.
+pub fn hand_over(
+    serving: &Serving,
+    door: &Door,
+    channel: &UnixStream,
+    agree: &mut dyn FnMut() -> io::Result<()>,
+) -> Result<()> {
+    let _change = serving.begin_change()?;
+    agree()?;
+    info!("another server asks to take over");
+    let outcome =
+        serving.with_server(|server| converse(serving, server, door, channel)).and_then(|done| done);
+    if let Err(error) = &outcome {
+        warn!("not taken over, the disks go on here: {error:#}");
+        // Who has gone, or spoke first, does not hear it.
+        let _ = send(channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
+    }
+    outcome
+}
+
+fn converse(serving: &Serving, server: &Server, door: &Door, channel: &UnixStream) -> Result<()> {
+    expect(channel, "Begin", AT_ONCE)?;
+    offer(server, door, channel).context("what is served could not be told")?;
+    expect(channel, "Ready", READY_TIMEOUT)?;
+    let mut frozen = server.freeze(DRAIN_TIMEOUT)?;
+    tell_all(&mut frozen, channel).context("the sessions could not be handed over")?;
+    expect(channel, "Prepared", PREPARE_TIMEOUT)?;
+    serving.unless_stopping(|| {
+        door.socket.leave_file(true);
+        send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| door.socket.leave_file(false))?;
+        frozen.give_up();
+        Ok(())
+    })
+}
+
+/// The other end's next message, by its name.
+fn expect(channel: &UnixStream, name: &str, limit: Duration) -> Result<()> {
+    match receive(channel, Some(limit))?.0 {
+        Message::No { why } => Err(anyhow!("the new server cannot: {why}")),
+        message if message.name() == name => Ok(()),
+        message => bail!("the new server says {}, {name} was expected", message.name()),
+    }
+}
+
+fn offer(server: &Server, door: &Door, channel: &UnixStream) -> Result<()> {
+    let listener = Listener { path: door.path.clone().into(), managed: door.socket.is_managed() };
+    send(channel, &Message::Control(listener), &[door.socket.as_fd()], AT_ONCE)?;
+    for offer in server.offers() {
+        let fds: Vec<BorrowedFd<'_>> = [offer.file().as_fd(), offer.listener()]
+            .into_iter()
+            .chain(offer.claim().map(AsFd::as_fd))
+            .collect();
+        send(channel, &Message::Disk(offered(&offer)), &fds, AT_ONCE)?;
+    }
+    Ok(send(channel, &Message::OffersEnd, &[], AT_ONCE)?)
+}
+
+fn offered(offer: &Offer) -> OfferedDisk {
+    OfferedDisk {
+        name: offer.name.clone(),
+        image: offer.image.clone().into(),
+        socket: Listener { path: offer.socket.clone().into(), managed: offer.socket_is_managed },
+        facts: offer.facts.clone(),
+        capacity_sectors: offer.capacity_sectors,
+        claimed: offer.claim().is_some(),
+    }
+}
+
+fn tell_all(frozen: &mut Frozen<'_>, channel: &UnixStream) -> Result<()> {
+    for (disk, state, sessions) in frozen.take_parts() {
+        send(channel, &Message::State { disk: disk.clone(), state }, &[], PREPARE_TIMEOUT)?;
+        for handed in sessions {
+            let fds: Vec<BorrowedFd<'_>> = handed.fds.iter().map(|fd| fd.as_fd()).collect();
+            let (disk, frozen_ns, state) = (disk.clone(), handed.frozen_ns, handed.state);
+            send(channel, &Message::Session { disk, frozen_ns, state }, &fds, PREPARE_TIMEOUT)?;
+        }
+    }
+    Ok(send(channel, &Message::StatesEnd, &[], PREPARE_TIMEOUT)?)
+}

@@ -1,0 +1,219 @@
+//! The door to the file system of a server that takes over: what the old one has open is had from it.
+//!
+//! `path of an image or socket that was handed over → that descriptor, once; everything else → the usual door`
+//!
+//! - Until [`HandedOver::commit`] nothing of the old server's is changed: no socket file is removed, or gets another owner.
+//! - A socket of the service manager's stays that (`passed_sockets.rs`).
+//!
+//! Not here: what is handed over (`new.rs`).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use disk_image::host_opener::LISTEN_BACKLOG;
+use disk_image::{Access, FileId, FileKind, LockHolder, OpenRequest, Opener, QueueAttributes};
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
+use rustix::io::fcntl_dupfd_cloexec;
+use tracing::{debug, warn};
+
+/// An image that the old server has open.
+#[derive(Debug)]
+pub struct Image {
+    /// By the path in the new server's configuration.
+    pub path: PathBuf,
+    pub file: OwnedFd,
+    pub claim: Option<OwnedFd>,
+}
+
+/// A socket that it listens on.
+#[derive(Debug)]
+pub struct Socket {
+    pub fd: OwnedFd,
+    pub managed: bool,
+    /// The new server has it.
+    taken: bool,
+}
+
+impl Socket {
+    pub fn new(fd: OwnedFd, managed: bool) -> Self {
+        Self { fd, managed, taken: false }
+    }
+
+    /// Nothing need be made.
+    fn is_there(&self) -> bool {
+        self.managed || !self.taken
+    }
+}
+
+/// Mode, user and group that a socket's file is to have.
+type Owner = (u32, Option<u32>, Option<u32>);
+
+#[derive(Debug)]
+struct State {
+    files: Vec<(PathBuf, OwnedFd)>,
+    claims: Vec<(PathBuf, OwnedFd)>,
+    /// The image opened last came with its lock.
+    locked: Option<PathBuf>,
+    /// By the path in the new server's configuration.
+    sockets: HashMap<PathBuf, Socket>,
+    owners: Vec<(PathBuf, Owner)>,
+    committed: bool,
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct HandedOver {
+    inner: Arc<dyn Opener>,
+    state: Mutex<State>,
+}
+
+impl HandedOver {
+    pub fn new(inner: &Arc<dyn Opener>, images: Vec<Image>, sockets: HashMap<PathBuf, Socket>) -> Arc<Self> {
+        let (mut files, mut claims) = (Vec::new(), Vec::new());
+        for Image { path, file, claim } in images {
+            claims.extend(claim.map(|claim| (path.clone(), claim)));
+            files.push((path, file));
+        }
+        let state = State { files, claims, locked: None, sockets, owners: Vec::new(), committed: false };
+        Arc::new(Self { inner: Arc::clone(inner), state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The old server has given up what it had: sockets get the owners that the configuration says, and those who connect
+    /// are told that this process listens.
+    pub fn commit(&self) {
+        let mut state = self.state();
+        state.committed = true;
+        for socket in state.sockets.values().filter(|socket| socket.taken) {
+            if let Err(errno) = rustix::net::listen(&socket.fd, LISTEN_BACKLOG) {
+                debug!("who connects is told of the old server: {errno}");
+            }
+        }
+        let owners = std::mem::take(&mut state.owners);
+        drop(state);
+        for (path, (mode, uid, gid)) in owners {
+            if let Err(error) = self.inner.set_socket_owner(&path, mode, uid, gid) {
+                warn!("socket {} keeps its owner and mode: {error}", path.display());
+            }
+        }
+    }
+
+    fn has_socket(&self, path: &Path) -> bool {
+        self.state().sockets.get(path).is_some_and(Socket::is_there)
+    }
+
+    fn is_managed(&self, path: &Path) -> bool {
+        self.state().sockets.get(path).is_some_and(|socket| socket.managed)
+    }
+}
+
+/// Whether a file was opened as it is to be opened.
+fn is_as_asked(file: &OwnedFd, request: &OpenRequest) -> bool {
+    let mode = if request.access == Access::ReadWrite { OFlags::RDWR } else { OFlags::RDONLY };
+    fcntl_getfl(file)
+        .is_ok_and(|flags| flags & OFlags::RWMODE == mode && flags.contains(OFlags::DIRECT) == request.direct)
+}
+
+impl Opener for HandedOver {
+    /// Nothing is in the way of a socket that is there already.
+    fn file_kind(&self, path: &Path) -> io::Result<FileKind> {
+        if self.has_socket(path) { Err(io::ErrorKind::NotFound.into()) } else { self.inner.file_kind(path) }
+    }
+
+    fn canonical_path(&self, path: &Path) -> io::Result<PathBuf> {
+        self.inner.canonical_path(path)
+    }
+
+    fn file_id(&self, path: &Path) -> io::Result<FileId> {
+        if let Some(socket) = self.state().sockets.get(path).filter(|socket| socket.managed) {
+            let stat = fstat(&socket.fd)?;
+            return Ok(FileId { dev: stat.st_dev, ino: stat.st_ino });
+        }
+        self.inner.file_id(path)
+    }
+
+    fn open_image(&self, path: &Path, request: &OpenRequest) -> io::Result<OwnedFd> {
+        let mut state = self.state();
+        if request.exclusive {
+            let claim = state.claims.iter().position(|(claimed, _)| claimed == path);
+            if let Some(at) = claim {
+                return Ok(state.claims.remove(at).1);
+            }
+        }
+        let is_it = |(known, file): &(PathBuf, OwnedFd)| known == path && is_as_asked(file, request);
+        let handed =
+            state.files.iter().position(is_it).filter(|_| !request.exclusive && request.create.is_none());
+        let Some(at) = handed else {
+            drop(state);
+            return self.inner.open_image(path, request);
+        };
+        let (path, file) = state.files.remove(at);
+        self.inner.adopt_image(&path, file.as_fd())?;
+        state.locked = Some(path);
+        Ok(file)
+    }
+
+    fn comes_locked(&self, path: &Path) -> bool {
+        self.state().locked.take_if(|locked| locked == path).is_some()
+    }
+
+    fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        self.inner.reopen(file)
+    }
+
+    fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd> {
+        self.inner.open_configuration(path)
+    }
+
+    fn queue_attributes(&self, major: u32, minor: u32) -> io::Result<QueueAttributes> {
+        self.inner.queue_attributes(major, minor)
+    }
+
+    fn lock_holders(&self, file: FileId) -> Vec<LockHolder> {
+        self.inner.lock_holders(file)
+    }
+
+    fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+        let mut state = self.state();
+        let Some(socket) = state.sockets.get_mut(path).filter(|socket| socket.is_there()) else {
+            drop(state);
+            return self.inner.bind_socket(path);
+        };
+        if !socket.managed {
+            self.inner.adopt_socket(path, socket.fd.as_fd())?;
+        }
+        socket.taken = true;
+        Ok(fcntl_dupfd_cloexec(&socket.fd, 0)?)
+    }
+
+    fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        if self.is_managed(path) {
+            debug!("owner and mode of socket {} are the service manager's to set", path.display());
+            return Ok(());
+        }
+        let mut state = self.state();
+        if !state.committed && state.sockets.contains_key(path) {
+            state.owners.push((path.to_owned(), (mode, uid, gid)));
+            return Ok(());
+        }
+        drop(state);
+        self.inner.set_socket_owner(path, mode, uid, gid)
+    }
+
+    fn connect_socket(&self, path: &Path) -> io::Result<()> {
+        self.inner.connect_socket(path)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        let state = self.state();
+        let is_theirs = state.sockets.get(path).is_some_and(|socket| socket.managed || !state.committed);
+        drop(state);
+        if is_theirs { Ok(()) } else { self.inner.unlink(path) }
+    }
+}

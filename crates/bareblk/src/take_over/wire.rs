@@ -1,0 +1,272 @@
+//! Frames on the connection: a message in JSON, and descriptors behind it.
+//!
+//! ```text
+//! "bbto"  4 bytes | length of the body, u32 | descriptors, u32 | body | one byte for each 64 descriptors, which come with it
+//! ```
+//!
+//! - Little-endian. Both ends are on one host, and may be of different versions.
+//! - Lengths and counts are checked before anything is taken; descriptors come where they are said to come, or not at all.
+//! - Every wait has a limit, but where the caller says otherwise.
+//!
+//! Not here: what is said (`messages.rs`).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use super::messages::Message;
+
+const MAGIC: [u8; 4] = *b"bbto";
+const HEADER_BYTES: usize = 12;
+/// A session with 256 queues and 512 regions of memory takes a quarter of it.
+const MAX_BODY_BYTES: usize = 1 << 20;
+/// The same session's: three for each queue, one for each region.
+const MAX_FDS: usize = 2048;
+/// Linux takes 253 at most.
+const FDS_AT_A_TIME: usize = 64;
+/// After a refusal because too many descriptors are on their way.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Why the conversation is over.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    #[error("the other process ended the connection")]
+    Closed,
+    #[error("the other process did not answer within {} s", limit.as_secs_f64())]
+    TooSlow { limit: Duration },
+    #[error("what came is no frame of a take-over: it begins with {begin:02x?}")]
+    NoFrame { begin: [u8; 4] },
+    #[error(
+        "a frame of {bytes} bytes with {fds} descriptors: at most {MAX_BODY_BYTES} and {MAX_FDS} are possible"
+    )]
+    TooLarge { bytes: usize, fds: usize },
+    #[error("a frame with {count} descriptors, {wanted} were announced")]
+    Descriptors { count: usize, wanted: usize },
+    #[error("a message is not understood")]
+    NotUnderstood(#[from] serde_json::Error),
+    #[error("the connection failed")]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for WireError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET => Self::Closed,
+            errno => Self::Io(errno.into()),
+        }
+    }
+}
+
+/// `None`: never.
+#[derive(Clone, Copy, Debug)]
+struct Deadline(Option<(Instant, Duration)>);
+
+impl Deadline {
+    fn new(limit: Option<Duration>) -> Self {
+        Self(limit.map(|limit| (Instant::now() + limit, limit)))
+    }
+
+    fn wait(self, stream: &UnixStream, what: PollFlags) -> Result<(), WireError> {
+        loop {
+            let left = self.0.map(|(end, limit)| (end.saturating_duration_since(Instant::now()), limit));
+            let timeout = left.and_then(|(left, _)| Timespec::try_from(left).ok());
+            match (poll(&mut [PollFd::new(stream, what)], timeout.as_ref()), left) {
+                (Ok(0), Some((_, limit))) => return Err(WireError::TooSlow { limit }),
+                (Ok(_), _) => return Ok(()),
+                (Err(Errno::INTR), _) => {}
+                (Err(errno), _) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+/// Sends one message, with copies of these descriptors.
+pub fn send(
+    stream: &UnixStream,
+    message: &Message,
+    fds: &[BorrowedFd<'_>],
+    limit: Duration,
+) -> Result<(), WireError> {
+    let deadline = Deadline::new(Some(limit));
+    let body = serde_json::to_vec(message)?;
+    let (bytes, count) = (body.len(), fds.len());
+    if bytes > MAX_BODY_BYTES || count > MAX_FDS {
+        return Err(WireError::TooLarge { bytes, fds: count });
+    }
+    let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes();
+    let frame = [&MAGIC[..], &word(bytes), &word(count), &body].concat();
+    let mut left = frame.as_slice();
+    while let Some(rest) = left.get(..).filter(|rest| !rest.is_empty()) {
+        let sent = send_some(stream, rest, &[], deadline)?;
+        left = rest.get(sent..).unwrap_or_default();
+    }
+    for fds in fds.chunks(FDS_AT_A_TIME) {
+        send_some(stream, &[0], fds, deadline)?;
+    }
+    Ok(())
+}
+
+fn send_some(
+    stream: &UnixStream,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    deadline: Deadline,
+) -> Result<usize, WireError> {
+    loop {
+        deadline.wait(stream, PollFlags::OUT)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_A_TIME))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, flags) {
+            Ok(sent) => return Ok(sent),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            // Until the other end has taken some off.
+            Err(Errno::TOOMANYREFS) => std::thread::sleep(PAUSE),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Waits for one message. `limit`: until its last byte; `None`: for ever.
+pub fn receive(stream: &UnixStream, limit: Option<Duration>) -> Result<(Message, Vec<OwnedFd>), WireError> {
+    let deadline = Deadline::new(limit);
+    let mut header = [0; HEADER_BYTES];
+    fill(stream, &mut header, deadline)?;
+    let [m0, m1, m2, m3, b0, b1, b2, b3, f0, f1, f2, f3] = header;
+    let begin = [m0, m1, m2, m3];
+    if begin != MAGIC {
+        return Err(WireError::NoFrame { begin });
+    }
+    let number = |bytes| usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX);
+    let (bytes, wanted) = (number([b0, b1, b2, b3]), number([f0, f1, f2, f3]));
+    if bytes > MAX_BODY_BYTES || wanted > MAX_FDS {
+        return Err(WireError::TooLarge { bytes, fds: wanted });
+    }
+    let mut body = vec![0; bytes];
+    fill(stream, &mut body, deadline)?;
+    let mut fds = Vec::new();
+    for _ in 0..wanted.div_ceil(FDS_AT_A_TIME) {
+        fds.extend(receive_fds(stream, deadline)?);
+    }
+    if fds.len() != wanted {
+        return Err(WireError::Descriptors { count: fds.len(), wanted });
+    }
+    Ok((serde_json::from_slice(&body)?, fds))
+}
+
+/// Descriptors that come with these bytes are not taken: the kernel closes them.
+fn fill(stream: &UnixStream, mut out: &mut [u8], deadline: Deadline) -> Result<(), WireError> {
+    while !out.is_empty() {
+        deadline.wait(stream, PollFlags::IN)?;
+        match rustix::net::recv(stream, &mut *out, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Err(WireError::Closed),
+            Ok((_, received)) => out = out.get_mut(received..).unwrap_or_default(),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+fn receive_fds(stream: &UnixStream, deadline: Deadline) -> Result<Vec<OwnedFd>, WireError> {
+    loop {
+        deadline.wait(stream, PollFlags::IN)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_A_TIME))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut slices = [IoSliceMut::new(&mut byte)];
+        let received = match rustix::net::recvmsg(stream.as_fd(), &mut slices, &mut ancillary, flags) {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut fds = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = message {
+                fds.extend(passed);
+            }
+        }
+        if received.bytes == 0 {
+            return Err(WireError::Closed);
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(WireError::Descriptors { count: fds.len().saturating_add(1), wanted: fds.len() });
+        }
+        return Ok(fds);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    const SOON: Option<Duration> = Some(Duration::from_millis(200));
+
+    fn answer_to(bytes: &[u8]) -> WireError {
+        let (mut there, here) = UnixStream::pair().unwrap();
+        there.write_all(bytes).unwrap();
+        let error = receive(&here, SOON).unwrap_err();
+        drop(there);
+        error
+    }
+
+    #[test]
+    fn message_arrives_with_all_its_descriptors_in_their_order() {
+        let (there, here) = UnixStream::pair().unwrap();
+        let files: Vec<_> = (0..150).map(|_| tempfile::tempfile().unwrap()).collect();
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let sender = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| send(&there, &Message::Prepared, &fds, Duration::from_secs(5)));
+            let (message, received) = receive(&here, Some(Duration::from_secs(5))).unwrap();
+            assert!(matches!(message, Message::Prepared));
+            let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_ino;
+            let [sent, received] = [fds.clone(), received.iter().map(AsFd::as_fd).collect()]
+                .map(|fds| fds.into_iter().map(inode).collect::<Vec<_>>());
+            assert_eq!(sent, received);
+            sender.join().unwrap()
+        });
+        sender.unwrap();
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused_before_anything_is_taken() {
+        assert!(matches!(answer_to(b"{\"id\":1,\"do\":\"list\"}\n"), WireError::NoFrame { .. }));
+        let large = [&MAGIC[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat();
+        assert!(matches!(answer_to(&large), WireError::TooLarge { fds: 0, .. }));
+        let many = [&MAGIC[..], &[0; 4], &u32::MAX.to_le_bytes()].concat();
+        assert!(matches!(answer_to(&many), WireError::TooLarge { bytes: 0, .. }));
+    }
+
+    #[test]
+    fn body_that_is_no_message_and_descriptors_that_do_not_come_are_refused() {
+        let nonsense = [&MAGIC[..], &3_u32.to_le_bytes(), &[0; 4], b"{]}"].concat();
+        assert!(matches!(answer_to(&nonsense), WireError::NotUnderstood(_)));
+        let none = [&MAGIC[..], &7_u32.to_le_bytes(), &1_u32.to_le_bytes(), b"\"Ready\"", &[0]].concat();
+        assert!(matches!(answer_to(&none), WireError::Descriptors { count: 0, wanted: 1 }));
+    }
+
+    #[test]
+    fn silence_ends_at_the_limit_and_half_a_frame_with_the_connection() {
+        let (mut there, here) = UnixStream::pair().unwrap();
+        there.write_all(&MAGIC).unwrap();
+        assert!(matches!(receive(&here, SOON), Err(WireError::TooSlow { .. })));
+        there.write_all(&MAGIC).unwrap();
+        drop(there);
+        assert!(matches!(receive(&here, SOON), Err(WireError::Closed)));
+    }
+}

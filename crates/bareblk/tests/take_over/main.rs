@@ -1,0 +1,214 @@
+//! Servers that take over from each other under load: no request is lost, fails or ends twice, and no front-end reconnects;
+//! and take-overs that come to nothing, after which the old server goes on.
+//!
+//! - The real `bareblk serve`, in its sandbox, and the driver library with a model of every sector, as in `killed`.
+//! - `BAREBLK_LONG=1`: many more. Pauses are printed, and with `BAREBLK_PAUSES=FILE` kept as JSON.
+//!
+//! Not here: real guests (`guest_restart.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod broken;
+#[path = "../killed/load.rs"]
+mod load;
+#[path = "../killed/model.rs"]
+mod model;
+#[path = "../rig/mod.rs"]
+mod rig;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use load::{Load, Overlap, Rings};
+use rig::{Place, Server, Starting, assert_says};
+use rustix::process::Signal;
+use xtask::sizes;
+
+const MIB: u64 = 1 << 20;
+
+/// A disk with a control socket, and the servers that hand it on.
+struct Disk {
+    place: Place,
+    image: PathBuf,
+    args: Vec<String>,
+    server: Option<Server>,
+    pauses_ms: Vec<f64>,
+}
+
+impl Disk {
+    fn new(args: &[&str]) -> Self {
+        let place = Place::new();
+        let image = place.image("disk.raw", 4 * MIB);
+        let args = args.iter().map(|&arg| arg.to_owned()).collect();
+        let mut disk = Self { place, image, args, server: None, pauses_ms: Vec::new() };
+        disk.server = Some(Server::start(disk.command()));
+        disk
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.place.socket("s")
+    }
+
+    fn control(&self) -> PathBuf {
+        self.place.socket("c")
+    }
+
+    fn command(&self) -> Command {
+        let mut command = self.place.serve(&self.image, "s");
+        command
+            .args(["--name", "root", "--queues", "2"])
+            .arg("--control")
+            .arg(self.control())
+            .args(&self.args);
+        command
+    }
+
+    /// A successor.
+    fn taker(&self) -> Command {
+        let mut command = self.command();
+        command.arg("--take-over").arg(self.control());
+        command
+    }
+
+    /// Another server goes on; the old one has ended with 0.
+    fn hand_on(&mut self) {
+        let (successor, lines) = Starting::new(self.taker()).wait_lines(2);
+        let old = self.server.replace(successor).unwrap();
+        let log = old.log_file();
+        assert_eq!(old.wait_ended().code(), Some(0));
+        let log = std::io::read_to_string(log).unwrap();
+        assert_says(&log, &["taken over by another server"]);
+        assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
+        let pause = lines[0].split("paused for ").nth(1).and_then(|rest| rest.split(' ').next());
+        self.pauses_ms.extend(pause.map(|pause| pause.parse::<f64>().unwrap()));
+    }
+
+    /// In order, by its last server.
+    fn stop(&mut self) {
+        let server = self.server.take().unwrap();
+        let log = server.log_file();
+        assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+        let log = std::io::read_to_string(log).unwrap();
+        assert!(log.contains("everything is on stable storage"), "{log}");
+        assert!(!self.socket().exists() && !self.control().exists(), "its sockets are still there");
+    }
+
+    fn bytes(&self, sectors: u64) -> Vec<u8> {
+        let mut bytes = std::fs::read(&self.image).unwrap();
+        bytes.truncate(sectors as usize * model::SECTOR_BYTES);
+        bytes
+    }
+}
+
+/// Also when the test fails.
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Has `load` on its way while `disturb` acts; then everything is read, through the last server and from the image.
+fn notices_nothing(mut load: Load, disk: &mut Disk, disturb: impl FnOnce(&mut Disk)) {
+    let over = AtomicBool::new(false);
+    let mut load = thread::scope(|scope| {
+        let is_over = &over;
+        let thread = scope.spawn(move || {
+            load.work();
+            while !is_over.load(Ordering::Relaxed) {
+                load.step();
+            }
+            load.work();
+            load.verify();
+            load
+        });
+        let end = SetWhenDropped(&over);
+        disturb(disk);
+        drop(end);
+        thread.join().unwrap()
+    });
+    let (seen, sectors) = (load.seen, load.model.sectors());
+    println!("  {} requests, {} sectors read and checked", seen.ended, load.model.sectors_checked);
+    assert_eq!(seen.reconnects, 0, "the front-end noticed");
+    disk.stop();
+    load.model.check_all(0, &disk.bytes(sectors)).unwrap();
+}
+
+fn hands_on(rings: Rings, log: bool, args: &[&str]) -> Vec<f64> {
+    let mut disk = Disk::new(args);
+    let load = Load::connect_with(disk.socket(), rings, Overlap::No, log, fastrand::u64(..));
+    let count = sizes::TAKE_OVERS.now();
+    println!("{rings:?}, in-flight log: {log}, {args:?}: {count} take-overs");
+    notices_nothing(load, &mut disk, |disk| {
+        for _ in 0..count {
+            thread::sleep(Duration::from_millis(fastrand::u64(..50)));
+            disk.hand_on();
+        }
+    });
+    assert_eq!(disk.pauses_ms.len() as u64, count, "a take-over that did not say how long it paused");
+    tell(&mut disk.pauses_ms, &format!("{rings:?}, log {log}, {args:?}"));
+    disk.pauses_ms
+}
+
+/// On standard output, and in a file if one is named.
+fn tell(pauses_ms: &mut [f64], what: &str) {
+    pauses_ms.sort_by(f64::total_cmp);
+    let at = |percent: usize| pauses_ms[(pauses_ms.len() * percent).div_ceil(100).max(1) - 1];
+    let (p50, p99, max) = (at(50), at(99), at(100));
+    let count = pauses_ms.len();
+    println!("  pause in ms: p50 {p50:.2}, p99 {p99:.2}, max {max:.2} of {count}");
+    if let Ok(file) = std::env::var("BAREBLK_PAUSES") {
+        use std::io::Write;
+        let mut file = std::fs::File::options().create(true).append(true).open(file).unwrap();
+        let row = format!(
+            "{{\"what\": {what:?}, \"count\": {count}, \"p50_ms\": {p50}, \"p99_ms\": {p99}, \"max_ms\": {max}, \"all_ms\": {pauses_ms:?}}}"
+        );
+        writeln!(file, "{row}").unwrap();
+    }
+}
+
+#[test]
+fn split_rings_with_a_log_go_from_server_to_server() {
+    hands_on(Rings::Split, true, &[]);
+}
+
+#[test]
+fn packed_rings_with_a_log_go_from_server_to_server() {
+    hands_on(Rings::Packed, true, &[]);
+}
+
+#[test]
+fn split_rings_without_a_log_go_from_server_to_server() {
+    hands_on(Rings::Split, false, &[]);
+}
+
+#[test]
+fn packed_rings_without_a_log_go_from_server_to_server() {
+    hands_on(Rings::Packed, false, &[]);
+}
+
+/// The image is open several times in the old server, and opened again by the new one's helper.
+#[test]
+fn queues_of_two_workers_go_from_server_to_server() {
+    hands_on(Rings::Split, true, &["--workers", "2"]);
+}
+
+#[test]
+fn servers_without_a_sandbox_hand_on_too() {
+    hands_on(Rings::Packed, false, &["--sandbox", "off"]);
+}
+
+#[test]
+fn disk_without_a_front_end_is_handed_on_and_its_socket_goes_on() {
+    let mut disk = Disk::new(&[]);
+    disk.hand_on();
+    assert!(disk.pauses_ms.is_empty());
+    let mut load = Load::connect(disk.socket(), Rings::Split, Overlap::No, 1);
+    load.work();
+    load.verify();
+    drop(load);
+    disk.stop();
+}
