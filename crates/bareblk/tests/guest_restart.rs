@@ -1,4 +1,4 @@
-//! Servers that come and go under a running guest, and an image whose file system is full.
+//! Servers that come and go under a running guest, or take over from each other, and an image whose file system is full.
 //!
 //! - A server that is told to stop finishes what it has begun, so its successor goes on where it ended and the
 //!   guest notices nothing.
@@ -63,6 +63,30 @@ fn verified_writes_go_on_while_servers_are_stopped_and_started() {
     let seen = finish(vm);
 
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+}
+
+/// QEMU is not told to reconnect: a connection that is lost would be the end of the disk.
+#[test]
+fn verified_writes_go_on_while_servers_take_over_from_each_other() {
+    let mut disks = [(); 2].map(|()| Served::with_control(16 * MIB));
+    let vm = disks[0].vm(VERIFIED_UNTIL_TOLD).disk_socket(disks[1].socket(), 2);
+    let mut vm = spawn(&vm.disk_args("queue-size=1024,packed=on"));
+
+    for _ in 0..sizes::RESTARTS.now() {
+        for (disk, starts) in disks.iter_mut().zip(["on /dev/vda starts", "on /dev/vdb starts"]) {
+            line(&mut vm, starts);
+            disk.wait_writing();
+            let said = disk.hand_on();
+            println!("{said}");
+            assert!(said.contains("paused for"), "{said}");
+        }
+    }
+    line(&mut vm, "on /dev/vdb starts");
+    vm.send_line("stop").unwrap();
+    let seen = finish(vm);
+
+    assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
+    disks.iter_mut().for_each(Served::terminate);
 }
 
 #[test]

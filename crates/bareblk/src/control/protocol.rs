@@ -377,6 +377,7 @@ mod tests {
             Verb::Resume(Resume { disk: disk(), timeout_ms }),
             Verb::Reload,
             Verb::Shutdown,
+            Verb::TakeOver(TakeOver { version: 1 }),
         ];
         for (id, verb) in (1_u64..).zip(verbs) {
             let line = line(id, &verb).unwrap();
@@ -402,7 +403,7 @@ mod tests {
             })
             .collect();
         assert_eq!(unknown, Vec::<&str>::new());
-        assert_eq!(VERBS.split(", ").count(), 13); // as many as `Verb` has
+        assert_eq!(VERBS.split(", ").count(), 14); // as many as `Verb` has
     }
 
     #[test]

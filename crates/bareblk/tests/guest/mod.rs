@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use xtask::guest::{GuestImage, GuestOutput, RunningVm, Vm};
 pub use xtask::sizes;
 
-use crate::rig::{Place, Server, eventually};
+use crate::rig::{Place, Server, Starting, eventually};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -69,6 +69,14 @@ impl Served {
         Self::existing(place, image, args)
     }
 
+    /// The same with a control socket.
+    pub fn with_control(size_bytes: u64) -> Self {
+        let place = Place::new();
+        let image = place.image("disk.raw", size_bytes);
+        let control = place.socket("c").display().to_string();
+        Self::existing(place, image, &["--control", &control])
+    }
+
     /// The same on tmpfs.
     pub fn in_memory(size_bytes: u64, args: &[&str]) -> Self {
         let place = Place::in_memory();
@@ -87,6 +95,19 @@ impl Served {
         let mut command = self.place.serve(&self.image, "s");
         command.args(&self.args);
         self.server = Some(Server::start(command));
+    }
+
+    /// Another server takes over, by the control socket. Gives the line in which it says so.
+    pub fn hand_on(&mut self) -> String {
+        let mut command = self.place.serve(&self.image, "s");
+        command.args(&self.args).arg("--take-over").arg(self.place.socket("c"));
+        let (successor, mut lines) = Starting::new(command).wait_lines(2);
+        let old = self.server.replace(successor).expect("a server that runs");
+        let log = old.log_file();
+        let status = old.wait_ended();
+        let log = std::io::read_to_string(log).unwrap();
+        assert!(status.code() == Some(0) && !log.contains("panicked"), "{log}");
+        lines.remove(0)
     }
 
     /// Ends the server as an operator does, and expects it to say that nothing was lost.
