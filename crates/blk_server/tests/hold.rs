@@ -7,7 +7,6 @@
 
 mod rig;
 
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +15,8 @@ use blk_server::{Hold, HoldWhat, QueueCounters, WorkerId};
 use disk_image::CacheMode;
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, Fault, ThreadsEngine, Verb, When};
 use rig::format::Format;
-use rig::passed::{Pending, add_transfer, mappings, memfd, region, serves, share};
+use rig::in_flight_log::Log;
+use rig::passed::{Pending, add_transfer, serves};
 use rig::raw_guest::{faulty, range};
 use rig::{
     CALM, FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready,
@@ -466,29 +466,6 @@ fn ring_that_is_cut_short_by_a_new_table_keeps_neither_the_old_one_nor_what_is_h
 }
 
 // ---- the in-flight log
-
-/// What a front-end keeps of an in-flight log: the body of SET_INFLIGHT_FD, and the memory.
-struct Log(Vec<u8>, std::os::fd::OwnedFd);
-
-impl Log {
-    /// Of one queue with 256 entries, as a front-end may make it itself.
-    fn new() -> Self {
-        let sizes = [1_u16, 256, 0, 0].into_iter().flat_map(u16::to_ne_bytes);
-        let body = [16_384_u64, 0].into_iter().flat_map(u64::to_ne_bytes).chain(sizes).collect();
-        Self(body, rig::passed::memfd(16_384))
-    }
-
-    /// A front-end that has this log, and of the protocol's features what `protocol` leaves of those that are offered.
-    fn front_end(&self, rig: &Rig, format: Format, protocol: u64) -> FrontEnd {
-        let front_end = rig.connect();
-        let offered = front_end.ask_u64(code::GET_FEATURES);
-        let offered_protocol = front_end.ask_u64(code::GET_PROTOCOL_FEATURES);
-        front_end.send(code::SET_PROTOCOL_FEATURES, &(offered_protocol & protocol).to_ne_bytes(), &[]);
-        front_end.ok(code::SET_FEATURES, &(format.usual() & offered).to_ne_bytes(), &[]);
-        front_end.ok(code::SET_INFLIGHT_FD, &self.0, &[self.1.as_fd()]);
-        front_end
-    }
-}
 
 /// `VHOST_USER_PROTOCOL_F_GET_VRING_BASE_INFLIGHT`.
 const BASE_INFLIGHT: u64 = 1 << 20;

@@ -39,6 +39,11 @@ impl Hand {
         self.0.write_all(&[&b"bbto"[..], &length, &[0; 4], message.as_bytes()].concat())
     }
 
+    /// It may not even be heard.
+    fn say_too_late(&mut self) {
+        let _ = self.try_say("\"Prepared\"");
+    }
+
     /// Messages up to one that contains this. Descriptors that come with them are closed by the kernel.
     fn hear(&mut self, wanted: &str) -> String {
         loop {
@@ -113,8 +118,7 @@ fn silent_new_server_is_not_waited_for_while_guests_pause() {
         let mut hand = Hand::frozen(disk);
         hand.hear("did not answer within");
         wait_refused(disk, 1);
-        // Too late: it may not even be heard.
-        let _ = hand.try_say("\"Prepared\"");
+        hand.say_too_late();
         disk.hand_on();
     });
 }
@@ -158,6 +162,16 @@ fn second_new_server_and_other_versions_are_refused_at_once() {
     stream.read_to_string(&mut text).unwrap();
     assert_says(&text, &["bad-settings", "take-over version 2", "restart it instead"]);
     disk.stop();
+}
+
+#[test]
+fn stop_while_guests_pause_for_a_new_server_is_a_stop_in_order() {
+    let mut disk = Disk::new(&[]);
+    let mut load = Load::connect(disk.socket(), Rings::Split, Overlap::No, 8);
+    load.work();
+    let mut hand = Hand::frozen(&disk);
+    disk.stop();
+    hand.say_too_late();
 }
 
 fn with(mut command: Command, args: &[&str]) -> Command {

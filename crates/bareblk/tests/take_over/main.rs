@@ -22,7 +22,7 @@ use std::thread;
 use std::time::Duration;
 
 use load::{Load, Overlap, Rings};
-use rig::{Place, Server, Starting, assert_says};
+use rig::{Place, Server, Starting, assert_says, bareblk, output};
 use rustix::process::Signal;
 use xtask::sizes;
 
@@ -199,6 +199,56 @@ fn queues_of_two_workers_go_from_server_to_server() {
 #[test]
 fn servers_without_a_sandbox_hand_on_too() {
     hands_on(Rings::Packed, false, &["--sandbox", "off"]);
+}
+
+/// By files; the new one has a disk more, and is asked afterwards for what needs its helper.
+#[test]
+fn new_server_may_have_further_disks_and_can_be_changed_as_the_old_one_could() {
+    let place = Place::new();
+    let [a, b, c] = ["a", "b", "c"].map(|name| (name, place.image(name, 4 * MIB), place.socket(name)));
+    let control = place.socket("control");
+    let file = |disks: &[&(&str, PathBuf, PathBuf)]| {
+        let tables = disks.iter().map(|(name, image, socket)| {
+            format!("[[disk]]\nname = '{name}'\nimage = {image:?}\nsocket = {socket:?}\n")
+        });
+        let path = place.path("bareblk.toml");
+        std::fs::write(&path, format!("control = {control:?}\n{}", tables.collect::<String>())).unwrap();
+        path
+    };
+    let serve = |file: PathBuf| {
+        let mut command = bareblk();
+        command.arg("serve").arg("--config").arg(file);
+        command
+    };
+    let (old, _) = Starting::new(serve(file(&[&a]))).wait_lines(2);
+    let mut load = Load::connect(a.2.clone(), Rings::Split, Overlap::No, 9);
+    load.work();
+    let mut taker = serve(file(&[&a, &b]));
+    taker.arg("--take-over").arg(&control);
+    let (new, lines) = Starting::new(taker).wait_lines(4);
+    assert!(lines[0].starts_with("bareblk: took over disk a; its guest paused for"), "{lines:?}");
+    assert_eq!(lines[3], "bareblk: serving 2 disks");
+    assert_eq!(old.wait_ended().code(), Some(0));
+    load.work();
+    assert_eq!(Load::connect(b.2.clone(), Rings::Packed, Overlap::No, 10).seen.reconnects, 0);
+    let ctl = |args: &[String]| {
+        let mut command = bareblk();
+        command.arg("ctl").arg("--socket").arg(&control).args(args);
+        output(command)
+    };
+    let added = [
+        ("name", c.0.to_owned()),
+        ("image", c.1.display().to_string()),
+        ("socket", c.2.display().to_string()),
+    ];
+    let words = added.map(|(key, value)| format!("{key}={value}"));
+    assert_eq!(ctl(&[&["add".to_owned()][..], &words].concat()), "c\n");
+    ctl(&["remove", "b"].map(str::to_owned));
+    assert!(c.2.exists() && !b.2.exists());
+    load.verify();
+    drop(load);
+    assert_eq!(new.stop(Signal::TERM).code(), Some(0));
+    assert!(!a.2.exists() && !control.exists());
 }
 
 #[test]

@@ -9,6 +9,7 @@ pub mod dirty;
 pub mod disks;
 pub mod format;
 pub mod guest;
+pub mod in_flight_log;
 pub mod packed_guest;
 pub mod passed;
 pub mod raw_guest;

@@ -1,0 +1,32 @@
+//! An in-flight log that a front-end keeps, made by itself.
+//!
+//! Not here: what is in it (`virtqueue`).
+
+use std::os::fd::AsFd;
+
+use super::format::Format;
+use super::passed::memfd;
+use super::{FrontEnd, Rig, code};
+
+/// What a front-end keeps of an in-flight log: the body of SET_INFLIGHT_FD, and the memory.
+pub struct Log(Vec<u8>, std::os::fd::OwnedFd);
+
+impl Log {
+    /// Of one queue with 256 entries, as a front-end may make it itself.
+    pub fn new() -> Self {
+        let sizes = [1_u16, 256, 0, 0].into_iter().flat_map(u16::to_ne_bytes);
+        let body = [16_384_u64, 0].into_iter().flat_map(u64::to_ne_bytes).chain(sizes).collect();
+        Self(body, memfd(16_384))
+    }
+
+    /// A front-end that has this log, and of the protocol's features what `protocol` leaves of those that are offered.
+    pub fn front_end(&self, rig: &Rig, format: Format, protocol: u64) -> FrontEnd {
+        let front_end = rig.connect();
+        let offered = front_end.ask_u64(code::GET_FEATURES);
+        let offered_protocol = front_end.ask_u64(code::GET_PROTOCOL_FEATURES);
+        front_end.send(code::SET_PROTOCOL_FEATURES, &(offered_protocol & protocol).to_ne_bytes(), &[]);
+        front_end.ok(code::SET_FEATURES, &(format.usual() & offered).to_ne_bytes(), &[]);
+        front_end.ok(code::SET_INFLIGHT_FD, &self.0, &[self.1.as_fd()]);
+        front_end
+    }
+}
