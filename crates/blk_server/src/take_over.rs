@@ -231,7 +231,9 @@ impl Asked {
             Err(RecvTimeoutError::Disconnected) => Ok(None),
             Err(RecvTimeoutError::Timeout) => {
                 let session = self.session.id();
-                Err(format!("session {session} is still busy with a message of its front-end: try again"))
+                Err(format!(
+                    "session {session} is still busy with a message of its front-end, or waits for a worker that does not answer: try again"
+                ))
             }
         }
     }

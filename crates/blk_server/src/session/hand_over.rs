@@ -134,6 +134,8 @@ impl Session {
 
     /// Notes where each ring goes on.
     fn leave_all(&mut self, queues: &mut [FrozenQueue]) -> Result<(), NotHanded> {
+        // One that no worker could serve has ended, and is not among `queues`.
+        self.vrings.iter_mut().for_each(|vring| vring.broken = vring.running.is_some());
         for frozen in queues {
             let queue = frozen.index();
             let Some(vring) = self.vrings.get_mut(usize::from(queue)) else { continue };

@@ -39,7 +39,7 @@ pub(crate) struct Vring {
     pub(crate) failed: bool,
     /// It ran in this session before: a ring found in use is our own.
     pub(crate) has_run: bool,
-    /// Of a queue that is frozen: its ring had a fault.
+    /// Of a queue that is frozen: its ring had a fault, or no worker could serve it.
     pub(crate) broken: bool,
     pub(crate) running: Option<QueueHandle>,
 }
