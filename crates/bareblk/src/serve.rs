@@ -37,6 +37,9 @@ use crate::watchdog;
 /// What control clients' requests that run get before a stop cuts them short.
 const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 
+const RELOAD_FAILED: &str =
+    "the reload failed in a way that is a bug of this program; what was served is served on";
+
 /// Serves until told to stop. `take_over`: the control socket of a server to take over from.
 pub fn serve(mut configuration: Configuration, take_over: Option<&Path>, log: &LogArgs) -> Result<()> {
     let limit = descriptors::raise_limit();

@@ -26,6 +26,7 @@ use crate::disk_settings::{DiskSettings, WorkerChoice};
 use crate::open_disk::{
     EngineSources, OpenImage, ReadyDisk, Told, most_workers, open_image, open_within, prepare,
 };
+use crate::open_watch::OpenWatch;
 use crate::service_manager::ServiceManager;
 
 /// How long all queues of a disk together may take to come to rest, to be moved to the workers that it is given.

@@ -13,6 +13,7 @@
 //! `spread.rs`: all queues of a disk. `hosting.rs`: its completion worker. `roll_call.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
 
 mod frozen;
+mod hosting;
 mod roll_call;
 mod spread;
 

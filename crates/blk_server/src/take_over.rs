@@ -357,16 +357,24 @@ fn begin(
     let session = session.map_err(|error| error_line(&error))?;
     let (go, told) = sync_channel(1);
     let (running, started) = sync_channel(1);
+    let (entered, confined) = sync_channel(1);
     let (list, shared) = (Arc::clone(&export.sessions), Arc::clone(shared));
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", shared.id()));
     let spawned = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
-        sandbox::enter(Role::Session);
-        session.go_on(&told, &running);
+        let entry = sandbox::enter(Role::Session);
+        let may_go_on = entry.is_ok();
+        let _ = entered.send(entry);
+        if may_go_on {
+            session.go_on(&told, &running);
+        }
         shared.ended();
         list.forget(&shared);
     });
     spawned.map_err(|error| error.to_string())?;
+    // As long as it can still be refused.
+    let entry = confined.recv().map_err(|_| "its thread has ended".to_owned())?;
+    entry.map_err(|error| error_line(&error))?;
     Ok(Rebuilt { go, started })
 }
 

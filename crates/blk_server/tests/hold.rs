@@ -7,6 +7,7 @@
 
 mod rig;
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use disk_image::CacheMode;
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, Fault, ThreadsEngine, Verb, When};
 use rig::format::Format;
 use rig::in_flight_log::Log;
-use rig::passed::{Pending, add_transfer, serves};
+use rig::passed::{Pending, add_transfer, mappings, memfd, region, serves, share};
 use rig::raw_guest::{faulty, range};
 use rig::{
     CALM, FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready,

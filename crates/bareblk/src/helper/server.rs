@@ -155,7 +155,7 @@ impl State {
                 let socket = file.ok_or(io::ErrorKind::InvalidInput)?;
                 self.allowed().socket(path.as_ref())?;
                 let file = adopted_socket(path.as_ref(), &socket)?;
-                self.allowed().bound(file);
+                self.change(|allowed| allowed.bound(file));
                 Ok(said(Answer::Done))
             }
             Ask::OpenConfiguration { path } => self.open_configuration(path.as_ref()),
@@ -229,14 +229,16 @@ impl State {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let written = flags & OFlags::RWMODE != OFlags::RDONLY;
-        self.allowed().image(path, written)?;
         accept_kind(file)?;
-        let named = FileId::from(&std::fs::metadata(path)?);
-        if named != file_id(file)? {
+        let lies = Lies::of(file)?;
+        if self.allowed().image(path, written)? == Found::Beside {
+            self.allowed().image_beside(path, &lies, written)?;
+        }
+        if FileId::from(&std::fs::metadata(path)?) != lies.file {
             let text = format!("{} is another file than the one that is served", path.display());
             return Err(io::Error::other(text));
         }
-        self.allowed().opened(named);
+        self.change(|allowed| allowed.opened(path, lies));
         Ok(said(Answer::Done))
     }
 

@@ -79,7 +79,8 @@ impl LogMemory {
 
     fn is_same(&self, said: &VhostUserInflight, fd: impl AsFd) -> bool {
         let region = self.memory.regions().first();
-        self.entries == said.queue_size && region.is_some_and(|region| region.is_same(&spec(said), fd))
+        self.said.queue_size == said.queue_size
+            && region.is_some_and(|region| region.is_same(&spec(said), fd))
     }
 }
 
@@ -146,13 +147,7 @@ pub(super) fn map(said: &VhostUserInflight, packed: bool, fd: OwnedFd) -> Result
     if !offset_bytes.is_multiple_of(ALIGN_BYTES) {
         return Err(LogMemoryError::Misaligned { offset_bytes });
     }
-    let spec = RegionSpec {
-        guest_addr: GuestAddress(0),
-        size_bytes: mmap_bytes.min(LogArea::bytes(queues, queue_size, true)),
-        user_addr: 0,
-        file_offset_bytes: offset_bytes,
-    };
-    let region = Arc::new(Region::map(spec, Arc::new(fd))?);
+    let region = Arc::new(Region::map(spec(said), Arc::new(fd))?);
     Ok(LogMemory { memory: Arc::new(GuestMemory::new(vec![region])?), said: *said })
 }
 
