@@ -59,14 +59,14 @@ impl Confined {
 }
 
 /// Before anything is opened, and while the process has one thread.
-pub fn give_up_rights(configuration: &Configuration, log: &LogArgs) -> Result<Confined> {
+pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs) -> Result<Confined> {
     let server = &configuration.server;
     check(&server.confinement, server.control.is_some())?;
     if !server.confinement.sandbox {
         let opener = Arc::new(HostOpener);
         return Ok(Confined { opener, identity: Identity::default(), files: None });
     }
-    let opener = helper::start(&policy(configuration), log)?;
+    let opener = helper::start(&policy(configuration, adopts), log)?;
     let locked_memory = !allow_locked_memory();
     let identity = identity(&server.confinement);
     sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
@@ -92,7 +92,8 @@ fn check(confinement: &Confinement, control: bool) -> Result<()> {
 }
 
 /// All that is named; with a control socket also what lies beside it, for its clients to name.
-fn policy(configuration: &Configuration) -> Policy {
+/// `adopts`: another server is taken over from.
+fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     let Configuration { disks, server, file } = configuration;
     let images: Vec<&Path> = disks.iter().map(|disk| disk.image.path.as_path()).collect();
     let files: Vec<&Path> = images.iter().copied().filter(|image| !is_device(image)).collect();
@@ -119,6 +120,7 @@ fn policy(configuration: &Configuration) -> Policy {
         configuration: file.clone().map(PathBuf::into_os_string),
         image_folders: folders(&files),
         socket_folders: folders(&sockets),
+        adopts,
         complete: true,
     }
 }

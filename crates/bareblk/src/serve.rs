@@ -49,7 +49,7 @@ pub fn serve(mut configuration: Configuration, take_over: Option<&Path>, log: &L
     let passed = passed_sockets::receive()?;
     // Before the rights to connect are given up.
     let mut taker = take_over.map(|control| Taker::connect(control, &mut configuration)).transpose()?;
-    let confined = confined::give_up_rights(&configuration, log)?;
+    let confined = confined::give_up_rights(&configuration, taker.is_some(), log)?;
     let mut opener = passed_sockets::assign(passed, &configuration, &confined.opener);
     if let Some(taker) = &mut taker {
         opener = taker.opener(&opener);
@@ -134,26 +134,23 @@ fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests
     }
 }
 
-/// Told to the thread that does it, which is there from the first time on.
+/// Told to the thread that does it, which is there from the first time on; to a new one if it has died.
 fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
     service.manager.reloading();
-    if reloads.is_none() {
-        match start_reloader(service) {
-            Ok(sender) => *reloads = Some(sender),
-            Err(error) => {
-                service.manager.ready(&format!("not reloaded: {error:#}"));
-                return error!("nothing is reloaded: {error:#}");
-            }
-        }
+    // Full: one that has not begun yet will see what this one should.
+    let is_told =
+        |reloads: &SyncSender<()>| !matches!(reloads.try_send(()), Err(TrySendError::Disconnected(())));
+    if reloads.as_ref().is_some_and(is_told) {
+        return;
     }
-    match reloads.as_ref().map(|reloads| reloads.try_send(())) {
-        // Full: one that has not begun yet will see what this one should.
-        None | Some(Ok(()) | Err(TrySendError::Full(()))) => {}
-        // The next one has a new thread.
-        Some(Err(TrySendError::Disconnected(()))) => {
-            *reloads = None;
-            service.manager.ready(RELOAD_FAILED);
-            error!("{RELOAD_FAILED}");
+    match start_reloader(service) {
+        Ok(new) => {
+            is_told(&new);
+            *reloads = Some(new);
+        }
+        Err(error) => {
+            service.manager.ready(&format!("not reloaded: {error:#}"));
+            error!("nothing is reloaded: {error:#}");
         }
     }
 }

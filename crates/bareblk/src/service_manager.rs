@@ -71,9 +71,11 @@ impl ServiceManager {
         self.tell("STOPPING=1\nSTATUS=stopping: waiting for requests in flight");
     }
 
-    /// This process ends, and that one goes on for it.
+    /// This process ends, and that one goes on for it. It was not told of a watchdog, so there is none any more: a manager
+    /// that went on to wait for its word would end it.
     pub fn main_process(&self, pid: i32) {
-        self.tell(&format!("MAINPID={pid}\nSTATUS=taken over by process {pid}"));
+        let watchdog = if self.watchdog.is_some() { "\nWATCHDOG_USEC=0" } else { "" };
+        self.tell(&format!("MAINPID={pid}{watchdog}\nSTATUS=taken over by process {pid}"));
     }
 
     /// For whoever looks at the service.

@@ -38,6 +38,8 @@ use crate::workers::AbortOnPanic;
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 /// What they need to go on after all.
 const GOING_ON: Duration = Duration::from_secs(5);
+/// What queues need to start in the process that goes on.
+const STARTING: Duration = Duration::from_secs(10);
 
 /// Nanoseconds of the host's monotonic clock, which all its processes share.
 #[must_use]
@@ -105,6 +107,8 @@ pub struct DiskState {
     cache_chosen: bool,
     /// A sync has failed.
     failed: bool,
+    /// The guest's, who may have been told of more since the image was offered.
+    capacity_sectors: u64,
 }
 
 /// Why nothing is handed over, or taken.
@@ -249,7 +253,8 @@ impl Asked {
 
 fn part(disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) {
     let (writethrough, cache_chosen) = disk.guest_cache().reading();
-    let state = DiskState { writethrough, cache_chosen, failed: disk.has_failed() };
+    let capacity_sectors = disk.image().capacity_sectors();
+    let state = DiskState { writethrough, cache_chosen, failed: disk.has_failed(), capacity_sectors };
     (disk.name().to_owned(), state, sessions)
 }
 
@@ -277,6 +282,8 @@ impl Frozen<'_> {
         for verdict in self.asked.iter().filter_map(|asked| asked.verdict.as_ref()) {
             let _ = verdict.send(Theirs);
         }
+        // With what keeps others from changing anything, until this process has ended.
+        std::mem::forget(self);
     }
 }
 
@@ -319,6 +326,18 @@ impl Server {
     /// [`TakeOverError::Busy`]: there is no such disk.
     pub fn restore_disk(&self, disk: &str, state: &DiskState) -> Result<(), TakeOverError> {
         let export = self.parts().0.find(disk)?;
+        let image = export.disk.image();
+        let there = state.capacity_sectors;
+        if image.capacity_sectors() < there {
+            let _ = image.refresh_capacity();
+        }
+        let here = image.capacity_sectors();
+        if here < there {
+            let why = format!(
+                "its guest has {there} sectors and the image {here}: it must not shrink under its guest"
+            );
+            return Err(TakeOverError::Stays { disk: disk.to_owned(), why });
+        }
         export.disk.guest_cache().restore((state.writethrough, state.cache_chosen));
         if state.failed {
             export.disk.was_failed();
@@ -382,7 +401,7 @@ fn begin(
 #[derive(Debug)]
 pub struct Rebuilt {
     go: SyncSender<Go>,
-    started: Receiver<u64>,
+    started: Receiver<Result<u64, String>>,
 }
 
 impl Rebuilt {
@@ -391,10 +410,18 @@ impl Rebuilt {
         let _ = self.go.send(Go);
     }
 
-    /// When the last of them runs, by the host's monotonic clock. `None`: it has ended instead.
-    #[must_use]
-    pub fn wait_started(&self) -> Option<u64> {
-        self.started.recv().ok()
+    /// When the last of them runs, by the host's monotonic clock.
+    ///
+    /// # Errors
+    /// What became of the session instead, for people.
+    pub fn wait_started(&self) -> Result<u64, String> {
+        match self.started.recv_timeout(STARTING) {
+            Ok(started) => started,
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("its queues do not run after {} s: a worker hangs", STARTING.as_secs()))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err("its session has ended".to_owned()),
+        }
     }
 }
 

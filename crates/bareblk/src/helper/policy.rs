@@ -38,6 +38,8 @@ pub struct Policy {
     pub image_folders: Vec<OsString>,
     /// In these, not below, any socket may be made.
     pub socket_folders: Vec<OsString>,
+    /// Another server is taken over from: its images and sockets are adopted.
+    pub adopts: bool,
     /// This was the last of it.
     pub complete: bool,
 }
@@ -70,7 +72,8 @@ impl Policy {
                 piece
             })
         });
-        let last = Self { configuration: self.configuration.clone(), complete: true, ..Self::default() };
+        let (configuration, adopts) = (self.configuration.clone(), self.adopts);
+        let last = Self { configuration, adopts, complete: true, ..Self::default() };
         named.chain([last]).collect()
     }
 }
@@ -120,7 +123,10 @@ pub struct Allowed {
     /// Images that were opened.
     opened: HashSet<(u64, u64)>,
     /// Images that were made on request, and may be removed again.
-    made: HashSet<PathBuf>,
+    made: HashMap<PathBuf, FileId>,
+    adopts: bool,
+    /// Where sockets were made here, or adopted: what lies there later may be somebody else's.
+    had_sockets: HashSet<PathBuf>,
     /// Socket files that were made here.
     bound: HashSet<(u64, u64)>,
 }
@@ -138,6 +144,7 @@ impl Allowed {
         self.image_folders.extend(paths(policy.image_folders));
         self.socket_folders.extend(paths(policy.socket_folders));
         self.configuration = self.configuration.take().or(policy.configuration.map(PathBuf::from));
+        self.adopts |= policy.adopts;
         self.complete = policy.complete;
         Ok(())
     }
@@ -225,16 +232,34 @@ impl Allowed {
 
     /// Remembers an image that was made.
     pub fn made(&mut self, path: &Path, lies: &Lies) {
-        self.made.extend([path.to_owned(), lies.real.clone()]);
+        self.made.extend([(path.to_owned(), lies.file), (lies.real.clone(), lies.file)]);
     }
 
-    /// Whether it was made here; it may be removed then, once.
-    pub fn forget_made(&mut self, path: &Path) -> bool {
-        self.made.remove(path)
+    /// Which file was made here, under this name; it may be removed then, once.
+    pub fn forget_made(&mut self, path: &Path) -> Option<FileId> {
+        let file = self.made.remove(path)?;
+        self.made.retain(|_, other| *other != file);
+        Some(file)
     }
 
-    /// Remembers a socket file that was made.
-    pub fn bound(&mut self, file: FileId) {
+    /// May images and sockets of another server be taken for the server's own?
+    pub fn adopts(&self) -> io::Result<()> {
+        if self.adopts { Ok(()) } else { Err(denied("no server is taken over from".to_owned())) }
+    }
+
+    /// May a socket be adopted as the one here? Once, and not where one was made.
+    pub fn adopt_socket(&self, path: &Path) -> io::Result<()> {
+        self.adopts()?;
+        self.socket(path)?;
+        if self.had_sockets.contains(path) {
+            return Err(denied(format!("there was a socket at {} already", path.display())));
+        }
+        Ok(())
+    }
+
+    /// Remembers a socket file that was made, or adopted.
+    pub fn bound(&mut self, path: &Path, file: FileId) {
+        self.had_sockets.insert(path.to_owned());
         self.bound.insert((file.dev, file.ino));
     }
 
@@ -318,6 +343,7 @@ mod tests {
             configuration: Some("/named.toml".into()),
             image_folders: folders.clone(),
             socket_folders: folders,
+            adopts: false,
             complete: true,
         };
         policy.pieces(1).into_iter().for_each(|piece| allowed.extend(piece.resolved()).unwrap());
@@ -431,7 +457,7 @@ mod tests {
         let listener = HostOpener.bind_socket(&other).unwrap();
         let id = |path| HostOpener.file_id(path).unwrap();
         let mut allowed = allowed(&[folder.path()]);
-        allowed.bound(id(&own));
+        allowed.bound(&own, id(&own));
         assert!(
             allowed.own_socket(&own, id(&own)).is_ok() && allowed.own_socket(&other, id(&other)).is_err()
         );
@@ -447,9 +473,22 @@ mod tests {
     fn only_sockets_and_images_that_were_made_are_removed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut allowed = allowed(&[Path::new("/")]);
-        assert!(allowed.unlink(file.path()).is_err() && !allowed.forget_made(file.path()));
+        assert!(allowed.unlink(file.path()).is_err() && allowed.forget_made(file.path()).is_none());
         let lies = Lies::of(&file.as_file().try_clone().unwrap().into()).unwrap();
         allowed.made(file.path(), &lies);
-        assert!(allowed.forget_made(file.path()));
+        assert_eq!(allowed.forget_made(file.path()), Some(lies.file));
+    }
+
+    /// A listener of ours whose name is another server's by now proves nothing.
+    #[test]
+    fn socket_is_adopted_only_in_a_take_over_and_not_where_one_was_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let mut allowed = allowed(&[folder.path()]);
+        assert!(allowed.adopt_socket(&path).is_err());
+        allowed.adopts = true;
+        assert!(allowed.adopt_socket(&path).is_ok() && allowed.adopt_socket(Path::new("/s")).is_err());
+        allowed.bound(&path, FileId { dev: 1, ino: 2 });
+        assert!(allowed.adopt_socket(&path).is_err());
     }
 }

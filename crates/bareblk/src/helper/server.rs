@@ -153,9 +153,9 @@ impl State {
             }
             Ask::AdoptSocket { path } => {
                 let socket = file.ok_or(io::ErrorKind::InvalidInput)?;
-                self.allowed().socket(path.as_ref())?;
+                self.allowed().adopt_socket(path.as_ref())?;
                 let file = adopted_socket(path.as_ref(), &socket)?;
-                self.change(|allowed| allowed.bound(file));
+                self.change(|allowed| allowed.bound(path.as_ref(), file));
                 Ok(said(Answer::Done))
             }
             Ask::OpenConfiguration { path } => self.open_configuration(path.as_ref()),
@@ -182,7 +182,7 @@ impl State {
                 let path = allowed(&path)?;
                 let socket = host.bind_socket(&path)?;
                 let file = host.file_id(&path)?;
-                self.change(|allowed| allowed.bound(file));
+                self.change(|allowed| allowed.bound(&path, file));
                 Ok(opened(socket))
             }
             Ask::ConnectSocket { path } => host.connect_socket(&allowed(&path)?).map(|()| said(Answer::Done)),
@@ -194,7 +194,9 @@ impl State {
             }
             Ask::Unlink { path } => {
                 let path: &Path = path.as_ref();
-                if !self.change(|allowed| allowed.forget_made(path)) {
+                let made = self.change(|allowed| allowed.forget_made(path));
+                // What somebody else has put there since is not ours.
+                if made.is_none() || made != Some(host.file_id(path)?) {
                     let file = self.allowed().unlink(path)?;
                     self.change(|allowed| allowed.forget_bound(file));
                 }
@@ -213,6 +215,9 @@ impl State {
         };
         accept_kind(&image)?;
         let lies = Lies::of(&image)?;
+        if found == Found::Beside && request.create.is_some() {
+            self.check_made(path, &lies)?;
+        }
         self.change(|allowed| {
             if request.create.is_some() {
                 allowed.made(path, &lies);
@@ -222,8 +227,18 @@ impl State {
         Ok(opened(image))
     }
 
+    /// Links on the way to it may have been changed between the look and the making.
+    fn check_made(&self, path: &Path, lies: &Lies) -> io::Result<()> {
+        let allowed = self.allowed().image_beside(path, lies, true);
+        if allowed.is_err() {
+            let _ = std::fs::remove_file(&lies.real);
+        }
+        allowed
+    }
+
     /// May be opened again, if it is what the path names, and the path may be opened like this.
     fn adopt_image(&self, path: &Path, file: &OwnedFd) -> Reply {
+        self.allowed().adopts()?;
         let flags = rustix::fs::fcntl_getfl(file)?;
         if flags.contains(OFlags::PATH) {
             return Err(io::ErrorKind::InvalidInput.into());

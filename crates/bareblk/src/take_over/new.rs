@@ -18,12 +18,13 @@ use blk_server::{Fact, Rebuilt, Server};
 use disk_image::{Access, FileId, HostOpener, Opener};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::fstat;
-use tracing::{info, warn};
+use rustix::process::geteuid;
+use tracing::{error, info};
 
 use super::messages::{Listener, Message, OfferedDisk};
 use super::opener::{HandedOver, Image, Socket};
 use super::wire::{receive, send};
-use super::{AT_ONCE, VERSION};
+use super::{AT_ONCE, READY_TIMEOUT, VERSION};
 use crate::configuration::Configuration;
 use crate::control::protocol::{ErrorKind, TakeOver, Verb};
 use crate::ctl::connection::Connection;
@@ -47,6 +48,8 @@ pub struct Taken {
     pid: i32,
     /// By disk: how long its guest paused, if it had one.
     pauses: Vec<(String, Option<Duration>)>,
+    /// Disks of which a front-end could not be gone on with after all.
+    cut_off: Vec<String>,
 }
 
 impl Taker {
@@ -66,7 +69,7 @@ impl Taker {
             bail!("the server at {} is not taken over: {what}", control.display());
         }
         let channel = server.into_stream()?;
-        let pid = getsockopt(&channel, PeerCredentials).map_or(0, |peer| peer.pid());
+        let pid = check_peer(&channel, configuration)?;
         send(&channel, &Message::Begin, &[], AT_ONCE)?;
         let (disks, images, sockets) = (Vec::new(), Vec::new(), HashMap::new());
         let mut taker = Self { channel, pid, disks, images, sockets, opener: None };
@@ -151,10 +154,15 @@ impl Taker {
         }
         prepared.iter().for_each(|(_, _, session)| session.go());
         let mut pauses: Vec<_> = self.disks.iter().map(|(name, ..)| (name.clone(), None)).collect();
+        let mut cut_off = Vec::new();
         for (disk, frozen_ns, session) in &prepared {
-            let Some(started_ns) = session.wait_started() else {
-                warn!(disk, "one of its sessions has ended instead of going on");
-                continue;
+            let started_ns = match session.wait_started() {
+                Ok(started_ns) => started_ns,
+                Err(why) => {
+                    error!(disk, "taken over, but one of its front-ends is not served: {why}");
+                    cut_off.push(disk.clone());
+                    continue;
+                }
             };
             let pause = Duration::from_nanos(started_ns.saturating_sub(*frozen_ns));
             if let Some((_, longest)) = pauses.iter_mut().find(|(name, _)| name == disk) {
@@ -165,7 +173,7 @@ impl Taker {
         let grown =
             |(name, _, sectors): &&(String, Vec<Fact>, u64)| server.capacity_sectors(name) != *sectors;
         self.disks.iter().filter(grown).for_each(|(name, ..)| server.announce_size(name));
-        Ok(Taken { pid: self.pid, pauses })
+        Ok(Taken { pid: self.pid, pauses, cut_off })
     }
 
     fn prepare(&self, server: &Server) -> Result<Vec<(String, u64, Rebuilt)>> {
@@ -175,8 +183,8 @@ impl Taker {
         send(&self.channel, &Message::Ready, &[], AT_ONCE)?;
         let mut prepared = Vec::new();
         loop {
-            // The old server has its own limit for what it does now.
-            let (message, fds) = receive(&self.channel, None)?;
+            // The old server's own limits for what it does now are shorter.
+            let (message, fds) = receive(&self.channel, Some(READY_TIMEOUT))?;
             match message {
                 Message::State { disk, state } => server.restore_disk(&disk, &state)?,
                 Message::Session { disk, frozen_ns, state } => {
@@ -191,6 +199,20 @@ impl Taker {
         send(&self.channel, &Message::Prepared, &[], AT_ONCE)?;
         Ok(prepared)
     }
+}
+
+/// Who answers hands out images that are then served without a look at their locks. Gives its process.
+fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32> {
+    let peer = getsockopt(channel, PeerCredentials).context("whose is the control socket?")?;
+    let user = configuration.server.confinement.user.as_ref().map(|user| user.id);
+    let trusted = [Some(0), Some(geteuid().as_raw()), user];
+    if !trusted.contains(&Some(peer.uid())) {
+        bail!(
+            "not taken over: the control socket is that of user {}, who is neither root, nor you, nor --user",
+            peer.uid()
+        );
+    }
+    Ok(peer.pid())
 }
 
 fn wrong(fds: Vec<OwnedFd>) -> anyhow::Error {
@@ -270,6 +292,9 @@ impl Taken {
     /// For standard output, a line for each disk.
     pub fn lines(&self) -> String {
         let line = |(name, pause): &(String, Option<Duration>)| match pause {
+            _ if self.cut_off.contains(name) => {
+                format!("bareblk: took over disk {name}; not all of its front-ends are served, see the log\n")
+            }
             Some(pause) => {
                 format!(
                     "bareblk: took over disk {name}; its guest paused for {:.3} ms\n",

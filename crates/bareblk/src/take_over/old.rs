@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{Frozen, Offer, Server, Socket};
@@ -32,7 +32,7 @@ pub fn hand_over(
     channel: &UnixStream,
     agree: &mut dyn FnMut() -> io::Result<()>,
 ) -> Result<()> {
-    let _change = serving.begin_change()?;
+    let change = serving.begin_change()?;
     agree()?;
     info!("another server asks to take over");
     let outcome =
@@ -42,6 +42,10 @@ pub fn hand_over(
         // Who has gone, or spoke first, does not hear it.
         let _ = send(channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
     }
+    if outcome.is_ok() {
+        // Nothing is changed here any more.
+        std::mem::forget(change);
+    }
     outcome
 }
 
@@ -50,8 +54,9 @@ fn converse(serving: &Serving, server: &Server, door: &Door, channel: &UnixStrea
     offer(server, door, channel).context("what is served could not be told")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     let mut frozen = server.freeze(DRAIN_TIMEOUT)?;
-    tell_all(&mut frozen, channel).context("the sessions could not be handed over")?;
-    expect(channel, "Prepared", PREPARE_TIMEOUT)?;
+    let deadline = Instant::now() + PREPARE_TIMEOUT;
+    tell_all(&mut frozen, channel, deadline).context("the sessions could not be handed over")?;
+    expect(channel, "Prepared", left(deadline))?;
     serving.unless_stopping(|| {
         door.socket.leave_file(true);
         send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| door.socket.leave_file(false))?;
@@ -93,14 +98,19 @@ fn offered(offer: &Offer) -> OfferedDisk {
     }
 }
 
-fn tell_all(frozen: &mut Frozen<'_>, channel: &UnixStream) -> Result<()> {
+/// Never nothing, which would be no limit at all.
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
+fn tell_all(frozen: &mut Frozen<'_>, channel: &UnixStream, deadline: Instant) -> Result<()> {
     for (disk, state, sessions) in frozen.take_parts() {
-        send(channel, &Message::State { disk: disk.clone(), state }, &[], PREPARE_TIMEOUT)?;
+        send(channel, &Message::State { disk: disk.clone(), state }, &[], left(deadline))?;
         for handed in sessions {
             let fds: Vec<BorrowedFd<'_>> = handed.fds.iter().map(|fd| fd.as_fd()).collect();
             let (disk, frozen_ns, state) = (disk.clone(), handed.frozen_ns, handed.state);
-            send(channel, &Message::Session { disk, frozen_ns, state }, &fds, PREPARE_TIMEOUT)?;
+            send(channel, &Message::Session { disk, frozen_ns, state }, &fds, left(deadline))?;
         }
     }
-    Ok(send(channel, &Message::StatesEnd, &[], PREPARE_TIMEOUT)?)
+    Ok(send(channel, &Message::StatesEnd, &[], left(deadline))?)
 }

@@ -96,6 +96,8 @@ impl HandedOver {
             }
         }
         let owners = std::mem::take(&mut state.owners);
+        // The others have one that ends with their disk.
+        state.sockets.retain(|_, socket| socket.managed);
         drop(state);
         for (path, (mode, uid, gid)) in owners {
             if let Err(error) = self.inner.set_socket_owner(&path, mode, uid, gid) {

@@ -47,6 +47,14 @@ pub(super) struct DirtyLogging {
     changed: Option<Arc<OwnedFd>>,
     /// `VHOST_F_LOG_ALL` is on.
     pub(super) all: bool,
+    /// The log came, and no store was noted in it yet: a migration begins.
+    announced: bool,
+}
+
+impl DirtyLogging {
+    pub(super) fn is_announced(&self) -> bool {
+        self.announced
+    }
 }
 
 impl Session {
@@ -62,6 +70,7 @@ impl Session {
         let bits = message.fds.pop().map(map).transpose();
         let bits = bits.map_err(|source| DirtyLogRefused::Map { mmap_bytes, offset_bytes, source })?;
         self.dirty.bits = bits.map(Arc::new);
+        self.dirty.announced = true;
         self.renew_log()?;
         // QEMU looks at the request's number only, others at the body, which is their own.
         Ok(Answer::DirtyLog(said))
@@ -96,6 +105,7 @@ impl Session {
     /// Makes the memory, and what running queues have of it, note stores as the front-end's messages so far have it.
     pub(super) fn renew_log(&mut self) -> Result<Answer> {
         let memory = self.logged(Arc::clone(&self.memory))?;
+        self.dirty.announced &= !memory.logs_stores();
         if Arc::ptr_eq(&memory, &self.memory) {
             return Ok(Answer::Ack);
         }

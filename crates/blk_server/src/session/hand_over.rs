@@ -113,7 +113,7 @@ impl Session {
     }
 
     fn freeze(&mut self, timeout: Duration) -> Result<(Vec<FrozenQueue>, Handed), NotHanded> {
-        if self.memory.logs_stores() {
+        if self.memory.logs_stores() || self.dirty.is_announced() {
             return Err(NotHanded::Migrating);
         }
         let frozen_ns = monotonic_ns();
@@ -291,15 +291,21 @@ impl Session {
     }
 
     /// Waits to be let go, starts the rings, says when they run, and serves the front-end.
-    pub(crate) fn go_on(mut self, go: &Receiver<Go>, started: &SyncSender<u64>) {
+    pub(crate) fn go_on(mut self, go: &Receiver<Go>, started: &SyncSender<Result<u64, String>>) {
         if go.recv().is_err() {
             return;
         }
+        let had_failed: Vec<bool> = self.vrings.iter().map(|vring| vring.failed).collect();
         let reconciled = self.reconcile_all();
+        let fails_here = self.vrings.iter().zip(had_failed).position(|(vring, had)| vring.failed && !had);
         // What completed in the other process was signalled; that its last signal came through is not ours to know.
         let running = self.vrings.iter().filter(|vring| vring.running.is_some());
         running.filter_map(|vring| vring.call.as_ref()).for_each(|call| signal(call));
-        let _ = started.send(monotonic_ns());
+        let _ = started.send(match (&reconciled, fails_here) {
+            (Err(error), _) => Err(error_line(error)),
+            (Ok(_), Some(queue)) => Err(format!("queue {queue} cannot be served here, see the log")),
+            (Ok(_), None) => Ok(monotonic_ns()),
+        });
         if let Err(error) = reconciled {
             let (disk, session) = (self.disk.name(), self.shared.id());
             return error!(disk, session, "session taken over and ended: {}", error_line(&error));

@@ -123,7 +123,10 @@ impl Worker {
             error!("this worker cannot be completion worker: its engine cannot be started: {error}");
         }
         match hosting {
-            Hosting::Asked(done) => drop(done.send(hosts)),
+            Hosting::Asked(done) => {
+                self.hostings.forget(source);
+                let _ = done.send(hosts);
+            }
             Hosting::Own(disk) => self.hostings.begin(disk, source, Instant::now()),
         }
     }

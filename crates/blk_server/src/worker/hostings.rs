@@ -38,11 +38,17 @@ impl Hostings {
         Self { worker, pending: Vec::new(), due: None }
     }
 
+    /// One that has begun before begins anew: whether it succeeded meanwhile, nobody looked.
     pub(crate) fn begin(&mut self, disk: String, source: &Arc<EngineSource>, now: Instant) {
-        if !self.pending.iter().any(|pending| Arc::ptr_eq(&pending.source, source)) {
-            self.pending.push(Pending { disk, source: Arc::clone(source), until: now + LIMIT });
-            self.due.get_or_insert(now + LIMIT);
-        }
+        self.forget(source);
+        self.pending.push(Pending { disk, source: Arc::clone(source), until: now + LIMIT });
+        self.due.get_or_insert(now + LIMIT);
+    }
+
+    /// Somebody asked for it who waits, and has a limit of their own.
+    pub(crate) fn forget(&mut self, source: &Arc<EngineSource>) {
+        self.pending.retain(|pending| !Arc::ptr_eq(&pending.source, source));
+        self.due = self.pending.first().map(|pending| pending.until);
     }
 
     /// When [`Hostings::look`] is to be called.
