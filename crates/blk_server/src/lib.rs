@@ -116,7 +116,7 @@ pub use server::{Server, ServerConfig, ServerError, StopReport};
 pub use session::hand_over::Handed;
 pub use session::state::SessionState;
 pub use submissions::Submissions;
-pub use take_over::{DiskState, Fact, Frozen, Offer, Rebuilt, TakeOverError, monotonic_ns};
+pub use take_over::{DiskState, Fact, Frozen, GivenUp, Offer, Rebuilt, TakeOverError, monotonic_ns};
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 pub use worker_options::{InvalidClass, SchedulingClass, WorkerId, WorkerOptions, WorkerOptionsError};
 pub use write_cache::Wce;

@@ -186,7 +186,7 @@ impl Server {
             parts: Vec::new(),
             asked: Vec::new(),
             given_up: false,
-            _changes: changes,
+            changes: Some(changes),
         };
         let left = deadline.saturating_duration_since(Instant::now());
         for (at, export) in frozen.disks.iter().enumerate() {
@@ -266,25 +266,32 @@ pub struct Frozen<'a> {
     parts: Vec<(String, DiskState, Vec<Handed>)>,
     asked: Vec<Asked>,
     given_up: bool,
-    _changes: Changes<'a>,
+    changes: Option<Changes<'a>>,
 }
 
-impl Frozen<'_> {
+impl<'a> Frozen<'a> {
     /// What there is to hand over, once: each disk by its name, with its front-ends.
     pub fn take_parts(&mut self) -> Vec<(String, DiskState, Vec<Handed>)> {
         std::mem::take(&mut self.parts)
     }
 
-    /// They are another process's. Nothing here touches them from now on; the process is to end.
-    pub fn give_up(mut self) {
+    /// They are another process's. Nothing here touches them from now on; the process is to end, and what this gives is to be
+    /// kept until it has: it keeps others from changing anything.
+    #[must_use]
+    pub fn give_up(mut self) -> GivenUp<'a> {
         self.given_up = true;
         self.disks.iter().for_each(|export| export.socket.leave_file(true));
         for verdict in self.asked.iter().filter_map(|asked| asked.verdict.as_ref()) {
             let _ = verdict.send(Theirs);
         }
-        // With what keeps others from changing anything, until this process has ended.
-        std::mem::forget(self);
+        GivenUp { _changes: self.changes.take() }
     }
+}
+
+/// What was given up stays as it is while this is kept.
+#[derive(Debug)]
+pub struct GivenUp<'a> {
+    _changes: Option<Changes<'a>>,
 }
 
 impl Drop for Frozen<'_> {

@@ -171,14 +171,20 @@ fn parts_of(rig: &mut Rig) -> Part {
         (serde_json::to_value(&handed.state).unwrap(), fds)
     };
     let sessions = sessions.into_iter().map(travel).collect();
-    frozen.give_up();
+    drop(frozen.give_up());
     (name, state, sessions)
+}
+
+/// The old one's sessions end by themselves, and with the last of them the image's lock.
+fn patient(mut options: Options) -> Options {
+    options.image.lock_timeout = PATIENCE;
+    options
 }
 
 /// Another server goes on with it.
 fn hand_on(rig: &mut Rig, options: Options) {
     let (name, disk, sessions) = parts_of(rig);
-    rig.start_server(options);
+    rig.start_server(patient(options));
     server(rig).restore_disk(&name, &disk).unwrap();
     for (state, fds) in sessions {
         let state: SessionState = serde_json::from_value(state).unwrap();
@@ -233,7 +239,7 @@ fn state_that_no_front_end_could_have_made_is_refused_and_the_disk_serves_others
         let mut rig = Rig::start(Options::default());
         let (_front_end, _guest) = ready(&rig, Format::Split.usual());
         let (name, _, mut sessions) = parts_of(&mut rig);
-        rig.start_server(Options::default());
+        rig.start_server(patient(Options::default()));
         let (mut state, fds) = sessions.remove(0);
         *state.pointer_mut(place).unwrap() = value;
         let state: SessionState = serde_json::from_value(state).unwrap();
@@ -250,7 +256,7 @@ fn session_that_is_not_let_go_touches_nothing_and_ends() {
     let mut rig = Rig::start(Options::default());
     let (front_end, mut guest) = ready(&rig, Format::Split.usual());
     let (name, _, mut sessions) = parts_of(&mut rig);
-    rig.start_server(Options::default());
+    rig.start_server(patient(Options::default()));
     let (state, fds) = sessions.remove(0);
     let state = serde_json::from_value(state).unwrap();
     let session = server(&rig).rebuild(&name, state, fds).unwrap();

@@ -60,7 +60,8 @@ fn converse(serving: &Serving, server: &Server, door: &Door, channel: &UnixStrea
     serving.unless_stopping(|| {
         door.socket.leave_file(true);
         send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| door.socket.leave_file(false))?;
-        frozen.give_up();
+        // Until this process has ended.
+        std::mem::forget(frozen.give_up());
         Ok(())
     })
 }
