@@ -21,9 +21,9 @@ const USED: usize = 50;
 const WATCH: Duration = Duration::from_secs(5);
 /// Image and listening socket.
 const FDS_OF_AN_IDLE_DISK: usize = 2;
-/// What the front-end passes (memory, kick, call, err), the connection, and the session's own wake-up.
-const FDS_OF_A_SESSION: usize = 6;
-/// The other ends: the same, but for the wake-up.
+/// What the front-end passes (memory, kick, call, err), the connection, and the session's own wake-up and pause.
+const FDS_OF_A_SESSION: usize = 7;
+/// The other ends: the same, but for wake-up and pause.
 const FDS_OF_A_FRONT_END: usize = 5;
 /// Anything above is a buffer or a thread that somebody made for each disk.
 const MOST_KIB_OF_AN_IDLE_DISK: u64 = 8;
@@ -85,7 +85,7 @@ fn thousand_disks_wake_up_no_thread_and_cost_little_each() {
     assert!(front_ends.iter().all(|front_end| front_end.ask_u64(rig::code::GET_QUEUE_NUM) == 4));
     let connected = Cost::now();
     let (fds, _) = connected.each_since(idle, USED, "front-ends connected (both ends)");
-    assert_eq!(fds, 3, "connection, its other end, wake-up");
+    assert_eq!(fds, 4, "connection, its other end, wake-up, pause");
 
     let mut used: Vec<_> = front_ends.into_iter().map(start_queue).collect();
     assert!(used.iter_mut().all(|(_, guest)| serves(guest)));
