@@ -30,7 +30,7 @@ use crate::passed_sockets;
 use crate::service_manager::ServiceManager;
 use crate::serving::{self, Serving};
 use crate::serving_control::ServingControl;
-use crate::signals::{Request, Requests};
+use crate::signals::{EndAtOnce, Request, Requests};
 use crate::take_over::Taker;
 use crate::watchdog;
 
@@ -42,6 +42,7 @@ const RELOAD_FAILED: &str =
 
 /// Serves until told to stop. `take_over`: the control socket of a server to take over from.
 pub fn serve(mut configuration: Configuration, take_over: Option<&Path>, log: &LogArgs) -> Result<()> {
+    let starting = EndAtOnce::catch().context("cannot catch signals")?;
     let limit = descriptors::raise_limit();
     check_workers(&configuration.server.workers)?;
     let manager = Arc::new(ServiceManager::from_environment());
@@ -59,6 +60,7 @@ pub fn serve(mut configuration: Configuration, take_over: Option<&Path>, log: &L
     let control = configuration.server.control.clone();
     let opened = serving::open(&opener, configuration)?;
     let requests = Requests::catch().context("cannot catch signals")?;
+    drop(starting);
     if manager.watchdog().is_some() {
         requests.expect_questions().context("cannot catch signals")?;
     }

@@ -1,4 +1,5 @@
-//! What signals ask for, and when a second one means it: of a server (`Requests`), and of a measurement (`Ending`).
+//! What signals ask for, and when a second one means it: of a server that starts (`EndAtOnce`) or
+//! serves (`Requests`), and of a measurement (`Ending`).
 //!
 //! - SIGTERM and SIGINT ask for a stop, SIGHUP for a new look at the images' sizes.
 //! - SIGUSR1 is caught only where a watchdog wants to know whether somebody listens: there is no other way to wake who
@@ -14,8 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::unregister;
 use tracing::error;
 
 /// Signals closer together than this are one request.
@@ -34,6 +37,27 @@ pub enum Request {
     Abort(i32),
 }
 
+/// While it lives, SIGINT and SIGTERM end the process, even if its parent ignored them: a shell without job control
+/// starts `command &` with SIGINT ignored.
+#[derive(Debug)]
+pub struct EndAtOnce(Vec<SigId>);
+
+impl EndAtOnce {
+    /// # Errors
+    /// If the kernel refuses a handler.
+    pub fn catch() -> io::Result<Self> {
+        let always = Arc::new(AtomicBool::new(true));
+        let catch = |signal| signal_hook::flag::register_conditional_default(signal, Arc::clone(&always));
+        [SIGINT, SIGTERM].into_iter().map(catch).collect::<io::Result<_>>().map(Self)
+    }
+}
+
+impl Drop for EndAtOnce {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|id| drop(unregister(id)));
+    }
+}
+
 /// The process's signals, from its making on.
 #[derive(Debug)]
 pub struct Requests {
@@ -42,7 +66,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Catches the signals; until then they end the process.
+    /// Catches the signals; until then [`EndAtOnce`] has them.
     pub fn catch() -> io::Result<Self> {
         Ok(Self { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, history: History::default() })
     }

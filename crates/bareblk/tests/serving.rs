@@ -8,6 +8,7 @@ mod rig;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -72,15 +73,23 @@ fn server_that_waits_for_the_image_serves_when_its_holder_is_killed() {
     assert!(waiting.wait_ready().is_running());
 }
 
+/// As a shell without job control starts `command &`.
+fn with_interrupts_ignored(command: Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' INT; exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
+    shell.env_remove("RUST_LOG").env_remove("NO_COLOR").stdin(Stdio::null());
+    shell
+}
+
 #[test]
 fn server_that_waits_for_the_image_can_be_interrupted() {
     let place = Place::new();
     let image = place.image("disk.raw", MIB);
     let _holder = Server::start(place.serve(&image, "a"));
-    let waiting = Starting::new(place.serve(&image, "b"));
+    let waiting = Starting::new(with_interrupts_ignored(place.serve(&image, "b")));
     waiting.wait_logged("waiting for the image's lock");
     waiting.signal(Signal::INT);
-    assert!(!waiting.wait_ended().success());
+    assert_eq!(waiting.wait_ended().signal(), Some(Signal::INT.as_raw()));
     assert!(!place.socket("b").exists());
 }
 
@@ -146,11 +155,11 @@ fn start_that_waits_for_a_file_system_that_hangs_names_the_image_and_can_be_inte
         Err(error) => return println!("skipped: no FUSE here: {error}"),
     };
     let image = folder.join("disk.raw");
-    let waiting = Starting::new(place.serve(&image, "s"));
+    let waiting = Starting::new(with_interrupts_ignored(place.serve(&image, "s")));
     waiting.wait_logged("its file system does not answer; the start waits for it, Ctrl-C gives up");
     waiting.wait_logged(&image.display().to_string());
     waiting.signal(Signal::INT);
-    assert!(!waiting.wait_ended().success());
+    assert_eq!(waiting.wait_ended().signal(), Some(Signal::INT.as_raw()));
     assert!(!place.socket("s").exists());
 }
 
