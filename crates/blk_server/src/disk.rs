@@ -368,6 +368,11 @@ impl Disk {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)
     }
 
+    /// The same for a line that a front-end would cause several times a second, for ever: the same words once an hour.
+    pub(crate) fn log_allowed_once(&self, words: &str, now: Instant) -> Option<Allowed> {
+        self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow_once(words, now)
+    }
+
     /// The same for lines about what the host does wrong: a guest's junk must not crowd these out.
     pub(crate) fn host_log_allowed(&self, now: Instant) -> Option<Allowed> {
         self.host_log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(now)

@@ -1,12 +1,18 @@
-//! A limit on log lines that a guest or a front-end can cause: a few, then a count of the rest.
+//! A limit on log lines that a guest or a front-end can cause: a few, then a count of the rest; the same words once an hour.
 //!
 //! Not here: lines that only the operator can cause; those are never held back.
 
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 /// Lines per [`PERIOD`] and queue.
 const LINES: u32 = 5;
 const PERIOD: Duration = Duration::from_secs(10);
+/// How long the same words are left out.
+const SAME_WORDS: Duration = Duration::from_secs(3600);
+/// Most lines whose words are remembered; the oldest is forgotten.
+const REMEMBERED: usize = 16;
 
 /// The line may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,13 +27,24 @@ pub struct LogLimit {
     period_start: Instant,
     lines: u32,
     suppressed: u64,
+    /// Oldest first.
+    written: VecDeque<Written>,
+}
+
+/// A line that was written.
+#[derive(Debug)]
+struct Written {
+    words_hash: u64,
+    at: Instant,
+    /// How often it was left out since.
+    suppressed: u64,
 }
 
 impl LogLimit {
     /// Nothing written yet.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Self { period_start: now, lines: 0, suppressed: 0 }
+        Self { period_start: now, lines: 0, suppressed: 0, written: VecDeque::new() }
     }
 
     /// `None`: leave the line out.
@@ -44,6 +61,28 @@ impl LogLimit {
         let suppressed = std::mem::take(&mut self.suppressed);
         Some(Allowed { suppressed: (suppressed > 0).then_some(suppressed) })
     }
+
+    /// As `allow`, and the same words only once an hour. What is left out for that is reported when they are written again.
+    pub fn allow_once(&mut self, words: &str, now: Instant) -> Option<Allowed> {
+        let mut hasher = DefaultHasher::new();
+        words.hash(&mut hasher);
+        let words_hash = hasher.finish();
+        let known = self.written.iter().position(|line| line.words_hash == words_hash);
+        if let Some(line) = known.and_then(|at| self.written.get_mut(at))
+            && now.saturating_duration_since(line.at) < SAME_WORDS
+        {
+            line.suppressed += 1;
+            return None;
+        }
+        let others = self.allow(now)?.suppressed.unwrap_or(0);
+        let same = known.and_then(|at| self.written.remove(at)).map_or(0, |line| line.suppressed);
+        if self.written.len() == REMEMBERED {
+            self.written.pop_front();
+        }
+        self.written.push_back(Written { words_hash, at: now, suppressed: 0 });
+        let suppressed = others + same;
+        Some(Allowed { suppressed: (suppressed > 0).then_some(suppressed) })
+    }
 }
 
 #[cfg(test)]
@@ -57,5 +96,29 @@ mod tests {
         let allowed = (0..100).filter(|_| limit.allow(start).is_some()).count();
         let later = limit.allow(start + PERIOD);
         assert_eq!((allowed, later), (5, Some(Allowed { suppressed: Some(95) })));
+    }
+
+    #[test]
+    fn same_words_are_written_once_an_hour_and_their_repeats_counted() {
+        let start = Instant::now();
+        let mut limit = LogLimit::new(start);
+        // Three times a second, for an hour.
+        let times = (0..3 * 3600).map(|third| start + third * Duration::from_millis(333));
+        let allowed = times.filter(|&now| limit.allow_once("no VERSION_1", now).is_some()).count();
+        let again = limit.allow_once("no VERSION_1", start + SAME_WORDS);
+        assert_eq!((allowed, again), (1, Some(Allowed { suppressed: Some(3 * 3600 - 1) })));
+        assert!(limit.allow_once("something else", start + SAME_WORDS).is_some());
+    }
+
+    #[test]
+    fn other_words_each_time_are_limited_like_all_lines_and_remembered_in_bounded_memory() {
+        let start = Instant::now();
+        let mut limit = LogLimit::new(start);
+        let allowed = (0..1000).filter(|number: &u32| limit.allow_once(&number.to_string(), start).is_some());
+        assert_eq!(allowed.count(), 5);
+        for number in 0..100 {
+            limit.allow_once(&number.to_string(), start + number * PERIOD);
+        }
+        assert!(limit.written.len() <= REMEMBERED);
     }
 }

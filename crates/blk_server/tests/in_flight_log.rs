@@ -5,6 +5,8 @@
 //! `bareblk/tests/guest_restart.rs`; deaths between any two stores: `virtqueue`.)
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
+#[path = "in_flight_log/layouts.rs"]
+mod layouts;
 mod rig;
 
 use std::io::IoSliceMut;
@@ -40,9 +42,13 @@ fn inflight(mmap_bytes: u64, offset_bytes: u64, queues: u16, queue_size: u16) ->
 }
 
 impl Log {
-    /// GET_INFLIGHT_FD.
     fn get(front_end: &FrontEnd, queues: u16) -> Self {
-        front_end.send(code::GET_INFLIGHT_FD, &inflight(0, 0, queues, QUEUE_SIZE), &[]);
+        Self::asked(front_end, queues, QUEUE_SIZE)
+    }
+
+    /// GET_INFLIGHT_FD.
+    fn asked(front_end: &FrontEnd, queues: u16, queue_size: u16) -> Self {
+        front_end.send(code::GET_INFLIGHT_FD, &inflight(0, 0, queues, queue_size), &[]);
         let mut bytes = [0; 12 + 24];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -92,11 +98,15 @@ fn connect(rig: &Rig, format: Format) -> FrontEnd {
 }
 
 fn bed(rig: &Rig, format: Format) -> Bed {
+    bed_with(rig, format, |front_end| Log::get(front_end, 1), QUEUE_SIZE)
+}
+
+fn bed_with(rig: &Rig, format: Format, log: impl FnOnce(&FrontEnd) -> Log, queue_size: u16) -> Bed {
     let mut front_end = connect(rig, format);
-    let log = Log::get(&front_end, 1);
+    let log = log(&front_end);
     log.give(&front_end);
     front_end.share_memory(16 * MIB);
-    let guest = front_end.start_queue(0, QUEUE_SIZE, format.usual());
+    let guest = front_end.start_queue(0, queue_size, format.usual());
     Bed { front_end, guest, log }
 }
 
@@ -409,8 +419,10 @@ fn memory_that_the_server_makes_for_a_log_is_large_enough_and_sealed() {
     for format in BOTH {
         let front_end = connect(&rig, format);
         let log = Log::get(&front_end, 4);
-        let each = if format == Format::Split { 16 + 64 * 16_u64 } else { 32 + 64 * 32 };
-        assert_eq!(log.bytes(), 4 * each.next_multiple_of(64));
+        // For the longest ring of the disk in either format, and the mark that says so.
+        let each = 32 + 256 * 32_u64;
+        assert_eq!(log.bytes(), 4 * each.next_multiple_of(64) + 8);
+        assert_eq!(log.body[16..20], [4, 0, 64, 0], "as it was asked for");
         assert_eq!(rustix::fs::fstat(&log.fd).unwrap().st_size as u64, log.bytes());
         assert!(rustix::fs::ftruncate(&log.fd, 0).is_err());
         assert!(contents(&log.view(), log.bytes()).iter().all(|&byte| byte == 0), "not new");
@@ -483,27 +495,12 @@ fn other_log_for_a_running_ring_is_refused_and_the_same_one_again_changes_nothin
 }
 
 #[test]
-fn queue_that_its_log_has_no_place_for_stays_stopped_and_the_others_go_on() {
-    let rig = Rig::start(Options::default());
-    let mut front_end = connect(&rig, Format::Split);
-    let log = Log::get(&front_end, 1);
-    log.give(&front_end);
-    front_end.share_memory(16 * MIB);
-    let mut first = front_end.start_queue(0, QUEUE_SIZE, feature::USUAL);
-    let second = front_end.start_queue(1, QUEUE_SIZE, feature::USUAL);
-    assert!(second.err_signalled() && serves(&mut first));
-    let larger = front_end.start_queue(0, 2 * QUEUE_SIZE, feature::USUAL);
-    assert!(larger.err_signalled());
-    assert!(works(&rig) || front_end.is_closed());
-}
-
-#[test]
 fn log_with_any_contents_stops_its_queue_or_is_served_and_the_server_goes_on() {
     let rig = Rig::start(Options::default());
     for seed in 0..60 {
         let format = BOTH[seed % 2];
         let mut front_end = connect(&rig, format);
-        let log = Log::get(&front_end, 1);
+        let log = layouts::tight(format, 1, QUEUE_SIZE);
         let mut random = fastrand::Rng::with_seed(seed as u64);
         let mut bytes = contents(&log.view(), log.bytes());
         bytes.iter_mut().for_each(|byte| *byte = if random.bool() { random.u8(0..8) } else { 0 });

@@ -10,7 +10,9 @@ use std::os::fd::AsFd;
 use std::sync::{Mutex, Once};
 
 use io_engine::{Fault, Verb, When};
-use rig::passed::works;
+use rig::format::Format;
+use rig::in_flight_log::Log;
+use rig::passed::{serves, works};
 use rig::raw_guest::faulty;
 use rig::{Options, Rig, code, feature, kind, ready, vring_addr, vring_state};
 use rustix::io::Errno;
@@ -70,7 +72,34 @@ fn driver_without_version_1_is_refused_with_one_line() {
     front_end.negotiate(feature::USUAL);
     let legacy = (feature::FLUSH | feature::PROTOCOL).to_ne_bytes();
     assert_eq!(front_end.acked(code::SET_FEATURES, &legacy, &[]), 1);
-    assert_eq!(lines_with("without VERSION_1"), 1);
+    assert_eq!(lines_with("0x40000200 without VERSION_1"), 1);
+}
+
+#[test]
+fn driver_without_version_1_that_tries_for_ever_is_refused_with_one_line() {
+    keep_lines();
+    let rig = Rig::start(Options::default());
+    let legacy = (feature::CONFIG_WCE | feature::PROTOCOL).to_ne_bytes();
+    for _ in 0..20 {
+        // QEMU does not ask to be told, and connects again.
+        let front_end = rig.connect();
+        front_end.send(code::SET_FEATURES, &legacy, &[]);
+        assert!(front_end.is_closed());
+    }
+    assert_eq!(lines_with("0x40000800 without VERSION_1"), 1);
+}
+
+#[test]
+fn ring_that_has_no_room_in_its_log_is_warned_of_once() {
+    keep_lines();
+    let rig = Rig::start(Options { queue_size: 1024, ..Options::default() });
+    for _ in 0..3 {
+        let mut front_end = Log::new().front_end(&rig, Format::Split, u64::MAX);
+        front_end.share_memory(16 * rig::MIB);
+        assert!(serves(&mut front_end.start_queue(0, 512, feature::USUAL)));
+        assert!(serves(&mut front_end.start_queue(0, 512, feature::USUAL)));
+    }
+    assert_eq!(lines_with("no room for queue 0 with 512 descriptors"), 1);
 }
 
 #[test]

@@ -214,12 +214,15 @@ fn guest_and_front_end_go_on_in_another_server() {
 #[test]
 fn held_requests_go_along_in_the_log_and_are_done_there() {
     for format in BOTH {
-        let log = Log::new();
-        let (mut rig, _fake, _front_end, mut guest, pending) = holding(format, Some(&log));
-        hand_on(&mut rig, Options::buffered());
-        guest.next_used().unwrap();
-        assert_eq!(pending.status(&guest), OK);
-        assert!(serves(&mut guest));
+        for log in [Log::new(), Log::larger_than_asked()] {
+            let (mut rig, _fake, front_end, mut guest, pending) = holding(format, Some(&log));
+            hand_on(&mut rig, Options::buffered());
+            guest.next_used().unwrap();
+            assert_eq!(pending.status(&guest), OK);
+            assert!(serves(&mut guest));
+            // Said once more, as the front-end knows it: the same one.
+            log.give(&front_end);
+        }
     }
 }
 

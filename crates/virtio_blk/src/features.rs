@@ -80,7 +80,11 @@ pub enum FeatureError {
         offered: u64,
     },
     /// A legacy driver: other byte order, other layout rules.
-    #[error("driver accepted feature bits {accepted:#x} without VERSION_1 ({version_1:#x})")]
+    #[error(
+        "driver accepted feature bits {accepted:#x} without VERSION_1 ({version_1:#x}): a legacy driver, which no \
+         vhost-user server serves; with QEMU add disable-legacy=on to the device (firmware such as OVMF drives a \
+         transitional one as legacy)"
+    )]
     Legacy {
         /** As received. */
         accepted: u64,
@@ -221,10 +225,12 @@ mod tests {
     fn driver_without_version_1_is_refused_with_its_bits() {
         let refused = Negotiated::accept(device_features(&PLAIN), FLUSH | MQ).unwrap_err();
         assert_eq!(refused, FeatureError::Legacy { accepted: FLUSH | MQ, version_1: VERSION_1 });
-        assert_eq!(
-            refused.to_string(),
-            "driver accepted feature bits 0x1200 without VERSION_1 (0x100000000)"
+        let said = refused.to_string();
+        assert!(
+            said.starts_with("driver accepted feature bits 0x1200 without VERSION_1 (0x100000000)"),
+            "{said}"
         );
+        assert!(said.contains("disable-legacy=on"), "{said}");
     }
 
     #[test]

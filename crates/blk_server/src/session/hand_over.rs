@@ -23,7 +23,7 @@ use vhost::vhost_user::message::{FrontendReq, VhostUserInflight};
 use virtio_blk::{Negotiated, WriteCache};
 use virtqueue::MIN_QUEUE_SIZE;
 
-use super::log_memory::{self, LogMemory};
+use super::log_memory::{self, LogLayout, LogMemory};
 use super::protocol::protocol_features;
 use super::state::{Incoming, LogState, Outgoing, Place, RegionState, SessionState, VringState};
 use super::vring::{UserAddresses, Vring};
@@ -159,14 +159,9 @@ impl Session {
         });
         let regions = regions.collect();
         let log = self.log.as_ref().and_then(|log| {
-            let said = log.said();
-            Some(LogState {
-                fd: fds.put(log.fd()?),
-                mmap_bytes: said.mmap_size,
-                offset_bytes: said.mmap_offset,
-                queues: said.num_queues,
-                entries: said.queue_size,
-            })
+            let LogLayout { queues, entries } = log.layout();
+            let (mmap_bytes, offset_bytes) = (log.mmap_bytes, log.offset_bytes);
+            Some(LogState { fd: fds.put(log.fd()?), mmap_bytes, offset_bytes, queues, entries })
         });
         let backend_channel = fds.put_some(self.shared.backend_channel().as_ref());
         let vrings = self.vrings.iter().map(|vring| vring_state(vring, &mut fds)).collect();

@@ -5,6 +5,9 @@
 //! - Whoever connects may send any file of any size: no more of it is mapped than the logs need, and a file that is
 //!   truncated later ends its session, like guest memory (`guest_mem`). The memory that we make cannot be.
 //! - Nothing is written here: a queue begins its log when it starts.
+//! - A front-end asks before its guest has chosen the rings' sizes, so what it asks for is not what it will need: a log
+//!   that is made here has room for the longest ring of the disk (docs/decisions/0042). A ring that has no room in its
+//!   log is served without one.
 //! - A log belongs to its rings: what a running one has in flight, or holds, is in the one with which it started, and
 //!   nowhere else. So another log is refused until the rings are stopped; the same one again changes nothing.
 //!
@@ -56,21 +59,68 @@ pub(crate) enum LogMemoryError {
     Make { bytes: u64, source: io::Error },
 }
 
+/// What a roomy log has more than its queues need. Each queue's log is a multiple of 64 bytes long, so no tight log that
+/// a server made has such a size.
+const ROOMY_MARK_BYTES: u64 = 8;
+
+/// How many logs there are, and how many entries each of them has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LogLayout {
+    pub(super) queues: u16,
+    /// Of each queue: no longer ring has room.
+    pub(super) entries: u16,
+}
+
+impl LogLayout {
+    /// As many entries as the front-end said: the layout of servers before this one, and of front-ends that make the
+    /// memory themselves.
+    fn tight(queues: u16, queue_size: u16) -> Self {
+        Self { queues, entries: queue_size }
+    }
+
+    /// For rings of up to `longest` descriptors, in either format.
+    fn roomy(queues: u16, longest: u16) -> Self {
+        Self { queues, entries: longest.next_power_of_two() }
+    }
+
+    /// What memory of this size was made for. The size alone tells: front-ends pass it back as it was, and say the queue
+    /// size for which they had asked.
+    fn of_memory(mmap_bytes: u64, queues: u16, queue_size: u16) -> Self {
+        let sizes =
+            (0..u16::BITS).map(|bit| 1 << bit).filter(|&size| (queue_size..=MAX_QUEUE_SIZE).contains(&size));
+        let mut roomy = sizes.map(|size| Self::roomy(queues, size));
+        roomy.find(|layout| layout.roomy_bytes() == mmap_bytes).unwrap_or(Self::tight(queues, queue_size))
+    }
+
+    fn roomy_bytes(self) -> u64 {
+        self.bytes(true) + ROOMY_MARK_BYTES
+    }
+
+    fn bytes(self, packed: bool) -> u64 {
+        LogArea::bytes(self.queues, self.entries, packed)
+    }
+}
+
 /// The logs of a session's queues.
 pub(super) struct LogMemory {
     memory: Arc<GuestMemory>,
+    layout: LogLayout,
     /// As the front-end said it.
-    said: VhostUserInflight,
+    pub(super) mmap_bytes: u64,
+    pub(super) offset_bytes: u64,
 }
 
 impl LogMemory {
-    /// Of one queue.
-    pub(super) fn area(&self, queue: u16) -> LogArea {
-        LogArea::new(Arc::clone(&self.memory), queue, self.said.queue_size)
+    /// Of one queue; `None`: it has no room.
+    pub(super) fn area(&self, queue: u16, queue_size: u16, packed: bool) -> Option<LogArea> {
+        let LogLayout { queues, entries } = self.layout;
+        let end_bytes = LogArea::bytes(queue.saturating_add(1), entries, packed);
+        let has_room = queue < queues && queue_size <= entries && end_bytes <= self.mmap_bytes;
+        has_room.then(|| LogArea::new(Arc::clone(&self.memory), queue, entries))
     }
 
-    pub(super) fn said(&self) -> &VhostUserInflight {
-        &self.said
+    pub(super) fn layout(&self) -> LogLayout {
+        self.layout
     }
 
     pub(super) fn fd(&self) -> Option<&Arc<OwnedFd>> {
@@ -78,9 +128,8 @@ impl LogMemory {
     }
 
     fn is_same(&self, said: &VhostUserInflight, fd: impl AsFd) -> bool {
-        let region = self.memory.regions().first();
-        self.said.queue_size == said.queue_size
-            && region.is_some_and(|region| region.is_same(&spec(said), fd))
+        let (region, layout) = (self.memory.regions().first(), layout(said));
+        self.layout == layout && region.is_some_and(|region| region.is_same(&spec(said, layout), fd))
     }
 }
 
@@ -89,9 +138,7 @@ impl Session {
     pub(super) fn get_inflight_fd(&self, message: &Message) -> Result<Answer> {
         let asked = self.checked(message)?;
         let (num_queues, queue_size) = (asked.num_queues, asked.queue_size);
-        // The larger of the two layouts, as long as nobody knows which it will be.
-        let packed = self.negotiated.is_none_or(|negotiated| negotiated.ring().packed);
-        let bytes = LogArea::bytes(num_queues, queue_size, packed);
+        let bytes = LogLayout::roomy(num_queues, queue_size.max(self.disk.queue_size())).roomy_bytes();
         let fd = sealed_memory(bytes).map_err(|source| LogMemoryError::Make { bytes, source })?;
         let answer = VhostUserInflight { mmap_size: bytes, mmap_offset: 0, num_queues, queue_size };
         Ok(Answer::Log(answer, fd))
@@ -109,6 +156,22 @@ impl Session {
         }
         self.log = Some(map(&said, packed, fd)?);
         self.reconcile_all()
+    }
+
+    /// Where queue `at` notes what it has in flight; `None`: nowhere.
+    pub(super) fn log_for(&self, at: usize, packed: bool) -> Option<LogArea> {
+        let (log, queue_size) = (self.log.as_ref()?, self.vrings[at].queue_size?);
+        let queue = u16::try_from(at).ok()?;
+        let area = log.area(queue, queue_size, packed);
+        if area.is_none() {
+            let LogLayout { queues, entries } = log.layout;
+            self.warn_once(&format!(
+                "the front-end's in-flight log has no room for queue {queue} with {queue_size} descriptors (it is for \
+                 {queues} queues of {entries}): the queue is served without one, and what it has in flight is lost if \
+                 the server is killed; have the front-end ask this server for the log (GET_INFLIGHT_FD)"
+            ));
+        }
+        area
     }
 
     fn checked(&self, message: &Message) -> Result<VhostUserInflight> {
@@ -139,23 +202,27 @@ pub(super) fn check(said: &VhostUserInflight, most: u16) -> Result<(), LogMemory
 /// `packed`: known to be; the format may be negotiated later.
 pub(super) fn map(said: &VhostUserInflight, packed: bool, fd: OwnedFd) -> Result<LogMemory, LogMemoryError> {
     let (mmap_bytes, offset_bytes) = (said.mmap_size, said.mmap_offset);
-    let (queues, queue_size) = (said.num_queues, said.queue_size);
-    let needed_bytes = LogArea::bytes(queues, queue_size, packed);
+    let (queues, queue_size, layout) = (said.num_queues, said.queue_size, layout(said));
+    let needed_bytes = layout.bytes(packed);
     if mmap_bytes < needed_bytes {
         return Err(LogMemoryError::TooSmall { mmap_bytes, needed_bytes, queues, queue_size });
     }
     if !offset_bytes.is_multiple_of(ALIGN_BYTES) {
         return Err(LogMemoryError::Misaligned { offset_bytes });
     }
-    let region = Arc::new(Region::map(spec(said), Arc::new(fd))?);
-    Ok(LogMemory { memory: Arc::new(GuestMemory::new(vec![region])?), said: *said })
+    let region = Arc::new(Region::map(spec(said, layout), Arc::new(fd))?);
+    Ok(LogMemory { memory: Arc::new(GuestMemory::new(vec![region])?), layout, mmap_bytes, offset_bytes })
+}
+
+fn layout(said: &VhostUserInflight) -> LogLayout {
+    LogLayout::of_memory(said.mmap_size, said.num_queues, said.queue_size)
 }
 
 /// No more of the file than logs need.
-fn spec(said: &VhostUserInflight) -> RegionSpec {
+fn spec(said: &VhostUserInflight, layout: LogLayout) -> RegionSpec {
     RegionSpec {
         guest_addr: GuestAddress(0),
-        size_bytes: said.mmap_size.min(LogArea::bytes(said.num_queues, said.queue_size, true)),
+        size_bytes: said.mmap_size.min(layout.bytes(true)),
         user_addr: 0,
         file_offset_bytes: said.mmap_offset,
     }
@@ -167,4 +234,35 @@ fn sealed_memory(bytes: u64) -> io::Result<OwnedFd> {
     ftruncate(&fd, bytes)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roomy_log_is_known_by_its_size_whatever_queue_size_was_asked_for() {
+        for longest in [128, 256, 1024] {
+            let made = LogLayout::roomy(4, longest);
+            let read = [2, 100, 128].map(|asked| LogLayout::of_memory(made.roomy_bytes(), 4, asked));
+            assert_eq!(read, [made; 3]);
+        }
+    }
+
+    #[test]
+    fn no_log_of_a_server_before_this_one_is_taken_for_a_roomy_one() {
+        for (queues, queue_size) in [(1, 2), (1, 128), (4, 512), (3, 1000), (256, 1024)] {
+            let tight = LogLayout::tight(queues, queue_size);
+            for bytes in [tight.bytes(false), tight.bytes(true)] {
+                assert_eq!(LogLayout::of_memory(bytes, queues, queue_size), tight);
+            }
+        }
+    }
+
+    #[test]
+    fn memory_of_any_size_has_a_layout_with_what_was_said_at_least() {
+        for mmap_bytes in (0..1 << 18).chain(u64::MAX - 100..=u64::MAX) {
+            assert!(LogLayout::of_memory(mmap_bytes, 5, 77).entries >= 77);
+        }
+    }
 }

@@ -217,7 +217,7 @@ impl Session {
     }
 
     fn log_ended(&self, what: &str) {
-        if let Some(Allowed { suppressed }) = self.disk.log_allowed(Instant::now()) {
+        if let Some(Allowed { suppressed }) = self.disk.log_allowed_once(what, Instant::now()) {
             let (disk, session) = (self.disk.name(), self.shared.id());
             error!(disk, session, suppressed, "session ended: {what}");
         }
@@ -252,9 +252,14 @@ impl Session {
     }
 
     fn log_refused(&self, error: &SessionError) {
-        if let Some(Allowed { suppressed }) = self.disk.log_allowed(Instant::now()) {
+        self.warn_once(&format!("refused: {}", error_line(error)));
+    }
+
+    /// Once for the same words, as front-ends try again and again.
+    fn warn_once(&self, what: &str) {
+        if let Some(Allowed { suppressed }) = self.disk.log_allowed_once(what, Instant::now()) {
             let (disk, session) = (self.disk.name(), self.shared.id());
-            warn!(disk, session, suppressed, "refused: {}", error_line(error));
+            warn!(disk, session, suppressed, "{what}");
         }
     }
 
@@ -482,6 +487,7 @@ impl Session {
         }
         let leaves_unbegun = self.has(VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT);
         let may_predate = self.disk.guest_cache().may_predate(self.shared.id());
+        let log = self.log_for(at, negotiated.ring().packed);
         let vring = &mut self.vrings[at];
         let Some(kick) = vring.kick.clone() else { return Ok(()) };
         #[allow(clippy::cast_possible_truncation)] // fewer than 65,536 queues
@@ -498,7 +504,7 @@ impl Session {
             call: vring.call.clone(),
             err: vring.err.clone(),
             meter: Arc::default(),
-            log: self.log.as_ref().map(|log| log.area(at as u16)),
+            log,
             leaves_unbegun,
         };
         // A ring that cannot be used is the queue's fault, not the session's: already logged, err fd

@@ -14,9 +14,22 @@ pub struct Log(Vec<u8>, std::os::fd::OwnedFd);
 impl Log {
     /// Of one queue with 256 entries, as a front-end may make it itself.
     pub fn new() -> Self {
-        let sizes = [1_u16, 256, 0, 0].into_iter().flat_map(u16::to_ne_bytes);
-        let body = [16_384_u64, 0].into_iter().flat_map(u64::to_ne_bytes).chain(sizes).collect();
-        Self(body, memfd(16_384))
+        Self::with(16_384, 256)
+    }
+
+    /// Of one queue with 256 entries, as a server makes it for a front-end that asks for 128.
+    pub fn larger_than_asked() -> Self {
+        Self::with(32 + 256 * 32 + 32 + 8, 128)
+    }
+
+    fn with(bytes: u64, queue_size: u16) -> Self {
+        let sizes = [1, queue_size, 0, 0].into_iter().flat_map(u16::to_ne_bytes);
+        let body = [bytes, 0].into_iter().flat_map(u64::to_ne_bytes).chain(sizes).collect();
+        Self(body, memfd(bytes))
+    }
+
+    pub fn give(&self, front_end: &FrontEnd) {
+        front_end.ok(code::SET_INFLIGHT_FD, &self.0, &[self.1.as_fd()]);
     }
 
     /// A front-end that has this log, and of the protocol's features what `protocol` leaves of those that are offered.
@@ -26,7 +39,7 @@ impl Log {
         let offered_protocol = front_end.ask_u64(code::GET_PROTOCOL_FEATURES);
         front_end.send(code::SET_PROTOCOL_FEATURES, &(offered_protocol & protocol).to_ne_bytes(), &[]);
         front_end.ok(code::SET_FEATURES, &(format.usual() & offered).to_ne_bytes(), &[]);
-        front_end.ok(code::SET_INFLIGHT_FD, &self.0, &[self.1.as_fd()]);
+        self.give(&front_end);
         front_end
     }
 }
