@@ -175,7 +175,7 @@ impl Disk {
             queues,
             queue_size,
             wce,
-            guest_cache: GuestChoice::new(start),
+            guest_cache: GuestChoice::new(start, queues),
             lease: Mutex::default(),
             lease_free: Condvar::new(),
             log_limit: Mutex::new(LogLimit::new(Instant::now())),
@@ -425,7 +425,6 @@ impl Disk {
         if !lease.users.contains(&session.id()) {
             lease.users.push(session.id());
         }
-        disk.guest_cache.rings_started_by(session.id());
         Ok(RingLease { disk: Arc::clone(disk) })
     }
 }

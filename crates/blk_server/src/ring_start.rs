@@ -18,8 +18,10 @@ use tracing::{info, warn};
 use virtio_blk::WriteCache;
 use virtqueue::{DeviceQueue, Recovery, RingLayout};
 
+use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::log_limit::Allowed;
+use crate::session::SessionShared;
 use crate::workers::QueueStart;
 
 /// # Errors
@@ -47,7 +49,7 @@ pub(crate) fn open_ring(
         recovery => log_recovery(start, recovery),
     }
     if !ring.was_fresh() && start.cache_choice_unknown && !start.disk.ignores_flushes() {
-        assume_writethrough(start);
+        assume_writethrough(&start.disk, &start.session);
     }
     Ok(ring)
 }
@@ -82,10 +84,14 @@ fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) 
     }
 }
 
-fn assume_writethrough(start: &QueueStart) {
-    if start.disk.guest_cache().assume_writethrough() {
-        let disk = start.disk.name();
-        warn!(disk, "the guest's cache mode is not known after a restart: every write is made durable");
+/// The guest may have switched its cache off where this process did not hear of it.
+pub(crate) fn assume_writethrough(disk: &Disk, session: &SessionShared) {
+    if disk.guest_cache().assume_writethrough() {
+        let disk = disk.name();
+        warn!(
+            disk,
+            "the guest's cache mode is not known after a restart or a migration: every write is made durable"
+        );
     }
-    start.session.set_write_cache(WriteCache::Writethrough);
+    session.set_write_cache(WriteCache::Writethrough);
 }

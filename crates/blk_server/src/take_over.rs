@@ -103,7 +103,7 @@ impl Offer {
 pub struct DiskState {
     /// A guest has switched its write cache off.
     writethrough: bool,
-    /// A guest has chosen a mode.
+    /// Servers before this one said here that a guest has chosen, and ask for it. Each ring's state says more.
     cache_chosen: bool,
     /// A sync has failed.
     failed: bool,
@@ -252,9 +252,9 @@ impl Asked {
 }
 
 fn part(disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) {
-    let (writethrough, cache_chosen) = disk.guest_cache().reading();
+    let writethrough = disk.guest_cache().is_writethrough();
     let capacity_sectors = disk.image().capacity_sectors();
-    let state = DiskState { writethrough, cache_chosen, failed: disk.has_failed(), capacity_sectors };
+    let state = DiskState { writethrough, cache_chosen: false, failed: disk.has_failed(), capacity_sectors };
     (disk.name().to_owned(), state, sessions)
 }
 
@@ -345,7 +345,7 @@ impl Server {
             );
             return Err(TakeOverError::Stays { disk: disk.to_owned(), why });
         }
-        export.disk.guest_cache().restore((state.writethrough, state.cache_chosen));
+        export.disk.guest_cache().restore(state.writethrough);
         if state.failed {
             export.disk.was_failed();
         }

@@ -1,16 +1,21 @@
 //! The write-cache mode of a disk's guest: what it starts with, what it chose, and for how long that counts.
 //!
 //! A disk starts with what its `--cache` says; each driver that attaches starts there again, unless the guest's
-//! choice was writethrough: that one is remembered longer than a session. A guest that switches the cache off (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) stops sending flushes
-//! and counts on each write being durable. The front-end keeps that choice and never repeats it: not
-//! after a guest's reboot, not after it reconnected. So it is kept here until the guest chooses again.
+//! choice was writethrough: that one is remembered longer than a session. A guest that switches the cache off
+//! (`VIRTIO_BLK_F_CONFIG_WCE`, writeback = 0) stops sending flushes and counts on each write being durable. The
+//! front-end keeps that choice and never repeats it: not after a guest's reboot, not after it reconnected. So it is
+//! kept here until the guest chooses again.
 //!
-//! A ring that another server ran before this process came from a guest whose choice nobody can tell
-//! us: it is taken for the careful one (docs/decisions/0011).
+//! A ring in use that this process has not opened before belongs to a guest that may have chosen elsewhere: before this
+//! process, or on another host. It is taken for the careful one (docs/decisions/0011). What counts is a ring that was
+//! opened, not one that somebody tried to start; and the front-end's stop (GET_VRING_BASE) ends what is known of it for
+//! all sessions but its own.
 //!
 //! Spec: virtio 1.3 §5.2.5, §5.2.6.2. Not here: what durable means for an operation (`io_engine`).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use virtio_blk::{Negotiated, WriteCache, initial_write_cache};
 
@@ -24,8 +29,21 @@ pub enum Wce {
     Fixed,
 }
 
-/// No session has started rings yet; sessions count from 1.
-const NONE: u64 = 0;
+/// The file behind a guest's memory: that of one VMM, for as long as the guest lives there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryFile {
+    device: u64,
+    inode: u64,
+}
+
+impl MemoryFile {
+    /// `None`: the kernel does not say.
+    #[allow(clippy::unnecessary_cast)] // other widths on other machines
+    pub(crate) fn of(fd: impl AsFd) -> Option<Self> {
+        let stat = rustix::fs::fstat(fd).ok()?;
+        Some(Self { device: stat.st_dev as u64, inode: stat.st_ino as u64 })
+    }
+}
 
 /// One disk's. Written by session threads, which change it only while they hold the disk's rings or are
 /// told by the guest; each value stands for itself, so nothing is ordered by it.
@@ -35,17 +53,15 @@ pub(crate) struct GuestChoice {
     start: WriteCache,
     /// The guest's choice, if it was this one.
     writethrough: AtomicBool,
-    /// The guest has chosen since this process serves the disk.
-    told: AtomicBool,
-    /// The session that first started rings in this process.
-    first_session: AtomicU64,
+    /// By queue: whose ring this process opened last, and may meet again without having missed a choice.
+    opened: Mutex<Box<[Option<MemoryFile>]>>,
 }
 
 impl GuestChoice {
     /// Of a disk that starts with `start`.
-    pub(crate) fn new(start: WriteCache) -> Self {
-        let (writethrough, told) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { start, writethrough, told, first_session: AtomicU64::new(NONE) }
+    pub(crate) fn new(start: WriteCache, queues: u16) -> Self {
+        let opened = Mutex::new(vec![None; usize::from(queues)].into());
+        Self { start, writethrough: AtomicBool::new(false), opened }
     }
 
     /// The mode shown to a front-end before a driver has accepted features.
@@ -60,35 +76,47 @@ impl GuestChoice {
 
     /// The guest wrote the configuration space's `writeback`.
     pub(crate) fn set(&self, cache: WriteCache) {
-        self.told.store(true, Relaxed);
         self.writethrough.store(cache == WriteCache::Writethrough, Relaxed);
     }
 
-    /// What another process has to be told to go on: whether the choice is writethrough, and whether it was a choice.
-    pub(crate) fn reading(&self) -> (bool, bool) {
-        (self.writethrough.load(Relaxed), self.told.load(Relaxed))
+    /// What another process has to be told to go on: whether the choice is writethrough.
+    pub(crate) fn is_writethrough(&self) -> bool {
+        self.writethrough.load(Relaxed)
     }
 
     /// As another process had it.
-    pub(crate) fn restore(&self, (writethrough, told): (bool, bool)) {
+    pub(crate) fn restore(&self, writethrough: bool) {
         self.writethrough.store(writethrough, Relaxed);
-        self.told.store(told, Relaxed);
     }
 
-    pub(crate) fn rings_started_by(&self, session: u64) {
-        let _ = self.first_session.compare_exchange(NONE, session, Relaxed, Relaxed);
+    /// The queue's ring runs, in this memory.
+    pub(crate) fn ring_opened(&self, queue: usize, memory: Option<MemoryFile>) {
+        self.note(queue, memory);
     }
 
-    /// Whether a ring that `session` finds in use may belong to a guest that chose before this process.
-    pub(crate) fn may_predate(&self, session: u64) -> bool {
-        let chose = self.told.load(Relaxed) || self.writethrough.load(Relaxed);
-        !chose && self.first_session.load(Relaxed) == session
+    /// The front-end stopped the queue: the guest may go elsewhere, choose there, and come back.
+    pub(crate) fn ring_left(&self, queue: usize) {
+        self.note(queue, None);
+    }
+
+    fn note(&self, queue: usize, memory: Option<MemoryFile>) {
+        if let Some(opened) = self.opened().get_mut(queue) {
+            *opened = memory;
+        }
+    }
+
+    /// Whether the ring of this queue, in this memory, was opened here and not left since.
+    pub(crate) fn has_opened(&self, queue: usize, memory: Option<MemoryFile>) -> bool {
+        memory.is_some() && self.opened().get(queue).is_some_and(|&opened| opened == memory)
+    }
+
+    fn opened(&self) -> MutexGuard<'_, Box<[Option<MemoryFile>]>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the guest for one that switched its cache off. Returns whether that is news.
     pub(crate) fn assume_writethrough(&self) -> bool {
-        self.writethrough.store(true, Relaxed);
-        self.start == WriteCache::Writeback
+        !self.writethrough.swap(true, Relaxed) && self.start == WriteCache::Writeback
     }
 }
 
@@ -104,7 +132,7 @@ mod tests {
     }
 
     fn choice() -> GuestChoice {
-        GuestChoice::new(WriteCache::Writeback)
+        GuestChoice::new(WriteCache::Writeback, 2)
     }
 
     #[test]
@@ -114,7 +142,7 @@ mod tests {
 
     #[test]
     fn writeback_chosen_on_a_disk_that_starts_writethrough_is_forgotten_with_the_driver() {
-        let choice = GuestChoice::new(WriteCache::Writethrough);
+        let choice = GuestChoice::new(WriteCache::Writethrough, 2);
         choice.set(WriteCache::Writeback);
         assert_eq!(choice.mode_at_first(), WriteCache::Writethrough);
         assert_eq!(choice.mode_for(usual_driver()), WriteCache::Writethrough);
@@ -131,12 +159,16 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_session_may_meet_a_guest_from_before() {
-        let choice = choice();
-        choice.rings_started_by(4);
-        choice.rings_started_by(5);
-        assert!(choice.may_predate(4) && !choice.may_predate(5));
-        choice.set(WriteCache::Writeback);
-        assert!(!choice.may_predate(4));
+    fn ring_is_known_where_it_was_opened_until_it_is_left() {
+        let (choice, file) = (choice(), std::fs::File::open("/").unwrap());
+        let (here, elsewhere) = (MemoryFile::of(&file), Some(MemoryFile { device: 0, inode: 0 }));
+        choice.ring_opened(1, here);
+        let known = [(0, here), (1, here), (1, elsewhere), (1, None), (2, here)];
+        assert_eq!(
+            known.map(|(queue, memory)| choice.has_opened(queue, memory)),
+            [false, true, false, false, false]
+        );
+        choice.ring_left(1);
+        assert!(!choice.has_opened(1, here));
     }
 }

@@ -7,6 +7,7 @@
 mod rig;
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use blk_server::{DiskState, Hold, HoldWhat, Server, SessionState};
@@ -223,6 +224,62 @@ fn held_requests_go_along_in_the_log_and_are_done_there() {
             // Said once more, as the front-end knows it: the same one.
             log.give(&front_end);
         }
+    }
+}
+
+/// A guest whose front-end reconnects.
+fn reconnected(rig: &Rig, guest: &Guest, features: u64) -> FrontEnd {
+    let mut front_end = rig.connect();
+    front_end.negotiate(features);
+    front_end.share(Arc::clone(guest.view.memory()));
+    front_end.announce_queue(guest);
+    front_end.ok(code::SET_VRING_ENABLE, &rig::vring_state(0, 1), &[]);
+    front_end
+}
+
+fn writeback(front_end: &FrontEnd) -> u8 {
+    front_end.config(32, 1)[0]
+}
+
+#[test]
+fn guest_that_never_switched_its_cache_off_keeps_it_on_there_and_after_it_reconnects() {
+    for format in BOTH {
+        let (mut rig, features) = (Rig::start(Options::default()), format.usual() | CONFIG_WCE);
+        let (front_end, mut guest) = ready(&rig, features);
+        assert!(serves(&mut guest));
+        for _ in 0..2 {
+            hand_on(&mut rig, Options::default());
+            assert!(serves(&mut guest));
+            assert_eq!(writeback(&front_end), 1);
+        }
+        drop(front_end);
+        let front_end = reconnected(&rig, &guest, features);
+        assert!(serves(&mut guest));
+        assert_eq!(writeback(&front_end), 1);
+    }
+}
+
+#[test]
+fn guest_whose_ring_failed_to_start_may_have_chosen_elsewhere_there_too() {
+    for format in BOTH {
+        let (mut rig, features) = (Rig::start(Options::default()), format.usual() | CONFIG_WCE);
+        let (_front_end, mut guest) = ready(&rig, features);
+        assert!(serves(&mut guest));
+        rig.stop();
+        rig.start_server(Options::default());
+        let mut front_end = rig.connect();
+        front_end.negotiate(features);
+        front_end.share(Arc::clone(guest.view.memory()));
+        let mut layout = guest.layout;
+        layout.used.0 += 1 << 40;
+        front_end.announce_queue(&guest);
+        front_end.ok(code::SET_VRING_ADDR, &rig::vring_addr(0, &layout), &[]);
+        front_end.ok(code::SET_VRING_ENABLE, &rig::vring_state(0, 1), &[]);
+        assert!(guest.err_signalled());
+        hand_on(&mut rig, Options::default());
+        front_end.announce_queue(&guest);
+        assert!(serves(&mut guest));
+        assert_eq!(writeback(&front_end), 0);
     }
 }
 

@@ -30,6 +30,7 @@ impl Session {
         debug!(disk = self.disk.name(), session = self.shared.id(), ?cache, "guest set the write cache");
         self.disk.guest_cache().set(cache);
         self.shared.set_write_cache(cache);
+        self.vrings.iter_mut().for_each(|vring| vring.is_known = true);
         Ok(Answer::Ack)
     }
 }

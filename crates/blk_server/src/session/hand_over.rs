@@ -193,7 +193,7 @@ fn vring_state(vring: &Vring, fds: &mut Outgoing) -> VringState {
         err: fds.put_some(vring.err.as_ref()),
         enabled: vring.enabled,
         failed: vring.failed || vring.running.is_some() && vring.broken,
-        has_run: vring.has_run,
+        has_run: vring.is_known,
     }
 }
 
@@ -280,7 +280,7 @@ impl Session {
             err: eventfd(said.err, FrontendReq::SET_VRING_ERR)?,
             enabled: said.enabled,
             failed: said.failed,
-            has_run: said.has_run,
+            is_known: said.has_run,
             ..Vring::default()
         })
     }

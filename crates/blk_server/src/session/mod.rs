@@ -19,6 +19,7 @@ pub(crate) mod hand_over;
 mod log_memory;
 mod memory;
 mod protocol;
+mod ring_history;
 mod shared;
 pub(crate) mod state;
 mod vring;
@@ -341,9 +342,10 @@ impl Session {
         self.stop_all(Ending::Ring);
         (self.negotiated, self.log) = (None, None);
         self.shared.set_write_cache(self.disk.guest_cache().mode_at_first());
-        for vring in &mut self.vrings {
-            let (enabled, has_run) = (!self.protocol_negotiated, vring.has_run);
-            *vring = Vring { enabled, has_run, ..Vring::default() };
+        for at in 0..self.vrings.len() {
+            self.disk.guest_cache().ring_left(at);
+            let (enabled, is_known) = (!self.protocol_negotiated, self.vrings[at].is_known);
+            self.vrings[at] = Vring { enabled, is_known, ..Vring::default() };
         }
         self.dirty = DirtyLogging::default();
         self.renew_log()
@@ -396,6 +398,7 @@ impl Session {
         let (index, _) = vring_state(message)?;
         let at = self.vring_index(message.request, u64::from(index))?;
         self.stop(at);
+        self.disk.guest_cache().ring_left(at);
         let vring = &mut self.vrings[at];
         vring.kick = None;
         vring.failed = false;
@@ -486,7 +489,11 @@ impl Session {
             self.log_use("in use by a guest");
         }
         let leaves_unbegun = self.has(VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT);
-        let may_predate = self.disk.guest_cache().may_predate(self.shared.id());
+        let has_config_wce = negotiated.has_config_wce();
+        if has_config_wce {
+            self.look_at_other_rings(at);
+        }
+        let (memory_file, is_known) = (self.memory_file(at), self.is_known(at));
         let log = self.log_for(at, negotiated.ring().packed);
         let vring = &mut self.vrings[at];
         let Some(kick) = vring.kick.clone() else { return Ok(()) };
@@ -499,7 +506,7 @@ impl Session {
             layout: vring.layout(&self.memory),
             ring: negotiated.ring(),
             base: vring.base,
-            cache_choice_unknown: may_predate && !vring.has_run && negotiated.has_config_wce(),
+            cache_choice_unknown: has_config_wce && !is_known,
             kick,
             call: vring.call.clone(),
             err: vring.err.clone(),
@@ -509,9 +516,12 @@ impl Session {
         };
         // A ring that cannot be used is the queue's fault, not the session's: already logged, err fd
         // signalled; the other queues go on and a reset revives this one.
-        vring.has_run = true;
         vring.running = self.workers.start_queue(start)?;
         vring.failed = vring.running.is_none();
+        if !vring.failed {
+            vring.is_known = true;
+            self.disk.guest_cache().ring_opened(at, memory_file);
+        }
         self.give_up_idle_lease();
         Ok(())
     }

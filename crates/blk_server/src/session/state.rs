@@ -75,6 +75,7 @@ pub(super) struct VringState {
     pub(super) err: Option<Place>,
     pub(super) enabled: bool,
     pub(super) failed: bool,
+    /// The session knows of its guest's cache mode (`Vring::is_known`).
     pub(super) has_run: bool,
 }
 

@@ -37,8 +37,9 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     /// It failed to start; it is left alone until the front-end stops or resets it.
     pub(crate) failed: bool,
-    /// It ran in this session before: a ring found in use is our own.
-    pub(crate) has_run: bool,
+    /// Of the guest's cache mode: its ring was opened in this session, or the guest has chosen since it began. A ring found
+    /// in use hides no choice made elsewhere.
+    pub(crate) is_known: bool,
     /// Of a queue that is frozen: its ring had a fault, or no worker could serve it.
     pub(crate) broken: bool,
     pub(crate) running: Option<QueueHandle>,
