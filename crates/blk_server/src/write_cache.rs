@@ -8,13 +8,14 @@
 //!
 //! A ring in use that this process has not opened before belongs to a guest that may have chosen elsewhere: before this
 //! process, or on another host. It is taken for the careful one (docs/decisions/0011). What counts is a ring that was
-//! opened, not one that somebody tried to start; and the front-end's stop (GET_VRING_BASE) ends what is known of it for
-//! all sessions but its own.
+//! opened, not one that somebody tried to start. The front-end's stop (GET_VRING_BASE) ends what is known of it, but for
+//! its own session and for one that was connected then and goes on exactly there: a migration from one VMM to another
+//! behind this server.
 //!
 //! Spec: virtio 1.3 §5.2.5, §5.2.6.2. Not here: what durable means for an operation (`io_engine`).
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use virtio_blk::{Negotiated, WriteCache, initial_write_cache};
@@ -45,6 +46,29 @@ impl MemoryFile {
     }
 }
 
+/// A ring, as a session shows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown {
+    pub(crate) queue: usize,
+    pub(crate) session: u64,
+    pub(crate) memory: Option<MemoryFile>,
+    /// As the front-end sent it.
+    pub(crate) base: u32,
+}
+
+/// What is known of a queue's ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// It was opened in this memory.
+    Opened(MemoryFile),
+    /// Its front-end stopped it at this position, with this session the last to have connected.
+    Left {
+        position: u32,
+        newest_session: u64,
+    },
+}
+
 /// One disk's. Written by session threads, which change it only while they hold the disk's rings or are
 /// told by the guest; each value stands for itself, so nothing is ordered by it.
 #[derive(Debug)]
@@ -53,15 +77,16 @@ pub(crate) struct GuestChoice {
     start: WriteCache,
     /// The guest's choice, if it was this one.
     writethrough: AtomicBool,
-    /// By queue: whose ring this process opened last, and may meet again without having missed a choice.
-    opened: Mutex<Box<[Option<MemoryFile>]>>,
+    /// By queue: which ring this process may meet again without having missed a choice.
+    known: Mutex<Box<[Known]>>,
+    newest_session: AtomicU64,
 }
 
 impl GuestChoice {
     /// Of a disk that starts with `start`.
     pub(crate) fn new(start: WriteCache, queues: u16) -> Self {
-        let opened = Mutex::new(vec![None; usize::from(queues)].into());
-        Self { start, writethrough: AtomicBool::new(false), opened }
+        let known = Mutex::new(vec![Known::Nothing; usize::from(queues)].into());
+        Self { start, writethrough: AtomicBool::new(false), known, newest_session: AtomicU64::new(0) }
     }
 
     /// The mode shown to a front-end before a driver has accepted features.
@@ -89,29 +114,46 @@ impl GuestChoice {
         self.writethrough.store(writethrough, Relaxed);
     }
 
+    /// A front-end has connected; sessions count upwards.
+    pub(crate) fn session_begins(&self, session: u64) {
+        self.newest_session.fetch_max(session, Relaxed);
+    }
+
     /// The queue's ring runs, in this memory.
     pub(crate) fn ring_opened(&self, queue: usize, memory: Option<MemoryFile>) {
-        self.note(queue, memory);
+        self.note(queue, memory.map_or(Known::Nothing, Known::Opened));
     }
 
-    /// The front-end stopped the queue: the guest may go elsewhere, choose there, and come back.
-    pub(crate) fn ring_left(&self, queue: usize) {
-        self.note(queue, None);
+    /// The front-end stopped the queue at this position: the guest may go elsewhere, choose there, and come back.
+    pub(crate) fn ring_left(&self, queue: usize, position: u32) {
+        self.note(queue, Known::Left { position, newest_session: self.newest_session.load(Relaxed) });
     }
 
-    fn note(&self, queue: usize, memory: Option<MemoryFile>) {
-        if let Some(opened) = self.opened().get_mut(queue) {
-            *opened = memory;
+    /// The device was reset: the next ring is another one.
+    pub(crate) fn ring_forgotten(&self, queue: usize) {
+        self.note(queue, Known::Nothing);
+    }
+
+    fn note(&self, queue: usize, what: Known) {
+        if let Some(known) = self.known().get_mut(queue) {
+            *known = what;
         }
     }
 
-    /// Whether the ring of this queue, in this memory, was opened here and not left since.
-    pub(crate) fn has_opened(&self, queue: usize, memory: Option<MemoryFile>) -> bool {
-        memory.is_some() && self.opened().get(queue).is_some_and(|&opened| opened == memory)
+    /// Whether the guest of this ring cannot have chosen since this process served it.
+    pub(crate) fn knows(&self, ring: &Shown) -> bool {
+        match self.known().get(ring.queue) {
+            Some(Known::Opened(memory)) => ring.memory == Some(*memory),
+            // One that connects later may bring a guest that was elsewhere in between.
+            Some(Known::Left { position, newest_session }) => {
+                ring.session <= *newest_session && ring.base == *position
+            }
+            Some(Known::Nothing) | None => false,
+        }
     }
 
-    fn opened(&self) -> MutexGuard<'_, Box<[Option<MemoryFile>]>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Box<[Known]>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the guest for one that switched its cache off. Returns whether that is news.
@@ -158,17 +200,31 @@ mod tests {
         assert_eq!(choice.mode_for(usual_driver()), WriteCache::Writeback);
     }
 
+    fn shown(queue: usize, session: u64, inode: u64, base: u32) -> Shown {
+        Shown { queue, session, memory: Some(MemoryFile { device: 0, inode }), base }
+    }
+
     #[test]
-    fn ring_is_known_where_it_was_opened_until_it_is_left() {
-        let (choice, file) = (choice(), std::fs::File::open("/").unwrap());
-        let (here, elsewhere) = (MemoryFile::of(&file), Some(MemoryFile { device: 0, inode: 0 }));
-        choice.ring_opened(1, here);
-        let known = [(0, here), (1, here), (1, elsewhere), (1, None), (2, here)];
-        assert_eq!(
-            known.map(|(queue, memory)| choice.has_opened(queue, memory)),
-            [false, true, false, false, false]
-        );
-        choice.ring_left(1);
-        assert!(!choice.has_opened(1, here));
+    fn opened_ring_is_known_in_its_memory_to_all_sessions() {
+        let choice = choice();
+        choice.ring_opened(1, shown(1, 1, 7, 0).memory);
+        assert!(choice.knows(&shown(1, 9, 7, 3)));
+        let others = [shown(0, 1, 7, 0), shown(1, 1, 8, 0), shown(2, 1, 7, 0)];
+        assert!(!others.iter().any(|ring| choice.knows(ring)));
+        assert!(!choice.knows(&Shown { memory: None, ..shown(1, 9, 7, 3) }));
+        choice.ring_forgotten(1);
+        assert!(!choice.knows(&shown(1, 9, 7, 3)));
+    }
+
+    #[test]
+    fn ring_that_was_left_is_known_to_sessions_of_that_time_that_go_on_where_it_stopped() {
+        let choice = choice();
+        choice.session_begins(4);
+        choice.session_begins(5);
+        choice.ring_opened(0, shown(0, 4, 7, 0).memory);
+        choice.ring_left(0, 17);
+        choice.session_begins(6);
+        assert!(choice.knows(&shown(0, 5, 8, 17)));
+        assert!(!choice.knows(&shown(0, 5, 7, 16)) && !choice.knows(&shown(0, 6, 7, 17)));
     }
 }

@@ -89,6 +89,7 @@ on_both_formats! {
     guest_that_left_and_came_back_may_have_chosen_elsewhere,
     choice_of_writeback_does_not_count_for_a_guest_that_left_and_came_back,
     guest_that_comes_in_place_of_one_that_was_killed_may_have_chosen_elsewhere,
+    guest_that_moves_to_another_front_end_of_this_server_keeps_its_mode,
     guest_that_was_reset_and_left_may_have_chosen_elsewhere,
     guest_that_chose_is_known_even_if_its_ring_fails_to_start_then,
     guest_of_this_server_that_reconnects_after_a_start_that_failed_keeps_its_mode,
@@ -204,6 +205,21 @@ fn guest_that_comes_in_place_of_one_that_was_killed_may_have_chosen_elsewhere(ri
     std::mem::swap(&mut bed.guest, &mut elsewhere.guest);
     start(&bed);
     assert!(bed.write_is_durable());
+}
+
+/// A migration on one host: the second VMM is there before the first one stops, and goes on where that one stood.
+fn guest_that_moves_to_another_front_end_of_this_server_keeps_its_mode(ring: Format) {
+    let mut bed = bed(ring);
+    let memory = Arc::clone(&bed.front_end.memory);
+    let mut second = bed.rig.connect();
+    second.negotiate(full(ring));
+    let base = bed.front_end.stop_queue(0);
+    second.share(memory);
+    bed.front_end = second;
+    bed.front_end.announce_queue(&bed.guest);
+    bed.front_end.ok(code::SET_VRING_BASE, &vring_state(0, base), &[]);
+    enable(&bed.front_end, 0);
+    assert!(!bed.write_is_durable());
 }
 
 fn guest_that_was_reset_and_left_may_have_chosen_elsewhere(ring: Format) {

@@ -149,6 +149,7 @@ impl Session {
         let wire = Wire::new(socket, Arc::clone(shared.wake_fd()), Arc::clone(shared.pause_fd()));
         let memory = Arc::default();
         shared.set_write_cache(disk.guest_cache().mode_at_first());
+        disk.guest_cache().session_begins(shared.id());
         Self {
             disk,
             workers,
@@ -343,7 +344,7 @@ impl Session {
         (self.negotiated, self.log) = (None, None);
         self.shared.set_write_cache(self.disk.guest_cache().mode_at_first());
         for at in 0..self.vrings.len() {
-            self.disk.guest_cache().ring_left(at);
+            self.disk.guest_cache().ring_forgotten(at);
             let (enabled, is_known) = (!self.protocol_negotiated, self.vrings[at].is_known);
             self.vrings[at] = Vring { enabled, is_known, ..Vring::default() };
         }
@@ -398,8 +399,8 @@ impl Session {
         let (index, _) = vring_state(message)?;
         let at = self.vring_index(message.request, u64::from(index))?;
         self.stop(at);
-        self.disk.guest_cache().ring_left(at);
         let vring = &mut self.vrings[at];
+        self.disk.guest_cache().ring_left(at, vring.base);
         vring.kick = None;
         vring.failed = false;
         Ok(Answer::VringState(VhostUserVringState::new(index, vring.base)))
@@ -489,11 +490,7 @@ impl Session {
             self.log_use("in use by a guest");
         }
         let leaves_unbegun = self.has(VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT);
-        let has_config_wce = negotiated.has_config_wce();
-        if has_config_wce {
-            self.look_at_other_rings(at);
-        }
-        let (memory_file, is_known) = (self.memory_file(at), self.is_known(at));
+        let cache_choice_unknown = self.may_hide_a_choice(at, negotiated);
         let log = self.log_for(at, negotiated.ring().packed);
         let vring = &mut self.vrings[at];
         let Some(kick) = vring.kick.clone() else { return Ok(()) };
@@ -506,7 +503,7 @@ impl Session {
             layout: vring.layout(&self.memory),
             ring: negotiated.ring(),
             base: vring.base,
-            cache_choice_unknown: has_config_wce && !is_known,
+            cache_choice_unknown,
             kick,
             call: vring.call.clone(),
             err: vring.err.clone(),
@@ -518,10 +515,7 @@ impl Session {
         // signalled; the other queues go on and a reset revives this one.
         vring.running = self.workers.start_queue(start)?;
         vring.failed = vring.running.is_none();
-        if !vring.failed {
-            vring.is_known = true;
-            self.disk.guest_cache().ring_opened(at, memory_file);
-        }
+        self.note_opened(at);
         self.give_up_idle_lease();
         Ok(())
     }

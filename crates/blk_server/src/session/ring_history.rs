@@ -1,26 +1,47 @@
 //! Whether a ring that a front-end shows may hide a choice of cache mode that its guest made elsewhere.
 //!
-//! - Known: the session, or the disk in an earlier session with the same guest memory, has opened it; or the guest has
-//!   chosen in this session.
+//! - Known: the session has opened it, or another one of this disk (`write_cache.rs` says which ones count); or the guest
+//!   has chosen in this session.
 //! - Not known: a ring that another server ran, also if its first start failed here. If it turns out to be in use, writes
 //!   are durable until the guest chooses (`ring_start.rs`).
 //!
 //! Not here: the mode itself, and how long it counts (`write_cache.rs`).
 
+use virtio_blk::Negotiated;
+
 use super::{Session, Vring};
 use crate::ring_start::assume_writethrough;
-use crate::write_cache::MemoryFile;
+use crate::write_cache::{MemoryFile, Shown};
 
 /// Bits of a ring base that are 0 as long as nothing was used, in both formats: all but a packed ring's wrap counters.
 const USED_BITS: u32 = 0x7fff_7fff;
 
 impl Session {
-    pub(super) fn is_known(&self, at: usize) -> bool {
-        self.vrings[at].is_known || self.disk.guest_cache().has_opened(at, self.memory_file(at))
+    /// Whether queue `at`, about to start, may be one of a guest that switched its cache off elsewhere, if its ring turns
+    /// out to be in use.
+    pub(super) fn may_hide_a_choice(&self, at: usize, negotiated: Negotiated) -> bool {
+        if !negotiated.has_config_wce() {
+            return false;
+        }
+        self.look_at_other_rings(at);
+        !self.is_known(at)
+    }
+
+    /// Queue `at` was started; whether it runs is not said.
+    pub(super) fn note_opened(&mut self, at: usize) {
+        if self.vrings[at].running.is_some() {
+            self.disk.guest_cache().ring_opened(at, self.memory_file(at));
+            self.vrings[at].is_known = true;
+        }
+    }
+
+    fn is_known(&self, at: usize) -> bool {
+        let (session, memory, base) = (self.shared.id(), self.memory_file(at), self.vrings[at].base);
+        self.vrings[at].is_known || self.disk.guest_cache().knows(&Shown { queue: at, session, memory, base })
     }
 
     /// The file in which the ring lies.
-    pub(super) fn memory_file(&self, at: usize) -> Option<MemoryFile> {
+    fn memory_file(&self, at: usize) -> Option<MemoryFile> {
         let addr = self.vrings[at].layout(&self.memory)?.descriptors.0;
         let holds = |start: u64, end: u64| (start..end).contains(&addr);
         let mut regions = self.memory.regions().iter();
@@ -30,7 +51,7 @@ impl Session {
 
     /// Rings start one by one. If one that follows has been in use elsewhere, by its base, the guest's mode is unknown
     /// for the ones before it, too: also for a new one, which the guest may have left alone until now.
-    pub(super) fn look_at_other_rings(&self, at: usize) {
+    fn look_at_other_rings(&self, at: usize) {
         let follows =
             |vring: &Vring| vring.kick.is_some() && vring.running.is_none() && vring.base & USED_BITS != 0;
         let is_in_doubt = |other: usize| other != at && follows(&self.vrings[other]) && !self.is_known(other);
