@@ -2,6 +2,8 @@
 //!
 //! - Guest memory must be shared: the server reads and writes it in place.
 //! - The queue size is said explicitly: the monitors' default of 128 holds few large requests.
+//! - QEMU's device is a modern one only: firmware may drive a transitional one as legacy, which no vhost-user server
+//!   serves (docs/clients.md).
 //!
 //! Facts: QEMU 7.2 and 10.0 (`-device vhost-user-blk-pci,help`; `reconnect` is in seconds, deprecated since
 //! 9.2 in favour of `reconnect-ms`); libvirt's domain format (vhostuser disks since 7.1, `queue_size` since
@@ -35,12 +37,13 @@ fn qemu(args: &VmmArgs, socket: &str) -> String {
         "\
 # Add to QEMU's command line. The memory is the guest's (-m), once for all disks; bareblk shares it.
 # QEMU makes one queue per vCPU unless num-queues says otherwise.
+# Without disable-legacy=on, firmware such as OVMF drives the disk as a legacy one, and does not boot.
 # QEMU 9.2 or newer prefers reconnect-ms=1000 to reconnect=1; some day it will take nothing else.
 -m {memory} \\
 -object memory-backend-memfd,id=bareblk-mem,size={memory},share=on \\
 -machine memory-backend=bareblk-mem \\
 -chardev {chardev} \\
--device vhost-user-blk-pci,chardev={id},queue-size={size}{queues}
+-device vhost-user-blk-pci,chardev={id},disable-legacy=on,queue-size={size}{queues}
 "
     )
 }

@@ -393,7 +393,7 @@ fn vmm_args_for_qemu_share_the_memory_and_set_the_queue_size() {
             "-object memory-backend-memfd,id=bareblk-mem,size=2G,share=on",
             "-machine memory-backend=bareblk-mem",
             "-chardev socket,id=bareblk-vm1,path=/run/vm1.sock,reconnect=1",
-            "-device vhost-user-blk-pci,chardev=bareblk-vm1,queue-size=1024",
+            "-device vhost-user-blk-pci,chardev=bareblk-vm1,disable-legacy=on,queue-size=1024",
         ],
     );
 }
