@@ -24,6 +24,8 @@ mod log;
 #[cfg(test)]
 mod log_crash_tests;
 #[cfg(test)]
+mod log_race_tests;
+#[cfg(test)]
 mod log_tests;
 pub mod notify;
 pub mod packed;

@@ -6,8 +6,9 @@
 //! visible in the ring, in the order in which it was taken from there.
 //!
 //! - Kept by the halves themselves: what is noted in which order decides what a crash at any instant leaves behind.
-//! - Kept *for* a peer that may write it: everything is kept in private, too, and only read when a queue starts. What is
-//!   read then is checked: nothing outside the log is named, nothing twice.
+//! - Kept *for* a peer that may write it, at any moment: everything is kept in private, too. Only a queue that starts reads
+//!   the log, each word once, into a [`Snapshot`]. That is checked (nothing outside the log or the ring is named, nothing
+//!   twice), and that alone is used; the shared words are only stored to from then on.
 //! - An entry's fields lie in words of 64 bits, stored whole. A store that must not be seen before another one is a
 //!   release: who reads is another process, after this one's death.
 //! - No lock, no system call, no allocation after the start.
@@ -16,9 +17,11 @@
 //! memory and its messages (`blk_server`).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use guest_mem::{AccessError, GuestAddress, GuestMemory, SharedSlice};
+
+use crate::step;
 
 /// Words before the entries, and words of an entry.
 pub(crate) const SPLIT_WORDS: (usize, usize) = (2, 2);
@@ -164,12 +167,12 @@ impl LogArea {
         &self.memory
     }
 
-    /// The log's words, and whether anything was ever written to them.
+    /// The log's words, to be stored to, and what they say; `None` if nothing was ever written to them.
     pub(crate) fn open(
         &self,
         queue_size: u16,
         (head, each): (usize, usize),
-    ) -> Result<(SharedSlice<u64>, bool), LogFault> {
+    ) -> Result<(SharedSlice<u64>, Option<Snapshot>), LogFault> {
         let entries = self.entries;
         if entries < queue_size {
             return Err(LogFault::TooSmall { entries, queue_size });
@@ -177,14 +180,14 @@ impl LogArea {
         let addr = GuestAddress(u64::from(self.queue) * queue_bytes(entries, (head, each)));
         let words = self.memory.shared_slice(addr, head + each * usize::from(entries));
         let words = words.map_err(|source| LogFault::Place { queue: self.queue, source })?;
-        let is_written = self.check_head(&words)?;
-        Ok((words, is_written))
+        let snapshot = Snapshot::read(&words);
+        let is_written = self.check_head(&snapshot)?;
+        Ok((words, is_written.then_some(snapshot)))
     }
 
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
-    fn check_head(&self, words: &SharedSlice<u64>) -> Result<bool, LogFault> {
-        // Acquire: pairs with the release that made the log valid.
-        let (head, features) = (words.load(1, Acquire), relaxed(words, 0));
+    fn check_head(&self, snapshot: &Snapshot) -> Result<bool, LogFault> {
+        let (head, features) = (snapshot.word(1), snapshot.word(0));
         let (version, entries, announced) = (head as u16, (head >> 16) as u16, self.entries);
         match (version, features) {
             (0, _) => Ok(false),
@@ -200,16 +203,39 @@ fn queue_bytes(entries: u16, (head, each): (usize, usize)) -> u64 {
     (8 * (head + each * usize::from(entries)) as u64).next_multiple_of(ALIGN_BYTES)
 }
 
-#[inline]
-pub(crate) fn relaxed(words: &SharedSlice<u64>, at: usize) -> u64 {
-    words.load(at, Relaxed)
+/// A log's words as a queue found them: a private copy, of which each word was read once.
+///
+/// It is as large as the log, which is bounded by its number of entries and by the memory that was passed for it.
+#[derive(Debug)]
+pub(crate) struct Snapshot(Box<[u64]>);
+
+impl Snapshot {
+    fn read(words: &SharedSlice<u64>) -> Self {
+        let read_once = |at| {
+            // Acquire: pairs with the releases of the device before; it is gone, and all that it stored is there.
+            let word = words.load(at, Acquire);
+            step::may_change_here();
+            word
+        };
+        Self((0..words.len()).map(read_once).collect())
+    }
+
+    /// `at`: below what the log has, as the caller made sure.
+    pub(crate) fn word(&self, at: usize) -> u64 {
+        self.0[at]
+    }
+
+    /// What a queue that starts has stored in the log meanwhile.
+    pub(crate) fn set(&mut self, at: usize, word: u64) {
+        self.0[at] = word;
+    }
 }
 
 /// After all stores before it: pairs with the acquire of a successor that opens the log.
 #[inline]
 pub(crate) fn release(words: &SharedSlice<u64>, at: usize, word: u64) {
     words.store(at, word, Release);
-    crate::step::may_die_here();
+    step::may_die_here();
 }
 
 /// What a queue finds in its log when it starts.

@@ -1,7 +1,8 @@
-//! Where a device may die: between any two of its stores that its successor reads.
+//! Where a device may die, between any two of its stores that its successor reads; and where what it reads may be
+//! another value the next time.
 //!
-//! In unit tests a thread can have something done at each of these places (a copy of the memory, say); otherwise
-//! nothing is left of them.
+//! In unit tests a thread can have something done at each of these places (a copy of the memory, or a store to it);
+//! otherwise nothing is left of them.
 //!
 //! Not here: what a successor makes of it (`in_flight_log/`).
 
@@ -10,32 +11,56 @@
 #[inline(always)]
 pub(crate) fn may_die_here() {}
 
+/// A word was read from memory that another process may write.
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) fn may_change_here() {}
+
 #[cfg(test)]
-pub(crate) use observed::{may_die_here, observing};
+pub(crate) use observed::{may_change_here, may_die_here, observing, observing_reads};
 
 #[cfg(test)]
 mod observed {
     use std::cell::RefCell;
 
     type Observer = Box<dyn FnMut()>;
+    type Place = std::thread::LocalKey<RefCell<Option<Observer>>>;
 
     thread_local! {
-        static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+        static OF_STORES: RefCell<Option<Observer>> = const { RefCell::new(None) };
+        static OF_READS: RefCell<Option<Observer>> = const { RefCell::new(None) };
     }
 
     pub(crate) fn may_die_here() {
-        OBSERVER.with_borrow_mut(|observer| {
+        pass(&OF_STORES);
+    }
+
+    pub(crate) fn may_change_here() {
+        pass(&OF_READS);
+    }
+
+    fn pass(observer: &'static Place) {
+        observer.with_borrow_mut(|observer| {
             if let Some(observe) = observer {
                 observe();
             }
         });
     }
 
-    /// Calls `observe` at each place that `act` passes.
+    /// Calls `observe` at each place to die that `act` passes.
     pub(crate) fn observing<T>(observe: impl FnMut() + 'static, act: impl FnOnce() -> T) -> T {
-        OBSERVER.set(Some(Box::new(observe)));
+        with(&OF_STORES, Box::new(observe), act)
+    }
+
+    /// Calls `observe` behind each word that `act` reads from a log.
+    pub(crate) fn observing_reads<T>(observe: impl FnMut() + 'static, act: impl FnOnce() -> T) -> T {
+        with(&OF_READS, Box::new(observe), act)
+    }
+
+    fn with<T>(place: &'static Place, observe: Observer, act: impl FnOnce() -> T) -> T {
+        place.set(Some(observe));
         let result = act();
-        OBSERVER.set(None);
+        place.set(None);
         result
     }
 }

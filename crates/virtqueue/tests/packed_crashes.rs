@@ -10,7 +10,7 @@ mod rig;
 use guest_mem::MemoryView;
 use proptest::prelude::*;
 use rig::{layout, range, view};
-use virtqueue::packed::{FRESH_BASE, RawPacked};
+use virtqueue::packed::{FRESH_BASE, RawDescriptor, RawPacked};
 use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFault, RingFeatures, RingLayout};
 
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +116,14 @@ impl Bed {
         let queue_size = u32::from(self.layout.queue_size);
         let wrap = if self.used & queue_size == 0 { 0x8000 } else { 0 };
         (self.used & (queue_size - 1) | wrap) * 0x1_0001
+    }
+
+    /// Nothing in it shows use and all is available: a full new ring, or one where the last used chain began in the last
+    /// slot. The two cannot be told apart, and the device may refuse it (`resume.rs`).
+    fn looks_full_and_new(&self) -> bool {
+        const BOTH: u16 = RawDescriptor::AVAIL | RawDescriptor::USED;
+        let flags = |slot| self.raw.descriptor(slot).flags;
+        (0..self.layout.queue_size).all(|slot| flags(slot) & BOTH == RawDescriptor::AVAIL)
     }
 
     fn add(&mut self, descriptors: u16) {
@@ -224,7 +232,7 @@ impl Bed {
                 (0..added).for_each(|_| self.add(1));
                 self.driver.publish();
                 let opened = self.open(base);
-                assert!(opened.is_ok() || !left_in_order, "{opened:?}");
+                assert!(opened.is_ok() || !left_in_order || self.looks_full_and_new(), "{opened:?}");
                 opened?;
             }
             Step::Reset { base, keeps_event, added } => {

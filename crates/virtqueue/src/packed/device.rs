@@ -124,10 +124,10 @@ impl DeviceQueue {
     ) -> Result<Self, RingFault> {
         let (ring, queue_size) = (Ring::map(&layout, view.memory())?, layout.queue_size);
         match recovery::recover(area, &ring, queue_size)? {
-            Ok(Recovered { log, redo }) => Ok(Self::recovered(view, layout, features, ring, log, redo)),
-            Err(was_foreign) => {
+            Recovered::Both(both) => Ok(Self::recovered(view, layout, features, ring, *both)),
+            Recovered::Neither { words, was_foreign } => {
                 let mut queue = Self::new(view, layout, features, base)?;
-                queue.log = Some(recovery::write_anew(area, queue.next_used, queue_size)?.into());
+                queue.log = Some(recovery::write_anew(words, area.entries(), queue.next_used).into());
                 queue.recovery.was_foreign = was_foreign;
                 Ok(queue)
             }
@@ -139,8 +139,7 @@ impl DeviceQueue {
         layout: RingLayout,
         features: RingFeatures,
         ring: Ring,
-        log: PackedLog,
-        redo: Redo,
+        (log, redo): (PackedLog, Redo),
     ) -> Self {
         let (queue_size, position, taken) = (layout.queue_size, log.used, redo.descriptors());
         let mut held: Box<[Held]> = vec![Held::default(); usize::from(queue_size)].into();

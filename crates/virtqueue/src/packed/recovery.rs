@@ -2,7 +2,8 @@
 //!
 //! `log → the ring decides whether the last batch holds → free list → chains in flight, in the order they were taken`
 //!
-//! - The log may hold anything: each link is checked, each entry is visited once, and all must be found.
+//! - The log may hold anything, and change at any moment: it is read once, into a [`Snapshot`], of which each link is
+//!   checked, each entry is visited once, and all must be found.
 //! - What is written back leaves the same to a successor, whenever this one dies.
 //!
 //! Spec: vhost-user, "Inflight I/O tracking", "When reconnecting". Not here: the log of a running device (`log.rs`), what
@@ -16,7 +17,7 @@ use super::cursor::Cursor;
 use super::log::{self, IN_FLIGHT, LIST, Links, POSITION, PackedLog, place};
 use super::resume;
 use super::ring::{Meta, Ring};
-use crate::log::{LogArea, LogFault, PACKED_WORDS, relaxed, release};
+use crate::log::{LogArea, LogFault, PACKED_WORDS, Snapshot, release};
 use crate::step::may_die_here;
 
 /// A chain that was in flight.
@@ -53,26 +54,26 @@ impl Redo {
 
 /// What a queue starts with.
 #[derive(Debug)]
-pub(super) struct Recovered {
-    pub log: PackedLog,
-    pub redo: Redo,
+pub(super) enum Recovered {
+    /// Where the ring stands, and what is to be done again.
+    Both(Box<(PackedLog, Redo)>),
+    /// Nothing was ever written, or what was written is not of this ring: the log is to be written anew.
+    Neither {
+        /** Of the log. */
+        words: SharedSlice<u64>,
+        was_foreign: bool,
+    },
 }
 
-/// `None`: nothing was ever written, or what was written is not of this ring (`true`).
-pub(super) fn recover(
-    area: &LogArea,
-    ring: &Ring,
-    queue_size: u16,
-) -> Result<Result<Recovered, bool>, LogFault> {
-    let (words, is_written) = area.open(queue_size, PACKED_WORDS)?;
-    if !is_written {
-        return Ok(Err(false));
-    }
-    let kept = Kept::read(&words, ring, queue_size)?;
+pub(super) fn recover(area: &LogArea, ring: &Ring, queue_size: u16) -> Result<Recovered, LogFault> {
+    let (words, snapshot) = area.open(queue_size, PACKED_WORDS)?;
+    let Some(found) = snapshot else { return Ok(Recovered::Neither { words, was_foreign: false }) };
+    let kept = Kept::read(&found, ring, queue_size)?;
     if resume::is_of_a_ring_before(ring, kept.used, queue_size) {
-        return Ok(Err(true));
+        return Ok(Recovered::Neither { words, was_foreign: true });
     }
-    Reader::new(words, area.entries(), kept).read(queue_size).map(Ok)
+    let both = Reader::new(words, found, area.entries(), kept).read(queue_size)?;
+    Ok(Recovered::Both(both.into()))
 }
 
 /// Takes back what the dead device had stored behind a used descriptor that it held back: as soon as one is stored in
@@ -89,9 +90,7 @@ pub(super) fn hide_unpublished(ring: &Ring, used: Cursor, descriptors: u16) {
 }
 
 /// A log of a ring with nothing in flight.
-pub(super) fn write_anew(area: &LogArea, used: Cursor, queue_size: u16) -> Result<PackedLog, LogFault> {
-    let (words, _) = area.open(queue_size, PACKED_WORDS)?;
-    let entries = area.entries();
+pub(super) fn write_anew(words: SharedSlice<u64>, entries: u16, used: Cursor) -> PackedLog {
     release(&words, LIST, 0); // not valid until all is there
     words.store(0, 0, Relaxed);
     let mut log = empty(words, entries, used);
@@ -103,7 +102,7 @@ pub(super) fn write_anew(area: &LogArea, used: Cursor, queue_size: u16) -> Resul
     log.free = entries;
     log.store_position(used);
     log.store_list(0);
-    Ok(log)
+    log
 }
 
 fn empty(words: SharedSlice<u64>, entries: u16, used: Cursor) -> PackedLog {
@@ -134,8 +133,8 @@ struct Kept {
 
 impl Kept {
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
-    fn read(words: &SharedSlice<u64>, ring: &Ring, queue_size: u16) -> Result<Self, LogFault> {
-        let (list, position) = (relaxed(words, LIST), relaxed(words, POSITION));
+    fn read(found: &Snapshot, ring: &Ring, queue_size: u16) -> Result<Self, LogFault> {
+        let (list, position) = (found.word(LIST), found.word(POSITION));
         let cursor = |slot: u16, wrap: u64| {
             let wrap_bit = if wrap & 0xff == 0 { 0 } else { 1 << 15 };
             let known = Cursor::from_bits(slot | wrap_bit, queue_size).filter(|_| slot < queue_size);
@@ -157,22 +156,24 @@ impl Kept {
 /// Walks a log's lists.
 struct Reader {
     log: PackedLog,
+    found: Snapshot,
     /// By entry.
     seen: Vec<bool>,
-    found: u16,
+    /// How many entries were seen.
+    seen_entries: u16,
 }
 
 impl Reader {
-    fn new(words: SharedSlice<u64>, entries: u16, kept: Kept) -> Self {
+    fn new(words: SharedSlice<u64>, found: Snapshot, entries: u16, kept: Kept) -> Self {
         let mut log = empty(words, entries, kept.used);
         log.free_head = kept.free_head;
-        Self { log, seen: vec![false; usize::from(entries)], found: 0 }
+        Self { log, found, seen: vec![false; usize::from(entries)], seen_entries: 0 }
     }
 
-    fn read(mut self, queue_size: u16) -> Result<Recovered, LogFault> {
+    fn read(mut self, queue_size: u16) -> Result<(PackedLog, Redo), LogFault> {
         self.read_free_list()?;
         let redo = self.read_chains(queue_size)?;
-        let (found, entries) = (self.found, self.log.entries);
+        let (found, entries) = (self.seen_entries, self.log.entries);
         if found != entries {
             return Err(LogFault::Lost { found, entries });
         }
@@ -185,7 +186,7 @@ impl Reader {
             release(&log.words, place(entry), links.word());
             entry = links.next();
         }
-        Ok(Recovered { log, redo })
+        Ok((log, redo))
     }
 
     fn visit(&mut self, entry: u16) -> Result<(), LogFault> {
@@ -194,13 +195,13 @@ impl Reader {
         if std::mem::replace(seen, true) {
             return Err(LogFault::EntryTwice { entry });
         }
-        self.found += 1;
+        self.seen_entries += 1;
         Ok(())
     }
 
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
     fn link(&mut self, entry: u16) -> u16 {
-        let next = (relaxed(&self.log.words, place(entry)) >> 16) as u16;
+        let next = (self.found.word(place(entry)) >> 16) as u16;
         self.log.links[usize::from(entry)] = Links::free(next);
         next
     }
@@ -211,16 +212,16 @@ impl Reader {
             self.visit(entry)?;
             entry = self.link(entry);
         }
-        self.log.free = self.found;
+        self.log.free = self.seen_entries;
         Ok(())
     }
 
     fn read_chains(&mut self, queue_size: u16) -> Result<Redo, LogFault> {
-        let words = &self.log.words;
+        let found = &self.found;
         let is_head =
-            |&entry: &u16| !self.seen[usize::from(entry)] && relaxed(words, place(entry)) & 0xff == IN_FLIGHT;
+            |&entry: &u16| !self.seen[usize::from(entry)] && found.word(place(entry)) & 0xff == IN_FLIGHT;
         let counted = (0..self.log.entries).filter(is_head);
-        let mut heads: Vec<_> = counted.map(|head| (relaxed(words, place(head) + 1), head)).collect();
+        let mut heads: Vec<_> = counted.map(|head| (found.word(place(head) + 1), head)).collect();
         heads.sort_unstable();
         self.log.counter = heads.last().map_or(0, |&(counter, _)| counter.wrapping_add(1));
         let (mut redo, mut has_id) = (Redo::default(), vec![false; usize::from(queue_size)]);
@@ -239,13 +240,13 @@ impl Reader {
 
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
     fn read_chain(&mut self, head: u16, descriptors: &mut Vec<(u64, Meta)>) -> Result<RedoChain, LogFault> {
-        let word = relaxed(&self.log.words, place(head));
+        let word = self.found.word(place(head));
         let (last, num, first) = ((word >> 32) as u16, (word >> 48) as u16, descriptors.len());
         let (mut entry, mut ends_at, mut id) = (head, None, 0);
         for _ in 0..num {
             self.visit(entry)?;
-            let meta = Meta::from_word(relaxed(&self.log.words, place(entry) + 2).rotate_right(32));
-            descriptors.push((relaxed(&self.log.words, place(entry) + 3), meta));
+            let meta = Meta::from_word(self.found.word(place(entry) + 2).rotate_right(32));
+            descriptors.push((self.found.word(place(entry) + 3), meta));
             (ends_at, id) = (Some(entry), meta.id());
             entry = self.link(entry);
         }

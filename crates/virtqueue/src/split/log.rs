@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use guest_mem::SharedSlice;
 
-use crate::log::{LogArea, LogFault, SPLIT_WORDS, VERSION, relaxed, release};
+use crate::log::{LogArea, LogFault, SPLIT_WORDS, Snapshot, VERSION, release};
 use crate::step::may_die_here;
 
 const HEAD: usize = 1;
@@ -53,32 +53,36 @@ pub(super) struct Opened {
 impl SplitLog {
     /// `used_idx`: the ring's.
     pub fn open(area: &LogArea, queue_size: u16, used_idx: u16) -> Result<Opened, LogFault> {
-        let (words, is_written) = area.open(queue_size, SPLIT_WORDS)?;
+        let (words, snapshot) = area.open(queue_size, SPLIT_WORDS)?;
+        let is_written = snapshot.is_some();
         let next = vec![0; usize::from(area.entries())].into();
         let (entries, last_used) = (area.entries(), 0);
         let mut log = Self { words, entries, counter: 0, last_taken: 0, next, last_used, batch: 0, used_idx };
-        let mut was_foreign = false;
-        if is_written {
-            was_foreign = !log.finish_batch(queue_size)?;
-        }
-        if was_foreign || !is_written {
+        // `None`: never written, or not of this ring.
+        let redo = match snapshot {
+            Some(mut found) => {
+                log.finish_batch(&mut found, queue_size)?.then(|| log.in_flight(&found, queue_size))
+            }
+            None => None,
+        };
+        if redo.is_none() {
             (0..entries).for_each(|entry| log.set(entry, 0));
         }
-        let redo = if is_written { log.in_flight() } else { Vec::new() };
         if !is_written {
             log.words.store(0, 0, Relaxed);
         }
         log.store_head();
-        Ok(Opened { log, redo, was_foreign })
+        let was_foreign = is_written && redo.is_none();
+        Ok(Opened { log, redo: redo.unwrap_or_default(), was_foreign })
     }
 
     /// Clears what became visible and was not cleared; `false`: the log is not of this ring.
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
-    fn finish_batch(&mut self, queue_size: u16) -> Result<bool, LogFault> {
-        let head = relaxed(&self.words, HEAD);
+    fn finish_batch(&mut self, found: &mut Snapshot, queue_size: u16) -> Result<bool, LogFault> {
+        let head = found.word(HEAD);
         let (last_used, logged_idx) = ((head >> 32) as u16, (head >> 48) as u16);
         let batch = self.used_idx.wrapping_sub(logged_idx);
-        if batch > queue_size || (queue_size..self.entries).any(|entry| self.is_in_flight(entry)) {
+        if batch > queue_size || (queue_size..self.entries).any(|entry| is_in_flight(found, entry)) {
             return Ok(false);
         }
         let mut entry = last_used;
@@ -86,23 +90,23 @@ impl SplitLog {
             if entry >= self.entries {
                 return Err(LogFault::NoSuchEntry { entry, entries: self.entries });
             }
-            let before = (relaxed(&self.words, place(entry)) >> 48) as u16;
-            self.set(entry, u64::from(before) << 48); // the list stays whole, for whoever comes if this one dies here
+            if entry >= queue_size {
+                return Ok(false); // of a longer ring
+            }
+            let before = (found.word(place(entry)) >> 48) as u16;
+            let cleared = u64::from(before) << 48; // the list stays whole, for a successor if this one dies here
+            found.set(place(entry), cleared);
+            self.set(entry, cleared);
             entry = before;
         }
         self.last_used = last_used;
         Ok(true)
     }
 
-    fn is_in_flight(&self, entry: u16) -> bool {
-        relaxed(&self.words, place(entry)) & IN_FLIGHT_MASK != 0
-    }
-
-    /// In the order of their counters; the next one goes on from there.
-    fn in_flight(&mut self) -> Vec<u16> {
-        let counted = (0..self.entries).filter(|&entry| self.is_in_flight(entry));
-        let mut found: Vec<_> =
-            counted.map(|entry| (relaxed(&self.words, place(entry) + 1), entry)).collect();
+    /// Heads of the ring, in the order of their counters; the next counter goes on from there.
+    fn in_flight(&mut self, found: &Snapshot, queue_size: u16) -> Vec<u16> {
+        let counted = (0..queue_size).filter(|&entry| is_in_flight(found, entry));
+        let mut found: Vec<_> = counted.map(|entry| (found.word(place(entry) + 1), entry)).collect();
         found.sort_unstable();
         self.counter = found.last().map_or(0, |&(counter, _)| counter.wrapping_add(1));
         found.into_iter().map(|(_, entry)| entry).collect()
@@ -168,6 +172,10 @@ impl SplitLog {
             | u64::from(self.used_idx) << 48;
         release(&self.words, HEAD, head);
     }
+}
+
+fn is_in_flight(found: &Snapshot, entry: u16) -> bool {
+    found.word(place(entry)) & IN_FLIGHT_MASK != 0
 }
 
 /// Of the first of an entry's words.
