@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! word     0      1       2 3      4 5      6       7     8   9     10 11
-//!         | lock | epoch | oldest | newest | clock | zero | – | zero | –  |     all zero: the static initialiser
+//!         | lock | epoch | oldest | newest | clock | zero | – | zero | owing |     all zero: the static initialiser
 //! ```
 //!
 //! `wait: into the list → unlock the mutex → sleep until posted → lock the mutex`
@@ -13,11 +13,17 @@
 //!    and signals then or later, finds it in the list (its lookups come after the insertion, through the mutex).
 //! 2. Signals pick the oldest in the list, so never one that came after them; a waiter that came later cannot take the
 //!    wake of one before it, which futexes and counters allow.
-//! 3. Who is picked is posted exactly once, and leaves only when it has taken the post, also if its time ran out or it
-//!    was cancelled meanwhile; until then its stack, and with it the list's node, stays. A wait whose time ran out as it
-//!    was picked ends as woken. One that was cancelled hands the signal on, if others waited then.
-//! 4. Who is woken touches the variable no more, so it may be destroyed as soon as all are picked; destroying waits for
-//!    calls that have the list's lock.
+//! 3. A waiter is picked, or has left because its time ran out or it was cancelled: one compare-exchange on its own word
+//!    decides. Who is picked is posted exactly once and leaves only when it has taken the post, also if its time ran out
+//!    meanwhile (it ends as woken) or it was cancelled; until then its stack, and with it the list's node, stays.
+//! 4. A cancelled waiter that a signal had picked when others waited hands the signal on.
+//!
+//! When the variable may be destroyed: as soon as all are picked, as POSIX has it.
+//! - Who was picked by a broadcast, or alone, does not touch the variable any more, not even to see that it was.
+//! - Who has left is still in the list until it has taken itself out; destroying waits for that.
+//! - Who was picked from several by a signal may have to hand it on, which is not known before it runs. So it owes a
+//!   word (`owing`), given as the last thing that it does with the variable, and destroying waits for that, too. None of
+//!   these waits is for the mutex.
 //!
 //! Words 7 and 9 stay zero: glibc has its flag for "process-shared" in the lowest bit of one of them (9 before 2.41, 7
 //! since), and by that its own, which are passed on, are told apart. Those work with mutexes that are the C library's as
@@ -25,6 +31,7 @@
 //!
 //! Not here: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).
 
+mod owing;
 mod waiter;
 mod waiters;
 
@@ -38,8 +45,9 @@ use qspinlock::Clock;
 use crate::mutex::Mutex;
 use crate::patience::{Patience, Time};
 use crate::real;
-use waiter::{Cleanup, Waiter, cancelled_only_asleep};
-use waiters::{Found, Waiters};
+use owing::Owing;
+use waiter::{Cleanup, Picked, Waiter, cancelled_only_asleep};
+use waiters::Waiters;
 
 /// A `pthread_cond_t`.
 #[repr(C)]
@@ -50,7 +58,7 @@ pub(crate) struct Cond {
     shared_since_2_41: AtomicU32,
     _unused: AtomicU32,
     shared_before_2_41: AtomicU32,
-    _rest: [AtomicU32; 2],
+    owing: Owing,
 }
 
 const _: () = assert!(size_of::<Cond>() == size_of::<pthread_cond_t>());
@@ -97,7 +105,7 @@ impl Cond {
             // SAFETY: the C library's, as the caller says.
             return unsafe { real::cond_signal(self.raw()) };
         }
-        if let Some(picked) = self.waiters.pick_oldest() {
+        if let Some(picked) = self.waiters.pick_oldest(|epoch| self.owing.add(epoch)) {
             picked.post();
         }
         0
@@ -130,33 +138,60 @@ impl Cond {
         self.waiters.push(&waiter);
         let unlocked = mutex.unlock_and_rest();
         if unlocked != 0 {
-            self.withdraw(&waiter);
+            self.leave(&waiter);
             return unlocked;
         }
-        let timed_out = self.sleep(&waiter, mutex, until) && self.withdraw(&waiter) == Found::Waiting;
+        let timed_out = self.sleep(&waiter, mutex, until);
         match mutex.lock(Patience::Woken) {
             0 if timed_out => ETIMEDOUT,
             result => result,
         }
     }
 
-    /// True if it ended without a post.
+    /// True if it ended without being picked.
     fn sleep(&self, waiter: &Waiter, mutex: &Mutex, until: Option<Time>) -> bool {
         let cancelled = Cancelled { cond: self, mutex, waiter };
         let mut cleanup = Cleanup::new();
         cleanup.push(on_cancel, std::ptr::from_ref(&cancelled).cast_mut().cast());
         let posted = waiter.sleep(until);
         cleanup.pop();
-        !posted
+        if posted {
+            self.give_word(waiter.how_picked());
+        }
+        !posted && self.leave(waiter)
     }
 
-    /// Ends a wait that was not woken. If it was picked meanwhile, its post is taken.
-    fn withdraw(&self, waiter: &Waiter) -> Found {
-        let found = self.waiters.remove(waiter);
-        if found != Found::Waiting {
-            waiter.take_post();
+    /// Ends a wait that was not woken. False: it was picked meanwhile, and its post is taken.
+    fn leave(&self, waiter: &Waiter) -> bool {
+        match self.withdraw(waiter) {
+            None => true,
+            Some(picked) => {
+                self.give_word(picked);
+                false
+            }
         }
-        found
+    }
+
+    /// Out of the list, or the post is taken.
+    fn withdraw(&self, waiter: &Waiter) -> Option<Picked> {
+        match waiter.leave() {
+            Ok(()) => {
+                self.waiters.remove(waiter);
+                None
+            }
+            Err(picked) => {
+                waiter.take_post();
+                Some(picked)
+            }
+        }
+    }
+
+    /// The last that a waiter does with the variable, and only if it owes it.
+    #[inline]
+    fn give_word(&self, picked: Picked) {
+        if picked == Picked::FromSeveral {
+            self.owing.take();
+        }
     }
 
     #[cold]
@@ -177,7 +212,11 @@ impl Cond {
             // SAFETY: the C library's, as the caller says.
             return unsafe { real::cond_destroy(self.raw()) };
         }
-        if self.waiters.are_there() { EBUSY } else { 0 }
+        if !self.waiters.settle() {
+            return EBUSY;
+        }
+        self.owing.wait(Waiters::epoch());
+        0
     }
 }
 
@@ -192,8 +231,9 @@ struct Cancelled<'a> {
 unsafe extern "C-unwind" fn on_cancel(cancelled: *mut c_void) {
     // SAFETY: what `sleep` pushed, whose frame is still there.
     let Cancelled { cond, mutex, waiter } = unsafe { &*cancelled.cast::<Cancelled<'_>>() };
-    if cond.withdraw(waiter) == Found::PickedFromSeveral {
+    if cond.withdraw(waiter) == Some(Picked::FromSeveral) {
         cond.signal();
+        cond.give_word(Picked::FromSeveral);
     }
     mutex.lock(Patience::Woken);
 }

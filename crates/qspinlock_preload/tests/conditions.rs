@@ -18,3 +18,8 @@ fn cancelled_waits_have_the_mutex_in_their_handlers() {
 fn handlers_made_for_exceptions_have_it_as_well() {
     preloaded::passes_with("cancel", &["-fexceptions"]);
 }
+
+#[test]
+fn condition_may_be_destroyed_and_its_memory_go_as_soon_as_all_are_woken() {
+    preloaded::passes("destroy");
+}

@@ -4,13 +4,16 @@
 //! `_pthread_cleanup_push` when it comes by that frame, before the handlers of the frames around it; so nothing on the
 //! way has to have a destructor, which unwinding by the C library may not meet in Rust.
 //!
+//! How a wait ends is decided once, by a compare-exchange on the waiter's own word: `waiting → picked` by who signals (with
+//! the list's lock) or `waiting → left` by the thread itself (without it).
+//!
 //! Not here: the list of them (`waiters.rs`).
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 
 use libc::{EINTR, clockid_t, sem_t, timespec};
 
@@ -45,13 +48,27 @@ pub(super) fn cancelled_only_asleep(body: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
+/// How a waiter was picked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(super) enum Picked {
+    /// By a signal when it was the only one, or by a broadcast: no other waiter needs the signal.
+    Alone = 1,
+    /// By a signal when others were in the list.
+    FromSeveral = 2,
+}
+
+/// Of a waiter's word, which holds a [`Picked`] else.
+const WAITING: u32 = 0;
+const LEFT: u32 = 3;
+
 /// See the file's head. The links belong to the list.
 pub(super) struct Waiter {
     sem: UnsafeCell<sem_t>,
     pub(super) older: AtomicPtr<Waiter>,
     pub(super) newer: AtomicPtr<Waiter>,
-    /// A `Found`, as a number.
-    pub(super) found: AtomicU32,
+    /// How its wait ended.
+    end: AtomicU32,
 }
 
 impl Waiter {
@@ -64,8 +81,36 @@ impl Waiter {
             sem: UnsafeCell::new(unsafe { sem.assume_init() }),
             older: AtomicPtr::new(null_mut()),
             newer: AtomicPtr::new(null_mut()),
-            found: AtomicU32::new(0),
+            end: AtomicU32::new(WAITING),
         }
+    }
+
+    /// With the list's lock. False: it has left, and takes itself out of the list.
+    pub(super) fn pick(&self, how: Picked) -> bool {
+        self.decide(how as u32).is_ok()
+    }
+
+    /// By its own thread. `Err`: it was picked before, and a post is on its way.
+    pub(super) fn leave(&self) -> Result<(), Picked> {
+        self.decide(LEFT).map_err(Self::picked)
+    }
+
+    /// By its own thread, which was posted.
+    pub(super) fn how_picked(&self) -> Picked {
+        Self::picked(self.end.load(Relaxed))
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.end.load(Relaxed) == WAITING
+    }
+
+    /// Relaxed: the list's lock orders what is in the list, and the semaphore what follows a pick.
+    fn decide(&self, end: u32) -> Result<(), u32> {
+        self.end.compare_exchange(WAITING, end, Relaxed, Relaxed).map(drop)
+    }
+
+    fn picked(end: u32) -> Picked {
+        if end == Picked::FromSeveral as u32 { Picked::FromSeveral } else { Picked::Alone }
     }
 
     /// Wakes it: once, after it was picked. It may be gone when this returns.

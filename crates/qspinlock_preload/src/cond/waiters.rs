@@ -3,6 +3,9 @@
 //! A forked child has its parent's lists, whose threads do not exist in it, and maybe their lock, held by nobody. So
 //! lists carry the epoch in which they were begun, and are begun anew in a child; zeros are an epoch that never was.
 //!
+//! A waiter that gives up decides that on its own word, without the lock (`Waiter::leave`), and takes itself out of the list
+//! only if it won. Until then it is in the list and passed over by those who pick: [`Waiters::settle`] waits for it.
+//!
 //! Not here: sleeping (`waiter.rs`).
 
 use std::ptr::{NonNull, null_mut};
@@ -13,30 +16,8 @@ use std::sync::atomic::{
 
 use qspinlock::{Hybrid, Linux, Platform, PvQSpinLock};
 
-use super::waiter::Waiter;
+use super::waiter::{Picked, Waiter};
 use crate::thread::keeping_errno;
-
-/// In what state a waiter was found that wanted to leave.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub(super) enum Found {
-    /// In the list, and now out of it.
-    Waiting = 0,
-    /// Picked, and there was nobody else to pick.
-    Picked = 1,
-    /// Picked when others waited as well.
-    PickedFromSeveral = 2,
-}
-
-impl Found {
-    fn of(waiter: &Waiter) -> Self {
-        match waiter.found.load(Relaxed) {
-            0 => Self::Waiting,
-            1 => Self::Picked,
-            _ => Self::PickedFromSeveral,
-        }
-    }
-}
 
 /// See the file's head. Everything but the epoch belongs to who has the lock, but for looks at whether it is empty.
 #[repr(C)]
@@ -62,61 +43,100 @@ impl Waiters {
         });
     }
 
-    /// The oldest, out of the list.
-    pub(super) fn pick_oldest(&self) -> Option<&Waiter> {
+    /// The oldest that has not given up, out of the list. `on_several`: what to do, with the lock, if there are others.
+    pub(super) fn pick_oldest(&self, on_several: impl FnOnce(u32)) -> Option<&Waiter> {
         if self.is_empty() {
             return None;
         }
         self.alone(|| {
+            let mut next = self.oldest.load(Relaxed);
             // SAFETY: in the list, so it is alive.
-            let picked = unsafe { self.oldest.load(Relaxed).as_ref() }?;
-            self.unlink(picked);
-            let found = if self.is_empty() { Found::Picked } else { Found::PickedFromSeveral };
-            picked.found.store(found as u32, Relaxed);
-            Some(picked)
+            while let Some(waiter) = unsafe { next.as_ref() } {
+                next = waiter.newer.load(Relaxed);
+                let is_only = next.is_null() && waiter.older.load(Relaxed).is_null();
+                let how = if is_only { Picked::Alone } else { Picked::FromSeveral };
+                if !waiter.pick(how) {
+                    continue;
+                }
+                self.unlink(waiter);
+                if how == Picked::FromSeveral {
+                    on_several(self.epoch.load(Relaxed));
+                }
+                return Some(waiter);
+            }
+            None
         })
     }
 
-    /// All, out of the list. Each of them stays alive only until it is posted.
+    /// All that have not given up, out of the list. Each of them stays alive only until it is posted.
     pub(super) fn pick_all<'a>(&'a self) -> impl Iterator<Item = &'a Waiter> + use<'a> {
-        let first = if self.is_empty() { null_mut() } else { self.alone(|| self.empty()) };
+        let first = if self.is_empty() { null_mut() } else { self.alone(|| self.take_all()) };
         let mut next = NonNull::new(first);
         std::iter::from_fn(move || {
-            // SAFETY: picked, and not yet posted, so it is alive; its links are nobody else's any more.
+            // SAFETY: picked, and not yet posted, so it is alive; no other thread follows its links.
             let picked = unsafe { next?.as_ref() };
             next = NonNull::new(picked.newer.load(Relaxed)); // now, because a post may be its end
             Some(picked)
         })
     }
 
-    /// The oldest; the others behind it stay linked.
-    fn empty(&self) -> *mut Waiter {
-        let first = self.oldest.load(Relaxed);
-        let mut next = first;
+    /// The oldest that was picked; the others behind it are linked to it.
+    fn take_all(&self) -> *mut Waiter {
+        let (mut first, mut last) = (null_mut(), None::<&Waiter>);
+        let mut next = self.oldest.load(Relaxed);
         // SAFETY: in the list, so it is alive.
-        while let Some(picked) = unsafe { next.as_ref() } {
-            picked.found.store(Found::Picked as u32, Relaxed);
-            next = picked.newer.load(Relaxed);
+        while let Some(waiter) = unsafe { next.as_ref() } {
+            let this = next;
+            next = waiter.newer.load(Relaxed);
+            if !waiter.pick(Picked::Alone) {
+                continue;
+            }
+            self.unlink(waiter);
+            waiter.newer.store(null_mut(), Relaxed);
+            match last {
+                Some(last) => last.newer.store(this, Relaxed),
+                None => first = this,
+            }
+            last = Some(waiter);
         }
-        self.oldest.store(null_mut(), Relaxed);
-        self.newest.store(null_mut(), Relaxed);
         first
     }
 
-    /// Out of the list, if it is still there.
-    pub(super) fn remove(&self, waiter: &Waiter) -> Found {
-        self.alone(|| {
-            let found = Found::of(waiter);
-            if found == Found::Waiting {
-                self.unlink(waiter);
-            }
-            found
-        })
+    /// Out of the list, which `waiter` has left: no other thread takes it out.
+    pub(super) fn remove(&self, waiter: &Waiter) {
+        self.alone(|| self.unlink(waiter));
     }
 
-    /// Whether anybody waits, when all calls that have begun are through with the list.
-    pub(super) fn are_there(&self) -> bool {
-        self.epoch.load(Relaxed) != 0 && self.alone(|| !self.is_empty())
+    /// Waits until all calls that have begun are through with the list. False: threads wait, and nothing is waited for.
+    pub(super) fn settle(&self) -> bool {
+        if self.epoch.load(Relaxed) == 0 {
+            return true;
+        }
+        loop {
+            match self.alone(|| (self.is_empty(), self.are_waiting())) {
+                (true, _) => return true,
+                (_, true) => return false,
+                // Those that are left have given up, and are about to ask for the lock.
+                _ => std::thread::yield_now(),
+            }
+        }
+    }
+
+    fn are_waiting(&self) -> bool {
+        let mut next = self.oldest.load(Relaxed);
+        // SAFETY: in the list, so it is alive.
+        while let Some(waiter) = unsafe { next.as_ref() } {
+            if waiter.is_waiting() {
+                return true;
+            }
+            next = waiter.newer.load(Relaxed);
+        }
+        false
+    }
+
+    /// Of the lists of this process's threads.
+    pub(super) fn epoch() -> u32 {
+        Linux::epoch()
     }
 
     /// A look without the lock is enough for who comes after a waiter: the insertion is then in its past.

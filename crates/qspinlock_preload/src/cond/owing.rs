@@ -1,0 +1,61 @@
+//! How many waiters a signal picked when others waited, and that have not said yet whether they hand it on.
+//!
+//! - Counted with the list's lock, in the epoch of the list: a forked child has none of its parent's threads.
+//! - Who waits here is about to destroy: no call on the variable begins any more, but those of threads that are counted.
+//!
+//! Not here: who is counted and why (`cond.rs`).
+
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// The epoch in its upper half, the number in its lower. Zeros: none.
+#[repr(transparent)]
+pub(super) struct Owing(AtomicU64);
+
+impl Owing {
+    /// One more, by who has the list's lock.
+    pub(super) fn add(&self, epoch: u32) {
+        if of_epoch(self.0.load(Relaxed), epoch).is_some() {
+            self.0.fetch_add(1, Relaxed);
+        } else {
+            // Those of another epoch are threads that do not exist here, so no other thread writes.
+            self.0.store(u64::from(epoch) << u32::BITS | 1, Relaxed);
+        }
+    }
+
+    /// One less. The variable may be gone when this returns.
+    pub(super) fn take(&self) {
+        // Release pairs with the acquire in `wait`: what the thread did with the variable is over.
+        self.0.fetch_sub(1, Release);
+    }
+
+    /// Until there are none.
+    pub(super) fn wait(&self, epoch: u32) {
+        while of_epoch(self.0.load(Acquire), epoch).is_some_and(|owing| owing > 0) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn of_epoch(word: u64, epoch: u32) -> Option<u64> {
+    (word >> u32::BITS == u64::from(epoch)).then_some(word & u64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_of_a_forked_childs_parent_are_not_waited_for() {
+        let owing = Owing(AtomicU64::new(0));
+        owing.wait(7);
+        owing.add(7);
+        owing.add(7);
+        owing.wait(8);
+        owing.add(8);
+        owing.take();
+        owing.wait(8);
+    }
+}
