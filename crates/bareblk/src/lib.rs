@@ -130,9 +130,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => return bench::obey(&args),
         Command::Lab(command) => return lab::obey(command),
         Command::Serve(args) => {
-            let (log, take_over) = (args.log.clone(), args.take_over.clone());
+            let (log, cut) = (args.log.clone(), args.take_over_cut.clone());
+            let take_over = args.take_over.clone().map(|control| take_over::Wanted { control, cut });
             logging::start(&log)?;
-            serve::serve(args.configuration()?, take_over.as_deref(), &log)
+            serve::serve(args.configuration()?, take_over, &log)
         }
         Command::Helper(log) => {
             logging::start(&log)?;

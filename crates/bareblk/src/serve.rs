@@ -11,7 +11,6 @@
 //! Not here: which disks there are and how that changes (`serving.rs`), what is done with requests (`blk_server`).
 
 use std::io::{self, Write};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
@@ -31,7 +30,7 @@ use crate::service_manager::ServiceManager;
 use crate::serving::{self, Serving};
 use crate::serving_control::ServingControl;
 use crate::signals::{EndAtOnce, Request, Requests};
-use crate::take_over::Taker;
+use crate::take_over::{Taker, Wanted};
 use crate::watchdog;
 
 /// What control clients' requests that run get before a stop cuts them short.
@@ -40,8 +39,8 @@ const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 const RELOAD_FAILED: &str =
     "the reload failed in a way that is a bug of this program; what was served is served on";
 
-/// Serves until told to stop. `take_over`: the control socket of a server to take over from.
-pub fn serve(mut configuration: Configuration, take_over: Option<&Path>, log: &LogArgs) -> Result<()> {
+/// Serves until told to stop. `take_over`: from which server, if from one.
+pub fn serve(mut configuration: Configuration, take_over: Option<Wanted>, log: &LogArgs) -> Result<()> {
     let starting = EndAtOnce::catch().context("cannot catch signals")?;
     let limit = descriptors::raise_limit();
     check_workers(&configuration.server.workers)?;
@@ -49,7 +48,7 @@ pub fn serve(mut configuration: Configuration, take_over: Option<&Path>, log: &L
     // Before the helper is started, which is to have none of them.
     let passed = passed_sockets::receive()?;
     // Before the rights to connect are given up.
-    let mut taker = take_over.map(|control| Taker::connect(control, &mut configuration)).transpose()?;
+    let mut taker = take_over.map(|wanted| Taker::connect(wanted, &mut configuration)).transpose()?;
     let confined = confined::give_up_rights(&configuration, taker.is_some(), log)?;
     let mut opener = passed_sockets::assign(passed, &configuration, &confined.opener);
     if let Some(taker) = &mut taker {

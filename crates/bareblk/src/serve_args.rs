@@ -97,7 +97,7 @@ Exit codes:
 /// What a file says cannot be said beside it too: nobody would know which counts.
 fn not_beside_a_file(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
-        "config" | "take_over" | "verbose" | "log_format" => arg,
+        "config" | "take_over" | "take_over_cut" | "verbose" | "log_format" => arg,
         _ => arg.conflicts_with("config"),
     }
 }
@@ -120,6 +120,10 @@ pub struct ServeArgs {
     /// Take over from the server with this control socket: its guests go on here, and notice nothing
     #[arg(long, value_name = "SOCKET")]
     pub take_over: Option<PathBuf>,
+
+    /// Cut the front-ends of this disk off instead of taking them over: they have to reconnect. May be repeated
+    #[arg(long, value_name = "DISK", requires = "take_over")]
+    pub take_over_cut: Vec<String>,
 
     #[command(flatten)]
     pub disk: DiskArgs,

@@ -109,7 +109,7 @@ impl Control for ServingControl {
                 "another server is just taking over: try again when that is over".into(),
             ));
         };
-        take_over::hand_over(&self.serving, &self.door, channel, agree)?;
+        take_over::hand_over(&self.serving, &self.door, &wanted.cut, channel, agree)?;
         let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
         info!(pid, "taken over by another server; this one ends, and leaves it all images and connections");
         self.serving.manager().main_process(pid);

@@ -39,10 +39,15 @@ impl Acceptor {
         Ok(Self { epoll, quit })
     }
 
+    /// One that is watched already stays so.
+    ///
     /// # Errors
     /// Out of memory, or of what the user may watch (`fs.epoll.max_user_watches`).
     pub(crate) fn add(&self, socket: impl AsFd, id: u64) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, socket, EventData::new_u64(id), EventFlags::IN)?)
+        match epoll::add(&self.epoll, socket, EventData::new_u64(id), EventFlags::IN) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// What was seen of it before may still be reported.

@@ -411,7 +411,15 @@ impl Disk {
 
     /// Waits until no other session has rings started.
     pub(crate) fn lease_rings(disk: &Arc<Self>, session: &SessionShared) -> Result<RingLease, LeaseError> {
-        let waited = disk.lease_free.wait_timeout_while(disk.lease(), LEASE_TIMEOUT, |lease| {
+        Self::lease_rings_within(LEASE_TIMEOUT, disk, session)
+    }
+
+    pub(crate) fn lease_rings_within(
+        timeout: Duration,
+        disk: &Arc<Self>,
+        session: &SessionShared,
+    ) -> Result<RingLease, LeaseError> {
+        let waited = disk.lease_free.wait_timeout_while(disk.lease(), timeout, |lease| {
             lease.holder.is_some() && session.end_reason().is_none()
         });
         let (mut lease, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -419,7 +427,7 @@ impl Disk {
             return Err(LeaseError::Ending);
         }
         if let Some(holder) = lease.holder {
-            return Err(LeaseError::Held { holder, timeout: LEASE_TIMEOUT });
+            return Err(LeaseError::Held { holder, timeout });
         }
         lease.holder = Some(session.id());
         if !lease.users.contains(&session.id()) {

@@ -107,6 +107,8 @@ struct List {
     closed: bool,
     /// Front-ends wait in their sockets' queues.
     paused: bool,
+    /// The same for some disks, by their numbers.
+    paused_disks: Vec<u64>,
 }
 
 /// See the file's head.
@@ -275,11 +277,19 @@ impl Exports {
         list.disks.clone()
     }
 
+    /// The same for some disks.
+    pub(crate) fn pause_accepting_for(&self, disks: &[Arc<Export>]) {
+        let mut list = self.lock();
+        list.paused_disks.extend(disks.iter().map(|export| export.disk.id()));
+        disks.iter().for_each(|export| self.acceptor.remove(&export.socket));
+    }
+
     /// # Errors
     /// [`Acceptor::add`]'s; the other sockets are watched all the same.
     pub(crate) fn resume_accepting(&self) -> std::io::Result<()> {
         let mut list = self.lock();
         list.paused = false;
+        list.paused_disks.clear();
         let added: Vec<_> =
             list.disks.iter().map(|export| self.acceptor.add(&export.socket, export.disk.id())).collect();
         added.into_iter().collect()
@@ -292,7 +302,7 @@ impl Exports {
 
     fn accept(&self, id: u64, workers: &Arc<WorkerSet>) -> std::io::Result<()> {
         let list = self.lock();
-        if list.paused {
+        if list.paused || list.paused_disks.contains(&id) {
             return Ok(());
         }
         // One that has been taken out since the kernel reported it is not there.

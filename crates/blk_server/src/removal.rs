@@ -69,17 +69,31 @@ pub(crate) fn remove(
 /// `Err`: one of them has requests that cannot be given up.
 fn end_sessions(export: &Export, workers: &WorkerSet, deadline: Instant) -> Result<(), ()> {
     let sessions = export.sessions.close();
+    tell_to_end(export, &sessions);
+    wait_ended(export, workers, &sessions, deadline)
+}
+
+pub(crate) fn tell_to_end(export: &Export, sessions: &[Arc<SessionShared>]) {
     // All know before the first one acts: see `Server::stop`.
     sessions.iter().for_each(|session| session.note_end(EndReason::Stop));
     sessions.iter().for_each(|session| session.end(EndReason::Stop));
     export.disk.wake_waiters();
-    if all_ended(&sessions, deadline) {
+}
+
+/// What is in flight is given up when the time is over. `Err`: one of the sessions has requests that cannot be given up.
+pub(crate) fn wait_ended(
+    export: &Export,
+    workers: &WorkerSet,
+    sessions: &[Arc<SessionShared>],
+    deadline: Instant,
+) -> Result<(), ()> {
+    if all_ended(sessions, deadline) {
         return Ok(());
     }
     let disk = export.disk.name();
     warn!(disk, "requests are still in flight: they are given up, and answered with an error");
     workers.cancel(Some(export.disk.id()));
-    if all_ended(&sessions, Instant::now() + AFTER_CANCEL) { Ok(()) } else { Err(()) }
+    if all_ended(sessions, Instant::now() + AFTER_CANCEL) { Ok(()) } else { Err(()) }
 }
 
 fn all_ended(sessions: &[Arc<SessionShared>], deadline: Instant) -> bool {

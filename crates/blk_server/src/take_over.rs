@@ -27,6 +27,7 @@ use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::exports::{Export, Exports, SESSION_STACK_BYTES};
 use crate::flush::deadline_in;
+use crate::removal::{tell_to_end, wait_ended};
 use crate::server::Server;
 use crate::session::Session;
 use crate::session::SessionShared;
@@ -125,6 +126,18 @@ pub enum TakeOverError {
         /** For people. */
         why: String,
     },
+    /// A disk's sessions do not end.
+    #[error(
+        "disk `{disk}`: its front-ends were cut off, and requests are still in flight after {} s: its storage hangs; \
+         repair it, or restart the server",
+        timeout.as_secs_f64()
+    )]
+    NotCutOff {
+        /** Its name. */
+        disk: String,
+        /** For them to complete. */
+        timeout: Duration,
+    },
     /// What came makes no session.
     #[error("disk `{disk}`: a session cannot be gone on with: {why}")]
     Session {
@@ -171,6 +184,31 @@ impl Server {
         offers.collect()
     }
 
+    /// Ends all sessions of these disks. Front-ends that connect to them wait for [`Server::freeze`], which is to follow: for
+    /// the other process, or until it comes to nothing.
+    ///
+    /// # Errors
+    /// [`TakeOverError`]; then front-ends may connect again.
+    pub fn cut_off(&self, disks: &[String], timeout: Duration) -> Result<(), TakeOverError> {
+        let (exports, workers) = self.parts();
+        let cut: Result<Vec<_>, _> = disks.iter().map(|name| exports.find(name)).collect();
+        let cut = cut?;
+        exports.pause_accepting_for(&cut);
+        let deadline = deadline_in(timeout);
+        // Side by side, as everywhere.
+        let told: Vec<_> = cut.iter().map(|export| (export, export.sessions.all())).collect();
+        for (export, sessions) in &told {
+            let (disk, count) = (export.disk.name(), sessions.len());
+            info!(disk, count, "sessions cut off, as the server that takes over was told to");
+            tell_to_end(export, sessions);
+        }
+        let stays =
+            told.iter().find(|(export, sessions)| wait_ended(export, workers, sessions, deadline).is_err());
+        let Some((export, _)) = stays else { return Ok(()) };
+        resume(exports);
+        Err(TakeOverError::NotCutOff { disk: export.disk.name().to_owned(), timeout })
+    }
+
     /// Pauses all disks: nobody is accepted, no message is read, no ring is touched, nothing is in flight.
     ///
     /// # Errors
@@ -178,7 +216,7 @@ impl Server {
     pub fn freeze(&self, timeout: Duration) -> Result<Frozen<'_>, TakeOverError> {
         let deadline = deadline_in(timeout);
         let (exports, workers) = self.parts();
-        let changes = workers.hold_changes(timeout)?;
+        let changes = workers.hold_changes(timeout).inspect_err(|_| resume(exports))?;
         let disks = exports.pause_accepting();
         let mut frozen = Frozen {
             exports,
@@ -306,9 +344,13 @@ impl Drop for Frozen<'_> {
         // While changes are still held: a worker that goes must not be one that a queue comes back to.
         let deadline = Instant::now() + GOING_ON;
         self.asked.iter().for_each(|asked| asked.wait_going_on(deadline));
-        if let Err(error) = self.exports.resume_accepting() {
-            error!("not all sockets are watched again; new front-ends of a disk may wait for ever: {error}");
-        }
+        resume(self.exports);
+    }
+}
+
+fn resume(exports: &Exports) {
+    if let Err(error) = exports.resume_accepting() {
+        error!("not all sockets are watched again; new front-ends of a disk may wait for ever: {error}");
     }
 }
 

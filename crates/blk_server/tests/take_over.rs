@@ -6,7 +6,7 @@
 
 mod rig;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,9 +15,13 @@ use io_engine::{FakeHandle, Fault, Verb, When};
 use rig::dirty::{self, begin};
 use rig::format::Format;
 use rig::in_flight_log::Log;
-use rig::passed::{Pending, add_transfer, faulty, hold, let_go, serves};
+use rig::passed::{
+    Pending, add_transfer, event, faulty, hold, let_go, serves, take_signals, transfer, works,
+};
 use rig::raw_guest;
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready};
+use rig::{
+    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready, vring_state,
+};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
@@ -91,39 +95,39 @@ fn queue_that_does_not_drain_goes_on_and_is_named() {
 }
 
 #[test]
-fn session_in_the_middle_of_a_message_is_not_frozen_and_hears_its_end() {
-    let rig = Rig::start(Options::default());
-    let front_end = rig.connect();
-    let header: Vec<u8> = [code::GET_FEATURES, 1, 0].into_iter().flat_map(u32::to_ne_bytes).collect();
-    front_end.send_raw(&header[..5], &[]);
-    // Until its thread is in the message.
-    std::thread::sleep(SOON);
-    assert!(why_not(&rig).contains("is still busy with a message"));
-    front_end.send_raw(&header[5..], &[]);
-    assert!(front_end.receive().is_some());
-    drop(server(&rig).freeze(PATIENCE).unwrap());
-    assert_ne!(front_end.ask_u64(code::GET_FEATURES), 0);
+fn sessions_that_are_cut_off_end_and_others_wait_until_it_is_clear_who_serves() {
+    let (options, fake) = faulty();
+    let rig = Rig::start(options);
+    let (front_end, mut guest) = ready(&rig, Format::Split.usual());
+    hold(&fake);
+    write(&mut guest);
+    guest.submit();
+    assert!(eventually(|| server(&rig).report().disks[0].queues[0].counters.in_flight == 1));
+    let cut = ["test0".to_owned()];
+    std::thread::scope(|scope| {
+        let cutting = scope.spawn(|| server(&rig).cut_off(&cut, PATIENCE));
+        // What is in flight is waited for.
+        std::thread::sleep(SOON);
+        let_go(&fake);
+        cutting.join().unwrap().unwrap();
+    });
+    assert!(front_end.is_closed());
+    let second = rig.connect();
+    second.send(code::GET_FEATURES, &[], &[]);
+    let mut frozen = server(&rig).freeze(PATIENCE).unwrap();
+    assert!(frozen.take_parts().iter().all(|(_, _, sessions)| sessions.is_empty()));
+    assert_eq!(server(&rig).report().disks[0].sessions, 0);
+    drop(frozen);
+    assert!(second.receive().is_some());
+    assert!(works(&rig));
 }
 
 #[test]
-fn migrating_guest_stays_and_is_handed_over_later() {
+fn disk_that_is_not_there_cannot_be_cut_off_and_the_others_go_on() {
     let rig = Rig::start(Options::default());
-    let mut front_end = rig.connect();
-    let features = Format::Split.usual();
-    front_end.negotiate(features);
-    front_end.share_memory(dirty::MEMORY_BYTES);
-    let mut guest = front_end.start_queue(0, 64, features);
-    let rings = [(0, guest.layout)];
-    let log = dirty::Log::new();
-    log.give(&front_end);
-    // The next message may be the one that has stores noted, and the log's file is nowhere but here.
-    assert!(why_not(&rig).contains("migrating"), "{}", why_not(&rig));
-    begin(&front_end, &rings, features, &log);
-    assert!(why_not(&rig).contains("migrating"), "{}", why_not(&rig));
-    assert!(serves(&mut guest));
-    dirty::end(&front_end, &rings, features);
-    drop(server(&rig).freeze(PATIENCE).unwrap());
-    assert!(serves(&mut guest));
+    let names = ["test0", "x"].map(str::to_owned);
+    assert!(server(&rig).cut_off(&names, PATIENCE).unwrap_err().to_string().contains('x'));
+    assert!(works(&rig));
 }
 
 /// A disk whose writes fail and are held.
@@ -176,6 +180,19 @@ fn parts_of(rig: &mut Rig) -> Part {
     (name, state, sessions)
 }
 
+/// A message's first bytes, with its descriptors; gives those that are left.
+fn send_half(front_end: &FrontEnd, code: u32, body: &[u8], fds: &[BorrowedFd<'_>], half: usize) -> Vec<u8> {
+    const NEED_REPLY: u32 = 1 | 8;
+    let size = u32::try_from(body.len()).unwrap();
+    let header = [code, NEED_REPLY, size].into_iter().flat_map(u32::to_ne_bytes);
+    let mut bytes: Vec<u8> = header.chain(body.iter().copied()).collect();
+    let rest = bytes.split_off(half);
+    front_end.send_raw(&bytes, fds);
+    // Until its thread has them. If it has not, they go along in the socket.
+    std::thread::sleep(SOON);
+    rest
+}
+
 /// The old one's sessions end by themselves, and with the last of them the image's lock.
 fn patient(mut options: Options) -> Options {
     options.image.lock_timeout = PATIENCE;
@@ -210,6 +227,133 @@ fn guest_and_front_end_go_on_in_another_server() {
         }
         assert_ne!(front_end.stop_queue(0), 0);
     }
+}
+
+#[test]
+fn half_a_message_goes_along_with_its_descriptors() {
+    for half in [5, 12, 17] {
+        let mut rig = Rig::start(Options::default());
+        let (front_end, mut guest) = ready(&rig, Format::Split.usual());
+        let call = event();
+        let rest = send_half(&front_end, code::SET_VRING_CALL, &[0; 8], &[call.as_fd()], half);
+        // Here, too: it comes to nothing first.
+        drop(server(&rig).freeze(PATIENCE).unwrap());
+        assert!(serves(&mut guest));
+        hand_on(&mut rig, Options::default());
+        assert_eq!(take_signals(&call), 0);
+        front_end.send_raw(&rest, &[]);
+        assert_eq!(front_end.receive().unwrap().u64(), 0);
+        assert_ne!(take_signals(&call), 0);
+        guest.call = call;
+        assert!(serves(&mut guest));
+    }
+}
+
+#[test]
+fn half_a_message_is_heard_to_its_end_after_a_freeze_that_came_to_nothing() {
+    let rig = Rig::start(Options::default());
+    let (front_end, _guest) = ready(&rig, Format::Split.usual());
+    let call = event();
+    let rest = send_half(&front_end, code::SET_VRING_CALL, &[0; 8], &[call.as_fd()], 13);
+    let frozen = server(&rig).freeze(PATIENCE).unwrap();
+    front_end.send_raw(&rest, &[]);
+    drop(frozen);
+    assert_eq!(front_end.receive().unwrap().u64(), 0);
+    assert_ne!(take_signals(&call), 0);
+}
+
+/// A guest whose front-end has given a dirty log.
+fn with_dirty_log(rig: &Rig, format: Format) -> (FrontEnd, Guest, dirty::Log) {
+    let mut front_end = rig.connect();
+    front_end.negotiate(format.usual());
+    front_end.share_memory(dirty::MEMORY_BYTES);
+    let guest = front_end.start_queue(0, 64, format.usual());
+    let log = dirty::Log::new();
+    log.give(&front_end);
+    (front_end, guest, log)
+}
+
+#[test]
+fn migrating_guest_goes_along_and_stores_are_noted_there() {
+    for format in BOTH {
+        let mut rig = Rig::start(Options::default());
+        let (front_end, mut guest, log) = with_dirty_log(&rig, format);
+        let rings = [(0, guest.layout)];
+        let changed = event();
+        front_end.ok(code::SET_LOG_FD, &[], &[changed.as_fd()]);
+        begin(&front_end, &rings, format.usual(), &log);
+        hand_on(&mut rig, Options::default());
+        let _ = (log.take(), take_signals(&changed));
+        assert_eq!(transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096), OK);
+        assert!(log.take().contains(&(8 * MIB)) && take_signals(&changed) > 0);
+        dirty::end(&front_end, &rings, format.usual());
+        assert!(serves(&mut guest));
+    }
+}
+
+/// One that a front-end never uses must not keep its session where it is for ever.
+#[test]
+fn dirty_log_that_is_not_used_yet_goes_along_and_is_used_there() {
+    for format in BOTH {
+        let mut rig = Rig::start(Options::default());
+        let (front_end, mut guest, log) = with_dirty_log(&rig, format);
+        hand_on(&mut rig, Options::default());
+        assert!(serves(&mut guest) && log.take().is_empty());
+        dirty::log_all(&front_end, format.usual(), true);
+        assert_eq!(transfer(&mut guest, kind::IN, 0, 8 * MIB, 4096), OK);
+        assert!(log.take().contains(&(8 * MIB)));
+    }
+}
+
+/// Two sessions of a disk, the second of which has asked for rings that the first has.
+fn two_sessions(rig: &mut Rig) -> (Part, [(FrontEnd, Guest); 2]) {
+    let first = ready(rig, Format::Split.usual());
+    let mut front_end = rig.connect();
+    front_end.negotiate(Format::Split.usual());
+    front_end.share_memory(16 * MIB);
+    let guest = front_end.new_guest(0, 256, Format::Split.usual());
+    front_end.announce_queue(&guest);
+    let mut part = parts_of(rig);
+    // What it looks like when its front-end enabled the queue, and was refused because the rings were the other's.
+    let waiting = part.2.iter_mut().find(|(state, _)| state["vrings"][0]["enabled"] == json!(false)).unwrap();
+    waiting.0["vrings"][0]["enabled"] = json!(true);
+    (part, [first, (front_end, guest)])
+}
+
+#[test]
+fn rings_stay_with_the_session_that_has_them_however_the_others_go_on() {
+    let mut rig = Rig::start(Options::default());
+    let ((name, disk, mut sessions), [mut first, mut second]) = two_sessions(&mut rig);
+    rig.start_server(patient(Options::default()));
+    server(&rig).restore_disk(&name, &disk).unwrap();
+    // The one that waits for the rings goes on first.
+    sessions.sort_by_key(|(state, _)| state["has_lease"] == json!(true));
+    for (state, fds) in sessions {
+        let state: SessionState = serde_json::from_value(state).unwrap();
+        let session = server(&rig).rebuild(&name, state, fds).unwrap();
+        session.go();
+        session.wait_started().unwrap();
+    }
+    assert!(serves(&mut first.1));
+    // Then they are the other's to start.
+    first.0.stop_queue(0);
+    second.0.ok(code::SET_VRING_ENABLE, &vring_state(0, 1), &[]);
+    assert!(serves(&mut second.1));
+}
+
+#[test]
+fn two_sessions_that_both_claim_the_rings_are_refused() {
+    let mut rig = Rig::start(Options::default());
+    let ((name, _, sessions), _front_ends) = two_sessions(&mut rig);
+    rig.start_server(patient(Options::default()));
+    let rebuilt = sessions.into_iter().map(|(mut state, fds)| {
+        state["has_lease"] = json!(true);
+        server(&rig).rebuild(&name, serde_json::from_value(state).unwrap(), fds)
+    });
+    let rebuilt: Vec<_> = rebuilt.collect();
+    assert!(rebuilt[0].is_ok());
+    let why = rebuilt[1].as_ref().unwrap_err().to_string();
+    assert!(why.contains("rings of this disk are started in session"), "{why}");
 }
 
 #[test]
@@ -285,7 +429,9 @@ fn guest_whose_ring_failed_to_start_may_have_chosen_elsewhere_there_too() {
 
 #[test]
 fn state_that_no_front_end_could_have_made_is_refused_and_the_disk_serves_others() {
-    let changes: [(&str, Value, &str); 8] = [
+    let half = |bytes: Vec<u8>, fds: Value| json!({"bytes": bytes, "fds": fds, "left_ms": 1});
+    let header = |size: u32| [1, 1, size].into_iter().flat_map(u32::to_ne_bytes).collect::<Vec<u8>>();
+    let changes: [(&str, Value, &str); 13] = [
         ("/socket", json!(99), "descriptor 99 of"),
         ("/vrings/0/kick", json!(0), "not there, or named twice"),
         ("/vrings/0/call", json!(1), "not there, or named twice"),
@@ -294,6 +440,11 @@ fn state_that_no_front_end_could_have_made_is_refused_and_the_disk_serves_others
         ("/protocol", json!(1_u64 << 63), "not offered"),
         ("/regions/0/size_bytes", json!(1_u64 << 40), "memory region"),
         ("/regions/0/file_offset_bytes", json!(u64::MAX), "memory region"),
+        ("/half", half(vec![0; 12], json!([])), "message version"),
+        ("/half", half(header(1 << 20), json!([])), "at most"),
+        ("/half", half([header(0), vec![0; 1]].concat(), json!([])), "13 bytes of request 1"),
+        ("/half", half(vec![0; 1], json!([0])), "not there, or named twice"),
+        ("/dirty_log", json!({"fd": 99, "mmap_bytes": 8, "offset_bytes": 0}), "descriptor 99 of"),
     ];
     for (place, value, said) in changes {
         let mut rig = Rig::start(Options::default());

@@ -73,6 +73,12 @@ impl DirtyLog {
         Ok(Self { bytes, memory })
     }
 
+    /// What is mapped, and of which file.
+    #[must_use]
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        self.memory.regions().first()
+    }
+
     /// The first guest address that it has no bit for.
     #[must_use]
     pub fn end(&self) -> u64 {

@@ -160,11 +160,14 @@ pub struct Resume {
 }
 
 /// After its answer the connection speaks another protocol (`take_over`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TakeOver {
     /// That one's version.
     pub version: u32,
+    /// Disks whose front-ends are cut off.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cut: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -377,7 +380,8 @@ mod tests {
             Verb::Resume(Resume { disk: disk(), timeout_ms }),
             Verb::Reload,
             Verb::Shutdown,
-            Verb::TakeOver(TakeOver { version: 1 }),
+            Verb::TakeOver(TakeOver { version: 2, cut: Vec::new() }),
+            Verb::TakeOver(TakeOver { version: 2, cut: vec![disk()] }),
         ];
         for (id, verb) in (1_u64..).zip(verbs) {
             let line = line(id, &verb).unwrap();

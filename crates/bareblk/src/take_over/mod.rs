@@ -4,7 +4,7 @@
 //! new                                     old
 //! {"do":"take-over"} on the control socket → ok: from here on frames (wire.rs)
 //! Begin                                  → Control, Disk …, OffersEnd (images, sockets: nothing has stopped)
-//! all open, workers and sandbox: Ready   → queues drained; State, Session …, OffersEnd's sister StatesEnd
+//! all open, workers and sandbox: Ready   → sessions that are to be cut off end; queues drained; State, Session …, OffersEnd's sister StatesEnd
 //! sessions rebuilt, no ring runs: Prepared → Yours, and it ends
 //! rings run
 //! ```
@@ -27,17 +27,34 @@ mod wire;
 
 use std::time::Duration;
 
-pub use new::Taker;
+use anyhow::anyhow;
+use blk_server::TakeOverError;
+
+pub use new::{Taker, Wanted};
 pub use old::{Door, hand_over};
 
 /// Of the frames and what they hold.
-pub const VERSION: u32 = 1;
+///
+/// 2: half messages, dirty logs and who has the lease of a disk's rings go along; disks can be cut off.
+pub const VERSION: u32 = 2;
 
 /// For what is answered, or sent, at once.
 const AT_ONCE: Duration = Duration::from_secs(5);
 /// For a new server to open everything: it may wait for locks of disks that are new.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// For requests of sessions that are cut off to complete, while all other guests run.
+const CUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// For requests in flight to complete, while guests pause.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// For a new server to rebuild the sessions, while guests pause.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// With what an operator can do about a front-end that is in the way.
+fn with_cure(error: TakeOverError) -> anyhow::Error {
+    match &error {
+        TakeOverError::Stays { disk, .. } | TakeOverError::Session { disk, .. } => {
+            anyhow!("{error}; or cut its front-ends off: --take-over-cut {disk}")
+        }
+        _ => error.into(),
+    }
+}

@@ -24,15 +24,25 @@ use tracing::{error, info};
 use super::messages::{Listener, Message, OfferedDisk};
 use super::opener::{HandedOver, Image, Socket};
 use super::wire::{receive, send};
-use super::{AT_ONCE, READY_TIMEOUT, VERSION};
+use super::{AT_ONCE, READY_TIMEOUT, VERSION, with_cure};
 use crate::configuration::Configuration;
 use crate::control::protocol::{ErrorKind, TakeOver, Verb};
 use crate::ctl::connection::Connection;
 use crate::disk_settings::{DiskSettings, real_path};
 
+/// What the command line says.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The running server's control socket.
+    pub control: PathBuf,
+    /// Disks whose front-ends are cut off instead of taken over.
+    pub cut: Vec<String>,
+}
+
 /// Another server's disks, offered.
 #[derive(Debug)]
 pub struct Taker {
+    cut: Vec<String>,
     channel: UnixStream,
     /// Of the old server.
     pid: i32,
@@ -48,17 +58,21 @@ pub struct Taken {
     pid: i32,
     /// By disk: how long its guest paused, if it had one.
     pauses: Vec<(String, Option<Duration>)>,
+    /// Disks whose front-ends were cut off, as it was wanted.
+    cut: Vec<String>,
     /// Disks of which a front-end could not be gone on with after all.
-    cut_off: Vec<String>,
+    lost: Vec<String>,
 }
 
 impl Taker {
     /// Asks the server behind this control socket, and compares what it serves with what is to be served. Images of disks that are
     /// there already are not made any more.
-    pub fn connect(control: &Path, configuration: &mut Configuration) -> Result<Self> {
+    pub fn connect(wanted: Wanted, configuration: &mut Configuration) -> Result<Self> {
+        let Wanted { control, cut } = wanted;
+        let control = control.as_path();
         check_control(control, configuration)?;
         let mut server = Connection::open(control)?;
-        let reply = server.ask(&Verb::TakeOver(TakeOver { version: VERSION }))?;
+        let reply = server.ask(&Verb::TakeOver(TakeOver { version: VERSION, cut: cut.clone() }))?;
         if let Some(fault) = reply.answer.error {
             let what = match fault.kind {
                 ErrorKind::UnknownVerb => {
@@ -72,7 +86,7 @@ impl Taker {
         let pid = check_peer(&channel, configuration)?;
         send(&channel, &Message::Begin, &[], AT_ONCE)?;
         let (disks, images, sockets) = (Vec::new(), Vec::new(), HashMap::new());
-        let mut taker = Self { channel, pid, disks, images, sockets, opener: None };
+        let mut taker = Self { cut, channel, pid, disks, images, sockets, opener: None };
         let offered = taker.receive_offers(configuration);
         offered.map_err(|error| taker.refuse(error))?;
         Ok(taker)
@@ -90,10 +104,18 @@ impl Taker {
             match message {
                 Message::Control(listener) => self.note_control(&listener, fds, configuration)?,
                 Message::Disk(offered) => self.note_disk(offered, fds, configuration)?,
-                Message::OffersEnd => return Ok(()),
+                Message::OffersEnd => return self.check_cut(),
                 Message::No { why } => bail!("the running server says: {why}"),
                 message => bail!("the running server says {}, an offer was expected", message.name()),
             }
+        }
+    }
+
+    fn check_cut(&self) -> Result<()> {
+        let is_there = |name: &&String| self.disks.iter().any(|(known, ..)| known == *name);
+        match self.cut.iter().find(|name| !is_there(name)) {
+            None => Ok(()),
+            Some(name) => bail!("--take-over-cut {name}: the running server has no such disk"),
         }
     }
 
@@ -154,13 +176,13 @@ impl Taker {
         }
         prepared.iter().for_each(|(_, _, session)| session.go());
         let mut pauses: Vec<_> = self.disks.iter().map(|(name, ..)| (name.clone(), None)).collect();
-        let mut cut_off = Vec::new();
+        let mut lost = Vec::new();
         for (disk, frozen_ns, session) in &prepared {
             let started_ns = match session.wait_started() {
                 Ok(started_ns) => started_ns,
                 Err(why) => {
                     error!(disk, "taken over, but one of its front-ends is not served: {why}");
-                    cut_off.push(disk.clone());
+                    lost.push(disk.clone());
                     continue;
                 }
             };
@@ -173,7 +195,7 @@ impl Taker {
         let grown =
             |(name, _, sectors): &&(String, Vec<Fact>, u64)| server.capacity_sectors(name) != *sectors;
         self.disks.iter().filter(grown).for_each(|(name, ..)| server.announce_size(name));
-        Ok(Taken { pid: self.pid, pauses, cut_off })
+        Ok(Taken { pid: self.pid, pauses, cut: self.cut.clone(), lost })
     }
 
     fn prepare(&self, server: &Server) -> Result<Vec<(String, u64, Rebuilt)>> {
@@ -188,7 +210,7 @@ impl Taker {
             match message {
                 Message::State { disk, state } => server.restore_disk(&disk, &state)?,
                 Message::Session { disk, frozen_ns, state } => {
-                    let session = server.rebuild(&disk, state, fds)?;
+                    let session = server.rebuild(&disk, state, fds).map_err(with_cure)?;
                     prepared.push((disk, frozen_ns, session));
                 }
                 Message::StatesEnd => break,
@@ -292,13 +314,18 @@ impl Taken {
     /// For standard output, a line for each disk.
     pub fn lines(&self) -> String {
         let line = |(name, pause): &(String, Option<Duration>)| match pause {
-            _ if self.cut_off.contains(name) => {
+            _ if self.lost.contains(name) => {
                 format!("bareblk: took over disk {name}; not all of its front-ends are served, see the log\n")
             }
             Some(pause) => {
                 format!(
                     "bareblk: took over disk {name}; its guest paused for {:.3} ms\n",
                     milliseconds(*pause)
+                )
+            }
+            None if self.cut.contains(name) => {
+                format!(
+                    "bareblk: took over disk {name}; its front-ends were cut off, and have to reconnect\n"
                 )
             }
             None => format!("bareblk: took over disk {name}; no front-end was connected\n"),

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::messages::{Listener, Message, OfferedDisk};
 use super::wire::{receive, send};
-use super::{AT_ONCE, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_TIMEOUT};
+use super::{AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_TIMEOUT, with_cure};
 use crate::serving::Serving;
 
 /// The control socket, which goes with the disks.
@@ -25,10 +25,11 @@ pub struct Door {
     pub path: PathBuf,
 }
 
-/// Hands everything over. `Ok`: it is no longer this process's, which has to end.
+/// Hands everything over, but for the sessions of the disks in `cut`, which end. `Ok`: it is no longer this process's, which has to end.
 pub fn hand_over(
     serving: &Serving,
     door: &Door,
+    cut: &[String],
     channel: &UnixStream,
     agree: &mut dyn FnMut() -> io::Result<()>,
 ) -> Result<()> {
@@ -36,7 +37,7 @@ pub fn hand_over(
     agree()?;
     info!("another server asks to take over");
     let outcome =
-        serving.with_server(|server| converse(serving, server, door, channel)).and_then(|done| done);
+        serving.with_server(|server| converse(serving, server, door, cut, channel)).and_then(|done| done);
     if let Err(error) = &outcome {
         warn!("not taken over, the disks go on here: {error:#}");
         // Who has gone, or spoke first, does not hear it.
@@ -49,11 +50,18 @@ pub fn hand_over(
     outcome
 }
 
-fn converse(serving: &Serving, server: &Server, door: &Door, channel: &UnixStream) -> Result<()> {
+fn converse(
+    serving: &Serving,
+    server: &Server,
+    door: &Door,
+    cut: &[String],
+    channel: &UnixStream,
+) -> Result<()> {
     expect(channel, "Begin", AT_ONCE)?;
     offer(server, door, channel).context("what is served could not be told")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
-    let mut frozen = server.freeze(DRAIN_TIMEOUT)?;
+    server.cut_off(cut, CUT_TIMEOUT)?;
+    let mut frozen = server.freeze(DRAIN_TIMEOUT).map_err(with_cure)?;
     let deadline = Instant::now() + PREPARE_TIMEOUT;
     tell_all(&mut frozen, channel, deadline).context("the sessions could not be handed over")?;
     expect(channel, "Prepared", left(deadline))?;

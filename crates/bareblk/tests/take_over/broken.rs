@@ -22,7 +22,7 @@ impl Hand {
         let mut lines = BufReader::new(&stream);
         let mut line = String::new();
         lines.read_line(&mut line).unwrap();
-        (&stream).write_all(b"{\"id\":1,\"do\":\"take-over\",\"version\":1}\n").unwrap();
+        (&stream).write_all(b"{\"id\":1,\"do\":\"take-over\",\"version\":2}\n").unwrap();
         line.clear();
         lines.read_line(&mut line).unwrap();
         assert_eq!(line, "{\"id\":1,\"ok\":{}}\n");
@@ -156,11 +156,11 @@ fn second_new_server_and_other_versions_are_refused_at_once() {
     drop(first);
     wait_refused(&disk, 1);
     let mut stream = UnixStream::connect(disk.control()).unwrap();
-    stream.write_all(b"{\"id\":1,\"do\":\"take-over\",\"version\":2}\n").unwrap();
+    stream.write_all(b"{\"id\":1,\"do\":\"take-over\",\"version\":1}\n").unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    assert_says(&text, &["bad-settings", "take-over version 2", "restart it instead"]);
+    assert_says(&text, &["bad-settings", "take-over version 1", "restart it instead"]);
     disk.stop();
 }
 

@@ -22,6 +22,7 @@ use vhost::vhost_user::message::{
 };
 
 use super::body::{body, expect_fds};
+use super::state::{DirtyLogState, Incoming, Outgoing, Place};
 use super::wire::Message;
 use super::{Answer, Result, Session, SessionError, UserAddresses};
 
@@ -47,13 +48,36 @@ pub(super) struct DirtyLogging {
     changed: Option<Arc<OwnedFd>>,
     /// `VHOST_F_LOG_ALL` is on.
     pub(super) all: bool,
-    /// The log came, and no store was noted in it yet: a migration begins.
-    announced: bool,
+}
+
+fn mapped(fd: OwnedFd, mmap_bytes: u64, offset_bytes: u64) -> Result<Arc<DirtyLog>> {
+    let bits = DirtyLog::map(fd, mmap_bytes, offset_bytes);
+    Ok(Arc::new(bits.map_err(|source| DirtyLogRefused::Map { mmap_bytes, offset_bytes, source })?))
 }
 
 impl DirtyLogging {
-    pub(super) fn is_announced(&self) -> bool {
-        self.announced
+    /// What another server needs to note in the same log; that the front-end wants it is in its other messages.
+    pub(super) fn state(&self, fds: &mut Outgoing) -> (Option<DirtyLogState>, Option<Place>) {
+        let log = self.bits.as_ref().and_then(|bits| bits.region()).map(|region| DirtyLogState {
+            fd: fds.put(region.fd()),
+            mmap_bytes: region.spec().size_bytes,
+            offset_bytes: region.spec().file_offset_bytes,
+        });
+        (log, fds.put_some(self.changed.as_ref()))
+    }
+
+    pub(super) fn rebuilt(
+        all: bool,
+        log: Option<DirtyLogState>,
+        changed: Option<Place>,
+        fds: &mut Incoming,
+    ) -> Result<Self> {
+        let map = |log: DirtyLogState| mapped(fds.take(log.fd)?, log.mmap_bytes, log.offset_bytes);
+        let bits = log.map(map).transpose()?;
+        let request = FrontendReq::SET_LOG_FD;
+        let changed = fds.take_some(changed)?.map(crate::signal::adopt).transpose();
+        let changed = changed.map_err(|source| SessionError::NotAnEventfd { request, source })?;
+        Ok(Self { bits, changed, all })
     }
 }
 
@@ -66,11 +90,8 @@ impl Session {
         expect_fds(&message, 1)?;
         let said: VhostUserLog = body(&message)?;
         let VhostUserLog { mmap_size: mmap_bytes, mmap_offset: offset_bytes } = said;
-        let map = |fd| DirtyLog::map(fd, mmap_bytes, offset_bytes);
-        let bits = message.fds.pop().map(map).transpose();
-        let bits = bits.map_err(|source| DirtyLogRefused::Map { mmap_bytes, offset_bytes, source })?;
-        self.dirty.bits = bits.map(Arc::new);
-        self.dirty.announced = true;
+        let bits = message.fds.pop().map(|fd| mapped(fd, mmap_bytes, offset_bytes)).transpose()?;
+        self.dirty.bits = bits;
         self.renew_log()?;
         // QEMU looks at the request's number only, others at the body, which is their own.
         Ok(Answer::DirtyLog(said))
@@ -105,7 +126,6 @@ impl Session {
     /// Makes the memory, and what running queues have of it, note stores as the front-end's messages so far have it.
     pub(super) fn renew_log(&mut self) -> Result<Answer> {
         let memory = self.logged(Arc::clone(&self.memory))?;
-        self.dirty.announced &= !memory.logs_stores();
         if Arc::ptr_eq(&memory, &self.memory) {
             return Ok(Answer::Ack);
         }

@@ -1,13 +1,15 @@
 //! A session goes to another process while its front-end and its guest notice nothing: frozen here, rebuilt there.
 //!
-//! `order → (between two messages) queues drained and taken from their workers → SessionState → verdict:
+//! `order → (no message is being carried out) queues drained and taken from their workers → SessionState → verdict:
 //! theirs (never touched again) or, whatever goes wrong, back to the workers`
 //! `SessionState → checked, mapped, no ring started → go → rings started, calls signalled → the next message`
 //!
 //! - A frozen session holds its queues itself: no worker looks at a ring, and the guest's kicks wait in their eventfds.
 //! - What was submitted completes first. Held requests, and what was to be done again and is not, stay in the in-flight log;
 //!   where there is none, a session with held requests is not handed over.
-//! - Not during a live migration: the front-end would have to be asked for its dirty log's file once more.
+//! - Half a message goes along with what has arrived of it, and a live migration with its dirty log: a front-end that begins
+//!   one or the other does not keep its session here (docs/decisions/0045).
+//! - The lease of the disk's rings goes along; a session without it starts no ring there before its front-end's next message.
 //! - What comes is checked as a front-end's messages are, though it comes from a server: it got it from one.
 //!
 //! Not here: all sessions of a server (`take_over.rs`), queues and workers (`attachments/frozen.rs`).
@@ -23,10 +25,12 @@ use vhost::vhost_user::message::{FrontendReq, VhostUserInflight};
 use virtio_blk::{Negotiated, WriteCache};
 use virtqueue::MIN_QUEUE_SIZE;
 
+use super::dirty_log::DirtyLogging;
 use super::log_memory::{self, LogLayout, LogMemory};
 use super::protocol::protocol_features;
-use super::state::{Incoming, LogState, Outgoing, Place, RegionState, SessionState, VringState};
+use super::state::{HalfState, Incoming, LogState, Outgoing, Place, RegionState, SessionState, VringState};
 use super::vring::{UserAddresses, Vring};
+use super::wire::HalfMessage;
 use super::{Result, Session, SessionError, SessionShared};
 use crate::attachments::{FrozenQueue, NotFrozen, WorkerSet};
 use crate::disk::Disk;
@@ -62,8 +66,6 @@ pub struct Handed {
 /// Why a session stays where it is.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotHanded {
-    #[error("its guest is just migrating: try again when that is over")]
-    Migrating,
     #[error("the front-end has truncated memory that it shares")]
     LostMemory,
     #[error(
@@ -113,9 +115,6 @@ impl Session {
     }
 
     fn freeze(&mut self, timeout: Duration) -> Result<(Vec<FrozenQueue>, Handed), NotHanded> {
-        if self.memory.logs_stores() || self.dirty.is_announced() {
-            return Err(NotHanded::Migrating);
-        }
         let frozen_ns = monotonic_ns();
         let running = self.vrings.iter().filter_map(|vring| vring.running.as_ref());
         let frozen = self.workers.freeze(running, timeout);
@@ -165,12 +164,22 @@ impl Session {
         });
         let backend_channel = fds.put_some(self.shared.backend_channel().as_ref());
         let vrings = self.vrings.iter().map(|vring| vring_state(vring, &mut fds)).collect();
+        let half = self.wire.half().map(|half| HalfState {
+            bytes: half.bytes.clone(),
+            fds: half.fds.iter().map(|fd| fds.put(fd)).collect(),
+            left_ms: u64::try_from(half.left.as_millis()).unwrap_or(u64::MAX),
+        });
+        let (dirty_log, dirty_log_changed) = self.dirty.state(&mut fds);
         let state = SessionState {
             socket,
             negotiated: self.negotiated.map(Negotiated::bits),
             protocol: self.protocol,
             protocol_negotiated: self.protocol_negotiated,
+            half,
+            has_lease: self.lease.is_some(),
             log_all: self.dirty.all,
+            dirty_log,
+            dirty_log_changed,
             writeback: self.shared.write_cache() == WriteCache::Writeback,
             heard: self.shared.has_heard(),
             regions,
@@ -222,7 +231,8 @@ impl Session {
         session.negotiated = negotiated.transpose()?;
         session.protocol = state.protocol;
         session.protocol_negotiated = state.protocol_negotiated;
-        session.dirty.all = state.log_all;
+        session.dirty =
+            DirtyLogging::rebuilt(state.log_all, state.dirty_log, state.dirty_log_changed, &mut fds)?;
         let cache = if state.writeback { WriteCache::Writeback } else { WriteCache::Writethrough };
         session.shared.set_write_cache(cache);
         if state.heard {
@@ -239,7 +249,26 @@ impl Session {
         for (index, said) in (0..).zip(state.vrings) {
             session.vrings[usize::from(index)] = session.rebuilt_vring(index, &said, &mut fds)?;
         }
+        session.renew_log()?;
+        if let Some(half) = state.half {
+            let HalfState { bytes, fds: places, left_ms } = half;
+            let passed = places.into_iter().map(|place| fds.take(place)).collect::<Result<_, _>>()?;
+            session.wire.go_on_with(HalfMessage::of_parts(Duration::from_millis(left_ms), bytes, passed)?)?;
+        }
+        if state.has_lease {
+            let lease = Disk::lease_rings_within(Duration::ZERO, &session.disk, &session.shared)?;
+            session.lease = Some(lease);
+        }
         Ok(session)
+    }
+
+    /// The rings that ran in the other process: only those of the session that has the disk's lease did.
+    fn start_leased(&mut self) -> Result<()> {
+        if self.lease.is_some() {
+            self.reconcile_all()?;
+            self.give_up_idle_lease();
+        }
+        Ok(())
     }
 
     fn rebuilt_log(&self, log: &LogState, fds: &mut Incoming) -> Result<LogMemory> {
@@ -291,15 +320,15 @@ impl Session {
             return;
         }
         let had_failed: Vec<bool> = self.vrings.iter().map(|vring| vring.failed).collect();
-        let reconciled = self.reconcile_all();
+        let reconciled = self.start_leased();
         let fails_here = self.vrings.iter().zip(had_failed).position(|(vring, had)| vring.failed && !had);
         // What completed in the other process was signalled; that its last signal came through is not ours to know.
         let running = self.vrings.iter().filter(|vring| vring.running.is_some());
         running.filter_map(|vring| vring.call.as_ref()).for_each(|call| signal(call));
         let _ = started.send(match (&reconciled, fails_here) {
             (Err(error), _) => Err(error_line(error)),
-            (Ok(_), Some(queue)) => Err(format!("queue {queue} cannot be served here, see the log")),
-            (Ok(_), None) => Ok(monotonic_ns()),
+            (Ok(()), Some(queue)) => Err(format!("queue {queue} cannot be served here, see the log")),
+            (Ok(()), None) => Ok(monotonic_ns()),
         });
         if let Err(error) = reconciled {
             let (disk, session) = (self.disk.name(), self.shared.id());

@@ -27,8 +27,15 @@ pub struct SessionState {
     pub(super) negotiated: Option<u64>,
     pub(super) protocol: u64,
     pub(super) protocol_negotiated: bool,
-    /// `VHOST_F_LOG_ALL` was accepted (and nothing is noted: see `hand_over.rs`).
+    /// What has arrived of a message whose rest has not.
+    pub(super) half: Option<HalfState>,
+    /// The disk's rings are started in this session, and in no other.
+    pub(super) has_lease: bool,
+    /// `VHOST_F_LOG_ALL` was accepted.
     pub(super) log_all: bool,
+    pub(super) dirty_log: Option<DirtyLogState>,
+    /// Wants to be told of new bits in it.
+    pub(super) dirty_log_changed: Option<Place>,
     /// Writes may complete before they are durable.
     pub(super) writeback: bool,
     /// It has said something.
@@ -48,6 +55,25 @@ pub(super) struct RegionState {
     pub(super) size_bytes: u64,
     pub(super) user_addr: u64,
     pub(super) file_offset_bytes: u64,
+}
+
+/// Bytes and descriptors of half a message.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HalfState {
+    pub(super) bytes: Vec<u8>,
+    pub(super) fds: Vec<Place>,
+    /// For the rest to arrive.
+    pub(super) left_ms: u64,
+}
+
+/// A live migration's log, or one that came and is not used yet.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DirtyLogState {
+    pub(super) fd: Place,
+    pub(super) mmap_bytes: u64,
+    pub(super) offset_bytes: u64,
 }
 
 /// The memory of the in-flight logs.

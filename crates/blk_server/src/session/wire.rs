@@ -5,8 +5,8 @@
 //! - A message may arrive in any number of packets; one that is not complete [`MESSAGE_TIMEOUT`] after
 //!   its first byte ends the session, so nobody can block a session thread with half a message.
 //! - Sizes, versions and descriptor counts are checked before anything is stored.
-//! - The session waits on its socket and on its own wake-up at once; between messages also on `pause`, which must not cut one
-//!   in two.
+//! - The session waits on its socket, its own wake-up and `pause` at once, also in the middle of a message: what arrived of it
+//!   stays here until the rest comes, or travels to another server (docs/decisions/0045).
 //!
 //! Layout: vhost-user, "Header". The request numbers and body structs come from the `vhost` crate; its
 //! header type is private and its endpoint blocks in half a message (docs/decisions/0002).
@@ -63,6 +63,8 @@ pub(crate) enum WireError {
     Version { version: u32, flags: u32 },
     #[error("message of {size} bytes, at most {max} are possible")]
     TooLarge { size: u32, max: usize },
+    #[error("{bytes} bytes of request {code}, which has {whole}")]
+    TooLong { code: u32, bytes: usize, whole: usize },
     #[error("unknown request {code}")]
     UnknownRequest { code: u32 },
     #[error("more than {max} file descriptors with one message")]
@@ -89,7 +91,7 @@ pub(crate) enum Incoming {
     Message(Message),
     /// The session's own wake-up fired.
     Woken,
-    /// The other one, for what has to be done between two messages.
+    /// The other one: no message is being carried out, but one may have arrived in part.
     Paused,
 }
 
@@ -99,105 +101,84 @@ pub(crate) struct Wire {
     socket: Arc<OwnedFd>,
     wake: Arc<OwnedFd>,
     pause: Arc<OwnedFd>,
+    half: Option<HalfMessage>,
+}
+
+/// What a wait was ended by.
+enum Ready {
+    Socket,
+    Woken,
+    Paused,
 }
 
 impl Wire {
-    /// `wake`: an eventfd that ends any wait; `pause`: one that ends a wait between messages.
+    /// `wake`: an eventfd that ends a wait. `pause`: another one.
     pub(crate) fn new(socket: OwnedFd, wake: Arc<OwnedFd>, pause: Arc<OwnedFd>) -> Self {
-        Self { socket: Arc::new(socket), wake, pause }
+        Self { socket: Arc::new(socket), wake, pause, half: None }
     }
 
     pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
 
-    /// Waits, without limit, for the next message or the wake-up.
-    pub(crate) fn receive(&self) -> Result<Incoming, WireError> {
+    /// What has arrived of a message whose rest has not.
+    pub(crate) fn half(&self) -> Option<&HalfMessage> {
+        self.half.as_ref()
+    }
+
+    /// Goes on with what another server received.
+    pub(crate) fn go_on_with(&mut self, half: HalfMessage) -> Result<(), WireError> {
+        half.missing()?;
+        self.half = Some(half);
+        Ok(())
+    }
+
+    /// Waits for the next message, the wake-up or the pause: without limit before its first byte.
+    pub(crate) fn receive(&mut self) -> Result<Incoming, WireError> {
+        loop {
+            match self.wait()? {
+                Ready::Woken => return Ok(Incoming::Woken),
+                Ready::Paused => {
+                    // Our own, which does not block.
+                    let _ = rustix::io::read(&self.pause, &mut [0_u8; 8]);
+                    return Ok(Incoming::Paused);
+                }
+                Ready::Socket => {}
+            }
+            let half = self.half.get_or_insert_with(HalfMessage::begun);
+            half.receive_some(&self.socket)?;
+            if half.missing()? == 0
+                && let Some(whole) = self.half.take()
+            {
+                return whole.into_message().map(Incoming::Message);
+            }
+        }
+    }
+
+    /// Only waiting counts against a message's time, not what the server does meanwhile.
+    fn wait(&mut self) -> Result<Ready, WireError> {
+        let began = Instant::now();
+        let timeout = self.half.as_ref().map(|half| timespec(half.left));
         let mut fds = [
             PollFd::new(&self.wake, PollFlags::IN),
             PollFd::new(&self.pause, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
         ];
-        retry_interrupted(|| poll(&mut fds, None))?;
-        if !fds[0].revents().is_empty() {
-            return Ok(Incoming::Woken);
-        }
-        if !fds[1].revents().is_empty() {
-            // Our own, which does not block.
-            let _ = rustix::io::read(&self.pause, &mut [0_u8; 8]);
-            return Ok(Incoming::Paused);
-        }
-        self.receive_message().map(Incoming::Message)
-    }
-
-    fn receive_message(&self) -> Result<Message, WireError> {
-        let mut part = Partial { deadline: Instant::now() + MESSAGE_TIMEOUT, bytes: 0, fds: Vec::new() };
-        let mut header = [0; HEADER_BYTES];
-        self.fill(&mut header, &mut part)?;
-        let word = |at: usize| {
-            let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
-            u32::from_ne_bytes(bytes)
-        };
-        let (code, flags, size) = (word(0), word(4), word(8));
-        if flags & VERSION_MASK != VERSION {
-            return Err(WireError::Version { version: flags & VERSION_MASK, flags });
-        }
-        let body_bytes = usize::try_from(size).unwrap_or(usize::MAX);
-        if body_bytes > MAX_MSG_SIZE {
-            return Err(WireError::TooLarge { size, max: MAX_MSG_SIZE });
-        }
-        let mut body = vec![0; body_bytes];
-        self.fill(&mut body, &mut part)?;
-        let request = FrontendReq::try_from(code).map_err(|_| WireError::UnknownRequest { code })?;
-        Ok(Message { request, need_reply: flags & FLAG_NEED_REPLY != 0, body, fds: part.fds })
-    }
-
-    fn fill(&self, mut out: &mut [u8], part: &mut Partial) -> Result<(), WireError> {
-        while !out.is_empty() {
-            self.wait_readable(part)?;
-            let received = self.receive_some(out, part)?;
-            if received == 0 && part.bytes == 0 {
-                return Err(WireError::Closed);
-            }
-            if received == 0 {
-                return Err(WireError::ClosedInside { bytes: part.bytes });
-            }
-            part.bytes += received;
-            out = &mut out[received..];
-        }
-        Ok(())
-    }
-
-    fn wait_readable(&self, part: &Partial) -> Result<(), WireError> {
-        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
-        let ready = retry_interrupted(|| poll(&mut fds, Some(&until(part.deadline))))?;
-        if !fds[0].revents().is_empty() {
-            return Err(WireError::Woken);
-        }
-        if ready == 0 {
-            return Err(WireError::TooSlow { bytes: part.bytes, timeout: MESSAGE_TIMEOUT });
-        }
-        Ok(())
-    }
-
-    fn receive_some(&self, out: &mut [u8], part: &mut Partial) -> Result<usize, WireError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let mut slices = [IoSliceMut::new(out)];
-        let received = match rustix::net::recvmsg(&self.socket, &mut slices, &mut ancillary, flags) {
-            Err(Errno::CONNRESET) => return Ok(0),
-            other => other?,
-        };
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                part.fds.extend(fds);
+        let ready = retry_interrupted(|| poll(&mut fds, timeout.as_ref()))?;
+        let [woken, paused, _] = fds.map(|fd| !fd.revents().is_empty());
+        if let Some(half) = &mut self.half {
+            half.left = half.left.saturating_sub(began.elapsed());
+            if ready == 0 {
+                return Err(WireError::TooSlow { bytes: half.bytes.len(), timeout: MESSAGE_TIMEOUT });
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || part.fds.len() > MAX_FDS {
-            return Err(WireError::TooManyFds { max: MAX_FDS });
-        }
-        Ok(received.bytes)
+        Ok(if woken {
+            Ready::Woken
+        } else if paused {
+            Ready::Paused
+        } else {
+            Ready::Socket
+        })
     }
 
     /// Answers `request` with `body` and what follows it.
@@ -276,15 +257,103 @@ fn message_bytes(code: u32, flags: u32, body: &[u8], rest: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What has arrived of a message.
-struct Partial {
-    deadline: Instant,
-    bytes: usize,
-    fds: Vec<OwnedFd>,
+/// What has arrived of a message: header and body in one.
+#[derive(Debug)]
+pub(crate) struct HalfMessage {
+    /// For the rest to arrive.
+    pub(crate) left: Duration,
+    pub(crate) bytes: Vec<u8>,
+    /// Shared only while they travel to another server.
+    pub(crate) fds: Vec<Arc<OwnedFd>>,
+}
+
+impl HalfMessage {
+    fn begun() -> Self {
+        Self { left: MESSAGE_TIMEOUT, bytes: Vec::new(), fds: Vec::new() }
+    }
+
+    /// As another server had it, checked as if it had come from the front-end.
+    pub(crate) fn of_parts(left: Duration, bytes: Vec<u8>, fds: Vec<OwnedFd>) -> Result<Self, WireError> {
+        if fds.len() > MAX_FDS {
+            return Err(WireError::TooManyFds { max: MAX_FDS });
+        }
+        let fds = fds.into_iter().map(Arc::new).collect();
+        Ok(Self { left: left.min(MESSAGE_TIMEOUT), bytes, fds })
+    }
+
+    /// How many bytes come next: the rest of the header, or the rest of the body. 0: it is whole.
+    fn missing(&self) -> Result<usize, WireError> {
+        let Some(&[code, flags, size]) = self.header().as_ref() else {
+            return Ok(HEADER_BYTES - self.bytes.len());
+        };
+        if flags & VERSION_MASK != VERSION {
+            return Err(WireError::Version { version: flags & VERSION_MASK, flags });
+        }
+        let body_bytes = usize::try_from(size).unwrap_or(usize::MAX);
+        if body_bytes > MAX_MSG_SIZE {
+            return Err(WireError::TooLarge { size, max: MAX_MSG_SIZE });
+        }
+        let whole = HEADER_BYTES + body_bytes;
+        whole.checked_sub(self.bytes.len()).ok_or(WireError::TooLong { code, bytes: self.bytes.len(), whole })
+    }
+
+    /// Request, flags, size.
+    fn header(&self) -> Option<[u32; 3]> {
+        let bytes = self.bytes.first_chunk::<HEADER_BYTES>()?;
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        Some([word(0), word(4), word(8)])
+    }
+
+    /// Once, no more than is missing.
+    fn receive_some(&mut self, socket: &OwnedFd) -> Result<(), WireError> {
+        let (begin, missing) = (self.bytes.len(), self.missing()?);
+        self.bytes.resize(begin + missing, 0);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut slices = [IoSliceMut::new(&mut self.bytes[begin..])];
+        let received = rustix::net::recvmsg(socket, &mut slices, &mut ancillary, flags);
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.fds.extend(fds.map(Arc::new));
+            }
+        }
+        let (bytes, flags) = match received {
+            Ok(received) => (received.bytes, received.flags),
+            Err(Errno::CONNRESET) => (0, ReturnFlags::empty()),
+            Err(errno) => return Err(errno.into()),
+        };
+        self.bytes.truncate(begin + bytes);
+        if flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+            return Err(WireError::TooManyFds { max: MAX_FDS });
+        }
+        match (bytes, begin) {
+            (0, 0) => Err(WireError::Closed),
+            (0, _) => Err(WireError::ClosedInside { bytes: begin }),
+            _ => Ok(()),
+        }
+    }
+
+    fn into_message(mut self) -> Result<Message, WireError> {
+        let [code, flags, _] = self.header().unwrap_or_default();
+        let request = FrontendReq::try_from(code).map_err(|_| WireError::UnknownRequest { code })?;
+        // One that is shared was to travel, and the other server did not come to be.
+        let own = |fd: Arc<OwnedFd>| Arc::try_unwrap(fd).or_else(|fd| fd.try_clone());
+        let fds = self.fds.drain(..).map(own).collect::<io::Result<_>>()?;
+        Ok(Message {
+            request,
+            need_reply: flags & FLAG_NEED_REPLY != 0,
+            body: self.bytes.split_off(HEADER_BYTES),
+            fds,
+        })
+    }
 }
 
 fn until(deadline: Instant) -> Timespec {
-    let left = deadline.saturating_duration_since(Instant::now());
+    timespec(deadline.saturating_duration_since(Instant::now()))
+}
+
+fn timespec(left: Duration) -> Timespec {
     let tv_sec = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
     Timespec { tv_sec, tv_nsec: i64::from(left.subsec_nanos()) }
 }
