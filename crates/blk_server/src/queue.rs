@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_mem::{GuestMemory, MemoryView};
-use io_engine::{Completion, FileId, OpError, Submit, WatchId};
+use io_engine::{Completion, FileId, LEAST_SHARE, OpError, Submit, WatchId};
 use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
@@ -49,6 +49,7 @@ const BATCH_DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;
 const REFUSED_DESCRIPTORS: usize = MAX_QUEUE_SIZE as usize;
 /// Most ops that one request needs: a discard's segments.
 const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
+const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any request");
 
 /// What one request took in a pass that was timed; zero in the others.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,7 +85,7 @@ enum Outcome {
     Finished { status: Status, stored_bytes: u64 },
     /// Its ops are with the engine.
     Submitted,
-    /// The pool is empty: the chain goes back into the ring until a request completes.
+    /// The disk's share of the pool is used up: the chain goes back into the ring until a request completes.
     Later,
 }
 
@@ -125,7 +126,7 @@ pub(crate) struct Queue {
     /// It is about to stop: nothing is held any more, unless it stays in the log.
     ends: bool,
     leaves_held: bool,
-    /// The last look at the ring ended because engine or pool had no room, not because it was empty.
+    /// The last look at the ring ended because engine or pool had no room for this disk, not because it was empty.
     waits_for_room: bool,
     /// Completions that the driver was not told of yet.
     owed: Owed,
@@ -204,6 +205,12 @@ impl Queue {
         &self.session
     }
 
+    /// The disk, as its engine knows it.
+    #[inline]
+    pub(crate) fn file(&self) -> FileId {
+        self.file
+    }
+
     pub(crate) fn memory(&self) -> &Arc<GuestMemory> {
         self.view.memory()
     }
@@ -219,7 +226,7 @@ impl Queue {
             && lane.bytes_left > 0
             && (self.state == State::Running || self.must_redo())
         {
-            if lane.submit.room() < MAX_OPS {
+            if lane.submit.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 break;
             }

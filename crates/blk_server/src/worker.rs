@@ -302,7 +302,8 @@ impl Worker {
         entry.queue.complete(tag, completion, now);
         if let Some(engine) = self.engines.get_mut(entry.engine) {
             engine.in_flight -= before - entry.queue.in_engine();
-            engine.pool.give_back(std::mem::take(&mut completion.buffers), entry.queue.memory());
+            let buffers = std::mem::take(&mut completion.buffers);
+            engine.pool.give_back(entry.queue.file(), buffers, entry.queue.memory());
         }
         if self.touched.last() != Some(&id) {
             self.touched.push(id);

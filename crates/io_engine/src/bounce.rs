@@ -2,16 +2,22 @@
 //!
 //! `misaligned write → copied out of guest memory → kernel`, `kernel → copied into guest memory ← misaligned read`
 //!
-//! - At most [`MAX_BUFFERS`] of [`BUFFER_BYTES`] per engine, each allocated when first needed, then kept.
-//!   An op that finds none free waits its turn (`core.rs`); a longer request goes in several calls.
+//! - [`MAX_BUFFERS`] of [`BUFFER_BYTES`] per engine, with many files half as many and one for each file (`shares.rs`),
+//!   each allocated when first needed, then kept. An op that finds none free waits for one of its own file (`core.rs`);
+//!   a longer request goes in several calls.
 //!
 //! Not here: deciding what is misaligned (`completion.rs`).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// Bounds what misaligned requests can cost: 2 MiB per engine.
-pub(crate) const MAX_BUFFERS: usize = 8;
+use crate::contract::FileId;
+use crate::shares::Shares;
+
+/// Bounds what misaligned requests can cost: 2 MiB per engine, or 1 MiB and 256 KiB for each file if that is more.
+pub(crate) const MAX_BUFFERS: u32 = 8;
+/// Of each file.
+const LEAST_BUFFERS: u32 = 1;
 pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 /// Zeroes written per call.
 pub(crate) const ZEROES_BYTES: usize = 1024 * 1024;
@@ -59,41 +65,53 @@ impl Drop for AlignedBuffer {
 
 /// A taken buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BounceId(u8);
+pub(crate) struct BounceId(u32);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Bounce {
     buffers: Vec<AlignedBuffer>,
     free: Vec<BounceId>,
     zeroes: Option<AlignedBuffer>,
+    pub shares: Shares,
+}
+
+impl Default for Bounce {
+    fn default() -> Self {
+        let shares = Shares::new(MAX_BUFFERS, LEAST_BUFFERS);
+        Self { buffers: Vec::new(), free: Vec::new(), zeroes: None, shares }
+    }
 }
 
 impl Bounce {
-    /// A free buffer, if there is one or one more may be made.
-    pub fn take(&mut self) -> Option<BounceId> {
-        if self.free.is_empty() && self.buffers.len() < MAX_BUFFERS {
-            #[allow(clippy::cast_possible_truncation)] // below MAX_BUFFERS
-            self.free.push(BounceId(self.buffers.len() as u8));
+    /// A buffer, if the file may have one.
+    pub fn take(&mut self, file: FileId) -> Option<BounceId> {
+        if !self.shares.take(file) {
+            return None;
+        }
+        if self.free.is_empty() {
+            #[allow(clippy::cast_possible_truncation)] // no more than there are shares
+            self.free.push(BounceId(self.buffers.len() as u32));
             self.buffers.push(AlignedBuffer::zeroed(BUFFER_BYTES));
         }
         self.free.pop()
     }
 
-    pub fn give_back(&mut self, id: BounceId) {
+    pub fn give_back(&mut self, id: BounceId, file: FileId) {
         debug_assert!(!self.free.contains(&id));
         self.free.push(id);
+        self.shares.give_back(file);
     }
 
     pub fn base(&mut self, id: BounceId) -> *mut u8 {
-        self.buffers[usize::from(id.0)].base.as_ptr()
+        self.buffers[id.0 as usize].base.as_ptr()
     }
 
     pub fn bytes(&self, id: BounceId) -> &[u8] {
-        self.buffers[usize::from(id.0)].as_slice()
+        self.buffers[id.0 as usize].as_slice()
     }
 
     pub fn bytes_mut(&mut self, id: BounceId) -> &mut [u8] {
-        self.buffers[usize::from(id.0)].as_mut_slice()
+        self.buffers[id.0 as usize].as_mut_slice()
     }
 
     /// [`ZEROES_BYTES`] of zeroes; only ever read, by any number of calls at a time.
@@ -111,28 +129,44 @@ impl Bounce {
 mod tests {
     use super::*;
 
+    const FILE: FileId = FileId(0);
+
+    fn bounce() -> Bounce {
+        let mut bounce = Bounce::default();
+        bounce.shares.attach(FILE);
+        bounce
+    }
+
     #[test]
     fn ninth_buffer_is_refused_until_one_comes_back() {
-        let mut bounce = Bounce::default();
-        let taken: Vec<_> = (0..MAX_BUFFERS).filter_map(|_| bounce.take()).collect();
-        assert_eq!((taken.len(), bounce.take()), (MAX_BUFFERS, None));
-        bounce.give_back(taken[3]);
-        assert_eq!(bounce.take(), Some(taken[3]));
+        let mut bounce = bounce();
+        let taken: Vec<_> = (0..MAX_BUFFERS).filter_map(|_| bounce.take(FILE)).collect();
+        assert_eq!((taken.len(), bounce.take(FILE)), (MAX_BUFFERS as usize, None));
+        bounce.give_back(taken[3], FILE);
+        assert_eq!(bounce.take(FILE), Some(taken[3]));
+    }
+
+    #[test]
+    fn file_that_keeps_its_buffers_leaves_some_to_each_other() {
+        let mut bounce = bounce();
+        (1..20).for_each(|file| bounce.shares.attach(FileId(file)));
+        while bounce.take(FILE).is_some() {}
+        assert!((1..20).all(|file| bounce.take(FileId(file)).is_some()));
     }
 
     #[test]
     fn buffers_are_made_when_needed_and_kept() {
-        let mut bounce = Bounce::default();
-        let first = bounce.take().unwrap();
-        bounce.give_back(first);
-        assert_eq!(bounce.take(), Some(first));
+        let mut bounce = bounce();
+        let first = bounce.take(FILE).unwrap();
+        bounce.give_back(first, FILE);
+        assert_eq!(bounce.take(FILE), Some(first));
         assert_eq!(bounce.made(), 1);
     }
 
     #[test]
     fn buffers_are_aligned_for_any_device() {
-        let mut bounce = Bounce::default();
-        let id = bounce.take().unwrap();
+        let mut bounce = bounce();
+        let id = bounce.take(FILE).unwrap();
         assert_eq!(bounce.base(id).addr() % ALIGN_BYTES, 0);
         assert_eq!(bounce.zeroes().addr() % ALIGN_BYTES, 0);
     }

@@ -245,7 +245,7 @@ impl OpState {
         let id = match self.bounce {
             Some(id) => id,
             None => {
-                let id = bounce.take().ok_or(NoCall::NoBounce)?;
+                let id = bounce.take(self.file).ok_or(NoCall::NoBounce)?;
                 stats.bounced_ops += 1;
                 *self.bounce.insert(id)
             }

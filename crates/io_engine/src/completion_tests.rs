@@ -40,7 +40,9 @@ fn read(len_bytes: u64, addr: u64, alignment: Alignment) -> Rig {
     let op = OpState::new(&mut Op { token: 1, file: FileId(0), kind, buffers }, true);
     let spec = FileSpec { file: Arc::clone(image.file()), alignment };
     let file = OpenFile::new(spec, Target::Fd(-1));
-    Rig { op, file, bounce: Bounce::default(), stats: Stats::default(), view, range, _folder: folder }
+    let mut bounce = Bounce::default();
+    bounce.shares.attach(FileId(0));
+    Rig { op, file, bounce, stats: Stats::default(), view, range, _folder: folder }
 }
 
 const BUFFERED: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
@@ -157,7 +159,7 @@ fn odd_address_is_bounced_only_where_alignment_is_asked_for() {
 #[test]
 fn without_a_free_bounce_buffer_there_is_no_call() {
     let mut rig = read(4096, 1, DIRECT);
-    while rig.bounce.take().is_some() {}
+    while rig.bounce.take(FileId(0)).is_some() {}
     assert!(rig.op.next_call(&rig.file, &mut rig.bounce, &mut rig.stats).is_err());
     assert_eq!(rig.stats.bounced_ops, 0);
 }

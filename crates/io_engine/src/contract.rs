@@ -203,13 +203,18 @@ pub struct Stats {
 
 /// The handle ops go in by.
 pub trait Submit {
-    /// How many more ops `push` takes now.
+    /// How many more ops `push` takes now, on whatever file.
     fn room(&self) -> usize;
+
+    /// How many more ops on this file `push` takes now. Each file has a share, from which no other file's ops take.
+    fn room_of(&self, _file: FileId) -> usize {
+        self.room()
+    }
 
     /// Takes an op; it may not start before [`Submit::submit`].
     ///
     /// # Errors
-    /// The op, when there is no room.
+    /// The op, when there is no room for one on its file.
     ///
     /// # Panics
     /// When the file is not attached, or the buffers are not as long as the range.
@@ -237,6 +242,9 @@ pub trait Submit {
     /// # Panics
     /// When ops on it are in flight, or it is not attached.
     fn detach_file(&mut self, file: FileId);
+
+    /// All files are one disk's, opened several times: no share is kept for any of them. To be said before the first.
+    fn serve_one_disk(&mut self) {}
 
     /// Announces that ops will come whose buffers lie in `memory`: an engine may prepare it. Not needed
     /// for ops to work. As often announced, as often forgotten.
@@ -357,7 +365,8 @@ pub trait Engine: Send {
 /// How large an engine is, and what it tells.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Most ops in flight. Memory for them is taken once.
+    /// Most ops in flight; with many files, half as many and 32 for each file, if that is more. Memory for them is taken
+    /// when files come.
     pub depth: u32,
     /// Files the kernel keeps registered; files beyond work, at a small cost per op.
     pub registered_files: u32,
@@ -365,7 +374,8 @@ pub struct EngineConfig {
     pub drain_timeout: Duration,
     /// Where every call to the kernel is written down: for tests.
     pub recorder: Option<Recorder>,
-    /// `threads`, and what others hand over: most threads at once.
+    /// `threads`, and what others hand over: most threads at once; at least one for each file, beside half of them for
+    /// all.
     pub threads: u32,
     /// `linux-aio`: completions also signal what [`Reap::descriptor`] gives. Needed where a caller sleeps on several
     /// engines, and costs a little per op.

@@ -3,6 +3,8 @@
 //! `push → op table → (waits for a bounce buffer) → (backlog) → kernel queue → result → again or finished`
 //!
 //! - Every queue here has room for all ops from the start: nothing is allocated per op.
+//! - Each file has its share of ops and bounce buffers (`shares.rs`), and ops that have to wait wait in their file's own
+//!   queue: a disk that hangs keeps only its own ops.
 //! - A result that leads to another call queues it at once; it starts with the next `submit` or `wait`.
 //! - Dropping waits for the kernel to let go of the memory, or else leaks it: it is never freed under a
 //!   call in flight.
@@ -25,7 +27,13 @@ use crate::contract::{Completion, EngineConfig, Event, FileId, FileSpec, Op, OpE
 use crate::files::{FileTable, OpenFile};
 use crate::kernel::{Call, Kernel, RawResult};
 use crate::op_table::OpTable;
+use crate::placed::LEAST_SHARE;
 use crate::record::{Record, Recorder};
+use crate::shares::Shares;
+
+/// What each file has in reserve, however many there are: with less, a request of many segments might never find room.
+#[allow(clippy::cast_possible_truncation)] // 32
+const LEAST_OPS: u32 = LEAST_SHARE as u32;
 
 /// What calls in flight point into.
 #[derive(Default)]
@@ -39,10 +47,14 @@ pub(crate) struct Core<K: Kernel> {
     pub kernel: K,
     memory: Memory,
     files: FileTable,
-    /// Ops that wait for a bounce buffer, in order.
-    waiting: VecDeque<u32>,
-    /// Ops whose call found the kernel's queue full, in order.
-    backlog: VecDeque<u32>,
+    /// Of `memory.ops`.
+    shares: Shares,
+    /// Ops that wait for a bounce buffer, of all files.
+    waiting: usize,
+    /// Ops whose call found the kernel's queue full, of all files.
+    backlogged: usize,
+    /// The file that is looked at first when something comes free.
+    first: usize,
     /// Scratch of `end_flush`.
     shared_flushes: Vec<u32>,
     /// Ops that ended outside `reap`.
@@ -54,13 +66,14 @@ pub(crate) struct Core<K: Kernel> {
 
 impl<K: Kernel> Core<K> {
     pub fn new(kernel: K, config: &EngineConfig) -> Self {
-        let queue = || VecDeque::with_capacity(config.depth as usize);
         Self {
             kernel,
             memory: Memory { ops: OpTable::new(config.depth), bounce: Bounce::default() },
             files: FileTable::default(),
-            waiting: queue(),
-            backlog: queue(),
+            shares: Shares::new(config.depth, LEAST_OPS),
+            waiting: 0,
+            backlogged: 0,
+            first: 0,
             shared_flushes: Vec::with_capacity(config.depth as usize),
             finished: VecDeque::with_capacity(config.depth as usize),
             stats: Stats::default(),
@@ -69,14 +82,16 @@ impl<K: Kernel> Core<K> {
         }
     }
 
-    /// The caller has checked that there is room. What is in `op` is taken from where its maker wrote it, field by
-    /// field: a copy of it all would wait for its stores.
+    /// Returns false if the file has no room. What is in `op` is taken from where its maker wrote it, field by field: a
+    /// copy of it all would wait for its stores.
     #[inline]
-    fn push(&mut self, op: &mut Op) {
-        let Some(file) = self.files.get_mut(op.file) else { panic!("{:?} is not attached", op.file) };
-        file.in_flight += 1;
+    fn push(&mut self, op: &mut Op) -> bool {
+        if !self.shares.take(op.file) {
+            assert!(self.files.get_mut(op.file).is_some(), "{:?} is not attached", op.file);
+            return false;
+        }
         let op = OpState::new(op, self.kernel.has_durable_writes());
-        let Some((index, op)) = self.memory.ops.insert(op) else { return };
+        let Some((index, op)) = self.memory.ops.insert(op) else { unreachable!("there is a place for each share") };
         if op.is_empty() {
             self.finished.push_back((index, Ok(())));
         } else if op.is_at_sync() {
@@ -84,6 +99,7 @@ impl<K: Kernel> Core<K> {
         } else {
             self.issue(index);
         }
+        true
     }
 
     /// Queues the op's next call, unless that is a sync and another one is under way.
@@ -97,17 +113,32 @@ impl<K: Kernel> Core<K> {
 
     #[cold]
     fn enters_gate(&mut self, index: u32) -> bool {
-        let file = self.memory.ops.get_mut(index).map(|op| op.file);
-        let file = file.and_then(|file| self.files.get_mut(file));
-        file.is_none_or(|file| file.flushes.enter(index))
+        self.file_of(index).is_none_or(|file| file.flushes.enter(index))
     }
 
-    /// Queues the op's next call, behind those that wait already.
+    /// Queues the op's next call, behind those of its file that wait already.
     #[inline]
     fn issue(&mut self, index: u32) {
-        if !self.backlog.is_empty() || !self.try_issue(index) {
-            self.backlog.push_back(index);
+        if self.backlogged > 0 && self.is_behind_others(index) || !self.try_issue(index) {
+            self.put_off(index);
         }
+    }
+
+    #[cold]
+    fn is_behind_others(&mut self, index: u32) -> bool {
+        self.file_of(index).is_some_and(|file| !file.backlog.is_empty())
+    }
+
+    #[cold]
+    fn put_off(&mut self, index: u32) {
+        let Some(file) = self.file_of(index) else { return };
+        file.backlog.push_back(index);
+        self.backlogged += 1;
+    }
+
+    fn file_of(&mut self, index: u32) -> Option<&mut OpenFile> {
+        let file = self.memory.ops.get_mut(index)?.file;
+        self.files.get_mut(file)
     }
 
     /// Returns false when the kernel takes no more now.
@@ -163,18 +194,55 @@ impl<K: Kernel> Core<K> {
     #[cold]
     fn not_issued(&mut self, index: u32, why: &NoCall) {
         match why {
-            NoCall::NoBounce => self.waiting.push_back(index),
+            NoCall::NoBounce => {
+                let Some(file) = self.file_of(index) else { return };
+                file.waiting.push_back(index);
+                self.waiting += 1;
+            }
             NoCall::LostMemory => self.finished.push_back((index, Err(OpError::Errno(Errno::FAULT)))),
         }
     }
 
+    #[inline]
     fn issue_backlog(&mut self) {
-        while let Some(&index) = self.backlog.front() {
-            if !self.try_issue(index) {
-                return;
-            }
-            self.backlog.pop_front();
+        if self.backlogged > 0 {
+            self.issue_backlogs();
         }
+    }
+
+    /// A file whose ops are not taken now does not keep the others' back.
+    #[cold]
+    fn issue_backlogs(&mut self) {
+        for file in self.files_in_turn() {
+            while let Some(&index) = self.files.get_mut(file).and_then(|file| file.backlog.front()) {
+                if !self.try_issue(index) {
+                    break;
+                }
+                self.files.get_mut(file).and_then(|file| file.backlog.pop_front());
+                self.backlogged -= 1;
+            }
+        }
+    }
+
+    /// Bounce buffers came free.
+    #[cold]
+    fn issue_waiting(&mut self) {
+        for file in self.files_in_turn() {
+            while self.memory.bounce.shares.room(file) > 0
+                && let Some(index) = self.files.get_mut(file).and_then(|file| file.waiting.pop_front())
+            {
+                self.waiting -= 1;
+                self.issue(index);
+            }
+        }
+    }
+
+    /// All files, beginning with another one each time.
+    fn files_in_turn(&mut self) -> impl Iterator<Item = FileId> + use<K> {
+        let (count, first) = (self.files.places(), self.first);
+        self.first = (first + 1) % count.max(1);
+        #[allow(clippy::cast_possible_truncation)] // file numbers have 32 bits
+        (0..count).map(move |turn| FileId(((first + turn) % count) as u32))
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -235,13 +303,11 @@ impl<K: Kernel> Core<K> {
     #[inline]
     fn give_back(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
         let Some(op) = self.memory.ops.remove(index) else { return };
-        if let Some(file) = self.files.get_mut(op.file) {
-            file.in_flight -= 1;
-        }
+        self.shares.give_back(op.file);
         if let Some(bounce) = op.bounce {
-            self.memory.bounce.give_back(bounce);
-            if let Some(next) = self.waiting.pop_front() {
-                self.issue(next);
+            self.memory.bounce.give_back(bounce, op.file);
+            if self.waiting > 0 {
+                self.issue_waiting();
             }
         }
         let sync_failed = matches!(result, Err(OpError::Errno(_))) && op.is_at_sync();
@@ -263,17 +329,12 @@ impl<K: Kernel> Core<K> {
 
     /// `only`: ops on this file; `None`: all.
     fn cancel(&mut self, only: Option<FileId>) {
-        let (ops, finished) = (&mut self.memory.ops, &mut self.finished);
-        for not_started in [&mut self.waiting, &mut self.backlog] {
-            not_started.retain(|&index| {
-                let is_meant = ops.get_mut(index).is_some_and(|op| only.is_none_or(|only| op.file == only));
-                if is_meant {
-                    finished.push_back((index, Err(OpError::Cancelled)));
-                }
-                !is_meant
-            });
-        }
+        let finished = &mut self.finished;
         for file in self.files.chosen_mut(only) {
+            self.waiting -= file.waiting.len();
+            self.backlogged -= file.backlog.len();
+            let not_started = file.waiting.drain(..).chain(file.backlog.drain(..));
+            finished.extend(not_started.map(|index| (index, Err(OpError::Cancelled))));
             file.flushes.give_up(|index| finished.push_back((index, Err(OpError::Cancelled))));
         }
         let mut names = Vec::new(); // not on the request path
@@ -296,15 +357,28 @@ impl<K: Kernel> Core<K> {
         let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         let target = self.kernel.register_file(id, &spec)?;
         self.files.put(index, OpenFile::new(spec, target));
+        self.shares.attach(FileId(id));
+        self.memory.bounce.shares.attach(FileId(id));
+        self.make_places();
         Ok(FileId(id))
     }
 
     fn detach_file(&mut self, file: FileId) {
-        let taken = self.files.take(file);
-        assert!(taken.as_ref().is_some_and(|file| file.in_flight == 0), "{file:?} is in use or not attached");
-        if let Some(taken) = taken {
+        assert!(self.shares.used(file) == Some(0), "{file:?} is in use or not attached");
+        self.shares.detach(file);
+        self.memory.bounce.shares.detach(file);
+        self.make_places();
+        if let Some(taken) = self.files.take(file) {
             self.kernel.unregister_file(file.0, taken.target);
         }
+    }
+
+    /// For all that the shares now allow.
+    fn make_places(&mut self) {
+        let (disks, places) = (self.shares.disks(), self.shares.places());
+        self.memory.ops.grow(places);
+        self.finished.reserve((places as usize).saturating_sub(self.finished.len()));
+        self.kernel.expect(disks, places);
     }
 
     fn has_calls_in_kernel(&mut self) -> bool {

@@ -229,8 +229,7 @@ impl Rig {
             buffers.fill(&self.view, [GuestRange { addr, len_bytes: 1024 }]).unwrap();
         }
         let at = self.core.kernel.now();
-        if self.core.memory.ops.room() > 0 {
-            self.core.push(&mut Op { token, file: self.file, kind, buffers });
+        if self.core.push(&mut Op { token, file: self.file, kind, buffers }) {
             self.pushed.push((kind, at, false));
         }
     }

@@ -3,6 +3,8 @@
 //!
 //! Not here: opening files (`disk_image`).
 
+use std::collections::VecDeque;
+
 use disk_image::Alignment;
 
 use crate::contract::{FileId, FileSpec};
@@ -13,7 +15,10 @@ use crate::kernel::Target;
 pub(crate) struct OpenFile {
     pub spec: FileSpec,
     pub target: Target,
-    pub in_flight: u32,
+    /// Ops that wait for a bounce buffer, in order.
+    pub waiting: VecDeque<u32>,
+    /// Ops whose call found the kernel's queue full, in order.
+    pub backlog: VecDeque<u32>,
     /// `fallocate` said so once; it will not be asked again to zero a range this way.
     pub cannot_punch: bool,
     pub cannot_zero_range: bool,
@@ -25,7 +30,8 @@ impl OpenFile {
         Self {
             spec,
             target,
-            in_flight: 0,
+            waiting: VecDeque::new(),
+            backlog: VecDeque::new(),
             cannot_punch: false,
             cannot_zero_range: false,
             flushes: FlushGate::new(),
@@ -60,6 +66,11 @@ impl FileTable {
             self.slots.resize_with(index + 1, || None);
         }
         self.slots[index] = Some(file);
+    }
+
+    /// How many there were at once.
+    pub fn places(&self) -> usize {
+        self.slots.len()
     }
 
     /// This one, or all.

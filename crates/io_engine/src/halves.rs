@@ -28,6 +28,10 @@ impl<E: Submit> Submit for SubmitHalf<E> {
         self.0.borrow().room()
     }
 
+    fn room_of(&self, file: FileId) -> usize {
+        self.0.borrow().room_of(file)
+    }
+
     fn push(&mut self, op: Op) -> Result<(), Op> {
         self.0.borrow_mut().push(op)
     }
@@ -46,6 +50,10 @@ impl<E: Submit> Submit for SubmitHalf<E> {
 
     fn detach_file(&mut self, file: FileId) {
         self.0.borrow_mut().detach_file(file);
+    }
+
+    fn serve_one_disk(&mut self) {
+        self.0.borrow_mut().serve_one_disk();
     }
 
     fn use_memory(&mut self, memory: &Arc<GuestMemory>) {

@@ -26,6 +26,8 @@ mod iopoll_probe;
 
 mod pinned;
 
+mod workers;
+
 mod capabilities;
 
 use std::collections::{HashMap, VecDeque};
@@ -47,6 +49,7 @@ use self::iopoll::{FileCheck, PolledRing};
 use self::pinned::Pinned;
 pub use self::setup::{Features, FileTableKind, KernelAge};
 use self::setup::{Kind, Rings};
+use self::workers::KernelWorkers;
 use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
 use crate::core::Core;
 use crate::halves::handles;
@@ -147,6 +150,7 @@ struct Uring {
     polled: Option<Box<PolledRing>>,
     pinned: Option<Box<Pinned>>,
     features: Features,
+    workers: KernelWorkers,
     /// Polls and cancellations that wait for room in the submission ring.
     control: VecDeque<squeue::Entry>,
     watches: WatchTable,
@@ -174,6 +178,7 @@ impl Uring {
             polled,
             pinned: features.pinned.then(|| Box::new(Pinned::new())),
             features,
+            workers: KernelWorkers::default(),
             control: VecDeque::with_capacity(64),
             watches: WatchTable::default(),
             budget: 0,
@@ -341,6 +346,13 @@ impl Kernel for Uring {
         }
         if self.features.sqpoll {
             self.wait_for_thread();
+        }
+    }
+
+    fn expect(&mut self, disks: u32, calls: u32) {
+        self.workers.expect(&self.ring, disks, calls);
+        if let Some(polled) = &mut self.polled {
+            polled.expect(calls);
         }
     }
 

@@ -76,6 +76,10 @@ pub(crate) trait Kernel: Send {
     /// Nothing on it is in flight any more.
     fn unregister_file(&mut self, index: u32, target: Target);
 
+    /// Files of so many disks are there, and so many calls may be in flight at once: more than the depth, with many
+    /// disks.
+    fn expect(&mut self, _disks: u32, _calls: u32) {}
+
     /// Ops will come whose buffers lie in `memory`.
     fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 

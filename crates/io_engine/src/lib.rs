@@ -15,6 +15,8 @@ mod halves;
 
 mod core;
 
+mod shares;
+
 mod op_table;
 
 mod files;
@@ -81,6 +83,7 @@ pub use placed::{
 };
 pub use posix_aio::PosixAioEngine;
 pub use record::{Record, Recorder, Verb};
+pub use shares::Shares;
 pub use storage::Storage;
 pub use sync::SyncEngine;
 pub use threads::ThreadsEngine;

@@ -8,7 +8,10 @@
 //!   fired. It is armed again together with the next batch; a kick in between makes it fire at once.
 //! - Sleeping is `io_getevents`, which wakes up for both and has no gap to lose a wake-up in. Nothing runs on a
 //!   timer, except after the kernel had no memory for calls.
-//! - `fallocate` is not known to Linux AIO, `fdatasync` not before 4.18: threads make those calls.
+//! - `fallocate` is not known to Linux AIO, `fdatasync` not before 4.18: threads make those calls, and those for which
+//!   the context has no room, because with many files more than the depth may be in flight.
+//! - `io_submit` itself waits where the file system is frozen or the device's queue is full: a disk that hangs like that
+//!   stops its worker.
 //! - A call that the kernel has taken cannot be cancelled.
 //!
 //! Interface: io_submit(2), linux/aio_abi.h (`IOCB_CMD_POLL`: Linux 4.18). Not here: system calls
@@ -37,7 +40,7 @@ use self::calls::Calls;
 use self::completions::Completions;
 use self::context::{Command, Context, Iocb};
 use self::user_ring::UserRing;
-use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
+use crate::contract::{Engine, EngineConfig, Event, FileId, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
 use crate::core::Core;
 use crate::epoll::EpollWatcher;
 use crate::halves::handles;
@@ -152,10 +155,11 @@ impl Aio {
         Ok(aio)
     }
 
-    fn file(&self, target: Target) -> &Arc<File> {
+    fn file(&self, target: Target) -> (FileId, &Arc<File>) {
         let Target::Registered(index) = target else { unreachable!("files are known by their index") };
         let file = self.files.get(index as usize).and_then(Option::as_ref);
-        file.unwrap_or_else(|| unreachable!("a call on a file that was unregistered"))
+        let file = file.unwrap_or_else(|| unreachable!("a call on a file that was unregistered"));
+        (FileId(index), file)
     }
 
     /// Has kicks reported in the ring from the next `io_submit` on.
@@ -216,10 +220,12 @@ impl Aio {
     }
 
     fn sync_job(&self, call: &Iocb) -> Option<Job> {
-        let is_its_file = |file: &&Arc<File>| u32::try_from(file.as_raw_fd()) == Ok(call.fd);
-        let file = Arc::clone(self.files.iter().flatten().find(is_its_file)?);
+        let is_its_file = |file: &Arc<File>| u32::try_from(file.as_raw_fd()) == Ok(call.fd);
+        let mut files = (0..).zip(&self.files).filter_map(|(index, file)| Some((index, file.as_ref()?)));
+        let (index, file) = files.find(|(_, file)| is_its_file(file))?;
+        let (owner, file) = (FileId(index), Arc::clone(file));
         let sync = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
-        Some(Job { user_data: call.data, file, call: sync })
+        Some(Job { user_data: call.data, owner, file, call: sync })
     }
 
     #[inline]
@@ -314,6 +320,7 @@ impl Kernel for Aio {
             self.files.resize_with(place + 1, || None);
         }
         self.files[place] = Some(Arc::clone(&spec.file));
+        self.pool.attach(FileId(index));
         Ok(Target::Registered(index))
     }
 
@@ -321,22 +328,23 @@ impl Kernel for Aio {
         if let Some(file) = self.files.get_mut(index as usize) {
             *file = None;
         }
+        self.pool.detach(FileId(index));
     }
 
     #[inline]
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
-        let file = self.file(target);
-        let known = call.verb != Verb::Sync || self.has_fdsync;
+        let (owner, file) = self.file(target);
+        // The last block is that of the kicks.
+        let has_room = self.calls.free() > usize::from(!self.kicks_armed);
+        let known = has_room && (call.verb != Verb::Sync || self.has_fdsync);
         let block = known.then(|| transfer(user_data, file.as_raw_fd(), call)).flatten();
         let Some(block) = block else {
-            let job = Job { user_data, file: Arc::clone(file), call: *call };
+            let job = Job { user_data, owner, file: Arc::clone(file), call: *call };
             self.jobs.push_back(job);
             return Ok(());
         };
-        // The last block is that of the kicks.
-        let has_room = self.calls.free() > usize::from(!self.kicks_armed);
         let block = self.signalled(block);
-        if has_room && self.calls.push(block) { Ok(()) } else { Err(QueueFull) }
+        if self.calls.push(block) { Ok(()) } else { Err(QueueFull) }
     }
 
     #[inline]

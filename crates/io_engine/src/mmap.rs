@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::mapped_file::MappedFile;
-use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::contract::{Engine, EngineConfig, Event, FileId, FileSpec, Handles, WatchId, WatchToken};
 use crate::core::Core;
 use crate::epoll::EpollWatcher;
 use crate::halves::handles;
@@ -171,7 +171,8 @@ impl MmapKernel {
             #[allow(clippy::cast_possible_wrap)] // at most `MAX_COPY_BYTES`
             Some(bytes) if file.trusts(&call) => bytes as i32,
             None if goes_to_pool(file, &call) => {
-                self.jobs.push_back(Job { user_data, file: Arc::clone(file.file()), call });
+                let owner = FileId(queued.file);
+                self.jobs.push_back(Job { user_data, owner, file: Arc::clone(file.file()), call });
                 return;
             }
             // SAFETY: 1. `queue` promises that the buffers are there until the result was popped.
@@ -229,11 +230,13 @@ impl Kernel for MmapKernel {
             self.touched.reserve(place + 1);
         }
         self.files[place] = Some(file);
+        self.pool.attach(FileId(index));
         Ok(Target::Registered(index))
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {
         self.files[index as usize] = None;
+        self.pool.detach(FileId(index));
     }
 
     #[inline]

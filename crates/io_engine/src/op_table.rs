@@ -1,4 +1,4 @@
-//! The ops an engine owns: a slab of fixed size, taken once.
+//! The ops an engine owns: a slab that grows with files (`shares.rs`), and never with ops.
 //!
 //! A call is named to the kernel by its slot's index and generation, so that a result that comes twice,
 //! or late, finds nobody.
@@ -18,19 +18,31 @@ struct Slot {
 
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
-    slots: Box<[Slot]>,
+    slots: Vec<Slot>,
     free: Vec<u32>,
 }
 
 impl OpTable {
     pub fn new(depth: u32) -> Self {
-        let slots = (0..depth).map(|_| Slot { generation: 0, op: None }).collect();
-        Self { slots, free: (0..depth).rev().collect() }
+        let mut table = Self::default();
+        table.grow(depth);
+        table
     }
 
-    #[inline]
-    pub fn room(&self) -> usize {
-        self.free.len()
+    /// Makes room for `places` ops. Ops may move; what calls in flight point into does not: it is not in the slots.
+    pub fn grow(&mut self, places: u32) {
+        #[allow(clippy::cast_possible_truncation)] // never more than were asked for
+        let before = self.slots.len() as u32;
+        if places <= before {
+            return;
+        }
+        self.slots.reserve_exact((places - before) as usize);
+        self.slots.extend((before..places).map(|_| Slot { generation: 0, op: None }));
+        // Room for all of them: giving back never allocates. Those that were there first are used first.
+        let mut free = Vec::with_capacity(places as usize);
+        free.extend((before..places).rev());
+        free.append(&mut self.free);
+        self.free = free;
     }
 
     #[inline]

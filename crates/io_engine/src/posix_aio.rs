@@ -33,7 +33,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use self::fd_pool::PoolFile;
 use self::requests::Requests;
 use self::waiters::Waiters;
-use crate::contract::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::contract::{Engine, EngineConfig, Event, FileId, FileSpec, Handles, WatchId, WatchToken};
 use crate::core::Core;
 use crate::epoll::EpollWatcher;
 use crate::halves::handles;
@@ -232,7 +232,7 @@ impl PosixAio {
 
     fn queue_job(&mut self, user_data: u64, index: u32, call: &Call) {
         if let Some(file) = self.files.get(index as usize).and_then(Option::as_ref) {
-            self.jobs.push_back(Job { user_data, file: file.own(), call: *call });
+            self.jobs.push_back(Job { user_data, owner: FileId(index), file: file.own(), call: *call });
         }
     }
 
@@ -260,6 +260,8 @@ impl Kernel for PosixAio {
             self.files.resize_with(place + 1, || None);
         }
         self.files[place] = Some(file);
+        self.requests.shares.attach(FileId(index));
+        self.pool.attach(FileId(index));
         Ok(Target::Registered(index))
     }
 
@@ -267,6 +269,12 @@ impl Kernel for PosixAio {
         if let Some(file) = self.files.get_mut(index as usize) {
             *file = None;
         }
+        self.requests.shares.detach(FileId(index));
+        self.pool.detach(FileId(index));
+    }
+
+    fn expect(&mut self, _disks: u32, calls: u32) {
+        self.requests.expect(calls);
     }
 
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
@@ -281,13 +289,14 @@ impl Kernel for PosixAio {
         let staged = &mut self.staged;
         // SAFETY: 1. the caller keeps buffers and file until it has the result.
         let taken = unsafe {
-            self.requests.take(user_data, call, |slot| {
+            self.requests.take(user_data, FileId(index), call, |slot| {
                 let (descriptor, fd) = file.pick();
                 staged.push_back(Staged { slot, file: index, descriptor });
                 fd
             })
         };
-        self.starved = !taken;
+        // A file that has its share waits for its own requests, which end the sleep anyway.
+        self.starved = !taken && self.requests.has_run_out();
         if taken { Ok(()) } else { Err(QueueFull) }
     }
 

@@ -98,7 +98,7 @@ impl SyncKernel {
             return self.desk.finished(*user_data, -Errno::BADF.raw_os_error());
         };
         let (flags, waits) = match policy.attempt(call) {
-            Attempt::Never => return self.desk.hand_over(*user_data, file, call),
+            Attempt::Never => return self.desk.hand_over(*user_data, *target, file, call),
             Attempt::Here => (0, false),
             Attempt::HereAndWait => (0, true),
             Attempt::WithoutWaiting => (libc::RWF_NOWAIT, false),
@@ -106,7 +106,7 @@ impl SyncKernel {
         // SAFETY: 1. `queue` promises that buffers are there until the result was popped.
         let result = unsafe { plain::execute(file.as_raw_fd(), call, flags) };
         if flags != 0 && !policy.is_answer(call, result) {
-            return self.desk.hand_over(*user_data, file, call);
+            return self.desk.hand_over(*user_data, *target, file, call);
         }
         self.desk.finished(*user_data, result);
         if waits {
@@ -124,11 +124,13 @@ impl Kernel for SyncKernel {
         let storage = Storage::probe(&spec.file)?;
         let policy = Policy::of(&storage);
         tracing::debug!(index, %storage, %policy, "file of the sync engine");
+        self.desk.attach(index);
         Ok(self.files.put(index, SyncFile { file: Arc::clone(&spec.file), policy }))
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {
         self.files.remove(index);
+        self.desk.detach(index);
     }
 
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {

@@ -2,7 +2,8 @@
 //!
 //! `queue → batch → pool: preadv2, pwritev2, fdatasync, fallocate → results → pop`
 //!
-//! - Each call in flight has a thread, up to [`EngineConfig::threads`]; calls beyond wait in order.
+//! - Each call in flight has a thread, up to [`EngineConfig::threads`], of which each file has its share; calls beyond
+//!   wait in order.
 //! - The worker makes no I/O call itself, unless the host gives it no thread at all.
 //!
 //! Not here: the pool (`threads/pool.rs`), its worker's side (`threads/desk.rs`), op logic (`core.rs`).
@@ -67,16 +68,18 @@ impl Kernel for ThreadsKernel {
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
+        self.desk.attach(index);
         Ok(self.files.put(index, Arc::clone(&spec.file)))
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {
         self.files.remove(index);
+        self.desk.detach(index);
     }
 
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
         match self.files.get_mut(target) {
-            Some(file) => self.desk.hand_over(user_data, file, call),
+            Some(file) => self.desk.hand_over(user_data, target, file, call),
             None => self.desk.finished(user_data, -Errno::BADF.raw_os_error()),
         }
         Ok(())

@@ -120,7 +120,7 @@ impl Queue {
     pub(super) fn retry_held(&mut self, lane: &mut Lane<'_>) -> usize {
         let mut tried = 0;
         while self.has_to_try() && tried < BATCH {
-            if lane.submit.room() < MAX_OPS {
+            if lane.submit.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 break;
             }

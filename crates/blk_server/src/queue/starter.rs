@@ -87,7 +87,7 @@ impl Starter<'_, '_, '_> {
         if about.bytes == 0 {
             return Ok(NOTHING_TO_DO);
         }
-        let buffers = match self.lane.pool.fill(self.view, data.ranges()) {
+        let buffers = match self.lane.pool.fill(self.file, self.view, data.ranges()) {
             Ok(buffers) => buffers,
             Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
             Err(NoBuffers::Refused(why)) => return Err(why.into()),

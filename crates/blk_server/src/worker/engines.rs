@@ -211,6 +211,7 @@ impl Engines {
         }
         let spec = FileSpec { file: disk.file_for(worker), alignment: disk.image().alignment() };
         let file = slot.handles.submit.attach_file(spec).inspect_err(|_| disk.file_not_used(worker))?;
+        slot.pool.attach(file);
         slot.files.insert(disk.id(), (file, 1));
         Ok(file)
     }
@@ -222,6 +223,7 @@ impl Engines {
         *users -= 1;
         if *users == 0 {
             slot.handles.submit.detach_file(*file);
+            slot.pool.detach(*file);
             slot.files.remove(&disk.id());
             disk.file_not_used(worker);
         }

@@ -16,15 +16,15 @@ use crate::kernel::Kernel;
 
 impl<K: Kernel> Submit for Core<K> {
     fn room(&self) -> usize {
-        self.memory.ops.room()
+        self.shares.room_for_any()
+    }
+
+    fn room_of(&self, file: FileId) -> usize {
+        self.shares.room(file)
     }
 
     fn push(&mut self, mut op: Op) -> Result<(), Op> {
-        if self.memory.ops.room() == 0 {
-            return Err(op);
-        }
-        Core::push(self, &mut op);
-        Ok(())
+        if Core::push(self, &mut op) { Ok(()) } else { Err(op) }
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -41,6 +41,11 @@ impl<K: Kernel> Submit for Core<K> {
 
     fn detach_file(&mut self, file: FileId) {
         Core::detach_file(self, file);
+    }
+
+    fn serve_one_disk(&mut self) {
+        self.shares.do_not_split();
+        self.memory.bounce.shares.do_not_split();
     }
 
     fn use_memory(&mut self, memory: &Arc<GuestMemory>) {

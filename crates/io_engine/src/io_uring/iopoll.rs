@@ -33,7 +33,7 @@ pub(super) struct PolledRing {
     /// Whether transfers come here, by a file's place in the table of registered files.
     takes: Box<[bool]>,
     /// The file's place, by op: where a refused call came from.
-    file_of: Box<[u32]>,
+    file_of: Vec<u32>,
     /// Completions that `pop` still hands out in this pass.
     budget: usize,
     /// Queued or in the kernel.
@@ -43,7 +43,7 @@ pub(super) struct PolledRing {
 impl PolledRing {
     pub fn new(ring: IoUring, check: FileCheck, depth: u32, registered_files: u32) -> Self {
         let takes = vec![false; registered_files as usize].into();
-        Self { ring, check, takes, file_of: vec![0; depth as usize].into(), budget: 0, calls: 0 }
+        Self { ring, check, takes, file_of: vec![0; depth as usize], budget: 0, calls: 0 }
     }
 
     pub fn enable(&self) -> io::Result<()> {
@@ -52,6 +52,12 @@ impl PolledRing {
 
     pub fn submitter(&self) -> Submitter<'_> {
         self.ring.submitter()
+    }
+
+    /// There may be so many calls.
+    pub fn expect(&mut self, calls: u32) {
+        let calls = self.file_of.len().max(calls as usize);
+        self.file_of.resize(calls, 0);
     }
 
     /// Takes the file, or says in the log why its transfers go to the first ring.

@@ -16,7 +16,7 @@ use rustix::fs::{OFlags, fcntl_getfl, major, minor};
 use rustix::io::Errno;
 
 use crate::bounce::Bounce;
-use crate::contract::FileSpec;
+use crate::contract::{FileId, FileSpec};
 
 /// A device that does not answer by then is not polled.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -52,7 +52,8 @@ fn polled_read(spec: &FileSpec) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("a ring to try it on failed: {error}");
     let mut ring: IoUring = IoUring::builder().setup_iopoll().build(1).map_err(failed)?;
     let mut bounce = Bounce::default();
-    let buffer = bounce.take().ok_or("no buffer")?;
+    bounce.shares.attach(FileId(0));
+    let buffer = bounce.take(FileId(0)).ok_or("no buffer")?;
     let len_bytes = spec.alignment.offset_bytes.max(LEAST_BYTES);
     let read = opcode::Read::new(Fd(spec.file.as_raw_fd()), bounce.base(buffer), len_bytes).build();
     // SAFETY: 1. longer than a block, and leaked below if the kernel does not let go of it; 2. the file is open: it

@@ -32,6 +32,7 @@ const REGISTER_EVENTFD: u8 = 4;
 const REGISTER_FILES_UPDATE: u8 = 6;
 const REGISTER_ENABLE_RINGS: u8 = 12;
 const REGISTER_BUFFERS_UPDATE: u8 = 16;
+const REGISTER_IOWQ_MAX_WORKERS: u8 = 19;
 
 /// Reads and writes: all that a ring takes whose completions are polled for.
 const TRANSFERS: [u8; 4] =
@@ -217,7 +218,9 @@ fn entries(depth: u32, kind: Kind) -> u32 {
 
 fn builder(age: KernelAge, depth: u32, kind: Kind) -> Builder<squeue::Entry, cqueue::Entry> {
     let mut builder = IoUring::builder();
-    let completions = (depth + SPARE_COMPLETIONS).next_power_of_two();
+    // Twice the depth: with several disks more than the depth may be in flight, and end together when a disk that hung
+    // goes on.
+    let completions = (2 * depth + SPARE_COMPLETIONS).next_power_of_two();
     builder.setup_r_disabled().setup_cqsize(completions).setup_clamp();
     match kind {
         Kind::SubmissionPolled(idle) => set_submission_polled(&mut builder, age, idle),
@@ -306,6 +309,7 @@ fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
     rules.push(Restriction::register_op(REGISTER_FILES_UPDATE));
     rules.push(Restriction::register_op(REGISTER_ENABLE_RINGS));
     rules.push(Restriction::register_op(REGISTER_EVENTFD));
+    rules.push(Restriction::register_op(REGISTER_IOWQ_MAX_WORKERS));
     if pinned {
         rules.extend(FIXED_TRANSFERS.map(Restriction::sqe_op));
         rules.push(Restriction::register_op(REGISTER_BUFFERS_UPDATE));

@@ -242,8 +242,10 @@ fn sync_that_the_kernel_does_not_know_is_made_by_a_thread_from_then_on() {
     let (mut aio, file) = (aio(), direct_file());
     // An eventfd cannot be synced, which looks the same.
     aio.files.push(Some(Arc::new(File::from(eventfd(0, EventfdFlags::empty()).unwrap()))));
+    aio.pool.attach(FileId(0));
     queue(&mut aio, 1, Target::Registered(0), &SYNC);
     assert_eq!(results(&mut aio, 1), [(1, -libc::EINVAL)]);
+    aio.pool.detach(FileId(0));
     assert_eq!((aio.has_fdsync, aio.pool.threads()), (false, 1));
     let target = attach(&mut aio, &file);
     queue(&mut aio, 2, target, &SYNC);

@@ -46,7 +46,8 @@ pub(super) fn unstarted(op: Op, error: OpError) -> Completion {
 impl Host {
     /// The engine only; [`Host::sync`] takes up the rings.
     pub fn start(table: &Table) -> io::Result<Self> {
-        let inner = (table.make)()?.start()?;
+        let mut inner = (table.make)()?.start()?;
+        inner.submit.serve_one_disk();
         let depth = table.depth as usize;
         Ok(Self {
             inner,

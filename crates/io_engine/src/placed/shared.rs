@@ -49,7 +49,8 @@ struct Shop {
 }
 
 impl Shop {
-    fn new(engine: Box<dyn SharedHandles>, depth: u32) -> Self {
+    fn new(mut engine: Box<dyn SharedHandles>, depth: u32) -> Self {
+        engine.serve_one_disk();
         let events = Vec::with_capacity(depth as usize + 1);
         Self { engine, routes: Routes::new(depth), lines: Vec::new(), events }
     }

@@ -4,8 +4,9 @@
 //!
 //! - The blocks never move and are shared with the waiters; the C library writes to those it has.
 //! - A block is used again when its request has ended *and* no waiter looks at it any more.
-//! - A call takes as many blocks as are free, at least one and at most [`MAX_PIECES`]: the rest of it is for the
-//!   core to resume.
+//! - A call takes as many blocks as its file's share allows (`shares.rs`), at least one and at most [`MAX_PIECES`]: the
+//!   rest of it is for the core to resume. The blocks never move, so there are from the start as many as the shares of
+//!   any number of files can come to.
 //!
 //! Not here: which descriptor (`fd_pool.rs`).
 
@@ -17,15 +18,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
+use crate::contract::FileId;
 use crate::kernel::{Buffers, Call, RawResult};
 use crate::record::Verb;
+use crate::shares::Shares;
 
 /// Most requests of one call: they are in flight together, and more of them do not go faster.
 const MAX_PIECES: usize = 16;
 /// Blocks beyond one per call.
-pub(super) const SPARE_BLOCKS: u32 = 128;
+const SPARE_BLOCKS: u32 = 128;
 /// No further piece.
 const LAST: u32 = u32::MAX;
+const NO_CALL: CallState = CallState { user_data: 0, file: FileId(0), first: LAST, left: 0 };
 
 /// See the file's head.
 #[derive(Debug)]
@@ -109,6 +113,7 @@ struct Piece {
 #[derive(Clone, Copy, Debug)]
 struct CallState {
     user_data: u64,
+    file: FileId,
     first: u32,
     /// Pieces that have not ended.
     left: u32,
@@ -132,22 +137,39 @@ pub(super) struct Requests {
     lingering: Vec<u32>,
     calls: Vec<CallState>,
     free_calls: Vec<u32>,
+    /// Of the blocks.
+    pub shares: Shares,
     pub results: VecDeque<RawResult>,
 }
 
 impl Requests {
     pub fn new(depth: u32) -> Self {
-        let count = depth.saturating_add(SPARE_BLOCKS);
+        let shared = depth.saturating_add(SPARE_BLOCKS);
+        let count = shared.saturating_add(shared / 2);
         let piece = Piece { verb: Verb::Read, call: 0, next: LAST, len_bytes: 0, result: 0 };
         Self {
             blocks: Arc::new(ControlBlocks::new(count)),
             pieces: vec![piece; count as usize],
             free: (0..count).collect(),
             lingering: Vec::with_capacity(count as usize),
-            calls: vec![CallState { user_data: 0, first: LAST, left: 0 }; depth as usize],
+            calls: vec![NO_CALL; depth as usize],
             free_calls: (0..depth).collect(),
+            shares: Shares::new(shared, 0),
             results: VecDeque::with_capacity(depth as usize),
         }
+    }
+
+    /// There may be so many calls.
+    pub fn expect(&mut self, calls: u32) {
+        #[allow(clippy::cast_possible_truncation)] // never more than were asked for
+        let before = self.calls.len() as u32;
+        self.calls.resize(calls.max(before) as usize, NO_CALL);
+        self.free_calls.extend(before..calls.max(before));
+    }
+
+    /// Whether the blocks, and not only some file's share of them, have run out.
+    pub fn has_run_out(&self) -> bool {
+        self.free.is_empty()
     }
 
     pub fn capacity(&self) -> usize {
@@ -163,21 +185,31 @@ impl Requests {
         self.calls[self.pieces[slot as usize].call as usize].user_data
     }
 
-    /// Takes blocks for `call`, or for its leading pieces; `place` is told each block, in order, and says which
+    /// Takes blocks for `call` on `file`, or for its leading pieces; `place` is told each block, in order, and says which
     /// descriptor its request goes to. Returns false when none is free.
     ///
     /// # Safety
     /// What `call.buffers` points to must stay allocated, and nobody else may rely on its contents, until the
     /// call's result is there.
-    pub unsafe fn take(&mut self, user_data: u64, call: &Call, mut place: impl FnMut(u32) -> RawFd) -> bool {
-        let has_room = !self.free_calls.is_empty() && (!self.free.is_empty() || self.reclaim());
+    pub unsafe fn take(
+        &mut self,
+        user_data: u64,
+        file: FileId,
+        call: &Call,
+        mut place: impl FnMut(u32) -> RawFd,
+    ) -> bool {
+        let has_block = self.shares.room(file) > 0 && (!self.free.is_empty() || self.reclaim());
+        let has_room = !self.free_calls.is_empty() && has_block;
         let Some(index) = has_room.then(|| self.free_calls.pop()).flatten() else { return false };
-        let mut state = CallState { user_data, first: LAST, left: 0 };
+        let mut state = CallState { user_data, file, first: LAST, left: 0 };
         let mut last = LAST;
         let most = self.free.len().min(MAX_PIECES);
         // SAFETY: 1. the caller vouches for the array.
         for extent in unsafe { extents(call) }.take(most) {
-            let Some(slot) = self.free.pop() else { break };
+            if !self.shares.take(file) {
+                break;
+            }
+            let Some(slot) = self.free.pop() else { unreachable!("no more than are free") };
             self.fill(slot, call.verb, &extent, place(slot));
             self.pieces[slot as usize] =
                 Piece { verb: call.verb, call: index, next: LAST, len_bytes: extent.len_bytes, result: 0 };
@@ -248,7 +280,7 @@ impl Requests {
     }
 
     fn finish_call(&mut self, index: u32) {
-        let CallState { user_data, first, .. } = self.calls[index as usize];
+        let CallState { user_data, file, first, .. } = self.calls[index as usize];
         let mut outcome = Outcome::default();
         let mut slot = first;
         while slot != LAST {
@@ -256,6 +288,7 @@ impl Requests {
             outcome.add(piece.len_bytes, piece.result);
             let home = if self.blocks.is_held(slot) { &mut self.lingering } else { &mut self.free };
             home.push(slot);
+            self.shares.give_back(file);
             slot = piece.next;
         }
         self.free_calls.push(index);
@@ -379,6 +412,7 @@ mod tests {
     #[test]
     fn call_takes_as_many_blocks_as_are_free_and_at_least_one() {
         let mut requests = Requests::new(2);
+        requests.shares.attach(FileId(0));
         requests.free.truncate(3);
         let piece = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 512 };
         let pieces = [piece; 2];
@@ -388,7 +422,7 @@ mod tests {
         for user_data in 0..3 {
             // SAFETY: 1. the array lives longer than the calls, which are never started.
             let taken = unsafe {
-                requests.take(user_data, &call, |slot| {
+                requests.take(user_data, FileId(0), &call, |slot| {
                     slots.push(slot);
                     0
                 })
@@ -402,10 +436,11 @@ mod tests {
     #[test]
     fn block_is_not_used_again_while_a_waiter_looks_at_it() {
         let mut requests = Requests::new(1);
+        requests.shares.attach(FileId(0));
         requests.free.truncate(1);
         let call = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
         // SAFETY: 1. no buffers.
-        let take = |requests: &mut Requests| unsafe { requests.take(7, &call, |_| 0) };
+        let take = |requests: &mut Requests| unsafe { requests.take(7, FileId(0), &call, |_| 0) };
         assert!(take(&mut requests));
         requests.blocks.hold(0, 5);
         requests.finish(0, 0);

@@ -213,14 +213,15 @@ fn dropping_with_requests_outstanding_leaves_them_their_blocks_and_descriptors()
     let mut rig = Rig::new(2);
     rig.read(0..4);
     let blocks = Arc::downgrade(rig.kernel.requests.blocks());
+    let slots = 0..rig.kernel.requests.capacity() as u32;
     let pipe = rig.pipe();
     let Rig { kernel, mut writer, memory, .. } = rig;
     drop(kernel);
     assert_eq!(readers_of(&pipe), 2);
     let blocks = blocks.upgrade().unwrap();
-    let pending = (0..16 + requests::SPARE_BLOCKS).filter(|&slot| blocks.is_pending(slot)).count();
+    let pending = slots.clone().filter(|&slot| blocks.is_pending(slot)).count();
     writer.write_all(&[7; 4 * LEN_BYTES as usize]).unwrap();
-    while (0..16 + requests::SPARE_BLOCKS).any(|slot| blocks.is_pending(slot)) {
+    while slots.clone().any(|slot| blocks.is_pending(slot)) {
         std::thread::yield_now();
     }
     // SAFETY: 1. 1024 bytes that are never freed; 2. the only requests that write to them have ended.

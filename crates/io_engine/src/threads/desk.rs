@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pool::{Job, Pool};
-use crate::contract::{EngineConfig, Event, WatchId, WatchToken};
+use crate::contract::{EngineConfig, Event, FileId, WatchId, WatchToken};
 use crate::epoll::EpollWatcher;
 use crate::kernel::{Call, RawResult, Target};
 
@@ -53,10 +53,20 @@ impl Desk {
         })
     }
 
+    /// Calls of this file will come.
+    pub fn attach(&mut self, index: u32) {
+        self.pool.attach(FileId(index));
+    }
+
+    pub fn detach(&mut self, index: u32) {
+        self.pool.detach(FileId(index));
+    }
+
     /// Takes a call for the pool, to be started by the next `start`.
     #[inline]
-    pub fn hand_over(&mut self, user_data: u64, file: &Arc<File>, call: &Call) {
-        self.batch.push_back(Job { user_data, file: Arc::clone(file), call: *call });
+    pub fn hand_over(&mut self, user_data: u64, target: Target, file: &Arc<File>, call: &Call) {
+        let Target::Registered(index) = target else { unreachable!("files are known by their index") };
+        self.batch.push_back(Job { user_data, owner: FileId(index), file: Arc::clone(file), call: *call });
     }
 
     #[inline]
@@ -206,8 +216,13 @@ mod tests {
     use crate::record::Verb;
 
     fn desk() -> Desk {
-        Desk::new(&EngineConfig { depth: 8, threads: 2, ..EngineConfig::default() }).unwrap()
+        let config = EngineConfig { depth: 8, threads: 2, ..EngineConfig::default() };
+        let mut desk = Desk::new(&config).unwrap();
+        desk.attach(0);
+        desk
     }
+
+    const TARGET: Target = Target::Registered(0);
 
     fn file() -> Arc<File> {
         Arc::new(memfd_create("empty", MemfdFlags::CLOEXEC).unwrap().into())
@@ -255,7 +270,7 @@ mod tests {
     #[test]
     fn call_that_was_not_handed_over_yet_is_cancelled() {
         let mut desk = desk();
-        desk.hand_over(5, &file(), &sync());
+        desk.hand_over(5, TARGET, &file(), &sync());
         desk.cancel(5);
         desk.start();
         desk.collect();
@@ -267,7 +282,7 @@ mod tests {
     fn sleep_ends_with_the_result_of_the_pool() {
         let mut desk = desk();
         for name in 0..500 {
-            desk.hand_over(name, &file(), &sync());
+            desk.hand_over(name, TARGET, &file(), &sync());
             desk.start();
             let result = loop {
                 desk.collect();

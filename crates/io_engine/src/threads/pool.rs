@@ -27,6 +27,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use sandbox::{Entry, Role};
 
 use super::schedule::{Class, Help, Limits, Schedule};
+use crate::contract::FileId;
 use crate::kernel::{Call, RawResult};
 use crate::plain;
 use crate::record::Verb;
@@ -38,10 +39,15 @@ const STACK_BYTES: usize = 128 << 10;
 /// How long to get along with what there is when the host gives no further thread.
 const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// Jobs of a file that wait at once, without allocating.
+const USUAL_JOBS: usize = 64;
+
 /// One call to be made by some thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub user_data: u64,
+    /// Whose share of the threads it takes.
+    pub owner: FileId,
     pub file: Arc<File>,
     pub call: Call,
 }
@@ -143,12 +149,12 @@ impl Shared {
     /// Makes the call and leaves its result.
     #[inline]
     fn perform(&self, class: Class, job: Job) -> MutexGuard<'_, State> {
-        let Job { user_data, file, call } = job;
+        let Job { user_data, owner, file, call } = job;
         // SAFETY: 1. whoever pushed the job keeps its buffers until the result was taken.
         let result = unsafe { plain::execute(file.as_raw_fd(), &call, 0) };
         drop(file); // before anybody can know that the call ended, and detach the file
         let mut state = self.state();
-        state.schedule.ended(class);
+        state.schedule.ended(owner, class);
         state.results.push_back(RawResult { user_data, result });
         self.has_results.store(true, Ordering::Relaxed); // the lock orders it with the results
         if std::mem::take(&mut state.armed) {
@@ -231,17 +237,18 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// At most `max_threads` (at least one) threads, started when needed; `depth`: most jobs at once.
+    /// At most `max_threads` (at least one) threads, started when needed, or more with many files (`shares.rs`);
+    /// `depth`: most jobs at once, usually.
     pub fn new(max_threads: u32, depth: u32) -> io::Result<Self> {
         Self::with(max_threads, depth, IDLE, start_thread)
     }
 
     fn with(max_threads: u32, depth: u32, idle: Duration, start: Start) -> io::Result<Self> {
-        let (max_threads, depth) = (max_threads as usize, depth as usize);
+        let depth = depth as usize;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let state = State {
-            schedule: Schedule::new(Limits::new(max_threads, processors), depth),
-            sleepers: Vec::with_capacity(max_threads),
+            schedule: Schedule::new(Limits::new(max_threads, processors)),
+            sleepers: Vec::with_capacity(max_threads as usize),
             results: VecDeque::with_capacity(depth),
             armed: false,
             ending: false,
@@ -262,10 +269,20 @@ impl Pool {
         self.shared.wake.as_fd()
     }
 
+    /// Jobs of this file will come: it has a share of the threads.
+    pub fn attach(&self, file: FileId) {
+        self.shared.state().schedule.attach(file, USUAL_JOBS);
+    }
+
+    /// No job of it is there any more.
+    pub fn detach(&self, file: FileId) {
+        self.shared.state().schedule.detach(file);
+    }
+
     /// Takes all of `jobs`, and starts threads as there is need.
     pub fn push_batch(&self, jobs: &mut VecDeque<Job>) {
         let mut state = self.shared.state();
-        jobs.drain(..).for_each(|job| state.schedule.push(job.class(), job));
+        jobs.drain(..).for_each(|job| state.schedule.push(job.owner, job.class(), job));
         let called = state.call_help();
         let alone = state.schedule.threads() == 0;
         drop(state);

@@ -10,6 +10,8 @@ use super::*;
 use crate::epoll::EpollWatcher;
 use crate::kernel::Buffers;
 
+const OWNER: FileId = FileId(0);
+const NEIGHBOUR: FileId = FileId(1);
 /// A test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Reads at the file's own position: what a pipe has instead of offsets.
@@ -30,6 +32,10 @@ impl Pool {
     }
 
     fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+        let is_new = !self.shared.state().schedule.knows(OWNER);
+        if is_new {
+            self.attach(OWNER);
+        }
         let mut jobs = jobs.into_iter().collect();
         self.push_batch(&mut jobs);
         assert!(jobs.is_empty());
@@ -69,12 +75,12 @@ fn read_one(user_data: u64, file: &Arc<File>, offset_bytes: u64) -> Job {
     let base = Box::leak(Box::new(0_u8));
     let buffers = Buffers::One { base, len_bytes: 1 };
     let call = Call { verb: Verb::Read, flags: 0, offset_bytes, len_bytes: 1, buffers };
-    Job { user_data, file: Arc::clone(file), call }
+    Job { user_data, owner: OWNER, file: Arc::clone(file), call }
 }
 
 fn quick(user_data: u64, file: &Arc<File>) -> Job {
     let call = Call { verb: Verb::Read, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
-    Job { user_data, file: Arc::clone(file), call }
+    Job { user_data, owner: OWNER, file: Arc::clone(file), call }
 }
 
 #[test]
@@ -93,7 +99,7 @@ fn pool_grows_to_its_bound_and_further_jobs_wait() {
 fn pool_has(pool: &Pool, name: u64) -> bool {
     let mut state = pool.shared.state();
     let job = state.schedule.remove(|job| job.user_data == name);
-    job.map(|job| state.schedule.push(job.class(), job)).is_some()
+    job.map(|job| state.schedule.push(OWNER, job.class(), job)).is_some()
 }
 
 #[test]
@@ -256,4 +262,17 @@ fn dropped_pool_sends_its_sleeping_threads_home() {
     let shared = Arc::downgrade(&pool.shared);
     drop(pool);
     wait_until(|| shared.strong_count() == 0);
+}
+
+#[test]
+fn file_whose_calls_hang_keeps_no_thread_from_another_one() {
+    let pool = Pool::new(4, 64).unwrap();
+    let (file, mut bytes) = waiting_file();
+    pool.attach(NEIGHBOUR);
+    pool.push((0..40).map(|name| read_one(name, &file, NO_OFFSET)));
+    wait_until(|| pool.threads() == 3);
+    pool.push([Job { owner: NEIGHBOUR, ..quick(100, &empty_file()) }]);
+    assert_eq!(pool.take(1), [100]);
+    bytes.write_all(&[1; 40]).unwrap();
+    assert_eq!(pool.take(40).len(), 40);
 }

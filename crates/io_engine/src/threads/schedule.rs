@@ -1,7 +1,10 @@
 //! Which job a pool's thread takes next, and when another thread has to come. Counting only: no threads here.
 //!
+//! - Each file has its share of the threads (`shares.rs`), and files take turns: what hangs on one disk never has all
+//!   threads. A file's own jobs keep their order.
 //! - Jobs that may take long and move no data of ours (`fdatasync`, `fallocate`) run on at most half of the
-//!   threads, so that they cannot keep reads and writes from the rest; where both kinds wait, they take turns.
+//!   threads, so that they cannot keep reads and writes from the rest; where both kinds wait, they take turns. Each file
+//!   has its share of that half too.
 //! - Nobody calls for all the threads that a batch could use: one comes, and whoever takes a job while others
 //!   wait calls one more before it makes its own call. Calls that do not wait (the page cache has the data) are
 //!   over before more threads arrive, and none are woken for nothing. Measured on two processors, 4 KiB reads
@@ -11,6 +14,9 @@
 //! Not here: the threads (`pool.rs`).
 
 use std::collections::VecDeque;
+
+use crate::contract::FileId;
+use crate::shares::Shares;
 
 /// How a job is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +39,14 @@ pub(super) enum Help {
 
 #[derive(Debug)]
 pub(super) struct Schedule<T> {
-    transfers: VecDeque<T>,
-    long: VecDeque<T>,
-    long_running: usize,
-    long_had_last_turn: bool,
+    /// By file.
+    lanes: Vec<Lane<T>>,
+    /// Files with jobs that wait, each once; the first has the next turn.
+    turns: VecDeque<FileId>,
+    /// Of threads, by file.
+    shares: Shares,
+    /// Of those that jobs of [`Class::Long`] may have.
+    long_shares: Shares,
     /// All there are, those included that are coming.
     threads: usize,
     /// Called, and not yet at the queue.
@@ -44,74 +54,148 @@ pub(super) struct Schedule<T> {
     limits: Limits,
 }
 
+/// The jobs of one file that wait.
+#[derive(Debug)]
+struct Lane<T> {
+    transfers: VecDeque<T>,
+    long: VecDeque<T>,
+    long_had_last_turn: bool,
+}
+
+impl<T> Default for Lane<T> {
+    fn default() -> Self {
+        Self { transfers: VecDeque::new(), long: VecDeque::new(), long_had_last_turn: false }
+    }
+}
+
+impl<T> Lane<T> {
+    fn is_empty(&self) -> bool {
+        self.transfers.is_empty() && self.long.is_empty()
+    }
+
+    fn queue(&mut self, class: Class) -> &mut VecDeque<T> {
+        match class {
+            Class::Transfer => &mut self.transfers,
+            Class::Long => &mut self.long,
+        }
+    }
+
+    /// The kind whose turn it is, if there is a job of it.
+    fn next_class(&self, long_may: bool) -> Option<Class> {
+        let long_may = long_may && !self.long.is_empty();
+        if long_may && (self.transfers.is_empty() || !self.long_had_last_turn) {
+            return Some(Class::Long);
+        }
+        (!self.transfers.is_empty()).then_some(Class::Transfer)
+    }
+}
+
 /// None is zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Threads there may be.
-    pub threads: usize,
-    /// Jobs of [`Class::Long`] at once.
-    pub long: usize,
+    /// Threads there may be; with many files there may be more (`shares.rs`).
+    pub threads: u32,
+    /// Jobs of [`Class::Long`] at once; the same.
+    pub long: u32,
     /// Threads on their way at once: more than there are processors could not arrive together.
     pub coming: usize,
 }
 
 impl Limits {
-    pub fn new(threads: usize, processors: usize) -> Self {
+    pub fn new(threads: u32, processors: usize) -> Self {
         Self { threads: threads.max(1), long: (threads / 2).max(1), coming: processors.max(1) }
     }
 }
 
 impl<T> Schedule<T> {
-    /// `depth`: most jobs at once, without allocating.
-    pub fn new(limits: Limits, depth: usize) -> Self {
+    pub fn new(limits: Limits) -> Self {
         Self {
-            transfers: VecDeque::with_capacity(depth),
-            long: VecDeque::with_capacity(depth.min(64)),
-            long_running: 0,
-            long_had_last_turn: false,
+            lanes: Vec::new(),
+            turns: VecDeque::new(),
+            shares: Shares::new(limits.threads, 1),
+            long_shares: Shares::new(limits.long, 1),
             threads: 0,
             coming: 0,
             limits,
         }
     }
 
-    #[inline]
-    pub fn push(&mut self, class: Class, job: T) {
-        match class {
-            Class::Transfer => self.transfers.push_back(job),
-            Class::Long => self.long.push_back(job),
+    /// Jobs of this file will come, with so many at once usually.
+    pub fn attach(&mut self, file: FileId, jobs: usize) {
+        self.shares.attach(file);
+        self.long_shares.attach(file);
+        let place = file.0 as usize;
+        if place >= self.lanes.len() {
+            self.lanes.resize_with(place + 1, Lane::default);
         }
+        self.lanes[place].transfers.reserve(jobs);
+        self.turns.reserve(self.lanes.len());
     }
 
-    /// A job for a thread that is at the queue.
+    /// No job of it waits or runs.
+    pub fn detach(&mut self, file: FileId) {
+        self.shares.detach(file);
+        self.long_shares.detach(file);
+        self.lanes[file.0 as usize] = Lane::default();
+        self.turns.retain(|&other| other != file);
+    }
+
+    #[inline]
+    pub fn push(&mut self, file: FileId, class: Class, job: T) {
+        let lane = &mut self.lanes[file.0 as usize];
+        if lane.is_empty() && !self.turns.contains(&file) {
+            self.turns.push_back(file);
+        }
+        lane.queue(class).push_back(job);
+    }
+
+    /// A job for a thread that is at the queue: of the file whose turn it is, of those that may have one more thread.
     #[inline]
     pub fn take(&mut self) -> Option<(Class, T)> {
-        let long_may = self.long_running < self.limits.long && !self.long.is_empty();
-        if long_may && (self.transfers.is_empty() || !self.long_had_last_turn) {
-            self.long_had_last_turn = true;
-            self.long_running += 1;
-            return self.long.pop_front().map(|job| (Class::Long, job));
+        for _ in 0..self.turns.len() {
+            let file = self.turns.pop_front()?;
+            let taken = self.take_of(file);
+            if !self.lanes[file.0 as usize].is_empty() {
+                self.turns.push_back(file);
+            }
+            if taken.is_some() {
+                return taken;
+            }
         }
-        self.long_had_last_turn = false;
-        self.transfers.pop_front().map(|job| (Class::Transfer, job))
+        None
+    }
+
+    #[inline]
+    fn take_of(&mut self, file: FileId) -> Option<(Class, T)> {
+        let lane = &mut self.lanes[file.0 as usize];
+        let class = lane.next_class(self.long_shares.room(file) > 0)?;
+        if !self.shares.take(file) {
+            return None;
+        }
+        lane.long_had_last_turn = class == Class::Long;
+        if class == Class::Long {
+            let taken = self.long_shares.take(file);
+            debug_assert!(taken, "there was room");
+        }
+        lane.queue(class).pop_front().map(|job| (class, job))
     }
 
     /// A job that was taken is done.
     #[inline]
-    pub fn ended(&mut self, class: Class) {
+    pub fn ended(&mut self, file: FileId, class: Class) {
+        self.shares.give_back(file);
         if class == Class::Long {
-            self.long_running -= 1;
+            self.long_shares.give_back(file);
         }
     }
 
     /// Counts one more thread as coming, if there is work for it.
     #[inline]
     pub fn call_help(&mut self, any_asleep: bool) -> Help {
-        let startable = self.long.len().min(self.limits.long - self.long_running) + self.transfers.len();
-        if startable.min(self.limits.coming) <= self.coming {
+        if self.coming >= self.limits.coming || !self.has_startable(self.coming) {
             return Help::Enough;
         }
-        if !any_asleep && self.threads == self.limits.threads {
+        if !any_asleep && self.threads >= self.shares.places() as usize {
             return Help::Enough;
         }
         self.coming += 1;
@@ -120,6 +204,21 @@ impl<T> Schedule<T> {
         }
         self.threads += 1;
         Help::Start
+    }
+
+    /// Whether more jobs than `count` may start.
+    #[inline]
+    fn has_startable(&self, count: usize) -> bool {
+        let startable = self.turns.iter().map(|&file| {
+            let lane = &self.lanes[file.0 as usize];
+            let long = lane.long.len().min(self.long_shares.room(file));
+            (lane.transfers.len() + long).min(self.shares.room(file))
+        });
+        let mut sum = 0;
+        startable.into_iter().any(|of_file| {
+            sum += of_file;
+            sum > count
+        })
     }
 
     /// Counts threads as coming that are woken for another reason than work.
@@ -148,15 +247,27 @@ impl<T> Schedule<T> {
         self.threads
     }
 
+    #[cfg(test)]
+    pub fn knows(&self, file: FileId) -> bool {
+        self.shares.used(file).is_some()
+    }
+
     /// Takes a job out that `is_it`.
     pub fn remove(&mut self, is_it: impl Fn(&T) -> bool) -> Option<T> {
-        let queue = [&mut self.transfers, &mut self.long];
-        queue.into_iter().find_map(|queue| queue.iter().position(&is_it).and_then(|at| queue.remove(at)))
+        let queues = self.lanes.iter_mut().flat_map(|lane| [&mut lane.transfers, &mut lane.long]);
+        let mut found = queues.filter_map(|queue| {
+            let at = queue.iter().position(&is_it)?;
+            queue.remove(at)
+        });
+        found.next()
     }
 
     pub fn clear(&mut self) {
-        self.transfers.clear();
-        self.long.clear();
+        self.turns.clear();
+        for lane in &mut self.lanes {
+            lane.transfers.clear();
+            lane.long.clear();
+        }
     }
 }
 
@@ -164,9 +275,13 @@ impl<T> Schedule<T> {
 mod tests {
     use super::*;
 
-    fn schedule(threads: usize, jobs: &[(Class, u32)]) -> Schedule<u32> {
-        let mut schedule = Schedule::new(Limits::new(threads, 4), 16);
-        jobs.iter().for_each(|&(class, job)| schedule.push(class, job));
+    const FILE: FileId = FileId(0);
+    const OTHER: FileId = FileId(1);
+
+    fn schedule(threads: u32, jobs: &[(Class, u32)]) -> Schedule<u32> {
+        let mut schedule = Schedule::new(Limits::new(threads, 4));
+        schedule.attach(FILE, 16);
+        jobs.iter().for_each(|&(class, job)| schedule.push(FILE, class, job));
         schedule
     }
 
@@ -180,7 +295,7 @@ mod tests {
     fn long_jobs_beyond_half_of_the_threads_wait_until_one_ends() {
         let mut schedule = schedule(4, &[(Long, 1), (Long, 2), (Long, 3), (Transfer, 4), (Transfer, 5)]);
         assert_eq!(taken(&mut schedule), [1, 4, 2, 5]);
-        schedule.ended(Long);
+        schedule.ended(FILE, Long);
         assert_eq!(taken(&mut schedule), [3]);
     }
 
@@ -189,7 +304,7 @@ mod tests {
         let mut schedule = schedule(1, &[(Transfer, 1), (Transfer, 2), (Long, 3), (Long, 4)]);
         let mut order = Vec::new();
         while let Some((class, job)) = schedule.take() {
-            schedule.ended(class);
+            schedule.ended(FILE, class);
             order.push(job);
         }
         assert_eq!(order, [3, 1, 4, 2]);
@@ -225,7 +340,7 @@ mod tests {
         let mut schedule = schedule(2, &[(Long, 1), (Long, 2)]);
         assert_eq!(schedule.take(), Some((Long, 1)));
         assert_eq!(schedule.call_help(true), Help::Enough);
-        schedule.ended(Long);
+        schedule.ended(FILE, Long);
         assert_eq!(schedule.call_help(true), Help::Wake);
     }
 
@@ -234,5 +349,54 @@ mod tests {
         let mut schedule = schedule(2, &[(Transfer, 1), (Long, 2), (Transfer, 3)]);
         assert_eq!((schedule.remove(|&job| job == 2), schedule.remove(|&job| job == 2)), (Some(2), None));
         assert_eq!(taken(&mut schedule), [1, 3]);
+    }
+
+    #[test]
+    fn file_whose_jobs_never_end_leaves_threads_to_another() {
+        let jobs: Vec<_> = (0..100).map(|job| (Transfer, job)).collect();
+        let mut schedule = schedule(8, &jobs);
+        schedule.attach(OTHER, 16);
+        assert_eq!(taken(&mut schedule), [0, 1, 2, 3, 4, 5]);
+        schedule.push(OTHER, Transfer, 200);
+        schedule.push(OTHER, Long, 201);
+        assert_eq!(taken(&mut schedule), [201, 200]);
+    }
+
+    #[test]
+    fn file_that_comes_when_all_threads_hang_gets_more_threads() {
+        let jobs: Vec<_> = (0..4).map(|job| (Transfer, job)).collect();
+        let mut schedule = schedule(4, &jobs);
+        (0..4).for_each(|_| _ = schedule.call_help(false));
+        (0..4).for_each(|_| schedule.arrived());
+        assert_eq!(taken(&mut schedule).len(), 4);
+        schedule.attach(OTHER, 16);
+        schedule.push(OTHER, Transfer, 9);
+        assert_eq!((schedule.call_help(false), taken(&mut schedule)), (Help::Start, vec![9]));
+    }
+
+    #[test]
+    fn hung_syncs_of_many_files_leave_one_to_each_other_file() {
+        let mut schedule = schedule(8, &[]);
+        (1..20).for_each(|file| schedule.attach(FileId(file), 16));
+        (0..19).for_each(|file| schedule.push(FileId(file), Long, file));
+        assert_eq!(taken(&mut schedule).len(), 19);
+        schedule.push(FileId(19), Long, 19);
+        assert_eq!((schedule.call_help(false), taken(&mut schedule)), (Help::Start, vec![19]));
+    }
+
+    #[test]
+    fn files_with_jobs_take_turns() {
+        let mut schedule = schedule(8, &[(Transfer, 1), (Transfer, 2), (Transfer, 3)]);
+        schedule.attach(OTHER, 16);
+        schedule.push(OTHER, Transfer, 4);
+        assert_eq!(taken(&mut schedule), [1, 4, 2, 3]);
+    }
+
+    #[test]
+    fn nobody_is_called_for_jobs_of_a_file_that_has_its_share() {
+        let jobs: Vec<_> = (0..100).map(|job| (Transfer, job)).collect();
+        let mut schedule = schedule(8, &jobs);
+        schedule.attach(OTHER, 16);
+        assert_eq!((taken(&mut schedule).len(), schedule.call_help(true)), (6, Help::Enough));
     }
 }
