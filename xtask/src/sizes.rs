@@ -75,7 +75,7 @@ pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
 /// Good requests beside a ring that is scribbled over.
 pub const RACES: Size<u32> = size(400, 20_000);
 /// A guest from its boot to its end, under emulation on a busy machine. Nothing passes because of it.
-pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(240), Duration::from_secs(1800));
+pub const GUEST_DEADLINE: Size<Duration> = size(Duration::from_secs(600), Duration::from_secs(1800));
 /// Written and verified by each fio job in a guest, in MiB.
 pub const VERIFIED_MIB: Size<u64> = size(32, 512);
 /// Written and verified with one large block size in a guest, in MiB.

@@ -13,7 +13,7 @@ use disk_image::{FileId, FileKind, HostOpener, LockHolder, OpenRequest, QueueAtt
 use super::*;
 
 /// A hang, not a slow machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The host, but for images called `hangs`: whoever opens one says so, and waits for the test; and who removes one says so.
 #[derive(Debug)]

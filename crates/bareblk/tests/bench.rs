@@ -5,9 +5,10 @@
 
 mod rig;
 
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rig::{DEADLINE, Place, Server, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 use rustix::process::{Pid, Signal, kill_process};
@@ -248,9 +249,9 @@ fn block_that_went_to_another_place_is_found() {
 
 // ---- ends
 
-/// Starts a run that would take a minute, and waits until its thread works.
+/// Starts a run that would take ten minutes, and waits until its thread works.
 fn long_run(mut command: Command) -> Child {
-    command.args(["--runtime=60", "--rw=randread"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(["--runtime=600", "--rw=randread"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     eventually("it works", || working_thread(child.id()));
     child
@@ -263,11 +264,22 @@ fn working_thread(pid: u32) -> Option<std::path::PathBuf> {
     folders.find(|folder| std::fs::read_to_string(folder.join("comm")).is_ok_and(|name| name == "bench-0\n"))
 }
 
+/// Interrupts the run when this stands on its standard error; how it ended, and all of its standard error.
+fn interrupted_once_it_says(mut child: Child, wanted: &str) -> (ExitStatus, String) {
+    let (mut errors, mut text) = (BufReader::new(child.stderr.take().unwrap()), String::new());
+    while !text.contains(wanted) {
+        assert_ne!(errors.read_line(&mut text).unwrap(), 0, "it ended without: {text}");
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    errors.read_to_string(&mut text).unwrap();
+    (child.wait().unwrap(), text)
+}
+
 #[test]
 fn interrupt_ends_a_run_with_its_result_so_far() {
     let place = Place::new();
     let child = long_run(on_file(&place.image("disk.raw", MIB), &[]));
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(std::time::Duration::from_secs(2));
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = child.wait_with_output().unwrap();
     let text = String::from_utf8(ended.stdout).unwrap();
@@ -319,30 +331,24 @@ fn back_end_that_hangs_ends_the_run_with_the_request_it_did_not_answer() {
 fn back_end_that_comes_back_is_waited_for_and_the_run_goes_on() {
     let place = Place::new();
     let first = server(&place);
-    let child = long_run(on_socket(&place.socket("s"), &["--iodepth=8", "--reconnect=30"]));
+    let child = long_run(on_socket(&place.socket("s"), &["--iodepth=8", "--reconnect=300"]));
     first.kill();
     let _second = Server::start(place.serve(&place.path("disk.raw"), "s"));
-    std::thread::sleep(std::time::Duration::from_millis(1500));
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let ended = child.wait_with_output().unwrap();
-    let line = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(130), "{line}");
-    assert_says(&line, &["the back-end went away", "the back-end is back after", "by its in-flight log"]);
+    let (status, text) = interrupted_once_it_says(child, "the back-end is back after");
+    assert_eq!(status.code(), Some(130), "{text}");
+    assert_says(&text, &["the back-end went away", "by its in-flight log"]);
 }
 
 #[test]
 fn back_end_that_comes_back_to_a_run_without_a_log_is_sent_everything_again() {
     let place = Place::new();
     let first = server(&place);
-    let words = ["--iodepth=8", "--reconnect=30", "--inflight=off"];
+    let words = ["--iodepth=8", "--reconnect=300", "--inflight=off"];
     let child = long_run(on_socket(&place.socket("s"), &words));
     first.kill();
     let _second = Server::start(place.serve(&place.path("disk.raw"), "s"));
-    std::thread::sleep(std::time::Duration::from_millis(1500));
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let ended = child.wait_with_output().unwrap();
-    let line = String::from_utf8(ended.stderr).unwrap();
-    assert_says(&line, &["the back-end is back after", "requests sent again"]);
+    let (_, text) = interrupted_once_it_says(child, "the back-end is back after");
+    assert_says(&text, &["requests sent again"]);
 }
 
 // ---- what it refuses

@@ -7,7 +7,7 @@ use crate::report::{QueueCounters, WorkerCounters, WorkerReport};
 use crate::worker_options::WorkerOptions;
 
 /// A hang, not a slow machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Two workers and two queues, both on worker 0, which is fully busy with them.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use blk_server::{Balance, MoveOutcome, Server, WorkerId, WorkerOptions};
 use guest_mem::GuestRange;
 use rig::raw_guest::connected;
-use rig::{Guest, MIB, Options, Rig, eventually, feature, header_bytes, kind};
+use rig::{Guest, MIB, Options, PATIENCE, Rig, eventually, feature, header_bytes, kind};
 
 const QUEUES: u16 = 4;
 /// Requests in flight per queue.
@@ -140,7 +140,7 @@ fn queues_under_load_on_one_worker_are_given_to_the_other_and_data_stays_right()
 fn queues_attached_by_hand_stay_on_the_busy_worker() {
     let (rig, _front_end, guests) = all_queues_on_the_first_of_two_workers(Balance::Auto);
     for queue in 0..QUEUES {
-        server(&rig).attach("test0", queue, WorkerId(0), Duration::from_secs(10)).unwrap();
+        server(&rig).attach("test0", queue, WorkerId(0), PATIENCE).unwrap();
     }
     under_load(guests, || std::thread::sleep(Duration::from_secs(2)));
     let balance = server(&rig).report().balance.unwrap();

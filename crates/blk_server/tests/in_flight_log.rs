@@ -22,6 +22,7 @@ use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView};
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, ThreadsEngine};
 use rig::format::Format;
 use rig::passed::{add_transfer, faulty, hold, let_go, mappings, memfd, region, serves, take_signals, works};
+use rig::workers::wait_for_stop;
 use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, vring_state};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
@@ -134,10 +135,22 @@ impl Bed {
         assert!(self.guest.ring.pop_used().unwrap().is_none());
     }
 
+    /// The guest's memory and the log, as they are at one moment: two copies in a row agree.
+    fn at_rest(&self) -> (Vec<u8>, Vec<u8>) {
+        let log = self.log.view();
+        let copy = || (contents(&self.guest.view, 16 * MIB), contents(&log, self.log.bytes()));
+        let mut last = copy();
+        let agree = eventually(|| {
+            let before = std::mem::replace(&mut last, copy());
+            before == last
+        });
+        assert!(agree, "memory and log do not come to rest");
+        last
+    }
+
     /// The server dies; what is on its way is not done.
     fn crash(self, rig: &mut Rig, let_go: impl FnOnce()) -> Crashed {
-        let (memory, log) =
-            (contents(&self.guest.view, 16 * MIB), contents(&self.log.view(), self.log.bytes()));
+        let (memory, log) = self.at_rest();
         let_go();
         drop(self.front_end);
         rig.stop();
@@ -291,7 +304,8 @@ fn new_call_descriptor_is_signalled_for_what_the_dead_server_had_answered() {
         let mut rig = Rig::start(Options::default());
         let mut bed = bed(&rig, format);
         bed.begin_writes(0, 1);
-        assert!(eventually(|| take_signals(&bed.guest.call) > 0));
+        // Not by the call descriptor: that is signalled when the queue starts, too.
+        assert!(eventually(|| writes(&rig) == 1));
 
         let crashed = bed.crash(&mut rig, || ());
         rig.start_server(Options::default());
@@ -299,6 +313,7 @@ fn new_call_descriptor_is_signalled_for_what_the_dead_server_had_answered() {
 
         assert!(eventually(|| take_signals(&bed.guest.call) > 0));
         bed.finish(1);
+        assert_eq!(writes(&rig), 0, "it was done again");
     }
 }
 
@@ -383,13 +398,12 @@ fn stop_with_some_not_begun(format: Format, protocol: fn(u64) -> u64) -> usize {
     let front_end = crashed.connect(&rig, format, protocol);
     Crashed::start(&front_end, &crashed.guest);
     assert!(eventually(|| handle.held() > 0));
-    std::thread::sleep(Duration::from_millis(50));
-    let held = handle.held();
-    assert!(held < COUNT as usize, "{held} of {COUNT} are begun: too much room");
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| front_end.stop_queue(0));
-        std::thread::sleep(Duration::from_millis(50));
+        wait_for_stop(&rig, 0);
         assert!(!stopping.is_finished(), "stopped with requests in flight");
+        let held = handle.held();
+        assert!(held < COUNT as usize, "{held} of {COUNT} are begun: too much room");
         let_go(&handle);
         stopping.join().unwrap();
     });

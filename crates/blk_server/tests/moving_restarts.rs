@@ -6,13 +6,14 @@
 mod rig;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use blk_server::{AdminError, EngineSource, WorkerId, WorkerOptions};
 use io_engine::{Engine, EngineConfig, FakeHandle, IoUringEngine, KernelAge, ThreadsEngine};
 use rig::passed::{add_transfer, hold, let_go, serves};
-use rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server};
+use rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server, wait_for_stop};
 use rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
 
 /// One request of the queue hangs.
@@ -31,7 +32,7 @@ fn move_keeps_to_its_limit_while_the_queues_own_stop_hangs() {
     hang(&handle, &mut guest);
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| front_end.stop_queue(0));
-        std::thread::sleep(SHORT);
+        wait_for_stop(&rig, 0);
         let (sender, moved) = channel();
         let server = server(&rig);
         scope.spawn(move || sender.send(server.attach("test0", 0, WorkerId(1), SHORT)));
@@ -51,7 +52,9 @@ fn change_that_meets_another_that_hangs_keeps_to_its_limit() {
     hang(&handle, &mut guest);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| server(&rig).attach("test0", 0, WorkerId(1), ENOUGH));
-        std::thread::sleep(SHORT);
+        // Without another change, that is none at all.
+        let stays = || server(&rig).attach("test0", 0, WorkerId(0), SHORT);
+        assert!(eventually(|| matches!(stays(), Err(AdminError::OthersChange { .. }))));
         for _ in 0..2 {
             let (sender, refused) = channel();
             let server = server(&rig);
@@ -86,19 +89,28 @@ fn stop_does_not_wait_for_a_move_that_hangs() {
 }
 
 /// An engine that is only made once the test allows it.
-fn slow_to_start() -> (std::sync::Arc<EngineSource>, std::sync::mpsc::SyncSender<()>) {
-    let (allow, allowed) = std::sync::mpsc::sync_channel::<()>(2);
-    let allowed = std::sync::Mutex::new(allowed);
+struct SlowToStart {
+    source: Arc<EngineSource>,
+    /// Says when a worker has begun to make one.
+    begun: Receiver<()>,
+    allow: SyncSender<()>,
+}
+
+fn slow_to_start() -> SlowToStart {
+    let (allow, allowed) = sync_channel::<()>(2);
+    let (begin, begun) = sync_channel(8);
+    let allowed = Mutex::new(allowed);
     let engine = move || {
+        let _ = begin.try_send(());
         let _ = allowed.lock().unwrap().recv();
         Ok(Box::new(ThreadsEngine::new(EngineConfig::default())?) as Box<dyn Engine>)
     };
-    (EngineSource::new("slow", 1024, Box::new(engine)), allow)
+    SlowToStart { source: EngineSource::new("slow", 1024, Box::new(engine)), begun, allow }
 }
 
 #[test]
 fn queue_that_is_attached_while_it_starts_goes_where_it_was_attached() {
-    let (source, allow) = slow_to_start();
+    let SlowToStart { source, begun, allow } = slow_to_start();
     let options = Options { workers: 2, disks: 2, other_engine: Some(source), ..Options::default() };
     let rig = Rig::start(options);
     let mut front_end = rig.connect_to(1);
@@ -107,7 +119,7 @@ fn queue_that_is_attached_while_it_starts_goes_where_it_was_attached() {
     std::thread::scope(|scope| {
         let starting = scope.spawn(|| front_end.start_queue(0, 256, feature::USUAL));
         // On worker 0, as the emptiest.
-        std::thread::sleep(SHORT);
+        begun.recv_timeout(PATIENCE).unwrap();
         let refused = server(&rig).attach("test1", 0, WorkerId(1), SHORT);
         assert!(matches!(refused, Err(AdminError::NotStarted { .. })), "{refused:?}");
         let attaching = scope.spawn(|| server(&rig).attach("test1", 0, WorkerId(1), ENOUGH));
@@ -122,7 +134,7 @@ fn queue_that_is_attached_while_it_starts_goes_where_it_was_attached() {
 
 #[test]
 fn queue_does_not_go_to_a_worker_that_hangs() {
-    let (source, allow) = slow_to_start();
+    let SlowToStart { source, begun, allow } = slow_to_start();
     let options = Options { workers: 2, disks: 2, other_engine: Some(source), ..Options::default() };
     let rig = Rig::start(options);
     let (_other_front_end, mut guest) = ready(&rig, feature::USUAL);
@@ -132,7 +144,7 @@ fn queue_does_not_go_to_a_worker_that_hangs() {
     front_end.share_memory(16 * MIB);
     std::thread::scope(|scope| {
         let starting = scope.spawn(|| front_end.start_queue(0, 256, feature::USUAL));
-        std::thread::sleep(SHORT);
+        begun.recv_timeout(PATIENCE).unwrap();
         let refused = server(&rig).attach("test0", 0, WorkerId(1), SHORT);
         assert!(matches!(refused, Err(AdminError::Unsuitable { .. })), "{refused:?}");
         assert!(serves(&mut guest));
@@ -201,11 +213,17 @@ fn two_rings_serve(second: impl Fn() -> std::io::Result<IoUringEngine> + Send + 
     let rig = Rig::start(Options { disks: 2, engine, other_engine: Some(source), ..Options::default() });
     let mut front_end = rig.connect_to(1);
     let mut guest = guests(&mut front_end, feature::USUAL, 1).remove(0);
+    let sleeps = || server(&rig).report().workers[0].counters.sleeps;
     for _ in 0..600 {
-        // Long enough for the worker to fall asleep.
-        std::thread::sleep(Duration::from_micros(300));
+        let before = sleeps();
         assert!(serves(&mut guest));
+        let end = Instant::now() + PATIENCE;
+        while sleeps() == before {
+            assert!(Instant::now() < end, "the worker does not fall asleep");
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
+    assert!(serves(&mut guest));
 }
 
 #[test]

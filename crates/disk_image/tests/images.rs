@@ -20,11 +20,15 @@ fn direct_image_can_be_read_and_written_in_its_own_alignment() {
     let image = open(&options(&path)).unwrap();
     let Alignment { memory_bytes, offset_bytes } = image.alignment();
     let (memory, len) = (memory_bytes as usize, offset_bytes as usize);
-    let mut buffer = vec![0x5a_u8; len + 3 * memory];
+    let mut buffer = vec![0_u8; len + 3 * memory];
     let start = buffer.as_ptr().align_offset(2 * memory) + memory; // aligned so, and no better
     let data = &mut buffer[start..start + len];
+    let written: Vec<u8> = (0..len).map(|at| (at % 251) as u8 + 1).collect();
+    data.copy_from_slice(&written);
     assert_eq!(image.file().write_at(data, u64::from(offset_bytes)).unwrap(), len);
+    data.fill(0);
     assert_eq!(image.file().read_at(data, u64::from(offset_bytes)).unwrap(), len);
+    assert!(data == written, "what was read is not what was written");
     assert!(image.block_size() >= offset_bytes);
 }
 

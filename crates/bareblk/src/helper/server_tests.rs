@@ -12,7 +12,7 @@ mod hanging;
 use hanging::{Call, HangingFolder};
 
 /// Nothing passes because of it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 fn policy() -> Policy {
     Policy { complete: true, ..Policy::default() }

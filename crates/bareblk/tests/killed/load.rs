@@ -16,7 +16,7 @@ use fastrand::Rng;
 use super::model::{Model, Read, SECTOR_BYTES, Version, content};
 
 /// Nothing takes so long that is not broken.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 const MOST_SECTORS: u64 = 64;
 const BUFFER_BYTES: u32 = 64 * 512;
 /// In flight per queue.

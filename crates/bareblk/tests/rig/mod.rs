@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// For what happens at once on an idle machine. Nothing passes because of it, and a failure may take it.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Folders for disks (on a real file system) and sockets (with a short path).
 pub struct Place {

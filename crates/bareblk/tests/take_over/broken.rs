@@ -5,10 +5,9 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::time::Duration;
 
 use super::load::{Load, Overlap, Rings};
-use super::rig::{assert_says, eventually, refusal};
+use super::rig::{DEADLINE, assert_says, eventually, refusal};
 use super::{Disk, MIB, notices_nothing};
 
 /// A new server by hand.
@@ -18,7 +17,7 @@ impl Hand {
     /// Up to the agreement.
     fn agreed(disk: &Disk) -> Self {
         let stream = UnixStream::connect(disk.control()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut lines = BufReader::new(&stream);
         let mut line = String::new();
         lines.read_line(&mut line).unwrap();

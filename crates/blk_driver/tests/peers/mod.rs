@@ -17,7 +17,7 @@ use disk_image::{HostOpener, Image, ImageOptions, Opener};
 use io_engine::{EngineConfig, IoUringEngine};
 
 /// How long a test waits for something that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 pub const MIB: u64 = 1 << 20;
 pub const SECTOR: u64 = 512;
 /// Size of the disk in all tests.
@@ -84,11 +84,8 @@ impl Own {
         let engine = EngineConfig::default();
         let depth = engine.depth;
         let make = move || Ok(Box::new(IoUringEngine::new(engine.clone())?) as Box<dyn io_engine::Engine>);
-        let options = ImageOptions {
-            path: self.place.image.clone(),
-            lock_timeout: Duration::from_secs(5),
-            ..ImageOptions::new("")
-        };
+        let options =
+            ImageOptions { path: self.place.image.clone(), lock_timeout: PATIENCE, ..ImageOptions::new("") };
         let image = Image::open(opener.as_ref(), &options).unwrap();
         let disk = DiskConfig {
             name: "test".into(),

@@ -16,7 +16,7 @@ use io_engine::{Engine, EngineConfig, IoUringEngine};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How long a test waits for something that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 pub const IMAGE_BYTES: u64 = 16 << 20;
 

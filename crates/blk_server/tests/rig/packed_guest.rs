@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::fence;
 use std::time::Instant;
 
+use guest_mem::GuestAddress;
 use virtqueue::split::RawDescriptor;
 
 use super::format::Format;
@@ -137,14 +138,19 @@ impl PackedGuest {
         self.guest.layout.descriptors.0 + u64::from(slot) * 16
     }
 
-    /// Anything anywhere: `flags` last, as a driver does it.
-    fn set_at(&self, addr: u64, descriptor: RawDescriptor, id: u16, flags: u16) {
+    /// Anything anywhere, but for the flags.
+    fn set_at(&self, addr: u64, descriptor: RawDescriptor, id: u16) {
         self.store(addr, &descriptor.addr.to_le_bytes());
         self.store(addr + 8, &descriptor.len_bytes.to_le_bytes());
         self.store(addr + 12, &id.to_le_bytes());
+    }
+
+    /// In one store, as a driver does it: with the first byte of two the device may take the chain, and the second one
+    /// would be stored over its answer.
+    fn set_flags(&self, slot: u16, flags: u16) {
+        let addr = GuestAddress(self.slot_addr(slot) + 14);
         // Release: pairs with the device's acquire of the flags.
-        fence(Release);
-        self.store(addr + 14, &flags.to_le_bytes());
+        self.guest.view.memory().shared_slice::<u16>(addr, 1).unwrap().store(0, flags, Release);
     }
 
     /// Makes descriptors available, the first one last, and kicks.
@@ -155,7 +161,8 @@ impl PackedGuest {
             self.next.advance(1, self.guest.layout.queue_size);
         }
         for (at, descriptor) in placed.into_iter().rev() {
-            self.set_at(self.slot_addr(at.slot), descriptor, id, descriptor.flags | at.available());
+            self.set_at(self.slot_addr(at.slot), descriptor, id);
+            self.set_flags(at.slot, descriptor.flags | at.available());
         }
         self.guest.kick();
     }
@@ -208,7 +215,8 @@ impl Hostile for PackedGuest {
     /// `next` is left out, and the order of the fields is another one (virtio 1.3 §2.8.7).
     fn set_table(&self, addr: u64, descriptors: &[RawDescriptor]) {
         for (at, descriptor) in (addr..).step_by(16).zip(descriptors) {
-            self.set_at(at, *descriptor, 0, descriptor.flags);
+            self.set_at(at, *descriptor, 0);
+            self.store(at + 14, &descriptor.flags.to_le_bytes());
         }
     }
 

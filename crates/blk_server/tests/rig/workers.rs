@@ -5,11 +5,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use blk_server::Server;
+use blk_server::{AdminError, Server, WorkerId};
 use io_engine::{Engine, EngineConfig, FakeHandle, ThreadsEngine};
 
 use super::passed::faulty;
-use super::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig};
+use super::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually};
 
 /// Long enough for requests in flight on a busy machine.
 pub const ENOUGH: Duration = PATIENCE;
@@ -18,6 +18,13 @@ pub const SHORT: Duration = Duration::from_millis(50);
 
 pub fn server(rig: &Rig) -> &Server {
     rig.running()
+}
+
+/// Waits until a queue of the first disk, served by the first worker, is being stopped with requests in flight: from then
+/// on it does not even stay where it is when it is told to.
+pub fn wait_for_stop(rig: &Rig, queue: u16) {
+    let stays = || server(rig).attach("test0", queue, WorkerId(0), SHORT);
+    assert!(eventually(|| matches!(stays(), Err(AdminError::NotDrained { .. }))), "no stop");
 }
 
 /// So many started queues of one guest.

@@ -13,7 +13,7 @@ use disk_image::{
 use tempfile::TempDir;
 
 /// For locks that will be free soon: a test that forks at this moment keeps a copy of every descriptor until exec.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(300);
 
 /// A folder on a real file system (the temporary folder may be a tmpfs).
 pub fn folder() -> TempDir {

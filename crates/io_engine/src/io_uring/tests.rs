@@ -109,7 +109,7 @@ fn ready_after_kick(ring: &mut Uring, fd: &OwnedFd, count: usize) -> usize {
     rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
     let mut tokens = std::collections::HashSet::new();
     while tokens.len() < count {
-        ring.wait(Some(Duration::from_secs(30))).unwrap();
+        ring.wait(Some(Duration::from_secs(300))).unwrap();
         ring.begin_reap();
         assert!(ring.pop().is_none());
         let mut events = Vec::new();

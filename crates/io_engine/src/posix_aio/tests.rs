@@ -58,7 +58,7 @@ impl Rig {
     fn results(&mut self, count: usize) -> Vec<(u64, i32)> {
         let mut results = Vec::new();
         while results.len() < count {
-            self.kernel.wait(Some(Duration::from_secs(30))).unwrap();
+            self.kernel.wait(Some(Duration::from_secs(300))).unwrap();
             self.kernel.begin_reap();
             let before = results.len();
             while let Some(raw) = self.kernel.pop() {
@@ -73,7 +73,7 @@ impl Rig {
     /// Sleeps until the one call that the pool of threads has is done.
     fn pool_result(&mut self) -> (u64, i32) {
         loop {
-            self.kernel.wait(Some(Duration::from_secs(30))).unwrap();
+            self.kernel.wait(Some(Duration::from_secs(300))).unwrap();
             self.kernel.begin_reap();
             if let Some(raw) = self.kernel.pop() {
                 return (raw.user_data, raw.result);

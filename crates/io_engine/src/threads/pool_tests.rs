@@ -13,7 +13,7 @@ use crate::kernel::Buffers;
 const OWNER: FileId = FileId(0);
 const NEIGHBOUR: FileId = FileId(1);
 /// A test that waits this long has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Reads at the file's own position: what a pipe has instead of offsets.
 const NO_OFFSET: u64 = u64::MAX;
 

@@ -21,7 +21,7 @@ pub const DEPTH: u32 = 64;
 pub const IMAGE_BYTES: u64 = 16 << 20;
 pub const MEMORY_BYTES: u64 = 16 << 20;
 /// A test that waits this long for an event has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Bed {
     // Handles first: an engine lets go of memory and files before the rest goes.

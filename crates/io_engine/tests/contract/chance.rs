@@ -12,7 +12,7 @@ const STEPS: u32 = 3000;
 const SLOTS: u64 = 48;
 const SLOT_BYTES: u64 = 64 << 10;
 /// A sleep that a lost wake-up prolongs to this is one that nothing would have ended.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 fn random(state: &mut u64, end: u64) -> u64 {
     *state ^= *state << 13;

@@ -14,7 +14,7 @@ use qspinlock::{Clock, Deadline, Fair, Fifo, Hybrid, NODES_PER_THREAD, Policy};
 use crate::rig::{self, Counted, Guarded, watched};
 
 /// A child that has not ended by then hangs.
-const CHILD_LIMIT: Duration = Duration::from_secs(60);
+const CHILD_LIMIT: Duration = Duration::from_secs(300);
 
 /// What a child does first not find as it should be; its exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

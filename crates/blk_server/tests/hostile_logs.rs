@@ -1,0 +1,255 @@
+//! A front-end that changes what it shares while the server reads it: in-flight logs, the dirty log, indirect tables; and
+//! one that changes configuration and memory while requests run. It loses what is its own, and no other guest notices.
+//!
+//! Two actors each: one thread scribbles, the other goes on as if nothing were wrong; a guest of another disk is served
+//! meanwhile.
+//!
+//! Not here: rings (`hostile_races.rs`), logs with one wrong word at each place (`virtqueue`, `log_tests.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use fastrand::Rng;
+use guest_mem::{GuestMemory, MemoryView};
+use rig::dirty::{self, log_all};
+use rig::format::{Format, on_both_formats};
+use rig::packed_guest::hostile_over;
+use rig::passed::{add_transfer, memfd, region, serves, works};
+use rig::raw_guest::{connected, table};
+use rig::{FrontEnd, Guest, MIB, Options, Rig, code, feature, header_bytes, kind};
+use virtqueue::LogArea;
+use xtask::sizes::RACES;
+
+on_both_formats! {
+    in_flight_log_that_changes_while_rings_start_hurts_its_own_queue_at_most,
+    dirty_log_that_is_written_over_changes_nothing_of_the_requests,
+    indirect_table_that_changes_while_it_is_read_is_one_request_all_the_same,
+    configuration_and_memory_that_change_under_requests_hurt_none_of_them,
+}
+
+/// The good guest is looked after once in so many rounds.
+const LOOK_EVERY: u32 = 8;
+
+/// Calls `scribble` again and again on a thread of its own while `act` runs.
+fn beside(mut scribble: impl FnMut(&mut Rng) + Send, act: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rng = Rng::with_seed(7);
+            while !stop.load(Relaxed) {
+                scribble(&mut rng);
+            }
+        });
+        // A failed assertion must end the other thread, too.
+        let _end = OnDrop(&stop);
+        act();
+    });
+}
+
+struct OnDrop<'s>(&'s AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+fn pick<T: Copy>(rng: &mut Rng, all: &[T]) -> T {
+    all[rng.usize(..all.len())]
+}
+
+/// A server with a disk for the hostile one and a disk for a good guest.
+fn two_disks() -> (Rig, FrontEnd, Guest) {
+    let rig = Rig::start(Options { disks: 2, ..Options::buffered() });
+    let (front_end, good) = rig.guest_of(1);
+    (rig, front_end, good)
+}
+
+// ---- in-flight logs
+
+const RING_SIZE: u16 = 16;
+/// More than the ring has: an entry beyond it names no descriptor.
+const LOG_ENTRIES: u16 = 1024;
+/// All parts of a ring of the rig's.
+const RING_BYTES: usize = 0xb000;
+
+/// A log that the hostile one can write.
+struct Log {
+    view: MemoryView,
+    /// Before its entries, and of each.
+    words: (u64, u64),
+}
+
+impl Log {
+    fn give(front_end: &FrontEnd, ring: Format) -> Self {
+        let bytes = LogArea::bytes(1, LOG_ENTRIES, ring == Format::Packed);
+        let fd = memfd(bytes);
+        let sizes = [1, LOG_ENTRIES, 0, 0].into_iter().flat_map(u16::to_ne_bytes);
+        let body: Vec<_> = [bytes, 0].into_iter().flat_map(u64::to_ne_bytes).chain(sizes).collect();
+        front_end.ok(code::SET_INFLIGHT_FD, &body, &[fd.as_fd()]);
+        let memory = GuestMemory::new(vec![region(&fd, 0, bytes, 0)]).unwrap();
+        let words = if ring == Format::Packed { (4, 4) } else { (2, 2) };
+        Self { view: MemoryView::new(Arc::new(memory)), words }
+    }
+
+    fn set(&self, at: u64, word: u64) {
+        self.view.store(8 * at, &word.to_le_bytes()).unwrap();
+    }
+
+    fn entry(&self, entry: u16) -> u64 {
+        self.words.0 + self.words.1 * u64::from(entry)
+    }
+
+    /// Mostly an entry beyond the ring that is in flight for a moment; now and then any other word.
+    fn scribble(&self, ring: Format, rng: &mut Rng) {
+        for _ in 0..16 {
+            self.set(self.entry(LOG_ENTRIES - 1), 1);
+            self.set(self.entry(LOG_ENTRIES - 1), 0);
+        }
+        let entry = if rng.bool() { rng.u16(..RING_SIZE) } else { rng.u16(..LOG_ENTRIES) };
+        let small = |rng: &mut Rng| u64::from(rng.u16(..2 * RING_SIZE));
+        let links = small(rng) << 16 | small(rng) << 32 | rng.u64(..4) << 48;
+        match rng.u8(..8) {
+            0 => self.set(self.entry(entry), rng.u64(..2) | links),
+            1 => self.set(self.entry(entry) + rng.u64(1..self.words.1), rng.u64(..)),
+            2 => self.set(self.entry(entry), 0),
+            3 if ring == Format::Packed => self.set(2, small(rng) | small(rng) << 16 | rng.u64(..4) << 32),
+            _ => self.set(1, 1 | u64::from(LOG_ENTRIES) << 16 | pick(rng, &[0, 0, 0, links & !0 << 32])),
+        }
+    }
+}
+
+/// A ring that is new, with a request in it, on a queue that may have been stopped for a fault.
+fn start_anew(front_end: &FrontEnd, ring: Format) {
+    let place = front_end.new_guest(0, RING_SIZE, ring.plain());
+    // A packed ring that shows use is not taken for a new one.
+    place.view.store(place.layout.descriptors.0, &[0; RING_BYTES]).unwrap();
+    let mut guest = front_end.new_guest(0, RING_SIZE, ring.plain());
+    add_transfer(&mut guest, kind::IN, 0, 8 * MIB, 512);
+    guest.ring.publish();
+    front_end.announce_queue(&guest);
+    front_end.ok(code::SET_VRING_ENABLE, &rig::vring_state(0, 1), &[]);
+    guest.kick();
+    front_end.stop_queue(0);
+}
+
+fn in_flight_log_that_changes_while_rings_start_hurts_its_own_queue_at_most(ring: Format) {
+    let (rig, _front_end, mut good) = two_disks();
+    let mut front_end = rig.connect();
+    front_end.negotiate(ring.plain());
+    let log = Log::give(&front_end, ring);
+    front_end.share_memory(16 * MIB);
+    let scribble = move |rng: &mut Rng| log.scribble(ring, rng);
+    beside(scribble, || {
+        for round in 0..RACES.now() {
+            start_anew(&front_end, ring);
+            assert!(round % LOOK_EVERY != 0 || serves(&mut good), "round {round}");
+        }
+    });
+    drop(front_end);
+    assert!(works(&rig), "the disk does not come back");
+}
+
+// ---- the dirty log
+
+fn dirty_log_that_is_written_over_changes_nothing_of_the_requests(ring: Format) {
+    let (rig, _front_end, mut good) = two_disks();
+    let front_end = connected(&rig, ring.usual());
+    let mut guest = front_end.start_queue(0, 64, ring.usual());
+    let log = dirty::Log::new();
+    dirty::begin(&front_end, &[(0, guest.layout)], ring.usual(), &log);
+    let scribble = |rng: &mut Rng| match rng.u8(..4) {
+        0 => log.fill(),
+        _ => drop(log.take()),
+    };
+    beside(scribble, || {
+        for round in 0..RACES.now() {
+            assert!(serves(&mut guest), "round {round}");
+            if round % LOOK_EVERY == 0 {
+                log_all(&front_end, ring.usual(), round % (2 * LOOK_EVERY) == 0);
+                assert!(serves(&mut good), "round {round}");
+            }
+        }
+    });
+    drop(front_end);
+    assert!(works(&rig), "the disk does not come back");
+}
+
+// ---- indirect tables
+
+/// Where tables lie: on words, beside them, and across the border of two regions.
+const TABLES: [u64; 3] = [0x13_0000, 0x13_1004, 12 * MIB - 0x18];
+const TABLE_BYTES: u64 = 64;
+const HEADER: u64 = 0x10_0000;
+const STATUS: u64 = 0x11_0000;
+const DATA: u64 = 0x12_0000;
+
+/// One word of an entry: an address, or length, flags and the next entry. The device may read a mixture of the bytes of
+/// several: no mixture of these addresses leads it to where the ring is.
+fn table_word(rng: &mut Rng, is_address: bool) -> u64 {
+    if is_address {
+        return pick(rng, &[HEADER, DATA, STATUS, DATA + 1, 12 * MIB - 256, 65 * MIB, u64::MAX]);
+    }
+    let len_bytes = pick(rng, &[16, 512, 4096, 1, 0, 7, 0x10_0000, u64::from(u32::MAX)]);
+    // NEXT, WRITE, INDIRECT in a split ring's table; a packed ring's has the id where flags are.
+    len_bytes | rng.u64(..8) << 32 | rng.u64(..8) << 48
+}
+
+fn indirect_table_that_changes_while_it_is_read_is_one_request_all_the_same(ring: Format) {
+    let (rig, _front_end, mut good) = two_disks();
+    let mut front_end = rig.connect();
+    front_end.negotiate(ring.plain());
+    front_end.share_regions(&[(0, 12 * MIB), (12 * MIB, 4 * MIB)]);
+    let mut hostile = hostile_over(front_end.start_queue(0, 256, ring.plain()), ring);
+    let view = hostile.guest().view.clone();
+    let scribble = move |rng: &mut Rng| {
+        let header = header_bytes(pick(rng, &[kind::IN, kind::OUT, kind::FLUSH, kind::DISCARD, 99]), 0);
+        view.store(HEADER, &header).unwrap();
+        let (table, word) = (pick(rng, &TABLES), rng.u64(..TABLE_BYTES / 8));
+        view.store(table + 8 * word, &table_word(rng, word % 2 == 0).to_le_bytes()).unwrap();
+    };
+    beside(scribble, || {
+        for round in 0..10 * RACES.now() {
+            // It comes back, once, whatever it was.
+            hostile.exchange(&[table(TABLES[round as usize % TABLES.len()], TABLE_BYTES as u32)]);
+            assert!(round % (10 * LOOK_EVERY) != 0 || serves(&mut good), "round {round}");
+        }
+    });
+    assert!(hostile.works(), "the queue was stopped for what is in a table");
+    drop(front_end);
+    assert!(works(&rig), "the disk does not come back");
+}
+
+// ---- configuration, memory table
+
+fn configuration_and_memory_that_change_under_requests_hurt_none_of_them(ring: Format) {
+    const WRITEBACK: u32 = 32;
+    let features = ring.usual() | feature::CONFIG_WCE;
+    let (rig, _front_end, mut good) = two_disks();
+    let mut front_end = connected(&rig, features);
+    let mut guest = front_end.start_queue(0, 64, features);
+    let before = front_end.config(0, WRITEBACK);
+    let messages = |rng: &mut Rng| {
+        let mut bytes = vec![0; rng.usize(..12)];
+        rng.fill(&mut bytes);
+        front_end.set_config(pick(rng, &[0, 20, WRITEBACK, 59, 60, u32::MAX]), &bytes);
+        assert_eq!(front_end.set_config(WRITEBACK, &[rng.u8(..2)]), 0);
+        if rng.bool() {
+            front_end.add_region(32 * MIB, 4 * MIB);
+            front_end.remove_region(32 * MIB);
+        }
+    };
+    beside(messages, || {
+        for round in 0..RACES.now() {
+            assert!(serves(&mut guest), "round {round}");
+            assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, Some(0));
+            assert!(round % LOOK_EVERY != 0 || serves(&mut good), "round {round}");
+        }
+    });
+    assert_eq!(front_end.config(0, WRITEBACK), before);
+    assert!(serves(&mut guest));
+}
