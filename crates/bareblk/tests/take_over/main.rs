@@ -8,6 +8,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod broken;
+mod cut;
 #[path = "../killed/load.rs"]
 mod load;
 #[path = "../killed/model.rs"]

@@ -71,6 +71,8 @@ pub(crate) enum WireError {
     TooManyFds { max: usize },
     #[error("front-end does not read its replies")]
     ReplyNotRead,
+    #[error("front-end does not read its replies, and another server is to take over")]
+    ReplyNotReadInTime,
     #[error("front-end does not read its back-end channel, which is full")]
     ChannelFull,
     #[error("session told to end inside a message")]
@@ -211,12 +213,19 @@ impl Wire {
     fn send_all_with(&self, mut bytes: &[u8], mut fds_left: &[BorrowedFd<'_>]) -> Result<(), WireError> {
         let deadline = Instant::now() + MESSAGE_TIMEOUT;
         while !bytes.is_empty() {
-            let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, PollFlags::OUT)];
+            let mut fds = [
+                PollFd::new(&self.wake, PollFlags::IN),
+                PollFd::new(&self.pause, PollFlags::IN),
+                PollFd::new(&self.socket, PollFlags::OUT),
+            ];
             if retry_interrupted(|| poll(&mut fds, Some(&until(deadline))))? == 0 {
                 return Err(WireError::ReplyNotRead);
             }
-            if fds[1].revents().is_empty() {
-                return Err(WireError::Woken);
+            match fds.map(|fd| !fd.revents().is_empty()) {
+                [_, _, true] => {}
+                [true, ..] => return Err(WireError::Woken),
+                // Half a reply cannot travel, and all guests would have to wait for it.
+                _ => return Err(WireError::ReplyNotReadInTime),
             }
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -364,5 +373,26 @@ fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rust
             Err(Errno::INTR) => {}
             other => return other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use vhost::vhost_user::message::VhostUserU64;
+
+    use super::*;
+
+    #[test]
+    fn reply_that_is_not_read_does_not_outwait_a_pause() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let [wake, pause] = [(); 2].map(|()| Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
+        let wire = Wire::new(ours.into(), wake, Arc::clone(&pause));
+        while rustix::net::send(wire.socket(), &[0; 4096], SendFlags::DONTWAIT).is_ok() {}
+        crate::signal::signal(&pause);
+        let error = wire.reply(FrontendReq::GET_FEATURES, &VhostUserU64::new(0), &[]).unwrap_err();
+        assert!(matches!(error, WireError::ReplyNotReadInTime), "{error}");
     }
 }
