@@ -13,8 +13,10 @@ const PROCESS: u64 = 64;
 const PER_WORKER: u64 = 16;
 /// The listening socket, and the image.
 const PER_DISK: u64 = 2;
-/// A session's socket and doorbells, its log for migration, and the regions of a usual guest's memory.
-const PER_SESSION: u64 = 13;
+/// A session's socket and doorbells.
+const PER_SESSION: u64 = 3;
+/// What a front-end passes: its log for migration, its channel, and the regions of a usual guest's memory.
+const PASSED: u64 = 10;
 /// A queue's kick, call and err.
 const PER_QUEUE: u64 = 3;
 
@@ -41,13 +43,12 @@ pub fn warn_if_short(limit: Option<u64>, needed: u64) {
     }
 }
 
-/// With one front-end at each disk that uses all its queues.
+/// With one front-end at each disk that uses all its queues. Front-ends get three quarters of the limit (`guest_mem`'s `Limits`).
 pub fn needed(configuration: &Configuration) -> u64 {
     let workers = configuration.server.workers.len() as u64;
-    let per_disk = |queues: u16| {
-        // An image has a file description in each worker that serves it, and not in more than it has queues.
-        PER_DISK + workers.min(u64::from(queues)) + PER_SESSION + PER_QUEUE * u64::from(queues)
-    };
-    let disks: u64 = configuration.disks.iter().map(|disk| per_disk(disk.queues)).sum();
-    PROCESS + PER_WORKER * workers + disks
+    let queues = || configuration.disks.iter().map(|disk| u64::from(disk.queues));
+    // An image has a file description in each worker that serves it, and not in more than it has queues.
+    let own: u64 = queues().map(|queues| PER_DISK + workers.min(queues) + PER_SESSION).sum();
+    let passed: u64 = queues().map(|queues| PASSED + PER_QUEUE * queues).sum();
+    (PROCESS + PER_WORKER * workers + own + passed).max((passed * 4).div_ceil(3))
 }

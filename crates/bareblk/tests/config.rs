@@ -139,9 +139,9 @@ fn limit_of_open_files_that_is_too_low_for_all_disks_is_one_warning_with_the_num
     });
     let log = server.log();
     let warnings: Vec<_> = log.lines().filter(|line| line.contains("open files")).collect();
-    // 64 + 16 + 2 × (15 + 1) + 3 × (64 + 256)
+    // 4/3 × (2 × 10 + 3 × (64 + 256))
     assert_eq!(warnings.len(), 1, "{log}");
-    assert_says(warnings[0], &["WARN", "may need 1072 open files", "200 are allowed", "LimitNOFILE"]);
+    assert_says(warnings[0], &["WARN", "may need 1307 open files", "200 are allowed", "LimitNOFILE"]);
 }
 
 // ---- what it refuses

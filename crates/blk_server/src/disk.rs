@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use disk_image::{Image, Opener};
+use guest_mem::{Budget, Quota};
 use io_engine::Durability;
 use tracing::{error, warn};
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
@@ -144,6 +145,7 @@ pub(crate) struct Disk {
     queue_size: u16,
     wce: Wce,
     guest_cache: GuestChoice,
+    quota: Arc<Quota>,
     lease: Mutex<LeaseState>,
     lease_free: Condvar,
     log_limit: Mutex<LogLimit>,
@@ -159,8 +161,12 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// `opener`: opens its image again, for further workers.
-    pub(crate) fn new(config: DiskConfig, opener: &Arc<dyn Opener>) -> Result<Self, InvalidDisk> {
+    /// `opener`: opens its image again, for further workers. `budget`: what its front-ends share with those of other disks.
+    pub(crate) fn new(
+        config: DiskConfig,
+        opener: &Arc<dyn Opener>,
+        budget: &Arc<Budget>,
+    ) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         config.check()?;
         let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers, coalescing, hold } =
@@ -176,6 +182,7 @@ impl Disk {
             queue_size,
             wce,
             guest_cache: GuestChoice::new(start, queues),
+            quota: Quota::of(budget),
             lease: Mutex::default(),
             lease_free: Condvar::new(),
             log_limit: Mutex::new(LogLimit::new(Instant::now())),
@@ -274,6 +281,11 @@ impl Disk {
 
     pub(crate) fn queue_size(&self) -> u16 {
         self.queue_size
+    }
+
+    /// What its front-ends may take of the process.
+    pub(crate) fn quota(&self) -> &Arc<Quota> {
+        &self.quota
     }
 
     /// The guest's own choice of write-cache mode.

@@ -18,6 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use disk_image::Opener;
+use guest_mem::{Budget, Limits};
 use sandbox::Role;
 use tracing::{error, warn};
 
@@ -115,6 +116,8 @@ struct List {
 #[derive(Debug)]
 pub(crate) struct Exports {
     opener: Arc<dyn Opener>,
+    /// Of what front-ends take, all disks together.
+    budget: Arc<Budget>,
     acceptor: Acceptor,
     list: Mutex<List>,
     /// One disk is added at a time.
@@ -126,7 +129,8 @@ impl Exports {
     /// Out of descriptors.
     pub(crate) fn new(opener: &Arc<dyn Opener>) -> std::io::Result<Self> {
         let (opener, acceptor) = (Arc::clone(opener), Acceptor::new()?);
-        Ok(Self { opener, acceptor, list: Mutex::default(), adding: Mutex::default() })
+        let budget = Budget::new(Limits::of_process());
+        Ok(Self { opener, budget, acceptor, list: Mutex::default(), adding: Mutex::default() })
     }
 
     /// All of them or none: what was added before the one that fails goes with the list.
@@ -152,7 +156,7 @@ impl Exports {
         if let Some(engine) = disk.engine.as_ref().filter(|engine| engine.depth < MIN_DEPTH) {
             return Err(ServerError::Depth { depth: engine.depth, min: MIN_DEPTH });
         }
-        let disk = Arc::new(Disk::new(disk, &self.opener)?);
+        let disk = Arc::new(Disk::new(disk, &self.opener, &self.budget)?);
         let socket = Socket::bind(&self.opener, socket)?;
         let id = disk.id();
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());

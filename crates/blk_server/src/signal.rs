@@ -6,6 +6,7 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use guest_mem::PassedFd;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::ReadWriteFlags;
 
@@ -14,18 +15,32 @@ use rustix::io::ReadWriteFlags;
 ///
 /// # Errors
 /// `InvalidInput` for what is no eventfd; `fcntl`'s.
+pub(crate) fn adopt_passed(fd: PassedFd) -> std::io::Result<PassedFd> {
+    prepare(fd.shared())?;
+    Ok(fd)
+}
+
+/// The same with one of our own, which is charged to no disk.
+///
+/// # Errors
+/// As [`adopt_passed`].
 pub(crate) fn adopt(fd: OwnedFd) -> std::io::Result<Arc<OwnedFd>> {
+    prepare(&fd)?;
+    Ok(Arc::new(fd))
+}
+
+fn prepare(fd: &OwnedFd) -> std::io::Result<()> {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
     let is_eventfd = link.to_bytes().starts_with(b"anon_inode:[eventfd");
     if !is_eventfd {
         let what = format!("an eventfd is needed, this is {}", link.to_string_lossy());
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
     }
-    let flags = fcntl_getfl(&fd)?;
+    let flags = fcntl_getfl(fd)?;
     if !flags.contains(OFlags::NONBLOCK) {
-        fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        fcntl_setfl(fd, flags | OFlags::NONBLOCK)?;
     }
-    Ok(Arc::new(fd))
+    Ok(())
 }
 
 /// Adds one. A counter that is full (2^64 − 2 unread signals) has woken its reader long ago, and a

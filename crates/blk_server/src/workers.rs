@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use disk_image::{HostOpener, Opener};
-use guest_mem::GuestMemory;
+use guest_mem::{Budget, GuestMemory, Limits};
 use rustix::event::{EventfdFlags, eventfd};
 use sandbox::Role;
 use tracing::error;
@@ -72,7 +72,8 @@ impl QueueStart {
         call: OwnedFd,
     ) -> io::Result<Self> {
         let opener: Arc<dyn Opener> = Arc::new(HostOpener);
-        let disk = Arc::new(Disk::new(disk, &opener).map_err(io::Error::other)?);
+        let budget = Budget::new(Limits::of_process());
+        let disk = Arc::new(Disk::new(disk, &opener, &budget).map_err(io::Error::other)?);
         let session = SessionShared::new(0)?;
         session.set_write_cache(disk.guest_cache().mode_at_first());
         Ok(Self {

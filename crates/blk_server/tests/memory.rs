@@ -119,6 +119,37 @@ fn file_that_cannot_be_mapped_is_refused() {
     assert!(serves(&mut guest));
 }
 
+fn negotiated(rig: &Rig) -> FrontEnd {
+    let front_end = rig.connect();
+    front_end.negotiate(feature::USUAL);
+    front_end
+}
+
+/// A page that has to be waited for is a worker that waits, with all disks that it serves.
+#[test]
+fn file_or_device_that_is_not_memory_is_refused_as_memory_and_as_log() {
+    let rig = Rig::start(Options::default());
+    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    let table = table_of(&[region_words(EXTRA, 4096, USER_BASE + EXTRA, 0)]);
+    let added = [vec![0; 8], region_words(EXTRA, 4096, USER_BASE + EXTRA, 0)].concat();
+    let file = std::fs::File::options().read(true).write(true).open(&rig.image).unwrap();
+    let device = std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap();
+    // Where the tests' folder is in memory, the file is as good as a memfd.
+    let file_is_memory = rustix::fs::fstatfs(&file).unwrap().f_type == 0x0102_1994;
+    let unfit = if file_is_memory { vec![device.as_fd()] } else { vec![file.as_fd(), device.as_fd()] };
+    for unfit in unfit {
+        assert_eq!(front_end.acked(code::SET_MEM_TABLE, &table, &[unfit]), REFUSED);
+        assert_eq!(front_end.acked(code::ADD_MEM_REG, &added, &[unfit]), REFUSED);
+        let log: Vec<u8> = [16384_u64, 0, 64 << 16 | 1].into_iter().flat_map(u64::to_ne_bytes).collect();
+        assert_eq!(negotiated(&rig).acked(code::SET_INFLIGHT_FD, &log, &[unfit]), REFUSED);
+        let dirty: Vec<u8> = [4096_u64, 0].into_iter().flat_map(u64::to_ne_bytes).collect();
+        let migrating = negotiated(&rig);
+        migrating.send(code::SET_LOG_BASE, &dirty, &[unfit]);
+        assert!(migrating.is_closed());
+    }
+    assert!(serves(&mut guest));
+}
+
 #[test]
 fn region_that_overlaps_when_added_or_is_unknown_when_removed_is_refused() {
     let rig = Rig::start(Options::default());

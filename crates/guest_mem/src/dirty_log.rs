@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering::{AcqRel, Release};
 use vm_memory::GuestAddress;
 
 use crate::memory::{AccessError, GuestMemory, MemoryError};
+use crate::quota::PassedFd;
 use crate::region::{MapError, Region, RegionSpec};
 use crate::shared_slice::SharedSlice;
 
@@ -48,18 +49,20 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `size_bytes` of `fd` from `offset_bytes` on.
+    /// Maps `size_bytes` of a file of our own from `offset_bytes` on.
     ///
     /// # Errors
     /// [`DirtyLogError`]; nothing stays mapped.
     pub fn map(fd: OwnedFd, size_bytes: u64, offset_bytes: u64) -> Result<Self, DirtyLogError> {
-        let spec = RegionSpec {
-            guest_addr: GuestAddress(0),
-            size_bytes: size_bytes.min(MAX_LOG_BYTES),
-            user_addr: 0,
-            file_offset_bytes: offset_bytes,
-        };
-        Self::of_region(Region::map(spec, Arc::new(fd))?)
+        Self::of_region(Region::map(log_spec(size_bytes, offset_bytes), Arc::new(fd))?)
+    }
+
+    /// The same of a file that a front-end has passed.
+    ///
+    /// # Errors
+    /// [`DirtyLogError`]; nothing stays mapped.
+    pub fn map_passed(fd: PassedFd, size_bytes: u64, offset_bytes: u64) -> Result<Self, DirtyLogError> {
+        Self::of_region(Region::map_passed(log_spec(size_bytes, offset_bytes), fd)?)
     }
 
     /// A log of our own, in a region that begins at 0: for tests, and for front-ends.
@@ -120,6 +123,12 @@ impl DirtyLog {
             page = until + 1;
         }
     }
+}
+
+/// No more of the file than a log needs.
+fn log_spec(size_bytes: u64, offset_bytes: u64) -> RegionSpec {
+    let size_bytes = size_bytes.min(MAX_LOG_BYTES);
+    RegionSpec { guest_addr: GuestAddress(0), size_bytes, user_addr: 0, file_offset_bytes: offset_bytes }
 }
 
 /// Part of a ring whose stores the front-end also wants noted elsewhere (vhost-user, `log_guest_addr`).

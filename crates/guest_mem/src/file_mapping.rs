@@ -17,7 +17,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::region::fs_type_and_page_bytes;
+use crate::backing::fs_type_and_page_bytes;
 use crate::sigbus;
 
 /// What may be done with the mapped bytes.

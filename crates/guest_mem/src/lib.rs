@@ -1,6 +1,6 @@
 //! Guest addresses to host memory that a hostile driver may write at any moment.
 //!
-//! `passed fd → Region (mapped, size checked) → GuestMemory (sorted table) → MemoryView (one queue's
+//! `passed fd (charged to its disk: quota.rs) → Region (mapped, size checked) → GuestMemory (sorted table) → MemoryView (one queue's
 //! cached translation) → SharedSlice (rings), IoVecs (data), read/store (headers, status)`
 //!
 //! - Nothing here hands out a `&[u8]` into guest memory: the guest may write it meanwhile. Rings are
@@ -12,10 +12,12 @@
 //!
 //! Not here: what the bytes mean (`virtqueue`, `virtio_blk`), where the fds come from (`blk_server`).
 
+mod backing;
 mod dirty_log;
 mod file_mapping;
 mod io_vecs;
 mod memory;
+mod quota;
 mod region;
 mod shared_slice;
 pub mod sigbus;
@@ -26,6 +28,7 @@ pub use io_vecs::{FillError, IoVecs};
 pub use memory::{
     AccessError, GuestMemory, GuestRange, MAX_GUEST_BYTES, MAX_REGIONS, MemoryError, MemoryView,
 };
-pub use region::{MAX_MAPPED_BYTES, MapError, Region, RegionSpec};
+pub use quota::{Budget, Charge, Limits, PassedFd, Quota, QuotaError, Resource};
+pub use region::{MapError, Region, RegionSpec};
 pub use shared_slice::{Shared, SharedSlice};
 pub use vm_memory::{Address, GuestAddress};

@@ -1,6 +1,7 @@
 //! One region of guest memory: part of a file that a front-end passed, mapped into this process.
 //!
 //! - Checked before it is mapped: sizes that wrap, and a region larger than its file.
+//! - What a front-end passes is charged to its disk (`quota.rs`) for as long as it is mapped, and must be memory (`backing.rs`).
 //! - The fd and its offset are kept: a server that takes over later maps the same memory again.
 //! - Huge pages: `mmap` wants offset and length in multiples of the file's page, so the mapping may be
 //!   larger than the region; only the region is reachable.
@@ -13,36 +14,16 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rustix::fs::{FileType, fstat, fstatfs};
+use rustix::fs::{FileType, fstat};
 #[cfg(not(miri))]
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use vm_memory::{Address, GuestAddress};
 
+use crate::backing::Backing;
+use crate::quota::{Charge, PassedFd, QuotaError, Resource};
 use crate::sigbus;
-
-/// `f_type` of hugetlbfs in `statfs(2)`; a memfd with `MFD_HUGETLB` reports it too.
-const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-
-/// File systems whose pages come from somebody who may never answer: an access would hang its worker.
-/// Magic numbers of `statfs(2)`.
-const STALLING_FILE_SYSTEMS: [(u64, &str); 8] = [
-    (0x6573_5546, "FUSE"),
-    (0x6969, "NFS"),
-    (0xff53_4d42, "CIFS"),
-    (0xfe53_4d42, "SMB"),
-    (0x0102_1997, "9p"),
-    (0x00c3_6400, "Ceph"),
-    (0x5346_414f, "AFS"),
-    (0x7375_7245, "Coda"),
-];
-
-/// Address space that all regions of this process may take together: half of what x86-64 has, and twenty
-/// times the largest guests. Without a limit one front-end could use it up with one sparse file.
-pub const MAX_MAPPED_BYTES: u64 = 1 << 46;
-static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Where a region lies, as a front-end announces it (vhost-user "memory region description").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,29 +69,27 @@ pub enum MapError {
         /** By `fstat`. */
         file_bytes: u64,
     },
-    /// Pages of its file come from somebody who may never answer.
+    /// Pages of its file may have to be waited for.
     #[error(
-        "memory region at guest address {guest_addr:#x} is a file on {file_system}, which can stall: use memory"
+        "memory region at guest address {guest_addr:#x} is {file}, whose pages may have to be waited for: share a memfd, or a file \
+         on tmpfs or hugetlbfs (QEMU: memory-backend-memfd; libvirt: <source type='memfd'/>)"
     )]
-    MayStall {
+    NotMemory {
         /** As received. */
         guest_addr: u64,
-        /** Its name. */
-        file_system: &'static str,
+        /** What it is instead. */
+        file: String,
     },
-    /// All regions of the process together would take too much address space.
-    #[error(
-        "memory region at guest address {guest_addr:#x} has {size_bytes} bytes, {left_bytes} are left of {max_bytes} for all guests"
-    )]
-    AddressSpace {
+    /// Its disk has had its part of the process's address space, or of its mappings.
+    #[error("memory region at guest address {guest_addr:#x} with {size_bytes} bytes is refused")]
+    Quota {
         /** As received. */
         guest_addr: u64,
         /** As received. */
         size_bytes: u64,
-        /** Not yet taken. */
-        left_bytes: u64,
-        /** [`MAX_MAPPED_BYTES`]. */
-        max_bytes: u64,
+        /** Of what. */
+        #[source]
+        source: QuotaError,
     },
     /// `fstat` or `mmap` refused.
     #[error("cannot map memory region at guest address {guest_addr:#x}, {size_bytes} bytes")]
@@ -136,33 +115,8 @@ pub struct Region {
     mapping: NonNull<u8>,
     mapping_bytes: usize,
     guard: sigbus::Guard,
-    _share: AddressSpace,
-}
-
-/// A part of [`MAX_MAPPED_BYTES`], given back when dropped.
-struct AddressSpace {
-    bytes: u64,
-}
-
-impl AddressSpace {
-    fn take(spec: &RegionSpec, bytes: u64) -> Result<Self, MapError> {
-        let add = |taken: u64| taken.checked_add(bytes).filter(|&sum| sum <= MAX_MAPPED_BYTES);
-        match MAPPED_BYTES.try_update(Relaxed, Relaxed, add) {
-            Ok(_) => Ok(Self { bytes }),
-            Err(taken) => Err(MapError::AddressSpace {
-                guest_addr: spec.guest_addr.raw_value(),
-                size_bytes: spec.size_bytes,
-                left_bytes: MAX_MAPPED_BYTES - taken,
-                max_bytes: MAX_MAPPED_BYTES,
-            }),
-        }
-    }
-}
-
-impl Drop for AddressSpace {
-    fn drop(&mut self) {
-        MAPPED_BYTES.fetch_sub(self.bytes, Relaxed);
-    }
+    /// Given back when all is unmapped and closed; our own is not charged.
+    _charges: Option<[Charge; 3]>,
 }
 
 // SAFETY: 1. `base` and `mapping` point to memory that this value alone unmaps, in `drop`;
@@ -172,11 +126,24 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `spec` from `fd`, shared and writable.
+    /// Maps `spec` from a file of our own, shared and writable.
     ///
     /// # Errors
     /// [`MapError`]; nothing stays mapped.
     pub fn map(spec: RegionSpec, fd: Arc<OwnedFd>) -> Result<Self, MapError> {
+        Self::map_charged(spec, fd, None)
+    }
+
+    /// The same from a file that a front-end has passed: it must be memory, and is charged to its disk.
+    ///
+    /// # Errors
+    /// [`MapError`]; nothing stays mapped or charged.
+    pub fn map_passed(spec: RegionSpec, fd: PassedFd) -> Result<Self, MapError> {
+        let (fd, charge) = fd.into_parts();
+        Self::map_charged(spec, fd, Some(charge))
+    }
+
+    fn map_charged(spec: RegionSpec, fd: Arc<OwnedFd>, descriptor: Option<Charge>) -> Result<Self, MapError> {
         let end_bytes = check_sizes(&spec)?;
         let failed = |source: io::Error| MapError::Io {
             guest_addr: spec.guest_addr.raw_value(),
@@ -184,17 +151,19 @@ impl Region {
             source,
         };
         let stat = fstat(&fd).map_err(|e| failed(e.into()))?;
+        let file_type = FileType::from_raw_mode(stat.st_mode);
+        let backing = Backing::of(&fd, file_type).map_err(failed)?;
+        if descriptor.is_some() && !backing.is_memory() {
+            let (guest_addr, file) = (spec.guest_addr.raw_value(), backing.name());
+            return Err(MapError::NotMemory { guest_addr, file });
+        }
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        // A character device (a DAX device, say) has no size of its own; files and memfds do.
-        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && end_bytes > file_bytes {
+        // A device has no size of its own; files and memfds do.
+        if file_type == FileType::RegularFile && end_bytes > file_bytes {
             let guest_addr = spec.guest_addr.raw_value();
             return Err(MapError::BeyondFile { guest_addr, end_bytes, file_bytes });
         }
-        let (fs_type, page_bytes) = fs_type_and_page_bytes(&fd).map_err(failed)?;
-        if let Some((_, name)) = STALLING_FILE_SYSTEMS.iter().find(|(magic, _)| *magic == fs_type) {
-            let guest_addr = spec.guest_addr.raw_value();
-            return Err(MapError::MayStall { guest_addr, file_system: name });
-        }
+        let page_bytes = backing.page_bytes();
         let lead_bytes = spec.file_offset_bytes % page_bytes;
         let too_large = || failed(io::ErrorKind::OutOfMemory.into());
         let mapping_bytes = spec
@@ -204,7 +173,7 @@ impl Region {
             .and_then(|bytes| usize::try_from(bytes).ok())
             .filter(|&bytes| isize::try_from(bytes).is_ok())
             .ok_or_else(too_large)?;
-        let share = AddressSpace::take(&spec, mapping_bytes as u64)?;
+        let charges = descriptor.map(|charge| charges(&spec, charge, mapping_bytes as u64)).transpose()?;
         let mapping = map_shared(&fd, spec.file_offset_bytes - lead_bytes, mapping_bytes).map_err(failed)?;
         let lead = usize::try_from(lead_bytes).map_err(|_| too_large())?;
         // SAFETY: 1. `lead_bytes < page_bytes <= mapping_bytes`, so the result lies inside the mapping.
@@ -213,7 +182,7 @@ impl Region {
         // st_dev and st_ino have other widths on other architectures.
         #[allow(clippy::unnecessary_cast)]
         let file_id = (stat.st_dev as u64, stat.st_ino as u64);
-        Ok(Self { spec, fd, file_id, base, mapping, mapping_bytes, guard, _share: share })
+        Ok(Self { spec, fd, file_id, base, mapping, mapping_bytes, guard, _charges: charges })
     }
 
     /// A region of fresh, zeroed memory of our own (a memfd): what a driver or a test gives away.
@@ -247,12 +216,11 @@ impl Region {
             |source: io::Error| MapError::Io { guest_addr: guest_addr.raw_value(), size_bytes, source };
         let mapping_bytes =
             usize::try_from(size_bytes).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
-        let share = AddressSpace::take(&spec, size_bytes)?;
         let (unused, _) = io::pipe().map_err(failed)?;
         let mapping = heap::allocate(mapping_bytes).map_err(failed)?;
         let guard = sigbus::Guard::register(mapping.as_ptr() as usize, mapping_bytes);
         let fd = Arc::new(unused.into());
-        Ok(Self { spec, fd, file_id: (0, 0), base: mapping, mapping, mapping_bytes, guard, _share: share })
+        Ok(Self { spec, fd, file_id: (0, 0), base: mapping, mapping, mapping_bytes, guard, _charges: None })
     }
 
     /// As announced.
@@ -348,14 +316,15 @@ fn check_sizes(spec: &RegionSpec) -> Result<u64, MapError> {
     fits("file offset", spec.file_offset_bytes)
 }
 
-/// Magic number of the file system, and the size of the file's pages: what mappings are made of.
-pub(crate) fn fs_type_and_page_bytes(fd: impl AsFd) -> io::Result<(u64, u64)> {
-    let statfs = fstatfs(fd)?;
-    // `f_type` and `f_bsize` have other widths and signs on other architectures.
-    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
-    let (fs_type, fs_block) = (statfs.f_type as u64 & 0xffff_ffff, statfs.f_bsize as u64);
-    let huge = fs_type == HUGETLBFS_MAGIC && fs_block.is_power_of_two();
-    Ok((fs_type, if huge { fs_block } else { rustix::param::page_size() as u64 }))
+/// What a mapping costs besides its descriptor.
+fn charges(spec: &RegionSpec, descriptor: Charge, mapping_bytes: u64) -> Result<[Charge; 3], MapError> {
+    let (guest_addr, size_bytes) = (spec.guest_addr.raw_value(), spec.size_bytes);
+    let quota = Arc::clone(descriptor.quota());
+    let charge = |resource, amount| {
+        quota.charge(resource, amount).map_err(|source| MapError::Quota { guest_addr, size_bytes, source })
+    };
+    let (mapping, space) = (charge(Resource::Mappings, 1)?, charge(Resource::AddressSpace, mapping_bytes)?);
+    Ok([mapping, space, descriptor])
 }
 
 fn map_shared(fd: &OwnedFd, offset_bytes: u64, length_bytes: usize) -> io::Result<NonNull<u8>> {

@@ -12,10 +12,11 @@
 //!
 //! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR. Not here: the bits (`guest_mem`).
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use guest_mem::{Address, DirtyLog, DirtyLogError, GuestMemory, LoggedElsewhere, MemoryError, StoreLog};
+use guest_mem::{
+    Address, DirtyLog, DirtyLogError, GuestMemory, LoggedElsewhere, MemoryError, PassedFd, Quota, StoreLog,
+};
 use tracing::debug;
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserLog, VhostUserProtocolFeatures, VhostUserVringAddr, VhostUserVringAddrFlags,
@@ -45,13 +46,13 @@ pub(crate) enum DirtyLogRefused {
 pub(super) struct DirtyLogging {
     bits: Option<Arc<DirtyLog>>,
     /// Wants to be told that there are new bits.
-    changed: Option<Arc<OwnedFd>>,
+    changed: Option<PassedFd>,
     /// `VHOST_F_LOG_ALL` is on.
     pub(super) all: bool,
 }
 
-fn mapped(fd: OwnedFd, mmap_bytes: u64, offset_bytes: u64) -> Result<Arc<DirtyLog>> {
-    let bits = DirtyLog::map(fd, mmap_bytes, offset_bytes);
+fn mapped(fd: PassedFd, mmap_bytes: u64, offset_bytes: u64) -> Result<Arc<DirtyLog>> {
+    let bits = DirtyLog::map_passed(fd, mmap_bytes, offset_bytes);
     Ok(Arc::new(bits.map_err(|source| DirtyLogRefused::Map { mmap_bytes, offset_bytes, source })?))
 }
 
@@ -63,7 +64,7 @@ impl DirtyLogging {
             mmap_bytes: region.spec().size_bytes,
             offset_bytes: region.spec().file_offset_bytes,
         });
-        (log, fds.put_some(self.changed.as_ref()))
+        (log, fds.put_some(self.changed.as_ref().map(PassedFd::shared)))
     }
 
     pub(super) fn rebuilt(
@@ -71,11 +72,13 @@ impl DirtyLogging {
         log: Option<DirtyLogState>,
         changed: Option<Place>,
         fds: &mut Incoming,
+        quota: &Arc<Quota>,
     ) -> Result<Self> {
-        let map = |log: DirtyLogState| mapped(fds.take(log.fd)?, log.mmap_bytes, log.offset_bytes);
+        let map = |log: DirtyLogState| mapped(quota.admit(fds.take(log.fd)?)?, log.mmap_bytes, log.offset_bytes);
         let bits = log.map(map).transpose()?;
         let request = FrontendReq::SET_LOG_FD;
-        let changed = fds.take_some(changed)?.map(crate::signal::adopt).transpose();
+        let changed = fds.take_some(changed)?.map(|fd| quota.admit(fd)).transpose()?;
+        let changed = changed.map(crate::signal::adopt_passed).transpose();
         let changed = changed.map_err(|source| SessionError::NotAnEventfd { request, source })?;
         Ok(Self { bits, changed, all })
     }
@@ -101,9 +104,13 @@ impl Session {
     pub(super) fn set_log_fd(&mut self, mut message: Message) -> Result<Answer> {
         expect_fds(&message, 1)?;
         let request = FrontendReq::SET_LOG_FD;
-        let adopted = message.fds.pop().map(crate::signal::adopt).transpose();
-        self.dirty.changed = adopted.map_err(|source| SessionError::NotAnEventfd { request, source })?;
-        self.renew_log()
+        let adopted = message.fds.pop().map(crate::signal::adopt_passed).transpose();
+        let changed = adopted.map_err(|source| SessionError::NotAnEventfd { request, source })?;
+        // Charged until no queue has it any more.
+        let before = std::mem::replace(&mut self.dirty.changed, changed);
+        let renewed = self.renew_log();
+        drop(before);
+        renewed
     }
 
     /// The front-end repeats the message to have a running ring's stores noted, or not any more: one that says nothing
@@ -161,7 +168,8 @@ impl Session {
     fn store_log(&self, memory: &GuestMemory) -> Option<StoreLog> {
         let wanted = self.dirty.all || self.vrings.iter().any(|vring| vring.log_addr.is_some());
         let bits = self.dirty.bits.clone().filter(|_| wanted)?;
-        Some(StoreLog::new(bits, self.logged_elsewhere(memory), self.dirty.changed.clone()))
+        let changed = self.dirty.changed.as_ref().map(|fd| Arc::clone(fd.shared()));
+        Some(StoreLog::new(bits, self.logged_elsewhere(memory), changed))
     }
 
     /// Used rings that the front-end knows by other addresses than their guest addresses.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::Duration;
 
-use guest_mem::{GuestAddress, GuestMemory, Region, RegionSpec};
+use guest_mem::{GuestAddress, GuestMemory, PassedFd, Quota, Region, RegionSpec};
 use tracing::{debug, error};
 use vhost::vhost_user::message::{FrontendReq, VhostUserInflight};
 use virtio_blk::{Negotiated, WriteCache};
@@ -36,7 +36,7 @@ use crate::attachments::{FrozenQueue, NotFrozen, WorkerSet};
 use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::queue::NotLeft;
-use crate::signal::{adopt, signal};
+use crate::signal::{adopt_passed, signal};
 use crate::take_over::monotonic_ns;
 
 /// What a session is told once it is frozen; a channel that ends without a word says that all is as before.
@@ -166,7 +166,7 @@ impl Session {
         let vrings = self.vrings.iter().map(|vring| vring_state(vring, &mut fds)).collect();
         let half = self.wire.half().map(|half| HalfState {
             bytes: half.bytes.clone(),
-            fds: half.fds.iter().map(|fd| fds.put(fd)).collect(),
+            fds: half.fds.iter().map(|fd| fds.put(fd.shared())).collect(),
             left_ms: u64::try_from(half.left.as_millis()).unwrap_or(u64::MAX),
         });
         let (dirty_log, dirty_log_changed) = self.dirty.state(&mut fds);
@@ -197,9 +197,9 @@ fn vring_state(vring: &Vring, fds: &mut Outgoing) -> VringState {
         addresses: vring.addresses.map(|addresses| [addresses.descriptors, addresses.avail, addresses.used]),
         log_addr: vring.log_addr,
         base: vring.base,
-        kick: fds.put_some(vring.kick.as_ref()),
-        call: fds.put_some(vring.call.as_ref()),
-        err: fds.put_some(vring.err.as_ref()),
+        kick: fds.put_some(vring.kick.as_ref().map(PassedFd::shared)),
+        call: fds.put_some(vring.call.as_ref().map(PassedFd::shared)),
+        err: fds.put_some(vring.err.as_ref().map(PassedFd::shared)),
         enabled: vring.enabled,
         failed: vring.failed || vring.running.is_some() && vring.broken,
         has_run: vring.is_known,
@@ -231,16 +231,17 @@ impl Session {
         session.negotiated = negotiated.transpose()?;
         session.protocol = state.protocol;
         session.protocol_negotiated = state.protocol_negotiated;
-        session.dirty =
-            DirtyLogging::rebuilt(state.log_all, state.dirty_log, state.dirty_log_changed, &mut fds)?;
+        let (log, changed, quota) = (state.dirty_log, state.dirty_log_changed, session.disk.quota());
+        session.dirty = DirtyLogging::rebuilt(state.log_all, log, changed, &mut fds, quota)?;
         let cache = if state.writeback { WriteCache::Writeback } else { WriteCache::Writethrough };
         session.shared.set_write_cache(cache);
         if state.heard {
             session.shared.note_heard();
         }
-        session.memory = Arc::new(memory(state.regions, &mut fds)?);
+        session.memory = Arc::new(memory(state.regions, &mut fds, session.disk.quota())?);
         session.log = state.log.map(|log| session.rebuilt_log(&log, &mut fds)).transpose()?;
-        session.shared.set_backend_channel(fds.take_some(state.backend_channel)?);
+        let channel = fds.take_some(state.backend_channel)?;
+        session.adopt_backend_channel(channel.map(|fd| session.disk.quota().admit(fd)).transpose()?)?;
         let (count, queues) = (state.vrings.len(), session.disk.queues());
         if count > session.vrings.len() {
             let (request, index) = (FrontendReq::SET_VRING_NUM, count.saturating_sub(1) as u64);
@@ -252,7 +253,9 @@ impl Session {
         session.renew_log()?;
         if let Some(half) = state.half {
             let HalfState { bytes, fds: places, left_ms } = half;
-            let passed = places.into_iter().map(|place| fds.take(place)).collect::<Result<_, _>>()?;
+            let quota = session.disk.quota();
+            let mut take = |place| Ok(quota.admit(fds.take(place)?)?);
+            let passed = places.into_iter().map(&mut take).collect::<Result<_>>()?;
             session.wire.go_on_with(HalfMessage::of_parts(Duration::from_millis(left_ms), bytes, passed)?)?;
         }
         if state.has_lease {
@@ -281,7 +284,7 @@ impl Session {
         };
         log_memory::check(&said, self.disk.queues())?;
         let packed = self.negotiated.is_some_and(|negotiated| negotiated.ring().packed);
-        Ok(log_memory::map(&said, packed, fds.take(fd)?)?)
+        Ok(log_memory::map(&said, packed, self.disk.quota().admit(fds.take(fd)?)?)?)
     }
 
     fn rebuilt_vring(&self, index: u16, said: &VringState, fds: &mut Incoming) -> Result<Vring> {
@@ -292,8 +295,8 @@ impl Session {
             return Err(SessionError::QueueSize { index: index.into(), num: num.into(), max });
         }
         let mut eventfd = |place: Option<Place>, request| {
-            let fd = fds.take_some(place)?.map(adopt).transpose();
-            fd.map_err(|source| SessionError::NotAnEventfd { request, source })
+            let fd = fds.take_some(place)?.map(|fd| self.disk.quota().admit(fd)).transpose()?;
+            fd.map(adopt_passed).transpose().map_err(|source| SessionError::NotAnEventfd { request, source })
         };
         Ok(Vring {
             queue_size: said.queue_size,
@@ -324,7 +327,7 @@ impl Session {
         let fails_here = self.vrings.iter().zip(had_failed).position(|(vring, had)| vring.failed && !had);
         // What completed in the other process was signalled; that its last signal came through is not ours to know.
         let running = self.vrings.iter().filter(|vring| vring.running.is_some());
-        running.filter_map(|vring| vring.call.as_ref()).for_each(|call| signal(call));
+        running.filter_map(|vring| vring.call.as_ref()).for_each(|call| signal(call.shared()));
         let _ = started.send(match (&reconciled, fails_here) {
             (Err(error), _) => Err(error_line(error)),
             (Ok(()), Some(queue)) => Err(format!("queue {queue} cannot be served here, see the log")),
@@ -338,12 +341,12 @@ impl Session {
     }
 }
 
-fn memory(regions: Vec<RegionState>, fds: &mut Incoming) -> Result<GuestMemory> {
+fn memory(regions: Vec<RegionState>, fds: &mut Incoming, quota: &Arc<Quota>) -> Result<GuestMemory> {
     let mut mapped = Vec::new();
     for RegionState { fd, guest_addr, size_bytes, user_addr, file_offset_bytes } in regions {
         let guest_addr = GuestAddress(guest_addr);
         let spec = RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes };
-        let region = Region::map(spec, Arc::new(fds.take(fd)?));
+        let region = Region::map_passed(spec, quota.admit(fds.take(fd)?)?);
         mapped.push(Arc::new(region.map_err(super::memory::MemoryChangeError::from)?));
     }
     Ok(GuestMemory::new(mapped).map_err(super::memory::MemoryChangeError::from)?)

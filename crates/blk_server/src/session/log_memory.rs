@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use guest_mem::{GuestAddress, GuestMemory, MapError, MemoryError, Region, RegionSpec};
+use guest_mem::{GuestAddress, GuestMemory, MapError, MemoryError, PassedFd, Region, RegionSpec};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserInflight;
 use virtqueue::{LogArea, MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
@@ -200,7 +200,7 @@ pub(super) fn check(said: &VhostUserInflight, most: u16) -> Result<(), LogMemory
 }
 
 /// `packed`: known to be; the format may be negotiated later.
-pub(super) fn map(said: &VhostUserInflight, packed: bool, fd: OwnedFd) -> Result<LogMemory, LogMemoryError> {
+pub(super) fn map(said: &VhostUserInflight, packed: bool, fd: PassedFd) -> Result<LogMemory, LogMemoryError> {
     let (mmap_bytes, offset_bytes) = (said.mmap_size, said.mmap_offset);
     let (queues, queue_size, layout) = (said.num_queues, said.queue_size, layout(said));
     let needed_bytes = layout.bytes(packed);
@@ -210,7 +210,7 @@ pub(super) fn map(said: &VhostUserInflight, packed: bool, fd: OwnedFd) -> Result
     if !offset_bytes.is_multiple_of(ALIGN_BYTES) {
         return Err(LogMemoryError::Misaligned { offset_bytes });
     }
-    let region = Arc::new(Region::map(spec(said, layout), Arc::new(fd))?);
+    let region = Arc::new(Region::map_passed(spec(said, layout), fd)?);
     Ok(LogMemory { memory: Arc::new(GuestMemory::new(vec![region])?), layout, mmap_bytes, offset_bytes })
 }
 

@@ -1,15 +1,14 @@
 //! Memory messages: the next table of regions from the present one and what a front-end sent.
 //!
 //! Front-ends repeat themselves (one sends the same SET_MEM_TABLE four times, again while it stops), so
-//! a region that is already mapped is kept, not mapped again.
+//! a region that is already mapped is kept, not mapped and charged again.
 //!
 //! Spec: vhost-user, "Memory regions description", "Single memory region description".
 //! Not here: handing the table to running queues (`mod.rs`, `queue.rs`).
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use guest_mem::{GuestAddress, GuestMemory, MapError, MemoryError, Region, RegionSpec};
+use guest_mem::{GuestAddress, GuestMemory, MapError, MemoryError, PassedFd, Region, RegionSpec};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::ByteValued;
 
@@ -86,10 +85,10 @@ fn region_spec(bytes: &[u8]) -> RegionSpec {
     }
 }
 
-fn map_or_keep(now: &GuestMemory, spec: RegionSpec, fd: OwnedFd) -> Result<Arc<Region>, MapError> {
-    let known = now.regions().iter().find(|region| region.is_same(&spec, fd.as_fd()));
+fn map_or_keep(now: &GuestMemory, spec: RegionSpec, fd: PassedFd) -> Result<Arc<Region>, MapError> {
+    let known = now.regions().iter().find(|region| region.is_same(&spec, &fd));
     match known {
         Some(region) => Ok(Arc::clone(region)),
-        None => Region::map(spec, Arc::new(fd)).map(Arc::new),
+        None => Region::map_passed(spec, fd).map(Arc::new),
     }
 }

@@ -18,6 +18,7 @@ mod dirty_log;
 pub(crate) mod hand_over;
 mod log_memory;
 mod memory;
+mod passed;
 mod protocol;
 mod ring_history;
 mod shared;
@@ -29,7 +30,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use guest_mem::GuestMemory;
+use guest_mem::{GuestMemory, PassedFd, QuotaError};
 use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserInflight, VhostUserLog, VhostUserProtocolFeatures,
@@ -54,8 +55,6 @@ use crate::workers::{Ending, QueueStart};
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// The message's low byte names the queue, this bit says that no descriptor follows.
-const VRING_NO_FD: u64 = 1 << 8;
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
 const BACKEND_CONFIG_CHANGE: u32 = 2;
 
@@ -102,6 +101,8 @@ pub(crate) enum SessionError {
     Lease(#[from] LeaseError),
     #[error(transparent)]
     Descriptor(#[from] state::NoDescriptor),
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
     #[error("the worker is gone")]
     WorkerGone,
 }
@@ -146,7 +147,8 @@ impl Session {
     ) -> Self {
         let vrings = (0..disk.queues()).map(|_| Vring::default()).collect();
         let offered = disk.device_features() | F_PROTOCOL_FEATURES | F_LOG_ALL;
-        let wire = Wire::new(socket, Arc::clone(shared.wake_fd()), Arc::clone(shared.pause_fd()));
+        let (wake, pause) = (Arc::clone(shared.wake_fd()), Arc::clone(shared.pause_fd()));
+        let wire = Wire::new(socket, wake, pause, Arc::clone(disk.quota()));
         let memory = Arc::default();
         shared.set_write_cache(disk.guest_cache().mode_at_first());
         disk.guest_cache().session_begins(shared.id());
@@ -406,50 +408,11 @@ impl Session {
         Ok(Answer::VringState(VhostUserVringState::new(index, vring.base)))
     }
 
-    fn set_vring_kick(&mut self, message: Message) -> Result<Answer> {
-        let (at, fd) = self.vring_fd(message)?;
-        #[allow(clippy::cast_possible_truncation)] // fewer than 65,536 queues
-        let kick = fd.ok_or(SessionError::NoKick { index: at as u16 })?;
-        self.stop(at);
-        self.vrings[at].kick = Some(kick);
-        self.vrings[at].failed = false;
-        self.reconcile(at)
-    }
-
-    /// The new descriptor is signalled once: what completed before may have been signalled on one that
-    /// the front-end had already dropped, and the guest would wait for it for good.
-    fn set_vring_call(&mut self, message: Message) -> Result<Answer> {
-        let (at, fd) = self.vring_fd(message)?;
-        self.vrings[at].call = fd.clone();
-        if let Some(queue) = &self.vrings[at].running {
-            queue.set_call(fd.clone())?;
-        }
-        if let Some(call) = fd {
-            crate::signal::signal(&call);
-        }
-        Ok(Answer::Ack)
-    }
-
-    fn set_vring_err(&mut self, message: Message) -> Result<Answer> {
-        let (at, fd) = self.vring_fd(message)?;
-        self.vrings[at].err = fd.clone();
-        if let Some(queue) = &self.vrings[at].running {
-            queue.set_err(fd)?;
-        }
-        Ok(Answer::Ack)
-    }
-
     fn set_vring_enable(&mut self, message: &Message) -> Result<Answer> {
         let (index, num) = vring_state(message)?;
         let at = self.vring_index(message.request, u64::from(index))?;
         self.vrings[at].enabled = num != 0;
         self.reconcile(at)
-    }
-
-    fn set_backend_channel(&mut self, mut message: Message) -> Result<Answer> {
-        expect_fds(&message, 1)?;
-        self.shared.set_backend_channel(message.fds.pop());
-        Ok(Answer::Ack)
     }
 
     /// Applies a change that a running ring cannot follow: it is stopped first and started after.
@@ -493,7 +456,8 @@ impl Session {
         let cache_choice_unknown = self.may_hide_a_choice(at, negotiated);
         let log = self.log_for(at, negotiated.ring().packed);
         let vring = &mut self.vrings[at];
-        let Some(kick) = vring.kick.clone() else { return Ok(()) };
+        let fd = |passed: &Option<PassedFd>| passed.as_ref().map(|fd| Arc::clone(fd.shared()));
+        let Some(kick) = fd(&vring.kick) else { return Ok(()) };
         #[allow(clippy::cast_possible_truncation)] // fewer than 65,536 queues
         let start = QueueStart {
             disk: Arc::clone(&self.disk),
@@ -505,8 +469,8 @@ impl Session {
             base: vring.base,
             cache_choice_unknown,
             kick,
-            call: vring.call.clone(),
-            err: vring.err.clone(),
+            call: fd(&vring.call),
+            err: fd(&vring.err),
             meter: Arc::default(),
             log,
             leaves_unbegun,
@@ -552,16 +516,6 @@ impl Session {
         let queues = self.disk.queues();
         let at = usize::try_from(index).ok().filter(|&at| at < self.vrings.len());
         at.ok_or(SessionError::QueueIndex { request, index, queues })
-    }
-
-    /// SET_VRING_KICK, _CALL and _ERR: a queue's number and one descriptor, or none.
-    fn vring_fd(&self, mut message: Message) -> Result<(usize, Option<Arc<OwnedFd>>)> {
-        let word = u64_body(&message)?;
-        let at = self.vring_index(message.request, word & 0xff)?;
-        expect_fds(&message, usize::from(word & VRING_NO_FD == 0))?;
-        let fd = message.fds.pop().map(crate::signal::adopt).transpose();
-        let request = message.request;
-        Ok((at, fd.map_err(|source| SessionError::NotAnEventfd { request, source })?))
     }
 }
 

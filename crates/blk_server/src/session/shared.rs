@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use guest_mem::PassedFd;
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{debug, warn};
 use virtio_blk::WriteCache;
@@ -31,7 +32,7 @@ pub(crate) enum EndReason {
 struct State {
     end: Option<EndReason>,
     ended: bool,
-    backend_channel: Option<Arc<OwnedFd>>,
+    backend_channel: Option<PassedFd>,
     /// Another process is to take the session over.
     order: Option<Order>,
 }
@@ -146,12 +147,12 @@ impl SessionShared {
         waited.map_or_else(|poisoned| poisoned.into_inner().0.ended, |(state, _)| state.ended)
     }
 
-    pub(crate) fn set_backend_channel(&self, channel: Option<OwnedFd>) {
-        self.lock().backend_channel = channel.map(Arc::new);
+    pub(crate) fn set_backend_channel(&self, channel: Option<PassedFd>) {
+        self.lock().backend_channel = channel;
     }
 
     pub(crate) fn backend_channel(&self) -> Option<Arc<OwnedFd>> {
-        self.lock().backend_channel.clone()
+        self.lock().backend_channel.as_ref().map(|channel| Arc::clone(channel.shared()))
     }
 
     pub(crate) fn has_heard(&self) -> bool {
@@ -161,7 +162,7 @@ impl SessionShared {
     /// Tells the front-end that the configuration space changed (the disk's size, say). Never waits: a
     /// channel that is full holds messages that will make its reader look.
     pub(crate) fn announce_config_change(&self) {
-        let Some(channel) = self.lock().backend_channel.clone() else {
+        let Some(channel) = self.backend_channel() else {
             debug!(
                 session = self.id,
                 "no back-end channel: the guest learns of the change at its next reset"

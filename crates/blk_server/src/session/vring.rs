@@ -5,10 +5,9 @@
 //!
 //! Spec: vhost-user, "Ring states". Not here: the running queue (`queue.rs`).
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use guest_mem::GuestMemory;
+use guest_mem::{GuestMemory, PassedFd};
 use virtqueue::{DeviceQueue, RingFeatures, RingLayout};
 
 use crate::attachments::QueueHandle;
@@ -31,9 +30,9 @@ pub(crate) struct Vring {
     /// As sent, or as left by the last stop. What it has to look like depends on the ring's format, which may
     /// be negotiated later: checked when the ring starts.
     pub(crate) base: u32,
-    pub(crate) kick: Option<Arc<OwnedFd>>,
-    pub(crate) call: Option<Arc<OwnedFd>>,
-    pub(crate) err: Option<Arc<OwnedFd>>,
+    pub(crate) kick: Option<PassedFd>,
+    pub(crate) call: Option<PassedFd>,
+    pub(crate) err: Option<PassedFd>,
     pub(crate) enabled: bool,
     /// It failed to start; it is left alone until the front-end stops or resets it.
     pub(crate) failed: bool,

@@ -4,7 +4,8 @@
 //!
 //! - A message may arrive in any number of packets; one that is not complete [`MESSAGE_TIMEOUT`] after
 //!   its first byte ends the session, so nobody can block a session thread with half a message.
-//! - Sizes, versions and descriptor counts are checked before anything is stored.
+//! - Sizes, versions and descriptor counts are checked before anything is stored. Descriptors are charged to the disk as they
+//!   arrive, those of half a message too.
 //! - The session waits on its socket, its own wake-up and `pause` at once, also in the middle of a message: what arrived of it
 //!   stays here until the rest comes, or travels to another server (docs/decisions/0045).
 //!
@@ -18,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use guest_mem::{PassedFd, Quota, QuotaError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -46,7 +48,7 @@ pub(crate) struct Message {
     /// The front-end set NEED_REPLY: it waits for success or failure (feature REPLY_ACK).
     pub(crate) need_reply: bool,
     pub(crate) body: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<PassedFd>,
 }
 
 /// Why no further message can be read, or a reply not be sent. Ends the session.
@@ -69,6 +71,8 @@ pub(crate) enum WireError {
     UnknownRequest { code: u32 },
     #[error("more than {max} file descriptors with one message")]
     TooManyFds { max: usize },
+    #[error("file descriptors that came with a message are refused")]
+    Quota(#[from] QuotaError),
     #[error("front-end does not read its replies")]
     ReplyNotRead,
     #[error("front-end does not read its replies, and another server is to take over")]
@@ -104,6 +108,8 @@ pub(crate) struct Wire {
     wake: Arc<OwnedFd>,
     pause: Arc<OwnedFd>,
     half: Option<HalfMessage>,
+    /// Of the disk.
+    quota: Arc<Quota>,
 }
 
 /// What a wait was ended by.
@@ -115,8 +121,8 @@ enum Ready {
 
 impl Wire {
     /// `wake`: an eventfd that ends a wait. `pause`: another one.
-    pub(crate) fn new(socket: OwnedFd, wake: Arc<OwnedFd>, pause: Arc<OwnedFd>) -> Self {
-        Self { socket: Arc::new(socket), wake, pause, half: None }
+    pub(crate) fn new(socket: OwnedFd, wake: Arc<OwnedFd>, pause: Arc<OwnedFd>, quota: Arc<Quota>) -> Self {
+        Self { socket: Arc::new(socket), wake, pause, half: None, quota }
     }
 
     pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
@@ -148,7 +154,7 @@ impl Wire {
                 Ready::Socket => {}
             }
             let half = self.half.get_or_insert_with(HalfMessage::begun);
-            half.receive_some(&self.socket)?;
+            half.receive_some(&self.socket, &self.quota)?;
             if half.missing()? == 0
                 && let Some(whole) = self.half.take()
             {
@@ -272,8 +278,7 @@ pub(crate) struct HalfMessage {
     /// For the rest to arrive.
     pub(crate) left: Duration,
     pub(crate) bytes: Vec<u8>,
-    /// Shared only while they travel to another server.
-    pub(crate) fds: Vec<Arc<OwnedFd>>,
+    pub(crate) fds: Vec<PassedFd>,
 }
 
 impl HalfMessage {
@@ -282,11 +287,10 @@ impl HalfMessage {
     }
 
     /// As another server had it, checked as if it had come from the front-end.
-    pub(crate) fn of_parts(left: Duration, bytes: Vec<u8>, fds: Vec<OwnedFd>) -> Result<Self, WireError> {
+    pub(crate) fn of_parts(left: Duration, bytes: Vec<u8>, fds: Vec<PassedFd>) -> Result<Self, WireError> {
         if fds.len() > MAX_FDS {
             return Err(WireError::TooManyFds { max: MAX_FDS });
         }
-        let fds = fds.into_iter().map(Arc::new).collect();
         Ok(Self { left: left.min(MESSAGE_TIMEOUT), bytes, fds })
     }
 
@@ -314,7 +318,7 @@ impl HalfMessage {
     }
 
     /// Once, no more than is missing.
-    fn receive_some(&mut self, socket: &OwnedFd) -> Result<(), WireError> {
+    fn receive_some(&mut self, socket: &OwnedFd, quota: &Arc<Quota>) -> Result<(), WireError> {
         let (begin, missing) = (self.bytes.len(), self.missing()?);
         self.bytes.resize(begin + missing, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -324,7 +328,9 @@ impl HalfMessage {
         let received = rustix::net::recvmsg(socket, &mut slices, &mut ancillary, flags);
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds.map(Arc::new));
+                for fd in fds {
+                    self.fds.push(quota.admit(fd)?);
+                }
             }
         }
         let (bytes, flags) = match received {
@@ -346,14 +352,11 @@ impl HalfMessage {
     fn into_message(mut self) -> Result<Message, WireError> {
         let [code, flags, _] = self.header().unwrap_or_default();
         let request = FrontendReq::try_from(code).map_err(|_| WireError::UnknownRequest { code })?;
-        // One that is shared was to travel, and the other server did not come to be.
-        let own = |fd: Arc<OwnedFd>| Arc::try_unwrap(fd).or_else(|fd| fd.try_clone());
-        let fds = self.fds.drain(..).map(own).collect::<io::Result<_>>()?;
         Ok(Message {
             request,
             need_reply: flags & FLAG_NEED_REPLY != 0,
             body: self.bytes.split_off(HEADER_BYTES),
-            fds,
+            fds: self.fds,
         })
     }
 }
@@ -380,6 +383,7 @@ fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rust
 mod tests {
     use std::os::unix::net::UnixStream;
 
+    use guest_mem::{Budget, Limits};
     use rustix::event::{EventfdFlags, eventfd};
     use vhost::vhost_user::message::VhostUserU64;
 
@@ -389,7 +393,8 @@ mod tests {
     fn reply_that_is_not_read_does_not_outwait_a_pause() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let [wake, pause] = [(); 2].map(|()| Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
-        let wire = Wire::new(ours.into(), wake, Arc::clone(&pause));
+        let budget = Budget::new(Limits::of_process());
+        let wire = Wire::new(ours.into(), wake, Arc::clone(&pause), Quota::of(&budget));
         while rustix::net::send(wire.socket(), &[0; 4096], SendFlags::DONTWAIT).is_ok() {}
         crate::signal::signal(&pause);
         let error = wire.reply(FrontendReq::GET_FEATURES, &VhostUserU64::new(0), &[]).unwrap_err();

@@ -1,0 +1,75 @@
+//! Descriptors that a front-end passes for a queue, or for itself: what they must be, and from when on they count.
+//!
+//! - Each is charged to the disk (`guest_mem`'s quota) from its arrival until it is closed. One that a queue has is kept here
+//!   until the queue has let go of it.
+//!
+//! Spec: vhost-user, SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_BACKEND_REQ_FD. Not here: memory (`memory.rs`), logs
+//! (`log_memory.rs`, `dirty_log.rs`).
+
+use std::sync::Arc;
+
+use guest_mem::PassedFd;
+
+use super::body::{expect_fds, u64_body};
+use super::wire::Message;
+use super::{Answer, Result, Session, SessionError};
+
+/// The message's low byte names the queue, this bit says that no descriptor follows.
+const VRING_NO_FD: u64 = 1 << 8;
+
+impl Session {
+    pub(super) fn set_vring_kick(&mut self, message: Message) -> Result<Answer> {
+        let (at, fd) = self.vring_fd(message)?;
+        #[allow(clippy::cast_possible_truncation)] // fewer than 65,536 queues
+        let kick = fd.ok_or(SessionError::NoKick { index: at as u16 })?;
+        self.stop(at);
+        self.vrings[at].kick = Some(kick);
+        self.vrings[at].failed = false;
+        self.reconcile(at)
+    }
+
+    /// The new descriptor is signalled once: what completed before may have been signalled on one that
+    /// the front-end had already dropped, and the guest would wait for it for good.
+    pub(super) fn set_vring_call(&mut self, message: Message) -> Result<Answer> {
+        let (at, fd) = self.vring_fd(message)?;
+        let call = fd.as_ref().map(|fd| Arc::clone(fd.shared()));
+        if let Some(queue) = &self.vrings[at].running {
+            queue.set_call(call.clone())?;
+        }
+        self.vrings[at].call = fd;
+        if let Some(call) = call {
+            crate::signal::signal(&call);
+        }
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn set_vring_err(&mut self, message: Message) -> Result<Answer> {
+        let (at, fd) = self.vring_fd(message)?;
+        if let Some(queue) = &self.vrings[at].running {
+            queue.set_err(fd.as_ref().map(|fd| Arc::clone(fd.shared())))?;
+        }
+        self.vrings[at].err = fd;
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn set_backend_channel(&mut self, mut message: Message) -> Result<Answer> {
+        expect_fds(&message, 1)?;
+        self.adopt_backend_channel(message.fds.pop())?;
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn adopt_backend_channel(&self, channel: Option<PassedFd>) -> Result<()> {
+        self.shared.set_backend_channel(channel);
+        Ok(())
+    }
+
+    /// SET_VRING_KICK, _CALL and _ERR: a queue's number and one descriptor, or none.
+    fn vring_fd(&self, mut message: Message) -> Result<(usize, Option<PassedFd>)> {
+        let word = u64_body(&message)?;
+        let at = self.vring_index(message.request, word & 0xff)?;
+        expect_fds(&message, usize::from(word & VRING_NO_FD == 0))?;
+        let fd = message.fds.pop().map(crate::signal::adopt_passed).transpose();
+        let request = message.request;
+        Ok((at, fd.map_err(|source| SessionError::NotAnEventfd { request, source })?))
+    }
+}

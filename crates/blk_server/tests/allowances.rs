@@ -1,0 +1,121 @@
+//! Front-ends of one disk that take all of the process that they can get, address space or descriptors: another disk's guest is
+//! served all the same, and so is their own disk's next one.
+//!
+//! In a program of its own, and one test at a time: what they take is the whole process's. Not here: mappings, of which one
+//! disk's sessions cannot have enough to matter (`guest_mem/tests/passed.rs`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod rig;
+
+use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
+
+use rig::passed::{event, memfd, serves, table_of, works};
+use rig::{FrontEnd, Options, Rig, USER_BASE, code, eventually, feature, region_words};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+static ALONE: Mutex<()> = Mutex::new(());
+const GIB: u64 = 1 << 30;
+/// Connections of one disk.
+const SESSIONS: usize = 8;
+/// Descriptors that this process may have: the usual limit.
+const DESCRIPTORS: u64 = 1024;
+/// With those that one connection passes, a second one gets to the limit.
+const MOST: usize = 700;
+
+fn greedy(rig: &Rig) -> FrontEnd {
+    let front_end = rig.connect();
+    front_end.negotiate(feature::USUAL);
+    front_end
+}
+
+/// Whether a guest of the second disk has its memory and its queue, and is served.
+fn neighbour_is_served(rig: &Rig) -> bool {
+    let mut front_end = rig.connect_to(1);
+    front_end.negotiate(feature::USUAL);
+    front_end.share_memory(GIB);
+    serves(&mut front_end.start_queue(0, 256, feature::USUAL))
+}
+
+#[test]
+fn connections_that_map_16_tib_each_do_not_keep_another_disks_guest_from_its_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let rig = Rig::start(Options { disks: 2, ..Options::default() });
+    let sparse = memfd(1 << 44);
+    let table = table_of(&[region_words(0, 1 << 44, USER_BASE, 0)]);
+    let greedy: Vec<_> = (0..SESSIONS).map(|_| greedy(&rig)).collect();
+    let mapped = greedy.iter().filter(|front_end| {
+        // Told, and not ended: they may go on with less.
+        front_end.acked(code::SET_MEM_TABLE, &table, &[sparse.as_fd()]) == 0
+    });
+    assert!((1..SESSIONS).contains(&mapped.count()));
+    assert!(neighbour_is_served(&rig));
+    drop(greedy);
+    let again = || self::greedy(&rig).acked(code::SET_MEM_TABLE, &table, &[sparse.as_fd()]) == 0;
+    assert!(eventually(again), "what was unmapped is not given back");
+    assert!(works(&rig));
+}
+
+/// The usual limit of descriptors; as before when dropped.
+struct FewDescriptors(Rlimit);
+
+impl FewDescriptors {
+    fn new() -> Self {
+        let before = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), ..before }).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for FewDescriptors {
+    fn drop(&mut self) {
+        let _ = setrlimit(Resource::Nofile, self.0);
+    }
+}
+
+/// Passes so many descriptors, each for another purpose, so that the server keeps them all; returns how many it did before
+/// it ended the session.
+fn pass(front_end: &FrontEnd, most: usize) -> usize {
+    let event = event();
+    let codes = [code::SET_VRING_CALL, code::SET_VRING_ERR, code::SET_VRING_KICK];
+    let purposes = codes.iter().flat_map(|code| (0..256_u64).map(move |queue| (*code, queue.to_ne_bytes())));
+    let kept = |&(code, queue): &(u32, [u8; 8])| {
+        front_end.send_flags(code, 1 | 8, &queue, &[event.as_fd()]);
+        front_end.receive().is_some_and(|answer| answer.u64() == 0)
+    };
+    purposes.take(most).take_while(kept).count()
+}
+
+/// Takes what is to be had, until there is none for one more.
+fn take_all_descriptors(rig: &Rig) -> Vec<FrontEnd> {
+    let mut holding = Vec::new();
+    loop {
+        let front_end = greedy(rig);
+        let kept = pass(&front_end, MOST);
+        if kept == MOST {
+            holding.push(front_end);
+            continue;
+        }
+        drop(front_end);
+        // As soon as the ended session has let go of them.
+        assert!(eventually(|| {
+            let again = greedy(rig);
+            let fits = pass(&again, kept - 1) == kept - 1;
+            holding.extend(fits.then_some(again));
+            fits
+        }));
+        return holding;
+    }
+}
+
+#[test]
+fn connections_that_pass_descriptors_do_not_keep_another_disks_guest_from_its_own() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _few = FewDescriptors::new();
+    let rig = Rig::start(Options { disks: 2, queues: 256, ..Options::default() });
+    let holding = take_all_descriptors(&rig);
+    assert!(neighbour_is_served(&rig));
+    drop(holding);
+    assert!(eventually(|| pass(&greedy(&rig), 256) == 256), "what was closed is not given back");
+    assert!(works(&rig));
+}

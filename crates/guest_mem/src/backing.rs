@@ -1,0 +1,136 @@
+//! Which files may be memory: those whose pages are there, or are missing for good.
+//!
+//! - An access to a page that is not there waits for the file system. tmpfs (a memfd lies there too) and hugetlbfs have
+//!   the page or none, which is a SIGBUS and handled; DAX is memory itself. Everything else may wait for a disk, for a
+//!   network, or for a program (FUSE, also below overlayfs) that never answers, and a worker with it.
+//! - DAX counts on ext4, XFS and devices only: FUSE has it too, and asks its program for every page.
+//!
+//! Not here: mapping (`region.rs`), pages that go away later (`sigbus.rs`).
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, FileType, StatxAttributes, StatxFlags, fstatfs, statx};
+
+/// `f_type` of hugetlbfs in `statfs(2)`; a memfd with `MFD_HUGETLB` reports it too.
+const HUGETLBFS: u64 = 0x9584_58f6;
+/// The same of tmpfs, memfds and System V shared memory.
+const TMPFS: u64 = 0x0102_1994;
+const EXT4: u64 = 0xef53;
+const XFS: u64 = 0x5846_5342;
+
+/// Names for messages.
+const KNOWN: [(u64, &str); 12] = [
+    (TMPFS, "tmpfs"),
+    (HUGETLBFS, "hugetlbfs"),
+    (EXT4, "ext2, ext3 or ext4"),
+    (XFS, "XFS"),
+    (0x9123_683e, "btrfs"),
+    (0x2fc1_2fc1, "ZFS"),
+    (0x794c_7630, "overlayfs"),
+    (0x6573_5546, "FUSE"),
+    (0x6969, "NFS"),
+    (0x0102_1997, "9p"),
+    (0x00c3_6400, "Ceph"),
+    (0x0904_1934, "anon_inode"),
+];
+
+/// What a file is, as far as that matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backing {
+    /// `statfs`'s magic number.
+    fs_type: u64,
+    /// What its mappings are made of.
+    page_bytes: u64,
+    is_regular: bool,
+    is_device: bool,
+    is_dax: bool,
+}
+
+impl Backing {
+    pub(crate) fn of(fd: impl AsFd, file_type: FileType) -> io::Result<Self> {
+        let (fs_type, page_bytes) = fs_type_and_page_bytes(&fd)?;
+        let attributes = statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
+        // A kernel that does not tell has none.
+        let is_dax = attributes.is_ok_and(|statx| statx.stx_attributes.contains(StatxAttributes::DAX));
+        let is_regular = file_type == FileType::RegularFile;
+        let is_device = file_type == FileType::CharacterDevice;
+        Ok(Self { fs_type, page_bytes, is_regular, is_device, is_dax })
+    }
+
+    pub(crate) fn page_bytes(self) -> u64 {
+        self.page_bytes
+    }
+
+    pub(crate) fn is_memory(self) -> bool {
+        // A device's node lies in a tmpfs, which says nothing about the device.
+        match self.is_dax {
+            true => self.is_device || self.is_regular && matches!(self.fs_type, EXT4 | XFS),
+            false => self.is_regular && matches!(self.fs_type, TMPFS | HUGETLBFS),
+        }
+    }
+
+    /// For messages.
+    pub(crate) fn name(self) -> String {
+        let kind = if self.is_regular { "a file" } else { "no regular file" };
+        let known = KNOWN.iter().find(|(magic, _)| *magic == self.fs_type).map(|(_, name)| *name);
+        match known {
+            Some(name) => format!("{kind} on {name}"),
+            None => format!("{kind} on a file system of type {:#x}", self.fs_type),
+        }
+    }
+}
+
+/// Magic number of the file system, and the size of the file's pages: what mappings are made of.
+pub(crate) fn fs_type_and_page_bytes(fd: impl AsFd) -> io::Result<(u64, u64)> {
+    let statfs = fstatfs(fd)?;
+    // `f_type` and `f_bsize` have other widths and signs on other architectures.
+    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
+    let (fs_type, fs_block) = (statfs.f_type as u64 & 0xffff_ffff, statfs.f_bsize as u64);
+    let huge = fs_type == HUGETLBFS && fs_block.is_power_of_two();
+    Ok((fs_type, if huge { fs_block } else { rustix::param::page_size() as u64 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FUSE: u64 = 0x6573_5546;
+    const OVERLAYFS: u64 = 0x794c_7630;
+
+    fn file(fs_type: u64) -> Backing {
+        Backing { fs_type, page_bytes: 4096, is_regular: true, is_device: false, is_dax: false }
+    }
+
+    fn device(is_dax: bool) -> Backing {
+        Backing { is_regular: false, is_device: true, is_dax, ..file(TMPFS) }
+    }
+
+    #[test]
+    fn files_that_are_memory_are_taken() {
+        let dax = |fs_type| Backing { is_dax: true, ..file(fs_type) };
+        assert!(
+            [file(TMPFS), file(HUGETLBFS), dax(EXT4), dax(XFS), device(true)].iter().all(|b| b.is_memory())
+        );
+    }
+
+    #[test]
+    fn files_whose_pages_may_have_to_be_waited_for_are_not() {
+        let others = [EXT4, XFS, FUSE, OVERLAYFS, 0x9123_683e, 0x6969, 0x1234].map(file);
+        assert!(!others.iter().any(|backing| backing.is_memory()));
+    }
+
+    #[test]
+    fn dax_of_a_program_and_devices_that_happen_to_lie_in_a_tmpfs_are_not_memory() {
+        assert!(!Backing { is_dax: true, ..file(FUSE) }.is_memory());
+        assert!(!device(false).is_memory());
+        assert!(!Backing { is_regular: false, ..file(TMPFS) }.is_memory());
+    }
+
+    #[test]
+    fn name_tells_the_file_system_or_its_number() {
+        assert_eq!(file(OVERLAYFS).name(), "a file on overlayfs");
+        assert_eq!(file(0x1234).name(), "a file on a file system of type 0x1234");
+        assert_eq!(device(false).name(), "no regular file on tmpfs");
+    }
+}

@@ -1,0 +1,389 @@
+//! What front-ends may take of the process, and how much of that one disk's front-ends may: address space, mappings,
+//! descriptors.
+//!
+//! `Budget (the process) → Quota (a disk, over all its sessions) → Charge (one mapping, one descriptor), given back when dropped`
+//!
+//! - Half of a budget is dealt out evenly: each disk's reserve, which no other disk can take. The other half goes to the disks
+//!   that ask first. So one disk has at most little more than half, and what it takes leaves every other its reserve.
+//! - A disk that is added makes all reserves smaller. What others took before stays theirs: a reserve that is not there any more
+//!   is what is left.
+//! - A part of what the machine has is not in the budget at all: the server's own images, threads and sockets need it.
+//!
+//! Not here: memory itself (the guest's pages are its front-end's), what is charged (`region.rs`, sessions in `blk_server`).
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Resource as Rlimit, getrlimit};
+
+/// Default of `vm.max_map_count`, for hosts that do not tell.
+const USUAL_MAPPINGS: u64 = 65_530;
+/// A process without a limit has at most this many (`fs.nr_open`).
+const MOST_DESCRIPTORS: u64 = 1 << 20;
+
+/// Something that a process has only so much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Bytes that mappings take, whether or not there are pages behind them.
+    AddressSpace,
+    /// Mappings, whatever their length (`vm.max_map_count`).
+    Mappings,
+    /// Open files (`RLIMIT_NOFILE`).
+    Descriptors,
+}
+
+impl Resource {
+    const ALL: [Self; 3] = [Self::AddressSpace, Self::Mappings, Self::Descriptors];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::AddressSpace => "bytes of address space",
+            Self::Mappings => "mappings",
+            Self::Descriptors => "file descriptors",
+        }
+    }
+
+    fn cure(self) -> &'static str {
+        match self {
+            Self::AddressSpace => "give a guest that needs so much a server of its own",
+            Self::Mappings => "raise vm.max_map_count, or give the guest a server of its own",
+            Self::Descriptors => "raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)",
+        }
+    }
+}
+
+/// Why a disk gets no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{wanted} more {} are needed, {left} are left for this disk, which has {taken}, of {limit} for all disks: {}",
+    resource.name(), resource.cure()
+)]
+pub struct QuotaError {
+    /// Of what.
+    pub resource: Resource,
+    /// Asked for.
+    pub wanted: u64,
+    /// What the disk could have had.
+    pub left: u64,
+    /// What the disk has.
+    pub taken: u64,
+    /// The whole budget.
+    pub limit: u64,
+}
+
+/// What the front-ends of all disks may have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// See [`Resource::AddressSpace`].
+    pub address_space_bytes: u64,
+    /// See [`Resource::Mappings`].
+    pub mappings: u64,
+    /// See [`Resource::Descriptors`].
+    pub descriptors: u64,
+}
+
+impl Limits {
+    /// Half of the process's address space, three quarters of its mappings and descriptors: the rest is the server's.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let most_mapped = getrlimit(Rlimit::As).current.unwrap_or(u64::MAX);
+        let mappings = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+        let mappings = mappings.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(USUAL_MAPPINGS);
+        let descriptors = getrlimit(Rlimit::Nofile).current.unwrap_or(MOST_DESCRIPTORS);
+        let for_front_ends = |number: u64| number - number / 4;
+        Self {
+            address_space_bytes: address_space_bytes().min(most_mapped) / 2,
+            mappings: for_front_ends(mappings),
+            descriptors: for_front_ends(descriptors),
+        }
+    }
+}
+
+/// A power of two: stacks lie close to its end, on every machine.
+fn address_space_bytes() -> u64 {
+    let on_the_stack = 0_u8;
+    let bits = u64::BITS - ((&raw const on_the_stack).addr() as u64).leading_zeros();
+    1_u64.checked_shl(bits).unwrap_or(u64::MAX)
+}
+
+/// One resource, over all disks.
+#[derive(Clone, Copy, Debug)]
+struct Pool {
+    limit: u64,
+    taken: u64,
+    /// What is not taken of all reserves together.
+    unused_reserves: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    pools: [Pool; 3],
+    /// What each disk has, by its number.
+    disks: HashMap<u64, [u64; 3]>,
+    next_disk: u64,
+}
+
+impl State {
+    fn reserve(&self, resource: Resource) -> u64 {
+        self.pools[resource as usize].limit / 2 / (self.disks.len() as u64).max(1)
+    }
+
+    /// Disks came or went.
+    fn deal_out(&mut self) {
+        for resource in Resource::ALL {
+            let reserve = self.reserve(resource);
+            let unused = self.disks.values().map(|taken| reserve.saturating_sub(taken[resource as usize]));
+            self.pools[resource as usize].unused_reserves = unused.sum();
+        }
+    }
+
+    fn taken(&self, disk: u64, resource: Resource) -> u64 {
+        self.disks.get(&disk).map_or(0, |taken| taken[resource as usize])
+    }
+
+    fn left(&self, disk: u64, resource: Resource) -> u64 {
+        let pool = self.pools[resource as usize];
+        let own = self.reserve(resource).saturating_sub(self.taken(disk, resource));
+        let free = pool.limit.saturating_sub(pool.taken);
+        // Its own reserve, as far as it is there; or with what is no other disk's reserve.
+        own.min(free).max(free.saturating_sub(pool.unused_reserves.saturating_sub(own)))
+    }
+
+    fn set(&mut self, disk: u64, resource: Resource, to: u64) {
+        let (reserve, from) = (self.reserve(resource), self.taken(disk, resource));
+        let pool = &mut self.pools[resource as usize];
+        pool.taken = pool.taken - from + to;
+        let unused = |taken| reserve.saturating_sub(taken);
+        pool.unused_reserves = pool.unused_reserves - unused(from) + unused(to);
+        if let Some(taken) = self.disks.get_mut(&disk) {
+            taken[resource as usize] = to;
+        }
+    }
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct Budget(Mutex<State>);
+
+impl Budget {
+    /// Of which nothing is taken yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Arc<Self> {
+        let Limits { address_space_bytes, mappings, descriptors } = limits;
+        let pools = [address_space_bytes, mappings, descriptors];
+        let pools = pools.map(|limit| Pool { limit, taken: 0, unused_reserves: 0 });
+        Arc::new(Self(Mutex::new(State { pools, disks: HashMap::new(), next_disk: 0 })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One disk's part of a budget. It counts as a disk until the last charge is given back.
+#[derive(Debug)]
+pub struct Quota {
+    budget: Arc<Budget>,
+    disk: u64,
+}
+
+impl Quota {
+    /// Of one disk more.
+    #[must_use]
+    pub fn of(budget: &Arc<Budget>) -> Arc<Self> {
+        let mut state = budget.lock();
+        let disk = state.next_disk;
+        state.next_disk += 1;
+        state.disks.insert(disk, [0; 3]);
+        state.deal_out();
+        drop(state);
+        Arc::new(Self { budget: Arc::clone(budget), disk })
+    }
+
+    /// Takes so much, until the charge is dropped.
+    ///
+    /// # Errors
+    /// [`QuotaError`]; nothing is taken then.
+    pub fn charge(self: &Arc<Self>, resource: Resource, amount: u64) -> Result<Charge, QuotaError> {
+        let mut state = self.budget.lock();
+        let (taken, left) = (state.taken(self.disk, resource), state.left(self.disk, resource));
+        if amount > left {
+            let limit = state.pools[resource as usize].limit;
+            return Err(QuotaError { resource, wanted: amount, left, taken, limit });
+        }
+        state.set(self.disk, resource, taken + amount);
+        drop(state);
+        Ok(Charge { quota: Arc::clone(self), resource, amount })
+    }
+
+    /// Charges a descriptor that a front-end has passed.
+    ///
+    /// # Errors
+    /// [`QuotaError`]; it is closed then.
+    pub fn admit(self: &Arc<Self>, fd: OwnedFd) -> Result<PassedFd, QuotaError> {
+        let charge = self.charge(Resource::Descriptors, 1)?;
+        Ok(PassedFd { fd: Arc::new(fd), charge })
+    }
+}
+
+impl Drop for Quota {
+    fn drop(&mut self) {
+        let mut state = self.budget.lock();
+        // Charges hold the quota: none is left.
+        state.disks.remove(&self.disk);
+        state.deal_out();
+    }
+}
+
+/// What was taken; given back when dropped.
+#[derive(Debug)]
+pub struct Charge {
+    quota: Arc<Quota>,
+    resource: Resource,
+    amount: u64,
+}
+
+impl Charge {
+    /// Whose it is.
+    #[must_use]
+    pub fn quota(&self) -> &Arc<Quota> {
+        &self.quota
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let mut state = self.quota.budget.lock();
+        let taken = state.taken(self.quota.disk, self.resource);
+        state.set(self.quota.disk, self.resource, taken - self.amount);
+    }
+}
+
+/// A descriptor that a front-end has passed, charged to its disk.
+#[derive(Debug)]
+pub struct PassedFd {
+    // Closed before the charge is given back.
+    fd: Arc<OwnedFd>,
+    charge: Charge,
+}
+
+impl PassedFd {
+    /// To be used no longer than this value lives.
+    #[must_use]
+    pub fn shared(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    pub(crate) fn into_parts(self) -> (Arc<OwnedFd>, Charge) {
+        (self.fd, self.charge)
+    }
+}
+
+impl AsFd for PassedFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Resource::{AddressSpace, Descriptors, Mappings};
+    use super::*;
+
+    fn budget(limit: u64) -> Arc<Budget> {
+        Budget::new(Limits { address_space_bytes: limit, mappings: limit, descriptors: limit })
+    }
+
+    fn quotas<const N: usize>(budget: &Arc<Budget>) -> [Arc<Quota>; N] {
+        [(); N].map(|()| Quota::of(budget))
+    }
+
+    /// Takes one after the other until there is no more.
+    fn take_all(quota: &Arc<Quota>) -> Vec<Charge> {
+        (0..).map_while(|_| quota.charge(Mappings, 1).ok()).collect()
+    }
+
+    #[test]
+    fn disk_alone_may_have_all_of_it() {
+        let [alone] = quotas(&budget(100));
+        assert_eq!(take_all(&alone).len(), 100);
+    }
+
+    #[test]
+    fn disks_that_take_all_they_can_leave_every_other_its_reserve() {
+        let budget = budget(100);
+        let [greedy, other, quiet, late] = quotas(&budget);
+        let (first, second) = (take_all(&greedy), take_all(&other));
+        // A reserve of 12 each, and one has the other half besides.
+        assert_eq!((first.len(), second.len()), (100 - 3 * 12, 12));
+        assert_eq!((take_all(&quiet).len(), take_all(&late).len()), (12, 12));
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again_by_another_disk() {
+        let [first, second] = quotas(&budget(100));
+        let charge = first.charge(AddressSpace, 75).unwrap();
+        assert_eq!(second.charge(AddressSpace, 26).unwrap_err().left, 25);
+        drop(charge);
+        assert!(second.charge(AddressSpace, 75).is_ok());
+    }
+
+    #[test]
+    fn refusal_takes_nothing_and_names_what_there_is() {
+        let [first, _second] = quotas(&budget(100));
+        let _charge = first.charge(Descriptors, 70).unwrap();
+        let refused = first.charge(Descriptors, u64::MAX).unwrap_err();
+        let expected = QuotaError { resource: Descriptors, wanted: u64::MAX, left: 5, taken: 70, limit: 100 };
+        assert_eq!(refused, expected);
+        assert_eq!(
+            refused.to_string(),
+            "18446744073709551615 more file descriptors are needed, 5 are left for this disk, which has 70, of 100 for \
+             all disks: raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)"
+        );
+        assert!(first.charge(Descriptors, 5).is_ok());
+    }
+
+    #[test]
+    fn resources_are_counted_apart() {
+        let [alone] = quotas(&budget(10));
+        let _bytes = alone.charge(AddressSpace, 10).unwrap();
+        assert!(alone.charge(Mappings, 10).is_ok() && alone.charge(Descriptors, 10).is_ok());
+    }
+
+    #[test]
+    fn disks_added_beside_one_that_has_much_get_what_is_left_and_their_reserves_when_it_goes() {
+        let budget = budget(100);
+        let [greedy, _other] = quotas(&budget);
+        let taken = greedy.charge(Mappings, 75).unwrap();
+        let late: [Arc<Quota>; 8] = quotas(&budget);
+        // Reserves are 5 by now; 25 are there, for those who come first.
+        let had: Vec<_> = late.iter().map(|quota| quota.charge(Mappings, 5)).collect();
+        assert_eq!(had.iter().filter(|charge| charge.is_ok()).count(), 5);
+        drop((had, taken));
+        let had: Vec<_> = late.iter().map(|quota| quota.charge(Mappings, 5).unwrap()).collect();
+        assert_eq!(greedy.charge(Mappings, 56).unwrap_err().left, 55);
+        drop(had);
+    }
+
+    #[test]
+    fn disk_counts_until_its_last_charge_is_given_back() {
+        let budget = budget(100);
+        let [goes, stays] = quotas(&budget);
+        let charge = goes.charge(Mappings, 60).unwrap();
+        drop(goes);
+        assert_eq!(take_all(&stays).len(), 40);
+        drop(charge);
+        assert_eq!(take_all(&stays).len(), 100);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "looks at the machine")]
+    fn process_has_room_for_large_guests_and_keeps_some_for_itself() {
+        let limits = Limits::of_process();
+        let descriptors = getrlimit(Rlimit::Nofile).current.unwrap_or(u64::MAX);
+        assert!(limits.mappings > 0 && limits.descriptors > 0 && limits.descriptors <= descriptors);
+        #[cfg(target_arch = "x86_64")]
+        assert!(getrlimit(Rlimit::As).current.is_some() || limits.address_space_bytes == 1 << 46);
+    }
+}
