@@ -7,8 +7,8 @@
 mod rig;
 
 use std::io::Read;
-use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,16 +193,43 @@ fn back_end_channel_that_nobody_reads_holds_up_nobody() {
 }
 
 #[test]
-fn back_end_channel_that_is_no_socket_or_closed_hurts_nobody() {
+fn back_end_channel_that_is_closed_hurts_no_one() {
     let rig = Rig::start(Options::default());
     let (front_end, mut guest) = ready(&rig, feature::USUAL);
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(ours);
     front_end.ok(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
     grow(&rig, 17 * MIB);
-    front_end.ok(code::SET_BACKEND_REQ_FD, &[], &[rig::passed::event().as_fd()]);
-    grow(&rig, 18 * MIB);
     assert!(serves(&mut guest));
+}
+
+#[test]
+fn back_end_channel_that_is_no_connected_unix_stream_is_refused_and_the_one_of_before_stays() {
+    let rig = Rig::start(Options::default());
+    let (front_end, mut guest) = ready(&rig, feature::USUAL);
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    front_end.ok(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let path = rig.folder.path().join("l");
+    let (listening, datagram) = (UnixListener::bind(path), UnixDatagram::unbound().unwrap());
+    let unfit: [OwnedFd; 6] = [
+        rig::passed::event(),
+        std::io::pipe().unwrap().1.into(),
+        std::fs::File::open(&rig.image).unwrap().into(),
+        stream.into(),
+        datagram.into(),
+        listening.unwrap().into(),
+    ];
+    for unfit in &unfit {
+        assert_eq!(front_end.acked(code::SET_BACKEND_REQ_FD, &[], &[unfit.as_fd()]), 1);
+    }
+    grow(&rig, 17 * MIB);
+    ours.read_exact(&mut [0; 12]).unwrap();
+    assert!(serves(&mut guest));
+    front_end.send(code::SET_BACKEND_REQ_FD, &[], &[unfit[0].as_fd()]);
+    assert!(front_end.is_closed());
 }
 
 /// Tries to serve another image on `socket`.

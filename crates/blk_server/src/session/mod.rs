@@ -75,6 +75,8 @@ pub(crate) enum SessionError {
     NoKick { index: u16 },
     #[error("{request:?} came with a file descriptor that cannot be used")]
     NotAnEventfd { request: FrontendReq, source: std::io::Error },
+    #[error("SET_BACKEND_REQ_FD came with a file descriptor that cannot be used")]
+    NotAChannel { source: std::io::Error },
     #[error("SET_PROTOCOL_FEATURES {wanted:#x} has bits that were not offered ({offered:#x})")]
     ProtocolFeatures { wanted: u64, offered: u64 },
     #[error(

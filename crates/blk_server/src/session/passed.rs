@@ -6,9 +6,12 @@
 //! Spec: vhost-user, SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_BACKEND_REQ_FD. Not here: memory (`memory.rs`), logs
 //! (`log_memory.rs`, `dirty_log.rs`).
 
+use std::io;
 use std::sync::Arc;
 
 use guest_mem::PassedFd;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType, getpeername};
 
 use super::body::{expect_fds, u64_body};
 use super::wire::Message;
@@ -59,6 +62,7 @@ impl Session {
     }
 
     pub(super) fn adopt_backend_channel(&self, channel: Option<PassedFd>) -> Result<()> {
+        channel.as_ref().map_or(Ok(()), check_channel)?;
         self.shared.set_backend_channel(channel);
         Ok(())
     }
@@ -72,4 +76,23 @@ impl Session {
         let request = message.request;
         Ok((at, fd.map_err(|source| SessionError::NotAnEventfd { request, source })?))
     }
+}
+
+/// The channel must be a connected Unix stream socket: to send on anything else may block, or reach somebody else, and to
+/// close it may linger.
+fn check_channel(channel: &PassedFd) -> Result<()> {
+    let kind = socket_domain(channel).and_then(|domain| Ok((domain, socket_type(channel)?)));
+    let source = match kind.map_err(io::Error::from) {
+        Ok((AddressFamily::UNIX, SocketType::STREAM)) => match getpeername(channel) {
+            Ok(_) => return Ok(()),
+            Err(errno) => errno.into(),
+        },
+        Ok((domain, kind)) => {
+            let what =
+                format!("a Unix stream socket is needed, this is one of domain {domain:?} and type {kind:?}");
+            io::Error::new(io::ErrorKind::InvalidInput, what)
+        }
+        Err(error) => error,
+    };
+    Err(SessionError::NotAChannel { source })
 }
