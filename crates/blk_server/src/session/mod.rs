@@ -23,6 +23,8 @@ mod protocol;
 mod ring_history;
 mod shared;
 pub(crate) mod state;
+#[cfg(test)]
+mod tests;
 mod vring;
 mod wire;
 
@@ -180,9 +182,6 @@ impl Session {
             Err(SessionError::Wire(WireError::Closed)) => debug!(disk, session, "front-end disconnected"),
             Err(error) => self.log_ended(&error_line(&error)),
         }
-        self.stop_all(Ending::Session);
-        self.disk.not_used_by(&self.shared);
-        debug!(disk, session, "session closed");
     }
 
     fn serve(&mut self) -> Result<()> {
@@ -518,6 +517,15 @@ impl Session {
         let queues = self.disk.queues();
         let at = usize::try_from(index).ok().filter(|&at| at < self.vrings.len());
         at.ok_or(SessionError::QueueIndex { request, index, queues })
+    }
+}
+
+/// However it ends: no worker goes on with a queue whose session is gone. Those that are another process's are not among them.
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.stop_all(Ending::Session);
+        self.disk.not_used_by(&self.shared);
+        debug!(disk = self.disk.name(), session = self.shared.id(), "session closed");
     }
 }
 
