@@ -20,7 +20,7 @@ pub(crate) const MAX_BUFFERS: u32 = 8;
 const LEAST_BUFFERS: u32 = 1;
 pub(crate) const BUFFER_BYTES: usize = 256 * 1024;
 /// Zeroes written per call.
-pub(crate) const ZEROES_BYTES: usize = 1024 * 1024;
+pub(crate) const ZEROES_BYTES: usize = 512 * 1024;
 /// At least what any device asks for: logical blocks end at 64 KiB (Linux 6.15).
 const ALIGN_BYTES: usize = 64 * 1024;
 

@@ -19,14 +19,15 @@ use crate::contract::{Durability, FileId, Op, OpError, OpKind, Stats, Unmap};
 use crate::files::OpenFile;
 use crate::kernel::{Buffers, Call};
 use crate::record::Verb;
+use crate::turn::{self, DIRECT_FRACTION, TURN_BYTES};
 
 /// `IOV_MAX`: the kernel takes no longer array (`UIO_MAXIOV`, linux/uio.h).
 const MAX_PIECES: usize = 1024;
-/// `MAX_RW_COUNT`: no call moves more (read(2), NOTES).
-const MAX_CALL_BYTES: u64 = 0x7fff_f000;
-/// Through the page cache, what is cached is copied while it is submitted: a call moves no more than this, so
-/// that one guest's large requests do not keep its worker from the others. The rest is resumed.
-const MAX_CACHED_CALL_BYTES: u64 = 512 << 10;
+/// No call moves more than its file's turn has, so that one guest's large requests do not keep its worker from the
+/// others. The rest is resumed.
+const MAX_CACHED_CALL_BYTES: u64 = TURN_BYTES;
+/// The same past the page cache. Far below `MAX_RW_COUNT`, which no call exceeds (read(2), NOTES).
+const MAX_DIRECT_CALL_BYTES: u64 = TURN_BYTES * DIRECT_FRACTION;
 /// Consecutive EINTR or EAGAIN before they are believed.
 pub(crate) const MAX_RETRIES: u16 = 1000;
 
@@ -90,6 +91,8 @@ pub(crate) struct OpState {
     pub cancelled: bool,
     /// A call is queued or in the kernel.
     pub in_kernel: bool,
+    /// The op behind it in its file's line (`turn.rs`).
+    pub next_in_line: u32,
     /// Place of the call in the recorder's log.
     pub record: usize,
 }
@@ -124,6 +127,7 @@ impl OpState {
             bounce: None,
             cancelled: false,
             in_kernel: false,
+            next_in_line: turn::NONE,
             record: 0,
         }
     }
@@ -174,6 +178,17 @@ impl OpState {
                 Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None }
             }
         })
+    }
+
+    /// What its next call takes of its file's turn.
+    #[inline]
+    pub fn cost_bytes(&self, file: &OpenFile) -> u64 {
+        let most_bytes = match self.stage {
+            Stage::Transfer => most_bytes(file),
+            Stage::WriteZeroes => ZEROES_BYTES as u64,
+            Stage::Punch | Stage::ZeroRange | Stage::Sync => 0,
+        };
+        turn::cost_bytes(self.remaining_bytes().min(most_bytes), file.wants_alignment())
     }
 
     #[inline]
@@ -417,8 +432,13 @@ fn first_stage(kind: &OpKind) -> Stage {
 /// Length and buffers of one call on the guest's own memory.
 #[inline(always)] // as `direct_transfer`
 fn direct_buffers(op: &OpState, file: &OpenFile) -> (u64, Buffers) {
-    let most_bytes = if file.wants_alignment() { MAX_CALL_BYTES } else { MAX_CACHED_CALL_BYTES };
+    let most_bytes = most_bytes(file);
     (op.remaining_bytes().min(most_bytes), first_pieces(&op.buffers, most_bytes))
+}
+
+#[inline(always)] // as `direct_transfer`
+fn most_bytes(file: &OpenFile) -> u64 {
+    if file.wants_alignment() { MAX_DIRECT_CALL_BYTES } else { MAX_CACHED_CALL_BYTES }
 }
 
 /// As much of `buffers` as one call takes: at most `most_bytes`, except that a single piece is never left out

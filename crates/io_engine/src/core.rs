@@ -1,6 +1,6 @@
 //! The logic all engines share: which op is where, from `push` to its completion.
 //!
-//! `push → op table → (waits for a bounce buffer) → (backlog) → kernel queue → result → again or finished`
+//! `push → op table → (waits for a bounce buffer) → (its file's line) → (backlog) → kernel queue → result → again or finished`
 //!
 //! - Every queue here has room for all ops from the start: nothing is allocated per op.
 //! - Each file has its share of ops and bounce buffers (`shares.rs`), and ops that have to wait wait in their file's own
@@ -11,7 +11,7 @@
 //!
 //! One thread owns all of it, by two handles that share it (`halves.rs`). Or several threads do, one at a time
 //! (`placed/shared.rs`).
-//! Not here: what a result means (`completion.rs`), system calls (`kernel.rs` and below).
+//! Not here: what a result means (`completion.rs`), when a file's turn is spent (`turn.rs`), system calls (`kernel.rs` and below).
 
 mod handles;
 
@@ -30,6 +30,7 @@ use crate::op_table::OpTable;
 use crate::placed::LEAST_SHARE;
 use crate::record::{Record, Recorder};
 use crate::shares::Shares;
+use crate::turn::{Submission, TURN_BYTES};
 
 /// What each file has in reserve, however many there are: with less, a request of many segments might never find room.
 #[allow(clippy::cast_possible_truncation)] // 32
@@ -55,6 +56,10 @@ pub(crate) struct Core<K: Kernel> {
     backlogged: usize,
     /// The file that is looked at first when something comes free.
     first: usize,
+    /// What is being filled; each file has a turn of it.
+    submission: Submission,
+    /// Files with ops that wait for their next turn, each once.
+    lines: VecDeque<FileId>,
     /// Scratch of `end_flush`.
     shared_flushes: Vec<u32>,
     /// Ops that ended outside `reap`.
@@ -74,6 +79,8 @@ impl<K: Kernel> Core<K> {
             waiting: 0,
             backlogged: 0,
             first: 0,
+            submission: Submission::first(TURN_BYTES),
+            lines: VecDeque::new(),
             shared_flushes: Vec::with_capacity(config.depth as usize),
             finished: VecDeque::with_capacity(config.depth as usize),
             stats: Stats::default(),
@@ -116,9 +123,31 @@ impl<K: Kernel> Core<K> {
         self.file_of(index).is_none_or(|file| file.flushes.enter(index))
     }
 
-    /// Queues the op's next call, behind those of its file that wait already.
+    /// Queues the op's next call, if its file's turn has room for it, and otherwise the op itself for the next turn.
     #[inline]
     fn issue(&mut self, index: u32) {
+        let Some(op) = self.memory.ops.get_mut(index) else { return };
+        let Some(file) = self.files.get_mut(op.file) else { return };
+        if !file.turn.has_line() && file.turn.take(self.submission, op.cost_bytes(file)) {
+            self.issue_in_turn(index);
+        } else {
+            self.line_up(index);
+        }
+    }
+
+    #[cold]
+    fn line_up(&mut self, index: u32) {
+        let Some(id) = self.memory.ops.get_mut(index).map(|op| op.file) else { return };
+        let Some(file) = self.files.get_mut(id) else { return };
+        if !file.turn.has_line() {
+            self.lines.push_back(id);
+        }
+        file.turn.line_up(index, &mut self.memory.ops);
+    }
+
+    /// Queues the op's next call, behind those of its file that wait already.
+    #[inline]
+    fn issue_in_turn(&mut self, index: u32) {
         if self.backlogged > 0 && self.is_behind_others(index) || !self.try_issue(index) {
             self.put_off(index);
         }
@@ -245,9 +274,47 @@ impl<K: Kernel> Core<K> {
         (0..count).map(move |turn| FileId(((first + turn) % count) as u32))
     }
 
-    fn submit(&mut self) -> io::Result<()> {
+    /// What waits in the files' lines: each file as much as is left of its turn.
+    #[cold]
+    fn issue_lines(&mut self) {
+        for _ in 0..self.lines.len() {
+            let Some(id) = self.lines.pop_front() else { return };
+            if self.issue_line(id) {
+                self.lines.push_back(id);
+            }
+        }
+    }
+
+    /// Returns whether some still wait.
+    fn issue_line(&mut self, id: FileId) -> bool {
+        while let Some(file) = self.files.get_mut(id)
+            && let Some(first) = file.turn.first()
+        {
+            let cost_bytes = self.memory.ops.get_mut(first).map_or(0, |op| op.cost_bytes(file));
+            if !file.turn.take(self.submission, cost_bytes) {
+                return true;
+            }
+            file.turn.leave_line(&mut self.memory.ops);
+            self.issue_in_turn(first);
+        }
+        false
+    }
+
+    /// What could not be queued before.
+    #[inline]
+    fn issue_rest(&mut self) {
         self.issue_backlog();
-        self.kernel.submit()
+        if !self.lines.is_empty() {
+            self.issue_lines();
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self) -> io::Result<()> {
+        self.issue_rest();
+        let submitted = self.kernel.submit();
+        self.submission.next();
+        submitted
     }
 
     fn reap(&mut self, events: &mut Vec<Event>) {
@@ -317,20 +384,28 @@ impl<K: Kernel> Core<K> {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.issue_backlog();
-        let timeout = if self.finished.is_empty() { timeout } else { Some(Duration::ZERO) };
-        self.kernel.wait(timeout)
+        self.issue_rest();
+        let may_sleep = self.finished.is_empty() && self.lines.is_empty();
+        let waited = self.kernel.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
+        self.submission.next();
+        waited
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        self.issue_backlog();
-        Ok(self.kernel.arm()? && self.finished.is_empty())
+        self.issue_rest();
+        let may_sleep = self.kernel.arm()?;
+        self.submission.next();
+        Ok(may_sleep && self.finished.is_empty() && self.lines.is_empty())
     }
 
     /// `only`: ops on this file; `None`: all.
     fn cancel(&mut self, only: Option<FileId>) {
-        let finished = &mut self.finished;
+        let (ops, finished) = (&mut self.memory.ops, &mut self.finished);
+        self.lines.retain(|&id| only.is_some_and(|only| only != id));
         for file in self.files.chosen_mut(only) {
+            while let Some(index) = file.turn.leave_line(ops) {
+                finished.push_back((index, Err(OpError::Cancelled)));
+            }
             self.waiting -= file.waiting.len();
             self.backlogged -= file.backlog.len();
             let not_started = file.waiting.drain(..).chain(file.backlog.drain(..));
@@ -356,6 +431,8 @@ impl<K: Kernel> Core<K> {
         let index = self.files.next_index();
         let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         let target = self.kernel.register_file(id, &spec)?;
+        // Room for every file: nothing is allocated when one gets a line.
+        self.lines.reserve(index + 1);
         self.files.put(index, OpenFile::new(spec, target));
         self.shares.attach(FileId(id));
         self.memory.bounce.shares.attach(FileId(id));

@@ -209,6 +209,8 @@ impl Rig {
         let mut core = Core::new(Chance::new(seed), &config);
         let alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
         let file = core.attach_file(FileSpec { file: Arc::clone(image.file()), alignment }).unwrap();
+        // Two calls: most ops wait for their turn.
+        core.submission = Submission::first(9000);
         Self { core, file, image, view, pushed: Vec::new(), _folder: folder }
     }
 

@@ -10,6 +10,7 @@ use disk_image::Alignment;
 use crate::contract::{FileId, FileSpec};
 use crate::flush_gate::FlushGate;
 use crate::kernel::Target;
+use crate::turn::Turn;
 
 #[derive(Debug)]
 pub(crate) struct OpenFile {
@@ -23,6 +24,7 @@ pub(crate) struct OpenFile {
     pub cannot_punch: bool,
     pub cannot_zero_range: bool,
     pub flushes: FlushGate,
+    pub turn: Turn,
 }
 
 impl OpenFile {
@@ -35,6 +37,7 @@ impl OpenFile {
             cannot_punch: false,
             cannot_zero_range: false,
             flushes: FlushGate::new(),
+            turn: Turn::new(),
         }
     }
 

@@ -21,6 +21,8 @@ mod op_table;
 
 mod files;
 
+mod turn;
+
 mod flush_gate;
 
 mod completion;

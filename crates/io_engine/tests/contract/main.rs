@@ -19,6 +19,8 @@ mod faults;
 
 mod kernel;
 
+mod turns;
+
 macro_rules! suite {
     (@beds [$($bed:ident),*] $cases:tt) => {
         $( suite!(@cases $bed $cases); )*
