@@ -18,6 +18,8 @@ mod poller;
 
 mod queue;
 
+mod turn;
+
 mod buffers;
 
 mod coalescing;

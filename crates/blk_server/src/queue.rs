@@ -22,7 +22,7 @@ use io_engine::{Completion, FileId, LEAST_SHARE, OpError, Submit, WatchId};
 use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
-use virtqueue::{Chain, DeviceQueue, MAX_QUEUE_SIZE, PopError, RingFault};
+use virtqueue::{Chain, DeviceQueue, PopError, RingFault};
 
 use crate::buffers::BufferPool;
 use crate::coalescing::Owed;
@@ -36,6 +36,7 @@ use crate::report::QueueCounters;
 use crate::ring_start::open_ring;
 use crate::session::SessionShared;
 use crate::signal::signal;
+use crate::turn::{Budget, REFUSED_DESCRIPTORS};
 use crate::workers::{Ending, QueueStart};
 pub(crate) use leaving::NotLeft;
 use starter::Starter;
@@ -43,10 +44,6 @@ use starter::Starter;
 /// Requests taken from one queue before the next one has its turn, and before what is done becomes visible to the guest:
 /// with all that a deep queue has, guest and worker would wait for each other in turns (decision 0031).
 const BATCH: usize = 32;
-/// Descriptors of the requests taken from one queue before the next one has its turn: as many as [`BATCH_BYTES`] has
-/// pages. A chain that is refused counts as the longest there is, because its walk may have been that long.
-const BATCH_DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;
-const REFUSED_DESCRIPTORS: usize = MAX_QUEUE_SIZE as usize;
 /// Most ops that one request needs: a discard's segments.
 const MAX_OPS: usize = virtio_blk::MAX_SEGMENTS;
 const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any request");
@@ -66,17 +63,13 @@ impl Shares {
     }
 }
 
-/// Data of the requests taken from one queue before the next one has its turn: what the host has in its page
-/// cache is copied while it is submitted.
-pub(crate) const BATCH_BYTES: u64 = 16 << 20;
-
 /// What a queue borrows from its worker for one pass.
 pub(crate) struct Lane<'w> {
     pub(crate) submit: &'w mut dyn Submit,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
-    /// Of [`BATCH_BYTES`].
-    pub(crate) bytes_left: u64,
+    /// Of the disk's turn, all its queues together.
+    pub(crate) budget: &'w mut Budget,
 }
 
 /// What became of a request that was taken.
@@ -215,17 +208,12 @@ impl Queue {
         self.view.memory()
     }
 
-    /// Steps 2 to 5 for every chain that is available, up to [`BATCH`] and its sisters. Returns how many there were.
+    /// Steps 2 to 5 for every chain that is available, up to [`BATCH`] and the disk's budget. Returns how many there were.
     #[inline]
     pub(crate) fn take_requests(&mut self, lane: &mut Lane<'_>) -> usize {
         self.waits_for_room = false;
         let mut taken = if self.has_to_try() { self.retry_held(lane) } else { 0 };
-        let mut descriptors = 0;
-        while taken < BATCH
-            && descriptors < BATCH_DESCRIPTORS
-            && lane.bytes_left > 0
-            && (self.state == State::Running || self.must_redo())
-        {
+        while taken < BATCH && !lane.budget.is_spent() && (self.state == State::Running || self.must_redo()) {
             if lane.submit.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 break;
@@ -233,13 +221,13 @@ impl Queue {
             match self.ring.pop(&mut self.chain) {
                 Ok(None) => break,
                 Ok(Some(tag)) => {
-                    descriptors += self.chain.readable().len() + self.chain.writable().len();
+                    lane.budget.take(self.chain.readable().len() + self.chain.writable().len());
                     if !self.start_request(tag, lane) {
                         break;
                     }
                 }
                 Err(PopError::Chain { tag, fault }) => {
-                    descriptors += REFUSED_DESCRIPTORS;
+                    lane.budget.take(REFUSED_DESCRIPTORS);
                     log_refused(&self.disk, self.index, lane.now, &fault);
                     self.finish_refused(tag);
                 }

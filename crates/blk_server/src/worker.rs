@@ -10,7 +10,7 @@
 //! - Nothing here assumes that there is only one worker, or that a disk's queues are on the same one: a queue may
 //!   come from another worker and go to the next (`worker/commands.rs`).
 //!
-//! Not here: what happens to one request (`queue.rs`), where ops go (`io_engine`).
+//! Not here: whose turn it is (`turn.rs`), what happens to one request (`queue.rs`), where ops go (`io_engine`).
 
 mod commands;
 mod engines;
@@ -29,10 +29,11 @@ use crate::balancer::{Bell, BusyWatch};
 use crate::engine_source::EngineSource;
 use crate::meters::WorkerMeter;
 use crate::poller::Poller;
-use crate::queue::{BATCH_BYTES, Lane, Queue, Shares};
+use crate::queue::{Lane, Queue, Shares};
 use crate::report::WorkerCounters;
 use crate::session::EndReason;
 use crate::submissions::SubmissionMeter;
+use crate::turn::Turns;
 use crate::worker_options::WorkerId;
 use crate::workers::Command;
 use engines::{ENGINE, Engines};
@@ -52,6 +53,8 @@ struct Entry {
     queue: Queue,
     /// Which of the worker's engines its ops go to.
     engine: usize,
+    /// Its disk's place among the worker's turns.
+    disk: usize,
     active: bool,
     idle_passes: u32,
     /// What somebody waits for, once nothing of it is in flight.
@@ -61,8 +64,8 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(queue: Queue, engine: usize) -> Self {
-        Self { queue, engine, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
+    fn new(queue: Queue, engine: usize, disk: usize) -> Self {
+        Self { queue, engine, disk, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
     }
 
     /// Somebody waits for its last request in flight.
@@ -96,8 +99,8 @@ pub(crate) struct Worker {
     commands: Receiver<Command>,
     doorbell: Arc<OwnedFd>,
     queues: Vec<Option<Entry>>,
-    /// Numbers of queues that are looked at in every pass.
-    active: Vec<u32>,
+    /// Queues that are looked at in every pass, by number.
+    turns: Turns,
     /// Numbers of queues that got completions in this pass.
     touched: Vec<u32>,
     events: Vec<Event>,
@@ -136,7 +139,7 @@ impl Worker {
             commands,
             doorbell,
             queues: Vec::new(),
-            active: Vec::new(),
+            turns: Turns::default(),
             touched: Vec::new(),
             events: Vec::with_capacity(depth + 64),
             poller: Poller::new(poll),
@@ -187,7 +190,7 @@ impl Worker {
 
     /// With busy polling for as long as it has queues.
     fn keeps_polling(&self, now: Instant) -> bool {
-        self.poller.keeps_polling(now) && !(self.poller.is_busy() && self.active.is_empty())
+        self.poller.keeps_polling(now) && !(self.poller.is_busy() && self.turns.is_empty())
     }
 
     /// Steps 2 to 8 for everything that is there now. Returns whether there was anything.
@@ -228,19 +231,19 @@ impl Worker {
     #[inline]
     fn take_requests(&mut self, now: Instant) -> usize {
         let mut all = 0;
-        let mut at = 0;
-        while let Some(&id) = self.active.get(at) {
+        let mut pass = self.turns.begin();
+        while let Some(id) = self.turns.next(&mut pass) {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else {
-                self.active.swap_remove(at);
+                self.turns.rest(&mut pass);
                 continue;
             };
             let Some(engine) = self.engines.get_mut(entry.engine) else {
-                self.active.swap_remove(at);
+                self.turns.rest(&mut pass);
                 continue;
             };
             let submit = &mut *engine.handles.submit;
             let before = entry.queue.in_engine();
-            let mut lane = Lane { submit, pool: &mut engine.pool, now, bytes_left: BATCH_BYTES };
+            let mut lane = Lane { submit, pool: &mut engine.pool, now, budget: &mut pass.budget };
             let taken = entry.queue.take_requests(&mut lane);
             engine.in_flight += entry.queue.in_engine() - before;
             if taken > 0 {
@@ -249,14 +252,8 @@ impl Worker {
                 // What was answered without the engine is published with the rest of the pass.
                 self.touched.push(id);
             } else if !self.poller.is_busy() && entry.rests() {
-                self.active.swap_remove(at);
-                continue;
+                self.turns.rest(&mut pass);
             }
-            at += 1;
-        }
-        // Another one is first the next time, so that each gets its share when room is scarce.
-        if all > 0 && self.active.len() > 1 {
-            self.active.rotate_left(1);
         }
         all
     }
@@ -362,7 +359,7 @@ impl Worker {
         if !entry.active {
             entry.active = true;
             entry.queue.disable_kicks();
-            self.active.push(id);
+            self.turns.activate(entry.disk, id);
         }
     }
 
@@ -375,12 +372,11 @@ impl Worker {
     /// Lets every active queue kick again. Returns whether one of them has work after all. Queues that
     /// wait for room in the engine stay as they are: a completion wakes the worker, not a kick.
     pub(crate) fn arm(&mut self) -> bool {
-        let mut at = 0;
-        while let Some(&id) = self.active.get(at) {
+        let mut pass = self.turns.begin();
+        while let Some(id) = self.turns.next(&mut pass) {
             if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
                 let in_flight = self.engines.get_mut(entry.engine).map_or(0, |engine| engine.in_flight);
                 if entry.queue.waits_for_room() && in_flight > 0 {
-                    at += 1;
                     continue;
                 }
                 if entry.queue.has_to_try() {
@@ -392,7 +388,7 @@ impl Worker {
                 }
                 entry.active = false;
             }
-            self.active.swap_remove(at);
+            self.turns.rest(&mut pass);
         }
         false
     }
@@ -489,3 +485,7 @@ fn note_due(next: &mut Option<Instant>, due: Option<Instant>) {
         *next = Some(next.map_or(due, |next| next.min(due)));
     }
 }
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;

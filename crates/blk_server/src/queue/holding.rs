@@ -114,17 +114,18 @@ impl Queue {
         self.held.try_all()
     }
 
-    /// Those that are to be tried again go to the engine, as far as it has room, and no more than a turn has. Returns how
+    /// Those that are to be tried again go to the engine, as far as it has room, and no more than the disk's turn has. Returns how
     /// many were looked at.
     #[cold]
     pub(super) fn retry_held(&mut self, lane: &mut Lane<'_>) -> usize {
         let mut tried = 0;
-        while self.has_to_try() && tried < BATCH {
+        while self.has_to_try() && tried < BATCH && !lane.budget.is_spent() {
             if lane.submit.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 break;
             }
             let Some(HeldRequest { tag, buffers }) = self.held.next_to_try() else { break };
+            lane.budget.take(0);
             self.try_again(tag, buffers, lane);
             tried += 1;
         }

@@ -92,7 +92,7 @@ impl Starter<'_, '_, '_> {
             Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
             Err(NoBuffers::Refused(why)) => return Err(why.into()),
         };
-        self.lane.bytes_left = self.lane.bytes_left.saturating_sub(about.bytes);
+        self.lane.budget.take_bytes(about.bytes);
         // Step 5: slot, then op; the worker submits the batch.
         self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
         self.push(kind(range, self.durability), buffers);
@@ -128,6 +128,7 @@ impl Starter<'_, '_, '_> {
         let done_bytes = about.bytes.saturating_sub(buffers.remaining_bytes());
         let rest = whole.after(done_bytes).filter(|_| buffers.remaining_bytes() > 0);
         let Some(range) = rest else { return Err(Refusal::LostBuffers { verb: about.verb }) };
+        self.lane.budget.take_bytes(range.len_bytes());
         self.in_flight.begin(self.tag, self.reply, About { promise, ..about }, 1, self.lane.now);
         let durability = self.durability;
         self.push(

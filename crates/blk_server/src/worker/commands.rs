@@ -198,7 +198,8 @@ impl Worker {
         }
         // What it holds has its time wherever it is served.
         note_due(&mut self.next_retry, queue.retry_due());
-        self.queues[id as usize] = Some(Entry::new(queue, engine));
+        let disk = self.turns.join(queue.disk().id());
+        self.queues[id as usize] = Some(Entry::new(queue, engine, disk));
         // Scanned once without waiting for a kick: it may have been lost with the last server, or have gone to the
         // worker that the queue comes from.
         self.activate(id);
@@ -277,10 +278,12 @@ impl Worker {
             self.activate(id);
         }
         let goes = |entry: &mut Entry| entry.stop.is_some() || entry.leave.is_some();
-        let Some(Entry { queue, engine, stop, leave, .. }) = self.queues[id as usize].take_if(goes) else {
+        let Some(Entry { queue, engine, disk, stop, leave, .. }) = self.queues[id as usize].take_if(goes)
+        else {
             return;
         };
-        self.forget(id, &queue, engine);
+        self.turns.leave(disk, id);
+        self.forget(&queue, engine);
         match (stop, leave) {
             (Some(done), _) => end(queue, &done),
             // Whoever asked has the answer's other end until it is here: see `attachments.rs`.
@@ -290,8 +293,7 @@ impl Worker {
     }
 
     /// Lets go of everything that the queue had here.
-    fn forget(&mut self, id: u32, queue: &Queue, engine: usize) {
-        self.active.retain(|&active| active != id);
+    fn forget(&mut self, queue: &Queue, engine: usize) {
         self.engines.base().reap.unwatch(queue.watch);
         if let Some(slot) = self.engines.get_mut(engine) {
             slot.handles.submit.forget_memory(queue.memory());

@@ -1,0 +1,267 @@
+//! Turns: in which order a worker looks at its queues, and how much it takes of one disk in a pass.
+//!
+//! `kick → active → (a pass: each disk's turn, in it one queue after the other, while its budget lasts) → at rest`
+//!
+//! - The budget is the disk's: a guest with 64 queues gets what a guest with one gets.
+//! - The next turn of a disk begins with the queue behind the last one that was served, and the next pass with the
+//!   disk behind the first one of this pass.
+//! - A budget delays nothing else: a pass that took something is followed by the next one at once.
+//! - Room is made when a queue comes. Nothing is allocated when it is kicked.
+//!
+//! Not here: what a request costs while the engine carries it out, and calls that are resumed (`turn.rs` of
+//! `io_engine`, by the same rule), when a queue is at rest (`worker.rs`).
+
+use std::collections::VecDeque;
+
+use virtqueue::MAX_QUEUE_SIZE;
+
+/// Requests taken from one disk in a pass: twice what one of its queues may give (`BATCH` in `queue.rs`).
+const REQUESTS: usize = 64;
+/// Descriptors read for them: as many as [`BYTES`] has pages.
+const DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;
+/// What a chain counts that is refused: as the longest there is, because its walk may have been that long.
+pub(crate) const REFUSED_DESCRIPTORS: usize = MAX_QUEUE_SIZE as usize;
+/// Data of them. How much of it is moved at once is the engine's to bound.
+const BYTES: u64 = 16 << 20;
+
+/// What is left of a disk's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Budget {
+    pub(crate) requests: usize,
+    pub(crate) descriptors: usize,
+    pub(crate) bytes: u64,
+}
+
+impl Budget {
+    const FULL: Self = Self { requests: REQUESTS, descriptors: DESCRIPTORS, bytes: BYTES };
+
+    #[inline]
+    pub(crate) fn is_spent(&self) -> bool {
+        self.requests == 0 || self.descriptors == 0 || self.bytes == 0
+    }
+
+    /// One request was taken, of which `descriptors` were read.
+    #[inline]
+    pub(crate) fn take(&mut self, descriptors: usize) {
+        self.requests = self.requests.saturating_sub(1);
+        self.descriptors = self.descriptors.saturating_sub(descriptors);
+    }
+
+    #[inline]
+    pub(crate) fn take_bytes(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+}
+
+/// A disk with queues on this worker.
+#[derive(Debug)]
+struct DiskQueues {
+    disk: u64,
+    queues: usize,
+    /// Those that are looked at, the next one first.
+    active: VecDeque<u32>,
+}
+
+/// How far a pass has come.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    disks_left: usize,
+    /// Of the disk whose turn it is: the last one in `Turns::active`.
+    queues_left: usize,
+    pub(crate) budget: Budget,
+}
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    disks: Vec<Option<DiskQueues>>,
+    /// Places of disks with active queues, the next one first.
+    active: VecDeque<usize>,
+}
+
+impl Turns {
+    /// A queue of `disk` is served here from now on. Returns the disk's place.
+    pub(crate) fn join(&mut self, disk: u64) -> usize {
+        let known = |place: &Option<DiskQueues>| place.as_ref().is_some_and(|known| known.disk == disk);
+        let place = self.disks.iter().position(known).unwrap_or_else(|| self.add(disk));
+        if let Some(disk) = &mut self.disks[place] {
+            disk.queues += 1;
+            disk.active.reserve(disk.queues - disk.active.len());
+        }
+        place
+    }
+
+    fn add(&mut self, disk: u64) -> usize {
+        let place = self.disks.iter().position(Option::is_none).unwrap_or(self.disks.len());
+        if place == self.disks.len() {
+            self.disks.push(None);
+        }
+        self.disks[place] = Some(DiskQueues { disk, queues: 0, active: VecDeque::new() });
+        self.active.reserve(self.disks.len() - self.active.len());
+        place
+    }
+
+    /// The other end of [`Turns::join`].
+    pub(crate) fn leave(&mut self, place: usize, queue: u32) {
+        let Some(Some(disk)) = self.disks.get_mut(place) else { return };
+        disk.active.retain(|&active| active != queue);
+        disk.queues -= 1;
+        if disk.active.is_empty() {
+            self.active.retain(|&active| active != place);
+        }
+        self.disks[place].take_if(|disk| disk.queues == 0);
+    }
+
+    /// The queue, which is at rest, is to be looked at.
+    pub(crate) fn activate(&mut self, place: usize, queue: u32) {
+        let Some(Some(disk)) = self.disks.get_mut(place) else { return };
+        if disk.active.is_empty() {
+            self.active.push_back(place);
+        }
+        disk.active.push_back(queue);
+    }
+
+    /// Whether no queue is to be looked at.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// Begins a pass over all active queues.
+    #[inline]
+    pub(crate) fn begin(&mut self) -> Pass {
+        let pass = Pass { disks_left: self.active.len(), queues_left: 0, budget: Budget::FULL };
+        if pass.disks_left > 1 {
+            // The disk that was first is last now, and goes on from there in `next`.
+            self.active.rotate_left(1);
+        }
+        pass
+    }
+
+    /// The queue to be looked at next.
+    #[inline]
+    pub(crate) fn next(&mut self, pass: &mut Pass) -> Option<u32> {
+        while pass.queues_left == 0 || pass.budget.is_spent() {
+            pass.disks_left = pass.disks_left.checked_sub(1)?;
+            self.active.rotate_left(1);
+            pass.queues_left = self.current()?.active.len();
+            pass.budget = Budget::FULL;
+        }
+        pass.queues_left -= 1;
+        let queues = &mut self.current()?.active;
+        queues.rotate_left(1);
+        queues.back().copied()
+    }
+
+    /// The queue that [`Turns::next`] gave last is not to be looked at again before it is active.
+    pub(crate) fn rest(&mut self, pass: &mut Pass) {
+        let Some(disk) = self.current() else { return };
+        disk.active.pop_back();
+        if disk.active.is_empty() {
+            self.active.pop_back();
+            pass.queues_left = 0;
+        }
+    }
+
+    /// The disk whose turn it is.
+    #[inline]
+    fn current(&mut self) -> Option<&mut DiskQueues> {
+        let place = *self.active.back()?;
+        self.disks[place].as_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: u64 = 10;
+    const B: u64 = 11;
+
+    /// Queues 0 to 3 are disk A's, 4 is disk B's.
+    fn two_disks() -> Turns {
+        let mut turns = Turns::default();
+        let places = [A, A, A, A, B].map(|disk| turns.join(disk));
+        (0..).zip(places).for_each(|(queue, place)| turns.activate(place, queue));
+        turns
+    }
+
+    /// Queues in the order of a pass in which each gives `requests`.
+    fn pass(turns: &mut Turns, requests: usize) -> Vec<u32> {
+        let mut pass = turns.begin();
+        let mut order = Vec::new();
+        while let Some(queue) = turns.next(&mut pass) {
+            pass.budget.requests = pass.budget.requests.saturating_sub(requests);
+            order.push(queue);
+        }
+        order
+    }
+
+    #[test]
+    fn disks_take_turns_and_in_a_disks_turn_its_queues() {
+        let mut turns = two_disks();
+        assert_eq!(pass(&mut turns, 1), [4, 0, 1, 2, 3]);
+        assert_eq!(pass(&mut turns, 1), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn queues_of_one_disk_share_one_budget_and_none_is_left_out() {
+        let mut turns = two_disks();
+        let half = REQUESTS / 2;
+        assert_eq!(pass(&mut turns, half), [4, 0, 1]);
+        assert_eq!(pass(&mut turns, half), [2, 3, 4]);
+        assert_eq!(pass(&mut turns, half), [4, 0, 1]);
+    }
+
+    #[test]
+    fn sixty_four_queues_take_no_more_of_a_pass_than_one() {
+        let mut turns = Turns::default();
+        (0..64).for_each(|queue| {
+            let place = turns.join(A);
+            turns.activate(place, queue);
+        });
+        let place = turns.join(B);
+        turns.activate(place, 64);
+        let served = pass(&mut turns, REQUESTS);
+        assert_eq!(served, [64, 0]);
+    }
+
+    #[test]
+    fn descriptors_and_bytes_end_a_turn_too() {
+        let mut turns = two_disks();
+        let mut pass = turns.begin();
+        assert_eq!(turns.next(&mut pass), Some(4));
+        assert_eq!(turns.next(&mut pass), Some(0));
+        pass.budget.take(DESCRIPTORS);
+        assert_eq!(turns.next(&mut pass), None);
+        let mut pass = turns.begin();
+        assert_eq!(turns.next(&mut pass), Some(1));
+        pass.budget.take_bytes(BYTES + 1);
+        assert_eq!(turns.next(&mut pass), Some(4));
+        assert!(!pass.budget.is_spent());
+    }
+
+    #[test]
+    fn queues_at_rest_are_left_out_until_they_are_active_again() {
+        let mut turns = two_disks();
+        let mut cursor = turns.begin();
+        while let Some(queue) = turns.next(&mut cursor) {
+            if queue != 2 {
+                turns.rest(&mut cursor);
+            }
+        }
+        assert_eq!(pass(&mut turns, 1), [2]);
+        turns.activate(1, 4);
+        assert_eq!(pass(&mut turns, 1), [4, 2]);
+    }
+
+    #[test]
+    fn place_of_a_disk_without_queues_is_used_again() {
+        let mut turns = two_disks();
+        (0..4).for_each(|queue| turns.leave(0, queue));
+        assert_eq!(pass(&mut turns, 1), [4]);
+        turns.leave(1, 4);
+        assert!(turns.is_empty());
+        assert_eq!([turns.join(B), turns.join(A)], [0, 1]);
+    }
+}
