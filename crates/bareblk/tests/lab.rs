@@ -178,10 +178,12 @@ fn hostile_measures_nine_guests_beside_each_kind_of_a_tenth() {
     let result = run_with_servers("hostile");
     assert_measured(&result);
     for workload in ["ram", "disk"] {
-        for attack in ["invalid", "loops", "kicks"] {
+        for attack in ["invalid", "loops", "kicks", "tables"] {
             assert!(figure(&result, workload, attack, "attacks") > 0.0, "{workload}, {attack}");
             assert!(figure(&result, workload, attack, "worst") <= figure(&result, workload, attack, "iops"));
         }
+        let of_large = ["p50", "p99", "max"].map(|column| figure(&result, workload, "large", column));
+        assert!(of_large.is_sorted() && of_large[0] > 0.0, "{workload}: {of_large:?}");
         let busy = result.cell(workload, "busy").unwrap();
         assert!(busy.summary("attacks").is_none() && busy.ratio.is_none(), "{busy:?}");
     }

@@ -98,7 +98,7 @@ impl Bench for Hostile {
         let (good, tenth) = server.sockets().split_at(GOOD);
         let (began, guest) = (Instant::now(), HostileGuest::start(attack, &tenth[0], &job)?);
         let mut figures = clients_together::measure_on(&server, good, &job, stop)?;
-        if attack != Attack::Busy {
+        if !matches!(attack, Attack::Busy | Attack::LargeReads) {
             figures.insert("attacks", guest.done() as f64 / began.elapsed().as_secs_f64());
         }
         guest.end()?;

@@ -36,6 +36,8 @@ pub(crate) fn attacks() -> Vec<(Variant, Attack)> {
         (Variant::new("scribble", "rings that change while they are read"), Attack::Scribble),
         (Variant::new("reconnects", "a front-end that reconnects"), Attack::Reconnects),
         (Variant::new("refusals", "messages that are refused and logged"), Attack::Refusals),
+        (Variant::new("large", "reads of 4 MiB"), Attack::LargeReads),
+        (Variant::new("tables", "memory tables while a queue runs"), Attack::MemoryTables),
     ]
 }
 
@@ -118,7 +120,7 @@ pub(crate) fn columns() -> Vec<Column> {
 }
 
 /// Id, title, unit, decimals, what is measured.
-const COLUMNS: [(&str, &str, &str, usize, &str); 7] = [
+const COLUMNS: [(&str, &str, &str, usize, &str); 9] = [
     ("iops", "IOPS of nine", "1/s", 0, "Requests of the nine completed in the counted time, together."),
     ("worst", "of the worst", "1/s", 0, "The same, of that of the nine that had least."),
     (
@@ -128,7 +130,9 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 7] = [
         1,
         "From submitting a request until its completion is taken; of the nine.",
     ),
+    ("p50", "50 % latency", "µs", 1, "Half of the nine's requests are faster; without the submission."),
     ("p99", "99 % latency", "µs", 1, "99 % of the nine's requests are faster; without the submission."),
+    ("max", "longest latency", "µs", 1, "None of the nine's requests took longer; without the submission."),
     (
         "cpu",
         "server CPU",
@@ -141,8 +145,8 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 7] = [
         "attacks",
         "1/s",
         0,
-        "What the tenth did, from its start to its end: chains offered, kicks, sessions, or messages refused. Not counted of \
-         the busy one.",
+        "What the tenth did, from its start to its end: chains offered, kicks, sessions, memory tables, or messages refused. \
+         Not counted of those that only read.",
     ),
     ("log", "log", "bytes", 0, "What the server logged from its start on, warm-up included."),
 ];

@@ -165,6 +165,7 @@ fn figures(outcomes: &[Outcome], Spent { cost, stats }: Spent) -> Figures {
         ("p50", percentile_us(50.0)),
         ("p99", percentile_us(99.0)),
         ("p99.9", percentile_us(99.9)),
+        ("max", percentile_us(100.0)),
         ("switches", per_io(cost.switches)),
         ("sleeps", per_io(stats.sleeps)),
         ("wakes", per_io(stats.completion_worker_wake_ups + stats.worker_wake_ups)),

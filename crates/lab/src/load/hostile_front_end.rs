@@ -82,9 +82,6 @@ impl HostileFrontEnd {
     /// A queue without requests, in memory of its own; it starts with the last of the messages.
     pub fn start_queue(&self) -> io::Result<RawQueue> {
         let region = Region::from_memfd(GuestAddress(0), MEMORY_BYTES).map_err(io::Error::other)?;
-        let spec = region.spec();
-        let words = [1, spec.guest_addr.raw_value(), spec.size_bytes, 0, spec.file_offset_bytes];
-        let table: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
         let layout = RingLayout {
             queue_size: QUEUE_SIZE,
             descriptors: GuestAddress(0),
@@ -95,7 +92,7 @@ impl HostileFrontEnd {
         let (kick, call) = (fd()?, fd()?);
         self.send(code::SET_OWNER, PLAIN, &[], &[])?;
         self.send(code::SET_FEATURES, PLAIN, &FEATURES.to_ne_bytes(), &[])?;
-        self.send(code::SET_MEM_TABLE, PLAIN, &table, &[region.fd().as_fd()])?;
+        self.send_table(&region)?;
         self.send(code::SET_VRING_NUM, PLAIN, &state(u32::from(QUEUE_SIZE)), &[])?;
         self.send(code::SET_VRING_BASE, PLAIN, &state(0), &[])?;
         self.send(code::SET_VRING_ADDR, PLAIN, &addresses(&layout), &[])?;
@@ -104,6 +101,21 @@ impl HostileFrontEnd {
         self.barrier()?;
         let memory = GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?;
         Ok(RawQueue { view: MemoryView::new(Arc::new(memory)), layout, kick, _call: call })
+    }
+
+    /// The memory of a queue once more; returns when the server has gone over to it.
+    pub fn announce_memory(&self, view: &MemoryView) -> io::Result<()> {
+        let regions = view.memory().regions();
+        regions.iter().try_for_each(|region| self.send_table(region))?;
+        self.barrier()
+    }
+
+    /// A memory table of one region.
+    fn send_table(&self, region: &Region) -> io::Result<()> {
+        let spec = region.spec();
+        let words = [1, spec.guest_addr.raw_value(), spec.size_bytes, 0, spec.file_offset_bytes];
+        let table: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+        self.send(code::SET_MEM_TABLE, PLAIN, &table, &[region.fd().as_fd()])
     }
 
     /// A message that makes no sense and does not end the session; true if the server refused it.

@@ -38,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 /// Of the ordinary guest.
 pub(crate) const BUSY_DEPTH: u32 = 32;
+/// Of a large read.
+const LARGE_BYTES: u32 = 4 << 20;
 /// Longer than any sample.
 const FOR_EVER_S: f64 = 3600.0;
 
@@ -58,6 +60,10 @@ pub(crate) enum Attack {
     Reconnects,
     /// Messages that are refused, each of which is worth a line in a log.
     Refusals,
+    /// Reads as large as the disk takes them, as many in flight as [`BUSY_DEPTH`].
+    LargeReads,
+    /// The same memory announced over and over while a queue runs.
+    MemoryTables,
 }
 
 /// Goes on until it is dropped.
@@ -81,6 +87,7 @@ impl HostileGuest {
         let job = BlockJob { depth: BUSY_DEPTH, jobs: 1, ..*job };
         let body = move || match attack {
             Attack::Busy => thread.be_busy(&job),
+            Attack::LargeReads => thread.be_busy(&BlockJob { block_bytes: LARGE_BYTES, ..job }),
             attack => thread.attack(attack),
         };
         let thread = std::thread::Builder::new().name("lab-hostile".into()).spawn(body);
@@ -88,7 +95,7 @@ impl HostileGuest {
         Ok(Self { stop, done, thread: Some(thread) })
     }
 
-    /// Requests, kicks or sessions so far; of a busy guest none are counted.
+    /// Requests, kicks, sessions or tables so far; of a guest that only reads none are counted.
     pub fn done(&self) -> u64 {
         self.done.load(Relaxed)
     }
@@ -164,6 +171,9 @@ impl Thread {
         let ring = RawRing::new(&queue.view, queue.layout).map_err(io::Error::other)?;
         let guest = Guest { queue, ring };
         match attack {
+            Attack::MemoryTables => {
+                self.while_wanted(|| front_end.announce_memory(&guest.queue.view).map(|()| 1))
+            }
             Attack::Kicks => self.while_wanted(|| guest.kick().map(|()| 1)),
             Attack::InvalidRequests => {
                 guest.prepare_invalid()?;
@@ -185,7 +195,7 @@ impl Thread {
                     }
                 })
             }
-            Attack::Reconnects | Attack::Busy | Attack::Refusals => {
+            Attack::Reconnects | Attack::Busy | Attack::LargeReads | Attack::Refusals => {
                 self.count(1);
                 Ok(())
             }
