@@ -39,8 +39,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = fd_pool)]
     pub fd_pool: Option<u32>,
 
-    /// Most threads for calls that wait: all calls of engine threads, few of the others, none of io_uring
-    /// [default: 64]
+    /// Most threads for calls that wait: all calls of engine threads, few of the others, none of io_uring; with many
+    /// disks half as many, and one for each disk, if that is more [default: 64]
     #[arg(long, value_name = "N", value_parser = io_threads)]
     pub io_threads: Option<u32>,
 }

@@ -98,7 +98,9 @@ impl<K: Kernel> Core<K> {
             return false;
         }
         let op = OpState::new(op, self.kernel.has_durable_writes());
-        let Some((index, op)) = self.memory.ops.insert(op) else { unreachable!("there is a place for each share") };
+        let Some((index, op)) = self.memory.ops.insert(op) else {
+            unreachable!("there is a place for each share")
+        };
         if op.is_empty() {
             self.finished.push_back((index, Ok(())));
         } else if op.is_at_sync() {

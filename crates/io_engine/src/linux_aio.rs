@@ -40,7 +40,9 @@ use self::calls::Calls;
 use self::completions::Completions;
 use self::context::{Command, Context, Iocb};
 use self::user_ring::UserRing;
-use crate::contract::{Engine, EngineConfig, Event, FileId, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
+use crate::contract::{
+    Engine, EngineConfig, Event, FileId, FileSpec, Handles, SharedHandles, WatchId, WatchToken,
+};
 use crate::core::Core;
 use crate::epoll::EpollWatcher;
 use crate::halves::handles;

@@ -214,8 +214,9 @@ mod tests {
 
     #[test]
     fn files_of_one_disk_keep_nothing_from_each_other() {
-        let mut shares = attached(64, 32, 2);
+        let mut shares = Shares::new(64, 32);
         shares.do_not_split();
+        [0, 1].into_iter().for_each(|file| shares.attach(FileId(file)));
         assert_eq!((take(&mut shares, 0, 99), shares.room(FileId(1)), shares.places()), (64, 0, 64));
     }
 

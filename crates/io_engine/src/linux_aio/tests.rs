@@ -179,21 +179,19 @@ fn calls_beyond_what_the_kernel_takes_stay_queued_and_follow() {
 }
 
 #[test]
-fn full_queue_is_reported_and_keeps_a_place_for_kicks() {
+fn call_beyond_the_context_is_made_by_a_thread_and_the_kicks_keep_their_place() {
     let (mut aio, file, page) = (aio(), direct_file(), page());
     let (target, fd) = (attach(&mut aio, &file), kick_fd());
     aio.watch(Arc::clone(&fd), WatchToken(1)).unwrap();
     kick(&fd);
     aio.begin_reap();
     assert!(aio.pop().is_none() && !aio.kicks_armed);
-    for name in 0..u64::from(DEPTH) {
+    for name in 0..=u64::from(DEPTH) {
         queue(&mut aio, name, target, &read_call(page, 0, 0));
     }
-    // SAFETY: 1. pages are never freed.
-    assert!(unsafe { aio.queue(99, target, &read_call(page, 0, 0)) }.is_err());
     aio.submit().unwrap();
     assert!(aio.kicks_armed);
-    results(&mut aio, DEPTH as usize);
+    assert_eq!((results(&mut aio, DEPTH as usize + 1).len(), aio.pool.threads()), (DEPTH as usize + 1, 1));
 }
 
 #[test]

@@ -316,6 +316,7 @@ mod tests {
         let mut schedule = schedule(3, &jobs);
         assert_eq!([false; 3].map(|asleep| schedule.call_help(asleep)), [Help::Start; 3]);
         assert_eq!(schedule.call_help(false), Help::Enough);
+        schedule.arrived();
         assert_eq!((schedule.call_help(true), schedule.threads()), (Help::Wake, 3));
     }
 

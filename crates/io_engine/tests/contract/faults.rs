@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use disk_image::CheckedRange;
-use io_engine::{Durability, Event, Fault, OpError, OpKind, Unmap, Verb, WatchToken, When};
+use io_engine::{
+    Durability, Event, Fault, FileId, LEAST_SHARE, Op, OpError, OpKind, Unmap, Verb, WatchToken, When,
+};
 use rustix::io::Errno;
 
 use crate::bed::{Bed, FAKE, fake, fake_direct, kick, kick_fd, pattern, spec, uring_4k_sectors};
@@ -380,4 +382,49 @@ fn durable_discard_whose_flush_fails_is_not_done() {
     bed.handle().inject(When::Verb(Verb::Sync), Fault::Errno(Errno::IO), 1);
     let discard = OpKind::Discard { range: bed.range(0, 4096), durability: Durability::Durable };
     assert_eq!(bed.run(discard, &[]).result, Err(OpError::Errno(Errno::IO)));
+}
+
+/// An op on a file that is not the bed's own.
+fn on(file: FileId, bed: &Bed, token: u64, kind: OpKind, pieces: &[(u64, u64)]) -> Op {
+    Op { file, ..bed.op(token, kind, pieces) }
+}
+
+#[test]
+fn file_whose_calls_hang_has_its_share_of_ops_and_another_one_its_own() {
+    let mut bed = fake().expect(FAKE);
+    let other = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    bed.handle().inject(When::Verb(Verb::Write), Fault::Hold, u64::MAX);
+    let range = bed.range(0, 512);
+    let mut hangs = |token| {
+        let op = bed.op(token, write(range), &[(0, 512)]);
+        bed.submit.push(op).is_ok()
+    };
+    let hung = (0..1000).take_while(|&token| hangs(token)).count();
+    assert_eq!((bed.submit.room_of(bed.file), bed.submit.room_of(other)), (0, LEAST_SHARE));
+    for token in 0..LEAST_SHARE as u64 {
+        let read = on(other, &bed, 2000 + token, OpKind::Read { range }, &[(4096, 512)]);
+        assert!(bed.submit.push(read).is_ok());
+    }
+    assert!(bed.finish(LEAST_SHARE).iter().all(|completion| completion.token >= 2000));
+    bed.handle().clear();
+    bed.handle().release().unwrap();
+    assert_eq!(bed.finish(hung).len(), hung);
+}
+
+#[test]
+fn hung_misaligned_writes_leave_bounce_buffers_to_another_file() {
+    let Some(mut bed) = fake_direct().filter(Bed::bounces) else { return };
+    let other = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    bed.handle().inject(When::Verb(Verb::Write), Fault::Hold, u64::MAX);
+    let range = bed.range(0, 4096);
+    (0..20).for_each(|token| bed.push(token, write(range), &[(1, 4096)]));
+    bed.submit.submit().unwrap();
+    for token in 100..110 {
+        let read = on(other, &bed, token, OpKind::Read { range }, &[(8193, 4096)]);
+        assert!(bed.submit.push(read).is_ok());
+    }
+    assert!(bed.finish(10).iter().all(|completion| completion.token >= 100));
+    bed.handle().clear();
+    bed.handle().release().unwrap();
+    assert_eq!(bed.finish(20).len(), 20);
 }
