@@ -110,7 +110,7 @@ pub(crate) struct Queue {
     segments: SegmentBuffer,
     in_flight: InFlight,
     held: Held,
-    file: FileId,
+    pub(crate) file: FileId,
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) watch: WatchId,
     call: Option<Arc<OwnedFd>>,
@@ -196,12 +196,6 @@ impl Queue {
 
     pub(crate) fn session(&self) -> &Arc<SessionShared> {
         &self.session
-    }
-
-    /// The disk, as its engine knows it.
-    #[inline]
-    pub(crate) fn file(&self) -> FileId {
-        self.file
     }
 
     pub(crate) fn memory(&self) -> &Arc<GuestMemory> {

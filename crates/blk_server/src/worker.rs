@@ -300,7 +300,7 @@ impl Worker {
         if let Some(engine) = self.engines.get_mut(entry.engine) {
             engine.in_flight -= before - entry.queue.in_engine();
             let buffers = std::mem::take(&mut completion.buffers);
-            engine.pool.give_back(entry.queue.file(), buffers, entry.queue.memory());
+            engine.pool.give_back(entry.queue.file, buffers, entry.queue.memory());
         }
         if self.touched.last() != Some(&id) {
             self.touched.push(id);

@@ -38,7 +38,7 @@ const PAGE: u32 = 4096;
 /// For something that must happen, on a machine that is busy with other things.
 const LONG: Duration = Duration::from_secs(300);
 
-/// A file system that nobody can write to. It goes on when this is dropped, or the test's process ends in any way.
+/// A file system on which writes wait. It goes on when this is dropped, or the test's process ends in any way.
 struct Frozen {
     child: Child,
     /// Closed: go on.

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_called_for_jobs_of_a_file_that_has_its_share() {
+    fn no_thread_is_called_for_jobs_of_a_file_that_has_its_share() {
         let jobs: Vec<_> = (0..100).map(|job| (Transfer, job)).collect();
         let mut schedule = schedule(8, &jobs);
         schedule.attach(OTHER, 16);
