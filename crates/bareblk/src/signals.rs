@@ -54,7 +54,9 @@ impl EndAtOnce {
 
 impl Drop for EndAtOnce {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(|id| drop(unregister(id)));
+        for id in self.0.drain(..) {
+            unregister(id);
+        }
     }
 }
 
