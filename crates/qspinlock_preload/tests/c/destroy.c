@@ -1,7 +1,7 @@
 /* Condition variables that are destroyed, and their memory taken away, as soon as all waiters are woken. */
 #include "check.h"
 
-enum { WAITERS = 3, TIMED_ROUNDS = 6000, CANCELLED_ROUNDS = 3000 };
+enum { WAITERS = 3, TIMED_ROUNDS = 4000, CANCELLED_ROUNDS = 500 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_barrier_t round_begins, round_ends;
