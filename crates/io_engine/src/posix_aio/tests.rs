@@ -213,7 +213,7 @@ fn dropping_with_requests_outstanding_leaves_them_their_blocks_and_descriptors()
     let mut rig = Rig::new(2);
     rig.read(0..4);
     let blocks = Arc::downgrade(rig.kernel.requests.blocks());
-    let slots = 0..rig.kernel.requests.capacity() as u32;
+    let slots = 0..u32::try_from(rig.kernel.requests.capacity()).unwrap();
     let pipe = rig.pipe();
     let Rig { kernel, mut writer, memory, .. } = rig;
     drop(kernel);
