@@ -74,7 +74,8 @@ impl DirtyLogging {
         fds: &mut Incoming,
         quota: &Arc<Quota>,
     ) -> Result<Self> {
-        let map = |log: DirtyLogState| mapped(quota.admit(fds.take(log.fd)?)?, log.mmap_bytes, log.offset_bytes);
+        let map =
+            |log: DirtyLogState| mapped(quota.admit(fds.take(log.fd)?)?, log.mmap_bytes, log.offset_bytes);
         let bits = log.map(map).transpose()?;
         let request = FrontendReq::SET_LOG_FD;
         let changed = fds.take_some(changed)?.map(|fd| quota.admit(fd)).transpose()?;
