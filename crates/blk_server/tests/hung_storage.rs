@@ -14,6 +14,7 @@ mod small_fs;
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
@@ -37,7 +38,9 @@ const PAGE: u32 = 4096;
 /// For something that must happen, on a machine that is busy with other things.
 const LONG: Duration = Duration::from_secs(300);
 
-/// A file system on which writes wait. It goes on when this is dropped, or the test's process ends in any way.
+/// A file system on which writes wait. It goes on when this is dropped, when the test's process has ended, and after ten
+/// minutes in any case: a process that is killed cannot end while calls of its io_uring hang. The shell is in a process
+/// group of its own, so that what kills the test's does not kill it.
 struct Frozen {
     child: Child,
     /// Closed: go on.
@@ -46,9 +49,9 @@ struct Frozen {
 
 impl Frozen {
     fn new(folder: &Path) -> Option<Self> {
-        let script = r#"fsfreeze -f "$0" || exit 1; echo frozen; read -r line; exec fsfreeze -u "$0""#;
+        let script = r#"fsfreeze -f "$0" || exit 1; echo frozen; timeout 600 cat; exec fsfreeze -u "$0""#;
         let mut shell = Command::new("sh");
-        shell.args(["-c", script]).arg(folder).stdin(Stdio::piped()).stdout(Stdio::piped());
+        shell.args(["-c", script]).arg(folder).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = shell.spawn().unwrap();
         let hold = child.stdin.take();
         let said = child.stdout.as_mut().unwrap().read(&mut [0; 6]).unwrap();
