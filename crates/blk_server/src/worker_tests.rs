@@ -6,7 +6,7 @@ use std::sync::mpsc::{channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
-use guest_mem::{GuestAddress, GuestRange, MemoryView, Region};
+use guest_mem::{Budget, GuestAddress, GuestRange, Limits, MemoryView, Region};
 use io_engine::{Engine, EngineConfig, NullEngine};
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::{DriverQueue, RingFeatures, RingLayout};
@@ -55,7 +55,7 @@ fn disk(name: &str, folder: &tempfile::TempDir) -> Arc<Disk> {
         hold: None,
     };
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
-    Arc::new(Disk::new(config, &opener).unwrap())
+    Arc::new(Disk::new(config, &opener, &Budget::new(Limits::of_process())).unwrap())
 }
 
 fn layout(queue: u64) -> RingLayout {
