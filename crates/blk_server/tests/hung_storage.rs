@@ -141,12 +141,25 @@ fn succeeds(guest: &mut Guest, verb: u32, pieces: &[GuestRange]) {
     assert_eq!(guest.bytes(head + 0x800, 1), [0]);
 }
 
-/// Everything that a guest does, and more at once than one at a time.
-fn disk_works(guest: &mut Guest) {
-    let page = [range(8 * MIB, PAGE)];
-    succeeds(guest, kind::IN, &page);
-    succeeds(guest, kind::OUT, &page);
+/// What the guest of the other disk does while the first disk's storage hangs.
+#[derive(Clone, Copy, PartialEq)]
+enum Beside {
+    /// For buffered writes of io_uring: the kernel puts them into 64 lines by a hash of the file, and one that is in the same
+    /// line as those that hang waits behind them (docs/decisions/0043).
+    ReadsAndFlushes,
+    Everything,
+}
+
+/// More at once than one at a time, too.
+fn disk_works(guest: &mut Guest, what: Beside) {
+    let nine: Vec<_> = (0..9).map(|piece| range(8 * MIB + piece * 8192, PAGE)).collect();
+    succeeds(guest, kind::IN, &nine[..1]);
+    succeeds(guest, kind::IN, &nine);
     succeeds(guest, kind::FLUSH, &[]);
+    if what == Beside::ReadsAndFlushes {
+        return;
+    }
+    succeeds(guest, kind::OUT, &nine[..1]);
     (0..2).for_each(|number| add_write(guest, number, 9));
     (2..64).for_each(|number| add_write(guest, number, 1));
     guest.submit();
@@ -198,7 +211,12 @@ fn file_systems() -> Option<(SmallFs, tempfile::TempDir)> {
 }
 
 /// One image on a file system that is frozen, and one elsewhere.
-fn file_system_hangs(cache: CacheMode, engine: EngineFactory, add: fn(&mut [Guest]) -> usize) {
+fn file_system_hangs(
+    cache: CacheMode,
+    engine: EngineFactory,
+    add: fn(&mut [Guest]) -> usize,
+    beside: Beside,
+) {
     let Some((fs, elsewhere)) = file_systems() else { return };
     let image = fs.path().join("disk.raw");
     // Written, so that no block has to be found for it.
@@ -208,8 +226,8 @@ fn file_system_hangs(cache: CacheMode, engine: EngineFactory, add: fn(&mut [Gues
     let Some(frozen) = Frozen::new(fs.path()) else { return };
     let count = add(&mut bed.hung);
     wait_until_all_is_taken(&bed.rig);
-    disk_works(&mut bed.others[0]);
-    disk_works(&mut bed.others[1]);
+    disk_works(&mut bed.others[0], beside);
+    disk_works(&mut bed.others[1], beside);
     drop(frozen);
     let mut busy: Vec<_> = bed.hung.iter_mut().filter(|guest| guest.next_token > 0).collect();
     let share = count / busy.len();
@@ -230,35 +248,41 @@ fn posix_aio() -> EngineFactory {
 
 #[test]
 fn frozen_file_system_behind_io_uring_and_the_page_cache_stops_its_own_disk_only() {
-    file_system_hangs(CacheMode::Writeback, io_uring(), thousand_writes);
+    file_system_hangs(CacheMode::Writeback, io_uring(), thousand_writes, Beside::ReadsAndFlushes);
 }
 
 /// Here the kernel starts a thread for each write that hangs.
 #[test]
 fn frozen_file_system_behind_io_uring_and_o_direct_stops_its_own_disk_only() {
-    file_system_hangs(CacheMode::None, io_uring(), thousand_writes);
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0_u32));
+    if (numbers.next(), numbers.next()) < (Some(6), Some(12)) {
+        return println!("skipped: Linux {} waits in io_uring_enter for such a write", release.trim());
+    }
+    file_system_hangs(CacheMode::None, io_uring(), thousand_writes, Beside::Everything);
 }
 
 #[test]
 fn large_writes_to_a_frozen_file_system_stop_their_own_disk_only() {
-    file_system_hangs(CacheMode::Writeback, io_uring(), forty_large_writes);
+    file_system_hangs(CacheMode::Writeback, io_uring(), forty_large_writes, Beside::ReadsAndFlushes);
 }
 
 #[test]
 fn frozen_file_system_behind_threads_stops_its_own_disk_only() {
-    file_system_hangs(CacheMode::Writeback, threads(), thousand_writes);
+    file_system_hangs(CacheMode::Writeback, threads(), thousand_writes, Beside::Everything);
 }
 
 #[test]
 fn frozen_file_system_behind_posix_aio_stops_its_own_disk_only() {
-    file_system_hangs(CacheMode::Writeback, posix_aio(), thousand_writes);
+    file_system_hangs(CacheMode::Writeback, posix_aio(), thousand_writes, Beside::Everything);
 }
 
-/// The kernel's own limit is four threads for each CPU.
+/// The kernel's own limit is four threads for each CPU. This proves something below 16 CPUs: buffered writes have 64 lines.
 #[test]
 fn one_hung_write_on_each_of_many_disks_does_not_stop_another_ones_flush() {
     let Some((fs, elsewhere)) = file_systems() else { return };
-    let count = 4 * std::thread::available_parallelism().unwrap().get() + 24;
+    let count = (4 * std::thread::available_parallelism().unwrap().get() + 24).min(200);
     let region = Arc::new(Region::from_memfd(GuestAddress(0), MIB).unwrap());
     let view = MemoryView::new(Arc::new(GuestMemory::new(vec![region]).unwrap()));
     let engine = Box::new(IoUringEngine::new(EngineConfig::default()).unwrap());
