@@ -81,6 +81,7 @@ fn write_is_durable(bed: &Bed, guest: &mut Guest) -> bool {
 
 on_both_formats! {
     ring_in_use_whose_first_start_failed_is_still_one_of_a_guest_that_may_have_chosen,
+    position_of_a_ring_that_never_ran_here_tells_nothing,
     start_that_failed_in_one_session_tells_the_next_one_nothing,
     ring_that_its_log_kept_from_starting_is_still_one_of_a_guest_that_may_have_chosen,
     ring_in_use_with_a_log_is_one_of_a_guest_that_may_have_chosen,
@@ -105,6 +106,16 @@ fn ring_in_use_whose_first_start_failed_is_still_one_of_a_guest_that_may_have_ch
     assert!(bed.write_is_durable());
     bed.set_writeback(1);
     assert!(!bed.write_is_durable());
+}
+
+fn position_of_a_ring_that_never_ran_here_tells_nothing(ring: Format) {
+    let mut bed = bed(ring);
+    restart(&mut bed);
+    connect(&mut bed, ring);
+    fail_to_start(&bed);
+    bed.front_end.stop_queue(0);
+    start(&bed);
+    assert!(bed.write_is_durable());
 }
 
 fn start_that_failed_in_one_session_tells_the_next_one_nothing(ring: Format) {

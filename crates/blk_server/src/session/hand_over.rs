@@ -283,8 +283,9 @@ impl Session {
             queue_size: entries,
         };
         log_memory::check(&said, self.disk.queues())?;
-        let packed = self.negotiated.is_some_and(|negotiated| negotiated.ring().packed);
-        Ok(log_memory::map(&said, packed, self.disk.quota().admit(fds.take(fd)?)?)?)
+        // As small as the format that needs less: the front-end may have negotiated its ring after its log, and a ring
+        // that has no room in it is served without one.
+        Ok(log_memory::map(&said, false, self.disk.quota().admit(fds.take(fd)?)?)?)
     }
 
     fn rebuilt_vring(&self, index: u16, said: &VringState, fds: &mut Incoming) -> Result<Vring> {

@@ -403,7 +403,13 @@ impl Session {
         let at = self.vring_index(message.request, u64::from(index))?;
         self.stop(at);
         let vring = &mut self.vrings[at];
-        self.disk.guest_cache().ring_left(at, vring.base);
+        // A position says nothing of a ring that this session has not run: the front-end may have made it up.
+        let cache = self.disk.guest_cache();
+        if vring.is_known {
+            cache.ring_left(at, vring.base)
+        } else {
+            cache.ring_forgotten(at)
+        }
         vring.kick = None;
         vring.failed = false;
         Ok(Answer::VringState(VhostUserVringState::new(index, vring.base)))

@@ -9,6 +9,7 @@ use std::sync::atomic::{
     AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use std::time::Duration;
 
 /// The epoch in its upper half, the number in its lower. Zeros: none.
 #[repr(transparent)]
@@ -33,8 +34,30 @@ impl Owing {
 
     /// Until there are none.
     pub(super) fn wait(&self, epoch: u32) {
+        let mut patience = Patience::new();
         while of_epoch(self.0.load(Acquire), epoch).is_some_and(|owing| owing > 0) {
+            patience.wait();
+        }
+    }
+}
+
+/// Waits for threads that are about to act. A thread with a real-time policy that only yields keeps those of lower
+/// priority from the processor, so the wait sleeps soon.
+pub(super) struct Patience {
+    yields_left: u32,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self { yields_left: 100 }
+    }
+
+    pub(super) fn wait(&mut self) {
+        if let Some(left) = self.yields_left.checked_sub(1) {
+            self.yields_left = left;
             std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 }

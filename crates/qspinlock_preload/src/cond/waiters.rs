@@ -16,6 +16,7 @@ use std::sync::atomic::{
 
 use qspinlock::{Hybrid, Linux, Platform, PvQSpinLock};
 
+use super::owing::Patience;
 use super::waiter::{Picked, Waiter};
 use crate::thread::keeping_errno;
 
@@ -112,12 +113,13 @@ impl Waiters {
         if self.epoch.load(Relaxed) == 0 {
             return true;
         }
+        let mut patience = Patience::new();
         loop {
             match self.alone(|| (self.is_empty(), self.are_waiting())) {
                 (true, _) => return true,
                 (_, true) => return false,
                 // Those that are left have given up, and are about to ask for the lock.
-                _ => std::thread::yield_now(),
+                _ => patience.wait(),
             }
         }
     }
