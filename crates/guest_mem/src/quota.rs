@@ -142,10 +142,15 @@ impl State {
         self.disks.get(&disk).map_or(0, |taken| taken[resource as usize])
     }
 
+    fn free(&self, resource: Resource) -> u64 {
+        let pool = self.pools[resource as usize];
+        pool.limit.saturating_sub(pool.taken)
+    }
+
     fn left(&self, disk: u64, resource: Resource) -> u64 {
         let pool = self.pools[resource as usize];
         let own = self.reserve(resource).saturating_sub(self.taken(disk, resource));
-        let free = pool.limit.saturating_sub(pool.taken);
+        let free = self.free(resource);
         // Its own reserve, as far as it is there; or with what is no other disk's reserve.
         own.min(free).max(free.saturating_sub(pool.unused_reserves.saturating_sub(own)))
     }
@@ -206,15 +211,28 @@ impl Quota {
     /// # Errors
     /// [`QuotaError`]; nothing is taken then.
     pub fn charge(self: &Arc<Self>, resource: Resource, amount: u64) -> Result<Charge, QuotaError> {
+        self.charge_by(Grant::Asked, resource, amount)
+    }
+
+    fn charge_by(
+        self: &Arc<Self>,
+        grant: Grant,
+        resource: Resource,
+        amount: u64,
+    ) -> Result<Charge, QuotaError> {
         let mut state = self.budget.lock();
-        let (taken, left) = (state.taken(self.disk, resource), state.left(self.disk, resource));
+        let taken = state.taken(self.disk, resource);
+        let left = match grant {
+            Grant::Asked => state.left(self.disk, resource),
+            Grant::Inherited => state.free(resource),
+        };
         if amount > left {
             let limit = state.pools[resource as usize].limit;
             return Err(QuotaError { resource, wanted: amount, left, taken, limit });
         }
         state.set(self.disk, resource, taken + amount);
         drop(state);
-        Ok(Charge { quota: Arc::clone(self), resource, amount })
+        Ok(Charge { quota: Arc::clone(self), resource, amount, grant })
     }
 
     /// Charges a descriptor that a front-end has passed.
@@ -223,6 +241,16 @@ impl Quota {
     /// [`QuotaError`]; it is closed then.
     pub fn admit(self: &Arc<Self>, fd: OwnedFd) -> Result<PassedFd, QuotaError> {
         let charge = self.charge(Resource::Descriptors, 1)?;
+        Ok(PassedFd { fd: Arc::new(fd), charge })
+    }
+
+    /// Charges a descriptor that another process of this server had already admitted. It and what is mapped of it count
+    /// against what there is, whatever the reserves of other disks are now.
+    ///
+    /// # Errors
+    /// [`QuotaError`]; it is closed then.
+    pub fn inherit(self: &Arc<Self>, fd: OwnedFd) -> Result<PassedFd, QuotaError> {
+        let charge = self.charge_by(Grant::Inherited, Resource::Descriptors, 1)?;
         Ok(PassedFd { fd: Arc::new(fd), charge })
     }
 }
@@ -236,19 +264,30 @@ impl Drop for Quota {
     }
 }
 
+/// On what grounds something is taken.
+#[derive(Clone, Copy, Debug)]
+enum Grant {
+    Asked,
+    /// It had been granted by a process that this one took over from.
+    Inherited,
+}
+
 /// What was taken; given back when dropped.
 #[derive(Debug)]
 pub struct Charge {
     quota: Arc<Quota>,
     resource: Resource,
     amount: u64,
+    grant: Grant,
 }
 
 impl Charge {
-    /// Whose it is.
-    #[must_use]
-    pub fn quota(&self) -> &Arc<Quota> {
-        &self.quota
+    /// Takes more for the same disk, on the same grounds.
+    ///
+    /// # Errors
+    /// [`QuotaError`]; nothing more is taken then.
+    pub fn further(&self, resource: Resource, amount: u64) -> Result<Self, QuotaError> {
+        self.quota.charge_by(self.grant, resource, amount)
     }
 }
 
@@ -364,6 +403,19 @@ mod tests {
         let had: Vec<_> = late.iter().map(|quota| quota.charge(Mappings, 5).unwrap()).collect();
         assert_eq!(greedy.charge(Mappings, 56).unwrap_err().left, 55);
         drop(had);
+    }
+
+    #[test]
+    fn what_was_granted_before_is_inherited_from_the_reserves_of_disks_that_came_since() {
+        let [greedy, other] = quotas(&budget(100));
+        let fd = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let passed = greedy.inherit(fd()).unwrap();
+        assert!(greedy.charge(Mappings, 80).is_err());
+        let charge = passed.charge.further(Mappings, 80).unwrap();
+        assert_eq!(passed.charge.further(Mappings, 21).unwrap_err().left, 20);
+        assert_eq!(other.charge(Mappings, 21).unwrap_err().left, 20);
+        drop(charge);
+        assert!(other.charge(Mappings, 75).is_ok());
     }
 
     #[test]

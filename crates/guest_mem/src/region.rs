@@ -319,9 +319,12 @@ fn check_sizes(spec: &RegionSpec) -> Result<u64, MapError> {
 /// What a mapping costs besides its descriptor.
 fn charges(spec: &RegionSpec, descriptor: Charge, mapping_bytes: u64) -> Result<[Charge; 3], MapError> {
     let (guest_addr, size_bytes) = (spec.guest_addr.raw_value(), spec.size_bytes);
-    let quota = Arc::clone(descriptor.quota());
     let charge = |resource, amount| {
-        quota.charge(resource, amount).map_err(|source| MapError::Quota { guest_addr, size_bytes, source })
+        descriptor.further(resource, amount).map_err(|source| MapError::Quota {
+            guest_addr,
+            size_bytes,
+            source,
+        })
     };
     let (mapping, space) = (charge(Resource::Mappings, 1)?, charge(Resource::AddressSpace, mapping_bytes)?);
     Ok([mapping, space, descriptor])

@@ -75,10 +75,10 @@ impl DirtyLogging {
         quota: &Arc<Quota>,
     ) -> Result<Self> {
         let map =
-            |log: DirtyLogState| mapped(quota.admit(fds.take(log.fd)?)?, log.mmap_bytes, log.offset_bytes);
+            |log: DirtyLogState| mapped(quota.inherit(fds.take(log.fd)?)?, log.mmap_bytes, log.offset_bytes);
         let bits = log.map(map).transpose()?;
         let request = FrontendReq::SET_LOG_FD;
-        let changed = fds.take_some(changed)?.map(|fd| quota.admit(fd)).transpose()?;
+        let changed = fds.take_some(changed)?.map(|fd| quota.inherit(fd)).transpose()?;
         let changed = changed.map(crate::signal::adopt_passed).transpose();
         let changed = changed.map_err(|source| SessionError::NotAnEventfd { request, source })?;
         Ok(Self { bits, changed, all })

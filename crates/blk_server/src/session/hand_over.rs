@@ -241,7 +241,7 @@ impl Session {
         session.memory = Arc::new(memory(state.regions, &mut fds, session.disk.quota())?);
         session.log = state.log.map(|log| session.rebuilt_log(&log, &mut fds)).transpose()?;
         let channel = fds.take_some(state.backend_channel)?;
-        session.adopt_backend_channel(channel.map(|fd| session.disk.quota().admit(fd)).transpose()?)?;
+        session.adopt_backend_channel(channel.map(|fd| session.disk.quota().inherit(fd)).transpose()?)?;
         let (count, queues) = (state.vrings.len(), session.disk.queues());
         if count > session.vrings.len() {
             let (request, index) = (FrontendReq::SET_VRING_NUM, count.saturating_sub(1) as u64);
@@ -254,7 +254,7 @@ impl Session {
         if let Some(half) = state.half {
             let HalfState { bytes, fds: places, left_ms } = half;
             let quota = session.disk.quota();
-            let mut take = |place| Ok(quota.admit(fds.take(place)?)?);
+            let mut take = |place| Ok(quota.inherit(fds.take(place)?)?);
             let passed = places.into_iter().map(&mut take).collect::<Result<_>>()?;
             session.wire.go_on_with(HalfMessage::of_parts(Duration::from_millis(left_ms), bytes, passed)?)?;
         }
@@ -285,7 +285,7 @@ impl Session {
         log_memory::check(&said, self.disk.queues())?;
         // As small as the format that needs less: the front-end may have negotiated its ring after its log, and a ring
         // that has no room in it is served without one.
-        Ok(log_memory::map(&said, false, self.disk.quota().admit(fds.take(fd)?)?)?)
+        Ok(log_memory::map(&said, false, self.disk.quota().inherit(fds.take(fd)?)?)?)
     }
 
     fn rebuilt_vring(&self, index: u16, said: &VringState, fds: &mut Incoming) -> Result<Vring> {
@@ -296,7 +296,7 @@ impl Session {
             return Err(SessionError::QueueSize { index: index.into(), num: num.into(), max });
         }
         let mut eventfd = |place: Option<Place>, request| {
-            let fd = fds.take_some(place)?.map(|fd| self.disk.quota().admit(fd)).transpose()?;
+            let fd = fds.take_some(place)?.map(|fd| self.disk.quota().inherit(fd)).transpose()?;
             fd.map(adopt_passed).transpose().map_err(|source| SessionError::NotAnEventfd { request, source })
         };
         Ok(Vring {
@@ -347,7 +347,7 @@ fn memory(regions: Vec<RegionState>, fds: &mut Incoming, quota: &Arc<Quota>) -> 
     for RegionState { fd, guest_addr, size_bytes, user_addr, file_offset_bytes } in regions {
         let guest_addr = GuestAddress(guest_addr);
         let spec = RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes };
-        let region = Region::map_passed(spec, quota.admit(fds.take(fd)?)?);
+        let region = Region::map_passed(spec, quota.inherit(fds.take(fd)?)?);
         mapped.push(Arc::new(region.map_err(super::memory::MemoryChangeError::from)?));
     }
     Ok(GuestMemory::new(mapped).map_err(super::memory::MemoryChangeError::from)?)

@@ -529,6 +529,10 @@ impl Session {
 /// However it ends: no worker goes on with a queue whose session is gone. Those that are another process's are not among them.
 impl Drop for Session {
     fn drop(&mut self) {
+        // With a lease and no ring: another process has the rings, so the disk is still in use.
+        if self.vrings.iter().all(|vring| vring.running.is_none()) {
+            self.lease = None;
+        }
         self.stop_all(Ending::Session);
         self.disk.not_used_by(&self.shared);
         debug!(disk = self.disk.name(), session = self.shared.id(), "session closed");

@@ -11,6 +11,8 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
+use crate::thread::keeping_errno;
+
 /// The epoch in its upper half, the number in its lower. Zeros: none.
 #[repr(transparent)]
 pub(super) struct Owing(AtomicU64);
@@ -57,7 +59,7 @@ impl Patience {
             self.yields_left = left;
             std::thread::yield_now();
         } else {
-            std::thread::sleep(Duration::from_micros(50));
+            keeping_errno(|| std::thread::sleep(Duration::from_micros(50)));
         }
     }
 }
