@@ -215,7 +215,8 @@ fn full_rings_of_one_disk_do_not_keep_another_out_of_a_full_engine() {
     raws.iter().for_each(|raw| fill_ring(raw, 1024, kind::IN, &read));
     hold(&handle);
     raws.iter().for_each(|raw| offer_up_to(raw, 1024));
-    assert!(eventually(|| handle.held() == 64));
+    // Its reserve at least; with what is common to both disks, nearly all of the engine.
+    assert!(eventually(|| handle.held() >= 32));
     let pending = add_transfer(&mut other_guest, kind::OUT, 0, 8 * MIB, 4096);
     other_guest.submit();
     let done = || raws.iter().map(|raw| u32::from(raw.ring.used_idx())).sum::<u32>();
