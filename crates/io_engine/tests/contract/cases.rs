@@ -363,7 +363,8 @@ pub fn fd_that_cannot_be_watched_is_reported(mut bed: Bed) {
         Err(_) => {}
         Ok(id) => {
             let failed = |event: &Event| matches!(event, Event::WatchFailed(WatchToken(3), _));
-            assert!(failed(&bed.next_event()));
+            // It may look readable until that has led nowhere often enough.
+            while !failed(&bed.next_event()) {}
             bed.reap.unwatch(id);
         }
     }
