@@ -2,7 +2,8 @@
 //!
 //! `push → op table → (waits for a bounce buffer) → (its file's line) → (backlog) → kernel queue → result → again or finished`
 //!
-//! - Every queue here has room for all ops from the start: nothing is allocated per op.
+//! - Every queue here has room for all ops from the start, and those of each file for the usual number (`files.rs`):
+//!   nothing is allocated per op.
 //! - Each file has its share of ops and bounce buffers (`shares.rs`), and ops that have to wait wait in their file's own
 //!   queue: a disk that hangs keeps only its own ops.
 //! - A result that leads to another call queues it at once; it starts with the next `submit` or `wait`.
@@ -30,7 +31,7 @@ use crate::op_table::OpTable;
 use crate::placed::LEAST_SHARE;
 use crate::record::{Record, Recorder};
 use crate::shares::Shares;
-use crate::turn::{Submission, TURN_BYTES};
+use crate::turn::{Submission, TURN_COST};
 
 /// What each file has in reserve, however many there are: with less, a request of many segments might never find room.
 #[allow(clippy::cast_possible_truncation)] // 32
@@ -79,7 +80,7 @@ impl<K: Kernel> Core<K> {
             waiting: 0,
             backlogged: 0,
             first: 0,
-            submission: Submission::first(TURN_BYTES),
+            submission: Submission::first(TURN_COST),
             lines: VecDeque::new(),
             shared_flushes: Vec::with_capacity(config.depth as usize),
             finished: VecDeque::with_capacity(config.depth as usize),
@@ -259,9 +260,12 @@ impl<K: Kernel> Core<K> {
     #[cold]
     fn issue_waiting(&mut self) {
         for file in self.files_in_turn() {
-            while self.memory.bounce.shares.room(file) > 0
+            // Counted, and not asked each time: an op that lines up takes its buffer only in its turn.
+            let mut room = self.memory.bounce.shares.room(file);
+            while room > 0
                 && let Some(index) = self.files.get_mut(file).and_then(|file| file.waiting.pop_front())
             {
+                room -= 1;
                 self.waiting -= 1;
                 self.issue(index);
             }

@@ -15,6 +15,7 @@ use super::*;
 use crate::contract::{Durability, OpKind, WatchId, WatchToken};
 use crate::kernel::{Buffers, QueueFull, Target};
 use crate::record::Verb;
+use crate::turn::Turn;
 
 const DEPTH: usize = 24;
 const IMAGE_BYTES: u64 = 1 << 20;
@@ -267,6 +268,29 @@ fn check(kind: OpKind, pushed: u64, answers: &[Answer]) {
     };
     let synced = |answer: &Answer| answer.verb == Verb::Sync && answer.given > data_at && answer.result == 0;
     assert!(answers.iter().any(synced), "{kind:?} is done without its sync: {answers:?}");
+}
+
+#[test]
+fn ops_that_wait_for_a_buffer_stay_there_while_their_turn_is_spent() {
+    let mut rig = Rig::new(1);
+    rig.core.submission = Submission::first(1 << 20);
+    rig.core.kernel.room = DEPTH;
+    (0..DEPTH).for_each(|_| rig.push(2));
+    assert_eq!(rig.core.waiting, 4, "twelve are misaligned, and eight have buffers");
+    let (mut turn, spent) = (Turn::new(), Submission::first(1));
+    assert!(turn.take(spent, 1));
+    rig.core.submission = spent;
+    rig.core.files.get_mut(rig.file).unwrap().turn = turn;
+    let bounce = rig.core.memory.ops.iter_mut().find_map(|(_, op)| op.bounce.take()).unwrap();
+    rig.core.memory.bounce.give_back(bounce, rig.file);
+    rig.core.issue_waiting();
+    assert_eq!((rig.core.waiting, rig.core.lines.len()), (3, 1));
+    rig.core.kernel.always = true;
+    (0..400).for_each(|_| {
+        rig.core.wait(None).unwrap();
+        rig.reap();
+    });
+    assert!(rig.pushed.iter().all(|(_, _, ended)| *ended));
 }
 
 proptest! {

@@ -12,6 +12,9 @@ use crate::flush_gate::FlushGate;
 use crate::kernel::Target;
 use crate::turn::Turn;
 
+/// Ops that wait in one of a file's queues, without allocating; a queue that had more keeps its room.
+const USUAL_WAITING: usize = 64;
+
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub spec: FileSpec,
@@ -32,8 +35,8 @@ impl OpenFile {
         Self {
             spec,
             target,
-            waiting: VecDeque::new(),
-            backlog: VecDeque::new(),
+            waiting: VecDeque::with_capacity(USUAL_WAITING),
+            backlog: VecDeque::with_capacity(USUAL_WAITING),
             cannot_punch: false,
             cannot_zero_range: false,
             flushes: FlushGate::new(),

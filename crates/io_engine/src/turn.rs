@@ -13,10 +13,12 @@
 
 use crate::op_table::OpTable;
 
-/// What one file's calls may take of one submission: 50 µs at 10 GB/s.
+/// What one file's calls may copy in one submission, if they are few: 50 µs at 10 GB/s.
 pub(crate) const TURN_BYTES: u64 = 512 << 10;
 /// What a call costs beside its bytes.
 const CALL_BYTES: u64 = 4 << 10;
+/// What one file's calls may cost in one submission: so many bytes in up to eight calls.
+pub(crate) const TURN_COST: u64 = TURN_BYTES + 8 * CALL_BYTES;
 /// Past the page cache nothing is copied: a byte costs this fraction of a copied one.
 pub(crate) const DIRECT_FRACTION: u64 = 4;
 
@@ -33,7 +35,7 @@ pub(crate) fn cost_bytes(moved_bytes: u64, is_direct: bool) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Submission {
     number: u64,
-    /// What each file may take of it.
+    /// What each file's calls may cost in it.
     turn_bytes: u64,
 }
 
@@ -123,5 +125,18 @@ mod tests {
     fn call_on_cached_data_costs_its_bytes_and_a_direct_one_a_fraction() {
         let costs = [cost_bytes(0, false), cost_bytes(1 << 20, false), cost_bytes(1 << 20, true)];
         assert_eq!(costs, [CALL_BYTES, CALL_BYTES + (1 << 20), CALL_BYTES + (1 << 18)]);
+    }
+    #[test]
+    fn turn_has_room_for_two_direct_calls_of_half_its_bytes_and_for_one_cached_call() {
+        let takes = |cost: u64| {
+            let (mut turn, now) = (Turn::new(), Submission::first(TURN_COST));
+            (0..9).filter(|_| turn.take(now, cost)).count()
+        };
+        let most_direct_bytes = TURN_BYTES * DIRECT_FRACTION;
+        assert_eq!(
+            [most_direct_bytes, most_direct_bytes / 2].map(|bytes| takes(cost_bytes(bytes, true))),
+            [1, 2]
+        );
+        assert_eq!([TURN_BYTES, TURN_BYTES / 2].map(|bytes| takes(cost_bytes(bytes, false))), [1, 2]);
     }
 }

@@ -6,7 +6,7 @@
 //! - A block is used again when its request has ended *and* no waiter looks at it any more.
 //! - A call takes as many blocks as its file's share allows (`shares.rs`), at least one and at most [`MAX_PIECES`]: the
 //!   rest of it is for the core to resume. The blocks never move, so there are from the start as many as the shares of
-//!   any number of files can come to.
+//!   files come to, up to as many files as half of what one file has; with still more, a call may wait for a block.
 //!
 //! Not here: which descriptor (`fd_pool.rs`).
 
@@ -27,6 +27,8 @@ use crate::shares::Shares;
 const MAX_PIECES: usize = 16;
 /// Blocks beyond one per call.
 const SPARE_BLOCKS: u32 = 128;
+/// Of each file.
+const LEAST_BLOCKS: u32 = 1;
 /// No further piece.
 const LAST: u32 = u32::MAX;
 const NO_CALL: CallState = CallState { user_data: 0, file: FileId(0), first: LAST, left: 0 };
@@ -154,7 +156,7 @@ impl Requests {
             lingering: Vec::with_capacity(count as usize),
             calls: vec![NO_CALL; depth as usize],
             free_calls: (0..depth).collect(),
-            shares: Shares::new(shared, 0),
+            shares: Shares::new(shared, LEAST_BLOCKS),
             results: VecDeque::with_capacity(depth as usize),
         }
     }

@@ -129,6 +129,7 @@ impl<T> Schedule<T> {
             self.lanes.resize_with(place + 1, Lane::default);
         }
         self.lanes[place].transfers.reserve(jobs);
+        self.lanes[place].long.reserve(jobs);
         self.turns.reserve(self.lanes.len());
     }
 
