@@ -265,12 +265,12 @@ impl Worker {
         }
     }
 
-    /// Returns the number of events, with what was done for other workers.
+    /// Returns the number of events, with what was done without one.
     #[inline]
     fn reap(&mut self, now: Instant) -> usize {
         self.engines.reap(&mut self.events);
         let mut events = std::mem::take(&mut self.events);
-        let count = events.len() + self.engines.take_served();
+        let count = events.len() + self.engines.take_unseen_work();
         // Looked at where they lie: each is as wide as a cache line, and a copy waits for the stores of the last.
         for event in &mut events {
             match *event {

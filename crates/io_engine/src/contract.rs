@@ -321,9 +321,9 @@ pub trait Reap {
         false
     }
 
-    /// Ops and completions of other workers that were dealt with since this was last asked: work, though it brings no
-    /// event.
-    fn take_served(&mut self) -> usize {
+    /// Work since this was last asked that brings no event: ops and completions of other workers that were dealt with,
+    /// and calls that went on with an op.
+    fn take_unseen_work(&mut self) -> usize {
         0
     }
 }

@@ -66,6 +66,8 @@ pub(crate) struct Core<K: Kernel> {
     /// Ops that ended outside `reap`.
     finished: VecDeque<(u32, Result<(), OpError>)>,
     stats: Stats,
+    /// Calls that went on with an op, or began one that waited for its turn, since this was last asked for.
+    continued: usize,
     recorder: Option<Recorder>,
     drain_timeout: Duration,
 }
@@ -85,6 +87,7 @@ impl<K: Kernel> Core<K> {
             shared_flushes: Vec::with_capacity(config.depth as usize),
             finished: VecDeque::with_capacity(config.depth as usize),
             stats: Stats::default(),
+            continued: 0,
             recorder: config.recorder.clone(),
             drain_timeout: config.drain_timeout,
         }
@@ -301,6 +304,7 @@ impl<K: Kernel> Core<K> {
                 return true;
             }
             file.turn.leave_line(&mut self.memory.ops);
+            self.continued += 1;
             self.issue_in_turn(first);
         }
         false
@@ -346,7 +350,10 @@ impl<K: Kernel> Core<K> {
             recorder.completed(op.record, raw.result);
         }
         match op.on_result(raw.result, file, &self.memory.bounce, &mut self.stats) {
-            Next::Call => self.start(index),
+            Next::Call => {
+                self.continued += 1;
+                self.start(index);
+            }
             Next::Done(result) if op.is_at_sync() => self.end_flush(index, result, events),
             Next::Done(result) => self.give_back(index, result, events),
         }

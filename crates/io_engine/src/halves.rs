@@ -116,7 +116,7 @@ impl<E: Reap> Reap for ReapHalf<E> {
         self.0.borrow().serves_others()
     }
 
-    fn take_served(&mut self) -> usize {
-        self.0.borrow_mut().take_served()
+    fn take_unseen_work(&mut self) -> usize {
+        self.0.borrow_mut().take_unseen_work()
     }
 }

@@ -350,7 +350,7 @@ impl Kernel for Uring {
     }
 
     fn expect(&mut self, disks: u32, calls: u32) {
-        self.workers.expect(&self.ring, disks, calls);
+        self.workers.expect(&self.ring, disks, calls, self.features.sqpoll);
         if let Some(polled) = &mut self.polled {
             polled.expect(calls);
         }

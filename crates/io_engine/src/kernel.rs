@@ -80,6 +80,9 @@ pub(crate) trait Kernel: Send {
     /// disks.
     fn expect(&mut self, _disks: u32, _calls: u32) {}
 
+    /// All files are one disk's: none keeps anything from the others. Called before the first.
+    fn serve_one_disk(&mut self) {}
+
     /// Ops will come whose buffers lie in `memory`.
     fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
 

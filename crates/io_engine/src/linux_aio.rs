@@ -313,6 +313,10 @@ impl Kernel for Aio {
         Ok(())
     }
 
+    fn serve_one_disk(&mut self) {
+        self.pool.serve_one_disk();
+    }
+
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
         if !fcntl_getfl(&spec.file)?.contains(OFlags::DIRECT) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, NEEDS_DIRECT));

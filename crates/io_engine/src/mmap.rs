@@ -222,6 +222,10 @@ impl Kernel for MmapKernel {
         false
     }
 
+    fn serve_one_disk(&mut self) {
+        self.pool.serve_one_disk();
+    }
+
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
         let file = MappedFile::new(&spec.file)?;
         let place = index as usize;

@@ -252,6 +252,11 @@ impl Kernel for PosixAio {
         false
     }
 
+    fn serve_one_disk(&mut self) {
+        self.requests.shares.do_not_split();
+        self.pool.serve_one_disk();
+    }
+
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
         let read_only = fcntl_getfl(&spec.file)? & OFlags::RWMODE == OFlags::RDONLY;
         let file = PoolFile::new(Arc::clone(&spec.file), self.fd_pool, read_only);

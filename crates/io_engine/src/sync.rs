@@ -120,6 +120,10 @@ impl Kernel for SyncKernel {
         Ok(())
     }
 
+    fn serve_one_disk(&mut self) {
+        self.desk.serve_one_disk();
+    }
+
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
         let storage = Storage::probe(&spec.file)?;
         let policy = Policy::of(&storage);

@@ -67,6 +67,10 @@ impl Kernel for ThreadsKernel {
         Ok(())
     }
 
+    fn serve_one_disk(&mut self) {
+        self.desk.serve_one_disk();
+    }
+
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
         self.desk.attach(index);
         Ok(self.files.put(index, Arc::clone(&spec.file)))

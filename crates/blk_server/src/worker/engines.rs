@@ -100,11 +100,10 @@ impl Engines {
         self.iter_mut().for_each(|slot| slot.handles.reap.reap(events));
     }
 
-    /// What was done for other workers since it was last asked: work without an event.
+    /// What was done since it was last asked for other workers, and for requests that go on: work without an event.
     #[inline]
-    pub(crate) fn take_served(&mut self) -> usize {
-        let placed = self.iter_mut().skip(1).filter(|slot| slot.source.is_placed());
-        placed.map(|slot| slot.handles.reap.take_served()).sum()
+    pub(crate) fn take_unseen_work(&mut self) -> usize {
+        self.iter_mut().map(|slot| slot.handles.reap.take_unseen_work()).sum()
     }
 
     /// Sleeps until there is something to reap, in whichever engine.

@@ -46,6 +46,7 @@ impl<K: Kernel> Submit for Core<K> {
     fn serve_one_disk(&mut self) {
         self.shares.do_not_split();
         self.memory.bounce.shares.do_not_split();
+        self.kernel.serve_one_disk();
     }
 
     fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
@@ -100,6 +101,10 @@ impl<K: Kernel> Reap for Core<K> {
 
     fn cancel_file(&mut self, file: FileId) {
         Core::cancel(self, Some(file));
+    }
+
+    fn take_unseen_work(&mut self) -> usize {
+        std::mem::take(&mut self.continued)
     }
 }
 

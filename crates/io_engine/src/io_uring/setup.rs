@@ -303,22 +303,35 @@ fn register_buffer_table(ring: &IoUring, age: KernelAge) -> bool {
 /// From now on the ring does what the engine needs and nothing else: a server that was taken over cannot
 /// use it to open files or sockets.
 fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
+    let mut rules = rules_for(opcodes, pinned, true);
+    let mut restricted = ring.submitter().register_restrictions(&mut rules);
+    if restricted.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+        // The kernel refuses a list that has an operation it does not know, as a whole.
+        rules = rules_for(opcodes, pinned, false);
+        restricted = ring.submitter().register_restrictions(&mut rules);
+    }
+    if let Err(error) = &restricted {
+        tracing::debug!(%error, "io_uring takes no restrictions");
+    }
+    restricted.is_ok()
+}
+
+/// `limits_workers`: whether the limit of `workers.rs` may be set, which kernels before 5.15 do not know.
+fn rules_for(opcodes: &[&[u8]], pinned: bool, limits_workers: bool) -> Vec<Restriction> {
     let opcodes = opcodes.iter().copied().flatten();
     let mut rules: Vec<Restriction> = opcodes.map(|&code| Restriction::sqe_op(code)).collect();
     rules.push(Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()));
     rules.push(Restriction::register_op(REGISTER_FILES_UPDATE));
     rules.push(Restriction::register_op(REGISTER_ENABLE_RINGS));
     rules.push(Restriction::register_op(REGISTER_EVENTFD));
-    rules.push(Restriction::register_op(REGISTER_IOWQ_MAX_WORKERS));
+    if limits_workers {
+        rules.push(Restriction::register_op(REGISTER_IOWQ_MAX_WORKERS));
+    }
     if pinned {
         rules.extend(FIXED_TRANSFERS.map(Restriction::sqe_op));
         rules.push(Restriction::register_op(REGISTER_BUFFERS_UPDATE));
     }
-    let restricted = ring.submitter().register_restrictions(&mut rules);
-    if let Err(error) = &restricted {
-        tracing::debug!(%error, "io_uring takes no restrictions");
-    }
-    restricted.is_ok()
+    rules
 }
 
 /// Threads that the kernel starts for calls which block (`iou-wrk`) run where the caller, the ring's worker, may run; by

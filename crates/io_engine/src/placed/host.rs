@@ -279,8 +279,8 @@ impl Host {
         self.inner.submit.stats()
     }
 
-    pub fn take_served(&mut self) -> usize {
-        std::mem::take(&mut self.served)
+    pub fn take_unseen_work(&mut self) -> usize {
+        std::mem::take(&mut self.served) + self.inner.reap.take_unseen_work()
     }
 
     pub fn inner(&mut self) -> &mut Handles {

@@ -520,7 +520,7 @@ impl Reap for Member {
         self.needed
     }
 
-    fn take_served(&mut self) -> usize {
-        self.host.as_mut().map_or(0, |host| host.take_served())
+    fn take_unseen_work(&mut self) -> usize {
+        self.host.as_mut().map_or(0, |host| host.take_unseen_work())
     }
 }

@@ -53,6 +53,10 @@ impl Desk {
         })
     }
 
+    pub fn serve_one_disk(&mut self) {
+        self.pool.serve_one_disk();
+    }
+
     /// Calls of this file will come.
     pub fn attach(&mut self, index: u32) {
         self.pool.attach(FileId(index));

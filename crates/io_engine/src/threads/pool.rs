@@ -269,6 +269,11 @@ impl Pool {
         self.shared.wake.as_fd()
     }
 
+    /// All files are one disk's: none keeps threads from the others.
+    pub fn serve_one_disk(&self) {
+        self.shared.state().schedule.serve_one_disk();
+    }
+
     /// Jobs of this file will come: it has a share of the threads.
     pub fn attach(&self, file: FileId) {
         self.shared.state().schedule.attach(file, USUAL_JOBS);

@@ -120,6 +120,12 @@ impl<T> Schedule<T> {
         }
     }
 
+    /// All files are one disk's.
+    pub fn serve_one_disk(&mut self) {
+        self.shares.do_not_split();
+        self.long_shares.do_not_split();
+    }
+
     /// Jobs of this file will come, with so many at once usually.
     pub fn attach(&mut self, file: FileId, jobs: usize) {
         self.shares.attach(file);
@@ -362,6 +368,15 @@ mod tests {
         schedule.push(OTHER, Transfer, 200);
         schedule.push(OTHER, Long, 201);
         assert_eq!(taken(&mut schedule), [201, 200]);
+    }
+
+    #[test]
+    fn files_of_one_disk_keep_no_threads_from_each_other() {
+        let mut schedule = Schedule::new(Limits::new(8, 4));
+        schedule.serve_one_disk();
+        [FILE, OTHER].into_iter().for_each(|file| schedule.attach(file, 16));
+        (0..100).for_each(|job| schedule.push(FILE, Transfer, job));
+        assert_eq!(taken(&mut schedule).len(), 8);
     }
 
     #[test]

@@ -84,6 +84,14 @@ fn ops_of_one_file_are_continued_in_turns() {
 }
 
 #[test]
+fn call_that_goes_on_with_an_op_is_work_without_an_event() {
+    let mut bed = fake().expect(FAKE);
+    push_read(&mut bed, 0, 2 * TURN_BYTES);
+    assert_eq!((pass(&mut bed).len(), bed.reap.take_unseen_work()), (0, 1), "the first half is there");
+    assert_eq!((pass(&mut bed).len(), bed.reap.take_unseen_work()), (1, 0));
+}
+
+#[test]
 fn worker_does_not_sleep_while_an_op_waits_for_its_turn() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Verb(Verb::Read), Fault::Stick, 2);

@@ -92,6 +92,7 @@ impl Member {
         let Some(shop) = guard.as_mut() else { return Err(io::ErrorKind::BrokenPipe.into()) };
         let result = act(shop, &table, &mut self.staged);
         shop.take_touched(self.line, &mut self.bells);
+        self.served += shop.engine.take_unseen_work();
         drop(guard);
         let mut woken = 0;
         for bell in self.bells.drain(..) {
@@ -393,7 +394,7 @@ impl Reap for Member {
         self.is_host && self.table.share.load(Ordering::Relaxed) < self.table.depth as usize
     }
 
-    fn take_served(&mut self) -> usize {
+    fn take_unseen_work(&mut self) -> usize {
         std::mem::take(&mut self.served)
     }
 }
