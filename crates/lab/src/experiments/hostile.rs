@@ -2,16 +2,19 @@
 //!
 //! `sample → bareblk serve anew, ten disks → the tenth begins → nine clients at once → the tenth ends → Figures`
 //!
+//! - Storage that hangs goes on before the guest and the server end, whatever the sample gave: they would wait for it.
+//!
 //! Not here: what is compared (`hostile_declaration.rs`), the attacks (`load/hostile_guest.rs`), the clients
 //! (`load/clients_together.rs`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::aio_declaration::Place;
 use super::hostile_declaration::{self as declared, BLOCK_BYTES, DEPTH, GOOD};
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
+use crate::load::frozen_disk::{FrozenDisk, IMAGE_BYTES};
 use crate::load::hostile_guest::{Attack, HostileGuest};
 use crate::load::placed_server::{Layout, PlacedServer, Placing};
 use crate::load::test_file::TestFile;
@@ -26,23 +29,27 @@ pub(crate) fn experiment() -> Experiment {
 
 struct Hostile {
     setup: Setup,
-    attacks: Vec<Attack>,
+    /// With the cache mode.
+    attacks: Vec<(Attack, &'static str)>,
     loads: Vec<Place>,
     columns: Vec<String>,
     disk: Vec<TestFile>,
     /// Or why there are none.
     ram: Result<Vec<TestFile>, String>,
+    /// Or why there is none.
+    frozen: Result<FrozenDisk, String>,
 }
 
 impl Hostile {
     fn new(setup: &Setup) -> Self {
         Self {
             setup: setup.clone(),
-            attacks: declared::attacks().into_iter().map(|(_, attack)| attack).collect(),
+            attacks: declared::attacks().into_iter().map(|(_, attack, cache)| (attack, cache)).collect(),
             loads: declared::loads().into_iter().map(|(_, place)| place).collect(),
             columns: declared::columns().into_iter().map(|column| column.id).collect(),
             disk: Vec::new(),
             ram: Err("not prepared".to_owned()),
+            frozen: Err("not prepared".to_owned()),
         }
     }
 
@@ -53,6 +60,65 @@ impl Hostile {
         };
         Ok(files.iter().map(TestFile::path).collect())
     }
+
+    /// `files`: a disk each. The tenth has so many bytes; `hang` comes when the server serves, and what it returns goes
+    /// before the server does.
+    #[allow(clippy::cast_precision_loss)] // counts of one sample
+    fn measure<H>(
+        &self,
+        (attack, cache): (Attack, &'static str),
+        files: &[PathBuf],
+        cell: Cell,
+        tenth_bytes: u64,
+        hang: impl FnOnce() -> Result<H, SampleError>,
+    ) -> Result<Reading, SampleError> {
+        let stop = &self.setup.stop;
+        let layout = Layout {
+            engine: "io_uring",
+            cache,
+            placing: Placing::Queue,
+            workers: declared::workers(cores::all().len()),
+            queues: if let Attack::Queues(count) = attack { count } else { 1 },
+            polls: true,
+        };
+        let paths: Vec<_> = files.iter().map(PathBuf::as_path).collect();
+        let server = PlacedServer::start(&layout, self.setup.program.as_deref(), &paths, stop)?;
+        let job = BlockJob {
+            writes: false,
+            block_bytes: BLOCK_BYTES,
+            depth: DEPTH,
+            jobs: 1,
+            file_bytes: self.setup.effort.file_bytes,
+            seconds: cell.seconds,
+            seed: cell.seed,
+        };
+        // The last one's worker serves some of the others, too.
+        let (good, tenth) = server.sockets().split_at(GOOD);
+        let hung = hang()?;
+        let of_tenth = BlockJob { file_bytes: tenth_bytes, ..job };
+        let (began, guest) = (Instant::now(), HostileGuest::start(attack, &tenth[0], &of_tenth)?);
+        let mut figures = clients_together::measure_on(&server, good, &job, stop)?;
+        if !matches!(attack, Attack::Busy | Attack::LargeReads) {
+            figures.insert("attacks", guest.done() as f64 / began.elapsed().as_secs_f64());
+        }
+        drop(hung);
+        guest.end()?;
+        figures.insert("log", server.log_bytes() as f64);
+        Ok(self.columns.iter().map(|column| figures.get(column.as_str()).copied()).collect())
+    }
+}
+
+/// Where io_uring does not wait for it in the server's own call.
+fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0_u32));
+    if (numbers.next(), numbers.next()) < (Some(6), Some(12)) {
+        return Err(format!(
+            "no file system to freeze: Linux {release} waits in io_uring_enter for such a write, 6.12 does not"
+        ));
+    }
+    FrozenDisk::make(storage)
 }
 
 impl Bench for Hostile {
@@ -71,39 +137,25 @@ impl Bench for Hostile {
             Err(LabError::Storage { source, .. }) => Err(format!("no test files in {TMPFS}: {source}")),
             other => other.map_err(|error| error.to_string()),
         };
+        self.frozen = frozen_disk(storage);
         Ok(())
     }
 
-    #[allow(clippy::cast_precision_loss)] // counts of one sample
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
-        let (attack, place, stop) = (self.attacks[cell.variant], self.loads[cell.workload], &self.setup.stop);
-        let layout = Layout {
-            engine: "io_uring",
-            placing: Placing::Queue,
-            workers: declared::workers(cores::all().len()),
-            queues: 1,
-            polls: true,
-        };
-        let server = PlacedServer::start(&layout, self.setup.program.as_deref(), &self.files(place)?, stop)?;
-        let job = BlockJob {
-            writes: false,
-            block_bytes: BLOCK_BYTES,
-            depth: DEPTH,
-            jobs: 1,
-            file_bytes: self.setup.effort.file_bytes,
-            seconds: cell.seconds,
-            seed: cell.seed,
-        };
-        // The last one's worker serves some of the others, too.
-        let (good, tenth) = server.sockets().split_at(GOOD);
-        let (began, guest) = (Instant::now(), HostileGuest::start(attack, &tenth[0], &job)?);
-        let mut figures = clients_together::measure_on(&server, good, &job, stop)?;
-        if !matches!(attack, Attack::Busy | Attack::LargeReads) {
-            figures.insert("attacks", guest.done() as f64 / began.elapsed().as_secs_f64());
+        let ((attack, cache), place) = (self.attacks[cell.variant], self.loads[cell.workload]);
+        let mut files: Vec<_> = self.files(place)?.into_iter().map(Path::to_path_buf).collect();
+        if attack != Attack::Hung {
+            return self.measure((attack, cache), &files, cell, self.setup.effort.file_bytes, || Ok(()));
         }
-        guest.end()?;
-        figures.insert("log", server.log_bytes() as f64);
-        Ok(self.columns.iter().map(|column| figures.get(column.as_str()).copied()).collect())
+        // Taken out, that it can be frozen while the rest is looked at.
+        let unprepared = Err("it is in use".to_owned());
+        let mut disk = std::mem::replace(&mut self.frozen, unprepared).map_err(SampleError::Unavailable)?;
+        files[GOOD] = disk.image().to_path_buf();
+        let reading = self.measure((attack, cache), &files, cell, IMAGE_BYTES, || {
+            disk.freeze().map_err(|error| SampleError::because("the file system does not freeze", &error))
+        });
+        self.frozen = Ok(disk);
+        reading
     }
 
     fn storages(&self) -> Vec<StoragePlace> {

@@ -1,13 +1,14 @@
 //! `hostile`: what it asks, which attacks there are, and how each figure is measured.
 //!
-//! - The baseline is a tenth guest that is busy and means no harm: what it takes is its share.
+//! - The baseline is a tenth guest that is busy and means no harm: what it takes is its share. Behind the page cache there
+//!   is another such.
 //!
 //! Not here: measuring (`hostile.rs`), the attacks themselves (`load/hostile_guest.rs`).
 
 use super::aio_declaration::Place;
 use crate::experiment::{
-    Column, Declaration, Difference, Effort, Plot, Published, RatioForm, Scale, Source, Target, Variant,
-    Workload, Yardstick,
+    Beside, Column, Declaration, Difference, Effort, Plot, Published, RatioForm, Scale, Source, Target,
+    Variant, Workload, Yardstick,
 };
 use crate::load::hostile_guest::{Attack, BUSY_DEPTH};
 
@@ -19,40 +20,57 @@ pub(crate) const DEPTH: u32 = 4;
 /// What the good ones keep.
 const KEPT: f64 = 0.95;
 const MOST_WORKERS: usize = 4;
+const RAM: &str = "ram";
+const DISK: &str = "disk";
 const BUSY: &str = "busy";
+const BUSY_CACHED: &str = "busy-cached";
+const LARGE_CACHED: &str = "large-cached";
+/// Their 99 % latency, of that beside an ordinary busy guest: at most.
+const P99_RAM: f64 = 2.0;
+const P99_DISK: f64 = 1.5;
+/// Of the guest that has many.
+const QUEUES: u16 = 64;
 
 /// Fewer than there are guests on any machine: the tenth shares its worker with good ones.
 pub(crate) fn workers(cores: usize) -> usize {
     (cores / 2).clamp(1, MOST_WORKERS)
 }
 
-/// In the order of the tables.
-pub(crate) fn attacks() -> Vec<(Variant, Attack)> {
-    vec![
-        (Variant::new(BUSY, "an ordinary busy guest"), Attack::Busy),
-        (Variant::new("invalid", "a queue full of invalid requests"), Attack::InvalidRequests),
-        (Variant::new("loops", "a queue full of chains without an end"), Attack::Loops),
-        (Variant::new("kicks", "kicks without work"), Attack::Kicks),
-        (Variant::new("scribble", "rings that change while they are read"), Attack::Scribble),
-        (Variant::new("reconnects", "a front-end that reconnects"), Attack::Reconnects),
-        (Variant::new("refusals", "messages that are refused and logged"), Attack::Refusals),
-        (Variant::new("large", "reads of 4 MiB"), Attack::LargeReads),
-        (Variant::new("tables", "memory tables while a queue runs"), Attack::MemoryTables),
-    ]
+/// In the order of the tables: what the tenth does, and the cache mode of all disks.
+pub(crate) fn attacks() -> Vec<(Variant, Attack, &'static str)> {
+    let past_the_cache = [
+        (BUSY, "an ordinary busy guest", Attack::Busy),
+        ("invalid", "a queue full of invalid requests", Attack::InvalidRequests),
+        ("loops", "a queue full of chains without an end", Attack::Loops),
+        ("kicks", "kicks without work", Attack::Kicks),
+        ("scribble", "rings that change while they are read", Attack::Scribble),
+        ("reconnects", "a front-end that reconnects", Attack::Reconnects),
+        ("refusals", "messages that are refused and logged", Attack::Refusals),
+        ("large", "reads of 4 MiB", Attack::LargeReads),
+        ("queues", "64 queues full of reads", Attack::Queues(QUEUES)),
+        ("tables", "memory tables while a queue runs", Attack::MemoryTables),
+        ("logs", "in-flight logs, each with a queue that starts", Attack::Logs),
+        ("hung", "writes to storage that hangs", Attack::Hung),
+    ];
+    let through = [
+        (Variant::new(BUSY_CACHED, "an ordinary busy guest, page cache"), Attack::Busy),
+        (Variant::new(LARGE_CACHED, "reads of 4 MiB, page cache").against(BUSY_CACHED), Attack::LargeReads),
+    ];
+    let past_the_cache = past_the_cache.map(|(id, label, attack)| (Variant::new(id, label), attack, "none"));
+    let through = through.map(|(variant, attack)| (variant.only(&[DISK]), attack, "writeback"));
+    past_the_cache.into_iter().chain(through).collect()
 }
 
 /// In the order of the report.
 pub(crate) fn loads() -> Vec<(Workload, Place)> {
     vec![
-        (Workload::new("ram", "4k random reads of nine guests, RAM disk, depth 4 each"), Place::Tmpfs),
-        (Workload::new("disk", "4k random reads of nine guests, disk, depth 4 each"), Place::Disk),
+        (Workload::new(RAM, "4k random reads of nine guests, RAM disk, depth 4 each"), Place::Tmpfs),
+        (Workload::new(DISK, "4k random reads of nine guests, disk, depth 4 each"), Place::Disk),
     ]
 }
 
 pub(crate) fn declaration() -> Declaration {
     let attacks = attacks();
-    let others: Vec<_> =
-        attacks.iter().map(|(variant, _)| variant.id.clone()).filter(|id| id != BUSY).collect();
     let workloads: Vec<_> = loads().into_iter().map(|(workload, _)| workload).collect();
     Declaration {
         name: "hostile".into(),
@@ -73,15 +91,8 @@ pub(crate) fn declaration() -> Declaration {
             here: "threads of this program. The tenth never sleeps, be it good or bad: the busy one polls".into(),
             why: "what a virtual CPU that spins takes from its neighbours is the scheduler's business, not a server's".into(),
         }],
-        targets: vec![Target {
-            text: "the nine keep 95 % of what they have beside an ordinary busy guest".into(),
-            variants: others,
-            workloads: workloads.iter().map(|workload| workload.id.clone()).collect(),
-            at_least: KEPT,
-            half_width_max: 0.05,
-            yardstick: Yardstick::Baseline,
-        }],
-        variants: attacks.into_iter().map(|(variant, _)| variant).collect(),
+        targets: targets(&attacks),
+        variants: attacks.into_iter().map(|(variant, ..)| variant).collect(),
         workloads,
         columns: columns(),
         baseline: BUSY.into(),
@@ -102,6 +113,43 @@ pub(crate) fn declaration() -> Declaration {
     }
 }
 
+fn targets(attacks: &[(Variant, Attack, &str)]) -> Vec<Target> {
+    let ids = |wanted: fn(&str) -> bool| -> Vec<_> {
+        attacks.iter().map(|(variant, ..)| variant.id.clone()).filter(|id| wanted(id)).collect()
+    };
+    let others = ids(|id| ![BUSY, BUSY_CACHED, LARGE_CACHED].contains(&id));
+    let cached = ids(|id| id == LARGE_CACHED);
+    let target = |text: String, variants: &[String], workloads: &[&str], yardstick| Target {
+        text,
+        variants: variants.to_vec(),
+        workloads: workloads.iter().map(|&id| id.to_owned()).collect(),
+        at_least: KEPT,
+        half_width_max: 0.05,
+        yardstick,
+    };
+    let kept = "the nine keep 95 % of what they have beside an ordinary busy guest";
+    let p99 = |variants, place, what, busy: &str, at_most: f64| {
+        let text = format!(
+            "{what}: 99 % of the nine's requests take at most {at_most} times as long as beside an ordinary busy guest"
+        );
+        let (column, variant) = ("p99".to_owned(), busy.to_owned());
+        target(text, variants, &[place], Yardstick::Beside { column, variant, by: Beside::Ratio, at_most })
+    };
+    let answered = |variants, workloads, what: &str| {
+        let yardstick = Yardstick::Figure { column: "unanswered".into(), at_most: 0.0 };
+        target(format!("{what}every request of the nine is answered"), variants, workloads, yardstick)
+    };
+    vec![
+        target(kept.to_owned(), &others, &[RAM, DISK], Yardstick::Baseline),
+        target(format!("page cache: {kept}"), &cached, &[DISK], Yardstick::Baseline),
+        p99(&others, RAM, "RAM disk", BUSY, P99_RAM),
+        p99(&others, DISK, "disk", BUSY, P99_DISK),
+        p99(&cached, DISK, "page cache", BUSY_CACHED, P99_DISK),
+        answered(&others, &[RAM, DISK], ""),
+        answered(&cached, &[DISK], "page cache: "),
+    ]
+}
+
 /// For the report: who the tenth is when it is good.
 pub(crate) fn busy_guest() -> String {
     format!("The ordinary busy guest: 4k random reads at depth {BUSY_DEPTH}, polling.")
@@ -120,7 +168,7 @@ pub(crate) fn columns() -> Vec<Column> {
 }
 
 /// Id, title, unit, decimals, what is measured.
-const COLUMNS: [(&str, &str, &str, usize, &str); 9] = [
+const COLUMNS: [(&str, &str, &str, usize, &str); 10] = [
     ("iops", "IOPS of nine", "1/s", 0, "Requests of the nine completed in the counted time, together."),
     ("worst", "of the worst", "1/s", 0, "The same, of that of the nine that had least."),
     (
@@ -134,6 +182,13 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 9] = [
     ("p99", "99 % latency", "µs", 1, "99 % of the nine's requests are faster; without the submission."),
     ("max", "longest latency", "µs", 1, "None of the nine's requests took longer; without the submission."),
     (
+        "unanswered",
+        "unanswered",
+        "guests",
+        0,
+        "Of the nine, warm-up included: guests whose run ended because a request had no answer for 30 s.",
+    ),
+    (
         "cpu",
         "server CPU",
         "µs/IO",
@@ -145,8 +200,8 @@ const COLUMNS: [(&str, &str, &str, usize, &str); 9] = [
         "attacks",
         "1/s",
         0,
-        "What the tenth did, from its start to its end: chains offered, kicks, sessions, memory tables, or messages refused. \
-         Not counted of those that only read.",
+        "What the tenth did, from its start to its end: chains offered, kicks, sessions, memory tables, logs, or messages \
+         refused. Not counted of the busy ones and of reads of 4 MiB.",
     ),
     ("log", "log", "bytes", 0, "What the server logged from its start on, warm-up included."),
 ];

@@ -84,6 +84,7 @@ impl Bench for Locality {
         let queues = declared::queues(self.cores);
         let layout = Layout {
             engine: way.engine,
+            cache: "none",
             placing: way.placing,
             workers: declared::workers(self.cores),
             queues,

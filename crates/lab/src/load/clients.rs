@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use workload::{Client, Mix, Order, Pattern, Progress, RunError, Target, Watch, run};
+use workload::{Client, Failure, Mix, Order, Pattern, Progress, RunError, Target, Watch, run};
 
 use super::process::Cost;
 use super::server_process::ServerProcess;
@@ -72,6 +72,21 @@ pub(super) fn go(
     stop: &Stop,
     watch: &mut dyn Watch,
 ) -> Result<workload::Outcome, SampleError> {
+    let outcome = go_on(socket, job, client, stop, watch)?;
+    match &outcome.failure {
+        Some(failure) => Err(SampleError::because("the load ended", failure)),
+        None => Ok(outcome),
+    }
+}
+
+/// The same; a request without an answer ends the run, and is in its outcome.
+pub(super) fn go_on(
+    socket: &Path,
+    job: &workload::Job,
+    client: &Client,
+    stop: &Stop,
+    watch: &mut dyn Watch,
+) -> Result<workload::Outcome, SampleError> {
     let target = Target::Socket(socket.to_path_buf());
     let end = Instant::now() + PATIENCE;
     let outcome = loop {
@@ -82,10 +97,10 @@ pub(super) fn go(
             other => break other.map_err(|error| SampleError::because("the load", &words(&error)))?,
         }
     };
-    match outcome.failure {
+    match &outcome.failure {
         _ if stop.is_asked() => Err(SampleError::Interrupted),
-        Some(failure) => Err(SampleError::because("the load ended", &failure)),
-        None => Ok(outcome),
+        None | Some(Failure::Silence { .. }) => Ok(outcome),
+        Some(failure) => Err(SampleError::because("the load ended", failure)),
     }
 }
 

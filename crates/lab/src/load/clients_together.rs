@@ -10,9 +10,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use workload::{Client, Measured, Outcome, Progress, Watch};
+use workload::{Client, Failure, Measured, Outcome, Progress, Watch};
 
-use super::clients::{go, timed, warm_up_seconds};
+use super::clients::{go_on, timed, warm_up_seconds};
 use super::placed_server::PlacedServer;
 use super::process::Cost;
 use super::server_stats::Stats;
@@ -20,20 +20,29 @@ use super::{BlockJob, Figures};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
+/// Runs that ended because a request of theirs had no answer for the client's patience.
+const UNANSWERED: &str = "unanswered";
+
 /// `job` on each disk of `server`, by clients that sleep.
 pub(crate) fn measure(server: &PlacedServer, job: &BlockJob, stop: &Stop) -> Result<Figures, SampleError> {
-    measure_on(server, server.sockets(), job, stop)
+    let figures = measure_on(server, server.sockets(), job, stop)?;
+    match figures.get(UNANSWERED) {
+        Some(&guests) if guests > 0.0 => Err(SampleError::because("the load ended", &"the server hangs")),
+        _ => Ok(figures),
+    }
 }
 
-/// The same on some of its disks.
+/// The same on some of its disks. That requests are not answered is a figure here.
 pub(crate) fn measure_on(
     server: &PlacedServer,
     sockets: &[PathBuf],
     job: &BlockJob,
     stop: &Stop,
 ) -> Result<Figures, SampleError> {
-    together(server, sockets, &timed(job, warm_up_seconds(job)), stop)?;
-    together(server, sockets, &timed(job, job.seconds), stop)
+    let warm_up = together(server, sockets, &timed(job, warm_up_seconds(job)), stop)?;
+    let mut figures = together(server, sockets, &timed(job, job.seconds), stop)?;
+    *figures.entry(UNANSWERED).or_default() += warm_up.get(UNANSWERED).copied().unwrap_or_default();
+    Ok(figures)
 }
 
 fn together(
@@ -44,7 +53,7 @@ fn together(
 ) -> Result<Figures, SampleError> {
     let start = Start { server, disks: sockets.len(), state: Mutex::default(), bell: Condvar::new() };
     let run = |socket: &Path| {
-        let outcome = go(socket, job, &Client::default(), stop, &mut Runner(&start));
+        let outcome = go_on(socket, job, &Client::default(), stop, &mut Runner(&start));
         if outcome.is_err() {
             start.give_up();
         }
@@ -173,6 +182,8 @@ fn figures(outcomes: &[Outcome], Spent { cost, stats }: Spent) -> Figures {
         ("passed", per_io(stats.passed)),
         ("kicks", per_io(kicks)),
     ]);
+    let silent = outcomes.iter().filter(|outcome| matches!(outcome.failure, Some(Failure::Silence { .. })));
+    figures.insert(UNANSWERED, silent.count() as f64);
     let share = |part: u64, of: u64| (of > 0).then(|| part as f64 / of as f64);
     figures.extend(share(stats.ops, stats.hand_overs).map(|batch| ("batch", batch)));
     figures.extend(share(stats.contended, stats.locked).map(|share| ("contended", 100.0 * share)));

@@ -1,13 +1,13 @@
 //! A front-end for a guest that keeps no rule: as few messages as start a queue, and any others.
 //!
-//! `connect → features → memory → queue 0 of 256 → whatever`
+//! `connect → features → memory → queues of 256 each → whatever`
 //!
 //! - Messages are sent as they are told; what the server says to them is read where it matters.
 //!
 //! Layout: vhost-user, "Header". Not here: what is done with the queue (`hostile_guest.rs`), a front-end for use
 //! (`blk_driver`).
 
-use std::io::{self, IoSlice, Read};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,10 @@ use std::time::Duration;
 
 use guest_mem::{Address, GuestAddress, GuestMemory, MemoryView, Region};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 use virtqueue::RingLayout;
 
 /// The guest's memory.
@@ -31,6 +34,14 @@ const FEATURES: u64 = 1 << 32 | 1 << 28;
 /// `VHOST_USER_F_PROTOCOL_FEATURES`, and of those `REPLY_ACK`.
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 const REPLY_ACK: u64 = 1 << 3;
+/// `VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`.
+const INFLIGHT_SHMFD: u64 = 1 << 12;
+/// Of guest memory, for each queue: its ring, and what its requests need.
+pub(crate) const AREA_BYTES: u64 = 0x1_0000;
+/// Of the description of an in-flight log.
+const LOG_BYTES: usize = 24;
+/// Of any message.
+const HEADER_BYTES: usize = 12;
 /// Header flags: version 1; with an answer.
 const PLAIN: u32 = 1;
 const NEED_REPLY: u32 = 1 | 8;
@@ -44,9 +55,13 @@ pub(crate) mod code {
     pub(crate) const SET_VRING_NUM: u32 = 8;
     pub(crate) const SET_VRING_ADDR: u32 = 9;
     pub(crate) const SET_VRING_BASE: u32 = 10;
+    pub(crate) const GET_VRING_BASE: u32 = 11;
     pub(crate) const SET_VRING_KICK: u32 = 12;
     pub(crate) const SET_VRING_CALL: u32 = 13;
     pub(crate) const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub(crate) const SET_VRING_ENABLE: u32 = 18;
+    pub(crate) const GET_INFLIGHT_FD: u32 = 31;
+    pub(crate) const SET_INFLIGHT_FD: u32 = 32;
 }
 
 /// See the file's head.
@@ -81,26 +96,69 @@ impl HostileFrontEnd {
 
     /// A queue without requests, in memory of its own; it starts with the last of the messages.
     pub fn start_queue(&self) -> io::Result<RawQueue> {
+        self.start_queues(1)?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// So many of them, all in one memory, an area each.
+    pub fn start_queues(&self, count: u16) -> io::Result<Vec<RawQueue>> {
+        self.send(code::SET_OWNER, PLAIN, &[], &[])?;
+        self.send(code::SET_FEATURES, PLAIN, &FEATURES.to_ne_bytes(), &[])?;
+        let view = self.share_memory()?;
+        (0..count).map(|index| self.start(&view, index)).collect()
+    }
+
+    /// As a front-end that keeps an in-flight log; memory is shared, no queue is started.
+    pub fn negotiate_log(&self) -> io::Result<MemoryView> {
+        self.send(code::SET_OWNER, PLAIN, &[], &[])?;
+        self.send(code::SET_PROTOCOL_FEATURES, PLAIN, &INFLIGHT_SHMFD.to_ne_bytes(), &[])?;
+        self.send(code::SET_FEATURES, PLAIN, &(FEATURES | PROTOCOL_FEATURES).to_ne_bytes(), &[])?;
+        self.share_memory()
+    }
+
+    /// A new in-flight log, and queue 0 with it.
+    pub fn start_with_new_log(&self, view: &MemoryView) -> io::Result<RawQueue> {
+        let mut wanted = [0; LOG_BYTES];
+        wanted[16..18].copy_from_slice(&1u16.to_ne_bytes());
+        wanted[18..20].copy_from_slice(&QUEUE_SIZE.to_ne_bytes());
+        self.send(code::GET_INFLIGHT_FD, PLAIN, &wanted, &[])?;
+        let (description, log) = self.receive_log()?;
+        self.send(code::SET_INFLIGHT_FD, PLAIN, &description, &[log.as_fd()])?;
+        let queue = self.start(view, 0)?;
+        self.send(code::SET_VRING_ENABLE, PLAIN, &state(0, 1), &[])?;
+        Ok(queue)
+    }
+
+    /// Queue 0; returns when it has stopped.
+    pub fn stop_queue(&self) -> io::Result<()> {
+        self.send(code::GET_VRING_BASE, PLAIN, &state(0, 0), &[])?;
+        self.receive().map(drop)
+    }
+
+    fn share_memory(&self) -> io::Result<MemoryView> {
         let region = Region::from_memfd(GuestAddress(0), MEMORY_BYTES).map_err(io::Error::other)?;
+        self.send_table(&region)?;
+        let memory = GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?;
+        Ok(MemoryView::new(Arc::new(memory)))
+    }
+
+    fn start(&self, view: &MemoryView, index: u16) -> io::Result<RawQueue> {
+        let (area, number) = (AREA_BYTES * u64::from(index), u32::from(index));
         let layout = RingLayout {
             queue_size: QUEUE_SIZE,
-            descriptors: GuestAddress(0),
-            avail: GuestAddress(0x8000),
-            used: GuestAddress(0xa000),
+            descriptors: GuestAddress(area),
+            avail: GuestAddress(area + 0x8000),
+            used: GuestAddress(area + 0xa000),
         };
         let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (kick, call) = (fd()?, fd()?);
-        self.send(code::SET_OWNER, PLAIN, &[], &[])?;
-        self.send(code::SET_FEATURES, PLAIN, &FEATURES.to_ne_bytes(), &[])?;
-        self.send_table(&region)?;
-        self.send(code::SET_VRING_NUM, PLAIN, &state(u32::from(QUEUE_SIZE)), &[])?;
-        self.send(code::SET_VRING_BASE, PLAIN, &state(0), &[])?;
-        self.send(code::SET_VRING_ADDR, PLAIN, &addresses(&layout), &[])?;
-        self.send(code::SET_VRING_CALL, PLAIN, &[0; 8], &[call.as_fd()])?;
-        self.send(code::SET_VRING_KICK, PLAIN, &[0; 8], &[kick.as_fd()])?;
+        self.send(code::SET_VRING_NUM, PLAIN, &state(number, QUEUE_SIZE.into()), &[])?;
+        self.send(code::SET_VRING_BASE, PLAIN, &state(number, 0), &[])?;
+        self.send(code::SET_VRING_ADDR, PLAIN, &addresses(number, &layout), &[])?;
+        let of = u64::from(index).to_ne_bytes();
+        self.send(code::SET_VRING_CALL, PLAIN, &of, &[call.as_fd()])?;
+        self.send(code::SET_VRING_KICK, PLAIN, &of, &[kick.as_fd()])?;
         self.barrier()?;
-        let memory = GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?;
-        Ok(RawQueue { view: MemoryView::new(Arc::new(memory)), layout, kick, _call: call })
+        Ok(RawQueue { view: view.clone(), layout, kick, _call: call })
     }
 
     /// The memory of a queue once more; returns when the server has gone over to it.
@@ -120,7 +178,7 @@ impl HostileFrontEnd {
 
     /// A message that makes no sense and does not end the session; true if the server refused it.
     pub fn nonsense(&self) -> io::Result<bool> {
-        self.send(code::SET_VRING_NUM, NEED_REPLY, &state(3), &[])?;
+        self.send(code::SET_VRING_NUM, NEED_REPLY, &state(0, 3), &[])?;
         Ok(self.receive()? != 0)
     }
 
@@ -152,14 +210,33 @@ impl HostileFrontEnd {
         let [.., a, b, c, d, e, f, g, h] = bytes;
         Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
     }
+
+    /// An answer that describes an in-flight log, and its memory.
+    fn receive_log(&self) -> io::Result<([u8; LOG_BYTES], OwnedFd)> {
+        let mut header = [0; HEADER_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [IoSliceMut::new(&mut header)];
+        let came = rustix::net::recvmsg(&self.socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+        let fd = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        (&self.socket).read_exact(&mut header[came.bytes..])?;
+        let [.., a, b, c, d] = header;
+        let (mut description, len_bytes) = ([0; LOG_BYTES], u32::from_ne_bytes([a, b, c, d]) as usize);
+        let body = description.get_mut(..len_bytes).ok_or(io::ErrorKind::InvalidData)?;
+        (&self.socket).read_exact(body)?;
+        Ok((description, fd.ok_or(io::ErrorKind::NotFound)?))
+    }
 }
 
-/// Of queue 0.
-fn state(number: u32) -> Vec<u8> {
-    [0, number].map(u32::to_ne_bytes).concat()
+/// Of a queue.
+fn state(index: u32, number: u32) -> Vec<u8> {
+    [index, number].map(u32::to_ne_bytes).concat()
 }
 
-fn addresses(layout: &RingLayout) -> Vec<u8> {
+fn addresses(index: u32, layout: &RingLayout) -> Vec<u8> {
     let places = [layout.descriptors, layout.used, layout.avail].map(|place| place.raw_value());
-    [0].into_iter().chain(places).chain([0]).flat_map(u64::to_ne_bytes).collect()
+    [index.into()].into_iter().chain(places).chain([0]).flat_map(u64::to_ne_bytes).collect()
 }

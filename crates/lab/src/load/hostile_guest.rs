@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use guest_mem::MemoryView;
+use guest_mem::{Address, MemoryView};
 use virtqueue::split::{RawDescriptor, RawRing};
 use workload::{Client, Quiet, RunError, Target, run};
 
@@ -31,6 +31,15 @@ const HEADERS: u64 = 0x1_0000;
 const STATUS: u64 = 0x2_0000;
 /// Where a table of so many entries lies that loops.
 const TABLE: u64 = 0x3_0000;
+/// Of requests that the server carries out, in their queue's area: headers, status bytes. Their data is shared by all queues.
+const REQUEST_HEADERS: u64 = 0x1000;
+const REQUEST_STATUS: u64 = 0x2000;
+const REQUEST_DATA: u64 = 8 << 20;
+/// Header, data, status.
+const PARTS: u16 = 3;
+const DATA_BYTES: u32 = 4096;
+const BLOCK_BYTES: u64 = DATA_BYTES as u64;
+const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
 /// A ring that is scribbled over is soon broken: a new session then.
 const SCRIBBLED: Duration = Duration::from_millis(5);
 /// Until an attack that cannot begin counts as failed; and between two attempts.
@@ -42,6 +51,12 @@ pub(crate) const BUSY_DEPTH: u32 = 32;
 const LARGE_BYTES: u32 = 4 << 20;
 /// Longer than any sample.
 const FOR_EVER_S: f64 = 3600.0;
+
+/// `VIRTIO_BLK_T_IN` and `VIRTIO_BLK_T_OUT`.
+mod kind {
+    pub(super) const READ: u32 = 0;
+    pub(super) const WRITE: u32 = 1;
+}
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +79,12 @@ pub(crate) enum Attack {
     LargeReads,
     /// The same memory announced over and over while a queue runs.
     MemoryTables,
+    /// So many queues of random reads, each always full.
+    Queues(u16),
+    /// A new in-flight log over and over, each time with a queue that starts and stops.
+    Logs,
+    /// A queue full of writes, to storage that hangs.
+    Hung,
 }
 
 /// Goes on until it is dropped.
@@ -83,6 +104,7 @@ impl HostileGuest {
             stop: stop.clone(),
             done: Arc::clone(&done),
             seed: job.seed,
+            blocks: job.file_bytes / BLOCK_BYTES,
         };
         let job = BlockJob { depth: BUSY_DEPTH, jobs: 1, ..*job };
         let body = move || match attack {
@@ -123,6 +145,8 @@ struct Thread {
     stop: Stop,
     done: Arc<AtomicU64>,
     seed: u64,
+    /// Of the disk.
+    blocks: u64,
 }
 
 impl Thread {
@@ -167,9 +191,13 @@ impl Thread {
             }
             return Ok(());
         }
-        let queue = front_end.start_queue()?;
-        let ring = RawRing::new(&queue.view, queue.layout).map_err(io::Error::other)?;
-        let guest = Guest { queue, ring };
+        match attack {
+            Attack::Logs => return self.renew_logs(&front_end),
+            Attack::Queues(count) => return self.keep_full(&front_end, count, kind::READ),
+            Attack::Hung => return self.keep_full(&front_end, 1, kind::WRITE),
+            _ => {}
+        }
+        let guest = Guest::of(front_end.start_queue()?)?;
         match attack {
             Attack::MemoryTables => {
                 self.while_wanted(|| front_end.announce_memory(&guest.queue.view).map(|()| 1))
@@ -195,11 +223,30 @@ impl Thread {
                     }
                 })
             }
-            Attack::Reconnects | Attack::Busy | Attack::LargeReads | Attack::Refusals => {
+            _ => {
                 self.count(1);
                 Ok(())
             }
         }
+    }
+
+    fn renew_logs(&self, front_end: &HostileFrontEnd) -> io::Result<()> {
+        let view = front_end.negotiate_log()?;
+        self.while_wanted(|| {
+            let _queue = front_end.start_with_new_log(&view)?;
+            front_end.stop_queue().map(|()| 1)
+        })
+    }
+
+    fn keep_full(&self, front_end: &HostileFrontEnd, count: u16, kind: u32) -> io::Result<()> {
+        let mut random = Xorshift::new(self.seed);
+        let mut block = || random.below(self.blocks);
+        let mut guests =
+            front_end.start_queues(count)?.into_iter().map(Guest::of).collect::<Result<Vec<_>, _>>()?;
+        for guest in &mut guests {
+            self.count(guest.fill_with(kind, &mut block)?);
+        }
+        self.while_wanted(|| guests.iter_mut().map(|guest| guest.refill(&mut block)).sum())
     }
 
     fn while_wanted(&self, mut act: impl FnMut() -> io::Result<u64>) -> io::Result<()> {
@@ -218,9 +265,58 @@ impl Thread {
 struct Guest {
     queue: RawQueue,
     ring: RawRing,
+    /// Answers taken.
+    taken: u16,
 }
 
 impl Guest {
+    fn of(queue: RawQueue) -> io::Result<Self> {
+        let ring = RawRing::new(&queue.view, queue.layout).map_err(io::Error::other)?;
+        Ok(Self { queue, ring, taken: 0 })
+    }
+
+    /// As many requests as the ring has places for; returns how many.
+    fn fill_with(&mut self, kind: u32, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
+        let area = self.queue.layout.descriptors.raw_value();
+        let (headers, status) = (area + REQUEST_HEADERS, area + REQUEST_STATUS);
+        let data_flags = if kind == kind::READ { RawDescriptor::WRITE } else { 0 };
+        let requests = QUEUE_SIZE / PARTS;
+        for slot in 0..requests {
+            let (head, at) = (slot * PARTS, u64::from(slot));
+            let part = |addr, len_bytes, flags, next| RawDescriptor { addr, len_bytes, flags, next };
+            let header = part(headers + 16 * u64::from(head), 16, RawDescriptor::NEXT, head + 1);
+            let data_addr = REQUEST_DATA + BLOCK_BYTES * at;
+            self.store(header.addr, &kind.to_le_bytes())?;
+            self.store(header.addr + 8, &(block() * SECTORS_PER_BLOCK).to_le_bytes())?;
+            self.ring.set_descriptor(head, header);
+            let data = part(data_addr, DATA_BYTES, data_flags | RawDescriptor::NEXT, head + 2);
+            self.ring.set_descriptor(head + 1, data);
+            self.ring.set_descriptor(head + 2, part(status + at, 1, RawDescriptor::WRITE, 0));
+            self.ring.set_avail_entry(slot, head);
+        }
+        self.ring.set_avail_idx(requests);
+        self.kick()?;
+        Ok(requests.into())
+    }
+
+    /// Each request that was answered once more, for another block; returns how many.
+    fn refill(&mut self, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
+        let (from, new) = (self.ring.avail_idx(), self.ring.used_idx().wrapping_sub(self.taken));
+        if new == 0 {
+            return Ok(0);
+        }
+        let headers = self.queue.layout.descriptors.raw_value() + REQUEST_HEADERS;
+        for at in 0..new {
+            let (head, _) = self.ring.used_entry(self.taken.wrapping_add(at));
+            self.store(headers + 16 * u64::from(head) + 8, &(block() * SECTORS_PER_BLOCK).to_le_bytes())?;
+            self.ring.set_avail_entry(from.wrapping_add(at), u16::try_from(head).unwrap_or(0));
+        }
+        self.taken = self.taken.wrapping_add(new);
+        self.ring.set_avail_idx(from.wrapping_add(new));
+        self.kick()?;
+        Ok(new.into())
+    }
+
     fn view(&self) -> &MemoryView {
         &self.queue.view
     }

@@ -61,6 +61,8 @@ pub(crate) mod hostile_front_end;
 
 pub(crate) mod hostile_guest;
 
+pub(crate) mod frozen_disk;
+
 pub(crate) mod fio_jobs;
 
 pub(crate) mod copy_loop;

@@ -61,6 +61,7 @@ impl Host {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub engine: &'static str,
+    pub cache: &'static str,
     pub placing: Placing,
     pub workers: usize,
     /// Of each disk.
@@ -138,11 +139,12 @@ fn text(layout: &Layout, control: &Path, disks: &[(&Path, &Path)]) -> io::Result
     for (disk, (file, socket)) in disks.iter().enumerate() {
         let _ = write!(
             text,
-            "\n[[disk]]\nname = \"lab-{disk}\"\nimage = {}\nsocket = {}\nqueues = {}\nengine = \"{}\"\ncache = \"none\"\n",
+            "\n[[disk]]\nname = \"lab-{disk}\"\nimage = {}\nsocket = {}\nqueues = {}\nengine = \"{}\"\ncache = \"{}\"\n",
             quoted(file)?,
             quoted(socket)?,
             layout.queues,
-            layout.engine
+            layout.engine,
+            layout.cache
         );
         text.push_str(&placing(layout, disk));
     }
@@ -189,7 +191,8 @@ mod tests {
     use super::*;
 
     fn of(placing: Placing) -> String {
-        let layout = Layout { engine: "io_uring", placing, workers: 3, queues: 4, polls: false };
+        let layout =
+            Layout { engine: "io_uring", cache: "none", placing, workers: 3, queues: 4, polls: false };
         let disks = [(Path::new("/a\"b"), Path::new("/s0")), (Path::new("/c"), Path::new("/s1"))];
         text(&layout, Path::new("/control"), &disks).unwrap()
     }
