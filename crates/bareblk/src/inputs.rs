@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
+use blk_server::{AdminError, Server, ServerReport, WorkerId, WorkerOptions};
 use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
@@ -15,6 +15,7 @@ use crate::config_file;
 use crate::control::protocol::{self, Answer, BadLine, TakeOver, Verb};
 use crate::control::reports::ReloadAnswer;
 use crate::control::{Control, Refused, dispatch};
+use crate::take_over::{AT_ONCE, Message, receive};
 
 /// Longest line that a control client may send.
 pub const MAX_LINE_BYTES: usize = crate::control::limits::MAX_LINE_BYTES;
@@ -40,6 +41,38 @@ pub fn configuration(text: &str) -> Result<usize, String> {
     let read = config_file::read_text(Path::new("bareblk.toml"), text, &HostOpener, &[]);
     read.map(|configuration| configuration.disks.len())
         .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+}
+
+/// A frame of a take-over, as it was understood.
+#[derive(Debug)]
+pub struct TakeOverFrame {
+    /// Of its message.
+    pub name: &'static str,
+    /// The message as it would be sent on.
+    pub body: String,
+    /// How many came with it.
+    pub descriptors: usize,
+    /// If it is a session: whether the server could go on with it, or what the user is told.
+    pub session: Option<Result<(), String>>,
+}
+
+/// What old and new server read next from the channel of a take-over. A session is rebuilt by `server`, which has the disk of that name,
+/// and let go of before a ring of it starts.
+///
+/// # Errors
+/// What the user is told.
+pub fn take_over_frame(channel: &UnixStream, server: &Server) -> Result<TakeOverFrame, String> {
+    let told = |error: anyhow::Error| format!("{error:#}");
+    let (message, fds) = receive(channel, Some(AT_ONCE)).map_err(|error| told(error.into()))?;
+    let body = serde_json::to_string(&message).map_err(|error| told(error.into()))?;
+    let (name, descriptors) = (message.name(), fds.len());
+    let session = match message {
+        Message::Session { disk, state, .. } => {
+            Some(server.rebuild(&disk, state, fds).map(drop).map_err(|error| told(error.into())))
+        }
+        _ => None,
+    };
+    Ok(TakeOverFrame { name, body, descriptors, session })
 }
 
 struct NoDisks;

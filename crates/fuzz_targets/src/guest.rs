@@ -54,6 +54,16 @@ impl Guest {
     /// Panics if the device has written outside of `its`.
     pub fn check_untouched_but(&self, its: &[Range<usize>]) {
         let now = self.now();
+        // Looking at each byte takes longer than everything else.
+        let (mut before, mut at, mut sorted) = (true, 0, its.to_vec());
+        sorted.sort_unstable_by_key(|range| range.start);
+        for range in sorted {
+            before &= now[at..range.start.max(at)] == self.expected[at..range.start.max(at)];
+            at = at.max(range.end);
+        }
+        if before && now[at..] == self.expected[at..] {
+            return;
+        }
         let differs =
             |&at: &usize| now[at] != self.expected[at] && !its.iter().any(|range| range.contains(&at));
         if let Some(at) = (0..now.len()).find(differs) {

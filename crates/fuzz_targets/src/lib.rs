@@ -26,6 +26,10 @@ mod control;
 
 mod config;
 
+mod logs;
+
+mod take_over;
+
 /// One of the ways in.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
@@ -37,13 +41,15 @@ pub struct Target {
     pub seeds: fn() -> Vec<(String, Vec<u8>)>,
 }
 
-/// In the order of a request: ring, request, session, then what operators write.
-pub const TARGETS: [Target; 5] = [
+/// In the order of a request: ring, request, session, then what operators write, then what a server left behind or hands on.
+pub const TARGETS: [Target; 7] = [
     Target { name: "chains", run: chains::run, seeds: chains::seeds },
     Target { name: "requests", run: requests::run, seeds: requests::seeds },
     Target { name: "vhost_user", run: vhost_user::run, seeds: vhost_user::seeds },
     Target { name: "control", run: control::run, seeds: control::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
+    Target { name: "logs", run: logs::run, seeds: logs::seeds },
+    Target { name: "take_over", run: take_over::run, seeds: take_over::seeds },
 ];
 
 /// By its name.

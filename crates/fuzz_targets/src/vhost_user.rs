@@ -12,7 +12,9 @@
 mod peer;
 
 use crate::input::{Input, Seed};
-use peer::{Fd, MEMFD_BYTES, MEMFDS, Peer, QUEUES, USER_BASE, is_settled, open_fds};
+use peer::{Fd, MEMFD_BYTES, MEMFDS, Peer, QUEUES, USER_BASE};
+
+pub(crate) use peer::{disk_server, is_settled, open_fds};
 
 const MOST_ACTS: usize = 200;
 /// Of the messages; the last is none.

@@ -121,6 +121,16 @@ fn configurations_hold_against_changed_seeds() {
 }
 
 #[test]
+fn logs_hold_against_changed_seeds() {
+    survives("logs");
+}
+
+#[test]
+fn take_overs_hold_against_changed_seeds() {
+    survives("take_over");
+}
+
+#[test]
 fn seeds_in_the_tree_are_those_that_the_targets_make_and_perhaps_more() {
     // A panic of this test would be taken for one of the target that runs beside it.
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -30,8 +30,10 @@ use std::time::Duration;
 use anyhow::anyhow;
 use blk_server::TakeOverError;
 
+pub use messages::Message;
 pub use new::{Taker, Wanted};
 pub use old::{Door, hand_over};
+pub use wire::receive;
 
 /// Of the frames and what they hold.
 ///
@@ -39,7 +41,7 @@ pub use old::{Door, hand_over};
 pub const VERSION: u32 = 2;
 
 /// For what is answered, or sent, at once.
-const AT_ONCE: Duration = Duration::from_secs(5);
+pub const AT_ONCE: Duration = Duration::from_secs(5);
 /// For a new server to open everything: it may wait for locks of disks that are new.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// For requests of sessions that are cut off to complete, while all other guests run.

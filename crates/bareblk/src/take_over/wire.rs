@@ -51,10 +51,17 @@ pub enum WireError {
     TooLarge { bytes: usize, fds: usize },
     #[error("a frame with {count} descriptors, {wanted} were announced")]
     Descriptors { count: usize, wanted: usize },
-    #[error("a message is not understood")]
-    NotUnderstood(#[from] serde_json::Error),
+    /// In one line, whatever the other process has said.
+    #[error("a message is not understood: {}", .0.to_string().escape_debug())]
+    NotUnderstood(serde_json::Error),
     #[error("the connection failed")]
     Io(#[from] io::Error),
+}
+
+impl From<serde_json::Error> for WireError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::NotUnderstood(error)
+    }
 }
 
 impl From<Errno> for WireError {
@@ -256,6 +263,8 @@ mod tests {
     fn body_that_is_no_message_and_descriptors_that_do_not_come_are_refused() {
         let nonsense = [&MAGIC[..], &3_u32.to_le_bytes(), &[0; 4], b"{]}"].concat();
         assert!(matches!(answer_to(&nonsense), WireError::NotUnderstood(_)));
+        let two_lines = [&MAGIC[..], &14_u32.to_le_bytes(), &[0; 4], br#"{"a\nb":[1,2]}"#].concat();
+        assert!(!answer_to(&two_lines).to_string().contains('\n'), "a line break from the other process");
         let none = [&MAGIC[..], &7_u32.to_le_bytes(), &1_u32.to_le_bytes(), b"\"Ready\"", &[0]].concat();
         assert!(matches!(answer_to(&none), WireError::Descriptors { count: 0, wanted: 1 }));
     }

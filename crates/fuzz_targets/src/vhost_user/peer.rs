@@ -76,13 +76,13 @@ pub(super) struct Peer {
 }
 
 /// Of this process.
-pub(super) fn open_fds() -> usize {
+pub(crate) fn open_fds() -> usize {
     // The folder itself is one of them, now and the next time.
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
 
 /// As many descriptors as before, soon.
-pub(super) fn is_settled(before: usize) -> bool {
+pub(crate) fn is_settled(before: usize) -> bool {
     let end = Instant::now() + PATIENCE;
     while open_fds() > before && Instant::now() < end {
         std::thread::sleep(Duration::from_micros(200));
@@ -97,7 +97,7 @@ impl Peer {
         let image = File::create_new(&path).expect("an image");
         image.set_len(MEMFD_BYTES).expect("room for the image");
         let socket = folder.path().join("disk.sock");
-        let server = server(&path, &socket, polls);
+        let server = disk_server(&path, &socket, polls);
         let socket = UnixStream::connect(&socket).expect("a server that listens");
         socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
         socket.set_write_timeout(Some(PATIENCE)).expect("a socket");
@@ -202,7 +202,8 @@ impl Peer {
     }
 }
 
-fn server(image: &std::path::Path, socket: &std::path::Path, polls: bool) -> Server {
+/// A worker, an engine that moves no data, one disk.
+pub(crate) fn disk_server(image: &std::path::Path, socket: &std::path::Path, polls: bool) -> Server {
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     let options = ImageOptions {
         cache: CacheMode::Writeback,

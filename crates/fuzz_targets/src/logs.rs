@@ -1,0 +1,224 @@
+//! `logs`: any bytes as in-flight log and as ring, and the device that starts on them.
+//!
+//! `input → features, sizes, log, ring → start, die, start, pop, die, start, pop, use all, start`
+//!
+//! - A device starts, or says why it does not. What it does again are tags of the ring, none twice, as many as it said.
+//! - A device that dies before it has used anything leaves the same requests to the next one, in the same order.
+//! - When all is used, nothing is left to do again.
+//! - Nothing is written but the device's parts of the ring and the log of its queue.
+//!
+//! Not here: logs that change while a device runs with them (`chains.rs`).
+
+use std::sync::Arc;
+
+use guest_mem::{GuestAddress, GuestMemory, GuestRange};
+use virtqueue::{Chain, DeviceQueue, DriverQueue, LogArea, PopError, RingFault, RingFeatures, RingLayout};
+
+use crate::guest::Guest;
+use crate::input::{Input, Seed};
+
+const SIZES: [u16; 4] = [2, 4, 8, 16];
+/// More entries than the ring has descriptors, where there are more.
+const MORE_ENTRIES: u16 = 3;
+/// The memory has logs for so many queues.
+const QUEUES: u16 = 2;
+const DESCRIPTORS: u64 = 0;
+const AVAIL_RING: u64 = 0x200;
+const USED_RING: u64 = 0x400;
+/// What seeds' chains name.
+const BUFFERS: u64 = 0x800;
+const GUEST_BYTES: u64 = 0x1000;
+const LOG_BYTES: u64 = 0x1000;
+
+/// What an input says first.
+#[derive(Clone, Copy)]
+struct Shape {
+    features: RingFeatures,
+    size: u16,
+    entries: u16,
+    /// Whose log it is.
+    queue: u16,
+}
+
+impl Shape {
+    fn of(choices: u8) -> Self {
+        let features = RingFeatures {
+            packed: choices & 1 != 0,
+            event_idx: choices & 2 != 0,
+            indirect: choices & 4 != 0,
+        };
+        let size = SIZES[usize::from(choices >> 5 & 3)];
+        let more = if choices & 0x10 != 0 { MORE_ENTRIES } else { 0 };
+        Self { features, size, entries: size + more, queue: u16::from(choices >> 3 & 1) }
+    }
+
+    fn layout(self) -> RingLayout {
+        RingLayout {
+            queue_size: self.size,
+            descriptors: GuestAddress(DESCRIPTORS),
+            avail: GuestAddress(AVAIL_RING),
+            used: GuestAddress(USED_RING),
+        }
+    }
+
+    /// Where its log lies in the memory for logs.
+    fn log(self) -> std::ops::Range<usize> {
+        let end = |queues| bytes(LogArea::bytes(queues, self.entries, self.features.packed));
+        end(self.queue)..end(self.queue + 1)
+    }
+
+    /// The parts of the ring: where they lie, how long they are.
+    fn parts(self) -> [(u64, usize); 3] {
+        let size = usize::from(self.size);
+        [(DESCRIPTORS, 16 * size), (AVAIL_RING, 6 + 2 * size), (USED_RING, 6 + 8 * size)]
+    }
+}
+
+fn bytes(len: u64) -> usize {
+    usize::try_from(len).expect("small")
+}
+
+/// The memories of a ring and of its log.
+struct Bed {
+    shape: Shape,
+    guest: Guest,
+    log: Guest,
+}
+
+impl Bed {
+    fn new(shape: Shape) -> Self {
+        assert!(LogArea::bytes(QUEUES, shape.entries, shape.features.packed) <= LOG_BYTES);
+        Self { shape, guest: Guest::new(&[GUEST_BYTES]), log: Guest::new(&[LOG_BYTES]) }
+    }
+
+    fn start(&self, base: u32) -> Result<DeviceQueue, RingFault> {
+        let Shape { features, entries, queue, .. } = self.shape;
+        let memory: &Arc<GuestMemory> = self.log.view.memory();
+        let area = LogArea::new(Arc::clone(memory), queue, entries);
+        let device = DeviceQueue::with_log(&self.guest.view, self.shape.layout(), features, base, &area)?;
+        let (redo, said) = (device.to_redo(), device.recovery());
+        assert!(redo <= self.shape.size && redo == said.redone, "{redo} to do again, {said:?}");
+        assert!(redo == 0 || !said.was_foreign, "of another ring, and {redo} to do again");
+        Ok(device)
+    }
+
+    /// Where the device before stood; what can be started once can be started again.
+    fn start_again(&self, before: &DeviceQueue) -> DeviceQueue {
+        let again = self.start(before.position());
+        again.unwrap_or_else(|fault| {
+            panic!("a log that the device before has accepted: {fault:?}, {before:?}")
+        })
+    }
+
+    /// Tags of all that is to be done again.
+    fn redo(&self, device: &mut DeviceQueue) -> Vec<u16> {
+        let mut tags = Vec::new();
+        while device.to_redo() > 0 {
+            let tag = self.pop(device).expect("what was to be done again");
+            assert!(tag < self.shape.size && !tags.contains(&tag), "tag {tag} after {tags:?}");
+            tags.push(tag);
+        }
+        tags
+    }
+
+    fn pop(&self, device: &mut DeviceQueue) -> Option<u16> {
+        match device.pop(&mut Chain::with_capacity(self.shape.size)) {
+            Ok(tag) => tag,
+            Err(PopError::Chain { tag, .. }) => Some(tag),
+            Err(PopError::Ring(_)) => None,
+        }
+    }
+
+    fn check_memory(&self) {
+        let size = usize::from(self.shape.size);
+        let (ring, used) = (bytes(DESCRIPTORS), bytes(USED_RING));
+        let its = if self.shape.features.packed {
+            [ring..ring + 16 * size, used..used + 4]
+        } else {
+            [used..used + 6 + 8 * size, 0..0]
+        };
+        self.guest.check_untouched_but(&its);
+        self.log.check_untouched_but(&[self.shape.log()]);
+    }
+}
+
+/// One run.
+pub(crate) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let shape = Shape::of(input.u8());
+    let mut bed = Bed::new(shape);
+    let (base, fresh) = (input.u32(), input.below(usize::from(shape.size) + 1));
+    let log = shape.log();
+    bed.log.store(log.start as u64, input.take(log.len()));
+    for (at, len) in shape.parts() {
+        bed.guest.store(at, input.take(len));
+    }
+    if let Ok(first) = bed.start(base) {
+        go_on(&bed, &first, fresh);
+    }
+    bed.check_memory();
+}
+
+fn go_on(bed: &Bed, first: &DeviceQueue, fresh: usize) {
+    let mut second = bed.start_again(first);
+    let mut tags = bed.redo(&mut second);
+    assert_eq!(tags.len(), usize::from(first.to_redo()), "lost by a device that did nothing");
+    let mut third = bed.start_again(first);
+    assert_eq!(bed.redo(&mut third), tags, "not what the device before was to do again");
+    for _ in 0..fresh {
+        match bed.pop(&mut third) {
+            Some(tag) if !tags.contains(&tag) => tags.push(tag),
+            // Nothing more, a broken ring, or a head that the driver has no more.
+            _ => break,
+        }
+    }
+    tags.iter().for_each(|&tag| third.push_used(tag, 0));
+    assert_eq!(third.publish(), !tags.is_empty());
+    // What a driver has left of a ring that it kept no rule of may look like that of another one now.
+    let Ok(last) = bed.start(third.position()) else { return };
+    assert_eq!(last.to_redo(), 0, "used and to be done again, of {tags:?}");
+}
+
+/// What a device leaves behind that dies at several points of its work, in both formats.
+pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    for choices in [0x20, 0x21, 0x42, 0x43, 0x4c, 0x4d, 0x50, 0x51, 0x7e, 0x7f] {
+        for dies_at in 0..6 {
+            seeds.push((format!("log-{choices:02x}-{dies_at}"), left_behind(choices, dies_at)));
+        }
+    }
+    seeds
+}
+
+fn left_behind(choices: u8, dies_at: u8) -> Vec<u8> {
+    let shape = Shape::of(choices);
+    let bed = Bed::new(shape);
+    let mut driver = DriverQueue::new(&bed.guest.view, shape.layout(), shape.features).expect("a ring");
+    let buffer = |at| [GuestRange { addr: BUFFERS + 64 * at, len_bytes: 64 }];
+    for at in 0..u64::from(shape.size / 2) {
+        driver.add(&buffer(2 * at), &buffer(2 * at + 1), at).expect("room in the ring");
+    }
+    driver.publish();
+    let base = if shape.features.packed { virtqueue::packed::FRESH_BASE } else { 0 };
+    let mut device = bed.start(base).expect("a new log");
+    let mut tags = Vec::new();
+    for _ in 0..dies_at {
+        tags.extend(bed.pop(&mut device));
+    }
+    if dies_at > 2 && !tags.is_empty() {
+        device.push_used(tags.remove(tags.len() / 2), 64);
+    }
+    if dies_at > 3 {
+        device.publish();
+    }
+    if dies_at > 4 {
+        tags.drain(..).for_each(|tag| device.push_used(tag, 64));
+    }
+    let mut seed = Seed::new(&[choices]).and(&base.to_le_bytes()).and(&[2]);
+    seed = seed.and(&bed.log.now()[shape.log()]);
+    let ring = bed.guest.now();
+    for (at, len) in shape.parts() {
+        seed = seed.and(&ring[bytes(at)..][..len]);
+    }
+    seed.bytes()
+}
