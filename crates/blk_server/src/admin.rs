@@ -11,7 +11,7 @@ use crate::worker_options::WorkerId;
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// No such disk.
-    #[error("there is no disk `{name}`")]
+    #[error("there is no disk `{}`", name.escape_debug())]
     NoDisk {
         /** As given. */
         name: String,
