@@ -178,6 +178,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
         ("session-full", frame(0, &[0, 1, 2, 2, 1], &full)),
         ("session-wrong-kinds", frame(0, &[3, 4, 1, 0, 2], &full)),
         ("session-without", frame(0, &[], &full)),
+        ("session-elsewhere", frame(0, &[0], &plain.replace("fuzz", "\\u007f\\n"))),
         ("states-end", frame(0, &[], r#""StatesEnd""#)),
         ("prepared", frame(0, &[], r#""Prepared""#)),
         ("yours", frame(0, &[], r#""Yours""#)),
@@ -189,7 +190,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
         ("too-many", frame(4, &[], r#""Ready""#).and(&[0xff; 4])),
         ("other", Seed::new(&[1, 20]).and(br#"{"id":1,"do":"list"}"#)),
     ];
-    let all = frames.iter().take(13).fold(Seed::default(), |all, (_, seed)| all.and(&seed.clone().bytes()));
+    let all = frames.iter().take(14).fold(Seed::default(), |all, (_, seed)| all.and(&seed.clone().bytes()));
     let mut seeds: Vec<_> = frames.into_iter().map(|(name, seed)| (name.to_owned(), seed.bytes())).collect();
     seeds.push(("all".to_owned(), all.bytes()));
     seeds
