@@ -1,6 +1,6 @@
-//! Files of a run: `DIR/NAME/result.json`, `DIR/NAME/*.svg`, and `DIR/report.html` over everything in `DIR`.
+//! Files of a run: `DIR/NAME/{result.json,summary.json,*.svg}`, and `DIR/report.html` over everything in `DIR`.
 //!
-//! `Output::prepare (before the run) → write_all: plots → result.json → report.html from all results found`
+//! `Output::prepare (before the run) → write_all: plots → result.json, summary.json → report.html from all results found`
 //!
 //! - Each file appears whole or not at all: it is written beside its place and renamed.
 //!
@@ -9,6 +9,8 @@
 mod html;
 
 mod json;
+
+mod summary;
 
 mod plot;
 
@@ -91,6 +93,7 @@ pub fn write_all(folder: &Path, result: &RunResult) -> Result<PathBuf, LabError>
         write_whole(&own.join(name), svg.as_bytes())?;
     }
     write_whole(&own.join(json::FILE), json::to_text(result).as_bytes())?;
+    write_whole(&own.join(summary::FILE), summary::to_text(result).as_bytes())?;
     let report = folder.join("report.html");
     write_whole(&report, html::page(&json::read_all(folder)?)?.as_bytes())?;
     Ok(report)
