@@ -26,6 +26,9 @@ const UNSAFE_HOMES: &[&str] = &[
 const LONGEST_FILE_LINES: usize = 600;
 const LONGEST_FUNCTION_LINES: usize = 60;
 const RATCHET_FILE: &str = "xtask/long-functions.txt";
+/// Kept results are summaries; samples and drawings are made again by their commands.
+const KEPT_RESULTS: &str = "bench_results/";
+const KEPT_RESULTS_BYTES: usize = 1_000_000;
 
 /// Paths of the machines this was written on; nobody else has them.
 const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
@@ -94,6 +97,7 @@ fn check(files: &[SourceFile]) -> Report {
             check_rust(file, &mut report);
         }
     }
+    report.complaints.extend(kept_results(files));
     report
 }
 
@@ -106,6 +110,14 @@ fn check_rust(file: &SourceFile, report: &mut Report) {
     report.complaints.extend(citations_without_version(file, &source));
     report.warnings.extend(long_file(file));
     report.long_functions.extend(long_functions(file, &source));
+}
+
+fn kept_results(files: &[SourceFile]) -> Option<String> {
+    let kept = files.iter().filter(|file| file.path.starts_with(KEPT_RESULTS));
+    let bytes: usize = kept.map(|file| file.text.len()).sum();
+    (bytes > KEPT_RESULTS_BYTES).then(|| {
+        format!("{KEPT_RESULTS} has {bytes} bytes, at most {KEPT_RESULTS_BYTES}: keep README.md and summary.json only")
+    })
 }
 
 fn at(file: &SourceFile, line: usize, complaint: &str) -> String {

@@ -104,3 +104,10 @@ fn ratchet_complains_only_above_its_number() {
     assert_eq!(over_ratchet(&long, 2), Vec::<String>::new());
     assert_eq!(over_ratchet(&long, 1).len(), 3);
 }
+
+#[test]
+fn kept_results_stay_small() {
+    let path = "bench_results/2026-11-23-x/summary.json";
+    assert_eq!(complaints(path, &"1".repeat(1_000_000)), Vec::<String>::new());
+    assert!(only_complaint(path, &"1".repeat(1_000_001)).contains("at most 1000000"));
+}
