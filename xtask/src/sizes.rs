@@ -111,7 +111,7 @@ const fn size<T: Copy>(smoke: T, full: T) -> Size<T> {
     Size { smoke, full }
 }
 
-const fn miri_lock(flags: &'static str) -> [&'static str; 11] {
+const fn miri_lock(flags: &'static str) -> [&'static str; 12] {
     [
         "env",
         flags,
@@ -123,7 +123,8 @@ const fn miri_lock(flags: &'static str) -> [&'static str; 11] {
         "test",
         "-p",
         "qspinlock",
-        "--test=few_threads",
+        "--test=it",
+        "few_threads",
     ]
 }
 

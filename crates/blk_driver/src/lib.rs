@@ -61,7 +61,7 @@ mod schedule_tests;
 extern crate self as blk_driver;
 
 #[cfg(test)]
-#[path = "../tests/rig/mod.rs"]
+#[path = "../tests/it/rig/mod.rs"]
 mod rig;
 
 mod kick;

@@ -29,6 +29,7 @@ pub struct OwnTests {
     image: GuestImage,
     storage: PathBuf,
     programs: Vec<PathBuf>,
+    wanted: Vec<String>,
     skipped: Vec<String>,
     temporary_files: &'static str,
     smp: u32,
@@ -50,9 +51,9 @@ impl OwnTests {
     /// All tests but `but`, which is the one that asks; `storage`, where they keep their disks, is ext4.
     #[must_use]
     pub fn new(image: &GuestImage, storage: &str, but: &str) -> Self {
-        let (programs, skipped) = (Vec::new(), vec![but.to_owned()]);
+        let (programs, wanted, skipped) = (Vec::new(), Vec::new(), vec![but.to_owned()]);
         let (image, storage, temporary_files) = (image.clone(), storage.into(), "/tmp");
-        Self { image, storage, programs, skipped, temporary_files, smp: 2, memory_nodes: 1 }
+        Self { image, storage, programs, wanted, skipped, temporary_files, smp: 2, memory_nodes: 1 }
     }
 
     /// For tests that keep their disks among the temporary files.
@@ -77,6 +78,13 @@ impl OwnTests {
         let path = packages::find_program(name);
         self.programs.push(path.with_context(|| format!("`{name}` is not installed"))?);
         Ok(self)
+    }
+
+    /// Those whose path contains `part`; called again, those of each part.
+    #[must_use]
+    pub fn only(mut self, part: &str) -> Self {
+        self.wanted.push(part.to_owned());
+        self
     }
 
     /// Leaves out those whose path contains `part`.
@@ -106,11 +114,12 @@ impl OwnTests {
 
     fn script(&self) -> String {
         let storage = quoted(&self.storage.to_string_lossy());
+        let wanted: String = self.wanted.iter().map(|part| format!(" {}", quoted(part))).collect();
         let skip: String = self.skipped.iter().map(|part| format!(" --skip {}", quoted(part))).collect();
         format!(
             "mkdir -p {storage} && mkfs.ext4 -q /dev/vda && mount /dev/vda {storage} || exit 1
              echo BB:KERNEL=$(uname -r)
-             TMPDIR={} RUST_BACKTRACE=1 /own-tests --show-output{skip}",
+             TMPDIR={} RUST_BACKTRACE=1 /own-tests --show-output{wanted}{skip}",
             quoted(self.temporary_files)
         )
     }

@@ -108,6 +108,7 @@ const CHECKS: &[Check] = &[
             "-p",
             "qspinlock",
             "--test",
+            "it",
             "few_threads",
             "--target-dir",
             "target/miri",

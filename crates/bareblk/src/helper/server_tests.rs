@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::Policy;
 use super::*;
 
-#[path = "../../tests/rig/hanging.rs"]
+#[path = "../../tests/it/rig/hanging.rs"]
 mod hanging;
 
 use hanging::{Call, HangingFolder};

@@ -3,16 +3,15 @@
 //! Not here: fio's layout (`bench_fio.rs`), figures, parsing (`workload`'s own tests).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use rig::{DEADLINE, Place, Server, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use crate::rig::{DEADLINE, Place, Server, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
 

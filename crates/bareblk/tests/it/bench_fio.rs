@@ -3,14 +3,13 @@
 //! Not here: figures, which differ from run to run.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use rig::{Place, bareblk, output};
 use serde_json::Value;
+
+use crate::rig::{Place, bareblk, output};
 
 /// What only one of the two has; `docs/bench.md` names it.
 const OURS: &[&str] = &["/jobs/0/bareblk"];

@@ -3,13 +3,13 @@
 //! Not here: what happens while it serves (`serving.rs`), requests of guests.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rig::{Place, Server, assert_says, bareblk, is_root, output, refusal, wrong_usage};
 use rustix::process::Signal;
+
+use crate::rig;
+use crate::rig::{Place, Server, assert_says, bareblk, is_root, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
 

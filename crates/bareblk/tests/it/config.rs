@@ -3,14 +3,14 @@
 //! Not here: what each key means and every kind of mistake (`config_file_tests.rs`), differences (`difference.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use rig::{Place, Server, Starting, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rig;
+use crate::rig::{Place, Server, Starting, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
 

@@ -5,16 +5,19 @@
 
 #[path = "ctl/nuisances.rs"]
 mod nuisances;
-mod rig;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, eventually, is_root, output, refusal};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+
+use crate::rig;
+use crate::rig::{
+    DEADLINE, Place, Server, Starting, assert_says, bareblk, eventually, is_root, output, refusal,
+};
 
 const MIB: u64 = 1 << 20;
 

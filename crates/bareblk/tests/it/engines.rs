@@ -5,16 +5,15 @@
 //! Not here: what engines do with requests (`io_engine`'s contract suite).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
 
-use rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usage};
 use rustix::process::Signal;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+
+use crate::rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
 

@@ -4,12 +4,10 @@
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod guest;
-mod rig;
-
-use guest::{MIB, Served, finish, line, number, run, spawn, value};
 use rustix::process::Signal;
 use xtask::guest::GuestOutput;
+
+use crate::guest::{MIB, Served, finish, line, number, run, spawn, value};
 
 // ---- attributes
 

@@ -4,11 +4,9 @@
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod guest;
-mod rig;
-
-use guest::{MIB, Served, guest_image, number, run, script, sizes, value};
 use xtask::guest::Vm;
+
+use crate::guest::{MIB, Served, guest_image, number, run, script, sizes, value};
 
 const DISK_BYTES: u64 = 64 * MIB;
 

@@ -6,22 +6,16 @@
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "../../blk_server/tests/rig/fuse_disk.rs"]
-mod fuse_disk;
-mod guest;
-mod rig;
-#[path = "../../blk_server/tests/rig/small_fs.rs"]
-mod small_fs;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fuse_disk::{Call, FuseDisk};
-use guest::{MIB, Served, finish, line, number, spawn};
-use rig::{Place, bareblk, eventually, output};
 use serde_json::Value;
-use small_fs::{Kind, SmallFs};
+
+use crate::guest::{MIB, Served, finish, line, number, spawn};
+use crate::rig::fuse_disk::{Call, FuseDisk};
+use crate::rig::small_fs::{Kind, SmallFs};
+use crate::rig::{Place, bareblk, eventually, output};
 
 fn ctl(control: &Path, words: &[&str]) -> Value {
     let mut command = bareblk();

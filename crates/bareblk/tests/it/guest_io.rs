@@ -5,13 +5,10 @@
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod guest;
-mod rig;
-
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use guest::{MIB, Served, finish, line, number, run, sizes, spawn};
+use crate::guest::{MIB, Served, finish, line, number, run, sizes, spawn};
 
 /// `/dev/vda` has split rings, `/dev/vdb` packed ones: QEMU offers them to the guest only where it is told to.
 #[test]

@@ -8,17 +8,15 @@
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod guest;
-mod rig;
-
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use guest::{MIB, Served, finish, line, number, sizes, spawn};
-use rig::eventually;
 use serde_json::{Value, json};
 use xtask::guest::{RunningVm, Vm};
+
+use crate::guest::{MIB, Served, finish, line, number, sizes, spawn};
+use crate::rig::eventually;
 
 /// Verified runs on all disks, one after the other, until the file system says otherwise. Half of what fio does is to
 /// read back, into pages that only the device writes.

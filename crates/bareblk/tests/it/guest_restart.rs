@@ -7,16 +7,14 @@
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod guest;
-mod rig;
-
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use guest::{MIB, Served, finish, line, number, sizes, spawn, value};
-use rig::{Place, is_root};
 use xtask::guest::Vm;
+
+use crate::guest::{MIB, Served, finish, line, number, sizes, spawn, value};
+use crate::rig::{Place, is_root};
 
 /// Verified runs on all disks, one after the other, until the file system says otherwise; each says when it starts.
 /// The console is read in the background, where a shell has no standard input of its own.

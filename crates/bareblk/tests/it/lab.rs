@@ -3,14 +3,13 @@
 //! Not here: what is in the report (`lab`'s own tests).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rig::{Place, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rig::{Place, assert_says, bareblk, eventually, output, refusal, wrong_usage};
 
 fn run_aio(out: &Path) -> Command {
     let mut command = bareblk();

@@ -3,12 +3,10 @@
 //! Not here: requests that are held (`guest_errors.rs`, `blk_server/tests/hold.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::path::Path;
 use std::process::Command;
 
-use rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usage};
+use crate::rig::{Place, Server, assert_says, bareblk, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
 

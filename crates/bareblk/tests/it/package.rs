@@ -6,16 +6,16 @@
 //! Not here: what the program tells a service manager (`service.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rig::{Place, Server, assert_says, bareblk, is_root, output};
 use xtask::config_page;
 use xtask::guest::{GuestImage, Vm};
 use xtask::packages::find_program;
 use xtask::sizes::LONG_ENV;
+
+use crate::rig;
+use crate::rig::{Place, Server, assert_says, bareblk, is_root, output};
 
 fn packaging() -> PathBuf {
     xtask::workspace::root().join("packaging")

@@ -4,19 +4,15 @@
 //! test of this program runs inside the sandbox too.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
-#[path = "rig/hanging.rs"]
-mod hanging;
-
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use hanging::{Call, HangingFolder};
-use rig::{Place, Server, assert_says, bareblk, eventually, is_root, output, refusal, wrong_usage};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rig::hanging::{Call, HangingFolder};
+use crate::rig::{Place, Server, assert_says, bareblk, eventually, is_root, output, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
 /// Whom a test serves as: nobody.

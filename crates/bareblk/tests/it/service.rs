@@ -3,16 +3,15 @@
 //! Not here: a real systemd (`package.rs` has what its own tools say about the units).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rig::{DEADLINE, Place, Server, assert_says, bareblk, mode, output, refusal};
 use rustix::process::Signal;
+
+use crate::rig::{DEADLINE, Place, Server, assert_says, bareblk, mode, output, refusal};
 
 const MIB: u64 = 1 << 20;
 

@@ -3,8 +3,6 @@
 //! Not here: what is refused at once (`cli.rs`), requests of guests.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -18,8 +16,10 @@ use fuser::{
     BackgroundSession, Config, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, MountOption,
     OpenFlags, ReplyAttr, ReplyEntry, ReplyOpen, Request,
 };
-use rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, is_root, output, refusal};
 use rustix::process::Signal;
+
+use crate::rig;
+use crate::rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, is_root, output, refusal};
 
 const MIB: u64 = 1 << 20;
 

@@ -3,11 +3,9 @@
 //! Not here: control groups and NUMA nodes, which take a guest (`blk_server/tests/worker_threads`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use std::fs;
 
-use rig::{Place, Server, assert_says, eventually, refusal, wrong_usage};
+use crate::rig::{Place, Server, assert_says, eventually, refusal, wrong_usage};
 
 const MIB: u64 = 1 << 20;
 const SCHED_BATCH: &str = "3";

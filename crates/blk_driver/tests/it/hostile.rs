@@ -3,8 +3,6 @@
 //! Times are only limits far above what is needed: a driver that hangs fails the test, a slow machine does not.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod peers;
-
 use std::error::Error;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,12 +12,14 @@ use blk_driver::{
     Completion, ConnectError, Device, Event, MemoryError, MessageError, Options, Queue, QueueError,
     Reconnect, Request, RequestError, UserMemory, Work,
 };
-use peers::script::{Character, Message, Reaction, Script, code, protocol, reply};
-use peers::{PATIENCE, eventually};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use virtio_blk::{DeviceConfig, features};
+
+use crate::peers;
+use crate::peers::script::{Character, Message, Reaction, Script, code, protocol, reply};
+use crate::peers::{PATIENCE, eventually};
 
 /// For what is to take too long.
 const SHORT: Duration = Duration::from_millis(300);

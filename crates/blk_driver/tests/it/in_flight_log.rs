@@ -3,8 +3,6 @@
 //! Back-ends here have no disk; they only say what they were told. With one: `reconnect.rs`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod peers;
-
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -12,10 +10,11 @@ use std::time::Duration;
 use blk_driver::{
     ConnectError, Device, Event, MessageError, Options, Queue, Reconnect, ReconnectReport, Request, Work,
 };
-use peers::script::{
+
+use crate::peers::script::{
     Character, LOG_BYTES, Message, Reaction, Script, code, log_description, log_memory, protocol,
 };
-use peers::{PATIENCE, eventually};
+use crate::peers::{PATIENCE, eventually};
 
 fn patient(script: &Script) -> Options {
     Options { reconnect: Reconnect::For(PATIENCE), timeout: PATIENCE, ..Options::new(&script.socket) }

@@ -1,12 +1,11 @@
 //! The contract against our own server, in this process: split and packed rings.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod contract;
-mod peers;
-
 use blk_driver::{Device, Event};
-use contract::{Setting, USUAL};
-use peers::{DISK_BYTES, MIB, Own, PATIENCE, SECTOR};
+
+use crate::contract;
+use crate::contract::{Setting, USUAL};
+use crate::peers::{DISK_BYTES, MIB, Own, PATIENCE, SECTOR};
 
 const PACKED: Setting = Setting { packed: true, ..USUAL };
 

@@ -2,11 +2,9 @@
 //! its version has them. Skipped, with a line that says so, where the program is missing.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod contract;
-mod peers;
-
-use contract::{Setting, USUAL};
-use peers::{StorageDaemon, options};
+use crate::contract;
+use crate::contract::{Setting, USUAL};
+use crate::peers::{StorageDaemon, options};
 
 /// `setting` on a fresh daemon with as many queues.
 fn works(setting: Setting) {

@@ -3,15 +3,14 @@
 //! Not here: what the requests look like (`queue_requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
-mod rig;
-
 use std::time::{Duration, Instant};
 
 use blk_driver::{Completion, DeviceEnd, Durability, Queue, Request, Work};
 use guest_mem::{GuestRange, MemoryView};
-use rig::{FULL, LONG, PLAIN, Rig, rig};
 use virtio_blk::Segment;
 use virtqueue::{Chain, DeviceQueue, RingFeatures};
+
+use crate::rig::{FULL, LONG, PLAIN, Rig, rig};
 
 /// Answers everything, without allocating either.
 fn serve(view: &MemoryView, ring: &mut DeviceQueue, chain: &mut Chain, end: &DeviceEnd) {

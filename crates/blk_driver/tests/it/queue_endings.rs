@@ -3,13 +3,12 @@
 //! Not here: random schedules of the same (`queue_schedules.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::time::{Duration, Instant};
 
 use blk_driver::{BlockingError, Completion, Durability, PushError, Request, RequestError, Work};
-use rig::{FULL, LONG, PLAIN, Rig, rig};
 use virtio_blk::kind;
+
+use crate::rig::{FULL, LONG, PLAIN, Rig, rig};
 
 fn push_until(rig: &mut Rig, token: u64, deadline: Instant) {
     let data = [rig.data(512)];

@@ -3,12 +3,11 @@
 //! Not here: what the packed ring checks (`virtqueue`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use blk_driver::{BlockingError, Completion, PushError, QueueError, Request, RequestError, Work};
-use rig::{FULL, LONG, PLAIN, Rig, rig};
 use virtqueue::packed::{RawDescriptor, RawPacked};
 use virtqueue::{DriverFault, RingFeatures};
+
+use crate::rig::{FULL, LONG, PLAIN, Rig, rig};
 
 const LOST: Result<(), RequestError> = Err(RequestError::Lost);
 

@@ -3,12 +3,11 @@
 //! Not here: deadlines and cancellation (`queue_endings.rs`), a device that keeps no rule (`queue_hostile.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use blk_driver::{Completion, Durability, PushError, RequestError, ShortReads, Work};
 use guest_mem::GuestRange;
-use rig::{FULL, IOERR, PLAIN, UNSUPP, rig};
 use virtio_blk::{Segment, kind};
+
+use crate::rig::{FULL, IOERR, PLAIN, UNSUPP, rig};
 
 #[test]
 fn read_lies_in_the_ring_as_header_data_and_status() {

@@ -3,11 +3,10 @@
 //! Not here: what the requests look like (`queue_requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use blk_driver::{PushError, Request, Work};
-use rig::{FULL, PLAIN, Rig, rig};
 use virtqueue::RingFeatures;
+
+use crate::rig::{FULL, PLAIN, Rig, rig};
 
 /// Fills the queue to `depth` and empties it, often enough for the ring's indices to go round.
 fn pass_around(rig: &mut Rig, depth: usize) {

@@ -3,17 +3,16 @@
 //! Not here: which request ended how (`queue_endings.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use blk_driver::{Completion, Doorbell, Durability, EventFd, Request, RequestError, Work};
-use rig::{Device, FULL, LONG, PLAIN, Rig, rig};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtqueue::RingFeatures;
+
+use crate::rig::{Device, FULL, LONG, PLAIN, Rig, rig};
 
 const SHORT: Duration = Duration::from_millis(20);
 

@@ -7,9 +7,6 @@
 //! servers that are killed (`bareblk/tests/killed.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod contract;
-mod peers;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,10 +14,13 @@ use blk_driver::{
     Buffer, Completion, Device, Durability, Event, Options, Queue, QueueError, Reconnect, ReconnectReport,
     Request, RequestError, Work,
 };
-use contract::{Setting, USUAL, User, one, part, pattern};
 use guest_mem::GuestRange;
-use peers::{DISK_BYTES, MIB, Own, PATIENCE, SECTOR, StorageDaemon, eventually};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::contract;
+use crate::contract::{Setting, USUAL, User, one, part, pattern};
+use crate::peers;
+use crate::peers::{DISK_BYTES, MIB, Own, PATIENCE, SECTOR, StorageDaemon, eventually};
 
 /// Whether there is an in-flight log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

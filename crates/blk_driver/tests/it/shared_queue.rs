@@ -3,9 +3,6 @@
 //! Not here: resets under load (`src/restart_stress.rs`), interleavings (`src/kick_model.rs`), the locks (`qspinlock`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod device_thread;
-mod rig;
-
 use std::collections::HashSet;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -20,7 +17,8 @@ use guest_mem::GuestRange;
 use lock_api::RawMutex;
 use qspinlock::{Api04, Fair, Hybrid, PvQSpinLock, QSpinLock, StdMutex, TicketLock};
 
-use rig::{Device, FULL, LONG, PLAIN, Rig, rig};
+use crate::device_thread;
+use crate::rig::{Device, FULL, LONG, PLAIN, Rig, rig};
 
 /// A shared queue whose device the test steps through.
 struct Shared {

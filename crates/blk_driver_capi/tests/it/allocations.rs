@@ -3,15 +3,13 @@
 //! Not here: the queue below (`blk_driver`'s own tests).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod connected;
-mod server;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use bareblk_driver::*;
-use connected::{Connected, limit_ns};
-use server::Disk;
+
+use crate::connected::{Connected, limit_ns};
+use crate::server::Disk;
 
 /// Counts what each thread asks for.
 struct Counting;

@@ -3,13 +3,11 @@
 //! Not here: the header by itself (`header.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod compiler;
-mod server;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
-use server::Disk;
+use crate::compiler;
+use crate::server::Disk;
 
 const EXAMPLE: &str = "examples/read_write.c";
 
@@ -64,7 +62,7 @@ fn shared_library_shows_the_calls_of_the_header_and_nothing_else() {
     let listed = String::from_utf8(listed.stdout).unwrap();
     let mut shown: Vec<_> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
     shown.sort_unstable();
-    let header = include_str!("../include/bareblk_driver.h");
+    let header = include_str!("../../include/bareblk_driver.h");
     let calls = header.lines().filter(|line| !line.starts_with(['/', ' ', '#', 't']) && line.contains('('));
     let name = |line: &'static str| line.split('(').next()?.rsplit([' ', '*']).next();
     let mut declared: Vec<_> = calls.filter_map(name).collect();

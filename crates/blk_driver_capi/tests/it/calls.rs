@@ -3,9 +3,6 @@
 //! Not here: mistakes (`c/errors.c`), allocations (`allocations.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod connected;
-mod server;
-
 use std::io::Read;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -13,8 +10,10 @@ use std::ptr::null_mut;
 
 use bareblk_driver::bareblk_code::*;
 use bareblk_driver::*;
-use connected::{Connected, last_error, limit_ns};
-use server::Disk;
+
+use crate::connected::{Connected, last_error, limit_ns};
+use crate::server;
+use crate::server::Disk;
 
 #[test]
 fn server_that_stops_is_an_event_and_ends_the_queue() {

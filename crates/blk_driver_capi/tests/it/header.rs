@@ -5,10 +5,10 @@
 //! Not here: programs that use it (`c_programs.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod compiler;
-
 use std::fs;
 use std::path::Path;
+
+use crate::compiler;
 
 const HEADER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/include/bareblk_driver.h");
 const WRITE: &str = "BAREBLK_WRITE_HEADER";

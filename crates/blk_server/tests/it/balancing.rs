@@ -3,15 +3,15 @@
 //! Not here: the rule (`src/balance/tests.rs`), that a balanced server sleeps when idle (`idle.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blk_server::{Balance, MoveOutcome, Server, WorkerId, WorkerOptions};
 use guest_mem::GuestRange;
-use rig::raw_guest::connected;
-use rig::{Guest, MIB, Options, PATIENCE, Rig, eventually, feature, header_bytes, kind};
+
+use crate::rig;
+use crate::rig::raw_guest::connected;
+use crate::rig::{Guest, MIB, Options, PATIENCE, Rig, eventually, feature, header_bytes, kind};
 
 const QUEUES: u16 = 4;
 /// Requests in flight per queue.

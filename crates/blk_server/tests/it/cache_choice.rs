@@ -5,21 +5,19 @@
 //! (`cache_modes.rs`, `durability.rs`), sessions that go to another process (`take_over.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-#[path = "rig/cache_bed.rs"]
-mod cache_bed;
-mod rig;
-
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use cache_bed::Bed;
 use guest_mem::GuestMemory;
 use io_engine::Verb;
-use rig::format::{Format, on_both_formats};
-use rig::in_flight_log::Log;
-use rig::passed::memfd;
-use rig::{FrontEnd, Guest, Options, code, feature, vring_addr, vring_state};
 use rustix::io::ReadWriteFlags;
+
+use crate::rig;
+use crate::rig::cache_bed::Bed;
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::in_flight_log::Log;
+use crate::rig::passed::memfd;
+use crate::rig::{FrontEnd, Guest, Options, code, feature, vring_addr, vring_state};
 
 /// A guest that may switch its cache off.
 fn full(ring: Format) -> u64 {

@@ -5,15 +5,12 @@
 //! crash leaves behind (`durability_model.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "rig/cache_bed.rs"]
-mod cache_bed;
-mod rig;
-
 use blk_server::Wce;
-use cache_bed::{BARE, Bed, WRITEBACK, verbs};
 use disk_image::CacheMode;
 use io_engine::Verb;
-use rig::{Options, Rig, code, feature, kind, segment_bytes};
+
+use crate::rig::cache_bed::{BARE, Bed, WRITEBACK, verbs};
+use crate::rig::{Options, Rig, code, feature, kind, segment_bytes};
 
 /// What a usual driver accepts.
 const FULL: u64 = feature::USUAL | feature::CONFIG_WCE;

@@ -52,6 +52,7 @@ fn worker_that_gets_no_list_of_calls_does_not_start() {
         std::process::exit(SURVIVED);
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let output = command.args(["--nocapture", "--test-threads=1"]).env(CASE, "1").output().unwrap();
+    let output =
+        command.args(["confined::", "--nocapture", "--test-threads=1"]).env(CASE, "1").output().unwrap();
     assert_eq!(output.status.code(), Some(SURVIVED), "{}", String::from_utf8_lossy(&output.stderr));
 }

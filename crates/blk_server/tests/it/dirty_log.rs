@@ -6,8 +6,6 @@
 //! (`bareblk/tests/guest_migration.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,14 +13,18 @@ use std::sync::Arc;
 use disk_image::CacheMode;
 use guest_mem::{GuestRange, MemoryView};
 use io_engine::{EngineConfig, EngineKind, make};
-use rig::dirty::{Log, MEMORY_BYTES, begin, changed, contents, end, log_all, log_body, log_ring, page_of};
-use rig::format::{Format, on_both_formats};
-use rig::passed::{add_transfer, event, faulty, hold, let_go, mappings, serves, take_signals, works};
-use rig::{
+use rustix::fs::ftruncate;
+
+use crate::rig;
+use crate::rig::dirty::{
+    Log, MEMORY_BYTES, begin, changed, contents, end, log_all, log_body, log_ring, page_of,
+};
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::passed::{add_transfer, event, faulty, hold, let_go, mappings, serves, take_signals, works};
+use crate::rig::{
     FrontEnd, Guest, MIB, Options, Rig, code, eventually, feature, header_bytes, kind, segment_bytes,
     single_region_bytes, vring_state,
 };
-use rustix::fs::ftruncate;
 
 const QUEUE_SIZE: u16 = 64;
 

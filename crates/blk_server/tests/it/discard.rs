@@ -3,8 +3,6 @@
 //! Spec: virtio 1.3 §5.2.6. Not here: other requests (`requests.rs`), durability (`durability.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -13,9 +11,11 @@ use blk_server::InlineWorker;
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 use io_engine::{EngineConfig, SyncEngine};
-use rig::passed::event;
-use rig::{FrontEnd, Guest, MIB, Options, Rig, feature, kind, ready, segment_bytes};
 use virtqueue::{DriverQueue, RingFeatures, RingLayout};
+
+use crate::rig;
+use crate::rig::passed::event;
+use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, feature, kind, ready, segment_bytes};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);

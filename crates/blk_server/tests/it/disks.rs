@@ -3,8 +3,6 @@
 //! Not here: what is left behind (`disk_leaks.rs`), many of them (`many_disks.rs`), the end of all (`lifecycle.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -14,10 +12,11 @@ use std::time::Duration;
 use blk_server::{AdminError, DiskConfig, Server, ServerConfig, ServerError, SocketConfig};
 use disk_image::{CacheMode, HostOpener, Image, ImageError, ImageOptions, ResizeError};
 use io_engine::{Fault, Verb, When};
-use rig::disks::BRIEFLY;
-use rig::passed::{add_transfer, faulty, hold, let_go, serves};
-use rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready};
 use rustix::io::Errno;
+
+use crate::rig::disks::BRIEFLY;
+use crate::rig::passed::{add_transfer, faulty, hold, let_go, serves};
+use crate::rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready};
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;

@@ -4,15 +4,13 @@
 //! Not here: whether the host keeps the promise of `fdatasync`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-#[path = "rig/cache_bed.rs"]
-mod cache_bed;
-mod rig;
-
-use cache_bed::{BARE, Bed, WRITEBACK, verbs};
 use io_engine::{Record, Verb};
-use rig::format::{Format, on_both_formats};
-use rig::{MIB, Options, Rig, code, feature, kind, segment_bytes};
 use rustix::io::ReadWriteFlags;
+
+use crate::rig;
+use crate::rig::cache_bed::{BARE, Bed, WRITEBACK, verbs};
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::{MIB, Options, Rig, code, feature, kind, segment_bytes};
 
 /// The second call was issued after the first one had completed, and both succeeded.
 fn one_after_the_other(calls: &[Record]) -> bool {

@@ -7,22 +7,18 @@
 //! host keeps the promise of `fdatasync`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "rig/crash_model.rs"]
-mod crash_model;
-mod rig;
-#[path = "rig/workload.rs"]
-mod workload;
-
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use crash_model::{Broken, Checked, Deed, History};
 use disk_image::CacheMode;
 use io_engine::{EngineConfig, EngineKind, Fault, Recorder, Verb, When, make};
-use rig::Options;
-use rig::raw_guest::faulty;
 use rustix::io::{Errno, ReadWriteFlags};
-use workload::{Dice, Mishap, Plan, run};
+
+use crate::rig::Options;
+use crate::rig::crash_model::{Broken, Checked, Deed, History};
+use crate::rig::raw_guest::faulty;
+use crate::rig::workload;
+use crate::rig::workload::{Dice, Mishap, Plan, run};
 
 // ---- every engine
 

@@ -4,14 +4,13 @@
 //! docs/decisions/0012. Not here: other faults of the host (`faults.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
 use disk_image::CacheMode;
 use io_engine::{FakeHandle, Fault, Recorder, Verb, When};
-use rig::passed::add_transfer;
-use rig::raw_guest::faulty;
-use rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, kind, ready, segment_bytes};
 use rustix::io::Errno;
+
+use crate::rig::passed::add_transfer;
+use crate::rig::raw_guest::faulty;
+use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, kind, ready, segment_bytes};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);

@@ -5,12 +5,6 @@
 //! skipped. Not here: faults made up below the engine (`faults.rs`, `hold.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-#[path = "rig/fuse_disk.rs"]
-mod fuse_disk;
-mod rig;
-#[path = "rig/small_fs.rs"]
-mod small_fs;
-
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,11 +13,14 @@ use std::sync::{Arc, Mutex, Once};
 
 use blk_server::{Hold, HoldWhat, QueueCounters};
 use disk_image::CacheMode;
-use fuse_disk::{Call, FuseDisk};
 use io_engine::{EngineConfig, EngineKind, make};
-use rig::passed::{Pending, add_transfer};
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready, segment_bytes};
-use small_fs::{Kind, SmallFs};
+
+use crate::rig::fuse_disk::{Call, FuseDisk};
+use crate::rig::passed::{Pending, add_transfer};
+use crate::rig::small_fs::{Kind, SmallFs};
+use crate::rig::{
+    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready, segment_bytes,
+};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);

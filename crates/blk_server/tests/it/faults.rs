@@ -5,15 +5,15 @@
 //! (`hostile_chains.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::time::Duration;
 
 use io_engine::{FakeHandle, Fault, Verb, When};
-use rig::passed::add_transfer;
-use rig::raw_guest::{faulty, range};
-use rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, kind, ready, segment_bytes};
 use rustix::io::Errno;
+
+use crate::rig;
+use crate::rig::passed::add_transfer;
+use crate::rig::raw_guest::{faulty, range};
+use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, kind, ready, segment_bytes};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);

@@ -5,8 +5,6 @@
 //! really full (`failing_storage.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,15 +13,17 @@ use std::time::Duration;
 use blk_server::{Hold, HoldWhat, QueueCounters, WorkerId};
 use disk_image::CacheMode;
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, Fault, ThreadsEngine, Verb, When};
-use rig::format::Format;
-use rig::in_flight_log::Log;
-use rig::passed::{Pending, add_transfer, mappings, memfd, region, serves, share};
-use rig::raw_guest::{faulty, range};
-use rig::{
+use rustix::io::Errno;
+
+use crate::rig;
+use crate::rig::format::Format;
+use crate::rig::in_flight_log::Log;
+use crate::rig::passed::{Pending, add_transfer, mappings, memfd, region, serves, share};
+use crate::rig::raw_guest::{faulty, range};
+use crate::rig::{
     CALM, FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready,
     segment_bytes, single_region_bytes,
 };
-use rustix::io::Errno;
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;

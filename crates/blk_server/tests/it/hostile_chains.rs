@@ -4,13 +4,12 @@
 //! Not here: faults of the ring itself (`ring_faults.rs`), floods (`rapid_fire.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
-use rig::format::{Format, on_both_formats};
-use rig::packed_guest::{Hostile, hostile_guest};
-use rig::raw_guest::{last, readable, table, writable};
-use rig::{MIB, Options, Rig, header_bytes, kind};
 use virtqueue::split::RawDescriptor;
+
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::packed_guest::{Hostile, hostile_guest};
+use crate::rig::raw_guest::{last, readable, table, writable};
+use crate::rig::{MIB, Options, Rig, header_bytes, kind};
 
 /// The guest has 16 MiB: this is in none of its regions.
 const NOWHERE: u64 = 64 * MIB;

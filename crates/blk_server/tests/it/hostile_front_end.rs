@@ -4,20 +4,19 @@
 //! can make the server log (`logs.rs`, `queue_restarts.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle};
-use rig::passed::{add_transfer, hold, let_go, memfd, region, serves, share};
-use rig::raw_guest::{PLAIN, RawGuest, last, readable, table, writable};
-use rig::{
-    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, header_bytes, kind, ready,
-};
 use rustix::fs::ftruncate;
 use virtqueue::split::RawDescriptor;
+
+use crate::rig::passed::{add_transfer, hold, let_go, memfd, region, serves, share};
+use crate::rig::raw_guest::{PLAIN, RawGuest, last, readable, table, writable};
+use crate::rig::{
+    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, header_bytes, kind, ready,
+};
 
 /// Where raw guests have their header, and the status byte of all chains behind it.
 const HEADER: u64 = 3 * MIB;

@@ -7,22 +7,22 @@
 //! Not here: rings (`hostile_races.rs`), logs with one wrong word at each place (`virtqueue`, `log_tests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use fastrand::Rng;
 use guest_mem::{GuestMemory, MemoryView};
-use rig::dirty::{self, log_all};
-use rig::format::{Format, on_both_formats};
-use rig::packed_guest::hostile_over;
-use rig::passed::{add_transfer, memfd, region, serves, works};
-use rig::raw_guest::{connected, table};
-use rig::{FrontEnd, Guest, MIB, Options, Rig, code, feature, header_bytes, kind};
 use virtqueue::LogArea;
 use xtask::sizes::RACES;
+
+use crate::rig;
+use crate::rig::dirty::{self, log_all};
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::packed_guest::hostile_over;
+use crate::rig::passed::{add_transfer, memfd, region, serves, works};
+use crate::rig::raw_guest::{connected, table};
+use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, code, feature, header_bytes, kind};
 
 on_both_formats! {
     in_flight_log_that_changes_while_rings_start_hurts_its_own_queue_at_most,

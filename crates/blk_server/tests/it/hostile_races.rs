@@ -7,20 +7,19 @@
 //! Not here: faults that stand still (`hostile_chains.rs`, `ring_faults.rs`), floods (`rapid_fire.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use fastrand::Rng;
-use rig::format::{Format, on_both_formats};
-use rig::packed_guest::hostile_over;
-use rig::raw_guest::connected;
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, fill_file, header_bytes};
 use virtqueue::packed::{self, RawPacked};
 use virtqueue::split::{RawDescriptor, RawRing};
 use xtask::sizes::RACES;
+
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::packed_guest::hostile_over;
+use crate::rig::raw_guest::connected;
+use crate::rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, fill_file, header_bytes};
 
 on_both_formats! {
     ring_that_changes_while_it_is_read_hurts_its_own_part_of_the_disk_at_most,

@@ -8,10 +8,6 @@
 //! Not here: storage that fails (`failing_storage.rs`), single requests that hang (`faults.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-#[path = "rig/small_fs.rs"]
-mod small_fs;
-
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -27,9 +23,10 @@ use io_engine::{
     Durability, Engine, EngineConfig, Event, Fault, FileSpec, IoUringEngine, Op, OpKind, PosixAioEngine,
     ThreadsEngine, Verb, When,
 };
-use rig::raw_guest::{faulty, range};
-use rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, header_bytes, kind};
-use small_fs::{Kind, SmallFs};
+
+use crate::rig::raw_guest::{faulty, range};
+use crate::rig::small_fs::{Kind, SmallFs};
+use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, eventually, feature, header_bytes, kind};
 
 /// Of each queue.
 const QUEUE_SIZE: u16 = 1024;

@@ -7,7 +7,6 @@
 
 #[path = "in_flight_log/layouts.rs"]
 mod layouts;
-mod rig;
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -20,11 +19,17 @@ use std::time::Duration;
 use blk_server::WorkerId;
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView};
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, ThreadsEngine};
-use rig::format::Format;
-use rig::passed::{add_transfer, faulty, hold, let_go, mappings, memfd, region, serves, take_signals, works};
-use rig::workers::wait_for_stop;
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, vring_state};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+use crate::rig;
+use crate::rig::format::Format;
+use crate::rig::passed::{
+    add_transfer, faulty, hold, let_go, mappings, memfd, region, serves, take_signals, works,
+};
+use crate::rig::workers::wait_for_stop;
+use crate::rig::{
+    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, vring_state,
+};
 
 const QUEUE_SIZE: u16 = 64;
 const SECTORS: u64 = 8;

@@ -4,14 +4,12 @@
 //! (`hostile_chains.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::collections::HashSet;
 
-use rig::format::{Format, on_both_formats};
-use rig::packed_guest::hostile_over;
-use rig::raw_guest::{connected, last, range, readable, table, writable};
-use rig::{Guest, MIB, Options, Rig, header_bytes, kind, ready};
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::packed_guest::hostile_over;
+use crate::rig::raw_guest::{connected, last, range, readable, table, writable};
+use crate::rig::{Guest, MIB, Options, Rig, header_bytes, kind, ready};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);

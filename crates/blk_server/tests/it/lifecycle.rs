@@ -4,8 +4,6 @@
 //! Not here: front-ends that come and go (`sessions.rs`), signals and options (`bareblk`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
@@ -16,9 +14,11 @@ use std::time::Duration;
 use blk_server::{ServerError, SocketConfig, SocketError, Wce};
 use disk_image::{HostOpener, Image, ImageOptions, Opener};
 use io_engine::{EngineConfig, Fault, IoUringEngine, When};
-use rig::format::{Format, on_both_formats};
-use rig::passed::{add_transfer, faulty, hold, let_go, serves, works};
-use rig::{CALM, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready, vring_state};
+
+use crate::rig;
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::passed::{add_transfer, faulty, hold, let_go, serves, works};
+use crate::rig::{CALM, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready, vring_state};
 
 const OK: u8 = 0;
 

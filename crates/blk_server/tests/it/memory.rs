@@ -5,22 +5,22 @@
 //! descriptors that lead nowhere (a guest's doing), other messages (`messages.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_mem::{GuestRange, MemoryView, Region};
-use rig::format::{Format, on_both_formats};
-use rig::passed::{
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::rig;
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::passed::{
     Pending, add_transfer, faulty, hold, let_go, mappings, memfd, region, serves, share, table_of, transfer,
     works,
 };
-use rig::{
+use crate::rig::{
     CALM, FrontEnd, Guest, MIB, Options, Rig, USER_BASE, code, eventually, feature, header_bytes, kind,
     ready, region_words, single_region_bytes, vring_addr, vring_state,
 };
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 const REFUSED: u64 = 1;
 const OK: u8 = 0;

@@ -7,8 +7,6 @@
 //! Not here: which stores there are (`dirty_log.rs`), real migrations (`bareblk/tests/guest_migration.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,10 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blk_server::{EngineFactory, EngineSource, Placement, WorkerId};
 use guest_mem::{GuestRange, LOG_PAGE_BYTES};
 use io_engine::{Engine, EngineConfig, IoUringEngine, LinuxAioEngine};
-use rig::dirty::{Log, MEMORY_BYTES, begin, changed, contents, copy_page, end, page_of};
-use rig::format::{Format, on_both_formats};
-use rig::passed::serves;
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, header_bytes, kind, vring_state};
+
+use crate::rig::dirty::{Log, MEMORY_BYTES, begin, changed, contents, copy_page, end, page_of};
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::passed::serves;
+use crate::rig::{
+    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, header_bytes, kind, vring_state,
+};
 
 const QUEUE_SIZE: u16 = 128;
 const DEPTH: usize = 16;

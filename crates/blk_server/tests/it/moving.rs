@@ -3,18 +3,17 @@
 //! Not here: who decides that (the operator, the balancer).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blk_server::{AdminError, EngineSource, QueueReport, WorkerId, WorkerOptions};
 use io_engine::{Engine, EngineConfig, MmapEngine, SyncEngine, ThreadsEngine};
-use rig::format::{Format, on_both_formats};
-use rig::passed::{add_transfer, faulty, hold, let_go, serves};
-use rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server};
-use rig::{Guest, MIB, Options, Rig, eventually, feature, kind, ready};
+
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::passed::{add_transfer, faulty, hold, let_go, serves};
+use crate::rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server};
+use crate::rig::{Guest, MIB, Options, Rig, eventually, feature, kind, ready};
 
 on_both_formats! {
     queues_that_move_under_load_lose_nothing,

@@ -3,8 +3,6 @@
 //! Not here: moves alone (`moving.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -12,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use blk_server::{AdminError, EngineSource, WorkerId, WorkerOptions};
 use io_engine::{Engine, EngineConfig, FakeHandle, IoUringEngine, KernelAge, ThreadsEngine};
-use rig::passed::{add_transfer, hold, let_go, serves};
-use rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server, wait_for_stop};
-use rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
+
+use crate::rig::passed::{add_transfer, hold, let_go, serves};
+use crate::rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server, wait_for_stop};
+use crate::rig::{CALM, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind, ready};
 
 /// One request of the queue hangs.
 fn hang(handle: &FakeHandle, guest: &mut Guest) {

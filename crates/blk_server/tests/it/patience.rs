@@ -3,8 +3,6 @@
 //! Not here: how long any of it takes; the benchmarks measure that.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +10,11 @@ use blk_server::{BUSY_POLL, Coalescing, DiskConfig, Hold, HoldWhat, InlineWorker
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
 use io_engine::{EngineConfig, FakeEngine, Fault, Verb, When};
-use rig::passed::{add_transfer, event, faulty, let_go, serves, take_signals};
-use rig::raw_guest::PLAIN;
-use rig::{Guest, MIB, Options, Rig, eventually, feature, format, kind, ready};
 use virtqueue::{DriverQueue, RingLayout};
+
+use crate::rig::passed::{add_transfer, event, faulty, let_go, serves, take_signals};
+use crate::rig::raw_guest::PLAIN;
+use crate::rig::{Guest, MIB, Options, Rig, eventually, feature, format, kind, ready};
 
 fn counters(rig: &Rig) -> QueueCounters {
     rig.server.as_ref().unwrap().report().disks[0].queues[0].counters

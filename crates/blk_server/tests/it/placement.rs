@@ -4,8 +4,6 @@
 //! Not here: how ops go from worker to worker (`io_engine`'s tests).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,8 +13,10 @@ use io_engine::{
     Engine, EngineConfig, FakeEngine, FakeHandle, Fault, HandOver, IoUringEngine, LinuxAioEngine, SyncEngine,
     Verb, When,
 };
-use rig::passed::{add_transfer, serves};
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind};
+
+use crate::rig;
+use crate::rig::passed::{add_transfer, serves};
+use crate::rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, eventually, feature, kind};
 
 const DEPTH: u32 = 512;
 

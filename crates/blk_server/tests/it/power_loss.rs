@@ -14,23 +14,17 @@
 //! images; here nothing of the server's is believed, and bytes count. Not here: whether the host keeps `fdatasync`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-#[path = "rig/crash_model.rs"]
-mod crash_model;
-#[path = "rig/fuse_disk.rs"]
-mod fuse_disk;
-mod rig;
-#[path = "rig/workload.rs"]
-mod workload;
-
 use std::sync::Arc;
 
-use crash_model::{History, Moment, Version};
 use disk_image::CacheMode;
-use fuse_disk::{Deed, Event, FuseDisk};
 use io_engine::{EngineConfig, EngineKind, Recorder, make};
-use rig::{MIB, Options};
-use workload::{Dice, Plan, run};
 use xtask::sizes;
+
+use crate::rig::crash_model;
+use crate::rig::crash_model::{History, Moment, Version};
+use crate::rig::fuse_disk::{Deed, Event, FuseDisk};
+use crate::rig::workload::{Dice, Plan, run};
+use crate::rig::{MIB, Options};
 
 const SECTOR: usize = 512;
 /// Random images of each prefix, besides the one with everything and the one with nothing of what may be missing.

@@ -4,15 +4,13 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 #[cfg(target_arch = "x86_64")] // what a guest is made of
-#[path = "rig/other_kernel.rs"]
-mod other_kernel;
-mod rig;
-
 use std::fs::OpenOptions;
 
 use disk_image::{Access, HostOpener, Image, ImageOptions};
-use rig::format::{Format, on_both_formats};
-use rig::{MIB, Options, Rig, feature, kind, ready, segment_bytes};
+
+use crate::rig;
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::{MIB, Options, Rig, feature, kind, ready, segment_bytes};
 
 const OK: Option<u8> = Some(0);
 const IOERR: Option<u8> = Some(1);
@@ -193,10 +191,4 @@ fn image_that_grew_is_larger_for_the_guest_after_a_refresh(ring: Format) {
     assert_eq!(front_end.config(0, 8), (32 * MIB / 512).to_le_bytes());
     assert_eq!(guest.write(20 * MIB / 512, &[5; 512]).status, OK);
     assert_eq!(rig.image_bytes(20 * MIB, 512), vec![5; 512]);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn requests_are_answered_on_the_guests_kernel() {
-    other_kernel::tests_pass("requests_are_answered_on_the_guests_kernel", 27);
 }

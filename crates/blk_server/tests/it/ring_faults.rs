@@ -3,17 +3,16 @@
 //! Not here: faults inside one request (`hostile_chains.rs`), rings whose memory goes (`memory.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::AsFd;
 use std::time::Instant;
 
 use guest_mem::GuestAddress;
 use io_engine::{Fault, Verb, When};
-use rig::format::{Format, on_both_formats};
-use rig::packed_guest::{Hostile, PackedGuest, hostile_over};
-use rig::raw_guest::{RawGuest, connected, faulty, last, readable, table};
-use rig::{CALM, FrontEnd, Guest, MIB, Options, Rig, code, eventually, vring_state, wait_readable};
+
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::packed_guest::{Hostile, PackedGuest, hostile_over};
+use crate::rig::raw_guest::{RawGuest, connected, faulty, last, readable, table};
+use crate::rig::{CALM, FrontEnd, Guest, MIB, Options, Rig, code, eventually, vring_state, wait_readable};
 
 on_both_formats! {
     tag_that_is_still_in_flight_stops_the_queue_and_its_first_request_completes,

@@ -5,19 +5,18 @@
 //! server and its sockets (`lifecycle.rs`), malformed messages (`messages.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use guest_mem::GuestMemory;
-use rig::format::{Format, on_both_formats};
-use rig::passed::{
+
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::passed::{
     add_transfer, event, faulty, hold, let_go, mappings, memfd, region, serves, share, take_signals, works,
 };
-use rig::raw_guest::connected;
-use rig::{
+use crate::rig::raw_guest::connected;
+use crate::rig::{
     CALM, FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready, vring_addr,
     vring_state, wait_readable,
 };

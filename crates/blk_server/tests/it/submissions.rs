@@ -3,9 +3,7 @@
 //! Not here: the path of a request as such (`requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
-use rig::{Options, Rig, feature, ready};
+use crate::rig::{Options, Rig, feature, ready};
 
 #[test]
 fn every_request_is_counted_once() {

@@ -4,26 +4,26 @@
 //! are handed over (`bareblk/tests/take_over`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use blk_server::{DiskState, Hold, HoldWhat, Server, SessionState};
 use io_engine::{FakeHandle, Fault, Verb, When};
-use rig::dirty::{self, begin};
-use rig::format::Format;
-use rig::in_flight_log::Log;
-use rig::passed::{
-    Pending, add_transfer, event, faulty, hold, let_go, serves, take_signals, transfer, works,
-};
-use rig::raw_guest;
-use rig::{
-    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready, vring_state,
-};
 use rustix::io::Errno;
 use serde_json::{Value, json};
+
+use crate::rig;
+use crate::rig::dirty::{self, begin};
+use crate::rig::format::Format;
+use crate::rig::in_flight_log::Log;
+use crate::rig::passed::{
+    Pending, add_transfer, event, faulty, hold, let_go, serves, take_signals, transfer, works,
+};
+use crate::rig::raw_guest;
+use crate::rig::{
+    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, kind, ready, vring_state,
+};
 
 const SOON: Duration = Duration::from_millis(100);
 const HOLD: Hold = Hold { what: HoldWhat::Any, retry_after: None };

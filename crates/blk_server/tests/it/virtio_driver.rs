@@ -9,23 +9,21 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 #[cfg(target_arch = "x86_64")] // what a guest is made of
-#[path = "rig/other_kernel.rs"]
-mod other_kernel;
-mod rig;
-
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rig::format::{Format, on_both_formats};
-use rig::{MIB, Options, PATIENCE, Rig, feature};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use virtio_driver::{
     EventFd, QueueNotifier, VhostUser, VirtioBlkConfig, VirtioBlkQueue, VirtioBlkReqBuf, VirtioBlkTransport,
 };
+
+use crate::rig;
+use crate::rig::format::{Format, on_both_formats};
+use crate::rig::{MIB, Options, PATIENCE, Rig, feature};
 
 on_both_formats! {
     blocks_written_on_one_queue_come_back,
@@ -226,10 +224,4 @@ fn next_client_connects_after_the_last_one_left(ring: Format) {
         assert_eq!(client.finish(3, 1), [(0, 0)]);
         assert_eq!(rig.image_bytes(0, BLOCK), vec![round; BLOCK]);
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn driver_is_served_on_the_guests_kernel() {
-    other_kernel::tests_pass("driver_is_served_on_the_guests_kernel", 14);
 }

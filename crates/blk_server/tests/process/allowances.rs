@@ -5,16 +5,13 @@
 //! disk's sessions cannot have enough to matter (`guest_mem/tests/passed.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
 
-use rig::passed::{event, memfd, serves, table_of, works};
-use rig::{FrontEnd, Options, Rig, USER_BASE, code, eventually, feature, region_words};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-static ALONE: Mutex<()> = Mutex::new(());
+use crate::rig::passed::{event, memfd, serves, table_of, works};
+use crate::rig::{FrontEnd, Options, Rig, USER_BASE, code, eventually, feature, region_words};
+
 const GIB: u64 = 1 << 30;
 /// Connections of one disk.
 const SESSIONS: usize = 8;
@@ -44,7 +41,7 @@ fn neighbour_is_served(rig: &Rig) -> bool {
 
 #[test]
 fn connections_that_map_16_tib_each_do_not_keep_another_disks_guest_from_its_memory() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = crate::alone();
     let rig = Rig::start(Options { disks: 2, ..Options::default() });
     let sparse = memfd(1 << 44);
     let table = table_of(&[region_words(0, 1 << 44, USER_BASE, 0)]);
@@ -115,7 +112,7 @@ fn take_all_descriptors(rig: &Rig) -> Vec<FrontEnd> {
 
 #[test]
 fn connections_that_pass_descriptors_do_not_keep_another_disks_guest_from_its_own() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = crate::alone();
     let _few = FewDescriptors::new();
     let rig = Rig::start(Options { disks: 2, queues: 256, ..Options::default() });
     let holding = take_all_descriptors(&rig);

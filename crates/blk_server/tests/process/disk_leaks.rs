@@ -3,11 +3,10 @@
 //! One test, because it counts what the whole process has.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
-use rig::disks::count;
-use rig::passed::serves;
-use rig::{Options, Rig, eventually};
+use crate::rig;
+use crate::rig::disks::count;
+use crate::rig::passed::serves;
+use crate::rig::{Options, Rig, eventually};
 
 fn possessions() -> (usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"))
@@ -29,6 +28,7 @@ fn come_and_go(rig: &Rig, step: u32) {
 
 #[test]
 fn hundred_disks_in_a_row_leave_no_descriptor_or_thread_behind() {
+    let _alone = crate::alone();
     let rig = Rig::start(Options { workers: 2, ..Options::default() });
     (0..4).for_each(|step| come_and_go(&rig, step));
     let mut before = possessions();

@@ -3,14 +3,13 @@
 //! In a program of its own, so that no other test's server is counted.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::time::Duration;
 
 use blk_server::Balance;
-use rig::raw_guest::connected;
-use rig::rest::{come_to_rest, status_kib, switches};
-use rig::{Options, Rig, feature};
+
+use crate::rig::raw_guest::connected;
+use crate::rig::rest::{come_to_rest, status_kib, switches};
+use crate::rig::{Options, Rig, feature};
 
 /// How long nothing may happen.
 const WATCH: Duration = Duration::from_secs(10);
@@ -35,6 +34,7 @@ fn watch_idle(options: Options, threads_at_least: usize) {
 /// One after the other: the threads of the one would be counted with the other's.
 #[test]
 fn idle_server_with_four_started_queues_wakes_up_no_thread_balanced_or_not() {
+    let _alone = crate::alone();
     // Worker, acceptor, session.
     watch_idle(Options::default(), 3);
     // Two workers, acceptor, session, balancer.

@@ -3,12 +3,11 @@
 //! One test, because it counts what the whole process has.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::os::fd::AsFd;
 
-use rig::passed::{add_transfer, event, works};
-use rig::{MIB, Options, Rig, code, eventually, feature, kind, ready};
+use crate::rig;
+use crate::rig::passed::{add_transfer, event, works};
+use crate::rig::{MIB, Options, Rig, code, eventually, feature, kind, ready};
 
 fn count(folder: &str) -> usize {
     std::fs::read_dir(folder).unwrap().count()
@@ -54,6 +53,7 @@ fn come_and_go(rig: &Rig, step: u32) {
 
 #[test]
 fn hundreds_of_sessions_leave_no_descriptor_thread_or_mapping_behind() {
+    let _alone = crate::alone();
     let rig = Rig::start(Options { workers: 2, ..Options::default() });
     (0..10).for_each(|step| come_and_go(&rig, step));
     assert!(works(&rig));

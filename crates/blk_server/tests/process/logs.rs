@@ -3,70 +3,22 @@
 //! Not here: lines that the operator causes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod rig;
-
-use std::fmt::{Debug, Write};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, Once};
 
 use io_engine::{Fault, Verb, When};
-use rig::format::Format;
-use rig::in_flight_log::Log;
-use rig::passed::{serves, works};
-use rig::raw_guest::faulty;
-use rig::{Options, Rig, code, feature, kind, ready, vring_addr, vring_state};
 use rustix::io::Errno;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
 
-static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Keeps what is logged, from any thread, as warning or error.
-struct Keeper;
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, "{}={value:?} ", field.name()).unwrap();
-    }
-}
-
-impl Subscriber for Keeper {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line(String::new());
-        event.record(&mut line);
-        LINES.lock().unwrap().push(line.0);
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-fn keep_lines() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
-}
-
-/// The tests of this file share the process: each asks for words that only its own lines have.
-fn lines_with(words: &str) -> usize {
-    LINES.lock().unwrap().iter().filter(|line| line.contains(words)).count()
-}
+use crate::log_lines::{keep_lines, lines_with};
+use crate::rig;
+use crate::rig::format::Format;
+use crate::rig::in_flight_log::Log;
+use crate::rig::passed::{serves, works};
+use crate::rig::raw_guest::faulty;
+use crate::rig::{Options, Rig, code, feature, kind, ready, vring_addr, vring_state};
 
 #[test]
 fn driver_without_version_1_is_refused_with_one_line() {
-    keep_lines();
+    let _alone = keep_lines();
     let rig = Rig::start(Options::default());
     let front_end = rig.connect();
     front_end.negotiate(feature::USUAL);
@@ -77,7 +29,7 @@ fn driver_without_version_1_is_refused_with_one_line() {
 
 #[test]
 fn driver_without_version_1_that_tries_for_ever_is_refused_with_one_line() {
-    keep_lines();
+    let _alone = keep_lines();
     let rig = Rig::start(Options::default());
     let legacy = (feature::CONFIG_WCE | feature::PROTOCOL).to_ne_bytes();
     for _ in 0..20 {
@@ -91,7 +43,7 @@ fn driver_without_version_1_that_tries_for_ever_is_refused_with_one_line() {
 
 #[test]
 fn ring_that_has_no_room_in_its_log_is_warned_of_once() {
-    keep_lines();
+    let _alone = keep_lines();
     let rig = Rig::start(Options { queue_size: 1024, ..Options::default() });
     for _ in 0..3 {
         let mut front_end = Log::new().front_end(&rig, Format::Split, u64::MAX);
@@ -104,7 +56,7 @@ fn ring_that_has_no_room_in_its_log_is_warned_of_once() {
 
 #[test]
 fn ring_that_is_started_outside_memory_again_and_again_logs_a_few_lines() {
-    keep_lines();
+    let _alone = keep_lines();
     let rig = Rig::start(Options::default());
     let mut front_end = rig.connect();
     front_end.negotiate(feature::USUAL);
@@ -124,7 +76,7 @@ fn ring_that_is_started_outside_memory_again_and_again_logs_a_few_lines() {
 
 #[test]
 fn front_ends_that_send_garbage_again_and_again_log_a_few_lines() {
-    keep_lines();
+    let _alone = keep_lines();
     let rig = Rig::start(Options::default());
     for _ in 0..200 {
         let front_end = rig.connect();
@@ -138,7 +90,7 @@ fn front_ends_that_send_garbage_again_and_again_log_a_few_lines() {
 
 #[test]
 fn failed_sync_is_told_at_once_in_one_line_that_says_what_to_do() {
-    keep_lines();
+    let _alone = keep_lines();
     let (options, fake) = faulty(Options::buffered());
     let rig = Rig::start(options);
     let (_front_end, mut guest) = ready(&rig, feature::USUAL);

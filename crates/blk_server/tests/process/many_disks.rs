@@ -3,15 +3,15 @@
 //! In a program of its own, so that no other test's server is counted.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use std::time::{Duration, Instant};
 
-use rig::disks::count;
-use rig::passed::serves;
-use rig::rest::{come_to_rest, status_kib, switches};
-use rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, feature};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::rig;
+use crate::rig::disks::count;
+use crate::rig::passed::serves;
+use crate::rig::rest::{come_to_rest, status_kib, switches};
+use crate::rig::{FrontEnd, Guest, MIB, Options, PATIENCE, Rig, feature};
 
 /// Disks in one process.
 const DISKS: usize = 1000;
@@ -68,6 +68,7 @@ fn start_queue(mut front_end: FrontEnd) -> (FrontEnd, Guest) {
 
 #[test]
 fn thousand_disks_wake_up_no_thread_and_cost_little_each() {
+    let _alone = crate::alone();
     raise_descriptor_limit(DISKS * 2 + USED * 12 + 100);
     let mut rig = Rig::start(Options { disks: 1, workers: 2, ..Options::default() });
     assert!(serves(&mut rig.guest_of(0).1));

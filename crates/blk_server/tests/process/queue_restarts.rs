@@ -4,12 +4,9 @@
 //! without restarts (`rapid_fire.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "rig/log_lines.rs"]
-mod log_lines;
-mod rig;
-
-use rig::raw_guest::{raw_guest, table};
-use rig::{MIB, Options, Rig, code, eventually, vring_state};
+use crate::log_lines;
+use crate::rig::raw_guest::{raw_guest, table};
+use crate::rig::{MIB, Options, Rig, code, eventually, vring_state};
 
 /// Five per disk and ten seconds are allowed; this leaves room for a very slow machine.
 const FEW_LINES: usize = 20;
@@ -19,7 +16,7 @@ const BAD_REQUESTS: u16 = 5;
 
 #[test]
 fn queue_restarted_200_times_over_bad_requests_logs_a_few_lines() {
-    log_lines::start_counting();
+    let _alone = log_lines::keep_lines();
     let rig = Rig::start(Options::default());
     let (front_end, raw) = raw_guest(&rig);
     raw.set(&[table(4 * MIB, 5)]); // no whole number of descriptors

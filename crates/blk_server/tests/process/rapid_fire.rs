@@ -3,14 +3,11 @@
 //! In a program of its own because it counts the lines that the whole process logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-#[path = "rig/log_lines.rs"]
-mod log_lines;
-mod rig;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rig::raw_guest::{PLAIN, RawGuest, connected, last, readable, table, writable};
-use rig::{Options, Rig, header_bytes};
+use crate::log_lines;
+use crate::rig::raw_guest::{PLAIN, RawGuest, connected, last, readable, table, writable};
+use crate::rig::{Options, Rig, header_bytes};
 
 /// Five per queue and ten seconds are allowed; this leaves room for a very slow machine.
 const FEW_LINES: usize = 100;
@@ -50,7 +47,7 @@ fn flood(raw: &mut RawGuest, stop: &AtomicBool) -> u64 {
 
 #[test]
 fn flood_of_invalid_requests_keeps_the_log_short_and_other_queues_served() {
-    log_lines::start_counting();
+    let _alone = log_lines::keep_lines();
     let rig = Rig::start(Options::default());
     let front_end = connected(&rig, PLAIN);
     let mut raw = RawGuest::start(&front_end, 0);

@@ -4,18 +4,17 @@
 //! (`worker_threads/in_a_guest.rs`). Not here: the command line (`bareblk`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "worker_threads/bed.rs"]
 mod bed;
-#[path = "worker_threads/in_a_guest.rs"]
 mod in_a_guest;
-mod rig;
 
 use std::time::{Duration, Instant};
 
-use bed::{Seen, alone, start};
+use bed::{Seen, start};
 use blk_server::{SchedulingClass, WorkerOptions, WorkerOptionsError, parse_cpus};
-use rig::{feature, ready};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+use crate::alone;
+use crate::rig::{feature, ready};
 
 const SCHED_OTHER: u64 = 0;
 const SCHED_FIFO: u64 = 1;

@@ -3,10 +3,9 @@
 //! Not here: images that somebody else uses (`locking.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use disk_image::{CacheMode, ImageError, ImageOptions};
-use rig::{FailingOpener, assert_says, folder, image, open, options, read_only, refusal, refusal_by};
+
+use crate::rig::{FailingOpener, assert_says, folder, image, open, options, read_only, refusal, refusal_by};
 
 const EIO: i32 = 5;
 const EACCES: i32 = 13;

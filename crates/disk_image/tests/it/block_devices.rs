@@ -1,13 +1,13 @@
 //! Block devices as images: a loop device plays one. Skipped, with a line, without root or loop devices.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use disk_image::{CacheMode, CapacityChange, ImageError, ImageOptions, ResizeError};
-use rig::{assert_says, image, open, options, refusal};
+
+use crate::rig;
+use crate::rig::{assert_says, image, open, options, refusal};
 
 /// A loop device over a file; detached on drop.
 struct Loop {

@@ -3,12 +3,12 @@
 //! Not here: refusals (`bad_images.rs`), block devices (`block_devices.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
 use disk_image::{Alignment, CacheMode, CapacityChange, ImageOptions, RangeError, ResizeError};
-use rig::{assert_says, folder, image, open, options, read_only};
+
+use crate::rig;
+use crate::rig::{assert_says, folder, image, open, options, read_only};
 
 fn buffered(path: &std::path::Path) -> ImageOptions {
     ImageOptions { cache: CacheMode::Writeback, ..options(path) }

@@ -5,14 +5,13 @@
 //! `BAREBLK_REQUIRE_TOOLS` set they fail instead.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 
 use disk_image::{FileId, HostOpener, Image, ImageError, ImageOptions, Opener};
-use rig::{SOON, assert_says, image, open, options, read_only, refusal};
+
+use crate::rig::{SOON, assert_says, image, open, options, read_only, refusal};
 
 fn soon(options: ImageOptions) -> ImageOptions {
     ImageOptions { lock_timeout: SOON, ..options }

@@ -95,7 +95,7 @@ fn of_three_threads_in_a_circle_one_reports_all_three_locks() {
     let (reports, got_both) = take_in_a_circle(&locks);
     assert_eq!((reports.len(), got_both), (1, 2), "{reports:?}");
     assert_eq!(reports[0].matches("for lock 0x").count(), 3, "{reports:?}");
-    assert_eq!(reports[0].matches("tests/checked.rs:").count(), 6, "{reports:?}");
+    assert_eq!(reports[0].matches("it/checked.rs:").count(), 6, "{reports:?}");
 }
 
 #[test]

@@ -3,12 +3,11 @@
 //! Not here: the header by itself (`header.rs`), what the locks are worth (`qspinlock`'s own tests).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod compiler;
-
 use std::path::Path;
 use std::process::Command;
 
-use compiler::Compiler;
+use crate::compiler;
+use crate::compiler::Compiler;
 
 const EXAMPLE: &str = "examples/counter.c";
 const COUNTED: &str = "fair 80000, hybrid 80000\ngave up after 10 ms\n";
@@ -60,7 +59,7 @@ fn shared_library_shows_the_calls_of_the_header_and_nothing_else() {
     let listed = String::from_utf8(listed.stdout).unwrap();
     let mut shown: Vec<_> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
     shown.sort_unstable();
-    let header = include_str!("../include/qspinlock.h");
+    let header = include_str!("../../include/qspinlock.h");
     let calls = header.lines().filter(|line| !line.starts_with(['/', ' ', '#']) && line.contains('('));
     let name = |line: &'static str| line.split('(').next()?.rsplit([' ', '*']).next();
     let mut declared: Vec<_> = calls.filter_map(name).collect();

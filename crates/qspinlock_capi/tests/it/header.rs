@@ -5,10 +5,10 @@
 //! Not here: programs that use it (`c_programs.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod compiler;
-
 use std::fs;
 use std::path::Path;
+
+use crate::compiler;
 
 const HEADER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/include/qspinlock.h");
 const WRITE: &str = "BAREBLK_WRITE_HEADER";
@@ -45,11 +45,11 @@ fn shape(source: &str, c_name: &str, policy: &str) -> Vec<String> {
 
 #[test]
 fn kinds_are_alike() {
-    let fair = shape(include_str!("../src/fair.rs"), "qspin_fair_", "qspinlock::Fair");
+    let fair = shape(include_str!("../../src/fair.rs"), "qspin_fair_", "qspinlock::Fair");
     assert!(fair.len() > 80);
-    assert_eq!(fair, shape(include_str!("../src/fifo.rs"), "qspin_fifo_", "qspinlock::Fifo"));
-    assert_eq!(fair, shape(include_str!("../src/hybrid.rs"), "qspin_hybrid_", "qspinlock::Hybrid"));
-    assert_eq!(fair, shape(include_str!("../src/native.rs"), "qspin_native_", "qspinlock::Native"));
+    assert_eq!(fair, shape(include_str!("../../src/fifo.rs"), "qspin_fifo_", "qspinlock::Fifo"));
+    assert_eq!(fair, shape(include_str!("../../src/hybrid.rs"), "qspin_hybrid_", "qspinlock::Hybrid"));
+    assert_eq!(fair, shape(include_str!("../../src/native.rs"), "qspin_native_", "qspinlock::Native"));
 }
 
 #[test]

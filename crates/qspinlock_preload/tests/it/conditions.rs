@@ -2,7 +2,7 @@
 //!
 //! Not here: those that are passed on (`locks.rs`).
 
-mod preloaded;
+use crate::preloaded;
 
 #[test]
 fn signals_wake_those_who_wait_and_none_is_lost() {

@@ -3,7 +3,7 @@
 //!
 //! Not here: what the calls return (`locks.rs`, `conditions.rs`).
 
-mod preloaded;
+use crate::preloaded;
 
 #[test]
 fn locks_that_atfork_handlers_take_work_in_parent_and_child() {

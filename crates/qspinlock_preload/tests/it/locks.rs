@@ -2,7 +2,7 @@
 //!
 //! Not here: condition variables (`conditions.rs`), processes and their ends (`lifetimes.rs`).
 
-mod preloaded;
+use crate::preloaded;
 
 #[test]
 fn programs_notice_if_they_run_without_the_library() {

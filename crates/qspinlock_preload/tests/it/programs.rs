@@ -6,8 +6,6 @@
 //! Not here: single calls (`locks.rs`, `conditions.rs`). Results by program: `docs/qspinlock-preload.md`.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
-mod preloaded;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -17,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use xtask::packages::find_program;
+
+use crate::preloaded;
 
 /// A machine that is busy with other things is not a program that hangs.
 const LIMIT: Duration = Duration::from_secs(240);

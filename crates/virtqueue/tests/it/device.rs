@@ -1,11 +1,10 @@
 //! The device half against a driver that may break any rule: what is taken, what is refused, and how.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use guest_mem::{AccessError, GuestAddress, GuestMemory, MemoryView};
-use rig::*;
 use virtqueue::{ChainFault, DeviceQueue, IndirectFault, PopError, RingFault, RingLayout, RingPart};
+
+use crate::rig::*;
 
 fn fault_of(mut rig: Rig) -> ChainFault {
     match rig.device.pop(&mut rig.chain) {

@@ -1,12 +1,11 @@
 //! The driver half against a device that may break any rule.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use guest_mem::{AccessError, GuestAddress, MemoryView};
-use rig::*;
 use virtqueue::split::{AddError, DriverFault, RawRing, Used};
 use virtqueue::{DriverQueue, RingFeatures};
+
+use crate::rig::*;
 
 /// The driver, and a hand on the device's fields.
 fn driver(queue_size: u16, features: RingFeatures) -> (DriverQueue, RawRing) {

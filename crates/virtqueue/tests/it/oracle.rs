@@ -10,18 +10,17 @@
 #![cfg(not(miri))] // the oracle maps the files itself
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use std::fs::File;
 use std::sync::Arc;
 
 use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
 use proptest::prelude::*;
-use rig::*;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use virtqueue::split::{RawDescriptor, RawRing};
 use virtqueue::{Chain, ChainFault, DeviceQueue, IndirectFault, PopError, RingFault, RingFeatures};
 use vm_memory::{FileOffset, GuestMemoryMmap};
+
+use crate::rig::*;
 
 /// One memory, mapped by both.
 struct Shared {

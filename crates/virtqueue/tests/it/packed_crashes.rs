@@ -5,13 +5,12 @@
 //! Not here: single cases with a name (`packed_hand_over.rs`, `packed_resume.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use guest_mem::MemoryView;
 use proptest::prelude::*;
-use rig::{layout, range, view};
 use virtqueue::packed::{FRESH_BASE, RawDescriptor, RawPacked};
 use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFault, RingFeatures, RingLayout};
+
+use crate::rig::{layout, range, view};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {

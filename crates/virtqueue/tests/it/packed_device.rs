@@ -1,14 +1,13 @@
 //! The packed device half against a driver that may break any rule: what is taken, refused, and answered.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use std::sync::Arc;
 
 use guest_mem::{AccessError, GuestAddress, GuestMemory, MemoryView};
-use rig::*;
 use virtqueue::packed::{FRESH_BASE, RawDescriptor};
 use virtqueue::{ChainFault, DeviceQueue, IndirectFault, PopError, RingFault, RingLayout, RingPart};
+
+use crate::rig::*;
 
 const AVAIL: u16 = RawDescriptor::AVAIL;
 const USED: u16 = RawDescriptor::USED;

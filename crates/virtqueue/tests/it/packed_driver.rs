@@ -1,12 +1,11 @@
 //! The packed driver half against a device that may break any rule.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use guest_mem::{AccessError, GuestAddress};
-use rig::*;
 use virtqueue::packed::{FRESH_BASE, RawDescriptor, RawPacked};
 use virtqueue::{AddError, DeviceQueue, DriverFault, DriverQueue, RingFeatures, Used};
+
+use crate::rig::*;
 
 const AVAIL: u16 = RawDescriptor::AVAIL;
 const USED: u16 = RawDescriptor::USED;

@@ -4,13 +4,12 @@
 //! (`packed_resume.rs`), the halves at work (`packed_device.rs`, `packed_driver.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod rig;
-
 use guest_mem::MemoryView;
 use proptest::prelude::*;
-use rig::{layout, range, view};
 use virtqueue::packed::FRESH_BASE;
 use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFault, RingFeatures};
+
+use crate::rig::{layout, range, view};
 
 const PLAIN: RingFeatures = RingFeatures { event_idx: false, indirect: false, packed: true };
 const BY_IDX: RingFeatures = RingFeatures { event_idx: true, ..PLAIN };

@@ -3,11 +3,10 @@
 //! Not here: devices that say where they left the ring (`packed_hand_over.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
-use rig::*;
 use virtqueue::packed::{FRESH_BASE, RawDescriptor, RawPacked};
 use virtqueue::{DeviceQueue, DriverQueue, RingFault};
+
+use crate::rig::*;
 
 const AVAIL: u16 = RawDescriptor::AVAIL;
 

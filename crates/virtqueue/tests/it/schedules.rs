@@ -5,14 +5,13 @@
 //! buffers that were added, come back with their token, and nobody sleeps through a notification.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use std::collections::VecDeque;
 
 use guest_mem::{GuestAddress, GuestRange, MemoryView};
 use proptest::prelude::*;
-use rig::*;
 use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFeatures};
+
+use crate::rig::*;
 
 /// Readable and writable buffers.
 type Buffers = (Vec<GuestRange>, Vec<GuestRange>);

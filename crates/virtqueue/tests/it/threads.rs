@@ -6,16 +6,15 @@
 //! never rings, because loads there may see any older value that the orderings allow.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
-mod rig;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_mem::{GuestAddress, MemoryView};
-use rig::*;
 use virtqueue::{Chain, DeviceQueue, DriverQueue, RingFeatures};
+
+use crate::rig::*;
 
 const QUEUE_SIZE: u16 = 8;
 const REQUESTS: u64 = if cfg!(miri) { 20 } else { 20_000 };

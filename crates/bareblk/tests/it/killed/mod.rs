@@ -8,10 +8,8 @@
 //! Not here: real guests (`guest_restart.rs`), deaths between any two stores (`virtqueue`), machines that lose their power.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod load;
-mod model;
-#[path = "../rig/mod.rs"]
-mod rig;
+pub mod load;
+pub mod model;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -24,9 +22,11 @@ use std::time::Duration;
 use blk_driver::UserMemory;
 use fastrand::Rng;
 use load::{Load, Overlap, Rings, Seen};
-use rig::{Place, Server, bareblk};
 use rustix::process::Signal;
 use xtask::sizes;
+
+use crate::rig;
+use crate::rig::{Place, Server, bareblk};
 
 const MIB: u64 = 1 << 20;
 /// Of a server at work: long enough for some hundred requests.

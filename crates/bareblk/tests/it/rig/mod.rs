@@ -1,6 +1,12 @@
 //! What the tests share: disks and sockets to use, servers to start, refusals to read. No tests here.
 #![allow(dead_code)] // each test binary uses its part
 
+#[path = "../../../../blk_server/tests/it/rig/fuse_disk.rs"]
+pub mod fuse_disk;
+pub mod hanging;
+#[path = "../../../../blk_server/tests/it/rig/small_fs.rs"]
+pub mod small_fs;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;

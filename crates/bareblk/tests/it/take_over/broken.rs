@@ -6,9 +6,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use super::load::{Load, Overlap, Rings};
-use super::rig::{DEADLINE, assert_says, eventually, refusal};
 use super::{Disk, MIB, notices_nothing};
+use crate::killed::load::{Load, Overlap, Rings};
+use crate::rig::{DEADLINE, assert_says, eventually, refusal};
 
 /// A new server by hand.
 struct Hand(UnixStream);

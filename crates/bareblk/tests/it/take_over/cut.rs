@@ -14,8 +14,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::MIB;
-use super::load::{Load, Overlap, Rings};
-use super::rig::{Place, Starting, assert_says, bareblk, refusal};
+use crate::killed::load::{Load, Overlap, Rings};
+use crate::rig::{Place, Starting, assert_says, bareblk, refusal};
 use rustix::process::Signal;
 
 const GET_FEATURES: u32 = 1;

@@ -9,12 +9,6 @@
 
 mod broken;
 mod cut;
-#[path = "../killed/load.rs"]
-mod load;
-#[path = "../killed/model.rs"]
-mod model;
-#[path = "../rig/mod.rs"]
-mod rig;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -22,10 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use load::{Load, Overlap, Rings};
-use rig::{Place, Server, Starting, assert_says, bareblk, output};
 use rustix::process::Signal;
 use xtask::sizes;
+
+use crate::killed::load::{Load, Overlap, Rings};
+use crate::killed::model;
+use crate::rig::{Place, Server, Starting, assert_says, bareblk, output};
 
 const MIB: u64 = 1 << 20;
 

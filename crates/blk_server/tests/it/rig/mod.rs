@@ -5,16 +5,21 @@
 //! Not here: assertions about the server; those are in the tests.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod cache_bed;
+pub mod crash_model;
 pub mod dirty;
 pub mod disks;
 pub mod format;
+pub mod fuse_disk;
 pub mod guest;
 pub mod in_flight_log;
 pub mod packed_guest;
 pub mod passed;
 pub mod raw_guest;
 pub mod rest;
+pub mod small_fs;
 pub mod workers;
+pub mod workload;
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};

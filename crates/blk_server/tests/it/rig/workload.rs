@@ -12,7 +12,7 @@ use disk_image::CacheMode;
 use guest_mem::GuestRange;
 use io_engine::{FakeHandle, Fault, Recorder, When};
 
-use crate::crash_model::{Deed, History, Request, Version};
+use crate::rig::crash_model::{Deed, History, Request, Version};
 use crate::rig::{self, FrontEnd, Guest, Options, PATIENCE, Rig, feature, header_bytes, kind, segment_bytes};
 
 /// What a usual driver accepts.

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blk_server::{
@@ -20,12 +20,6 @@ use crate::rig::{MIB, Rig};
 /// Blocks small enough to come from the thread's own arena, and enough of them to be most of it.
 const BLOCK_BYTES: usize = 64 << 10;
 const BLOCKS: usize = 64;
-
-/// Tests that bind threads, or switch CPUs off, take turns.
-pub fn alone() -> MutexGuard<'static, ()> {
-    static LOCK: Mutex<()> = Mutex::new(());
-    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A thread, as /proc showed it.
 #[derive(Clone, Debug)]

@@ -1,0 +1,27 @@
+//! Integration tests: one program, a module for each subject. Folders without tests are shared by modules.
+#![allow(missing_docs)]
+
+mod bench;
+mod bench_fio;
+mod cli;
+mod config;
+mod ctl;
+mod engines;
+mod guest;
+mod guest_device;
+mod guest_engines;
+mod guest_errors;
+mod guest_files;
+mod guest_io;
+mod guest_migration;
+mod guest_restart;
+mod killed;
+mod lab;
+mod on_error;
+mod package;
+mod rig;
+mod sandbox;
+mod service;
+mod serving;
+mod take_over;
+mod workers;

@@ -1,0 +1,20 @@
+//! Integration tests: one program, a module for each subject. Folders without tests are shared by modules.
+#![allow(missing_docs)]
+
+mod contract;
+mod device_thread;
+mod hostile;
+mod in_flight_log;
+mod own_server;
+mod peers;
+mod pool;
+mod qemu_storage_daemon;
+mod queue_allocations;
+mod queue_endings;
+mod queue_hostile;
+mod queue_requests;
+mod queue_sizes;
+mod queue_waiting;
+mod reconnect;
+mod rig;
+mod shared_queue;

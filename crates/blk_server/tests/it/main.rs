@@ -1,0 +1,42 @@
+//! Integration tests: one program, a module for each subject. `rig` and folders without tests are shared by modules.
+//!
+//! Not here: tests that count what the whole process uses (`tests/process`).
+#![allow(missing_docs)]
+
+mod balancing;
+mod cache_choice;
+mod cache_modes;
+mod confined;
+mod dirty_log;
+mod discard;
+mod disks;
+mod durability;
+mod durability_model;
+mod failed_sync;
+mod failing_storage;
+mod faults;
+mod hold;
+mod hostile_chains;
+mod hostile_front_end;
+mod hostile_logs;
+mod hostile_races;
+mod hung_storage;
+mod in_flight_log;
+mod layouts;
+mod lifecycle;
+mod memory;
+mod messages;
+mod migration;
+mod moving;
+mod moving_restarts;
+mod other_kernel;
+mod patience;
+mod placement;
+mod power_loss;
+mod requests;
+mod rig;
+mod ring_faults;
+mod sessions;
+mod submissions;
+mod take_over;
+mod virtio_driver;

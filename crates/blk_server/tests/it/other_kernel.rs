@@ -1,0 +1,20 @@
+//! Tests of this program again, on the stock kernel of a guest: Linux 6.1 on Debian 12. One boot for all of them.
+//!
+//! Disks are on ext4 there, on a virtio disk. Not here: how a guest is made (`xtask::guest`).
+#![cfg(target_arch = "x86_64")]
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use xtask::guest::{GuestImage, OwnTests};
+
+const FEWEST: usize = 27 + 14;
+
+#[test]
+fn requests_and_driver_are_served_on_the_guests_kernel() {
+    let image = GuestImage::prepare(|step| eprintln!("{step}")).unwrap();
+    let tests = OwnTests::new(&image, env!("CARGO_TARGET_TMPDIR"), "other_kernel::");
+    let tests = tests.only("requests::").only("virtio_driver::");
+    let passed = tests.run().unwrap_or_else(|error| panic!("{error:#}"));
+    println!("{}: {} tests, {:?}", passed.kernel, passed.count, passed.output.wall);
+    assert!(passed.count >= FEWEST, "{}", passed.output.console);
+    assert!(!passed.output.console.contains("skipped:"), "{}", passed.output.console);
+}

@@ -1,0 +1,27 @@
+//! Tests that change or count what belongs to the whole process: descriptors, threads, log lines, CPU time.
+//!
+//! Each test holds `alone()` while it runs, so they run one at a time.
+//!
+//! Not here: everything else (`tests/it`).
+#![allow(missing_docs)]
+
+mod allowances;
+mod disk_leaks;
+mod idle;
+mod leaks;
+mod log_lines;
+mod logs;
+mod many_disks;
+mod queue_restarts;
+mod rapid_fire;
+#[path = "../it/rig/mod.rs"]
+mod rig;
+mod worker_threads;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The process is this test's until the guard is dropped.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,5 @@
+//! Integration tests: one program, a module for each subject. Folders without tests are shared by modules.
+#![allow(missing_docs)]
+
+mod smoke;
+mod smoke_qspinlock;

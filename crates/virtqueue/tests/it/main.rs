@@ -1,0 +1,14 @@
+//! Integration tests: one program, a module for each subject. Folders without tests are shared by modules.
+#![allow(missing_docs)]
+
+mod device;
+mod driver;
+mod oracle;
+mod packed_crashes;
+mod packed_device;
+mod packed_driver;
+mod packed_hand_over;
+mod packed_resume;
+mod rig;
+mod schedules;
+mod threads;
