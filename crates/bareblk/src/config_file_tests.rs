@@ -1,6 +1,6 @@
 //! What a configuration file means and what is wrong with it: inheritance, mistakes and their lines, the documents.
 //!
-//! Not here: the process that reads one (`tests/config.rs`), following a changed file (`difference.rs`).
+//! Not here: the process that reads one (`tests/it/config.rs`), following a changed file (`difference.rs`).
 
 use disk_image::{CacheMode, HostOpener};
 

@@ -11,7 +11,7 @@
 //!
 //! - What C sees has its C name here too.
 //!
-//! The header is generated (`tests/header.rs`). Not here: anything that decides.
+//! The header is generated (`tests/it/header.rs`). Not here: anything that decides.
 
 #![allow(non_camel_case_types)]
 // What is written above an exported function becomes the header's text, for C programmers. What they promise with every

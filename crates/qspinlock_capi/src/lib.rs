@@ -6,7 +6,7 @@
 //!   holds) is looked at here first, and an error: nothing unwinds into C, and nothing ends the program.
 //! - Results are those of `pthread_spin_*`: 0 or a positive errno, so that code changes locks by changing names. There
 //!   are no counts to tell apart from errors, as the block driver's calls have them, hence no negative numbers.
-//! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/header.rs`): the header is generated, and its
+//! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/it/header.rs`): the header is generated, and its
 //!   generator sees neither macros nor generics.
 //!
 //! What C sees has its C name here too. Not here: the locks (`qspinlock`), replacing a program's own (`qspinlock_preload`).

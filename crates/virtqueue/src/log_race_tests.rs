@@ -1,7 +1,7 @@
 //! Logs that a front-end changes while a queue reads them: each word is read once, and what was read is what is used.
 //!
 //! Played in one thread: behind each word that is read, words are stored to. (A real second thread:
-//! `blk_server/tests/hostile_logs.rs`.)
+//! `blk_server/tests/it/hostile_logs.rs`.)
 //!
 //! Logs are longer than their ring here. Not here: logs of its length that say something wrong (`log_tests.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]

@@ -1,4 +1,4 @@
-//! Requests beside one that hangs. What is agreed to is tested in `policy.rs`, the helper as a process in `tests/sandbox.rs`.
+//! Requests beside one that hangs. What is agreed to is tested in `policy.rs`, the helper as a process in `tests/it/sandbox.rs`.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;

@@ -228,7 +228,7 @@ fn units_serve_under_a_real_systemd() {
     let Some(debian) = Debian::new("systemd,systemd-sysv") else { return };
     debian.run("dpkg -i /bareblk.deb && groupadd --force kvm");
     UNDER_SYSTEMD.iter().for_each(|(path, text)| debian.write(path, text));
-    let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/package/boot.sh");
+    let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/package/boot.sh");
     let mut command = Command::new("bash");
     command.arg(boot).arg(debian.root());
     let booted = assert_cmd::Command::from_std(command).timeout(5 * rig::DEADLINE).output().unwrap();

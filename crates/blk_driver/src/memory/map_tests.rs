@@ -1,6 +1,6 @@
 //! Which memory requests may name, and when.
 //!
-//! Not here: buffers (`tests/pool.rs`).
+//! Not here: buffers (`tests/it/pool.rs`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

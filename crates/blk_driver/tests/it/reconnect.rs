@@ -4,7 +4,7 @@
 //!   rings, and the driver sends again).
 //!
 //! Not here: back-ends that come back as something else (`hostile.rs`), what they are told of the log (`in_flight_log.rs`),
-//! servers that are killed (`bareblk/tests/killed.rs`).
+//! servers that are killed (`bareblk/tests/it/killed.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};

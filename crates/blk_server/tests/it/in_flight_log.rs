@@ -2,7 +2,7 @@
 //!
 //! A death is played: the guest's memory and the log are copied while the engine holds the requests, the server comes to
 //! an orderly end, and its successor gets the copy, and an image in which nothing of it was done. (Real deaths:
-//! `bareblk/tests/guest_restart.rs`; deaths between any two stores: `virtqueue`.)
+//! `bareblk/tests/it/guest_restart.rs`; deaths between any two stores: `virtqueue`.)
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 #[path = "in_flight_log/layouts.rs"]

@@ -1,7 +1,7 @@
 //! Sessions that freeze, go on after all, or go on in another server; and what is refused instead.
 //!
 //! Both servers are in this process: what travels between real ones is given by hand. Not here: processes, images and sockets that
-//! are handed over (`bareblk/tests/take_over`).
+//! are handed over (`bareblk/tests/it/take_over`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -2,7 +2,7 @@
 //! served all the same, and so is their own disk's next one.
 //!
 //! In a program of its own, and one test at a time: what they take is the whole process's. Not here: mappings, of which one
-//! disk's sessions cannot have enough to matter (`guest_mem/tests/passed.rs`).
+//! disk's sessions cannot have enough to matter (`guest_mem/tests/it/passed.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

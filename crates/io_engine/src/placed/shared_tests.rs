@@ -1,6 +1,6 @@
 //! One engine behind a lock, used by several real threads: data, wake-ups, roles, faults, leaving.
 //!
-//! Not here: the lock itself (`qspinlock`), whole servers (`blk_server/tests/placement.rs`).
+//! Not here: the lock itself (`qspinlock`), whole servers (`blk_server/tests/it/placement.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! Counts at their limit, and unlocking what is not held.
 //!
-//! Not here: threads (`tests/rwlock.rs`).
+//! Not here: threads (`tests/it/rwlock.rs`).
 #![allow(clippy::unwrap_used)]
 
 use core::sync::atomic::Ordering::Relaxed;

@@ -1,6 +1,6 @@
 //! What needs a look at the ticket lock's word: order of service, the wrap.
 //!
-//! Not here: what any lock must do (`tests/contract.rs`), all interleavings (`model.rs`).
+//! Not here: what any lock must do (`tests/it/contract.rs`), all interleavings (`model.rs`).
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

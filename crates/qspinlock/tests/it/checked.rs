@@ -2,7 +2,7 @@
 //!
 //! Threads that would wait for ever if nothing were reported: a test that hangs has failed.
 //!
-//! Not here: exclusion (`tests/contract.rs`).
+//! Not here: exclusion (`tests/it/contract.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! `include/qspinlock.h` is what cbindgen makes of the sources, and C and C++ compilers take it without a warning.
 //!
-//! To make it again: `BAREBLK_WRITE_HEADER=1 cargo test -p qspinlock_capi --test header`
+//! To make it again: `BAREBLK_WRITE_HEADER=1 cargo test -p qspinlock_capi --test it header`
 //!
 //! Not here: programs that use it (`c_programs.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -31,7 +31,7 @@ fn committed_header_is_what_the_sources_say() {
     let differing = committed.lines().zip(generated.lines()).position(|(ours, new)| ours != new);
     assert!(
         committed == generated,
-        "{HEADER} is not up to date, from line {} on; make it again: {WRITE}=1 cargo test -p qspinlock_capi --test header",
+        "{HEADER} is not up to date, from line {} on; make it again: {WRITE}=1 cargo test -p qspinlock_capi --test it header",
         differing.unwrap_or_else(|| committed.lines().count().min(generated.lines().count())) + 1,
     );
 }

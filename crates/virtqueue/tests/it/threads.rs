@@ -2,7 +2,7 @@
 //!
 //! Either each side sleeps by the book: it asks for a notification, looks once more, and waits for a bell.
 //! Or both only poll, so that nothing but the ring orders what one wrote and the other reads. Under Miri
-//! (`cargo +nightly miri test -p virtqueue --test threads`) a missing order is a data race or a bell that
+//! (`cargo +nightly miri test -p virtqueue --test it threads`) a missing order is a data race or a bell that
 //! never rings, because loads there may see any older value that the orderings allow.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
