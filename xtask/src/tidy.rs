@@ -4,6 +4,8 @@
 //! counted, and the checked-in count (`xtask/long-functions.txt`) may only go down.
 //! Not here: what rustfmt and clippy check.
 
+mod links;
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -98,6 +100,7 @@ fn check(files: &[SourceFile]) -> Report {
         }
     }
     report.complaints.extend(kept_results(files));
+    report.complaints.extend(links::broken(files));
     report
 }
 
