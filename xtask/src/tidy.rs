@@ -1,10 +1,12 @@
 //! `cargo xtask tidy`: the rules for source files that a program can check.
 //!
-//! Each rule is one function from a file to complaints. Long files are only named; long functions are
-//! counted, and the checked-in count (`xtask/long-functions.txt`) may only go down.
+//! Each rule is one function from a file to complaints. Long files are only named. What is counted instead may only
+//! go down (`measures.rs`).
 //! Not here: what rustfmt and clippy check.
 
+mod imports;
 mod links;
+mod measures;
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +29,6 @@ const UNSAFE_HOMES: &[&str] = &[
 ];
 const LONGEST_FILE_LINES: usize = 600;
 const LONGEST_FUNCTION_LINES: usize = 60;
-const RATCHET_FILE: &str = "xtask/long-functions.txt";
 /// Kept results are summaries; samples and drawings are made again by their commands.
 const KEPT_RESULTS: &str = "bench_results/";
 const KEPT_RESULTS_BYTES: usize = 1_000_000;
@@ -35,21 +36,27 @@ const KEPT_RESULTS_BYTES: usize = 1_000_000;
 /// Paths of the machines this was written on; nobody else has them.
 const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
 
-/// What to do with the ratchet.
+/// What to do with the measures.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
-    /// Write the number of long functions down if it has become smaller
+    /// Write down the measures that have become smaller
     #[arg(long)]
     tighten: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let report = check(&read_tree()?);
+    let files = read_tree()?;
+    let report = check(&files);
     for warning in &report.warnings {
         println!("note: {warning}");
     }
     let mut complaints = report.complaints;
-    complaints.extend(check_ratchet(&report.long_functions, args.tighten)?);
+    let measures = measures::all(&files, &report.long_functions);
+    println!("{:>6}  lines of product code", measures::product_lines(&files));
+    for measure in &measures {
+        println!("{:>6}  {}", measure.value, measure.name);
+    }
+    complaints.extend(measures::check(&measures, args.tighten)?);
     for complaint in &complaints {
         println!("{complaint}");
     }
@@ -221,26 +228,5 @@ fn long_functions(file: &SourceFile, source: &SourceText) -> Vec<String> {
 }
 
 /// Complaints if there are more long functions than the ratchet allows.
-fn check_ratchet(long_functions: &[String], tighten: bool) -> Result<Vec<String>> {
-    let path = workspace::root().join(RATCHET_FILE);
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {RATCHET_FILE}"))?;
-    let allowed: usize = text.trim().parse().with_context(|| format!("{RATCHET_FILE} is not a number"))?;
-    let count = long_functions.len();
-    if count < allowed && tighten {
-        fs::write(&path, format!("{count}\n"))?;
-    } else if count < allowed {
-        println!("note: {count} long functions, {allowed} allowed: run `cargo xtask tidy --tighten`");
-    }
-    Ok(over_ratchet(long_functions, allowed))
-}
-
-fn over_ratchet(long_functions: &[String], allowed: usize) -> Vec<String> {
-    if long_functions.len() <= allowed {
-        return Vec::new();
-    }
-    let summary = format!("{} long functions, {allowed} allowed by {RATCHET_FILE}", long_functions.len());
-    long_functions.iter().cloned().chain([summary]).collect()
-}
-
 #[cfg(test)]
 mod tests;

@@ -41,11 +41,7 @@ fn resolved(folder: &Path, link: &str) -> Option<PathBuf> {
     let mut path = folder.to_path_buf();
     for part in Path::new(link).components() {
         match part {
-            Component::ParentDir => {
-                if !path.pop() {
-                    return None;
-                }
-            }
+            Component::ParentDir if !path.pop() => return None,
             Component::Normal(name) => path.push(name),
             _ => {}
         }

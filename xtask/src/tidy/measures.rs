@@ -1,0 +1,147 @@
+//! What the code is like in numbers, and the most of each that is allowed (`xtask/measures.txt`).
+//!
+//! `cargo xtask tidy` prints them; a number may only go down, and `--tighten` writes the smaller ones.
+//! Not here: rules that a single file can break (`tidy.rs`).
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use xtask::workspace;
+
+use super::SourceFile;
+use super::imports::{largest_circle, product_part};
+use crate::source_text::SourceText;
+
+const FILE: &str = "xtask/measures.txt";
+
+/// A number, and the places behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Measure {
+    pub(super) name: &'static str,
+    pub(super) value: usize,
+    pub(super) places: Vec<String>,
+}
+
+pub(super) fn all(files: &[SourceFile], long_functions: &[String]) -> Vec<Measure> {
+    let circle = largest_circle(files);
+    let (folder, in_folder) = fullest_folder(files);
+    let programs = test_programs(files);
+    vec![
+        Measure { name: "files in the largest circle of imports", value: circle.len(), places: circle },
+        Measure { name: "files in one folder", value: in_folder, places: vec![folder] },
+        Measure {
+            name: "functions over 60 lines",
+            value: long_functions.len(),
+            places: long_functions.to_vec(),
+        },
+        Measure { name: "programs of integration tests", value: programs.len(), places: programs },
+        Measure { name: "lines of README.md", value: lines_of(files, "README.md"), places: Vec::new() },
+    ]
+}
+
+/// Lines of product code, without tests, comments and blank lines.
+pub(super) fn product_lines(files: &[SourceFile]) -> usize {
+    let product = files.iter().filter(|file| file.path.contains("/src/") && file.path.ends_with(".rs"));
+    let product = product.filter(|file| file.path.starts_with("crates/") && !is_test(&file.path));
+    let code = product.map(|file| SourceText::new(product_part(&file.text)).code);
+    code.map(|code| code.lines().filter(|line| !line.trim().is_empty()).count()).sum()
+}
+
+/// By its name: `tests.rs`, `log_tests.rs`, `test_bed.rs`.
+pub(super) fn is_test(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.ends_with("tests.rs") || name.starts_with("test_") || path.contains("/tests/")
+}
+
+fn fullest_folder(files: &[SourceFile]) -> (String, usize) {
+    let mut folders: BTreeMap<&str, usize> = BTreeMap::new();
+    let product = files.iter().filter(|file| file.path.starts_with("crates/") && file.path.contains("/src/"));
+    for file in product.filter(|file| file.path.ends_with(".rs") && !is_test(&file.path)) {
+        *folders.entry(file.path.rsplit_once('/').map_or("", |(folder, _)| folder)).or_default() += 1;
+    }
+    let fullest = folders.into_iter().max_by_key(|(_, count)| *count).unwrap_or_default();
+    (fullest.0.to_owned(), fullest.1)
+}
+
+/// What cargo links from `tests/`: files there, and folders with a `main.rs`.
+fn test_programs(files: &[SourceFile]) -> Vec<String> {
+    let in_tests = files.iter().filter_map(|file| Some((&file.path, file.path.split_once("/tests/")?.1)));
+    let programs = in_tests.filter(|(path, inner)| {
+        let is_one = !inner.contains('/') || inner.ends_with("/main.rs") && inner.matches('/').count() == 1;
+        inner.ends_with(".rs") && is_one && !path.contains("/src/")
+    });
+    programs.map(|(path, _)| path.clone()).collect()
+}
+
+fn lines_of(files: &[SourceFile], path: &str) -> usize {
+    files.iter().find(|file| file.path == path).map_or(0, |file| file.text.lines().count())
+}
+
+/// Complaints about numbers that went up. `tighten`: writes those that went down.
+pub(super) fn check(measures: &[Measure], tighten: bool) -> Result<Vec<String>> {
+    let path = workspace::root().join(FILE);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}"))?;
+    let allowed = parse(&text)?;
+    if tighten {
+        let lower =
+            |measure: &Measure| measure.value.min(allowed.get(measure.name).copied().unwrap_or(usize::MAX));
+        let lines: String =
+            measures.iter().map(|measure| format!("{} {}\n", lower(measure), measure.name)).collect();
+        fs::write(&path, lines)?;
+    }
+    Ok(measures.iter().flat_map(|measure| over(measure, &allowed)).collect())
+}
+
+fn parse(text: &str) -> Result<BTreeMap<String, usize>> {
+    let line = |line: &str| {
+        let (value, name) =
+            line.split_once(' ').with_context(|| format!("{FILE}: `{line}` is not `NUMBER NAME`"))?;
+        Ok((name.to_owned(), value.parse().with_context(|| format!("{FILE}: `{value}` is not a number"))?))
+    };
+    text.lines().map(line).collect()
+}
+
+fn over(measure: &Measure, allowed: &BTreeMap<String, usize>) -> Vec<String> {
+    let Some(most) = allowed.get(measure.name) else {
+        return vec![format!("{FILE} has no line for {}", measure.name)];
+    };
+    if measure.value <= *most {
+        return Vec::new();
+    }
+    let summary = format!("{} {}, at most {most} allowed by {FILE}", measure.value, measure.name);
+    measure.places.iter().cloned().chain([summary]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> SourceFile {
+        SourceFile { path: path.to_owned(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn number_that_went_up_is_named_with_its_places() {
+        let allowed = parse("2 cups\n").unwrap();
+        let cups = |value| Measure { name: "cups", value, places: vec!["shelf".to_owned()] };
+        assert_eq!(over(&cups(2), &allowed), Vec::<String>::new());
+        assert_eq!(over(&cups(3), &allowed), ["shelf", "3 cups, at most 2 allowed by xtask/measures.txt"]);
+        assert_eq!(over(&Measure { name: "plates", value: 0, places: vec![] }, &allowed).len(), 1);
+        assert!(parse("cups 2").is_err());
+    }
+
+    #[test]
+    fn files_of_tests_are_no_product() {
+        let files = [
+            file("crates/a/b/src/lib.rs", "1\n// 2\n\n3\n#[cfg(test)]\nmod tests {\n}\n"),
+            file("crates/a/b/src/lib_tests.rs", "1\n"),
+            file("crates/a/b/tests/it/main.rs", "1\n"),
+            file("crates/a/b/tests/it/one.rs", "1\n"),
+            file("crates/a/b/tests/two.rs", "1\n"),
+        ];
+        assert_eq!(product_lines(&files), 2, "comments are none");
+        assert_eq!(test_programs(&files), ["crates/a/b/tests/it/main.rs", "crates/a/b/tests/two.rs"]);
+        assert_eq!(fullest_folder(&files), ("crates/a/b/src".to_owned(), 1));
+    }
+}
