@@ -46,7 +46,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    setup::ensure(args.setup)?;
+    setup::ensure(args.setup, setup::USUAL)?;
     let interrupt = Interrupt::catch()?;
     let progress = Progress::new();
     let program = build_server(&progress)?;

@@ -37,7 +37,7 @@ enum Chore {
     /// Runs everything that CI runs
     Test(test::Args),
     /// Installs the Debian packages that demo and test need, after one question
-    Setup(setup::Args),
+    Setup(setup::ChoreArgs),
     /// Makes the lock worse in every way, one at a time, and sees what notices
     Mutants(mutants::Args),
     /// Runs libFuzzer on what hostile guests, front-ends, clients and files may send

@@ -50,6 +50,13 @@ pub const NEEDED: &[Package] = &[
     package("git", "git", "the same"),
 ];
 
+/// What `cargo xtask test --long` uses beside them.
+pub const NEEDED_FOR_LONG: &[Package] = &[
+    package("debootstrap", "debootstrap", "a folder with Debian 13's QEMU and libvirt (needs root)"),
+    // It has no program: a path is found like one.
+    package("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", "UEFI firmware for guests"),
+];
+
 /// Programs of root often lie where a user's PATH does not look.
 const MORE_PLACES: &[&str] = &["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
@@ -61,10 +68,11 @@ pub fn find_program(program: &str) -> Option<PathBuf> {
     places.map(|place| place.join(program)).find(|candidate| candidate.is_file())
 }
 
-/// The packages whose programs are not on this machine.
+/// Those of `packages` whose programs are not on this machine.
 #[must_use]
-pub fn missing() -> Vec<Package> {
-    NEEDED.iter().copied().filter(|package| find_program(package.program).is_none()).collect()
+pub fn missing(packages: &[&[Package]]) -> Vec<Package> {
+    let all = packages.iter().copied().flatten();
+    all.copied().filter(|package| find_program(package.program).is_none()).collect()
 }
 
 /// Installs `packages`; changes nothing else on the machine.
@@ -133,6 +141,12 @@ mod tests {
     #[test]
     fn program_in_no_place_is_not_found() {
         assert_eq!(find_program("bareblk-no-such-program"), None);
+    }
+
+    #[test]
+    fn packages_of_all_lists_are_looked_for() {
+        let [here, gone] = [package("a", "sh", ""), package("b", "/no/such/file", "")];
+        assert_eq!(missing(&[&[here], &[gone]]), [gone]);
     }
 
     #[test]

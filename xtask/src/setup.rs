@@ -16,15 +16,31 @@ pub(crate) struct Args {
     pub(crate) yes: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<()> {
-    ensure(*args)?;
+/// What to set up.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct ChoreArgs {
+    /// Install also what `cargo xtask test --long` uses
+    #[arg(long)]
+    long: bool,
+    #[command(flatten)]
+    ask: Args,
+}
+
+/// Everything that a long run uses.
+pub(crate) const LONG: &[&[Package]] = &[packages::NEEDED, packages::NEEDED_FOR_LONG];
+
+/// Everything else.
+pub(crate) const USUAL: &[&[Package]] = &[packages::NEEDED];
+
+pub(crate) fn run(args: &ChoreArgs) -> Result<()> {
+    ensure(args.ask, if args.long { LONG } else { USUAL })?;
     println!("everything that demo and test need is installed");
     Ok(())
 }
 
-/// Returns once nothing is missing; silent if nothing was.
-pub(crate) fn ensure(args: Args) -> Result<()> {
-    let missing = packages::missing();
+/// Returns once nothing of `wanted` is missing; silent if nothing was.
+pub(crate) fn ensure(args: Args, wanted: &[&[Package]]) -> Result<()> {
+    let missing = packages::missing(wanted);
     if missing.is_empty() {
         return Ok(());
     }
@@ -33,7 +49,7 @@ pub(crate) fn ensure(args: Args) -> Result<()> {
         bail!("nothing was installed");
     }
     packages::install(&missing)?;
-    let still_missing = packages::missing();
+    let still_missing = packages::missing(wanted);
     if !still_missing.is_empty() {
         bail!("installed, but still not found:\n{}", listing(&still_missing));
     }

@@ -96,6 +96,11 @@ pub const SERVER_KILLS: Size<u64> = size(12, 400);
 pub const OTHER_KILLS: Size<u64> = size(3, 60);
 /// Times that a server takes over from another under the driver library's load.
 pub const TAKE_OVERS: Size<u64> = size(5, 100);
+/// Clients as they come: this machine's QEMU with its defaults, or all QEMUs, firmwares, guest kernels, queue sizes and ring
+/// formats, and libvirt.
+pub const ALL_CLIENTS: Size<bool> = size(false, true);
+/// Times that each of a stock client's disks has its server killed.
+pub const CLIENT_KILLS: Size<u64> = size(1, 3);
 /// fio runs between two of them.
 pub const RUNS_BETWEEN_RESTARTS: Size<u64> = size(1, 2);
 /// Times that a running guest moves to another QEMU under load.

@@ -75,7 +75,7 @@ pub(crate) struct Finished {
 
 /// The last line of output is the count of tests, whatever happened.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    setup::ensure(args.setup)?;
+    setup::ensure(args.setup, if args.long { setup::LONG } else { setup::USUAL })?;
     let mut tests = Tests::default();
     let finished = run_steps(*args, &mut tests)?;
     print!("\n{}", summary(&finished));

@@ -1,58 +1,92 @@
-//! A disk that a PC's firmware boots: GRUB in the first sectors, then kernel and file system as plain sectors.
+//! A disk that a PC's firmware boots: GRUB in the first MiB, then kernel and file system as plain sectors.
 //!
 //! ```text
-//! sector 0    boot.img   loads the sector after it
-//! sector 1    core.img   GRUB with one embedded command list
+//! sector 0    boot.img, which loads core.img from sector 1       (SeaBIOS)
+//!             or a FAT volume with core.img as its EFI program   (OVMF)
+//! 2044        a mark: an archive with one file, named by the disk
 //! 2048        the kernel
+//! then        the tools, at the next MiB; not on every disk
 //! then        base archive + script archive, at the next MiB
 //! then        free, at the next MiB: the offset that is returned
 //! ```
 //!
-//! No partitions and no file system: GRUB reads `(hd0)START+LENGTH`. The guest has no `/tools` here, only
-//! busybox, because firmware reads slowly under emulation. GRUB is unpacked like the kernel, not installed.
+//! GRUB reads `(hd0)START+LENGTH`, through the firmware, which is slow under emulation. So Linux reads the tools, and a
+//! disk without them has only busybox. Further disks have a mark each: the guest finds a file for each disk that its
+//! firmware could read. GRUB is unpacked like the kernel, not installed.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::image::{GuestImage, lock};
-use super::initramfs;
-use super::kernel::unpack_package;
+use super::kernel::{Source, unpack_package};
+use super::qemu::Firmware;
 use super::vm::KERNEL_COMMAND_LINE;
+use super::{fat, initramfs};
 use crate::{command, packages};
 
 const SECTOR_BYTES: u64 = 512;
 const MIB_BYTES: u64 = 1 << 20;
 
+/// Between GRUB, whose FAT volume ends here, and the kernel.
+const MARK_AT_BYTES: u64 = fat::FREE_SECTOR as u64 * SECTOR_BYTES;
+const MARK_BYTES: u64 = MIB_BYTES - MARK_AT_BYTES;
+
 impl GuestImage {
-    /// Makes the existing file `disk` boot this guest and run `script`, and returns the offset in bytes
-    /// from which on the disk is free. For [`Vm::boot_from_disk`](super::Vm::boot_from_disk).
+    /// Makes the existing file `disk` boot this guest with SeaBIOS and run `script`, and returns the offset in bytes
+    /// from which on the disk is free. The guest has no `/tools`. For [`Vm::boot_from_disk`](super::Vm::boot_from_disk).
     ///
     /// # Errors
     /// If GRUB's packages cannot be fetched or the file cannot be written.
     pub fn write_boot_disk(&self, disk: &Path, script: &str) -> Result<u64> {
-        let grub = prepare_grub(&self.cache())?;
+        self.write_disk(Firmware::SeaBios, disk, None, script, "")
+    }
+
+    /// The same for either firmware, with tools. The guest finds a file `/read-by-firmware/N` for each of
+    /// `disks` (the one that boots is 0) that the firmware could read.
+    ///
+    /// # Errors
+    /// As [`write_boot_disk`](Self::write_boot_disk).
+    pub fn write_boot_disks(&self, firmware: Firmware, disks: &[&Path], script: &str) -> Result<u64> {
+        let first = disks.first().context("a guest that boots from its disk needs one")?;
+        let tools = fs::read(self.tools())?;
+        let mark = |number| format!(" (hd{number}){}", sectors(MARK_AT_BYTES, MARK_BYTES));
+        let marks: String = (0..disks.len()).map(mark).collect();
+        let free_at = self.write_disk(firmware, first, Some(&tools), script, &marks)?;
+        for (number, disk) in disks.iter().enumerate() {
+            self.write_mark(disk, number)?;
+        }
+        Ok(free_at)
+    }
+
+    fn write_disk(
+        &self,
+        firmware: Firmware,
+        disk: &Path,
+        tools: Option<&[u8]>,
+        script: &str,
+        marks: &str,
+    ) -> Result<u64> {
         let work = tempfile::tempdir_in(self.cache())?;
         let kernel = fs::read(self.kernel())?;
-        let archives = self.base_and_script(work.path(), script)?;
-        let kernel_at = MIB_BYTES;
-        let archives_at = kernel_at + whole_mib(&kernel);
-        let free_at = archives_at + whole_mib(&archives);
+        let tools_at = MIB_BYTES + whole_mib(&kernel);
+        let archives_at = tools_at + tools.map_or(0, whole_mib);
+        let unpack = tools.map(|tools| unpack_command(tools_at, tools)).unwrap_or_default();
+        let archives = self.base_and_script(work.path(), &format!("{unpack}{script}"))?;
 
-        let commands = work.path().join("commands");
-        fs::write(&commands, commands_text((kernel_at, &kernel), (archives_at, &archives)))?;
-        let core = make_core(&grub, work.path(), &commands)?;
+        let commands = commands_text((MIB_BYTES, &kernel), (archives_at, &archives), marks);
+        fs::write(work.path().join("commands"), commands)?;
+        let start = grub(firmware, &prepare_grub(&self.cache(), firmware)?, work.path())?;
 
-        let file = File::options().write(true).open(disk);
-        let file = file.with_context(|| format!("cannot open {}", disk.display()))?;
-        file.write_all_at(&fs::read(grub.join("usr/lib/grub/i386-pc/boot.img"))?, 0)?;
-        file.write_all_at(&core, SECTOR_BYTES)?;
-        file.write_all_at(&kernel, kernel_at)?;
+        let file = open(disk)?;
+        file.write_all_at(&start, 0)?;
+        file.write_all_at(&kernel, MIB_BYTES)?;
+        file.write_all_at(tools.unwrap_or_default(), tools_at)?;
         file.write_all_at(&archives, archives_at)?;
-        Ok(free_at)
+        Ok(archives_at + whole_mib(&archives))
     }
 
     fn base_and_script(&self, work: &Path, script: &str) -> Result<Vec<u8>> {
@@ -61,44 +95,98 @@ impl GuestImage {
         initramfs::join(&[&self.base(), &script_cpio], &both)?;
         Ok(fs::read(both)?)
     }
+
+    fn write_mark(&self, disk: &Path, number: usize) -> Result<()> {
+        let work = tempfile::tempdir_in(self.cache())?;
+        let archive = work.path().join("mark.cpio");
+        initramfs::mark_archive(&format!("read-by-firmware/{number}"), &archive)?;
+        let mark = fs::read(archive)?;
+        ensure!(mark.len() as u64 <= MARK_BYTES, "a mark of {} bytes: {MARK_BYTES} fit", mark.len());
+        Ok(open(disk)?.write_all_at(&mark, MARK_AT_BYTES)?)
+    }
 }
 
-/// Debian's GRUB for PC firmware, unpacked once.
-fn prepare_grub(cache: &Path) -> Result<PathBuf> {
+fn open(disk: &Path) -> Result<File> {
+    let file = File::options().write(true).open(disk);
+    file.with_context(|| format!("cannot open {}", disk.display()))
+}
+
+/// For the guest's shell, before its script.
+fn unpack_command(tools_at: u64, tools: &[u8]) -> String {
+    let (skip, count) = (tools_at / MIB_BYTES, whole_mib(tools) / MIB_BYTES);
+    format!("(cd / && dd if=/dev/vda bs=1M skip={skip} count={count} 2> /dev/null | cpio -idu)\n")
+}
+
+/// GRUB for one firmware: its package, the folder of its modules, and the modules that are its own.
+struct Grub {
+    kept_as: &'static str,
+    package: &'static str,
+    format: &'static str,
+    modules: &'static [&'static str],
+}
+
+impl Grub {
+    const fn of(firmware: Firmware) -> Self {
+        match firmware {
+            Firmware::SeaBios => {
+                Self { kept_as: "grub", package: "grub-pc-bin", format: "i386-pc", modules: &["biosdisk"] }
+            }
+            Firmware::Ovmf => Self {
+                kept_as: "grub-efi",
+                package: "grub-efi-amd64-bin",
+                format: "x86_64-efi",
+                modules: &[],
+            },
+        }
+    }
+}
+
+/// Debian's GRUB for that firmware, unpacked once.
+fn prepare_grub(cache: &Path, firmware: Firmware) -> Result<PathBuf> {
     let _held_until_return = lock(cache)?;
-    let grub = cache.join("grub");
+    let Grub { kept_as, package, .. } = Grub::of(firmware);
+    let grub = cache.join(kept_as);
     if grub.is_dir() {
         return Ok(grub);
     }
-    packages::make_available(&["grub-common", "grub-pc-bin"])?;
-    let common = unpack_package(cache, "grub-common")?;
-    let pc = unpack_package(cache, "grub-pc-bin")?;
-    fs::create_dir_all(pc.join("usr/bin"))?;
-    fs::copy(common.join("usr/bin/grub-mkimage"), pc.join("usr/bin/grub-mkimage"))?;
+    packages::make_available(&["grub-common", package])?;
+    let common = unpack_package(cache, Source::Host, "grub-common")?;
+    let own = unpack_package(cache, Source::Host, package)?;
+    fs::create_dir_all(own.join("usr/bin"))?;
+    fs::copy(common.join("usr/bin/grub-mkimage"), own.join("usr/bin/grub-mkimage"))?;
     fs::remove_dir_all(common)?;
-    fs::rename(pc, &grub)?;
+    fs::rename(own, &grub)?;
     Ok(grub)
 }
 
-fn make_core(grub: &Path, work: &Path, commands: &Path) -> Result<Vec<u8>> {
+/// What the disk starts with: at most [`MARK_AT_BYTES`], or a whole FAT volume.
+fn grub(firmware: Firmware, grub: &Path, work: &Path) -> Result<Vec<u8>> {
+    let Grub { format, modules, .. } = Grub::of(firmware);
+    let modules_in = grub.join("usr/lib/grub").join(format);
     let core = work.join("core.img");
     let mut mkimage = Command::new(grub.join("usr/bin/grub-mkimage"));
-    mkimage
-        .args(["--format=i386-pc", "--prefix=(hd0)", "--directory"])
-        .arg(grub.join("usr/lib/grub/i386-pc"));
-    mkimage.arg("--config").arg(commands).arg("--output").arg(&core).args(["biosdisk", "linux", "boot"]);
-    command::output(&mut mkimage)?;
-    Ok(fs::read(core)?)
+    // A prefix without a disk: GRUB's root is the disk that it was started from.
+    mkimage.args(["--prefix=/", "--format", format, "--directory"]).arg(&modules_in);
+    mkimage.arg("--config").arg(work.join("commands")).arg("--output").arg(&core).args(modules);
+    command::output(mkimage.args(["linux", "boot"]))?;
+    let core = fs::read(core)?;
+    if firmware == Firmware::Ovmf {
+        return fat::volume_with(&core);
+    }
+    let mut start = fs::read(modules_in.join("boot.img"))?;
+    start.extend(core);
+    ensure!(start.len() as u64 <= MARK_AT_BYTES, "GRUB has {} bytes: {MARK_AT_BYTES} fit", start.len());
+    Ok(start)
 }
 
-fn commands_text(kernel: (u64, &[u8]), archives: (u64, &[u8])) -> String {
-    let (kernel, archives) = (sectors(kernel.0, kernel.1), sectors(archives.0, archives.1));
-    format!("linux (hd0){kernel} {KERNEL_COMMAND_LINE}\ninitrd (hd0){archives}\nboot\n")
+fn commands_text(kernel: (u64, &[u8]), archives: (u64, &[u8]), marks: &str) -> String {
+    let [kernel, archives] = [kernel, archives].map(|(at, data)| sectors(at, data.len() as u64));
+    format!("linux (${{root}}){kernel} {KERNEL_COMMAND_LINE}\ninitrd (${{root}}){archives}{marks}\nboot\n")
 }
 
 /// GRUB's `START+LENGTH`.
-fn sectors(at_bytes: u64, data: &[u8]) -> String {
-    format!("{}+{}", at_bytes / SECTOR_BYTES, (data.len() as u64).div_ceil(SECTOR_BYTES))
+fn sectors(at_bytes: u64, length_bytes: u64) -> String {
+    format!("{}+{}", at_bytes / SECTOR_BYTES, length_bytes.div_ceil(SECTOR_BYTES))
 }
 
 fn whole_mib(data: &[u8]) -> u64 {
@@ -111,14 +199,14 @@ mod tests {
 
     #[test]
     fn sector_list_rounds_the_length_up() {
-        assert_eq!(sectors(MIB_BYTES, &[0; 513]), "2048+2");
+        assert_eq!(sectors(MIB_BYTES, 513), "2048+2");
     }
 
     #[test]
     fn commands_name_kernel_then_archives_then_boot() {
-        let text = commands_text((MIB_BYTES, &[0; 512]), (2 * MIB_BYTES, &[0; 1024]));
+        let text = commands_text((MIB_BYTES, &[0; 512]), (2 * MIB_BYTES, &[0; 1024]), " (hd0)7+1");
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[0].starts_with("linux (hd0)2048+1 console=ttyS0"));
-        assert_eq!(lines[1..], ["initrd (hd0)4096+2", "boot"]);
+        assert!(lines[0].starts_with("linux (${root})2048+1 console=ttyS0"));
+        assert_eq!(lines[1..], ["initrd (${root})4096+2 (hd0)7+1", "boot"]);
     }
 }

@@ -12,8 +12,9 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
+use super::debian::DebianFolder;
 use super::initramfs;
-use super::kernel::Kernel;
+use super::kernel::{Kernel, Source};
 use crate::workspace;
 
 /// Raise when what `initramfs.rs` or `kernel.rs` put into the archives changes.
@@ -38,13 +39,21 @@ impl GuestImage {
         if !cfg!(target_arch = "x86_64") {
             bail!("the guest is made of this machine's programs and Debian's amd64 kernel: it needs x86-64");
         }
-        Self::prepare_in(&workspace::guest_dir(), &mut progress)
+        Self::prepare_in(&workspace::guest_dir(), Source::Host, &mut progress)
     }
 
-    fn prepare_in(cache: &Path, progress: &mut dyn FnMut(&str)) -> Result<Self> {
+    /// The same with the kernel of another Debian release; all else is this machine's.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_with_kernel_of(folder: &DebianFolder, progress: &mut dyn FnMut(&str)) -> Result<Self> {
+        Self::prepare_in(folder.cache(), Source::Folder(folder), progress)
+    }
+
+    fn prepare_in(cache: &Path, from: Source, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
         let _held_until_return = lock(cache)?;
-        let kernel = Kernel::prepare(cache, progress)?;
+        let kernel = Kernel::prepare(cache, from, progress)?;
         let archives = cache.join(key(&kernel)?);
         if !archives.is_dir() {
             progress("packing the guest's file system");
@@ -66,6 +75,26 @@ impl GuestImage {
     #[must_use]
     pub fn kernel_package(&self) -> String {
         self.kernel.name()
+    }
+
+    /// Writes what QEMU's `-initrd` takes: a guest that runs `script` and has all tools.
+    ///
+    /// # Errors
+    /// If `to` cannot be written.
+    pub fn write_initrd(&self, script: &str, to: &Path) -> Result<()> {
+        self.write_initrd_with(script, &[], to)
+    }
+
+    pub(super) fn write_initrd_with(
+        &self,
+        script: &str,
+        programs: &[(PathBuf, PathBuf)],
+        to: &Path,
+    ) -> Result<()> {
+        let script_cpio = to.with_extension("script");
+        initramfs::run_archive(script, programs, &script_cpio)?;
+        initramfs::join(&[&self.base(), &self.tools(), &script_cpio], to)?;
+        Ok(fs::remove_file(script_cpio)?)
     }
 
     pub(super) fn base(&self) -> PathBuf {

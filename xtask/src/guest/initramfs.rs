@@ -68,6 +68,15 @@ pub(super) fn run_archive(script: &str, programs: &[(PathBuf, PathBuf)], archive
     pack(root.path(), archive)
 }
 
+/// Nothing but an empty file.
+pub(super) fn mark_archive(name: &str, archive: &Path) -> Result<()> {
+    let root = tempfile::tempdir()?;
+    let file = root.path().join(name);
+    fs::create_dir_all(file.parent().context("a mark has no folder")?)?;
+    fs::write(&file, "")?;
+    pack(root.path(), archive)
+}
+
 /// Puts archives one after the other into one file.
 pub(super) fn join(archives: &[&Path], to: &Path) -> Result<()> {
     let mut file = File::create(to).with_context(|| format!("cannot create {}", to.display()))?;

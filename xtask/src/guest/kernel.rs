@@ -12,6 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use super::debian::DebianFolder;
 use crate::{command, packages};
 
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
@@ -29,15 +30,15 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// The kernel in `cache`, fetched if there is none. A newer package does not replace one that is there.
-    pub(super) fn prepare(cache: &Path, progress: &mut dyn FnMut(&str)) -> Result<Self> {
+    pub(super) fn prepare(cache: &Path, from: Source, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         if let Some(dir) = newest_unpacked(cache)? {
             return Ok(Self { dir });
         }
-        packages::make_available(&[META_PACKAGE])?;
-        let package = package_with_kernel()?;
+        from.make_available(META_PACKAGE)?;
+        let package = package_with_kernel(from)?;
         let dir = cache.join(&package);
         progress(&format!("fetching the guest's kernel ({package})"));
-        let unpacked = unpack_package(cache, &package)?;
+        let unpacked = unpack_package(cache, from, &package)?;
         progress("picking the guest's kernel modules");
         let staged = cache.join(format!("{package}.new"));
         pick(&unpacked, &staged)?;
@@ -59,6 +60,41 @@ impl Kernel {
     }
 }
 
+/// Whose packages are taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// This machine's release.
+    Host,
+    /// The release in that folder.
+    Folder(&'a DebianFolder),
+}
+
+impl Source<'_> {
+    fn program(self, name: &str) -> Command {
+        match self {
+            Self::Host => Command::new(name),
+            Self::Folder(folder) => folder.command(name),
+        }
+    }
+
+    /// A folder has the package lists from when it was made.
+    fn make_available(self, package: &str) -> Result<()> {
+        match self {
+            Self::Host => packages::make_available(&[package]),
+            Self::Folder(_) => Ok(()),
+        }
+    }
+
+    fn update_lists(self) -> Result<()> {
+        match self {
+            Self::Host => packages::update_lists(),
+            Self::Folder(folder) => {
+                command::output(folder.command("apt-get").args(["update", "-q"])).map(drop)
+            }
+        }
+    }
+}
+
 fn newest_unpacked(cache: &Path) -> Result<Option<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(cache)? {
@@ -73,20 +109,20 @@ fn newest_unpacked(cache: &Path) -> Result<Option<PathBuf>> {
     Ok(found.pop())
 }
 
-fn package_with_kernel() -> Result<String> {
+fn package_with_kernel(from: Source) -> Result<String> {
     let depends =
-        command::output(Command::new("apt-cache").args(["depends", META_PACKAGE]).env("LC_ALL", "C"))?;
+        command::output(from.program("apt-cache").args(["depends", META_PACKAGE]).env("LC_ALL", "C"))?;
     let name = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
     let name = name.with_context(|| format!("{META_PACKAGE} depends on no kernel package"))?;
     Ok(format!("linux-image-{name}"))
 }
 
 /// Fetches a package and unpacks it below `cache`; the caller removes the folder that is returned.
-pub(super) fn unpack_package(cache: &Path, package: &str) -> Result<PathBuf> {
+pub(super) fn unpack_package(cache: &Path, from: Source, package: &str) -> Result<PathBuf> {
     let dir = cache.join(format!("{package}.unpacked"));
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir)?;
-    download(&dir, package)?;
+    download(&dir, from, package)?;
     let archive = fs::read_dir(&dir)?.filter_map(Result::ok).map(|entry| entry.path());
     let archive = archive.into_iter().find(|path| path.extension().is_some_and(|e| e == "deb"));
     let archive = archive.with_context(|| format!("apt-get download {package} left no .deb file"))?;
@@ -95,12 +131,16 @@ pub(super) fn unpack_package(cache: &Path, package: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
-fn download(dir: &Path, package: &str) -> Result<()> {
-    let fetch =
-        || command::output(Command::new("apt-get").args(["download", "-q", package]).current_dir(dir));
+fn download(dir: &Path, from: Source, package: &str) -> Result<()> {
+    // apt-get writes to the current folder, and a program inside another root starts at `/`.
+    let fetch = || {
+        let mut shell = from.program("sh");
+        shell.args(["-c", r#"cd "$1" && exec apt-get download -q "$2""#, "sh"]).arg(dir).arg(package);
+        command::output(&mut shell)
+    };
     if fetch().is_err() {
         // Package lists that are too old name files that the mirror no longer has.
-        packages::update_lists()?;
+        from.update_lists()?;
         fetch()?;
     }
     Ok(())

@@ -17,20 +17,26 @@
 //! ```
 //!
 //! `GuestImage` (kernel + file system, cached) -> `Vm` (what to run) -> `RunningVm` (QEMU) -> `GuestOutput`.
+//! `DebianFolder`: programs, kernel and firmware of another Debian release.
 //! `OwnTests`: a test binary runs itself again in a guest, on the guest's kernel.
 //! Not here: the server whose disk the guest uses; whoever tests it starts it.
 
 mod boot_disk;
+mod debian;
+mod fat;
 mod image;
 mod initramfs;
 mod kernel;
 mod output;
 mod own_tests;
+mod qemu;
 mod running;
 mod vm;
 
+pub use debian::{DebianFolder, Prepared};
 pub use image::GuestImage;
 pub use output::{Console, GuestOutput};
 pub use own_tests::{OwnTests, TestsPassed};
+pub use qemu::{Firmware, Qemu};
 pub use running::RunningVm;
 pub use vm::{Accel, Vm};

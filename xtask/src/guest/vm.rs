@@ -4,7 +4,6 @@
 //! Not here: the process (`running.rs`).
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -12,10 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::image::GuestImage;
-use super::initramfs;
 use super::output::GuestOutput;
+use super::qemu::{Firmware, Qemu};
 use super::running::RunningVm;
-use crate::command;
 
 /// Emulation is slow (a boot takes seconds), so a script gets this long unless told otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -41,6 +39,8 @@ pub enum Accel {
 #[derive(Debug, Clone)]
 pub struct Vm {
     image: GuestImage,
+    qemu: Qemu,
+    firmware: Firmware,
     accel: Accel,
     smp: u32,
     memory_mib: u64,
@@ -58,7 +58,8 @@ pub struct Vm {
 #[derive(Debug, Clone)]
 struct Disk {
     socket: PathBuf,
-    num_queues: u16,
+    /// None: as many as QEMU makes by itself.
+    num_queues: Option<u16>,
     reconnect_s: Option<u32>,
     properties: String,
 }
@@ -69,6 +70,8 @@ impl Vm {
     pub fn new(image: &GuestImage) -> Self {
         Self {
             image: image.clone(),
+            qemu: Qemu::of_this_machine(),
+            firmware: Firmware::SeaBios,
             accel: Accel::Tcg,
             smp: 2,
             memory_mib: 768,
@@ -82,6 +85,20 @@ impl Vm {
             script: String::new(),
             timeout: DEFAULT_TIMEOUT,
         }
+    }
+
+    /// Another QEMU than this machine's.
+    #[must_use]
+    pub fn qemu(mut self, qemu: &Qemu) -> Self {
+        self.qemu = qemu.clone();
+        self
+    }
+
+    /// Another firmware than QEMU's PC BIOS.
+    #[must_use]
+    pub fn firmware(mut self, firmware: Firmware) -> Self {
+        self.firmware = firmware;
+        self
     }
 
     /// Emulator or processor.
@@ -114,8 +131,18 @@ impl Vm {
 
     /// One more vhost-user-blk disk (`/dev/vda`, `/dev/vdb` …), served at `socket`.
     #[must_use]
-    pub fn disk_socket(mut self, socket: impl AsRef<Path>, num_queues: u16) -> Self {
-        let socket = socket.as_ref().to_path_buf();
+    pub fn disk_socket(self, socket: impl AsRef<Path>, num_queues: u16) -> Self {
+        self.disk(socket.as_ref(), Some(num_queues))
+    }
+
+    /// The same with the number of queues that QEMU chooses.
+    #[must_use]
+    pub fn disk_as_it_comes(self, socket: impl AsRef<Path>) -> Self {
+        self.disk(socket.as_ref(), None)
+    }
+
+    fn disk(mut self, socket: &Path, num_queues: Option<u16>) -> Self {
+        let socket = socket.to_path_buf();
         self.disks.push(Disk { socket, num_queues, reconnect_s: None, properties: String::new() });
         self
     }
@@ -138,7 +165,7 @@ impl Vm {
         self
     }
 
-    /// Lets SeaBIOS boot from the first disk (see [`GuestImage::write_boot_disk`]); the script is on it.
+    /// Lets the firmware boot from the first disk, and find the others (see [`GuestImage::write_boot_disk`]); the script is on it.
     #[must_use]
     pub fn boot_from_disk(mut self) -> Self {
         self.boot_from_disk = true;
@@ -203,6 +230,10 @@ impl Vm {
     pub fn spawn(&self) -> Result<RunningVm> {
         let dir = tempfile::Builder::new().prefix("run-").tempdir_in(self.image.cache())?;
         let mut qemu = self.machine();
+        if self.firmware == Firmware::Ovmf {
+            let [code, variables] = self.qemu.ovmf_drives(dir.path())?;
+            qemu.args(["-drive", &code, "-drive", &variables]);
+        }
         if self.boot_from_disk {
             self.check_boots_from_disk()?;
         } else {
@@ -223,7 +254,7 @@ impl Vm {
             Accel::Tcg => ("tcg", TCG_CPU),
             Accel::Kvm => ("kvm", "max"),
         };
-        let mut qemu = Command::new("qemu-system-x86_64");
+        let mut qemu = self.qemu.command();
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio"]);
         let smp = format!("{smp}{}", self.sockets());
         qemu.args(["-accel", accel, "-cpu", cpu, "-smp", &smp, "-m", &format!("{memory_mib}M")]);
@@ -267,21 +298,21 @@ impl Vm {
     }
 
     fn add_disk(&self, qemu: &mut Command, index: usize, disk: &Disk) -> Result<()> {
-        let reconnect = disk.reconnect_s.map(reconnect_option).transpose()?.unwrap_or_default();
-        let boot = if self.boot_from_disk && index == 0 { ",bootindex=0" } else { "" };
+        let reconnect = disk.reconnect_s.map(|interval_s| self.qemu.reconnect_option(interval_s));
+        let reconnect = reconnect.transpose()?.unwrap_or_default();
+        let boot = if self.boot_from_disk { format!(",bootindex={index}") } else { String::new() };
         let Disk { socket, num_queues, properties, .. } = disk;
+        let queues = num_queues.map(|queues| format!(",num-queues={queues}")).unwrap_or_default();
         let socket = socket.to_str().context("the socket's path is not UTF-8")?.replace(',', ",,");
         qemu.arg("-chardev").arg(format!("socket,id=c{index},path={socket}{reconnect}"));
-        let device = format!("vhost-user-blk-pci,id=d{index},chardev=c{index},num-queues={num_queues}");
+        let device = format!("vhost-user-blk-pci,id=d{index},chardev=c{index}{queues}");
         qemu.arg("-device").arg(format!("{device}{boot}{properties}"));
         Ok(())
     }
 
     fn write_initrd(&self, dir: &Path) -> Result<PathBuf> {
-        let (script, initrd) = (dir.join("script.cpio"), dir.join("initrd"));
-        initramfs::run_archive(&self.script, &self.programs, &script)?;
-        initramfs::join(&[&self.image.base(), &self.image.tools(), &script], &initrd)?;
-        fs::remove_file(script)?;
+        let initrd = dir.join("initrd");
+        self.image.write_initrd_with(&self.script, &self.programs, &initrd)?;
         Ok(initrd)
     }
 
@@ -306,32 +337,3 @@ impl Vm {
 /// Serial console, and silence that keeps kernel messages out of the script's lines; `dmesg` has them all. The kernel does
 /// not check its timer: an emulated one on a busy machine comes too late for it, and the kernel panics.
 pub(super) const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check";
-
-/// `reconnect=` until QEMU 9.1, `reconnect-ms=` since 9.2.
-fn reconnect_option(interval_s: u32) -> Result<String> {
-    let version = command::output(Command::new("qemu-system-x86_64").arg("--version"))?;
-    let in_ms = version_of(&version).context("QEMU does not say its version")? >= (9, 2);
-    Ok(if in_ms {
-        format!(",reconnect-ms={}", u64::from(interval_s) * 1000)
-    } else {
-        format!(",reconnect={interval_s}")
-    })
-}
-
-/// From `QEMU emulator version 7.2.22 (Debian …)`.
-fn version_of(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split_once("version ")?.1.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn qemu_version_is_major_and_minor() {
-        assert_eq!(version_of("QEMU emulator version 7.2.22 (Debian 1:7.2)"), Some((7, 2)));
-        assert_eq!(version_of("QEMU emulator version 10.0.2"), Some((10, 0)));
-        assert_eq!(version_of("something else"), None);
-    }
-}
