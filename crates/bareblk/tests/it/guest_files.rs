@@ -1,9 +1,7 @@
 //! A file system on the disk, and a guest that boots from it: what was written is there after a reset, in a new
 //! guest, and for the firmware.
 //!
-//! Not here: single requests (`guest_io.rs`).
-#![cfg(target_arch = "x86_64")] // what the guest is made of
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+//! Not here: single requests (`guest_io.rs`), servers that are killed (`guest_clients.rs`). servers that are killed (`guest_clients.rs`).
 
 use xtask::guest::Vm;
 

@@ -132,13 +132,6 @@ const FILES_UNDER_KILLS: &str = "
     done
     echo BB:COMPLAINTS_IN_ALL=$(complaints)";
 
-/// How many requests the servers that ran until now did again.
-fn redone(log: &str) -> u64 {
-    let counts = log.lines().filter_map(|line| line.split_once("redone=")).map(|(_, count)| count);
-    let numbers = counts.map(|count| count.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default());
-    numbers.map(|digits| digits.parse::<u64>().unwrap()).sum()
-}
-
 /// At random instants, and whatever is in flight: nothing is lost, nothing stale, the guest sees no error, and file systems
 /// are whole.
 #[test]
@@ -161,7 +154,7 @@ fn verified_writes_go_on_while_servers_are_killed_and_started() {
     for _ in 0..sizes::KILLS.now() / 2 {
         for (at, starts) in ["on /dev/vda starts", "on /dev/vdb starts"].into_iter().enumerate() {
             line(&mut vm, starts);
-            done_again[at] += redone(&disks[at].server().log());
+            done_again[at] += disks[at].done_again();
             kill(&mut disks, at);
         }
     }
@@ -169,13 +162,13 @@ fn verified_writes_go_on_while_servers_are_killed_and_started() {
     vm.send_line("stop").unwrap();
     for (at, starts) in ["files on /dev/vda start", "files on /dev/vdb start"].into_iter().enumerate() {
         line(&mut vm, starts);
-        done_again[at] += redone(&disks[at].server().log());
+        done_again[at] += disks[at].done_again();
         kill(&mut disks, at);
     }
     let seen = finish(vm);
 
     for (disk, done_again) in disks.iter().zip(&mut done_again) {
-        *done_again += redone(&disk.server().log());
+        *done_again += disk.done_again();
     }
     println!("requests done again, split and packed: {done_again:?}");
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);

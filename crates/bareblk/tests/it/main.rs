@@ -8,6 +8,7 @@ mod config;
 mod ctl;
 mod engines;
 mod guest;
+mod guest_clients;
 mod guest_device;
 mod guest_engines;
 mod guest_errors;

@@ -129,6 +129,24 @@ impl Served {
         self.server.as_ref().expect("a server that runs")
     }
 
+    /// Kills the server while the guest writes, and waits until the next one serves those writes. Gives how many requests
+    /// the next one did again.
+    pub fn kill_under_load(&mut self) -> u64 {
+        self.wait_writing();
+        self.kill();
+        self.start();
+        self.wait_writing();
+        self.done_again()
+    }
+
+    /// How many requests of its predecessor this server did again, by its log.
+    pub fn done_again(&self) -> u64 {
+        let log = self.server().log();
+        let counts = log.lines().filter_map(|line| line.split_once("redone=")).map(|(_, count)| count);
+        let digits = |count: &str| count.chars().take_while(char::is_ascii_digit).collect::<String>();
+        counts.map(|count| digits(count).parse::<u64>().unwrap()).sum()
+    }
+
     pub fn image(&self) -> &PathBuf {
         &self.image
     }
