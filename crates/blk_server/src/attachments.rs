@@ -201,6 +201,16 @@ impl WorkerSet {
         Ok(Arc::new(Self { trade, admin: Mutex::default(), table, stopping }))
     }
 
+    /// The workers of a server that steps its only worker itself.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn of_one(worker: WorkerThread, trade: Trade) -> Arc<Self> {
+        let mut table = Table::default();
+        table.next_id();
+        table.workers.push(worker);
+        let (table, stopping) = (Mutex::new(table), AtomicBool::new(false));
+        Arc::new(Self { trade, admin: Mutex::default(), table, stopping })
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! A worker without a thread, stepped by its caller: for benchmarks of the request path and nothing else.
+//! A worker without a thread, stepped by its caller: for benchmarks and fuzzing of the request path and nothing else.
 //!
 //! `kick → InlineWorker::serve (wait, pass until idle, arm) → call`: the very loop of `worker.rs`, with the
 //! driver half of the queue on the same thread, so that time and instructions can be told apart.
@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use guest_mem::GuestMemory;
 use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
-use virtqueue::{RingFeatures, RingLayout};
+use virtqueue::{RingFeatures, RingLayout, packed};
 
-use crate::disk::DiskConfig;
+use crate::disk::{Disk, DiskConfig};
 use crate::engine_source::EngineSource;
-use crate::signal::signal;
+use crate::session::SessionShared;
+use crate::signal::{drain, signal};
 use crate::worker::Worker;
 use crate::worker_options::WorkerId;
 use crate::workers::{Command, QueueStart};
@@ -26,7 +27,14 @@ use crate::workers::{Command, QueueStart};
 /// One queue of one disk, served on the caller's thread.
 pub struct InlineWorker {
     worker: Worker,
-    _commands: Sender<Command>,
+    commands: Sender<Command>,
+    doorbell: Arc<OwnedFd>,
+    disk: Arc<Disk>,
+    session: Arc<SessionShared>,
+    kick: Arc<OwnedFd>,
+    call: Option<Arc<OwnedFd>>,
+    /// The worker's number for the queue.
+    queue: u32,
 }
 
 impl std::fmt::Debug for InlineWorker {
@@ -58,17 +66,75 @@ impl InlineWorker {
             engine.ok_or_else(|| io::ErrorKind::Unsupported.into())
         };
         let base = EngineSource::new("inline", depth, Box::new(make));
-        let mut worker = Worker::new(WorkerId(0), base, received, Arc::clone(&doorbell), Duration::ZERO)?;
+        let worker = Worker::new(WorkerId(0), base, received, Arc::clone(&doorbell), Duration::ZERO)?;
         let start = QueueStart::alone(disk, memory, layout, ring, kick, call)?;
-        let (done, started) = sync_channel(1);
-        let sent = commands.send(Command::Start(Arc::new(start), done));
-        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        signal(&doorbell);
-        worker.sleep();
-        let mut inline = Self { worker, _commands: commands };
-        inline.run_until_idle();
-        started.try_recv().ok().flatten().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut inline = Self {
+            worker,
+            commands,
+            doorbell,
+            disk: Arc::clone(&start.disk),
+            session: Arc::clone(&start.session),
+            kick: Arc::clone(&start.kick),
+            call: start.call.clone(),
+            queue: 0,
+        };
+        inline.start_queue(start)?;
         Ok(inline)
+    }
+
+    /// Stops the queue: from now on nothing of it touches the ring, whose memory may change.
+    ///
+    /// # Errors
+    /// If a request is in flight.
+    pub fn stop(&mut self) -> io::Result<()> {
+        let (queue, (done, stopped)) = (self.queue, sync_channel(1));
+        self.command(Command::Stop(queue, done))?;
+        stopped.try_recv().map(drop).map_err(io::Error::other)
+    }
+
+    /// After [`InlineWorker::stop`]: starts a queue at the beginning of a ring, with the same disk, kick and call.
+    /// Everything that the queue before it and its session knew is forgotten.
+    ///
+    /// # Errors
+    /// If the ring cannot be used; no queue runs then.
+    pub fn start_again(
+        &mut self,
+        memory: Arc<GuestMemory>,
+        layout: RingLayout,
+        ring: RingFeatures,
+    ) -> io::Result<()> {
+        drain(&self.kick);
+        self.call.iter().for_each(drain);
+        self.session.set_write_cache(self.disk.guest_cache().mode_at_first());
+        self.start_queue(QueueStart {
+            disk: Arc::clone(&self.disk),
+            session: Arc::clone(&self.session),
+            index: 0,
+            memory,
+            layout: Some(layout),
+            ring,
+            base: if ring.packed { packed::FRESH_BASE } else { 0 },
+            cache_choice_unknown: false,
+            kick: Arc::clone(&self.kick),
+            call: self.call.clone(),
+            err: None,
+            meter: Arc::default(),
+            log: None,
+            leaves_unbegun: false,
+        })
+    }
+
+    fn start_queue(&mut self, start: QueueStart) -> io::Result<()> {
+        let (done, started) = sync_channel(1);
+        self.command(Command::Start(Arc::new(start), done))?;
+        self.queue = started.try_recv().ok().flatten().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(())
+    }
+
+    fn command(&mut self, command: Command) -> io::Result<()> {
+        self.commands.send(command).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        self.serve_now();
+        Ok(())
     }
 
     // Never inlined: profilers find the device half by this name, which no other function may have a part of.
@@ -77,6 +143,12 @@ impl InlineWorker {
     pub fn serve(&mut self) {
         self.worker.sleep();
         self.run_until_idle();
+    }
+
+    /// As [`InlineWorker::serve`], also without a kick and with a queue that takes none any more: never sleeps.
+    pub fn serve_now(&mut self) {
+        signal(&self.doorbell);
+        self.serve();
     }
 
     fn run_until_idle(&mut self) {

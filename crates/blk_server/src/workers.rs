@@ -162,6 +162,11 @@ pub(crate) struct Address {
 }
 
 impl Address {
+    #[cfg(feature = "test-util")]
+    pub(crate) fn new(id: WorkerId, commands: Sender<Command>, doorbell: Arc<OwnedFd>) -> Self {
+        Self { id, commands, doorbell }
+    }
+
     pub(crate) fn send(&self, command: Command) -> Result<(), WorkerGone> {
         self.commands.send(command).map_err(|_| WorkerGone)?;
         signal(&self.doorbell);
@@ -171,6 +176,8 @@ impl Address {
     pub(crate) fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, WorkerGone> {
         let (answer, answered) = sync_channel(1);
         self.send(command(answer))?;
+        #[cfg(feature = "test-util")]
+        crate::inline_server::serve_commands(&self.doorbell);
         answered.recv().map_err(|_| WorkerGone)
     }
 }
@@ -200,6 +207,12 @@ pub(crate) struct WorkerThread {
 }
 
 impl WorkerThread {
+    /// A worker that its owner steps.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn without_thread(address: Address, options: WorkerOptions) -> Self {
+        Self { address, options, node: None, meter: Arc::default(), thread: None }
+    }
+
     /// # Errors
     /// If the thread, or its engine, does not start, or cannot run as its options say.
     pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> Result<Self, ServerError> {

@@ -113,6 +113,13 @@ pub(crate) enum SessionError {
 
 type Result<T, E = SessionError> = std::result::Result<T, E>;
 
+/// Whether a session goes on after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    GoesOn,
+    Ended,
+}
+
 /// How a message is answered.
 enum Answer {
     /// Nothing to tell but success, if asked (REPLY_ACK).
@@ -175,33 +182,46 @@ impl Session {
 
     /// Serves the front-end until it goes, errs, or the session is told to end.
     pub(crate) fn run(mut self) {
-        let (disk, session) = (self.disk.name().to_owned(), self.shared.id());
-        debug!(disk, session, "front-end connected");
-        match self.serve() {
-            Ok(()) => {}
-            Err(SessionError::Wire(WireError::Closed)) => debug!(disk, session, "front-end disconnected"),
-            Err(error) => self.log_ended(&error_line(&error)),
-        }
+        debug!(disk = self.disk.name(), session = self.shared.id(), "front-end connected");
+        while self.step() == Progress::GoesOn {}
     }
 
-    fn serve(&mut self) -> Result<()> {
-        loop {
-            match self.wire.receive() {
-                Ok(Incoming::Message(message)) => self.answer(message)?,
-                Ok(Incoming::Woken) | Err(WireError::Woken) => {
-                    if let Some(reason) = self.shared.end_reason() {
-                        self.end(&reason);
-                        return Ok(());
-                    }
-                }
-                Ok(Incoming::Paused) => {
-                    if self.obey_order() == Afterwards::Theirs {
-                        return Ok(());
-                    }
-                }
-                Err(error) => return Err(error.into()),
+    /// Waits for the front-end once and does what arrived. Logs the end.
+    pub(crate) fn step(&mut self) -> Progress {
+        match self.receive_and_answer() {
+            Ok(progress) => return progress,
+            Err(SessionError::Wire(WireError::Closed)) => {
+                debug!(disk = self.disk.name(), session = self.shared.id(), "front-end disconnected");
             }
+            Err(error) => self.log_ended(&error_line(&error)),
         }
+        Progress::Ended
+    }
+
+    /// Whether [`Session::step`] would return without waiting for the front-end.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn is_ready(&self) -> bool {
+        self.wire.is_ready()
+    }
+
+    fn receive_and_answer(&mut self) -> Result<Progress> {
+        match self.wire.receive() {
+            Ok(None) => {}
+            Ok(Some(Incoming::Message(message))) => self.answer(message)?,
+            Ok(Some(Incoming::Woken)) | Err(WireError::Woken) => {
+                if let Some(reason) = self.shared.end_reason() {
+                    self.end(&reason);
+                    return Ok(Progress::Ended);
+                }
+            }
+            Ok(Some(Incoming::Paused)) => {
+                if self.obey_order() == Afterwards::Theirs {
+                    return Ok(Progress::Ended);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Progress::GoesOn)
     }
 
     fn end(&self, reason: &EndReason) {

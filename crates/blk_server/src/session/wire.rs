@@ -141,26 +141,31 @@ impl Wire {
         Ok(())
     }
 
-    /// Waits for the next message, the wake-up or the pause: without limit before its first byte.
-    pub(crate) fn receive(&mut self) -> Result<Incoming, WireError> {
-        loop {
-            match self.wait()? {
-                Ready::Woken => return Ok(Incoming::Woken),
-                Ready::Paused => {
-                    // Our own, which does not block.
-                    let _ = rustix::io::read(&self.pause, &mut [0_u8; 8]);
-                    return Ok(Incoming::Paused);
-                }
-                Ready::Socket => {}
+    /// Waits for the socket, the wake-up or the pause, then reads once: without limit before a message's first byte.
+    /// `None`: a part of a message arrived, and the rest has not.
+    pub(crate) fn receive(&mut self) -> Result<Option<Incoming>, WireError> {
+        match self.wait()? {
+            Ready::Woken => return Ok(Some(Incoming::Woken)),
+            Ready::Paused => {
+                // Our own, which does not block.
+                let _ = rustix::io::read(&self.pause, &mut [0_u8; 8]);
+                return Ok(Some(Incoming::Paused));
             }
-            let half = self.half.get_or_insert_with(HalfMessage::begun);
-            half.receive_some(&self.socket, &self.quota)?;
-            if half.missing()? == 0
-                && let Some(whole) = self.half.take()
-            {
-                return whole.into_message().map(Incoming::Message);
-            }
+            Ready::Socket => {}
         }
+        let half = self.half.get_or_insert_with(HalfMessage::begun);
+        half.receive_some(&self.socket, &self.quota)?;
+        if half.missing()? > 0 {
+            return Ok(None);
+        }
+        self.half.take().map(|whole| whole.into_message().map(Incoming::Message)).transpose()
+    }
+
+    /// Whether [`Wire::receive`] would return without waiting.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn is_ready(&self) -> bool {
+        let mut fds = [&self.wake, &self.pause, &self.socket].map(|fd| PollFd::new(fd, PollFlags::IN));
+        retry_interrupted(|| poll(&mut fds, Some(&timespec(Duration::ZERO)))).is_ok_and(|ready| ready > 0)
     }
 
     /// Only waiting counts against a message's time, not what the server does meanwhile.

@@ -1,0 +1,123 @@
+//! A server of one disk without threads: its caller steps the sessions and the worker. For tests and fuzzers.
+//!
+//! `socket → InlineSession::serve (Session::step) → Address::ask → worker, on the same thread → answer`
+//!
+//! - Sessions and worker are those of the real server. The threads are missing, and with them every wait.
+//! - One server at a time on one thread: a worker cannot leave its thread, so it is kept in a thread-local variable.
+//!
+//! Not here: one queue without a session (`inline.rs`), the real server (`server.rs`).
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use disk_image::{HostOpener, Opener};
+use guest_mem::{Budget, Limits};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::attachments::WorkerSet;
+use crate::disk::{Disk, DiskConfig};
+use crate::engine_source::EngineSource;
+use crate::session::{Progress, Session, SessionShared};
+use crate::signal::signal;
+use crate::worker::Worker;
+use crate::worker_options::{WorkerId, WorkerOptions};
+use crate::workers::{Address, Trade, WorkerThread};
+
+thread_local! {
+    static WORKER: RefCell<Option<(Arc<OwnedFd>, Worker)>> = const { RefCell::new(None) };
+}
+
+/// Steps the worker of this thread if `doorbell` is its wakeup fd: its answer to a command is there afterwards.
+pub(crate) fn serve_commands(doorbell: &Arc<OwnedFd>) {
+    WORKER.with_borrow_mut(|worker| {
+        if let Some((_, worker)) = worker.as_mut().filter(|(own, _)| Arc::ptr_eq(own, doorbell)) {
+            // The command has signalled the doorbell, so this returns at once.
+            worker.sleep();
+            while worker.pass(Instant::now()) || worker.arm() {}
+        }
+    });
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct InlineServer {
+    disk: Arc<Disk>,
+    workers: Arc<WorkerSet>,
+    doorbell: Arc<OwnedFd>,
+}
+
+impl InlineServer {
+    /// # Errors
+    /// If the engine cannot be used; an invalid disk.
+    ///
+    /// # Panics
+    /// If this thread has another one.
+    pub fn start(engine: &Arc<EngineSource>, disk: DiskConfig) -> io::Result<Self> {
+        let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+        let budget = Budget::new(Limits::of_process());
+        let disk = Arc::new(Disk::new(disk, &opener, &budget).map_err(io::Error::other)?);
+        let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (commands, received) = channel();
+        let (id, poll) = (WorkerId(0), Duration::ZERO);
+        let worker = Worker::new(id, Arc::clone(engine), received, Arc::clone(&doorbell), poll)?;
+        let before = WORKER.replace(Some((Arc::clone(&doorbell), worker)));
+        assert!(before.is_none(), "one inline server at a time on one thread");
+        let trade = Trade { base: Arc::clone(engine), poll, meter: None, bell: None };
+        let address = Address::new(id, commands, Arc::clone(&doorbell));
+        let worker = WorkerThread::without_thread(address, WorkerOptions::default());
+        Ok(Self { disk, workers: WorkerSet::of_one(worker, trade), doorbell })
+    }
+
+    /// A session of the front-end at the other end of `socket`.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn connect(&self, socket: OwnedFd) -> io::Result<InlineSession> {
+        let shared = SessionShared::new(1)?;
+        let session = Session::new(Arc::clone(&self.disk), Arc::clone(&self.workers), socket, shared);
+        Ok(InlineSession(Some(session)))
+    }
+
+    /// Serves what kicks and the rings have for the worker, until it would sleep.
+    pub fn serve(&self) {
+        signal(&self.doorbell);
+        serve_commands(&self.doorbell);
+    }
+
+    /// Queues that run now.
+    #[must_use]
+    pub fn running_queues(&self) -> usize {
+        self.workers.queue_reports(self.disk.id()).len()
+    }
+}
+
+impl Drop for InlineServer {
+    fn drop(&mut self) {
+        WORKER.take();
+    }
+}
+
+/// One front-end's session. Dropped, it ends as if its front-end had gone.
+pub struct InlineSession(Option<Session>);
+
+impl std::fmt::Debug for InlineSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InlineSession").field("has_ended", &self.0.is_none()).finish()
+    }
+}
+
+impl InlineSession {
+    /// Does what has arrived, without waiting for more. Returns whether the session goes on.
+    pub fn serve(&mut self) -> bool {
+        while let Some(session) = self.0.as_mut().filter(|session| session.is_ready()) {
+            if session.step() == Progress::Ended {
+                self.0 = None;
+            }
+        }
+        self.0.is_some()
+    }
+}
