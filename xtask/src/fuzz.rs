@@ -26,6 +26,8 @@ use report::Outcome;
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
+/// `fuzz_targets::MODE_VARIABLE`.
+const MODE_VARIABLE: &str = "BAREBLK_FUZZ_MODE";
 /// One input: longer means that it hangs.
 const INPUT_TIMEOUT_S: u32 = 60;
 const MEMORY_MIB: u32 = 2048;
@@ -43,6 +45,12 @@ pub(crate) struct Args {
     /// Run the target on this input once, and do nothing else
     #[arg(long, value_name = "FILE")]
     repeat: Option<PathBuf>,
+    /// Have a second thread write into the memory that the code under test reads; targets without such memory are left out
+    #[arg(long, conflicts_with = "real_server")]
+    second_thread: bool,
+    /// Have sessions served by a server with its own threads: slower; other targets are left out
+    #[arg(long)]
+    real_server: bool,
     /// Have accesses outside of allocations found, too: several times slower, and needs a nightly version of Rust
     #[arg(long)]
     address_sanitizer: bool,
@@ -63,14 +71,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(name) = unknown {
         bail!("there is no target `{name}`: give some of {}", joined(&known));
     }
-    let wanted: Vec<_> =
-        known.iter().filter(|name| args.targets.is_empty() || args.targets.contains(name)).collect();
+    let mode = args.mode();
+    if let Some(name) = args.targets.iter().find(|name| !mode.has(name)) {
+        bail!("`{name}` has no mode {}: give some of {}", mode.name, mode.targets.join(", "));
+    }
+    let is_wanted = |name: &str| args.targets.is_empty() || args.targets.iter().any(|wanted| wanted == name);
+    let wanted: Vec<_> = known.iter().filter(|name| is_wanted(name) && mode.has(name)).collect();
     let programs = build(args.address_sanitizer)?;
     if let Some(input) = &args.repeat {
         let [target] = wanted[..] else { bail!("--repeat needs the name of one target") };
-        return command::run(Command::new(programs.join(target)).arg(input));
+        return command::run(mode.command(&programs, target).arg(input));
     }
-    let outcomes = wanted.into_iter().map(|target| fuzz(&programs, target, args.seconds));
+    let outcomes = wanted.into_iter().map(|target| fuzz(&programs, target, mode, args.seconds));
     let outcomes = outcomes.collect::<Result<Vec<_>>>()?;
     println!("\n{}", report::table(&outcomes));
     println!("kept in {}", keep(&outcomes, args)?.display());
@@ -78,8 +90,59 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => Ok(()),
         Some(Outcome { target, failed, .. }) => {
             let file = failed.clone().unwrap_or_default();
-            bail!("{target} failed: repeat it with `cargo xtask fuzz {target} --repeat {file}`")
+            let option = mode.option;
+            bail!("{target} failed: repeat it with `cargo xtask fuzz {target}{option} --repeat {file}`")
         }
+    }
+}
+
+/// In which of its ways a target runs (`fuzz_targets::Mode`).
+#[derive(Debug, Clone, Copy)]
+struct Mode {
+    /// The value of the variable that tells the program; also the end of the corpus's name.
+    name: &'static str,
+    /// As on the command line.
+    option: &'static str,
+    /// Those that have it; empty: all.
+    targets: &'static [&'static str],
+}
+
+const ALONE: Mode = Mode { name: "", option: "", targets: &[] };
+const SECOND_THREAD: Mode = Mode {
+    name: "second-thread",
+    option: " --second-thread",
+    targets: &["chains", "logs", "requests", "vhost_user"],
+};
+const REAL_SERVER: Mode = Mode { name: "real-server", option: " --real-server", targets: &["vhost_user"] };
+
+impl Args {
+    fn mode(&self) -> Mode {
+        match (self.second_thread, self.real_server) {
+            (true, _) => SECOND_THREAD,
+            (_, true) => REAL_SERVER,
+            _ => ALONE,
+        }
+    }
+}
+
+impl Mode {
+    fn has(self, target: &str) -> bool {
+        self.targets.is_empty() || self.targets.contains(&target)
+    }
+
+    fn command(self, programs: &Path, target: &str) -> Command {
+        let mut program = Command::new(programs.join(target));
+        if self.name.is_empty() {
+            program.env_remove(MODE_VARIABLE);
+        } else {
+            program.env(MODE_VARIABLE, self.name);
+        }
+        program
+    }
+
+    /// For a table and for a folder of its own: what a second thread makes reachable by chance is no use to other runs.
+    fn label(self, target: &str) -> String {
+        if self.name.is_empty() { target.to_owned() } else { format!("{target}-{}", self.name) }
     }
 }
 
@@ -159,13 +222,18 @@ fn host() -> Result<String> {
 }
 
 /// Runs one target; what libFuzzer says is shown as it comes.
-fn fuzz(programs: &Path, target: &str, seconds: u64) -> Result<Outcome> {
-    println!("\n=== {target}, {seconds} s ===");
-    let (corpus, artifacts) = (folder().join("corpus").join(target), folder().join("artifacts").join(target));
+fn fuzz(programs: &Path, target: &str, mode: Mode, seconds: u64) -> Result<Outcome> {
+    let label = mode.label(target);
+    println!("\n=== {label}, {seconds} s ===");
+    let (corpus, artifacts) = (folder().join("corpus").join(&label), folder().join("artifacts").join(&label));
     fs::create_dir_all(&corpus)?;
     fs::create_dir_all(&artifacts)?;
-    let mut program = Command::new(programs.join(target));
+    let mut program = mode.command(programs, target);
     program.arg(&corpus).arg(folder().join("seeds").join(target));
+    let found_alone = folder().join("corpus").join(target);
+    if !mode.name.is_empty() && found_alone.is_dir() {
+        program.arg(found_alone);
+    }
     program.args([
         format!("-max_total_time={seconds}"),
         format!("-timeout={INPUT_TIMEOUT_S}"),
@@ -177,7 +245,7 @@ fn fuzz(programs: &Path, target: &str, seconds: u64) -> Result<Outcome> {
     let name = command::describe(&program);
     let child = program.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut child = child.with_context(|| format!("cannot start `{name}`"))?;
-    let mut outcome = Outcome::new(target, seconds);
+    let mut outcome = Outcome::new(target, mode.option, seconds);
     let stderr = child.stderr.take().context("a child without standard error")?;
     for line in BufReader::new(stderr).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();

@@ -70,7 +70,8 @@ pub const MUTANTS: Size<&[&str]> = size(&["xtask", "mutants", "--smoke"], &["xta
 /// Fuzzing: whether everything is in its place (the targets themselves run among the tests), or libFuzzer on each target.
 pub const FUZZ: Size<&[&str]> =
     size(&["xtask", "fuzz", "--check"], &["xtask", "fuzz", "--seconds", "600", "--keep"]);
-/// Changed seeds that each fuzz target is run on without libFuzzer; a quarter of that where each has a server of its own.
+/// Changed seeds that each fuzz target is run on without libFuzzer; a part of that beside a second thread, and where each
+/// has a server with threads of its own (`fuzz_targets/tests/smoke.rs`).
 pub const FUZZ_INPUTS: Size<u32> = size(4000, 200_000);
 /// Good requests beside a ring that is scribbled over.
 pub const RACES: Size<u32> = size(400, 20_000);

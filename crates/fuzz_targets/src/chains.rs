@@ -10,12 +10,15 @@
 
 mod machine;
 mod model;
+mod raced;
 
 use virtqueue::RingFeatures;
 
 use crate::input::{Input, Seed};
+use crate::scribbler::beside_a_scribbler;
 use machine::Machine;
 use model::{AVAIL_RING, DESCRIPTORS, USED_RING};
+use raced::Raced;
 
 /// Sizes to choose from: small, so that rings wrap.
 const SIZES: [u16; 4] = [2, 4, 8, 16];
@@ -24,15 +27,20 @@ const TABLES: [u64; 4] = [0x1000, 0x1800, machine::FIRST_REGION - 40, machine::F
 /// Acts of one run, whatever the input's length.
 const MOST_ACTS: usize = 512;
 
-/// One run.
-pub(crate) fn run(bytes: &[u8]) {
-    let mut input = Input::new(bytes);
-    let choices = input.u8();
+fn machine(choices: u8) -> Machine {
     let features =
         RingFeatures { packed: choices & 1 != 0, event_idx: choices & 2 != 0, indirect: choices & 4 != 0 };
     let size = SIZES[usize::from(choices >> 4 & 3)];
     let limit = if choices & 0x40 != 0 { 24 } else { size };
-    let mut machine = Machine::new(features, size, limit);
+    Machine::new(features, size, limit)
+}
+
+/// One run.
+pub(crate) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let choices = input.u8();
+    let features = RingFeatures { packed: choices & 1 != 0, ..RingFeatures::default() };
+    let mut machine = machine(choices);
     machine.start(choices & 8 != 0, if features.packed { virtqueue::packed::FRESH_BASE } else { 0 });
     for _ in 0..MOST_ACTS {
         if input.is_empty() {
@@ -41,6 +49,42 @@ pub(crate) fn run(bytes: &[u8]) {
         act(&mut machine, &mut input);
     }
     machine.check_memory();
+}
+
+/// The same acts beside a second thread that writes into the ring or into the log, without the model.
+pub(crate) fn run_with_second_thread(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let choices = input.u8();
+    let mut driver = machine(choices);
+    let mut device = Raced::new(&driver, choices & 8 != 0);
+    let (memory, spans) = device.scribbled(bytes.last().is_some_and(|last| last & 1 == 0));
+    beside_a_scribbler(memory, &spans, bytes, || {
+        for _ in 0..MOST_ACTS {
+            if input.is_empty() {
+                break;
+            }
+            raced_act(&mut driver, &mut device, &mut input);
+        }
+    });
+}
+
+/// What the driver does is done to the memory, what the device does is done by another one than the driver's.
+fn raced_act(driver: &mut Machine, device: &mut Raced, input: &mut Input<'_>) {
+    let kind = *input.peek().unwrap_or(&0) % 16;
+    match kind {
+        4..=8 | 11 | 12 => {
+            input.u8();
+            match kind {
+                4 | 5 => device.pop(),
+                6 => device.push(input.below(16), input.u16().into()),
+                7 => device.publish(),
+                8 => device.unpop(),
+                11 => device.ask(input.u8()),
+                _ => device.start(input.u8() & 1 != 0, input.u8(), driver),
+            }
+        }
+        _ => act(driver, input),
+    }
 }
 
 fn act(machine: &mut Machine, input: &mut Input<'_>) {

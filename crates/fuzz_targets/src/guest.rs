@@ -3,9 +3,23 @@
 //! Not here: rings (`chains.rs`), requests (`requests.rs`).
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustix::io::{pread, pwrite};
+
 use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
+
+/// Where images lie: in memory if there is such a folder, as a file system on a disk may have a run wait.
+pub(crate) fn memory_folder() -> PathBuf {
+    let shared = PathBuf::from("/dev/shm");
+    if shared.is_dir() { shared } else { std::env::temp_dir() }
+}
+
+/// Longer stores and reads go through the regions' files: mapped memory is copied word by word, each with its share of
+/// the fuzzer's instrumentation.
+const MAPPED_BYTES: usize = 64;
 
 /// See the file's head. From address 0 on.
 #[derive(Debug)]
@@ -33,9 +47,41 @@ impl Guest {
     pub fn store(&mut self, addr: u64, bytes: &[u8]) {
         let size = self.expected.len();
         let start = usize::try_from(addr).map_or(size, |addr| addr.min(size));
-        let len = bytes.len().min(size - start);
-        self.expected[start..start + len].copy_from_slice(&bytes[..len]);
-        self.view.store(start as u64, &bytes[..len]).expect("inside the memory");
+        let bytes = &bytes[..bytes.len().min(size - start)];
+        self.expected[start..start + bytes.len()].copy_from_slice(bytes);
+        if bytes.len() <= MAPPED_BYTES {
+            self.view.store(start as u64, bytes).expect("inside the memory");
+            return;
+        }
+        let written = self.for_each_file(start..start + bytes.len(), |fd, at, part| {
+            pwrite(fd, &bytes[part], at).expect("room in a memfd")
+        });
+        assert_eq!(written, bytes.len());
+    }
+
+    /// Zeroes everywhere, as in a new one.
+    pub fn clear(&mut self) {
+        let zeroes = vec![0; self.expected.len()];
+        self.store(0, &zeroes);
+    }
+
+    /// Calls `visit(file, offset, part of the range)` for what each region has of `range`; sums what it returns.
+    fn for_each_file(
+        &self,
+        range: Range<usize>,
+        mut visit: impl FnMut(&OwnedFd, u64, Range<usize>) -> usize,
+    ) -> usize {
+        let (mut from, mut sum) = (0, 0);
+        for region in self.view.memory().regions() {
+            let end = from + usize::try_from(region.spec().size_bytes).expect("a small region");
+            let part = range.start.max(from)..range.end.min(end);
+            if !part.is_empty() {
+                let at = (part.start - from) as u64;
+                sum += visit(region.fd(), at, part.start - range.start..part.end - range.start);
+            }
+            from = end;
+        }
+        sum
     }
 
     /// What is there now; `None` outside.
@@ -47,7 +93,10 @@ impl Guest {
     /// All that is there now.
     pub fn now(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.expected.len()];
-        self.view.read(0, &mut bytes).expect("all of the memory");
+        let read = self.for_each_file(0..self.expected.len(), |fd, at, part| {
+            pread(fd, &mut bytes[part], at).expect("a memfd")
+        });
+        assert_eq!(read, bytes.len());
         bytes
     }
 

@@ -21,6 +21,12 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
+    /// The next byte, which stays the next.
+    #[must_use]
+    pub fn peek(&self) -> Option<&u8> {
+        self.0.first()
+    }
+
     /// The next byte.
     pub fn u8(&mut self) -> u8 {
         let [byte] = self.array();

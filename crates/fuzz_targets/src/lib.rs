@@ -12,9 +12,13 @@
 // A verdict is a panic, here and nowhere else.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::sync::OnceLock;
+
 mod input;
 
 mod guest;
+
+mod scribbler;
 
 mod chains;
 
@@ -37,19 +41,75 @@ pub struct Target {
     pub name: &'static str,
     /// Panics if something is wrong.
     pub run: fn(&[u8]),
+    /// The same while a second thread writes into the memory that the code under test reads.
+    pub run_with_second_thread: Option<fn(&[u8])>,
+    /// The same, slower, with all threads that there are elsewhere.
+    pub run_with_real_server: Option<fn(&[u8])>,
     /// Names and contents of the seeds in the tree.
     pub seeds: fn() -> Vec<(String, Vec<u8>)>,
 }
 
+impl Target {
+    const fn new(name: &'static str, run: fn(&[u8]), seeds: fn() -> Vec<(String, Vec<u8>)>) -> Self {
+        Self { name, run, run_with_second_thread: None, run_with_real_server: None, seeds }
+    }
+
+    const fn with_second_thread(mut self, run: fn(&[u8])) -> Self {
+        self.run_with_second_thread = Some(run);
+        self
+    }
+
+    const fn with_real_server(mut self, run: fn(&[u8])) -> Self {
+        self.run_with_real_server = Some(run);
+        self
+    }
+
+    /// What `mode` runs, if the target has it.
+    #[must_use]
+    pub fn runs(&self, mode: Mode) -> Option<fn(&[u8])> {
+        match mode {
+            Mode::Alone => Some(self.run),
+            Mode::SecondThread => self.run_with_second_thread,
+            Mode::RealServer => self.run_with_real_server,
+        }
+    }
+}
+
+/// In which of its ways a target runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// On one thread.
+    Alone,
+    /// Beside a thread that writes into shared memory.
+    SecondThread,
+    /// With the server's own threads.
+    RealServer,
+}
+
+/// Names the mode for programs that take nothing but bytes: `second-thread` or `real-server`.
+pub const MODE_VARIABLE: &str = "BAREBLK_FUZZ_MODE";
+
+fn mode_from_environment() -> Mode {
+    match std::env::var(MODE_VARIABLE).as_deref() {
+        Err(_) => Mode::Alone,
+        Ok("second-thread") => Mode::SecondThread,
+        Ok("real-server") => Mode::RealServer,
+        Ok(other) => panic!("{MODE_VARIABLE}={other}: second-thread and real-server are possible"),
+    }
+}
+
 /// In the order of a request: ring, request, session, then what operators write, then what a server left behind or hands on.
 pub const TARGETS: [Target; 7] = [
-    Target { name: "chains", run: chains::run, seeds: chains::seeds },
-    Target { name: "requests", run: requests::run, seeds: requests::seeds },
-    Target { name: "vhost_user", run: vhost_user::run, seeds: vhost_user::seeds },
-    Target { name: "control", run: control::run, seeds: control::seeds },
-    Target { name: "config", run: config::run, seeds: config::seeds },
-    Target { name: "logs", run: logs::run, seeds: logs::seeds },
-    Target { name: "take_over", run: take_over::run, seeds: take_over::seeds },
+    Target::new("chains", chains::run, chains::seeds).with_second_thread(chains::run_with_second_thread),
+    Target::new("requests", requests::run, requests::seeds)
+        .with_second_thread(requests::run_with_second_thread),
+    Target::new("vhost_user", vhost_user::run, vhost_user::seeds)
+        .with_second_thread(vhost_user::run_with_second_thread)
+        .with_real_server(vhost_user::run_with_real_server),
+    Target::new("control", control::run, control::seeds),
+    Target::new("config", config::run, config::seeds),
+    Target::new("logs", logs::run, logs::seeds).with_second_thread(logs::run_with_second_thread),
+    Target::new("take_over", take_over::run, take_over::seeds),
 ];
 
 /// By its name.
@@ -58,10 +118,12 @@ pub fn target(name: &str) -> Option<Target> {
     TARGETS.into_iter().find(|target| target.name == name)
 }
 
-/// One run of the target of that name.
+/// One run of the target of that name, in the mode that [`MODE_VARIABLE`] names.
 ///
 /// # Panics
-/// If the target says that something is wrong, or there is none of that name.
+/// If the target says that something is wrong, or there is none of that name, or it has no such mode.
 pub fn run(name: &str, bytes: &[u8]) {
-    (target(name).expect("a target").run)(bytes);
+    static MODE: OnceLock<Mode> = OnceLock::new();
+    let mode = *MODE.get_or_init(mode_from_environment);
+    target(name).and_then(|target| target.runs(mode)).expect("a target with this mode")(bytes);
 }

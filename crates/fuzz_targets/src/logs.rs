@@ -16,6 +16,7 @@ use virtqueue::{Chain, DeviceQueue, DriverQueue, LogArea, PopError, RingFault, R
 
 use crate::guest::Guest;
 use crate::input::{Input, Seed};
+use crate::scribbler::{Scribbled, beside_a_scribbler};
 
 const SIZES: [u16; 4] = [2, 4, 8, 16];
 /// More entries than the ring has descriptors, where there are more.
@@ -29,6 +30,9 @@ const USED_RING: u64 = 0x400;
 const BUFFERS: u64 = 0x800;
 const GUEST_BYTES: u64 = 0x1000;
 const LOG_BYTES: u64 = 0x1000;
+
+/// Devices that start in one run beside a second thread.
+const RACED_STARTS: usize = 4;
 
 /// What an input says first.
 #[derive(Clone, Copy)]
@@ -121,6 +125,23 @@ impl Bed {
         tags
     }
 
+    /// A device that starts, takes what there is and uses it, in memory that changes meanwhile.
+    fn start_and_use_all(&self, base: u32, fresh: usize) {
+        let Ok(mut device) = self.start(base) else { return };
+        let mut tags = Vec::new();
+        for _ in 0..usize::from(device.to_redo()) + fresh {
+            match self.pop(&mut device) {
+                Some(tag) if !tags.contains(&tag) => tags.push(tag),
+                // As the owner of the queue does it: a tag that is in flight stops the queue.
+                _ => break,
+            }
+        }
+        let size = self.shape.size;
+        assert!(tags.iter().all(|&tag| tag < size || self.shape.features.packed), "{tags:?} of {size}");
+        tags.iter().for_each(|&tag| device.push_used(tag, 0));
+        device.publish();
+    }
+
     fn pop(&self, device: &mut DeviceQueue) -> Option<u16> {
         match device.pop(&mut Chain::with_capacity(self.shape.size)) {
             Ok(tag) => tag,
@@ -142,8 +163,8 @@ impl Bed {
     }
 }
 
-/// One run.
-pub(crate) fn run(bytes: &[u8]) {
+/// Ring and log as the input has them, where the ring is said to be, and how much more to take.
+fn laid_out(bytes: &[u8]) -> (Bed, u32, usize) {
     let mut input = Input::new(bytes);
     let shape = Shape::of(input.u8());
     let mut bed = Bed::new(shape);
@@ -153,10 +174,35 @@ pub(crate) fn run(bytes: &[u8]) {
     for (at, len) in shape.parts() {
         bed.guest.store(at, input.take(len));
     }
+    (bed, base, fresh)
+}
+
+/// One run.
+pub(crate) fn run(bytes: &[u8]) {
+    let (bed, base, fresh) = laid_out(bytes);
     if let Ok(first) = bed.start(base) {
         go_on(&bed, &first, fresh);
     }
     bed.check_memory();
+}
+
+/// The same memory, and a second thread that writes into ring and log while devices start on them. What a device reads
+/// may be anything, at any time; what it does with it stays inside the ring.
+pub(crate) fn run_with_second_thread(bytes: &[u8]) {
+    let (bed, base, fresh) = laid_out(bytes);
+    let shape = bed.shape;
+    let is_logs = bytes.last().is_some_and(|last| last & 1 == 0);
+    let log = shape.log();
+    let (view, spans): (_, Vec<_>) = if is_logs {
+        (bed.log.view.clone(), std::iter::once(log.start as u64..log.end as u64).collect())
+    } else {
+        (bed.guest.view.clone(), shape.parts().map(|(at, len)| at..at + len as u64).to_vec())
+    };
+    beside_a_scribbler(Scribbled::Mapped(view), &spans, bytes, || {
+        for _ in 0..RACED_STARTS {
+            bed.start_and_use_all(base, fresh);
+        }
+    });
 }
 
 fn go_on(bed: &Bed, first: &DeviceQueue, fresh: usize) {

@@ -2,7 +2,8 @@
 //!
 //! `input → acts: negotiate, share memory, set rings up, kick, any bytes with any descriptors → session → end`
 //!
-//! - The server of a run is its own: a worker, an engine that moves no data, one disk.
+//! - The server of a run is its own: a worker, an engine that moves no data, one disk. The usual one has no threads, so that
+//!   a run waits for nothing; the one with threads runs in the tests and with `--real-server`.
 //! - A session answers or ends; a stop then finds nothing in flight.
 //! - When the server is gone, so are all descriptors that it was sent.
 //!
@@ -12,6 +13,7 @@
 mod peer;
 
 use crate::input::{Input, Seed};
+use crate::scribbler::{Scribbled, beside_a_scribbler};
 use peer::{Fd, MEMFD_BYTES, MEMFDS, Peer, QUEUES, USER_BASE};
 
 pub(crate) use peer::{disk_server, is_settled, open_fds};
@@ -25,6 +27,9 @@ const CODES: [u32; 34] = [
 /// Where the parts of a queue's ring lie, a page for each queue.
 const RING: [u64; 3] = [0, 0x400, 0x800];
 const RING_SIZE: u32 = 8;
+/// What a second thread writes: both rings, headers and status bytes of both; the same in the other files, where logs lie.
+const SHARED: [std::ops::Range<u64>; 5] =
+    [0..0xc00, 0x1000..0x1c00, REQUEST..REQUEST + 0x400, 0x1_0000..0x1_0400, 0x2_0000..0x2_0400];
 /// Where its requests lie.
 const REQUEST: u64 = 0x4000;
 /// VERSION_1, FLUSH, MQ, DISCARD, WRITE_ZEROES, INDIRECT, EVENT_IDX, PROTOCOL_FEATURES; and RING_PACKED.
@@ -33,19 +38,45 @@ const PACKED: u64 = 1 << 34;
 /// MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS, GET_VRING_BASE_INFLIGHT.
 const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 20;
 
-/// One run.
+/// One run, all of it on this thread.
 pub(crate) fn run(bytes: &[u8]) {
+    play(bytes, |_| Peer::new(), all_acts);
+}
+
+/// The same beside a second thread that writes into the shared memory: rings, logs, requests.
+pub(crate) fn run_with_second_thread(bytes: &[u8]) {
+    play(
+        bytes,
+        |_| Peer::new(),
+        |peer, input| {
+            let memory = Scribbled::Files(peer.shared_files());
+            beside_a_scribbler(memory, &SHARED, bytes, || all_acts(peer, input));
+        },
+    );
+}
+
+/// The same with a server that has its own threads.
+pub(crate) fn run_with_real_server(bytes: &[u8]) {
+    play(bytes, Peer::of_a_real_server, all_acts);
+}
+
+fn play(bytes: &[u8], peer: impl FnOnce(bool) -> Peer, acts: impl FnOnce(&mut Peer, &mut Input<'_>)) {
+    peer::prepare();
     let before = open_fds();
     let mut input = Input::new(bytes);
-    let mut peer = Peer::new(input.u8() & 1 != 0);
+    let mut peer = peer(input.u8() & 1 != 0);
+    acts(&mut peer, &mut input);
+    peer.end();
+    assert!(is_settled(before), "{} descriptors were open, now {}", before, open_fds());
+}
+
+fn all_acts(peer: &mut Peer, input: &mut Input<'_>) {
     for _ in 0..MOST_ACTS {
         if input.is_empty() {
             break;
         }
-        act(&mut peer, &mut input);
+        act(peer, input);
     }
-    peer.end();
-    assert!(is_settled(before), "{} descriptors were open, now {}", before, open_fds());
 }
 
 fn act(peer: &mut Peer, input: &mut Input<'_>) {

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use fastrand::Rng;
-use fuzz_targets::{TARGETS, Target, target};
+use fuzz_targets::{Mode, TARGETS, Target, target};
 use xtask::sizes::FUZZ_INPUTS;
 
 /// Longest changed input.
@@ -34,15 +34,21 @@ fn seeds(target: &Target) -> Vec<Vec<u8>> {
     paths.into_iter().map(|path| std::fs::read(path).unwrap()).collect()
 }
 
-fn run_one(target: &Target, input: &[u8]) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+fn run_one(target: &Target, mode: Mode, input: &[u8]) {
+    let run = target.runs(mode).expect("a mode of this target");
+    let outcome = catch_unwind(AssertUnwindSafe(|| run(input)));
     if outcome.is_err() || PANICKED.load(SeqCst) {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{}", target.name));
         std::fs::write(&path, input).unwrap();
         panic!(
-            "input in {}; repeat it with `cargo xtask fuzz {} --repeat FILE`",
+            "input in {}; repeat it with `cargo xtask fuzz {}{} --repeat FILE`",
             path.display(),
-            target.name
+            target.name,
+            match mode {
+                Mode::Alone => "",
+                Mode::SecondThread => " --second-thread",
+                Mode::RealServer => " --real-server",
+            }
         );
     }
 }
@@ -77,6 +83,11 @@ fn changed(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn survives(name: &str) {
+    survives_in(name, Mode::Alone, FUZZ_INPUTS.now());
+}
+
+/// On as many changed seeds. A second thread finds another race in each run of the same input.
+fn survives_in(name: &str, mode: Mode, inputs: u32) {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Threads of a server's, too: their panics end no test by themselves.
     let usual = std::panic::take_hook();
@@ -87,11 +98,10 @@ fn survives(name: &str) {
     PANICKED.store(false, SeqCst);
     let target = target(name).unwrap();
     let seeds = seeds(&target);
-    seeds.iter().for_each(|seed| run_one(&target, seed));
+    seeds.iter().for_each(|seed| run_one(&target, mode, seed));
     let mut rng = Rng::with_seed(37);
-    let share = if name == "vhost_user" || name == "requests" { 4 } else { 1 };
-    for _ in 0..FUZZ_INPUTS.now() / share {
-        run_one(&target, &changed(&mut rng, &seeds));
+    for _ in 0..inputs {
+        run_one(&target, mode, &changed(&mut rng, &seeds));
     }
 }
 
@@ -108,6 +118,31 @@ fn requests_hold_against_changed_seeds() {
 #[test]
 fn sessions_hold_against_changed_seeds() {
     survives("vhost_user");
+}
+
+#[test]
+fn sessions_of_a_server_with_threads_hold_against_changed_seeds() {
+    survives_in("vhost_user", Mode::RealServer, FUZZ_INPUTS.now() / 16);
+}
+
+#[test]
+fn chains_hold_beside_a_second_thread() {
+    survives_in("chains", Mode::SecondThread, FUZZ_INPUTS.now() / 2);
+}
+
+#[test]
+fn requests_hold_beside_a_second_thread() {
+    survives_in("requests", Mode::SecondThread, FUZZ_INPUTS.now() / 4);
+}
+
+#[test]
+fn sessions_hold_beside_a_second_thread() {
+    survives_in("vhost_user", Mode::SecondThread, FUZZ_INPUTS.now() / 8);
+}
+
+#[test]
+fn logs_hold_beside_a_second_thread() {
+    survives_in("logs", Mode::SecondThread, FUZZ_INPUTS.now() / 2);
 }
 
 #[test]

@@ -15,6 +15,8 @@ use crate::origin::Origin;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Outcome {
     pub target: String,
+    /// Which of its ways it ran in, as on the command line; nothing: on one thread.
+    pub option: &'static str,
     pub seconds: u64,
     pub executions: u64,
     /// Code edges reached (libFuzzer's `cov`).
@@ -35,8 +37,8 @@ pub(super) struct Kept<'o> {
 }
 
 impl Outcome {
-    pub fn new(target: &str, seconds: u64) -> Self {
-        Self { target: target.to_owned(), seconds, ..Self::default() }
+    pub fn new(target: &str, option: &'static str, seconds: u64) -> Self {
+        Self { target: target.to_owned(), option, seconds, ..Self::default() }
     }
 
     /// Returns whether a person wants to see the line: not each new input.
@@ -62,20 +64,33 @@ impl Outcome {
     }
 }
 
-/// For a terminal.
+/// In Markdown: docs/fuzzing.md and docs/reliability.md have it as it comes.
 pub(super) fn table(outcomes: &[Outcome]) -> String {
-    let mut text = format!(
-        "{:<12} {:>12} {:>8} {:>9} {:>9} {:>7}  outcome\n",
-        "target", "executions", "1/s", "coverage", "features", "corpus"
-    );
+    let mut text =
+        "| target | seconds | executions | 1/s | edges | features | corpus | outcome |\n".to_owned();
+    text.push_str("|---|---|---|---|---|---|---|---|\n");
     for outcome in outcomes {
-        let Outcome { target, seconds, executions, coverage, features, corpus, failed } = outcome;
+        let Outcome { target, option, seconds, executions, coverage, features, corpus, failed } = outcome;
         let rate = executions / (*seconds).max(1);
         let said = failed.as_ref().map_or("no failure".to_owned(), |path| format!("FAILED: {path}"));
+        let [executions, rate, coverage, features] =
+            [*executions, rate, *coverage, *features].map(with_thousands);
         let _ = writeln!(
             text,
-            "{target:<12} {executions:>12} {rate:>8} {coverage:>9} {features:>9} {corpus:>7}  {said}"
+            "| `{target}{option}` | {seconds} | {executions} | {rate} | {coverage} | {features} | {corpus} | {said} |"
         );
+    }
+    text
+}
+
+fn with_thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
     }
     text
 }
@@ -85,7 +100,7 @@ mod tests {
     use super::*;
 
     fn of(lines: &[&str]) -> Outcome {
-        let mut outcome = Outcome::new("chains", 2);
+        let mut outcome = Outcome::new("chains", "", 2);
         lines.iter().for_each(|line| _ = outcome.add_line(line));
         outcome
     }
@@ -105,7 +120,15 @@ mod tests {
     fn input_that_failed_is_named() {
         let outcome = of(&["artifact_prefix='a/'; Test unit written to a/crash-0123"]);
         assert_eq!(outcome.failed.as_deref(), Some("a/crash-0123"));
-        assert!(table(&[outcome]).ends_with("FAILED: a/crash-0123\n"));
+        assert!(table(&[outcome]).ends_with("| FAILED: a/crash-0123 |\n"));
+    }
+
+    #[test]
+    fn row_has_command_rate_and_thousands() {
+        let mut outcome = Outcome::new("logs", " --second-thread", 10);
+        (outcome.executions, outcome.coverage) = (1_234_567, 999);
+        let wanted = "\n| `logs --second-thread` | 10 | 1,234,567 | 123,456 | 999 | 0 | 0 | no failure |\n";
+        assert!(table(&[outcome]).ends_with(wanted));
     }
 
     #[test]

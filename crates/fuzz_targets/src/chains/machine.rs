@@ -12,9 +12,9 @@ use crate::guest::Guest;
 
 /// The guest has two regions of this size, one behind the other.
 pub(super) const FIRST_REGION: u64 = 0x4000;
-const LOG_BYTES: u64 = 0x1000;
+pub(super) const LOG_BYTES: u64 = 0x1000;
 /// More than any ring has, as a front-end may say.
-const LOG_ENTRIES: u16 = 20;
+pub(super) const LOG_ENTRIES: u16 = 20;
 
 /// The model of a ring that runs.
 #[derive(Clone, Debug)]
@@ -50,17 +50,17 @@ struct Running {
 /// See the file's head.
 pub(super) struct Machine {
     pub guest: Guest,
-    log: Arc<GuestMemory>,
-    features: RingFeatures,
+    pub log: Arc<GuestMemory>,
+    pub features: RingFeatures,
     size: u16,
-    limit: u16,
+    pub limit: u16,
     running: Option<Running>,
     position: u32,
     /// Of the driver, for chains that it offers one behind the other.
     driver_place: Place,
 }
 
-fn layout(queue_size: u16) -> RingLayout {
+pub(super) fn layout(queue_size: u16) -> RingLayout {
     RingLayout {
         queue_size,
         descriptors: GuestAddress(DESCRIPTORS),

@@ -3,6 +3,8 @@
 //!
 //! Spec: virtio 1.3 §5.2.6. Not here: rings, making requests up (`requests.rs`).
 
+use std::ops::Range;
+
 /// Bytes of a sector.
 pub(super) const SECTOR: usize = 512;
 const OK: u8 = 0;
@@ -23,7 +25,7 @@ pub(super) struct Limits {
 pub(super) struct World<'w> {
     pub memory: &'w mut [u8],
     pub disk: &'w mut [u8],
-    pub discarded: &'w mut Vec<std::ops::Range<usize>>,
+    pub discarded: &'w mut Vec<Range<usize>>,
     pub serial: &'w [u8],
     pub limits: Limits,
 }
@@ -31,96 +33,138 @@ pub(super) struct World<'w> {
 /// A part of a chain.
 pub(super) type Part = (u64, u32);
 
-fn place(memory: &[u8], (addr, len): Part) -> Option<std::ops::Range<usize>> {
+fn place(memory: &[u8], (addr, len): Part) -> Option<Range<usize>> {
     let start = usize::try_from(addr).ok()?;
     let end = start.checked_add(usize::try_from(len).ok()?)?;
     (end <= memory.len()).then_some(start..end)
 }
 
-/// The bytes of `parts` one behind the other, `None` where there is no memory.
-fn gather(memory: &[u8], parts: &[Part]) -> Vec<Option<u8>> {
-    let one = |&part: &Part| match place(memory, part) {
-        Some(range) => memory[range].iter().copied().map(Some).collect::<Vec<_>>(),
-        None => (0..u64::from(part.1))
-            .map(|at| part.0.checked_add(at).and_then(|at| memory.get(usize::try_from(at).ok()?).copied()))
-            .collect(),
-    };
-    parts.iter().flat_map(one).collect()
+/// The bytes of `parts` one behind the other, and which of them are in no memory.
+struct Gathered {
+    bytes: Vec<u8>,
+    missing: Vec<Range<usize>>,
 }
 
-/// Addresses of the first `len` bytes of `parts`.
-fn addresses(parts: &[Part], len: usize) -> Vec<u64> {
-    let all =
-        parts.iter().flat_map(|&(addr, len)| (0..u64::from(len)).map(move |at| addr.saturating_add(at)));
-    all.take(len).collect()
+impl Gathered {
+    fn new(memory: &[u8], parts: &[Part]) -> Self {
+        let (mut bytes, mut missing) = (Vec::new(), Vec::new());
+        for &(addr, len) in parts {
+            let there = present(memory, (addr, len));
+            bytes.extend_from_slice(&memory[there.clone()]);
+            let end = bytes.len() - there.len() + place_len(len);
+            if bytes.len() < end {
+                missing.push(bytes.len()..end);
+                bytes.resize(end, 0);
+            }
+        }
+        Self { bytes, missing }
+    }
+
+    /// The bytes of `range`, if all of them are there.
+    fn known(&self, range: Range<usize>) -> Result<&[u8], u8> {
+        let touches = |gap: &Range<usize>| gap.start < range.end && range.start < gap.end;
+        if self.missing.iter().any(touches) {
+            return Err(IOERR);
+        }
+        self.bytes.get(range).ok_or(IOERR)
+    }
+}
+
+fn place_len(len: u32) -> usize {
+    usize::try_from(len).expect("32 bits")
+}
+
+/// The beginning of a part that is in memory.
+fn present(memory: &[u8], (addr, len): Part) -> Range<usize> {
+    let start = usize::try_from(addr).map_or(memory.len(), |start| start.min(memory.len()));
+    start..start.saturating_add(place_len(len)).min(memory.len())
+}
+
+/// The first `len` bytes of `parts`.
+fn cut(parts: &[Part], mut len: u64) -> Vec<Part> {
+    let mut first = Vec::new();
+    for &(addr, part) in parts {
+        let taken = u32::try_from(len).map_or(part, |len| len.min(part));
+        len -= u64::from(taken);
+        first.push((addr, taken));
+    }
+    first.retain(|part| part.1 > 0);
+    first
 }
 
 impl World<'_> {
-    fn is_memory(&self, addr: u64) -> bool {
-        addr < self.memory.len() as u64
+    fn is_all_memory(&self, parts: &[Part]) -> bool {
+        parts.iter().all(|&part| place(self.memory, part).is_some())
     }
 
-    fn put(&mut self, addr: u64, byte: u8) {
-        let at = usize::try_from(addr).expect("inside the memory");
-        self.memory[at] = byte;
+    /// Stores `bytes` in `parts`, which are all in memory, one part after the other.
+    fn put(&mut self, parts: &[Part], mut bytes: &[u8]) {
+        for &part in parts {
+            let range = place(self.memory, part).expect("inside the memory");
+            let (now, later) = bytes.split_at(range.len());
+            self.memory[range].copy_from_slice(now);
+            bytes = later;
+        }
+    }
+
+    /// Nothing is stored of a part that is not all in memory; parts before it are.
+    fn put_as_far(&mut self, parts: &[Part], bytes: &[u8]) -> Result<(), u8> {
+        let is_there = |part: &&Part| place(self.memory, **part).is_some();
+        let there = parts.iter().take_while(is_there).count();
+        self.put(&parts[..there], bytes);
+        if there < parts.len() { Err(IOERR) } else { Ok(()) }
     }
 
     /// Does the request; returns the used length.
     pub fn serve(&mut self, readable: &[Part], writable: &[Part]) -> u32 {
-        let total = writable.iter().map(|part| part.1 as usize).sum::<usize>();
-        let Some(status_at) = addresses(writable, total).last().copied().filter(|&at| self.is_memory(at))
-        else {
-            return 0;
-        };
-        let room = addresses(writable, total - 1);
-        let (status, stored) = match self.answer(&gather(self.memory, readable), &room) {
+        let total: u64 = writable.iter().map(|part| u64::from(part.1)).sum();
+        let last = writable.iter().rev().find(|part| part.1 > 0);
+        let status_at = last.map(|&(addr, len)| [(addr.saturating_add(u64::from(len) - 1), 1)]);
+        let Some(status_at) = status_at.filter(|at| self.is_all_memory(at)) else { return 0 };
+        let room = cut(writable, total - 1);
+        let (status, stored) = match self.answer(&Gathered::new(self.memory, readable), &room) {
             Ok(stored) => (OK, stored),
             Err(status) => (status, 0),
         };
-        self.put(status_at, status);
+        self.put(&status_at, &[status]);
         u32::try_from(stored).expect("a small request") + 1
     }
 
-    fn answer(&mut self, said: &[Option<u8>], room: &[u64]) -> Result<usize, u8> {
-        let header = known(said.get(..16).ok_or(IOERR)?)?;
+    fn answer(&mut self, said: &Gathered, room: &[Part]) -> Result<usize, u8> {
+        let header = said.known(0..16)?;
         let kind = u32::from_le_bytes(header[..4].try_into().expect("four bytes"));
         let sector = u64::from_le_bytes(header[8..].try_into().expect("eight bytes"));
-        let data = &said[16..];
+        let data = 16..said.bytes.len();
+        let room_len = room.iter().map(|part| place_len(part.1)).sum();
         match kind {
             0 => {
-                let range = self.range(sector, room.len())?;
-                if room.iter().any(|&at| !self.is_memory(at)) {
+                let range = self.range(sector, room_len)?;
+                if !self.is_all_memory(room) {
                     return Err(IOERR);
                 }
-                range.zip(room).for_each(|(from, &to)| self.put(to, self.disk[from]));
-                Ok(room.len())
+                let bytes = self.disk[range].to_vec();
+                self.put(room, &bytes);
+                Ok(room_len)
             }
             1 => {
                 let range = self.range(sector, data.len())?;
-                self.disk[range].copy_from_slice(&known(data)?);
+                self.disk[range].copy_from_slice(said.known(data)?);
                 Ok(0)
             }
             4 => Ok(0),
             8 => {
-                let answer = self.serial.iter().copied().chain(std::iter::repeat(0)).take(20);
-                let pairs: Vec<_> = answer.zip(room.iter().copied()).collect();
-                self.put_as_far(&pairs)
+                let mut answer = [0; 20];
+                answer[..self.serial.len()].copy_from_slice(self.serial);
+                let len = room_len.min(answer.len());
+                self.put_as_far(&cut(room, len as u64), &answer[..len])?;
+                Ok(len)
             }
-            11 | 13 => self.segments(kind == 11, data),
+            11 | 13 => self.segments(kind == 11, said, data),
             _ => Err(UNSUPP),
         }
     }
 
-    /// Nothing is stored of a buffer that is not all there; buffers before it are.
-    fn put_as_far(&mut self, pairs: &[(u8, u64)]) -> Result<usize, u8> {
-        if pairs.iter().any(|&(_, at)| !self.is_memory(at)) {
-            return Err(IOERR);
-        }
-        pairs.iter().for_each(|&(byte, at)| self.put(at, byte));
-        Ok(pairs.len())
-    }
-
-    fn range(&self, sector: u64, len: usize) -> Result<std::ops::Range<usize>, u8> {
+    fn range(&self, sector: u64, len: usize) -> Result<Range<usize>, u8> {
         if !len.is_multiple_of(SECTOR) {
             return Err(IOERR);
         }
@@ -130,11 +174,11 @@ impl World<'_> {
         Ok(start..end)
     }
 
-    fn segments(&mut self, is_discard: bool, data: &[Option<u8>]) -> Result<usize, u8> {
+    fn segments(&mut self, is_discard: bool, said: &Gathered, data: Range<usize>) -> Result<usize, u8> {
         if data.is_empty() || !data.len().is_multiple_of(16) || data.len() / 16 > MOST_SEGMENTS {
             return Err(IOERR);
         }
-        let bytes = known(data)?;
+        let bytes = said.known(data)?;
         let flags = |segment: &[u8]| u32::from_le_bytes(segment[12..].try_into().expect("four bytes"));
         let allowed = if is_discard { 0 } else { 1 };
         if bytes.chunks(16).any(|segment| flags(segment) & !allowed != 0) {
@@ -160,8 +204,4 @@ impl World<'_> {
         }
         Ok(0)
     }
-}
-
-fn known(bytes: &[Option<u8>]) -> Result<Vec<u8>, u8> {
-    bytes.iter().copied().collect::<Option<_>>().ok_or(IOERR)
 }

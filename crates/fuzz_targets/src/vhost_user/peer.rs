@@ -1,5 +1,7 @@
 //! The other end of a session: a socket, memory that it shares, descriptors of all kinds, and the server of the run.
 //!
+//! - The usual server has no threads: the peer steps it after each thing that it sent.
+//!
 //! Not here: what is sent (`../vhost_user.rs`).
 
 use std::fs::File;
@@ -9,16 +11,22 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blk_server::{Balance, DiskConfig, EngineSource, Server, ServerConfig, SocketConfig, Wce, WorkerOptions};
+use blk_server::{
+    Balance, DiskConfig, EngineSource, InlineServer, InlineSession, Server, ServerConfig, SocketConfig, Wce,
+    WorkerOptions,
+};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use io_engine::{Engine, EngineConfig, NullEngine};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tempfile::TempDir;
+
+use crate::guest::memory_folder;
 
 /// Files that can be memory, and how long each is.
 pub(super) const MEMFDS: usize = 3;
@@ -71,8 +79,33 @@ pub(super) struct Peer {
     pair: (UnixStream, UnixStream),
     image: File,
     null: File,
-    server: Server,
-    _folder: TempDir,
+    server: Serving,
+}
+
+/// Who reads the other end of the socket.
+enum Serving {
+    /// This thread, when there is something to read.
+    Here { server: InlineServer, session: InlineSession },
+    /// A server with its threads, as it runs elsewhere.
+    Threads { server: Server, _folder: TempDir },
+}
+
+thread_local! {
+    /// The inline servers' image, which no run changes: its engine moves no data.
+    static IMAGE: (TempDir, PathBuf) = image();
+}
+
+fn image() -> (TempDir, PathBuf) {
+    let folder = tempfile::Builder::new().prefix("bareblk-fuzz-").tempdir_in(memory_folder());
+    let folder = folder.expect("a folder");
+    let path = folder.path().join("disk.raw");
+    File::create_new(&path).and_then(|file| file.set_len(MEMFD_BYTES)).expect("an image");
+    (folder, path)
+}
+
+/// Makes what stays open from one run to the next.
+pub(super) fn prepare() {
+    IMAGE.with(|_| ());
 }
 
 /// Of this process.
@@ -91,14 +124,26 @@ pub(crate) fn is_settled(before: usize) -> bool {
 }
 
 impl Peer {
-    pub fn new(polls: bool) -> Self {
-        let folder = tempfile::Builder::new().prefix("bareblk-fuzz-").tempdir().expect("a folder");
-        let path = folder.path().join("disk.raw");
-        let image = File::create_new(&path).expect("an image");
-        image.set_len(MEMFD_BYTES).expect("room for the image");
+    /// With a server that this thread steps.
+    pub fn new() -> Self {
+        let path = IMAGE.with(|(_, path)| path.clone());
+        let (engine, disk) = disk(&path);
+        let server = InlineServer::start(&engine, disk).expect("a server");
+        let (socket, theirs) = UnixStream::pair().expect("two sockets");
+        let session = server.connect(theirs.into()).expect("a session");
+        Self::of(socket, &path, Serving::Here { server, session })
+    }
+
+    /// With a server that has its own threads.
+    pub fn of_a_real_server(polls: bool) -> Self {
+        let (folder, path) = image();
         let socket = folder.path().join("disk.sock");
         let server = disk_server(&path, &socket, polls);
         let socket = UnixStream::connect(&socket).expect("a server that listens");
+        Self::of(socket, &path, Serving::Threads { server, _folder: folder })
+    }
+
+    fn of(socket: UnixStream, image: &Path, server: Serving) -> Self {
         socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
         socket.set_write_timeout(Some(PATIENCE)).expect("a socket");
         let memfd = |_| {
@@ -117,10 +162,9 @@ impl Peer {
             calls: fds().collect(),
             pipe: pipe().expect("a pipe"),
             pair: UnixStream::pair().expect("two sockets"),
-            image: File::open(&path).expect("the image"),
+            image: File::open(image).expect("the image"),
             null: File::open("/dev/null").expect("/dev/null"),
             server,
-            _folder: folder,
         }
     }
 
@@ -162,7 +206,23 @@ impl Peer {
             }
             ancillary.clear();
         }
+        self.serve();
         self.take_answers();
+    }
+
+    /// What a server's own threads do meanwhile.
+    fn serve(&mut self) {
+        if let Serving::Here { server, session } = &mut self.server {
+            session.serve();
+            server.serve();
+            // A fault of its memory ends it.
+            session.serve();
+        }
+    }
+
+    /// The memory that is shared, for another thread.
+    pub fn shared_files(&self) -> Vec<File> {
+        self.memory.iter().map(|file| file.try_clone().expect("a descriptor")).collect()
     }
 
     /// Whoever does not read its answers is another matter (`blk_server`'s own tests).
@@ -182,6 +242,7 @@ impl Peer {
 
     pub fn kick(&mut self, queue: usize) {
         rustix::io::write(&self.kicks[queue], &1u64.to_ne_bytes()).expect("an eventfd with room");
+        self.serve();
     }
 
     pub fn truncate(&mut self, memfd: usize, len_bytes: u64) {
@@ -192,6 +253,14 @@ impl Peer {
     pub fn end(self) {
         let Self { mut socket, server, .. } = self;
         let _ = socket.shutdown(Shutdown::Write);
+        let server = match server {
+            Serving::Here { server, mut session } => {
+                assert!(!session.serve(), "the session goes on without its front-end");
+                assert_eq!(server.running_queues(), 0, "queues of a session that has ended");
+                return;
+            }
+            Serving::Threads { server, .. } => server,
+        };
         let mut rest = Vec::new();
         if let Err(error) = socket.read_to_end(&mut rest) {
             let reset = error.kind() == std::io::ErrorKind::ConnectionReset;
@@ -202,9 +271,8 @@ impl Peer {
     }
 }
 
-/// A worker, an engine that moves no data, one disk.
-pub(crate) fn disk_server(image: &std::path::Path, socket: &std::path::Path, polls: bool) -> Server {
-    let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+/// An engine that moves no data, and a disk.
+fn disk(image: &Path) -> (Arc<EngineSource>, DiskConfig) {
     let options = ImageOptions {
         cache: CacheMode::Writeback,
         lock_timeout: Duration::ZERO,
@@ -212,7 +280,7 @@ pub(crate) fn disk_server(image: &std::path::Path, socket: &std::path::Path, pol
     };
     let disk = DiskConfig {
         name: "fuzz".into(),
-        image: Image::open(opener.as_ref(), &options).expect("an image of our own"),
+        image: Image::open(&HostOpener, &options).expect("an image of our own"),
         serial: "fuzzed".into(),
         queues: u16::try_from(QUEUES).expect("few"),
         queue_size: 64,
@@ -226,7 +294,13 @@ pub(crate) fn disk_server(image: &std::path::Path, socket: &std::path::Path, pol
         Ok(Box::new(NullEngine::new(&EngineConfig { depth: 128, ..EngineConfig::default() })?)
             as Box<dyn Engine>)
     };
-    let engine = EngineSource::new("null", 128, Box::new(make));
+    (EngineSource::new("null", 128, Box::new(make)), disk)
+}
+
+/// A server with a worker and that disk.
+pub(crate) fn disk_server(image: &Path, socket: &Path, polls: bool) -> Server {
+    let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+    let (engine, disk) = disk(image);
     let poll = if polls { Duration::from_micros(50) } else { Duration::ZERO };
     let config =
         ServerConfig { engine, workers: vec![WorkerOptions::default()], poll, balance: Balance::Off };

@@ -1,0 +1,126 @@
+//! A second thread that writes into memory while the code under test reads it, as another process may.
+//!
+//! `input's last bytes → places → while the work runs: a drawn value, then the old one, in turns`
+//!
+//! - A value that changes to and fro between two reads of the same field is what a check before a use misses.
+//! - Which of the two a read meets is chance: an input that failed may have to be repeated some times.
+//!
+//! Not here: what must hold then (each target's file).
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use guest_mem::MemoryView;
+
+/// Of an input's end: all places are drawn from them.
+const TAIL_BYTES: usize = 32;
+const PLACES: usize = 8;
+/// How often a place has the one value and the other before the next place has its turn.
+const TURNS: usize = 16;
+
+/// What is written to.
+pub(crate) enum Scribbled {
+    Mapped(MemoryView),
+    /// Not beyond their ends, so that what was cut off stays so.
+    Files(Vec<File>),
+}
+
+impl Scribbled {
+    fn read(&self, at: u64, bytes: &mut [u8]) -> bool {
+        match self {
+            Self::Mapped(view) => view.read(at, bytes).is_ok(),
+            Self::Files(files) => {
+                file(files, at).is_some_and(|(file, at)| file.read_exact_at(bytes, at).is_ok())
+            }
+        }
+    }
+
+    /// Where `read` has read.
+    fn store(&self, at: u64, bytes: &[u8]) {
+        match self {
+            Self::Mapped(view) => drop(view.store(at, bytes)),
+            Self::Files(files) => {
+                let place = file(files, at);
+                let inside = |file: &File, at| file.metadata().is_ok_and(|is| at + 8 <= is.len());
+                if let Some((file, at)) = place.filter(|&(file, at)| inside(file, at)) {
+                    let _ = file.write_all_at(bytes, at);
+                }
+            }
+        }
+    }
+}
+
+/// The low sixteen bits are the place in the file, the next ones say which.
+fn file(files: &[File], at: u64) -> Option<(&File, u64)> {
+    let which = usize::try_from(at >> 16).ok()? % files.len().max(1);
+    files.get(which).map(|file| (file, at & 0xffff))
+}
+
+/// Does `work` while another thread writes into `memory` what the end of `input` says, in one of `spans` or another.
+pub(crate) fn beside_a_scribbler<T>(
+    memory: Scribbled,
+    spans: &[Range<u64>],
+    input: &[u8],
+    work: impl FnOnce() -> T,
+) -> T {
+    let places = places(spans, input);
+    let done = AtomicBool::new(false);
+    let is_done = &done;
+    std::thread::scope(|scope| {
+        let _end = SetAtEnd(is_done);
+        scope.spawn(move || scribble(&memory, &places, is_done));
+        work()
+    })
+}
+
+/// Also when the work panics: the scope waits for the thread.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        // Relaxed: the thread is joined before anything that it wrote is looked at.
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// One, two, four or eight bytes at a multiple of their number.
+#[derive(Clone, Copy)]
+struct Place {
+    at: u64,
+    len: usize,
+    value: u64,
+}
+
+fn places(spans: &[Range<u64>], input: &[u8]) -> Vec<Place> {
+    let tail = &input[input.len().saturating_sub(TAIL_BYTES)..];
+    let place = |number: u64| {
+        // FNV-1a: near inputs get other places.
+        let mix = |sum: u64, byte: u64| (sum ^ byte).wrapping_mul(0x100_0000_01b3);
+        let sum = tail.iter().copied().map(u64::from).fold(mix(0xcbf2_9ce4_8422_2325, number), mix);
+        let len = 1_u64 << (sum >> 60 & 3);
+        let span = &spans[usize::from(sum.to_le_bytes()[5]) % spans.len()];
+        let at = (span.start + sum % (span.end - span.start)) / len * len;
+        let value = if sum >> 58 & 1 == 0 { sum >> 32 & 0xff } else { mix(sum, number) };
+        Place { at, len: usize::try_from(len).unwrap_or(1), value }
+    };
+    (0..PLACES as u64).map(place).collect()
+}
+
+fn scribble(memory: &Scribbled, places: &[Place], done: &AtomicBool) {
+    for place in places.iter().cycle() {
+        if done.load(Relaxed) {
+            return;
+        }
+        let mut old = [0; 8];
+        if memory.read(place.at, &mut old[..place.len]) {
+            for _ in 0..TURNS {
+                memory.store(place.at, &place.value.to_le_bytes()[..place.len]);
+                memory.store(place.at, &old[..place.len]);
+            }
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
