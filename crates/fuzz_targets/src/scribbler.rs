@@ -124,3 +124,26 @@ fn scribble(memory: &Scribbled, places: &[Place], done: &AtomicBool) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::guest::Guest;
+
+    const PATIENCE: Duration = Duration::from_secs(300);
+
+    #[test]
+    fn work_meets_other_values_than_it_left_and_memory_is_as_it_was_afterwards() {
+        let guest = Guest::new(&[0x1000]);
+        let changes = || guest.now().iter().any(|&byte| byte != 0);
+        let end = Instant::now() + PATIENCE;
+        let memory = Scribbled::Mapped(guest.view.clone());
+        let seen = beside_a_scribbler(memory, &[0x10..0x20, 0x80..0xa0], b"input", || {
+            std::iter::repeat_with(changes).any(|seen| seen || Instant::now() > end)
+        });
+        assert!(seen && Instant::now() < end);
+        assert!(!changes());
+    }
+}
