@@ -210,6 +210,7 @@ impl Queue {
         while taken < BATCH && !lane.budget.is_spent() && (self.state == State::Running || self.must_redo()) {
             if lane.submit.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
+                lane.budget.end(); // the disk's other queues have no room either
                 break;
             }
             match self.ring.pop(&mut self.chain) {

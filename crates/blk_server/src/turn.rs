@@ -47,6 +47,12 @@ impl Budget {
         self.descriptors = self.descriptors.saturating_sub(descriptors);
     }
 
+    /// Nothing more can be taken of the disk in this pass: none of its queues is asked in vain.
+    #[inline]
+    pub(crate) fn end(&mut self) {
+        self.requests = 0;
+    }
+
     #[inline]
     pub(crate) fn take_bytes(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -239,6 +245,20 @@ mod tests {
         pass.budget.take_bytes(BYTES + 1);
         assert_eq!(turns.next(&mut pass), Some(4));
         assert!(!pass.budget.is_spent());
+    }
+
+    #[test]
+    fn queues_of_a_disk_without_room_are_asked_one_in_a_pass_and_each_in_its_turn() {
+        let mut turns = two_disks();
+        let looked_at = |turns: &mut Turns| {
+            let (mut pass, mut order) = (turns.begin(), Vec::new());
+            while let Some(queue) = turns.next(&mut pass) {
+                pass.budget.end();
+                order.push(queue);
+            }
+            order
+        };
+        assert_eq!([(); 4].map(|()| looked_at(&mut turns)), [[4, 0], [1, 4], [4, 2], [3, 4]]);
     }
 
     #[test]

@@ -19,15 +19,11 @@ use crate::contract::{Durability, FileId, Op, OpError, OpKind, Stats, Unmap};
 use crate::files::OpenFile;
 use crate::kernel::{Buffers, Call};
 use crate::record::Verb;
-use crate::turn::{self, DIRECT_FRACTION, TURN_BYTES};
+use crate::turn;
+use crate::window;
 
 /// `IOV_MAX`: the kernel takes no longer array (`UIO_MAXIOV`, linux/uio.h).
 const MAX_PIECES: usize = 1024;
-/// No call moves more than its file's turn has, so that one guest's large requests do not keep its worker from the
-/// others. The rest is resumed.
-const MAX_CACHED_CALL_BYTES: u64 = TURN_BYTES;
-/// The same past the page cache. Far below `MAX_RW_COUNT`, which no call exceeds (read(2), NOTES).
-const MAX_DIRECT_CALL_BYTES: u64 = TURN_BYTES * DIRECT_FRACTION;
 /// Consecutive EINTR or EAGAIN before they are believed.
 pub(crate) const MAX_RETRIES: u16 = 1000;
 
@@ -93,6 +89,8 @@ pub(crate) struct OpState {
     pub in_kernel: bool,
     /// The op behind it in its file's line (`turn.rs`).
     pub next_in_line: u32,
+    /// What its call takes of its file's window (`window.rs`); 0 without a call, or without a window.
+    pub window_cost: u32,
     /// Place of the call in the recorder's log.
     pub record: usize,
 }
@@ -128,6 +126,7 @@ impl OpState {
             cancelled: false,
             in_kernel: false,
             next_in_line: turn::NONE,
+            window_cost: 0,
             record: 0,
         }
     }
@@ -183,12 +182,24 @@ impl OpState {
     /// What its next call takes of its file's turn.
     #[inline]
     pub fn cost_bytes(&self, file: &OpenFile) -> u64 {
+        turn::cost_bytes(self.call_bytes(file), file.wants_alignment())
+    }
+
+    /// What its next call takes of its file's window.
+    #[inline]
+    pub fn window_cost(&self, file: &OpenFile) -> u32 {
+        window::cost_bytes(self.call_bytes(file))
+    }
+
+    /// What its next call moves at most.
+    #[inline]
+    fn call_bytes(&self, file: &OpenFile) -> u64 {
         let most_bytes = match self.stage {
-            Stage::Transfer => most_bytes(file),
+            Stage::Transfer => file.most_bytes,
             Stage::WriteZeroes => ZEROES_BYTES as u64,
             Stage::Punch | Stage::ZeroRange | Stage::Sync => 0,
         };
-        turn::cost_bytes(self.remaining_bytes().min(most_bytes), file.wants_alignment())
+        self.remaining_bytes().min(most_bytes)
     }
 
     #[inline]
@@ -432,13 +443,8 @@ fn first_stage(kind: &OpKind) -> Stage {
 /// Length and buffers of one call on the guest's own memory.
 #[inline(always)] // as `direct_transfer`
 fn direct_buffers(op: &OpState, file: &OpenFile) -> (u64, Buffers) {
-    let most_bytes = most_bytes(file);
+    let most_bytes = file.most_bytes;
     (op.remaining_bytes().min(most_bytes), first_pieces(&op.buffers, most_bytes))
-}
-
-#[inline(always)] // as `direct_transfer`
-fn most_bytes(file: &OpenFile) -> u64 {
-    if file.wants_alignment() { MAX_DIRECT_CALL_BYTES } else { MAX_CACHED_CALL_BYTES }
 }
 
 /// As much of `buffers` as one call takes: at most `most_bytes`, except that a single piece is never left out

@@ -32,6 +32,7 @@ use crate::placed::LEAST_SHARE;
 use crate::record::{Record, Recorder};
 use crate::shares::Shares;
 use crate::turn::{Submission, TURN_COST};
+use crate::window::{self, Windows};
 
 /// What each file has in reserve, however many there are: with less, a request of many segments might never find room.
 #[allow(clippy::cast_possible_truncation)] // 32
@@ -59,8 +60,12 @@ pub(crate) struct Core<K: Kernel> {
     first: usize,
     /// What is being filled; each file has a turn of it.
     submission: Submission,
-    /// Files with ops that wait for their next turn, each once.
+    /// Which file has the kernel for itself.
+    windows: Windows,
+    /// Files with ops that wait for their next turn, or for room in their window, each once.
     lines: VecDeque<FileId>,
+    /// Some of them wait for a turn: the next submission has one.
+    turns_are_due: bool,
     /// Scratch of `end_flush`.
     shared_flushes: Vec<u32>,
     /// Ops that ended outside `reap`.
@@ -83,7 +88,9 @@ impl<K: Kernel> Core<K> {
             backlogged: 0,
             first: 0,
             submission: Submission::first(TURN_COST),
+            windows: Windows::new(),
             lines: VecDeque::new(),
+            turns_are_due: false,
             shared_flushes: Vec::with_capacity(config.depth as usize),
             finished: VecDeque::with_capacity(config.depth as usize),
             stats: Stats::default(),
@@ -129,12 +136,12 @@ impl<K: Kernel> Core<K> {
         self.file_of(index).is_none_or(|file| file.flushes.enter(index))
     }
 
-    /// Queues the op's next call, if its file's turn has room for it, and otherwise the op itself for the next turn.
+    /// Queues the op's next call, if its file's turn and window have room for it, and otherwise the op itself.
     #[inline]
     fn issue(&mut self, index: u32) {
         let Some(op) = self.memory.ops.get_mut(index) else { return };
         let Some(file) = self.files.get_mut(op.file) else { return };
-        if !file.turn.has_line() && file.turn.take(self.submission, op.cost_bytes(file)) {
+        if !file.turn.has_line() && admit(&mut self.windows, self.submission, op, file) == Admission::Now {
             self.issue_in_turn(index);
         } else {
             self.line_up(index);
@@ -230,6 +237,7 @@ impl<K: Kernel> Core<K> {
     fn not_issued(&mut self, index: u32, why: &NoCall) {
         match why {
             NoCall::NoBounce => {
+                self.leave_window(index);
                 let Some(file) = self.file_of(index) else { return };
                 file.waiting.push_back(index);
                 self.waiting += 1;
@@ -283,9 +291,19 @@ impl<K: Kernel> Core<K> {
         (0..count).map(move |turn| FileId(((first + turn) % count) as u32))
     }
 
-    /// What waits in the files' lines: each file as much as is left of its turn.
+    /// The op's call is with the kernel no longer.
+    #[cold]
+    fn leave_window(&mut self, index: u32) {
+        let Some(op) = self.memory.ops.get_mut(index) else { return };
+        if let Some(file) = self.files.get_mut(op.file) {
+            file.window_used -= u64::from(std::mem::take(&mut op.window_cost));
+        }
+    }
+
+    /// What waits in the files' lines: each file as much as is left of its turn and its window.
     #[cold]
     fn issue_lines(&mut self) {
+        self.turns_are_due = false;
         for _ in 0..self.lines.len() {
             let Some(id) = self.lines.pop_front() else { return };
             if self.issue_line(id) {
@@ -299,9 +317,14 @@ impl<K: Kernel> Core<K> {
         while let Some(file) = self.files.get_mut(id)
             && let Some(first) = file.turn.first()
         {
-            let cost_bytes = self.memory.ops.get_mut(first).map_or(0, |op| op.cost_bytes(file));
-            if !file.turn.take(self.submission, cost_bytes) {
-                return true;
+            let Some(op) = self.memory.ops.get_mut(first) else { return false };
+            match admit(&mut self.windows, self.submission, op, file) {
+                Admission::Now => {}
+                Admission::WithAResult => return true,
+                Admission::NextTurn => {
+                    self.turns_are_due = true;
+                    return true;
+                }
             }
             file.turn.leave_line(&mut self.memory.ops);
             self.continued += 1;
@@ -346,6 +369,9 @@ impl<K: Kernel> Core<K> {
         };
         let Some(file) = self.files.get_mut(op.file) else { return };
         op.in_kernel = false;
+        if op.window_cost > 0 {
+            file.window_used -= u64::from(std::mem::take(&mut op.window_cost));
+        }
         if let Some(recorder) = &self.recorder {
             recorder.completed(op.record, raw.result);
         }
@@ -382,6 +408,9 @@ impl<K: Kernel> Core<K> {
 
     #[inline]
     fn give_back(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
+        if self.memory.ops.get_mut(index).is_some_and(|op| op.window_cost > 0) {
+            self.leave_window(index); // its call was never made
+        }
         let Some(op) = self.memory.ops.remove(index) else { return };
         self.shares.give_back(op.file);
         if let Some(bounce) = op.bounce {
@@ -398,7 +427,7 @@ impl<K: Kernel> Core<K> {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.issue_rest();
-        let may_sleep = self.finished.is_empty() && self.lines.is_empty();
+        let may_sleep = self.finished.is_empty() && !self.has_due_lines();
         let waited = self.kernel.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
         self.submission.next();
         waited
@@ -408,7 +437,13 @@ impl<K: Kernel> Core<K> {
         self.issue_rest();
         let may_sleep = self.kernel.arm()?;
         self.submission.next();
-        Ok(may_sleep && self.finished.is_empty() && self.lines.is_empty())
+        Ok(may_sleep && self.finished.is_empty() && !self.has_due_lines())
+    }
+
+    /// Whether the next submission has room for an op that waits. One that waits for its file's window has to wait for
+    /// a result, too, which ends the worker's sleep. Called after `issue_rest`.
+    fn has_due_lines(&self) -> bool {
+        !self.lines.is_empty() && self.turns_are_due
     }
 
     /// `only`: ops on this file; `None`: all.
@@ -465,6 +500,8 @@ impl<K: Kernel> Core<K> {
 
     /// For all that the shares now allow.
     fn make_places(&mut self) {
+        self.windows.are_kept = self.shares.disks() > 1;
+        self.files.chosen_mut(None).for_each(|file| file.most_bytes = file.longest_call_bytes());
         let (disks, places) = (self.shares.disks(), self.shares.places());
         self.memory.ops.grow(places);
         self.finished.reserve((places as usize).saturating_sub(self.finished.len()));
@@ -502,6 +539,35 @@ impl<K: Kernel> Drop for Core<K> {
         );
         std::mem::forget(std::mem::take(&mut self.memory));
     }
+}
+
+/// When an op's next call can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    Now,
+    NextTurn,
+    /// Its file's window is full: when a call has its result.
+    WithAResult,
+}
+
+/// Takes the call's cost from its file's turn and window, if both have room.
+#[inline]
+fn admit(windows: &mut Windows, submission: Submission, op: &mut OpState, file: &mut OpenFile) -> Admission {
+    if !windows.are_kept {
+        let is_now = file.turn.take(submission, op.cost_bytes(file));
+        return if is_now { Admission::Now } else { Admission::NextTurn };
+    }
+    let room = windows.open(op.file, file);
+    let cost = op.window_cost(file);
+    if !window::has_room(room, file.window_used, cost) {
+        return Admission::WithAResult;
+    }
+    if !file.turn.take(submission, op.cost_bytes(file)) {
+        return Admission::NextTurn;
+    }
+    op.window_cost = cost;
+    windows.take(op.file, file, cost);
+    Admission::Now
 }
 
 fn record_of(op: &OpState, call: &Call) -> Record {

@@ -10,10 +10,15 @@ use disk_image::Alignment;
 use crate::contract::{FileId, FileSpec};
 use crate::flush_gate::FlushGate;
 use crate::kernel::Target;
-use crate::turn::Turn;
+use crate::turn::{DIRECT_FRACTION, TURN_BYTES, Turn};
 
 /// Ops that wait in one of a file's queues, without allocating; a queue that had more keeps its room.
 const USUAL_WAITING: usize = 64;
+/// No call moves more than its file's turn has, so that one guest's large requests do not keep its worker from the
+/// others. The rest is resumed.
+const MAX_CACHED_CALL_BYTES: u64 = TURN_BYTES;
+/// The same past the page cache. Far below `MAX_RW_COUNT`, which no call exceeds (read(2), NOTES).
+const MAX_DIRECT_CALL_BYTES: u64 = TURN_BYTES * DIRECT_FRACTION;
 
 #[derive(Debug)]
 pub(crate) struct OpenFile {
@@ -28,11 +33,15 @@ pub(crate) struct OpenFile {
     pub cannot_zero_range: bool,
     pub flushes: FlushGate,
     pub turn: Turn,
+    /// What its calls with the kernel take of its window, together.
+    pub window_used: u64,
+    /// No call moves more: the rest is resumed.
+    pub most_bytes: u64,
 }
 
 impl OpenFile {
     pub fn new(spec: FileSpec, target: Target) -> Self {
-        Self {
+        let mut file = Self {
             spec,
             target,
             waiting: VecDeque::with_capacity(USUAL_WAITING),
@@ -41,7 +50,17 @@ impl OpenFile {
             cannot_zero_range: false,
             flushes: FlushGate::new(),
             turn: Turn::new(),
-        }
+            window_used: 0,
+            most_bytes: 0,
+        };
+        file.most_bytes = file.longest_call_bytes();
+        file
+    }
+
+    /// What a call moves at most while no other file's calls wait behind it: what its turn has.
+    #[inline]
+    pub fn longest_call_bytes(&self) -> u64 {
+        if self.wants_alignment() { MAX_DIRECT_CALL_BYTES } else { MAX_CACHED_CALL_BYTES }
     }
 
     #[inline]

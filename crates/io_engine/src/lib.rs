@@ -22,6 +22,7 @@ mod op_table;
 mod files;
 
 mod turn;
+mod window;
 
 mod flush_gate;
 

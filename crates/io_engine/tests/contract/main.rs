@@ -20,6 +20,7 @@ mod faults;
 mod kernel;
 
 mod turns;
+mod windows;
 
 macro_rules! suite {
     (@beds [$($bed:ident),*] $cases:tt) => {

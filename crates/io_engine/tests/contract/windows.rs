@@ -1,0 +1,138 @@
+//! How much one file's ops have with the kernel at once: on the fake, whose calls stay there until they are released.
+//!
+//! Not here: how much a submission starts (`turns.rs`), what a call costs (`src/window.rs`).
+
+use io_engine::{Completion, Event, Fault, FileId, Op, OpKind, Verb, When};
+
+use crate::bed::{Bed, FAKE, fake, spec};
+
+const SHORT_BYTES: u64 = 128 << 10;
+const LARGE_BYTES: u64 = 1 << 20;
+
+/// A disk, and another one on the same engine.
+fn two_disks() -> (Bed, FileId) {
+    let mut bed = fake().expect(FAKE);
+    let neighbour = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    (bed, neighbour)
+}
+
+fn push_reads(bed: &mut Bed, file: FileId, count: u64, len_bytes: u64) {
+    let range = bed.range(0, len_bytes);
+    for token in 0..count {
+        let op = bed.op(token, OpKind::Read { range }, &[(0, len_bytes)]);
+        bed.submit.push(Op { file, ..op }).unwrap();
+    }
+}
+
+fn stick(bed: &Bed, count: u64) {
+    bed.handle().inject(When::Verb(Verb::Read), Fault::Stick, count);
+}
+
+/// Lengths of the calls on `file` so far.
+fn calls(bed: &Bed, file: FileId) -> Vec<u64> {
+    let records = bed.recorder.records();
+    records.iter().filter(|record| record.file == file).map(|record| record.len_bytes).collect()
+}
+
+/// What a worker's pass does after it has taken requests. Returns what completed.
+fn pass(bed: &mut Bed) -> Vec<Completion> {
+    let mut events = Vec::new();
+    bed.submit.submit().unwrap();
+    bed.reap.reap(&mut events);
+    let completed = |event| if let Event::Completed(completion) = event { Some(completion) } else { None };
+    events.into_iter().filter_map(completed).collect()
+}
+
+fn passes(bed: &mut Bed, count: usize) {
+    (0..count).for_each(|_| drop(pass(bed)));
+}
+
+#[test]
+fn disk_beside_another_has_no_more_reads_with_the_kernel_than_an_ordinary_busy_guest() {
+    let (mut bed, neighbour) = two_disks();
+    stick(&bed, 33);
+    let file = bed.file;
+    push_reads(&mut bed, file, 60, 4096);
+    passes(&mut bed, 4);
+    assert_eq!(calls(&bed, file), [4096; 33]);
+    push_reads(&mut bed, neighbour, 1, 4096);
+    assert_eq!(pass(&mut bed).len(), 1, "the neighbour has a window of its own");
+    bed.handle().release().unwrap();
+    assert!(bed.finish(60).iter().all(|done| done.result.is_ok()));
+    assert_eq!(calls(&bed, file), [4096; 60]);
+}
+
+#[test]
+fn large_reads_of_a_disk_beside_another_are_two_short_calls_at_a_time() {
+    let (mut bed, _) = two_disks();
+    stick(&bed, 2);
+    let file = bed.file;
+    push_reads(&mut bed, file, 4, LARGE_BYTES);
+    passes(&mut bed, 4);
+    assert_eq!(calls(&bed, file), [SHORT_BYTES; 2]);
+    bed.handle().release().unwrap();
+    assert!(bed.finish(4).iter().all(|done| done.result.is_ok()));
+}
+
+#[test]
+fn disk_without_another_has_no_window() {
+    let mut bed = fake().expect(FAKE);
+    stick(&bed, 60);
+    let file = bed.file;
+    push_reads(&mut bed, file, 60, 4096);
+    passes(&mut bed, 2);
+    assert_eq!(calls(&bed, file).len(), 60);
+    bed.handle().release().unwrap();
+    assert_eq!(bed.finish(60).len(), 60);
+}
+
+#[test]
+fn disk_whose_neighbour_asks_for_nothing_has_long_calls_until_the_neighbour_asks() {
+    let (mut bed, neighbour) = two_disks();
+    let file = bed.file;
+    assert_eq!(calls_of_a_large_read(&mut bed, file), [SHORT_BYTES; 8]);
+    push_reads(&mut bed, file, 16, LARGE_BYTES);
+    bed.finish(16);
+    assert_eq!(calls_of_a_large_read(&mut bed, file), [4 * SHORT_BYTES; 2]);
+    push_reads(&mut bed, neighbour, 1, 4096);
+    bed.finish(1);
+    assert_eq!(calls_of_a_large_read(&mut bed, file), [SHORT_BYTES; 8]);
+}
+
+fn calls_of_a_large_read(bed: &mut Bed, file: FileId) -> Vec<u64> {
+    let before = calls(bed, file).len();
+    push_reads(bed, file, 1, LARGE_BYTES);
+    bed.finish(1);
+    calls(bed, file).split_off(before)
+}
+
+#[test]
+fn worker_sleeps_while_ops_wait_for_their_files_window_and_a_result_goes_on_with_them() {
+    let (mut bed, _) = two_disks();
+    stick(&bed, 33);
+    let file = bed.file;
+    push_reads(&mut bed, file, 40, 4096);
+    passes(&mut bed, 2);
+    assert_eq!(calls(&bed, file).len(), 33);
+    assert!(bed.reap.arm().unwrap(), "nothing can be done before a call ends");
+    bed.reap.disarm().unwrap();
+    bed.handle().release().unwrap();
+    assert_eq!(bed.finish(40).len(), 40);
+}
+
+#[test]
+fn ops_that_wait_for_their_files_window_are_cancelled_at_once_and_the_file_goes_on() {
+    let (mut bed, _) = two_disks();
+    stick(&bed, 33);
+    let file = bed.file;
+    push_reads(&mut bed, file, 40, 4096);
+    passes(&mut bed, 1);
+    bed.reap.cancel_file(file);
+    let mut events = Vec::new();
+    bed.reap.reap(&mut events);
+    assert_eq!(events.len(), 7);
+    bed.handle().release().unwrap();
+    bed.finish(33);
+    push_reads(&mut bed, file, 40, 4096);
+    assert!(bed.finish(40).iter().all(|done| done.result.is_ok()));
+}
