@@ -75,9 +75,6 @@ pub fn more_pieces_than_the_kernel_takes_go_in_several_calls(mut bed: Bed) {
 }
 
 pub fn reading_past_the_end_of_a_truncated_file_is_an_error(mut bed: Bed) {
-    if !bed.is_file() {
-        return println!("skipped: a device cannot be truncated");
-    }
     bed.write(0, &pattern(1, 65536));
     std::fs::File::options().write(true).open(bed.path()).unwrap().set_len(16384 + 100).unwrap();
     bed.store(0, &[0xee; 65536]);

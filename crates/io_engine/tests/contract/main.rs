@@ -50,7 +50,6 @@ suite!(@beds
         each_of_many_ops_completes_once_with_its_own_data,
         one_two_and_1022_pieces_keep_their_order,
         more_pieces_than_the_kernel_takes_go_in_several_calls,
-        reading_past_the_end_of_a_truncated_file_is_an_error,
         empty_op_completes,
         full_queue_gives_the_op_back,
         misaligned_buffers_are_bounced_where_the_file_wants_alignment,
@@ -81,3 +80,13 @@ suite!(@beds
         stream_with_cancellations_completes_and_its_data_is_right,
     ]
 );
+
+/// Only for files, because a device cannot be truncated.
+mod of_files {
+    suite!(@beds
+        [uring_direct, uring_buffered, uring_tmpfs, uring_before_6_1, uring_before_5_19, uring_5_15, fake, fake_direct,
+         uring_sqpoll, uring_iopoll, uring_two_rings, uring_pinned, uring_all_options,
+         linux_aio_direct, linux_aio_tmpfs, posix_aio_direct, posix_aio_buffered, posix_aio_tmpfs, posix_aio_without_fd_pool, threads_direct, threads_buffered, threads_tmpfs, threads_one_thread, sync_direct, sync_buffered, sync_tmpfs, mmap_tmpfs, mmap_tmpfs_direct]
+        [reading_past_the_end_of_a_truncated_file_is_an_error,]
+    );
+}
