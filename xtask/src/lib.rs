@@ -4,6 +4,7 @@
 //! - `command`: run a program, fail with what it said.
 //! - `packages`: which programs come from which Debian package, and how to install them.
 //! - `sizes`: how large the slow checks are, short and long.
+//! - `skip`: how a test says that it cannot run here.
 //! - `config_page`: the manual page of the configuration file.
 //! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.
 //!
@@ -15,4 +16,5 @@ pub mod config_page;
 pub mod guest;
 pub mod packages;
 pub mod sizes;
+pub mod skip;
 pub mod workspace;

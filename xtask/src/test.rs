@@ -2,9 +2,12 @@
 //!
 //! Order: quick checks first, the workspace's tests last, so that their closing lines stay in view.
 //! `--long` takes each step's long variant and keeps the result in `bench_results/<date>-long/`.
+//! A test that skips itself for a reason that the machine does not explain fails the run (`skips.rs`, `machine.rs`).
 //! Not here: running one step (`step.rs`), what a kept result holds (`record.rs`).
 
+mod machine;
 mod record;
+mod skips;
 mod step;
 
 use std::process::ExitCode;
@@ -13,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::setup;
+use skips::{Judged, Skips};
 use step::{Outcome, Step, Tests, Wants};
 use xtask::sizes;
 
@@ -76,18 +80,30 @@ pub(crate) struct Finished {
 /// The last line of output is the count of tests, whatever happened.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     setup::ensure(args.setup, if args.long { setup::LONG } else { setup::USUAL })?;
-    let mut tests = Tests::default();
-    let finished = run_steps(*args, &mut tests)?;
+    let (mut tests, mut skips) = (Tests::default(), Skips::new()?);
+    let finished = run_steps(*args, &mut tests, &mut skips)?;
+    let skipped = skips.judged(|reason| machine::explains(reason, args.long));
+    print!("\n{}", skips::table(&skipped, &left_out(&finished)));
     print!("\n{}", summary(&finished));
+    let failed = has_failed(&finished, &skipped);
     if args.long {
-        println!("kept in {}", record::keep(&finished, tests)?.display());
+        println!("kept in {}", record::keep(&finished, tests, skipped)?.display());
     }
     println!("\n{tests}");
-    let failed = finished.iter().any(|step| step.outcome == Outcome::Failed);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn run_steps(args: Args, tests: &mut Tests) -> Result<Vec<Finished>> {
+fn has_failed(finished: &[Finished], skipped: &[Judged]) -> bool {
+    let unexplained = skipped.iter().any(|skip| !skip.explained);
+    unexplained || finished.iter().any(|step| step.outcome == Outcome::Failed)
+}
+
+/// Steps that did not run, and why.
+fn left_out(finished: &[Finished]) -> Vec<(&str, &str)> {
+    finished.iter().filter_map(|step| Some((step.name, step.outcome.skipped_because()?))).collect()
+}
+
+fn run_steps(args: Args, tests: &mut Tests, skips: &mut Skips) -> Result<Vec<Finished>> {
     let mut finished: Vec<Finished> = Vec::new();
     for step in STEPS {
         let stopped = !args.keep_going && finished.iter().any(|step| step.outcome == Outcome::Failed);
@@ -96,7 +112,7 @@ fn run_steps(args: Args, tests: &mut Tests) -> Result<Vec<Finished>> {
             Outcome::Skipped("an earlier step failed".to_owned())
         } else {
             println!("\n=== {} ===", step.name);
-            step.run(args.long, tests)?
+            step.run(args.long, tests, skips)?
         };
         finished.push(Finished { name: step.name, outcome, took: started.elapsed() });
     }
@@ -113,6 +129,8 @@ fn summary(finished: &[Finished]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use xtask::skip::{Extent, Reason, Skip};
+
     use super::*;
 
     #[test]
@@ -126,6 +144,23 @@ mod tests {
         assert!(text.contains("format        1.5 s  passed\n"), "{text}");
         assert!(text.contains("aarch64       1.5 s  skipped: no target\n"), "{text}");
         assert!(text.ends_with("all           3.0 s\n"), "{text}");
+    }
+
+    #[test]
+    fn skip_that_the_machine_does_not_explain_fails_the_run() {
+        let took = Duration::ZERO;
+        let finished = [
+            Finished { name: "tests", outcome: Outcome::Passed, took },
+            Finished { name: "miri", outcome: Outcome::Skipped("not installed".to_owned()), took },
+        ];
+        let skip = |reason| Skip { reason, test: "a/b::c".into(), extent: Extent::Whole, why: String::new() };
+        let judged = |reason: Reason| {
+            let explained = machine::explains(&reason, false);
+            [Judged { skip: skip(reason), explained }]
+        };
+        assert!(!has_failed(&finished, &judged(Reason::NotLong)));
+        assert!(has_failed(&finished, &judged(Reason::NoProgram("sh".into()))));
+        assert_eq!(left_out(&finished), [("miri", "not installed")]);
     }
 
     #[test]

@@ -202,7 +202,7 @@ mod tests {
     fn cpu_outside_the_affinity_is_refused_with_those_inside() {
         let cpus = allowed_cpus().unwrap();
         if cpus.len() < 2 {
-            return println!("skipped: one CPU only");
+            return xtask::skip::skip(xtask::skip::Reason::OneCpu, "");
         }
         let refused = std::thread::spawn(move || {
             bind(&cpus[1..2]).unwrap();

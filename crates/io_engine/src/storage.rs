@@ -112,6 +112,7 @@ mod tests {
     use std::os::unix::fs::OpenOptionsExt;
 
     use rustix::fs::{MemfdFlags, memfd_create};
+    use xtask::skip::{Reason, skip};
 
     use super::*;
 
@@ -123,7 +124,7 @@ mod tests {
         std::fs::write(&path, [7; 8192]).unwrap();
         let opened = File::options().read(true).write(true).custom_flags(flags).open(path);
         if let Err(error) = &opened {
-            println!("skipped: no O_DIRECT where the program lies: {error}");
+            skip(Reason::NoDirectIo(program.parent().unwrap().display().to_string()), error);
         }
         Some((folder, opened.ok()?))
     }

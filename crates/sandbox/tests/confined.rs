@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
 use sandbox::{EXIT_CODE, EngineCalls, Entry, FileRules, Identity, Kept, Role, confine, enter};
+use xtask::skip::{Reason, skip};
 
 const NOTHING: Kept = Kept::Server { scheduling: false, locked_memory: false };
 
@@ -325,8 +326,7 @@ fn files_outside_the_rules_are_not_opened() {
     let output = in_a_process("files_outside_the_rules_are_not_opened", || {
         let enforced = sandbox::restrict_files(&FileRules::default()).unwrap();
         if enforced == sandbox::Enforcement::None {
-            println!("skipped: this kernel has no landlock");
-            return;
+            return skip(Reason::NoLandlock, "");
         }
         std::fs::read("/proc/self/status").unwrap();
         for path in ["/etc/passwd", "/dev/null"] {
@@ -365,7 +365,7 @@ fn nothing_is_left_of_roots_capabilities_and_core_files_are_off() {
 #[test]
 fn root_becomes_another_user_for_good() {
     if !rustix::process::geteuid().is_root() {
-        return println!("skipped: only root becomes somebody else");
+        return skip(Reason::NotRoot, "only root becomes somebody else");
     }
     let output = in_a_process("root_becomes_another_user_for_good", || {
         let nobody = Identity { user: Some(65534), group: Some(65534) };

@@ -189,7 +189,11 @@ impl Bench {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.folder).envs(check.env.iter().copied());
         // Ours is set by the cargo that runs us, and means another workspace.
-        command.env_remove("CARGO_TARGET_DIR").env_remove("BAREBLK_LONG").env("RUST_BACKTRACE", "0");
+        command
+            .env_remove("CARGO_TARGET_DIR")
+            .env_remove("BAREBLK_LONG")
+            .env_remove(xtask::skip::FILE_ENV)
+            .env("RUST_BACKTRACE", "0");
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
         let failure = self.wait_for_failure(&mut child, check.limit);

@@ -8,6 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::Finished;
+use super::skips::Judged;
 use super::step::Tests;
 use crate::origin::{self, Origin};
 
@@ -17,6 +18,7 @@ struct Summary {
     origin: Origin,
     steps: Vec<StepResult>,
     tests: Tests,
+    skipped: Vec<Judged>,
 }
 
 #[derive(Debug, Serialize)]
@@ -27,13 +29,14 @@ struct StepResult {
 }
 
 /// Writes `bench_results/<date>-long/summary.json`.
-pub(super) fn keep(finished: &[Finished], tests: Tests) -> Result<PathBuf> {
-    let summary = summary(finished, tests)?;
+pub(super) fn keep(finished: &[Finished], tests: Tests, skipped: Vec<Judged>) -> Result<PathBuf> {
+    let summary = summary(finished, tests, skipped)?;
     origin::keep(&summary.origin, "long", "summary.json", &summary)
 }
 
-fn summary(finished: &[Finished], tests: Tests) -> Result<Summary> {
-    Ok(Summary { origin: Origin::now()?, steps: finished.iter().map(step_result).collect(), tests })
+fn summary(finished: &[Finished], tests: Tests, skipped: Vec<Judged>) -> Result<Summary> {
+    let steps = finished.iter().map(step_result).collect();
+    Ok(Summary { origin: Origin::now()?, steps, tests, skipped })
 }
 
 fn step_result(step: &Finished) -> StepResult {
@@ -45,6 +48,8 @@ fn step_result(step: &Finished) -> StepResult {
 mod tests {
     use std::time::Duration;
 
+    use xtask::skip::{Extent, Reason, Skip};
+
     use super::super::step::Outcome;
     use super::*;
 
@@ -52,7 +57,14 @@ mod tests {
     fn kept_text_has_commit_steps_and_tests() {
         let finished =
             [Finished { name: "doc", outcome: Outcome::Passed, took: Duration::from_millis(1234) }];
-        let summary = summary(&finished, Tests { passed: 3, failed: 0 }).unwrap();
+        let skip = Skip {
+            reason: Reason::KernelBefore(6, 12),
+            test: "a/b::c".into(),
+            extent: Extent::Whole,
+            why: String::new(),
+        };
+        let tests = Tests { passed: 3, failed: 0, skipped: 1 };
+        let summary = summary(&finished, tests, vec![Judged { skip, explained: true }]).unwrap();
         let value = serde_json::to_value(summary).unwrap();
         assert_eq!(value["commit"].as_str().map(str::len), Some(40));
         assert_eq!(
@@ -60,5 +72,9 @@ mod tests {
             serde_json::json!({"name": "doc", "outcome": "passed", "seconds": 1.2})
         );
         assert_eq!(value["tests"]["passed"], 3);
+        assert_eq!(
+            value["skipped"][0],
+            serde_json::json!({"reason": {"kernel-before": [6, 12]}, "test": "a/b::c", "extent": "whole", "why": "", "explained": true})
+        );
     }
 }

@@ -7,8 +7,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use xtask::sizes::LONG_ENV;
+use xtask::skip::FILE_ENV;
 use xtask::{command, workspace};
 
+use super::skips::Skips;
 use crate::setup;
 
 /// A row of the table of steps.
@@ -43,6 +45,15 @@ pub(super) enum Outcome {
     Skipped(String),
 }
 
+impl Outcome {
+    pub(super) fn skipped_because(&self) -> Option<&str> {
+        match self {
+            Self::Skipped(why) => Some(why),
+            Self::Passed | Self::Failed => None,
+        }
+    }
+}
+
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -73,15 +84,16 @@ impl Step {
         self
     }
 
-    /// Runs the step; its tests are added to `tests`.
-    pub(super) fn run(&self, is_long: bool, tests: &mut Tests) -> Result<Outcome> {
+    /// Runs the step; its tests are added to `tests`, and to `skips` those that did not run.
+    pub(super) fn run(&self, is_long: bool, tests: &mut Tests, skips: &mut Skips) -> Result<Outcome> {
         if let Some(why) = self.wants.map(Wants::missing).transpose()?.flatten() {
-            println!("skipped: {why}");
+            println!("{}", Outcome::Skipped(why.clone()));
             return Ok(Outcome::Skipped(why));
         }
         println!("$ {}", self.words(is_long).join(" "));
         let mut command = self.command(is_long)?;
-        let passed = stream(&mut command, tests)?;
+        let passed = stream(command.env(FILE_ENV, skips.path()), tests)?;
+        tests.skip(skips.read()?);
         Ok(if passed { Outcome::Passed } else { Outcome::Failed })
     }
 
@@ -199,9 +211,17 @@ fn install_miri() -> Command {
 pub(super) struct Tests {
     pub(super) passed: u64,
     pub(super) failed: u64,
+    /// They said so and returned; libtest counts them as passed, and here they are not.
+    pub(super) skipped: u64,
 }
 
 impl Tests {
+    /// So many of those that count as passed did not run.
+    pub(super) fn skip(&mut self, count: u64) {
+        self.passed = self.passed.saturating_sub(count);
+        self.skipped += count;
+    }
+
     /// Adds a line like `test result: ok. 22 passed; 0 failed; 0 ignored; …`; other lines change nothing.
     pub(super) fn add_line(&mut self, line: &str) {
         let Some(counts) = line.strip_prefix("test result: ") else { return };
@@ -217,7 +237,7 @@ impl Tests {
 
 impl fmt::Display for Tests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} passed, {} failed", self.passed, self.failed)
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
 }
 
@@ -250,8 +270,9 @@ mod tests {
         );
         tests.add_line("test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
         tests.add_line("test some::name ... ok");
-        assert_eq!(tests, Tests { passed: 25, failed: 2 });
-        assert_eq!(tests.to_string(), "25 passed, 2 failed");
+        tests.skip(3);
+        assert_eq!(tests, Tests { passed: 22, failed: 2, skipped: 3 });
+        assert_eq!(tests.to_string(), "22 passed, 2 failed, 3 skipped");
     }
 
     #[test]
@@ -265,9 +286,9 @@ mod tests {
 
     #[test]
     fn step_that_fails_is_failed_and_one_that_succeeds_is_passed() {
-        let mut tests = Tests::default();
-        assert_eq!(Step::new("a", &["false"]).run(false, &mut tests).unwrap(), Outcome::Failed);
-        assert_eq!(Step::new("a", &["true"]).run(false, &mut tests).unwrap(), Outcome::Passed);
+        let (mut tests, mut skips) = (Tests::default(), Skips::new().unwrap());
+        assert_eq!(Step::new("a", &["false"]).run(false, &mut tests, &mut skips).unwrap(), Outcome::Failed);
+        assert_eq!(Step::new("a", &["true"]).run(false, &mut tests, &mut skips).unwrap(), Outcome::Passed);
     }
 
     #[test]

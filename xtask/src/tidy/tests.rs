@@ -81,6 +81,14 @@ fn citation_with_version_or_of_vhost_user_is_fine() {
 }
 
 #[test]
+fn skip_that_is_only_printed_is_named() {
+    assert!(only_complaint("a/b.rs", "//! A.\nfn f() { println!(\"skipped: no x\") }\n").contains(":2:"));
+    assert!(only_complaint("a/b.rs", "//! A.\nfn f() { eprintln!(\n \"not run: {x}\") }\n").contains(":2:"));
+    let other = "//! A.\nfn f() { println!(\"{skipped}\"); assert!(said.contains(\"skipped:\")); }\n";
+    assert_eq!(complaints("a/b.rs", other), Vec::<String>::new());
+}
+
+#[test]
 fn machine_path_is_named_in_any_file() {
     let text = format!("see {}shared\n", MACHINE_PATHS[0]);
     assert!(only_complaint("README.md", &text).starts_with("README.md:1:"));

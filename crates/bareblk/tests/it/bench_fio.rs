@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use xtask::skip::{Reason, skip};
 
 use crate::rig::{Place, bareblk, output};
 
@@ -89,7 +90,7 @@ fn every_key_of_fios_result_is_in_ours_with_its_type_and_no_other() {
     let place = Place::new();
     let file = place.image("disk.raw", 1 << 20);
     for rw in ["randrw", "read"] {
-        let Some(theirs) = of_fio(&file, rw) else { return println!("skipped: fio is not installed") };
+        let Some(theirs) = of_fio(&file, rw) else { return skip(Reason::NoProgram("fio".into()), "") };
         let ours = of_ours(&file, rw);
         let (theirs, ours) = (layout(&theirs), layout(&ours));
         let differ = |left: &BTreeMap<String, &'static str>, right: &BTreeMap<String, &'static str>| {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
+use xtask::skip::{Reason, skip};
 
 use crate::rig;
 use crate::rig::{Place, Server, assert_says, bareblk, is_root, output, refusal, wrong_usage};
@@ -49,7 +50,7 @@ fn unreadable_image_says_to_look_at_its_permissions() {
     let mut command = place.serve(&image, "s");
     if is_root() {
         let Some(weakened) = without_root_powers(&command) else {
-            return println!("skipped: root reads every file, and `setpriv` cannot take that away here");
+            return skip(Reason::NoSetpriv, "root reads every file");
         };
         command = weakened;
     }
@@ -122,7 +123,7 @@ fn created_image_and_its_folder_reach_stable_storage_before_it_is_served() {
     let mut traced = Command::new("strace");
     traced.args(["-f", "-y", "-e", "trace=fsync"]).arg(serve.get_program()).args(serve.get_args());
     if !Command::new("strace").arg("true").output().is_ok_and(|run| run.status.success()) {
-        return println!("skipped: strace is not installed, or not allowed");
+        return skip(Reason::NoStrace, "");
     }
     let output = traced.stdin(Stdio::null()).output().unwrap();
     let calls = String::from_utf8_lossy(&output.stderr);

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use xtask::skip::{Reason, skip};
 
 use crate::rig;
 use crate::rig::{
@@ -384,7 +385,7 @@ fn control_socket_that_cannot_be_had_keeps_the_server_from_starting() {
 #[test]
 fn another_user_is_refused_even_if_the_socket_lets_him_in() {
     if !is_root() {
-        return println!("skipped: only root can be somebody else");
+        return skip(Reason::NotRoot, "only root can be somebody else");
     }
     let place = Place::new();
     let mut server = controlled(&place);

@@ -13,6 +13,7 @@ use xtask::config_page;
 use xtask::guest::{GuestImage, Vm};
 use xtask::packages::find_program;
 use xtask::sizes::LONG_ENV;
+use xtask::skip::{Reason, skip};
 
 use crate::rig;
 use crate::rig::{Place, Server, assert_says, bareblk, is_root, output};
@@ -47,7 +48,7 @@ fn units_have_no_word_that_systemd_does_not_know() {
     let units = ["bareblk.service", "bareblk@vm1.service", "bareblk@vm1.socket", "bareblk-disk@vm1.socket"];
     for unit in units {
         let Some(said) = analyze(&["verify", "--man=no", &format!("./{unit}")], folder.path()) else {
-            return println!("skipped: there is no systemd-analyze here");
+            return skip(Reason::NoProgram("systemd-analyze".into()), "");
         };
         let text = String::from_utf8_lossy(&said.stderr);
         // Of other units on this machine it has an opinion too.
@@ -64,7 +65,7 @@ fn service_is_not_more_exposed_than_it_was() {
     let folder = units();
     let arguments = ["security", "--offline=yes", "--threshold", MOST_EXPOSED, "./bareblk.service"];
     let Some(said) = analyze(&arguments, folder.path()) else {
-        return println!("skipped: there is no systemd-analyze here");
+        return skip(Reason::NoProgram("systemd-analyze".into()), "");
     };
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
 }
@@ -86,7 +87,7 @@ fn pages_are_there_for_man_to_show() {
     command.arg("man").arg(folder.path());
     output(command);
     let page = folder.path().join("bareblk-serve.1");
-    let Some((text, complaints)) = shown(&page) else { return println!("skipped: there is no man here") };
+    let Some((text, complaints)) = shown(&page) else { return skip(Reason::NoProgram("man".into()), "") };
     assert_says(&text, &["NAME", "bareblk-serve", "--queue-size", "EXIT STATUS", "ENVIRONMENT"]);
     assert_eq!(complaints, "");
 }
@@ -97,7 +98,7 @@ fn page_of_the_configuration_file_is_there_for_man_to_show() {
     let page = folder.path().join(config_page::FILE_NAME);
     let document = std::fs::read_to_string(xtask::workspace::root().join("docs/config.md")).unwrap();
     std::fs::write(&page, config_page::page(&document)).unwrap();
-    let Some((text, complaints)) = shown(&page) else { return println!("skipped: there is no man here") };
+    let Some((text, complaints)) = shown(&page) else { return skip(Reason::NoProgram("man".into()), "") };
     assert_says(
         &text,
         &["bareblk.toml(5)", "queue-size = power of two", "[default: 1024]", "A CHANGED FILE"],
@@ -138,6 +139,11 @@ test ! -e /etc/bareblk/bareblk.toml
 echo all is well
 ";
 
+/// The first of them that is not installed.
+fn missing(tools: &[&str]) -> Option<String> {
+    tools.iter().find(|tool| find_program(tool).is_none()).map(|tool| (*tool).to_owned())
+}
+
 /// Makes what only root on a Debian can make, in a long run; else says why not.
 struct Debian {
     place: tempfile::TempDir,
@@ -145,18 +151,18 @@ struct Debian {
 
 impl Debian {
     fn new(packages: &str) -> Option<Self> {
-        let skipped = |why: &str| {
-            println!("skipped: {why}");
+        let skipped = |reason, why: &str| {
+            skip(reason, why);
             None
         };
         if std::env::var(LONG_ENV).as_deref() != Ok("1") {
-            return skipped("makes a whole Debian; only in the long run (BAREBLK_LONG=1)");
+            return skipped(Reason::NotLong, "makes a whole Debian");
         }
-        if ["mmdebstrap", "dpkg-deb", "chroot", "unshare"].iter().any(|tool| find_program(tool).is_none()) {
-            return skipped("mmdebstrap, dpkg-deb, chroot or unshare is not here");
+        if let Some(tool) = missing(&["mmdebstrap", "dpkg-deb", "chroot", "unshare"]) {
+            return skipped(Reason::NoProgram(tool), "");
         }
         if !is_root() {
-            return skipped("only root makes a Debian and enters it");
+            return skipped(Reason::NotRoot, "only root makes a Debian and enters it");
         }
         let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let mut make = Command::new("mmdebstrap");
@@ -164,7 +170,7 @@ impl Debian {
         let made = make.arg(place.path().join("root")).output().unwrap();
         if !made.status.success() {
             let said = String::from_utf8_lossy(&made.stderr);
-            return skipped(&format!("no Debian: {}", said.lines().last().unwrap_or_default()));
+            return skipped(Reason::NoDebian, said.lines().last().unwrap_or_default());
         }
         std::fs::copy(package(place.path()), place.path().join("root/bareblk.deb")).unwrap();
         Some(Self { place })
@@ -223,7 +229,7 @@ const UNDER_SYSTEMD: [(&str, &str); 5] = [
 fn units_serve_under_a_real_systemd() {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
     if !mounts.lines().any(|line| line.split(' ').nth(2) == Some("cgroup2")) {
-        return println!("skipped: no control groups of version 2 are mounted here");
+        return skip(Reason::NoCgroups, "");
     }
     let Some(debian) = Debian::new("systemd,systemd-sysv") else { return };
     debian.run("dpkg -i /bareblk.deb && groupadd --force kvm");
@@ -252,8 +258,8 @@ const ON_A_CONSOLE: [(&str, &str); 2] = [
 /// The machine's own root is a disk that this program serves.
 #[test]
 fn units_serve_under_the_systemd_of_a_virtual_machine() {
-    if ["qemu-system-x86_64", "mke2fs"].iter().any(|tool| find_program(tool).is_none()) {
-        return println!("skipped: qemu-system-x86_64 or mke2fs is not here");
+    if let Some(tool) = missing(&["qemu-system-x86_64", "mke2fs"]) {
+        return skip(Reason::NoProgram(tool), "");
     }
     let Some(debian) = Debian::new("systemd,systemd-sysv") else { return };
     debian.run("dpkg -i /bareblk.deb && groupadd --force kvm");

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
+use xtask::skip::{Reason, skip};
 
 use crate::rig::hanging::{Call, HangingFolder};
 use crate::rig::{Place, Server, assert_says, bareblk, eventually, is_root, output, refusal, wrong_usage};
@@ -200,7 +201,7 @@ fn workers_that_share_a_disk_open_its_image_through_the_helper() {
 #[test]
 fn disk_is_added_by_a_server_that_could_not_open_it_itself() {
     if !is_root() {
-        return println!("skipped: only root serves as somebody else");
+        return skip(Reason::NotRoot, "only root serves as somebody else");
     }
     let place = Place::new();
     let server = Server::start(controlled(&place, &["--user", NOBODY, "--group", NOBODY]));
@@ -270,7 +271,7 @@ impl Group {
         let group = Self(folder.join(format!("bareblk-test-{}-{name}", std::process::id())));
         let made = std::fs::create_dir(&group.0);
         let made = made.and_then(|()| std::fs::write(group.0.join("cgroup.type"), "threaded"));
-        made.inspect_err(|error| println!("skipped: no control groups to be made here: {error}")).ok()?;
+        made.inspect_err(|error| skip(Reason::NoCgroups, error)).ok()?;
         Some(group)
     }
 
@@ -294,7 +295,7 @@ fn hierarchy() -> Option<(PathBuf, PathBuf)> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"));
     let found = mount.zip(own).map(|(mount, own)| (PathBuf::from(mount), Path::new(mount).join(own)));
     if found.is_none() {
-        println!("skipped: there is no cgroup v2 here");
+        skip(Reason::NoCgroups, "no hierarchy");
     }
     found
 }
@@ -311,10 +312,10 @@ fn workers_join_groups_named_at_the_start_and_no_other_of_the_host() {
     let threads = std::fs::read_to_string(named.0.join("cgroup.threads")).unwrap();
     assert_eq!(threads.lines().count(), 2, "{threads}");
     if server.log().contains("no landlock") {
-        return println!("skipped: this kernel has no landlock");
+        return skip(Reason::NoLandlock, "");
     }
     if own != mount {
-        return println!("skipped: these tests have a group of their own, and {} is below it", other.path());
+        return skip(Reason::InOwnCgroup, format!("{} is below it", other.path()));
     }
     let refused = refusal(ctl(&place, &["workers", "add", "--cgroup", other.path()]));
     assert_says(&refused, &["no permission to join", "sandbox"]);
@@ -326,7 +327,7 @@ fn workers_that_clients_add_join_groups_below_the_servers_own() {
     let Some((mount, _)) = hierarchy() else { return };
     let service = mount.join(format!("bareblk-test-{}-service", std::process::id()));
     if let Err(error) = std::fs::create_dir(&service) {
-        return println!("skipped: no control groups to be made here: {error}");
+        return skip(Reason::NoCgroups, error);
     }
     let place = Place::new();
     let mut inside = Command::new("sh");
@@ -460,7 +461,7 @@ impl Loop {
         let made = Command::new("losetup").args(["--find", "--show"]).arg(image).output();
         let path = made.ok().filter(|made| made.status.success()).map(|made| made.stdout);
         let Some(path) = path else {
-            println!("skipped: no loop devices here (losetup)");
+            skip(Reason::NoLoopDevice, "");
             return None;
         };
         Some(Self(PathBuf::from(String::from_utf8(path).unwrap().trim())))
@@ -516,7 +517,7 @@ fn clients_add_block_devices_from_folders_allowed_and_nothing_else_of_them() {
 #[test]
 fn somebody_elses_rights_are_refused_to_who_is_not_root() {
     if !is_root() {
-        return println!("skipped: only root can start a program as nobody");
+        return skip(Reason::NotRoot, "only root can start a program as nobody");
     }
     let place = Place::in_memory();
     let image = place.image("disk.raw", MIB);
@@ -524,10 +525,10 @@ fn somebody_elses_rights_are_refused_to_who_is_not_root() {
     command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]).arg(env!("CARGO_BIN_EXE_bareblk"));
     command.arg("serve").arg(image).arg("--socket").arg(place.socket("s"));
     let output = with(command, &["--user", "1", "--group", "1"]).output();
-    let Ok(output) = output else { return println!("skipped: there is no setpriv") };
+    let Ok(output) = output else { return skip(Reason::NoProgram("setpriv".into()), "") };
     let line = String::from_utf8(output.stderr).unwrap();
     if line.contains("Permission denied") {
-        return println!("skipped: nobody may not run this program: {line}");
+        return skip(Reason::HiddenFromNobody, line);
     }
     assert_eq!(output.status.code(), Some(1), "{line}");
     assert_says(&line, &["sandbox", "only root can serve as somebody else", "--sandbox off"]);

@@ -212,7 +212,7 @@ fn silence_of(thread: &str, words: &[&str]) {
     let server = Server::start(command);
     manager.wait("WATCHDOG=1");
     let Some(mut tracer) = freeze(&server, thread) else {
-        return println!("skipped: no thread can be traced here (python3, ptrace)");
+        return xtask::skip::skip(xtask::skip::Reason::NoPtrace, "");
     };
     server.wait_logged("no answer from");
     while !manager.says_nothing_for(Duration::from_millis(1)) {}

@@ -17,6 +17,7 @@ use fuser::{
     OpenFlags, ReplyAttr, ReplyEntry, ReplyOpen, Request,
 };
 use rustix::process::Signal;
+use xtask::skip::{Reason, skip};
 
 use crate::rig;
 use crate::rig::{DEADLINE, Place, Server, Starting, assert_says, bareblk, is_root, output, refusal};
@@ -152,7 +153,7 @@ fn start_that_waits_for_a_file_system_that_hangs_names_the_image_and_can_be_inte
     let mounted = fuser::spawn_mount2(NeverOpens(Mutex::default()), &folder, &config);
     let _mounted = match mounted {
         Ok(session) => Mounted(folder.clone(), Some(session)),
-        Err(error) => return println!("skipped: no FUSE here: {error}"),
+        Err(error) => return skip(Reason::NoFuse, error),
     };
     let image = folder.join("disk.raw");
     let waiting = Starting::new(with_interrupts_ignored(place.serve(&image, "s")));
@@ -228,7 +229,7 @@ fn socket_gets_the_mode_that_was_asked_for() {
 #[test]
 fn socket_gets_the_owner_and_group_that_were_asked_for() {
     if !is_root() {
-        return println!("skipped: only root gives files away");
+        return skip(Reason::NotRoot, "only root gives files away");
     }
     let place = Place::new();
     let mut command = place.serve(&place.image("disk.raw", MIB), "s");
@@ -354,7 +355,7 @@ fn printed_arguments_connect_a_stock_qemu() {
     let text = output(command);
     let probe = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
     if probe.is_err() {
-        return println!("skipped: no qemu-system-x86_64");
+        return skip(Reason::NoProgram("qemu-system-x86_64".into()), "");
     }
     let args: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let qemu = "qemu-system-x86_64 -accel tcg -nodefaults -display none -S -monitor stdio";

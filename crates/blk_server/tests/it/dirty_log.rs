@@ -25,6 +25,7 @@ use crate::rig::{
     FrontEnd, Guest, MIB, Options, Rig, code, eventually, feature, header_bytes, kind, segment_bytes,
     single_region_bytes, vring_state,
 };
+use xtask::skip::{Reason, skip_part};
 
 const QUEUE_SIZE: u16 = 64;
 
@@ -165,7 +166,7 @@ fn every_store_is_in_the_log(kind: EngineKind, format: Format) {
 fn every_page_that_an_engine_changes_is_in_the_log() {
     for kind in EngineKind::ALL {
         if let Err(why) = make(kind, &EngineConfig::default()) {
-            println!("skipped: {kind}: {why}");
+            skip_part(Reason::NoEngine(kind.to_string()), why);
             continue;
         }
         every_store_is_in_the_log(kind, Format::Split);

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use disk_image::CacheMode;
 use io_engine::{EngineConfig, EngineKind, Fault, Recorder, Verb, When, make};
 use rustix::io::{Errno, ReadWriteFlags};
+use xtask::skip::{Reason, skip};
 
 use crate::rig::Options;
 use crate::rig::crash_model::{Broken, Checked, Deed, History};
@@ -73,7 +74,7 @@ fn explain(history: &History, broken: &Broken) -> String {
 fn engine_keeps_its_promises(kind: EngineKind) {
     match make(kind, &EngineConfig::default()) {
         Err(error) if depends_on_host(kind) && error.kind() == ErrorKind::Unsupported => {
-            return println!("skipped: this host has no {kind}: {error}");
+            return skip(Reason::NoEngine(kind.to_string()), error);
         }
         made => drop(made.unwrap()),
     }

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, Once};
 use blk_server::{Hold, HoldWhat, QueueCounters};
 use disk_image::CacheMode;
 use io_engine::{EngineConfig, EngineKind, make};
+use xtask::skip::{Reason, skip_part};
 
 use crate::rig::fuse_disk::{Call, FuseDisk};
 use crate::rig::passed::{Pending, add_transfer};
@@ -42,7 +43,7 @@ const ENGINES: [(EngineKind, CacheMode); 8] = [
 fn options(engine: EngineKind, cache: CacheMode) -> Option<Options> {
     match make(engine, &EngineConfig::default()) {
         Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
-            println!("skipped: this host has no {engine}: {error}");
+            skip_part(Reason::NoEngine(engine.to_string()), error);
             return None;
         }
         made => drop(made.unwrap()),
@@ -239,9 +240,10 @@ fn fuse(
     Some((disk, rig, front_end, guest))
 }
 
-/// A file system in this very process must not be asked for pages of a mapping.
+/// Those that this host has. A file system in this very process must not be asked for pages of a mapping.
 fn engines_on_fuse() -> impl Iterator<Item = (EngineKind, CacheMode)> {
-    ENGINES.into_iter().filter(|(engine, _)| *engine != EngineKind::Mmap)
+    let unmapped = ENGINES.into_iter().filter(|(engine, _)| *engine != EngineKind::Mmap);
+    unmapped.filter(|(engine, cache)| options(*engine, *cache).is_some())
 }
 
 #[test]

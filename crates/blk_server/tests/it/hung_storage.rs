@@ -23,6 +23,7 @@ use io_engine::{
     Durability, Engine, EngineConfig, Event, Fault, FileSpec, IoUringEngine, Op, OpKind, PosixAioEngine,
     ThreadsEngine, Verb, When,
 };
+use xtask::skip::{Reason, skip};
 
 use crate::rig::raw_guest::{faulty, range};
 use crate::rig::small_fs::{Kind, SmallFs};
@@ -53,7 +54,7 @@ impl Frozen {
         let hold = child.stdin.take();
         let said = child.stdout.as_mut().unwrap().read(&mut [0; 6]).unwrap();
         if said == 0 {
-            println!("skipped: no fsfreeze here");
+            skip(Reason::NoProgram("fsfreeze".into()), "");
             child.wait().unwrap();
             return None;
         }
@@ -255,7 +256,7 @@ fn frozen_file_system_behind_io_uring_and_o_direct_stops_its_own_disk_only() {
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0_u32));
     if (numbers.next(), numbers.next()) < (Some(6), Some(12)) {
-        return println!("skipped: Linux {} waits in io_uring_enter for such a write", release.trim());
+        return skip(Reason::KernelBefore(6, 12), "it waits in io_uring_enter for such a write");
     }
     file_system_hangs(CacheMode::None, io_uring(), thousand_writes, Beside::Everything);
 }

@@ -389,8 +389,7 @@ fn huge_memfd(bytes: u64) -> Option<(OwnedFd, HugePages)> {
 #[test]
 fn memory_of_huge_pages_works_at_offsets_that_are_no_multiple_of_one() {
     let Some((file, _pages)) = huge_memfd(20 * MIB) else {
-        println!("skipped: no huge pages of 2 MiB on this machine");
-        return;
+        return xtask::skip::skip(xtask::skip::Reason::NoHugePages, "");
     };
     let rig = Rig::start(Options::default());
     let regions = vec![region(&file, 0, 15 * MIB, 0), region(&file, EXTRA, 3 * MIB, 15 * MIB)];

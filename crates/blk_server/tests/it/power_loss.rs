@@ -19,6 +19,7 @@ use std::sync::Arc;
 use disk_image::CacheMode;
 use io_engine::{EngineConfig, EngineKind, Recorder, make};
 use xtask::sizes;
+use xtask::skip::{Reason, skip_part};
 
 use crate::rig::crash_model;
 use crate::rig::crash_model::{History, Moment, Version};
@@ -204,7 +205,7 @@ fn every_image_that_a_power_loss_may_leave_keeps_what_the_guest_was_promised() {
     for (kind, modes) in ENGINES {
         if let Err(error) = make(kind, &EngineConfig::default()) {
             assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{kind}");
-            println!("skipped: this host has no {kind}: {error}");
+            skip_part(Reason::NoEngine(kind.to_string()), error);
             continue;
         }
         for &cache in modes {

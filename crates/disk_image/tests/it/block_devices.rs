@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use disk_image::{CacheMode, CapacityChange, ImageError, ImageOptions, ResizeError};
+use xtask::skip::{Reason, skip};
 
 use crate::rig;
 use crate::rig::{assert_says, image, open, options, refusal};
@@ -23,7 +24,7 @@ impl Loop {
             Command::new("losetup").args(["--find", "--show"]).args(arguments).arg(&backing).output();
         let output = output.ok().filter(|output| output.status.success());
         let Some(output) = output else {
-            eprintln!("skipped: losetup gives no loop device (needs root)");
+            skip(Reason::NoLoopDevice, "");
             return None;
         };
         let device = String::from_utf8(output.stdout).unwrap().trim().into();

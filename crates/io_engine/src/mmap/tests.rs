@@ -15,6 +15,7 @@ use disk_image::Alignment;
 use guest_mem::sigbus;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
+use xtask::skip::{Reason, skip};
 
 use super::*;
 use crate::kernel::Buffers;
@@ -400,7 +401,7 @@ impl SmallTmpfs {
         command.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(folder.path());
         let mounted = command.output().is_ok_and(|output| output.status.success());
         if !mounted {
-            println!("not run: no tmpfs can be mounted here (needs root)");
+            skip(Reason::NoTmpfs, "");
         }
         mounted.then_some(Self(folder))
     }
@@ -452,14 +453,14 @@ fn file_in_huge_pages_is_written_and_fails_when_there_are_no_more() {
     const HUGE: u64 = 2 << 20;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let Ok(fd) = memfd_create("test", flags) else {
-        return println!("not run: no huge pages in this kernel");
+        return skip(Reason::NoHugePages, "");
     };
     let file = Arc::new(File::from(fd));
     file.set_len(HUGE).unwrap();
     let mut engine = engine_on(&file);
     let first = run(&mut engine, &mut [write(5, vec![7; 512])]);
     if first == [-libc::ENOSPC] {
-        return println!("not run further: no huge page is free here");
+        return skip(Reason::NoFreeHugePage, "");
     }
     let mut batch = [read(4, 2)];
     assert_eq!(

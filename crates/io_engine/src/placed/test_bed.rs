@@ -64,7 +64,10 @@ impl Bed {
         let options = ImageOptions { create_bytes: Some(16 << 20), cache, ..ImageOptions::new(path) };
         let image = Image::open(&HostOpener, &options);
         if let Err(error) = &image {
-            println!("skipped: {error}");
+            xtask::skip::skip(
+                xtask::skip::Reason::NoDirectIo(program.parent().unwrap().display().to_string()),
+                error,
+            );
         }
         let region = Region::from_memfd(GuestAddress(0), 16 << 20).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());

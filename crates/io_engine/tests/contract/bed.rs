@@ -15,6 +15,7 @@ use io_engine::{
     IoUringEngine, KernelAge, Op, OpKind, Reap, Recorder, Submit,
 };
 use rustix::event::{EventfdFlags, eventfd};
+use xtask::skip::{Reason, skip};
 
 pub const FAKE: &str = "the fake works on any file system";
 pub const DEPTH: u32 = 64;
@@ -121,7 +122,7 @@ pub fn on_loop_device(
     let backing = folder.path().join("backing.raw");
     std::fs::File::create(&backing).unwrap().set_len(IMAGE_BYTES).unwrap();
     let Some(device) = losetup(&backing, arguments) else {
-        println!("skipped: no loop device here (needs root and losetup)");
+        skip(Reason::NoLoopDevice, "");
         return None;
     };
     let options = options(&device);
@@ -137,6 +138,16 @@ pub fn fake() -> Option<Bed> {
     fake_on(CacheMode::Writeback)
 }
 
+/// The fake on storage whose alignment makes misaligned requests go through bounce buffers.
+pub fn fake_that_bounces() -> Option<Bed> {
+    let bed = fake_direct()?;
+    if !bed.bounces() {
+        skip(Reason::NoAlignment(parent_of(&disk_folder())), "");
+        return None;
+    }
+    Some(bed)
+}
+
 pub fn fake_direct() -> Option<Bed> {
     fake_on(CacheMode::None)
 }
@@ -150,6 +161,10 @@ fn fake_on(cache: CacheMode) -> Option<Bed> {
     Some(bed)
 }
 
+fn parent_of(folder: &tempfile::TempDir) -> String {
+    folder.path().parent().unwrap().display().to_string()
+}
+
 pub fn on_file(
     engine: (Box<dyn Engine>, EngineConfig),
     folder: tempfile::TempDir,
@@ -158,7 +173,7 @@ pub fn on_file(
     let path = folder.path().join("disk.raw");
     let options = ImageOptions { create_bytes: Some(IMAGE_BYTES), cache, ..ImageOptions::new(&path) };
     if let Err(error) = Image::open(&HostOpener, &options) {
-        println!("skipped: {error}");
+        skip(Reason::NoDirectIo(parent_of(&folder)), error);
         return None;
     }
     let options = ImageOptions { create_bytes: None, ..options };

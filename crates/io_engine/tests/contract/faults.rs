@@ -11,7 +11,7 @@ use io_engine::{
 };
 use rustix::io::Errno;
 
-use crate::bed::{Bed, FAKE, fake, fake_direct, kick, kick_fd, pattern, spec, uring_4k_sectors};
+use crate::bed::{Bed, FAKE, fake, fake_that_bounces, kick, kick_fd, pattern, spec, uring_4k_sectors};
 
 fn write(range: CheckedRange) -> OpKind {
     OpKind::Write { range, durability: Durability::Cached }
@@ -203,7 +203,7 @@ fn cancelled_op_is_not_resumed() {
 
 #[test]
 fn op_waiting_for_a_bounce_buffer_is_cancelled_at_once() {
-    let Some(mut bed) = fake_direct().filter(Bed::bounces) else { return };
+    let Some(mut bed) = fake_that_bounces() else { return };
     bed.handle().inject(When::Always, Fault::Hold, u64::MAX);
     for i in 0..12 {
         bed.push(i, OpKind::Read { range: bed.range(0, 4096) }, &[(i * 8192 + 1, 4096)]);
@@ -413,7 +413,7 @@ fn file_whose_calls_hang_has_its_share_of_ops_and_another_one_its_own() {
 
 #[test]
 fn hung_misaligned_writes_leave_bounce_buffers_to_another_file() {
-    let Some(mut bed) = fake_direct().filter(Bed::bounces) else { return };
+    let Some(mut bed) = fake_that_bounces() else { return };
     let other = bed.submit.attach_file(spec(&bed.image)).unwrap();
     bed.handle().inject(When::Verb(Verb::Write), Fault::Hold, u64::MAX);
     let range = bed.range(0, 4096);

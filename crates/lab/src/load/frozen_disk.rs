@@ -132,6 +132,8 @@ impl Drop for Frozen<'_> {
 mod tests {
     use std::time::Duration;
 
+    use xtask::skip::{Reason, skip};
+
     use super::*;
 
     #[test]
@@ -139,7 +141,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let mut disk = match FrozenDisk::make(parent.path()) {
             Ok(disk) => disk,
-            Err(why) => return println!("skipped: {why}"),
+            Err(why) => return skip(Reason::NoExt4, why),
         };
         let image = disk.image().to_path_buf();
         let frozen = disk.freeze().unwrap();
@@ -158,7 +160,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let mut disk = match FrozenDisk::make(parent.path()) {
             Ok(disk) => disk,
-            Err(why) => return println!("skipped: {why}"),
+            Err(why) => return skip(Reason::NoExt4, why),
         };
         let mut file = File::options().append(true).open(disk.image()).unwrap();
         std::mem::forget(disk.freeze().unwrap());

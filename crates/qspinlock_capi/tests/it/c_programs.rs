@@ -53,8 +53,7 @@ fn mistakes_of_a_program_in_c_end_as_numbers_and_change_nothing() {
 fn shared_library_shows_the_calls_of_the_header_and_nothing_else() {
     let library = compiler::built("libqspin.so");
     let Ok(listed) = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output() else {
-        eprintln!("skipped: there is no nm");
-        return;
+        return xtask::skip::skip(xtask::skip::Reason::NoProgram("nm".into()), "");
     };
     let listed = String::from_utf8(listed.stdout).unwrap();
     let mut shown: Vec<_> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use xtask::packages::find_program;
+use xtask::skip::{Reason, skip};
 
 use crate::preloaded;
 
@@ -31,7 +32,7 @@ impl Stage {
     /// `None`, and a word about it, if there is no `program`.
     fn for_program(program: &str, package: &str) -> Option<Self> {
         if find_program(program).is_none() {
-            println!("skipped: no {program} in PATH (Debian: package {package})");
+            skip(Reason::NoProgram(program.into()), format!("Debian: package {package}"));
             return None;
         }
         Some(Self { folder: tempfile::tempdir().unwrap() })

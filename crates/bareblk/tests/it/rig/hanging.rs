@@ -53,7 +53,7 @@ impl HangingFolder {
         match fuser::spawn_mount2(Host(Arc::clone(&shared)), &folder, &config) {
             Ok(session) => Some(Self { session: Some(session), folder, shared }),
             Err(error) => {
-                println!("skipped: no FUSE here: {error}");
+                xtask::skip::skip(xtask::skip::Reason::NoFuse, error);
                 std::fs::remove_dir(&folder).unwrap();
                 None
             }

@@ -134,7 +134,10 @@ impl StorageDaemon {
     pub fn start(queues: u16) -> Option<Self> {
         let paths = std::env::var_os("PATH").unwrap_or_default();
         if !std::env::split_paths(&paths).any(|folder| folder.join(STORAGE_DAEMON).is_file()) {
-            eprintln!("skipped: no {STORAGE_DAEMON} in PATH (Debian: package qemu-system-common)");
+            xtask::skip::skip(
+                xtask::skip::Reason::NoProgram(STORAGE_DAEMON.into()),
+                "Debian: package qemu-system-common",
+            );
             return None;
         }
         let place = Place::new();

@@ -110,7 +110,7 @@ impl FuseDisk {
         match session {
             Ok(session) => Some(Self { session: Some(session), folder, shared }),
             Err(error) => {
-                println!("skipped: no FUSE here: {error}");
+                xtask::skip::skip(xtask::skip::Reason::NoFuse, error);
                 std::fs::remove_dir(&folder).unwrap();
                 None
             }

@@ -6,6 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use xtask::skip::{Reason, skip};
+
 /// Which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -41,7 +43,8 @@ impl SmallFs {
             }
         };
         if let Err(why) = mounted {
-            println!("skipped: a small {kind:?} cannot be mounted here: {why}");
+            let reason = if matches!(kind, Kind::Tmpfs) { Reason::NoTmpfs } else { Reason::NoExt4 };
+            skip(reason, why);
             std::fs::remove_dir(&folder).unwrap();
             return None;
         }

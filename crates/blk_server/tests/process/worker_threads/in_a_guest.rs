@@ -37,7 +37,7 @@ fn tests_pass_in_a_guest_with_two_nodes_and_control_groups() {
 fn in_guest() -> bool {
     let in_guest = std::env::current_exe().is_ok_and(|program| program == Path::new("/own-tests"));
     if !in_guest {
-        println!("skipped: only in a guest");
+        xtask::skip::skip(xtask::skip::Reason::NotInAGuest, "");
     }
     in_guest
 }

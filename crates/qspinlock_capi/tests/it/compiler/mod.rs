@@ -7,6 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use xtask::skip::{Reason, skip};
+
 /// What everything is compiled with.
 const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-pedantic"];
 
@@ -23,7 +25,7 @@ pub fn find() -> Option<Compiler> {
     let program = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let runs = Command::new(&program).arg("--version").stdout(Stdio::null()).status().is_ok();
     if !runs {
-        eprintln!("skipped: there is no C compiler ({program}; the variable CC may name another)");
+        skip(Reason::NoCompiler("c".into()), &program);
     }
     runs.then_some(Compiler { program })
 }
@@ -34,7 +36,7 @@ impl Compiler {
         let empty = ["-x", "c++", "-fsyntax-only", "/dev/null"];
         let knows = Command::new(&self.program).args(empty).output().unwrap().status.success();
         if !knows {
-            eprintln!("skipped: {} does not compile C++", self.program);
+            skip(Reason::NoCompiler("c++".into()), &self.program);
         }
         knows
     }

@@ -67,9 +67,7 @@ fn compiler(variable: &str, usual: &str, language: &str) -> Option<String> {
     let runs = Command::new(&program).args(empty).stderr(Stdio::null()).status();
     let works = runs.is_ok_and(|status| status.success());
     if !works {
-        eprintln!(
-            "skipped: {program} does not compile {language} (the variable {variable} may name another)"
-        );
+        xtask::skip::skip(xtask::skip::Reason::NoCompiler(language.into()), &program);
     }
     works.then_some(program)
 }
