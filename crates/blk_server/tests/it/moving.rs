@@ -39,12 +39,13 @@ fn attach(rig: &Rig, queue: u16, worker: u32) -> Result<(), AdminError> {
     server(rig).attach("test0", queue, WorkerId(worker), ENOUGH)
 }
 
-/// 16 writes at once, read back 16 at once, until told to end; each queue in a part of the disk of its own.
+/// 16 writes at once, read back 16 at once, until told to end and at least one time; each queue in a part of the disk of
+/// its own.
 fn load(mut guest: Guest, end: &AtomicBool) -> u64 {
     let queue = u64::from(guest.index);
     let addr = |n: u64| (8 + 2 * queue) * MIB + n * 4096;
     let mut round = 0;
-    while !end.load(Ordering::Relaxed) {
+    loop {
         round += 1;
         let byte = |n: u64| (queue * 50 + n + round) as u8;
         for verb in [kind::OUT, kind::IN] {
@@ -60,8 +61,10 @@ fn load(mut guest: Guest, end: &AtomicBool) -> u64 {
             guest.view.read(addr(n), &mut read).unwrap();
             assert_eq!(read, vec![byte(n); 4096], "queue {queue}, round {round}");
         }
+        if end.load(Ordering::Relaxed) {
+            return round;
+        }
     }
-    round
 }
 
 fn queues_that_move_under_load_lose_nothing(ring: Format) {
@@ -274,22 +277,15 @@ fn disks_with_engines_of_their_own_share_a_worker() {
         let options = Options { disks: 2, folder, other_engine: Some(source), ..with_workers(2) };
         let rig = Rig::start(options);
         let end = AtomicBool::new(false);
+        // The sessions must not end before their guests.
+        let mut front_ends = [0, 1].map(|disk| rig.connect_to(disk));
         std::thread::scope(|scope| {
-            let fronts: Vec<_> = [0, 1].map(|disk| rig.connect_to(disk)).into();
             let mut loads = vec![];
-            for mut front_end in fronts {
-                for guest in guests(&mut front_end, feature::USUAL, 2) {
+            for front_end in &mut front_ends {
+                for guest in guests(front_end, feature::USUAL, 2) {
                     let end = &end;
                     loads.push(scope.spawn(move || load(guest, end)));
                 }
-                // The session must not end before its guests.
-                let end = &end;
-                scope.spawn(move || {
-                    while !end.load(Ordering::Relaxed) {
-                        std::thread::sleep(SHORT);
-                    }
-                    drop(front_end);
-                });
             }
             for step in 0..40_u32 {
                 for disk in ["test0", "test1"] {
