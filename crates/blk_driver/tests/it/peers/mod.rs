@@ -157,7 +157,7 @@ impl StorageDaemon {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        assert!(eventually(|| place.socket.exists()), "{STORAGE_DAEMON} makes no socket");
+        assert!(eventually(|| listens(&place.socket)), "{STORAGE_DAEMON} does not listen");
         child
     }
 
@@ -182,6 +182,14 @@ impl Drop for StorageDaemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The socket's file is there before its process listens; the kernel's table has a flag for that (`__SO_ACCEPTCON`).
+fn listens(socket: &Path) -> bool {
+    const FLAG: &str = " 00010000 ";
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let path = socket.to_str().unwrap();
+    table.lines().any(|line| line.ends_with(path) && line.contains(FLAG))
 }
 
 /// Repeats `check` until it holds or the patience of a test is over.
