@@ -14,9 +14,7 @@ use virtqueue::split::RawDescriptor;
 
 use crate::rig::passed::{add_transfer, hold, let_go, memfd, region, serves, share};
 use crate::rig::raw_guest::{PLAIN, RawGuest, last, readable, table, writable};
-use crate::rig::{
-    FrontEnd, Guest, MIB, Options, PATIENCE, Rig, code, eventually, feature, header_bytes, kind, ready,
-};
+use crate::rig::{FrontEnd, Guest, MIB, Options, Rig, code, eventually, feature, header_bytes, kind, ready};
 
 /// Where raw guests have their header, and the status byte of all chains behind it.
 const HEADER: u64 = 3 * MIB;
