@@ -32,6 +32,7 @@ use crate::log_limit::{Allowed, LogLimit};
 use crate::report::DiskReport;
 use crate::server::{MIN_DEPTH, ServerError};
 use crate::session::Session;
+use crate::session::wire::hang_up;
 use crate::session_list::SessionList;
 use crate::workers::AbortOnPanic;
 
@@ -311,8 +312,17 @@ impl Exports {
         }
         // One that has been taken out since the kernel reported it is not there.
         let Some(export) = list.disks.iter().find(|export| export.disk.id() == id) else { return Ok(()) };
+        if export.disk.quota().is_clogged() {
+            self.acceptor.remove(&export.socket);
+            error!(
+                disk = export.disk.name(),
+                "no front-end connects any more: descriptors that earlier ones passed hang when they are closed; remove \
+                 the disk and add it again"
+            );
+            return Ok(());
+        }
         if let Some(front_end) = export.socket.accept()? {
-            start_session(export, workers, front_end);
+            start_session(export, workers, &Arc::new(front_end));
         }
         Ok(())
     }
@@ -322,27 +332,31 @@ impl Exports {
     }
 }
 
-fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: OwnedFd) {
+fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: &Arc<OwnedFd>) {
     let disk = &export.disk;
     let session = match export.sessions.add() {
         Ok(session) => session,
-        Err(error) => return refuse(disk, &error),
+        Err(error) => {
+            hang_up(front_end, disk.quota());
+            return refuse(disk, &error);
+        }
     };
     let (list, known) = (Arc::clone(&export.sessions), Arc::clone(&session));
-    let (served, workers) = (Arc::clone(disk), Arc::clone(workers));
+    let (served, workers, socket) = (Arc::clone(disk), Arc::clone(workers), Arc::clone(front_end));
     let thread = std::thread::Builder::new().name(format!("bareblk-sess-{}", session.id()));
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
         match sandbox::enter(Role::Session) {
             // Gives up everything it holds before it counts as ended: whoever stops the server, or removes the disk,
             // may then open the image, or bind the socket, again.
-            Ok(()) => Session::new(served, workers, front_end, Arc::clone(&session)).run(),
+            Ok(()) => Session::new(served, workers, socket, Arc::clone(&session)).run(),
             Err(error) => refuse(&served, &error),
         }
         session.ended();
         list.forget(&session);
     });
     if let Err(error) = started {
+        hang_up(front_end, disk.quota());
         refuse(disk, &error);
         export.sessions.forget(&known);
     }

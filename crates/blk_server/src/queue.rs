@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_mem::{GuestMemory, MemoryView};
-use io_engine::{Completion, FileId, LEAST_SHARE, OpError, Submit, WatchId};
+use io_engine::{Completion, FileId, LEAST_SHARE, OpError, Submit, WatchId, signal_shared};
 use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
@@ -35,7 +35,6 @@ use crate::meters::QueueMeter;
 use crate::report::QueueCounters;
 use crate::ring_start::open_ring;
 use crate::session::SessionShared;
-use crate::signal::signal;
 use crate::turn::{Budget, REFUSED_DESCRIPTORS};
 use crate::workers::{Ending, QueueStart};
 pub(crate) use leaving::NotLeft;
@@ -392,7 +391,7 @@ impl Queue {
     pub(crate) fn publish(&mut self, shares: Shares, now: Instant) {
         if self.ring.publish() {
             if let Some(changed) = self.view.memory().log().and_then(|log| log.changed()) {
-                signal(changed);
+                signal_shared(changed.as_ref());
             }
             if self.owed.add(self.completed, self.in_flight.in_engine(), now) {
                 self.call_driver();
@@ -416,7 +415,7 @@ impl Queue {
         if self.ring.needs_notification()
             && let Some(call) = &self.call
         {
-            signal(call);
+            signal_shared(call.as_ref());
             self.counted.calls += 1;
         }
     }
@@ -584,6 +583,6 @@ pub(crate) fn report_ring_fault(disk: &Disk, queue: u16, err: Option<&Arc<OwnedF
         error!(disk = disk.name(), queue, suppressed, "queue stopped until the guest resets it: {what}");
     }
     if let Some(err) = err {
-        signal(err);
+        signal_shared(err.as_ref());
     }
 }

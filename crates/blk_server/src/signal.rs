@@ -1,6 +1,6 @@
 //! Eventfds of a front-end: kick, call and err descriptors, and this process's own wake-ups.
 //!
-//! Not here: when to signal (`queue.rs`, `session`).
+//! Not here: when to signal (`queue.rs`, `session`), signals to a front-end (`io_engine`, `signal_shared`: a write may wait).
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -43,8 +43,8 @@ fn prepare(fd: &OwnedFd) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Adds one. A counter that is full (2^64 − 2 unread signals) has woken its reader long ago, and a
-/// front-end that passed something else than an eventfd hurts itself only: errors have no consequence.
+/// Adds one to an eventfd that this process alone has, and that does not block. A counter that is full has woken its reader
+/// long ago: errors have no consequence.
 #[inline]
 pub(crate) fn signal(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());

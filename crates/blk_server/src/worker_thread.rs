@@ -58,6 +58,13 @@ pub(crate) fn log_start(id: WorkerId, options: &WorkerOptions) -> Option<u32> {
     node
 }
 
+/// Makes what the calling thread, a worker's, needs to interrupt guests without waiting for their front-ends.
+pub(crate) fn prepare_signals(id: WorkerId) {
+    if let Err(error) = io_engine::prepare_signals() {
+        warn!(worker = %id, "a front-end can make this worker wait for ever, by filling its call descriptor: {error}");
+    }
+}
+
 /// Workers that share CPUs take turns: allowed, but seldom meant.
 pub(crate) fn warn_if_crowded(workers: &[WorkerOptions]) {
     let Some(allowed) = allowed_cpus() else { return };

@@ -231,6 +231,7 @@ impl WorkerThread {
                 let worker = Worker::new(id, trade.base, received, bell, trade.poll);
                 let worker = worker.map_err(ServerError::Engine)?;
                 let node = worker_thread::log_start(id, &as_told);
+                worker_thread::prepare_signals(id);
                 // Where it runs is settled; the thread does nothing but serve from now on.
                 sandbox::enter(Role::Worker).map_err(|source| ServerError::Sandbox { id, source })?;
                 Ok((worker, node))

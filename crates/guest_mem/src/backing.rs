@@ -10,7 +10,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::fs::{AtFlags, FileType, StatxAttributes, StatxFlags, fstatfs, statx};
+use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, fcntl_get_seals, fstatfs, statx};
 
 /// `f_type` of hugetlbfs in `statfs(2)`; a memfd with `MFD_HUGETLB` reports it too.
 const HUGETLBFS: u64 = 0x9584_58f6;
@@ -45,6 +45,36 @@ pub(crate) struct Backing {
     is_regular: bool,
     is_device: bool,
     is_dax: bool,
+}
+
+/// Whether a file is memory, without a question to its file system, which may be a program that does not answer: tmpfs and hugetlbfs
+/// alone know seals, and attributes are taken as the kernel has them.
+pub(crate) fn is_at_hand(fd: impl AsFd) -> bool {
+    fcntl_get_seals(&fd).is_ok() || known_attributes(&fd).is_ok_and(|statx| is_dax(&statx))
+}
+
+fn known_attributes(fd: impl AsFd) -> io::Result<Statx> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    Ok(statx(fd, c"", flags, StatxFlags::TYPE)?)
+}
+
+fn is_dax(statx: &Statx) -> bool {
+    statx.stx_attributes.contains(StatxAttributes::DAX)
+}
+
+/// What a file that is not memory is, for messages. A file system on a device of its own asks no program what it is.
+pub(crate) fn name_of_other(fd: impl AsFd) -> String {
+    let Ok(known) = known_attributes(&fd) else { return "a file of unknown kind".to_owned() };
+    let file_type = FileType::from_raw_mode(known.stx_mode.into());
+    match (known.stx_dev_major, file_type) {
+        (0, FileType::RegularFile) => {
+            "a file on FUSE, overlayfs, a network, or another file system without a device".to_owned()
+        }
+        (1.., FileType::RegularFile) => {
+            Backing::of(&fd, file_type).map_or_else(|_| "a file of unknown kind".to_owned(), Backing::name)
+        }
+        _ => "no regular file".to_owned(),
+    }
 }
 
 impl Backing {

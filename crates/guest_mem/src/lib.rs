@@ -13,6 +13,7 @@
 //! Not here: what the bytes mean (`virtqueue`, `virtio_blk`), where the fds come from (`blk_server`).
 
 mod backing;
+mod closing;
 mod dirty_log;
 mod file_mapping;
 mod io_vecs;

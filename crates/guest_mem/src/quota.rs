@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Resource as Rlimit, getrlimit};
 
+use crate::closing::Closing;
+
 /// Default of `vm.max_map_count`, for hosts that do not tell.
 const USUAL_MAPPINGS: u64 = 65_530;
 /// A process without a limit has at most this many (`fs.nr_open`).
@@ -191,6 +193,7 @@ impl Budget {
 pub struct Quota {
     budget: Arc<Budget>,
     disk: u64,
+    closing: Arc<Closing>,
 }
 
 impl Quota {
@@ -203,7 +206,7 @@ impl Quota {
         state.disks.insert(disk, [0; 3]);
         state.deal_out();
         drop(state);
-        Arc::new(Self { budget: Arc::clone(budget), disk })
+        Arc::new(Self { budget: Arc::clone(budget), disk, closing: Arc::default() })
     }
 
     /// Takes so much, until the charge is dropped.
@@ -238,20 +241,41 @@ impl Quota {
     /// Charges a descriptor that a front-end has passed.
     ///
     /// # Errors
-    /// [`QuotaError`]; it is closed then.
+    /// [`QuotaError`]; it is closed then, as a [`PassedFd`] is.
     pub fn admit(self: &Arc<Self>, fd: OwnedFd) -> Result<PassedFd, QuotaError> {
-        let charge = self.charge(Resource::Descriptors, 1)?;
-        Ok(PassedFd { fd: Arc::new(fd), charge })
+        self.admit_by(Grant::Asked, fd)
     }
 
     /// Charges a descriptor that another process of this server had already admitted. It and what is mapped of it count
     /// against what there is, whatever the reserves of other disks are now.
     ///
     /// # Errors
-    /// [`QuotaError`]; it is closed then.
+    /// [`QuotaError`]; it is closed then, as a [`PassedFd`] is.
     pub fn inherit(self: &Arc<Self>, fd: OwnedFd) -> Result<PassedFd, QuotaError> {
-        let charge = self.charge_by(Grant::Inherited, Resource::Descriptors, 1)?;
-        Ok(PassedFd { fd: Arc::new(fd), charge })
+        self.admit_by(Grant::Inherited, fd)
+    }
+
+    fn admit_by(self: &Arc<Self>, grant: Grant, fd: OwnedFd) -> Result<PassedFd, QuotaError> {
+        let fd = Arc::new(fd);
+        match self.charge_by(grant, Resource::Descriptors, 1) {
+            Ok(charge) => Ok(PassedFd { fd, charge: Arc::new(charge) }),
+            Err(error) => {
+                self.closing.close(&fd, None);
+                Err(error)
+            }
+        }
+    }
+
+    /// Closes what a front-end had a hand in, on another thread where that may wait.
+    pub fn close(&self, fd: &Arc<OwnedFd>) {
+        self.closing.close(fd, None);
+    }
+
+    /// Whether so many descriptors that are charged to no disk wait to be closed that no more should be taken from this disk's
+    /// front-ends.
+    #[must_use]
+    pub fn is_clogged(&self) -> bool {
+        self.closing.is_clogged()
     }
 }
 
@@ -299,12 +323,12 @@ impl Drop for Charge {
     }
 }
 
-/// A descriptor that a front-end has passed, charged to its disk.
+/// A descriptor that a front-end has passed, charged to its disk until it is closed. Dropped, it is closed; on another thread where
+/// that may wait (`closing.rs`).
 #[derive(Debug)]
 pub struct PassedFd {
-    // Closed before the charge is given back.
     fd: Arc<OwnedFd>,
-    charge: Charge,
+    charge: Arc<Charge>,
 }
 
 impl PassedFd {
@@ -314,8 +338,14 @@ impl PassedFd {
         &self.fd
     }
 
-    pub(crate) fn into_parts(self) -> (Arc<OwnedFd>, Charge) {
-        (self.fd, self.charge)
+    pub(crate) fn charge(&self) -> &Charge {
+        &self.charge
+    }
+}
+
+impl Drop for PassedFd {
+    fn drop(&mut self) {
+        self.charge.quota.closing.close(&self.fd, Some(&self.charge));
     }
 }
 

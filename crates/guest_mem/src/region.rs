@@ -21,7 +21,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use vm_memory::{Address, GuestAddress};
 
-use crate::backing::Backing;
+use crate::backing::{Backing, is_at_hand, name_of_other};
 use crate::quota::{Charge, PassedFd, QuotaError, Resource};
 use crate::sigbus;
 
@@ -116,7 +116,9 @@ pub struct Region {
     mapping_bytes: usize,
     guard: sigbus::Guard,
     /// Given back when all is unmapped and closed; our own is not charged.
-    _charges: Option<[Charge; 3]>,
+    _charges: Option<[Charge; 2]>,
+    /// Charged until it is closed.
+    _passed: Option<PassedFd>,
 }
 
 // SAFETY: 1. `base` and `mapping` point to memory that this value alone unmaps, in `drop`;
@@ -139,11 +141,16 @@ impl Region {
     /// # Errors
     /// [`MapError`]; nothing stays mapped or charged.
     pub fn map_passed(spec: RegionSpec, fd: PassedFd) -> Result<Self, MapError> {
-        let (fd, charge) = fd.into_parts();
-        Self::map_charged(spec, fd, Some(charge))
+        if !is_at_hand(&fd) {
+            return Err(MapError::NotMemory {
+                guest_addr: spec.guest_addr.raw_value(),
+                file: name_of_other(&fd),
+            });
+        }
+        Self::map_charged(spec, Arc::clone(fd.shared()), Some(fd))
     }
 
-    fn map_charged(spec: RegionSpec, fd: Arc<OwnedFd>, descriptor: Option<Charge>) -> Result<Self, MapError> {
+    fn map_charged(spec: RegionSpec, fd: Arc<OwnedFd>, passed: Option<PassedFd>) -> Result<Self, MapError> {
         let end_bytes = check_sizes(&spec)?;
         let failed = |source: io::Error| MapError::Io {
             guest_addr: spec.guest_addr.raw_value(),
@@ -153,7 +160,7 @@ impl Region {
         let stat = fstat(&fd).map_err(|e| failed(e.into()))?;
         let file_type = FileType::from_raw_mode(stat.st_mode);
         let backing = Backing::of(&fd, file_type).map_err(failed)?;
-        if descriptor.is_some() && !backing.is_memory() {
+        if passed.is_some() && !backing.is_memory() {
             let (guest_addr, file) = (spec.guest_addr.raw_value(), backing.name());
             return Err(MapError::NotMemory { guest_addr, file });
         }
@@ -173,7 +180,8 @@ impl Region {
             .and_then(|bytes| usize::try_from(bytes).ok())
             .filter(|&bytes| isize::try_from(bytes).is_ok())
             .ok_or_else(too_large)?;
-        let charges = descriptor.map(|charge| charges(&spec, charge, mapping_bytes as u64)).transpose()?;
+        let charge = passed.as_ref().map(|passed| charges(&spec, passed.charge(), mapping_bytes as u64));
+        let charges = charge.transpose()?;
         let mapping = map_shared(&fd, spec.file_offset_bytes - lead_bytes, mapping_bytes).map_err(failed)?;
         let lead = usize::try_from(lead_bytes).map_err(|_| too_large())?;
         // SAFETY: 1. `lead_bytes < page_bytes <= mapping_bytes`, so the result lies inside the mapping.
@@ -182,7 +190,17 @@ impl Region {
         // st_dev and st_ino have other widths on other architectures.
         #[allow(clippy::unnecessary_cast)]
         let file_id = (stat.st_dev as u64, stat.st_ino as u64);
-        Ok(Self { spec, fd, file_id, base, mapping, mapping_bytes, guard, _charges: charges })
+        Ok(Self {
+            spec,
+            fd,
+            file_id,
+            base,
+            mapping,
+            mapping_bytes,
+            guard,
+            _charges: charges,
+            _passed: passed,
+        })
     }
 
     /// A region of fresh, zeroed memory of our own (a memfd): what a driver or a test gives away.
@@ -220,7 +238,17 @@ impl Region {
         let mapping = heap::allocate(mapping_bytes).map_err(failed)?;
         let guard = sigbus::Guard::register(mapping.as_ptr() as usize, mapping_bytes);
         let fd = Arc::new(unused.into());
-        Ok(Self { spec, fd, file_id: (0, 0), base: mapping, mapping, mapping_bytes, guard, _charges: None })
+        Ok(Self {
+            spec,
+            fd,
+            file_id: (0, 0),
+            base: mapping,
+            mapping,
+            mapping_bytes,
+            guard,
+            _charges: None,
+            _passed: None,
+        })
     }
 
     /// As announced.
@@ -245,7 +273,8 @@ impl Region {
     #[must_use]
     pub fn is_same(&self, spec: &RegionSpec, fd: impl AsFd) -> bool {
         #[allow(clippy::unnecessary_cast)]
-        let same_file = fstat(fd).is_ok_and(|s| (s.st_dev as u64, s.st_ino as u64) == self.file_id);
+        let same_file =
+            is_at_hand(&fd) && fstat(fd).is_ok_and(|s| (s.st_dev as u64, s.st_ino as u64) == self.file_id);
         same_file && *spec == self.spec
     }
 
@@ -317,7 +346,7 @@ fn check_sizes(spec: &RegionSpec) -> Result<u64, MapError> {
 }
 
 /// What a mapping costs besides its descriptor.
-fn charges(spec: &RegionSpec, descriptor: Charge, mapping_bytes: u64) -> Result<[Charge; 3], MapError> {
+fn charges(spec: &RegionSpec, descriptor: &Charge, mapping_bytes: u64) -> Result<[Charge; 2], MapError> {
     let (guest_addr, size_bytes) = (spec.guest_addr.raw_value(), spec.size_bytes);
     let charge = |resource, amount| {
         descriptor.further(resource, amount).map_err(|source| MapError::Quota {
@@ -327,7 +356,7 @@ fn charges(spec: &RegionSpec, descriptor: Charge, mapping_bytes: u64) -> Result<
         })
     };
     let (mapping, space) = (charge(Resource::Mappings, 1)?, charge(Resource::AddressSpace, mapping_bytes)?);
-    Ok([mapping, space, descriptor])
+    Ok([mapping, space])
 }
 
 fn map_shared(fd: &OwnedFd, offset_bytes: u64, length_bytes: usize) -> io::Result<NonNull<u8>> {

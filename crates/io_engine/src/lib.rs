@@ -78,6 +78,7 @@ pub use fake::{FakeEngine, FakeHandle, Fault, Rule, When};
 pub use io_uring::{Features, FileTableKind, IoUringEngine, KernelAge, io_uring_capabilities};
 pub use kind::EngineKind;
 pub use linux_aio::LinuxAioEngine;
+pub use linux_aio::signal::{prepare_signals, signal_shared};
 pub use mmap::MmapEngine;
 pub use null::NullEngine;
 pub use placed::{

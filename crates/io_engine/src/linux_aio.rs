@@ -23,6 +23,8 @@ mod completions;
 
 mod context;
 
+pub(crate) mod signal;
+
 mod user_ring;
 
 use std::collections::VecDeque;

@@ -146,6 +146,9 @@ const IO_URING: &[i64] = &[SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uri
 
 const LINUX_AIO: &[i64] = &[SYS_io_cancel, SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit];
 
+/// Signals to front-ends that never wait (`io_engine`, `signal_shared`), with any engine.
+const SIGNALS: &[i64] = &[SYS_io_getevents, SYS_io_setup, SYS_io_submit];
+
 /// Mapped images.
 const MAPPED: &[i64] = &[SYS_mincore, SYS_msync];
 
@@ -222,8 +225,8 @@ pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
         Role::Control => {
             &[EVERYBODY, EVENTS, TRANSFERS, TALKING, IO_URING, LINUX_AIO, MAPPED, SESSION, CONTROL, ASKING]
         }
-        Role::Session => &[EVERYBODY, EVENTS, TALKING, SESSION],
-        Role::Worker => &[EVERYBODY, EVENTS, TRANSFERS, MAPPED, uring, aio, ASKING],
+        Role::Session => &[EVERYBODY, EVENTS, TALKING, SESSION, SIGNALS],
+        Role::Worker => &[EVERYBODY, EVENTS, TRANSFERS, MAPPED, SIGNALS, uring, aio, ASKING],
         // A context of Linux AIO ends on a thread of its own; also one that was only made to try, whatever workers use.
         Role::EngineThread => &[EVERYBODY, TRANSFERS, MAPPED, &[SYS_io_destroy]],
     };

@@ -20,6 +20,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::Duration;
 
 use guest_mem::{GuestAddress, GuestMemory, PassedFd, Quota, Region, RegionSpec};
+use io_engine::signal_shared;
 use tracing::{debug, error};
 use vhost::vhost_user::message::{FrontendReq, VhostUserInflight};
 use virtio_blk::{Negotiated, WriteCache};
@@ -36,7 +37,7 @@ use crate::attachments::{FrozenQueue, NotFrozen, WorkerSet};
 use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::queue::NotLeft;
-use crate::signal::{adopt_passed, signal};
+use crate::signal::adopt_passed;
 use crate::take_over::monotonic_ns;
 
 /// What a session is told once it is frozen; a channel that ends without a word says that all is as before.
@@ -105,6 +106,7 @@ impl Session {
         if verdict.recv() == Ok(Theirs) {
             // Without stopping: the rings are no longer ours.
             self.vrings.iter_mut().for_each(|vring| vring.running = None);
+            self.wire.is_ours = false;
             debug!(disk = self.disk.name(), session = self.shared.id(), "session handed over");
             return Afterwards::Theirs;
         }
@@ -222,7 +224,7 @@ impl Session {
         fds: Vec<OwnedFd>,
     ) -> Result<Self> {
         let mut fds = Incoming::new(fds);
-        let mut session = Self::new(disk, workers, fds.take(state.socket)?, shared);
+        let mut session = Self::new(disk, workers, Arc::new(fds.take(state.socket)?), shared);
         let offered = protocol_features().bits();
         if state.protocol & !offered != 0 {
             return Err(SessionError::ProtocolFeatures { wanted: state.protocol, offered });
@@ -323,12 +325,13 @@ impl Session {
         if go.recv().is_err() {
             return;
         }
+        self.wire.is_ours = true;
         let had_failed: Vec<bool> = self.vrings.iter().map(|vring| vring.failed).collect();
         let reconciled = self.start_leased();
         let fails_here = self.vrings.iter().zip(had_failed).position(|(vring, had)| vring.failed && !had);
         // What completed in the other process was signalled; that its last signal came through is not ours to know.
         let running = self.vrings.iter().filter(|vring| vring.running.is_some());
-        running.filter_map(|vring| vring.call.as_ref()).for_each(|call| signal(call.shared()));
+        running.filter_map(|vring| vring.call.as_ref()).for_each(signal_shared);
         let _ = started.send(match (&reconciled, fails_here) {
             (Err(error), _) => Err(error_line(error)),
             (Ok(()), Some(queue)) => Err(format!("queue {queue} cannot be served here, see the log")),

@@ -26,7 +26,7 @@ pub(crate) mod state;
 #[cfg(test)]
 mod tests;
 mod vring;
-mod wire;
+pub(crate) mod wire;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ impl Session {
     pub(crate) fn new(
         disk: Arc<Disk>,
         workers: Arc<WorkerSet>,
-        socket: OwnedFd,
+        socket: Arc<OwnedFd>,
         shared: Arc<SessionShared>,
     ) -> Self {
         let vrings = (0..disk.queues()).map(|_| Vring::default()).collect();
@@ -183,6 +183,7 @@ impl Session {
     /// Serves the front-end until it goes, errs, or the session is told to end.
     pub(crate) fn run(mut self) {
         debug!(disk = self.disk.name(), session = self.shared.id(), "front-end connected");
+        self.wire.is_ours = true;
         while self.step() == Progress::GoesOn {}
     }
 

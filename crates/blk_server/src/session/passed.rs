@@ -41,7 +41,7 @@ impl Session {
         }
         self.vrings[at].call = fd;
         if let Some(call) = call {
-            crate::signal::signal(&call);
+            io_engine::signal_shared(&call);
         }
         Ok(Answer::Ack)
     }

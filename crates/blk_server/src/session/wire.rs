@@ -24,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    SendAncillaryMessage, SendFlags, Shutdown,
 };
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 use vm_memory::ByteValued;
@@ -38,6 +38,9 @@ const FLAG_REPLY: u32 = 0x4;
 const FLAG_NEED_REPLY: u32 = 0x8;
 /// Most descriptors one message may carry: `SET_MEM_TABLE`'s regions (the `vhost` crate takes 32).
 const MAX_FDS: usize = 32;
+/// Most that the kernel takes from a sender at once (unix(7)). There is room for all: those without are closed by the kernel, on
+/// this thread.
+const SCM_MAX_FD: usize = 253;
 /// How long a front-end may take from a message's first byte to its last, and to read a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -110,6 +113,8 @@ pub(crate) struct Wire {
     half: Option<HalfMessage>,
     /// Of the disk.
     quota: Arc<Quota>,
+    /// The connection ends with this value: no other server has it.
+    pub(super) is_ours: bool,
 }
 
 /// What a wait was ended by.
@@ -121,8 +126,13 @@ enum Ready {
 
 impl Wire {
     /// `wake`: an eventfd that ends a wait. `pause`: another one.
-    pub(crate) fn new(socket: OwnedFd, wake: Arc<OwnedFd>, pause: Arc<OwnedFd>, quota: Arc<Quota>) -> Self {
-        Self { socket: Arc::new(socket), wake, pause, half: None, quota }
+    pub(crate) fn new(
+        socket: Arc<OwnedFd>,
+        wake: Arc<OwnedFd>,
+        pause: Arc<OwnedFd>,
+        quota: Arc<Quota>,
+    ) -> Self {
+        Self { socket, wake, pause, half: None, quota, is_ours: false }
     }
 
     pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
@@ -255,6 +265,25 @@ impl Wire {
     }
 }
 
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if self.is_ours {
+            hang_up(&self.socket, &self.quota);
+        }
+    }
+}
+
+/// Ends a connection. What lies unread in it may be descriptors, which are closed with the socket: not by this thread, because
+/// that may wait.
+pub(crate) fn hang_up(socket: &Arc<OwnedFd>, quota: &Quota) {
+    // From here on nothing arrives.
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
+    let unread = rustix::net::recv(socket, &mut [0_u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    if !matches!(unread, Ok((0, _))) {
+        quota.close(socket);
+    }
+}
+
 /// Sends a request of ours on the back-end channel, without asking for an answer and without waiting.
 pub(crate) fn send_backend_request(socket: impl AsFd, code: u32) -> Result<(), WireError> {
     let bytes = message_bytes(code, VERSION, &[], &[]);
@@ -326,17 +355,25 @@ impl HalfMessage {
     fn receive_some(&mut self, socket: &OwnedFd, quota: &Arc<Quota>) -> Result<(), WireError> {
         let (begin, missing) = (self.bytes.len(), self.missing()?);
         self.bytes.resize(begin + missing, 0);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut slices = [IoSliceMut::new(&mut self.bytes[begin..])];
         let received = rustix::net::recvmsg(socket, &mut slices, &mut ancillary, flags);
+        let mut refused = None;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
+                // To the last, also after one that was refused: what is left in the iterator is closed here.
                 for fd in fds {
-                    self.fds.push(quota.admit(fd)?);
+                    match quota.admit(fd) {
+                        Ok(fd) => self.fds.push(fd),
+                        Err(error) => refused = Some(error),
+                    }
                 }
             }
+        }
+        if let Some(error) = refused {
+            return Err(error.into());
         }
         let (bytes, flags) = match received {
             Ok(received) => (received.bytes, received.flags),
@@ -399,7 +436,7 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let [wake, pause] = [(); 2].map(|()| Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
         let budget = Budget::new(Limits::of_process());
-        let wire = Wire::new(ours.into(), wake, Arc::clone(&pause), Quota::of(&budget));
+        let wire = Wire::new(Arc::new(ours.into()), wake, Arc::clone(&pause), Quota::of(&budget));
         while rustix::net::send(wire.socket(), &[0; 4096], SendFlags::DONTWAIT).is_ok() {}
         crate::signal::signal(&pause);
         let error = wire.reply(FrontendReq::GET_FEATURES, &VhostUserU64::new(0), &[]).unwrap_err();

@@ -15,6 +15,7 @@ mod durability_model;
 mod failed_sync;
 mod failing_storage;
 mod faults;
+mod hanging_descriptors;
 mod hold;
 mod hostile_chains;
 mod hostile_front_end;

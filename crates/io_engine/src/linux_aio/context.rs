@@ -99,6 +99,11 @@ impl Context {
         }
     }
 
+    /// The same, or the kernel's error at once.
+    pub fn without_waiting(calls: u32) -> Result<Self, Errno> {
+        set_up(calls).map(|id| Self { id, abandoned: false })
+    }
+
     #[cfg(test)]
     pub fn of_id(id: usize) -> Self {
         Self { id: id as libc::c_ulong, abandoned: false }

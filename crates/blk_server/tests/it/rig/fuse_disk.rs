@@ -26,8 +26,8 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
-    INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite,
-    Request, TimeOrNow, WriteFlags,
+    INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyStatfs,
+    ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
 /// Nothing but this process changes anything.
@@ -76,6 +76,8 @@ struct State {
     failing: Vec<Failing>,
     drops_syncs: bool,
     failed: u64,
+    hangs: bool,
+    held: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -148,8 +150,29 @@ impl FuseDisk {
     }
 }
 
+impl FuseDisk {
+    /// From now on nobody who closes the file, or asks for the file system's type, gets an answer before this value is dropped.
+    pub fn hang(&self) {
+        self.shared.state().hangs = true;
+    }
+
+    /// Calls without an answer.
+    pub fn hanging(&self) -> usize {
+        self.shared.state().held.len()
+    }
+
+    fn let_go(&self) {
+        let mut state = self.shared.state();
+        state.hangs = false;
+        let held = std::mem::take(&mut state.held);
+        drop(state);
+        held.into_iter().for_each(|answer| answer());
+    }
+}
+
 impl Drop for FuseDisk {
     fn drop(&mut self) {
+        self.let_go();
         // Lazily: after a test that failed, somebody may still have the image open.
         let _ = Command::new("umount").arg("--lazy").arg(&self.folder).status();
         drop(self.session.take());
@@ -182,6 +205,17 @@ impl Host {
             blksize: 4096,
             flags: 0,
         }
+    }
+
+    /// Now, or when nothing hangs any more.
+    fn answer(&self, answer: impl FnOnce() + Send + 'static) {
+        let mut state = self.0.state();
+        if state.hangs {
+            state.held.push(Box::new(answer));
+            return;
+        }
+        drop(state);
+        answer();
     }
 
     /// Whether the call is to fail.
@@ -309,7 +343,11 @@ impl Filesystem for Host {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        reply.ok();
+        self.answer(move || reply.ok());
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.answer(move || reply.statfs(0, 0, 0, 0, 0, 512, 255, 0));
     }
 
     fn fallocate(

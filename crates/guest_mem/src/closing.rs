@@ -1,0 +1,98 @@
+//! Closes descriptors that front-ends have passed, where no thread waits for it that serves anything.
+//!
+//! - To close a file may wait for as long as its front-end wants: a file of its FUSE file system is flushed, a TCP socket lingers, and
+//!   a Unix socket closes the descriptors that lie unread in it. Eventfds and memory never wait, and are closed at once.
+//! - Everything else is closed by one thread per disk, which exists while there is something to close, and has the list of system
+//!   calls of the thread that started it. What waits there stays charged, so a disk's front-ends can have no more of it than
+//!   descriptors; of what is charged to no disk, [`is_clogged`](Closing::is_clogged) sets the limit.
+//! - Whoever else still has the descriptor lets go of it first: the last one closes it.
+//!
+//! Not here: what a descriptor has to be (`backing.rs`, `blk_server`).
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backing::is_at_hand;
+use crate::quota::Charge;
+
+/// Sockets of front-ends, and descriptors beyond a disk's allowance, that wait to be closed.
+const MOST_UNCHARGED: usize = 64;
+/// One system call fits.
+const STACK_BYTES: usize = 64 << 10;
+/// For another thread to let go of a descriptor that it is just using.
+const PAUSE: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+struct Leaving {
+    // Closed before the charge is given back.
+    fd: Arc<OwnedFd>,
+    charge: Option<Arc<Charge>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    leaving: VecDeque<Leaving>,
+    uncharged: usize,
+    has_thread: bool,
+}
+
+/// Of one disk.
+#[derive(Debug, Default)]
+pub(crate) struct Closing(Mutex<State>);
+
+impl Closing {
+    /// Closes `fd` when nobody else has it. `charge`: given back after that.
+    pub(crate) fn close(self: &Arc<Self>, fd: &Arc<OwnedFd>, charge: Option<&Arc<Charge>>) {
+        // The caller's is dropped next.
+        if closes_at_once(fd) {
+            return;
+        }
+        let mut state = self.lock();
+        state.uncharged += usize::from(charge.is_none());
+        state.leaving.push_back(Leaving { fd: Arc::clone(fd), charge: charge.map(Arc::clone) });
+        if state.has_thread {
+            return;
+        }
+        let closing = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("bareblk-close".into()).stack_size(STACK_BYTES);
+        // Without a thread it stays open until the next one is closed.
+        state.has_thread = thread.spawn(move || closing.run()).is_ok();
+    }
+
+    pub(crate) fn is_clogged(&self) -> bool {
+        self.lock().uncharged >= MOST_UNCHARGED
+    }
+
+    fn run(&self) {
+        while let Some(Leaving { fd, charge }) = self.next() {
+            while Arc::strong_count(&fd) > 1 {
+                std::thread::sleep(PAUSE);
+            }
+            drop(fd);
+            self.lock().uncharged -= usize::from(charge.is_none());
+        }
+    }
+
+    fn next(&self) -> Option<Leaving> {
+        let mut state = self.lock();
+        let next = state.leaving.pop_front();
+        state.has_thread = next.is_some();
+        next
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn closes_at_once(fd: &OwnedFd) -> bool {
+    is_at_hand(fd) || is_eventfd(fd)
+}
+
+/// The kernel's own word: no file's path begins like this.
+fn is_eventfd(fd: &OwnedFd) -> bool {
+    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
+    link.is_ok_and(|link| link.to_bytes().starts_with(b"anon_inode:[eventfd"))
+}

@@ -1,0 +1,162 @@
+//! Signals an eventfd that another process shares, and never waits.
+//!
+//! `write(2)` waits while the counter is full, unless the open file has `O_NONBLOCK`, which the other process can clear at any
+//! moment; `RWF_NOWAIT` is refused for eventfds. The kernel's own way to signal one never waits: a completed call of Linux AIO adds one
+//! to the eventfd that it names (`IOCB_FLAG_RESFD`), and a full counter stays full.
+//!
+//! - The call reads nothing from an empty memfd: it has completed when `io_submit` returns.
+//! - A context belongs to one thread at a time, and goes to the next thread when that one ends: to destroy it would wait.
+//! - Without Linux AIO it is `write(2)` after all; [`prepare_signals`] tells.
+//!
+//! Interface: io_submit(2). Not here: when a queue signals (`blk_server`).
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+
+use super::RESFD;
+use super::context::{Command, Context, IoEvent, Iocb, cannot_set_up};
+
+/// Calls of a context: each takes a place until its result is taken.
+const PLACES: u32 = 32;
+
+/// Contexts of threads that have ended.
+static IDLE: Mutex<Vec<Context>> = Mutex::new(Vec::new());
+/// What all calls read from.
+static EMPTY: OnceLock<OwnedFd> = OnceLock::new();
+
+thread_local! {
+    static SIGNALLER: RefCell<Signaller> = const { RefCell::new(Signaller::NotMade) };
+}
+
+#[derive(Debug)]
+enum Signaller {
+    NotMade,
+    Made {
+        context: Option<Context>,
+        taken: u32,
+    },
+    /// This kernel, or a limit, gives no context.
+    Impossible,
+}
+
+impl Drop for Signaller {
+    fn drop(&mut self) {
+        if let Self::Made { context, .. } = self
+            && let Some(context) = context.take()
+        {
+            IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(context);
+        }
+    }
+}
+
+/// Makes what this thread needs to signal without waiting, if it has not got it.
+///
+/// # Errors
+/// Why it cannot be had: [`signal_shared`] writes, then, and waits where the other process makes it.
+pub fn prepare_signals() -> io::Result<()> {
+    SIGNALLER.with(|signaller| match &mut *signaller.borrow_mut() {
+        Signaller::Made { .. } => Ok(()),
+        not_made => make().map(|made| *not_made = made).map_err(|errno| cannot_set_up(errno, PLACES)),
+    })
+}
+
+/// Adds one to an eventfd that another process has, too. A counter that is full stays full.
+#[inline]
+pub fn signal_shared(eventfd: impl AsFd) {
+    let eventfd = eventfd.as_fd();
+    // A thread that is about to end has given its context away.
+    let done = SIGNALLER.try_with(|signaller| signaller.borrow_mut().signal(eventfd.as_raw_fd()));
+    if done != Ok(true) {
+        let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+    }
+}
+
+fn make() -> Result<Signaller, Errno> {
+    if EMPTY.get().is_none() {
+        // One that another thread has made meanwhile is as good.
+        let _ = EMPTY.set(memfd_create("bareblk-empty", MemfdFlags::CLOEXEC)?);
+    }
+    let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let context = idle.map_or_else(|| Context::without_waiting(PLACES), Ok)?;
+    // One of another thread may be full.
+    Ok(Signaller::Made { context: Some(context), taken: PLACES })
+}
+
+impl Signaller {
+    /// False: it is not done.
+    #[inline]
+    fn signal(&mut self, eventfd: i32) -> bool {
+        if matches!(self, Self::NotMade) {
+            *self = make().unwrap_or(Self::Impossible);
+        }
+        let (Self::Made { context: Some(context), taken }, Some(empty)) = (self, EMPTY.get()) else {
+            return false;
+        };
+        if *taken == PLACES {
+            empty_out(context);
+            *taken = 0;
+        }
+        let mut call = Iocb {
+            command: Command::Pread as u16,
+            fd: empty.as_raw_fd().cast_unsigned(),
+            flags: RESFD,
+            resfd: eventfd.cast_unsigned(),
+            ..Iocb::default()
+        };
+        *taken += 1;
+        // SAFETY: 1. `call` is on our stack, and the kernel looks at it during this call only; 2. it reads no byte into no
+        // buffer.
+        unsafe { context.submit(&[&raw mut call]) }.is_ok()
+    }
+}
+
+/// Takes all results.
+fn empty_out(context: &Context) {
+    let mut events = [IoEvent::default(); PLACES as usize];
+    while context
+        .take(0, &mut events, Some(std::time::Duration::ZERO))
+        .is_ok_and(|count| count == events.len())
+    {}
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn counter(fd: &OwnedFd) -> u64 {
+        let mut bytes = [0; 8];
+        rustix::io::read(fd, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    #[test]
+    fn each_signal_adds_one_also_beyond_the_places_of_a_context() {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        (0..1000).for_each(|_| signal_shared(&fd));
+        assert_eq!(counter(&fd), 1000);
+    }
+
+    #[test]
+    fn full_counter_that_blocks_its_writers_is_not_waited_for() {
+        let fd = eventfd(0, EventfdFlags::empty()).unwrap();
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        (0..100).for_each(|_| signal_shared(&fd));
+        assert_eq!(counter(&fd), u64::MAX);
+    }
+
+    #[test]
+    fn threads_that_come_and_go_share_a_context() {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        for _ in 0..100 {
+            std::thread::scope(|threads| threads.spawn(|| signal_shared(&fd)).join().unwrap());
+        }
+        assert_eq!(counter(&fd), 100);
+    }
+}
