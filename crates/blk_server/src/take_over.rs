@@ -128,9 +128,8 @@ pub enum TakeOverError {
     },
     /// A disk's sessions do not end.
     #[error(
-        "disk `{disk}`: its front-ends were cut off, and not all sessions have ended after {} s: its storage hangs, or \
-         a descriptor that a front-end passed does (a file on FUSE, a socket that lingers); repair it, or restart the \
-         server",
+        "disk `{disk}`: its front-ends were cut off, and not all sessions have ended after {} s: its storage hangs; \
+         repair it, or restart the server",
         timeout.as_secs_f64()
     )]
     NotCutOff {

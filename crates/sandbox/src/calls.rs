@@ -247,11 +247,10 @@ pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, Ba
         (SYS_ioctl, any_of(1, IOCTLS)?),
         (SYS_fcntl, any_of(1, FCNTLS)?),
     ];
-    if role != Role::Session {
-        rules.push((SYS_clone, vec![has(0, CLONE_OF_A_THREAD)?]));
-        // Let through by this filter, refused by `filter::no_processes`: the C library then takes `clone`.
-        rules.push((SYS_clone3, vec![]));
-    }
+    // Also a session's: another thread closes what may hang. It has the list of the one that makes it.
+    rules.push((SYS_clone, vec![has(0, CLONE_OF_A_THREAD)?]));
+    // Let through by this filter, refused by `filter::no_processes`: the C library then takes `clone`.
+    rules.push((SYS_clone3, vec![]));
     if matches!(role, Role::Control | Role::Worker) {
         rules.push((SYS_socketpair, vec![asks_over_packets()?]));
     }

@@ -1,18 +1,22 @@
-//! Workers of a confined process: one that does not get its list of system calls does not start.
+//! Threads of a confined process: a worker that does not get its list of system calls does not start, and what descriptors of
+//! front-ends need is on the lists.
 //!
-//! The case runs in a process of its own, this very program once more: what is given up here is given up for good.
+//! Each case runs in a process of its own, this very program once more: what is given up here is given up for good.
 //!
 //! Not here: what is on the lists, and threads of engines (`sandbox/tests/confined.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::error::Error;
+use std::io::Read;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blk_server::{Balance, EngineSource, Server, ServerConfig, ServerError, WorkerOptions};
 use disk_image::{HostOpener, Opener};
-use io_engine::{Engine, EngineConfig, SyncEngine};
+use guest_mem::{Budget, Limits, Quota};
+use io_engine::{Engine, EngineConfig, SyncEngine, prepare_signals, signal_shared};
+use rustix::event::{EventfdFlags, eventfd};
 use sandbox::{Role, confine, enter};
 
 const CASE: &str = "BLK_SERVER_TEST_CASE";
@@ -45,14 +49,51 @@ fn case() {
     );
 }
 
+/// Neither ends the process: each is on the lists.
+fn close_and_signal() {
+    prepare_signals().unwrap();
+    confine().unwrap();
+    for role in [Role::Session, Role::Worker] {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let quota = Quota::of(&Budget::new(Limits::of_process()));
+        let thread = std::thread::spawn(move || {
+            enter(role).unwrap();
+            drop(quota.admit(writer.into()).unwrap());
+            // Ends when another thread has closed the other end.
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+            prepare_signals().unwrap();
+            (0..100).for_each(|_| signal_shared(&event));
+            let mut count = [0; 8];
+            rustix::io::read(&event, &mut count).unwrap();
+            assert_eq!(u64::from_ne_bytes(count), 100);
+        });
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn session_and_worker_may_close_on_another_thread_and_signal_without_waiting() {
+    const NAME: &str = "confined::session_and_worker_may_close_on_another_thread_and_signal_without_waiting";
+    if std::env::var_os(CASE).is_some_and(|case| case == NAME) {
+        close_and_signal();
+        std::process::exit(SURVIVED);
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", NAME, "--nocapture", "--test-threads=1"]).env(CASE, NAME).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(SURVIVED), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn worker_that_gets_no_list_of_calls_does_not_start() {
-    if std::env::var_os(CASE).is_some() {
+    const NAME: &str = "confined::worker_that_gets_no_list_of_calls_does_not_start";
+    if std::env::var_os(CASE).is_some_and(|case| case == NAME) {
         case();
         std::process::exit(SURVIVED);
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     let output =
-        command.args(["confined::", "--nocapture", "--test-threads=1"]).env(CASE, "1").output().unwrap();
+        command.args(["--exact", NAME, "--nocapture", "--test-threads=1"]).env(CASE, NAME).output().unwrap();
     assert_eq!(output.status.code(), Some(SURVIVED), "{}", String::from_utf8_lossy(&output.stderr));
 }
