@@ -78,7 +78,8 @@ impl InlineServer {
     /// Out of descriptors.
     pub fn connect(&self, socket: OwnedFd) -> io::Result<InlineSession> {
         let shared = SessionShared::new(1)?;
-        let session = Session::new(Arc::clone(&self.disk), Arc::clone(&self.workers), socket, shared);
+        let session =
+            Session::new(Arc::clone(&self.disk), Arc::clone(&self.workers), Arc::new(socket), shared);
         Ok(InlineSession(Some(session)))
     }
 

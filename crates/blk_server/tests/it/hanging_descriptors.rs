@@ -3,6 +3,7 @@
 //! Not here: memory whose pages are waited for (`hostile_front_end.rs`), storage that hangs (`hung_storage.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
+use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -63,6 +64,18 @@ fn sessions(rig: &Rig) -> usize {
     rig.server.as_ref().unwrap().report().disks[0].sessions
 }
 
+/// Closed while its host answers: the process could not end otherwise.
+struct HangingFile {
+    file: File,
+    host: FuseDisk,
+}
+
+impl Drop for HangingFile {
+    fn drop(&mut self) {
+        self.host.let_go();
+    }
+}
+
 /// As memory and as call descriptor: looked at, refused, and closed; nothing of it waits.
 fn pass_hanging_file(front_end: &FrontEnd, file: impl AsFd) {
     let table = table_of(&[region_words(0, MIB, USER_BASE, 0)]);
@@ -75,13 +88,12 @@ fn pass_hanging_file(front_end: &FrontEnd, file: impl AsFd) {
 #[test]
 fn file_that_hangs_when_it_is_closed_keeps_no_session_no_cut_and_no_stop_waiting() {
     let Some(host) = FuseDisk::mount(1 << 20, Arc::new(|| 0)) else { return };
-    // Never closed here: that would wait, too.
-    let file = std::mem::ManuallyDrop::new(std::fs::File::open(host.path()).unwrap());
+    let HangingFile { file, host } = &HangingFile { file: File::open(host.path()).unwrap(), host };
     let mut rig = two_disks();
     let (hostile, mut guest) = guest_of(&rig, 0);
     let (_neighbour, mut neighbour) = guest_of(&rig, 1);
     host.hang();
-    pass_hanging_file(&hostile, &*file);
+    pass_hanging_file(&hostile, file);
     assert!(eventually(|| host.hanging() == 1), "one thread closes");
     assert!(serves(&mut guest) && serves(&mut neighbour));
     let server = rig.server.as_ref().unwrap();

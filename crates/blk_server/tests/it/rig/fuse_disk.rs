@@ -161,7 +161,8 @@ impl FuseDisk {
         self.shared.state().held.len()
     }
 
-    fn let_go(&self) {
+    /// Answers what hangs, and all that comes.
+    pub fn let_go(&self) {
         let mut state = self.shared.state();
         state.hangs = false;
         let held = std::mem::take(&mut state.held);
