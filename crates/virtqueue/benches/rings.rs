@@ -1,14 +1,14 @@
-//! What a request costs in the rings alone: both halves, and the device's share; split next to packed, and each with an
-//! in-flight log.
+//! The cost of a request in the rings alone: both halves, and the device's share, for split and packed rings,
+//! each also with an in-flight log.
 //!
-//! A request is three buffers in an indirect table (header, data, status), as a driver for disks sends it;
-//! 64 of them go through at a time.
+//! A request is three buffers in an indirect table (header, data, status), as a block driver sends it;
+//! batches of 64.
 //!
 //! `cargo bench -p virtqueue --bench rings` measures time. Instructions of one half, per 64 × 1000 requests:
 //! `valgrind --tool=callgrind --toggle-collect='*device_pass*' <bench binary> --callgrind split|packed|split_logged|packed_logged`
 //! (`*driver_fills*` and `*driver_reaps*` for the other half)
 //!
-//! Not here: what a request means (`blk_server`'s benchmark `device_half`).
+//! Not here: the meaning of a request (`blk_server`'s benchmark `device_half`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::hint::black_box;

@@ -1,13 +1,13 @@
-//! The buffers of one chain as a driver adds them, and how they are written as an indirect table.
+//! The buffers of one chain that a driver adds, and how they are written as an indirect table.
 //!
-//! Not here: descriptors of the ring itself (`split/driver.rs`, `packed/driver.rs`).
+//! Not here: the ring's own descriptors (`split/driver.rs`, `packed/driver.rs`).
 
 use guest_mem::{GuestRange, MemoryView};
 
 use crate::AddError;
 use crate::chain::{DESCRIPTOR_BYTES, NEXT, WRITE};
 
-/// Counted and checked.
+/// The buffers, counted and checked.
 #[derive(Debug)]
 pub(crate) struct Buffers<'r> {
     readable: &'r [GuestRange],
@@ -27,7 +27,7 @@ impl<'r> Buffers<'r> {
         Ok(Self { readable, writable, count })
     }
 
-    /// In order, with WRITE, and with NEXT but for the last.
+    /// The buffers' descriptors in order, with WRITE where writable, and with NEXT except on the last.
     #[inline]
     pub fn with_flags(&self) -> impl Iterator<Item = (GuestRange, u16)> + use<'r> {
         let flagged = self.readable.iter().map(|&r| (r, 0)).chain(self.writable.iter().map(|&r| (r, WRITE)));
@@ -41,11 +41,11 @@ impl<'r> Buffers<'r> {
     }
 }
 
-/// Descriptors that [`store_table`] stores at once.
+/// Descriptors that [`store_table`] writes per store.
 const AT_ONCE: usize = 8;
 
-/// Writes descriptors, two words each, to guest memory from `table_addr` on: many at once, because each
-/// store looks its address up.
+/// Writes descriptors, two words each, to guest memory from `table_addr` on. Batches them, because each store
+/// looks up its address.
 ///
 /// # Errors
 /// [`AddError::Table`]; a part of the table may be written then.

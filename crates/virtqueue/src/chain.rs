@@ -1,9 +1,9 @@
-//! One descriptor chain, walked and checked: where the buffers of a request lie.
+//! One descriptor chain, walked and checked: the buffers of a request.
 //!
-//! - Reused from request to request: made once with the queue's size, then never allocates.
+//! - Reused for every request: allocated once with the queue's size, then never again.
 //! - Device-readable buffers come first, then the device-writable ones (virtio 1.3 §2.7.4.2).
-//! - Zero-length descriptors are legal and carry nothing: they are not kept.
-//! - Addresses are not yet checked against memory; a gap shows when a buffer is used.
+//! - Zero-length descriptors are legal and are dropped.
+//! - Addresses are not checked here; an unmapped one fails when the buffer is used.
 //!
 //! Not here: reading descriptors (`split/device.rs`, `packed/device.rs`), header and status (`virtio_blk`).
 
@@ -15,13 +15,13 @@ use crate::fault::ChainFault;
 pub(crate) const NEXT: u16 = 1;
 /// Device-writable.
 pub(crate) const WRITE: u16 = 2;
-/// Names a table of descriptors.
+/// Refers to an indirect table.
 pub(crate) const INDIRECT: u16 = 4;
 
 /// Size of one descriptor in memory (virtio 1.3 §2.7.5).
 pub(crate) const DESCRIPTOR_BYTES: u32 = 16;
 
-/// One descriptor, copied out of guest memory (virtio 1.3 §2.7.5); of a packed ring, without its id.
+/// One descriptor, copied out of guest memory (virtio 1.3 §2.7.5); a packed ring's without its id.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptor {
     pub range: GuestRange,
@@ -30,7 +30,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// `meta`: length, flags and next, as they lie in a split ring's memory behind the address.
+    /// `meta`: length, flags and next, in the layout of the second word of a split ring's descriptor.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
     pub fn from_words(addr: u64, meta: u64) -> Self {
@@ -38,7 +38,7 @@ impl Descriptor {
         Self { range, flags: (meta >> 32) as u16, next: (meta >> 48) as u16 }
     }
 
-    /// The same two words.
+    /// The descriptor as these two words.
     #[inline]
     pub fn to_words(self) -> (u64, u64) {
         let meta = u64::from(self.range.len_bytes) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
@@ -106,7 +106,7 @@ impl Chain {
         self.seen_writable = false;
     }
 
-    /// Appends a device-readable buffer; for those who build chains without a ring.
+    /// Appends a device-readable buffer; for callers that build chains without a ring.
     ///
     /// # Errors
     /// [`ChainFault::ReadableAfterWritable`].

@@ -1,9 +1,9 @@
-//! Device half of a virtqueue in either format: takes available chains, gives back used ones.
+//! Device half of a virtqueue in either format: takes available chains and returns them as used.
 //!
 //! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
 //!
-//! Which format was negotiated is decided once, in [`DeviceQueue::new`]; each call is then one branch that
-//! never changes its mind.
+//! [`DeviceQueue::new`] picks the format once. Each call then costs one branch, which always goes the same
+//! way.
 //!
 //! Not here: the halves themselves (`split/device.rs`, `packed/device.rs`).
 
@@ -24,7 +24,7 @@ pub enum DeviceQueue {
     Packed(packed::DeviceQueue),
 }
 
-/// The same call on whichever half it is.
+/// Makes the same call on either half.
 macro_rules! either {
     ($queue:expr, $half:ident => $call:expr) => {
         match $queue {
@@ -35,12 +35,12 @@ macro_rules! either {
 }
 
 impl DeviceQueue {
-    /// Maps the ring and goes on where the last device stopped.
+    /// Maps the ring and resumes where the last device stopped.
     ///
-    /// `base` is the ring base of vhost-user (`SET_VRING_BASE`). A split ring says itself where to go on
-    /// (see [`split::DeviceQueue::new`]), and `base` is ignored. A packed ring says it only if the last device
-    /// was one of ours and left it with nothing in flight; otherwise `base` is taken, in the format of
-    /// [`DeviceQueue::position`], unless the ring contradicts (`packed/resume.rs`).
+    /// `base` is the ring base of vhost-user (`SET_VRING_BASE`). A split ring holds its own position (see
+    /// [`split::DeviceQueue::new`]), so `base` is ignored. A packed ring holds its position only if the last
+    /// device was one of ours and stopped with nothing in flight. Otherwise the queue starts at `base`, in
+    /// the format of [`DeviceQueue::position`], unless the ring contradicts it (`packed/resume.rs`).
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`]; packed only: [`RingFault::BadBase`],
@@ -58,10 +58,11 @@ impl DeviceQueue {
         }
     }
 
-    /// The same with a log of what is in flight, which outlives this device: what its predecessor had begun and not
-    /// published is popped first, in the order in which it was popped then, and the ring goes on behind it.
+    /// Like `new`, with an in-flight log that outlives this device. The queue first pops the chains that its
+    /// predecessor took and did not publish, in their original order, and then continues with the ring.
     ///
-    /// `base` counts only for a packed ring that was never used with this log: a split ring and a log know better.
+    /// `base` is used only for a packed ring that was never used with this log: a split ring and a log hold
+    /// the position themselves.
     ///
     /// # Errors
     /// As [`DeviceQueue::new`], and [`RingFault::Log`].
@@ -79,8 +80,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Whether `memory` holds a ring, each part of it as a whole: what [`DeviceQueue::new`] and
-    /// [`DeviceQueue::rebind`] ask of it.
+    /// Checks that `memory` maps every part of the ring completely, as [`DeviceQueue::new`] and
+    /// [`DeviceQueue::rebind`] require.
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
@@ -102,7 +103,7 @@ impl DeviceQueue {
         either!(self, half => half.recovery())
     }
 
-    /// How many chains of the predecessor's were not popped yet. They stay in the log until they are used.
+    /// How many of the predecessor's chains are still to be popped. They stay in the log until they are used.
     #[inline]
     #[must_use]
     pub fn to_redo(&self) -> u16 {
@@ -111,9 +112,9 @@ impl DeviceQueue {
 
     /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller.
     ///
-    /// A device announces how many segments it takes before it learns the queue's size, and Linux goes
-    /// by the announcement: with a limit of `queue_size` alone, large requests of a small queue fail.
-    /// (virtio 1.3 §2.7.5.3.1 binds the driver to the queue size.)
+    /// A device announces its segment limit before it learns the queue's size, and Linux relies on the
+    /// announcement. With a limit of `queue_size` alone, large requests on a small queue fail. (virtio 1.3
+    /// §2.7.5.3.1 limits the driver to the queue size.)
     #[must_use]
     pub fn with_indirect_limit(self, limit: u16) -> Self {
         match self {
@@ -122,7 +123,7 @@ impl DeviceQueue {
         }
     }
 
-    /// The same addresses in a new memory table; positions are kept.
+    /// Moves the queue to a new memory table at the same addresses; positions are kept.
     ///
     /// # Errors
     /// [`RingFault::Part`] if the new table does not hold the ring; the queue is unchanged then.
@@ -137,31 +138,31 @@ impl DeviceQueue {
         either!(self, half => half.queue_size())
     }
 
-    /// Where the ring lies.
+    /// The ring's addresses and size.
     #[must_use]
     pub fn layout(&self) -> &RingLayout {
         either!(self, half => half.layout())
     }
 
-    /// Where the ring goes on: what `GET_VRING_BASE` answers with.
+    /// The ring's current position: the answer to `GET_VRING_BASE`.
     ///
-    /// Split: the index of the next available entry. Packed: slot of the next descriptor to take (bits
-    /// 0–14) and its wrap counter (15); slot of the next one to use (16–30) and its wrap counter (31).
+    /// Split: the index of the next available entry. Packed: slot of the next descriptor to take (bits 0–14)
+    /// and its wrap counter (15); slot of the next one to use (16–30) and its wrap counter (31).
     #[inline]
     #[must_use]
     pub fn position(&self) -> u32 {
         either!(self, half => half.position())
     }
 
-    /// Whether no device had used anything in the ring when it was opened.
+    /// Whether the ring was unused by any device when it was opened.
     #[must_use]
     pub fn was_fresh(&self) -> bool {
         either!(self, half => half.was_fresh())
     }
 
-    /// Whether anything is available right now: 0 if not, else at least 1 and never more than there is.
+    /// A lower bound on the available chains: 0 if there are none, otherwise at least 1 and never too many.
     ///
-    /// A split ring counts its chains; a packed one would have to walk them and says 1.
+    /// A split ring counts its chains; a packed one would have to walk them, so it returns 1.
     ///
     /// # Errors
     /// [`RingFault::AvailIndexJump`] (split only).
@@ -170,20 +171,20 @@ impl DeviceQueue {
         either!(self, half => half.available())
     }
 
-    /// Takes the next available chain into `chain` and returns its tag, if there is one: the head of a
-    /// split ring's chain, the buffer id of a packed one's, less than the queue size either way.
+    /// Takes the next available chain into `chain` and returns its tag, if there is one. The tag is the head
+    /// of a split ring's chain, or the buffer id of a packed one's; either is less than the queue size.
     ///
     /// # Errors
-    /// [`PopError::Ring`]: the queue must stop. [`PopError::Chain`]: this chain is taken but unusable
-    /// and goes back by `push_used`; `chain` is then empty, unless the fault is
+    /// [`PopError::Ring`]: the queue must stop. [`PopError::Chain`]: this chain is taken but unusable; the
+    /// caller returns it with `push_used`. `chain` is then empty, unless the fault is
     /// [`crate::ChainFault::ReadableAfterWritable`].
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, PopError> {
         either!(self, half => half.pop(chain))
     }
 
-    /// Gives the chain popped last back: it will be popped again. For an owner without room to start it;
-    /// nothing may have been popped or pushed since.
+    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it;
+    /// the owner must not have popped or pushed anything since.
     #[inline]
     pub fn unpop(&mut self) {
         either!(self, half => half.unpop());
@@ -191,19 +192,19 @@ impl DeviceQueue {
 
     /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
     ///
-    /// `written_bytes`: stored in the chain's device-writable part, from its start on; 0 if unknown.
+    /// `written_bytes`: bytes stored from the start of the chain's device-writable part; 0 if unknown.
     #[inline]
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
         either!(self, half => half.push_used(tag, written_bytes));
     }
 
-    /// Makes everything pushed so far visible to the driver, once per pass; returns whether there was any.
+    /// Makes all pushed chains visible to the driver, once per pass; returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         either!(self, half => half.publish())
     }
 
-    /// Whether the driver wants to hear about what was published since the last call.
+    /// Whether the driver wants a notification for the chains published since the last call.
     ///
     /// Spec: virtio 1.3 §2.7.7.2, §2.8.10.
     #[inline]
@@ -212,14 +213,15 @@ impl DeviceQueue {
         either!(self, half => half.needs_notification())
     }
 
-    /// Tells the driver that it need not kick: we look without being asked. A hint: spurious kicks happen.
+    /// Tells the driver that it need not kick, because the device polls. This is a hint: kicks may still
+    /// come.
     #[inline]
     pub fn disable_kicks(&mut self) {
         either!(self, half => half.disable_kicks());
     }
 
-    /// Asks for a kick when the next chain becomes available, then looks once more: `true` if something
-    /// is available already, for which no kick may come.
+    /// Asks for a kick when the next chain becomes available, then checks again. Returns `true` if a chain is
+    /// already available; no kick may come for it.
     ///
     /// # Errors
     /// [`RingFault::AvailIndexJump`] (split only).

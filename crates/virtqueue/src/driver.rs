@@ -1,4 +1,4 @@
-//! Driver half of a virtqueue in either format: makes buffers available, takes used ones back.
+//! Driver half of a virtqueue in either format: makes buffers available and takes used ones back.
 //!
 //! `add … publish → kick_needed? … pop_used … arm_interrupts`
 //!
@@ -10,14 +10,14 @@ use crate::driver_fault::{AddError, DriverFault};
 use crate::fault::RingFault;
 use crate::{RingFeatures, RingLayout, packed, split};
 
-/// A chain that came back.
+/// A chain that the device returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// As given to `add`.
     pub token: u64,
-    /// As returned by `add`; free again.
+    /// As returned by `add`; free for reuse.
     pub tag: u16,
-    /// Stored by the device, from the start of the writable buffers on.
+    /// Bytes that the device stored, from the start of the writable buffers.
     pub written_bytes: u32,
 }
 
@@ -30,7 +30,7 @@ pub enum DriverQueue {
     Packed(packed::DriverQueue),
 }
 
-/// The same call on whichever half it is.
+/// Makes the same call on either half.
 macro_rules! either {
     ($queue:expr, $half:ident => $call:expr) => {
         match $queue {
@@ -41,7 +41,7 @@ macro_rules! either {
 }
 
 impl DriverQueue {
-    /// Makes a new ring at `layout`: all of it is zeroed.
+    /// Creates a new ring at `layout` and zeroes all of it.
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
@@ -53,11 +53,11 @@ impl DriverQueue {
         }
     }
 
-    /// Lets chains through an indirect table be as long as `limit`, even if the queue is smaller: for a device that
-    /// announces how many buffers it takes per request.
+    /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller: for a device
+    /// that announces its segment limit per request.
     ///
-    /// virtio 1.3 §2.7.5.3.1 binds a driver to the queue size; Linux goes by the announcement, so devices take it. A
-    /// queue of two entries can carry nothing with data in it otherwise.
+    /// virtio 1.3 §2.7.5.3.1 limits a driver to the queue size. Linux relies on the announcement instead, so
+    /// devices accept longer tables. Without this, a queue of two entries could not carry any data.
     #[must_use]
     pub fn with_indirect_limit(self, limit: u16) -> Self {
         match self {
@@ -66,7 +66,7 @@ impl DriverQueue {
         }
     }
 
-    /// The ring base with which a device starts on the new ring: what a front-end sends.
+    /// The ring base at which a device starts on the new ring; a front-end sends it.
     #[must_use]
     pub fn initial_base(&self) -> u32 {
         match self {
@@ -75,22 +75,22 @@ impl DriverQueue {
         }
     }
 
-    /// Descriptors not in use.
+    /// Free descriptors.
     #[inline]
     #[must_use]
     pub fn free_descriptors(&self) -> u16 {
         either!(self, half => half.free_descriptors())
     }
 
-    /// Chains added and not yet back.
+    /// Chains added and not yet returned.
     #[inline]
     #[must_use]
     pub fn in_flight(&self) -> u16 {
         either!(self, half => half.in_flight())
     }
 
-    /// Adds a chain of descriptors of the ring; the device sees it after [`DriverQueue::publish`].
-    /// Returns the tag: no other chain has it until this one is back.
+    /// Adds a chain in the ring's own descriptors; the device sees it after [`DriverQueue::publish`]. Returns
+    /// the tag, which stays unique until this chain is returned.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -104,8 +104,8 @@ impl DriverQueue {
         either!(self, half => half.add(readable, writable, token))
     }
 
-    /// Adds a chain through a table at `table`, which the device may read until the chain is back;
-    /// it takes 16 bytes per buffer.
+    /// Adds a chain through an indirect table at `table`, which takes 16 bytes per buffer. The device may
+    /// read the table until it returns the chain.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -120,13 +120,13 @@ impl DriverQueue {
         either!(self, half => half.add_indirect(readable, writable, table, token))
     }
 
-    /// Makes all that was added visible to the device; returns whether there was any.
+    /// Makes all added chains visible to the device; returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         either!(self, half => half.publish())
     }
 
-    /// Whether the device wants a kick for what was published since the last call.
+    /// Whether the device wants a kick for the chains published since the last call.
     ///
     /// Spec: virtio 1.3 §2.7.10.1, §2.8.10.
     #[inline]
@@ -135,7 +135,7 @@ impl DriverQueue {
         either!(self, half => half.kick_needed())
     }
 
-    /// Takes the next chain that the device is done with, if there is one.
+    /// Takes the next chain that the device has used, if there is one.
     ///
     /// # Errors
     /// [`DriverFault`]: the ring cannot be used any more.
@@ -144,14 +144,14 @@ impl DriverQueue {
         either!(self, half => half.pop_used())
     }
 
-    /// Tells the device that we look without being asked. A hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
     #[inline]
     pub fn disable_interrupts(&mut self) {
         either!(self, half => half.disable_interrupts());
     }
 
-    /// Asks for an interrupt when the next chain is used, then looks once more: `true` if something is
-    /// used already, for which none may come.
+    /// Asks for an interrupt when the next chain is used, then checks again. Returns `true` if a chain is
+    /// already used; no interrupt may come for it.
     ///
     /// # Errors
     /// [`DriverFault::UsedIndexJump`] (split only).

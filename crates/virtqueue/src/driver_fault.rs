@@ -1,16 +1,16 @@
 //! Why the driver half refuses: a chain that does not fit, or a device that broke the ring.
 //!
-//! Not here: what a driver can do wrong (`fault.rs`).
+//! Not here: faults of a driver (`fault.rs`).
 
 use guest_mem::AccessError;
 
-/// Why buffers were not added; the ring is as it was.
+/// Why buffers were not added; the ring is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
     /// A chain has at least one buffer.
     #[error("no buffers to add")]
     Empty,
-    /// Longer than any device must accept.
+    /// More buffers than a device must accept.
     #[error("{needed} buffers, a chain has at most {limit}")]
     TooLong {
         /** Buffers given. */
@@ -29,7 +29,7 @@ pub enum AddError {
     /// The device did not offer `VIRTIO_F_INDIRECT_DESC`.
     #[error("indirect descriptors were not negotiated")]
     IndirectNotNegotiated,
-    /// The place for the table is not in memory.
+    /// The table's address is not in memory.
     #[error("indirect table cannot be written")]
     Table(#[source] AccessError),
 }
@@ -37,17 +37,17 @@ pub enum AddError {
 /// The device broke the used ring: reset the queue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverFault {
-    /// More used than was available.
+    /// More entries used than were available.
     #[error("used index jumped to {used_idx} from {next_used} with {in_flight} chains in flight")]
     UsedIndexJump {
         /** As read. */
         used_idx: u16,
-        /** Where we are. */
+        /** The next used entry that the driver takes. */
         next_used: u16,
         /** Available and not used. */
         in_flight: u16,
     },
-    /// Not a descriptor of this queue.
+    /// The id does not name a descriptor of this queue.
     #[error("used id {id} is outside the descriptor table (queue size {queue_size})")]
     IdOutOfRange {
         /** As read. */
@@ -55,18 +55,18 @@ pub enum DriverFault {
         /** In entries. */
         queue_size: u16,
     },
-    /// No chain with this head is with the device.
+    /// The device does not hold a chain with this head.
     #[error("used id {id} is not in flight")]
     NotInFlight {
         /** As read. */
         id: u16,
     },
-    /// More stored than there was room for.
+    /// The device claims more bytes than the buffers hold.
     #[error("device claims {written_bytes} bytes written, the buffers have room for {writable_bytes}")]
     WrittenTooMuch {
         /** As read. */
         written_bytes: u32,
-        /** What was given. */
+        /** Total size of the writable buffers. */
         writable_bytes: u64,
     },
 }

@@ -1,9 +1,9 @@
-//! What the driver can do wrong, told apart by how far the damage reaches.
+//! Faults of the driver, by how far the damage reaches.
 //!
-//! - [`RingFault`]: indices cannot be trusted any more; this queue stops until it is reset.
-//! - [`ChainFault`]: one request is unusable; it goes back with length 0 and the queue goes on.
+//! - [`RingFault`]: the indices cannot be trusted any more; this queue stops until it is reset.
+//! - [`ChainFault`]: one request is unusable; the device returns it with length 0 and the queue continues.
 //!
-//! Not here: what the owner of the queue does about it (`blk_server`).
+//! Not here: how the owner of the queue reacts (`blk_server`).
 
 use std::fmt;
 
@@ -70,7 +70,7 @@ pub enum RingFault {
     AvailIndexJump {
         /** As read. */
         avail_idx: u16,
-        /** Where we are. */
+        /** The next entry that the device takes. */
         next_avail: u16,
         /** In entries. */
         queue_size: u16,
@@ -89,16 +89,15 @@ pub enum RingFault {
         /** As read. */
         head: u16,
     },
-    /// A packed ring's chain that has no end where it must: its buffer id is in the last descriptor, so
-    /// unknown.
+    /// A packed ring's chain without an end. The last descriptor holds its buffer id, so the id is unknown.
     #[error("descriptor chain from slot {slot} is longer than the {room} descriptors not in flight")]
     EndlessChain {
-        /** Of its first descriptor. */
+        /** Slot of its first descriptor. */
         slot: u16,
-        /** In descriptors: the queue size, less what is in flight. */
+        /** In descriptors: the queue size, minus the descriptors in flight. */
         room: u16,
     },
-    /// A packed ring's buffer id that no driver needs.
+    /// A packed ring's buffer id outside the queue size; no driver needs such an id.
     #[error("buffer id {id} is not below the queue size {queue_size}")]
     IdOutOfRange {
         /** As read. */
@@ -112,7 +111,8 @@ pub enum RingFault {
         /** As read. */
         id: u16,
     },
-    /// No such position: a slot outside the ring, more taken than used, or not that of a new ring.
+    /// An impossible position: a slot outside the ring, descriptors taken but not used, or not that of a new
+    /// ring.
     #[error(
         "ring base {base:#010x} is no position of this packed ring with {queue_size} entries; a new one starts at 0x80008000"
     )]
@@ -122,22 +122,22 @@ pub enum RingFault {
         /** In entries. */
         queue_size: u16,
     },
-    /// The in-flight log of the device before says nothing that could be true.
+    /// The in-flight log of the previous device is inconsistent.
     #[error(transparent)]
     Log(#[from] LogFault),
-    /// The packed ring shows that a device went on beyond the position; requests would run twice.
+    /// The packed ring shows that a device moved past the position; requests would run twice.
     #[error(
         "ring base {base:#010x} is stale: slot {slot} of the packed ring shows later use, and nothing in memory tells the position, so the guest must reset the device"
     )]
     StaleBase {
         /** As the front-end sent it. */
         base: u32,
-        /** Where it shows. */
+        /** The slot that shows it. */
         slot: u16,
     },
 }
 
-/// One descriptor chain is unusable; where it ends is unknown, so no status can be stored.
+/// One unusable descriptor chain. Its end is unknown, so no status can be stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainFault {
     /// `next` does not name a descriptor of the table.
@@ -158,12 +158,12 @@ pub enum ChainFault {
     /// A device-readable descriptor after a device-writable one (virtio 1.3 §2.7.4.2).
     #[error("device-readable descriptor follows a device-writable one")]
     ReadableAfterWritable,
-    /// An indirect table that is not as it must be.
+    /// A malformed indirect table.
     #[error(transparent)]
     Indirect(#[from] IndirectFault),
 }
 
-/// What is wrong with an indirect descriptor or its table (virtio 1.3 §2.7.5.3).
+/// A fault in an indirect descriptor or its table (virtio 1.3 §2.7.5.3).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IndirectFault {
     /// The driver did not accept `VIRTIO_F_INDIRECT_DESC`.
@@ -172,7 +172,8 @@ pub enum IndirectFault {
     /// A table inside a table.
     #[error("indirect descriptor inside an indirect table")]
     Nested,
-    /// A table in a chain with direct descriptors, which packed rings do not have (virtio 1.3 §2.8.5).
+    /// An indirect descriptor in a chain with direct ones, which packed rings do not allow (virtio 1.3
+    /// §2.8.5).
     #[error("indirect descriptor in one chain with direct ones")]
     Mixed,
     /// NEXT and INDIRECT in one descriptor.
@@ -181,7 +182,7 @@ pub enum IndirectFault {
     /// No entries.
     #[error("indirect table is empty")]
     Empty,
-    /// Not whole descriptors.
+    /// The length is not a whole number of descriptors.
     #[error("indirect table has {len_bytes} bytes, not a multiple of 16")]
     Length {
         /** As read. */
@@ -195,23 +196,23 @@ pub enum IndirectFault {
         /** In descriptors. */
         limit: u16,
     },
-    /// A visited entry lies outside the guest's memory.
+    /// An entry that was visited lies outside the guest's memory.
     #[error("indirect table cannot be read")]
     Unmapped(#[source] AccessError),
 }
 
-/// Why [`crate::DeviceQueue::pop`] has no chain to give.
+/// Why [`crate::DeviceQueue::pop`] returns no chain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PopError {
     /// The queue has to stop.
     #[error(transparent)]
     Ring(#[from] RingFault),
-    /// This chain goes back with length 0.
+    /// The device must return this chain with length 0.
     #[error("chain {tag}: {fault}")]
     Chain {
-        /** What `push_used` is to be given. */
+        /** To be passed to `push_used`. */
         tag: u16,
-        /** What is wrong. */
+        /** The fault. */
         fault: ChainFault,
     },
 }

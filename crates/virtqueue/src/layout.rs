@@ -1,6 +1,6 @@
-//! Where the three areas of a virtqueue lie, split or packed, and the checked way into memory.
+//! Where the three areas of a virtqueue lie, split or packed, and checked access to them.
 //!
-//! Not here: what lies where inside an area (`split/layout.rs`, `packed/layout.rs`).
+//! Not here: the fields inside an area (`split/layout.rs`, `packed/ring.rs`).
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use guest_mem::{AccessError, Address, GuestAddress, GuestMemory, MemoryView, Sha
 use crate::fault::{RingFault, RingPart};
 use crate::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE, RingFeatures};
 
-/// Size and addresses of a virtqueue, as the front-end announced them: not yet checked.
+/// Size and addresses of a virtqueue as the front-end announced them; not yet checked.
 ///
 /// Both formats have three areas (virtio 1.3 §2.6); the fields have the names of the split ring's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
-    /// In entries; a power of two. (A packed ring's need not be by virtio 1.3 §2.8.10.1; every driver we
-    /// know asks for one, and slots stay a mask away from positions.)
+    /// In entries; a power of two. (virtio 1.3 §2.8.10.1 does not require this of a packed ring. Every driver
+    /// we know asks for one, and it lets a mask turn a position into a slot.)
     pub queue_size: u16,
     /// Descriptor area: the descriptor table, or the packed ring itself.
     pub descriptors: GuestAddress,
@@ -26,8 +26,8 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
-    /// Of a split ring: `used.idx`, as far as its device has come. For a front-end that tells a back-end of a ring that
-    /// another one used.
+    /// A split ring's `used.idx`: how far its device has come. For a front-end that hands a back-end a ring
+    /// that another back-end used.
     ///
     /// # Errors
     /// [`AccessError`] if it does not lie in memory.
@@ -50,8 +50,8 @@ impl RingLayout {
         if features.packed { 4 } else { 4 + entries_bytes + 2 * u64::from(features.event_idx) }
     }
 
-    /// Tells a dirty log that a device may have stored anywhere in the ring: the one before may have died between a
-    /// store and its note.
+    /// Marks every part of the ring that a device may have stored to in the dirty log. The previous device
+    /// may have died between a store and its mark.
     pub fn note_device_stores(&self, memory: &GuestMemory, features: RingFeatures) {
         memory.note_store(self.used.raw_value(), self.used_bytes(features));
         if features.packed {
@@ -60,7 +60,7 @@ impl RingLayout {
     }
 }
 
-/// `len` values of one part of a ring, aligned as the standard wants it.
+/// `len` values of one part of a ring, aligned as the standard requires.
 pub(crate) fn slice<T: Shared>(
     memory: &Arc<GuestMemory>,
     part: RingPart,

@@ -3,14 +3,14 @@
 //! `driver: add → publish ⇒ device: pop → Chain → (owner works) → push_used → publish ⇒ driver: pop_used`
 //!
 //! - Two formats, split and packed, behind the same calls: [`DeviceQueue`] and [`DriverQueue`].
-//! - The other side is hostile and writes at any moment: each index, address and length is read once,
-//!   checked, and then trusted; what we wrote ourselves is kept privately and never read back.
-//! - A fault inside a chain concerns that request; a fault of the ring stops the queue.
-//! - A device can keep a log of what is in flight, for its successor after a crash (`log.rs`).
+//! - The peer is hostile and may write at any moment. Each index, address and length is read once and checked
+//!   before use. Each side keeps its own state in private memory and never reads it back from the ring.
+//! - A fault inside a chain fails that request; a fault of the ring stops the queue.
+//! - A device can log its in-flight requests, so that its successor can redo them after a crash (`log.rs`).
 //! - Nothing is allocated between `new` and `drop`.
 //!
 //! Spec: virtio 1.3 §2.7 (split), §2.8 (packed).
-//! Not here: I/O, threads, file descriptors (`blk_server`), what a chain means (`virtio_blk`).
+//! Not here: I/O, threads, file descriptors (`blk_server`), the meaning of a chain (`virtio_blk`).
 #![forbid(unsafe_code)]
 
 mod buffers;
@@ -41,10 +41,10 @@ pub use fault::{ChainFault, IndirectFault, PopError, RingFault, RingPart};
 pub use layout::RingLayout;
 pub use log::{LogArea, LogFault, Recovery};
 
-/// Smallest queue we serve: virtio-blk needs a descriptor for the header and one for the status.
+/// Smallest supported queue: virtio-blk needs a descriptor for the header and one for the status.
 pub const MIN_QUEUE_SIZE: u16 = 2;
 
-/// Largest queue we serve: what QEMU offers at most, and `IOV_MAX` bounds what one request may hold.
+/// Largest supported queue: the most that QEMU offers; `IOV_MAX` also limits the buffers of one request.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Negotiated feature bits that change how a ring is used.

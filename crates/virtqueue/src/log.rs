@@ -1,20 +1,22 @@
-//! The in-flight log of vhost-user: what a device had begun, in memory that outlives it.
+//! The in-flight log of vhost-user: a device's unfinished requests, in memory that outlives it.
 //!
 //! `pop → entry, then I/O … push_used → publish: batch noted → visible in the ring → entries cleared`
 //!
-//! The front-end keeps the memory and gives it to the device's successor, who does again what was begun and is not
-//! visible in the ring, in the order in which it was taken from there.
+//! The front-end keeps the memory and passes it to the device's successor. The successor redoes the requests
+//! that the dead device took and did not publish, in the order in which it took them.
 //!
-//! - Kept by the halves themselves: what is noted in which order decides what a crash at any instant leaves behind.
-//! - Kept *for* a peer that may write it, at any moment: everything is kept in private, too. Only a queue that starts reads
-//!   the log, each word once, into a [`Snapshot`]. That is checked (nothing outside the log or the ring is named, nothing
-//!   twice), and that alone is used; the shared words are only stored to from then on.
-//! - An entry's fields lie in words of 64 bits, stored whole. A store that must not be seen before another one is a
-//!   release: who reads is another process, after this one's death.
+//! - The ring halves write the log themselves, because the order of stores decides what a crash at any
+//!   instant leaves behind.
+//! - A hostile peer may write the log at any moment, so a queue keeps all of this state in private memory as
+//!   well. A queue reads the log only when it starts: each word once, into a [`Snapshot`]. It checks the
+//!   snapshot (no entry refers to anything outside the log or the ring, none appears twice) and uses only
+//!   that; afterwards it only stores to the shared words.
+//! - An entry's fields share 64-bit words, which are stored whole. A store that must not become visible
+//!   before an earlier one is a release store: the reader is another process, after this one's death.
 //! - No lock, no system call, no allocation after the start.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking". Not here: the two layouts (`split/log.rs`, `packed/log.rs`), the shared
-//! memory and its messages (`blk_server`).
+//! Spec: vhost-user, "Inflight I/O tracking". Not here: the two layouts (`split/log.rs`, `packed/log.rs`),
+//! the shared memory and its messages (`blk_server`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -23,18 +25,18 @@ use guest_mem::{AccessError, GuestAddress, GuestMemory, SharedSlice};
 
 use crate::step;
 
-/// Words before the entries, and words of an entry.
+/// Header words of the log, and words per entry.
 pub(crate) const SPLIT_WORDS: (usize, usize) = (2, 2);
 pub(crate) const PACKED_WORDS: (usize, usize) = (4, 4);
-/// The log of each queue begins at a multiple of this, as other back-ends have it.
+/// Each queue's log starts at a multiple of this, as in other back-ends.
 const ALIGN_BYTES: u64 = 64;
-/// The only version there is; 0: nothing was written yet.
+/// The only version; 0 means that nothing was written yet.
 pub(crate) const VERSION: u16 = 1;
 
-/// Why a log cannot be used. The queue must not start: nobody knows what was in flight.
+/// Why a log cannot be used. The queue must not start, because the requests in flight are unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogFault {
-    /// The shared memory does not hold it.
+    /// The shared memory does not contain the whole log.
     #[error("in-flight log of queue {queue} lies outside the memory that the front-end passed for it")]
     Place {
         /** Its index. */
@@ -55,7 +57,7 @@ pub enum LogFault {
         /** As read. */
         version: u16,
     },
-    /// Made for another number of descriptors than was said.
+    /// The log has another number of descriptors than the front-end announced.
     #[error("in-flight log says that it has {entries} entries, the front-end says {announced}")]
     Entries {
         /** As read. */
@@ -63,7 +65,7 @@ pub enum LogFault {
         /** As received. */
         announced: u16,
     },
-    /// The ring can have more in flight than the log can hold.
+    /// The ring can have more requests in flight than the log can hold.
     #[error("in-flight log with {entries} entries for a queue of {queue_size}: it needs as many")]
     TooSmall {
         /** As received. */
@@ -76,7 +78,7 @@ pub enum LogFault {
     NoSuchEntry {
         /** As read. */
         entry: u16,
-        /** How many there are. */
+        /** Number of entries in the log. */
         entries: u16,
     },
     /// Two lists meet, or one has no end.
@@ -85,7 +87,7 @@ pub enum LogFault {
         /** Its index. */
         entry: u16,
     },
-    /// A chain that is not as long as it says.
+    /// A chain's recorded length or last entry is wrong.
     #[error(
         "in-flight log has a chain from entry {entry} on with {num} descriptors, which does not end at {last}"
     )]
@@ -105,15 +107,15 @@ pub enum LogFault {
         /** In descriptors. */
         queue_size: u16,
     },
-    /// Entries that are neither free nor in flight.
+    /// Some entries are neither free nor in flight.
     #[error("in-flight log has {found} of its {entries} entries in its lists")]
     Lost {
         /** Free or in flight. */
         found: u16,
-        /** How many there are. */
+        /** Number of entries in the log. */
         entries: u16,
     },
-    /// A buffer id that the ring does not have, or has twice.
+    /// A buffer id that is outside the ring, or that occurs twice.
     #[error(
         "in-flight log has buffer id {id} in flight twice, or it is not below the queue size {queue_size}"
     )]
@@ -123,7 +125,7 @@ pub enum LogFault {
         /** In descriptors. */
         queue_size: u16,
     },
-    /// No such slot.
+    /// The ring has no such slot.
     #[error("in-flight log says that slot {slot} is used next, the ring has {queue_size}")]
     Position {
         /** As read. */
@@ -133,7 +135,7 @@ pub enum LogFault {
     },
 }
 
-/// Where the log of one queue lies: in memory that is shared with the front-end, and with nobody else.
+/// Where the log of one queue lies, in memory that only the front-end shares.
 #[derive(Clone, Debug)]
 pub struct LogArea {
     memory: Arc<GuestMemory>,
@@ -142,20 +144,20 @@ pub struct LogArea {
 }
 
 impl LogArea {
-    /// `memory`: the shared memory, from address 0 on, with the logs of all queues. `entries`: of each of them; at least
-    /// the size of the queue.
+    /// `memory`: the shared memory with the logs of all queues, from address 0 on. `entries`: entries per
+    /// log; at least the queue size.
     #[must_use]
     pub fn new(memory: Arc<GuestMemory>, queue: u16, entries: u16) -> Self {
         Self { memory, queue, entries }
     }
 
-    /// How much room `queues` logs of `entries` entries need.
+    /// Bytes needed for the logs of `queues` queues with `entries` entries each.
     #[must_use]
     pub fn bytes(queues: u16, entries: u16, packed: bool) -> u64 {
         u64::from(queues) * queue_bytes(entries, if packed { PACKED_WORDS } else { SPLIT_WORDS })
     }
 
-    /// How many requests, or descriptors of a packed ring, it can hold.
+    /// How many requests (or, in a packed ring, descriptors) the log can hold.
     #[must_use]
     pub fn entries(&self) -> u16 {
         self.entries
@@ -167,7 +169,7 @@ impl LogArea {
         &self.memory
     }
 
-    /// The log's words, to be stored to, and what they say; `None` if nothing was ever written to them.
+    /// The log's words, for stores, and a snapshot of them; `None` if nothing was ever written to them.
     pub(crate) fn open(
         &self,
         queue_size: u16,
@@ -203,16 +205,17 @@ fn queue_bytes(entries: u16, (head, each): (usize, usize)) -> u64 {
     (8 * (head + each * usize::from(entries)) as u64).next_multiple_of(ALIGN_BYTES)
 }
 
-/// A log's words as a queue found them: a private copy, of which each word was read once.
+/// A private copy of a log's words, as a queue found them; each word was read once.
 ///
-/// It is as large as the log, which is bounded by its number of entries and by the memory that was passed for it.
+/// It is as large as the log, which its number of entries and the passed memory limit.
 #[derive(Debug)]
 pub(crate) struct Snapshot(Box<[u64]>);
 
 impl Snapshot {
     fn read(words: &SharedSlice<u64>) -> Self {
         let read_once = |at| {
-            // Acquire: pairs with the releases of the device before; it is gone, and all that it stored is there.
+            // Acquire: pairs with the releases of the previous device. That device is gone, so all of its
+            // stores are there.
             let word = words.load(at, Acquire);
             step::may_change_here();
             word
@@ -220,29 +223,30 @@ impl Snapshot {
         Self((0..words.len()).map(read_once).collect())
     }
 
-    /// `at`: below what the log has, as the caller made sure.
+    /// `at` must lie inside the log; the caller has checked it.
     pub(crate) fn word(&self, at: usize) -> u64 {
         self.0[at]
     }
 
-    /// What a queue that starts has stored in the log meanwhile.
+    /// Records a word that a starting queue has stored in the log since.
     pub(crate) fn set(&mut self, at: usize, word: u64) {
         self.0[at] = word;
     }
 }
 
-/// After all stores before it: pairs with the acquire of a successor that opens the log.
+/// Stores a word after all earlier stores: pairs with the acquire of a successor that opens the log.
 #[inline]
 pub(crate) fn release(words: &SharedSlice<u64>, at: usize, word: u64) {
     words.store(at, word, Release);
     step::may_die_here();
 }
 
-/// What a queue finds in its log when it starts.
+/// What a starting queue found in its log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Requests that are done again.
+    /// Requests to redo.
     pub redone: u16,
-    /// The log is not of this ring: whoever made a new ring kept an old log. It is written anew.
+    /// The log belongs to another ring: the front-end made a new ring and kept an old log. The queue writes
+    /// it anew.
     pub was_foreign: bool,
 }

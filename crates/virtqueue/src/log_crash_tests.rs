@@ -1,10 +1,10 @@
-//! Devices that die between any two stores of theirs: what their log and ring hold then is enough for the next one.
+//! Devices that die between any two of their stores: their log and ring are enough for the successor.
 //!
-//! A real driver half, which notices a chain that comes back twice; a copy of all memory is taken at the moment of death,
-//! the call that was under way goes on without consequences, and the successor is opened on the copy. It may die while
-//! it reads the log, too.
+//! The driver half is real and notices a chain that comes back twice. At the moment of death the test copies
+//! all memory; the running call continues without effect on the copy, and the successor opens the copy. The
+//! successor may die while it reads the log, too.
 //!
-//! Not here: logs that no device of ours left behind, and where in the log what lies (`log_tests.rs`).
+//! Not here: logs that our devices did not write, and the layout of a log (`log_tests.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::cell::RefCell;
@@ -23,12 +23,12 @@ const BUFFERS: u64 = 0x2000;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The driver adds a chain of so many descriptors, if it has them, and publishes.
+    /// The driver adds a chain of this many descriptors, if that many are free, and publishes.
     Add(u16),
     Reap,
     Pop,
     Unpop,
-    /// The device completes one of those in flight, any.
+    /// The device completes any one of the chains in flight.
     Push(usize),
     Publish,
 }
@@ -44,10 +44,10 @@ fn bytes(view: &MemoryView) -> Vec<u8> {
     bytes
 }
 
-/// When a device dies, and what it leaves.
+/// When a device dies, and the memory it leaves.
 #[derive(Default)]
 struct Death {
-    /// Places that it still passes; `None`: it lives on.
+    /// Crash points that it still survives; `None`: it lives on.
     after: Option<usize>,
     left: Option<[Vec<u8>; 2]>,
 }
@@ -60,16 +60,16 @@ struct Bed {
     driver: DriverQueue,
     device: Option<DeviceQueue>,
     death: Rc<RefCell<Death>>,
-    /// Of deaths to come: places passed in between.
+    /// For each coming death, the crash points survived before it.
     lives: Vec<usize>,
     deaths: usize,
     /// Tags and tokens that this device has popped and not pushed.
     popped: Vec<(u16, u64)>,
-    /// Tokens, in the order in which devices took them first.
+    /// Tokens, in the order in which a device first took them.
     order: Vec<u64>,
     /// By token.
     came_back: Vec<u32>,
-    /// Place in `order` of what was done again last.
+    /// Place in `order` of the last chain that was redone.
     redone: Option<usize>,
     last_was_pop: bool,
 }
@@ -113,7 +113,7 @@ impl Bed {
         *self.death.borrow_mut() = Death { after: self.lives.pop(), left: None };
     }
 
-    /// What `call` returns if the device survives it.
+    /// The result of `call`, if the device survives it.
     fn survives<T>(&mut self, call: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let (death, ring, log) = (Rc::clone(&self.death), self.ring.clone(), self.log.clone());
         let observe = move || {
@@ -155,7 +155,7 @@ impl Bed {
         self.device.as_mut().unwrap()
     }
 
-    /// Carries out what a device does; a successor takes over if it dies.
+    /// Runs a call of the device; if the device dies, a successor takes over.
     fn device_call<T>(&mut self, call: impl FnOnce(&mut DeviceQueue) -> T) -> T {
         let mut result = None;
         if self.survives(|bed| result = Some(call(bed.device()))).is_none() {
@@ -178,7 +178,7 @@ impl Bed {
         }
     }
 
-    /// Each chain has an address of its own.
+    /// Adds a chain; each one has its own address.
     fn add(&mut self, descriptors: u16) {
         let token = self.came_back.len() as u64;
         let buffer = |part: u16| GuestRange { addr: BUFFERS + token * 16 + u64::from(part), len_bytes: 1 };
@@ -238,7 +238,7 @@ impl Bed {
         }
     }
 
-    /// Whatever was added comes back, once.
+    /// Every added chain comes back exactly once.
     fn finish(&mut self) {
         self.lives.clear();
         self.death.borrow_mut().after = None;
@@ -258,7 +258,8 @@ impl Bed {
     }
 }
 
-/// Everything a device does, out of order, in batches, around the end of the ring, with a pop in an open batch.
+/// Everything that a device does: out of order, in batches, around the end of the ring, with a pop in an open
+/// batch.
 const LIFE: [Step; 33] = [
     Step::Add(1),
     Step::Add(2),
@@ -295,7 +296,8 @@ const LIFE: [Step; 33] = [
     Step::Add(1),
 ];
 
-/// Dies at place 0, 1, 2 … of the same life until none is left. Returns how many there were.
+/// Lets the device die at crash point 0, 1, 2 … of the same life until there is no further one. Returns their
+/// number.
 fn deaths_at_every_place(packed: bool, then: &[usize]) -> usize {
     let mut place = 0;
     loop {
@@ -343,7 +345,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Without a file of failures: Miri has no folders.
+/// Without a file of failures: Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 4 } else { 400 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

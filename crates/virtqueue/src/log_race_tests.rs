@@ -1,9 +1,10 @@
-//! Logs that a front-end changes while a queue reads them: each word is read once, and what was read is what is used.
+//! Logs that a front-end changes while a queue reads them: the queue reads each word once and uses the value
+//! it read.
 //!
-//! Played in one thread: behind each word that is read, words are stored to. (A real second thread:
-//! `blk_server/tests/it/hostile_logs.rs`.)
+//! These tests use one thread: after each word that the queue reads, they store to some words. (A test with a
+//! real second thread: `blk_server/tests/it/hostile_logs.rs`.)
 //!
-//! Logs are longer than their ring here. Not here: logs of its length that say something wrong (`log_tests.rs`).
+//! Logs are longer than their ring here. Not here: wrong logs of the ring's length (`log_tests.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::cell::Cell;
@@ -21,9 +22,9 @@ use crate::{
 };
 
 const QUEUE_SIZE: u16 = 4;
-/// More than the ring has.
+/// More entries than the ring has.
 const ENTRIES: u16 = 16;
-/// Of a packed ring's log.
+/// Words of a packed ring's log.
 const MOST_WORDS: usize = PACKED_WORDS.0 + PACKED_WORDS.1 * ENTRIES as usize;
 const LAYOUT: RingLayout = RingLayout {
     queue_size: QUEUE_SIZE,
@@ -37,7 +38,7 @@ fn memory(size_bytes: u64) -> MemoryView {
     MemoryView::new(Arc::new(GuestMemory::new(vec![region]).unwrap()))
 }
 
-/// A ring with two chains in flight, and its log; the device is gone.
+/// A ring with two chains in flight, and its log; the device has died.
 struct Bed {
     ring: MemoryView,
     log: MemoryView,
@@ -67,7 +68,8 @@ impl Bed {
         DeviceQueue::with_log(&self.ring, LAYOUT, self.features, base, &area)
     }
 
-    /// Opens the queue while `change` is called behind each word that is read, with how many were read.
+    /// Opens the queue and calls `change` after each word that the queue reads, with the number of words read
+    /// so far.
     fn open_while(
         &self,
         mut change: impl FnMut(&MemoryView, usize) + 'static,
@@ -91,7 +93,7 @@ fn word(log: &MemoryView, at: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// All chains that there are, each used at once.
+/// Pops every chain and uses each at once.
 fn drain(device: &mut DeviceQueue) -> Result<Vec<u64>, RingFault> {
     let (mut chain, mut addrs) = (Chain::with_capacity(QUEUE_SIZE), vec![]);
     loop {
@@ -144,7 +146,7 @@ fn batch_that_names_a_head_beyond_its_split_ring_is_that_of_a_longer_ring() {
     assert_eq!(bed.open().unwrap().recovery(), Recovery { redone: 0, was_foreign: true });
 }
 
-/// Without a file of failures: Miri has no folders.
+/// Without a file of failures: Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 4 } else { 500 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
@@ -153,7 +155,8 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// Whatever is stored between whichever reads: a fault, or no more chains than the ring has, all of them the ring's.
+    /// For any stores between any two reads: the queue reports a fault, or pops no more chains than the ring
+    /// has, all of them the ring's own.
     #[test]
     fn log_that_changes_in_any_way_does_no_harm(
         packed: bool,

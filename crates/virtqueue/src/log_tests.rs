@@ -1,4 +1,4 @@
-//! What lies where in an in-flight log, and logs that no device of ours left behind: each fault has its name.
+//! Layout of an in-flight log, and logs that our devices did not write: each fault has its own error.
 //!
 //! Not here: deaths of our own devices (`log_crash_tests.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -26,7 +26,7 @@ fn memory(size_bytes: u64) -> MemoryView {
     MemoryView::new(Arc::new(GuestMemory::new(vec![region]).unwrap()))
 }
 
-/// A ring, its driver, its log.
+/// A ring, its driver and its log.
 struct Bed {
     ring: MemoryView,
     log: MemoryView,
@@ -231,7 +231,7 @@ fn batch_of_a_split_ring_that_leads_out_of_the_log_is_refused() {
     assert_eq!(bed.fault(), LogFault::NoSuchEntry { entry: 9, entries: 4 });
 }
 
-/// Entries: 0 and 1 are a chain in flight, 2 one more, 3 is free.
+/// Entries 0 and 1 are one chain in flight, entry 2 is another, entry 3 is free.
 fn packed_with_two_chains() -> Bed {
     let mut bed = Bed::new(true);
     let mut device = bed.open().unwrap();
@@ -273,7 +273,7 @@ fn packed_log_with_one_buffer_id_in_flight_twice_is_refused() {
     assert_eq!(bed.fault(), LogFault::BufferId { id: id as u16, queue_size: 4 });
 }
 
-/// Without a file of failures: Miri has no folders.
+/// Without a file of failures: Miri has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 8 } else { 2000 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
@@ -282,13 +282,13 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// Any log is refused or served: no panic, nothing outside.
+    /// Any log is refused or served: no panic, and no access outside the log and the ring.
     #[test]
     fn log_of_any_contents_does_no_harm(
         packed: bool,
         words in prop::collection::vec((0_u64..24, prop_oneof![
             any::<u64>(),
-            // What is nearly right gets further.
+            // Nearly valid values get further through the checks.
             (0_u64..2, 0_u64..6, 0_u64..6, 0_u64..4).prop_map(|(a, b, c, d)| a | b << 16 | c << 32 | d << 48),
         ]), 0..12),
         used_idx: u16,

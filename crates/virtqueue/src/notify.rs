@@ -1,7 +1,7 @@
 //! When to notify the other side: the arithmetic of `VIRTIO_F_EVENT_IDX`, for both halves.
 //!
-//! A side that publishes entries `old..new` has to notify if the other one asked for an entry among
-//! them. Who publishes in batches decides once per batch, over everything since the last decision.
+//! A side that publishes entries `old..new` has to notify if the other side asked for an entry among them. A
+//! side that publishes in batches decides once per batch, over all entries since its last decision.
 //!
 //! Spec: virtio 1.3 §2.7.7 (used buffers), §2.7.10 (available buffers).
 //! Not here: reading the event field and the fence before it (`split/`), positions with a wrap counter
@@ -23,7 +23,7 @@ pub fn need_event(event: u16, new: u16, old: u16) -> bool {
 /// Entries of a split ring, or descriptors of a packed one, published since the last decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Undecided {
-    /// Wider than the index: a side that never decides must not wrap around to "nothing new".
+    /// Wider than the index, so that a side that never decides does not wrap around to "nothing new".
     entries: u32,
 }
 

@@ -1,12 +1,12 @@
-//! Where a device may die, between any two of its stores that its successor reads; and where what it reads may be
-//! another value the next time.
+//! Crash points: places between two stores where a device may die, and places after a log read where the word
+//! may change.
 //!
-//! In unit tests a thread can have something done at each of these places (a copy of the memory, or a store to it);
-//! otherwise nothing is left of them.
+//! Unit tests can run a callback at each of these places (to copy the memory, or to store to it); other
+//! builds compile them away.
 //!
-//! Not here: what a successor makes of it (`in_flight_log/`).
+//! Not here: how a successor recovers (`log.rs`).
 
-/// The stores before it have been made, the ones after it have not.
+/// A possible crash: the stores before this call have been made, the later ones have not.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn may_die_here() {}
@@ -47,12 +47,12 @@ mod observed {
         });
     }
 
-    /// Calls `observe` at each place to die that `act` passes.
+    /// Calls `observe` at each crash point that `act` passes.
     pub(crate) fn observing<T>(observe: impl FnMut() + 'static, act: impl FnOnce() -> T) -> T {
         with(&OF_STORES, Box::new(observe), act)
     }
 
-    /// Calls `observe` behind each word that `act` reads from a log.
+    /// Calls `observe` after each word that `act` reads from a log.
     pub(crate) fn observing_reads<T>(observe: impl FnMut() + 'static, act: impl FnOnce() -> T) -> T {
         with(&OF_READS, Box::new(observe), act)
     }

@@ -1,17 +1,17 @@
-//! A place in a packed ring: slot and wrap counter in one number.
+//! A position in a packed ring: slot and wrap counter in one number.
 //!
-//! A free-running 32-bit number counts descriptors. Its low bits are the slot, and the bit above them
-//! changes once per lap: the wrap counter, which starts at 1 (virtio 1.3 §2.8.1), is its inverse. Queue
-//! sizes are powers of two of at most 2^10, so 2^32 is a whole number of double laps.
+//! A free-running 32-bit number counts descriptors. Its low bits are the slot. The bit above them flips once
+//! per lap; the wrap counter, which starts at 1 (virtio 1.3 §2.8.1), is its inverse. Queue sizes are powers
+//! of two of at most 2^10, so 2^32 is a whole number of double laps.
 //!
-//! Not here: what lies in a slot (`ring.rs`).
+//! Not here: the contents of a slot (`ring.rs`).
 
 use super::ring::{AVAIL, USED};
 
-/// Bit of the wrap counter where a position is told in 16 bits (virtio 1.3 §2.8.14).
+/// Bit of the wrap counter in a 16-bit position (virtio 1.3 §2.8.14).
 const WRAP_BIT: u16 = 1 << 15;
 
-/// Where a side goes on.
+/// The next position of one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cursor {
     at: u32,
@@ -24,7 +24,7 @@ impl Cursor {
         Self { at: 0, queue_size: u32::from(queue_size) }
     }
 
-    /// From slot (bits 0–14) and wrap counter (15), if there is such a slot.
+    /// From a slot (bits 0–14) and a wrap counter (15), if the ring has that slot.
     #[inline]
     pub fn from_bits(bits: u16, queue_size: u16) -> Option<Self> {
         let (slot, lap) = (bits & !WRAP_BIT, if bits & WRAP_BIT == 0 { queue_size } else { 0 });
@@ -66,7 +66,7 @@ impl Cursor {
         self.at.wrapping_sub(earlier.at)
     }
 
-    /// Descriptors from `event` to here, as far as two positions can tell: 1 to two laps.
+    /// Descriptors from `event` to here, as far as two positions can tell: 1 to two laps' worth.
     #[inline]
     pub fn behind(self, event: Self) -> u32 {
         let two_laps = 2 * self.queue_size;

@@ -1,14 +1,14 @@
-//! Device half of a packed virtqueue: takes available chains, gives back used ones.
+//! Device half of a packed virtqueue: takes available chains and returns them as used.
 //!
 //! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
 //!
-//! - A chain is a row of descriptors; its buffer id stands in the last one. The id is the tag.
-//! - One used descriptor answers a whole chain and skips as many slots as the chain had: that count is
-//!   kept here, by id, and never read back.
-//! - The first used descriptor of a batch is held back until [`DeviceQueue::publish`]. The driver looks at
-//!   its slot only, so those behind it are invisible until then.
+//! - A chain is a run of descriptors; the last one holds its buffer id. The id is the tag.
+//! - One used descriptor answers a whole chain and skips as many slots as the chain had. The device keeps
+//!   that count privately, by id, and never reads it back.
+//! - The device holds back the first used descriptor of a batch until [`DeviceQueue::publish`]. The driver
+//!   looks only at that slot, so it cannot see the later ones until then.
 //!
-//! Spec: virtio 1.3 §2.8. Not here: positions (`cursor.rs`), where to start (`resume.rs`), the fields
+//! Spec: virtio 1.3 §2.8. Not here: positions (`cursor.rs`), the starting position (`resume.rs`), the fields
 //! (`ring.rs`), indirect tables (`tables.rs`).
 
 use std::sync::Arc;
@@ -34,9 +34,9 @@ use crate::{RingFeatures, RingLayout};
 /// A chain in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// In descriptors; 0 if there is none.
+    /// Descriptors of the chain; 0 if none is in flight.
     count: u16,
-    /// In the log, if there is one.
+    /// Head entry in the log, if there is a log.
     head: u16,
 }
 
@@ -61,7 +61,7 @@ pub struct DeviceQueue {
     next_used: Cursor,
     /// Where the driver looks for the next used descriptor.
     published: Cursor,
-    /// What is to be stored there.
+    /// Flags, id and length to store there.
     held_back: Option<Meta>,
     undecided: Undecided,
     /// The driver was told that it need not kick.
@@ -69,13 +69,13 @@ pub struct DeviceQueue {
     /// Nothing had been used in the ring when it was mapped.
     was_fresh: bool,
     log: Option<Box<PackedLog>>,
-    /// What the device before had in flight, until all of it is popped.
+    /// Chains that the previous device had in flight; `None` once all are popped.
     redo: Option<Box<Redo>>,
     recovery: Recovery,
 }
 
 impl DeviceQueue {
-    /// Maps the ring and goes on where the last device left it, or at `base` (see [`DeviceQueue::position`]):
+    /// Maps the ring and resumes where the last device left it, or at `base` (see [`DeviceQueue::position`]).
     /// `resume.rs` has the rules.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl DeviceQueue {
         self.recovery
     }
 
-    /// Chains that the device before had in flight and that were not popped yet.
+    /// Chains that the previous device had in flight and that are still to be popped.
     #[inline]
     #[must_use]
     pub fn to_redo(&self) -> u16 {
@@ -194,7 +194,7 @@ impl DeviceQueue {
         Ring::map(layout, memory).map(drop)
     }
 
-    /// The same addresses in a new memory table; positions are kept.
+    /// Moves the queue to a new memory table at the same addresses; positions are kept.
     ///
     /// # Errors
     /// [`RingFault::Part`] if the new table does not hold the ring; the queue is unchanged then.
@@ -211,33 +211,33 @@ impl DeviceQueue {
         self.layout.queue_size
     }
 
-    /// Where the ring lies.
+    /// The ring's addresses and size.
     #[must_use]
     pub fn layout(&self) -> &RingLayout {
         &self.layout
     }
 
-    /// Slot of the next descriptor to take (bits 0–14) and its wrap counter (15); slot of the next one to
-    /// use (16–30) and its wrap counter (31): what `GET_VRING_BASE` answers with.
+    /// Slot of the next descriptor to take (bits 0–14) and its wrap counter (15); slot of the next one to use
+    /// (16–30) and its wrap counter (31): the answer to `GET_VRING_BASE`.
     #[inline]
     #[must_use]
     pub fn position(&self) -> u32 {
         resume::base(self.next_avail, self.next_used)
     }
 
-    /// Whether no device had used anything when the ring was mapped.
+    /// Whether the ring was unused by any device when it was mapped.
     #[must_use]
     pub fn was_fresh(&self) -> bool {
         self.was_fresh
     }
 
-    /// Whether a chain is available right now: 1 if so, else 0.
+    /// Whether a chain is available right now: 1 if so, otherwise 0.
     ///
     /// # Errors
-    /// Never; as [`crate::DeviceQueue::available`].
+    /// Never; the signature matches [`crate::DeviceQueue::available`].
     #[inline]
     pub fn available(&self) -> Result<u16, RingFault> {
-        // Relaxed: only a look. `pop` reads the descriptor again, with the acquire that the chain needs.
+        // Relaxed: only a hint. `pop` reads the descriptor again, with the acquire that the chain needs.
         let meta = self.ring.meta(self.next_avail.slot(), Relaxed);
         Ok(u16::from(self.next_avail.is_available(meta.flags()) || self.to_redo() != 0))
     }
@@ -254,8 +254,8 @@ impl DeviceQueue {
             return finish_pop(id, walked, chain);
         }
         let slot = self.next_avail.slot();
-        // Acquire: pairs with the driver's release of the first descriptor's flags; the rest of the
-        // chain, tables and data went first.
+        // Acquire: pairs with the driver's release of the first descriptor's flags, which follows the stores
+        // of the rest of the chain, the tables and the data.
         let first = self.ring.meta(slot, Acquire);
         if !self.next_avail.is_available(first.flags()) {
             return Ok(None);
@@ -267,12 +267,13 @@ impl DeviceQueue {
         self.next_avail = self.next_avail.forward(held.count);
         self.last_popped = id;
         if !self.kicks_disabled {
-            self.say_farewell(); // what was said with nothing in flight does not hold any more
+            self.say_farewell(); // a position stored with nothing in flight is no longer true
         }
         finish_pop(id, walked, chain)
     }
 
-    /// The next chain that the device before had in flight, as the log has it: the ring may not have it any more.
+    /// The next chain that the previous device had in flight. It comes from the log, because the ring may no
+    /// longer hold it.
     #[cold]
     fn pop_again(&mut self, chain: &mut Chain) -> Option<(u16, Result<(), ChainFault>)> {
         let redo = self.redo.as_mut()?;
@@ -305,7 +306,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Takes the chain, into the log too: what it has, its id, and what is wrong with its buffers.
+    /// Takes the chain, and records it in the log too. Returns the chain's size, its id, and any fault in its
+    /// buffers.
     #[inline]
     fn walk(
         &mut self,
@@ -315,7 +317,7 @@ impl DeviceQueue {
         let mut at = self.next_avail;
         let room = match &mut self.log {
             None => self.room,
-            // What is used goes back to the log when it is visible.
+            // Used entries return to the log's free list only when the batch is visible.
             Some(log) => self.room.min(log.room()),
         };
         if room == 0 {
@@ -342,7 +344,7 @@ impl DeviceQueue {
                 in_order &= chain.push(descriptor).is_ok();
             }
             if !descriptor.has(NEXT) {
-                // A chain may be unusable; where it ends, and its id, is known only here.
+                // Even an unusable chain is walked to its end, because only its last descriptor holds the id.
                 let walked = match (only_direct, in_order) {
                     (true, true) => Ok(()),
                     (true, false) => Err(ChainFault::ReadableAfterWritable),
@@ -359,7 +361,7 @@ impl DeviceQueue {
         Err(RingFault::EndlessChain { slot: self.next_avail.slot(), room })
     }
 
-    /// One descriptor of the chain that is read.
+    /// Handles one descriptor of the chain being read.
     #[inline]
     fn note(&mut self, addr: u64, meta: Meta) {
         if let Some(log) = &mut self.log {
@@ -367,7 +369,7 @@ impl DeviceQueue {
         }
     }
 
-    /// All entries of a table, in order; only their WRITE flag counts (virtio 1.3 §2.8.7).
+    /// Reads all entries of a table in order; only their WRITE flag counts (virtio 1.3 §2.8.7).
     #[inline]
     fn walk_table(&self, named_by: &Descriptor, chain: &mut Chain) -> Result<(), ChainFault> {
         let entries = check_indirect(named_by, self.indirect_limit, self.features.indirect)?;
@@ -380,8 +382,8 @@ impl DeviceQueue {
         if in_order { Ok(()) } else { Err(ChainFault::ReadableAfterWritable) }
     }
 
-    /// Gives the chain popped last back: it will be popped again. For an owner without room to start it;
-    /// nothing may have been popped or pushed since.
+    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it;
+    /// the owner must not have popped or pushed anything since.
     #[inline]
     pub fn unpop(&mut self) {
         if let Some(redo) = &mut self.redo {
@@ -406,7 +408,7 @@ impl DeviceQueue {
 
     /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
     ///
-    /// `written_bytes`: stored in the chain's device-writable part, from its start on; 0 if unknown.
+    /// `written_bytes`: bytes stored from the start of the chain's device-writable part; 0 if unknown.
     #[inline]
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
         let held = self.take_held(tag);
@@ -425,15 +427,15 @@ impl DeviceQueue {
         }
     }
 
-    /// Makes everything pushed so far visible to the driver, once per pass; returns whether there was any.
+    /// Makes all pushed chains visible to the driver, once per pass; returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let Some(first) = self.held_back.take() else { return false };
         if let Some(log) = &mut self.log {
             log.about_to_publish(self.next_used);
         }
-        // Release: pairs with the driver's acquire of these flags; later used descriptors, status and
-        // data go first.
+        // Release: pairs with the driver's acquire of these flags; later used descriptors, status and data
+        // become visible first.
         self.ring.set_meta(self.published.slot(), first, Release);
         may_die_here();
         if let Some(log) = &mut self.log {
@@ -442,12 +444,12 @@ impl DeviceQueue {
         self.undecided.add(self.next_used.since(self.published));
         self.published = self.next_used;
         if !self.kicks_disabled && self.is_drained() {
-            self.say_farewell(); // the device may sleep already
+            self.say_farewell(); // the device may already be waiting for a kick
         }
         true
     }
 
-    /// Whether the driver wants to hear about what was published since the last call.
+    /// Whether the driver wants a notification for the chains published since the last call.
     ///
     /// Spec: virtio 1.3 §2.8.10.
     #[inline]
@@ -457,14 +459,15 @@ impl DeviceQueue {
         if undecided.is_empty() {
             return false;
         }
-        // SeqCst: the flags must be visible before the driver's wish is read. Pairs with the driver's
-        // barrier between storing the wish and looking at the next used descriptor again.
+        // SeqCst: the flags must be visible before the driver's event setting is read. Pairs with the
+        // driver's barrier between storing that setting and reading the next used descriptor again.
         fence(SeqCst);
         let wish = self.ring.driver_event.load(0, Relaxed);
         is_wanted(wish, undecided, self.published, self.layout.queue_size, self.features.event_idx)
     }
 
-    /// Tells the driver that it need not kick: we look without being asked. A hint: spurious kicks happen.
+    /// Tells the driver that it need not kick, because the device polls. This is a hint: kicks may still
+    /// come.
     #[inline]
     pub fn disable_kicks(&mut self) {
         if !self.kicks_disabled {
@@ -473,24 +476,24 @@ impl DeviceQueue {
         }
     }
 
-    /// Asks for a kick when the next chain becomes available, then looks once more: `true` if something
-    /// is available already, for which no kick may come.
+    /// Asks for a kick when the next chain becomes available, then checks again. Returns `true` if a chain is
+    /// already available; no kick may come for it.
     ///
-    /// With nothing in flight, that is how the ring can be left: the next device finds out where to go on.
+    /// With nothing in flight the ring can be left in this state: it tells the next device where to resume.
     ///
     /// # Errors
-    /// Never; as [`crate::DeviceQueue::enable_kicks`].
+    /// Never; the signature matches [`crate::DeviceQueue::enable_kicks`].
     #[inline]
     pub fn enable_kicks(&mut self) -> Result<bool, RingFault> {
         self.say_farewell();
         self.kicks_disabled = false;
-        // SeqCst: the wish must be visible before the flags are read. Pairs with the driver's barrier
-        // between storing the flags and reading the wish.
+        // SeqCst: the request for kicks must be visible before the flags are read. Pairs with the driver's
+        // barrier between storing the flags and reading that request.
         fence(SeqCst);
         Ok(self.available()? != 0)
     }
 
-    /// Nothing is in flight, and the driver can see all that was used.
+    /// Nothing is in flight, and the driver can see every used descriptor.
     #[inline]
     fn is_drained(&self) -> bool {
         self.next_avail == self.published
@@ -499,12 +502,13 @@ impl DeviceQueue {
     #[inline]
     fn say_farewell(&self) {
         let event = resume::farewell(self.next_avail, self.is_drained(), self.features.event_idx);
-        // Release: pairs with the acquire in `resume::open`; the used descriptors before this position went first.
+        // Release: pairs with the acquire in `resume::open`; the used descriptors before this position become
+        // visible first.
         self.ring.device_event.store(0, event, Release);
     }
 }
 
-/// To the end: buffers in the wrong order are all known then.
+/// Pushes all descriptors even after a fault: with buffers in the wrong order, all buffers are still known.
 fn push_all(descriptors: &[(u64, Meta)], chain: &mut Chain) -> Result<(), ChainFault> {
     let mut in_order = Ok(());
     for &(addr, meta) in descriptors {
@@ -514,13 +518,13 @@ fn push_all(descriptors: &[(u64, Meta)], chain: &mut Chain) -> Result<(), ChainF
     in_order
 }
 
-/// What [`DeviceQueue::pop`] says of a chain that it took.
+/// Turns a taken chain into the result of [`DeviceQueue::pop`].
 #[inline]
 fn finish_pop(id: u16, walked: Result<(), ChainFault>, chain: &mut Chain) -> Result<Option<u16>, PopError> {
     match walked {
         Ok(()) => Ok(Some(id)),
         Err(fault) => {
-            // Buffers in the wrong order are all known, and so is where the status byte is.
+            // With buffers in the wrong order, all buffers are still known, and so is the status byte.
             if fault != ChainFault::ReadableAfterWritable {
                 chain.clear();
             }

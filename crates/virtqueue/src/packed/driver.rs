@@ -1,13 +1,13 @@
-//! Driver half of a packed virtqueue: makes buffers available, takes used ones back.
+//! Driver half of a packed virtqueue: makes buffers available and takes used ones back.
 //!
 //! `add … publish → kick_needed? … pop_used … arm_interrupts`
 //!
-//! - The device is not trusted either: ids, chain lengths and tokens are in private memory, and what a
-//!   used descriptor says is checked against them.
-//! - The first descriptor of a batch is held back until [`DriverQueue::publish`]. The device takes
-//!   descriptors in order, so those behind it are invisible until then.
+//! - The driver does not trust the device either: it keeps ids, chain lengths and tokens in private memory
+//!   and checks used descriptors against them.
+//! - The driver holds back the first descriptor of a batch until [`DriverQueue::publish`]. The device takes
+//!   descriptors in order, so it cannot see the later ones until then.
 //!
-//! Spec: virtio 1.3 §2.8.17, §2.8.18. Not here: breaking the rules (`raw.rs`), what the buffers hold.
+//! Spec: virtio 1.3 §2.8.17, §2.8.18. Not here: breaking the rules (`raw.rs`), the contents of the buffers.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
@@ -30,7 +30,7 @@ struct InFlight {
     /// How many chains were added before it.
     number: u64,
     writable_bytes: u64,
-    /// In the ring: 1 for an indirect chain.
+    /// Descriptors in the ring: 1 for an indirect chain.
     descriptors: u16,
 }
 
@@ -40,27 +40,27 @@ pub struct DriverQueue {
     layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
-    /// Most buffers of a chain with a table of its own.
+    /// Most buffers of a chain with an indirect table.
     indirect_limit: u16,
     ring: Ring,
     /// By buffer id.
     in_flight: Box<[Option<InFlight>]>,
-    /// By free buffer id: the next one.
+    /// For each free buffer id, the next free one.
     free_ids: Box<[u16]>,
     first_free_id: u16,
-    /// Descriptors.
+    /// Free descriptors.
     free: u16,
-    /// Chains added, ever.
+    /// Chains added since the ring was made.
     added: u64,
-    /// Of these, the device can see so many.
+    /// How many of these the device can see.
     visible: u64,
-    /// Chains that came back, ever.
+    /// Chains that came back since the ring was made.
     returned: u64,
     /// Where the next descriptor goes.
     next_avail: Cursor,
     /// Where the device looks for the next available descriptor.
     published: Cursor,
-    /// What is to be stored there.
+    /// Flags, id and length to store there.
     held_back: Option<Meta>,
     undecided: Undecided,
     /// Where the device puts the next used descriptor.
@@ -70,7 +70,7 @@ pub struct DriverQueue {
 }
 
 impl DriverQueue {
-    /// Makes a new ring at `layout`: all of it is zeroed.
+    /// Creates a new ring at `layout` and zeroes all of it.
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
@@ -110,21 +110,21 @@ impl DriverQueue {
         self
     }
 
-    /// Descriptors not in use.
+    /// Free descriptors.
     #[must_use]
     pub fn free_descriptors(&self) -> u16 {
         self.free
     }
 
-    /// Chains added and not yet back.
+    /// Chains added and not yet returned.
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // each has a descriptor of the ring
     pub fn in_flight(&self) -> u16 {
         (self.added - self.returned) as u16
     }
 
-    /// Adds a chain of descriptors of the ring; the device sees it after [`DriverQueue::publish`].
-    /// Returns the tag, its buffer id.
+    /// Adds a chain in the ring's own descriptors; the device sees it after [`DriverQueue::publish`]. Returns
+    /// the tag, its buffer id.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -144,8 +144,8 @@ impl DriverQueue {
         Ok(id)
     }
 
-    /// Adds a chain through a table at `table`, which the device may read until the chain is back;
-    /// it takes 16 bytes per buffer.
+    /// Adds a chain through an indirect table at `table`, which takes 16 bytes per buffer. The device may
+    /// read the table until it returns the chain.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -161,7 +161,7 @@ impl DriverQueue {
         }
         let buffers = Buffers::new(readable, writable, self.indirect_limit)?;
         self.check_free(1)?;
-        // Only WRITE means anything in a table (virtio 1.3 §2.8.7).
+        // In a table only the WRITE flag has a meaning (virtio 1.3 §2.8.7).
         let entries = buffers
             .with_flags()
             .map(|(range, flags)| (range.addr, Meta::new(range.len_bytes, 0, flags & WRITE).word()));
@@ -190,7 +190,7 @@ impl DriverQueue {
         self.next_avail = self.next_avail.forward(1);
     }
 
-    /// Takes the first free id. There is one: a chain has a descriptor at least, and one is free.
+    /// Takes the first free id. There always is one: a chain needs at least one descriptor, and one is free.
     fn take_id(&mut self, token: u64, descriptors: u16, writable_bytes: u64) {
         let at = usize::from(self.first_free_id);
         self.first_free_id = self.free_ids[at];
@@ -199,10 +199,11 @@ impl DriverQueue {
         self.added += 1;
     }
 
-    /// Makes all that was added visible to the device; returns whether there was any.
+    /// Makes all added chains visible to the device; returns whether there were any.
     pub fn publish(&mut self) -> bool {
         let Some(first) = self.held_back.take() else { return false };
-        // Release: pairs with the device's acquire of these flags; all other descriptors go first.
+        // Release: pairs with the device's acquire of these flags; all other descriptors become visible
+        // first.
         self.ring.set_meta(self.published.slot(), first, Release);
         self.undecided.add(self.next_avail.since(self.published));
         self.published = self.next_avail;
@@ -210,7 +211,7 @@ impl DriverQueue {
         true
     }
 
-    /// Whether the device wants a kick for what was published since the last call.
+    /// Whether the device wants a kick for the chains published since the last call.
     ///
     /// Spec: virtio 1.3 §2.8.10.
     #[must_use]
@@ -219,19 +220,20 @@ impl DriverQueue {
         if undecided.is_empty() {
             return false;
         }
-        // SeqCst: the flags must be visible before the device's wish is read. Pairs with the fence in
-        // `DeviceQueue::enable_kicks`.
+        // SeqCst: the flags must be visible before the device's event setting is read. Pairs with the fence
+        // in `DeviceQueue::enable_kicks`.
         fence(SeqCst);
         let wish = self.ring.device_event.load(0, Relaxed);
         is_wanted(wish, undecided, self.published, self.layout.queue_size, self.features.event_idx)
     }
 
-    /// Takes the next chain that the device is done with, if there is one.
+    /// Takes the next chain that the device has used, if there is one.
     ///
     /// # Errors
     /// [`DriverFault`]: the ring cannot be used any more.
     pub fn pop_used(&mut self) -> Result<Option<Used>, DriverFault> {
-        // Acquire: pairs with the device's release of these flags; status and data went first.
+        // Acquire: pairs with the device's release of these flags, which follows the stores of status and
+        // data.
         let meta = self.ring.meta(self.next_used.slot(), Acquire);
         if !self.next_used.is_used(meta.flags()) {
             return Ok(None);
@@ -252,11 +254,11 @@ impl DriverQueue {
         let queue_size = self.layout.queue_size;
         let out_of_range = DriverFault::IdOutOfRange { id: u32::from(id), queue_size };
         let in_flight = self.in_flight.get(usize::from(id)).ok_or(out_of_range)?;
-        // One that was added but not published is not the device's either.
+        // The device does not own a chain that was added but not published, either.
         in_flight.filter(|chain| chain.number < self.visible).ok_or(DriverFault::NotInFlight { id })
     }
 
-    /// Tells the device that we look without being asked. A hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
     pub fn disable_interrupts(&mut self) {
         if !self.interrupts_disabled {
             self.ring.driver_event.store(0, event(Wish::None, self.next_used), Relaxed);
@@ -264,24 +266,24 @@ impl DriverQueue {
         }
     }
 
-    /// Asks for an interrupt when the next chain is used, then looks once more: `true` if something is
-    /// used already, for which none may come.
+    /// Asks for an interrupt when the next chain is used, then checks again. Returns `true` if a chain is
+    /// already used; no interrupt may come for it.
     ///
     /// # Errors
-    /// Never; as [`crate::DriverQueue::arm_interrupts`].
+    /// Never; the signature matches [`crate::DriverQueue::arm_interrupts`].
     pub fn arm_interrupts(&mut self) -> Result<bool, DriverFault> {
         let wish = if self.features.event_idx { Wish::At } else { Wish::Every };
         self.ring.driver_event.store(0, event(wish, self.next_used), Relaxed);
         self.interrupts_disabled = false;
-        // SeqCst: the wish must be visible before the flags are read. Pairs with the fence in
-        // `DeviceQueue::needs_notification`.
+        // SeqCst: the request for interrupts must be visible before the flags are read. Pairs with the fence
+        // in `DeviceQueue::needs_notification`.
         fence(SeqCst);
         Ok(self.next_used.is_used(self.ring.meta(self.next_used.slot(), Relaxed).flags()))
     }
 }
 
-/// What the device says that it stored. Without WRITE the length means nothing (virtio 1.3 §2.8.4), but
-/// QEMU's devices set none and mean it: it counts if it can be.
+/// The length that the device claims to have stored. Without WRITE the length has no meaning (virtio 1.3
+/// §2.8.4), but QEMU's devices leave WRITE clear and mean the length, so it counts if it is possible.
 fn checked_length(meta: Meta, writable_bytes: u64) -> Result<u32, DriverFault> {
     let written_bytes = meta.len_bytes();
     match u64::from(written_bytes) <= writable_bytes {

@@ -1,7 +1,7 @@
-//! Event suppression of packed rings: who wants to hear about which descriptor, in one word.
+//! Event suppression of packed rings: which descriptors a side wants to hear about, in one word.
 //!
-//! - A side that wants no events, or all, leaves its position in the field that the other ignores then:
-//!   `resume.rs` looks at it.
+//! - A side that wants no events, or all of them, stores its position in the offset field, which the other
+//!   side then ignores. `resume.rs` reads it.
 //!
 //! Spec: virtio 1.3 §2.8.10, §2.8.14. Not here: the fences around it (`device.rs`, `driver.rs`).
 
@@ -13,11 +13,11 @@ use crate::notify::Undecided;
 pub(super) enum Wish {
     Every = 0,
     None = 1,
-    /// When the descriptor at the position is written.
+    /// An event when the descriptor at the position is written.
     At = 2,
 }
 
-/// As it lies in memory.
+/// The word as stored in memory.
 #[inline]
 pub(super) fn event(wish: Wish, position: Cursor) -> u32 {
     u32::from(position.to_bits()) | (wish as u32) << 16
@@ -30,7 +30,7 @@ pub(super) fn position_bits(event: u32) -> u16 {
     event as u16
 }
 
-/// The flags of an event word; the reserved bits around them mean nothing.
+/// The flags of an event word; the reserved bits around them are ignored.
 #[inline]
 pub(super) fn wish(event: u32) -> u32 {
     event >> 16 & 3
@@ -38,7 +38,8 @@ pub(super) fn wish(event: u32) -> u32 {
 
 /// Whether the side that wrote `event` wants to hear about `undecided` descriptors that end before `end`.
 ///
-/// What the standard does not allow counts as a wish for every event: one too many does no harm.
+/// A value that the standard does not allow counts as a request for every event: a superfluous event does no
+/// harm.
 #[inline]
 pub(super) fn is_wanted(
     event: u32,
@@ -59,7 +60,8 @@ pub(super) fn is_wanted(
 mod tests {
     use super::*;
 
-    /// Whether an event at `at` is wanted of the `count` descriptors before `end`; a ring of 4.
+    /// In a ring of 4: whether the side that wants an event at `at` gets one for the `count` descriptors
+    /// before `end`.
     fn wanted(at: Cursor, count: u32, end: Cursor) -> bool {
         let mut undecided = Undecided::default();
         undecided.add(count);

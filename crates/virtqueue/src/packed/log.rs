@@ -1,4 +1,4 @@
-//! The in-flight log of a packed ring: what is in flight, and where the ring stands.
+//! The in-flight log of a packed ring: the chains in flight, and the ring's position.
 //!
 //! ```text
 //! features u64 | version u16, desc_num u16, free_head u16, old_free_head u16
@@ -6,18 +6,19 @@
 //! inflight u8, padding 1, next u16, last u16, num u16 | counter u64 | id u16, flags u16, len u32 | addr u64
 //! ```
 //!
-//! - Entries are copies of descriptors: used ones overwrite those that are still in flight. A chain takes as many entries as
-//!   it has descriptors, from the front of the list of free ones; its head has the length and the last.
-//! - A chain is in the log from the store of `old_free_head` on. What is used goes back to the free list with its batch:
-//!   new values first, the old ones when the ring shows the batch. Whoever dies in between has left both, and the
-//!   ring tells which ones hold.
-//! - Chains go back to the list in front of each other, the one used last first: those that are used in the order in which
-//!   they were taken find their links as they are, and nothing is stored.
-//! - A position's slot and wrap counter are one word, stored at once: in two steps, one batch per lap would not be told
-//!   from the lap before.
+//! - Entries are copies of descriptors, because used descriptors overwrite those that are still in flight. A
+//!   chain takes one entry per descriptor, from the front of the free list; its head entry records the length
+//!   and the last entry.
+//! - A chain is in the log from the store of `old_free_head` on. Used chains return to the free list with
+//!   their batch: the log gets the new values first, and the old ones are replaced when the ring shows the
+//!   batch. A device that dies in between leaves both, and the ring tells which ones are valid.
+//! - The chain used last goes back to the front of the free list first. Chains that are used in the order in
+//!   which they were taken are still linked in that order, so no link needs a store.
+//! - A position's slot and wrap counter share one word, stored at once. With two stores, a batch of exactly
+//!   one lap could not be told from the lap before.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking". Not here: when what happens (`packed/device.rs`), what a successor makes of
-//! it (`recovery.rs`).
+//! Spec: vhost-user, "Inflight I/O tracking". Not here: when the device calls this (`packed/device.rs`),
+//! recovery by a successor (`recovery.rs`).
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -36,19 +37,20 @@ pub(super) const IN_FLIGHT: u64 = 1;
 pub(super) struct PackedLog {
     pub(super) words: SharedSlice<u64>,
     pub(super) entries: u16,
-    /// Version and number of entries, as they are stored.
+    /// Version and number of entries, as stored in the log.
     pub(super) kind: u64,
-    /// Of the next request.
+    /// Counter value of the next request.
     pub(super) counter: u64,
-    /// By entry: its first word but for `inflight`.
+    /// By entry: its first word without `inflight`.
     pub(super) links: Box<[Links]>,
     pub(super) free_head: u16,
-    /// How many there are.
+    /// Number of free entries.
     pub(super) free: u16,
-    /// Heads of what is used and not visible yet.
+    /// Heads of used chains that are not visible yet.
     pub(super) batch: Box<[u16]>,
     pub(super) in_batch: u16,
-    /// The chain that is being read: where its next descriptor goes, where its last one went, how many it has.
+    /// The chain being read: the entry for its next descriptor, the entry of its last one, and its length so
+    /// far.
     pub(super) at: u16,
     pub(super) noted_last: u16,
     pub(super) noted: u16,
@@ -56,14 +58,14 @@ pub(super) struct PackedLog {
     pub(super) used: Cursor,
 }
 
-/// An entry's first word but for `inflight`: the entry behind it, in its chain or in the list of free ones, which
-/// `entries` ends; of a head, the last entry of its chain, and how many it has.
+/// An entry's first word without `inflight`. It holds the next entry, in its chain or in the free list (which
+/// ends with the value `entries`). A head also holds the last entry of its chain and the chain's length.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Links(u64);
 
 #[allow(clippy::cast_possible_truncation)] // takes the fields apart
 impl Links {
-    /// Of an entry that is no head.
+    /// Links of an entry that is not a head.
     #[inline]
     pub fn free(next: u16) -> Self {
         Self(u64::from(next) << 16)
@@ -89,7 +91,7 @@ impl Links {
         (self.0 >> 48) as u16
     }
 
-    /// As it is stored; with [`IN_FLIGHT`] for a head.
+    /// The word to store; a head in flight also needs [`IN_FLIGHT`].
     #[inline]
     pub fn word(self) -> u64 {
         self.0
@@ -108,17 +110,17 @@ impl PackedLog {
         self.free
     }
 
-    /// A chain is read from the ring.
+    /// Starts to record a chain.
     #[inline]
     pub fn begin(&mut self) {
         (self.at, self.noted) = (self.free_head, 0);
     }
 
-    /// One of its descriptors. There is [`PackedLog::room`].
+    /// Records one descriptor of the chain. The caller has checked [`PackedLog::room`].
     #[inline]
     pub fn note(&mut self, addr: u64, meta: Meta) {
         let at = place(self.at);
-        // The ring has the length first, the log has it last.
+        // The length comes first in the ring's word and last in the log's.
         self.words.store(at + 2, meta.word().rotate_left(32), Relaxed);
         self.words.store(at + 3, addr, Relaxed);
         may_die_here();
@@ -126,7 +128,7 @@ impl PackedLog {
         self.noted += 1;
     }
 
-    /// It is whole, and taken: before anything is done for the request. Returns its head.
+    /// Marks the complete chain as taken, before any work on the request starts. Returns its head.
     #[inline]
     pub fn taken(&mut self) -> u16 {
         let head = self.free_head;
@@ -141,7 +143,8 @@ impl PackedLog {
         head
     }
 
-    /// A chain of one descriptor (an indirect table's) is taken: all of the above. There is [`PackedLog::room`].
+    /// Records and takes a chain of one descriptor (an indirect table's). The caller has checked
+    /// [`PackedLog::room`].
     #[inline]
     pub fn take_one(&mut self, addr: u64, meta: Meta) -> u16 {
         let head = self.free_head;
@@ -160,7 +163,7 @@ impl PackedLog {
         head
     }
 
-    /// The chain taken last, from `head` on, is in the ring again.
+    /// Removes the chain taken last, with head `head`: it is in the ring again.
     #[inline]
     pub fn given_back(&mut self, head: u16) {
         let links = self.links[usize::from(head)];
@@ -171,14 +174,15 @@ impl PackedLog {
         release(&self.words, place(head), links.word());
     }
 
-    /// The used descriptor of the chain from `head` on is stored, or held back: not visible.
+    /// Notes that the chain with head `head` has a used descriptor, stored or held back, that is not visible
+    /// yet.
     #[inline]
     pub fn used(&mut self, head: u16) {
         self.batch[usize::from(self.in_batch)] = head;
         self.in_batch += 1;
     }
 
-    /// The batch is about to become visible; the ring is at `used` then.
+    /// Records the batch, just before it becomes visible and moves the ring to `used`.
     #[inline]
     pub fn about_to_publish(&mut self, used: Cursor) {
         let (old_free_head, old_used) = (self.free_head, self.used);
@@ -200,7 +204,7 @@ impl PackedLog {
         self.store_position(old_used);
     }
 
-    /// It is.
+    /// Clears the batch, which is visible now.
     #[inline]
     pub fn published(&mut self) {
         for &head in &self.batch[..usize::from(std::mem::take(&mut self.in_batch))] {
@@ -226,12 +230,12 @@ impl PackedLog {
     }
 }
 
-/// The half of [`LIST`] that never changes.
+/// The constant half of [`LIST`].
 pub(super) fn kind(entries: u16) -> u64 {
     u64::from(VERSION) | u64::from(entries) << 16
 }
 
-/// Of the first of an entry's words.
+/// Index of an entry's first word.
 #[inline]
 pub(super) fn place(entry: u16) -> usize {
     PACKED_WORDS.0 + PACKED_WORDS.1 * usize::from(entry)

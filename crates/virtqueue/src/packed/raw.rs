@@ -1,4 +1,4 @@
-//! A packed ring without rules: any value anywhere, from either side. For tests and fuzzing.
+//! A packed ring without rules: writes any value anywhere, from either side. For tests and fuzzing.
 //!
 //! Not here: halves for real use (`driver.rs`, `device.rs`).
 
@@ -12,7 +12,7 @@ use crate::RingLayout;
 use crate::chain::{self, DESCRIPTOR_BYTES};
 use crate::fault::RingFault;
 
-/// A descriptor with nothing checked (virtio 1.3 §2.8.13).
+/// An unchecked descriptor (virtio 1.3 §2.8.13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawDescriptor {
     /// Guest-physical address.
@@ -21,7 +21,7 @@ pub struct RawDescriptor {
     pub len_bytes: u32,
     /// Buffer id.
     pub id: u16,
-    /// [`RawDescriptor::NEXT`] and its sisters, anything.
+    /// [`RawDescriptor::NEXT`], one of the other flags, or any other value.
     pub flags: u16,
 }
 
@@ -37,7 +37,7 @@ impl RawDescriptor {
     /// `VIRTQ_DESC_F_USED`.
     pub const USED: u16 = USED;
 
-    /// As it lies in memory.
+    /// The bytes as stored in memory.
     #[must_use]
     pub fn to_bytes(self) -> [u8; DESCRIPTOR_BYTES as usize] {
         let mut bytes = [0; DESCRIPTOR_BYTES as usize];
@@ -51,17 +51,17 @@ impl RawDescriptor {
     }
 }
 
-/// Descriptors and event fields. Slots are the caller's business: a method panics if one is outside.
+/// Descriptors and event fields. The caller keeps slots inside the ring: a method panics if one is outside.
 #[derive(Debug)]
 pub struct RawPacked {
     view: MemoryView,
     ring: Ring,
-    /// Where [`RawPacked::offer`] goes on.
+    /// Where [`RawPacked::offer`] continues.
     next_avail: Cursor,
 }
 
 impl RawPacked {
-    /// A ring at its first position; nothing is written.
+    /// Maps a ring at its first position; writes nothing.
     ///
     /// # Errors
     /// [`RingFault`] if the ring does not lie in memory.
@@ -70,8 +70,8 @@ impl RawPacked {
         Ok(Self { view: view.clone(), ring, next_avail: Cursor::start(layout.queue_size) })
     }
 
-    /// Makes descriptors available at the next slots: sets AVAIL and USED as they have to be, and stores
-    /// the flags of the first one last. They may be more than the ring has.
+    /// Makes descriptors available in the next slots. Sets AVAIL and USED as required and stores the flags of
+    /// the first one last. There may be more descriptors than the ring has slots.
     pub fn offer(&mut self, descriptors: &[RawDescriptor]) {
         let first = self.next_avail;
         let end = first.forward(u16::try_from(descriptors.len()).unwrap_or(u16::MAX));
@@ -84,18 +84,18 @@ impl RawPacked {
         self.next_avail = end;
     }
 
-    /// Moves the place where [`RawPacked::offer`] goes on.
+    /// Moves the position where [`RawPacked::offer`] continues.
     pub fn skip(&mut self, descriptors: u16) {
         self.next_avail = self.next_avail.forward(descriptors);
     }
 
-    /// Writes a descriptor as it is.
+    /// Writes a descriptor unchanged.
     pub fn set_descriptor(&self, slot: u16, descriptor: RawDescriptor) {
         self.ring.set_addr(slot, descriptor.addr);
         self.ring.set_meta(slot, descriptor.meta(), Release);
     }
 
-    /// The descriptor as last stored, by whomever.
+    /// The descriptor as last stored by either side.
     #[must_use]
     pub fn descriptor(&self, slot: u16) -> RawDescriptor {
         let meta = self.ring.meta(slot, Acquire);
@@ -106,7 +106,7 @@ impl RawPacked {
     /// Writes a descriptor of an indirect table at `table_addr`.
     ///
     /// # Errors
-    /// [`AccessError`] if that is not in memory.
+    /// [`AccessError`] if the address is not in memory.
     pub fn set_table_descriptor(
         &self,
         table_addr: u64,
@@ -122,7 +122,7 @@ impl RawPacked {
         self.ring.driver_event.store(0, u32::from(position) | u32::from(flags) << 16, Relaxed);
     }
 
-    /// Stores the device's.
+    /// Stores the device's event suppression.
     pub fn set_device_event(&self, position: u16, flags: u16) {
         self.ring.device_event.store(0, u32::from(position) | u32::from(flags) << 16, Relaxed);
     }
@@ -133,7 +133,7 @@ impl RawPacked {
         halves(self.ring.driver_event.load(0, Relaxed))
     }
 
-    /// The device's.
+    /// The device's event suppression.
     #[must_use]
     pub fn device_event(&self) -> (u16, u16) {
         halves(self.ring.device_event.load(0, Relaxed))

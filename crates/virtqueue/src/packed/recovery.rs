@@ -1,13 +1,14 @@
-//! What a dead device's in-flight log says, checked: where the ring stands, and which chains are to be done again.
+//! Reads and checks a dead device's in-flight log: the ring's position, and the chains to redo.
 //!
-//! `log → the ring decides whether the last batch holds → free list → chains in flight, in the order they were taken`
+//! `log → the ring decides whether the last batch is valid → free list → chains in flight, in the order they
+//! were taken`
 //!
-//! - The log may hold anything, and change at any moment: it is read once, into a [`Snapshot`], of which each link is
-//!   checked, each entry is visited once, and all must be found.
-//! - What is written back leaves the same to a successor, whenever this one dies.
+//! - The log may hold anything and change at any moment. It is read once, into a [`Snapshot`]; every link is
+//!   checked, every entry is visited at most once, and every entry must be found.
+//! - The stores back to the log keep the same information for a successor, whenever this device dies.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking", "When reconnecting". Not here: the log of a running device (`log.rs`), what
-//! is known without one (`resume.rs`).
+//! Spec: vhost-user, "Inflight I/O tracking", "When reconnecting". Not here: the log of a running device
+//! (`log.rs`), resuming without a log (`resume.rs`).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -24,19 +25,19 @@ use crate::step::may_die_here;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RedoChain {
     pub id: u16,
-    /// In the log.
+    /// Its head entry in the log.
     pub head: u16,
-    /// Of its descriptors, in [`Redo::descriptors`].
+    /// Index of its first descriptor in [`Redo::descriptors`].
     pub first: usize,
     pub count: u16,
 }
 
-/// What is to be done again.
+/// The chains to redo.
 #[derive(Debug, Default)]
 pub(super) struct Redo {
     pub chains: Vec<RedoChain>,
     pub descriptors: Vec<(u64, Meta)>,
-    /// The next one of `chains`.
+    /// Index of the next one in `chains`.
     pub at: usize,
 }
 
@@ -46,18 +47,18 @@ impl Redo {
         (self.chains.len() - self.at) as u16
     }
 
-    /// In descriptors.
+    /// Total number of descriptors.
     pub fn descriptors(&self) -> u16 {
         self.chains.iter().map(|chain| chain.count).sum()
     }
 }
 
-/// What a queue starts with.
+/// The result of reading a log.
 #[derive(Debug)]
 pub(super) enum Recovered {
-    /// Where the ring stands, and what is to be done again.
+    /// The log with the ring's position, and the chains to redo.
     Both(Box<(PackedLog, Redo)>),
-    /// Nothing was ever written, or what was written is not of this ring: the log is to be written anew.
+    /// The log was never written, or it belongs to another ring. The queue writes it anew.
     Neither {
         /** Of the log. */
         words: SharedSlice<u64>,
@@ -76,8 +77,9 @@ pub(super) fn recover(area: &LogArea, ring: &Ring, queue_size: u16) -> Result<Re
     Ok(Recovered::Both(both.into()))
 }
 
-/// Takes back what the dead device had stored behind a used descriptor that it held back: as soon as one is stored in
-/// that place, the driver would see these, too. What was available there is in the log.
+/// Marks used descriptors as unused that the dead device stored behind the one it held back. Otherwise the
+/// driver would see them as soon as a used descriptor is stored in that place. The log holds the chains that
+/// were available there.
 pub(super) fn hide_unpublished(ring: &Ring, used: Cursor, descriptors: u16) {
     for at in (0..descriptors).map(|distance| used.forward(distance)) {
         let meta = ring.meta(at.slot(), Relaxed);
@@ -89,9 +91,9 @@ pub(super) fn hide_unpublished(ring: &Ring, used: Cursor, descriptors: u16) {
     }
 }
 
-/// A log of a ring with nothing in flight.
+/// Writes a log of a ring with nothing in flight.
 pub(super) fn write_anew(words: SharedSlice<u64>, entries: u16, used: Cursor) -> PackedLog {
-    release(&words, LIST, 0); // not valid until all is there
+    release(&words, LIST, 0); // not valid until everything is stored
     words.store(0, 0, Relaxed);
     let mut log = empty(words, entries, used);
     for entry in 0..entries {
@@ -124,7 +126,7 @@ fn empty(words: SharedSlice<u64>, entries: u16, used: Cursor) -> PackedLog {
     }
 }
 
-/// Which of the two values that a batch leaves behind hold.
+/// The valid ones of the two sets of values that a batch leaves behind.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     free_head: u16,
@@ -143,11 +145,11 @@ impl Kept {
         let new = Self { free_head: (list >> 32) as u16, used: cursor(position as u16, position >> 32)? };
         let old =
             Self { free_head: (list >> 48) as u16, used: cursor((position >> 16) as u16, position >> 40)? };
-        // Slot and wrap counter: a batch of a whole lap ends in the slot where it began.
+        // Compares slot and wrap counter: a batch of a whole lap ends in the slot where it began.
         if new.used == old.used {
             return Ok(old);
         }
-        // Acquire: pairs with the release that made the batch visible; the log's new values went before it.
+        // Acquire: pairs with the release that made the batch visible, which follows the log's new values.
         let flags = ring.meta(old.used.slot(), Acquire).flags();
         Ok(if old.used.is_available(flags) { old } else { new })
     }

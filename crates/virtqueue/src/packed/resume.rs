@@ -1,17 +1,18 @@
-//! Where a packed ring goes on: what a front-end claims, and what the ring says to that.
+//! Finds where to resume a packed ring: compares the front-end's claim with the ring's contents.
 //!
-//! Unlike a split ring's `used.idx`, nothing that the standard puts in memory tells the position: both sides
-//! keep theirs in private. A front-end whose back-end is gone says an older one (QEMU: that of a new ring),
-//! and requests would run twice. So:
+//! The standard keeps no position in memory (unlike a split ring's `used.idx`): both sides keep theirs
+//! privately. A front-end whose back-end is gone may send an older one (QEMU sends that of a new ring), and
+//! requests would run twice. So:
 //!
-//! 1. Where the last device left the ring with nothing in flight counts, if it said so ([`farewell`]) and nothing
-//!    contradicts it. What contradicts is a descriptor that was used later: from that slot on, one that is used in
-//!    that lap; before it, one used in the next lap. Or that none was used before it: a new ring in the old one's place.
-//! 2. Otherwise, what is claimed, if nothing contradicts that and the last device is not one of ours that died at work
-//!    ([`at_work`]). The start of a lap is contradicted by anything not zero (virtio 1.3 §2.8.13) beyond what a driver
-//!    has made available, too.
-//! 3. Otherwise, a ring in which nothing was ever used starts at its beginning: some front-ends say 0 for it.
-//! 4. Otherwise nobody knows.
+//! 1. If the last device stored its position when nothing was in flight ([`farewell`]), that position counts,
+//!    unless the ring contradicts it. The ring contradicts it with a descriptor that was used later: from
+//!    that slot on, one used in that lap; before that slot, one used in the next lap. The ring also
+//!    contradicts it if no descriptor before it was used: then a new ring replaced the old one.
+//! 2. Otherwise the claimed position counts, unless the ring contradicts it, or the last device was one of
+//!    ours that died while serving ([`at_work`]). Nonzero contents (virtio 1.3 §2.8.13) beyond the
+//!    descriptors that a driver has made available also contradict the start of a lap.
+//! 3. Otherwise a ring that no device ever used starts at its beginning: some front-ends send 0 for it.
+//! 4. Otherwise the position is unknown, and the queue is refused.
 //!
 //! Spec: virtio 1.3 §2.8.1, §2.8.14. Not here: the format of split rings' positions (`split/device.rs`).
 
@@ -26,28 +27,28 @@ use crate::fault::RingFault;
 /// The ring base of a new packed ring: both positions at slot 0, both wrap counters 1 (virtio 1.3 §2.8.1).
 pub const FRESH_BASE: u32 = 0x8000_8000;
 
-/// How many descriptors a running driver may just be writing: the first of a chain or batch, whose flags
-/// come last, and the one where it is.
+/// How many descriptors a running driver may be writing right now: the first of a chain or batch, whose flags
+/// come last, and the current one.
 const MOST_BEING_WRITTEN: usize = 2;
 
-/// No slot of any ring.
+/// A value that is not a slot of any ring.
 const NOWHERE: u32 = 0x7fff;
 
-/// Bits that no slot has: queue sizes are at most 2^10.
+/// Bits that are zero in every slot number: queue sizes are at most 2^10.
 const NO_SLOT: u16 = 0x7c00;
 const _: () = assert!(crate::MAX_QUEUE_SIZE <= 1 << 10);
 
-/// Slot and wrap counter of the next descriptor to take, and of the next one to use, as vhost-user tells
-/// them.
+/// Slot and wrap counter of the next descriptor to take and of the next one to use, in vhost-user's format.
 #[inline]
 pub(super) fn base(next_avail: Cursor, next_used: Cursor) -> u32 {
     u32::from(next_avail.to_bits()) | u32::from(next_used.to_bits()) << 16
 }
 
-/// What a device that is about to sleep, or to leave, stores as its event word: a wish for kicks, and the position
-/// if it can be told from that that nothing is in flight.
+/// The event word of a device that is about to wait or to stop: a request for kicks. It includes the position
+/// if that lets the next device see that nothing is in flight.
 ///
-/// A driver looks at the position only if the wish is [`Wish::At`]; with any other it is ours to use.
+/// A driver reads the position only if the wish is [`Wish::At`]; with any other wish the device may use the
+/// field.
 #[inline]
 pub(super) fn farewell(next_avail: Cursor, is_drained: bool, event_idx: bool) -> u32 {
     match (is_drained, event_idx) {
@@ -57,22 +58,22 @@ pub(super) fn farewell(next_avail: Cursor, is_drained: bool, event_idx: bool) ->
     }
 }
 
-/// What a device that needs no kicks stores: drivers ignore the position. It is marked as ours, because a foreign
-/// device that polled stopped where its front-end says.
+/// The event word of a device that needs no kicks; drivers ignore its position. The word marks the device as
+/// ours, because a foreign device that polled stopped at the position that its front-end sends.
 #[inline]
 pub(super) fn at_work(next_avail: Cursor) -> u32 {
     event(Wish::None, next_avail) | u32::from(NO_SLOT)
 }
 
-/// Where a ring is opened.
+/// The position at which a ring is opened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opened {
     pub at: Cursor,
-    /// Nothing was ever used in it.
+    /// No device ever used the ring.
     pub is_new: bool,
 }
 
-/// See the file's head.
+/// Applies the rules of the module documentation.
 pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, RingFault> {
     let claimed = claimed(base, queue_size)?;
     let start = Cursor::start(queue_size);
@@ -81,13 +82,14 @@ pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, Ri
     let used_slot = used_at_all(ring, queue_size);
     let said = left_at(event, queue_size);
     let left = said.filter(|&at| contradiction(ring, at, queue_size).is_none());
-    // A farewell that is contradicted was said of the ring that lay here before.
-    // One that starts nowhere in a full ring may be true, too.
+    // A contradicted farewell belongs to an earlier ring at this address. But one in the middle of a first lap
+    // may be true of a full ring.
     let said_new = said
         .is_some_and(|at| at.slot() == 0 || !at.wrap_counter() || !is_full_of_first_lap(ring, queue_size));
     let is_new = used_slot.is_none() && (said_new || is_at_work_from(event, start));
     let against = match contradiction(ring, claimed, queue_size) {
-        // What is said of a new ring is said again of one whose device died, and the end of a lap looks like it.
+        // Front-ends send the base of a new ring again after its device died, and the end of a lap looks the
+        // same.
         None if (claimed.slot() == 0 || was_at_work(event, claimed)) && !is_new => {
             Some(used_slot.unwrap_or(0))
         }
@@ -102,27 +104,27 @@ pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, Ri
 #[allow(clippy::cast_possible_truncation)] // takes the two halves apart
 fn claimed(base: u32, queue_size: u16) -> Result<Cursor, RingFault> {
     let (next_avail, next_used) = (base as u16, (base >> 16) as u16);
-    // Whoever stopped in order had used all it took; what else was in flight is not known here. Some front-ends
-    // know of the lower half only (DPDK's).
+    // A device that stopped in order had used everything it took; other requests in flight are not known
+    // here. Some front-ends (DPDK's) keep only the lower half.
     let is_drained = next_used == next_avail || next_used == 0;
     let claimed = Cursor::from_bits(next_avail, queue_size).filter(|_| is_drained);
     claimed.ok_or(RingFault::BadBase { base, queue_size })
 }
 
-/// Whether the last device left no farewell although it was one of ours. What it had in flight may have completed in
-/// another order: used descriptors lie over some that are still available, and some that are used seem available.
+/// Whether the last device was one of ours and left no farewell. Its chains may have completed out of order:
+/// used descriptors may overwrite some that are still available, and some used chains may look available.
 fn was_at_work(event: u32, claimed: Cursor) -> bool {
     let at = position_bits(event);
     match wish(event) {
         0 => u32::from(at) == NOWHERE,
         1 => at & NO_SLOT == NO_SLOT,
-        // Foreign devices store it too, where they stopped.
+        // Foreign devices store it too, at the position where they stopped.
         2 => at != claimed.to_bits(),
         _ => false,
     }
 }
 
-/// Whether a device went to work, or meant to sleep, at `start`.
+/// Whether a device started serving, or stored a request for kicks, at `start`.
 fn is_at_work_from(event: u32, start: Cursor) -> bool {
     event == at_work(start) || position_bits(event) == start.to_bits()
 }
@@ -132,15 +134,16 @@ fn left_at(event: u32, queue_size: u16) -> Option<Cursor> {
     Cursor::from_bits(position_bits(event), queue_size).filter(|_| wish(event) == Wish::Every as u32)
 }
 
-/// A slot that a device has used since it was at `claimed`.
+/// A slot that a device has used since it was at `claimed`, or 0 if it never reached `claimed`.
 fn contradiction(ring: &Ring, claimed: Cursor, queue_size: u16) -> Option<u16> {
     let has_used = |at: Cursor| at.is_used(ring.meta(at.slot(), Relaxed).flags());
     let later = (0..queue_size).map(|distance| claimed.forward(distance)).find(|&at| has_used(at));
     later.map(Cursor::slot).or_else(|| never_got_there(ring, claimed, queue_size).then_some(0))
 }
 
-/// Whether the ring lacks what a device on its way to `claimed` leaves, and drivers only write over in a later lap:
-/// what a driver does to a new ring may agree with a position of the ring before.
+/// Whether the ring lacks the traces that a device leaves on its way to `claimed` and that drivers overwrite
+/// only in a later lap. Without this check, a new ring that a driver has filled may agree with a position of
+/// the previous ring.
 fn never_got_there(ring: &Ring, claimed: Cursor, queue_size: u16) -> bool {
     let never_used = |mut slots: Range<u16>| !slots.any(|slot| ring.meta(slot, Relaxed).flags() & USED != 0);
     let first_lap = (0..queue_size).any(|slot| is_zero(ring, slot));
@@ -149,21 +152,22 @@ fn never_got_there(ring: &Ring, claimed: Cursor, queue_size: u16) -> bool {
             && claimed.slot() != 0
             && never_used(0..claimed.slot())
     } else {
-        // The lap before left USED somewhere; only this one clears it, and AVAIL with it.
+        // The lap before left USED somewhere; only this lap clears it, and AVAIL with it.
         first_lap || never_used(0..queue_size) && all_available(ring, claimed.slot())
     }
 }
 
-/// Whether a ring that has room for doubt cannot be at `used`: a position that a log has kept of the ring that lay here
-/// before. Only what cannot be mistaken counts: a full lap leaves no slot empty, and a part of the first one a mark.
+/// Whether the ring certainly cannot be at `used`, which a log may have kept from a previous ring at this
+/// address. Only certain signs count: a full lap leaves no slot empty, and a part of the first lap leaves a
+/// USED flag.
 pub(super) fn is_of_a_ring_before(ring: &Ring, used: Cursor, queue_size: u16) -> bool {
     let never_used = |mut slots: Range<u16>| !slots.any(|slot| ring.meta(slot, Relaxed).flags() & USED != 0);
     (0..queue_size).any(|slot| is_zero(ring, slot))
         && (!used.wrap_counter() || used.slot() != 0 && never_used(0..used.slot()))
 }
 
-/// Either a new ring that is full, or one where a chain from the last slot on was used, and all behind it is
-/// available.
+/// Either a full new ring, or one where a chain that began in the last slot was used and all descriptors
+/// after it are available.
 fn is_full_of_first_lap(ring: &Ring, queue_size: u16) -> bool {
     (0..queue_size).all(|slot| ring.meta(slot, Relaxed).flags() & (AVAIL | USED) == AVAIL)
 }
@@ -172,11 +176,13 @@ fn all_available(ring: &Ring, slots: u16) -> bool {
     (0..slots).all(|slot| ring.meta(slot, Relaxed).flags() & AVAIL != 0)
 }
 
-/// A slot that shows that the ring is not new. From the end, because a driver may be filling it.
+/// A slot that shows that the ring is not new. Searches from the end, because a driver may be filling the
+/// ring.
 fn used_at_all(ring: &Ring, queue_size: u16) -> Option<u16> {
     let (mut any_above, mut clear) = (false, 0);
     (0..queue_size).rev().find(|&slot| {
-        // Acquire: who sees what a driver wrote here sees what it wrote in the slots before.
+        // Acquire: after reading a driver's store here, this thread also sees the driver's stores to the
+        // slots before it.
         let avail_used = ring.meta(slot, Acquire).flags() & (AVAIL | USED);
         any_above |= !is_zero(ring, slot);
         clear += usize::from(any_above && avail_used == 0);

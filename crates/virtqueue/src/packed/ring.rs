@@ -1,4 +1,4 @@
-//! Where the three parts of a packed virtqueue lie, and one descriptor as two words.
+//! Layout of the three parts of a packed virtqueue, and one descriptor as two words.
 //!
 //! ```text
 //! ring          {addr u64 | len u32 | id u16 | flags u16} × queue_size     aligned to 16
@@ -6,10 +6,10 @@
 //! device event  the same                                                           to 4
 //! ```
 //!
-//! - The second word of a descriptor is loaded and stored whole. On the machines that we build for an
-//!   aligned word is seen whole, also by a peer that writes it in pieces and the flags last.
+//! - The second word of a descriptor is loaded and stored whole. On our target machines, an aligned load
+//!   reads the whole word at once, even if the peer writes it in pieces with the flags last.
 //!
-//! Spec: virtio 1.3 §2.8.10.1, §2.8.13, §2.8.14. Not here: who writes what, in which order.
+//! Spec: virtio 1.3 §2.8.10.1, §2.8.13, §2.8.14. Not here: which side writes which field, and in which order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ pub(super) const AVAIL: u16 = 1 << 7;
 /// `VIRTQ_DESC_F_USED`.
 pub(super) const USED: u16 = 1 << 15;
 
-/// Length, buffer id and flags of a descriptor, together as they lie in memory.
+/// Length, buffer id and flags of a descriptor, as they lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Meta(u64);
 
@@ -74,7 +74,7 @@ impl Meta {
 /// The parts of a ring in guest memory.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Two words each: address; length, id and flags.
+    /// Two words per descriptor: address; length, id and flags.
     words: SharedSlice<u64>,
     /// One word each: see `event.rs`.
     pub driver_event: SharedSlice<u32>,
@@ -82,7 +82,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// The parts in `memory`, checked.
+    /// Maps the parts in `memory` and checks them.
     pub fn map(layout: &RingLayout, memory: &Arc<GuestMemory>) -> Result<Self, RingFault> {
         layout.check_size()?;
         let words = 2 * usize::from(layout.queue_size);

@@ -1,10 +1,10 @@
-//! Device half of a split virtqueue: takes available chains, gives back used ones.
+//! Device half of a split virtqueue: takes available chains and returns them as used.
 //!
 //! `enable_kicks … pop → (owner) → push_used → publish → needs_notification`
 //!
 //! - `avail.idx` is read only when the chains counted last time are used up.
 //! - Indices are 16-bit and wrap; the queue size is a power of two, so `index & mask` is the slot.
-//! - Which heads are in flight is known to the owner, who keeps a slot for each (`blk_server`).
+//! - The owner knows which heads are in flight: it keeps a slot for each (`blk_server`).
 //!
 //! Spec: virtio 1.3 §2.7. Not here: the used ring's fields (`used_ring.rs`), reading indirect tables
 //! (`tables.rs`), the buffers (`chain.rs`).
@@ -49,12 +49,12 @@ pub struct DeviceQueue {
     /// `NO_NOTIFY` is set (only without `VIRTIO_F_EVENT_IDX`).
     kicks_disabled: bool,
     log: Option<Box<SplitLog>>,
-    /// What the device before had in flight, until all of it is popped.
+    /// Chains that the previous device had in flight; `None` once all are popped.
     redo: Option<Box<Redo>>,
     recovery: Recovery,
 }
 
-/// Heads, in the order in which they were taken, and the next one to pop.
+/// Heads in the order in which they were taken, and the index of the next one to pop.
 #[derive(Debug)]
 struct Redo {
     heads: Vec<u16>,
@@ -62,10 +62,11 @@ struct Redo {
 }
 
 impl DeviceQueue {
-    /// Maps the ring and goes on where it says that the last device stopped.
+    /// Maps the ring and resumes at the position in the ring.
     ///
-    /// `used.idx` is read once from the ring: a front-end's own idea of the position can be stale after
-    /// a crash, and whoever stopped in good order had completed all it took. A new ring starts at 0.
+    /// `used.idx` is read once from the ring. A front-end's record of the position can be stale after a
+    /// crash, and a device that stopped in good order had completed everything it took. A new ring starts at
+    /// 0.
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
@@ -106,7 +107,7 @@ impl DeviceQueue {
         let opened = SplitLog::open(area, layout.queue_size, queue.next_avail)?;
         #[allow(clippy::cast_possible_truncation)] // not more than the queue has heads
         let redone = opened.redo.len() as u16;
-        // What was in flight came out of the available ring in front of what is left there.
+        // The redone chains came out of the available ring before the entries that are left there.
         queue.next_avail = queue.next_avail.wrapping_add(redone);
         queue.avail_idx = queue.next_avail;
         queue.log = Some(opened.log.into());
@@ -121,7 +122,7 @@ impl DeviceQueue {
         self.recovery
     }
 
-    /// Chains that the device before had in flight and that were not popped yet.
+    /// Chains that the previous device had in flight and that are still to be popped.
     #[inline]
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // not more than the queue has heads
@@ -131,9 +132,9 @@ impl DeviceQueue {
 
     /// Lets chains with an indirect table be as long as `limit`, even if the queue is smaller.
     ///
-    /// A device announces how many segments it takes before it learns the queue's size, and Linux goes
-    /// by the announcement: with a limit of `queue_size` alone, large requests of a small queue fail.
-    /// (virtio 1.3 §2.7.5.3.1 binds the driver to the queue size.)
+    /// A device announces its segment limit before it learns the queue's size, and Linux relies on the
+    /// announcement. With a limit of `queue_size` alone, large requests on a small queue fail. (virtio 1.3
+    /// §2.7.5.3.1 limits the driver to the queue size.)
     #[must_use]
     pub fn with_indirect_limit(mut self, limit: u16) -> Self {
         self.indirect_limit = limit.max(self.layout.queue_size);
@@ -149,7 +150,7 @@ impl DeviceQueue {
         layout.map(memory, features).map(drop)
     }
 
-    /// The same addresses in a new memory table; positions are kept.
+    /// Moves the queue to a new memory table at the same addresses; positions are kept.
     ///
     /// # Errors
     /// [`RingFault::Part`] if the new table does not hold the ring; the queue is unchanged then.
@@ -168,20 +169,21 @@ impl DeviceQueue {
         self.layout.queue_size
     }
 
-    /// Where the ring lies.
+    /// The ring's addresses and size.
     #[must_use]
     pub fn layout(&self) -> &RingLayout {
         &self.layout
     }
 
-    /// Index of the next available entry to take: what `GET_VRING_BASE` answers with.
+    /// Index of the next available entry to take: the answer to `GET_VRING_BASE`.
     #[inline]
     #[must_use]
     pub fn position(&self) -> u32 {
         u32::from(self.next_avail)
     }
 
-    /// Whether no device had used anything when the ring was mapped; one in 65,536 rings in use looks like it.
+    /// Whether the ring was unused by any device when it was mapped. One in 65,536 used rings looks unused
+    /// too.
     #[must_use]
     pub fn was_fresh(&self) -> bool {
         self.was_fresh
@@ -210,8 +212,8 @@ impl DeviceQueue {
     /// Takes the next available chain into `chain` and returns its tag (the head), if there is one.
     ///
     /// # Errors
-    /// [`PopError::Ring`]: the queue must stop. [`PopError::Chain`]: this chain is taken but unusable
-    /// and goes back by `push_used`; `chain` is then empty, unless the fault is
+    /// [`PopError::Ring`]: the queue must stop. [`PopError::Chain`]: this chain is taken but unusable; the
+    /// caller returns it with `push_used`. `chain` is then empty, unless the fault is
     /// [`ChainFault::ReadableAfterWritable`].
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<Option<u16>, PopError> {
@@ -236,7 +238,7 @@ impl DeviceQueue {
         self.walk_from(head, chain)
     }
 
-    /// The next head that the device before had in flight; its descriptors are where they were.
+    /// The next head that the previous device had in flight; its descriptors are still in the table.
     #[cold]
     fn next_again(&mut self) -> Option<u16> {
         let redo = self.redo.as_mut()?;
@@ -254,7 +256,7 @@ impl DeviceQueue {
         match self.walk(head, chain) {
             Ok(()) => Ok(Some(head)),
             Err(fault) => {
-                // Buffers in the wrong order are all known, and so is where the status byte is.
+                // With buffers in the wrong order, all buffers are still known, and so is the status byte.
                 if fault != ChainFault::ReadableAfterWritable {
                     chain.clear();
                 }
@@ -263,10 +265,11 @@ impl DeviceQueue {
         }
     }
 
-    /// Reads `avail.idx`; returns whether there is anything.
+    /// Reads `avail.idx`; returns whether a chain is available.
     #[inline]
     fn refresh(&mut self) -> Result<bool, RingFault> {
-        // Acquire: pairs with the driver's release of `avail.idx`; entries and descriptors went first.
+        // Acquire: pairs with the driver's release of `avail.idx`, which follows the stores of entries and
+        // descriptors.
         let avail_idx = self.avail.load(IDX, Acquire);
         let count = self.checked_count(avail_idx)?;
         self.avail_idx = avail_idx;
@@ -320,7 +323,7 @@ impl DeviceQueue {
         Err(ChainFault::TooLong { limit: self.indirect_limit })
     }
 
-    /// Gives the chain popped last back: it will be popped again. For an owner without room to start it.
+    /// Puts the last popped chain back, so that it is popped again. For an owner without room to start it.
     #[inline]
     pub fn unpop(&mut self) {
         if let Some(redo) = &mut self.redo {
@@ -335,7 +338,7 @@ impl DeviceQueue {
 
     /// Stores one completed chain; the driver sees it after the next [`DeviceQueue::publish`].
     ///
-    /// `written_bytes`: stored in the chain's device-writable part, from its start on; 0 if unknown.
+    /// `written_bytes`: bytes stored from the start of the chain's device-writable part; 0 if unknown.
     #[inline]
     pub fn push_used(&mut self, tag: u16, written_bytes: u32) {
         self.used.push(tag, written_bytes);
@@ -344,7 +347,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Makes everything pushed so far visible to the driver, once per pass; returns whether there was any.
+    /// Makes all pushed chains visible to the driver, once per pass; returns whether there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let Some(log) = &mut self.log else { return self.used.publish() };
@@ -358,7 +361,7 @@ impl DeviceQueue {
         true
     }
 
-    /// Whether the driver wants to hear about what was published since the last call.
+    /// Whether the driver wants a notification for the chains published since the last call.
     ///
     /// Spec: virtio 1.3 §2.7.7.2.
     #[inline]
@@ -368,8 +371,8 @@ impl DeviceQueue {
         if undecided.is_empty() {
             return false;
         }
-        // SeqCst: `used.idx` must be visible before the driver's wish is read. Pairs with the driver's
-        // barrier between storing the wish and looking at `used.idx` again.
+        // SeqCst: `used.idx` must be visible before the driver's event setting is read. Pairs with the
+        // driver's barrier between storing that setting and reading `used.idx` again.
         fence(SeqCst);
         if self.features.event_idx {
             undecided.contains(self.avail.load(self.layout.used_event(), Relaxed), published)
@@ -378,10 +381,10 @@ impl DeviceQueue {
         }
     }
 
-    /// Tells the driver that it need not kick: we look without being asked.
+    /// Tells the driver that it need not kick, because the device polls.
     ///
-    /// With `VIRTIO_F_EVENT_IDX` there is nothing to do: the event index stays behind, and the driver
-    /// has passed it. A hint either way: spurious kicks happen.
+    /// With `VIRTIO_F_EVENT_IDX` there is nothing to do: the driver has already passed the event index, which
+    /// is not moved. In both cases this is a hint: kicks may still come.
     #[inline]
     pub fn disable_kicks(&mut self) {
         if !self.features.event_idx && !self.kicks_disabled {
@@ -390,8 +393,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Asks for a kick when the next chain becomes available, then looks once more: `true` if something
-    /// is available already, for which no kick may come.
+    /// Asks for a kick when the next chain becomes available, then checks again. Returns `true` if a chain is
+    /// already available; no kick may come for it.
     ///
     /// # Errors
     /// [`RingFault::AvailIndexJump`].
@@ -403,8 +406,8 @@ impl DeviceQueue {
             self.used.set_kicks_wanted(true);
             self.kicks_disabled = false;
         }
-        // SeqCst: the wish must be visible before the index is read. Pairs with the driver's barrier
-        // between storing `avail.idx` and reading the wish.
+        // SeqCst: the request for kicks must be visible before the index is read. Pairs with the driver's
+        // barrier between storing `avail.idx` and reading that request.
         fence(SeqCst);
         Ok(self.available()? != 0)
     }

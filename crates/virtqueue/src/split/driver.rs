@@ -1,11 +1,11 @@
-//! Driver half of a split virtqueue: makes buffers available, takes used ones back.
+//! Driver half of a split virtqueue: makes buffers available and takes used ones back.
 //!
 //! `add … publish → kick_needed? … pop_used … arm_interrupts`
 //!
-//! - The device is not trusted either: free list, chain lengths and tokens are in private memory, and
-//!   what the used ring says is checked against them.
+//! - The driver does not trust the device either: it keeps free list, chain lengths and tokens in private
+//!   memory and checks the used ring against them.
 //!
-//! Spec: virtio 1.3 §2.7.13, §2.7.14. Not here: breaking the rules (`raw.rs`), what the buffers hold.
+//! Spec: virtio 1.3 §2.7.13, §2.7.14. Not here: breaking the rules (`raw.rs`), the contents of the buffers.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
@@ -23,7 +23,7 @@ use crate::{AddError, DriverFault, RingFeatures, Used};
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     token: u64,
-    /// In the ring's table: 1 for an indirect chain.
+    /// Descriptors in the ring's table: 1 for an indirect chain.
     descriptors: u16,
     writable_bytes: u64,
 }
@@ -34,7 +34,7 @@ pub struct DriverQueue {
     layout: RingLayout,
     features: RingFeatures,
     view: MemoryView,
-    /// Most buffers of a chain with a table of its own.
+    /// Most buffers of a chain with an indirect table.
     indirect_limit: u16,
     parts: Parts,
     /// By head.
@@ -55,7 +55,7 @@ pub struct DriverQueue {
 }
 
 impl DriverQueue {
-    /// Makes a new ring at `layout`: all of it is zeroed.
+    /// Creates a new ring at `layout` and zeroes all of it.
     ///
     /// # Errors
     /// [`RingFault::BadQueueSize`], [`RingFault::Part`].
@@ -90,20 +90,20 @@ impl DriverQueue {
         self
     }
 
-    /// Descriptors not in use.
+    /// Free descriptors.
     #[must_use]
     pub fn free_descriptors(&self) -> u16 {
         self.free
     }
 
-    /// Chains added and not yet back.
+    /// Chains added and not yet returned.
     #[must_use]
     pub fn in_flight(&self) -> u16 {
         self.next_avail.wrapping_sub(self.next_used)
     }
 
-    /// Adds a chain of descriptors of the ring; the device sees it after [`DriverQueue::publish`].
-    /// Returns the tag, the chain's head.
+    /// Adds a chain in the ring's own descriptors; the device sees it after [`DriverQueue::publish`]. Returns
+    /// the tag, the chain's head.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -129,8 +129,8 @@ impl DriverQueue {
         Ok(head)
     }
 
-    /// Adds a chain through a table at `table`, which the device may read until the chain is back;
-    /// it takes 16 bytes per buffer.
+    /// Adds a chain through an indirect table at `table`, which takes 16 bytes per buffer. The device may
+    /// read the table until it returns the chain.
     ///
     /// # Errors
     /// [`AddError`]; nothing was added.
@@ -180,20 +180,21 @@ impl DriverQueue {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    /// Makes all that was added visible to the device; returns whether there was any.
+    /// Makes all added chains visible to the device; returns whether there were any.
     pub fn publish(&mut self) -> bool {
         let added = self.next_avail.wrapping_sub(self.published);
         if added == 0 {
             return false;
         }
-        // Release: pairs with the device's acquire of `avail.idx`; descriptors and entries go first.
+        // Release: pairs with the device's acquire of `avail.idx`; descriptors and entries become visible
+        // first.
         self.parts.avail.store(IDX, self.next_avail, Release);
         self.published = self.next_avail;
         self.undecided.add(u32::from(added));
         true
     }
 
-    /// Whether the device wants a kick for what was published since the last call.
+    /// Whether the device wants a kick for the chains published since the last call.
     ///
     /// Spec: virtio 1.3 §2.7.10.1.
     #[must_use]
@@ -202,8 +203,8 @@ impl DriverQueue {
         if undecided.is_empty() {
             return false;
         }
-        // SeqCst: `avail.idx` must be visible before the device's wish is read. Pairs with the fence in
-        // `DeviceQueue::enable_kicks`.
+        // SeqCst: `avail.idx` must be visible before the device's event setting is read. Pairs with the fence
+        // in `DeviceQueue::enable_kicks`.
         fence(SeqCst);
         if self.features.event_idx {
             let avail_event = self.parts.used.load(self.layout.avail_event(), Relaxed);
@@ -213,7 +214,7 @@ impl DriverQueue {
         }
     }
 
-    /// Takes the next chain that the device is done with, if there is one.
+    /// Takes the next chain that the device has used, if there is one.
     ///
     /// # Errors
     /// [`DriverFault`]: the ring cannot be used any more.
@@ -231,9 +232,10 @@ impl DriverQueue {
         Ok(Some(Used { token: in_flight.token, tag, written_bytes }))
     }
 
-    /// Reads `used.idx`; returns whether there is anything.
+    /// Reads `used.idx`; returns whether a chain was used.
     fn refresh(&mut self) -> Result<bool, DriverFault> {
-        // Acquire: pairs with the device's release of `used.idx`; entries, status and data went first.
+        // Acquire: pairs with the device's release of `used.idx`, which follows the stores of entries, status
+        // and data.
         let used_idx = self.checked_used_idx(self.parts.used.load(IDX, Acquire))?;
         self.used_idx = used_idx;
         Ok(used_idx != self.next_used)
@@ -267,16 +269,16 @@ impl DriverQueue {
         self.free += descriptors;
     }
 
-    /// Tells the device that we look without being asked. A hint: interrupts may still come.
+    /// Tells the device that the driver polls. This is a hint: interrupts may still come.
     pub fn disable_interrupts(&mut self) {
-        // With `VIRTIO_F_EVENT_IDX` the index stays behind, and the device has passed it.
+        // With `VIRTIO_F_EVENT_IDX` there is nothing to do: the device has already passed the event index.
         if !self.features.event_idx {
             self.parts.avail.store(FLAGS, AVAIL_NO_INTERRUPT, Relaxed);
         }
     }
 
-    /// Asks for an interrupt when the next chain is used, then looks once more: `true` if something is
-    /// used already, for which none may come.
+    /// Asks for an interrupt when the next chain is used, then checks again. Returns `true` if a chain is
+    /// already used; no interrupt may come for it.
     ///
     /// # Errors
     /// [`DriverFault::UsedIndexJump`].
@@ -286,8 +288,8 @@ impl DriverQueue {
         } else {
             self.parts.avail.store(FLAGS, 0, Relaxed);
         }
-        // SeqCst: the wish must be visible before the index is read. Pairs with the fence in
-        // `DeviceQueue::needs_notification`.
+        // SeqCst: the request for interrupts must be visible before the index is read. Pairs with the fence
+        // in `DeviceQueue::needs_notification`.
         fence(SeqCst);
         Ok(self.checked_used_idx(self.parts.used.load(IDX, Relaxed))? != self.next_used)
     }

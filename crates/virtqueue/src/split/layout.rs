@@ -1,4 +1,4 @@
-//! What lies where in the three parts of a split virtqueue, and the checked way to them.
+//! Layout of the three parts of a split virtqueue, and checked access to them.
 //!
 //! ```text
 //! descriptors  16 bytes × queue_size                                  aligned to 16
@@ -6,8 +6,8 @@
 //! used         flags u16 | idx u16 | {id u32, len u32} × queue_size | avail_event u16   to 4
 //! ```
 //!
-//! The event fields are only there with `VIRTIO_F_EVENT_IDX`. Spec: virtio 1.3 §2.7, §2.7.6, §2.7.8.
-//! Not here: what is read and written there, and in which order.
+//! The event fields exist only with `VIRTIO_F_EVENT_IDX`. Spec: virtio 1.3 §2.7, §2.7.6, §2.7.8.
+//! Not here: the values stored there, and the order of the stores.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use crate::RingFeatures;
 use crate::fault::{RingFault, RingPart};
 use crate::layout::{RingLayout, slice};
 
-/// Index of `flags` in either ring, seen as 16-bit words.
+/// Index of `flags` in either ring, in 16-bit words.
 pub(super) const FLAGS: usize = 0;
-/// Index of `idx` in either ring, seen as 16-bit words.
+/// Index of `idx` in either ring, in 16-bit words.
 pub(super) const IDX: usize = 1;
-/// Index of the first entry of the available ring, seen as 16-bit words.
+/// Index of the first entry of the available ring, in 16-bit words.
 pub(super) const AVAIL_ENTRIES: usize = 2;
 /// Offset of the first entry of the used ring.
 const USED_ENTRIES_BYTES: u64 = 4;
@@ -29,13 +29,13 @@ const USED_ENTRIES_BYTES: u64 = 4;
 const USED_ENTRY_WORDS: usize = 4;
 
 impl RingLayout {
-    /// Index of `used_event` in the available ring, seen as 16-bit words.
+    /// Index of `used_event` in the available ring, in 16-bit words.
     #[inline]
     pub(super) fn used_event(&self) -> usize {
         AVAIL_ENTRIES + usize::from(self.queue_size)
     }
 
-    /// Index of `avail_event` in the used ring, seen as 16-bit words.
+    /// Index of `avail_event` in the used ring, in 16-bit words.
     #[inline]
     pub(super) fn avail_event(&self) -> usize {
         2 + USED_ENTRY_WORDS * usize::from(self.queue_size)
@@ -58,10 +58,10 @@ impl RingLayout {
 /// The parts of a ring in guest memory.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// Two words each: address; length, flags and next.
+    /// Two words per descriptor: address; length, flags and next.
     pub descriptors: SharedSlice<u64>,
     pub avail: SharedSlice<u16>,
     pub used: SharedSlice<u16>,
-    /// Two words each, inside `used`: id, length.
+    /// Two words per entry, inside `used`: id, length.
     pub used_entries: SharedSlice<u32>,
 }

@@ -5,12 +5,13 @@
 //! inflight u8, padding 5, next u16 | counter u64
 //! ```
 //!
-//! - An entry per head. `next` links what was used in the last batch: if a device dies when the batch is visible and not
-//!   yet cleared, its successor clears it. How large it was says `used_idx`, compared to the ring's.
-//! - A request that was never noted was never taken: its head stands in the available ring still, behind the ones in
+//! - One entry per head. `next` links the heads used in the last batch. If a device dies after the batch
+//!   became visible and before it cleared the entries, its successor clears them. The difference between the
+//!   log's `used_idx` and the ring's is the size of the batch.
+//! - A request without an entry was never taken: its head is still in the available ring, after those in
 //!   flight.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking". Not here: when what happens (`split/device.rs`).
+//! Spec: vhost-user, "Inflight I/O tracking". Not here: when the device calls this (`split/device.rs`).
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -28,20 +29,20 @@ const IN_FLIGHT_MASK: u64 = 0xff;
 pub(super) struct SplitLog {
     words: SharedSlice<u64>,
     entries: u16,
-    /// Of the next request.
+    /// Counter value of the next request.
     counter: u64,
     last_taken: u16,
-    /// By head: what was used before it.
+    /// By head: the head used before it.
     next: Box<[u16]>,
-    /// Used last.
+    /// The head used last.
     last_used: u16,
-    /// How many of them are not visible yet.
+    /// How many used heads are not visible yet.
     batch: u16,
-    /// What the log says of the ring.
+    /// The ring's `used.idx` as recorded in the log.
     used_idx: u16,
 }
 
-/// What a queue starts with.
+/// The log of a starting queue, and the heads to redo.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub log: SplitLog,
@@ -51,14 +52,14 @@ pub(super) struct Opened {
 }
 
 impl SplitLog {
-    /// `used_idx`: the ring's.
+    /// `used_idx`: the ring's current value.
     pub fn open(area: &LogArea, queue_size: u16, used_idx: u16) -> Result<Opened, LogFault> {
         let (words, snapshot) = area.open(queue_size, SPLIT_WORDS)?;
         let is_written = snapshot.is_some();
         let next = vec![0; usize::from(area.entries())].into();
         let (entries, last_used) = (area.entries(), 0);
         let mut log = Self { words, entries, counter: 0, last_taken: 0, next, last_used, batch: 0, used_idx };
-        // `None`: never written, or not of this ring.
+        // `None`: never written, or the log of another ring.
         let redo = match snapshot {
             Some(mut found) => {
                 log.finish_batch(&mut found, queue_size)?.then(|| log.in_flight(&found, queue_size))
@@ -76,7 +77,8 @@ impl SplitLog {
         Ok(Opened { log, redo: redo.unwrap_or_default(), was_foreign })
     }
 
-    /// Clears what became visible and was not cleared; `false`: the log is not of this ring.
+    /// Clears entries of requests that became visible but were not cleared. Returns `false` if the log
+    /// belongs to another ring.
     #[allow(clippy::cast_possible_truncation)] // takes the fields apart
     fn finish_batch(&mut self, found: &mut Snapshot, queue_size: u16) -> Result<bool, LogFault> {
         let head = found.word(HEAD);
@@ -103,7 +105,7 @@ impl SplitLog {
         Ok(true)
     }
 
-    /// Heads of the ring, in the order of their counters; the next counter goes on from there.
+    /// Heads in flight, in the order of their counters; also sets the next counter.
     fn in_flight(&mut self, found: &Snapshot, queue_size: u16) -> Vec<u16> {
         let counted = (0..queue_size).filter(|&entry| is_in_flight(found, entry));
         let mut found: Vec<_> = counted.map(|entry| (found.word(place(entry) + 1), entry)).collect();
@@ -112,7 +114,7 @@ impl SplitLog {
         found.into_iter().map(|(_, entry)| entry).collect()
     }
 
-    /// Before anything is done for the request.
+    /// Records a taken request, before any work on it starts.
     #[inline]
     pub fn taken(&mut self, head: u16) {
         self.words.store(place(head) + 1, self.counter, Relaxed);
@@ -122,14 +124,14 @@ impl SplitLog {
         self.set(head, IN_FLIGHT);
     }
 
-    /// The request taken last is in the available ring again.
+    /// Removes the request taken last: it is in the available ring again.
     #[inline]
     pub fn given_back(&mut self) {
         self.counter = self.counter.wrapping_sub(1);
         self.set(self.last_taken, 0);
     }
 
-    /// Its used entry is stored, and not visible.
+    /// Records that a used entry is stored but not visible.
     #[inline]
     pub fn used(&mut self, head: u16) {
         let before = std::mem::replace(&mut self.last_used, head);
@@ -138,20 +140,20 @@ impl SplitLog {
         self.set(head, IN_FLIGHT | u64::from(before) << 48);
     }
 
-    /// The batch is about to become visible.
+    /// Records the batch, just before it becomes visible.
     #[inline]
     pub fn about_to_publish(&self) {
         self.store_head();
     }
 
-    /// It is, with the ring's index at `used_idx`.
+    /// Clears the batch, which is visible now; the ring's index is `used_idx`.
     #[inline]
     pub fn published(&mut self, used_idx: u16) {
         let mut entry = self.last_used;
-        // By count: a driver that offers a head before it got it back makes a ring of this list.
+        // Bounded by the count: a driver that offers a head again too early turns this list into a loop.
         for _ in 0..std::mem::take(&mut self.batch) {
             let before = self.next[usize::from(entry)];
-            // The list stays whole: whoever comes if this one dies here clears it from the start.
+            // The list stays whole: if this device dies here, its successor clears it from the start.
             self.set(entry, u64::from(before) << 48);
             entry = before;
         }
@@ -178,7 +180,7 @@ fn is_in_flight(found: &Snapshot, entry: u16) -> bool {
     found.word(place(entry)) & IN_FLIGHT_MASK != 0
 }
 
-/// Of the first of an entry's words.
+/// Index of an entry's first word.
 #[inline]
 fn place(entry: u16) -> usize {
     SPLIT_WORDS.0 + SPLIT_WORDS.1 * usize::from(entry)

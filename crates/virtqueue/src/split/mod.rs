@@ -1,7 +1,7 @@
 //! The split virtqueue: descriptor table, available ring, used ring (virtio 1.3 §2.7).
 //!
-//! - [`DeviceQueue`]: what serves requests. [`DriverQueue`]: what makes them.
-//! - [`RawRing`]: a driver that keeps no rule, for tests and fuzzing.
+//! - [`DeviceQueue`] serves requests. [`DriverQueue`] makes them.
+//! - [`RawRing`]: a driver that follows no rules, for tests and fuzzing.
 //!
 //! Not here: notification arithmetic (`notify.rs`), the buffers of a chain (`chain.rs`).
 

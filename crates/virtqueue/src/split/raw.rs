@@ -1,4 +1,4 @@
-//! A driver that keeps no rule: writes any value anywhere in a ring. For tests and fuzzing.
+//! A driver that follows no rules: writes any value anywhere in a ring. For tests and fuzzing.
 //!
 //! Not here: a driver for real use (`driver.rs`).
 
@@ -12,14 +12,14 @@ use crate::chain::{self, DESCRIPTOR_BYTES, Descriptor};
 use crate::fault::RingFault;
 use crate::layout::RingLayout;
 
-/// A descriptor with nothing checked (virtio 1.3 §2.7.5).
+/// An unchecked descriptor (virtio 1.3 §2.7.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawDescriptor {
     /// Guest-physical address.
     pub addr: u64,
     /// Length.
     pub len_bytes: u32,
-    /// [`RawDescriptor::NEXT`], [`RawDescriptor::WRITE`], [`RawDescriptor::INDIRECT`], anything.
+    /// [`RawDescriptor::NEXT`], [`RawDescriptor::WRITE`], [`RawDescriptor::INDIRECT`], or any other value.
     pub flags: u16,
     /// Index of the next descriptor.
     pub next: u16,
@@ -33,7 +33,7 @@ impl RawDescriptor {
     /// `VIRTQ_DESC_F_INDIRECT`.
     pub const INDIRECT: u16 = chain::INDIRECT;
 
-    /// As it lies in memory.
+    /// The bytes as stored in memory.
     #[must_use]
     pub fn to_bytes(self) -> [u8; DESCRIPTOR_BYTES as usize] {
         let (addr, meta) = self.to_words();
@@ -49,8 +49,8 @@ impl RawDescriptor {
     }
 }
 
-/// The driver's side of a ring, field by field. Indices into the ring are the caller's business: a
-/// method panics if one is outside.
+/// The driver's side of a ring, field by field. The caller keeps indices inside the ring: a method panics if
+/// one is outside.
 #[derive(Debug)]
 pub struct RawRing {
     layout: RingLayout,
@@ -59,7 +59,7 @@ pub struct RawRing {
 }
 
 impl RawRing {
-    /// A ring with room for the event fields; nothing is written.
+    /// Maps a ring with room for the event fields; writes nothing.
     ///
     /// # Errors
     /// [`RingFault`] if the ring does not lie in memory.
@@ -79,7 +79,7 @@ impl RawRing {
     /// Writes a descriptor of an indirect table at `table_addr`.
     ///
     /// # Errors
-    /// [`AccessError`] if that is not in memory.
+    /// [`AccessError`] if the address is not in memory.
     pub fn set_table_descriptor(
         &self,
         table_addr: u64,
@@ -90,7 +90,7 @@ impl RawRing {
         self.view.store(table_addr.wrapping_add(offset_bytes), &descriptor.to_bytes())
     }
 
-    /// Puts `head` where the entry with free-running index `at` lies.
+    /// Stores `head` in the entry with free-running index `at`.
     pub fn set_avail_entry(&self, at: u16, head: u16) {
         let slot = usize::from(at & (self.layout.queue_size - 1));
         self.parts.avail.store(AVAIL_ENTRIES + slot, head, Relaxed);
@@ -101,13 +101,13 @@ impl RawRing {
         self.parts.avail.store(IDX, avail_idx, Release);
     }
 
-    /// As last stored, by whomever.
+    /// `avail.idx` as last stored by either side.
     #[must_use]
     pub fn avail_idx(&self) -> u16 {
         self.parts.avail.load(IDX, Relaxed)
     }
 
-    /// Makes `head` available after all that is.
+    /// Makes `head` available, after all that are available already.
     pub fn offer(&self, head: u16) {
         let at = self.avail_idx();
         self.set_avail_entry(at, head);
@@ -124,12 +124,12 @@ impl RawRing {
         self.parts.avail.store(self.layout.used_event(), used_event, Relaxed);
     }
 
-    /// Stores `used.idx`, which is the device's.
+    /// Stores `used.idx`, which belongs to the device.
     pub fn set_used_idx(&self, used_idx: u16) {
         self.parts.used.store(IDX, used_idx, Release);
     }
 
-    /// Stores a used entry, which is the device's.
+    /// Stores a used entry, which belongs to the device.
     pub fn set_used_entry(&self, at: u16, id: u32, len_bytes: u32) {
         let slot = 2 * usize::from(at & (self.layout.queue_size - 1));
         self.parts.used_entries.store(slot, id, Relaxed);

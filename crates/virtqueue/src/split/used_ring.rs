@@ -1,9 +1,10 @@
-//! Device side of the used ring: how completions, and the wish for kicks, reach the driver.
+//! Device side of the used ring: passes completions, and the request for kicks, to the driver.
 //!
 //! `push → publish (used.idx) → owner asks needs_notification`
 //!
-//! - `next_used` is ours: written to the ring, never read back, because the driver is untrusted.
-//! - `used.idx` moves once per batch; the entries before it were stored first (Release).
+//! - The device keeps its own `next_used`: it writes the index to the ring and never reads it back, because
+//!   the driver is untrusted.
+//! - `used.idx` moves once per batch, after the batch's entries are stored (Release).
 //!
 //! Spec: virtio 1.3 §2.7.8, §2.7.10. Not here: the available ring (`device.rs`).
 
@@ -28,7 +29,7 @@ pub(super) struct UsedRing {
 }
 
 impl UsedRing {
-    /// Goes on where the ring says that the last device stopped.
+    /// Resumes at the position that the last device left in the ring.
     pub fn resume(words: SharedSlice<u16>, entries: SharedSlice<u32>, queue_size: u16) -> Self {
         let used_idx = words.load(IDX, Relaxed);
         let undecided = Undecided::default();
@@ -60,14 +61,15 @@ impl UsedRing {
         if pushed == 0 {
             return false;
         }
-        // Release: pairs with the driver's acquire of `used.idx`; entries, status and data go first.
+        // Release: pairs with the driver's acquire of `used.idx`; entries, status and data become visible
+        // first.
         self.words.store(IDX, self.next_used, Release);
         self.published = self.next_used;
         self.undecided.add(u32::from(pushed));
         true
     }
 
-    /// What was published since the last call; nothing afterwards.
+    /// Returns the entries published since the last call, and resets the count.
     #[inline]
     pub fn take_undecided(&mut self) -> (Undecided, u16) {
         (std::mem::take(&mut self.undecided), self.published)

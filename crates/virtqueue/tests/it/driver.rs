@@ -7,7 +7,7 @@ use virtqueue::{DriverQueue, RingFeatures};
 
 use crate::rig::*;
 
-/// The driver, and a hand on the device's fields.
+/// The driver, and raw access to the device's fields.
 fn driver(queue_size: u16, features: RingFeatures) -> (DriverQueue, RawRing) {
     let view = view();
     let driver = DriverQueue::new(&view, layout(queue_size), features).unwrap();

@@ -1,12 +1,13 @@
-//! The device half next to the `virtio-queue` crate, over the same bytes: well- and ill-formed rings.
+//! The device half compared with the `virtio-queue` crate over the same bytes: well-formed and malformed
+//! rings.
 //!
 //! Where we take a chain, the oracle yields the same buffers. Where only one of the two takes it:
 //!
-//! - we refuse, the oracle walks on: a readable descriptor after a writable one; a table without the
-//!   feature; INDIRECT with NEXT; a table larger than the queue; direct and indirect descriptors that are
-//!   together more than the queue size; a head outside the table (the oracle yields an empty chain);
-//! - the oracle stops, we take it: chains of more than 2^32 bytes (sums are 64 bits wide here, and the
-//!   capacity check refuses them).
+//! - we refuse it and the oracle walks on: a readable descriptor after a writable one; a table without the
+//!   feature; INDIRECT with NEXT; a table larger than the queue; direct and indirect descriptors that
+//!   together exceed the queue size; a head outside the table (the oracle yields an empty chain);
+//! - the oracle stops and we take it: chains of more than 2^32 bytes (our sums are 64 bits wide, and the
+//!   capacity check refuses such a chain).
 #![cfg(not(miri))] // the oracle maps the files itself
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
@@ -22,7 +23,7 @@ use vm_memory::{FileOffset, GuestMemoryMmap};
 
 use crate::rig::*;
 
-/// One memory, mapped by both.
+/// One memory, mapped by both devices.
 struct Shared {
     ours: MemoryView,
     theirs: GuestMemoryMmap<()>,
@@ -55,12 +56,12 @@ fn oracle(queue_size: u16, position: u16, event_idx: bool) -> Queue {
     queue
 }
 
-/// What the oracle made of a chain.
+/// What the oracle reads from a chain.
 #[derive(Debug)]
 struct Walked {
     /// Address, length, writable.
     descriptors: Vec<(u64, u32, bool)>,
-    /// The last one had no next: nothing was wrong for the oracle.
+    /// The last descriptor had no next: the oracle saw no fault.
     complete: bool,
 }
 
@@ -86,7 +87,7 @@ fn pairs(ranges: &[guest_mem::GuestRange]) -> Vec<(u64, u32)> {
     ranges.iter().map(|range| (range.addr, range.len_bytes)).collect()
 }
 
-/// Whether `fault` is one that the oracle does not know, or sees as we do.
+/// Whether `fault` is one that the oracle does not check, or that it reports as we do.
 fn explains(fault: &ChainFault, oracle: &Walked, queue_size: u16, features: RingFeatures) -> bool {
     match fault {
         ChainFault::ReadableAfterWritable => oracle.is_readable_after_writable() || !oracle.complete,
@@ -124,14 +125,14 @@ fn compare_chain(
     }
 }
 
-/// Sizes, tables and heads of a ring in which most things are right and some are not.
+/// Sizes, tables and heads of a ring that is mostly right and in some places wrong.
 #[derive(Clone, Debug)]
 struct Ring {
     queue_size: u16,
     position: u16,
     features: RingFeatures,
     table: Vec<RawDescriptor>,
-    /// At [`TABLE`], one after the other: descriptors may name the middle of it.
+    /// Tables at [`TABLE`], one after the other: descriptors may refer to the middle of one.
     indirect: Vec<RawDescriptor>,
     heads: Vec<u16>,
     avail_idx: u16,
@@ -179,8 +180,8 @@ fn indirect_descriptor(queue_size: u16) -> impl Strategy<Value = RawDescriptor> 
     })
 }
 
-/// `next` mostly leads to the entry behind, and WRITE is mostly set from `first_writable` on, so that
-/// good chains of some length come about.
+/// Makes most `next` fields refer to the following entry, and sets WRITE on most entries from
+/// `first_writable` on, so that some longer chains are valid.
 fn tidy(mut table: Vec<RawDescriptor>, wild: &[bool], first_writable: u16) -> Vec<RawDescriptor> {
     for (index, (descriptor, wild)) in (0_u16..).zip(table.iter_mut().zip(wild)) {
         if !wild {
@@ -192,7 +193,7 @@ fn tidy(mut table: Vec<RawDescriptor>, wild: &[bool], first_writable: u16) -> Ve
     table
 }
 
-/// Length of a stretch of the indirect tables that is tidy in itself.
+/// Length of a section of the indirect tables that is consistent in itself.
 const STRETCH: usize = 8;
 
 fn tables(queue_size: u16) -> impl Strategy<Value = (Vec<RawDescriptor>, Vec<RawDescriptor>)> {
@@ -293,7 +294,7 @@ proptest! {
     #[test]
     fn notifications_are_decided_as_the_oracle_decides(
         position in prop_oneof![any::<u16>(), 65_500..=u16::MAX],
-        // Entries used, where the driver wants to hear, whether to ask.
+        // Entries used, where the driver wants a notification, whether to ask.
         steps in prop::collection::vec((0_u16..6, -8_i16..8, any::<bool>()), 1..40),
     ) {
         let memory = shared();

@@ -1,8 +1,9 @@
-//! Packed devices that die at any step: a new one goes on exactly where the last one's used descriptors end, or not
-//! at all.
+//! Packed devices that die at any step: the next one resumes exactly where the last one's used descriptors
+//! end, or refuses the ring.
 //!
-//! Real halves on both sides, any schedule; a device dies by being dropped, also between two stores of one call.
-//! Not here: single cases with a name (`packed_hand_over.rs`, `packed_resume.rs`).
+//! Real halves on both sides, any schedule; a device dies by being dropped, also between two stores of one
+//! call.
+//! Not here: single named cases (`packed_hand_over.rs`, `packed_resume.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use guest_mem::MemoryView;
@@ -14,7 +15,7 @@ use crate::rig::{layout, range, view};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The driver adds a chain of so many descriptors, if it has them.
+    /// The driver adds a chain of this many descriptors, if that many are free.
     Add(u16),
     /// It makes all of them visible.
     DriverPublish,
@@ -22,20 +23,21 @@ enum Step {
     /// The device takes a chain, if there is one.
     Pop,
     Unpop,
-    /// It completes one of those in flight, any.
+    /// It completes any one of the chains in flight.
     Push(usize),
     Publish,
     Enable,
     Disable,
-    /// It takes, completes and publishes all there is.
+    /// It takes, completes and publishes everything there is.
     Serve,
-    /// It dies; the driver goes on for a while; a new one is opened.
+    /// It dies; the driver continues for a while; a new device opens the ring.
     Die {
         base: Base,
         torn: bool,
         added: u16,
     },
-    /// The driver resets the queue and makes a new ring in the same place, and some chains, before it is opened.
+    /// The driver resets the queue, makes a new ring in the same place, and adds some chains before a device
+    /// opens it.
     Reset {
         base: Base,
         keeps_event: bool,
@@ -43,12 +45,12 @@ enum Step {
     },
 }
 
-/// What the front-end sends.
+/// The base that the front-end sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
     New,
     Zero,
-    /// What it sent at the last start.
+    /// The base that it sent at the last start.
     Same,
     Exact,
 }
@@ -60,16 +62,16 @@ struct Bed {
     raw: RawPacked,
     driver: DriverQueue,
     device: Option<DeviceQueue>,
-    /// Token of each chain that the driver made in this life of the ring, by number: times it came back.
+    /// By number of the chain that the driver added in this life of the ring: how often its token came back.
     came_back: Vec<u32>,
-    /// Tags, lengths: popped, and pushed but not published.
+    /// Tags and lengths: popped, and pushed but not published.
     popped: Vec<(u16, u16)>,
     pushed: u32,
     /// By tag: length of the chain.
     lengths: Vec<u16>,
-    /// Descriptors used and visible, ever.
+    /// Descriptors used and visible since the ring was made.
     used: u32,
-    /// What the front-end sent last.
+    /// The base that the front-end sent last.
     sent: u32,
     /// The device event before the last call of the device.
     event_before: u32,
@@ -110,15 +112,16 @@ impl Bed {
         self.raw.set_device_event(event as u16, (event >> 16) as u16);
     }
 
-    /// The base that tells where the used descriptors end.
+    /// The base of the position where the used descriptors end.
     fn exact(&self) -> u32 {
         let queue_size = u32::from(self.layout.queue_size);
         let wrap = if self.used & queue_size == 0 { 0x8000 } else { 0 };
         (self.used & (queue_size - 1) | wrap) * 0x1_0001
     }
 
-    /// Nothing in it shows use and all is available: a full new ring, or one where the last used chain began in the last
-    /// slot. The two cannot be told apart, and the device may refuse it (`resume.rs`).
+    /// Whether the ring shows no use and every descriptor is available. It is either a full new ring, or one
+    /// where the chain used last began in the last slot. The two look the same, and the device may refuse it
+    /// (`resume.rs`).
     fn looks_full_and_new(&self) -> bool {
         const BOTH: u16 = RawDescriptor::AVAIL | RawDescriptor::USED;
         let flags = |slot| self.raw.descriptor(slot).flags;
@@ -250,7 +253,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Everything that was added comes back once.
+    /// Every added chain comes back exactly once.
     fn finish(&mut self) {
         self.driver.publish();
         while !self.popped.is_empty() {
@@ -308,7 +311,7 @@ proptest! {
                     prop_assert_eq!(position, bed.exact(), "sent {:#x}", bed.sent);
                 }
                 Ok(()) => {}
-                // What a driver does then: a new ring.
+                // A driver then makes a new ring.
                 Err(_) => {
                     bed.reset(false);
                     bed.open(Base::New).unwrap();

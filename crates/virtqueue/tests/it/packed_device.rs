@@ -1,4 +1,5 @@
-//! The packed device half against a driver that may break any rule: what is taken, refused, and answered.
+//! The packed device half against a driver that may break any rule: which chains it takes, refuses and
+//! answers.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -16,7 +17,7 @@ const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
 const AT: u16 = 2;
 
-/// What is wrong with the chain of these descriptors, offered with id 3 at the end.
+/// The fault of a chain of these descriptors; the last one holds id 3.
 fn fault_of(queue_size: u16, descriptors: &[RawDescriptor]) -> ChainFault {
     let mut rig = packed_rig(queue_size, INDIRECT_DESC);
     rig.driver.offer(descriptors);

@@ -12,7 +12,7 @@ const USED: u16 = RawDescriptor::USED;
 /// Flags of a used descriptor in the first lap.
 const DONE: u16 = AVAIL | USED;
 
-/// The driver, and a hand on the ring.
+/// The driver, and raw access to the ring.
 fn driver(queue_size: u16, features: RingFeatures) -> (DriverQueue, RawPacked) {
     let view = view();
     let features = RingFeatures { packed: true, ..features };

@@ -1,7 +1,9 @@
-//! Packed rings that change hands: where the next device goes on, whatever the front-end says.
+//! Packed rings that change hands: the next device resumes at the right position, whatever the front-end
+//! sends.
 //!
-//! Real halves on both sides; a device "dies" by being dropped. Not here: positions of rings that nobody left in order
-//! (`packed_resume.rs`), the halves at work (`packed_device.rs`, `packed_driver.rs`).
+//! Real halves on both sides; a device "dies" by being dropped. Not here: positions of rings whose last
+//! device left no farewell (`packed_resume.rs`), the halves in operation (`packed_device.rs`,
+//! `packed_driver.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use guest_mem::MemoryView;
@@ -38,7 +40,7 @@ impl Bed {
         self.driver.publish();
     }
 
-    /// A chain from one end to the other and back, by a device that polls.
+    /// Sends a chain from the driver to a polling device and back.
     fn exchange(&mut self, device: &mut DeviceQueue, descriptors: u64) {
         self.add(descriptors);
         device.disable_kicks();
@@ -48,7 +50,7 @@ impl Bed {
         self.driver.pop_used().unwrap().unwrap();
     }
 
-    /// Stores what a device does that is not ours and polls: no position.
+    /// Stores what a foreign, polling device leaves: no position.
     fn left_by_foreign_device(&self) {
         self.view.store(0xc000, &(1_u32 << 16).to_le_bytes()).unwrap();
     }
@@ -88,7 +90,7 @@ fn new_ring_full_of_requests_starts_at_the_first_of_them() {
     assert!(opened.iter_mut().all(|device| device.was_fresh() && pop(device).is_some()));
 }
 
-/// The device area is not the driver's to write, so that the last ring's farewell may still be there.
+/// The driver does not write the device area, so the previous ring's farewell may still be there.
 #[test]
 fn new_ring_in_the_place_of_an_old_one_starts_at_its_beginning() {
     let mut bed = bed(8, PLAIN);
@@ -100,7 +102,7 @@ fn new_ring_in_the_place_of_an_old_one_starts_at_its_beginning() {
     assert_eq!((opened.position(), pop(&mut opened)), (FRESH_BASE, None));
 }
 
-/// What the driver filled looks like what the last device left behind it.
+/// A ring that the driver filled looks like one that the last device left.
 #[test]
 fn new_ring_in_the_place_of_an_old_one_with_requests_beyond_its_end_starts_at_its_beginning() {
     for added in 5..8 {
@@ -117,7 +119,7 @@ fn new_ring_in_the_place_of_an_old_one_with_requests_beyond_its_end_starts_at_it
     }
 }
 
-/// It could also be one where a chain from the last slot on was used.
+/// The ring could also be one where a chain that began in the last slot was used.
 #[test]
 fn full_ring_that_may_be_new_or_was_left_elsewhere_is_refused() {
     let mut bed = bed(8, PLAIN);
@@ -142,7 +144,7 @@ fn exact_base_of_a_ring_in_use_goes_on_there() {
     let mut device = bed.open(FRESH_BASE).unwrap();
     for descriptors in [3, 1, 2, 1, 3, 3, 3, 1, 8, 7] {
         bed.exchange(&mut device, descriptors);
-        // Whole laps end where front-ends say that new rings start: one has to be told.
+        // Whole laps end at the position that front-ends send for new rings, so the base must be given.
         let base = device.position();
         bed.left_by_foreign_device();
         if base & 0x7fff == 0 {
@@ -194,7 +196,7 @@ fn last_request_that_completes_while_kicks_are_wanted_is_behind_the_position_lef
     }
 }
 
-/// Whoever does not say that it polls may die at work too.
+/// A device that does not announce that it polls may die while serving, too.
 #[test]
 fn request_taken_while_kicks_are_wanted_takes_back_what_was_said_before_it() {
     for features in [PLAIN, BY_IDX] {
@@ -220,7 +222,7 @@ fn ring_whose_device_died_at_work_is_refused_whatever_the_base() {
     }
 }
 
-/// The used descriptor of the second lies over the first, and the second looks available.
+/// The second chain's used descriptor overwrites the first chain's, and the second chain looks available.
 #[test]
 fn ring_whose_device_died_after_completing_out_of_order_is_refused_with_an_exact_base() {
     for features in [PLAIN, BY_IDX] {
@@ -242,7 +244,7 @@ fn ring_whose_device_died_after_completing_out_of_order_is_refused_with_an_exact
     }
 }
 
-/// What some front-ends say of a new ring is the end of its first lap, too.
+/// Some front-ends send a position for a new ring that is also the end of its first lap.
 #[test]
 fn full_ring_whose_device_died_before_it_published_is_refused_with_base_0() {
     let mut bed = bed(4, PLAIN);
@@ -280,7 +282,7 @@ fn position_left_that_the_ring_contradicts_is_not_believed() {
     assert!(is_stale(&bed.open(FRESH_BASE)));
 }
 
-/// Few under the interpreter, which is slow and has no files.
+/// Few cases under Miri, which is slow and has no file system.
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 4 } else { 256 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
@@ -289,7 +291,7 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// Chains of any length in any order of completion, devices that leave in between.
+    /// Chains of any length complete in any order; devices leave in between.
     #[test]
     fn every_ring_left_in_order_is_found_again(
         lengths in prop::collection::vec((1_u64..=4, any::<bool>()), 1..60),

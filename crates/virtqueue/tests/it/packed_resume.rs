@@ -1,6 +1,7 @@
-//! Where a packed device goes on: positions that fit the ring are taken, those it contradicts refused.
+//! Where a packed device resumes: it takes positions that fit the ring and refuses those that the ring
+//! contradicts.
 //!
-//! Not here: devices that say where they left the ring (`packed_hand_over.rs`).
+//! Not here: devices that store the position where they left the ring (`packed_hand_over.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use virtqueue::packed::{FRESH_BASE, RawDescriptor, RawPacked};
@@ -16,7 +17,8 @@ fn resume(rig: &PackedRig, base: u32) -> Result<u32, RingFault> {
     Ok(device.position())
 }
 
-/// A ring of 4 through which so many chains of one descriptor went. Its device polls and has not said farewell.
+/// A ring of 4 that has served this many chains of one descriptor. Its device polls and has stored no
+/// farewell.
 fn used(count: u16) -> PackedRig {
     let mut rig = packed_rig(4, PLAIN);
     rig.go_round(count);
@@ -94,8 +96,8 @@ fn new_ring_that_is_being_filled_is_no_old_one() {
     let view = view();
     let driver = RawPacked::new(&view, layout(8)).unwrap();
     driver.set_descriptor(0, packed_desc(0x1, 1, 0, AVAIL));
-    driver.set_descriptor(1, packed_desc(0x2, 1, 0, 0)); // the first of a chain: its flags come last
+    driver.set_descriptor(1, packed_desc(0x2, 1, 0, 0)); // first of a chain: its flags are stored last
     driver.set_descriptor(2, packed_desc(0x3, 1, 0, AVAIL));
-    driver.set_descriptor(3, packed_desc(0x4, 0, 0, 0)); // address stored, the rest to come
+    driver.set_descriptor(3, packed_desc(0x4, 0, 0, 0)); // address stored, the rest still missing
     assert!(DeviceQueue::new(&view, layout(8), PACKED, FRESH_BASE).is_ok());
 }

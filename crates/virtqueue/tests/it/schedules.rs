@@ -1,8 +1,8 @@
-//! Both halves at work, in any order: our driver with our device, in both ring formats, and with the
-//! `virtio-queue` crate's device (split).
+//! Both halves in any order: our driver with our device, in both ring formats, and with the `virtio-queue`
+//! crate's device (split).
 //!
-//! A model keeps what must come out: chains reach the device in the order of publication with the
-//! buffers that were added, come back with their token, and nobody sleeps through a notification.
+//! A model records what must come out: chains reach the device in the order of publication with the buffers
+//! that were added, come back with their token, and no side sleeps through a notification.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -16,13 +16,13 @@ use crate::rig::*;
 /// Readable and writable buffers.
 type Buffers = (Vec<GuestRange>, Vec<GuestRange>);
 
-/// What both device implementations can do.
+/// The operations of both device implementations.
 trait Device {
     fn pop(&mut self) -> Option<(u16, Buffers)>;
     fn use_chain(&mut self, tag: u16, written_bytes: u32);
     /// Makes used chains visible and says whether the driver wants an interrupt.
     fn publish(&mut self) -> bool;
-    /// Whether something is available already.
+    /// Asks for kicks; returns whether a chain is available already.
     fn enable_kicks(&mut self) -> bool;
     fn disable_kicks(&mut self);
 }
@@ -65,7 +65,7 @@ fn ours(queue_size: u16, features: RingFeatures) -> World<Ours> {
     World::new(driver, device, features, false)
 }
 
-/// One thing that one side does.
+/// One step of one side.
 #[derive(Clone, Debug)]
 enum Step {
     Add {
@@ -75,7 +75,7 @@ enum Step {
     },
     PublishAvail,
     Pop,
-    /// Which of the popped chains, and how much of it was written.
+    /// Which of the popped chains to use, and how many of its bytes were written.
     Use {
         which: usize,
         written: u32,
@@ -101,7 +101,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..if cfg!(miri) { 40 } else { 200 })
 }
 
-/// A chain as the model knows it.
+/// A chain in the model.
 #[derive(Clone, Debug)]
 struct Expected {
     tag: u16,
@@ -110,12 +110,13 @@ struct Expected {
     written_bytes: u32,
 }
 
-/// When a side of a packed ring is to be notified; what a split ring does beyond need is not modelled.
+/// When a side of a packed ring must be notified; the superfluous notifications of a split ring are not
+/// modelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     Every,
     None,
-    /// Once, if nothing was there when it was asked for.
+    /// Once, if nothing was there when the side asked.
     Next,
 }
 
@@ -177,7 +178,7 @@ impl<D: Device> World<D> {
             (0..count as u64).map(|i| range(token * 64 + first + i, 100 + i as u32)).collect()
         };
         let (readable, writable) = (ranges(0, readable), ranges(32, writable));
-        // A place of its own for each table that can be in flight.
+        // Each table that can be in flight has its own place.
         let table = GuestAddress(TABLE + token % 64 * 256);
         let added = if indirect && self.features.indirect {
             self.driver.add_indirect(&readable, &writable, table, token)
@@ -266,14 +267,15 @@ impl<D: Device> World<D> {
         Ok(())
     }
 
-    /// With nothing in flight a packed ring's device says its position where a driver looks for none.
+    /// With nothing in flight, the device of a packed ring stores its position in a field that a driver
+    /// ignores.
     fn wish_of_an_idle_device(&self) -> Wish {
         let is_drained = self.popped.is_empty() && self.visible == self.used.len();
         if self.features.event_idx && !is_drained { Wish::Next } else { Wish::Every }
     }
 
     fn driver_sleeps(&mut self) -> Result<(), TestCaseError> {
-        // Chains that are visible but undecided: the decision is about to come.
+        // Some chains are visible but undecided; the decision comes next.
         let more = self.driver.arm_interrupts().unwrap();
         prop_assert_eq!(more, self.visible > 0);
         self.driver_asleep = !more;
@@ -281,7 +283,7 @@ impl<D: Device> World<D> {
         Ok(())
     }
 
-    /// Everything on its way comes back, and every descriptor is free again.
+    /// Everything in flight comes back, and every descriptor is free again.
     fn drain(&mut self, queue_size: u16) -> Result<(), TestCaseError> {
         self.publish_avail()?;
         while !self.available.is_empty() {
@@ -327,7 +329,7 @@ fn features() -> impl Strategy<Value = RingFeatures> {
     })
 }
 
-/// Little for the interpreter, which takes a second for what the processor does in a millisecond.
+/// Few cases under Miri, which takes a second for a millisecond of processor time.
 fn config() -> ProptestConfig {
     if cfg!(miri) {
         ProptestConfig { cases: 4, failure_persistence: None, ..ProptestConfig::default() }
@@ -347,7 +349,7 @@ proptest! {
     }
 }
 
-/// More requests than a 16-bit index counts, two on their way at any time, used out of order.
+/// More requests than a 16-bit index counts, with two in flight at any time, used out of order.
 fn seventy_thousand_requests<D: Device>(mut world: World<D>, queue_size: u16) {
     for round in 0..35_000_usize {
         world.add(1, 1, round % 3 == 0).unwrap();

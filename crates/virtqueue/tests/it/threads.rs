@@ -1,9 +1,10 @@
-//! Both halves on threads of their own, in both ring formats: data, tables and wake-ups arrive.
+//! Both halves on their own threads, in both ring formats: data, tables and wake-ups arrive.
 //!
-//! Either each side sleeps by the book: it asks for a notification, looks once more, and waits for a bell.
-//! Or both only poll, so that nothing but the ring orders what one wrote and the other reads. Under Miri
-//! (`cargo +nightly miri test -p virtqueue --test it threads`) a missing order is a data race or a bell that
-//! never rings, because loads there may see any older value that the orderings allow.
+//! Either each side sleeps as the standard says: it asks for a notification, checks once more, and waits for
+//! a bell. Or both sides only poll, so that only the ring orders the stores of one side before the loads of
+//! the other. Under Miri (`cargo +nightly miri test -p virtqueue --test it threads`) a missing ordering shows
+//! as a data race or as a bell that never rings, because a load may return any older value that the orderings
+//! allow.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -18,15 +19,15 @@ use crate::rig::*;
 
 const QUEUE_SIZE: u16 = 8;
 const REQUESTS: u64 = if cfg!(miri) { 20 } else { 20_000 };
-/// Requests that may be on their way: three descriptors each do not fill the ring.
+/// Requests in flight at most: with three descriptors each they do not fill the ring.
 const DEPTH: u64 = 2;
 const DATA: u64 = 0x4_0000;
 /// Bytes between the buffers of two requests.
 const STRIDE: u64 = 64;
-/// Says that somebody hung, not that somebody was slow. Miri's clock counts steps.
+/// Detects a side that hangs, not a side that is slow. Miri's clock counts steps.
 const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 20 } else { 300 });
 
-/// What an eventfd is between two processes.
+/// Does the job of an eventfd between two processes.
 #[derive(Debug, Default)]
 struct Bell {
     rung: AtomicBool,
@@ -50,7 +51,7 @@ impl Bell {
 #[derive(Clone, Copy)]
 enum Wait<'b> {
     Poll,
-    /// For the first bell; the other one is the other side's.
+    /// The first bell is this side's, the second one the other side's.
     Sleep(&'b Bell, &'b Bell),
 }
 
@@ -58,7 +59,7 @@ fn buffer(token: u64) -> u64 {
     DATA + token % DEPTH * STRIDE
 }
 
-/// What the device makes of a request.
+/// How the device answers a request.
 fn answer(question: u64) -> u64 {
     question.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,4 +1,4 @@
-//! What the tests of both halves share: a little memory with a ring in it, and descriptors.
+//! Shared by the tests of both halves: a small memory with a ring in it, and descriptors.
 #![allow(dead_code)] // each test binary uses a part
 
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub fn layout(queue_size: u16) -> RingLayout {
     }
 }
 
-/// A device and the rule-breaking driver of the same ring.
+/// A device and the rule-breaking driver on the same ring.
 pub struct Rig {
     pub view: MemoryView,
     pub driver: RawRing,
@@ -68,7 +68,7 @@ pub fn rig_at(position: u16, queue_size: u16, features: RingFeatures) -> Rig {
     Rig { view, driver, device, chain: Chain::with_capacity(queue_size) }
 }
 
-/// A packed device and the rule-breaking driver of the same ring.
+/// A packed device and the rule-breaking driver on the same ring.
 pub struct PackedRig {
     pub view: MemoryView,
     pub driver: RawPacked,
@@ -84,7 +84,7 @@ pub fn packed_rig(queue_size: u16, features: RingFeatures) -> PackedRig {
 }
 
 impl PackedRig {
-    /// `count` chains of one descriptor each go through, one after the other, with id 0.
+    /// Sends `count` chains of one descriptor each through the ring, one after the other, with id 0.
     pub fn go_round(&mut self, count: u16) {
         for _ in 0..count {
             self.driver.offer(&[packed_desc(0x1, 16, 0, 0)]);
@@ -115,7 +115,7 @@ pub fn range(addr: u64, len_bytes: u32) -> GuestRange {
 }
 
 impl Rig {
-    /// Writes `descriptors` to the ring's table from 0 on and offers head 0.
+    /// Writes `descriptors` to the ring's table from entry 0 on and offers head 0.
     pub fn offer_direct(&self, descriptors: &[RawDescriptor]) {
         for (index, &descriptor) in (0..).zip(descriptors) {
             self.driver.set_descriptor(index, descriptor);
@@ -123,7 +123,7 @@ impl Rig {
         self.driver.offer(0);
     }
 
-    /// Writes `entries` to a table at [`TABLE`] and offers head 0, which names it.
+    /// Writes `entries` to a table at [`TABLE`] and offers head 0, which refers to it.
     pub fn offer_table(&self, entries: &[RawDescriptor]) {
         self.fill_table(TABLE, entries);
         self.driver.set_descriptor(0, desc(TABLE, 16 * entries.len() as u32, INDIRECT, 0));
