@@ -1,11 +1,12 @@
-//! Which files may be memory: those whose pages are there, or are missing for good.
+//! Which files may back guest memory: those whose pages are either there or permanently missing.
 //!
-//! - An access to a page that is not there waits for the file system. tmpfs (a memfd lies there too) and hugetlbfs have
-//!   the page or none, which is a SIGBUS and handled; DAX is memory itself. Everything else may wait for a disk, for a
-//!   network, or for a program (FUSE, also below overlayfs) that never answers, and a worker with it.
-//! - DAX counts on ext4, XFS and devices only: FUSE has it too, and asks its program for every page.
+//! - An access to an absent page waits for the file system. With tmpfs (which includes memfds) and hugetlbfs
+//!   the page either exists or raises a SIGBUS, which we handle; DAX is memory itself. With any other file
+//!   the access may wait for a disk, a network, or a program (FUSE, also below overlayfs) that never answers,
+//!   and it would block a worker.
+//! - DAX is accepted only on ext4, XFS and devices: FUSE has it too, and asks its program for every page.
 //!
-//! Not here: mapping (`region.rs`), pages that go away later (`sigbus.rs`).
+//! Not here: mapping (`region.rs`), pages that disappear later (`sigbus.rs`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,7 +15,7 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxAttributes, StatxFlags, fcntl_ge
 
 /// `f_type` of hugetlbfs in `statfs(2)`; a memfd with `MFD_HUGETLB` reports it too.
 const HUGETLBFS: u64 = 0x9584_58f6;
-/// The same of tmpfs, memfds and System V shared memory.
+/// `f_type` of tmpfs, memfds and System V shared memory.
 const TMPFS: u64 = 0x0102_1994;
 const EXT4: u64 = 0xef53;
 const XFS: u64 = 0x5846_5342;
@@ -35,12 +36,12 @@ const KNOWN: [(u64, &str); 12] = [
     (0x0904_1934, "anon_inode"),
 ];
 
-/// What a file is, as far as that matters here.
+/// The properties of a file that matter here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backing {
     /// `statfs`'s magic number.
     fs_type: u64,
-    /// What its mappings are made of.
+    /// Page size of the file's mappings.
     page_bytes: u64,
     is_regular: bool,
     is_device: bool,
@@ -81,7 +82,7 @@ impl Backing {
     pub(crate) fn of(fd: impl AsFd, file_type: FileType) -> io::Result<Self> {
         let (fs_type, page_bytes) = fs_type_and_page_bytes(&fd)?;
         let attributes = statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::empty());
-        // A kernel that does not tell has none.
+        // If the kernel does not report DAX, there is none.
         let is_dax = attributes.is_ok_and(|statx| statx.stx_attributes.contains(StatxAttributes::DAX));
         let is_regular = file_type == FileType::RegularFile;
         let is_device = file_type == FileType::CharacterDevice;
@@ -93,7 +94,7 @@ impl Backing {
     }
 
     pub(crate) fn is_memory(self) -> bool {
-        // A device's node lies in a tmpfs, which says nothing about the device.
+        // A device's node lies in a tmpfs, which says nothing about the device itself.
         match self.is_dax {
             true => self.is_device || self.is_regular && matches!(self.fs_type, EXT4 | XFS),
             false => self.is_regular && matches!(self.fs_type, TMPFS | HUGETLBFS),
@@ -111,7 +112,7 @@ impl Backing {
     }
 }
 
-/// Magic number of the file system, and the size of the file's pages: what mappings are made of.
+/// Magic number of the file system, and the page size of the file's mappings.
 pub(crate) fn fs_type_and_page_bytes(fd: impl AsFd) -> io::Result<(u64, u64)> {
     let statfs = fstatfs(fd)?;
     // `f_type` and `f_bsize` have other widths and signs on other architectures.

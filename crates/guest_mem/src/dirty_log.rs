@@ -1,16 +1,18 @@
-//! The dirty log of live migration: a bit for each page that the device stored to, in memory of the front-end's.
+//! The dirty log of live migration: a bit for each page that the device stored to, in the front-end's memory.
 //!
 //! `store → GuestMemory::note_store → StoreLog → DirtyLog: bit … front-end: takes the bit, copies the page`
 //!
-//! - A bit is set *after* the store that it stands for. The front-end clears it first and copies the page then: a
-//!   store is in that copy, or its bit is set again. Set before the store, the copy could lie between the two.
-//! - Set by a read-modify-write even where it is set already: a plain look can overtake the store before it, and see
-//!   a bit that the front-end is about to clear.
-//! - Whoever passes the file may cut it off at any time: it is a mapping like guest memory, under the same handler.
-//! - Nothing outside the log is ever written, and nothing goes unnoted for that: a memory that reaches beyond its log
-//!   is refused when either changes ([`GuestMemory::with_log`](crate::GuestMemory::with_log)).
+//! - A bit is set *after* its store. The front-end clears the bit first and then copies the page, so either
+//!   that copy has the store or the bit is set again. If the bit were set before the store, the copy could
+//!   fall between the two.
+//! - A bit is set by a read-modify-write even if it is already set: a plain load could overtake the preceding
+//!   store and see a bit that the front-end is about to clear.
+//! - The owner of the file may truncate it at any time. The log is a mapping like guest memory, with the same
+//!   handler.
+//! - Nothing outside the log is written, and still no store goes unrecorded: a memory that extends beyond its
+//!   log is refused when either of them changes ([`GuestMemory::with_log`](crate::GuestMemory::with_log)).
 //!
-//! Spec: vhost-user, "Migration". Not here: its messages (`blk_server`), which stores there are (everywhere).
+//! Spec: vhost-user, "Migration". Not here: its messages (`blk_server`), the stores themselves (everywhere).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,20 +25,20 @@ use crate::quota::PassedFd;
 use crate::region::{MapError, Region, RegionSpec};
 use crate::shared_slice::SharedSlice;
 
-/// What one bit stands for, whatever pages the machine has (`VHOST_LOG_PAGE`).
+/// Guest bytes per bit, for any page size of the machine (`VHOST_LOG_PAGE`).
 pub const LOG_PAGE_BYTES: u64 = 0x1000;
-/// Guest addresses that one byte of the log stands for.
+/// Guest bytes per byte of the log.
 const BYTE_SPAN: u64 = 8 * LOG_PAGE_BYTES;
-/// More is not mapped of a log: as much as guest addresses of 52 bits have pages.
+/// Most bytes of a log that are mapped: enough for all pages of 52-bit guest addresses.
 pub const MAX_LOG_BYTES: u64 = (1 << 52) / BYTE_SPAN;
 
 /// Why a dirty log cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirtyLogError {
-    /// The file does not hold it, or is none to map.
+    /// The file does not hold the whole log, or cannot be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// Never, for bytes.
+    /// Cannot occur for bytes.
     #[error(transparent)]
     Access(#[from] AccessError),
 }
@@ -49,7 +51,7 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `size_bytes` of a file of our own from `offset_bytes` on.
+    /// Maps `size_bytes` of one of our own files from `offset_bytes` on.
     ///
     /// # Errors
     /// [`DirtyLogError`]; nothing stays mapped.
@@ -57,7 +59,7 @@ impl DirtyLog {
         Self::of_region(Region::map(log_spec(size_bytes, offset_bytes), Arc::new(fd))?)
     }
 
-    /// The same of a file that a front-end has passed.
+    /// Maps `size_bytes` of a file that a front-end passed.
     ///
     /// # Errors
     /// [`DirtyLogError`]; nothing stays mapped.
@@ -65,7 +67,7 @@ impl DirtyLog {
         Self::of_region(Region::map_passed(log_spec(size_bytes, offset_bytes), fd)?)
     }
 
-    /// A log of our own, in a region that begins at 0: for tests, and for front-ends.
+    /// A log in our own memory, in a region that begins at 0: for tests, and for front-ends.
     ///
     /// # Errors
     /// [`DirtyLogError::Access`] if it begins elsewhere.
@@ -76,30 +78,30 @@ impl DirtyLog {
         Ok(Self { bytes, memory })
     }
 
-    /// What is mapped, and of which file.
+    /// The mapped range and its file.
     #[must_use]
     pub fn region(&self) -> Option<&Arc<Region>> {
         self.memory.regions().first()
     }
 
-    /// The first guest address that it has no bit for.
+    /// The first guest address without a bit.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.bytes.len() as u64 * BYTE_SPAN
     }
 
-    /// Whether the front-end has cut off its file: bits were lost.
+    /// Whether the front-end truncated the log's file: bits were lost.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.memory.is_poisoned()
     }
 
-    /// What a front-end does: clears all bits, and returns the guest addresses of the pages that had one.
+    /// The front-end's side: clears all bits and returns the guest addresses of the pages whose bit was set.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
         let set = (0..self.bytes.len()).flat_map(|at| {
-            // Acquire: pairs with the release in `mark`; what is read of the page now has that store. AcqRel, so
-            // that it is not read before.
+            // Acquire: pairs with the release in `mark`, so that a later read of the page sees that store.
+            // AcqRel, so that the page is not read before.
             let bits = self.bytes.take_bits(at, AcqRel);
             (0..8)
                 .filter(move |bit| bits >> bit & 1 != 0)
@@ -118,31 +120,32 @@ impl DirtyLog {
             let at = usize::try_from(page / 8).ok().filter(|&at| at < self.bytes.len());
             debug_assert!(at.is_some(), "memory and log were compared before");
             let Some(at) = at else { return };
-            // Release: pairs with the front-end's exchange; the page's new contents go first.
+            // Release: pairs with the front-end's exchange; the page's new contents become visible first.
             self.bytes.set_bits(at, mask, Release);
             page = until + 1;
         }
     }
 }
 
-/// No more of the file than a log needs.
+/// The part of the file that a log needs.
 fn log_spec(size_bytes: u64, offset_bytes: u64) -> RegionSpec {
     let size_bytes = size_bytes.min(MAX_LOG_BYTES);
     RegionSpec { guest_addr: GuestAddress(0), size_bytes, user_addr: 0, file_offset_bytes: offset_bytes }
 }
 
-/// Part of a ring whose stores the front-end also wants noted elsewhere (vhost-user, `log_guest_addr`).
+/// Part of a ring whose stores the front-end also wants recorded at another log address (vhost-user,
+/// `log_guest_addr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoggedElsewhere {
     /// Guest address of the first byte.
     pub addr: u64,
     /// Length.
     pub len_bytes: u64,
-    /// Where in the log the first byte is noted; need not be in the guest's memory.
+    /// The log address that records the first byte; need not be in the guest's memory.
     pub log_addr: u64,
 }
 
-/// Where a memory's stores are noted.
+/// Where stores to a memory are recorded.
 #[derive(Clone, Debug)]
 pub struct StoreLog {
     bits: Arc<DirtyLog>,
@@ -151,7 +154,7 @@ pub struct StoreLog {
 }
 
 impl StoreLog {
-    /// `changed`: an eventfd of the front-end's, which wants to be told of changes.
+    /// `changed`: the front-end's eventfd for change notifications.
     #[must_use]
     pub fn new(
         bits: Arc<DirtyLog>,
@@ -167,20 +170,20 @@ impl StoreLog {
         &self.bits
     }
 
-    /// Who wants to be told of changes.
+    /// The eventfd for change notifications.
     #[must_use]
     pub fn changed(&self) -> Option<&Arc<OwnedFd>> {
         self.changed.as_ref()
     }
 
-    /// Whether it is the same log, in which the same is noted.
+    /// Whether `other` is the same log and records the same stores.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let fd = |log: &Self| log.changed.as_ref().map(Arc::as_ptr);
         Arc::ptr_eq(&self.bits, &other.bits) && self.elsewhere == other.elsewhere && fd(self) == fd(other)
     }
 
-    /// Whether there is a bit for everything up to `memory_end`, and for the rings.
+    /// Checks that the log has a bit for every address up to `memory_end`, and for the rings.
     pub(crate) fn check(&self, memory_end: u64) -> Result<(), MemoryError> {
         let log_end = self.bits.end();
         let ends = self.elsewhere.iter().map(|part| part.log_addr.saturating_add(part.len_bytes));

@@ -1,14 +1,16 @@
-//! A whole file mapped to be copied from and into: what an image in memory is read and written through.
+//! A whole file mapped for copies in and out: reads and writes of an image in memory use it.
 //!
 //! `file → FileMapping → copy_to / copy_from → guest memory`
 //!
-//! - The file may be truncated by anybody at any time. A copy then finishes on zeroes of our own (`sigbus.rs`)
-//!   and the mapping is poisoned: from that moment on it has nothing to do with the file any more, before and
-//!   after the end alike. Who copies looks at [`FileMapping::is_poisoned`] afterwards, and maps anew.
-//! - The same comes of a page that cannot be had: a full tmpfs, no free huge page, broken memory.
-//! - No `&[u8]` is handed out: the file's other users may write it meanwhile. Bytes only pass by value.
+//! - Another process may truncate the file at any time. A copy then completes on zeroes of our own
+//!   (`sigbus.rs`) and the mapping is poisoned: from then on no part of it, before or after the file's new
+//!   end, is connected to the file. The caller checks [`FileMapping::is_poisoned`] after a copy, and maps the
+//!   file anew.
+//! - The same happens when a page is not available: a full tmpfs, no free huge page, faulty memory.
+//! - The mapping hands out no `&[u8]`, because other users of the file may write it at the same time. Bytes
+//!   are only copied.
 //!
-//! Not here: guest memory (`region.rs`), whether a file is fit to be mapped (`io_engine`).
+//! Not here: guest memory (`region.rs`), whether a file is suitable for mapping (`io_engine`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,7 +22,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::backing::fs_type_and_page_bytes;
 use crate::sigbus;
 
-/// What may be done with the mapped bytes.
+/// Permitted copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MappingAccess {
     /// Copies out of the file.
@@ -29,26 +31,27 @@ pub enum MappingAccess {
     ReadWrite,
 }
 
-/// A file's bytes from the first on, shared with every other user of the file.
+/// A file's bytes from the start, shared with every other user of the file.
 #[derive(Debug)]
 pub struct FileMapping {
     base: NonNull<u8>,
     len_bytes: usize,
-    /// `len_bytes` in whole pages of the file.
+    /// `len_bytes` rounded up to whole pages of the file.
     mapped_bytes: usize,
     access: MappingAccess,
     guard: sigbus::Guard,
 }
 
-// SAFETY: 1. `base` points to memory that this value alone unmaps, in `drop`, on whatever thread; 2. bytes are
+// SAFETY: 1. `base` points to memory that only this value unmaps, in `drop`, on any thread; 2. bytes are
 // copied through it, never referred to.
 unsafe impl Send for FileMapping {}
 
 impl FileMapping {
-    /// Maps the first `len_bytes` of `file`: not more than it has.
+    /// Maps the first `len_bytes` of `file`, which must have that many.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a length of 0, or beyond the address space; otherwise the kernel's.
+    /// [`io::ErrorKind::InvalidInput`] for a length of 0, or beyond the address space; otherwise the
+    /// kernel's.
     pub fn of_file(file: impl AsFd, len_bytes: u64, access: MappingAccess) -> io::Result<Self> {
         let (_, page_bytes) = fs_type_and_page_bytes(&file)?;
         let in_pages =
@@ -62,7 +65,7 @@ impl FileMapping {
         Ok(Self { base, len_bytes, mapped_bytes, access, guard })
     }
 
-    /// As asked for; the file may have become shorter or longer since.
+    /// The requested length; the file may have become shorter or longer since.
     #[inline]
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
@@ -76,17 +79,18 @@ impl FileMapping {
         self.access == MappingAccess::ReadWrite
     }
 
-    /// Whether an access found no page behind the mapping: it is zeroes of our own since, and what was copied
-    /// before that cannot be told from what was copied after.
+    /// Whether an access found no page behind the mapping. Since then the mapping is zeroes of our own; bytes
+    /// copied before that cannot be told from bytes copied after.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        // The handler runs on the copying thread, in the middle of a copy: the look must not move before it.
+        // The handler runs on the copying thread, in the middle of a copy: this check must not move before
+        // the copy.
         compiler_fence(Ordering::SeqCst);
         self.guard.is_poisoned()
     }
 
-    /// The address of a byte, to prefetch it; for bytes outside, an address without a meaning.
+    /// The address of a byte, to prefetch it; for bytes outside the mapping, an address without meaning.
     #[inline]
     #[must_use]
     pub fn hint_at(&self, offset_bytes: u64) -> *const u8 {
@@ -97,26 +101,27 @@ impl FileMapping {
     /// Copies `len_bytes` of the file from `offset_bytes` on to `to`.
     ///
     /// # Safety
-    /// `to` must be mapped and writable for `len_bytes`, or registered with the SIGBUS handler as guest memory is,
-    /// and nothing of this program may refer to those bytes.
+    /// `to` must be mapped and writable for `len_bytes`, or registered with the SIGBUS handler as guest
+    /// memory is, and no reference in this program may point to those bytes.
     ///
     /// # Panics
     /// If the range is not all inside [`FileMapping::len_bytes`].
     #[inline]
     pub unsafe fn copy_to(&self, offset_bytes: u64, to: *mut u8, len_bytes: usize) {
         let from = self.at(offset_bytes, len_bytes);
-        // SAFETY: 1. `from`: `at` checked the range, and a page that is gone is made up for by the handler;
-        // 2. `to`: the caller vouches for it; 3. the two do not overlap: mappings of their own; 4. both may be
-        // written by other processes and by guests meanwhile. No reference to either exists in this program,
-        // so the compiler assumes nothing about them; the bytes may be torn, and any bytes are valid.
+        // SAFETY: 1. `from`: `at` checked the range, and the handler replaces a missing page; 2. `to`: the
+        // caller's promise;
+        // 3. the two do not overlap: they are separate mappings; 4. other processes and guests may write both
+        //    at the same time. No reference to either exists in this program, so the compiler assumes nothing
+        //    about them; the bytes may be torn, and any bytes are valid.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes) };
     }
 
     /// Copies `len_bytes` from `from` into the file from `offset_bytes` on.
     ///
     /// # Safety
-    /// `from` must be mapped and readable for `len_bytes`, or registered with the SIGBUS handler as guest memory
-    /// is, and nothing of this program may be writing to those bytes.
+    /// `from` must be mapped and readable for `len_bytes`, or registered with the SIGBUS handler as guest
+    /// memory is, and no code in this program may write to those bytes at the same time.
     ///
     /// # Panics
     /// If the range is not all inside [`FileMapping::len_bytes`], or the mapping is read-only.
@@ -124,7 +129,7 @@ impl FileMapping {
     pub unsafe fn copy_from(&self, offset_bytes: u64, from: *const u8, len_bytes: usize) {
         assert!(self.is_writable(), "the mapping is read-only");
         let to = self.at(offset_bytes, len_bytes);
-        // SAFETY: as in `copy_to`, the other way round.
+        // SAFETY: as in `copy_to`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes) };
     }
 
@@ -149,8 +154,8 @@ fn map(file: impl AsFd, mapped_bytes: usize, access: MappingAccess) -> io::Resul
     // SAFETY: 1. the kernel chooses the address, so no existing mapping is replaced.
     let address =
         unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped_bytes, protection, flags, file, 0) }?;
-    // The guest's disk does not belong into core dumps; a kernel that refuses is no reason to stop.
-    // SAFETY: 1. the range was mapped above; the advice changes no content.
+    // The guest's disk must not appear in core dumps; if the kernel refuses, continue anyway. SAFETY: 1. the
+    // range was mapped above; the advice changes no content.
     let _ = unsafe { rustix::mm::madvise(address, mapped_bytes, Advice::LinuxDontDump) };
     NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
@@ -158,7 +163,7 @@ fn map(file: impl AsFd, mapped_bytes: usize, access: MappingAccess) -> io::Resul
 impl Drop for FileMapping {
     fn drop(&mut self) {
         self.guard.unregister();
-        // SAFETY: 1. mapped by `of_file` with this length; 2. copies borrow this value, so none is under way.
+        // SAFETY: 1. mapped by `of_file` with this length; 2. copies borrow this value, so none is running.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok());
     }

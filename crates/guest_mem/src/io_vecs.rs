@@ -1,13 +1,14 @@
-//! The data buffers of one request: guest memory as the kernel's `iovec`s, and what keeps it mapped.
+//! The data buffers of one request: guest memory as `iovec`s for the kernel, and a reference that keeps it
+//! mapped.
 //!
-//! The pointers are only good while the regions behind them stay mapped, so each `IoVecs` holds the
-//! [`GuestMemory`] it was filled from, and an engine owns the `IoVecs` while the kernel uses it. The
-//! hold is kept from one request to the next: refilling from the same memory costs no atomic.
+//! The pointers are valid only while their regions stay mapped. So each `IoVecs` holds the [`GuestMemory`]
+//! that it was filled from, and an engine owns the `IoVecs` while the kernel uses it. The reference is kept
+//! from one request to the next: refilling from the same memory needs no atomic operation.
 //!
-//! - Capacity is fixed when it is made; nothing is allocated per request.
-//! - One pointer wide: it goes through six hands between ring and completion, and a larger value is read by
-//!   each before the last one's narrower stores have left the processor's store buffer.
-//! - [`IoVecs::advance`] drops what is done, so that a short transfer can be resumed.
+//! - The capacity is fixed at creation; a request allocates nothing.
+//! - It is one pointer wide. It is moved six times between ring and completion, and each reader of a larger
+//!   value would wait for the previous one's narrower stores to leave the processor's store buffer.
+//! - [`IoVecs::advance`] drops the completed bytes, so that a short transfer can be resumed.
 //!
 //! Not here: pools of these (`blk_server`), bounce buffers (`io_engine`).
 
@@ -24,7 +25,7 @@ pub enum FillError {
     /// Part of a buffer lies outside the guest's memory.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// More pieces than this value can hold: a larger one is needed.
+    /// More pieces than this value can hold; the caller needs a larger one.
     #[error("buffers need more than {capacity} pieces")]
     Full {
         /** In pieces. */
@@ -32,7 +33,7 @@ pub enum FillError {
     },
 }
 
-/// Buffers of one request, in order. By default there is room for none, and nothing allocated.
+/// Buffers of one request, in order. The default value has no capacity and allocates nothing.
 #[derive(Default)]
 pub struct IoVecs {
     /// `None`: no capacity, no memory.
@@ -43,9 +44,9 @@ pub struct IoVecs {
 struct Pieces {
     memory: Option<Arc<GuestMemory>>,
     vecs: Vec<libc::iovec>,
-    /// Pieces before this one are done, and as they were filled.
+    /// Pieces before this one are completed and unchanged since they were filled.
     first: usize,
-    /// Bytes that are done of that one, and missing at its start.
+    /// Completed bytes of that piece; they are cut off its start.
     cut: usize,
     remaining_bytes: u64,
 }
@@ -55,28 +56,28 @@ struct Pieces {
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
-    /// Room for `capacity` pieces. Without any, nothing is allocated.
+    /// Allocates room for `capacity` pieces; with 0, allocates nothing.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         let pieces = || Box::new(Pieces { vecs: Vec::with_capacity(capacity), ..Pieces::default() });
         Self { pieces: (capacity > 0).then(pieces) }
     }
 
-    /// In pieces.
+    /// Capacity in pieces.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.pieces.as_ref().map_or(0, |pieces| pieces.vecs.capacity())
     }
 
-    /// Bytes not yet done.
+    /// Bytes not yet completed.
     #[inline]
     #[must_use]
     pub fn remaining_bytes(&self) -> u64 {
         self.pieces.as_ref().map_or(0, |pieces| pieces.remaining_bytes)
     }
 
-    /// Describes `ranges` of `view`'s memory, replacing what was here.
+    /// Replaces the contents by `ranges` of `view`'s memory.
     ///
     /// # Errors
     /// [`FillError`]; the value is empty then.
@@ -96,7 +97,7 @@ impl IoVecs {
         filled
     }
 
-    /// Forgets the buffers; the hold on the memory stays for the next request.
+    /// Drops the buffers; keeps the reference to the memory for the next request.
     #[inline]
     pub fn clear(&mut self) {
         if let Some(pieces) = &mut self.pieces {
@@ -104,7 +105,7 @@ impl IoVecs {
         }
     }
 
-    /// Forgets the buffers and lets go of the memory.
+    /// Drops the buffers and the reference to the memory.
     pub fn release(&mut self) {
         if let Some(pieces) = &mut self.pieces {
             pieces.clear();
@@ -112,7 +113,8 @@ impl IoVecs {
         }
     }
 
-    /// What remains of these buffers, in pieces of its own: for an owner that keeps them longer than a request takes.
+    /// Moves the remaining buffers into a new value, for an owner that keeps them longer than a request
+    /// takes.
     #[must_use]
     pub fn take_rest(&mut self) -> Self {
         let Some(pieces) = &mut self.pieces else { return Self::default() };
@@ -128,7 +130,7 @@ impl IoVecs {
         Self { pieces: Some(Box::new(rest)) }
     }
 
-    /// The same guest addresses in `view`'s memory, which replaces the one that the buffers lie in.
+    /// Moves the buffers to the same guest addresses in `view`'s memory, which replaces their current memory.
     ///
     /// # Errors
     /// [`FillError`] if the new memory does not hold them; the value is empty then, and holds no memory.
@@ -142,7 +144,7 @@ impl IoVecs {
             GuestRange { addr: addr.unwrap_or(u64::MAX), len_bytes }
         };
         let ranges: Vec<_> = self.as_raw().iter().map(range).collect();
-        // Regions may be cut up anew: a piece can end at each of their ends.
+        // The new regions may have other boundaries: a piece may be split at each region's end.
         let mut rebound = Self::with_capacity(ranges.len() + view.memory().regions().len());
         let filled = rebound.fill(view, ranges);
         if filled.is_err() {
@@ -157,22 +159,22 @@ impl IoVecs {
         self.pieces.as_ref()?.memory.as_ref()
     }
 
-    /// Whether `memory` is what the buffers lie in.
+    /// Whether the buffers lie in `memory`.
     #[inline]
     #[must_use]
     pub fn holds(&self, memory: &Arc<GuestMemory>) -> bool {
         self.memory().is_some_and(|held| Arc::ptr_eq(held, memory))
     }
 
-    /// Whether a page of the memory is gone: what was copied out of it may be zeroes of our own.
+    /// Whether a page of the memory is gone: bytes copied out of it may be zeroes of our own.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.memory().is_some_and(|memory| memory.is_poisoned())
     }
 
-    /// What is not yet done, for the kernel. The pointers are good while this value exists, is not
-    /// refilled and not released.
+    /// The pieces not yet completed, for the kernel. The pointers are valid while this value exists and is
+    /// neither refilled nor released.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> &[libc::iovec] {
@@ -180,7 +182,7 @@ impl IoVecs {
     }
 
     /// Whether every remaining piece starts at a multiple of `memory_bytes` and has a length that is a
-    /// multiple of `length_bytes`: what O_DIRECT asks for. Both are powers of two.
+    /// multiple of `length_bytes`, as O_DIRECT requires. Both are powers of two.
     #[inline]
     #[must_use]
     pub fn is_aligned(&self, memory_bytes: u32, length_bytes: u32) -> bool {
@@ -189,10 +191,10 @@ impl IoVecs {
         self.as_raw().iter().all(|v| v.iov_base as usize & start == 0 && v.iov_len & length == 0)
     }
 
-    /// Drops the first `bytes` of what remains: they are done.
+    /// Drops the first `bytes` of the remaining ones: they are completed.
     ///
     /// # Panics
-    /// If that is more than remains: the caller's mistake.
+    /// If `bytes` is more than remains, which is a mistake of the caller.
     #[inline]
     pub fn advance(&mut self, bytes: u64) {
         assert!(bytes <= self.remaining_bytes(), "advanced past the end of the buffers");
@@ -201,11 +203,12 @@ impl IoVecs {
         }
     }
 
-    /// Notes a store into all the buffers, done or not: somebody else (the kernel) filled them, or began to. Where is
-    /// noted is up to `memory`: theirs, or one that took its place since and still has their regions.
+    /// Records a store into all the buffers, completed or not, because the kernel (or another writer) filled
+    /// them or started to. `memory` decides where it is recorded: it is the buffers' own memory, or a later
+    /// one that still has their regions.
     pub fn note_filled(&self, memory: &GuestMemory) {
         let Some(pieces) = self.pieces.as_ref().filter(|_| memory.logs_stores()) else { return };
-        // Most buffers lie in the region of the one before.
+        // Most buffers lie in the same region as the previous one.
         let mut last = None;
         for (at, piece) in pieces.vecs.iter().enumerate() {
             let cut = if at == pieces.first { pieces.cut } else { 0 };
@@ -219,15 +222,15 @@ impl IoVecs {
         }
     }
 
-    /// Copies the first bytes of what remains into `out`; returns how many there were.
+    /// Copies the first remaining bytes into `out`; returns the number of bytes copied.
     pub fn copy_out(&self, out: &mut [u8]) -> usize {
         self.for_each_copy(out.len(), |volatile, at| {
             volatile.copy_to(&mut out[at..at + volatile.len()]);
         })
     }
 
-    /// Copies `bytes` over the first bytes of what remains; returns how many fitted. Whoever owns the request notes
-    /// it, as what the kernel stores ([`IoVecs::note_filled`]).
+    /// Copies `bytes` over the first remaining bytes; returns how many fitted. The owner of the request
+    /// records the store with [`IoVecs::note_filled`], as for stores by the kernel.
     pub fn copy_in(&self, bytes: &[u8]) -> usize {
         self.for_each_copy(bytes.len(), |volatile, at| {
             volatile.copy_from(&bytes[at..at + volatile.len()]);
@@ -289,7 +292,7 @@ impl Pieces {
         self.remaining_bytes = 0;
     }
 
-    /// At most `remaining_bytes`, says the caller.
+    /// The caller ensures that `bytes` is at most `remaining_bytes`.
     #[inline]
     fn advance(&mut self, bytes: u64) {
         self.remaining_bytes -= bytes;

@@ -3,14 +3,16 @@
 //! `passed fd (charged to its disk: quota.rs) → Region (mapped, size checked) → GuestMemory (sorted table) → MemoryView (one queue's
 //! cached translation) → SharedSlice (rings), IoVecs (data), read/store (headers, status)`
 //!
-//! - Nothing here hands out a `&[u8]` into guest memory: the guest may write it meanwhile. Rings are
-//!   atomics, small pieces are copied with volatile accesses, data is only ever a pointer for the kernel.
-//! - Every store into guest memory passes [`GuestMemory::note_store`] with its range, after it was made: the dirty
-//!   log of live migration hangs there (`dirty_log.rs`).
-//! - Images in memory are copied from and into through [`FileMapping`], by the same handler.
-//! - A front-end that truncates the file under a region causes SIGBUS, not death: see [`sigbus`].
+//! - This crate hands out no `&[u8]` into guest memory, because the guest may write it at the same time.
+//!   Rings are accessed through atomics, small pieces are copied with volatile accesses, and data is only
+//!   passed to the kernel as pointers.
+//! - Every store into guest memory calls [`GuestMemory::note_store`] with its range, after the store. The
+//!   dirty log of live migration uses this hook (`dirty_log.rs`).
+//! - Images in memory are copied through [`FileMapping`], under the same SIGBUS handler.
+//! - A front-end that truncates the file under a region causes a SIGBUS that the process survives: see
+//!   [`sigbus`].
 //!
-//! Not here: what the bytes mean (`virtqueue`, `virtio_blk`), where the fds come from (`blk_server`).
+//! Not here: the meaning of the bytes (`virtqueue`, `virtio_blk`), the origin of the fds (`blk_server`).
 
 mod backing;
 mod closing;

@@ -1,9 +1,10 @@
-//! The table of regions that together are a guest's memory, and access by guest address.
+//! The table of regions that make up a guest's memory, and access by guest address.
 //!
-//! - A table never changes: a session makes a new one when regions come and go, and queues are handed
-//!   the new one. Regions are shared between tables, so nothing is mapped twice.
-//! - A range may cross from one region into an adjacent one: it is split. A gap is an error.
-//! - [`MemoryView`] is one queue's handle: it remembers where its last hits lay, headers and data apart.
+//! - A table never changes. When regions are added or removed, a session makes a new table and hands it to
+//!   the queues. Tables share regions, so nothing is mapped twice.
+//! - A range may cross from one region into an adjacent one; it is split. A gap is an error.
+//! - [`MemoryView`] is one queue's handle. It caches the regions of its last hits, separately for headers and
+//!   data.
 //!
 //! Not here: mapping (`region.rs`), buffers for the kernel (`io_vecs.rs`).
 
@@ -19,15 +20,15 @@ use crate::region::{Region, RegionSpec, Span};
 use crate::shared_slice::{Shared, SharedSlice};
 use crate::sigbus;
 
-/// Most regions one guest may have: what a front-end learns from `GET_MAX_MEM_SLOTS`. QEMU uses at most
-/// 512 slots; one message's worth of eight is the minimum of vhost-user.
+/// Most regions of one guest: the answer to `GET_MAX_MEM_SLOTS`. QEMU uses at most 512 slots; the minimum of
+/// vhost-user is eight, as many as fit in one message.
 pub const MAX_REGIONS: usize = 512;
 
-/// Most memory of one guest: beyond the largest machines there are, and a part of what all guests of a
-/// process may have together.
+/// Most memory of one guest: more than the largest existing machines have, and only a part of what all guests
+/// of a process may have together.
 pub const MAX_GUEST_BYTES: u64 = 1 << 44;
 
-/// `len_bytes` bytes from `addr` on, as a descriptor names them: not yet checked against any memory.
+/// `len_bytes` bytes from `addr` on, as in a descriptor; not yet checked against any memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuestRange {
     /// Guest-physical address of the first byte.
@@ -47,15 +48,15 @@ pub enum AccessError {
         /** Its length. */
         len_bytes: u64,
     },
-    /// A ring part must be aligned (virtio 1.3 §2.7).
+    /// A ring part is not aligned (virtio 1.3 §2.7).
     #[error("guest address {addr:#x} is not a multiple of {align_bytes}")]
     Misaligned {
         /** As received. */
         addr: u64,
-        /** What it must be a multiple of. */
+        /** Required alignment. */
         align_bytes: usize,
     },
-    /// A ring part must not cross from one region into the next.
+    /// A ring part crosses from one region into the next.
     #[error("guest range {addr:#x} + {len_bytes} bytes crosses memory regions, which a ring must not")]
     Split {
         /** First address of the range. */
@@ -65,7 +66,7 @@ pub enum AccessError {
     },
 }
 
-/// Why a set of regions is not a memory.
+/// Why a set of regions cannot form a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// Two regions claim the same guest addresses.
@@ -92,20 +93,20 @@ pub enum MemoryError {
         /** [`MAX_GUEST_BYTES`]. */
         max_bytes: u64,
     },
-    /// There are guest addresses, or a ring's log address, without a bit in the dirty log.
+    /// Some guest addresses, or a ring's log address, have no bit in the dirty log.
     #[error(
         "dirty log of {log_bytes} bytes, {needed_bytes} are needed for guest addresses below {end:#x}: a store \
          there could not be noted"
     )]
     BeyondLog {
-        /** First address behind what has to be noted. */
+        /** First address after the range that needs bits. */
         end: u64,
         /** As received. */
         log_bytes: u64,
-        /** For that. */
+        /** Log bytes needed for `end`. */
         needed_bytes: u64,
     },
-    /// A region to be removed is not there.
+    /// The region to remove does not exist.
     #[error("no memory region at guest address {guest_addr:#x} with {size_bytes} bytes")]
     NoSuchRegion {
         /** As received. */
@@ -115,11 +116,11 @@ pub enum MemoryError {
     },
 }
 
-/// A guest's memory at one time: regions sorted by guest address, none overlapping.
+/// A guest's memory at one time: regions sorted by guest address, without overlaps.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     regions: Box<[Arc<Region>]>,
-    /// Only during a live migration.
+    /// Set only during a live migration.
     log: Option<Arc<StoreLog>>,
 }
 
@@ -146,13 +147,13 @@ impl GuestMemory {
         Ok(Self { regions: regions.into(), log: None })
     }
 
-    /// Of one region, which overlaps with none.
+    /// A memory of one region.
     pub(crate) fn of_one(region: Region) -> Self {
         Self { regions: [Arc::new(region)].into(), log: None }
     }
 
-    /// This memory, whose stores are noted in `log` from now on, or nowhere. (A memory that is made from it with a
-    /// region more or less notes nothing.)
+    /// A copy of this memory that records its stores in `log`, or nowhere. (A memory made from it by adding
+    /// or removing a region records nothing.)
     ///
     /// # Errors
     /// [`MemoryError::BeyondLog`].
@@ -162,14 +163,14 @@ impl GuestMemory {
         Ok(Self { regions: self.regions.clone(), log })
     }
 
-    /// Where its stores are noted.
+    /// Where stores are recorded.
     #[inline]
     #[must_use]
     pub fn log(&self) -> Option<&Arc<StoreLog>> {
         self.log.as_ref()
     }
 
-    /// This memory and one region more.
+    /// This memory plus one region.
     ///
     /// # Errors
     /// As [`GuestMemory::new`].
@@ -177,8 +178,8 @@ impl GuestMemory {
         Self::new(self.regions.iter().cloned().chain([region]).collect())
     }
 
-    /// This memory without the region that has these addresses (`file_offset_bytes` is not compared:
-    /// vhost-user `REM_MEM_REG` need not repeat it).
+    /// This memory without the region at these addresses. (`file_offset_bytes` is not compared: vhost-user
+    /// `REM_MEM_REG` need not repeat it.)
     ///
     /// # Errors
     /// [`MemoryError::NoSuchRegion`].
@@ -200,7 +201,8 @@ impl GuestMemory {
         &self.regions
     }
 
-    /// The guest address behind an address of the front-end's own (rings are announced in these).
+    /// The guest address for an address in the front-end's address space (rings are announced with such
+    /// addresses).
     #[must_use]
     pub fn user_to_guest(&self, user_addr: u64) -> Option<GuestAddress> {
         self.regions.iter().find_map(|region| {
@@ -216,16 +218,17 @@ impl GuestMemory {
         self.regions.iter().find(|region| region.is_poisoned())
     }
 
-    /// Whether there is one. Costs next to nothing as long as no front-end ever did that.
+    /// Whether there is such a region. Costs almost nothing as long as no front-end has ever truncated a
+    /// file.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        // What was read before must not be read after the look.
+        // Loads before this check must not move after it.
         fence(Ordering::Acquire);
         sigbus::faults() != 0 && self.poisoned().is_some()
     }
 
-    /// `len` values of type `T` at `addr`: part of a ring.
+    /// `len` values of type `T` at `addr`, for a part of a ring.
     ///
     /// # Errors
     /// [`AccessError`] if misaligned, unmapped, or not inside one region.
@@ -250,12 +253,13 @@ impl GuestMemory {
                 .map(|()| AccessError::Split { addr: addr_value, len_bytes });
             return Err(split.unwrap_or(unmapped));
         }
-        // SAFETY: 1. aligned, checked above; 2. `len_bytes <= room_bytes`: all inside one region.
+        // SAFETY: 1. aligned, checked above; 2. `len_bytes <= room_bytes`, so all values are inside one
+        // region.
         Ok(unsafe { SharedSlice::new(Arc::clone(self), addr, host, len) })
     }
 
-    /// The one call that every store into guest memory passes, with its range and after it was made: what is noted
-    /// before could be taken, and the page copied, before it changes.
+    /// Records a store into guest memory. Every store calls this with its range, after the store: if it were
+    /// recorded earlier, the front-end could take the bit and copy the page before the page changes.
     #[inline]
     pub fn note_store(&self, addr: u64, len_bytes: u64) {
         if let Some(log) = &self.log {
@@ -263,7 +267,7 @@ impl GuestMemory {
         }
     }
 
-    /// Whether anybody wants to know about stores.
+    /// Whether stores are recorded.
     #[inline]
     #[must_use]
     pub fn logs_stores(&self) -> bool {
@@ -278,8 +282,8 @@ impl GuestMemory {
         self.for_each_part(addr, len_bytes, &Cell::new(Span::NOWHERE), |_, _, _| ())
     }
 
-    /// Calls `visit(host, part_bytes, done_bytes)` for each part of the range, in order. A range that is
-    /// not all mapped is refused; parts before the gap have been visited then.
+    /// Calls `visit(host, part_bytes, done_bytes)` for each part of the range, in order. A range with an
+    /// unmapped part is refused; the parts before the gap have been visited then.
     #[inline]
     pub(crate) fn for_each_part(
         &self,
@@ -300,7 +304,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Host address of `addr` and the bytes from there to the end of its region. `last`: of this memory.
+    /// Host address of `addr` and the bytes from there to the end of its region. `last` is a cached span of
+    /// this memory.
     #[inline]
     fn host_at(&self, addr: u64, last: &Cell<Span>) -> Option<(NonNull<u8>, u64)> {
         last.get().at(addr).or_else(|| {
@@ -317,15 +322,15 @@ impl GuestMemory {
     }
 }
 
-/// One queue's handle on the guest's memory, with its last hits remembered: a front-end may have headers in one
-/// region and data in another, and a single memory of both would always be wrong.
+/// One queue's handle on the guest's memory. It caches its last hits for headers and data separately: a
+/// front-end may put them in different regions, and then a single cache entry would always miss.
 #[derive(Clone, Debug)]
 pub struct MemoryView {
-    /// Keeps mapped what the spans lie in.
+    /// Keeps the memory of the cached spans mapped.
     memory: Arc<GuestMemory>,
-    /// Of what is copied: headers, status bytes, tables.
+    /// Last hit for copied data: headers, status bytes, tables.
     small: Cell<Span>,
-    /// Of what is described to the kernel.
+    /// Last hit for data that is passed to the kernel.
     data: Cell<Span>,
 }
 
@@ -336,13 +341,13 @@ impl MemoryView {
         Self { memory, small: Cell::new(Span::NOWHERE), data: Cell::new(Span::NOWHERE) }
     }
 
-    /// What is viewed.
+    /// The memory of this view.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// Whether a page of the memory is gone: what was read from it may be zeroes of our own.
+    /// Whether a page of the memory is gone: bytes read from the memory may be zeroes of our own.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
@@ -373,7 +378,7 @@ impl MemoryView {
         }
     }
 
-    /// The range crosses regions, or is not all mapped.
+    /// Slow path: the range crosses regions, or is not fully mapped.
     #[cold]
     fn read_parts(&self, addr: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.memory.for_each_part(addr, out.len() as u64, &self.small, |host, part_bytes, done_bytes| {
@@ -398,7 +403,8 @@ impl MemoryView {
         Ok(())
     }
 
-    /// The range crosses regions, or is not all mapped: looked at as a whole before anything is stored.
+    /// Slow path: the range crosses regions, or is not fully mapped. Checks the whole range before it stores
+    /// anything.
     #[cold]
     fn store_parts(&self, addr: u64, bytes: &[u8]) -> Result<(), AccessError> {
         let len_bytes = bytes.len() as u64;
@@ -422,29 +428,29 @@ impl MemoryView {
     }
 }
 
-/// Copies mapped memory so that each byte is read exactly once: what is checked in the copy cannot have
-/// been something else. A plain copy may be forwarded to its source by the compiler.
+/// Copies mapped memory and reads each byte exactly once, so that a check of the copy holds for its later
+/// use. The compiler may replace reads of a plain copy by reads of its source.
 #[inline]
 fn copy_once(host: NonNull<u8>, out: &mut [u8]) {
     const WORD: usize = size_of::<u64>();
     let aligned = host.as_ptr().addr().is_multiple_of(WORD);
     let words = if aligned { out.len() / WORD } else { 0 };
     for at in 0..words {
-        // SAFETY: 1. the caller passes as many mapped bytes as `out` has; `words` words fit.
+        // SAFETY: 1. the caller passes as many mapped bytes as `out` has, and `words` words fit.
         let source = unsafe { host.as_ptr().cast::<u64>().add(at) };
-        // SAFETY: 1. mapped, see above; 2. aligned, checked above; 3. volatile: read once, as it is now.
+        // SAFETY: 1. mapped, see above; 2. aligned, checked above; 3. volatile: read exactly once.
         let word = unsafe { source.read_volatile() };
         out[at * WORD..][..WORD].copy_from_slice(&word.to_ne_bytes());
     }
     for (at, byte) in out.iter_mut().enumerate().skip(words * WORD) {
         // SAFETY: 1. as above, `at < out.len()`.
         let source = unsafe { host.as_ptr().add(at) };
-        // SAFETY: 1. mapped; bytes have no alignment; 2. volatile: read once, as it is now.
+        // SAFETY: 1. mapped; bytes have no alignment; 2. volatile: read exactly once.
         *byte = unsafe { source.read_volatile() };
     }
 }
 
-/// Copies into mapped memory, each byte once.
+/// Copies into mapped memory and writes each byte once.
 #[inline]
 fn put_once(host: NonNull<u8>, bytes: &[u8]) {
     const WORD: usize = size_of::<u64>();
@@ -452,15 +458,17 @@ fn put_once(host: NonNull<u8>, bytes: &[u8]) {
     let words = if aligned { bytes.len() / WORD } else { 0 };
     let (whole, rest) = bytes.split_at(words * WORD);
     for (at, word) in whole.as_chunks::<WORD>().0.iter().enumerate() {
-        // SAFETY: 1. the caller passes as many mapped bytes as `bytes` has; `words` words fit.
+        // SAFETY: 1. the caller passes as many mapped bytes as `bytes` has, and `words` words fit.
         let target = unsafe { host.as_ptr().cast::<u64>().add(at) };
-        // SAFETY: 1. mapped, see above; 2. aligned, checked above; 3. volatile: the guest may look at it now.
+        // SAFETY: 1. mapped, see above; 2. aligned, checked above; 3. volatile: the guest may read it at any
+        // time.
         unsafe { target.write_volatile(u64::from_ne_bytes(*word)) };
     }
     for (at, &byte) in (words * WORD..).zip(rest) {
         // SAFETY: 1. as above, `at < bytes.len()`.
         let target = unsafe { host.as_ptr().add(at) };
-        // SAFETY: 1. mapped, see above; bytes have no alignment; 2. volatile: the guest may look at it now.
+        // SAFETY: 1. mapped, see above; bytes have no alignment; 2. volatile: the guest may read it at any
+        // time.
         unsafe { target.write_volatile(byte) };
     }
 }

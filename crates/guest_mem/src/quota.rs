@@ -1,15 +1,19 @@
-//! What front-ends may take of the process, and how much of that one disk's front-ends may: address space, mappings,
-//! descriptors.
+//! Limits on the process's resources (address space, mappings, descriptors) for front-ends, overall and per
+//! disk.
 //!
-//! `Budget (the process) → Quota (a disk, over all its sessions) → Charge (one mapping, one descriptor), given back when dropped`
+//! `Budget (the process) → Quota (a disk, over all its sessions) → Charge (one mapping, one descriptor),
+//! released when dropped`
 //!
-//! - Half of a budget is dealt out evenly: each disk's reserve, which no other disk can take. The other half goes to the disks
-//!   that ask first. So one disk has at most little more than half, and what it takes leaves every other its reserve.
-//! - A disk that is added makes all reserves smaller. What others took before stays theirs: a reserve that is not there any more
-//!   is what is left.
-//! - A part of what the machine has is not in the budget at all: the server's own images, threads and sockets need it.
+//! - Half of a budget is divided evenly into reserves, one per disk; no other disk can take a disk's reserve.
+//!   The other half goes to the disks that ask first. So one disk has at most little more than half, and its
+//!   use leaves every other disk its reserve.
+//! - Adding a disk makes all reserves smaller. Disks keep what they took before, so a reserve may temporarily
+//!   be smaller than its size: only what is left.
+//! - Part of the machine's resources is not in the budget: the server needs it for its own images, threads
+//!   and sockets.
 //!
-//! Not here: memory itself (the guest's pages are its front-end's), what is charged (`region.rs`, sessions in `blk_server`).
+//! Not here: memory itself (the guest's pages belong to its front-end), what is charged (`region.rs`,
+//! sessions in `blk_server`).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,10 +28,10 @@ const USUAL_MAPPINGS: u64 = 65_530;
 /// A process without a limit has at most this many (`fs.nr_open`).
 const MOST_DESCRIPTORS: u64 = 1 << 20;
 
-/// Something that a process has only so much of.
+/// A limited resource of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// Bytes that mappings take, whether or not there are pages behind them.
+    /// Bytes of address space that mappings take, with or without pages behind them.
     AddressSpace,
     /// Mappings, whatever their length (`vm.max_map_count`).
     Mappings,
@@ -55,26 +59,26 @@ impl Resource {
     }
 }
 
-/// Why a disk gets no more.
+/// Why a disk's request for a resource is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{wanted} more {} are needed, {left} are left for this disk, which has {taken}, of {limit} for all disks: {}",
     resource.name(), resource.cure()
 )]
 pub struct QuotaError {
-    /// Of what.
+    /// The resource.
     pub resource: Resource,
-    /// Asked for.
+    /// Requested amount.
     pub wanted: u64,
-    /// What the disk could have had.
+    /// The most that the disk could have been given.
     pub left: u64,
-    /// What the disk has.
+    /// The disk's current use.
     pub taken: u64,
     /// The whole budget.
     pub limit: u64,
 }
 
-/// What the front-ends of all disks may have together.
+/// Limits for the front-ends of all disks together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// See [`Resource::AddressSpace`].
@@ -86,7 +90,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Half of the process's address space, three quarters of its mappings and descriptors: the rest is the server's.
+    /// Half of the process's address space, and three quarters of its mappings and descriptors. The rest is
+    /// for the server.
     #[must_use]
     pub fn of_process() -> Self {
         let most_mapped = getrlimit(Rlimit::As).current.unwrap_or(u64::MAX);
@@ -102,7 +107,8 @@ impl Limits {
     }
 }
 
-/// A power of two: stacks lie close to its end, on every machine.
+/// A power of two, derived from the stack's address: stacks lie close to the end of the address space on
+/// every machine.
 fn address_space_bytes() -> u64 {
     let on_the_stack = 0_u8;
     let bits = u64::BITS - ((&raw const on_the_stack).addr() as u64).leading_zeros();
@@ -114,14 +120,14 @@ fn address_space_bytes() -> u64 {
 struct Pool {
     limit: u64,
     taken: u64,
-    /// What is not taken of all reserves together.
+    /// The unused part of all reserves together.
     unused_reserves: u64,
 }
 
 #[derive(Debug)]
 struct State {
     pools: [Pool; 3],
-    /// What each disk has, by its number.
+    /// Each disk's current use, by disk number.
     disks: HashMap<u64, [u64; 3]>,
     next_disk: u64,
 }
@@ -131,7 +137,7 @@ impl State {
         self.pools[resource as usize].limit / 2 / (self.disks.len() as u64).max(1)
     }
 
-    /// Disks came or went.
+    /// Recomputes the reserves after a disk was added or removed.
     fn deal_out(&mut self) {
         for resource in Resource::ALL {
             let reserve = self.reserve(resource);
@@ -153,7 +159,8 @@ impl State {
         let pool = self.pools[resource as usize];
         let own = self.reserve(resource).saturating_sub(self.taken(disk, resource));
         let free = self.free(resource);
-        // Its own reserve, as far as it is there; or with what is no other disk's reserve.
+        // Either the disk's own reserve, as far as it is still free, or everything that is not another disk's
+        // reserve.
         own.min(free).max(free.saturating_sub(pool.unused_reserves.saturating_sub(own)))
     }
 
@@ -169,12 +176,12 @@ impl State {
     }
 }
 
-/// See the file's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Budget(Mutex<State>);
 
 impl Budget {
-    /// Of which nothing is taken yet.
+    /// A budget with nothing taken.
     #[must_use]
     pub fn new(limits: Limits) -> Arc<Self> {
         let Limits { address_space_bytes, mappings, descriptors } = limits;
@@ -188,7 +195,7 @@ impl Budget {
     }
 }
 
-/// One disk's part of a budget. It counts as a disk until the last charge is given back.
+/// One disk's part of a budget. The disk counts until its last charge is released.
 #[derive(Debug)]
 pub struct Quota {
     budget: Arc<Budget>,
@@ -197,7 +204,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Of one disk more.
+    /// Adds a disk to the budget.
     #[must_use]
     pub fn of(budget: &Arc<Budget>) -> Arc<Self> {
         let mut state = budget.lock();
@@ -209,7 +216,7 @@ impl Quota {
         Arc::new(Self { budget: Arc::clone(budget), disk, closing: Arc::default() })
     }
 
-    /// Takes so much, until the charge is dropped.
+    /// Takes `amount` until the charge is dropped.
     ///
     /// # Errors
     /// [`QuotaError`]; nothing is taken then.
@@ -238,7 +245,7 @@ impl Quota {
         Ok(Charge { quota: Arc::clone(self), resource, amount, grant })
     }
 
-    /// Charges a descriptor that a front-end has passed.
+    /// Charges a descriptor that a front-end passed.
     ///
     /// # Errors
     /// [`QuotaError`]; it is closed then, as a [`PassedFd`] is.
@@ -246,8 +253,8 @@ impl Quota {
         self.admit_by(Grant::Asked, fd)
     }
 
-    /// Charges a descriptor that another process of this server had already admitted. It and what is mapped of it count
-    /// against what there is, whatever the reserves of other disks are now.
+    /// Charges a descriptor that another process of this server admitted earlier. The descriptor and its
+    /// mappings are limited only by what is free, whatever the current reserves of other disks are.
     ///
     /// # Errors
     /// [`QuotaError`]; it is closed then, as a [`PassedFd`] is.
@@ -282,21 +289,21 @@ impl Quota {
 impl Drop for Quota {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
-        // Charges hold the quota: none is left.
+        // Charges hold the quota, so there are none left.
         state.disks.remove(&self.disk);
         state.deal_out();
     }
 }
 
-/// On what grounds something is taken.
+/// Why an amount may be taken.
 #[derive(Clone, Copy, Debug)]
 enum Grant {
     Asked,
-    /// It had been granted by a process that this one took over from.
+    /// The process that this one replaced in a live upgrade had granted it.
     Inherited,
 }
 
-/// What was taken; given back when dropped.
+/// An amount taken; released when dropped.
 #[derive(Debug)]
 pub struct Charge {
     quota: Arc<Quota>,
@@ -306,7 +313,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Takes more for the same disk, on the same grounds.
+    /// Takes more for the same disk, under the same kind of grant.
     ///
     /// # Errors
     /// [`QuotaError`]; nothing more is taken then.
@@ -332,7 +339,7 @@ pub struct PassedFd {
 }
 
 impl PassedFd {
-    /// To be used no longer than this value lives.
+    /// The caller must not use it longer than this value lives.
     #[must_use]
     pub fn shared(&self) -> &Arc<OwnedFd> {
         &self.fd
@@ -368,7 +375,7 @@ mod tests {
         [(); N].map(|()| Quota::of(budget))
     }
 
-    /// Takes one after the other until there is no more.
+    /// Takes one at a time until there is no more.
     fn take_all(quota: &Arc<Quota>) -> Vec<Charge> {
         (0..).map_while(|_| quota.charge(Mappings, 1).ok()).collect()
     }
@@ -384,7 +391,7 @@ mod tests {
         let budget = budget(100);
         let [greedy, other, quiet, late] = quotas(&budget);
         let (first, second) = (take_all(&greedy), take_all(&other));
-        // A reserve of 12 each, and one has the other half besides.
+        // A reserve of 12 each, and the first one also has the other half.
         assert_eq!((first.len(), second.len()), (100 - 3 * 12, 12));
         assert_eq!((take_all(&quiet).len(), take_all(&late).len()), (12, 12));
     }
@@ -426,7 +433,7 @@ mod tests {
         let [greedy, _other] = quotas(&budget);
         let taken = greedy.charge(Mappings, 75).unwrap();
         let late: [Arc<Quota>; 8] = quotas(&budget);
-        // Reserves are 5 by now; 25 are there, for those who come first.
+        // Reserves are 5 by now; 25 are free for the first to ask.
         let had: Vec<_> = late.iter().map(|quota| quota.charge(Mappings, 5)).collect();
         assert_eq!(had.iter().filter(|charge| charge.is_ok()).count(), 5);
         drop((had, taken));

@@ -1,13 +1,14 @@
 //! One region of guest memory: part of a file that a front-end passed, mapped into this process.
 //!
-//! - Checked before it is mapped: sizes that wrap, and a region larger than its file.
-//! - What a front-end passes is charged to its disk (`quota.rs`) for as long as it is mapped, and must be memory (`backing.rs`).
-//! - The fd and its offset are kept: a server that takes over later maps the same memory again.
-//! - Huge pages: `mmap` wants offset and length in multiples of the file's page, so the mapping may be
+//! - Sizes are checked before mapping: sizes that wrap, and a region larger than its file.
+//! - A region that a front-end passed is charged to its disk (`quota.rs`) while it is mapped, and its file
+//!   must be memory (`backing.rs`).
+//! - The fd and its offset are kept: after a live upgrade, the new server maps the same memory again.
+//! - Huge pages: `mmap` requires offset and length in multiples of the file's page, so the mapping may be
 //!   larger than the region; only the region is reachable.
-//! - Under Miri a region is on the heap: the rings above are interpreted with it.
+//! - Under Miri a region is on the heap, so that the code above it can be interpreted.
 //!
-//! Not here: looking addresses up (`memory.rs`), what happens on SIGBUS (`sigbus.rs`).
+//! Not here: address lookup (`memory.rs`), the SIGBUS handler (`sigbus.rs`).
 
 use std::fmt;
 use std::io;
@@ -25,14 +26,14 @@ use crate::backing::{Backing, is_at_hand, name_of_other};
 use crate::quota::{Charge, PassedFd, QuotaError, Resource};
 use crate::sigbus;
 
-/// Where a region lies, as a front-end announces it (vhost-user "memory region description").
+/// Where a region lies, as announced by a front-end (vhost-user "memory region description").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
     /// First guest-physical address.
     pub guest_addr: GuestAddress,
-    /// Length in bytes; any length, not only multiples of a page.
+    /// Length in bytes; not necessarily a multiple of a page.
     pub size_bytes: u64,
-    /// The same first byte in the front-end's own address space (rings are announced in these).
+    /// Address of the first byte in the front-end's address space (rings are announced with such addresses).
     pub user_addr: u64,
     /// Where the region begins in the passed file.
     pub file_offset_bytes: u64,
@@ -69,7 +70,7 @@ pub enum MapError {
         /** By `fstat`. */
         file_bytes: u64,
     },
-    /// Pages of its file may have to be waited for.
+    /// An access to a page of the file may have to wait.
     #[error(
         "memory region at guest address {guest_addr:#x} is {file}, whose pages may have to be waited for: share a memfd, or a file \
          on tmpfs or hugetlbfs (QEMU: memory-backend-memfd; libvirt: <source type='memfd'/>)"
@@ -77,21 +78,21 @@ pub enum MapError {
     NotMemory {
         /** As received. */
         guest_addr: u64,
-        /** What it is instead. */
+        /** The kind of file it is. */
         file: String,
     },
-    /// Its disk has had its part of the process's address space, or of its mappings.
+    /// The disk has used up its share of the process's address space or mappings.
     #[error("memory region at guest address {guest_addr:#x} with {size_bytes} bytes is refused")]
     Quota {
         /** As received. */
         guest_addr: u64,
         /** As received. */
         size_bytes: u64,
-        /** Of what. */
+        /** The exhausted limit. */
         #[source]
         source: QuotaError,
     },
-    /// `fstat` or `mmap` refused.
+    /// `fstat` or `mmap` failed.
     #[error("cannot map memory region at guest address {guest_addr:#x}, {size_bytes} bytes")]
     Io {
         /** As received. */
@@ -104,11 +105,11 @@ pub enum MapError {
     },
 }
 
-/// One mapped region; unmapped when the last user lets go.
+/// One mapped region; unmapped when its last user drops it.
 pub struct Region {
     spec: RegionSpec,
     fd: Arc<OwnedFd>,
-    /// Device and inode of the file, so that the same region announced again is recognised.
+    /// Device and inode of the file, to recognise the same region when it is announced again.
     file_id: (u64, u64),
     /// The region's first byte; lies inside `mapping`.
     base: NonNull<u8>,
@@ -121,14 +122,14 @@ pub struct Region {
     _passed: Option<PassedFd>,
 }
 
-// SAFETY: 1. `base` and `mapping` point to memory that this value alone unmaps, in `drop`;
-// 2. all access through them is atomic or volatile, from any thread.
+// SAFETY: 1. `base` and `mapping` point to memory that only this value unmaps, in `drop`; 2. all access
+// through them is atomic or volatile, from any thread.
 unsafe impl Send for Region {}
 // SAFETY: as for `Send`; no method hands out a reference to the mapped bytes.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `spec` from a file of our own, shared and writable.
+    /// Maps `spec` from one of our own files, shared and writable.
     ///
     /// # Errors
     /// [`MapError`]; nothing stays mapped.
@@ -136,7 +137,8 @@ impl Region {
         Self::map_charged(spec, fd, None)
     }
 
-    /// The same from a file that a front-end has passed: it must be memory, and is charged to its disk.
+    /// Maps `spec` from a file that a front-end passed. The file must be memory and is charged to the
+    /// front-end's disk.
     ///
     /// # Errors
     /// [`MapError`]; nothing stays mapped or charged.
@@ -165,7 +167,7 @@ impl Region {
             return Err(MapError::NotMemory { guest_addr, file });
         }
         let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        // A device has no size of its own; files and memfds do.
+        // Only files and memfds have a size of their own; a device does not.
         if file_type == FileType::RegularFile && end_bytes > file_bytes {
             let guest_addr = spec.guest_addr.raw_value();
             return Err(MapError::BeyondFile { guest_addr, end_bytes, file_bytes });
@@ -203,7 +205,7 @@ impl Region {
         })
     }
 
-    /// A region of fresh, zeroed memory of our own (a memfd): what a driver or a test gives away.
+    /// A region of fresh, zeroed memory of our own (a memfd), for a driver or a test to pass on.
     ///
     /// # Errors
     /// [`MapError`] if the kernel has no memory for it.
@@ -216,12 +218,12 @@ impl Region {
         };
         let fd = memfd_create("bareblk-memory", MemfdFlags::CLOEXEC).map_err(failed)?;
         ftruncate(&fd, size_bytes).map_err(failed)?;
-        // Ours has no second address space; guest addresses double as user addresses.
+        // Our own memory has no second address space, so guest addresses double as user addresses.
         let user_addr = guest_addr.raw_value();
         Self::map(RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes: 0 }, Arc::new(fd))
     }
 
-    /// The same from the heap, under Miri, which cannot map files; the file that goes with it is empty.
+    /// Under Miri, which cannot map files: a region on the heap with an empty file.
     ///
     /// # Errors
     /// [`MapError`] if there is no memory for it.
@@ -251,13 +253,13 @@ impl Region {
         })
     }
 
-    /// As announced.
+    /// The region as announced.
     #[must_use]
     pub fn spec(&self) -> &RegionSpec {
         &self.spec
     }
 
-    /// The passed file, kept to hand it on.
+    /// The passed file, kept so that it can be passed on.
     #[must_use]
     pub fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
@@ -269,7 +271,7 @@ impl Region {
         self.spec.guest_addr.raw_value() + self.spec.size_bytes
     }
 
-    /// Whether `spec`, backed by `fd`, is this very memory announced again.
+    /// Whether `spec`, backed by `fd`, is the same memory announced again.
     #[must_use]
     pub fn is_same(&self, spec: &RegionSpec, fd: impl AsFd) -> bool {
         #[allow(clippy::unnecessary_cast)]
@@ -284,14 +286,14 @@ impl Region {
         self.guard.is_poisoned()
     }
 
-    /// Where the region is mapped, and its length: to announce it to a kernel that pins it. What is there may
-    /// change at any moment, and is mapped as long as this value lives.
+    /// The region's host address and length, for registration with a kernel that pins the pages. The contents
+    /// may change at any moment; the range is mapped as long as this value lives.
     #[must_use]
     pub fn host_range(&self) -> (NonNull<u8>, u64) {
         (self.base, self.spec.size_bytes)
     }
 
-    /// Where it lies; good as long as this value lives.
+    /// The region's addresses; valid as long as this value lives.
     pub(crate) fn span(&self) -> Span {
         let RegionSpec { guest_addr, size_bytes, .. } = self.spec;
         Span { guest_addr: guest_addr.raw_value(), size_bytes, base: self.base }
@@ -304,7 +306,7 @@ impl Region {
     }
 }
 
-/// Where one region lies, in one place: an address is translated without a look at the region.
+/// The addresses of one region together, so that a translation need not access the region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     guest_addr: u64,
@@ -312,14 +314,14 @@ pub(crate) struct Span {
     base: NonNull<u8>,
 }
 
-// SAFETY: 1. an address like any other: who uses it vouches that the region still lives.
+// SAFETY: 1. an address like any other; the user of the address ensures that the region still lives.
 unsafe impl Send for Span {}
 
 impl Span {
-    /// Holds no address.
+    /// A span that contains no address.
     pub(crate) const NOWHERE: Self = Self { guest_addr: 0, size_bytes: 0, base: NonNull::dangling() };
 
-    /// Host address of `addr` and the bytes from there to the region's end, if that is where it lies.
+    /// Host address of `addr` and the bytes from there to the region's end, if `addr` lies in the region.
     #[inline]
     pub(crate) fn at(self, addr: u64) -> Option<(NonNull<u8>, u64)> {
         let offset_bytes = addr.wrapping_sub(self.guest_addr);
@@ -365,8 +367,8 @@ fn map_shared(fd: &OwnedFd, offset_bytes: u64, length_bytes: usize) -> io::Resul
     // SAFETY: 1. the kernel chooses the address, so no existing mapping is replaced.
     let address =
         unsafe { rustix::mm::mmap(std::ptr::null_mut(), length_bytes, protection, flags, fd, offset_bytes) }?;
-    // Guest data does not belong into core dumps; a kernel that refuses is no reason to stop.
-    // SAFETY: 1. the range was mapped above; the advice changes no content.
+    // Guest data must not appear in core dumps; if the kernel refuses, continue anyway. SAFETY: 1. the range
+    // was mapped above; the advice changes no content.
     let _ = unsafe { rustix::mm::madvise(address, length_bytes, Advice::LinuxDontDump) };
     NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
@@ -380,15 +382,15 @@ impl Drop for Region {
             heap::free(self.mapping, self.mapping_bytes);
         }
         #[cfg(not(miri))]
-        // SAFETY: 1. mapped by `map` with this length; 2. nothing borrows from it once the region
-        // is dropped: slices and iovecs hold the `GuestMemory` that holds the region.
+        // SAFETY: 1. mapped by `map` with this length; 2. nothing borrows from it once the region is dropped:
+        // slices and iovecs hold the `GuestMemory` that holds the region.
         let unmapped = unsafe { rustix::mm::munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
         #[cfg(not(miri))]
         debug_assert!(unmapped.is_ok());
     }
 }
 
-/// Memory for regions under Miri, aligned as pages are.
+/// Page-aligned memory for regions under Miri.
 #[cfg(miri)]
 mod heap {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -409,7 +411,7 @@ mod heap {
     }
 
     /// # Safety
-    /// `address` is from `allocate` with this size, and not used any more.
+    /// `address` is from `allocate` with this size, and no longer in use.
     pub(super) unsafe fn free(address: NonNull<u8>, size_bytes: usize) {
         if let Ok(layout) = layout(size_bytes) {
             // SAFETY: 1. as the caller promises.

@@ -1,7 +1,7 @@
-//! A typed window into guest memory that both sides may access at the same time: ring fields.
+//! A typed window into guest memory that both sides may access at the same time, for ring fields.
 //!
-//! Values are little-endian in memory (virtio 1.3 §1.4.1) and native here. Only atomics touch the
-//! memory; a store also passes the store hook with its range.
+//! Values are little-endian in memory (virtio 1.3 §1.4.1) and native here. The memory is only accessed
+//! through atomics; a store also calls the store hook with its range.
 //!
 //! Not here: which field lies where (`virtqueue`).
 
@@ -21,7 +21,7 @@ use crate::memory::GuestMemory;
 /// `Atomic` must have the size and alignment of `Self`, any bit pattern must be valid for it, and all
 /// its operations must be atomic.
 pub unsafe trait Shared: Copy {
-    /// The atomic of the same width.
+    /// The atomic type of the same width.
     type Atomic: Sync;
     /// Loads a little-endian value.
     fn load(cell: &Self::Atomic, order: Ordering) -> Self;
@@ -31,8 +31,8 @@ pub unsafe trait Shared: Copy {
 
 macro_rules! shared {
     ($($int:ty => $atomic:ty),*) => {$(
-        // SAFETY: 1. std documents the atomic to have the integer's size and bit validity, and the
-        // alignment is checked when a slice is made.
+        // SAFETY: 1. std documents that the atomic has the integer's size and bit validity; the alignment is
+        // checked when a slice is made.
         unsafe impl Shared for $int {
             type Atomic = $atomic;
             #[inline]
@@ -81,13 +81,13 @@ impl<T: Shared> SharedSlice<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the slice is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The value at `index`; it may be another one the next time.
+    /// The value at `index`; the next call may return another one.
     #[inline]
     #[must_use]
     pub fn load(&self, index: usize, order: Ordering) -> T {
@@ -102,7 +102,7 @@ impl<T: Shared> SharedSlice<T> {
         self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, size_bytes);
     }
 
-    /// Sets what is set in `bits`; the store hook does not pass by here.
+    /// Sets the bits in `bits`, without the store hook.
     #[inline]
     pub(crate) fn set_bits(&self, index: usize, bits: u8, order: Ordering)
     where
@@ -111,7 +111,7 @@ impl<T: Shared> SharedSlice<T> {
         self.cell(index).fetch_or(bits, order);
     }
 
-    /// Clears all bits of an element, and returns what was set. The store hook does not pass by here.
+    /// Clears all bits of an element and returns those that were set, without the store hook.
     pub(crate) fn take_bits(&self, index: usize, order: Ordering) -> u8
     where
         T: Shared<Atomic = AtomicU8>,
@@ -124,9 +124,9 @@ impl<T: Shared> SharedSlice<T> {
         assert!(index < self.len, "ring index is ours and must be in range");
         // SAFETY: 1. `new` was given `len` elements and `index < len`.
         let cell = unsafe { self.ptr.add(index) };
-        // SAFETY: 1. valid: in range, see above, and aligned as `new` demands; 2. alive: `memory` keeps
-        // it mapped while `self`, hence this borrow, exists; 3. shared: the driver may access it right
-        // now, and the type is an atomic.
+        // SAFETY: 1. valid: in range, see above, and aligned as `new` demands; 2. alive: `memory` keeps it
+        // mapped while `self`, hence this borrow, exists; 3. shared: the driver may access it at the same
+        // time, and the type is an atomic.
         unsafe { cell.as_ref() }
     }
 }

@@ -1,20 +1,22 @@
-//! SIGBUS in guest memory and mapped images: the one registry of mappings, and the one handler.
+//! SIGBUS in guest memory and mapped images: the registry of mappings, and the handler.
 //!
-//! A front-end owns the files behind its memory and can truncate them at any time. The next access of
-//! ours then raises SIGBUS, which by default ends the process with every other disk it serves. The
-//! handler puts zeroes in place of the whole mapping, marks the region as poisoned and lets the access
-//! finish; whoever owns the session looks at [`faults`] once per pass and ends that session.
+//! A front-end owns the files of its memory and can truncate them at any time. Our next access then raises
+//! SIGBUS, which by default ends the process and with it every other disk that it serves. The handler
+//! replaces the whole mapping by zeroes, marks the region as poisoned and lets the access finish. The
+//! session's owner checks [`faults`] once per pass and ends that session.
 //!
-//! - The whole mapping, not a page: each page on its own would cost the process two of its limited number
-//!   of mappings (`vm.max_map_count`), and a front-end could make it run out with one batch of requests.
+//! - The handler replaces the whole mapping, not a page. Each single page would cost the process two of its
+//!   limited number of mappings (`vm.max_map_count`), and a front-end could exhaust them with one batch of
+//!   requests.
 //! - Slots are never freed, only re-used: the handler may walk them at any time. A slot's generation is odd
-//!   while it changes, so a reader that was interrupted in between sees that it has to pass it by.
-//! - The handler calls `mmap` and touches atomics, nothing else: both are safe in a signal.
-//! - Images that are mapped (`file_mapping.rs`) are the same case: whoever can write the file can truncate it, and
-//!   a full tmpfs raises SIGBUS too. [`faults`] moves then as well; sessions find their own regions in order.
-//! - A SIGBUS that is not in a registered region goes to the handler that was there before.
+//!   while it changes, so an interrupted reader sees that it must skip the slot.
+//! - The handler only calls `mmap` and uses atomics: both are safe in a signal.
+//! - Mapped images (`file_mapping.rs`) work the same way: any process that can write the file can truncate
+//!   it, and a full tmpfs raises SIGBUS too. [`faults`] then increases as well, but sessions find their own
+//!   regions in order.
+//! - A SIGBUS outside the registered regions goes to the previously installed handler.
 //!
-//! Not here: the kernel's own accesses (io_uring): those fail with EFAULT and become I/O errors.
+//! Not here: the kernel's own accesses (io_uring): they fail with EFAULT and become I/O errors.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -26,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 #[derive(Default)]
 struct Slot {
     claimed: AtomicBool,
-    /// Even: the fields below belong together.
+    /// Even: the fields below are consistent.
     generation: AtomicUsize,
     start: AtomicUsize,
     length_bytes: AtomicUsize,
@@ -38,10 +40,11 @@ static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// How many faults this process has survived; when it moves, some region or mapped image is poisoned.
+/// How many faults this process has survived. When the count increases, some region or mapped image is
+/// poisoned.
 #[must_use]
 pub fn faults() -> u64 {
-    FAULTS.load(Ordering::Acquire) // pairs with the release in `put_zeroes`: who sees it move finds the region
+    FAULTS.load(Ordering::Acquire) // pairs with the release in `put_zeroes`: a new count shows the poison
 }
 
 /// A registered mapping.
@@ -49,7 +52,7 @@ pub(crate) struct Guard(&'static Slot);
 
 impl Guard {
     pub(crate) fn register(start: usize, length_bytes: usize) -> Self {
-        // Miri has no signals, and no files that could be truncated.
+        // Miri has no signals, and no files that can be truncated.
         if !cfg!(miri) {
             install_handler();
         }
@@ -63,7 +66,7 @@ impl Guard {
         self.0.poisoned.load(Ordering::Relaxed)
     }
 
-    /// Called before the mapping goes away.
+    /// Must be called before the mapping is removed.
     pub(crate) fn unregister(&self) {
         self.0.change(0, 0);
         self.0.claimed.store(false, Ordering::Release); // pairs with the acquire in `claim_slot`
@@ -109,13 +112,13 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
 impl Slot {
     /// Only the slot's owner calls this.
     fn change(&self, start: usize, length_bytes: usize) {
-        self.generation.fetch_add(1, Ordering::AcqRel); // odd; what follows stays behind it
+        self.generation.fetch_add(1, Ordering::AcqRel); // odd; the following stores stay behind it
         self.start.store(start, Ordering::Release);
         self.length_bytes.store(length_bytes, Ordering::Release);
         self.generation.fetch_add(1, Ordering::Release); // even; pairs with the acquires in `read`
     }
 
-    /// Start and length, if they belong together.
+    /// Start and length, if they are consistent.
     fn read(&self) -> Option<(usize, usize)> {
         let before = self.generation.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Acquire);
@@ -125,8 +128,8 @@ impl Slot {
     }
 }
 
-/// The slot and range of the mapping that holds `address`. That mapping cannot go meanwhile: whoever
-/// accesses it holds its region.
+/// The slot and range of the mapping that holds `address`. The mapping cannot disappear meanwhile: the
+/// accessing thread holds its region.
 fn find_slot(address: usize) -> Option<(&'static Slot, usize, usize)> {
     slots().find_map(|slot| {
         let (start, length_bytes) = slot.read()?;
@@ -141,8 +144,8 @@ fn install_handler() {
         let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
         action.sa_sigaction = handle as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        // SAFETY: 1. `action` is initialised; 2. `handle` has the signature that SA_SIGINFO asks for
-        // and does only what a signal handler may do.
+        // SAFETY: 1. `action` is initialised; 2. `handle` has the signature that SA_SIGINFO requires and does
+        // only what a signal handler may do.
         unsafe { libc::sigaction(libc::SIGBUS, &raw const action, previous.as_mut_ptr()) };
         // SAFETY: 1. zeroed above, and filled in if the call succeeded; both are valid.
         unsafe { previous.assume_init() }
@@ -162,13 +165,13 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
 
 /// Replaces the mapping by zeroes of our own and poisons the region.
 fn put_zeroes(slot: &Slot, start: usize, length_bytes: usize) -> bool {
-    // First: another thread may read our zeroes as soon as they are there, and looks here afterwards.
+    // Must come first: another thread may read our zeroes as soon as they are mapped, and checks this flag
+    // afterwards.
     slot.poisoned.store(true, Ordering::Relaxed);
     FAULTS.fetch_add(1, Ordering::Release);
-    // SAFETY: 1. the range is a registered mapping, start to end, which its owner unregisters before it
-    // unmaps, and the accessor that faulted keeps it from being unmapped; 2. it is guest memory or an image: nobody
-    // holds a reference into it, and the kernel's transfers go on in either mapping; 3. `mmap` is a bare
-    // system call.
+    // SAFETY: 1. the range is a complete registered mapping; its owner unregisters it before unmapping, and
+    // the thread that faulted keeps it from being unmapped; 2. it is guest memory or an image: no reference
+    // points into it, and the kernel's transfers continue in either mapping; 3. `mmap` is a bare system call.
     let mapped = unsafe {
         libc::mmap(
             start as *mut libc::c_void,
@@ -182,7 +185,7 @@ fn put_zeroes(slot: &Slot, start: usize, length_bytes: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Not ours: what was installed before decides; the default action ends the process.
+/// Not ours: calls the previously installed handler; the default action ends the process.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let previous = PREVIOUS.get().map_or((libc::SIG_DFL, 0), |p| (p.sa_sigaction, p.sa_flags));
     match previous {

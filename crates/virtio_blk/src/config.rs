@@ -1,4 +1,4 @@
-//! The configuration space: what the device tells about itself (`struct virtio_blk_config`).
+//! The configuration space: the device's description of itself (`struct virtio_blk_config`).
 //!
 //! ```text
 //!  0 capacity u64 | 8 size_max u32 | 12 seg_max u32 | 16 geometry {u16, u8, u8} | 20 blk_size u32
@@ -10,32 +10,32 @@
 //! 72 zoned {u32 × 5, u8, unused u8 × 3}
 //! ```
 //!
-//! Fields of features we do not offer (size_max, geometry, secure erase, zoned) are zero.
-//! Spec: virtio 1.3 §5.2.4. Not here: which numbers are true of an image (`blk_server`).
+//! Fields of features that we do not offer (size_max, geometry, secure erase, zoned) are zero.
+//! Spec: virtio 1.3 §5.2.4. Not here: the values for an image (`blk_server`).
 
 use crate::features::WriteCache;
 
 /// Length of the structure.
 pub const CONFIG_BYTES: usize = 96;
 
-/// Most a front-end may ask for at once (vhost-user, `VHOST_USER_GET_CONFIG`).
+/// Most bytes that a front-end may read in one request (vhost-user, `VHOST_USER_GET_CONFIG`).
 pub const MAX_CONFIG_BYTES: u32 = 256;
 
-/// Where `writeback` lies: the only byte that a driver may write.
+/// Offset of `writeback`: the only byte that a driver may write.
 pub const WRITEBACK_OFFSET_BYTES: u32 = 32;
 
-/// `IOV_MAX` without header and status: what one request may hold and still be one system call.
+/// `IOV_MAX` minus header and status: the most buffers of a request that fit one system call.
 const MOST_SEGMENTS: u32 = 1022;
 
-/// Most data buffers in a request of a queue with `queue_size` entries: a chain must not be longer
-/// than the queue, and header and status need an entry each. A queue of 2 gets 1, the least that means
-/// anything; data and status then share a descriptor.
+/// Most data buffers in a request of a queue with `queue_size` entries: a chain must not be longer than the
+/// queue, and header and status need an entry each. A queue of 2 gets 1, the smallest useful value; data and
+/// status then share a descriptor.
 #[must_use]
 pub fn seg_max(queue_size: u16) -> u32 {
     u32::from(queue_size).saturating_sub(2).clamp(1, MOST_SEGMENTS)
 }
 
-/// The fields that are not always zero; 512-byte sectors unless said otherwise.
+/// The fields that are not always zero, in 512-byte sectors unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
     /// Size of the disk.
@@ -46,13 +46,13 @@ pub struct DeviceConfig {
     pub blk_size: u32,
     /// Logical blocks per physical block, as a power of two.
     pub physical_block_exp: u8,
-    /// First aligned logical block.
+    /// Offset of the first aligned logical block.
     pub alignment_offset: u8,
-    /// Smallest good request, in logical blocks.
+    /// Minimum I/O size, in logical blocks.
     pub min_io_size_blocks: u16,
-    /// Best request, in logical blocks.
+    /// Optimal I/O size, in logical blocks.
     pub opt_io_size_blocks: u32,
-    /// The cache as it is now.
+    /// The current cache mode.
     pub writeback: WriteCache,
     /// Request queues.
     pub num_queues: u16,
@@ -60,17 +60,17 @@ pub struct DeviceConfig {
     pub max_discard_sectors: u32,
     /// Most segments of a DISCARD; at most [`crate::MAX_SEGMENTS`].
     pub max_discard_seg: u32,
-    /// What a DISCARD should be aligned to.
+    /// Alignment for a DISCARD.
     pub discard_sector_alignment: u32,
     /// Longest segment of a WRITE_ZEROES.
     pub max_write_zeroes_sectors: u32,
     /// Most segments of a WRITE_ZEROES; at most [`crate::MAX_SEGMENTS`].
     pub max_write_zeroes_seg: u32,
-    /// Whether a WRITE_ZEROES with `unmap` can give blocks back.
+    /// Whether a WRITE_ZEROES with `unmap` can deallocate blocks.
     pub write_zeroes_may_unmap: bool,
 }
 
-/// Why configuration space is not read.
+/// Why a read of the configuration space is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("configuration space read at {offset_bytes} for {size_bytes} bytes, it has {max_bytes}")]
 pub struct ConfigReadError {
@@ -82,10 +82,10 @@ pub struct ConfigReadError {
     pub max_bytes: u32,
 }
 
-/// Why configuration space is not written.
+/// Why a write to the configuration space is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigWriteError {
-    /// Anything but the `writeback` byte.
+    /// The write covers more than the `writeback` byte.
     #[error(
         "configuration space written at {offset_bytes} for {size_bytes} bytes, only 1 byte at {writable_offset_bytes} is writable"
     )]
@@ -97,7 +97,7 @@ pub enum ConfigWriteError {
         /** [`WRITEBACK_OFFSET_BYTES`]. */
         writable_offset_bytes: u32,
     },
-    /// Neither writethrough nor writeback.
+    /// Neither 0 (writethrough) nor 1 (writeback).
     #[error("writeback set to {value}, it is 0 or 1")]
     Value {
         /** As received. */
@@ -129,9 +129,9 @@ impl DeviceConfig {
         bytes
     }
 
-    /// What a device told a driver: the front of the structure, as much of it as the device has. Fields after the
-    /// end are zero, and so is what the device says about features that were not negotiated: whether a field
-    /// counts, and whether its value makes sense, is for the caller to say.
+    /// Parses a device's configuration space; `bytes` may be shorter than the structure, and missing fields
+    /// are zero. The device sends zero for features that were not negotiated. The caller decides whether a
+    /// field is valid, and whether its value makes sense.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let u8_at = |at: usize| bytes.get(at).copied().unwrap_or(0);
@@ -171,8 +171,8 @@ impl DeviceConfig {
         Ok(all.skip(offset_bytes as usize).take(size_bytes as usize).collect())
     }
 
-    /// Writes the `writeback` byte and returns the mode it sets. Whether the driver accepted
-    /// `VIRTIO_BLK_F_CONFIG_WCE` is for the caller to check.
+    /// Writes the `writeback` byte and returns the mode it sets. The caller checks that the driver accepted
+    /// `VIRTIO_BLK_F_CONFIG_WCE`.
     ///
     /// # Errors
     /// [`ConfigWriteError`]; nothing is changed then.

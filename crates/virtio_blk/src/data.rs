@@ -1,28 +1,28 @@
 //! The data part of a request: a chain's buffers without the bytes of header and status.
 //!
-//! Not here: where header and status end (`request.rs`), pointers for the kernel (`guest_mem`).
+//! Not here: the bounds of header and status (`request.rs`), pointers for the kernel (`guest_mem`).
 
 use guest_mem::{AccessError, GuestRange, MemoryView};
 
-/// Buffers of a chain from some byte to some other; borrows them, copies nothing.
+/// A byte range of a chain's buffers; borrows them and copies nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Data<'c> {
-    /// Only those that hold a byte of it.
+    /// Only ranges that hold at least one byte of the data.
     ranges: &'c [GuestRange],
-    /// Bytes of the first range that come before.
+    /// Bytes at the start of the first range that do not belong to the data.
     skip_bytes: u32,
-    /// Bytes after the end are the last range's.
+    /// Length of the data; bytes of the last range beyond it do not belong to the data.
     len_bytes: u64,
 }
 
 impl<'c> Data<'c> {
-    /// All of `ranges`, which are `len_bytes` long together; none is empty.
+    /// All of `ranges`, whose lengths add up to `len_bytes`; none is empty.
     #[inline]
     pub(crate) fn new(ranges: &'c [GuestRange], len_bytes: u64) -> Self {
         Self { ranges, skip_bytes: 0, len_bytes }
     }
 
-    /// Without the last byte, and that byte's address. `None` if there is none.
+    /// Splits off the last byte: returns the rest and that byte's address. `None` if the data is empty.
     #[inline]
     pub(crate) fn split_last_byte(mut self) -> Option<(Self, u64)> {
         let (last, before) = self.ranges.split_last()?;
@@ -30,15 +30,16 @@ impl<'c> Data<'c> {
             self.ranges = before;
         }
         self.len_bytes -= 1;
-        // Past the end of the address space nothing is mapped: saturating keeps it so.
+        // Nothing is mapped past the end of the address space, and saturating keeps the address there.
         Some((self, last.addr.saturating_add(u64::from(last.len_bytes - 1))))
     }
 
-    /// Copies the first bytes into `out` and goes on after them. At most [`Data::len_bytes`].
+    /// Copies the first bytes into `out` and advances past them. The caller asks for at most
+    /// [`Data::len_bytes`].
     #[inline]
     pub(crate) fn take(&mut self, view: &MemoryView, out: &mut [u8]) -> Result<(), AccessError> {
         match self.ranges.split_first() {
-            // A header of its own, as nearly all are.
+            // The header has its own buffer, as in nearly all requests.
             Some((first, rest)) if self.skip_bytes == 0 && first.len_bytes as usize == out.len() => {
                 view.read(first.addr, out)?;
                 self.ranges = rest;
@@ -61,7 +62,7 @@ impl<'c> Data<'c> {
         Ok(())
     }
 
-    /// The first `len_bytes`, or all if there are fewer.
+    /// The first `len_bytes`, or all of the data if it is shorter.
     fn prefix(self, len_bytes: u64) -> Self {
         Self { len_bytes: self.len_bytes.min(len_bytes), ..self }
     }
@@ -81,14 +82,14 @@ impl<'c> Data<'c> {
         self.skip_bytes = first_skip_bytes;
     }
 
-    /// Length.
+    /// Length in bytes.
     #[inline]
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Whether there is none.
+    /// Whether the data is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -103,14 +104,14 @@ impl<'c> Data<'c> {
         DataRanges { ranges, skip_bytes, left_bytes }
     }
 
-    /// How many [`Data::ranges`] there are.
+    /// Number of [`Data::ranges`].
     #[inline]
     #[must_use]
     pub fn count(&self) -> usize {
         if self.is_empty() { 0 } else { self.ranges.len() }
     }
 
-    /// Copies `bytes` to the start of the data, as many as fit; returns how many did.
+    /// Copies `bytes` to the start of the data, as many as fit; returns the number of bytes copied.
     ///
     /// # Errors
     /// [`AccessError`] if a buffer is not in memory; earlier ones are stored then.
@@ -146,7 +147,8 @@ impl Iterator for DataRanges<'_> {
         let here_bytes = range.len_bytes - skip_bytes;
         let len_bytes = u32::try_from(self.left_bytes).map_or(here_bytes, |left| left.min(here_bytes));
         self.left_bytes -= u64::from(len_bytes);
-        // The skipped bytes were read, hence mapped; saturating keeps the unmappable unmapped all the same.
+        // The skipped bytes were read, so they are mapped. Saturating keeps an unmapped address unmapped in
+        // any case.
         Some(GuestRange { addr: range.addr.saturating_add(u64::from(skip_bytes)), len_bytes })
     }
 }

@@ -1,4 +1,4 @@
-//! The driver's side of a request: the bytes it puts into its buffers.
+//! The driver's side of a request: the bytes that a driver puts into its buffers.
 //!
 //! Spec: virtio 1.3 §5.2.6. Not here: rings (`virtqueue::split::DriverQueue`), where the buffers lie.
 
@@ -8,14 +8,14 @@ use crate::request::HEADER_BYTES;
 /// The first 16 bytes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// One of [`crate::kind`].
+    /// A value from [`crate::kind`].
     pub kind: u32,
-    /// First sector of 512 bytes; 0 where the kind has none.
+    /// First sector of 512 bytes; 0 if the kind has none.
     pub sector: u64,
 }
 
 impl RequestHeader {
-    /// As it lies in memory.
+    /// The bytes as stored in memory.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         (u128::from(self.kind) | u128::from(self.sector) << 64).to_le_bytes()
@@ -23,7 +23,7 @@ impl RequestHeader {
 }
 
 impl Segment {
-    /// As it lies in memory, in two words, the lower one first.
+    /// The same bytes as two words, the lower one first.
     #[must_use]
     pub fn to_words(&self) -> [u64; 2] {
         let fields = u128::from_le_bytes(ranges::encode(self));

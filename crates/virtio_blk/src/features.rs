@@ -1,20 +1,21 @@
-//! Feature bits: what we offer, what the driver accepted, and what follows for the write cache.
+//! Feature bits: which ones the device offers, which ones the driver accepted, and what they mean for the
+//! write cache.
 //!
 //! Spec: virtio 1.3 §5.2.3, §6. Not here: the bits of vhost-user itself (`blk_server`).
 
 use virtqueue::RingFeatures;
 
-/// `VIRTIO_BLK_F_SEG_MAX`: `seg_max` counts.
+/// `VIRTIO_BLK_F_SEG_MAX`: `seg_max` is valid.
 pub const SEG_MAX: u64 = 1 << 2;
 /// `VIRTIO_BLK_F_RO`: writes fail.
 pub const RO: u64 = 1 << 5;
-/// `VIRTIO_BLK_F_BLK_SIZE`: `blk_size` counts.
+/// `VIRTIO_BLK_F_BLK_SIZE`: `blk_size` is valid.
 pub const BLK_SIZE: u64 = 1 << 6;
 /// `VIRTIO_BLK_F_FLUSH`: there is a cache, and a command to flush it.
 pub const FLUSH: u64 = 1 << 9;
-/// `VIRTIO_BLK_F_TOPOLOGY`: the topology fields count.
+/// `VIRTIO_BLK_F_TOPOLOGY`: the topology fields are valid.
 pub const TOPOLOGY: u64 = 1 << 10;
-/// `VIRTIO_BLK_F_CONFIG_WCE`: the driver may switch the cache by the `writeback` field.
+/// `VIRTIO_BLK_F_CONFIG_WCE`: the driver may switch the cache mode with the `writeback` field.
 pub const CONFIG_WCE: u64 = 1 << 11;
 /// `VIRTIO_BLK_F_MQ`: several queues.
 pub const MQ: u64 = 1 << 12;
@@ -31,31 +32,31 @@ pub const VERSION_1: u64 = 1 << 32;
 /// `VIRTIO_F_RING_PACKED`: packed virtqueues (virtio 1.3 §2.8).
 pub const RING_PACKED: u64 = 1 << 34;
 
-/// Always offered; of packed rings a guest learns only where its front-end lets it (QEMU: `packed=on`).
-/// `SIZE_MAX` is not: we have no limit on a segment's size.
+/// Bits that are always offered. A guest sees RING_PACKED only if its front-end passes it on (QEMU:
+/// `packed=on`). `SIZE_MAX` is not offered: the device has no limit on a segment's size.
 const ALWAYS: u64 = VERSION_1 | INDIRECT_DESC | EVENT_IDX | RING_PACKED | SEG_MAX | BLK_SIZE | TOPOLOGY;
 
-/// What decides about the bits that are not always offered.
+/// Determines the bits that are not always offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The image must not be written.
     pub read_only: bool,
-    /// The image can give blocks back, and may.
+    /// The image can deallocate blocks, and is allowed to.
     pub discard: bool,
     /// The image can be zeroed without sending zeroes.
     pub write_zeroes: bool,
     /// The cache mode that a driver starts with.
     pub write_cache: WriteCache,
-    /// The driver may choose another one.
+    /// The driver may choose another cache mode.
     pub cache_is_settable: bool,
     /// Request queues.
     pub num_queues: u16,
 }
 
-/// Bits for a driver to choose from. A read-only device offers nothing that changes the image.
+/// The bits offered to a driver. A read-only device offers nothing that changes the image.
 ///
-/// CONFIG_WCE is never offered without FLUSH (virtio 1.3 §5.2.5.2). A device that is writethrough for good
-/// has no cache to flush, and says so by offering neither (§5.2.6.2).
+/// CONFIG_WCE is never offered without FLUSH (virtio 1.3 §5.2.5.2). A device that is permanently writethrough
+/// has no cache to flush, so it offers neither (§5.2.6.2).
 #[must_use]
 pub fn device_features(offer: &Offer) -> u64 {
     let bit = |wanted: bool, bit: u64| if wanted { bit } else { 0 };
@@ -76,10 +77,10 @@ pub enum FeatureError {
     NotOffered {
         /** The surplus. */
         unoffered: u64,
-        /** What there was to choose from. */
+        /** The offered bits. */
         offered: u64,
     },
-    /// A legacy driver: other byte order, other layout rules.
+    /// A legacy driver has another byte order and other layout rules.
     #[error(
         "driver accepted feature bits {accepted:#x} without VERSION_1 ({version_1:#x}): a legacy driver, which no \
          vhost-user server serves; with QEMU add disable-legacy=on to the device (firmware such as OVMF drives a \
@@ -93,7 +94,7 @@ pub enum FeatureError {
     },
 }
 
-/// Bits that both sides agreed on.
+/// The feature bits that both sides agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated(u64);
 
@@ -113,7 +114,7 @@ impl Negotiated {
         Ok(Self(wanted))
     }
 
-    /// All of them.
+    /// All agreed bits.
     #[must_use]
     pub fn bits(self) -> u64 {
         self.0
@@ -125,19 +126,19 @@ impl Negotiated {
         self.0 & bits == bits
     }
 
-    /// Whether the driver will flush.
+    /// Whether the driver accepted FLUSH.
     #[must_use]
     pub fn has_flush(self) -> bool {
         self.has(FLUSH)
     }
 
-    /// Whether the driver may switch the cache.
+    /// Whether the driver may switch the cache mode.
     #[must_use]
     pub fn has_config_wce(self) -> bool {
         self.has(CONFIG_WCE)
     }
 
-    /// What the rings need to know.
+    /// The bits that affect the rings.
     #[must_use]
     pub fn ring(self) -> RingFeatures {
         RingFeatures {
@@ -168,13 +169,14 @@ impl WriteCache {
     }
 }
 
-/// The cache mode a driver starts with, on a device that starts with `device`.
+/// The cache mode for a driver, on a device that starts with `device`.
 ///
-/// Only who accepted FLUSH can make a write durable later. Without it: neither bit means writethrough
-/// (virtio 1.3 §5.2.6.2, case 1), and CONFIG_WCE alone starts with `writeback` 0 (§5.2.5.2).
+/// Only a driver that accepted FLUSH can make a write durable later. Without FLUSH, the mode is writethrough:
+/// neither bit means writethrough (virtio 1.3 §5.2.6.2, case 1), and CONFIG_WCE alone starts with `writeback`
+/// 0 (§5.2.5.2).
 ///
-/// A driver with FLUSH alone takes the device for writeback, and flushes. On one that starts writethrough its
-/// writes are durable all the same: more than it asked for, and what the disk's owner did ask for.
+/// A driver with FLUSH alone assumes writeback, and flushes. On a device that starts as writethrough its
+/// writes are durable anyway: the driver did not ask for that, but the disk's owner did.
 #[must_use]
 pub fn initial_write_cache(device: WriteCache, negotiated: Negotiated) -> WriteCache {
     if negotiated.has_flush() { device } else { WriteCache::Writethrough }

@@ -1,10 +1,11 @@
-//! What a virtio block device's requests mean: from a descriptor chain to a typed request, and back to
-//! a status byte. Also what the device says about itself: feature bits and configuration space.
+//! The meaning of a virtio block device's requests: from a descriptor chain to a typed request, and back to a
+//! status byte. Also the device's description of itself: feature bits and configuration space.
 //!
 //! `Chain → parse → Request | RequestFault → (owner does it) → ReplySlot::write → used length`
 //!
-//! - Header, data and status are bytes of the chain, wherever the driver cut it (virtio 1.3 §2.7.4).
-//! - Everything the driver wrote is read once; a [`Request`] holds no guest memory but its data buffers.
+//! - Header, data and status are bytes of the chain, wherever the driver split it (virtio 1.3 §2.7.4).
+//! - Everything the driver wrote is read once; a [`Request`] refers to guest memory only for its data
+//!   buffers.
 //!
 //! Spec: virtio 1.3 §5.2. Not here: rings (`virtqueue`), the range of the image (`disk_image`), I/O.
 #![forbid(unsafe_code)]
@@ -30,5 +31,5 @@ pub use ranges::{MAX_SEGMENTS, SEGMENT_BYTES, Segment, SegmentBuffer, Segments};
 pub use reply::{DEVICE_ID_BYTES, DeviceId, ReplySlot, Status};
 pub use request::{HEADER_BYTES, NoStatusByte, Parsed, Request, RequestFault, kind, parse, reply_slot};
 
-/// Unit of `sector` and of lengths in this device, whatever its block size (virtio 1.3 §5.2.6).
+/// Unit of `sector` and of lengths in this device, for any block size (virtio 1.3 §5.2.6).
 pub const SECTOR_BYTES: u64 = 512;

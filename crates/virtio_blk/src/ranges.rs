@@ -12,42 +12,43 @@ use guest_mem::{AccessError, MemoryView};
 
 use crate::data::Data;
 
-/// Most segments in one request: what `max_discard_seg` and `max_write_zeroes_seg` may advertise.
-/// Bounds what one request makes us do; QEMU's own devices advertise 1.
+/// Most segments in one request: the upper limit for the advertised `max_discard_seg` and
+/// `max_write_zeroes_seg`. Limits the work that one request can cause; QEMU's own devices advertise 1.
 pub const MAX_SEGMENTS: usize = 16;
 
 /// Length of one segment in memory.
 pub const SEGMENT_BYTES: usize = 16;
 
-/// The only flag there is.
+/// The only defined flag.
 pub(crate) const UNMAP: u32 = 1;
 
 /// One run of sectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// First sector of 512 bytes: not yet checked.
+    /// First sector of 512 bytes; not yet checked.
     pub sector: u64,
     /// Number of sectors of 512 bytes; zero is legal.
     pub sectors: u32,
-    /// WRITE_ZEROES only: the blocks may be given back.
+    /// WRITE_ZEROES only: the device may deallocate the blocks.
     pub unmap: bool,
 }
 
-/// Where a request's segments are put: one for each place that takes requests, as only one request is looked at at a
+/// Buffer for a request's segments. A request source needs only one, because it looks at one request at a
 /// time.
 ///
-/// Not inside the request, which it would make 264 bytes wide, and those of reads and writes are moved as well.
+/// The segments are not part of the request: that would make it 264 bytes wide, and reads and writes are
+/// moved as well.
 #[derive(Debug, Default)]
 pub struct SegmentBuffer([Segment; MAX_SEGMENTS]);
 
 impl SegmentBuffer {
-    /// Copies a request's segments, for whoever may have to carry it out again.
+    /// Copies a request's segments, for an owner that may have to repeat the request.
     pub fn keep(&mut self, segments: &Segments<'_>) {
         self.0 = [Segment::default(); MAX_SEGMENTS];
         self.0.iter_mut().zip(segments.as_slice()).for_each(|(place, segment)| *place = *segment);
     }
 
-    /// What was copied, and empty ones behind it.
+    /// The copied segments, padded with empty ones.
     #[must_use]
     pub fn kept(&self) -> Segments<'_> {
         Segments(&self.0)
@@ -59,25 +60,25 @@ impl SegmentBuffer {
 pub struct Segments<'c>(&'c [Segment]);
 
 impl<'c> Segments<'c> {
-    /// How many.
+    /// Number of segments.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none; never, in a parsed request.
+    /// Whether there are no segments; a parsed request always has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// In order.
+    /// The segments in order.
     #[must_use]
     pub fn as_slice(&self) -> &'c [Segment] {
         self.0
     }
 
-    /// In order.
+    /// Iterates over the segments in order.
     pub fn iter(&self) -> std::slice::Iter<'c, Segment> {
         self.as_slice().iter()
     }
@@ -98,7 +99,7 @@ impl fmt::Debug for Segments<'_> {
     }
 }
 
-/// Reads the first [`MAX_SEGMENTS`] whole segments of `data`. `None` if one has a flag that is not known.
+/// Reads the first [`MAX_SEGMENTS`] whole segments of `data`. `None` if a segment has an unknown flag.
 pub(crate) fn take_segments<'c>(
     data: &mut Data<'_>,
     view: &MemoryView,
@@ -129,7 +130,7 @@ fn decode(bytes: [u8; SEGMENT_BYTES]) -> (Segment, u32) {
     (segment, flags)
 }
 
-/// As it lies in memory.
+/// The bytes as stored in memory.
 pub(crate) fn encode(segment: &Segment) -> [u8; SEGMENT_BYTES] {
     let flags = if segment.unmap { UNMAP } else { 0 };
     let fields = u128::from(segment.sector) | u128::from(segment.sectors) << 64 | u128::from(flags) << 96;

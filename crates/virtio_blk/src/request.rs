@@ -5,8 +5,8 @@
 //! writable  data of IN, GET_ID | status u8 (the last byte of all)
 //! ```
 //!
-//! - The status byte is looked for first: with it, every fault can be answered.
-//! - What the device never heard of is [`Request::Unsupported`], what is malformed a [`RequestFault`].
+//! - The status byte is located first, so that every later fault can be answered.
+//! - A request of an unknown type is [`Request::Unsupported`]; a malformed one is a [`RequestFault`].
 //!
 //! Spec: virtio 1.3 §5.2.6. Not here: whether the sectors exist (`disk_image`), or are writable.
 
@@ -42,21 +42,21 @@ pub mod kind {
 pub struct Parsed<'c> {
     /// Where the answer goes.
     pub reply: ReplySlot,
-    /// What is asked; a fault is answered with its [`RequestFault::status`].
+    /// The parsed request; a fault is answered with its [`RequestFault::status`].
     pub request: Result<Request<'c>, RequestFault>,
 }
 
-/// What is asked.
+/// What the driver asks for.
 #[derive(Clone, Debug)]
 pub enum Request<'c> {
-    /// Fill `data` from the image; no bytes is legal.
+    /// Read from the image into `data`; a length of zero is legal.
     Read {
         /** First sector of 512 bytes: not yet checked. */
         sector: u64,
         /** A multiple of 512 bytes. */
         data: Data<'c>,
     },
-    /// Put `data` into the image; no bytes is legal.
+    /// Write `data` to the image; a length of zero is legal.
     Write {
         /** First sector of 512 bytes: not yet checked. */
         sector: u64,
@@ -65,17 +65,17 @@ pub enum Request<'c> {
     },
     /// Make completed writes durable.
     Flush,
-    /// Tell the serial.
+    /// Return the serial.
     GetId {
         /** Any length; at most 20 bytes of it are used. */
         data: Data<'c>,
     },
-    /// Sectors are no longer needed.
+    /// The driver no longer needs these sectors.
     Discard {
         /** At least one. */
         segments: Segments<'c>,
     },
-    /// Sectors shall read as zeroes.
+    /// Make these sectors read as zeroes.
     WriteZeroes {
         /** At least one. */
         segments: Segments<'c>,
@@ -87,13 +87,13 @@ pub enum Request<'c> {
     },
 }
 
-/// Where the status would go is unknown: the chain goes back with used length 0.
+/// The place for the status is unknown: the device returns the chain with used length 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoStatusByte {
-    /// Nothing in the chain may be written.
+    /// The chain has no device-writable byte.
     #[error("request has no device-writable byte for its status")]
     Missing,
-    /// It lies outside the guest's memory.
+    /// The status byte lies outside the guest's memory.
     #[error("status byte of the request cannot be written")]
     Unmapped(#[source] AccessError),
 }
@@ -101,7 +101,7 @@ pub enum NoStatusByte {
 /// A malformed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestFault {
-    /// Not even a header.
+    /// Shorter than a header.
     #[error("request has {readable_bytes} readable bytes, its header alone needs {needed_bytes}")]
     HeaderTooShort {
         /** In the chain. */
@@ -112,7 +112,7 @@ pub enum RequestFault {
     /// The header lies outside the guest's memory.
     #[error("header of the request cannot be read")]
     Header(#[source] AccessError),
-    /// Not whole sectors.
+    /// The data is not a whole number of sectors.
     #[error("request has {len_bytes} bytes of data, not a multiple of {sector_bytes}")]
     DataLength {
         /** As the chain has them. */
@@ -120,7 +120,7 @@ pub enum RequestFault {
         /** [`SECTOR_BYTES`]. */
         sector_bytes: u64,
     },
-    /// Not whole segments.
+    /// The data is not a whole number of segments.
     #[error("request has {len_bytes} bytes of segments, not a multiple of {segment_bytes}")]
     SegmentsLength {
         /** As the chain has them. */
@@ -128,10 +128,10 @@ pub enum RequestFault {
         /** [`SEGMENT_BYTES`]. */
         segment_bytes: usize,
     },
-    /// DISCARD or WRITE_ZEROES of nothing.
+    /// A DISCARD or WRITE_ZEROES without segments.
     #[error("request has no segments")]
     NoSegments,
-    /// More than we advertise.
+    /// More segments than we advertise.
     #[error("request has {segments} segments, at most {max} are possible")]
     TooManySegments {
         /** As the chain has them. */
@@ -145,17 +145,17 @@ pub enum RequestFault {
 }
 
 impl RequestFault {
-    /// What the driver is told.
+    /// The status that answers this fault.
     #[must_use]
     pub fn status(&self) -> Status {
         Status::IoErr
     }
 }
 
-/// Reads the request in `chain`. `buffer`: for its segments, if it has any.
+/// Reads the request in `chain`. `buffer` receives its segments, if it has any.
 ///
 /// # Errors
-/// [`NoStatusByte`]: it cannot even be refused.
+/// [`NoStatusByte`]: the request cannot even be refused.
 #[inline]
 pub fn parse<'c>(
     chain: &'c Chain,
@@ -167,7 +167,7 @@ pub fn parse<'c>(
     Ok(Parsed { reply, request: parse_request(readable, writable, view, buffer) })
 }
 
-/// Where the status of a chain goes that is no request.
+/// Finds the place for the status of a chain that is not parsed as a request.
 ///
 /// # Errors
 /// [`NoStatusByte`].
@@ -175,7 +175,7 @@ pub fn reply_slot(chain: &Chain, view: &MemoryView) -> Result<ReplySlot, NoStatu
     split_status(chain, view).map(|(_, reply)| reply)
 }
 
-/// The status is the last writable byte, wherever that is.
+/// The status is the last writable byte, wherever it lies.
 #[inline]
 fn split_status<'c>(chain: &'c Chain, view: &MemoryView) -> Result<(Data<'c>, ReplySlot), NoStatusByte> {
     let writable = Data::new(chain.writable(), chain.writable_bytes());

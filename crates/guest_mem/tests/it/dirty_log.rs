@@ -1,4 +1,5 @@
-//! The dirty log's bits: which ones a store sets, logs that are too small, and a front-end that takes bits meanwhile.
+//! The dirty log's bits: which bits a store sets, logs that are too small, and a front-end that takes bits at
+//! the same time.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -156,10 +157,11 @@ fn log_whose_file_is_cut_off_is_poisoned_by_the_next_bit() {
     assert!(bits.is_poisoned() && !memory.is_poisoned());
 }
 
-// ---- buffers that somebody else fills
+// ---- buffers filled by another writer
 
 proptest! {
-    /// Whatever was done of them, piece by piece: all of the buffers, and nothing beside them.
+    /// However the buffers were completed, piece by piece: all of them are recorded, and nothing outside
+    /// them.
     #[test]
     fn buffers_are_noted_as_a_whole_however_far_they_are_done(
         pieces in prop::collection::vec((0..MEMORY_BYTES - 20_000, 1u32..20_000), 1..8),
@@ -179,9 +181,9 @@ proptest! {
     }
 }
 
-// ---- a front-end that takes bits meanwhile
+// ---- a front-end that takes bits at the same time
 
-/// The log lies in the very page that is stored to: what came last can be seen.
+/// The log lies in the page that is stored to, so the order of the two stores can be seen.
 #[test]
 #[cfg(not(miri))]
 fn bit_is_set_after_the_store() {
@@ -200,8 +202,9 @@ fn bit_is_set_after_the_store() {
     assert_eq!(bits.take(), pages([0]));
 }
 
-/// The invariant of a migration: whoever copies a page after it took its bit misses nothing, or gets the bit again.
-/// Each round ends with stores of which the second finds the bit set, or just taken.
+/// The invariant of a migration: a front-end that takes a page's bit and then copies the page has every
+/// store, or gets the bit again. Each round ends with stores; the second store finds the bit set, or just
+/// taken.
 #[test]
 fn store_is_in_the_copy_or_its_page_is_in_the_log_again() {
     let rounds = if cfg!(miri) { 20 } else { 4_000_u32 };

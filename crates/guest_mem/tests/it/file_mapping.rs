@@ -1,4 +1,4 @@
-//! A file that is mapped to be copied from and into: what both sides see, and truncation under our feet.
+//! A file mapped for copies in and out: what both sides see, and truncation while it is mapped.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -17,13 +17,13 @@ fn memfd(size_bytes: u64) -> File {
 
 fn read(mapping: &FileMapping, offset_bytes: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0xee; len];
-    // SAFETY: 1. the vector is as long as told, and is not looked at meanwhile.
+    // SAFETY: 1. the vector has the given length, and is not accessed meanwhile.
     unsafe { mapping.copy_to(offset_bytes, out.as_mut_ptr(), len) };
     out
 }
 
 fn write(mapping: &FileMapping, offset_bytes: u64, bytes: &[u8]) {
-    // SAFETY: 1. the slice is as long as told, and nobody writes to it.
+    // SAFETY: 1. the slice has the given length, and no code writes to it.
     unsafe { mapping.copy_from(offset_bytes, bytes.as_ptr(), bytes.len()) };
 }
 

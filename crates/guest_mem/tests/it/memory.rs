@@ -1,4 +1,4 @@
-//! Guest memory as its users see it: real memfds, two regions, gaps, truncation under our feet.
+//! Guest memory as its users see it: real memfds, two regions, gaps, truncation while mapped.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ fn spec(guest_addr: u64, size_bytes: u64, file_offset_bytes: u64) -> RegionSpec 
     RegionSpec { guest_addr: GuestAddress(guest_addr), size_bytes, user_addr, file_offset_bytes }
 }
 
-/// Two adjacent regions at 0 and 4 pages, a gap, and one above 4 GiB.
+/// Two adjacent regions (at 0 and at 4 pages), a gap, and a region above 4 GiB.
 fn view() -> MemoryView {
     let regions = vec![region(1 << 32, 4 * PAGE), region(0, 4 * PAGE), region(4 * PAGE, 4 * PAGE)];
     MemoryView::new(Arc::new(GuestMemory::new(regions).unwrap()))
@@ -220,7 +220,7 @@ fn rest_of_buffers_is_found_again_by_its_guest_addresses_in_another_memory() {
     let mut rest = vecs.take_rest();
     assert_eq!((vecs.remaining_bytes(), rest.remaining_bytes()), (0, 2 * PAGE - 100));
 
-    // The same addresses, all in one region.
+    // The same addresses in a single region.
     let other = MemoryView::new(Arc::new(GuestMemory::new(vec![region(0, 8 * PAGE)]).unwrap()));
     other.store(3 * PAGE + 100, b"new").unwrap();
     rest.rebind(&other).unwrap();
@@ -278,7 +278,7 @@ fn region_without_faults_is_not_poisoned() {
 }
 
 proptest! {
-    /// Whatever the steps, advancing through buffers visits every byte once and in order.
+    /// Advancing through buffers visits every byte once and in order, whatever the steps.
     #[test]
     fn store_of_any_length_at_any_alignment_writes_its_bytes_and_no_others(
         at in 0_usize..32, bytes in prop::collection::vec(any::<u8>(), 0..64),

@@ -1,4 +1,5 @@
-//! Regions and dirty logs of files that a front-end has passed: charged to its disk, and only of what is memory.
+//! Regions and dirty logs from files that a front-end passed: charged to its disk, and only accepted if the
+//! file is memory.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! Configuration space: each field at its place, and only one byte writable.
+//! Configuration space: each field at its offset, and only one byte writable.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Properties: how a driver cuts a request into descriptors means nothing, and no chain makes us panic.
+//! Properties: how a driver splits a request into descriptors does not matter, and no chain makes us panic.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use virtio_blk::{
 use virtqueue::Chain;
 
 const END: u64 = 1 << 20;
-/// Where the bytes of one uncut request begin; they are `READABLE` before, `WRITABLE` after.
+/// Where the bytes of the unsplit request begin: the readable ones at `READABLE`, the writable ones at
+/// `WRITABLE`.
 const READABLE: u64 = 0x1000;
 const WRITABLE: u64 = 0x8_0000;
 
@@ -23,12 +24,12 @@ fn view() -> MemoryView {
     MemoryView::new(Arc::new(GuestMemory::new(regions).unwrap()))
 }
 
-/// Each request's segments in a buffer of its own.
+/// Parses with a separate segment buffer for each request.
 fn parse<'c>(chain: &'c Chain, view: &MemoryView) -> Result<Parsed<'c>, NoStatusByte> {
     virtio_blk::parse(chain, view, Box::leak(Box::default()))
 }
 
-/// Cuts `len_bytes` from `addr` on into pieces; `cuts` say how long each is, the rest is one more.
+/// Cuts `len_bytes` from `addr` on into pieces of the lengths in `cuts`; the rest is one more piece.
 fn cut(addr: u64, len_bytes: u32, cuts: &[u32]) -> Vec<GuestRange> {
     let (mut at, mut left, mut pieces) = (addr, len_bytes, Vec::new());
     for &wanted_bytes in cuts {
@@ -48,7 +49,7 @@ fn chain(readable: &[GuestRange], writable: &[GuestRange]) -> Chain {
     chain
 }
 
-/// Data as one list of byte addresses, whatever the pieces.
+/// The data as one list of byte addresses, independent of the pieces.
 fn bytes_of(data: &Data<'_>) -> Vec<u64> {
     assert_eq!(data.count(), data.ranges().count());
     assert!(data.ranges().all(|range| range.len_bytes > 0));
@@ -58,7 +59,7 @@ fn bytes_of(data: &Data<'_>) -> Vec<u64> {
     bytes
 }
 
-/// Everything a request says, comparable.
+/// Everything a request says, in comparable form.
 fn meaning(request: &Request<'_>) -> (&'static str, u64, Vec<u64>, Vec<Segment>) {
     match request {
         Request::Read { sector, data } => ("read", *sector, bytes_of(data), vec![]),
@@ -96,7 +97,7 @@ fn segments() -> impl Strategy<Value = Vec<Segment>> {
     prop::collection::vec(segment, 0..=MAX_SEGMENTS + 2)
 }
 
-/// Ranges in memory, across its end, and far away.
+/// Ranges inside memory, across its end, and far away.
 fn any_ranges() -> impl Strategy<Value = Vec<GuestRange>> {
     let addr = prop_oneof![0..END, END - 100..END + 100, any::<u64>(), u64::MAX - 40..=u64::MAX];
     let len_bytes = prop_oneof![0_u32..64, 0_u32..8192, any::<u32>()];
@@ -146,7 +147,7 @@ proptest! {
     ) {
         let view = view();
         for range in &readable {
-            // Where it is mapped, put something there; kinds that exist, often.
+            // Where the header is mapped, store something there, often a valid kind.
             let kind = u32::from(noise[0] % 16);
             let _ = view.store(range.addr, &noise);
             let _ = view.store(range.addr, &kind.to_le_bytes());

@@ -1,4 +1,5 @@
-//! Requests as a driver lays them out, well and badly: what is understood, what is refused, and how.
+//! Requests as drivers lay them out, well-formed and malformed: which ones are understood, which are refused,
+//! and how.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ const END: u64 = 0x1_0000;
 const HEADER: u64 = 0x100;
 const DATA: u64 = 0x1000;
 const STATUS: u64 = 0x200;
-/// What a status byte holds before it is stored.
+/// Value of a status byte before the device stores it.
 const UNTOUCHED: u8 = 0xee;
 
 fn view() -> MemoryView {
@@ -25,7 +26,7 @@ fn view() -> MemoryView {
     view
 }
 
-/// Each request's segments in a buffer of its own.
+/// Parses with a separate segment buffer for each request.
 fn parse<'c>(chain: &'c Chain, view: &MemoryView) -> Result<Parsed<'c>, NoStatusByte> {
     virtio_blk::parse(chain, view, Box::leak(Box::default()))
 }
