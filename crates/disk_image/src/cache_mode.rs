@@ -1,4 +1,4 @@
-//! Cache modes, with QEMU's meanings: past the page cache or through it, and when a write is durable.
+//! Cache modes, with QEMU's meanings: whether I/O bypasses the page cache, and when a write is durable.
 //!
 //! | mode | page cache | a guest starts with | a flush |
 //! |---|---|---|---|
@@ -8,22 +8,22 @@
 //! | `directsync` | passed by | writethrough | `fdatasync` |
 //! | `unsafe` | used | writeback | ignored |
 //!
-//! A guest may change what it starts with (`VIRTIO_BLK_F_CONFIG_WCE`), unless that is fixed.
+//! A guest may change its starting mode (`VIRTIO_BLK_F_CONFIG_WCE`), unless the mode is fixed.
 //!
 //! Not here: the guest's choice (`blk_server`), how a write is made durable (`io_engine`).
 
-/// How reads and writes reach the image, and how a guest starts.
+/// How reads and writes reach the image, and the guest's starting mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CacheMode {
-    /// Past the host's page cache (`O_DIRECT`).
+    /// Bypasses the host's page cache (`O_DIRECT`).
     None,
     /// Through the host's page cache.
     Writeback,
     /// Through the host's page cache; a guest starts with durable writes.
     Writethrough,
-    /// Past the host's page cache; a guest starts with durable writes.
+    /// Bypasses the host's page cache; a guest starts with durable writes.
     Directsync,
-    /// Through the host's page cache; nothing is ever made durable.
+    /// Through the host's page cache; no write is ever made durable.
     Unsafe,
 }
 
@@ -32,7 +32,7 @@ impl CacheMode {
     pub const ALL: [Self; 5] =
         [Self::None, Self::Writeback, Self::Writethrough, Self::Directsync, Self::Unsafe];
 
-    /// As on the command line.
+    /// The mode's name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl CacheMode {
         }
     }
 
-    /// Whether the page cache is passed by.
+    /// Whether the mode bypasses the page cache.
     #[must_use]
     pub fn is_direct(self) -> bool {
         matches!(self, Self::None | Self::Directsync)
@@ -63,7 +63,7 @@ impl CacheMode {
     }
 }
 
-/// A word that is no cache mode.
+/// The word is not the name of a cache mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cache mode '{value}' is unknown: use none, writeback, writethrough, directsync or unsafe")]
 pub struct ParseCacheModeError {

@@ -1,4 +1,4 @@
-//! Why an image cannot be served: one line each, saying what, which value, which limit, and what to do about it.
+//! Why an image cannot be served: one line each, with the problem, the value, the limit, and a remedy.
 //!
 //! Not here: ranges refused at run time (`range.rs`).
 
@@ -10,16 +10,16 @@ use crate::geometry::{MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES};
 use crate::lock::{HolderList, LockHolder};
 use crate::opener::FileKind;
 
-/// Why an image was not opened, or its size not read again.
+/// Why an image could not be opened, or its size not be read again.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Nothing at the path.
+    /// The path does not exist.
     #[error("image {} does not exist: check the path, or make the image with --create SIZE", path.display())]
     Missing {
         /** As given. */
         path: PathBuf,
     },
-    /// A folder, a pipe, a terminal.
+    /// Neither a regular file nor a block device.
     #[error("image {} is a {kind}: give a regular file or a block device", path.display())]
     NotAnImage {
         /** As given. */
@@ -27,7 +27,7 @@ pub enum ImageError {
         /** What it is. */
         kind: FileKind,
     },
-    /// It cannot even be read.
+    /// The image cannot be read.
     #[error("image {} cannot be opened for reading: check its permissions and owner", path.display())]
     Unreadable {
         /** As given. */
@@ -35,7 +35,7 @@ pub enum ImageError {
         /** From the kernel. */
         source: io::Error,
     },
-    /// It can be read only.
+    /// The image can be read, but not written.
     #[error("image {} cannot be opened for writing, only for reading: make it writable, or use --readonly", path.display())]
     Unwritable {
         /** As given. */
@@ -60,7 +60,7 @@ pub enum ImageError {
         /** As given. */
         path: PathBuf,
     },
-    /// Direct I/O works, but in units no guest takes.
+    /// Direct I/O works, but with an alignment that no guest accepts.
     #[error(
         "image {} needs direct I/O in units of {offset_bytes} bytes, more than the largest block size \
          {MAX_BLOCK_SIZE_BYTES}: use --cache writeback, or writethrough for directsync", path.display()
@@ -77,7 +77,7 @@ pub enum ImageError {
         /** As given. */
         path: PathBuf,
     },
-    /// `--create` on something that exists.
+    /// `--create` with a path that exists.
     #[error(
         "image {} exists already and is left as it is: leave out --create to serve it, or give another path",
         path.display()
@@ -99,7 +99,7 @@ pub enum ImageError {
         /** From the kernel. */
         source: io::Error,
     },
-    /// `--create` with a partial block at the end, or without any.
+    /// `--create` with size zero, or with a partial block at the end.
     #[error(
         "image {} cannot be made with {size_bytes} bytes (--create), not whole blocks of the block size \
          {block_size_bytes}: give {}, or choose another --block-size",
@@ -113,13 +113,13 @@ pub enum ImageError {
         /** As asked, or the default. */
         block_size_bytes: u32,
     },
-    /// No bytes at all.
+    /// The image is empty.
     #[error("image {} is empty (0 bytes): give it a size, a multiple of {MIN_BLOCK_SIZE_BYTES}", path.display())]
     Empty {
         /** As given. */
         path: PathBuf,
     },
-    /// A partial block at the end.
+    /// The image ends in a partial block.
     #[error(
         "image {} has {size_bytes} bytes, not a multiple of the block size {block_size_bytes}: {}",
         path.display(), RaggedAdvice { size_bytes: *size_bytes, block_size_bytes: *block_size_bytes, foreign_format: *foreign_format }
@@ -134,7 +134,7 @@ pub enum ImageError {
         /** What it looks like instead of raw. */
         foreign_format: Option<&'static str>,
     },
-    /// No block size at all.
+    /// Not a valid block size.
     #[error(
         "block size {block_size_bytes} is not a power of two from {MIN_BLOCK_SIZE_BYTES} to {MAX_BLOCK_SIZE_BYTES}: \
          choose one that is"
@@ -143,7 +143,7 @@ pub enum ImageError {
         /** As asked. */
         block_size_bytes: u32,
     },
-    /// Requests in such blocks would fail.
+    /// Direct I/O requests in blocks of this size would fail.
     #[error(
         "block size {block_size_bytes} is smaller than the {needed_bytes} bytes that direct I/O on image {} needs: \
          use --block-size {needed_bytes}, or --cache writeback", path.display()
@@ -156,7 +156,7 @@ pub enum ImageError {
         /** Alignment that direct I/O needs. */
         needed_bytes: u32,
     },
-    /// Somebody else uses it.
+    /// Another program holds the image's lock.
     #[error(
         "image {} is locked by {}, after waiting {} s: stop that first, or wait longer with --lock-timeout",
         path.display(), HolderList(holders), waited.as_secs()
@@ -169,7 +169,7 @@ pub enum ImageError {
         /** The time limit that has passed. */
         waited: Duration,
     },
-    /// A block device that is not for programs now.
+    /// The kernel or another program uses the block device.
     #[error(
         "block device {} is in use by the kernel (mounted, or part of a volume), or claimed by another program: \
          unmount or release it first", path.display()
@@ -178,7 +178,7 @@ pub enum ImageError {
         /** As given. */
         path: PathBuf,
     },
-    /// Locks do not work here.
+    /// The file system does not support locks.
     #[error("image {} cannot be locked: move it to a file system with file locks", path.display())]
     Lock {
         /** As given. */
@@ -186,7 +186,7 @@ pub enum ImageError {
         /** From the kernel. */
         source: io::Error,
     },
-    /// A look at the opened file failed.
+    /// A property of the opened file could not be read.
     #[error("{what} of image {} cannot be read", path.display())]
     Inspect {
         /** As given. */
@@ -198,7 +198,7 @@ pub enum ImageError {
     },
 }
 
-/// What to do about a partial block at the end: more bytes, unless they would damage another format's image.
+/// The remedy for a partial block at the end: more bytes, unless they would damage another format's image.
 struct RaggedAdvice {
     size_bytes: u64,
     block_size_bytes: u32,

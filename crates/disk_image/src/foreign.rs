@@ -1,19 +1,20 @@
-//! Images that look like another format than raw: a guest that is given one sees the format's own bytes, and
-//! destroys the image with its first write.
+//! Detects images that look like another format than raw. A guest would see such a format's own bytes, and
+//! would destroy the image with its first write.
 //!
-//! - Only a guess, and never a reason to refuse: a guest may write the same bytes to its raw disk.
-//! - LUKS is not in the list: an encrypted disk is rightly served raw.
+//! - The result is only a guess, and never a reason to refuse: a guest may write the same bytes to its raw
+//!   disk.
+//! - LUKS is not in the list: serving an encrypted disk as raw is correct.
 //!
 //! Facts: QEMU `docs/interop` (qcow2.rst, qed_spec.rst); VMware "Virtual Disk Format 5.0"; Microsoft
-//! [MS-VHDX] §2.2.1 and the VHD specification 1.0 (a fixed VHD has its mark at the end, and is not found).
-//! Not here: what to tell the user (`error.rs`, the program).
+//! [MS-VHDX] §2.2.1 and the VHD specification 1.0 (a fixed VHD has its mark at the end and is not detected).
+//! Not here: messages to the user (`error.rs`, the program).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use crate::geometry::MAX_BLOCK_SIZE_BYTES;
 
-/// The beginning of a file in each format.
+/// The first bytes of a file in each format.
 const MAGICS: [(&[u8], &str); 7] = [
     (b"QFI\xfb\0\0\0\x01", "qcow"),
     (b"QFI\xfb", "qcow2"),
@@ -24,15 +25,15 @@ const MAGICS: [(&[u8], &str); 7] = [
     (b"conectix", "VHD"),
 ];
 
-/// Large enough, and aligned enough, for every direct read that we support.
+/// Large and aligned enough for every direct read that we support.
 const READ_BYTES: usize = MAX_BLOCK_SIZE_BYTES as usize;
 
-/// The format that the file begins like, if it is one that we know.
+/// The known format whose first bytes the file has, if any.
 pub(crate) fn format_of(file: &File) -> Option<&'static str> {
     let mut memory = vec![0_u8; 2 * READ_BYTES];
     let start = memory.as_ptr().align_offset(READ_BYTES);
     let buffer = memory.get_mut(start..start + READ_BYTES)?;
-    // A disk that cannot be read is not an error yet: the guest will find out.
+    // A read error is not reported here: the guest will get it.
     let read_bytes = file.read_at(buffer, 0).ok()?;
     format_in(buffer.get(..read_bytes)?)
 }

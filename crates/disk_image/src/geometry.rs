@@ -1,11 +1,11 @@
-//! What shape the disk has: direct-I/O alignment, logical block size, topology.
+//! The disk's geometry: direct-I/O alignment, logical block size, topology.
 //!
 //! `statx, or sysfs, or aligned reads -> Alignment -> block size offered to the guest -> Topology`
 //!
-//! - The default block size follows what direct I/O needs even when the page cache is used: a guest must find the
-//!   same disk after a restart with another cache mode.
-//! - A probe by reading can be too hopeful (a hole may be read without any check), so the device under the file
-//!   system is asked as well where there is one.
+//! - The default block size follows direct I/O's requirement even if the page cache is used: after a restart
+//!   with another cache mode, the guest must find the same disk.
+//! - A probe by reading can be too optimistic, because a hole may be read without any check. So the device
+//!   under the file system, if there is one, is asked as well.
 //!
 //! Spec: virtio 1.3 §5.2.4 (`blk_size`, `topology`); statx(2) STATX_DIOALIGN, Linux 6.1. Not here: capacity
 //! (`range.rs`), discard (`limits.rs`).
@@ -19,34 +19,34 @@ use rustix::fs::{AtFlags, StatxFlags};
 use crate::range::SECTOR_BYTES;
 use crate::sysfs_queue::QueueAttributes;
 
-/// The smallest block that virtio can express.
+/// The smallest block size that virtio can express.
 pub const MIN_BLOCK_SIZE_BYTES: u32 = 512;
 /// Linux before 6.15 refuses disks with blocks larger than a page, and so do most guests.
 pub const MAX_BLOCK_SIZE_BYTES: u32 = 4096;
 
-/// Offset alignments tried by reading, where the kernel does not tell.
+/// Offset alignments to try by reading, if the kernel does not report one.
 const PROBED_ALIGNMENTS_BYTES: [u32; 4] = [512, 1024, 2048, 4096];
 
-/// What the file demands of a transfer. (1, 1) through the page cache.
+/// Alignment that the file requires of a transfer; (1, 1) with the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alignment {
-    /// Of each buffer's address.
+    /// Alignment of each buffer's address.
     pub memory_bytes: u32,
-    /// Of the file offset and of each buffer's length.
+    /// Alignment of the file offset and of each buffer's length.
     pub offset_bytes: u32,
 }
 
 impl Alignment {
-    /// The page cache takes anything.
+    /// The page cache has no requirements.
     pub const BUFFERED: Self = Self { memory_bytes: 1, offset_bytes: 1 };
 }
 
-/// virtio-blk's `topology`: hints for the guest's own layout. Blocks are logical blocks.
+/// virtio-blk's `topology`: hints for the guest's layout, in logical blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
     /// Logical blocks per physical block, as a power of two.
     pub physical_block_exp: u8,
-    /// The first block that begins a physical block.
+    /// The first logical block that starts a physical block.
     pub alignment_offset: u8,
     /// Preferred smallest request.
     pub min_io_blocks: u16,
@@ -54,7 +54,8 @@ pub struct Topology {
     pub opt_io_blocks: u32,
 }
 
-/// The alignment direct I/O needs, as the kernel tells it, if it does. (Some(0, 0): direct I/O is impossible.)
+/// The alignment for direct I/O that the kernel reports, if it reports one. (Some(0, 0): direct I/O is not
+/// possible.)
 pub(crate) fn told_alignment(file: &File) -> Option<Alignment> {
     let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
@@ -64,8 +65,8 @@ pub(crate) fn told_alignment(file: &File) -> Option<Alignment> {
     })
 }
 
-/// The alignment direct I/O needs, found out by reading from `file`, which is open with `O_DIRECT`. `None`: even
-/// the largest alignment is refused.
+/// The alignment for direct I/O, found by reading from `file`, which is open with `O_DIRECT`. `None`: the
+/// file refuses even the largest alignment.
 pub(crate) fn probe_alignment(
     file: &File,
     size_bytes: u64,
@@ -74,14 +75,16 @@ pub(crate) fn probe_alignment(
     let sector = device.map_or(0, |device| bytes32(device.logical_block_bytes));
     for candidate in PROBED_ALIGNMENTS_BYTES.into_iter().filter(|candidate| *candidate >= sector) {
         if reads_at(file, size_bytes, candidate)? {
-            // Memory is taken to be as demanding as the file offset: true of every kernel that does not tell.
+            // The memory alignment is assumed to be the same as the offset's: true of every kernel that
+            // reports neither.
             return Ok(Some(Alignment { memory_bytes: candidate, offset_bytes: candidate }));
         }
     }
     Ok(None)
 }
 
-/// Is a direct read accepted whose offset, length and address are multiples of `alignment_bytes` and no more?
+/// Whether a direct read succeeds whose offset, length and address are multiples of `alignment_bytes` and of
+/// nothing larger.
 fn reads_at(file: &File, size_bytes: u64, alignment_bytes: u32) -> io::Result<bool> {
     let alignment = alignment_bytes as usize;
     let mut memory = vec![0_u8; 4 * alignment];
@@ -96,20 +99,20 @@ fn reads_at(file: &File, size_bytes: u64, alignment_bytes: u32) -> io::Result<bo
     }
 }
 
-/// The block size offered when the user names none: what direct I/O needs, as far as it is known.
+/// The default block size: the alignment that direct I/O needs, as far as it is known.
 pub(crate) fn default_block_size(direct: Option<Alignment>, device: Option<&QueueAttributes>) -> u32 {
     let told = direct.map(|alignment| alignment.offset_bytes).filter(|bytes| *bytes > 0);
     let bytes = told.or_else(|| device.map(|device| bytes32(device.logical_block_bytes))).unwrap_or(0);
     bytes.clamp(MIN_BLOCK_SIZE_BYTES, MAX_BLOCK_SIZE_BYTES)
 }
 
-/// Can `bytes` be a logical block size?
+/// Whether `bytes` is a valid logical block size.
 pub(crate) fn is_block_size(bytes: u32) -> bool {
     bytes.is_power_of_two() && (MIN_BLOCK_SIZE_BYTES..=MAX_BLOCK_SIZE_BYTES).contains(&bytes)
 }
 
 impl Topology {
-    /// A file's: its file system's block is what it writes without reading first.
+    /// Topology of a file. Its file system's block is the smallest unit that it writes without reading first.
     pub(crate) fn of_file(block_size_bytes: u32, fs_block_bytes: u64) -> Self {
         let physical = fs_block_bytes.min(u64::from(MAX_BLOCK_SIZE_BYTES));
         let shape = QueueAttributes {
@@ -120,7 +123,7 @@ impl Topology {
         Self::of_device(block_size_bytes, &shape)
     }
 
-    /// A block device's, in the blocks that we offer. What does not fit the field is left out.
+    /// Topology of a block device, in the offered blocks. Values that do not fit a field are left out.
     pub(crate) fn of_device(block_size_bytes: u32, device: &QueueAttributes) -> Self {
         let blocks = |bytes: u64| bytes / u64::from(block_size_bytes);
         let physical_blocks = match blocks(device.physical_block_bytes) {
@@ -137,13 +140,13 @@ impl Topology {
     }
 }
 
-/// The file system's block: what it allocates and frees at once.
+/// The file system's block size: its unit of allocation.
 pub(crate) fn fs_block_bytes(file: &File) -> u64 {
     let told = rustix::fs::fstatvfs(file).map(|fs| fs.f_frsize).unwrap_or(0);
     if told.is_power_of_two() { told.max(SECTOR_BYTES) } else { u64::from(MAX_BLOCK_SIZE_BYTES) }
 }
 
-/// Sizes of blocks are small; a nonsense value counts as "not told".
+/// Block sizes are small; an absurd value counts as "not reported".
 fn bytes32(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(0)
 }

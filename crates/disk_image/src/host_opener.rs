@@ -1,6 +1,6 @@
-//! The opener of a server without a sandbox: does everything itself, at once.
+//! The opener of a server without a sandbox: acts directly, in the calling thread.
 //!
-//! Not here: what callers make of the results (`image.rs`; the server's socket code).
+//! Not here: use of the results (`image.rs`; the server's socket code).
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -17,11 +17,11 @@ use crate::lock::{FileId, LockHolder};
 use crate::opener::{FileKind, OpenRequest, Opener};
 use crate::sysfs_queue::QueueAttributes;
 
-/// A new image may hold anybody's data: only its owner reads it.
+/// A new image may hold any user's data, so only its owner may read it.
 const NEW_IMAGE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// Until [`Opener::set_socket_owner`] says otherwise, only our own user connects.
+/// Until [`Opener::set_socket_owner`] changes the mode, only our own user can connect.
 const NEW_SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// Front-ends that may queue while the server starts a session; each listener serves one disk.
+/// Connections that may wait while the server starts a session; each listener serves one disk.
 pub const LISTEN_BACKLOG: i32 = 16;
 
 /// Acts on the host's file system directly.
@@ -71,8 +71,8 @@ impl Opener for HostOpener {
     fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd> {
         let address = SocketAddrUnix::new(path)?;
         let socket = stream_socket(SocketFlags::CLOEXEC)?;
-        // Linux gives the new file the mode of the socket's own inode (less the umask), so it is born narrow;
-        // and nobody can connect before `listen`.
+        // Linux gives the new file the mode of the socket's own inode (minus the umask), so the file is
+        // narrow from the start; and no client can connect before `listen`.
         rustix::fs::fchmod(&socket, NEW_SOCKET_MODE)?;
         rustix::net::bind(&socket, &address)?;
         listen_if_private(&socket, path).inspect_err(|_| drop(std::fs::remove_file(path)))?;
@@ -80,7 +80,8 @@ impl Opener for HostOpener {
     }
 
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        // The descriptor pins what is changed: whoever swaps the path meanwhile changes nothing.
+        // The descriptor pins the file to change: another process that swaps the path meanwhile has no
+        // effect.
         let pinned =
             rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let pinned = File::from(pinned);
@@ -120,7 +121,7 @@ fn open_existing(path: &Path, request: &OpenRequest) -> io::Result<OwnedFd> {
 fn create_image(path: &Path, len_bytes: u64, request: &OpenRequest) -> io::Result<OwnedFd> {
     let flags = base_flags(request.access) | OFlags::CREATE | OFlags::EXCL;
     let image = rustix::fs::open(path, flags, NEW_IMAGE_MODE)?;
-    // O_DIRECT is set afterwards: an `open` that fails on it has already made the file.
+    // O_DIRECT is set afterwards: an `open` that fails because of it has already created the file.
     let made = rustix::fs::ftruncate(&image, len_bytes)
         .and_then(|()| make_blocking(&image, request.direct))
         .and_then(|()| keep_through_power_cut(&image, path));
@@ -131,14 +132,14 @@ fn create_image(path: &Path, len_bytes: u64, request: &OpenRequest) -> io::Resul
     Ok(image)
 }
 
-/// A guest flushes its data only: that the file exists, and how long it is, must be on stable storage before.
+/// A guest's flush syncs only its data, so the file's existence and length must be on stable storage before.
 fn keep_through_power_cut(image: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
     rustix::fs::fsync(image)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let synced = rustix::fs::open(folder, flags, Mode::empty()).and_then(rustix::fs::fsync);
     match synced {
-        // A folder that we may write to but not list, or a file system that has no such call.
+        // A directory that we may write to but not list, or a file system without this call.
         Err(error @ (Errno::ACCESS | Errno::PERM | Errno::INVAL)) => {
             tracing::warn!(%error, folder = %folder.display(), "the new image's folder cannot be synchronised");
             Ok(())
@@ -147,7 +148,8 @@ fn keep_through_power_cut(image: &OwnedFd, path: &Path) -> rustix::io::Result<()
     }
 }
 
-/// `O_NONBLOCK`: someone may swap the path for a named pipe after it was looked at, and its open would hang.
+/// `O_NONBLOCK`: another process may replace the path by a named pipe after the check, and the open would
+/// hang.
 fn base_flags(access: Access) -> OFlags {
     let access = match access {
         Access::ReadWrite => OFlags::RDWR,
@@ -156,7 +158,7 @@ fn base_flags(access: Access) -> OFlags {
     access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
 }
 
-/// io_uring gives up with EAGAIN on a file with `O_NONBLOCK` instead of waiting.
+/// io_uring fails with EAGAIN on a file with `O_NONBLOCK` instead of waiting.
 fn make_blocking(image: impl AsFd, direct: bool) -> rustix::io::Result<()> {
     let mut flags = rustix::fs::fcntl_getfl(&image)?;
     flags.remove(OFlags::NONBLOCK);

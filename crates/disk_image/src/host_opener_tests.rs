@@ -1,4 +1,4 @@
-//! Sockets and odd files through the real file system.
+//! Sockets and special files on the real file system.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -125,7 +125,7 @@ fn socket_that_replaced_ours_has_another_id() {
     let _ours = HostOpener.bind_socket(&path).unwrap();
     let before = HostOpener.file_id(&path).unwrap();
     assert_eq!(HostOpener.file_id(&path).unwrap(), before);
-    // Renamed, not removed: the file system must not use its number again.
+    // Renamed, not removed, so that the file system does not reuse its inode number.
     std::fs::rename(&path, folder.path().join("old")).unwrap();
     let _theirs = HostOpener.bind_socket(&path).unwrap();
     assert_ne!(HostOpener.file_id(&path).unwrap(), before);

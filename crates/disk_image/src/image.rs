@@ -1,9 +1,11 @@
-//! One open, locked image: what the rest of the server asks about the disk.
+//! One open, locked image, with everything that the rest of the server needs to know about the disk.
 //!
 //! `options -> open (or create) -> lock -> claim a device -> size, alignment, block size -> limits -> Image`
-//! Whatever fails on the way, a file that was made for this is removed again.
 //!
-//! Not here: another size (`image/resize.rs`), each step's how (`opener.rs`, `lock.rs`, `geometry.rs`, `limits.rs`, `range.rs`).
+//! If any step fails, a file that was created for the image is removed again.
+//!
+//! Not here: changing the size (`image/resize.rs`), the details of each step (`opener.rs`, `lock.rs`,
+//! `geometry.rs`, `limits.rs`, `range.rs`).
 
 mod resize;
 
@@ -33,14 +35,14 @@ use crate::sysfs_queue::QueueAttributes;
 
 /// Bytes of the hash in a default serial number: 20 hex digits, `VIRTIO_BLK_ID_BYTES`, virtio 1.3 §5.2.6.
 const SERIAL_HASH_BYTES: usize = 10;
-/// Long enough for the I/O of a killed server to leave the kernel.
+/// Long enough for the I/O of a killed server to finish in the kernel.
 const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An ending process lets go of its lock and its claim at nearly the same time.
+/// A process that exits releases its lock and its claim at nearly the same time.
 const CLAIM_GRACE: Duration = Duration::from_secs(1);
 const CLAIM_RETRY: Duration = Duration::from_millis(20);
 
-/// What the guest may do with the image.
+/// The guest's access to the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Read and write.
@@ -49,27 +51,27 @@ pub enum Access {
     ReadOnly,
 }
 
-/// What the user asked for.
+/// The user's options.
 #[derive(Debug, Clone)]
 pub struct ImageOptions {
     /// The image.
     pub path: PathBuf,
-    /// For writing too, or for reading only.
+    /// For reading only, or for reading and writing.
     pub access: Access,
-    /// Past the page cache, or through it.
+    /// Whether I/O bypasses the page cache.
     pub cache: CacheMode,
-    /// Logical block size; `None`: what direct I/O needs, at least 512.
+    /// Logical block size; `None`: the alignment that direct I/O needs, at least 512.
     pub block_size: Option<u32>,
-    /// Offer discard where it works. Off keeps a preallocated image allocated.
+    /// Offer discard if it works. Turning it off keeps a preallocated image allocated.
     pub discard: bool,
-    /// Make the image, this large; it must not exist.
+    /// Create the image with this size; it must not exist.
     pub create_bytes: Option<u64>,
-    /// How long to wait for others to let go of it; zero: not at all.
+    /// How long to wait for other openers to release the image's lock; zero: do not wait.
     pub lock_timeout: Duration,
 }
 
 impl ImageOptions {
-    /// An existing image for reading and writing, with the defaults of the command line.
+    /// Options for an existing image, for reading and writing, with the defaults of the command line.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -83,7 +85,8 @@ impl ImageOptions {
         }
     }
 
-    /// Whether any image could be opened with these: what can be said before anything is opened or made.
+    /// Checks the options alone, before anything is opened or created: whether any image could be opened with
+    /// them.
     ///
     /// # Errors
     /// [`ImageError`], as from [`Image::open`].
@@ -97,10 +100,10 @@ impl ImageOptions {
     }
 }
 
-/// What became of the image's size since it was last read, in sectors of 512 bytes.
+/// Change of the image's size since it was last read, in sectors of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CapacityChange {
-    /// As before.
+    /// The same size.
     Unchanged,
     /// Larger; the new capacity is in force.
     Grown {
@@ -109,7 +112,8 @@ pub enum CapacityChange {
         /** Now. */
         to: u64,
     },
-    /// Smaller. The capacity stays: a disk must not shrink under its guest, and what is missing fails to be read.
+    /// Smaller. The capacity stays, because a disk must not shrink under its guest; reads of the missing part
+    /// fail.
     Shrunk {
         /** The capacity, still in force. */
         from: u64,
@@ -118,10 +122,10 @@ pub enum CapacityChange {
     },
 }
 
-/// One raw disk image, open and locked. The lock goes when the last user of [`Image::file`] does.
+/// One raw disk image, open and locked. The lock is released with the last user of [`Image::file`].
 #[derive(Debug)]
 pub struct Image {
-    /// While it is open, the kernel does not mount a block device that we write to. Goes before the lock.
+    /// Keeps the kernel from mounting a block device that we write to. Dropped before the lock.
     claim: Option<OwnedFd>,
     file: Arc<File>,
     path: PathBuf,
@@ -137,12 +141,12 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens, or makes, and locks an image.
+    /// Opens or creates an image, and locks it.
     ///
-    /// Blocks for up to `options.lock_timeout` while somebody else holds it.
+    /// Blocks for up to `options.lock_timeout` while another opener holds the lock.
     ///
     /// # Errors
-    /// [`ImageError`], one variant per reason. A file made for this call does not survive its failure.
+    /// [`ImageError`], one variant per reason. A file created for this call is removed on failure.
     pub fn open(opener: &dyn Opener, options: &ImageOptions) -> Result<Self, ImageError> {
         refuse_impossible(options)?;
         let file = Arc::new(open_file(opener, options)?);
@@ -157,7 +161,8 @@ impl Image {
         let metadata = file.metadata().map_err(inspect("the type"))?;
         let kind = accept_kind(&options.path, metadata.file_type().into())?;
         if opener.comes_locked(&options.path) {
-            // By a description that is ours and the last server's: who else has it open for that one is no stranger.
+            // Our open file description is shared with the previous server, which holds the lock, so there is
+            // no conflict to test.
             lock::join(&file, options.access)
                 .map_err(|source| ImageError::Lock { path: options.path.clone(), source })?;
         } else {
@@ -213,19 +218,19 @@ impl Image {
         self.bounds.check(sector, len_bytes)
     }
 
-    /// The open file; the lock lives as long as its last user.
+    /// The open file; the lock is held until its last user drops it.
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// What keeps the kernel off a block device that is written to.
+    /// The descriptor that keeps the kernel from mounting a block device that we write to.
     #[must_use]
     pub fn claim(&self) -> Option<&OwnedFd> {
         self.claim.as_ref()
     }
 
-    /// The same file, open once more: a description of its own, with the same access and the same lock.
+    /// Opens the same file again, with its own open file description, the same access and the same lock.
     ///
     /// # Errors
     /// [`Opener::reopen`]'s; the lock's.
@@ -241,13 +246,13 @@ impl Image {
         &self.path
     }
 
-    /// Is writing refused?
+    /// Whether writes are refused.
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.access == Access::ReadOnly
     }
 
-    /// As it was opened.
+    /// The cache mode that it was opened with.
     #[must_use]
     pub fn cache(&self) -> CacheMode {
         self.cache
@@ -265,20 +270,20 @@ impl Image {
         self.bounds.capacity_bytes() / SECTOR_BYTES
     }
 
-    /// What each transfer's memory and file offset must be multiples of.
+    /// The required alignment of each transfer's memory and file offset.
     #[must_use]
     pub fn alignment(&self) -> Alignment {
         self.alignment
     }
 
-    /// The format that the image seems to have instead of raw: "qcow2" and so on. A guess from its first bytes,
-    /// which a guest may have written itself.
+    /// The format that the image seems to have instead of raw, such as "qcow2". This is a guess from the
+    /// first bytes, which a guest may have written itself.
     #[must_use]
     pub fn foreign_format(&self) -> Option<&'static str> {
         self.foreign_format
     }
 
-    /// Hints for the guest's layout.
+    /// Topology hints for the guest.
     #[must_use]
     pub fn topology(&self) -> Topology {
         self.topology
@@ -296,7 +301,7 @@ impl Image {
         self.write_zeroes
     }
 
-    /// The serial number of a disk that was given none: 20 hex digits of the SHA-256 of its path.
+    /// The default serial number: 20 hex digits of the SHA-256 of the image's path.
     #[must_use]
     pub fn default_serial(&self) -> String {
         use std::os::unix::ffi::OsStrExt;
@@ -304,7 +309,8 @@ impl Image {
         digest.iter().take(SERIAL_HASH_BYTES).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Reads the image's size again. Growth takes effect at once, in whole blocks; shrinking is only reported.
+    /// Reads the image's size again. Growth takes effect at once, in whole blocks; shrinking is only
+    /// reported.
     ///
     /// # Errors
     /// [`ImageError::Inspect`] if the size cannot be read.
@@ -324,7 +330,7 @@ impl Image {
     }
 }
 
-/// What no image could satisfy, before anything is opened or made.
+/// Refuses options that no image can satisfy, before anything is opened or created.
 fn refuse_impossible(options: &ImageOptions) -> Result<(), ImageError> {
     let path = || options.path.clone();
     if let Some(block_size_bytes) = options.block_size
@@ -367,7 +373,7 @@ fn accept_kind(path: &Path, kind: FileKind) -> Result<FileKind, ImageError> {
 
 fn open_file(opener: &dyn Opener, options: &ImageOptions) -> Result<File, ImageError> {
     if options.create_bytes.is_none() {
-        // Before the open, which can do things to a device that is no disk (rewind a tape).
+        // Check the type before the open, because an open can have effects on other devices (rewind a tape).
         let kind = opener.file_kind(&options.path).map_err(|error| explain(opener, options, error))?;
         accept_kind(&options.path, kind)?;
     }
@@ -375,7 +381,7 @@ fn open_file(opener: &dyn Opener, options: &ImageOptions) -> Result<File, ImageE
     fd.map(File::from).map_err(|error| explain(opener, options, error))
 }
 
-/// The kernel's error number, as something to act on.
+/// Turns the kernel's error number into an error that the user can act on.
 fn explain(opener: &dyn Opener, options: &ImageOptions, source: io::Error) -> ImageError {
     use io::ErrorKind::{AlreadyExists, ExecutableFileBusy, InvalidInput, NotFound};
     use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
@@ -394,7 +400,7 @@ fn explain(opener: &dyn Opener, options: &ImageOptions, source: io::Error) -> Im
     }
 }
 
-/// Would `--readonly` have helped?
+/// Whether the image could be opened with `--readonly`.
 fn readable(opener: &dyn Opener, options: &ImageOptions) -> bool {
     let request = OpenRequest { access: Access::ReadOnly, ..options.open_request() };
     options.access == Access::ReadWrite && opener.open_image(&options.path, &request).is_ok()
@@ -419,8 +425,8 @@ fn take_lock(opener: &dyn Opener, options: &ImageOptions, file: &File, id: FileI
     }
 }
 
-/// Keeps the kernel off a block device that we write to; `None`: nothing to keep it off. After the lock, which a
-/// server that ended gives up together with its claim.
+/// Keeps the kernel from mounting a block device that we write to; `None` if there is no need. Comes after
+/// the lock: a server that has ended releases its lock together with its claim.
 fn claim(opener: &dyn Opener, options: &ImageOptions, kind: FileKind) -> Result<Option<OwnedFd>, ImageError> {
     if kind != FileKind::BlockDevice || options.access == Access::ReadOnly {
         return Ok(None);
@@ -440,7 +446,7 @@ fn claim(opener: &dyn Opener, options: &ImageOptions, kind: FileKind) -> Result<
 
 fn size_bytes(mut file: &File, kind: FileKind) -> io::Result<u64> {
     match kind {
-        // `stat` calls every block device empty. Nobody else uses the file position.
+        // `stat` reports size 0 for every block device. No other code uses the file position.
         FileKind::BlockDevice => file.seek(SeekFrom::End(0)),
         _ => Ok(file.metadata()?.len()),
     }

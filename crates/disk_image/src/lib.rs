@@ -1,12 +1,15 @@
-//! One raw disk image, regular file or block device: open it, lock it, learn its size and limits, check ranges.
+//! One raw disk image, regular file or block device: open it, lock it, read its size and limits, check
+//! ranges.
 //!
 //! `path -> opener -> lock -> geometry, limits -> Image -> check(sector, len) -> CheckedRange -> engine`
 //!
-//! - Everything that touches a path goes through one [`Opener`], so that a sandbox can move it elsewhere.
-//! - The lock speaks QEMU's language: of two servers, or a server and `qemu-img`, one writes at most.
-//! - [`Image::check`] is the only maker of [`CheckedRange`]: an engine that takes one cannot leave the image.
+//! - All access by path goes through one [`Opener`], so that a sandbox can move it to another process.
+//! - The lock is compatible with QEMU's: of two servers, or a server and `qemu-img`, at most one can write.
+//! - Only [`Image::check`] makes a [`CheckedRange`], so an engine that takes one cannot access anything
+//!   outside the image.
 //!
-//! Not here: reading and writing (`io_engine`), what a request means (`virtio_blk`), formats other than raw.
+//! Not here: reading and writing (`io_engine`), the meaning of a request (`virtio_blk`), formats other than
+//! raw.
 #![forbid(unsafe_code)]
 
 pub mod opener;

@@ -1,10 +1,12 @@
-//! What DISCARD and WRITE_ZEROES may ask of this image, from what its file system or device really can do.
+//! Limits for DISCARD and WRITE_ZEROES on this image, from the abilities of its file system or device.
 //!
-//! - Discard is offered where punching holes works: a file system is asked (without touching data), a device tells
-//!   in sysfs.
-//! - Writing zeroes is always offered on a writable image: without help from below, zeroes are written.
+//! - Discard is offered if punching holes works: a file system is probed (without touching data), and a
+//!   device reports it in sysfs.
+//! - Writing zeroes is always offered on a writable image: without support from below, the engine writes
+//!   zeroes.
 //!
-//! Spec: virtio 1.3 §5.2.4 (`max_discard_sectors` and so on). Not here: carrying them out (`io_engine`).
+//! Spec: virtio 1.3 §5.2.4 (`max_discard_sectors` and so on). Not here: the operations themselves
+//! (`io_engine`).
 
 use std::fs::File;
 
@@ -13,47 +15,49 @@ use rustix::fs::FallocateFlags;
 use crate::range::SECTOR_BYTES;
 use crate::sysfs_queue::QueueAttributes;
 
-/// Segments of one request, for both: bounds the work and the memory that a single request can cause.
+/// Segments per request, for both operations: limits the work and the memory that one request can cause.
 pub const MAX_SEGMENTS: u32 = 16;
-/// One segment's discard. File systems free extents while holding the inode's lock, so other requests wait.
+/// Largest discard of one segment. File systems free extents while holding the inode's lock, so other
+/// requests wait.
 pub const MAX_DISCARD_BYTES: u64 = 1 << 30;
-/// One segment's zeroes: they may have to be written out, so a request moves at most 16 × 64 MiB.
+/// Most zeroes of one segment. They may have to be written out, so a request writes at most 16 × 64 MiB.
 pub const MAX_WRITE_ZEROES_BYTES: u64 = 64 << 20;
 
-/// The probe punches behind the end of the file, this far at least from any data.
+/// The probe punches beyond the end of the file, at least this far from any data.
 const PROBE_DISTANCE_BYTES: u64 = 1 << 20;
 const PROBE_LEN_BYTES: u64 = 4096;
 
-/// What a discard request may ask for.
+/// Limits of a discard request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiscardLimits {
-    /// Of one segment.
+    /// Per segment.
     pub max_sectors: u32,
-    /// Of one request.
+    /// Per request.
     pub max_segments: u32,
-    /// Discards not aligned to this free less than they cover.
+    /// A discard that is not aligned to this frees less than it covers.
     pub sector_alignment: u32,
 }
 
-/// What a write-zeroes request may ask for.
+/// Limits of a write-zeroes request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteZeroesLimits {
-    /// Of one segment.
+    /// Per segment.
     pub max_sectors: u32,
-    /// Of one request.
+    /// Per request.
     pub max_segments: u32,
-    /// The guest may ask for the range to be freed as well.
+    /// The guest may also ask to deallocate the range.
     pub may_unmap: bool,
 }
 
 impl DiscardLimits {
-    /// A file's: it is freed block by block.
+    /// Limits for a file, which frees whole file-system blocks.
     pub(crate) fn of_file(block_size_bytes: u32, fs_block_bytes: u64) -> Self {
         Self::new(MAX_DISCARD_BYTES, fs_block_bytes.max(u64::from(block_size_bytes)))
     }
 
-    /// A device's. `None` if it cannot discard, or not through the page-cache-safe call for punching holes, for
-    /// which Linux demands a device that zeroes what it frees; or not in blocks as small as those that we offer.
+    /// Limits for a device. `None` if it cannot discard at all, or not with the hole-punching call that is
+    /// safe with the page cache (Linux requires a device that zeroes what it frees), or not in blocks as
+    /// small as those that we offer.
     pub(crate) fn of_device(block_size_bytes: u32, device: &QueueAttributes) -> Option<Self> {
         let too_coarse = u64::from(block_size_bytes) < device.logical_block_bytes;
         if device.discard_max_bytes == 0 || device.write_zeroes_max_bytes == 0 || too_coarse {
@@ -80,8 +84,8 @@ impl WriteZeroesLimits {
     }
 }
 
-/// Can holes be punched into this file (open for writing)? Tries it behind the file's end, where there is no data;
-/// file systems refuse the operation before they look at the range.
+/// Whether holes can be punched into this file (open for writing). Tries it beyond the file's end, where
+/// there is no data; a file system that cannot do it refuses before it looks at the range.
 pub(crate) fn can_punch_holes(file: &File, size_bytes: u64) -> bool {
     let behind_bytes = (size_bytes | (PROBE_DISTANCE_BYTES - 1)) + 1 + PROBE_DISTANCE_BYTES;
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

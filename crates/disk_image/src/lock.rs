@@ -1,12 +1,13 @@
-//! The lock on an image: byte-range locks that QEMU's raw driver understands.
+//! The lock on an image: byte-range locks that are compatible with QEMU's raw driver.
 //!
-//! `take our bytes (shared) -> is an opposite byte held by anyone else? -> keep, or release and try again`
+//! `take our bytes (shared) -> does another opener hold an opposite byte? -> keep, or release and try again`
 //!
-//! There are four permissions, and for each two bytes of the file that carry no data, only locks:
-//! byte `100 + i` says "permission i is in use", byte `200 + i` "nobody else may use permission i". Everybody
+//! There are four permissions. Each has two bytes of the file that carry only locks, no data: byte `100 + i`
+//! means "permission i is in use", byte `200 + i` means "no other opener may use permission i". Every opener
 //! takes only shared locks, on the bytes that apply, and then tests the opposite bytes with a lock query.
+//!
 //! - Locks belong to the open file description (OFD): two opens conflict even in one process, and the lock
-//!   lives until the last duplicate is closed, requests in flight in the kernel included.
+//!   lives until the last duplicate is closed, including those of requests in flight in the kernel.
 //!
 //! Facts: QEMU 2.10 and later, `file-posix` (as observed with strace and lslocks); fcntl(2), "Open file
 //! description locks". Not here: opening (`opener.rs`).
@@ -30,22 +31,22 @@ const LOCK_BYTES_END: i64 = NOT_SHARED_BASE + 4;
 
 const CONSISTENT_READ: i64 = 0;
 const WRITE: i64 = 1;
-// 2 is "write unchanged", which nobody here needs.
+// 2 is "write unchanged", which this program never needs.
 const RESIZE: i64 = 3;
 
-/// How often a lock that somebody holds is tried again.
+/// Interval between attempts to take a lock that another opener holds.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Two servers that wait for each other's release must not stay in step.
+/// Keeps two servers that wait for each other's release from staying in step.
 const RETRY_JITTER_MS: u32 = 50;
 
-/// Which permissions an opener of the image uses, and which it denies to others.
+/// The permissions that an opener of the image uses, and those that it denies to others.
 struct Permissions {
     used: &'static [i64],
     not_shared: &'static [i64],
 }
 
 impl Permissions {
-    /// A reader denies writing too: the guest's file system does not expect its disk to change under it.
+    /// A reader denies writing too: the guest's file system does not expect its disk to change.
     fn of(access: Access) -> Self {
         let used: &[i64] = match access {
             Access::ReadWrite => &[CONSISTENT_READ, WRITE, RESIZE],
@@ -65,8 +66,8 @@ impl Permissions {
     }
 }
 
-/// Takes the lock, waiting up to `timeout` for others to let go. `Ok(false)`: somebody still holds it.
-/// `on_wait` runs once, before the first wait.
+/// Takes the lock; waits up to `timeout` for other holders to release it. `Ok(false)`: another opener still
+/// holds it. `on_wait` runs once, before the first wait.
 pub(crate) fn acquire(
     file: &File,
     access: Access,
@@ -90,7 +91,8 @@ pub(crate) fn acquire(
     }
 }
 
-/// Takes the lock for a further description of a file that is locked by us already: nobody can object.
+/// Takes the lock for a further open file description of a file that we have locked already, so no conflict
+/// is possible.
 pub(crate) fn join(file: &File, access: Access) -> io::Result<()> {
     for byte in Permissions::of(access).own_bytes() {
         set(file, libc::F_RDLCK, byte, 1)?;
@@ -110,7 +112,7 @@ fn take_and_test(file: &File, permissions: &Permissions) -> nix::Result<bool> {
     for byte in permissions.own_bytes() {
         match set(file, libc::F_RDLCK, byte, 1) {
             Ok(()) => {}
-            // A program that knows nothing of this scheme holds an exclusive lock.
+            // A program that does not know this scheme holds an exclusive lock.
             Err(Errno::EAGAIN | Errno::EACCES) => return Ok(false),
             Err(error) => return Err(error),
         }
@@ -127,14 +129,14 @@ fn set(file: &File, lock_type: i32, start_bytes: i64, len_bytes: i64) -> nix::Re
     fcntl(file, FcntlArg::F_OFD_SETLK(&flock(lock_type, start_bytes, len_bytes))).map(drop)
 }
 
-/// Would an exclusive lock on this byte have to wait? Our own locks do not count.
+/// Whether an exclusive lock on this byte would have to wait. Our own locks do not count.
 fn held_by_others(file: &File, byte: i64) -> nix::Result<bool> {
     let mut query = flock(libc::F_WRLCK, byte, 1);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut query))?;
     Ok(i32::from(query.l_type) != libc::F_UNLCK)
 }
 
-// The constants are 0, 1 and 2; Linux declares them wider than the field they go into.
+// The constants are 0, 1 and 2; Linux declares them wider than the field that they are stored in.
 #[allow(clippy::cast_possible_truncation)]
 fn flock(lock_type: i32, start_bytes: i64, len_bytes: i64) -> libc::flock {
     libc::flock {
@@ -151,12 +153,12 @@ fn jitter() -> Duration {
     Duration::from_millis(u64::from((now.subsec_micros() ^ std::process::id()) % RETRY_JITTER_MS))
 }
 
-/// Which file it is, whatever its name.
+/// Identity of a file, independent of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileId {
     /// The file system's device number.
     pub dev: u64,
-    /// The inode in it.
+    /// The inode number in that file system.
     pub ino: u64,
 }
 
@@ -171,7 +173,7 @@ impl From<&std::fs::Metadata> for FileId {
 pub struct LockHolder {
     /// Its process id.
     pub pid: u32,
-    /// Its command name, empty where /proc does not tell.
+    /// Its command name; empty if /proc does not show it.
     pub command: String,
 }
 
@@ -185,7 +187,7 @@ impl std::fmt::Display for LockHolder {
     }
 }
 
-/// "a (pid 1), process 2", for a sentence.
+/// Formats as "a (pid 1), process 2", for use in a sentence.
 pub(crate) struct HolderList<'a>(pub &'a [LockHolder]);
 
 impl std::fmt::Display for HolderList<'_> {
@@ -198,10 +200,10 @@ impl std::fmt::Display for HolderList<'_> {
     }
 }
 
-/// Searches `proc` for processes with a lock on the image's lock bytes. What we may not read is left out.
+/// Searches `proc` for processes with a lock on the image's lock bytes. Skips entries that we may not read.
 ///
-/// The device number in a `lock:` line is not `st_dev` on every file system (btrfs), so the open file itself is
-/// compared.
+/// The device number in a `lock:` line is not `st_dev` on every file system (btrfs), so this compares the
+/// open file itself.
 pub(crate) fn find_holders(proc: &Path, file: FileId) -> Vec<LockHolder> {
     let pids = entries(proc).filter_map(|name| name.parse().ok());
     let mut holders: Vec<LockHolder> = pids
@@ -237,7 +239,7 @@ fn command(process: &Path) -> String {
     std::fs::read_to_string(process.join("comm")).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Names in a folder; none if it cannot be read.
+/// Names in a directory; none if it cannot be read.
 fn entries(folder: &Path) -> impl Iterator<Item = String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok())

@@ -1,4 +1,4 @@
-//! Which bytes we lock, and what is read from /proc. Conflicts with real programs: `tests/it/locking.rs`.
+//! Which bytes we lock, and how /proc is read. Conflicts with real programs: `tests/it/locking.rs`.
 
 use super::*;
 

@@ -1,6 +1,6 @@
-//! A file that was made for an image, until the image is in use: whoever gives up on the way leaves none behind.
+//! A file created for an image, until the image is in use: if creation is abandoned, the file is removed.
 //!
-//! Not here: making it (`host_opener.rs`).
+//! Not here: creating it (`host_opener.rs`).
 
 use std::fs::File;
 use std::ops::Deref;
@@ -14,7 +14,7 @@ use crate::opener::Opener;
 pub struct NewImage<O: Deref<Target: Opener>> {
     opener: O,
     path: PathBuf,
-    /// Holds the lock, so that nobody else has begun to use the file when it goes.
+    /// Holds the lock, so that no other program has started to use the file when it is removed.
     _file: Arc<File>,
     kept: bool,
 }
@@ -25,7 +25,7 @@ impl<O: Deref<Target: Opener>> NewImage<O> {
         Self { opener, path: path.into(), _file: Arc::clone(file), kept: false }
     }
 
-    /// The file stays.
+    /// Keeps the file.
     pub fn keep(mut self) {
         self.kept = true;
     }

@@ -1,9 +1,10 @@
-//! The one door to the file system: every open, bind, unlink and look-up by path.
+//! The only access to the file system: every open, bind, unlink and look-up by path.
 //!
-//! A server that later shuts itself into a sandbox has no file system left; it then talks to a helper through
-//! another implementation of [`Opener`]. Everything a trait method takes or gives can travel over a socket.
+//! A server that enters a sandbox later has no file system left. It then uses another implementation of
+//! [`Opener`], which asks a helper. All arguments and results of the trait's methods can be sent over a
+//! socket.
 //!
-//! Not here: doing it directly (`host_opener.rs`), what the opened file is good for (`image.rs`).
+//! Not here: direct access (`host_opener.rs`), checks of the opened file (`image.rs`).
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,28 +14,28 @@ use crate::image::Access;
 use crate::lock::{FileId, LockHolder};
 use crate::sysfs_queue::QueueAttributes;
 
-/// How an image is to be opened.
+/// How to open an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenRequest {
-    /// For reading only, or for writing too.
+    /// For reading only, or for reading and writing.
     pub access: Access,
-    /// Past the page cache (`O_DIRECT`).
+    /// Bypasses the page cache (`O_DIRECT`).
     pub direct: bool,
-    /// Make the file, this many bytes long, mode 0600; one that exists is an error (`O_CREAT | O_EXCL`).
+    /// Create the file with this many bytes and mode 0600; fail if it exists (`O_CREAT | O_EXCL`).
     pub create: Option<u64>,
-    /// Claim a block device: fails with `EBUSY` if the kernel or another program has, and keeps the kernel from
-    /// mounting it (`O_EXCL`). Not for files.
+    /// Claim a block device (`O_EXCL`): fails with `EBUSY` if the kernel or another program has claimed it,
+    /// and keeps the kernel from mounting it. Not for files.
     pub exclusive: bool,
 }
 
-/// What a path names, after following links.
+/// The type of a path's target, after following links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
     Regular,
     /// A block device.
     BlockDevice,
-    /// A folder.
+    /// A directory.
     Directory,
     /// A character device.
     CharacterDevice,
@@ -42,7 +43,7 @@ pub enum FileKind {
     Fifo,
     /// A unix socket.
     Socket,
-    /// Something newer than this list.
+    /// A type that this list does not know.
     Other,
 }
 
@@ -75,12 +76,12 @@ impl From<std::fs::FileType> for FileKind {
     }
 }
 
-/// Every action on a path that the server takes after start-up.
+/// Every action on a path after the server's start-up.
 pub trait Opener: Send + Sync + std::fmt::Debug {
-    /// What `path` names, links followed.
+    /// The type of `path`'s target, after following links.
     ///
     /// # Errors
-    /// `stat`'s; a path that names nothing is [`io::ErrorKind::NotFound`].
+    /// `stat`'s; [`io::ErrorKind::NotFound`] if the path does not exist.
     fn file_kind(&self, path: &Path) -> io::Result<FileKind>;
 
     /// The absolute path without links, `.` and `..`.
@@ -89,80 +90,88 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     /// `realpath`'s.
     fn canonical_path(&self, path: &Path) -> io::Result<PathBuf>;
 
-    /// Which file `path` itself is, a link being its own: whether what lies there is still what we put there.
+    /// Identifies the file at `path`; a link is not followed. Tells whether the path still holds the file
+    /// that we put there.
     ///
     /// # Errors
-    /// `lstat`'s; a path that names nothing is [`io::ErrorKind::NotFound`].
+    /// `lstat`'s; [`io::ErrorKind::NotFound`] if the path does not exist.
     fn file_id(&self, path: &Path) -> io::Result<FileId>;
 
-    /// Opens (or makes) a disk image. Does not wait on a named pipe or for a medium. A new file is on stable
-    /// storage; none is left behind on failure.
+    /// Opens or creates a disk image. Does not wait on a named pipe or for a medium. A new file is on stable
+    /// storage; a failed call leaves no file behind.
     ///
     /// # Errors
     /// `open`'s; `EINVAL` with `request.direct` means that the file system has no `O_DIRECT`.
     fn open_image(&self, path: &Path, request: &OpenRequest) -> io::Result<OwnedFd>;
 
-    /// The file that is open as `file`, open once more: a description of its own, whatever its name is by now.
+    /// Opens the file behind `file` again, with its own open file description. The file's current name does
+    /// not matter.
     ///
     /// # Errors
     /// `open`'s, for the file by its number in `/proc/self/fd`.
     fn reopen(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd>;
 
-    /// Opens a configuration file, to be read.
+    /// Opens a configuration file for reading.
     ///
     /// # Errors
     /// `open`'s.
     fn open_configuration(&self, path: &Path) -> io::Result<OwnedFd>;
 
-    /// What the kernel says about a block device's queue.
+    /// The kernel's attributes of a block device's queue.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] when `major:minor` is no block device (tmpfs, NFS and btrfs have none).
+    /// [`io::ErrorKind::NotFound`] when `major:minor` is not a block device (tmpfs, NFS and btrfs have none).
     fn queue_attributes(&self, major: u32, minor: u32) -> io::Result<QueueAttributes>;
 
-    /// The processes that hold image locks on a file, as far as they can be seen. For error messages.
+    /// The processes that hold image locks on a file, as far as they are visible. For error messages.
     fn lock_holders(&self, file: FileId) -> Vec<LockHolder>;
 
-    /// A listening, close-on-exec stream socket at `path`, never connectable with wider rights than 0600.
+    /// Creates a listening, close-on-exec stream socket at `path`. Its mode is 0600 from the start, so no
+    /// other user can connect.
     ///
     /// # Errors
-    /// `socket`'s, `bind`'s and `listen`'s: `EADDRINUSE` if `path` exists, alive or not; `ENAMETOOLONG` if
-    /// `path` does not fit a socket address (108 bytes).
+    /// `socket`'s, `bind`'s and `listen`'s: `EADDRINUSE` if `path` exists, with or without a server;
+    /// `ENAMETOOLONG` if `path` does not fit a socket address (108 bytes).
     fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd>;
 
-    /// Gives a socket file its owner and group, then its mode (in this order: never too wide in between).
+    /// Sets a socket file's owner and group, then its mode. In this order the rights are never too wide in
+    /// between.
     ///
     /// # Errors
-    /// `chown`'s and `chmod`'s; [`io::ErrorKind::InvalidInput`] if `path` is no socket (or a link).
+    /// `chown`'s and `chmod`'s; [`io::ErrorKind::InvalidInput`] if `path` is not a socket (or is a link).
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
 
-    /// Connects to a stream socket and leaves again, to find out whether a server lives behind it. Never blocks.
-    /// The connection is not handed out: it could have been made with more rights than the caller's.
+    /// Connects to a stream socket and closes the connection, to find out whether a server listens there.
+    /// Never blocks. The caller does not get the connection, because it could have been made with more rights
+    /// than the caller has.
     ///
     /// # Errors
     /// `connect`'s. [`io::ErrorKind::ConnectionRefused`]: the server is gone. [`io::ErrorKind::WouldBlock`]:
     /// **alive**, with a full queue of connections.
     fn connect_socket(&self, path: &Path) -> io::Result<()>;
 
-    /// `file` is the image at `path`, opened by the server before this one: from now on as if it had been opened here.
+    /// Tells the opener that the previous server opened `file`, the image at `path`. From now on the opener
+    /// treats the image as one that it opened itself.
     ///
     /// # Errors
-    /// It is not what `path` names, or must not be opened.
+    /// `file` is not what `path` refers to, or the opener may not open it.
     fn adopt_image(&self, path: &Path, file: BorrowedFd<'_>) -> io::Result<()> {
         let _ = (path, file);
         Ok(())
     }
 
-    /// `socket` listens at `path`, made by the server before this one: from now on as if it had been made here.
+    /// Tells the opener that the previous server created `socket`, which listens at `path`. From now on the
+    /// opener treats the socket as one that it created itself.
     ///
     /// # Errors
-    /// It does not, or must not be made.
+    /// `socket` does not listen at `path`, or the opener may not create it.
     fn adopt_socket(&self, path: &Path, socket: BorrowedFd<'_>) -> io::Result<()> {
         let _ = (path, socket);
         Ok(())
     }
 
-    /// Whether the image that was just opened at `path` has its lock already, because it was adopted. Asked once per image.
+    /// Whether the image just opened at `path` is already locked, because it was adopted. Called once per
+    /// image.
     fn comes_locked(&self, path: &Path) -> bool {
         let _ = path;
         false

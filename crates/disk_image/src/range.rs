@@ -1,7 +1,10 @@
-//! Ranges of the image that were checked once and are then trusted.
+//! Ranges of the image that are checked once and trusted afterwards.
 //!
-//! `(sector, len) from a guest -> Image::check -> CheckedRange -> io_engine`   (this file: the arrow and the type)
-//! The bounds are read at every check: an image may grow while it is served, or be cut if somebody insists.
+//! `(sector, len) from a guest -> Image::check -> CheckedRange -> io_engine`   (this file: the check and the
+//! type)
+//!
+//! Every check reads the bounds, because an image may grow while it is served, or shrink if the administrator
+//! forces it.
 //!
 //! Spec: virtio 1.3 §5.2.6 (sectors are 512 bytes whatever the block size). Not here: alignment of memory.
 
@@ -18,28 +21,29 @@ pub struct CheckedRange {
 }
 
 impl CheckedRange {
-    /// Where it starts, from the image's first byte.
+    /// Offset of its start from the image's first byte.
     #[inline]
     #[must_use]
     pub fn offset_bytes(self) -> u64 {
         self.offset_bytes
     }
 
-    /// How long it is.
+    /// Length in bytes.
     #[inline]
     #[must_use]
     pub fn len_bytes(self) -> u64 {
         self.len_bytes
     }
 
-    /// Where it ends: the first byte that is no longer inside. Cannot overflow.
+    /// Offset of the first byte after the range. Cannot overflow.
     #[inline]
     #[must_use]
     pub fn end_bytes(self) -> u64 {
         self.offset_bytes + self.len_bytes
     }
 
-    /// What is left of it when its first `done_bytes` are done: it may start inside a block. `None`: it is shorter.
+    /// The rest of the range after its first `done_bytes`; it may start inside a block. `None` if the range
+    /// is shorter.
     #[must_use]
     pub fn after(self, done_bytes: u64) -> Option<Self> {
         let len_bytes = self.len_bytes.checked_sub(done_bytes)?;
@@ -50,7 +54,7 @@ impl CheckedRange {
 /// Why a guest's range was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
-    /// The end is no 64-bit number.
+    /// The range's end does not fit in 64 bits.
     #[error("range of {len_bytes} bytes at sector {sector} ends past 2^64 bytes")]
     Overflow {
         /** As asked. */
@@ -58,7 +62,7 @@ pub enum RangeError {
         /** As asked. */
         len_bytes: u64,
     },
-    /// The end is past the image's.
+    /// The range ends past the image's end.
     #[error("range of {len_bytes} bytes at sector {sector} ends past the image's {capacity_sectors} sectors")]
     PastEnd {
         /** As asked. */
@@ -68,7 +72,7 @@ pub enum RangeError {
         /** At the time of asking. */
         capacity_sectors: u64,
     },
-    /// Not in whole blocks.
+    /// The range is not in whole blocks.
     #[error(
         "range of {len_bytes} bytes at sector {sector} is not in whole blocks of {block_size_bytes} bytes"
     )]
@@ -82,7 +86,7 @@ pub enum RangeError {
     },
 }
 
-/// What ranges are checked against. The block size is a power of two; the capacity is whole blocks.
+/// The bounds for range checks. The block size is a power of two; the capacity is a whole number of blocks.
 #[derive(Debug)]
 pub(crate) struct Bounds {
     capacity_bytes: AtomicU64,
@@ -90,7 +94,8 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// The caller has checked that `block_size_bytes` is a power of two; a ragged capacity is rounded down.
+    /// The caller has checked that `block_size_bytes` is a power of two. The capacity is rounded down to
+    /// whole blocks.
     pub(crate) fn new(capacity_bytes: u64, block_size_bytes: u32) -> Self {
         assert!(block_size_bytes.is_power_of_two(), "block size {block_size_bytes} is not a power of two");
         let bounds = Self { capacity_bytes: AtomicU64::new(0), block_size_bytes };
@@ -103,7 +108,7 @@ impl Bounds {
         let overflow = RangeError::Overflow { sector, len_bytes };
         let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(overflow)?;
         let end_bytes = offset_bytes.checked_add(len_bytes).ok_or(overflow)?;
-        // Relaxed: the number stands for itself; nothing else is published with it.
+        // Relaxed: the value is independent of all other memory.
         let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
         if end_bytes > capacity_bytes {
             let capacity_sectors = capacity_bytes / SECTOR_BYTES;
@@ -129,12 +134,14 @@ impl Bounds {
         self.block_size_bytes
     }
 
-    /// Takes a larger size, in whole blocks; a smaller one changes nothing. Returns the capacity before.
+    /// Raises the capacity to `size_bytes`, in whole blocks; a smaller size changes nothing. Returns the
+    /// previous capacity.
     pub(crate) fn grow(&self, size_bytes: u64) -> u64 {
         self.capacity_bytes.fetch_max(self.whole_blocks(size_bytes), Ordering::Relaxed)
     }
 
-    /// Takes a smaller size, in whole blocks; a larger one changes nothing. Ranges checked before may lie behind it.
+    /// Lowers the capacity to `size_bytes`, in whole blocks; a larger size changes nothing. Ranges that were
+    /// checked before may lie beyond the new end.
     pub(crate) fn cut(&self, size_bytes: u64) {
         self.capacity_bytes.fetch_min(self.whole_blocks(size_bytes), Ordering::Relaxed);
     }
@@ -208,7 +215,7 @@ mod tests {
         assert_eq!(bounds.capacity_bytes(), 16_384);
     }
 
-    /// Small and huge values both matter: half the draws come from near the edges.
+    /// Draws half of the values from near the limits, because both small and huge values matter.
     fn number() -> impl Strategy<Value = u64> {
         prop_oneof![
             0..5000_u64,

@@ -1,6 +1,6 @@
-//! What the kernel tells about a block device: `/sys/dev/block/MAJOR:MINOR/queue/*`.
+//! The kernel's attributes of a block device: `/sys/dev/block/MAJOR:MINOR/queue/*`.
 //!
-//! Names and units: Linux `Documentation/ABI/stable/sysfs-block`. Not here: what follows from them
+//! Names and units: Linux `Documentation/ABI/stable/sysfs-block`. Not here: conclusions from them
 //! (`geometry.rs`, `limits.rs`).
 
 use std::io;
@@ -9,31 +9,31 @@ use std::path::{Path, PathBuf};
 /// A block device's limits, in bytes; 0 where the kernel has no value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueAttributes {
-    /// The smallest unit the device addresses.
+    /// The smallest unit that the device addresses.
     pub logical_block_bytes: u64,
-    /// The smallest unit it writes without reading first.
+    /// The smallest unit that it can write without reading first.
     pub physical_block_bytes: u64,
     /// Preferred smallest request.
     pub minimum_io_bytes: u64,
     /// Preferred largest request.
     pub optimal_io_bytes: u64,
-    /// How far its start lies from a physical block's.
+    /// Offset of the device's start from the start of a physical block.
     pub alignment_offset_bytes: u64,
     /// Largest discard; 0: cannot discard.
     pub discard_max_bytes: u64,
-    /// Unit in which discards free anything.
+    /// Unit of discards: a smaller part frees nothing.
     pub discard_granularity_bytes: u64,
-    /// Largest write of zeroes without data; 0: cannot.
+    /// Largest write of zeroes without data; 0: not supported.
     pub write_zeroes_max_bytes: u64,
 }
 
 impl QueueAttributes {
-    /// Reads them from a device's folder in sysfs.
+    /// Reads the attributes from a device's directory in sysfs.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if there is no such device, or neither it nor its parent has a queue.
     pub fn read(device: &Path) -> io::Result<Self> {
-        // sysfs shows a link here; a partition's parent folder is only found from its real place.
+        // sysfs has a link here; a partition's parent directory can only be found from the link's target.
         let device = std::fs::canonicalize(device)?;
         let queue = queue_folder(&device)?;
         let attribute = |name: &str| number(&queue.join(name));
@@ -50,7 +50,7 @@ impl QueueAttributes {
     }
 }
 
-/// A partition has no queue of its own: its disk's folder, one above, does.
+/// A partition has no queue of its own; the queue is in its disk's directory, one level up.
 fn queue_folder(device: &Path) -> io::Result<PathBuf> {
     let own = device.join("queue");
     let parents = device.parent().map(|disk| disk.join("queue"));

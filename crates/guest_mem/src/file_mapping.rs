@@ -110,10 +110,9 @@ impl FileMapping {
     pub unsafe fn copy_to(&self, offset_bytes: u64, to: *mut u8, len_bytes: usize) {
         let from = self.at(offset_bytes, len_bytes);
         // SAFETY: 1. `from`: `at` checked the range, and the handler replaces a missing page; 2. `to`: the
-        // caller's promise;
-        // 3. the two do not overlap: they are separate mappings; 4. other processes and guests may write both
-        //    at the same time. No reference to either exists in this program, so the compiler assumes nothing
-        //    about them; the bytes may be torn, and any bytes are valid.
+        // caller's promise; 3. the two do not overlap: they are separate mappings; 4. other processes and
+        // guests may write both at the same time. No reference to either exists in this program, so the
+        // compiler assumes nothing about them; the bytes may be torn, and any bytes are valid.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes) };
     }
 
@@ -154,8 +153,8 @@ fn map(file: impl AsFd, mapped_bytes: usize, access: MappingAccess) -> io::Resul
     // SAFETY: 1. the kernel chooses the address, so no existing mapping is replaced.
     let address =
         unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped_bytes, protection, flags, file, 0) }?;
-    // The guest's disk must not appear in core dumps; if the kernel refuses, continue anyway. SAFETY: 1. the
-    // range was mapped above; the advice changes no content.
+    // The guest's disk must not appear in core dumps; if the kernel refuses, continue anyway.
+    // SAFETY: 1. the range was mapped above; the advice changes no content.
     let _ = unsafe { rustix::mm::madvise(address, mapped_bytes, Advice::LinuxDontDump) };
     NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

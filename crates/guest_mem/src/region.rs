@@ -367,8 +367,8 @@ fn map_shared(fd: &OwnedFd, offset_bytes: u64, length_bytes: usize) -> io::Resul
     // SAFETY: 1. the kernel chooses the address, so no existing mapping is replaced.
     let address =
         unsafe { rustix::mm::mmap(std::ptr::null_mut(), length_bytes, protection, flags, fd, offset_bytes) }?;
-    // Guest data must not appear in core dumps; if the kernel refuses, continue anyway. SAFETY: 1. the range
-    // was mapped above; the advice changes no content.
+    // Guest data must not appear in core dumps; if the kernel refuses, continue anyway.
+    // SAFETY: 1. the range was mapped above; the advice changes no content.
     let _ = unsafe { rustix::mm::madvise(address, length_bytes, Advice::LinuxDontDump) };
     NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

@@ -1,9 +1,10 @@
-//! The lists: which system calls each role may make, and with which arguments where that matters.
+//! The lists: which system calls each role may make, with conditions on their arguments where necessary.
 //!
-//! - Older and newer variants of a call stand side by side: which one the C library takes depends on its version.
-//! - Calls of the request path have no condition: the kernel then answers from a bitmap, without running the filter.
+//! - Older and newer variants of a call are both listed: which one the C library uses depends on its version.
+//! - Calls of the request path have no conditions: then the kernel answers from a bitmap, without running the
+//!   filter.
 //!
-//! How to find out what is missing: docs/sandbox.md. Not here: the filter made of it (`filter.rs`).
+//! How to find missing calls: docs/sandbox.md. Not here: building filters from the lists (`filter.rs`).
 
 use libc::{
     SYS_accept, SYS_accept4, SYS_brk, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone,
@@ -31,8 +32,8 @@ use seccompiler::{BackendError, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition
 
 use crate::role::{EngineCalls, Role};
 
-/// What Rust's and C's libraries do on any thread, and what costs nobody anything: its own memory, time, waiting,
-/// descriptors that it has.
+/// Harmless calls that the Rust and C libraries make on any thread: the process's own memory, time, waiting,
+/// its open descriptors.
 const EVERYBODY: &[i64] = &[
     SYS_brk,
     SYS_clock_getres,
@@ -68,7 +69,7 @@ const EVERYBODY: &[i64] = &[
     SYS_ppoll,
     SYS_pselect6,
     SYS_read,
-    // Which kind of descriptor a front-end has passed: the link in /proc says so.
+    // Reads the link in /proc to find out which kind of descriptor a front-end has passed.
     SYS_readlinkat,
     SYS_readv,
     SYS_restart_syscall,
@@ -82,7 +83,7 @@ const EVERYBODY: &[i64] = &[
     SYS_sched_getparam,
     SYS_sched_getscheduler,
     SYS_sched_yield,
-    // A filter can only take away.
+    // A filter can only take calls away.
     SYS_seccomp,
     SYS_set_robust_list,
     SYS_sigaltstack,
@@ -126,7 +127,7 @@ const TRANSFERS: &[i64] = &[
     SYS_sync_file_range,
 ];
 
-/// Talking over sockets that are there.
+/// Communication over existing sockets.
 const TALKING: &[i64] = &[
     SYS_getpeername,
     SYS_getsockname,
@@ -139,7 +140,8 @@ const TALKING: &[i64] = &[
     SYS_shutdown,
 ];
 
-/// Asking the helper, over a socket made for it ([`asks_over_packets`]): an image is opened once more for each worker.
+/// Asking the helper over a socket created for that ([`asks_over_packets`]): each worker opens an image
+/// again.
 const ASKING: &[i64] = &[SYS_recvfrom, SYS_recvmsg, SYS_sendmsg];
 
 const IO_URING: &[i64] = &[SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uring_setup];
@@ -161,7 +163,7 @@ const SESSION: &[i64] = &[
     SYS_pwrite64,
 ];
 
-/// Who looks at the host, changes where threads run, takes clients.
+/// Looking at the host, moving threads, accepting clients.
 const CONTROL: &[i64] = &[
     SYS_accept,
     SYS_accept4,
@@ -198,16 +200,16 @@ const CONTROL: &[i64] = &[
 
 /// `linux/fs.h`, `asm-generic/ioctls.h`: sizes of block devices, `FIONBIO`, and whether a stream is a terminal.
 const IOCTLS: &[u64] = &[0x1260, 0x1268, 0x127a, 0x127b, 0x127c, 0x8008_1272, 0x5421, 0x5401];
-/// `linux/prctl.h`: thread names, names of memory, and what installing a filter begins with.
+/// `linux/prctl.h`: thread names, names of memory, and the first step of installing a filter.
 const PRCTLS: &[u64] = &[15, 16, 38, 0x5356_4d41];
-/// `linux/fcntl.h`: flags of the descriptor and of the file, locks of open files (`F_OFD_*`), a second descriptor, seals.
-/// Not `F_SETOWN` and `F_SETSIG`, by which a file sends signals to any process.
+/// `linux/fcntl.h`: flags of the descriptor and of the file, locks of open files (`F_OFD_*`), duplicates,
+/// seals. Not `F_SETOWN` and `F_SETSIG`: with these a file can send signals to any process.
 const FCNTLS: &[u64] = &[1, 2, 3, 4, 36, 37, 38, 1030, 1033, 1034];
-/// Memory of a guest that goes away; the end by `abort` and by a wrong address; signals 32 and 33, which the C library has
-/// for itself.
+/// Guest memory that disappears; the end by `abort` and by a bad address; signals 32 and 33, which the C
+/// library uses itself.
 const HANDLED_SIGNALS: &[u64] = &[7, 6, 11, 32, 33];
 const SIGNAL_ARGUMENT: u8 = 0;
-/// `AF_UNIX`; `SOCK_SEQPACKET`, and which bits of a socket's type are not flags.
+/// `AF_UNIX`; `SOCK_SEQPACKET`, and the mask of the bits of a socket's type that are not flags.
 const UNIX_SOCKET: u64 = 1;
 const PACKETS: u64 = 5;
 const SOCKET_TYPE: u64 = 0xf;
@@ -233,11 +235,11 @@ pub(crate) fn plain(role: Role, engines: EngineCalls) -> Vec<i64> {
     lists.concat()
 }
 
-/// Calls that need an argument to be as it should.
+/// Calls with conditions on their arguments.
 pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
     let own_pid = u64::from(std::process::id());
     let mut rules = vec![
-        // Nothing that is written becomes a program.
+        // No memory becomes executable.
         (SYS_mmap, vec![lacks(2, PROT_EXEC)?]),
         (SYS_mprotect, vec![lacks(2, PROT_EXEC)?]),
         (SYS_prctl, any_of(0, PRCTLS)?),
@@ -255,9 +257,9 @@ pub(crate) fn conditional(role: Role) -> Result<Vec<(i64, Vec<SeccompRule>)>, Ba
         rules.push((SYS_socketpair, vec![asks_over_packets()?]));
     }
     if role != Role::Control {
-        // Workers look at what the kernel says about itself and its devices: /proc and /sys, which is all that landlock
-        // leaves. The others are told that they may not (`filter::no_files`): the C library asks how many CPUs there are
-        // when there are many threads, and does without an answer.
+        // Workers read the kernel's information about itself and its devices in /proc and /sys, the only
+        // paths that landlock leaves. For other roles the call fails (`filter::no_files`): with many threads,
+        // the C library asks for the number of CPUs, and it works without an answer.
         rules.push((SYS_openat, vec![lacks(2, OPEN_FOR_WRITING)?]));
     }
     Ok(rules)
@@ -275,7 +277,7 @@ fn has(argument: u8, bits: u64) -> Result<SeccompRule, BackendError> {
     rule(argument, SeccompCmpOp::MaskedEq(bits), bits)
 }
 
-/// The process's own limits, and no new ones.
+/// Reads the process's own limits and sets none.
 fn reads_own_limits(own_pid: u64) -> Result<Vec<SeccompRule>, BackendError> {
     let of = |pid| {
         let process = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, pid)?;
@@ -285,14 +287,14 @@ fn reads_own_limits(own_pid: u64) -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![of(0)?, of(own_pid)?])
 }
 
-/// A pair that can talk to nobody but each other: one of datagrams can send to any path.
+/// A pair that can only talk to each other: a datagram pair could send to any path.
 fn asks_over_packets() -> Result<SeccompRule, BackendError> {
     let family = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, UNIX_SOCKET)?;
     let of_packets = SeccompCmpOp::MaskedEq(SOCKET_TYPE);
     SeccompRule::new(vec![family, SeccompCondition::new(1, SeccompCmpArgLen::Dword, of_packets, PACKETS)?])
 }
 
-/// All of these arguments have 32 bits; what stands above them is nobody's.
+/// All of these arguments have 32 bits; the upper bits are ignored.
 fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?])
 }

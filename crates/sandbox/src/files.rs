@@ -1,8 +1,9 @@
-//! The file system as the server still sees it: nothing to open but what the kernel tells about itself.
+//! The server's remaining access to the file system: it can open only the kernel's own file systems.
 //!
-//! Images, sockets and the configuration file come as open descriptors from the helper; those are not concerned.
+//! Images, sockets and the configuration file come from the helper as open descriptors; these rules do not
+//! affect them.
 //!
-//! Source: landlock(7). An older kernel enforces what it knows; what it lacks is said.
+//! Source: landlock(7). An older kernel enforces the rules that it knows; the result tells what is missing.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,26 +15,26 @@ use landlock::{
 
 use crate::SandboxError;
 
-/// The newest interface asked for.
+/// The newest landlock interface to ask for.
 const NEWEST: ABI = ABI::V6;
-/// What the kernel tells: engines, CPUs, nodes, limits, counters of threads.
+/// The kernel's own information: engines, CPUs, nodes, limits, counters of threads.
 const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
 
-/// What may be opened besides.
+/// Additional paths that may be opened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileRules {
-    /// Files that may be written, and folders below which all may: of control groups that workers join.
+    /// Writable files, and directories whose contents are writable: control groups that workers join.
     pub writable: Vec<PathBuf>,
 }
 
-/// How much of it the kernel keeps.
+/// How many of the rules the kernel enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforcement {
-    /// All.
+    /// All of them.
     Full,
-    /// As much as an older kernel knows.
+    /// Those that an older kernel knows.
     Partial,
-    /// Nothing: it has no landlock, or does not use it.
+    /// None: the kernel has no landlock, or it is disabled.
     None,
 }
 
@@ -47,10 +48,10 @@ impl fmt::Display for Enforcement {
     }
 }
 
-/// From now on the calling thread, and all that it starts, opens files by these rules.
+/// Applies the rules to the calling thread and to all threads that it starts from now on.
 ///
 /// # Errors
-/// [`SandboxError::System`]. A kernel without landlock is no error.
+/// [`SandboxError::System`]. A kernel without landlock is not an error.
 pub fn restrict_files(rules: &FileRules) -> Result<Enforcement, SandboxError> {
     match restrict(rules) {
         Ok(RulesetStatus::FullyEnforced) => Ok(Enforcement::Full),

@@ -1,8 +1,8 @@
-//! From lists of calls to filters that the kernel runs, and their installation.
+//! Turns lists of calls into seccomp filters, and installs them.
 //!
-//! `calls → seccompiler → BPF program, whose refusals say which call and which role → installed on one thread`
+//! `calls → seccompiler → BPF program, whose refusals carry the call and the role → installed on one thread`
 //!
-//! - Filters add up: a thread has its own, and those of all who started it. The narrowest verdict holds.
+//! - Filters accumulate: a thread has its own and those of its ancestors. The strictest verdict applies.
 //! - A refusal is SECCOMP_RET_TRAP: the call is not carried out, and the thread gets SIGSYS (`report.rs`).
 //!
 //! Source: seccomp(2), Linux `Documentation/userspace-api/seccomp_filter.rst`.
@@ -15,9 +15,10 @@ use crate::SandboxError;
 use crate::calls;
 use crate::role::{EngineCalls, Role};
 
-/// `SECCOMP_RET_TRAP` (linux/seccomp.h); its lower half is ours, and arrives as the signal's `si_errno`.
+/// `SECCOMP_RET_TRAP` (linux/seccomp.h). Its lower half is free for our use; it arrives as the signal's
+/// `si_errno`.
 const TRAP: u32 = 0x0003_0000;
-/// Of those 16 bits, the ones for the call; the others are for the role.
+/// How many of those 16 bits hold the call; the others hold the role.
 pub(crate) const CALL_BITS: u32 = 12;
 
 /// Instructions of classic BPF (linux/bpf_common.h).
@@ -27,7 +28,7 @@ const OR_CONSTANT: u16 = 0x44;
 const JUMP: u16 = 0x05;
 const RETURN_CONSTANT: u16 = 0x06;
 const RETURN_ACCUMULATOR: u16 = 0x16;
-/// Of the call's number in `struct seccomp_data`.
+/// Offset of the call's number in `struct seccomp_data`.
 const CALL_OFFSET: u32 = 0;
 
 /// The filter of a role.
@@ -40,17 +41,18 @@ pub(crate) fn program(role: Role, engines: EngineCalls) -> Result<BpfProgram, Sa
     Ok(program)
 }
 
-/// `clone3` has its flags in memory, where a filter cannot look: said to be missing, so that libraries take `clone`.
+/// Makes `clone3` fail as a missing call, so that libraries use `clone`: its flags are in memory, which a
+/// filter cannot read.
 pub(crate) fn no_processes() -> Result<BpfProgram, SandboxError> {
     failing(libc::SYS_clone3, libc::ENOSYS)
 }
 
-/// For threads that open nothing but what the C library would like to know.
+/// For threads that open no files; only the C library would, for optional information.
 pub(crate) fn no_files() -> Result<BpfProgram, SandboxError> {
     failing(libc::SYS_openat, libc::EACCES)
 }
 
-/// Another filter may still have the narrower verdict on the same call.
+/// Makes one call fail with `errno`. Another filter may still have a stricter verdict on the same call.
 fn failing(call: i64, errno: i32) -> Result<BpfProgram, SandboxError> {
     let action = SeccompAction::Errno(errno.unsigned_abs());
     let filter =
@@ -58,7 +60,7 @@ fn failing(call: i64, errno: i32) -> Result<BpfProgram, SandboxError> {
     filter.and_then(BpfProgram::try_from).map_err(refused)
 }
 
-/// On the calling thread, for good.
+/// Installs the filter on the calling thread, permanently.
 pub(crate) fn install(program: &BpfProgram) -> Result<(), SandboxError> {
     apply_filter(program).map_err(|error| SandboxError::Filter { reason: error.to_string() })
 }
@@ -72,14 +74,14 @@ fn refused(error: seccompiler::BackendError) -> SandboxError {
     SandboxError::Filter { reason: error.to_string() }
 }
 
-/// Refusals come from many places of the program; all go to one at its end now, which puts the call and the role into
-/// the verdict.
+/// Adds the call and the role to the verdict: redirects all refusals in the program to one at its end, which
+/// does that.
 fn name_the_call(program: &mut BpfProgram, role: Role) {
     let end = program.len();
     let statement = |code, k| sock_filter { code, jt: 0, jf: 0, k };
     for (at, instruction) in program.iter_mut().enumerate() {
         if (instruction.code, instruction.k) == (RETURN_CONSTANT, TRAP) {
-            // Counted from the next one. Programs have 4096 instructions at most.
+            // Jumps count from the next instruction. Programs have at most 4096 instructions.
             *instruction = statement(JUMP, u32::try_from(end - at - 1).unwrap_or(u32::MAX));
         }
     }

@@ -1,15 +1,19 @@
-//! What the server's threads may still ask of the kernel once it serves: as little as their work needs.
+//! Limits the server's threads, once it serves, to the system calls that their work needs.
 //!
-//! `drop_privileges → restrict_files → confine (the process's list of system calls) → enter(role), on each thread`
+//! `drop_privileges → restrict_files → confine (the process's list of system calls) → enter(role), on each
+//! thread`
 //!
-//! - One way only: nothing here can be taken back, and what a thread starts inherits all of it.
-//! - Without [`confine`], [`enter`] leaves the signals of the process to its other threads, and does no more: libraries
-//!   call it on each of their threads, and programs that are no server do not notice.
-//! - With it, no thread goes on without the list of its role: it does not start, or the process ends.
-//! - A call that is not on a thread's list is not carried out; the process says which it was and ends (`report.rs`).
+//! - All steps are permanent: none can be undone, and every thread inherits them from the thread that starts
+//!   it.
+//! - Without [`confine`], [`enter`] only leaves the process's signals to its other threads. So libraries can
+//!   call it on each of their threads, and programs that are not servers do not notice.
+//! - With `confine`, no thread runs without its role's list: if the list cannot be installed, the thread does
+//!   not start, or the process ends.
+//! - A call that is not on a thread's list is not carried out; the process reports the call and ends
+//!   (`report.rs`).
 //!
-//! Not here: what needs more than that (opening images, binding sockets), which another process does
-//! (`bareblk/src/helper`); restrictions of a ring of io_uring (`io_engine/src/io_uring/setup.rs`).
+//! Not here: work that needs more rights (opening images, binding sockets), which another process does
+//! (`bareblk/src/helper`); restrictions of an io_uring ring (`io_engine/src/io_uring/setup.rs`).
 
 mod privileges;
 
@@ -39,7 +43,7 @@ use seccompiler::BpfProgram;
 /// Why the sandbox cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The kernel says no.
+    /// A system call failed.
     #[error("cannot {action}")]
     System {
         /** What was tried. */
@@ -48,13 +52,13 @@ pub enum SandboxError {
         #[source]
         source: io::Error,
     },
-    /// The list of calls cannot be made or installed.
+    /// The filter cannot be built or installed.
     #[error("the kernel takes no filter of system calls (seccomp): {reason}")]
     Filter {
         /** In seccompiler's words. */
         reason: String,
     },
-    /// A processor that there is no list for.
+    /// There is no list for this processor.
     #[error("there is no list of system calls for this processor ({arch})")]
     Processor {
         /** As Rust calls it. */
@@ -71,40 +75,42 @@ impl SandboxError {
 /// Set while the process is confined.
 static CONFINED: OnceLock<()> = OnceLock::new();
 static ENGINES: OnceLock<EngineCalls> = OnceLock::new();
-/// Filters of roles, one after the other, made when the first thread needs them.
+/// Filters of each role, in the order of installation; built when the first thread needs them.
 static SESSION: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 static WORKER: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 static ENGINE_THREAD: OnceLock<Vec<BpfProgram>> = OnceLock::new();
 
 thread_local! {
-    /// What the thread has become, and what it starts is from the outset.
+    /// The calling thread's role; the threads that it starts inherit its filters.
     static ROLE: Cell<Role> = const { Cell::new(Role::Control) };
 }
 
-/// Gives the calling thread, and all that it starts from now on, the process's list of system calls.
+/// Installs the process's list of system calls on the calling thread and all threads that it starts from now
+/// on.
 ///
 /// # Errors
-/// [`SandboxError`]: then the process should not go on, as some of it may be in force.
+/// [`SandboxError`]: then the process should not continue, because part of the sandbox may be in force.
 pub fn confine() -> Result<(), SandboxError> {
     let control = filter::program(Role::Control, EngineCalls::ALL)?;
     report::install().map_err(|source| SandboxError::system("catch SIGSYS", source))?;
     filter::install(&filter::no_processes()?)?;
     filter::install(&control)?;
-    // Set once: whoever confines twice has both filters.
+    // Set once; a second call installs both filters again.
     let _ = CONFINED.set(());
     Ok(())
 }
 
-/// Workers need no more than this from now on. Only the first word counts, and only before the first worker.
+/// Limits workers to these engines' calls from now on. Only the first call counts, and only before the first
+/// worker starts.
 pub fn limit_workers(engines: EngineCalls) {
     let _ = ENGINES.set(engines);
 }
 
-/// Narrows what the calling thread may do to what its role needs, for good. Without [`confine`] it only leaves signals to
+/// Permanently limits the calling thread to its role's calls. Without [`confine`] it only leaves signals to
 /// other threads.
 ///
 /// # Errors
-/// [`SandboxError`]: then the thread must not go on, as it may do more than its role needs.
+/// [`SandboxError`]: then the thread must not continue, because it may do more than its role needs.
 pub fn enter(role: Role) -> Result<(), SandboxError> {
     if role != Role::Control {
         leave_signals()?;
@@ -116,10 +122,10 @@ pub fn enter(role: Role) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// The role of a thread that is about to be started by one that nobody else could replace, or that others wait for.
+/// The role of a thread about to be started by a thread that is irreplaceable, or that others wait for.
 ///
-/// A thread inherits the filters of who starts it. The kernel takes so many and no more, so threads that start threads of
-/// their own kind must not add theirs each time.
+/// A thread inherits the filters of the thread that starts it, and the kernel limits their number. So a
+/// thread that starts threads of its own kind must not make each of them add filters.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     role: Role,
@@ -127,13 +133,13 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Made by the thread that starts it.
+    /// Called by the starting thread.
     #[must_use]
     pub fn of(role: Role) -> Self {
         Self { role, inherited: ROLE.get() == role }
     }
 
-    /// [`enter`], on the thread that was started; the process ends, with a line, where that is an error.
+    /// Calls [`enter`] on the started thread; on an error, prints a line and ends the process.
     pub fn enter_or_end(self) {
         if self.inherited {
             return ROLE.set(self.role);
@@ -144,8 +150,8 @@ impl Entry {
     }
 }
 
-/// Signals to the process go to threads that wait for them: a handler makes calls (`sendto`) which are on no short list,
-/// and has no business between a guest's requests.
+/// Leaves the process's signals to threads that wait for them. A handler makes calls (`sendto`) that are on
+/// no short list, and must not run between a guest's requests.
 fn leave_signals() -> Result<(), SandboxError> {
     let signals = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1];
     let left = SigSet::from_iter(signals).thread_block();

@@ -1,6 +1,7 @@
-//! Names of system calls, for the line that says which one was refused: those that are on no list, or not on all.
+//! Names of system calls, for the message about a refused call: calls that are on no list, or not on every
+//! list.
 //!
-//! Not here: who may make them (`calls.rs`).
+//! Not here: which role may make them (`calls.rs`).
 
 macro_rules! names {
     ($($name:ident),* $(,)?) => {
@@ -132,7 +133,7 @@ const NAMES: &[(i64, &str)] = names![
     SYS_waitid,
 ];
 
-/// Calls that only one kind of processor has.
+/// Calls that only this processor architecture has.
 #[cfg(target_arch = "x86_64")]
 const OWN_NAMES: &[(i64, &str)] = names![
     SYS_access,
@@ -158,7 +159,7 @@ const OWN_NAMES: &[(i64, &str)] = names![
 #[cfg(not(target_arch = "x86_64"))]
 const OWN_NAMES: &[(i64, &str)] = &[];
 
-/// `None`: look it up in the C library's `asm/unistd.h`.
+/// The name of `call`. `None`: not in the table; see the C library's `asm/unistd.h`.
 pub(crate) fn of(call: i64) -> Option<&'static str> {
     let found = NAMES.iter().chain(OWN_NAMES).find(|(number, _)| *number == call);
     found.map(|(_, name)| name.strip_prefix("SYS_").unwrap_or(name))

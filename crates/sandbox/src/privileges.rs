@@ -1,6 +1,7 @@
-//! What the process may do by who it is: another user, no capabilities, nothing gained by starting programs.
+//! The process's identity and privileges: another user, no capabilities, no new privileges by starting
+//! programs.
 //!
-//! Only while the process has one thread: capabilities and most of the rest belong to threads.
+//! Call these while the process has one thread: capabilities and most of the rest belong to threads.
 //!
 //! Source: capabilities(7), prctl(2). Not here: system calls (`calls.rs`), files (`files.rs`).
 
@@ -17,17 +18,17 @@ use crate::SandboxError;
 /// Capability numbers have six bits.
 const CAPABILITY_BITS: u32 = 64;
 
-/// Who the process becomes.
+/// The user and group that the process switches to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identity {
-    /// `None`: stays.
+    /// `None`: unchanged.
     pub user: Option<u32>,
-    /// `None`: stays.
+    /// `None`: unchanged.
     pub group: Option<u32>,
 }
 
 impl Identity {
-    /// Whether it is somebody else than now.
+    /// Whether it differs from the current identity.
     fn differs(self) -> nix::Result<bool> {
         let (users, groups) = (getresuid()?, getresgid()?);
         let other_user = self
@@ -41,17 +42,18 @@ impl Identity {
     }
 }
 
-/// Which capabilities stay, of those that the process has.
+/// Which of the process's capabilities to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// What serving needs.
+    /// The capabilities for serving.
     Server {
-        /// `CAP_SYS_NICE`: workers are given scheduling classes and nice values while the server runs.
+        /// `CAP_SYS_NICE`: the server sets workers' scheduling classes and nice values while it runs.
         scheduling: bool,
-        /// `CAP_IPC_LOCK`: the limit of locked memory stands, and who started the server had none.
+        /// `CAP_IPC_LOCK`: kept if the limit of locked memory applies, and the user who started the server
+        /// had no such limit.
         locked_memory: bool,
     },
-    /// What opening files and sockets as an administrator needs: for the helper.
+    /// The capabilities for opening files and sockets as an administrator, for the helper.
     Files,
 }
 
@@ -69,17 +71,17 @@ impl Kept {
                     | CapabilitySet::DAC_OVERRIDE
                     | CapabilitySet::DAC_READ_SEARCH
                     | CapabilitySet::FOWNER
-                    // To tell who holds an image's lock.
+                    // To find out which process holds an image's lock.
                     | CapabilitySet::SYS_PTRACE
             }
         }
     }
 }
 
-/// Becomes `identity`, with no more than `kept` of its capabilities, for good.
+/// Switches to `identity` and permanently drops all capabilities except `kept`.
 ///
 /// # Errors
-/// [`SandboxError::System`]: not allowed to become somebody else.
+/// [`SandboxError::System`]: the process may not switch to that identity.
 pub fn drop_privileges(identity: Identity, kept: Kept) -> Result<(), SandboxError> {
     let kept = kept.set();
     drop_bounds(kept);
@@ -94,7 +96,8 @@ pub fn drop_privileges(identity: Identity, kept: Kept) -> Result<(), SandboxErro
     set_no_new_privs(true).map_err(|errno| SandboxError::system("forbid new privileges", errno))
 }
 
-/// Best effort: who may not change the bounds cannot regain anything either, once new privileges are forbidden.
+/// Best effort: a process that may not change its bounding set cannot regain capabilities either, once new
+/// privileges are forbidden.
 fn drop_bounds(kept: CapabilitySet) {
     let _ = clear_ambient_capability_set();
     for bit in 0..CAPABILITY_BITS {
@@ -126,13 +129,13 @@ fn become_identity(identity: Identity, kept: CapabilitySet) -> Result<(), Sandbo
     Ok(())
 }
 
-/// A guest's data must not land in core files, nor be read by other processes of the same user.
+/// Keeps a guest's data out of core files, and from other processes of the same user.
 ///
 /// # Errors
 /// [`SandboxError::System`].
 pub fn keep_out_of_core_files() -> Result<(), SandboxError> {
     let failed = |errno: Errno| SandboxError::system("switch core files off", errno);
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).map_err(failed)?;
-    // Programs that core files are piped to are not bound by the limit.
+    // The limit does not apply to programs that core files are piped to.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)
 }

@@ -1,11 +1,12 @@
-//! SIGSYS: a thread made a call that its list does not have. Said in one line, and the process ends. So it does when a
-//! thread that others wait for gets no list.
+//! SIGSYS: a thread made a call that is not on its list. The process prints one line and ends. It does the
+//! same if it cannot install a list on a thread that others wait for.
 //!
-//! - The call was not carried out. The thread must not go on either: in place of a result it would see the call's
-//!   number, and a write that never happened would pass for done.
-//! - A thread that has all signals blocked (while it starts another) is ended by the kernel without this line: by signal
-//!   SIGSYS.
-//! - The line is for the operator. That the call is refused does not depend on it, nor on anything in this process.
+//! - The call was not carried out. The thread must not continue either: it would read the call's number as
+//!   the result, and a write that never happened would seem to have succeeded.
+//! - If a thread has all signals blocked (while it starts another), the kernel ends the process with signal
+//!   SIGSYS, without this line.
+//! - The line is for the operator. The refusal of the call does not depend on it, nor on any code in this
+//!   process.
 
 use std::io::{self, Write};
 
@@ -14,13 +15,13 @@ use crate::filter::CALL_BITS;
 use crate::names;
 use crate::role::Role;
 
-/// The process's exit code then: as shells report a program that SIGSYS ended.
+/// The process's exit code in that case; shells report it for a program that SIGSYS ended.
 pub const EXIT_CODE: i32 = 128 + libc::SIGSYS;
 
-/// Longest line, with room to spare.
+/// Upper limit of the line's length, with some reserve.
 const LINE_BYTES: usize = 400;
 
-/// A thread cannot be confined, and the process cannot do without it.
+/// Ends the process, because a thread that it needs cannot be confined.
 pub(crate) fn end(role: Role, error: &SandboxError) -> ! {
     let mut line = [0; LINE_BYTES];
     let left = describe_unconfined(&mut line, role, error);
@@ -29,13 +30,14 @@ pub(crate) fn end(role: Role, error: &SandboxError) -> ! {
 
 /// Installs the handler, once.
 pub(crate) fn install() -> io::Result<()> {
-    // SAFETY: 1. the action runs in a signal handler and does only what one may: it formats numbers and constants into
-    // a buffer on its stack, calls write(2) and _exit(2); it takes no lock, allocates nothing and does not return.
+    // SAFETY: 1. the action runs in a signal handler and does only what is allowed there: it formats numbers
+    // and constants into a buffer on its stack, and calls write(2) and _exit(2); it takes no lock, allocates
+    // nothing and does not return.
     unsafe { signal_hook_registry::register_sigaction(libc::SIGSYS, |info| tell_and_end(info.si_errno)) }?;
     Ok(())
 }
 
-/// `verdict`: what `filter.rs` put into it.
+/// `verdict`: the value that `filter.rs` put into the refusal.
 fn tell_and_end(verdict: i32) {
     let mut line = [0; LINE_BYTES];
     let left = describe(&mut line, verdict);
@@ -48,13 +50,13 @@ fn write_and_exit(line: &[u8; LINE_BYTES], left: usize) -> ! {
     signal_hook::low_level::exit(EXIT_CODE)
 }
 
-/// Returns how many bytes of the line are left.
+/// Returns how many bytes of the buffer are left.
 fn describe(mut line: &mut [u8], verdict: i32) -> usize {
     let verdict = verdict.unsigned_abs();
     let call = verdict & ((1 << CALL_BITS) - 1);
     let role = Role::of_number(verdict >> CALL_BITS).map_or("", Role::name);
     let name = names::of(i64::from(call)).unwrap_or("not known by name");
-    // Does not fail but for want of room, and then the beginning stands there.
+    // Fails only for lack of space; the start of the line is there then.
     let _ = writeln!(
         line,
         "bareblk: sandbox: {role} thread made system call {call} ({name}), which it may not make: not carried out, \
@@ -65,7 +67,7 @@ fn describe(mut line: &mut [u8], verdict: i32) -> usize {
 
 fn describe_unconfined(mut line: &mut [u8], role: Role, error: &SandboxError) -> usize {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    // As above.
+    // Fails only for lack of space, too.
     let _ = writeln!(
         line,
         "bareblk: sandbox: {role} thread does not get its list of system calls: {error}{cause}: the server ends; \

@@ -1,26 +1,27 @@
-//! Who asks the kernel for something.
+//! The roles of threads.
 //!
-//! Not here: what each may ask for (`calls.rs`).
+//! Not here: each role's system calls (`calls.rs`).
 
 use std::fmt;
 
-/// What a thread does, hence what it may do.
+/// A thread's job, which determines its system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Signals, control clients, reloads, the balancer, and whoever starts other threads: all that the process may.
+    /// Signals, control clients, reloads, the balancer, and starting other threads: every call that the
+    /// process may make.
     Control,
-    /// Talks with one front-end.
+    /// Talks to one front-end.
     Session,
     /// Serves queues with its engine.
     Worker,
-    /// A thread of an engine: it carries out calls that wait.
+    /// A thread of an engine: it makes blocking calls.
     EngineThread,
 }
 
 impl Role {
     pub(crate) const ALL: [Self; 4] = [Self::Control, Self::Session, Self::Worker, Self::EngineThread];
 
-    /// Fits the four bits that it has in a filter's verdict.
+    /// The role's number, which fits its four bits in a filter's verdict.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::Control => 1,
@@ -50,7 +51,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// Which kinds of calls the engines of workers may need.
+/// The kinds of calls that the workers' engines may need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineCalls {
     /// Rings of io_uring.

@@ -1,7 +1,7 @@
-//! Threads that are confined: what they may, and what becomes of a process that tries what it may not.
+//! Confined threads: what they can do, and how a process ends that tries something else.
 //!
-//! Each case runs in a process of its own, this very program with the case's name in its environment: what is given up
-//! here is given up for good.
+//! Each case runs in its own process (this program again, with the case's name in its environment), because
+//! confinement is permanent.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::unix::process::ExitStatusExt;
@@ -13,10 +13,10 @@ use xtask::skip::{Reason, skip};
 const NOTHING: Kept = Kept::Server { scheduling: false, locked_memory: false };
 
 const CASE: &str = "SANDBOX_TEST_CASE";
-/// A case that ran to its end; nobody else gives this.
+/// Exit code of a case that ran to its end; nothing else returns it.
 const SURVIVED: i32 = 42;
 
-/// Runs `case` in a process of its own. In that process: runs it, and does not return.
+/// Runs `case` in its own process. In that process, it runs the case and does not return.
 fn in_a_process(test: &str, case: impl FnOnce()) -> Output {
     if std::env::var_os(CASE).is_some_and(|wanted| wanted == test) {
         case();
@@ -41,7 +41,7 @@ fn assert_refused(output: &Output, role: &str, call: &str) {
     assert!(line.contains(&format!("({call})")), "{line}");
 }
 
-/// Does `act` on a thread with this role.
+/// Runs `act` on a thread with this role.
 fn on_a_thread(role: Role, act: impl FnOnce() + Send + 'static) {
     std::thread::spawn(move || {
         enter(role).unwrap();
@@ -51,7 +51,7 @@ fn on_a_thread(role: Role, act: impl FnOnce() + Send + 'static) {
     .unwrap();
 }
 
-// ---- what is refused, and said
+// ---- refused and reported calls
 
 #[test]
 fn program_started_by_the_process_is_refused_and_named() {
@@ -59,7 +59,7 @@ fn program_started_by_the_process_is_refused_and_named() {
         confine().unwrap();
         let _ = std::os::unix::process::CommandExt::exec(&mut Command::new("/bin/true"));
     });
-    // On its way there the library asks for other things that are not allowed either.
+    // Before that, the library makes other calls that are not allowed either.
     assert_eq!(output.status.code(), Some(EXIT_CODE));
     assert!(String::from_utf8_lossy(&output.stderr).contains("control thread made system call"));
 }
@@ -117,7 +117,7 @@ fn engine_that_workers_do_not_have_is_refused() {
         sandbox::limit_workers(EngineCalls { io_uring: false, linux_aio: true });
         on_a_thread(Role::Worker, || {
             let nowhere = std::ptr::null_mut::<u8>();
-            // SAFETY: 1. the kernel refuses the null pointer, if it looks at it at all.
+            // SAFETY: 1. the kernel refuses the null pointer, if it reads it at all.
             unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, nowhere) };
         });
     });
@@ -129,7 +129,7 @@ fn memory_that_could_be_run_is_refused() {
     let output = in_a_process("memory_that_could_be_run_is_refused", || {
         confine().unwrap();
         let (prot, flags) = (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: 1. a new mapping, which nobody uses.
+        // SAFETY: 1. a new mapping, which no code uses.
         unsafe { libc::mmap(std::ptr::null_mut(), 4096, prot, flags, -1, 0) };
     });
     assert_refused(&output, "control", "mmap");
@@ -149,7 +149,7 @@ fn signal_to_another_process_is_refused() {
 fn file_that_would_send_signals_is_refused() {
     let output = in_a_process("file_that_would_send_signals_is_refused", || {
         confine().unwrap();
-        // SAFETY: 1. takes numbers only.
+        // SAFETY: 1. takes only numbers.
         unsafe { libc::fcntl(0, libc::F_SETOWN, 1) };
     });
     assert_refused(&output, "control", "fcntl");
@@ -171,22 +171,22 @@ fn context_of_linux_aio_set_up_by_an_engine_thread_is_refused_and_its_end_is_not
         confine().unwrap();
         sandbox::limit_workers(EngineCalls { io_uring: false, linux_aio: false });
         on_a_thread(Role::EngineThread, || {
-            // SAFETY: 1. there is no such context, and the kernel says so.
+            // SAFETY: 1. there is no such context, so the kernel returns an error.
             unsafe { libc::syscall(libc::SYS_io_destroy, 0) };
             let nowhere = std::ptr::null_mut::<u8>();
-            // SAFETY: 1. the kernel refuses the null pointer, if it looks at it at all.
+            // SAFETY: 1. the kernel refuses the null pointer, if it reads it at all.
             unsafe { libc::syscall(libc::SYS_io_setup, 1, nowhere) };
         });
     });
     assert_refused(&output, "engine", "io_setup");
 }
 
-// ---- threads that get no list
+// ---- threads without a list
 
-/// More than the kernel takes one after the other: 32768 instructions (`MAX_INSNS_PER_PATH`, kernel/seccomp.c).
+/// More nested filters than the kernel accepts: 32768 instructions (`MAX_INSNS_PER_PATH`, kernel/seccomp.c).
 const TOO_MANY: usize = 2000;
 
-/// Until the kernel takes no further filter from the calling thread.
+/// Adds filters until the kernel accepts no further one for the calling thread.
 fn use_up_filters() -> sandbox::SandboxError {
     let refused = std::iter::repeat_with(|| enter(Role::Worker)).take(TOO_MANY).find_map(Result::err);
     refused.expect("a kernel with a limit")
@@ -215,9 +215,9 @@ fn engine_thread_that_gets_no_list_ends_the_process_with_a_line() {
     assert!(line.contains("engine thread does not get its list") && line.contains("--sandbox off"), "{line}");
 }
 
-// ---- what goes on working
+// ---- what still works
 
-/// Starts the next one of its kind, so often; `last` goes from each to the next.
+/// Each thread starts the next one of the same kind, `left` times; they pass `last` on.
 fn engine_threads_in_a_row(left: usize, last: std::sync::mpsc::Sender<()>) {
     let entry = Entry::of(Role::EngineThread);
     let next = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
@@ -246,9 +246,9 @@ fn crash_ends_the_process_by_its_own_signal() {
     let output = in_a_process("crash_ends_the_process_by_its_own_signal", || {
         confine().unwrap();
         on_a_thread(Role::Worker, || {
-            // Rust's handler takes itself away the first time.
+            // Rust's handler removes itself the first time.
             for _ in 0..2 {
-                // SAFETY: 1. takes a number only.
+                // SAFETY: 1. takes only a number.
                 unsafe { libc::raise(libc::SIGSEGV) };
             }
         });
@@ -293,8 +293,8 @@ fn threads_of_every_role_wait_allocate_and_end() {
 #[test]
 fn panic_with_a_trace_is_told_on_every_thread_and_aborts_as_ever() {
     let output = in_a_process("panic_with_a_trace_is_told_on_every_thread_and_aborts_as_ever", || {
-        // Nobody else runs in this process.
-        // SAFETY: 1. no other thread looks at the environment now.
+        // No other thread runs in this process.
+        // SAFETY: 1. no other thread reads the environment now.
         unsafe { std::env::set_var("RUST_BACKTRACE", "1") };
         confine().unwrap();
         for role in [Role::Control, Role::Session, Role::Worker, Role::EngineThread] {

@@ -1,13 +1,14 @@
-//! Another size for an image that is being served: a regular file's is set, a block device's only read again.
+//! Changes the size of an image that is being served: sets a regular file's size, and only re-reads a block
+//! device's.
 //!
-//! `size -> whole blocks? -> smaller, and meant? -> bounds and file -> capacity before`
+//! `size -> whole blocks? -> smaller, and forced? -> bounds and file -> capacity before`
 //!
-//! - Growing: first the file, then the bounds. Shrinking the other way round, so that no request that is checked
-//!   from now on reaches behind the new end. One that was checked before may still come: a read fails, a write makes
-//!   the file longer again by what it wrote; the capacity stays.
-//! - What is added is a hole: an image that is to stay preallocated is allocated from outside (`fallocate`) and its
-//!   size read again ([`Image::refresh_capacity`]).
-//! - Who resizes and who reads the size again take turns (`blk_server` sees to it).
+//! - Growing changes the file first, then the bounds. Shrinking changes the bounds first, so that no request
+//!   checked from now on reaches beyond the new end. A request that was checked before may still arrive: a
+//!   read fails; a write makes the file longer again by the bytes it wrote; the capacity stays.
+//! - The added part is a hole. To keep an image preallocated, allocate it from outside (`fallocate`) and let
+//!   the server read the size again ([`Image::refresh_capacity`]).
+//! - Resizing and re-reading the size must not run at the same time (`blk_server` ensures this).
 //!
 //! Not here: telling the guest (`blk_server`).
 
@@ -18,16 +19,16 @@ use super::{Image, size_bytes};
 use crate::opener::FileKind;
 use crate::range::SECTOR_BYTES;
 
-/// Why an image keeps its size.
+/// Why an image was not resized.
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
-    /// It is served for reading only.
+    /// The image is served read-only.
     #[error("image {} is served read-only: its size cannot be changed", path.display())]
     ReadOnly {
         /** The image. */
         path: PathBuf,
     },
-    /// Its size is what the device's is.
+    /// A block device's size cannot be set here.
     #[error(
         "image {} is a block device of {size_bytes} bytes, not {wanted_bytes}: resize the device itself (lvextend, \
          say), then tell the server",
@@ -41,7 +42,7 @@ pub enum ResizeError {
         /** As given. */
         wanted_bytes: u64,
     },
-    /// A partial block at the end, or nothing at all.
+    /// The wanted size is zero, or ends in a partial block.
     #[error(
         "image {} cannot have {wanted_bytes} bytes, not whole blocks of its block size {block_size_bytes}: give {}",
         path.display(),
@@ -56,7 +57,7 @@ pub enum ResizeError {
         /** The image's logical block size. */
         block_size_bytes: u32,
     },
-    /// What lies behind would be lost.
+    /// The data beyond the wanted size would be lost.
     #[error("image {} has {from_bytes} bytes, {wanted_bytes} are fewer: what lies behind would be lost", path.display())]
     WouldShrink {
         /** The image. */
@@ -66,7 +67,7 @@ pub enum ResizeError {
         /** As given. */
         wanted_bytes: u64,
     },
-    /// The system refused.
+    /// The kernel refused.
     #[error("image {} cannot be made {wanted_bytes} bytes long: check the file system's space and limits", path.display())]
     System {
         /** The image. */
@@ -80,14 +81,14 @@ pub enum ResizeError {
 }
 
 impl Image {
-    /// Gives the image another size, in force at once; smaller only with `force`. Returns the capacity before, in
+    /// Sets the image's size, in force at once; smaller only with `force`. Returns the previous capacity, in
     /// sectors of 512 bytes.
     ///
-    /// Waits for the file system, not for stable storage: a guest's flush makes the size durable with its data, and
-    /// a sync of ours could take the report of a failed write away from it.
+    /// Waits for the file system, but does not sync: a guest's flush makes the size durable together with its
+    /// data, and a sync here could consume the report of a failed write that the guest should get.
     ///
     /// # Errors
-    /// [`ResizeError`]; the size is as before then.
+    /// [`ResizeError`]; the file's size is unchanged then.
     pub fn resize(&self, wanted_bytes: u64, force: bool) -> Result<u64, ResizeError> {
         let path = || self.path.clone();
         let system = |source| ResizeError::System { path: path(), wanted_bytes, source };

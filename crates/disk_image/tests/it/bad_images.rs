@@ -1,6 +1,6 @@
-//! Every image that cannot be served is refused with one line that says what, the value, the limit, what to do.
+//! Every unusable image is refused with one line that names the problem, the value, the limit and a remedy.
 //!
-//! Not here: images that somebody else uses (`locking.rs`).
+//! Not here: images that another program uses (`locking.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use disk_image::{CacheMode, ImageError, ImageOptions};
@@ -122,7 +122,7 @@ fn block_size_larger_than_a_page_is_refused() {
     assert_says(&refusal(&wanted), &["8192", "512 to 4096"]);
 }
 
-/// Every Linux has this one, readable for everybody, and sysfs has no direct I/O.
+/// Every Linux has this file, any user can read it, and sysfs has no direct I/O.
 const FILE_WITHOUT_DIRECT_IO: &str = "/sys/kernel/uevent_seqnum";
 
 #[test]

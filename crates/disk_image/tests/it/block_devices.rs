@@ -1,4 +1,4 @@
-//! Block devices as images: a loop device plays one. Skipped, with a line, without root or loop devices.
+//! Block devices as images, with a loop device. Skipped, with a line, without root or loop devices.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};

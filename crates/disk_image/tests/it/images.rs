@@ -1,4 +1,4 @@
-//! What a good image tells about itself, and how it follows its file's size.
+//! The properties of a valid image, and how they follow its file's size.
 //!
 //! Not here: refusals (`bad_images.rs`), block devices (`block_devices.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
@@ -21,7 +21,7 @@ fn direct_image_can_be_read_and_written_in_its_own_alignment() {
     let Alignment { memory_bytes, offset_bytes } = image.alignment();
     let (memory, len) = (memory_bytes as usize, offset_bytes as usize);
     let mut buffer = vec![0_u8; len + 3 * memory];
-    let start = buffer.as_ptr().align_offset(2 * memory) + memory; // aligned so, and no better
+    let start = buffer.as_ptr().align_offset(2 * memory) + memory; // aligned to `memory`, and no better
     let data = &mut buffer[start..start + len];
     let written: Vec<u8> = (0..len).map(|at| (at % 251) as u8 + 1).collect();
     data.copy_from_slice(&written);

@@ -1,4 +1,4 @@
-//! One writer at most: between our own servers, and between us and QEMU's tools.
+//! At most one writer: between our own servers, and between us and QEMU's tools.
 //!
 //! Locks belong to an open file, not to a process, so two opens in one process stand for two servers.
 //! The tests with QEMU's tools are skipped, with a line, where these are not installed.
@@ -93,7 +93,7 @@ fn assert_qemu_refused(output: &Output) {
     assert!(!output.status.success() && text.contains("lock"), "status {}: {text}", output.status);
 }
 
-/// A `qemu-io` that has the image open and waits for commands; killed on drop.
+/// A `qemu-io` process that has the image open and waits for commands; killed on drop.
 struct OpenQemuIo(Child);
 
 impl OpenQemuIo {
@@ -127,7 +127,7 @@ fn qemu_writer_is_refused_while_we_write_and_welcome_after() {
     let ours = open(&options(&path)).unwrap();
     assert_qemu_refused(&qemu_io(&path, &["-c", "write 0 512"]));
     drop(ours);
-    assert!(open(&soon(options(&path))).is_ok()); // no copy of ours is left in a fork
+    assert!(open(&soon(options(&path))).is_ok()); // waits until no fork has a copy
     let output = qemu_io(&path, &["-c", "write 0 512"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -183,7 +183,7 @@ proptest! {
 
 // ---- a front-end that takes bits at the same time
 
-/// The log lies in the page that is stored to, so the order of the two stores can be seen.
+/// The log lies in the page that is stored to: the store would overwrite a bit that was set before it.
 #[test]
 #[cfg(not(miri))]
 fn bit_is_set_after_the_store() {

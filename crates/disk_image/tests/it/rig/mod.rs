@@ -1,4 +1,4 @@
-//! What the integration tests share: images to open, and an opener that fails on demand. No tests here.
+//! Shared by the integration tests: images to open, and an opener that fails on demand. No tests here.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::io;
@@ -12,15 +12,16 @@ use disk_image::{
 };
 use tempfile::TempDir;
 
-/// For locks that will be free soon: a test that forks at this moment keeps a copy of every descriptor until exec.
+/// Timeout for locks that will soon be free: a test that forks at this moment keeps a copy of every
+/// descriptor until exec.
 pub const SOON: Duration = Duration::from_secs(300);
 
-/// A folder on a real file system (the temporary folder may be a tmpfs).
+/// A directory on a real file system (the temporary directory may be a tmpfs).
 pub fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A folder with an image `disk.raw` of `size_bytes` in it.
+/// A directory with an image `disk.raw` of `size_bytes` in it.
 pub fn image(size_bytes: u64) -> (TempDir, PathBuf) {
     let folder = folder();
     let path = folder.path().join("disk.raw");
@@ -28,7 +29,7 @@ pub fn image(size_bytes: u64) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// For reading and writing, without waiting for locks.
+/// Options for reading and writing, without waiting for locks.
 pub fn options(path: &Path) -> ImageOptions {
     ImageOptions { lock_timeout: Duration::ZERO, ..ImageOptions::new(path) }
 }
@@ -41,7 +42,7 @@ pub fn open(options: &ImageOptions) -> Result<Image, ImageError> {
     Image::open(&HostOpener, options)
 }
 
-/// The error's line, checked to be one.
+/// The error's text, checked to be one line.
 pub fn refusal(options: &ImageOptions) -> String {
     refusal_by(&HostOpener, options)
 }
@@ -57,7 +58,7 @@ pub fn assert_says(line: &str, parts: &[&str]) {
     assert!(missing.is_empty(), "'{line}' does not say {missing:?}");
 }
 
-/// The host, except where told to fail (tests often run as root, whom permissions do not stop).
+/// The host's opener, except for failures on demand (tests often run as root, whom permissions do not stop).
 #[derive(Debug, Default)]
 pub struct FailingOpener {
     pub write_open: Option<i32>,
