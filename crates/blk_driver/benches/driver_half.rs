@@ -1,8 +1,8 @@
-//! What one request costs in the driver: slot, header, chain, publication, kick, completion; no I/O and no data.
+//! The driver's cost per request: slot, header, chain, publication, kick, completion; no I/O and no data.
 //!
-//! A device on the same thread takes each chain and gives it back at once, with status "done". `both` is the time of
-//! driver and device together, `device_alone` that of the device's part of the same pass (with the clock read twice in
-//! it); the driver's share is the difference.
+//! A device on the same thread takes each chain and returns it at once, with status OK. `both` is the time of
+//! driver and device together; `device_alone` is the time of the device's part of the same pass (with the
+//! clock read twice in it). The driver's share is the difference.
 //!
 //! `cargo bench -p blk_driver --bench driver_half` measures time. Instructions, per batch of 64 × 1000:
 //! `valgrind --tool=callgrind --toggle-collect='*driver_pass*' <bench binary> --callgrind`
@@ -23,7 +23,7 @@ use virtqueue::{Chain, DeviceQueue, RingFeatures};
 const QUEUE_SIZE: u16 = 256;
 const DEPTH: usize = 64;
 
-/// Somebody who does not need to be woken: the device runs when it is called.
+/// A doorbell without effect: the device runs when it is called.
 #[derive(Debug)]
 struct Silent;
 
@@ -31,11 +31,11 @@ impl Doorbell for Silent {
     fn ring(&self) {}
 }
 
-/// Takes everything and gives it back.
+/// Takes every chain and returns it.
 struct NullDevice {
     ring: DeviceQueue,
     chain: Chain,
-    /// The queue's own region, to store status bytes in.
+    /// The queue's private region, for storing status bytes.
     own: SharedSlice<u8>,
     own_addr: u64,
 }
@@ -86,7 +86,7 @@ impl Bench {
         Self { queue, device: NullDevice::new(&end), _buffers: buffers, ranges, out, next_sector: 0 }
     }
 
-    /// The driver's first part of a batch.
+    /// The driver's first part of a batch: submission.
     #[inline(never)]
     fn driver_pass_push(&mut self, depth: usize) {
         for (token, range) in (0..).zip(&self.ranges[..depth]) {
@@ -99,7 +99,7 @@ impl Bench {
         }
     }
 
-    /// And the second.
+    /// The second part: completions.
     #[inline(never)]
     fn driver_pass_complete(&mut self, depth: usize) {
         let taken = self.queue.completions(&mut self.out).unwrap();
@@ -113,7 +113,7 @@ impl Bench {
         self.driver_pass_complete(depth);
     }
 
-    /// One batch; the time of the device's part.
+    /// Runs one batch; returns the time of the device's part.
     fn device_time(&mut self, depth: usize) -> Duration {
         self.driver_pass_push(depth);
         let start = Instant::now();

@@ -1,10 +1,10 @@
-//! What a lock costs that nobody else wants: one thread, a plain queue beside a shared one behind each lock.
+//! The cost of an uncontended lock: one thread, a plain queue compared with a shared one behind each lock.
 //!
-//! One pass submits a batch, lets a device on the same thread serve it, and takes the completions: the lock is taken
-//! twice. Divide the difference to `queue` by the batch for the cost per request.
+//! One pass submits a batch, lets a device on the same thread serve it, and takes the completions; it takes
+//! the lock twice. For the cost per request, divide the difference to `queue` by the batch size.
 //!
-//! `cargo bench -p blk_driver --bench shared_queue`. Not here: threads that contend (`bareblk lab run kick`), the driver
-//! without a lock in detail (`driver_half`).
+//! `cargo bench -p blk_driver --bench shared_queue`. Not here: contending threads (`bareblk lab run kick`),
+//! the driver without a lock in detail (`driver_half`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::hint::black_box;
@@ -22,7 +22,7 @@ use virtqueue::{Chain, DeviceQueue, RingFeatures};
 const QUEUE_SIZE: u16 = 256;
 const FEATURES: RingFeatures = RingFeatures { event_idx: true, indirect: true, packed: false };
 
-/// Somebody who does not need to be woken: the device runs when it is called.
+/// A doorbell without effect: the device runs when it is called.
 #[derive(Debug)]
 struct Silent;
 
@@ -30,7 +30,7 @@ impl Doorbell for Silent {
     fn ring(&self) {}
 }
 
-/// Takes everything and gives it back.
+/// Takes every chain and returns it.
 struct NullDevice {
     ring: DeviceQueue,
     view: MemoryView,
@@ -48,7 +48,7 @@ impl NullDevice {
     }
 }
 
-/// A queue with one owner, or one that could have several.
+/// A queue with one owner, or one that several threads could share.
 trait Target {
     fn submit(&mut self, requests: &[Request<'_>]);
     fn completions(&mut self, out: &mut [Completion]) -> usize;

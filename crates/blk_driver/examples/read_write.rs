@@ -1,13 +1,14 @@
 //! Writes the first 4 KiB of a vhost-user-blk disk and reads them back: `read_write SOCKET`. Overwrites them!
 //!
-//! Not here: many requests at once from many threads (`SharedQueue`), memory of one's own (`Device::register`).
+//! Not here: many requests at once from many threads (`SharedQueue`), the program's own memory
+//! (`Device::register`).
 
 use std::error::Error;
 use std::time::Duration;
 
 use blk_driver::{Completion, Device, Durability, Options, Reconnect, Request, Work};
 
-/// How long each request may take.
+/// Time limit of each request.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -18,10 +19,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} sectors in blocks of {} bytes", info.capacity_sectors, info.block_size_bytes);
     let queue = &mut queues[0];
 
-    // The simple way: a slice, copied through the pool, and a sleep until it is durable.
+    // The simple way: a slice, copied through the pool; sleeps until the data is durable.
     queue.write_blocking(0, &[7; 4096], Durability::Durable, LIMIT)?;
 
-    // The fast way: buffers of the pool, as many requests as fit, one notification for all, completions by token.
+    // The fast way: buffers of the pool, as many requests as fit, one notification for all of them,
+    // completions by token.
     let buffer = device.pool().take(4096)?;
     queue.push(&Request::new(Work::Read { sector: 0, data: &[buffer.range()] }, 1))?;
     queue.submit();
@@ -35,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     buffer.read(0, &mut bytes);
     println!("first byte: {}", bytes[0]);
 
-    // What happened meanwhile: a resize, a restart of the back-end.
+    // Events since then: a resize, a restart of the back-end.
     while let Some(event) = device.next_event(Duration::ZERO) {
         println!("{event:?}");
     }

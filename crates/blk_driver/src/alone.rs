@@ -1,4 +1,4 @@
-//! A queue without a session: for tests, benchmarks and experiments that bring the device half along.
+//! A queue without a session, for tests, benchmarks and experiments that provide their own device half.
 //!
 //! Not here: connecting (`device.rs`).
 
@@ -13,26 +13,26 @@ use crate::kick::{Doorbell, EventFd};
 use crate::memory::{MemoryMap, Pool, PoolOptions};
 use crate::queue::{Queue, QueueParts, area_bytes};
 
-/// What the device half needs.
+/// Everything that the device half needs.
 #[derive(Debug)]
 pub struct DeviceEnd {
-    /// All of it.
+    /// All guest memory, with the ring and the buffers.
     pub memory: Arc<GuestMemory>,
-    /// Where the ring lies.
+    /// The ring's addresses and size.
     pub layout: RingLayout,
-    /// As given.
+    /// The features given to [`alone`].
     pub features: RingFeatures,
-    /// Where a device starts on the new ring.
+    /// The ring base at which a device starts.
     pub base: u32,
-    /// Signal it when the driver wants to hear of completions.
+    /// The device signals it when the driver wants to know of completions.
     pub call: Arc<EventFd>,
 }
 
 impl DeviceEnd {
-    /// The other half of the ring, which takes as long chains as the driver makes.
+    /// The device half of the ring. It accepts chains as long as the driver makes them.
     ///
     /// # Errors
-    /// [`RingFault`]: never for a queue that was made.
+    /// [`RingFault`]: never for an existing queue.
     pub fn device(&self) -> Result<DeviceQueue, RingFault> {
         let view = MemoryView::new(Arc::clone(&self.memory));
         let device = DeviceQueue::new(&view, self.layout, self.features, self.base)?;
@@ -40,8 +40,8 @@ impl DeviceEnd {
     }
 }
 
-/// A queue of `queue_size` with the pool and doorbell given, and what its device needs. The queue takes the device
-/// for one that can do everything: flush, discard, write zeroes.
+/// Makes a queue of `queue_size` with the given pool and doorbell, and returns it with the resources for its
+/// device. The queue assumes a device that supports everything: flush, discard, write zeroes.
 ///
 /// # Errors
 /// No memory or descriptors.
@@ -54,7 +54,7 @@ pub fn alone(
     alone_with(queue_size, features, Limits::all(), pool, bell)
 }
 
-/// [`alone`] with a device that can do what `limits` say.
+/// Like [`alone`], with a device that supports what `limits` say.
 pub(crate) fn alone_with(
     queue_size: u16,
     features: RingFeatures,

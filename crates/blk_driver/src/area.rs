@@ -1,15 +1,16 @@
-//! Where a queue's private things lie in memory that the device can reach and requests cannot name.
+//! Layout of a queue's private data, in memory that the device can access and requests cannot refer to.
 //!
 //! ```text
 //! ring 0 | ring 1 | slots: 128 bytes × queue size | segments: 256 × queue size | tables: × queue size
 //! slot:  header 16 | status of ring 0, of ring 1 | … 64: table of up to 4 descriptors
 //! ```
 //!
-//! - Two rings: a back-end that was given up may still write to the one it knew. Each has status bytes of its own.
-//! - Short tables lie beside the header they name: the requests of a busy queue share a few pages.
-//! - Everything is written and read as atomics; what the device writes is read once.
+//! - There are two rings, because a back-end that was abandoned may still write to the ring that it knew.
+//!   Each ring has its own status bytes.
+//! - A short table lies next to its header, so that the requests of a busy queue share a few pages.
+//! - All accesses are atomic; each value that the device writes is read once.
 //!
-//! Spec: virtio 1.3 §2.7.5.3, §5.2.6. Not here: what a slot's request is (`slots.rs`).
+//! Spec: virtio 1.3 §2.7.5.3, §5.2.6. Not here: the state of a slot's request (`slots.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +24,7 @@ const SLOT_BYTES: usize = 128;
 const SLOT_WORDS: usize = SLOT_BYTES / 8;
 const STATUS_OFFSET_BYTES: usize = HEADER_BYTES;
 const DESCRIPTOR_BYTES: u64 = 16;
-/// Descriptors that fit into a slot's own table.
+/// Descriptors that fit into a slot's table.
 const SHORT_TABLE: usize = 4;
 const SEGMENTS_BYTES: usize = MAX_SEGMENTS * SEGMENT_BYTES;
 const SEGMENTS_WORDS: usize = SEGMENTS_BYTES / 8;
@@ -31,10 +32,10 @@ const SEGMENTS_WORDS: usize = SEGMENTS_BYTES / 8;
 #[allow(clippy::cast_possible_truncation)] // 16
 const HEADER_LEN: u32 = HEADER_BYTES as u32;
 
-/// What a status byte is before the device writes it: no status of the standard.
+/// A status byte's value before the device writes it; the standard does not use it.
 const NO_STATUS: u8 = 0xff;
 
-/// Which of a queue's two rings.
+/// One of a queue's two rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// The first one.
@@ -57,7 +58,7 @@ impl Side {
     }
 }
 
-/// The addresses.
+/// The addresses of the parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AreaLayout {
     start: u64,
@@ -66,13 +67,13 @@ pub(crate) struct AreaLayout {
 }
 
 impl AreaLayout {
-    /// For a queue of `queue_size` whose requests have up to `max_segments` buffers, from `start` on (a multiple of
-    /// 4096).
+    /// The layout for a queue of `queue_size` whose requests have up to `max_segments` buffers. `start` must
+    /// be a multiple of 4096.
     pub(crate) fn new(start: GuestAddress, queue_size: u16, max_segments: u16) -> Self {
         Self { start: start.raw_value(), queue_size, max_segments }
     }
 
-    /// A new, empty ring there, whose tables may be as long as the area has room for.
+    /// Makes a new, empty ring there. Its tables may be as long as the area has room for.
     ///
     /// # Errors
     /// [`RingFault`].
@@ -83,21 +84,23 @@ impl AreaLayout {
         features: RingFeatures,
     ) -> Result<DriverQueue, RingFault> {
         let mut ring = DriverQueue::new(view, self.ring(side), features)?;
-        // Until the owner sleeps it looks by itself.
+        // The owner polls until it sleeps.
         ring.disable_interrupts();
         Ok(ring.with_indirect_limit(self.max_segments + 2))
     }
 
-    /// How long it is: a multiple of 4096.
+    /// The area's size: a multiple of 4096.
     pub(crate) fn size_bytes(&self) -> u64 {
         (self.tables() + u64::from(self.queue_size) * self.table_bytes() - self.start).next_multiple_of(4096)
     }
 
-    /// Where a ring lies: split or packed, a descriptor table and two parts for events (virtio 1.3 §2.7, §2.8).
+    /// The place of a ring, split or packed: a descriptor table and two parts for events (virtio 1.3 §2.7,
+    /// §2.8).
     pub(crate) fn ring(&self, side: Side) -> RingLayout {
         let descriptors = self.start + side.number() as u64 * self.ring_bytes();
         let avail = descriptors + DESCRIPTOR_BYTES * u64::from(self.queue_size);
-        // The device writes to the used ring: a page away from what it only reads, and lines of its own.
+        // The device writes to the used ring, so the used ring is a page away from data that the device only
+        // reads, and has its own cache lines.
         let used = avail + (6 + 2 * u64::from(self.queue_size)).next_multiple_of(LINE_BYTES);
         RingLayout {
             queue_size: self.queue_size,
@@ -125,23 +128,23 @@ impl AreaLayout {
         self.segments() + (SEGMENTS_BYTES * usize::from(self.queue_size)) as u64
     }
 
-    /// An odd number of lines: neighbours do not compete for the same places of a cache.
+    /// An odd number of cache lines, so that neighbouring tables do not compete for the same cache sets.
     fn table_bytes(&self) -> u64 {
         let lines = (DESCRIPTOR_BYTES * (u64::from(self.max_segments) + 2)).div_ceil(LINE_BYTES);
         (lines | 1) * LINE_BYTES
     }
 }
 
-/// The slots' part of it, mapped.
+/// The part of the area with the slots, mapped.
 #[derive(Debug)]
 pub(crate) struct Area {
     layout: AreaLayout,
-    /// The region alone: rings and tables are in no other.
+    /// A view of this region only: rings and tables are in no other.
     view: MemoryView,
     slot_words: SharedSlice<u64>,
     slot_bytes: SharedSlice<u8>,
     segment_words: SharedSlice<u64>,
-    /// Whose status bytes are in use.
+    /// The ring whose status bytes are in use.
     pub side: Side,
 }
 
@@ -162,7 +165,7 @@ impl Area {
         })
     }
 
-    /// For a ring in it.
+    /// The view for a ring in this area.
     pub(crate) fn view(&self) -> &MemoryView {
         &self.view
     }
@@ -188,7 +191,7 @@ impl Area {
         GuestRange { addr, len_bytes }
     }
 
-    /// A place for a table of `entries` for slot `slot`.
+    /// The place for a table of `entries` entries for slot `slot`.
     #[inline]
     pub(crate) fn table(&self, slot: u16, entries: usize) -> GuestAddress {
         if entries <= SHORT_TABLE {
@@ -198,11 +201,11 @@ impl Area {
         }
     }
 
-    /// Writes the header, and a status that the device has to overwrite.
+    /// Writes the header, and a status that the device must overwrite.
     #[inline]
     pub(crate) fn store_header(&self, slot: u16, header: RequestHeader) {
         let word = usize::from(slot) * SLOT_WORDS;
-        // Relaxed: the ring's publication comes later, and carries all stores before it.
+        // Relaxed: the later publication in the ring makes all earlier stores visible.
         self.slot_words.store(word, u64::from(header.kind), Relaxed);
         self.slot_words.store(word + 1, header.sector, Relaxed);
         self.slot_bytes.store(self.status_index(slot), NO_STATUS, Relaxed);
@@ -218,10 +221,10 @@ impl Area {
         }
     }
 
-    /// What the device wrote, after the ring said that it is done.
+    /// The status byte, read after the ring has shown that the device is done.
     #[inline]
     pub(crate) fn load_status(&self, slot: u16) -> u8 {
-        // Relaxed: the ring's acquire came first.
+        // Relaxed: the ring was read with acquire before.
         self.slot_bytes.load(self.status_index(slot), Relaxed)
     }
 

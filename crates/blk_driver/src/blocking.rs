@@ -1,9 +1,9 @@
-//! One request at a time, for those who want a disk and not a queue: each call sleeps until it is done.
+//! One request at a time, for users that want a disk and not a queue: each call sleeps until it is done.
 //!
 //! `slice → buffer of the pool → request with the limit as its deadline → wait → slice`
 //!
-//! - Only on a queue that nobody else uses: a completion of another request would be lost here.
-//! - A call whose time is up leaves its buffer with the queue until the device lets go of it.
+//! - Only for a queue without other users: a blocking call would lose the completion of another request.
+//! - A call that times out leaves its buffer with the queue until the device releases it.
 //!
 //! Not here: many requests at once (`queue.rs`).
 
@@ -16,35 +16,35 @@ use crate::memory::{Buffer, MemoryError};
 use crate::queue::Queue;
 use crate::request::{Completion, Durability, Request, RequestError, Work};
 
-/// Longest request; a longer slice is cut, so that a small pool serves it.
+/// Longest request. A longer slice is split, so that a small pool is enough.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// Why a blocking call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockingError {
-    /// The request was not taken.
+    /// The queue refused the request.
     #[error(transparent)]
     Push(#[from] PushError),
-    /// The queue cannot go on.
+    /// The queue cannot continue.
     #[error(transparent)]
     Queue(#[from] QueueError),
     /// The request failed.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// No buffer to copy through.
+    /// No free buffer to copy through.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Somebody's requests are in flight.
+    /// Other requests are in flight.
     #[error("{in_flight} requests are in flight, a blocking call wants a queue for itself")]
     Busy {
-        /** Not those of blocking calls that timed out. */
+        /** Without requests of blocking calls that timed out. */
         in_flight: usize,
     },
 }
 
 impl Queue {
-    /// Reads `out.len()` bytes (a multiple of 512) from `sector`, copied through the pool; sleeps meanwhile.
-    /// Only on a queue without other requests in flight.
+    /// Reads `out.len()` bytes (a multiple of 512) from `sector` on, copied through the pool; sleeps
+    /// meanwhile. Only on a queue without other requests in flight.
     ///
     /// # Errors
     /// [`BlockingError`]; `out` may be partly filled.
@@ -65,7 +65,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Writes `data` (a multiple of 512 bytes) to `sector` on, copied through the pool.
+    /// Writes `data` (a multiple of 512 bytes) from `sector` on, copied through the pool.
     ///
     /// # Errors
     /// [`BlockingError`]; a part may have been written.
@@ -79,7 +79,7 @@ impl Queue {
         let end = Instant::now().checked_add(limit);
         let count = data.len().div_ceil(CHUNK_BYTES);
         for (at, (sector, chunk)) in sectors_from(sector).zip(data.chunks(CHUNK_BYTES)).enumerate() {
-            // One flush makes all of them durable.
+            // One flush makes all chunks durable.
             let durability = if at + 1 == count { durability } else { Durability::Cached };
             self.with_buffer(chunk.len(), |queue, buffer| {
                 buffer.write(0, chunk);
@@ -89,7 +89,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes everything durable that completed before.
+    /// Makes every write durable that completed before.
     ///
     /// # Errors
     /// [`BlockingError`].
@@ -97,7 +97,7 @@ impl Queue {
         self.without_buffer(Work::Flush, limit)
     }
 
-    /// The device may forget what is in `segments`.
+    /// Tells the device that the contents of `segments` are no longer needed.
     ///
     /// # Errors
     /// [`BlockingError`].
@@ -105,7 +105,7 @@ impl Queue {
         self.without_buffer(Work::Discard { segments }, limit)
     }
 
-    /// `segments` read as zeroes afterwards.
+    /// Makes `segments` read as zeroes.
     ///
     /// # Errors
     /// [`BlockingError`].
@@ -139,7 +139,7 @@ impl Queue {
         finished
     }
 
-    /// Lends `call` a buffer of the pool; the queue keeps it if the device still has it afterwards.
+    /// Lends `call` a buffer of the pool. If the device still has the buffer afterwards, the queue keeps it.
     fn with_buffer(
         &mut self,
         len_bytes: usize,
@@ -150,14 +150,14 @@ impl Queue {
         let called = call(self, &buffer);
         match &called {
             Err(BlockingError::Request(error)) if error.is_with_device() => self.slots.strand(Some(buffer)),
-            // Whoever had it may write there for ever.
+            // The device may write to it at any later time.
             Err(BlockingError::Request(RequestError::Lost) | BlockingError::Queue(_)) => buffer.abandon(),
             _ => {}
         }
         called
     }
 
-    /// Does one request to its end, `end` at the latest.
+    /// Runs one request until it ends, or until `end`.
     fn finish(&mut self, work: Work<'_>, end: Option<Instant>) -> Result<(), BlockingError> {
         let in_flight = self.slots.used() - self.slots.own_zombies();
         if in_flight > 0 {
@@ -179,7 +179,7 @@ impl Queue {
     }
 }
 
-/// Where each chunk begins.
+/// The first sector of each chunk.
 fn sectors_from(first: u64) -> impl Iterator<Item = u64> {
     (0..).map(move |chunk: u64| first.saturating_add(chunk * (CHUNK_BYTES as u64 / SECTOR_BYTES)))
 }

@@ -1,10 +1,10 @@
-//! A connected device: features, configuration, memory, queues, and what happens to it later.
+//! A connected device: features, configuration, memory, queues, and later events.
 //!
 //! `Options → connect (negotiate, share memory, start queues) → Device + Queues;  thread → events, reconnect`
 //!
-//! - One thread per device, asleep but for what is not about requests: the end of the connection, a changed
-//!   configuration, memory that comes and goes. Queues never wait for it.
-//! - After [`Device`] is dropped nothing of the back-end's is waited for, and every queue ends.
+//! - Each device has one thread. It sleeps except for work outside the requests: the end of the connection, a
+//!   changed configuration, registered and unregistered memory. Queues never wait for it.
+//! - After [`Device`] is dropped, the driver waits for nothing from the back-end, and every queue ends.
 //!
 //! Spec: vhost-user. Not here: the queues themselves (`queue.rs`).
 
@@ -53,47 +53,48 @@ use crate::kick::{Doorbell, EventFd};
 use crate::memory::{MemoryError, MemoryMap, Pool, UserMemory};
 use crate::queue::{Queue, QueueParts, area_bytes};
 
-/// What the device says about itself (virtio 1.3 §5.2.4). Units as named.
+/// The device's description of itself (virtio 1.3 §5.2.4), in the named units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Of 512 bytes.
+    /// In sectors of 512 bytes.
     pub capacity_sectors: u64,
-    /// Logical block.
+    /// Logical block size.
     pub block_size_bytes: u32,
-    /// Queues that can be used of those it has.
+    /// Usable queues of the device.
     pub num_queues: u16,
-    /// Buffers per request.
+    /// Most buffers per request.
     pub max_segments: u32,
-    /// Accepts no writes.
+    /// The device accepts no writes.
     pub read_only: bool,
-    /// Has a cache to flush.
+    /// The device has a cache to flush.
     pub flush: bool,
-    /// 0: no discard.
+    /// Most segments of a discard; 0: no discard.
     pub max_discard_segments: u32,
     /// Per segment.
     pub max_discard_sectors: u32,
-    /// 0: no write zeroes.
+    /// Most segments of a write zeroes; 0: no write zeroes.
     pub max_write_zeroes_segments: u32,
     /// Per segment.
     pub max_write_zeroes_sectors: u32,
-    /// Virtio features both sides agreed on.
+    /// Virtio features that both sides agreed on.
     pub features: u64,
-    /// vhost-user protocol features both sides agreed on.
+    /// vhost-user protocol features that both sides agreed on.
     pub protocol_features: u64,
 }
 
-/// Something that happened outside the queues.
+/// An event outside the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The configuration changed (a resize, say): the new one.
+    /// The configuration changed (for example by a resize); this is the new one.
     ConfigChanged(DeviceInfo),
     /// The back-end went away.
     Disconnected,
-    /// It is back, and this is what was done.
+    /// The back-end is back; the report says what the reconnect did.
     Reconnected(ReconnectReport),
-    /// It did not come back in time, not as it was, or was not waited for. The last event there is.
+    /// The back-end did not come back in time, came back different, or was not waited for. This is the last
+    /// event.
     GaveUp {
-        /// What was wrong with the last attempt, with its causes.
+        /// The error of the last attempt, with its causes.
         reason: String,
     },
 }
@@ -101,27 +102,28 @@ pub enum Event {
 /// What a reconnect did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReconnectReport {
-    /// How often it was tried.
+    /// Number of attempts.
     pub attempts: u32,
-    /// How long the device was away.
+    /// How long the back-end was away.
     pub away: Duration,
-    /// Requests that were sent again. None if `kept_rings`.
+    /// Requests that were sent again. 0 if `kept_rings`.
     pub resubmitted: u64,
-    /// Requests found completed in the old ring. None if `kept_rings`.
+    /// Requests found completed in the old ring. 0 if `kept_rings`.
     pub completed: u64,
-    /// Queues whose owners had not called a second after the device was back: their requests are not in the two
-    /// counts, and are sent again when they call.
+    /// Queues whose owners had not called within a second after the back-end was back. Their requests are not
+    /// in the two counts above; they are sent again when the owner calls.
     pub owners_waited_for: u16,
-    /// The queues go on with the rings that they had: what the back-end had begun is in its in-flight log, and is done again
-    /// by its successor.
+    /// The queues continue with the rings that they had: the old back-end's unfinished requests are in its
+    /// in-flight log, and its successor redoes them.
     pub kept_rings: bool,
 }
 
-/// A session with a back-end. Dropping it stops the queues: what is in flight ends with `Lost`.
+/// A session with a back-end. Dropping it stops the queues: requests in flight end with `Lost`.
 ///
-/// Before, the back-end is asked to let go of all buffers. Ours finishes what it has begun and does; one that hangs, or
-/// answers too early as qemu-storage-daemon does (7.2, 10.0), may still store into the buffers of reads. Who wants them
-/// again takes all completions first.
+/// Before that, drop asks the back-end to release all buffers. bareblk's server finishes the requests that it
+/// has begun and then releases them. A back-end that hangs, or that answers too early as qemu-storage-daemon
+/// does (7.2, 10.0), may still store into the buffers of reads. A program that wants to use those buffers
+/// again must take all completions first.
 #[derive(Debug)]
 pub struct Device {
     pool: Pool,
@@ -132,7 +134,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Connects, negotiates, shares memory and starts the queues, which the caller may move to other threads.
+    /// Connects, negotiates, shares memory and starts the queues. The caller may move the queues to other
+    /// threads.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -145,7 +148,7 @@ impl Device {
         let (map, err) = (MemoryMap::new(), EventFd::new().map_err(resources)?);
         let limits = limits(&session.info);
         let queue_bytes = area_bytes(options.queue_size, limits.max_segments);
-        // One region for all queues: a back-end may take as few as eight.
+        // One region for all queues, because a back-end may accept as few as eight regions.
         let region = map.add_private(queue_bytes * u64::from(options.queues))?;
         let pool = map.add_pool(options.pool)?;
         session.share(&map.memory())?;
@@ -180,20 +183,20 @@ impl Device {
         Ok((Self { pool, shared, commands, thread }, queues))
     }
 
-    /// As last read.
+    /// The configuration as last read.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         self.shared.info()
     }
 
-    /// The pool that was asked for.
+    /// The pool that the options asked for.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Lets requests use memory of the user's own, from the moment that this returns. While the back-end is away, the
-    /// next one is told of it.
+    /// Lets requests use the user's own memory, from the moment that this returns. While the back-end is
+    /// away, the next one is told of the memory when it connects.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -201,8 +204,8 @@ impl Device {
         self.command(|answer| Command::Register(memory, answer))
     }
 
-    /// Takes it back. No request may be in flight that uses it; later ones are refused. When this returns, the
-    /// back-end has let go of it, or is gone.
+    /// Withdraws registered memory. No request that uses it may be in flight; later ones are refused. When
+    /// this returns, the back-end has released the memory, or is gone.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -220,26 +223,26 @@ impl Device {
         answered.recv().map_err(|_| MemoryError::Disconnected)?
     }
 
-    /// The next event, waiting up to `limit`.
+    /// The next event; waits up to `limit`.
     pub fn next_event(&self, limit: Duration) -> Option<Event> {
         self.shared.events.next(limit)
     }
 
-    /// Readable while there are events: to poll together with other things.
+    /// A descriptor that is readable while there are events, for polling together with others.
     #[must_use]
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.shared.events.fd()
     }
 
-    /// Process of the back-end, from the socket's credentials (`SO_PEERCRED`: who made it listen); `None` if it has no
-    /// number here, as from another container.
+    /// The back-end's process id, from the socket's credentials (`SO_PEERCRED`: the process that made it
+    /// listen). `None` if that process has no id here, for example in another container.
     #[must_use]
     pub fn peer_pid(&self) -> Option<i32> {
         self.shared.peer_pid()
     }
 }
 
-/// What requests are checked against.
+/// The limits that requests are checked against.
 fn limits(info: &DeviceInfo) -> Limits {
     Limits {
         max_segments: u16::try_from(info.max_segments).unwrap_or(u16::MAX),
@@ -263,8 +266,8 @@ fn ring_features(accepted: u64) -> RingFeatures {
 }
 
 impl Drop for Device {
-    /// Waits until the back-end has let go of all buffers, at most for the limit of one message, and before that for
-    /// the message that is under way.
+    /// Waits until the back-end has released all buffers, at most for the limit of one message, after the
+    /// message that is under way.
     fn drop(&mut self) {
         self.shared.stop.ring();
         if let Some(thread) = self.thread.take() {

@@ -1,39 +1,39 @@
-//! Why a queue cannot be made, does not take a request, or cannot go on.
+//! Why a queue cannot be created, does not take a request, or cannot continue.
 //!
 //! Not here: how a request failed (`request.rs`), why there is no connection (`device.rs`).
 
 use virtqueue::{AddError, DriverFault};
 
-/// Why a queue cannot be made.
+/// Why a queue cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeQueueError {
-    /// Its size.
+    /// The ring is refused, for example because of its size.
     #[error(transparent)]
     Ring(#[from] virtqueue::RingFault),
-    /// Its own region.
+    /// The queue's area does not lie inside its private region.
     #[error(transparent)]
     Access(#[from] guest_mem::AccessError),
-    /// Its own region.
+    /// The queue's private region is refused.
     #[error(transparent)]
     Memory(#[from] guest_mem::MemoryError),
-    /// No descriptor for its completions.
+    /// No descriptor for completion signals.
     #[error("no descriptor to signal completions with")]
     Signal(#[source] std::io::Error),
 }
 
-/// Why a request was not taken; the queue is as it was.
+/// Why a request was not taken; the queue is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     /// As many requests are in flight as the queue holds: take completions first.
     #[error("the queue is full: {in_flight} requests are in flight")]
     Full {
-        /** Requests. */
+        /** Number of requests in flight. */
         in_flight: usize,
     },
-    /// The ring does not take it.
+    /// The ring refuses the request.
     #[error("the ring does not take the request")]
     Ring(#[source] AddError),
-    /// A buffer that is not in registered memory.
+    /// A buffer lies outside registered memory.
     #[error("buffer of {len_bytes} bytes at {addr:#x} is not in registered memory")]
     NotRegistered {
         /** As given. */
@@ -41,7 +41,7 @@ pub enum PushError {
         /** As given. */
         len_bytes: u32,
     },
-    /// A buffer without bytes.
+    /// A buffer is empty.
     #[error("buffer at {addr:#x} is empty")]
     EmptyBuffer {
         /** As given. */
@@ -52,36 +52,36 @@ pub enum PushError {
     TooManyBuffers {
         /** As given. */
         buffers: usize,
-        /** Of device and queue. */
+        /** Limit of the device and the queue. */
         max: u16,
     },
-    /// Not whole sectors, none, or too many.
+    /// The data is empty, too long, or not a whole number of sectors.
     #[error(
         "{len_bytes} bytes of data, a request has a multiple of {sector_bytes}, from that to {max_bytes}"
     )]
     DataLength {
-        /** All buffers together. */
+        /** Total length of the buffers. */
         len_bytes: u64,
-        /** A sector. */
+        /** Length of a sector. */
         sector_bytes: u64,
-        /** Most of all. */
+        /** Largest possible length. */
         max_bytes: u64,
     },
-    /// No room for the serial.
+    /// The buffer is too small for the serial.
     #[error("{len_bytes} bytes for the device's id, which has {min_bytes}")]
     IdLength {
         /** As given. */
         len_bytes: u32,
-        /** As the device stores them. */
+        /** Length of the serial. */
         min_bytes: u32,
     },
-    /// The device has no such request.
+    /// The device does not offer this request.
     #[error("the device does not offer {what}")]
     NotOffered {
         /** Discard or write zeroes. */
         what: &'static str,
     },
-    /// The device takes no writes.
+    /// The device is read-only.
     #[error("the device is read-only")]
     ReadOnly,
     /// No segments, or too many.
@@ -91,25 +91,25 @@ pub enum PushError {
         what: &'static str,
         /** As given. */
         count: usize,
-        /** Of device and driver. */
+        /** Limit of the device and the driver. */
         max: usize,
     },
-    /// A segment that is too long.
+    /// A segment is too long.
     #[error("{what} of {sectors} sectors in one segment, the device takes at most {max}")]
     SegmentLength {
         /** Discard or write zeroes. */
         what: &'static str,
         /** As given. */
         sectors: u32,
-        /** The device's. */
+        /** The device's limit. */
         max: u32,
     },
-    /// The queue cannot go on.
+    /// The queue cannot continue.
     #[error("the queue takes no more requests")]
     Dead(#[source] QueueError),
 }
 
-/// The queue cannot go on; everything in flight has ended with [`crate::RequestError::Lost`].
+/// The queue cannot continue; every request in flight has ended with [`crate::RequestError::Lost`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// The device broke the ring.
@@ -117,11 +117,11 @@ pub enum QueueError {
     Device {
         /** Its index. */
         queue: u16,
-        /** What it did. */
+        /** How it broke the ring. */
         #[source]
         fault: DriverFault,
     },
-    /// The back-end is gone and will not be waited for.
+    /// The back-end is gone and the driver does not wait for another one.
     #[error("queue {queue}: the back-end is gone")]
     Disconnected {
         /** Its index. */

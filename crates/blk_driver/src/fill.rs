@@ -1,4 +1,4 @@
-//! From a user's request to a slot: each check that the driver can do, then the chain of buffers.
+//! From a user's request to a slot: the driver's checks, then the chain of buffers.
 //!
 //! ```text
 //! read    header | data …           | status        flush              header | status
@@ -6,7 +6,8 @@
 //! id      header | 20 bytes of data | status
 //! ```
 //!
-//! Spec: virtio 1.3 §5.2.6, §5.2.6.1. Not here: the ring (`queue.rs`); whether the sectors exist: the device says.
+//! Spec: virtio 1.3 §5.2.6, §5.2.6.1. Not here: the ring (`queue.rs`); whether the sectors exist: the device
+//! checks that.
 
 use guest_mem::GuestRange;
 use virtio_blk::{DEVICE_ID_BYTES, MAX_SEGMENTS, SECTOR_BYTES, Segment, kind};
@@ -17,38 +18,39 @@ use crate::memory::OpenRanges;
 use crate::request::{Durability, Request, Work};
 use crate::slots::{Phase, Slot};
 
-/// Most data of one request: a chain has less than 2³² bytes (virtio 1.3 §2.7.5.2), header and status included.
+/// Most data of one request: a chain has less than 2³² bytes (virtio 1.3 §2.7.5.2), including header and
+/// status.
 pub(crate) const MAX_DATA_BYTES: u64 = (1 << 32) - SECTOR_BYTES;
 
 #[allow(clippy::cast_possible_truncation)] // 20
 const ID_BYTES: u32 = DEVICE_ID_BYTES as u32;
 
-/// What the device takes.
+/// The device's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Buffers per request.
+    /// Most buffers per request.
     pub max_segments: u16,
-    /// It has a cache to flush (`VIRTIO_BLK_F_FLUSH`).
+    /// The device has a cache to flush (`VIRTIO_BLK_F_FLUSH`).
     pub flush: bool,
-    /// It takes no writes (`VIRTIO_BLK_F_RO`).
+    /// The device accepts no writes (`VIRTIO_BLK_F_RO`).
     pub read_only: bool,
-    /// 0 segments: none (`VIRTIO_BLK_F_DISCARD`).
+    /// 0 segments: no discard (`VIRTIO_BLK_F_DISCARD`).
     pub discard: SegmentLimits,
-    /// 0 segments: none (`VIRTIO_BLK_F_WRITE_ZEROES`).
+    /// 0 segments: no write zeroes (`VIRTIO_BLK_F_WRITE_ZEROES`).
     pub write_zeroes: SegmentLimits,
 }
 
-/// For discard, or for write zeroes.
+/// Limits for discard, or for write zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentLimits {
-    /// Per request.
+    /// Most segments per request.
     pub segments: u32,
-    /// Per segment.
+    /// Most sectors per segment.
     pub sectors: u32,
 }
 
 impl Limits {
-    /// Everything the driver can do.
+    /// The limits of a device that supports everything that the driver can send.
     pub(crate) fn all() -> Self {
         #[allow(clippy::cast_possible_truncation)] // 16
         let most = SegmentLimits { segments: MAX_SEGMENTS as u32, sectors: u32::MAX };
@@ -62,19 +64,19 @@ impl Limits {
     }
 }
 
-/// What happens to a request that was found good.
+/// What to do with a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// It goes to the device.
+    /// Send it to the device.
     Send,
-    /// There is nothing to do: a flush of a device without a cache (virtio 1.3 §5.2.6.1 forbids to send it).
+    /// Nothing to do: a flush on a device without a cache (virtio 1.3 §5.2.6.1 forbids sending it).
     Done,
 }
 
-/// Checks `request` and describes it in `slot`, number `index`, which is free.
+/// Checks `request` and describes it in the free slot `slot`, which has number `index`.
 ///
 /// # Errors
-/// [`PushError`]: `slot` is of no meaning then.
+/// [`PushError`]; the contents of `slot` are meaningless then.
 #[inline]
 pub(crate) fn fill(
     slot: &mut Slot,

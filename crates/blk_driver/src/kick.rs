@@ -1,15 +1,16 @@
-//! Telling the device that there is something in a queue: a value that owns what it rings.
+//! Notifies the device of new requests: a [`Kick`] is a value that owns a reference to the doorbell.
 //!
 //! `Queue::prepare_kick (under the owner's lock: published, and does the device want to know?) → Kick →
 //! Kick::notify (no lock)`
 //!
-//! - A [`Kick`] holds its own share of the doorbell: the queue may be reset, reconnected or dropped between the
-//!   two steps, and the descriptor that is written to is still the one that was meant.
-//! - A reconnected queue has a new doorbell: an old notification reaches nobody, and a back-end that is gone
-//!   cannot swallow a new one.
-//! - `kick_model.rs` tries all interleavings; docs/decisions/0017 argues.
+//! - A [`Kick`] holds its own reference to the doorbell. The queue may be reset, reconnected or dropped
+//!   between the two steps, and the kick still writes to the intended descriptor.
+//! - A reconnected queue has a new doorbell, so an old notification has no effect, and a back-end that is
+//!   gone cannot consume a new one.
+//! - `kick_model.rs` tests all interleavings; docs/decisions/0017 has the argument.
 //!
-//! Spec: virtio 1.3 §2.7.13.4 (spurious notifications are allowed). Not here: whether one is needed (`virtqueue`).
+//! Spec: virtio 1.3 §2.7.13.4 (spurious notifications are allowed). Not here: whether one is needed
+//! (`virtqueue`).
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -18,11 +19,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, read};
 
-use super::Arc; // std's; in `kick_model.rs`, which takes this file in again, loom's
+use super::Arc; // std's; in `kick_model.rs`, which includes this file again, loom's
 
 /// Something that wakes a device.
 pub trait Doorbell: Send + Sync + fmt::Debug {
-    /// Rings. Never blocks; may be called when nobody listens any more.
+    /// Rings. Never blocks; may be called when there is no listener any more.
     fn ring(&self);
 }
 
@@ -31,7 +32,7 @@ pub trait Doorbell: Send + Sync + fmt::Debug {
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new one, non-blocking.
+    /// Makes a new, non-blocking eventfd.
     ///
     /// # Errors
     /// The kernel's: out of descriptors.
@@ -39,14 +40,14 @@ impl EventFd {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Takes the signal off, if there is one. Never blocks.
+    /// Clears the signal, if there is one. Never blocks.
     pub fn clear(&self) {
         let mut count = [0; 8];
-        // Not by O_NONBLOCK, which is a flag of the eventfd and not of our descriptor: a back-end can take it off.
-        // -1: there is no position.
+        // Does not rely on O_NONBLOCK: that flag belongs to the eventfd and not to our descriptor, so a
+        // back-end can clear it. -1: eventfds have no position.
         let slices = &mut [IoSliceMut::new(&mut count)];
         if preadv2(&self.0, slices, u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::OPNOTSUPP) {
-            // Linux before 5.8. Nothing to read: somebody else has.
+            // Linux before 5.8. If there is nothing to read, another reader has cleared the signal.
             let _ = read(&self.0, &mut count);
         }
     }
@@ -60,19 +61,19 @@ impl AsFd for EventFd {
 
 impl Doorbell for EventFd {
     fn ring(&self) {
-        // The counter is full: it has been rung, and nobody has looked yet.
+        // The counter is full: it was rung, and the reader has not looked yet.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
 
-/// A notification that the device asked for and has not had yet. Whoever drops it notifies too: as long as it is not
-/// given, the device sleeps, and others who push meanwhile are told that no notification is needed.
+/// A notification that the device asked for and has not had yet. Dropping it notifies too: the device sleeps
+/// until the notification is given, and other threads that push meanwhile are told that none is needed.
 #[must_use = "the device sleeps until it is notified"]
 #[derive(Debug)]
 pub struct Kick(Arc<dyn Doorbell>);
 
 impl Kick {
-    /// For a queue that decided to ring.
+    /// For a queue that has decided to notify.
     pub(crate) fn new(bell: Arc<dyn Doorbell>) -> Self {
         Self(bell)
     }
@@ -84,7 +85,7 @@ impl Kick {
     }
 }
 
-/// Here, so that a thread that unwinds between the two steps does not take the notification with it.
+/// Notifies in `drop`, so that a thread that unwinds between the two steps still notifies.
 impl Drop for Kick {
     #[inline]
     fn drop(&mut self) {

@@ -3,11 +3,12 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p blk_driver --lib --target-dir target/loom`
 //!
 //! - The code under test is `kick.rs` itself, compiled again with loom's `Arc`.
-//! - The kernel is a table of descriptors: a closed number is nobody's, or somebody else's. The queue is what a
-//!   `SharedQueue` guards: a doorbell and what is in flight. A device serves what it finds once it is rung for.
-//! - Two more queues are wrong on purpose, so that it shows that the model can see what it looks for.
+//! - The kernel is a table of descriptors: a closed number is free, or reused for another file. The queue is
+//!   what a `SharedQueue` protects: a doorbell and the requests in flight. A device serves all published
+//!   requests once it is rung.
+//! - Two more queues are deliberately wrong, to show that the model detects the errors.
 //!
-//! Not here: when the device wants to be notified (`virtqueue`), real threads (`restart_stress.rs`).
+//! Not here: when the device wants a notification (`virtqueue`), real threads (`restart_stress.rs`).
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -33,7 +34,7 @@ impl Kernel {
         self.files.lock().expect("loom does not poison")
     }
 
-    /// The lowest free number, as POSIX has it.
+    /// Returns the lowest free number, as POSIX requires.
     fn open(&self, session: SessionId) -> usize {
         let mut files = self.files();
         let fd = files.iter().position(Option::is_none).unwrap_or(files.len());
@@ -56,7 +57,7 @@ impl Kernel {
     }
 }
 
-/// One connection: what its device can see.
+/// One connection, as its device sees it.
 #[derive(Debug, Default)]
 struct Session {
     id: SessionId,
@@ -65,9 +66,9 @@ struct Session {
 }
 
 impl Session {
-    /// What the device has served once it has nothing more to do.
+    /// Requests that the device has served when it has nothing more to do.
     fn served(&self) -> u32 {
-        // Acquire pairs with the release in `ring`: who is rung for sees what was published before.
+        // Acquire pairs with the release in `ring`: a device that was rung sees what was published before.
         if self.rung.load(Ordering::Acquire) { self.published.load(Ordering::Relaxed) } else { 0 }
     }
 }
@@ -95,14 +96,15 @@ impl Doorbell for Bell {
 
 impl Drop for Bell {
     fn drop(&mut self) {
-        // A model that has failed leaves loom's mutexes poisoned.
+        // After a failure, loom's mutexes are poisoned.
         if !std::thread::panicking() {
             self.kernel.close(self.fd);
         }
     }
 }
 
-/// What the lock of a `SharedQueue` guards. Nothing ever completes: all that was pushed is in flight.
+/// The state that the lock of a `SharedQueue` protects. Nothing ever completes: every pushed request stays in
+/// flight.
 #[derive(Debug)]
 struct Queue {
     kernel: Arc<Kernel>,
@@ -126,7 +128,7 @@ impl Queue {
     }
 
     fn publish(&self) {
-        self.session.published.store(self.in_flight, Ordering::Relaxed); // seen by who is rung for
+        self.session.published.store(self.in_flight, Ordering::Relaxed); // visible to the device that is rung
     }
 
     /// A device that always wants to be notified.
@@ -135,7 +137,7 @@ impl Queue {
         Kick::new(Arc::clone(&self.bell))
     }
 
-    /// A new session: its doorbell takes the old one's place, and what is in flight is sent again.
+    /// A new session: its doorbell replaces the old one, and requests in flight are sent again.
     fn reconnect(&mut self) {
         let fresh = Self::new(&self.kernel, self.session.id + 1);
         let in_flight = self.in_flight;
@@ -154,7 +156,7 @@ fn locked<T>(shared: &Shared, step: impl FnOnce(&mut Queue) -> T) -> Option<T> {
     shared.lock().expect("loom does not poison").as_mut().map(step)
 }
 
-/// `SharedQueue::submit`, unlocked: publish under the lock, ring without it.
+/// `SharedQueue::submit` with the policy `Unlocked`: publish under the lock, ring without it.
 fn submit(shared: &Shared) {
     let kick = locked(shared, |queue| {
         queue.push();
@@ -172,7 +174,7 @@ fn reconnect(shared: &Shared) {
     kick.into_iter().for_each(Kick::notify);
 }
 
-/// Everything in flight is served by the last session, and no descriptor is left over.
+/// The last session serves everything in flight, and no descriptor is leaked.
 fn assert_served(shared: &Shared, kernel: &Kernel, expected: u32) {
     let served = locked(shared, |queue| queue.session.served());
     assert_eq!(served, Some(expected), "published, and the device sleeps");
@@ -289,7 +291,7 @@ fn wrong_on_purpose_a_reconnect_that_rings_for_nothing_in_flight_loses_a_wake_up
         let other = run_beside(&shared, |shared| {
             locked(shared, |queue| {
                 queue.reconnect();
-                queue.publish(); // "whoever pushed will ring": but with the old doorbell
+                queue.publish(); // wrong: relies on the pushing thread's ring, which uses the old doorbell
             });
         });
         submit(&shared);

@@ -2,9 +2,10 @@
 //!
 //! `Device::connect → Queue (push → prepare_kick → Kick::notify … completions) → Device::next_event`
 //!
-//! - The device is not trusted: what it writes is checked against private memory; what it breaks is an error.
-//! - Nothing waits longer than it was told to; nothing is allocated per request once a queue is warm.
-//! - A notification is a value of its own ([`Kick`]): it needs no lock and may outlive its queue.
+//! - The driver does not trust the device: it checks what the device writes against private memory, and
+//!   reports every violation as an error.
+//! - No call waits longer than its limit; once a queue is warm, a request allocates nothing.
+//! - A notification is a separate value ([`Kick`]): it needs no lock and may outlive its queue.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -23,10 +24,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Spec: virtio 1.3 §5.2; vhost-user. Not here: rings (`virtqueue`), what a request means (`virtio_blk`).
+//! Spec: virtio 1.3 §5.2; vhost-user. Not here: rings (`virtqueue`), the meaning of a request (`virtio_blk`).
 #![forbid(unsafe_code)]
 
-use std::sync::Arc; // `kick.rs` takes it from here, so that the model can have loom's
+use std::sync::Arc; // `kick.rs` takes it from here, so that the model can use loom's
 
 mod request;
 
@@ -56,7 +57,7 @@ mod restart_tests;
 #[cfg(test)]
 mod schedule_tests;
 
-// The tests in here share the rig of those outside, which calls the crate by its name.
+// The tests in here share the rig of the integration tests, which refers to the crate by its name.
 #[cfg(test)]
 extern crate self as blk_driver;
 

@@ -1,17 +1,21 @@
-//! How the session reaches a queue that another thread owns.
+//! Connects the session to a queue that another thread owns.
 //!
-//! `session: offer_restart / gone → mailbox, signal → owner: its next call takes the mail → outcome → session`
+//! `session: offer_restart / gone → mailbox, signal → owner: its next call takes the mail → outcome →
+//! session`
 //!
-//! - The owner pays one load per call; everything else is behind a mutex that is touched when something happened.
-//! - An offer carries a new, empty ring, made by the session: the back-end may be started on it at once, long before
-//!   the owner looks (it may be asleep, or idle for hours). The owner fills it and rings the new doorbell.
-//! - A second offer replaces one that nobody took. The ring of an offer is never the one in use: while the owner goes
-//!   from one to the other, and reads the old one to its end, the session waits with the next offer.
-//! - A back-end that goes on with the ring as it is (in-flight log) is none of the owner's business: it gets the ring of the
-//!   last offer, taken or not, or the first one.
-//! - The owner is woken through the completion signal, which every back-end of the queue is given.
+//! - The owner pays one load per call; everything else is behind a mutex that is only locked when something
+//!   happened.
+//! - An offer carries a new, empty ring, made by the session. The back-end can be started on it at once, long
+//!   before the owner's next call (the owner may sleep, or be idle for hours). The owner fills the ring and
+//!   rings the new doorbell.
+//! - A second offer replaces one that was not taken. The ring of an offer is never the one in use: while the
+//!   owner moves from one ring to the other, and reads the old one to its end, the session delays the next
+//!   offer.
+//! - A back-end that continues with the same ring (in-flight log) does not concern the owner: it gets the
+//!   ring of the last offer, taken or not, or the first ring.
+//! - The owner is woken through the completion signal, which every back-end of the queue gets.
 //!
-//! Not here: what the owner does (`restart.rs`), messages (`device.rs`).
+//! Not here: how the owner reacts (`restart.rs`), messages (`device.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,10 +27,11 @@ use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 use crate::area::{AreaLayout, Side};
 use crate::kick::{Doorbell, EventFd};
 
-/// How long an offer waits for an owner on its way: it needs microseconds, unless it came to grief on it.
+/// How long an offer waits for an owner that is moving. The owner needs microseconds, unless it failed on the
+/// way.
 const MOVE_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the owner did with an offer.
+/// How the owner handled an offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RestartOutcome {
     /// Requests that the old ring showed as done.
@@ -35,7 +40,7 @@ pub(crate) struct RestartOutcome {
     pub resubmitted: u64,
 }
 
-/// Where a back-end finds a queue.
+/// A queue's ring as the back-end is told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingPlace {
     /// Addresses and size.
@@ -44,7 +49,7 @@ pub(crate) struct RingPlace {
     pub base: u32,
 }
 
-/// Another ring, empty.
+/// Another, empty ring.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub ring: DriverQueue,
@@ -52,45 +57,45 @@ pub(crate) struct Offer {
     pub bell: Arc<dyn Doorbell>,
 }
 
-/// What the owner finds.
+/// A message to the owner.
 #[derive(Debug)]
 pub(crate) enum Mail {
-    /// Go on with another ring.
+    /// Continue with another ring.
     Restart(Box<Offer>),
-    /// Nobody will come back.
+    /// There will be no further back-end.
     Gone,
 }
 
-/// See the file's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct QueueLink {
-    /// There is mail. The one thing that the owner looks at in each call.
+    /// There is mail. The only field that the owner reads in each call.
     mail: AtomicBool,
     mailbox: Mutex<Mailbox>,
     changed: Condvar,
     area: AreaLayout,
-    /// The area's region and no other.
+    /// The area's region only.
     memory: Arc<GuestMemory>,
     features: RingFeatures,
     call: Arc<EventFd>,
-    /// Rung for the session: an outcome, a broken ring, an owner that left.
+    /// Rung for the session: after an outcome, a broken ring, or a dropped queue.
     notice: Option<Arc<dyn Doorbell>>,
 }
 
 #[derive(Debug)]
 struct Mailbox {
     offer: Option<Box<Offer>>,
-    /// What back-ends were told last.
+    /// The place that back-ends were told last.
     place: RingPlace,
     gone: bool,
     /// The ring that the owner uses.
     side: Side,
-    /// The owner took an offer and has not reported yet: it uses both rings.
+    /// The owner has taken an offer and not reported yet: it uses both rings.
     moving: bool,
     outcome: Option<RestartOutcome>,
     /// The device broke the ring.
     broken: bool,
-    /// There is no owner any more.
+    /// The queue was dropped, so it has no owner any more.
     dropped: bool,
 }
 
@@ -119,14 +124,16 @@ impl QueueLink {
 
     // --- The session's side.
 
-    /// What every back-end of this queue signals: `VHOST_USER_SET_VRING_CALL`.
+    /// The eventfd that every back-end of this queue signals: `VHOST_USER_SET_VRING_CALL`.
     pub(crate) fn call(&self) -> &Arc<EventFd> {
         &self.call
     }
 
-    /// Where the ring is that the last back-end was to use: for the first one, and for one that goes on with it.
+    /// The place of the ring that the last back-end was told of: for the first back-end, and for one that
+    /// continues with it.
     ///
-    /// The base is where a split ring stands, as far as its device has said so; a packed one's is in its log.
+    /// The base is a split ring's current position, as its device has published it; a packed ring's position
+    /// is in its log.
     pub(crate) fn place(&self) -> RingPlace {
         let place = self.lock().place;
         let view = MemoryView::new(Arc::clone(&self.memory));
@@ -136,11 +143,11 @@ impl QueueLink {
         }
     }
 
-    /// Makes another ring, empty, which the owner goes over to in its next call: all that was not acknowledged is
-    /// sent again, and `bell` rung. The back-end can be told of it at once.
+    /// Makes another, empty ring. The owner moves to it in its next call, sends every request again that was
+    /// not acknowledged, and rings `bell`. The session can tell the back-end of the ring at once.
     ///
     /// # Errors
-    /// [`RingFault`]: never for a queue that was made.
+    /// [`RingFault`]: never for an existing queue.
     pub(crate) fn offer_restart(&self, bell: Arc<dyn Doorbell>) -> Result<RingPlace, RingFault> {
         let waited = self.changed.wait_timeout_while(self.lock(), MOVE_LIMIT, |mailbox| mailbox.moving);
         let mut mailbox = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -157,7 +164,7 @@ impl QueueLink {
         Ok(place)
     }
 
-    /// The back-end is gone for good: all that is in flight ends with `Lost`.
+    /// The back-end is gone for good: every request in flight ends with `Lost`.
     pub(crate) fn gone(&self) {
         let mut mailbox = self.lock();
         mailbox.gone = true;
@@ -171,12 +178,12 @@ impl QueueLink {
         self.call.ring();
     }
 
-    /// What the owner did with the last offer, once it has.
+    /// How the owner handled the last offer, once it has.
     pub(crate) fn outcome(&self) -> Option<RestartOutcome> {
         self.lock().outcome
     }
 
-    /// Waits for [`QueueLink::outcome`], at most for `limit`. `None` too if the owner has left.
+    /// Waits up to `limit` for [`QueueLink::outcome`]. Also `None` if the queue was dropped.
     #[cfg(test)]
     pub(crate) fn wait_outcome(&self, limit: Duration) -> Option<RestartOutcome> {
         let undecided = |mailbox: &mut Mailbox| mailbox.outcome.is_none() && !mailbox.dropped;
@@ -184,7 +191,7 @@ impl QueueLink {
         waited.unwrap_or_else(PoisonError::into_inner).0.outcome
     }
 
-    /// Whether the device broke the ring: the queue does not go on, a new back-end would not help it.
+    /// Whether the device broke the ring. The queue cannot continue then, not even with a new back-end.
     pub(crate) fn is_broken(&self) -> bool {
         self.lock().broken
     }
@@ -196,17 +203,17 @@ impl QueueLink {
 
     // --- The owner's side.
 
-    /// One load: whether [`QueueLink::take_mail`] has something.
+    /// Whether [`QueueLink::take_mail`] would return something; costs one load.
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         // Acquire: pairs with the release in `wake_owner`.
         self.mail.load(Ordering::Acquire)
     }
 
-    /// What has come.
+    /// Takes the mail, if there is any.
     pub(crate) fn take_mail(&self) -> Option<Mail> {
         let mut mailbox = self.lock();
-        // Relaxed: under the mutex, as all stores.
+        // Relaxed: all stores happen under the mutex.
         self.mail.store(false, Ordering::Relaxed);
         let offer = mailbox.offer.take();
         if mailbox.gone {
@@ -217,17 +224,17 @@ impl QueueLink {
         Some(Mail::Restart(offer))
     }
 
-    /// An offer was followed.
+    /// Reports that an offer was followed.
     pub(crate) fn report(&self, outcome: RestartOutcome) {
         self.tell_session(|mailbox| (mailbox.outcome, mailbox.moving) = (Some(outcome), false));
     }
 
-    /// The device broke the ring.
+    /// Reports that the device broke the ring.
     pub(crate) fn report_broken(&self) {
         self.tell_session(|mailbox| mailbox.broken = true);
     }
 
-    /// The queue is dropped.
+    /// Reports that the queue is dropped.
     pub(crate) fn report_dropped(&self) {
         self.tell_session(|mailbox| (mailbox.dropped, mailbox.moving) = (true, false));
     }

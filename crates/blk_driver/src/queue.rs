@@ -1,16 +1,19 @@
 //! One queue with one owner: requests in, completions out, no lock.
 //!
-//! `push (slot, header, chain) → prepare_kick (publish, ask) → Kick::notify … completions (used ring → status)`
+//! `push (slot, header, chain) → prepare_kick (publish, ask) → Kick::notify … completions (used ring →
+//! status)`
 //!
-//! - A status byte is believed, a used length is not: it is handed on ([`Completion::stored_bytes`]), and a read whose
-//!   length is too small is an error only with [`ShortReads::Refuse`]. A device should set the length, but some do
-//!   not, and neither Linux nor QEMU's own drivers look at it (virtio 1.3 §2.7.8.2, §2.7.8.3).
-//! - A length larger than the buffers, an unknown id, an index that jumps: the ring is broken and the queue ends.
-//! - While a back-end is away nothing changes: requests are taken into the old ring, until the next one is there
-//!   (`restart.rs`), and deadlines hold.
+//! - The queue trusts a status byte, but not a used length. It passes the length on
+//!   ([`Completion::stored_bytes`]); a read whose length is too small is an error only with
+//!   [`ShortReads::Refuse`]. A device should set the length, but some do not, and neither Linux nor QEMU's
+//!   own drivers look at it (virtio 1.3 §2.7.8.2, §2.7.8.3).
+//! - A length larger than the buffers, an unknown id, or an index that jumps means that the ring is broken;
+//!   the queue ends.
+//! - While a back-end is away nothing changes: the queue takes requests into the old ring until the next
+//!   back-end is there (`restart.rs`), and deadlines still apply.
 //!
-//! Spec: virtio 1.3 §2.7, §2.8, §5.2.6. Not here: checks of a request (`fill.rs`), sleeping (`wait.rs`), blocking calls
-//! (`blocking.rs`), several owners (`shared.rs`), the session (`device.rs`).
+//! Spec: virtio 1.3 §2.7, §2.8, §5.2.6. Not here: checks of a request (`fill.rs`), sleeping (`wait.rs`),
+//! blocking calls (`blocking.rs`), several owners (`shared.rs`), the session (`device.rs`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,16 +31,17 @@ use crate::memory::{MemoryMap, OpenRanges, Pool};
 use crate::request::{Completion, Request, RequestError};
 use crate::slots::{Phase, Slot, Slots, Stage};
 
-/// Buffers per request, unless the device takes fewer: what QEMU's own virtio-blk announces for a queue of 128.
+/// Most buffers per request, unless the device accepts fewer: the number that QEMU's own virtio-blk announces
+/// for a queue of 128.
 pub(crate) const DEFAULT_MAX_SEGMENTS: u16 = 128;
 
-/// What to do about a read that succeeded, with a used length too small for its data.
+/// How to treat a successful read whose used length is too small for its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShortReads {
-    /// The status says that it was done, and is believed.
+    /// Trust the status, which says that the read was done.
     #[default]
     Trust,
-    /// It ends with [`RequestError::ShortRead`].
+    /// End the read with [`RequestError::ShortRead`].
     Refuse,
 }
 
@@ -46,17 +50,17 @@ pub enum ShortReads {
 pub struct QueueStats {
     /// Requests taken.
     pub pushed: u64,
-    /// Requests ended, [`crate::RequestError::Returned`] not counted.
+    /// Requests ended, without [`crate::RequestError::Returned`].
     pub completed: u64,
     /// Notifications that the device wanted.
     pub kicks: u64,
     /// Batches made visible to the device.
     pub publications: u64,
-    /// Times the owner went to sleep for a completion.
+    /// How often the owner went to sleep to wait for a completion.
     pub sleeps: u64,
 }
 
-/// See the file's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Queue {
     pub(crate) index: u16,
@@ -68,35 +72,35 @@ pub struct Queue {
     pub(crate) slots: Slots,
     pub(crate) area: Area,
     pub(crate) ring: DriverQueue,
-    /// The device was asked to signal.
+    /// The device has been asked for a signal.
     pub(crate) armed: bool,
     pub(crate) bell: Arc<dyn Doorbell>,
     pub(crate) call: Arc<EventFd>,
     pub(crate) link: Arc<QueueLink>,
     /// For blocking calls.
     pub(crate) pool: Pool,
-    /// No live request has an earlier one.
+    /// No live request has an earlier deadline.
     pub(crate) earliest: Option<Instant>,
-    /// The last call had no room for requests whose time is up.
+    /// The last call had no room for all requests whose deadline has passed.
     overdue: bool,
     pub(crate) dead: Option<QueueError>,
     pub(crate) stats: QueueStats,
 }
 
-/// What a queue is made of.
+/// The parts of a queue.
 #[derive(Debug)]
 pub(crate) struct QueueParts {
-    /// At the device.
+    /// The queue's index at the device.
     pub index: u16,
     /// A power of two.
     pub queue_size: u16,
     pub features: RingFeatures,
     pub limits: Limits,
-    /// Holds the queue's own area.
+    /// The region with the queue's area.
     pub region: Arc<Region>,
-    /// Where in it: [`area_bytes`] are needed.
+    /// The area's address in the region; the area takes [`area_bytes`].
     pub area: GuestAddress,
-    /// What requests may name.
+    /// The memory that requests may refer to.
     pub map: Arc<MemoryMap>,
     pub pool: Pool,
     pub bell: Arc<dyn Doorbell>,
@@ -104,13 +108,13 @@ pub(crate) struct QueueParts {
     pub notice: Option<Arc<dyn Doorbell>>,
 }
 
-/// How much of a region a queue takes: a multiple of 4096.
+/// Bytes of a region that a queue takes: a multiple of 4096.
 pub(crate) fn area_bytes(queue_size: u16, max_segments: u16) -> u64 {
     AreaLayout::new(GuestAddress(0), queue_size, max_segments).size_bytes()
 }
 
 impl Queue {
-    /// A queue on the first of its two rings, which it makes anew.
+    /// Makes a queue on the first of its two rings, which it initialises.
     ///
     /// # Errors
     /// [`MakeQueueError`].
@@ -145,30 +149,30 @@ impl Queue {
         })
     }
 
-    /// For the session.
+    /// The link for the session.
     pub(crate) fn link(&self) -> &Arc<QueueLink> {
         &self.link
     }
 
-    /// Its index at the device.
+    /// The queue's index at the device.
     #[must_use]
     pub fn index(&self) -> u16 {
         self.index
     }
 
-    /// In descriptors, as negotiated.
+    /// The queue's size in descriptors, as negotiated.
     #[must_use]
     pub fn queue_size(&self) -> u16 {
         self.queue_size
     }
 
-    /// Requests taken and not yet ended (a request that ended but is with the device counts).
+    /// Requests taken and not yet ended. (A request that ended but is still with the device counts too.)
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.slots.used()
     }
 
-    /// Requests of `buffers` buffers each that can be pushed now.
+    /// How many requests of `buffers` buffers each can be pushed now.
     #[must_use]
     pub fn room(&self, buffers: usize) -> usize {
         let (needed, max_segments) = (buffers + 2, usize::from(self.limits.max_segments));
@@ -182,7 +186,7 @@ impl Queue {
         self.slots.left().min(usize::from(self.ring.free_descriptors()) / per_request)
     }
 
-    /// What to do about reads with too small a used length.
+    /// Sets how to treat reads with a used length that is too small.
     pub fn set_short_reads(&mut self, policy: ShortReads) {
         self.short_reads = policy;
     }
@@ -196,14 +200,14 @@ impl Queue {
         self.push_as(request, false)
     }
 
-    /// `own`: for a blocking call.
+    /// `own`: for a blocking call of this crate.
     #[inline]
     pub(crate) fn push_as(&mut self, request: &Request<'_>, own: bool) -> Result<(), PushError> {
         if let Some(error) = &self.dead {
             return Err(PushError::Dead(error.clone()));
         }
         let in_flight = self.slots.used();
-        // Those that wait for room in the ring came first.
+        // Requests that wait for room in the ring come first.
         let waiting = self.slots.waiting() > 0;
         let Some((index, slot)) = self.slots.next_free().filter(|_| !waiting) else {
             return Err(PushError::Full { in_flight });
@@ -230,14 +234,14 @@ impl Queue {
         self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
     }
 
-    /// Makes everything pushed visible to the device; `Some` if the device wants to be notified.
+    /// Makes every pushed request visible to the device; `Some` if the device wants a notification.
     #[must_use]
     pub fn prepare_kick(&mut self) -> Option<Kick> {
         self.read_mail();
         self.publish().then(|| Kick::new(Arc::clone(&self.bell)))
     }
 
-    /// [`Queue::prepare_kick`] and [`Kick::notify`] in one: for an owner without a lock.
+    /// [`Queue::prepare_kick`] and [`Kick::notify`] in one call, for an owner without a lock.
     pub fn submit(&mut self) {
         self.read_mail();
         if self.publish() {
@@ -245,7 +249,7 @@ impl Queue {
         }
     }
 
-    /// Returns whether the device wants to be notified.
+    /// Returns whether the device wants a notification.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         if self.dead.is_some() {
@@ -257,8 +261,8 @@ impl Queue {
         wanted
     }
 
-    /// Takes what has ended, up to `out.len()`; never waits. Also ends requests whose deadline has passed, and sends
-    /// the flush after a durable write (and notifies the device of it).
+    /// Takes up to `out.len()` completions; never waits. Also ends requests whose deadline has passed, and
+    /// sends the flush after a durable write (and notifies the device of it).
     ///
     /// # Errors
     /// [`QueueError`], after everything in flight was handed out.
@@ -271,7 +275,7 @@ impl Queue {
         taken
     }
 
-    /// [`Queue::completions`] for an owner with a lock: what it wants to notify comes back.
+    /// [`Queue::completions`] for an owner with a lock: returns the notification instead of giving it.
     pub(crate) fn completions_and_kick(
         &mut self,
         out: &mut [Completion],
@@ -280,7 +284,7 @@ impl Queue {
         (taken, wanted.then(|| Kick::new(Arc::clone(&self.bell))))
     }
 
-    /// Also returns whether the device wants to be notified.
+    /// Also returns whether the device wants a notification.
     #[inline]
     fn take(&mut self, out: &mut [Completion]) -> (Result<usize, QueueError>, bool) {
         self.read_mail();
@@ -302,7 +306,7 @@ impl Queue {
         }
     }
 
-    /// Takes used chains off the ring, as far as `out` goes.
+    /// Takes used chains off the ring, while `out` has room.
     #[inline]
     fn pop(&mut self, out: &mut [Completion]) -> (usize, bool) {
         if self.dead.is_some() {
@@ -336,7 +340,7 @@ impl Queue {
         (popped, sent && self.publish())
     }
 
-    /// The device is done with a chain.
+    /// Handles a chain that the device is done with.
     #[inline]
     fn settle(&mut self, used: Used) -> Settled {
         #[allow(clippy::cast_possible_truncation)] // as it was given to the ring
@@ -366,7 +370,7 @@ impl Queue {
         }
     }
 
-    /// How the live request in slot `index` ended, which the device is done with.
+    /// The result of the live request in slot `index`, which the device is done with.
     pub(crate) fn outcome(&mut self, index: u16, written_bytes: u32) -> Result<(), RequestError> {
         let status = self.area.load_status(index);
         outcome(self.slots.get_mut(index), status, written_bytes, self.short_reads)
@@ -375,14 +379,14 @@ impl Queue {
     fn flush_after_write(&mut self, index: u16) -> Settled {
         let slot = self.slots.get_mut(index);
         slot.phase = Phase::FlushAfterWrite;
-        // The write's descriptors are free again, so there is room, unless others have waited for it.
+        // The write's descriptors are free again, so there is room, unless other requests wait for it.
         if send(&mut self.ring, &self.area, self.features, index, slot).is_err() {
             self.slots.wait(index);
         }
         Settled::Flush
     }
 
-    /// Sends what waits for room, in the order of the pushes; returns how many.
+    /// Sends the requests that wait for room, in the order of the pushes; returns their number.
     pub(crate) fn send_waiting(&mut self) -> u64 {
         let mut sent = 0;
         while self.slots.waiting() > 0
@@ -398,7 +402,7 @@ impl Queue {
         sent
     }
 
-    /// Ends what should have ended by now, and tells as far as `out` goes.
+    /// Ends the requests that are due, and reports as many as `out` has room for.
     #[cold]
     fn end_overdue(&mut self, out: &mut [Completion]) -> usize {
         let now = Instant::now();
@@ -424,8 +428,9 @@ impl Queue {
         self.slots.tell(out)
     }
 
-    /// Ends the request(s) with this token now, with [`crate::RequestError::Cancelled`]; the device is not asked
-    /// (virtio-blk knows no cancellation), so the buffers come back later. Returns whether there was one.
+    /// Ends the request(s) with this token now, with [`crate::RequestError::Cancelled`]. The device is not
+    /// asked (virtio-blk has no cancellation), so the buffers come back later. Returns whether there was such
+    /// a request.
     pub fn cancel(&mut self, token: u64) -> bool {
         let mut found = false;
         while let Some(index) =
@@ -437,8 +442,8 @@ impl Queue {
         found
     }
 
-    /// The earliest deadline of a request in flight (or of one that was until recently): for owners who sleep by
-    /// themselves, since only a call here ends a request.
+    /// The earliest deadline of a request in flight (or of one that was in flight until recently). For owners
+    /// that sleep by themselves, because only a call to this queue ends a request.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.earliest
@@ -450,7 +455,7 @@ impl Queue {
         QueueStats { completed: self.slots.ended, ..self.stats }
     }
 
-    /// Everything in flight is lost.
+    /// Ends everything in flight with `Lost`.
     #[cold]
     pub(crate) fn die(&mut self, error: QueueError) {
         if matches!(error, QueueError::Device { .. }) {
@@ -468,17 +473,17 @@ impl Drop for Queue {
     }
 }
 
-/// What a used chain leads to.
+/// The result of handling a used chain.
 enum Settled {
-    /// Its owner is told.
+    /// Report the completion to the owner.
     Told(Completion),
-    /// Nobody waits for it.
+    /// Report nothing: no caller waits for it.
     Silent,
-    /// A flush follows.
+    /// Send the flush.
     Flush,
 }
 
-/// How a request ended, by what the device wrote; a read's length goes into the slot.
+/// The request's result, from the device's answer; stores a read's length in the slot.
 #[inline]
 fn outcome(
     slot: &mut Slot,

@@ -1,66 +1,67 @@
-//! What a user asks of the device, and what comes back.
+//! Requests to the device, and their completions.
 //!
-//! Spec: virtio 1.3 §5.2.6. Not here: how a request lies in memory (`queue.rs`).
+//! Spec: virtio 1.3 §5.2.6. Not here: the layout of a request in memory (`fill.rs`, `area.rs`).
 
 use std::time::Instant;
 
 use guest_mem::GuestRange;
 use virtio_blk::Segment;
 
-/// When a write counts as done.
+/// When a write is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// When the device has it: durable after the next flush.
+    /// When the device has the data: durable after the next flush.
     #[default]
     Cached,
-    /// When it is durable: the write is followed by a flush, and completes with that.
+    /// When the data is durable: a flush follows the write, and the request completes with the flush.
     Durable,
 }
 
-/// One thing to do. Buffers are ranges of registered memory ([`crate::Pool`], [`crate::UserMemory`]).
+/// One operation. Buffers are ranges of registered memory ([`crate::Pool`], [`crate::UserMemory`]).
 #[derive(Clone, Copy, Debug)]
 pub enum Work<'r> {
-    /// From `sector` (of 512 bytes) on into `data`, buffer after buffer; a multiple of 512 bytes in all.
+    /// Reads from `sector` (of 512 bytes) on into `data`, buffer after buffer; the total must be a multiple
+    /// of 512 bytes.
     Read {
         /** First sector. */
         sector: u64,
-        /** Where to. */
+        /** Destination buffers. */
         data: &'r [GuestRange],
     },
-    /// From `data` to `sector` on.
+    /// Writes `data` from `sector` on.
     Write {
         /** First sector. */
         sector: u64,
-        /** Where from. */
+        /** Source buffers. */
         data: &'r [GuestRange],
-        /** When it is done. */
+        /** When the write is complete. */
         durability: Durability,
     },
-    /// Everything that completed before becomes durable.
+    /// Makes every write durable that completed before.
     Flush,
-    /// The device may forget what is in these sectors.
+    /// The contents of these sectors are no longer needed.
     Discard {
         /** At most [`crate::DeviceInfo::max_discard_segments`]. */
         segments: &'r [Segment],
     },
-    /// These sectors read as zeroes afterwards.
+    /// Makes these sectors read as zeroes.
     WriteZeroes {
         /** At most [`crate::DeviceInfo::max_write_zeroes_segments`]. */
         segments: &'r [Segment],
     },
-    /// The device's serial into `data`: 20 bytes, padded with zeroes.
+    /// Stores the device's serial in `data`: 20 bytes, padded with zeroes.
     GetId {
         /** At least 20 bytes. */
         data: GuestRange,
     },
 }
 
-/// [`Work`], and who asks.
+/// A [`Work`] with its token and deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'r> {
-    /// What to do.
+    /// The operation.
     pub work: Work<'r>,
-    /// Comes back in the [`Completion`]; the queue does not look at it.
+    /// Returned in the [`Completion`]; the queue does not interpret it.
     pub token: u64,
     /// Ends with [`RequestError::DeadlinePassed`] if the device has not answered by then.
     pub deadline: Option<Instant>,
@@ -74,15 +75,15 @@ impl<'r> Request<'r> {
     }
 }
 
-/// How a request ended. Each request ends exactly once; one that ended with its buffers still at the device
-/// ([`RequestError::is_with_device`]) is followed by exactly one [`RequestError::Returned`].
+/// The end of a request. Each request ends exactly once. One that ended while its buffers were still with the
+/// device ([`RequestError::is_with_device`]) is followed by exactly one [`RequestError::Returned`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// As given.
+    /// The request's token.
     pub token: u64,
-    /// Bytes of data the device stored: those of a read or of an id.
+    /// Bytes of data that the device stored, for a read or an id.
     pub stored_bytes: u32,
-    /// What became of it.
+    /// The request's result.
     pub result: Result<(), RequestError>,
 }
 
@@ -107,7 +108,7 @@ pub enum RequestError {
         /** As read. */
         status: u8,
     },
-    /// Fewer bytes than a successful read must store.
+    /// The device stored fewer bytes than a successful read must store.
     #[error("the device stored {stored_bytes} bytes, the request has {wanted_bytes}")]
     ShortRead {
         /** As read, without the status byte. */
@@ -115,16 +116,16 @@ pub enum RequestError {
         /** What was asked for. */
         wanted_bytes: u64,
     },
-    /// Not answered in time. The buffers are still with the device.
+    /// The device did not answer in time. It still has the buffers.
     #[error("the device did not answer before the deadline")]
     DeadlinePassed,
-    /// Cancelled by its owner. The buffers are still with the device.
+    /// The owner cancelled the request. The device still has the buffers.
     #[error("cancelled")]
     Cancelled,
-    /// The connection is gone, or the device broke its ring, and the request was not done again.
+    /// The connection is gone, or the device broke its ring, and the request was not sent again.
     #[error("the device is gone, whether the request was done is unknown")]
     Lost,
-    /// A request that ended before has left the device now; its buffers are its owner's again.
+    /// The device has released a request that ended before; the owner may use its buffers again.
     #[error("the device let go of the buffers of a request that had ended before")]
     Returned,
 }

@@ -1,13 +1,14 @@
-//! The owner's part when the back-end went away: go over to another ring, or give up.
+//! The owner's reaction when the back-end is gone: move to another ring, or give up.
 //!
 //! `mail → the old ring's last completions → the new ring → everything not acknowledged, in order → doorbell`
 //!
-//! - A durable write whose flush was not acknowledged starts again with the write: what the old back-end had in a
-//!   cache of its own may be gone with it.
-//! - A request that had ended by its deadline or was cancelled is not done again; its buffers are its owner's.
-//! - The old ring is believed as far as it makes sense. Where it does not, the rest is done again.
+//! - A durable write whose flush was not acknowledged starts again with the write: data in the old back-end's
+//!   own cache may be lost with it.
+//! - A request that was cancelled, or whose deadline passed, is not sent again; its buffers go back to its
+//!   owner.
+//! - The owner trusts the old ring as far as it is consistent, and sends the rest again.
 //!
-//! Not here: how the offer comes here (`link.rs`), who makes it (`device.rs`).
+//! Not here: how the offer arrives (`link.rs`), which code makes it (`device.rs`).
 
 use crate::error::QueueError;
 use crate::link::{Mail, Offer, RestartOutcome};
@@ -15,7 +16,7 @@ use crate::queue::Queue;
 use crate::slots::{Phase, Stage};
 
 impl Queue {
-    /// Follows what the session has to say, if anything. One load if not.
+    /// Handles the session's mail, if there is any. Costs one load if not.
     #[inline]
     pub(crate) fn read_mail(&mut self) {
         if self.link.has_mail() {
@@ -53,13 +54,15 @@ impl Queue {
         let resubmitted = self.send_waiting();
         if resubmitted > 0 {
             self.publish();
-            // Not asked for: a back-end that has just begun may not have said what it wants.
+            // Rings without being asked: a back-end that has just started may not have stored its event
+            // setting yet.
             self.bell.ring();
         }
         RestartOutcome { completed, resubmitted }
     }
 
-    /// Takes what the old ring shows as done; its owners are told later. Returns how many requests have ended.
+    /// Takes the requests that the old ring shows as done; their owner is told later. Returns how many
+    /// requests ended.
     fn take_acknowledged(&mut self) -> u64 {
         let mut completed = 0;
         while let Ok(Some(used)) = self.ring.pop_used() {
@@ -71,7 +74,7 @@ impl Queue {
             }
             let result = self.outcome(index, used.written_bytes);
             if result.is_ok() && self.slots.get(index).phase == Phase::WriteBeforeFlush {
-                // Still in need of its flush, hence done again.
+                // Its flush is still missing, so the write is done again.
                 self.slots.rewind(index);
                 continue;
             }
@@ -82,7 +85,8 @@ impl Queue {
         completed
     }
 
-    /// Nobody looks at the ring any more: what is live is to be sent again, the rest comes back.
+    /// Leaves the old ring, which is not read any more: live requests are to be sent again, the others are
+    /// returned.
     fn leave_ring(&mut self) {
         for index in self.slots.indices() {
             match self.slots.get(index).stage {

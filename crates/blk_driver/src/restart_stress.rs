@@ -1,12 +1,12 @@
-//! Real threads: four submit without the lock's protection for their kicks, while the queue is restarted under them.
+//! Real threads: four threads submit and kick without the lock's protection while the queue is restarted.
 //!
-//! - Each restart ends a device in the middle of its work, some of it taken and not answered, and starts another
-//!   on the other ring, with another doorbell.
-//! - Each round ends without restarts: all that is in flight must end by kicks and signals alone, so one that was lost
-//!   is not made good for by the next restart.
+//! - Each restart stops a device in the middle of its work, with some requests taken and not answered, and
+//!   starts another device on the other ring, with another doorbell.
+//! - Each round ends without restarts: everything in flight must end by kicks and signals alone, so that the
+//!   next restart cannot repair a lost one.
 //! - `BAREBLK_LONG=1`: minutes instead of seconds.
 //!
-//! Not here: all interleavings of the few steps that matter (`kick_model.rs`).
+//! Not here: all interleavings of the few critical steps (`kick_model.rs`).
 
 use std::collections::HashSet;
 use std::fs;
@@ -32,12 +32,13 @@ const SUBMITTERS: u64 = 4;
 const BATCH: u64 = 3;
 const QUEUE_SIZE: u16 = 32;
 const ROUND: Duration = Duration::from_millis(50);
-/// Long enough for any machine; a test that waits so long has failed.
+/// Long enough for any machine; a test that waits this long has failed.
 const LONG: Duration = Duration::from_secs(30);
-/// Descriptors more than in the first round; each restart that kept its own would pass this within a second.
+/// Allowed growth in descriptors since the first round; if each restart leaked its own, this would be
+/// exceeded within a second.
 const FDS_MORE: usize = 100;
 
-/// A doorbell whose ring takes its time, so that it is often still under way when the queue has another.
+/// A slow doorbell, so that its ring is often still running when the queue has another one.
 #[derive(Debug)]
 struct LateBell(Arc<EventFd>);
 
@@ -48,14 +49,14 @@ impl Doorbell for LateBell {
     }
 }
 
-/// What a device has taken and not answered.
+/// Requests that a device has taken and not answered.
 struct Taken {
     tag: u16,
     status_addr: u64,
     written_bytes: u32,
 }
 
-/// A device that answers out of order, and leaves the rest when it is stopped.
+/// A device that answers out of order, and leaves the rest when it stops.
 struct Device {
     ring: DeviceQueue,
     view: MemoryView,
@@ -87,7 +88,7 @@ impl Device {
         }
     }
 
-    /// Half of them, the last first.
+    /// Answers half of them, the last one first.
     fn answer_some(&mut self) {
         for taken in self.taken.split_off(self.taken.len() / 2) {
             self.view.store(taken.status_addr, &[0]).unwrap();
@@ -100,7 +101,7 @@ impl Device {
     }
 }
 
-/// A device on its thread.
+/// A device on its own thread.
 struct Session {
     bell: Arc<EventFd>,
     stop: Arc<AtomicBool>,
@@ -124,9 +125,9 @@ impl Session {
         Self { bell, stop, thread: thread::spawn(move || device.run(&theirs)) }
     }
 
-    /// Wherever it is.
+    /// Stops it at any point.
     fn end(self) {
-        self.stop.store(true, Ordering::Relaxed); // the doorbell orders it
+        self.stop.store(true, Ordering::Relaxed); // the doorbell's write orders it
         self.bell.ring();
         self.thread.join().unwrap();
     }
@@ -211,7 +212,7 @@ impl Rig {
         let outcome = loop {
             match self.link.wait_outcome(Duration::from_millis(1)) {
                 Some(outcome) => break outcome,
-                None => drop(self.wait(Duration::ZERO)), // the submitters may be through
+                None => drop(self.wait(Duration::ZERO)), // the submitters may be done
             }
         };
         self.restarts.fetch_add(1, Ordering::Relaxed);
@@ -219,7 +220,7 @@ impl Rig {
         session
     }
 
-    /// By kicks and signals alone.
+    /// Waits until everything in flight has ended, by kicks and signals alone.
     fn drain(&self) {
         while self.queue.in_flight() > 0 {
             let taken = self.wait(LONG);

@@ -1,4 +1,4 @@
-//! A queue whose back-end went away: what the next one is asked to do, and what the owner is told.
+//! A queue whose back-end went away: which requests the next one gets, and what the owner is told.
 //!
 //! Not here: how a session notices (`device.rs`), random schedules (`schedule_tests.rs`).
 
@@ -18,7 +18,7 @@ use guest_mem::{GuestAddress, GuestMemory, Region};
 use virtio_blk::kind;
 use virtqueue::RingFeatures;
 
-/// What a session does when a back-end is back: offers a ring, starts the device on it.
+/// The session's part when a back-end is back: offers a ring and starts the device on it.
 pub(crate) fn restart(rig: &mut Rig) -> (Device, Arc<EventFd>) {
     let bell = Arc::new(EventFd::new().unwrap());
     let place = rig.queue.link().offer_restart(Arc::clone(&bell) as _).unwrap();
@@ -134,7 +134,7 @@ fn writes_that_no_longer_fit_beside_each_other_wait_for_room() {
     let mut rig = rig::rig(8, PLAIN);
     let data = [rig.data(512); 3];
     let write = Work::Write { sector: 1, data: &data, durability: Durability::Durable };
-    // Each write has five descriptors, its flush two: two fit while they flush.
+    // Each write has five descriptors, and its flush two; two writes fit while both flush.
     (1..=2).for_each(|token| {
         rig.push(write, token);
         rig.queue.submit();
@@ -145,7 +145,7 @@ fn writes_that_no_longer_fit_beside_each_other_wait_for_room() {
     let (mut device, _) = restart(&mut rig);
     assert_eq!(rig.results(), []);
     assert_eq!(outcome(&rig), Some(RestartOutcome { completed: 0, resubmitted: 1 }));
-    // There is room for its two descriptors, but the write came first.
+    // There is room for its two descriptors, but the write was pushed first.
     let flush = Request::new(Work::Flush, 9);
     assert_eq!(rig.queue.push(&flush), Err(PushError::Full { in_flight: 2 }));
     let mut ended = Vec::new();
@@ -192,7 +192,7 @@ fn second_offer_before_the_owner_looked_replaces_the_first() {
     assert_eq!((rings(&first_bell), rings(&second_bell)), (0, 1));
     assert_eq!(first.end.layout, second.end.layout);
     assert_eq!(sectors(&mut second), [1]);
-    // Both were told the same place; the first one is gone.
+    // Both devices were told of the same ring; the first one is gone.
     first.pop_all();
 }
 

@@ -1,6 +1,6 @@
-//! Random schedules against a book of what each request was promised: it ends once, and comes back once where due.
+//! Random schedules against a model: each request ends once, and comes back once if it ended early.
 //!
-//! Not here: what single steps do (`restart_tests.rs`, `tests/`).
+//! Not here: the effect of single steps (`restart_tests.rs`, `tests/`).
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -14,16 +14,16 @@ use crate::rig::{self, Device, Rig, Seen};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Which kind, and whether its deadline is over.
+    /// The kind of request, and whether its deadline has passed.
     Push(u8, bool),
     Submit,
-    /// The device takes what there is.
+    /// The device takes all available requests.
     Take,
-    /// The device answers one of those it took, with this status.
+    /// The device answers one of the requests that it took, with this status.
     Answer(usize, u8),
-    /// One of the tokens so far.
+    /// Cancels one of the tokens so far.
     Cancel(usize),
-    /// With so much room.
+    /// Takes completions, with this much room.
     Completions(usize),
     /// The back-end goes away and another one comes.
     Restart,
@@ -41,7 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What became of one token.
+/// The history of one token.
 #[derive(Debug, Default)]
 struct Fate {
     ends: usize,
@@ -104,7 +104,7 @@ impl Run {
 
     fn restart(&mut self) {
         let (device, _) = restart(&mut self.rig);
-        // The owner looks at once: the old device does nothing in between.
+        // The owner calls at once, so the old device does nothing in between.
         assert_eq!(self.rig.queue.completions(&mut []), Ok(0));
         self.rig.device = device;
         self.taken.clear();
@@ -130,7 +130,7 @@ impl Run {
         taken
     }
 
-    /// The device answers everything; nothing is left and every promise was kept.
+    /// The device answers everything; then nothing is left, and every request ended as it must.
     fn finish(mut self) {
         self.rig.queue.submit();
         for _ in 0..4 * self.fates.len() + 4 {

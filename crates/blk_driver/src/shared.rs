@@ -1,25 +1,27 @@
-//! One queue used by many threads, behind a lock of the user's choice.
+//! A queue shared by many threads, behind a lock of the user's choice.
 //!
 //! `submit: lock → push, publish, ask → unlock → notify` (or notify, then unlock: [`KickPolicy::Locked`])
 //! `wait: lock → take → nothing: ask for a signal, look again → unlock → sleep → …`
 //!
-//! - The lock is held for work in memory, never for a system call, unless the policy says so.
-//! - One thread at a time sleeps on the device's signal, *the sleeper*; the others wait for its turn (`turn.rs`).
+//! - The lock is held only for work in memory, never for a system call, unless the policy demands it.
+//! - One thread at a time, *the sleeper*, sleeps on the device's signal; the others wait for its turn
+//!   (`turn.rs`).
 //!
-//! Why no completion is slept through, although any thread may take any of them:
-//! 1. The sleeper takes, asks for a signal and looks again in one go under the lock. What the device completes later it
-//!    signals, and the signal stays on the descriptor until it is cleared. Only the sleeper clears it, and it takes
-//!    completions after that, so a signal that it cleared stood for something that was there to be taken.
-//! 2. Another thread that takes completions withdraws the request for a signal with that. It asks again before it
-//!    unlocks, and if there is more already, wakes the sleeper itself ([`Guarded::rouses`]).
-//! 3. What ends without the device wakes the sleeper too: a cancelled request, one that was done at once, a broken
-//!    ring; and so does a deadline earlier than the time at which the sleeper would wake. The session wakes it by the
-//!    same descriptor, after it has put down what it has to say.
-//! 4. A thread that gets the turn starts with a look. A sleeper that took less than all there was, or whose time was
-//!    up, gives the turn back on every path, and one of those behind it has the next look.
+//! Why no thread sleeps through a completion, although any thread may take any completion:
+//! 1. The sleeper takes completions, asks for a signal and looks again, all under one lock. The device
+//!    signals every later completion, and the signal stays on the descriptor until it is cleared. Only the
+//!    sleeper clears it, and it takes completions after that, so each signal that it cleared stood for a
+//!    completion that could be taken.
+//! 2. Another thread that takes completions thereby withdraws the request for a signal. It asks again before
+//!    it unlocks. If there are more completions already, it wakes the sleeper itself ([`Guarded::rouses`]).
+//! 3. A thread also wakes the sleeper for requests that end without the device (a cancelled request, one that
+//!    was done at once, a broken ring), and for a deadline earlier than the sleeper's wake-up time. The
+//!    session writes its mail first and then wakes the sleeper through the same descriptor.
+//! 4. A thread that gets the turn looks first. A sleeper that took fewer completions than there were, or
+//!    whose time was up, gives the turn back on every path, and one of the waiting threads looks next.
 //!
-//! Why a notification without the lock is right: docs/decisions/0017. Not here: the locks (`qspinlock`, or anything
-//! with `lock_api`).
+//! Why a notification without the lock is correct: docs/decisions/0017. Not here: the locks (`qspinlock`, or
+//! any lock with `lock_api`).
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -34,16 +36,16 @@ use crate::request::{Completion, Request};
 use crate::turn::{MyTurn, Turn};
 use crate::wait::sleep_until;
 
-/// When the device is notified.
+/// When to notify the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KickPolicy {
-    /// While the lock is held: others wait for the notification too.
+    /// While the lock is held: other threads wait for the notification too.
     Locked,
     /// After the lock is released.
     Unlocked,
 }
 
-/// See the file's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct SharedQueue<L: RawMutex> {
     guarded: lock_api::Mutex<L, Guarded>,
@@ -53,20 +55,20 @@ pub struct SharedQueue<L: RawMutex> {
     turn: Turn,
 }
 
-/// What the lock is for.
+/// The state that the lock protects.
 #[derive(Debug)]
 struct Guarded {
     queue: Queue,
     sleeper: Option<Sleeper>,
 }
 
-/// Somebody sleeps, or is about to, and will wake at this time if nothing happens.
+/// A thread sleeps, or is about to; it wakes at this time if nothing happens.
 #[derive(Clone, Copy, Debug)]
 struct Sleeper {
     wake_up: Option<Instant>,
 }
 
-/// What is done about notifications at the end of a visit.
+/// The notifications to give when a call ends.
 #[derive(Debug, Default)]
 struct Bells {
     device: Option<Kick>,
@@ -82,12 +84,12 @@ impl<L: RawMutex> SharedQueue<L> {
         Self { guarded, policy, signal, turn: Turn::default() }
     }
 
-    /// Takes requests in order until one is refused, makes them visible and notifies; returns how many were taken.
-    /// Never waits for room.
+    /// Takes requests in order until one is refused, makes them visible and notifies; returns how many were
+    /// taken. Never waits for room.
     ///
     /// # Errors
-    /// Why the first one was refused; later ones are the caller's business (`Ok(n)` with n < len: the queue is full,
-    /// or submitting the rest says why not).
+    /// Why the first request was refused. `Ok(n)` with n < len means that a later one was refused: the queue
+    /// is full, or submitting the rest returns the reason.
     pub fn submit(&self, requests: &[Request<'_>]) -> Result<usize, PushError> {
         let mut guarded = self.guarded.lock();
         let taken = guarded.push_all(requests);
@@ -97,7 +99,7 @@ impl<L: RawMutex> SharedQueue<L> {
         taken
     }
 
-    /// Takes what has ended, whoever asked for it; never waits.
+    /// Takes completions, whichever thread submitted the requests; never waits.
     ///
     /// # Errors
     /// [`QueueError`].
@@ -109,8 +111,8 @@ impl<L: RawMutex> SharedQueue<L> {
         taken
     }
 
-    /// Like [`SharedQueue::completions`], sleeping up to `limit` if there is nothing. One thread at a time sleeps on
-    /// the device's signal and the others behind it; the lock is not held meanwhile.
+    /// Like [`SharedQueue::completions`], but sleeps up to `limit` if there is nothing. One thread at a time
+    /// sleeps on the device's signal and the others wait for its turn; the lock is not held meanwhile.
     ///
     /// # Errors
     /// [`QueueError`].
@@ -119,7 +121,7 @@ impl<L: RawMutex> SharedQueue<L> {
         if taken > 0 || out.is_empty() {
             return Ok(taken);
         }
-        // No end if it is beyond what the clock can say.
+        // No time limit if the end is beyond the clock's range.
         let until = Instant::now().checked_add(limit);
         match self.turn.take(until) {
             Some(turn) => self.wait_in_turn(&turn, out, until),
@@ -142,7 +144,8 @@ impl<L: RawMutex> SharedQueue<L> {
         }
     }
 
-    /// The sleeper's look: breaks with what there is, or when the time is up; else whether to sleep or to look again.
+    /// One look of the sleeper. Breaks with the completions, or when the time is up; otherwise tells whether
+    /// to sleep or to look again.
     fn take_or_fall_asleep(
         &self,
         out: &mut [Completion],
@@ -159,7 +162,7 @@ impl<L: RawMutex> SharedQueue<L> {
         next
     }
 
-    /// Without the lock.
+    /// Sleeps without the lock.
     fn sleep(&self, sleeper: Sleeper) -> Result<(), QueueError> {
         match sleep_until(&self.signal, sleeper.wake_up) {
             Ok(true) => self.signal.clear(),
@@ -173,7 +176,8 @@ impl<L: RawMutex> SharedQueue<L> {
         Ok(())
     }
 
-    /// Ends the request(s) with this token, as [`Queue::cancel`] does; whoever takes completions is told.
+    /// Ends the request(s) with this token, like [`Queue::cancel`]; a thread that takes completions gets the
+    /// result.
     pub fn cancel(&self, token: u64) -> bool {
         let mut guarded = self.guarded.lock();
         let found = guarded.queue.cancel(token);
@@ -182,7 +186,7 @@ impl<L: RawMutex> SharedQueue<L> {
         found
     }
 
-    /// Requests taken and not yet ended (a request that ended but is with the device counts).
+    /// Requests taken and not yet ended. (A request that ended but is still with the device counts too.)
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.guarded.lock().queue.in_flight()
@@ -194,14 +198,15 @@ impl<L: RawMutex> SharedQueue<L> {
         self.guarded.lock().queue.stats()
     }
 
-    /// The queue, when nobody shares it any more.
+    /// The queue, when it is no longer shared.
     #[must_use]
     pub fn into_inner(self) -> Queue {
         self.guarded.into_inner().queue
     }
 
-    /// The one place where the two policies differ. The doorbell is the kick's own: whatever others do to the queue
-    /// once it is unlocked, it is open, and it is the one of the session that was meant.
+    /// The only place where the two policies differ. The kick owns a reference to its doorbell: whatever
+    /// other threads do to the queue after the unlock, the doorbell is open and belongs to the intended
+    /// session.
     #[inline]
     fn unlock_and_ring(&self, guarded: MutexGuard<'_, L, Guarded>, bells: Bells) {
         match self.policy {
@@ -249,13 +254,14 @@ impl Guarded {
         }
     }
 
-    /// Whether the sleeper has to be woken after others took completions, which withdrew its request for a signal.
+    /// Whether the sleeper must be woken after another thread took completions, which withdrew its request
+    /// for a signal.
     #[inline]
     fn rouses(&mut self) -> bool {
         self.sleeper.is_some() && (self.queue.arm() != Ok(false) || self.rouses_after_push())
     }
 
-    /// Whether there is something for the sleeper of which the device does not know.
+    /// Whether there is something for the sleeper that the device does not know of.
     #[inline]
     fn rouses_after_push(&self) -> bool {
         let Some(sleeper) = self.sleeper else { return false };

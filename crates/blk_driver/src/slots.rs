@@ -1,4 +1,4 @@
-//! What is in flight: one slot per request, in private memory, as many as the queue has descriptors.
+//! The requests in flight: one slot per request, in private memory, as many as the queue has descriptors.
 //!
 //! ```text
 //! Free → Live (its owner waits) ─ device answers ─→ told, Free
@@ -6,8 +6,9 @@
 //!          └ device gone      → Ending → told, Free
 //! ```
 //!
-//! - A slot holds all that is needed to send its request again, into another ring.
-//! - What has ended and was not yet told is counted (`untold`): a caller with little room asks again.
+//! - A slot holds everything that is needed to send its request again, into another ring.
+//! - `untold` counts the slots that have ended and were not yet reported: a caller with little room asks
+//!   again.
 //! - Chains keep their capacity: a warm queue does not allocate.
 //!
 //! Not here: the bytes that the device sees (`area.rs`), checks of a user's request (`fill.rs`).
@@ -20,25 +21,25 @@ use virtio_blk::Segment;
 use crate::memory::Buffer;
 use crate::request::{Completion, RequestError};
 
-/// Where a slot is in its life.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Nobody's.
+    /// Unused.
     Free,
-    /// Its owner waits for it.
+    /// The owner waits for the request.
     Live,
-    /// Ended, its owner does not know yet.
+    /// The request ended, and the owner does not know yet.
     Ending(Result<(), RequestError>),
-    /// Ended, and its owner knows; the buffers are still with the device.
+    /// The request ended, and the owner knows; the device still has the buffers.
     Zombie,
-    /// As `Zombie`, and the device has let go; its owner does not know yet.
+    /// As `Zombie`, but the device has released the buffers; the owner does not know yet.
     Returning,
 }
 
-/// What is sent for a request.
+/// What to send for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The request and nothing else.
+    /// The request alone.
     Only,
     /// A write; its flush comes next.
     WriteBeforeFlush,
@@ -50,12 +51,12 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub stage: Stage,
-    /// The ring has its chain.
+    /// The chain is in the ring.
     pub in_ring: bool,
     pub phase: Phase,
     pub token: u64,
     pub deadline: Option<Instant>,
-    /// Order of the pushes.
+    /// Position in the order of the pushes.
     pub sequence: u64,
     /// The header's type.
     pub kind: u32,
@@ -64,15 +65,15 @@ pub(crate) struct Slot {
     pub chain: Vec<GuestRange>,
     /// How many of `chain` the device reads.
     pub readable: usize,
-    /// Of a discard or a write zeroes.
+    /// Segments of a discard or a write zeroes.
     pub segments: Vec<Segment>,
-    /// What a read must store.
+    /// Bytes that a read must store.
     pub wanted_bytes: u32,
-    /// What it did store, of a request that is `Ending`.
+    /// Bytes that it did store, for a request that is `Ending`.
     pub stored_bytes: u32,
-    /// Made by the queue for a blocking call: nobody is told of its return.
+    /// Made by the queue for a blocking call: its return is not reported.
     pub own: bool,
-    /// What it still uses when the call is over.
+    /// The buffer that the request still uses after the call has returned.
     pub bounce: Option<Buffer>,
 }
 
@@ -97,7 +98,7 @@ impl Slot {
         }
     }
 
-    /// Buffers of what is to be sent now: those the device reads, and those it writes.
+    /// The buffers of the request to send now: those that the device reads, and those that it writes.
     #[inline]
     pub(crate) fn buffers(&self) -> (&[GuestRange], &[GuestRange]) {
         match self.phase {
@@ -114,73 +115,74 @@ impl Slot {
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
-    /// The one freed last is used next: it is still in the cache.
+    /// The slot freed last is used first, because it is still in the cache.
     free: Vec<u16>,
-    /// `Ending` and `Returning` ones.
+    /// Slots that are `Ending` or `Returning`.
     untold: usize,
-    /// `Live` ones that the ring has no room for.
+    /// `Live` slots that the ring has no room for.
     waiting: usize,
-    /// Requests whose end was told, since the queue was made.
+    /// Requests whose end was reported since the queue was made.
     pub ended: u64,
     next_sequence: u64,
 }
 
 impl Slots {
-    /// `count` free ones.
+    /// `count` free slots.
     pub(crate) fn new(count: u16) -> Self {
         let slots = (0..count).map(|_| Slot::free()).collect();
         Self { slots, free: (0..count).rev().collect(), untold: 0, waiting: 0, ended: 0, next_sequence: 0 }
     }
 
-    /// Not free.
+    /// Slots that are not free.
     #[inline]
     pub(crate) fn used(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Requests of blocking calls that are over.
+    /// Requests of blocking calls that have returned, still with the device.
     pub(crate) fn own_zombies(&self) -> usize {
         self.slots.iter().filter(|slot| slot.own && slot.stage == Stage::Zombie).count()
     }
 
-    /// Free.
+    /// Free slots.
     #[inline]
     pub(crate) fn left(&self) -> usize {
         self.free.len()
     }
 
-    /// Ended and not told.
+    /// Slots that ended and were not reported.
     #[inline]
     pub(crate) fn untold(&self) -> usize {
         self.untold
     }
 
-    /// Live, and not in the ring for want of room.
+    /// Live slots that are not in the ring, for lack of room.
     #[inline]
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// A free one, which stays free until [`Slots::begin`].
+    /// A free slot; it stays free until [`Slots::begin`].
     #[inline]
     pub(crate) fn next_free(&mut self) -> Option<(u16, &mut Slot)> {
         let &index = self.free.last()?;
         self.slots.get_mut(usize::from(index)).map(|slot| (index, slot))
     }
 
-    /// By index.
+    /// The slot at `index`.
     #[inline]
     pub(crate) fn get(&self, index: u16) -> &Slot {
         &self.slots[usize::from(index)]
     }
 
-    /// By index.
+    /// The slot at `index`.
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u16) -> &mut Slot {
         &mut self.slots[usize::from(index)]
     }
 
-    /// The slot of the last [`Slots::next_free`] is live: in the ring, or ended already with `outcome`.
+    /// Makes the slot of the last [`Slots::next_free`] live: it is in the ring, or it has ended already with
+    /// `outcome`.
     #[inline]
     pub(crate) fn begin(&mut self, outcome: Option<Result<(), RequestError>>) {
         let Some(index) = self.free.pop() else { return };
@@ -194,7 +196,7 @@ impl Slots {
         }
     }
 
-    /// Its owner is to be told `result`.
+    /// Ends the request; the owner will be told `result`.
     pub(crate) fn end(&mut self, index: u16, result: Result<(), RequestError>) {
         self.set_untold(index, Stage::Ending(result));
     }
@@ -204,7 +206,7 @@ impl Slots {
         self.untold += 1;
     }
 
-    /// The device is done with slot `index`, whose owner is told later.
+    /// The device is done with slot `index`; its owner is told later.
     pub(crate) fn returned(&mut self, index: u16) {
         let slot = self.get_mut(index);
         slot.in_ring = false;
@@ -213,7 +215,7 @@ impl Slots {
         }
     }
 
-    /// A zombie that is no longer with the device.
+    /// Releases a zombie that is no longer with the device.
     fn release(&mut self, index: u16) {
         if self.get(index).own {
             self.free(index);
@@ -222,7 +224,7 @@ impl Slots {
         }
     }
 
-    /// Nobody's again.
+    /// Makes the slot free.
     #[inline]
     pub(crate) fn free(&mut self, index: u16) {
         let slot = self.get_mut(index);
@@ -231,30 +233,30 @@ impl Slots {
         self.free.push(index);
     }
 
-    /// The ring has no room for `index`: later.
+    /// The ring has no room for slot `index`, so it is sent later.
     pub(crate) fn wait(&mut self, index: u16) {
         self.get_mut(index).in_ring = false;
         self.waiting += 1;
     }
 
-    /// The ring has taken one that waited.
+    /// The ring has taken a slot that waited for room.
     pub(crate) fn sent_waiting(&mut self, index: u16) {
         self.get_mut(index).in_ring = true;
         self.waiting -= 1;
     }
 
-    /// The live one that waits longest.
+    /// The live slot that has waited longest.
     pub(crate) fn first_waiting(&self) -> Option<u16> {
         let waiting = self.indices().filter(|&i| self.get(i).stage == Stage::Live && !self.get(i).in_ring);
         waiting.min_by_key(|&index| self.get(index).sequence)
     }
 
-    /// Those for which `wanted` holds.
+    /// The index of the first slot for which `wanted` holds.
     pub(crate) fn position(&self, wanted: impl Fn(&Slot) -> bool) -> Option<u16> {
         self.indices().find(|&index| wanted(self.get(index)))
     }
 
-    /// All.
+    /// The indices of all slots.
     pub(crate) fn indices(&self) -> impl Iterator<Item = u16> + use<> {
         #[allow(clippy::cast_possible_truncation)] // made from a `u16`
         let count = self.slots.len() as u16;
@@ -269,7 +271,7 @@ impl Slots {
         self.end(index, Err(error));
     }
 
-    /// Tells what is untold, as far as `out` goes; returns how many.
+    /// Reports ended slots, as many as `out` has room for; returns their number.
     #[cold]
     pub(crate) fn tell(&mut self, out: &mut [Completion]) -> usize {
         let mut told = 0;
@@ -316,7 +318,7 @@ impl Slots {
         }
     }
 
-    /// The device is gone: what is live is lost, and the rest comes back.
+    /// The device is gone: live requests end as lost, and the others are returned.
     pub(crate) fn lose_all(&mut self) {
         self.waiting = 0;
         for index in self.indices() {
@@ -327,19 +329,19 @@ impl Slots {
         }
     }
 
-    /// The ring that slot `index` was in is not looked at any more.
+    /// The ring of slot `index` is not read any more.
     pub(crate) fn abandon(&mut self, index: u16) {
         let slot = self.get_mut(index);
         if slot.in_ring
             && let Some(buffer) = slot.bounce.take()
         {
-            // Who had the ring may still write there.
+            // The back-end that had the ring may still write there.
             buffer.abandon();
         }
         self.returned(index);
     }
 
-    /// A live slot is to be sent again, from its beginning.
+    /// Makes a live slot ready to be sent again, from its beginning.
     pub(crate) fn rewind(&mut self, index: u16) {
         let slot = self.get_mut(index);
         if slot.phase == Phase::FlushAfterWrite {
@@ -351,7 +353,7 @@ impl Slots {
         }
     }
 
-    /// Nobody waits for the queue's own request any more.
+    /// Marks the queue's own requests as no longer awaited.
     pub(crate) fn forget_own(&mut self) {
         while let Some(index) = self.position(|slot| slot.own && slot.stage == Stage::Live) {
             self.waiting -= usize::from(!self.get(index).in_ring);
@@ -362,11 +364,12 @@ impl Slots {
         }
     }
 
-    /// The queue's own request that ended before the device was done with it keeps `buffer` until it is. Back to
-    /// the pool if there is none.
+    /// Attaches `buffer` to the queue's own request that ended before the device was done with it, until the
+    /// device is. If there is no such request, the buffer goes back to the pool.
     pub(crate) fn strand(&mut self, buffer: Option<Buffer>) {
         let own = self.indices().filter(|&i| self.get(i).own && self.get(i).stage == Stage::Zombie);
-        // The last one pushed: an earlier one without a buffer (a flush, say) comes back at another time.
+        // The one pushed last: an earlier one without a buffer (a flush, for example) comes back at another
+        // time.
         let last = own.max_by_key(|&index| self.get(index).sequence);
         if let Some(index) = last.filter(|&index| self.get(index).bounce.is_none()) {
             self.get_mut(index).bounce = buffer;

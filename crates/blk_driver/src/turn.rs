@@ -1,16 +1,17 @@
-//! Whose turn it is to sleep: a mutex without data that is waited for with a time limit.
+//! The turn to sleep: a mutex without data, with a time limit for waiting.
 //!
-//! - Whoever gives the turn back wakes one of those who wait for it. One is enough: it takes the turn, or finds that a
-//!   newcomer has it, who will give it back too. So as long as somebody waits, somebody has the turn or is on the way.
-//! - A waiter whose time is up leaves only after it has seen the turn taken, under the mutex: a wake-up that it may
-//!   have used up is followed by another, from the one who has the turn.
+//! - The thread that gives the turn back wakes one waiter. One is enough: the waiter takes the turn, or finds
+//!   that a newcomer has it, who will give it back too. So while any thread waits, some thread has the turn
+//!   or is about to take it.
+//! - A waiter whose time is up leaves only after it has seen, under the mutex, that the turn is taken. It may
+//!   have consumed a wake-up, but the thread with the turn will send another one.
 //!
-//! Not here: what the one does who has it (`shared.rs`).
+//! Not here: what the thread with the turn does (`shared.rs`).
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// See the file's head.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     taken: Mutex<bool>,
@@ -22,7 +23,7 @@ pub(crate) struct Turn {
 pub(crate) struct MyTurn<'t>(&'t Turn);
 
 impl Turn {
-    /// Waits for it; `None` when it is still another's at `until`.
+    /// Waits for the turn; `None` if another thread still has it at `until`.
     pub(crate) fn take(&self, until: Option<Instant>) -> Option<MyTurn<'_>> {
         let mut taken = self.lock();
         while *taken {

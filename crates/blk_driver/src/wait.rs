@@ -1,10 +1,10 @@
-//! Sleeping until something has ended: the device's signal, and the two steps before it.
+//! Sleeping until a request has ended: the device's signal, and the two steps before it.
 //!
 //! `completions → arm (ask, look again) → poll(2) up to the limit or the next deadline → completions`
 //!
-//! - The signal is an eventfd that is the queue's for life: back-ends come and go, and whatever the session has to
-//!   say wakes by it too.
-//! - A device that signals for nothing costs wake-ups, and no more time than the limit.
+//! - The signal is an eventfd that belongs to the queue for life: it survives changes of the back-end, and
+//!   the session's mail uses it too.
+//! - A device that signals needlessly costs wake-ups, but a call does not take longer than its limit.
 //!
 //! Spec: virtio 1.3 §2.7.7, §2.8.10. Not here: several sleepers (`shared.rs`).
 
@@ -29,7 +29,7 @@ impl Queue {
         if taken > 0 || out.is_empty() {
             return Ok(taken);
         }
-        // No end if it is beyond what the clock can say.
+        // No time limit if the end is beyond the clock's range.
         let until = Instant::now().checked_add(limit);
         loop {
             let more = self.arm()?;
@@ -54,43 +54,45 @@ impl Queue {
         Ok(())
     }
 
-    /// Asks the device to signal [`Queue::completion_fd`] at the next completion; `true` if there is one already,
-    /// for which no signal may come. The owner reads the descriptor empty ([`Queue::clear_signal`]) when it woke.
+    /// Asks the device to signal [`Queue::completion_fd`] at the next completion. Returns `true` if there is
+    /// a completion already; no signal may come for it. After waking up, the owner clears the descriptor
+    /// ([`Queue::clear_signal`]).
     ///
     /// # Errors
     /// [`QueueError`].
     pub fn arm(&mut self) -> Result<bool, QueueError> {
         self.read_mail();
         if self.dead.is_some() || self.slots.untold() > 0 {
-            return Ok(true); // `completions` says what
+            return Ok(true); // `completions` tells what it is
         }
         self.armed = true;
-        // Mail that comes from now on signals the descriptor.
+        // Any later mail signals the descriptor.
         self.ring.arm_interrupts().or_else(|fault| {
             self.die(QueueError::Device { queue: self.index, fault });
             Ok(true)
         })
     }
 
-    /// The descriptor to poll (or epoll) for completions, after [`Queue::arm`]. It stays the same for the queue's life.
+    /// The descriptor to poll (or epoll) for completions, after [`Queue::arm`]. It stays the same for the
+    /// queue's lifetime.
     #[must_use]
     pub fn completion_fd(&self) -> BorrowedFd<'_> {
         self.call.as_fd()
     }
 
-    /// Takes the signal off [`Queue::completion_fd`].
+    /// Clears the signal on [`Queue::completion_fd`].
     pub fn clear_signal(&mut self) {
         self.call.clear();
     }
 }
 
-/// Sleeps until `signal` is there or `until` is over; returns whether it is there.
+/// Sleeps until `signal` is set or `until` has passed; returns whether it is set.
 ///
 /// # Errors
 /// The kernel's.
 pub(crate) fn sleep_until(signal: &EventFd, until: Option<Instant>) -> Result<bool, Errno> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    // A time that the kernel cannot express is for ever.
+    // A time that the kernel cannot express means no limit.
     let left = left.and_then(|left| Timespec::try_from(left).ok());
     let mut fds = [PollFd::new(signal, PollFlags::IN)];
     match poll(&mut fds, left.as_ref()) {

@@ -24,7 +24,7 @@ pub enum ImageError {
     NotAnImage {
         /** As given. */
         path: PathBuf,
-        /** What it is. */
+        /** The type of the path. */
         kind: FileKind,
     },
     /// The image cannot be read.
@@ -131,7 +131,7 @@ pub enum ImageError {
         size_bytes: u64,
         /** As asked, or the default. */
         block_size_bytes: u32,
-        /** What it looks like instead of raw. */
+        /** The format that it seems to have instead of raw. */
         foreign_format: Option<&'static str>,
     },
     /// Not a valid block size.
@@ -164,7 +164,7 @@ pub enum ImageError {
     Locked {
         /** As given. */
         path: PathBuf,
-        /** As far as /proc shows them. */
+        /** The holders that are visible in /proc. */
         holders: Vec<LockHolder>,
         /** The time limit that has passed. */
         waited: Duration,

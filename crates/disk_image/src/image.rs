@@ -107,9 +107,9 @@ pub enum CapacityChange {
     Unchanged,
     /// Larger; the new capacity is in force.
     Grown {
-        /** Before. */
+        /** The previous capacity. */
         from: u64,
-        /** Now. */
+        /** The new capacity. */
         to: u64,
     },
     /// Smaller. The capacity stays, because a disk must not shrink under its guest; reads of the missing part
@@ -117,7 +117,7 @@ pub enum CapacityChange {
     Shrunk {
         /** The capacity, still in force. */
         from: u64,
-        /** What the file has left. */
+        /** The new size. */
         to: u64,
     },
 }

@@ -69,7 +69,7 @@ pub enum RangeError {
         sector: u64,
         /** As asked. */
         len_bytes: u64,
-        /** At the time of asking. */
+        /** At the time of the check. */
         capacity_sectors: u64,
     },
     /// The range is not in whole blocks.

@@ -46,7 +46,7 @@ pub enum SandboxError {
     /// A system call failed.
     #[error("cannot {action}")]
     System {
-        /** What was tried. */
+        /** The attempted action. */
         action: String,
         /** From the kernel. */
         #[source]
@@ -55,13 +55,13 @@ pub enum SandboxError {
     /// The filter cannot be built or installed.
     #[error("the kernel takes no filter of system calls (seccomp): {reason}")]
     Filter {
-        /** In seccompiler's words. */
+        /** seccompiler's message. */
         reason: String,
     },
     /// There is no list for this processor.
     #[error("there is no list of system calls for this processor ({arch})")]
     Processor {
-        /** As Rust calls it. */
+        /** Rust's name for it. */
         arch: &'static str,
     },
 }

@@ -1,12 +1,12 @@
-//! The back-end's own requests: a second socket, on which it says that the configuration changed.
+//! The back-end's own requests: a second socket, on which it reports that the configuration changed.
 //!
-//! `bytes, whenever they come → header checked → body skipped → request (answered if it wants to be)`
+//! `bytes, whenever they come → header checked → body skipped → request (answered if it asks for that)`
 //!
-//! - Never waits: what has arrived is taken, the rest is taken when it arrives. A back-end that sends half a
+//! - Never waits: it takes the bytes that have arrived, and the rest later. A back-end that sends half a
 //!   message, garbage, or descriptors loses the channel, not the device.
-//! - Of the requests there are, only CONFIG_CHANGE_MSG concerns us; the others are refused.
+//! - The driver handles only CONFIG_CHANGE_MSG and refuses all other requests.
 //!
-//! Spec: vhost-user, "Back-end message types". Not here: what a change means (`thread.rs`).
+//! Spec: vhost-user, "Back-end message types". Not here: the effect of a change (`thread.rs`).
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,10 +20,10 @@ use vhost::vhost_user::message::{BackendReq, MAX_MSG_SIZE};
 
 use super::wire::{HEADER_BYTES, channel_reply, channel_request_flags, words};
 
-/// Requests taken at once: a back-end that never stops must not keep the device's thread here.
+/// Most requests per call: a back-end that never stops must not keep the device's thread here.
 const MAX_AT_ONCE: usize = 64;
 
-/// Why the channel is given up.
+/// Why the channel is abandoned.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChannelError {
     #[error("the back-end closed its channel")]
@@ -38,19 +38,19 @@ pub(super) enum ChannelError {
     Io(#[from] io::Error),
 }
 
-/// Our end.
+/// Our end of the channel.
 #[derive(Debug)]
 pub(super) struct Channel {
     socket: OwnedFd,
     header: [u8; HEADER_BYTES],
-    /// Of `header`, so far.
+    /// Bytes of `header` received so far.
     header_bytes: usize,
-    /// Of the body, still to come.
+    /// Bytes of the body still to come.
     body_bytes: usize,
 }
 
 impl Channel {
-    /// Ours, and what to give to the back-end.
+    /// Our end, and the end for the back-end.
     pub(super) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         Ok((Self { socket: ours, header: [0; HEADER_BYTES], header_bytes: 0, body_bytes: 0 }, theirs))
@@ -60,8 +60,8 @@ impl Channel {
         self.socket.as_fd()
     }
 
-    /// Takes what is there. Returns whether the configuration changed, and whether the channel goes on: a back-end
-    /// may say something and then close it.
+    /// Takes everything that has arrived. Returns whether the configuration changed, and whether the channel
+    /// continues: a back-end may send a request and then close it.
     pub(super) fn take(&mut self) -> (bool, Result<(), ChannelError>) {
         let mut changed = false;
         for _ in 0..MAX_AT_ONCE {
@@ -74,7 +74,7 @@ impl Channel {
         (changed, Ok(()))
     }
 
-    /// The code of the next request that is all there.
+    /// The code of the next complete request.
     fn next(&mut self) -> Result<Option<u32>, ChannelError> {
         while self.header_bytes < HEADER_BYTES {
             let mut rest = [0; HEADER_BYTES];
@@ -105,7 +105,8 @@ impl Channel {
         fits.ok_or(ChannelError::TooLarge { code, size, max: MAX_MSG_SIZE })
     }
 
-    /// Success for a change of configuration, failure for what we do not know, if an answer is wanted.
+    /// Answers, if an answer is wanted: success for a change of configuration, failure for an unknown
+    /// request.
     fn answer(&self) -> Result<u32, ChannelError> {
         let [code, flags, _] = words(self.header);
         if channel_request_flags(flags) == Some(true) {
@@ -120,7 +121,7 @@ impl Channel {
         Ok(code)
     }
 
-    /// `None`: nothing there. Descriptors that come along are closed.
+    /// `None`: nothing has arrived. Descriptors that come along are closed.
     fn receive(&self, out: &mut [u8]) -> Result<Option<usize>, ChannelError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -3,12 +3,12 @@
 //! `connect → features → protocol features → owner → queues, slots, channel, configuration → features accepted
 //!  → memory → in-flight log → each queue: num, base, addr, call, err, kick, enable`
 //!
-//! - The first connection chooses features; later ones are held to what was chosen (`Terms`).
-//! - Back-ends start a queue at its kick descriptor or when it is enabled: enabling comes last, after everything
-//!   that the queue needs.
-//! - The in-flight log comes before all rings: a back-end reads it when it starts them.
+//! - The first connection chooses features; later ones must match the choice (`Terms`).
+//! - Back-ends start a queue at its kick descriptor or when it is enabled, so enabling comes last, after
+//!   everything that the queue needs.
+//! - The in-flight log comes before all rings, because a back-end reads it when it starts them.
 //!
-//! Spec: vhost-user, "Starting and stopping rings". Not here: when to do it again (`thread.rs`).
+//! Spec: vhost-user, "Starting and stopping rings". Not here: when to reconnect (`thread.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -28,30 +28,30 @@ use crate::kick::EventFd;
 use crate::link::RingPlace;
 use crate::memory::MemoryError;
 
-/// What a connection must come to.
+/// The requirements on a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Terms<'a> {
-    /// What the options say.
+    /// Those of the options.
     Fresh,
-    /// The device that was there before.
+    /// Those of the options, and the same device as before.
     AsBefore(&'a DeviceInfo),
 }
 
-/// A back-end that agreed on what is used.
+/// A back-end with the agreed features.
 #[derive(Debug)]
 pub(super) struct Session {
     front_end: FrontEnd,
-    /// `None` without BACKEND_REQ, or once it broke.
+    /// `None` without BACKEND_REQ, or after it broke.
     pub(super) channel: Option<Channel>,
     pub(super) info: DeviceInfo,
-    /// Queues by GET_QUEUE_NUM.
+    /// The number of queues, from GET_QUEUE_NUM.
     counted_queues: Option<u64>,
     queue_size: u16,
-    /// Regions it can have at once.
+    /// Most regions that it can have at once.
     max_regions: usize,
-    /// What it was told of.
+    /// The regions that it was told of.
     shared: Vec<Arc<Region>>,
-    /// Queues that run.
+    /// Running queues.
     started: Vec<u16>,
 }
 
@@ -92,12 +92,12 @@ impl Session {
         Ok(Self { front_end, channel, info, counted_queues, queue_size, max_regions, shared, started })
     }
 
-    /// To poll for its end, and to ask who is there.
+    /// To poll for the connection's end, and to ask for the peer's credentials.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.front_end.wire().socket()
     }
 
-    /// Tells the back-end of all of `memory`.
+    /// Tells the back-end of all regions of `memory`.
     pub(super) fn share(&mut self, memory: &GuestMemory) -> Result<(), ConnectError> {
         self.check_regions(memory.regions().len())?;
         if self.front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
@@ -109,7 +109,7 @@ impl Session {
         Ok(())
     }
 
-    /// One region more, under running queues. After an error, the back-end has what it had.
+    /// Adds one region while queues run. After an error, the back-end has the same regions as before.
     pub(super) fn add_region(&mut self, region: &Arc<Region>) -> Result<(), MemoryError> {
         self.check_regions(self.shared.len() + 1)?;
         if self.front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
@@ -123,7 +123,7 @@ impl Session {
         Ok(())
     }
 
-    /// One region less, under running queues.
+    /// Removes one region while queues run.
     pub(super) fn remove_region(&mut self, region: &Arc<Region>) -> Result<(), MessageError> {
         self.shared.retain(|other| !Arc::ptr_eq(other, region));
         if self.front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
@@ -144,12 +144,12 @@ impl Session {
         if count > max { Err(MemoryError::TooManyRegions { count, max }) } else { Ok(()) }
     }
 
-    /// Whether a log can be given to the back-end.
+    /// Whether the back-end accepts a log.
     pub(super) fn takes_log(&self) -> bool {
         self.front_end.has(Protocol::INFLIGHT_SHMFD)
     }
 
-    /// A new log for `queues` new rings, if the back-end has one. It has been given to it.
+    /// Gets a new log for `queues` new rings, if the back-end offers one, and gives it back to the back-end.
     pub(super) fn new_log(&self, queues: u16) -> Result<Option<Log>, ConnectError> {
         if !self.takes_log() {
             return Ok(None);
@@ -161,17 +161,17 @@ impl Session {
         Ok(log)
     }
 
-    /// The log of the rings that are started next.
+    /// Gives the back-end the log of the rings that are started next.
     pub(super) fn give_log(&self, log: &Log) -> Result<(), MessageError> {
         self.front_end.set_inflight_fd(log)
     }
 
-    /// All that was sent has been seen.
+    /// Waits until the back-end has processed every message.
     pub(super) fn barrier(&self) -> Result<(), MessageError> {
         self.front_end.barrier()
     }
 
-    /// Starts queue `queue` in memory that was shared.
+    /// Starts queue `queue` in memory that was shared before.
     pub(super) fn start(
         &mut self,
         queue: u16,
@@ -192,25 +192,25 @@ impl Session {
         Ok(())
     }
 
-    /// The configuration as it is now.
+    /// Reads the current configuration.
     pub(super) fn read_info(&self) -> Result<DeviceInfo, ConnectError> {
         let protocol = Protocol::from_bits_truncate(self.info.protocol_features);
         read_info(&self.front_end, self.counted_queues, self.queue_size, self.info.features, protocol)
     }
 
-    /// The connection is up: from now on each message has its limit, and no other.
+    /// Marks the connection as established: from now on only each message's own limit applies.
     pub(super) fn settle(&mut self) {
         self.front_end.wire_mut().settle();
     }
 
-    /// Has the back-end let go of one queue's ring and buffers.
+    /// Makes the back-end release one queue's ring and buffers.
     pub(super) fn stop_queue(&mut self, queue: u16) -> Result<(), MessageError> {
         let count = self.started.len();
         self.started.retain(|&other| other != queue);
         if self.started.len() == count { Ok(()) } else { self.front_end.vring_base(queue).map(drop) }
     }
 
-    /// Has the back-end let go of all memory, as far as it answers within the limit of one message.
+    /// Makes the back-end release all memory, as far as it answers within the limit of one message.
     pub(super) fn close(mut self) -> Result<(), MessageError> {
         self.front_end.wire_mut().hurry();
         self.started.iter().try_for_each(|&queue| self.front_end.vring_base(queue).map(drop))?;

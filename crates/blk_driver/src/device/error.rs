@@ -1,6 +1,6 @@
 //! Why there is no connection.
 //!
-//! Not here: what can go wrong with one message (`wire.rs`).
+//! Not here: errors of a single message (`wire.rs`).
 
 use std::io;
 use std::path::PathBuf;
@@ -18,15 +18,15 @@ pub enum ConnectError {
     QueueSize {
         /** As given. */
         size: u16,
-        /** Smallest. */
+        /** Smallest size. */
         min: u16,
-        /** Largest. */
+        /** Largest size. */
         max: u16,
     },
-    /// A device without queues is of no use.
+    /// No queues were requested.
     #[error("0 queues wanted, at least 1 is needed")]
     NoQueues,
-    /// Nobody listens there, or takes no connection in time.
+    /// There is no listener, or it does not accept the connection in time.
     #[error("cannot connect to {}", path.display())]
     Socket {
         /** As given. */
@@ -38,22 +38,22 @@ pub enum ConnectError {
     /// A message failed.
     #[error("the back-end does not go through with it")]
     Message(#[from] MessageError),
-    /// Something that cannot be done without.
+    /// The back-end lacks a required feature.
     #[error("the back-end does not offer {feature} ({bit:#x}), its features are {offered:#x}")]
     Feature {
-        /** By the name in its standard. */
+        /** Name in its standard. */
         feature: &'static str,
-        /** The same. */
+        /** Its bit. */
         bit: u64,
         /** As received. */
         offered: u64,
     },
-    /// Fewer queues than wanted.
+    /// The device has fewer queues than requested.
     #[error("{wanted} queues wanted, the device has {available}")]
     Queues {
         /** As given. */
         wanted: u16,
-        /** What can be used of the device. */
+        /** Usable queues of the device. */
         available: u16,
     },
     /// The back-end gives no configuration.
@@ -62,50 +62,50 @@ pub enum ConnectError {
         /** Sizes that were tried. */
         asked_bytes: [usize; 4],
     },
-    /// Something in the configuration that no device can have.
+    /// A value in the configuration is impossible.
     #[error("the device says {field} {value}, which cannot be")]
     Config {
-        /** Its name. */
+        /** Name of the field. */
         field: &'static str,
         /** As received. */
         value: u64,
     },
-    /// The back-end that came back is not what it was.
+    /// The back-end that came back has other features than before.
     #[error(
         "the back-end came back with features {is:#x}, {was:#x} are in use: {missing:#x} are missing, and read-only: {read_only}"
     )]
     OtherFeatures {
-        /** In use, not offered now. */
+        /** In use, but not offered any more. */
         missing: u64,
-        /** Read-only now, and was not. */
+        /** Whether it is read-only now and was not before. */
         read_only: bool,
-        /** In use. */
+        /** Features in use. */
         was: u64,
         /** As received. */
         is: u64,
     },
-    /// Requests were made for another block size.
+    /// The disk came back with another block size.
     #[error("the disk came back with blocks of {is_bytes} bytes, it had {was_bytes}")]
     OtherBlockSize {
-        /** Before. */
+        /** Previous value. */
         was_bytes: u32,
         /** As received. */
         is_bytes: u32,
     },
-    /// The disk that came back takes less than it did.
+    /// The disk that came back has lower limits than before.
     #[error("the disk came back with {field} {is}, it had {was}")]
     Smaller {
-        /** What is less. */
+        /** Name of the field. */
         field: &'static str,
-        /** Before. */
+        /** Previous value. */
         was: u64,
         /** As received. */
         is: u64,
     },
-    /// The answer to GET_INFLIGHT_FD is not about what was asked for.
+    /// The answer to GET_INFLIGHT_FD does not match the request.
     #[error("the back-end gives an in-flight log for {is} {what}, it was asked for {wanted}")]
     LogOfOthers {
-        /** Of which there is another number. */
+        /** What the number counts. */
         what: &'static str,
         /** As received. */
         is: u16,
@@ -118,7 +118,7 @@ pub enum ConnectError {
         /** As received. */
         len_bytes: u64,
     },
-    /// The answer to GET_INFLIGHT_FD names bytes that are not there.
+    /// The answer to GET_INFLIGHT_FD refers to bytes outside the file.
     #[error(
         "the back-end gives an in-flight log of {len_bytes} bytes from byte {offset_bytes} on, its memory has {file_bytes}"
     )]
@@ -127,13 +127,13 @@ pub enum ConnectError {
         offset_bytes: u64,
         /** As received. */
         len_bytes: u64,
-        /** Size of what was passed. */
+        /** Size of the passed file. */
         file_bytes: u64,
     },
-    /// A queue cannot be made.
+    /// A queue cannot be created.
     #[error("no queue can be made")]
     Queue(#[from] MakeQueueError),
-    /// Memory for rings or buffers.
+    /// No memory for rings or buffers.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// No descriptors or threads.
@@ -141,7 +141,7 @@ pub enum ConnectError {
     Resources(#[source] io::Error),
 }
 
-/// An error and its causes on one line.
+/// Formats an error and its causes on one line.
 pub(super) fn in_a_line(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut source = error.source();

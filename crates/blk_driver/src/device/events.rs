@@ -1,10 +1,10 @@
-//! Events on their way from the device's thread to its user: bounded, and pollable.
+//! The queue of events from the device's thread to its user: bounded, and pollable.
 //!
-//! - At most [`MAX_EVENTS`] wait. When there are more, the oldest change of configuration goes, which a later one
-//!   makes worthless; only if there is none, the oldest event of all.
-//! - The descriptor is readable exactly as long as events wait: both are changed under one lock.
+//! - At most [`MAX_EVENTS`] wait. If there are more, the oldest change of configuration is dropped, because a
+//!   later one replaces it. If there is none, the oldest event is dropped.
+//! - The descriptor is readable exactly while events wait: both are changed under one lock.
 //!
-//! Not here: what causes events (`thread.rs`).
+//! Not here: which code sends events (`thread.rs`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::Event;
 use crate::kick::{Doorbell, EventFd};
 
-/// A user that never asks must not make a flapping back-end fill our memory.
+/// Limits memory if the user never asks for events while the back-end keeps reconnecting.
 const MAX_EVENTS: usize = 64;
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Events {
         self.arrived.notify_one();
     }
 
-    /// The oldest, waiting up to `limit` for one.
+    /// The oldest event; waits up to `limit` for one.
     pub(super) fn next(&self, limit: Duration) -> Option<Event> {
         let deadline = Instant::now().checked_add(limit);
         let mut queue = self.lock();

@@ -1,10 +1,12 @@
-//! vhost-user's messages as calls: what each carries, and what its reply may be.
+//! vhost-user's messages as calls: the contents of each message, and its valid replies.
 //!
-//! - Whether a message without a reply of its own asks for one (REPLY_ACK) is kept here; without it, success is
-//!   not known, and [`FrontEnd::barrier`] at least tells that everything before was seen.
-//! - Numbers that come back are the back-end's: they are checked where they are used (`negotiate.rs`).
+//! - This type knows whether a message without its own reply can ask for one (REPLY_ACK). Without REPLY_ACK
+//!   the driver does not learn whether the message succeeded; [`FrontEnd::barrier`] at least ensures that the
+//!   back-end has processed it.
+//! - Numbers in replies come from the back-end; the code that uses them checks them (`negotiate.rs`).
 //!
-//! Spec: vhost-user, "Front-end message types". Not here: bytes and deadlines (`wire.rs`), the order (`connect.rs`).
+//! Spec: vhost-user, "Front-end message types". Not here: bytes and deadlines (`wire.rs`), the order
+//! (`connect.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -17,7 +19,7 @@ use super::wire::{MessageError, Outgoing, Wire};
 
 /// Offset, size and flags before the configuration's bytes (vhost-user, "Virtio device config space").
 const CONFIG_HEAD_BYTES: usize = 12;
-/// Most that can be asked for at once (vhost-user, `VHOST_USER_GET_CONFIG`).
+/// Most bytes per request (vhost-user, `VHOST_USER_GET_CONFIG`).
 const MAX_CONFIG_BYTES: usize = 256;
 
 type Result<T, E = MessageError> = std::result::Result<T, E>;
@@ -56,7 +58,7 @@ impl FrontEnd {
 
     pub(super) fn set_protocol_features(&mut self, features: VhostUserProtocolFeatures) -> Result<()> {
         let body = features.bits().to_ne_bytes();
-        // REPLY_ACK counts from the next message on.
+        // REPLY_ACK applies from the next message on.
         self.tell(FrontendReq::SET_PROTOCOL_FEATURES, &body, &[])?;
         self.protocol = features;
         Ok(())
@@ -90,8 +92,8 @@ impl FrontEnd {
         self.tell(FrontendReq::RESET_DEVICE, &[], &[])
     }
 
-    /// The first `size_bytes` (at most 256) of the configuration space; `None` if the back-end says that it has
-    /// them not. Only with CONFIG.
+    /// The first `size_bytes` (at most 256) of the configuration space; `None` if the back-end says that it
+    /// does not have them. Only with CONFIG.
     pub(super) fn config(&self, size_bytes: usize) -> Result<Option<Vec<u8>>> {
         let size_bytes = size_bytes.min(MAX_CONFIG_BYTES);
         let mut body = vec![0; CONFIG_HEAD_BYTES + size_bytes];
@@ -103,7 +105,7 @@ impl FrontEnd {
         Ok((len > 0).then(|| reply.split_off(CONFIG_HEAD_BYTES)))
     }
 
-    /// All regions at once, at most [`super::wire::MAX_FDS`].
+    /// Sends all regions at once, at most [`super::wire::MAX_FDS`].
     pub(super) fn set_mem_table(&self, regions: &[&Region]) -> Result<()> {
         let mut body = [u32_of(regions.len()), 0].map(u32::to_ne_bytes).concat();
         regions.iter().for_each(|region| body.extend_from_slice(&region_bytes(region)));
@@ -122,7 +124,7 @@ impl FrontEnd {
         self.tell(FrontendReq::REM_MEM_REG, &[vec![0; 8], region_bytes(region)].concat(), &[])
     }
 
-    /// Only with INFLIGHT_SHMFD: the answer as it comes, unchecked.
+    /// Only with INFLIGHT_SHMFD. Returns the answer unchecked.
     pub(super) fn inflight_fd(&self, wanted: Wanted) -> Result<([u8; PADDED_BYTES], Option<OwnedFd>)> {
         let (mut answer, body) = ([0; PADDED_BYTES], wanted.description());
         let request = FrontendReq::GET_INFLIGHT_FD;
@@ -140,7 +142,7 @@ impl FrontEnd {
         self.tell(FrontendReq::SET_VRING_NUM, &vring_state(queue, u32::from(queue_size)), &[])
     }
 
-    /// In user addresses, which are the guest addresses in memory of our own (`Region::from_memfd`).
+    /// Sends user addresses, which equal the guest addresses in our own memory (`Region::from_memfd`).
     pub(super) fn set_vring_addr(&self, queue: u16, layout: &RingLayout) -> Result<()> {
         let mut body = [u32::from(queue), 0].map(u32::to_ne_bytes).concat();
         for addr in [layout.descriptors, layout.used, layout.avail, GuestAddress(0)] {
@@ -149,12 +151,12 @@ impl FrontEnd {
         self.tell(FrontendReq::SET_VRING_ADDR, &body, &[])
     }
 
-    /// All 32 bits: a packed ring has two indices and two wrap counters there.
+    /// Sends all 32 bits: a packed ring's base has two indices and two wrap counters.
     pub(super) fn set_vring_base(&self, queue: u16, base: u32) -> Result<()> {
         self.tell(FrontendReq::SET_VRING_BASE, &vring_state(queue, base), &[])
     }
 
-    /// Stops the queue: when the reply is there, the back-end does not touch the ring any more.
+    /// Stops the queue: after the reply, the back-end does not access the ring any more.
     pub(super) fn vring_base(&self, queue: u16) -> Result<u32> {
         let (body, mut reply) = (vring_state(queue, 0), [0; 8]);
         let message =
@@ -179,7 +181,8 @@ impl FrontEnd {
         self.tell(FrontendReq::SET_VRING_ENABLE, &vring_state(queue, u32::from(enable)), &[])
     }
 
-    /// Everything sent before was seen, if not with success: messages are handled in order.
+    /// Waits until the back-end has processed every earlier message, successfully or not: it handles messages
+    /// in order.
     pub(super) fn barrier(&self) -> Result<()> {
         if self.has(VhostUserProtocolFeatures::REPLY_ACK) {
             return Ok(());
@@ -193,7 +196,7 @@ impl FrontEnd {
         Ok(u64::from_ne_bytes(reply))
     }
 
-    /// A message that has no reply of its own.
+    /// Sends a message that has no reply of its own.
     fn tell(&self, request: FrontendReq, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let need_reply = self.has(VhostUserProtocolFeatures::REPLY_ACK);
         let message = Outgoing { request, need_reply, body, fds };
@@ -220,7 +223,7 @@ fn region_bytes(region: &Region) -> Vec<u8> {
         .concat()
 }
 
-/// Of counts that are bounded by a few hundred.
+/// Converts counts that are at most a few hundred.
 fn u32_of(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -1,12 +1,14 @@
-//! The memory in which a back-end notes what it has begun: asked for once, kept, and given to its successors.
+//! The in-flight log's memory: the driver asks the back-end for it once, keeps it, and passes it to the next
+//! back-end.
 //!
-//! `GET_INFLIGHT_FD → checked → kept (a descriptor) … the back-end dies … SET_INFLIGHT_FD → its successor goes on`
+//! `GET_INFLIGHT_FD → checked → kept (a descriptor) … the back-end dies … SET_INFLIGHT_FD → its successor
+//! continues`
 //!
-//! - It is never mapped here: what is in it, and whether to believe that, is between one back-end and the next.
-//! - A log belongs to the rings with which it was begun. Other rings get another log.
+//! - The driver never maps it: only back-ends read the contents and decide whether to trust them.
+//! - A log belongs to the rings with which it was started. Other rings get another log.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking". Not here: when a log is given on (`reconnect.rs`), what is in it
-//! (`virtqueue`).
+//! Spec: vhost-user, "Inflight I/O tracking". Not here: when a log is passed on (`reconnect.rs`), its
+//! contents (`virtqueue`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,21 +16,21 @@ use super::ConnectError;
 
 /// Two 64-bit numbers, two 16-bit ones (vhost-user, "Inflight description").
 pub(super) const FIELDS_BYTES: usize = 20;
-/// With the padding that C gives it, and some back-ends send.
+/// The size with the padding that C adds and that some back-ends send.
 pub(super) const PADDED_BYTES: usize = 24;
 
-/// As many queues of so many descriptors.
+/// The requested number of queues and of descriptors per queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub queues: u16,
     pub queue_size: u16,
 }
 
-/// See the file's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Log {
     fd: OwnedFd,
-    /// What came with it, as it goes back.
+    /// The description received with the log; it is sent back unchanged.
     description: [u8; PADDED_BYTES],
 }
 
@@ -41,7 +43,8 @@ impl Wanted {
         body
     }
 
-    /// What the back-end answered. `None`: it has no log to give, as its length of 0 says (QEMU takes it so).
+    /// Checks the back-end's answer. `None`: the length is 0, so the back-end has no log to give (QEMU treats
+    /// it the same way).
     pub(super) fn log(
         self,
         description: [u8; PADDED_BYTES],

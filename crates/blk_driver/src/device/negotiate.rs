@@ -1,10 +1,11 @@
-//! Which features are used, and what the device's configuration says given those.
+//! Chooses features, and reads the device's configuration according to them.
 //!
 //! `offered ∩ known → wanted by the options → accepted;  configuration bytes + accepted → DeviceInfo, checked`
 //!
-//! - A field counts only if its feature was accepted (virtio 1.3 §5.2.4); one that counts and makes no sense is an
-//!   error here, so that the rest of the driver may trust a [`DeviceInfo`].
-//! - A back-end that comes back is held to what it was: queues, rings and requests are made for that.
+//! - A field is valid only if its feature was accepted (virtio 1.3 §5.2.4). A valid field with an impossible
+//!   value is an error here, so that the rest of the driver can trust a [`DeviceInfo`].
+//! - A back-end that comes back must match the previous one, because queues, rings and requests were made for
+//!   that one.
 //!
 //! Spec: virtio 1.3 §5.2.3, §5.2.4, §6. Not here: the messages (`front_end.rs`), their order (`connect.rs`).
 
@@ -17,8 +18,9 @@ use crate::queue::DEFAULT_MAX_SEGMENTS;
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// What a virtio-blk driver here can make use of, if offered, whatever the options say. CONFIG_WCE is not among
-/// them: nothing here writes the configuration, and without it the device does not wait for that.
+/// Features that this driver uses if they are offered, whatever the options say. CONFIG_WCE is not among
+/// them: this driver never writes the configuration, and without CONFIG_WCE the device does not wait for
+/// that.
 const ALWAYS: u64 = PROTOCOL_FEATURES
     | features::VERSION_1
     | features::SEG_MAX
@@ -30,7 +32,7 @@ const ALWAYS: u64 = PROTOCOL_FEATURES
     | features::DISCARD
     | features::WRITE_ZEROES;
 
-/// Protocol features that are used if offered.
+/// Protocol features that the driver uses if they are offered.
 const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::CONFIG)
     .union(Protocol::REPLY_ACK)
@@ -38,18 +40,18 @@ const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::BACKEND_REQ)
     .union(Protocol::RESET_DEVICE);
 
-/// Largest block size that is believed: what Linux takes (`BLK_MAX_BLOCK_SIZE`).
+/// Largest block size accepted: Linux's limit (`BLK_MAX_BLOCK_SIZE`).
 const MAX_BLOCK_BYTES: u32 = 65536;
 
-/// SET_VRING_KICK and its like have 8 bits for the queue (vhost-user, "Vring descriptor index").
+/// SET_VRING_KICK and similar messages have 8 bits for the queue (vhost-user, "Vring descriptor index").
 const MAX_QUEUES: u16 = 256;
 
-/// How the configuration is asked for: up to `write_zeroes_may_unmap`, padded as in `struct virtio_blk_config`
-/// (QEMU, cloud-hypervisor); not padded; with everything of virtio 1.3; up to `num_queues`. Back-ends refuse more
-/// than they have, and some refuse less.
+/// Sizes of the configuration to try: up to `write_zeroes_may_unmap`, padded as in `struct virtio_blk_config`
+/// (QEMU, cloud-hypervisor); the same unpadded; all fields of virtio 1.3; up to `num_queues`. Back-ends
+/// refuse larger sizes than they have, and some refuse smaller ones.
 pub(super) const CONFIG_SIZES: [usize; 4] = [60, 57, 96, 36];
 
-/// The features to use of `offered`.
+/// The features of `offered` to use.
 pub(super) fn accept(offered: u64, options: &Options) -> Result<u64, ConnectError> {
     let bit = |wanted: bool, bit: u64| if wanted { bit } else { 0 };
     let wanted = ALWAYS
@@ -68,7 +70,7 @@ pub(super) fn accept(offered: u64, options: &Options) -> Result<u64, ConnectErro
     }
 }
 
-/// The protocol features to use of `offered`. There is no disk size without CONFIG.
+/// The protocol features of `offered` to use. CONFIG is required: without it the disk's size is unknown.
 pub(super) fn accept_protocol(offered: u64, options: &Options) -> Result<Protocol, ConnectError> {
     let log = if options.wants_log() { Protocol::INFLIGHT_SHMFD } else { Protocol::empty() };
     let accepted = Protocol::from_bits_truncate(offered) & (PROTOCOL | log);
@@ -85,7 +87,7 @@ pub(super) fn accept_protocol(offered: u64, options: &Options) -> Result<Protoco
     }
 }
 
-/// Queues that can be used of a device that says it has `counted` (GET_QUEUE_NUM; `None`: not asked).
+/// How many queues are usable on a device that reports `counted` (GET_QUEUE_NUM; `None`: not asked).
 pub(super) fn check_queues(counted: Option<u64>, config: u16, accepted: u64) -> Result<u16, ConnectError> {
     if accepted & features::MQ == 0 {
         return Ok(1);
@@ -101,7 +103,7 @@ pub(super) fn check_queues(counted: Option<u64>, config: u16, accepted: u64) -> 
     Ok(counted.min(config).min(MAX_QUEUES))
 }
 
-/// What the device says about itself, for queues of `queue_size`.
+/// The device's description of itself, for queues of `queue_size`.
 pub(super) fn device_info(
     config: &DeviceConfig,
     counted_queues: Option<u64>,
@@ -115,7 +117,7 @@ pub(super) fn device_info(
     if capacity_sectors.checked_mul(SECTOR_BYTES).is_none() {
         return Err(ConnectError::Config { field: "capacity", value: capacity_sectors });
     }
-    // A device that takes discards takes one segment.
+    // A device that supports discards accepts at least one segment.
     let most = u32::try_from(MAX_SEGMENTS).unwrap_or(u32::MAX);
     let segments = |bit, count: u32| if_has(bit, count.clamp(1, most));
     Ok(DeviceInfo {
@@ -134,9 +136,9 @@ pub(super) fn device_info(
     })
 }
 
-/// Without SEG_MAX, Linux takes one buffer per request for safe, and so do we. With tables of their own, requests go by
-/// `seg_max` alone, as Linux's do, though virtio 1.3 §2.7.5.3.1 has them no longer than the queue; else header and
-/// status need descriptors of the ring too.
+/// Without SEG_MAX, one buffer per request, to be safe; Linux does the same. With indirect tables only
+/// `seg_max` limits a request, as in Linux, although virtio 1.3 §2.7.5.3.1 limits it to the queue size.
+/// Without them header and status need descriptors of the ring too.
 fn max_segments(seg_max: u32, queue_size: u16, accepted: u64) -> u32 {
     let in_ring = u32::from(queue_size.saturating_sub(2));
     let of_queue = if accepted & features::INDIRECT_DESC == 0 { in_ring } else { u32::MAX };
@@ -154,9 +156,10 @@ fn block_size(config: &DeviceConfig, accepted: u64) -> Result<u32, ConnectError>
     Err(ConnectError::Config { field: "blk_size", value: u64::from(size_bytes) })
 }
 
-/// Whether a back-end that came back is the device it was: `accepted` of what it offers is what is in use.
+/// Checks that a back-end that came back is the same device. Returns the features in use; `offered` must
+/// contain them.
 pub(super) fn check_same(offered: u64, before: &DeviceInfo) -> Result<u64, ConnectError> {
-    // A disk that has become read-only would fail writes that were taken.
+    // If the disk had become read-only, writes that were already taken would fail.
     let missing = before.features & !offered;
     let read_only_now = offered & !before.features & features::RO;
     if missing | read_only_now != 0 {
@@ -166,7 +169,7 @@ pub(super) fn check_same(offered: u64, before: &DeviceInfo) -> Result<u64, Conne
     Ok(before.features)
 }
 
-/// Whether the disk that came back holds what is in use of the one that went.
+/// Checks that the disk that came back has at least the limits in use.
 pub(super) fn check_not_smaller(
     now: &DeviceInfo,
     before: &DeviceInfo,

@@ -1,6 +1,6 @@
-//! What a user chooses before connecting, checked.
+//! The user's options for a connection, and their checks.
 //!
-//! Not here: what the device then offers (`negotiate.rs`).
+//! Not here: the device's offer (`negotiate.rs`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,36 +10,38 @@ use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 use super::ConnectError;
 use crate::memory::PoolOptions;
 
-/// What to connect to, and how.
+/// The socket to connect to, and the connection's settings.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The vhost-user socket.
     pub socket: PathBuf,
-    /// Queues to use; more than the device has is an error that names both.
+    /// Queues to use. If the device has fewer, the error shows both numbers.
     pub queues: u16,
     /// Descriptors per queue, a power of two.
     pub queue_size: u16,
-    /// `Some(true)`: packed rings, and an error if the device has none. `None` and `Some(false)`: split rings, which
-    /// every device has.
+    /// `Some(true)`: packed rings, or an error if the device has none. `None` and `Some(false)`: split rings,
+    /// which every device has.
     pub packed: Option<bool>,
     /// Use indirect descriptors if offered.
     pub indirect: bool,
     /// Use EVENT_IDX if offered.
     pub event_idx: bool,
-    /// Memory for buffers.
+    /// The pool of memory for buffers.
     pub pool: PoolOptions,
-    /// How long connecting, and each message, may take.
+    /// Limit for connecting, and for each message.
     pub timeout: Duration,
-    /// What to do when the back-end goes away.
+    /// What to do when the connection is lost.
     pub reconnect: Reconnect,
-    /// Have the back-end note what it has begun in memory that is kept here for its successor (INFLIGHT_SHMFD), who then
-    /// goes on with the same rings. `Some(true)`: and an error if it cannot. `None`: if it can, and `reconnect` is not
-    /// [`Reconnect::Never`]. `Some(false)`: no.
+    /// Lets the back-end log its unfinished requests in memory that the driver keeps for the next back-end
+    /// (INFLIGHT_SHMFD). The next back-end then continues with the same rings. `Some(true)`: use a log, or
+    /// fail if the back-end cannot. `None`: use a log if the back-end can and `reconnect` is not
+    /// [`Reconnect::Never`]. `Some(false)`: no log.
     pub in_flight_log: Option<bool>,
 }
 
 impl Options {
-    /// One split queue of 256 with EVENT_IDX and indirect descriptors where offered, 16 MiB pool, 5 s, no reconnect.
+    /// One split queue of 256 with EVENT_IDX and indirect descriptors if offered, a pool of 16 MiB, 5 s, no
+    /// reconnect.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
@@ -56,7 +58,7 @@ impl Options {
         }
     }
 
-    /// Whether a log is to be used where there can be one.
+    /// Whether to use a log if the back-end supports it.
     pub(super) fn wants_log(&self) -> bool {
         self.in_flight_log.unwrap_or(self.reconnect != Reconnect::Never)
     }
@@ -73,11 +75,11 @@ impl Options {
     }
 }
 
-/// What to do when the back-end goes away.
+/// What to do when the connection is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconnect {
     /// Everything in flight ends with `Lost`.
     Never,
-    /// Try again for so long; then as `Never`.
+    /// Try to reconnect for this long; after that, as `Never`.
     For(Duration),
 }

@@ -1,18 +1,24 @@
-//! Getting a back-end back: how often it is tried, and what is then done with the queues.
+//! Reconnecting to a back-end: the timing of the attempts, and what happens to the queues afterwards.
 //!
-//! `pause (10 ms … 500 ms) → open, as before → share memory → give the log, start each queue as it is
-//!  or: new log, each queue: offer another ring, start it → report`
+//! `pause (10 ms … 500 ms) → open, as before → share memory → give the log, start each queue as it is or: new
+//! log, each queue: offer another ring, start it → report`
 //!
-//! - With a log, the rings stay and their owners notice nothing: the back-end does again what its predecessor had begun.
-//!   Only after one that went by itself. One that we left (it hung, it sent garbage, it gave a queue up) may live, and
-//!   write to the rings that it knows; and a log that its successor does not take is one that none will take. One that
-//!   closes the connection over it may have died, or refuse it so: after [`LOG_TRIES`] in a row it is taken for that.
-//! - Otherwise a queue's owner sends again. It need not be there: the back-end is started on an empty ring, which the owner
-//!   finds in its next call and fills with all that was not acknowledged. An idle owner keeps nobody waiting.
-//! - The report waits [`REPORT_LIMIT`] for owners; those who come later are counted in it, and go on all the same.
-//! - The ring of an offer is the one that the last back-end did not know: what it still writes goes nowhere.
+//! - With a log, the rings stay and their owners notice nothing: the new back-end redoes its predecessor's
+//!   unfinished requests. This is done only if the previous back-end closed the connection itself. A back-end
+//!   that the driver left (it hung, sent garbage, or gave up a queue) may still run and write to the rings
+//!   that it knows.
+//! - If a back-end refuses the log, the driver drops the log, because every other one would refuse it too. A
+//!   back-end that closes the connection after it got the log may have crashed, or may refuse it that way;
+//!   after [`LOG_TRIES`] such closes in a row, the driver counts it as refused.
+//! - Without a log, a queue's owner sends its requests again. It need not call at once: the back-end is
+//!   started on an empty ring. The owner finds that ring in its next call and fills it with every request
+//!   that was not acknowledged. An idle owner delays no other queue.
+//! - The report waits [`REPORT_LIMIT`] for owners; it gives the number of owners that are later, and they
+//!   continue all the same.
+//! - The ring of an offer is the one that the last back-end did not know, so a late write of that back-end
+//!   has no effect.
 //!
-//! Not here: what the owner does with the offer (`queue.rs`), whether it may be tried (`thread.rs`).
+//! Not here: how the owner handles the offer (`restart.rs`), whether to reconnect (`thread.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,15 +36,15 @@ use crate::link::QueueLink;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A connection that held so long was a good one: the next search starts eagerly again.
+/// A connection that lasted this long was good: after it, the first attempt is immediate again.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 /// How long the report waits for the queues' owners.
 const REPORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Back-ends in a row that close the connection once they have the log, before it is given up.
+/// After this many back-ends in a row that close the connection once they have the log, the log is dropped.
 const LOG_TRIES: u32 = 3;
 
-/// How fast it is tried: slower and slower, also against a back-end that takes connections and drops them.
+/// The pace of the attempts: slower and slower, also for a back-end that accepts connections and drops them.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     pause: Duration,
@@ -46,12 +52,12 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// There is a connection.
+    /// A connection was established.
     pub(super) fn connected(&mut self) {
         self.connected_at = Some(Instant::now());
     }
 
-    /// There is none any more. How long to wait before the first attempt.
+    /// The connection is lost. Returns how long to wait before the first attempt.
     fn disconnected(&mut self) -> Duration {
         if self.connected_at.take().is_some_and(|since| since.elapsed() >= GOOD_CONNECTION) {
             self.pause = Duration::ZERO;
@@ -59,21 +65,21 @@ impl Pace {
         self.pause
     }
 
-    /// How long to wait before another attempt.
+    /// Returns how long to wait before another attempt.
     fn slower(&mut self) -> Duration {
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.pause
     }
 }
 
-/// What the next back-end needs to go on with the rings as they are.
+/// What the next back-end needs to continue with the same rings.
 #[derive(Debug)]
 pub(super) struct Kept {
-    /// Of all rings, which all were started with it. `None`: others have to be made.
+    /// The log of all rings; every ring was started with it. `None`: new rings are needed.
     log: Option<Log>,
-    /// Back-ends in a row that had it and were gone before they had the rings.
+    /// Back-ends in a row that got the log and were gone before they had all rings.
     tries: u32,
-    /// By queue.
+    /// Doorbells, by queue.
     bells: Vec<Arc<EventFd>>,
 }
 
@@ -82,7 +88,7 @@ impl Kept {
         Self { log, tries: 0, bells }
     }
 
-    /// A back-end was given the log and told of the rings, and this is what came of it.
+    /// Keeps or drops the log after a back-end got it and the rings, with the result `went_on`.
     fn keep_after(&mut self, log: Log, went_on: &Result<(), MessageError>) {
         self.tries = if went_on.is_ok() { 0 } else { self.tries + 1 };
         self.log = match went_on {
@@ -99,13 +105,13 @@ impl Kept {
         };
     }
 
-    /// The rings are not to be gone on with.
+    /// The next back-end must not continue with the same rings.
     pub(super) fn forget_log(&mut self) {
         self.log = None;
     }
 }
 
-/// A reconnect whose queues' owners have not all gone over yet.
+/// A completed reconnect whose queues' owners have not all moved yet.
 #[derive(Debug)]
 pub(super) struct Restart {
     report: ReconnectReport,
@@ -114,12 +120,12 @@ pub(super) struct Restart {
 }
 
 impl Restart {
-    /// When to look again at the latest.
+    /// Latest time to check again.
     pub(super) fn due(&self) -> Instant {
         self.due
     }
 
-    /// Adds up what owners did meanwhile; reports once all have, or at the limit.
+    /// Adds up the owners' outcomes; reports when all owners have moved, or at the limit.
     pub(super) fn report_if_due(mut self, thread: &Thread) -> Option<Self> {
         let report = &mut self.report;
         self.waiting.retain(|link| match link.outcome() {
@@ -137,7 +143,7 @@ impl Restart {
         None
     }
 
-    /// Tells what is known, also when the back-end goes again.
+    /// Reports what is known; also called if the back-end goes away again.
     pub(super) fn report(mut self, thread: &Thread) {
         self.report.owners_waited_for = u16::try_from(self.waiting.len()).unwrap_or(u16::MAX);
         thread.shared.events.push(Event::Reconnected(self.report));
@@ -145,7 +151,7 @@ impl Restart {
 }
 
 impl Thread {
-    /// Tries for `limit`; `None` if that was in vain, or the device is dropped.
+    /// Tries for `limit`; `None` if no attempt succeeded, or the device was dropped.
     pub(super) fn reconnect(
         &self,
         limit: Duration,
@@ -177,7 +183,7 @@ impl Thread {
                     self.shared.set_info(&session.info);
                     return Some((session, restart));
                 }
-                // That the time was up is no reason if there is another one.
+                // Keep an earlier reason: "the time was up" explains less.
                 Err(_) if is_over() && !reason.is_empty() => {}
                 Err(error) => reason = in_a_line(&error),
             }
@@ -186,15 +192,15 @@ impl Thread {
         }
     }
 
-    /// Also returns whether the rings are those that the queues had.
+    /// Also returns whether the queues keep their rings.
     fn attempt(&self, not_after: Option<Instant>, kept: &mut Kept) -> Result<(Session, bool), ConnectError> {
         let before = self.shared.info();
         let mut session =
             Session::open(&self.options, Terms::AsBefore(&before), not_after, &self.shared.stop)?;
         session.share(&self.map.memory())?;
-        // What the last back-end signalled does not concern this one.
+        // A signal from the last back-end does not concern this one.
         self.err.clear();
-        // Only as long as all goes well: an attempt may end with some queues on other rings.
+        // Taken out, and put back only on success: a failed attempt may leave some queues on other rings.
         let log = kept.log.take().filter(|_| session.takes_log());
         let keeps_rings = log.is_some();
         if let Some(log) = log {
@@ -209,10 +215,10 @@ impl Thread {
         Ok((session, keeps_rings))
     }
 
-    /// The rings as they are.
+    /// Continues with the same rings.
     fn go_on(&self, session: &mut Session, log: &Log, bells: &[Arc<EventFd>]) -> Result<(), MessageError> {
         session.give_log(log)?;
-        // One that refuses it by going shall not be told of the rings.
+        // A back-end that refuses the log by closing the connection must not be told of the rings.
         session.barrier()?;
         for ((queue, link), bell) in (0_u16..).zip(&self.links).zip(bells) {
             if has_ended(link) {
@@ -226,7 +232,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Other rings, and a log of theirs if there is one.
+    /// Starts with new rings, and with a new log for them if the back-end offers one.
     fn start_anew(
         &self,
         session: &mut Session,
@@ -247,13 +253,13 @@ impl Thread {
     }
 
     fn restart(&self, report: ReconnectReport) -> Restart {
-        // Owners whose rings stay have nothing to do.
+        // Owners that keep their rings have nothing to do.
         let links = self.links.iter().filter(|link| !report.kept_rings && !has_ended(link));
         Restart { report, waiting: links.cloned().collect(), due: Instant::now() + REPORT_LIMIT }
     }
 }
 
-/// Whether nothing will ever be done with the queue again.
+/// Whether the queue has ended for good.
 fn has_ended(link: &QueueLink) -> bool {
     link.is_dropped() || link.is_broken()
 }

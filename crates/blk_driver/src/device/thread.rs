@@ -1,10 +1,10 @@
-//! A device's own thread: asleep until something happens that is not about requests.
+//! A device's own thread: sleeps until something happens outside the requests.
 //!
 //! `poll (stop, notice, socket's end, queue errors, channel) → act;  connection gone → reconnect → act again`
 //!
-//! - All messages after the first connection come from here, so that nothing waits for a lock while a back-end
-//!   takes its time; users' calls arrive as [`Command`]s.
-//! - Requests never pass here: queues and back-end share memory and eventfds.
+//! - All messages after the first connection come from this thread, so that no other thread waits for a lock
+//!   while a back-end is slow; users' calls arrive as [`Command`]s.
+//! - Requests never pass through this thread: queues and back-end share memory and eventfds.
 //!
 //! Not here: how to reconnect (`reconnect.rs`), the messages (`connect.rs`).
 
@@ -31,21 +31,21 @@ use crate::memory::{MemoryError, MemoryMap, UserMemory};
 /// How long a poll sleeps when nothing is due.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What a user asks of the thread; the answer goes into the channel.
+/// A user's request to the thread; the thread sends the answer into the channel.
 #[derive(Debug)]
 pub(super) enum Command {
     Register(UserMemory, SyncSender<Result<(), MemoryError>>),
     Unregister(u64, SyncSender<Result<(), MemoryError>>),
 }
 
-/// What the thread and its device share.
+/// State that the thread and its device share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) events: Events,
     info: Mutex<DeviceInfo>,
     /// 0: unknown.
     peer_pid: AtomicI32,
-    /// Readable for good once the device is dropped.
+    /// Readable once the device is dropped.
     pub(super) stop: Arc<EventFd>,
     /// Rung for commands, and by queues.
     pub(super) notice: Arc<EventFd>,
@@ -65,18 +65,19 @@ impl Shared {
     }
 
     pub(super) fn peer_pid(&self) -> Option<i32> {
-        // Relaxed: a number by itself.
+        // Relaxed: the value is independent of all other memory.
         Some(self.peer_pid.load(Ordering::Relaxed)).filter(|&pid| pid > 0)
     }
 
-    /// `nix` and not `rustix`, whose process id cannot be 0: what the kernel says of a peer in another container.
+    /// Uses `nix`, because `rustix`'s process id cannot be 0, which the kernel returns for a peer in another
+    /// container.
     pub(super) fn note_peer(&self, session: &Session) {
         let peer =
             nix::sys::socket::getsockopt(&session.socket(), nix::sys::socket::sockopt::PeerCredentials);
         self.peer_pid.store(peer.map_or(0, |peer| peer.pid()), Ordering::Relaxed);
     }
 
-    /// Remembers `info`, and tells of it if it is another one.
+    /// Stores `info`, and sends an event if it differs from the previous one.
     pub(super) fn set_info(&self, info: &DeviceInfo) {
         let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != *info {
@@ -86,13 +87,13 @@ impl Shared {
     }
 }
 
-/// Why a connection is no more.
+/// Why a connection ended.
 enum End {
     /// The device was dropped.
     Stop,
-    /// The back-end went.
+    /// The back-end closed the connection.
     Gone,
-    /// We left it: it may live, and go on with what it has.
+    /// The driver closed it: the back-end may still run and use the rings.
     Left,
 }
 
@@ -102,7 +103,7 @@ impl End {
     }
 }
 
-/// See the file's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Thread {
     pub(super) options: Options,
@@ -110,12 +111,12 @@ pub(super) struct Thread {
     pub(super) map: Arc<MemoryMap>,
     pub(super) links: Vec<Arc<QueueLink>>,
     pub(super) commands: Receiver<Command>,
-    /// Signalled by the back-end for a queue that it cannot go on with.
+    /// The back-end signals it if it cannot continue with a queue.
     pub(super) err: EventFd,
 }
 
 impl Thread {
-    /// Until the device is dropped.
+    /// Runs until the device is dropped.
     pub(super) fn run(self, mut session: Session, mut kept: Kept) {
         let mut restart = None;
         let mut pace = super::reconnect::Pace::default();
@@ -146,7 +147,7 @@ impl Thread {
         }
     }
 
-    /// Queues end after the back-end let go of their buffers, or did not in time.
+    /// Ends the queues after the back-end has released their buffers, or has not done so in time.
     fn stop(&self, session: Session) {
         if let Err(error) = session.close() {
             warn!("back-end may still use memory: {}", in_a_line(&error));
@@ -154,12 +155,12 @@ impl Thread {
         self.give_up();
     }
 
-    /// All that is in flight ends.
+    /// Ends everything in flight.
     pub(super) fn give_up(&self) {
         self.links.iter().for_each(|link| link.gone());
     }
 
-    /// Without a back-end, for good.
+    /// Waits without a back-end until the device is dropped.
     fn wait_for_stop(&self) {
         self.give_up();
         while !self.pause_until(Instant::now() + LONG, refuse) {}
@@ -193,7 +194,7 @@ impl Thread {
         let mut fds = [
             PollFd::new(&*self.shared.stop, PollFlags::IN),
             PollFd::new(&*self.shared.notice, PollFlags::IN),
-            // Not for reading: an answer nobody asked for shows at the next message.
+            // Not polled for reading: the next message detects an unexpected answer.
             PollFd::from_borrowed_fd(session.socket(), PollFlags::RDHUP),
             PollFd::new(&self.err, PollFlags::IN),
             PollFd::from_borrowed_fd(
@@ -225,7 +226,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Takes what the back-end said on its channel.
+    /// Handles the back-end's requests on its channel.
     fn listen(&self, session: &mut Session) -> Result<(), MessageError> {
         let Some(channel) = &mut session.channel else { return Ok(()) };
         let (changed, going_on) = channel.take();
@@ -251,11 +252,11 @@ impl Thread {
         }
     }
 
-    /// Queues that were dropped or whose ring the device broke: their buffers must come back all the same.
+    /// Stops queues that were dropped or whose ring the device broke, so that their buffers are released too.
     fn stop_ended_queues(&self, session: &mut Session) -> Result<(), MessageError> {
         for (queue, link) in (0_u16..).zip(&self.links) {
             if self.is_stopped() {
-                // All of them are stopped together, within one limit.
+                // Stops all of them together, within one limit.
                 return Ok(());
             }
             if link.is_dropped() || link.is_broken() {
@@ -280,7 +281,8 @@ impl Thread {
             Command::Unregister(addr, answer) => match self.withdraw(addr) {
                 Ok(region) => {
                     let told = session.remove_region(&region);
-                    // A back-end that cannot be told is one that goes: it has the memory no longer than we talk.
+                    // If the back-end cannot be told, the connection ends, and with it the back-end's access
+                    // to the memory.
                     let _ = answer.send(Ok(()));
                     told
                 }
@@ -303,14 +305,14 @@ impl Thread {
         told
     }
 
-    /// Requests cannot name it any more, and the next back-end does not get it.
+    /// Withdraws memory: requests cannot refer to it any more, and the next back-end does not get it.
     fn withdraw(&self, addr: u64) -> Result<Arc<guest_mem::Region>, MemoryError> {
         let region = self.map.remove(addr)?;
         self.map.close(addr);
         Ok(region)
     }
 
-    /// While there is no back-end: the next one is told of everything.
+    /// Handles a command while there is no back-end; the next one is told of all regions.
     pub(super) fn obey_alone(&self, command: Command) {
         match command {
             Command::Register(memory, answer) => {
@@ -323,7 +325,7 @@ impl Thread {
         }
     }
 
-    /// Sleeps until `due`, doing what users ask by `obey`; returns whether to stop.
+    /// Sleeps until `due` and handles users' commands with `obey`; returns whether to stop.
     pub(super) fn pause_until(&self, due: Instant, obey: impl Fn(Command)) -> bool {
         loop {
             while let Ok(command) = self.commands.try_recv() {
@@ -343,7 +345,7 @@ impl Thread {
     }
 }
 
-/// What ended a sleep.
+/// What ended a poll.
 struct Woken {
     stop: bool,
     gone: bool,
@@ -357,7 +359,7 @@ fn refuse(command: Command) {
     let _ = answer.send(Err(MemoryError::Disconnected));
 }
 
-/// What the user is told, and whether the connection can go on.
+/// Splits a result into the user's answer and the state of the connection.
 fn split(result: Result<(), MemoryError>) -> (Result<(), MemoryError>, Result<(), MessageError>) {
     match result {
         Err(MemoryError::Message(error)) if !error.is_refusal() => {

@@ -1,15 +1,19 @@
-//! One message to the back-end and its reply, as bytes and descriptors, within a limit.
+//! One message to the back-end and its reply, as bytes and descriptors, within a time limit.
 //!
 //! `request (header, body, descriptors) → sendmsg … recvmsg → header checked → body`
 //!
-//! - A deadline holds for the whole exchange, however few bytes come at a time; a stop request ends it at once.
-//! - Nothing is stored or allocated by what a reply's header says: the caller's buffer is the limit. Descriptors that come
-//!   along are closed, and are an error, but for the one of a reply that may have one.
-//! - After any error but [`MessageError::Refused`] the two sides may be out of step: the connection is over.
+//! - One deadline applies to the whole exchange, however few bytes come at a time; a stop request ends it at
+//!   once.
+//! - A reply's header never determines how much is stored or allocated: the caller's buffer is the limit.
+//!   Descriptors that come with a reply are closed and are an error, except for the one that some replies may
+//!   carry.
+//! - After any error except [`MessageError::Refused`] the two sides may be out of step, so the connection is
+//!   over.
 //!
-//! The `vhost` crate's `Frontend` is not used: its sockets have no deadline over a message, only over a read, so a
-//! peer that sends a byte at a time holds it for ever; and its SET_VRING_BASE has 16 bits, too few for a packed
-//! ring (docs/decisions/0016). Layout: vhost-user, "Header". Not here: what the messages mean (`front_end.rs`).
+//! The `vhost` crate's `Frontend` is not used. Its sockets have a deadline only for a read, not for a
+//! message, so a peer that sends one byte at a time can hold it for ever. Its SET_VRING_BASE has 16 bits, too
+//! few for a packed ring (docs/decisions/0016). Layout: vhost-user, "Header". Not here: the meaning of the
+//! messages (`front_end.rs`).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,23 +39,24 @@ const VERSION_MASK: u32 = 0x3;
 const VERSION: u32 = 0x1;
 const FLAG_REPLY: u32 = 0x4;
 const FLAG_NEED_REPLY: u32 = 0x8;
-/// Most descriptors one message carries: SET_MEM_TABLE's regions (vhost-user, "Memory region description").
+/// Most descriptors in one message: SET_MEM_TABLE's regions (vhost-user, "Memory region description").
 pub(super) const MAX_FDS: usize = 8;
-/// Limits are cut to this, so that adding one to the clock never fails.
+/// Limits are capped at this, so that adding one to the clock never fails.
 const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How often a socket whose backlog is full is tried again: the kernel does not tell when there is room.
+/// How often to retry a socket whose backlog is full: the kernel does not report when there is room.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why a message to the back-end failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// Not done within [`crate::Options::timeout`], or what was left of the time for a reconnect.
+    /// The exchange did not finish within [`crate::Options::timeout`], or within the time left for a
+    /// reconnect.
     #[error("the back-end did not take or answer {request:?} within {} ms", limit.as_millis())]
     TimedOut {
         /** What was sent. */
         request: FrontendReq,
-        /** What there was. */
+        /** The time allowed. */
         limit: Duration,
     },
     /// The connection ended.
@@ -60,7 +65,7 @@ pub enum MessageError {
         /** What was sent. */
         request: FrontendReq,
     },
-    /// Something else than a reply to this request.
+    /// The message received is not a reply to this request.
     #[error("the back-end answered {request:?} with message {code}, flags {flags:#x}: not a reply to it")]
     NotAReply {
         /** What was sent. */
@@ -70,17 +75,17 @@ pub enum MessageError {
         /** As received. */
         flags: u32,
     },
-    /// A reply of another length.
+    /// The reply has a wrong length.
     #[error("the back-end answered {request:?} with {size_bytes} bytes, {wanted_bytes} are needed")]
     Size {
         /** What was sent. */
         request: FrontendReq,
         /** As received. */
         size_bytes: u32,
-        /** What the reply must have. */
+        /** Required size. */
         wanted_bytes: usize,
     },
-    /// Descriptors where there are none to be, or more than one.
+    /// The reply came with descriptors that it must not have, or with more than one.
     #[error("the back-end answered {request:?} with file descriptors that it does not have")]
     Descriptors {
         /** What was sent. */
@@ -94,7 +99,7 @@ pub enum MessageError {
         /** As received; success is 0. */
         value: u64,
     },
-    /// The device was dropped meanwhile.
+    /// The device was dropped during the exchange.
     #[error("stopped at {request:?}")]
     Stopped {
         /** What was sent. */
@@ -112,7 +117,7 @@ pub enum MessageError {
 }
 
 impl MessageError {
-    /// Whether the connection is as good as before.
+    /// Whether the connection can still be used.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. })
     }
@@ -132,15 +137,16 @@ pub(super) struct Outgoing<'a> {
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: OwnedFd,
-    /// Ends an exchange when it becomes readable: only until [`Wire::settle`], for it leaves the two sides out of step.
+    /// Ends an exchange when it becomes readable. Used only until [`Wire::settle`], because it leaves the two
+    /// sides out of step.
     stop: Option<Arc<EventFd>>,
-    /// For each message and its reply.
+    /// Limit for each message with its reply.
     limit: Duration,
-    /// For all messages together.
+    /// Deadline for all messages together.
     not_after: Option<Instant>,
 }
 
-/// What a reply may bring besides its bytes.
+/// What a reply may carry in addition to its bytes.
 #[derive(Debug, Default)]
 struct Luggage {
     may_have_fd: bool,
@@ -155,8 +161,8 @@ struct Exchange {
 }
 
 impl Wire {
-    /// Connects to the socket at `path` within `limit`, which holds for each message too, and not after `not_after`,
-    /// which holds until [`Wire::settle`].
+    /// Connects to the socket at `path` within `limit`, which also applies to each message. `not_after` is a
+    /// deadline for everything until [`Wire::settle`].
     pub(super) fn connect(
         path: &Path,
         limit: Duration,
@@ -185,18 +191,18 @@ impl Wire {
         }
     }
 
-    /// The connection is up: from now on each message has its limit, and no other.
+    /// Marks the connection as established: from now on only each message's own limit applies.
     pub(super) fn settle(&mut self) {
         self.not_after = None;
         self.stop = None;
     }
 
-    /// The last messages of a device that is dropped: all of them together within the limit of one.
+    /// For the last messages of a dropped device: all of them together get the limit of one.
     pub(super) fn hurry(&mut self) {
         self.not_after = Some(Instant::now() + self.limit);
     }
 
-    /// To poll for the end of the connection and to ask for the peer's credentials.
+    /// To poll for the connection's end, and to ask for the peer's credentials.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -206,8 +212,8 @@ impl Wire {
         self.send_until(message, &self.exchange(message.request))
     }
 
-    /// Sends `message` and receives its reply into `reply`; returns its length, which is `reply.len()` or, for a
-    /// reply that may say nothing, `or_bytes`.
+    /// Sends `message` and receives its reply into `reply`. Returns the reply's length: `reply.len()`, or
+    /// `or_bytes` for a reply that may be shorter.
     pub(super) fn ask(
         &self,
         message: &Outgoing<'_>,
@@ -219,7 +225,7 @@ impl Wire {
         self.receive(reply, or_bytes, &mut Luggage::default(), &exchange)
     }
 
-    /// As [`Wire::ask`], for a reply that may bring a descriptor.
+    /// Like [`Wire::ask`], for a reply that may carry a descriptor.
     pub(super) fn ask_for_fd(
         &self,
         message: &Outgoing<'_>,
@@ -243,7 +249,7 @@ impl Wire {
         let mut sent = 0;
         while sent < bytes.len() {
             self.wait_for(PollFlags::OUT, exchange)?;
-            // The descriptors go with the first byte.
+            // The descriptors are sent with the first byte.
             let fds = if sent == 0 { message.fds } else { &[] };
             sent += self.send_some(&bytes[sent..], fds, exchange)?;
         }
@@ -384,12 +390,12 @@ fn header_and(code: u32, flags: u32, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The reply to a request that a back-end sent on its channel: one number.
+/// The reply to a back-end's request on its channel: one number.
 pub(super) fn channel_reply(code: u32, value: u64) -> Vec<u8> {
     header_and(code, VERSION | FLAG_REPLY, &value.to_ne_bytes())
 }
 
-/// Whether `flags` are those of a request of the back-end's own, and whether it wants a reply.
+/// Whether `flags` are valid for a back-end's own request, and whether it wants a reply.
 pub(super) fn channel_request_flags(flags: u32) -> Option<bool> {
     let is_request = flags & (VERSION_MASK | FLAG_REPLY) == VERSION;
     is_request.then_some(flags & FLAG_NEED_REPLY != 0)
@@ -404,7 +410,7 @@ pub(super) fn words(header: [u8; HEADER_BYTES]) -> [u32; 3] {
     words
 }
 
-/// Polls until `deadline`; returns how many are ready, 0 when the time is up.
+/// Polls until `deadline`; returns how many descriptors are ready, 0 when the time is up.
 pub(super) fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<usize> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

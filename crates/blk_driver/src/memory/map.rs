@@ -1,8 +1,8 @@
-//! All regions that a device is given, and which of them requests may name.
+//! All regions that a device gets, and which of them requests may refer to.
 //!
-//! - A region is added first (the back-end has to learn of it) and opened then: a request never names memory that
-//!   the back-end does not know. It is closed before it is removed.
-//! - Queues keep a copy of the open ranges ([`OpenRanges`]) and look at one counter per request.
+//! - A region is added first (the back-end must learn of it) and then opened, so a request never refers to
+//!   memory that the back-end does not know. It is closed before it is removed.
+//! - Queues keep a copy of the open ranges ([`OpenRanges`]) and check one counter per request.
 //!
 //! Not here: buffers (`pool.rs`), messages (`device.rs`).
 
@@ -14,16 +14,16 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 
 use super::{MemoryError, OWN_MEMORY_START, PAGE_BYTES, Pool, PoolOptions, UserMemory};
 
-/// Regions of our own start at multiples of this: the largest page a back-end may map them with.
+/// Our own regions start at multiples of this: the largest page with which a back-end may map them.
 const REGION_ALIGN_BYTES: u64 = 1 << 30;
 /// Size of the pages that `huge_pages` asks for.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// See the file's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct MemoryMap {
     state: Mutex<State>,
-    /// Moves when `State::open` changes.
+    /// Changes whenever `State::open` changes.
     generation: AtomicU64,
 }
 
@@ -32,11 +32,11 @@ struct State {
     memory: Arc<GuestMemory>,
     /// Sorted by address.
     open: Vec<Span>,
-    /// Guest address of the next region of our own.
+    /// Guest address for the next one of our own regions.
     next_addr: u64,
 }
 
-/// `start..end` is in one open region.
+/// The range `start..end` lies in one open region.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: u64,
@@ -57,18 +57,18 @@ impl Span {
 }
 
 impl MemoryMap {
-    /// No memory yet.
+    /// A map without memory.
     pub(crate) fn new() -> Arc<Self> {
         let state = State { memory: Arc::default(), open: Vec::new(), next_addr: OWN_MEMORY_START };
         Arc::new(Self { state: Mutex::new(state), generation: AtomicU64::new(0) })
     }
 
-    /// All regions, to be announced.
+    /// All regions, to announce to the back-end.
     pub(crate) fn memory(&self) -> Arc<GuestMemory> {
         Arc::clone(&self.lock().memory)
     }
 
-    /// A region for rings and headers: requests cannot name it.
+    /// Adds a region for rings and headers; requests cannot refer to it.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -79,7 +79,7 @@ impl MemoryMap {
         Ok(region)
     }
 
-    /// A pool for buffers, open at once.
+    /// Adds a pool for buffers, open at once.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -94,7 +94,7 @@ impl MemoryMap {
         Pool::new(region)
     }
 
-    /// A user's memory, to be announced and then opened.
+    /// Adds a user's memory; the caller announces it and then opens it.
     ///
     /// # Errors
     /// [`MemoryError`].
@@ -116,7 +116,7 @@ impl MemoryMap {
         Ok(region)
     }
 
-    /// Requests may name `region` from now on.
+    /// Lets requests refer to `region` from now on.
     pub(crate) fn open(&self, region: &Region) {
         let mut state = self.lock();
         state.open.push(Span::of(region));
@@ -124,13 +124,13 @@ impl MemoryMap {
         self.changed();
     }
 
-    /// Requests may not name the memory that begins at `addr` any more.
+    /// Stops requests from referring to the memory that begins at `addr`.
     pub(crate) fn close(&self, addr: u64) {
         self.lock().open.retain(|span| span.start != addr);
         self.changed();
     }
 
-    /// The region that begins at `addr`, no longer a part of the memory. Closed before.
+    /// Removes the region that begins at `addr`, which was closed before, and returns it.
     ///
     /// # Errors
     /// [`MemoryError::NotRegistered`].
@@ -144,7 +144,8 @@ impl MemoryMap {
     }
 
     fn changed(&self) {
-        // Release: pairs with the acquire in `OpenRanges::hold`; who sees the number finds the ranges.
+        // Release: pairs with the acquire in `OpenRanges::hold`; a thread that sees the new number sees the
+        // new ranges.
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -157,7 +158,7 @@ impl State {
     fn add(&mut self, region: Arc<Region>) -> Result<(), MemoryError> {
         let end = region.guest_end();
         self.memory = Arc::new(self.memory.with_region(region)?);
-        // One unit stays free behind each: an overrun is no access to the next region.
+        // One unit stays free after each region, so that an overrun does not reach the next region.
         self.next_addr = end.next_multiple_of(REGION_ALIGN_BYTES) + REGION_ALIGN_BYTES;
         Ok(())
     }
@@ -179,7 +180,7 @@ fn pool_region(guest_addr: GuestAddress, options: PoolOptions) -> Result<Region,
     };
     let fd = memfd_create("bareblk-pool", flags).map_err(failed)?;
     ftruncate(&fd, size_bytes).map_err(failed)?;
-    // Takes the pages now: a page that is missing later would be a SIGBUS in the middle of a copy.
+    // Allocates the pages now: a page that is missing later would cause a SIGBUS in the middle of a copy.
     fallocate(&fd, FallocateFlags::empty(), 0, size_bytes).map_err(failed)?;
     let user_addr = guest_addr.raw_value();
     let spec = RegionSpec { guest_addr, size_bytes, user_addr, file_offset_bytes: 0 };
@@ -192,14 +193,14 @@ pub(crate) struct OpenRanges {
     map: Arc<MemoryMap>,
     spans: Vec<Span>,
     generation: u64,
-    /// Where the last buffer was found.
+    /// Index of the range where the last buffer was found.
     hint: usize,
 }
 
 impl OpenRanges {
-    /// Of `map`, as they are and become.
+    /// A copy of `map`'s open ranges that follows their changes.
     pub(crate) fn new(map: Arc<MemoryMap>) -> Self {
-        // Not a generation that a map has: the first look copies.
+        // A generation that no map has, so that the first check copies.
         Self { map, spans: Vec::new(), generation: u64::MAX, hint: 0 }
     }
 
@@ -221,7 +222,7 @@ impl OpenRanges {
     #[cold]
     fn refresh(&mut self) {
         let state = self.map.lock();
-        // Under the lock: the number and the ranges belong together.
+        // Under the lock: the number and the ranges match.
         self.generation = self.map.generation.load(Ordering::Relaxed);
         self.spans.clone_from(&state.open);
     }

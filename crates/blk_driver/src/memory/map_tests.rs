@@ -1,4 +1,4 @@
-//! Which memory requests may name, and when.
+//! Which memory requests may refer to, and when.
 //!
 //! Not here: buffers (`tests/it/pool.rs`).
 

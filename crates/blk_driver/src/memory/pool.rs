@@ -1,9 +1,9 @@
 //! The pool: pages in one region, handed out as buffers.
 //!
-//! Pages are found first-fit under a mutex: buffers are taken when a program starts, not per request. Buffers are
-//! copied in and out; nothing here refers to their bytes, because the device may write them at any moment.
+//! Pages are found first-fit under a mutex: programs take buffers at start-up, not per request. Buffers are
+//! copied in and out; no reference points to their bytes, because the device may write them at any moment.
 //!
-//! Not here: where the region comes from (`map.rs`).
+//! Not here: the origin of the region (`map.rs`).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use guest_mem::{Address, GuestMemory, GuestRange, MemoryView, Region};
 
 use super::{MemoryError, PAGE_BYTES};
 
-/// Shared by everybody who has a buffer of it.
+/// Shared with all of its buffers.
 #[derive(Clone, Debug)]
 pub struct Pool {
     inner: Arc<Inner>,
@@ -20,13 +20,13 @@ pub struct Pool {
 #[derive(Debug)]
 struct Inner {
     region: Arc<Region>,
-    /// The region alone.
+    /// A memory of this region only.
     memory: Arc<GuestMemory>,
-    /// Runs of pages, sorted, none touching the next.
+    /// Free runs of pages, sorted; no two runs are adjacent.
     free: Mutex<Vec<Run>>,
 }
 
-/// In pages from the start of the pool.
+/// A run, in pages from the start of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     first: u64,
@@ -47,7 +47,7 @@ impl Pool {
         Ok(Self { inner: Arc::new(Inner { region, memory, free }) })
     }
 
-    /// A buffer of at least `len_bytes` (rounded up to 4096), aligned to 4096. What is in it is what was there.
+    /// A buffer of at least `len_bytes` (rounded up to 4096), aligned to 4096. Its contents are not cleared.
     ///
     /// # Errors
     /// [`MemoryError::Exhausted`].
@@ -68,13 +68,13 @@ impl Pool {
         Ok(Buffer { inner: Arc::clone(&self.inner), run: Run { first, pages }, len_bytes })
     }
 
-    /// All of it.
+    /// The pool's size.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.inner.region.spec().size_bytes
     }
 
-    /// Not taken; maybe not in one piece.
+    /// Free bytes; they may not be contiguous.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         self.inner.lock().iter().map(|run| run.pages * PAGE_BYTES).sum()
@@ -97,7 +97,7 @@ impl Inner {
     }
 }
 
-/// Makes one run of `free[at]` and the next if they touch.
+/// Merges `free[at]` with the next run if they are adjacent.
 fn join(free: &mut Vec<Run>, at: usize) {
     if let Some(&next) = free.get(at + 1)
         && free[at].end() == next.first
@@ -107,25 +107,25 @@ fn join(free: &mut Vec<Run>, at: usize) {
     }
 }
 
-/// Part of the pool; given back when dropped. Do not drop it while the device has it.
+/// Part of the pool; goes back to it when dropped. Do not drop it while the device uses it.
 #[derive(Debug)]
 pub struct Buffer {
     inner: Arc<Inner>,
-    /// Empty if it is never to be given back.
+    /// Empty if it must never go back.
     run: Run,
     len_bytes: u32,
 }
 
 impl Buffer {
-    /// For requests; sub-ranges are fine. As long as was asked for.
+    /// The address range, for requests; a request may use a part of it. Its length is the requested one.
     #[must_use]
     pub fn range(&self) -> GuestRange {
         let base = self.inner.region.spec().guest_addr.raw_value();
         GuestRange { addr: base + self.run.first * PAGE_BYTES, len_bytes: self.len_bytes }
     }
 
-    /// Where this process has it mapped, for callers with other means than copies (C programs). The device may
-    /// read and write it at any moment while a request names it.
+    /// The address of this process's mapping, for callers that access it directly (C programs). The device
+    /// may read and write it at any moment while a request refers to it.
     #[must_use]
     pub fn host_ptr(&self) -> *mut u8 {
         let (base, _) = self.inner.region.host_range();
@@ -154,7 +154,7 @@ impl Buffer {
         assert!(read.is_ok(), "a buffer lies in its pool");
     }
 
-    /// Gives it up without giving it back: a device may write to it for ever.
+    /// Drops the buffer without returning it to the pool: a device may write to it at any later time.
     pub(crate) fn abandon(mut self) {
         self.run.pages = 0;
     }

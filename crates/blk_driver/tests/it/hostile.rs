@@ -1,6 +1,8 @@
-//! Back-ends that answer with garbage, hang, or die between two messages: an error with what and where, in time.
+//! Back-ends that answer with garbage, hang, or die between two messages: the driver returns a precise error
+//! in time.
 //!
-//! Times are only limits far above what is needed: a driver that hangs fails the test, a slow machine does not.
+//! Times are only limits far above the time needed: a driver that hangs fails the test, a slow machine does
+//! not.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::error::Error;
@@ -21,9 +23,9 @@ use crate::peers;
 use crate::peers::script::{Character, Message, Reaction, Script, code, protocol, reply};
 use crate::peers::{PATIENCE, eventually};
 
-/// For what is to take too long.
+/// Limit for an exchange that is meant to time out.
 const SHORT: Duration = Duration::from_millis(300);
-/// For what must be done in time first: long enough for a machine under load.
+/// Limit if some steps must succeed in time first: long enough for a machine under load.
 const MODEST: Duration = Duration::from_secs(2);
 
 fn options(script: &Script) -> Options {
@@ -38,14 +40,14 @@ fn modest(script: &Script) -> Options {
     Options { timeout: MODEST, ..options(script) }
 }
 
-/// Connects with a back-end that reacts to messages with `code` by `reaction`, else rightly.
+/// A script that reacts to messages with `code` by `reaction`, and otherwise correctly.
 fn on(code: u32, reaction: impl Fn(&Message) -> Reaction + Send + 'static) -> Script {
     Script::start(Character::default(), move |message| {
         if message.code == code { reaction(message) } else { Reaction::Right }
     })
 }
 
-/// How connecting fails; not only when the patience of a test is over.
+/// The error of connecting, which must come before the test's own time limit.
 fn failure(options: &Options) -> ConnectError {
     let start = Instant::now();
     let error = Device::connect(options).map(drop).unwrap_err();
@@ -64,7 +66,7 @@ fn with_config(config: DeviceConfig) -> Script {
     Script::start(Character { config, ..Character::default() }, |_| Reaction::Right)
 }
 
-/// All lines of an error.
+/// An error with all of its causes.
 fn line(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error: &&(dyn Error + 'static)| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
@@ -185,7 +187,7 @@ fn reply_in_single_bytes_that_is_in_time_is_taken() {
     assert!(Device::connect(&options(&script)).is_ok());
 }
 
-/// Messages of a connection with one queue, until it is up.
+/// Number of messages until a connection with one queue is established.
 const MESSAGES: usize = 18;
 
 #[test]
@@ -303,14 +305,14 @@ fn options_that_cannot_be_are_refused_before_connecting() {
     assert!(matches!(with(1, 2048), ConnectError::QueueSize { max: 1024, .. }));
 }
 
-/// One read in flight at a device that never answers.
+/// Submits one read to a device that never answers.
 fn in_flight(device: &Device, queue: &mut Queue) {
     let buffer = device.pool().take(4096).unwrap();
     queue.push(&Request::new(Work::Read { sector: 0, data: &[buffer.range()] }, 5)).unwrap();
     queue.submit();
 }
 
-/// The request ends with `Lost`, then the queue says that nobody is there.
+/// The request ends with `Lost`, then the queue reports that the back-end is gone.
 fn ends_lost(queue: &mut Queue) {
     let mut out = [Completion::default()];
     assert_eq!(queue.wait(&mut out, PATIENCE), Ok(1));
@@ -380,7 +382,7 @@ fn device_takes_as_many_regions_as_a_back_end_without_slots_and_no_more() {
     assert!(device.register(at(6)).is_ok());
 }
 
-/// The back-end's end of its channel, once it has it.
+/// The back-end's end of its channel, once it has arrived.
 fn channel(script: &Script) -> UnixStream {
     let channel = UnixStream::from(script.passed(code::SET_BACKEND_REQ_FD));
     channel.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -463,7 +465,7 @@ fn device_that_is_dropped_with_all_its_queues_does_not_wait_for_each_of_them() {
     assert!(eventually(|| script.codes().contains(&code::GET_VRING_BASE)), "one is under way");
     drop(device);
     let asked = script.codes().iter().filter(|&&code| code == code::GET_VRING_BASE).count();
-    // The one under way, and as many as are answered within the limit of one message.
+    // The stop under way, and as many more as are answered within the limit of one message.
     assert!(asked < 16, "all {asked} queues were waited for");
 }
 
@@ -475,7 +477,7 @@ fn limits_longer_than_the_clock_are_no_limits() {
     assert!(Device::connect(&endless).is_ok());
 }
 
-/// A back-end that closes its first connection once that is up, and has `second` to say later.
+/// A back-end that closes its first connection once it is established, and reacts with `second` later.
 fn comes_back(second: fn(&Message) -> Reaction) -> Script {
     Script::start(Character::default(), move |message| match (message.connection, message.code) {
         // The connection is good until the driver registers memory.
@@ -485,7 +487,7 @@ fn comes_back(second: fn(&Message) -> Reaction) -> Script {
     })
 }
 
-/// Connects to `script`, loses it, and returns why it was given up.
+/// Connects to `script`, loses the connection, and returns the reason of `GaveUp`.
 fn reason_to_give_up(script: &Script) -> String {
     let patient = Options { reconnect: Reconnect::For(MODEST), ..options(script) };
     let (device, mut queues) = Device::connect(&patient).unwrap();

@@ -1,6 +1,7 @@
-//! The front-end's part of the in-flight log: asked for once, given to each back-end before its rings, forgotten with them.
+//! The front-end's part of the in-flight log: it asks for the log once, gives it to each back-end before its
+//! rings, and drops it together with the rings.
 //!
-//! Back-ends here have no disk; they only say what they were told. With one: `reconnect.rs`.
+//! Back-ends here have no disk; they only record the messages. Tests with a disk: `reconnect.rs`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::error::Error;
@@ -28,7 +29,7 @@ fn usual() -> Script {
     Script::start(Character::default(), |_| Reaction::Right)
 }
 
-/// The codes of one connection's messages that matter here, in order.
+/// The codes of one connection's relevant messages, in order.
 fn log_and_rings(script: &Script, connection: usize) -> Vec<u32> {
     let wanted = [code::GET_INFLIGHT_FD, code::SET_INFLIGHT_FD, code::SET_VRING_NUM, code::SET_VRING_ENABLE];
     let messages = script.messages.lock().unwrap();
@@ -36,7 +37,7 @@ fn log_and_rings(script: &Script, connection: usize) -> Vec<u32> {
     of_connection.map(|message| message.code).filter(|code| wanted.contains(code)).collect()
 }
 
-/// The bodies of a connection's messages `code`.
+/// The bodies of a connection's messages with code `code`.
 fn bodies(script: &Script, connection: usize, code: u32) -> Vec<Vec<u8>> {
     let messages = script.messages.lock().unwrap();
     let wanted = messages.iter().filter(|message| message.connection == connection && message.code == code);
@@ -51,12 +52,12 @@ fn report(device: &Device) -> ReconnectReport {
     }
 }
 
-/// Says that the connection is to end, by a message that ends it.
+/// Whether the message is the one that ends the connection.
 fn is_end(message: &Message) -> bool {
     message.code == code::GET_CONFIG && message.number > 15
 }
 
-/// A back-end whose first connection ends when it is told to, and what it says later.
+/// A back-end that closes its first connection on demand, and reacts with `second` later.
 fn goes_and_comes_back(second: impl Fn(&Message) -> Reaction + Send + 'static) -> Script {
     Script::start(Character::default(), move |message| match message.connection {
         0 if is_end(message) => Reaction::Close,
@@ -65,13 +66,13 @@ fn goes_and_comes_back(second: impl Fn(&Message) -> Reaction + Send + 'static) -
     })
 }
 
-/// Has the driver ask for the configuration.
+/// Makes the driver ask for the configuration.
 fn end_connection(script: &Script) {
     let request = [2_u32, 1, 0].map(u32::to_ne_bytes).concat();
     rustix::io::write(script.passed(code::SET_BACKEND_REQ_FD), &request).unwrap();
 }
 
-/// A read that is never answered.
+/// Pushes a read that is never answered.
 fn push_read(device: &Device, queue: &mut Queue) {
     let buffer = device.pool().take(4096).unwrap();
     queue.push(&Request::new(Work::Read { sector: 0, data: &[buffer.range()] }, 5)).unwrap();
@@ -143,9 +144,9 @@ fn log_of_no_bytes_is_none() {
     assert!(!script.codes().contains(&code::SET_INFLIGHT_FD));
 }
 
-// ---- answers that cannot be
+// ---- invalid answers
 
-/// How connecting to a back-end fails that answers GET_INFLIGHT_FD so.
+/// The error of connecting to a back-end that answers GET_INFLIGHT_FD this way.
 fn failure(answer: impl Fn(&Message) -> Reaction + Send + 'static) -> ConnectError {
     let script = Script::start(Character::default(), move |message| match message.code {
         code::GET_INFLIGHT_FD => answer(message),
@@ -259,7 +260,7 @@ fn next_back_end_is_given_the_same_log_and_the_same_rings_and_is_rung_for_them()
     assert_eq!(queues[1].in_flight(), 1);
 }
 
-/// A back-end of whose queue the driver hears that it cannot go on.
+/// The back-end signals the driver that it cannot continue with its queue.
 fn gives_its_queue_up(script: &Script) {
     rustix::io::write(script.passed(code::SET_VRING_ERR), &1_u64.to_ne_bytes()).unwrap();
 }
@@ -324,7 +325,7 @@ fn back_end_that_dies_while_it_is_told_of_the_rings_leaves_them_and_the_log_to_t
     assert_eq!(bodies(&script, 0, code::SET_VRING_ADDR), bodies(&script, 2, code::SET_VRING_ADDR));
 }
 
-/// Whether it is told of a refusal or not, a driver must not offer the same log for ever.
+/// Whether or not it is told of a refusal, a driver must not offer the same log for ever.
 #[test]
 fn log_over_which_back_ends_keep_closing_the_connection_is_given_up() {
     for left_out in [0, protocol::REPLY_ACK] {

@@ -1,4 +1,4 @@
-//! Integration tests: one program, a module for each subject. Folders without tests are shared by modules.
+//! Integration tests: one binary, one module per subject. Folders without tests hold code that modules share.
 #![allow(missing_docs)]
 
 mod contract;

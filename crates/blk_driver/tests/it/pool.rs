@@ -1,4 +1,4 @@
-//! The pool: buffers apart from each other, given back in any order, and what it says when it has none.
+//! The pool: separate buffers, returned in any order, and the error when it is exhausted.
 //!
 //! Not here: user memory (`own_server.rs`), requests (`queue_requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
@@ -62,7 +62,7 @@ fn buffer_outlives_its_pool() {
     assert_eq!(bytes, [7; 512]);
 }
 
-/// Machines have a few huge pages reserved, or none; nobody has 64 TiB of them.
+/// Machines have few huge pages reserved, or none; no machine has 64 TiB of them.
 #[test]
 fn huge_pages_that_are_not_reserved_are_an_error_that_says_how_to() {
     let refused = pool(64 << 40, true).unwrap_err();

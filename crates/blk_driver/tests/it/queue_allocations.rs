@@ -1,6 +1,6 @@
 //! A warm queue does not allocate: every kind of request, again and again, under a counting allocator.
 //!
-//! Not here: what the requests look like (`queue_requests.rs`).
+//! Not here: the contents of the requests (`queue_requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use virtqueue::{Chain, DeviceQueue, RingFeatures};
 
 use crate::rig::{FULL, LONG, PLAIN, Rig, rig};
 
-/// Answers everything, without allocating either.
+/// Answers everything, also without allocating.
 fn serve(view: &MemoryView, ring: &mut DeviceQueue, chain: &mut Chain, end: &DeviceEnd) {
     while let Some(tag) = ring.pop(chain).unwrap() {
         view.store(chain.writable().last().unwrap().addr, &[0]).unwrap();
@@ -24,7 +24,7 @@ fn serve(view: &MemoryView, ring: &mut DeviceQueue, chain: &mut Chain, end: &Dev
     }
 }
 
-/// One of each, with a deadline, one of them cancelled.
+/// Pushes one request of each kind, with a deadline; one is cancelled.
 fn push_all(queue: &mut Queue, data: &[GuestRange], segments: &[Segment]) {
     let deadline = Some(Instant::now() + LONG);
     let works = [
@@ -44,7 +44,7 @@ fn push_all(queue: &mut Queue, data: &[GuestRange], segments: &[Segment]) {
     assert!(queue.cancel(7));
 }
 
-/// Completions of [`push_all`]: one each, and the return of the cancelled one.
+/// Completions of [`push_all`]: one each, plus the return of the cancelled one.
 const ENDINGS: usize = 9;
 
 fn allocations_of_a_warm_queue(features: RingFeatures) -> u64 {

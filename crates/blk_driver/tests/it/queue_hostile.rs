@@ -1,6 +1,6 @@
-//! A device that keeps no rule: each breach is an error value, and everything in flight ends.
+//! A device that breaks the rules: each violation is an error value, and everything in flight ends.
 //!
-//! Not here: what the packed ring checks (`virtqueue`).
+//! Not here: the checks of the packed ring (`virtqueue`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use blk_driver::{BlockingError, Completion, PushError, QueueError, Request, RequestError, Work};
@@ -11,7 +11,7 @@ use crate::rig::{FULL, LONG, PLAIN, Rig, rig};
 
 const LOST: Result<(), RequestError> = Err(RequestError::Lost);
 
-/// What the queue says after everything in flight has ended, and says again.
+/// The queue's error after everything in flight has ended; it stays the same on the next call.
 fn end_of(rig: &mut Rig) -> QueueError {
     let mut out = [Completion::default(); 8];
     let error = rig.queue.completions(&mut out).unwrap_err();
@@ -37,7 +37,7 @@ fn descriptor_completed_twice_breaks_the_queue_and_the_rest_is_lost() {
     raw.set_used_entry(0, 0, 1);
     raw.set_used_entry(1, 0, 1);
     raw.set_used_idx(2);
-    // No status was written: the first answer is not believed either.
+    // The device wrote no status, so the first answer is not trusted either.
     assert_eq!(rig.results(), [(1, Err(RequestError::BadStatus { status: 0xff })), (2, LOST)]);
     assert_eq!(end_of(&mut rig), fault(DriverFault::NotInFlight { id: 0 }));
 }

@@ -1,6 +1,6 @@
-//! Every queue size and depth, split and packed, with and without tables: what is pushed comes back.
+//! Every queue size and depth, split and packed, with and without tables: every pushed request comes back.
 //!
-//! Not here: what the requests look like (`queue_requests.rs`).
+//! Not here: the contents of the requests (`queue_requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use blk_driver::{PushError, Request, Work};
@@ -8,7 +8,7 @@ use virtqueue::RingFeatures;
 
 use crate::rig::{FULL, PLAIN, Rig, rig};
 
-/// Fills the queue to `depth` and empties it, often enough for the ring's indices to go round.
+/// Fills the queue to `depth` and empties it, often enough for the ring's indices to wrap.
 fn pass_around(rig: &mut Rig, depth: usize) {
     let data = [rig.data(512)];
     let rounds = 3 * usize::from(rig.queue.queue_size()).div_ceil(depth) + 1;
@@ -24,7 +24,7 @@ fn pass_around(rig: &mut Rig, depth: usize) {
     assert_eq!(rig.queue.in_flight(), 0);
 }
 
-/// All depths from 1 to what fits, in steps that hit both ends.
+/// Depths from 1 to the maximum, in steps that include both.
 fn all_depths(queue_size: u16, features: RingFeatures) {
     let mut rig = rig(queue_size, features);
     let most = rig.queue.room(1);

@@ -1,6 +1,7 @@
-//! Sleeping for completions: a device thread that answers, one that never does, one that only signals.
+//! Sleeping for completions: with a device thread that answers, one that never does, and one that only
+//! signals.
 //!
-//! Not here: which request ended how (`queue_endings.rs`).
+//! Not here: the results of requests (`queue_endings.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::rig::{Device, FULL, LONG, PLAIN, Rig, rig};
 
 const SHORT: Duration = Duration::from_millis(20);
 
-/// A device on a thread of its own, which sleeps on the doorbell and keeps the rules of notification.
+/// A device on its own thread, which sleeps on the doorbell and follows the rules of notification.
 struct Served {
     stop: Arc<AtomicBool>,
     bell: Arc<EventFd>,
@@ -31,7 +32,7 @@ impl Drop for Served {
     }
 }
 
-/// A disk of zeroes that remembers nothing; the id is "served".
+/// A disk of zeroes that stores nothing; the id is "served".
 fn serve(mut device: Device, bell: Arc<EventFd>) -> Served {
     let stop = Arc::new(AtomicBool::new(false));
     let (device_stop, device_bell) = (Arc::clone(&stop), Arc::clone(&bell));
@@ -191,7 +192,7 @@ fn queue_that_polls_is_not_signalled_without_event_index() {
 #[test]
 fn signal_that_the_device_made_blocking_is_taken_off_without_waiting_for_it() {
     let mut rig = rig(8, FULL);
-    // Flags belong to the eventfd itself, which the back-end has too.
+    // Flags belong to the eventfd itself, which the back-end shares.
     rustix::fs::fcntl_setfl(&*rig.device.end.call, rustix::fs::OFlags::empty()).unwrap();
     let (cleared, is_cleared) = std::sync::mpsc::channel();
     thread::spawn(move || {

@@ -1,9 +1,10 @@
-//! Back-ends that go away and come back: nothing is lost, nothing ends twice, and the report says what was done.
+//! Back-ends that go away and come back: no request is lost, none ends twice, and the report says what was
+//! done.
 //!
-//! - Each with an in-flight log (the rings stay, and the server does again what was not acknowledged) and without (other
-//!   rings, and the driver sends again).
+//! - Each case runs with an in-flight log (the rings stay, and the server redoes requests that were not
+//!   acknowledged) and without (new rings, and the driver sends the requests again).
 //!
-//! Not here: back-ends that come back as something else (`hostile.rs`), what they are told of the log (`in_flight_log.rs`),
+//! Not here: back-ends that come back different (`hostile.rs`), the log's messages (`in_flight_log.rs`),
 //! servers that are killed (`bareblk/tests/it/killed.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -29,7 +30,7 @@ enum Log {
     Without,
 }
 
-/// Each of these with and without a log.
+/// Runs each of these with and without a log.
 macro_rules! with_and_without_a_log {
     ($($name:ident),* $(,)?) => {
         mod with_a_log {
@@ -59,7 +60,7 @@ fn patient(options: Options, log: Log) -> Options {
     Options { reconnect: Reconnect::For(PATIENCE), in_flight_log, ..options }
 }
 
-/// The next report, whatever else happens before.
+/// The next report; skips other events.
 fn report(device: &Device) -> ReconnectReport {
     loop {
         match device.next_event(PATIENCE) {
@@ -127,12 +128,13 @@ fn requests_that_the_old_back_end_had_done_are_not_done_again(log: Log) {
     let buffers = buffers(&device, 20);
     push_writes(&mut queues[0], &buffers);
     assert!(eventually(|| (0..20).all(|at| own.place.image_bytes(at * 4096, 4096) == pattern(at, 4096))));
-    // It ends after what it has begun.
+    // It ends after it has finished the requests that it began.
     own.stop();
     queues[0].clear_signal();
     own.place.erase();
     own.start_again();
-    // Not before the next back-end is there: else they are taken as usual, and no part of the reconnect.
+    // Wait for the next back-end first; otherwise the requests complete normally and are not part of the
+    // reconnect.
     let mut signal = [PollFd::from_borrowed_fd(queues[0].completion_fd(), PollFlags::IN)];
     assert_eq!(poll(&mut signal, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })), Ok(1));
     let ended = take(&mut queues[0], 20);
@@ -250,11 +252,12 @@ fn device_dropped_while_its_back_end_is_away_ends_its_queues(log: Log) {
     assert!(ended.iter().all(|completion| completion.result == Err(RequestError::Lost)), "{ended:?}");
 }
 
-/// Blocks of 4 KiB, each written again and again with another content: at most one write of each in flight.
+/// Blocks of 4 KiB that are written again and again with changing contents: at most one write of each in
+/// flight.
 struct Load {
     queue: Queue,
     buffers: Vec<Buffer>,
-    /// What each block holds once nothing is in flight.
+    /// The contents of each block when nothing is in flight.
     versions: Vec<u64>,
     in_flight: Vec<bool>,
     ended: u64,
@@ -278,7 +281,7 @@ impl Load {
         pattern(self.versions[block] << 8 | self.sector(block), 4096)
     }
 
-    /// One pass: writes to some blocks that are idle, and takes what has ended.
+    /// One pass: writes to some idle blocks, and takes completions.
     fn step(&mut self) {
         for _ in 0..8 {
             self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -309,7 +312,7 @@ impl Load {
         }
     }
 
-    /// Until nothing is in flight; then every block is read.
+    /// Waits until nothing is in flight, and then reads every block.
     fn finish(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while self.in_flight.contains(&true) {
@@ -325,7 +328,7 @@ impl Load {
     }
 }
 
-/// Runs loads on all `queues` while `disturb` has its way; then looks at the content.
+/// Runs loads on all `queues` while `disturb` runs; then checks the contents.
 fn survives(device: &Device, queues: Vec<Queue>, disturb: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     let run = |queue: Queue| {

@@ -1,6 +1,7 @@
-//! A queue behind a lock: batches, both kick policies, and that nobody sleeps through a completion.
+//! A queue behind a lock: batches, both kick policies, and no thread sleeps through a completion.
 //!
-//! Not here: resets under load (`src/restart_stress.rs`), interleavings (`src/kick_model.rs`), the locks (`qspinlock`).
+//! Not here: resets under load (`src/restart_stress.rs`), interleavings (`src/kick_model.rs`), the locks
+//! (`qspinlock`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::collections::HashSet;
@@ -48,10 +49,10 @@ impl Shared {
         self.queue.submit(&tokens.map(|token| self.read(token)).collect::<Vec<_>>())
     }
 
-    /// A thread that waits for one completion, fast asleep.
+    /// A thread that waits for one completion and already sleeps.
     fn sleeper(&self) -> Waiter {
         let asleep = self.queue.stats().sleeps;
-        let sleeper = self.waiter(Duration::MAX); // no end, so that a wake-up that is lost shows
+        let sleeper = self.waiter(Duration::MAX); // no limit, so that a lost wake-up is noticed
         while self.queue.stats().sleeps == asleep {
             thread::yield_now();
         }
@@ -66,7 +67,7 @@ impl Shared {
         })
     }
 
-    /// Takes at most `most`, as one who does not wait.
+    /// Takes at most `most` completions without waiting.
     fn take(&self, most: usize) -> Vec<u64> {
         let mut out = vec![Completion::default(); most];
         let taken = self.queue.completions(&mut out).unwrap();
@@ -135,11 +136,11 @@ fn empty_batch_does_nothing() {
     assert_eq!(shared.queue.stats().kicks, 0);
 }
 
-/// When it is rung, another thread tries to get the queue's lock.
+/// A doorbell: when it is rung, another thread tries to take the queue's lock.
 #[derive(Debug)]
 struct LockProbe {
     queue: OnceLock<Weak<SharedQueue<StdMutex>>>,
-    /// Too short a time could make a lock that is free look taken, never the other way round.
+    /// Too short a limit could make a free lock look taken, never the other way round.
     limit: Duration,
     was_free: Mutex<Option<bool>>,
 }
@@ -153,7 +154,7 @@ impl Doorbell for LockProbe {
     }
 }
 
-/// Whether the lock could be had, within `limit`, while the doorbell rang.
+/// Whether another thread could take the lock within `limit` while the doorbell rang.
 fn lock_is_free_while_ringing(policy: KickPolicy, limit: Duration) -> bool {
     let probe = Arc::new(LockProbe { queue: OnceLock::new(), limit, was_free: Mutex::new(None) });
     let options = PoolOptions { size_bytes: 1 << 20, huge_pages: false };
@@ -220,7 +221,7 @@ fn sleeper_hears_of_the_next_completion_after_another_thread_took_the_one_before
         shared.submit_reads(0..2).unwrap();
         let sleeper = shared.sleeper();
         shared.answer_one();
-        // In between the device's publishing and its question whether to signal.
+        // This happens between the device's publication and its check whether to signal.
         assert_eq!(shared.take(8), [0]);
         shared.answer_one();
         assert!(shared.device.signal(), "the request for a signal stands");
@@ -251,7 +252,7 @@ fn sleeper_sleeps_on_when_another_thread_took_what_it_was_signalled_for() {
     while shared.queue.stats().sleeps < 2 {
         thread::yield_now();
     }
-    thread::sleep(Duration::from_millis(5)); // for one that does not take the signal off to show it
+    thread::sleep(Duration::from_millis(5)); // time for a sleeper that does not clear the signal to show it
     shared.answer_one();
     shared.device.signal();
     assert_eq!((tokens(sleeper), shared.queue.stats().sleeps), (vec![1], 2));
@@ -334,7 +335,7 @@ fn broken_ring_wakes_everybody_with_what_was_lost_or_an_error() {
     while shared.queue.stats().sleeps == 0 {
         thread::yield_now();
     }
-    shared.device.ring.push_used(7, 1); // never given
+    shared.device.ring.push_used(7, 1); // an id that was never used
     shared.device.ring.publish();
     shared.device.end.call.ring();
     let ends: Vec<_> = ends.into_iter().map(woken).collect();
@@ -351,7 +352,7 @@ fn queue_comes_back_when_nobody_shares_it() {
     assert_eq!(queue.completions(&mut [Completion::default()]), Ok(1));
 }
 
-/// Threads that submit in batches and wait, against a device with a thread of its own; all end exactly once.
+/// Threads submit in batches and wait, with the device on its own thread; every request ends exactly once.
 fn every_request_of_many_threads_ends_once<L: RawMutex + Send + Sync + 'static>(
     policy: KickPolicy,
     threads: u64,
@@ -408,7 +409,7 @@ macro_rules! every_request_of_many_threads_ends_once {
 }
 
 every_request_of_many_threads_ends_once! {
-    every_request_ends_once_behind_a_ticket_lock: TicketLock, 2 threads, 40 batches; // spins while the holder is off its core
+    every_request_ends_once_behind_a_ticket_lock: TicketLock, 2 threads, 40 batches; // spins while its holder is preempted
     every_request_ends_once_behind_a_native_queued_lock: QSpinLock, 2 threads, 40 batches; // spins as well
     every_request_ends_once_behind_a_fair_queued_lock: PvQSpinLock<Fair>, 4 threads, 300 batches;
     every_request_ends_once_behind_a_hybrid_queued_lock: PvQSpinLock<Hybrid>, 4 threads, 300 batches;

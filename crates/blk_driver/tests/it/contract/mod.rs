@@ -1,6 +1,6 @@
-//! What every back-end must do for the driver: one suite, whoever serves the socket.
+//! What every back-end must do for the driver: one test suite for any back-end.
 //!
-//! Not here: who serves it (`own_server.rs`, `qemu_storage_daemon.rs`).
+//! Not here: the back-ends (`own_server.rs`, `qemu_storage_daemon.rs`).
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use virtio_blk::Segment;
 
 use crate::peers::{DISK_BYTES, MIB, PATIENCE, SECTOR};
 
-/// How a device is used: what the cases vary.
+/// A device's settings: the part that the cases vary.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     pub packed: bool,
@@ -39,7 +39,7 @@ impl Setting {
     }
 }
 
-/// A pattern that differs by place and by `seed`.
+/// A pattern that depends on the position and on `seed`.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = vec![0; len];
@@ -52,7 +52,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Pushes one request, waits for it, and says how it ended.
+/// Pushes one request, waits for it, and returns its completion.
 pub fn one(queue: &mut Queue, work: Work<'_>) -> Completion {
     queue.push(&Request::new(work, 77)).unwrap();
     queue.submit();
@@ -81,7 +81,7 @@ pub fn part(range: GuestRange, offset_bytes: usize, len: usize) -> GuestRange {
     GuestRange { addr: range.addr + offset_bytes as u64, len_bytes: u32::try_from(len).unwrap() }
 }
 
-/// All kinds of requests on the first MiB of `queue`'s own part of the disk.
+/// Sends all kinds of requests to the first MiB of `queue`'s own part of the disk.
 pub fn every_kind_reads_back(device: &Device, queue: &mut Queue) {
     let info = device.info();
     let start = u64::from(queue.index()) * (MIB / 2) / SECTOR;
@@ -107,7 +107,7 @@ pub fn every_kind_reads_back(device: &Device, queue: &mut Queue) {
     assert_eq!(read(queue, &buffer, start, 4096), first[..4096], "what was not touched is as it was");
 }
 
-/// Connects as `setting` says and does everything on every queue.
+/// Connects with `setting` and runs every test on every queue.
 pub fn setting_works(options: Options, setting: Setting) {
     let (device, mut queues) = setting.connect(options);
     assert_eq!(device.info().capacity_sectors, DISK_BYTES / SECTOR);
@@ -116,7 +116,7 @@ pub fn setting_works(options: Options, setting: Setting) {
     queues.iter_mut().for_each(|queue| batch_reads_back(&device, queue));
 }
 
-/// As many requests as fit, several times, written and read back through a model.
+/// Writes and reads back as many requests as fit, several times, and compares with a model.
 pub fn batch_reads_back(device: &Device, queue: &mut Queue) {
     let depth = queue.room(1).min(PLACES);
     let buffers: Vec<Buffer> = (0..depth).map(|_| device.pool().take(4096).unwrap()).collect();
@@ -138,10 +138,10 @@ pub fn batch_reads_back(device: &Device, queue: &mut Queue) {
     }
 }
 
-/// Places of the disk that a batch goes to, all different.
+/// Number of places on the disk that a batch uses, all different.
 const PLACES: usize = 64;
 
-/// Pushes `depth` requests, one token each, and waits until each has ended once.
+/// Pushes `depth` requests with one token each, and waits until each has ended once.
 fn all_end_well<'w>(queue: &mut Queue, depth: usize, work: impl Fn(usize) -> Work<'w>) {
     for at in 0..depth {
         queue.push(&Request::new(work(at), at as u64)).unwrap();
@@ -169,7 +169,7 @@ pub fn vectored_requests_read_back(options: Options) {
     let whole = buffer.range();
     let data = pattern(5, 32 << 10);
     buffer.write(0, &data);
-    // 16 parts, most of them no whole sectors; backwards in memory for the reads.
+    // 16 parts, most of them not whole sectors; the reads use them in reverse order in memory.
     let lens: Vec<usize> = (0..16).map(|at| if at % 2 == 0 { 2048 - 100 } else { 2048 + 100 }).collect();
     let offsets = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len)));
     let out: Vec<GuestRange> = offsets.zip(&lens).map(|(at, &len)| part(whole, at, len)).collect();
@@ -207,7 +207,7 @@ pub fn more_queues_than_there_are_is_an_error_that_names_both(options: Options, 
     assert_eq!(error.to_string(), format!("{wanted} queues wanted, the device has {available}"));
 }
 
-/// Memory of the user's own, registered while a queue runs, used for data, and taken back.
+/// The user's own memory: registered while a queue runs, used for data, and withdrawn.
 pub fn memory_registered_at_run_time_is_used_and_taken_back(options: Options) {
     let (device, mut queues) = USUAL.connect(options);
     let queue = &mut queues[0];
@@ -233,7 +233,7 @@ pub fn memory_registered_at_run_time_is_used_and_taken_back(options: Options) {
 /// A page-aligned part of a memfd, as a user has it: not at the file's start, and mapped somewhere.
 pub struct User {
     pub fd: OwnedFd,
-    /// Stands for the address that the user has it mapped at.
+    /// Stands for the address of the user's mapping.
     pub addr: u64,
 }
 
@@ -289,7 +289,7 @@ pub fn id(options: Options) -> String {
     String::from_utf8(bytes[..len].to_vec()).unwrap()
 }
 
-/// Two descriptors have room for header and status, and that is all: no data, but flushes.
+/// Two descriptors have room only for header and status: no data, but flushes.
 pub fn smallest_queue_with_direct_descriptors_flushes(options: Options) {
     let (_device, mut queues) = Setting { queue_size: 2, indirect: false, ..USUAL }.connect(options);
     assert_eq!(queues[0].room(1), 0);
@@ -297,7 +297,7 @@ pub fn smallest_queue_with_direct_descriptors_flushes(options: Options) {
     assert_eq!(one(&mut queues[0], Work::Flush).result, Ok(()));
 }
 
-/// After a device is dropped, its queues end and the next one can be had.
+/// After a device is dropped, its queues end and another connection works.
 pub fn device_dropped_with_requests_in_flight_ends_them_and_another_connects(options: &Options) {
     let (device, mut queues) = USUAL.connect(options.clone());
     let buffers: Vec<Buffer> = (0..16).map(|_| device.pool().take(65536).unwrap()).collect();

@@ -1,4 +1,5 @@
-//! A device on a thread of its own: sleeps until it is rung for, serves what there is, signals if that is wanted.
+//! A device on its own thread: sleeps until it is rung, serves all requests, and signals if the driver wants
+//! it.
 //!
 //! Not here: a device that a test steps through (`rig`).
 
@@ -34,7 +35,7 @@ pub fn start(mut device: Device, bell: &Arc<EventFd>) -> DeviceThread {
 
 impl Drop for DeviceThread {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed); // the doorbell orders it
+        self.stop.store(true, Ordering::Relaxed); // the doorbell's write orders it
         self.bell.ring();
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join)
             && !std::thread::panicking()

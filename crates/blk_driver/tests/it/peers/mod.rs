@@ -1,6 +1,6 @@
-//! What the driver talks to in tests: our server in this process, or qemu-storage-daemon as a child.
+//! The back-ends of the tests: our server in this process, or qemu-storage-daemon as a child process.
 //!
-//! Not here: what is asked of them (`contract`), back-ends that do everything wrong (`hostile.rs`).
+//! Not here: their tests (`contract`), back-ends that do everything wrong (`hostile.rs`).
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 pub mod script;
@@ -23,7 +23,7 @@ pub const SECTOR: u64 = 512;
 /// Size of the disk in all tests.
 pub const DISK_BYTES: u64 = 16 * MIB;
 
-/// A folder with an image, and a socket that is to be served.
+/// A directory with an image, and the path of the socket to serve.
 pub struct Place {
     pub folder: tempfile::TempDir,
     pub image: PathBuf,
@@ -32,11 +32,11 @@ pub struct Place {
 
 impl Place {
     pub fn new() -> Self {
-        // Not /tmp: that may be a tmpfs, and O_DIRECT should mean something.
+        // Not /tmp: that may be a tmpfs, where O_DIRECT has no effect.
         let folder = tempfile::Builder::new().prefix("drv-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let image = folder.path().join("disk.raw");
         File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
-        // The folder may be too deep for a socket address.
+        // The directory's path may be too long for a socket address.
         let name = format!("{}.sock", folder.path().file_name().unwrap().display());
         Self { image, socket: std::env::temp_dir().join(name), folder }
     }
@@ -45,7 +45,7 @@ impl Place {
         File::options().write(true).open(&self.image).unwrap().set_len(bytes).unwrap();
     }
 
-    /// All of the image is zeroes again.
+    /// Fills the image with zeroes again.
     pub fn erase(&self) {
         File::options().write(true).truncate(true).open(&self.image).unwrap();
         self.resize(DISK_BYTES);
@@ -130,7 +130,7 @@ pub struct StorageDaemon {
 }
 
 impl StorageDaemon {
-    /// `None`, and a line that says so, if there is no such program here.
+    /// `None`, after printing a line, if the program is not installed.
     pub fn start(queues: u16) -> Option<Self> {
         let paths = std::env::var_os("PATH").unwrap_or_default();
         if !std::env::split_paths(&paths).any(|folder| folder.join(STORAGE_DAEMON).is_file()) {
@@ -165,7 +165,7 @@ impl StorageDaemon {
         self.child.id()
     }
 
-    /// Without a chance to finish anything.
+    /// Kills it, so that it cannot finish anything.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

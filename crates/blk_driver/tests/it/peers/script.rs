@@ -1,6 +1,6 @@
-//! A back-end without a disk: answers every message as it should, but where the test says otherwise.
+//! A back-end without a disk: answers every message correctly, except where the test overrides it.
 //!
-//! Not here: what tests have it do (`hostile.rs`).
+//! Not here: the tests' reactions (`hostile.rs`).
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -66,7 +66,7 @@ pub const FEATURES: u64 = 1 << 30
     | features::INDIRECT_DESC
     | features::RING_PACKED;
 
-/// One message as it arrived.
+/// One received message.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Counted from 0.
@@ -84,28 +84,28 @@ impl Message {
     }
 }
 
-/// What the back-end does about a message.
+/// The back-end's reaction to a message.
 pub enum Reaction {
-    /// What is right.
+    /// Answer correctly.
     Right,
-    /// A well-formed reply with this body.
+    /// Send a well-formed reply with this body.
     Reply(Vec<u8>),
-    /// These bytes.
+    /// Send these bytes.
     Bytes(Vec<u8>),
-    /// The right reply, one byte at a time with a pause before each.
+    /// Send the correct reply, one byte at a time with a pause before each.
     Drip(Duration),
-    /// The right reply, and a descriptor with it.
+    /// Send the correct reply with a descriptor.
     WithDescriptor,
-    /// A well-formed reply with this body and these descriptors.
+    /// Send a well-formed reply with this body and these descriptors.
     ReplyWith(Vec<u8>, Vec<OwnedFd>),
-    /// Nothing, now and for ever.
+    /// Send nothing, for ever.
     Hang,
     Close,
 }
 
 type Behaviour = dyn Fn(&Message) -> Reaction + Send;
 
-/// Offers and contents of the right answers.
+/// Offers and contents of the correct answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Character {
     pub features: u64,
@@ -128,7 +128,7 @@ impl Default for Character {
     }
 }
 
-/// See the file's head.
+/// See the module documentation.
 pub struct Script {
     pub socket: PathBuf,
     pub messages: Arc<Mutex<Vec<Message>>>,
@@ -157,7 +157,7 @@ impl Script {
         script
     }
 
-    /// What the driver passed with its last message `code`, once it has.
+    /// The descriptor that came with the driver's last message `code`, once it has arrived.
     pub fn passed(&self, code: u32) -> OwnedFd {
         assert!(super::eventually(|| self.passed.lock().unwrap().contains_key(&code)));
         self.passed.lock().unwrap().remove(&code).unwrap()
@@ -192,7 +192,7 @@ impl Worker {
             }
             let stream = stream.unwrap();
             stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-            // The end of a connection is the driver's right.
+            // The driver may close a connection at any time.
             let _ = self.serve(connection, &stream);
         }
     }
@@ -285,7 +285,7 @@ pub fn reply(code: u32, body: &[u8]) -> Vec<u8> {
     [[code, 5, size].map(u32::to_ne_bytes).concat(), body.to_vec()].concat()
 }
 
-/// Size of the logs that it gives.
+/// Size of its logs.
 pub const LOG_BYTES: u64 = 1 << 16;
 
 pub fn log_memory(bytes: u64) -> OwnedFd {
@@ -294,7 +294,7 @@ pub fn log_memory(bytes: u64) -> OwnedFd {
     fd
 }
 
-/// The answer to GET_INFLIGHT_FD: for as many queues as were asked for.
+/// The answer to GET_INFLIGHT_FD, for as many queues as the driver asked for.
 pub fn log_description(asked: &Message, len_bytes: u64, offset_bytes: u64) -> Vec<u8> {
     [&len_bytes.to_ne_bytes(), &offset_bytes.to_ne_bytes(), &asked.body[16..]].concat()
 }

@@ -1,6 +1,6 @@
-//! A queue and its device half on the same thread, so that each test says what the device does and when.
+//! A queue and its device half on the same thread, so that each test controls what the device does and when.
 //!
-//! Not here: a device on a thread of its own (`queue_waiting.rs`).
+//! Not here: a device on its own thread (`queue_waiting.rs`).
 #![allow(dead_code)] // each test binary uses a part
 
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use virtqueue::{Chain, DeviceQueue, RingFeatures};
 pub const PLAIN: RingFeatures = RingFeatures { event_idx: false, indirect: false, packed: false };
 pub const FULL: RingFeatures = RingFeatures { event_idx: true, indirect: true, packed: false };
 
-/// Long enough for any machine; a test that waits so long has failed.
+/// Long enough for any machine; a test that waits this long has failed.
 pub const LONG: Duration = Duration::from_secs(300);
 
 pub const IOERR: u8 = 1;
 pub const UNSUPP: u8 = 2;
 
-/// What the device saw of one request.
+/// One request as the device sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub tag: u16,
@@ -33,7 +33,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// What the device has to store for a read: everything but the status.
+    /// Bytes that the device has to store for a read, without the status.
     pub fn room_bytes(&self) -> u32 {
         self.writable.iter().map(|range| range.len_bytes).sum::<u32>() - 1
     }
@@ -74,7 +74,7 @@ impl Device {
         std::iter::from_fn(|| self.pop()).collect()
     }
 
-    /// Answers with `status` and the used length that belongs to it.
+    /// Answers with `status` and the matching used length.
     pub fn answer(&mut self, seen: &Seen, status: u8) {
         let written_bytes = if status == 0 { seen.room_bytes() + 1 } else { 1 };
         self.answer_with(seen, status, written_bytes);
@@ -88,7 +88,7 @@ impl Device {
         self.ring.publish();
     }
 
-    /// Answers everything there is, and signals if that is wanted; returns how much there was.
+    /// Answers everything there is, and signals if the driver wants it; returns the number of requests.
     pub fn serve(&mut self) -> usize {
         let all = self.pop_all();
         all.iter().for_each(|seen| self.answer(seen, 0));
@@ -104,7 +104,7 @@ impl Device {
         wanted
     }
 
-    /// The same ring for a device that keeps no rule (split rings).
+    /// The same ring for a device that breaks the rules (split rings).
     pub fn raw(&self) -> RawRing {
         RawRing::new(&self.view, self.end.layout).unwrap()
     }
@@ -148,14 +148,14 @@ impl Rig {
         self.queue.submit();
     }
 
-    /// All that has ended.
+    /// Takes everything that has ended.
     pub fn completions(&mut self) -> Vec<Completion> {
         let mut out = [Completion::default(); 2048];
         let taken = self.queue.completions(&mut out).unwrap();
         out[..taken].to_vec()
     }
 
-    /// Token and result of all that has ended.
+    /// Takes everything that has ended; returns tokens and results.
     pub fn results(&mut self) -> Vec<(u64, Result<(), blk_driver::RequestError>)> {
         self.completions().into_iter().map(|c| (c.token, c.result)).collect()
     }
