@@ -7,13 +7,13 @@
 //! - Half of a budget is divided evenly into reserves, one per disk; no other disk can take a disk's reserve.
 //!   The other half goes to the disks that ask first. So one disk has at most little more than half, and its
 //!   use leaves every other disk its reserve.
-//! - Adding a disk makes all reserves smaller. Disks keep what they took before, so a reserve may temporarily
-//!   be smaller than its size: only what is left.
+//! - Adding a disk makes all reserves smaller. Disks keep what they took before. If that cuts into a reserve,
+//!   only the rest of it can be taken.
 //! - Part of the machine's resources is not in the budget: the server needs it for its own images, threads
 //!   and sockets.
 //!
-//! Not here: memory itself (the guest's pages belong to its front-end), what is charged (`region.rs`,
-//! sessions in `blk_server`).
+//! Not here: memory itself (the guest's pages belong to its front-end), the charges (`region.rs`, sessions in
+//! `blk_server`).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! Reconnecting to a back-end: the timing of the attempts, and what happens to the queues afterwards.
 //!
-//! `pause (10 ms … 500 ms) → open, as before → share memory → give the log, start each queue as it is or: new
-//! log, each queue: offer another ring, start it → report`
+//! `pause (10 ms … 500 ms) → open, as before → share memory → give the log, start each queue as it is
+//!  or: new log, each queue: offer another ring, start it → report`
 //!
 //! - With a log, the rings stay and their owners notice nothing: the new back-end redoes its predecessor's
 //!   unfinished requests. This is done only if the previous back-end closed the connection itself. A back-end

@@ -14,8 +14,8 @@
 //!   batch. A device that dies in between leaves both, and the ring tells which ones are valid.
 //! - The chain used last goes back to the front of the free list first. Chains that are used in the order in
 //!   which they were taken are still linked in that order, so no link needs a store.
-//! - A position's slot and wrap counter share one word, stored at once. With two stores, a batch of exactly
-//!   one lap could not be told from the lap before.
+//! - A position's slot and wrap counter share one word, stored at once. With two stores, one batch in
+//!   every lap could not be told from the lap before.
 //!
 //! Spec: vhost-user, "Inflight I/O tracking". Not here: when the device calls this (`packed/device.rs`),
 //! recovery by a successor (`recovery.rs`).
