@@ -161,8 +161,8 @@ impl Image {
         let metadata = file.metadata().map_err(inspect("the type"))?;
         let kind = accept_kind(&options.path, metadata.file_type().into())?;
         if opener.comes_locked(&options.path) {
-            // Our open file description is shared with the previous server, which holds the lock, so there is
-            // no conflict to test.
+            // An open file description that we share with the previous server holds the lock. Other openers
+            // on that server's behalf are no conflict, so the opposite bytes are not tested.
             lock::join(&file, options.access)
                 .map_err(|source| ImageError::Lock { path: options.path.clone(), source })?;
         } else {

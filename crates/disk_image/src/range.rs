@@ -1,7 +1,6 @@
 //! Ranges of the image that are checked once and trusted afterwards.
 //!
-//! `(sector, len) from a guest -> Image::check -> CheckedRange -> io_engine`   (this file: the check and the
-//! type)
+//! `(sector, len) from a guest -> Image::check -> CheckedRange -> io_engine`   (this file: check and type)
 //!
 //! Every check reads the bounds, because an image may grow while it is served, or shrink if the administrator
 //! forces it.
