@@ -224,8 +224,9 @@ fn holds_lock(process: &Path, file: FileId) -> bool {
     })
 }
 
-/// `lock: 1: OFDLCK  ADVISORY  READ -1 fe:00:131 100 101` (proc(5), `/proc/pid/fdinfo`): type, strictness, access,
-/// pid, file, first byte, last byte or `EOF`.
+/// Whether `line` is a lock on the image's lock bytes:
+/// `lock: 1: OFDLCK  ADVISORY  READ -1 fe:00:131 100 101` (proc(5), `/proc/pid/fdinfo`): type, strictness,
+/// access, pid, file, first byte, last byte or `EOF`.
 fn is_image_lock(line: &str) -> bool {
     let Some(rest) = line.strip_prefix("lock:") else { return false };
     let fields: Vec<&str> = rest.split_whitespace().collect();

@@ -218,7 +218,7 @@ impl GuestMemory {
         self.regions.iter().find(|region| region.is_poisoned())
     }
 
-    /// Whether any region is poisoned. Costs almost nothing as long as no front-end has ever truncated a file.
+    /// Whether any region is poisoned. Costs almost nothing while no front-end has truncated a file.
     #[inline]
     #[must_use]
     pub fn is_poisoned(&self) -> bool {

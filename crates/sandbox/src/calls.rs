@@ -198,7 +198,8 @@ const CONTROL: &[i64] = &[
     libc::SYS_stat,
 ];
 
-/// `linux/fs.h`, `asm-generic/ioctls.h`: sizes of block devices, `FIONBIO`, and whether a stream is a terminal.
+/// `linux/fs.h`, `asm-generic/ioctls.h`: sizes of block devices, `FIONBIO`, and whether a stream is a
+/// terminal.
 const IOCTLS: &[u64] = &[0x1260, 0x1268, 0x127a, 0x127b, 0x127c, 0x8008_1272, 0x5421, 0x5401];
 /// `linux/prctl.h`: thread names, names of memory, and the first step of installing a filter.
 const PRCTLS: &[u64] = &[15, 16, 38, 0x5356_4d41];

@@ -148,8 +148,8 @@ pub enum ChainFault {
         /** Of the queue or of an indirect table. */
         table_entries: u16,
     },
-    /// More descriptors than the queue has, or than an indirect table may have; a loop ends here too (virtio 1.3
-    /// §2.7.5.3.1).
+    /// More descriptors than the queue has, or than an indirect table may have; a loop is reported this way
+    /// too (virtio 1.3 §2.7.5.3.1).
     #[error("descriptor chain is longer than the {limit} descriptors allowed")]
     TooLong {
         /** In descriptors. */

@@ -82,8 +82,8 @@ pub(super) fn open(ring: &Ring, base: u32, queue_size: u16) -> Result<Opened, Ri
     let used_slot = used_at_all(ring, queue_size);
     let said = left_at(event, queue_size);
     let left = said.filter(|&at| contradiction(ring, at, queue_size).is_none());
-    // A contradicted farewell belongs to an earlier ring at this address. But one in the middle of a first lap
-    // may be true of a full ring.
+    // A contradicted farewell belongs to an earlier ring at this address. But one in the middle of a first
+    // lap may be true of a full ring.
     let said_new = said
         .is_some_and(|at| at.slot() == 0 || !at.wrap_counter() || !is_full_of_first_lap(ring, queue_size));
     let is_new = used_slot.is_none() && (said_new || is_at_work_from(event, start));
