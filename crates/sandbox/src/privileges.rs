@@ -49,8 +49,8 @@ pub enum Kept {
     Server {
         /// `CAP_SYS_NICE`: the server sets workers' scheduling classes and nice values while it runs.
         scheduling: bool,
-        /// `CAP_IPC_LOCK`: kept if the limit of locked memory applies, and the user who started the server
-        /// had no such limit.
+        /// `CAP_IPC_LOCK`: kept if the limit of locked memory still applies and the process was exempt from it
+        /// at its start.
         locked_memory: bool,
     },
     /// The capabilities for opening files and sockets as an administrator, for the helper.
