@@ -45,7 +45,7 @@ pub(super) struct Shared {
     info: Mutex<DeviceInfo>,
     /// 0: unknown.
     peer_pid: AtomicI32,
-    /// Readable once the device is dropped.
+    /// Stays readable once the device is dropped.
     pub(super) stop: Arc<EventFd>,
     /// Rung for commands, and by queues.
     pub(super) notice: Arc<EventFd>,
