@@ -23,7 +23,7 @@ use rustix::process::{Resource as Rlimit, getrlimit};
 
 use crate::closing::Closing;
 
-/// Default of `vm.max_map_count`, for hosts that do not tell.
+/// Default of `vm.max_map_count`, for hosts that do not report it.
 const USUAL_MAPPINGS: u64 = 65_530;
 /// A process without a limit has at most this many (`fs.nr_open`).
 const MOST_DESCRIPTORS: u64 = 1 << 20;
@@ -248,7 +248,7 @@ impl Quota {
     /// Charges a descriptor that a front-end passed.
     ///
     /// # Errors
-    /// [`QuotaError`]; it is closed then, as a [`PassedFd`] is.
+    /// [`QuotaError`]; the descriptor is closed then, as a dropped [`PassedFd`] is.
     pub fn admit(self: &Arc<Self>, fd: OwnedFd) -> Result<PassedFd, QuotaError> {
         self.admit_by(Grant::Asked, fd)
     }
@@ -257,7 +257,7 @@ impl Quota {
     /// mappings are limited only by what is free, whatever the current reserves of other disks are.
     ///
     /// # Errors
-    /// [`QuotaError`]; it is closed then, as a [`PassedFd`] is.
+    /// [`QuotaError`]; the descriptor is closed then, as a dropped [`PassedFd`] is.
     pub fn inherit(self: &Arc<Self>, fd: OwnedFd) -> Result<PassedFd, QuotaError> {
         self.admit_by(Grant::Inherited, fd)
     }
@@ -273,7 +273,7 @@ impl Quota {
         }
     }
 
-    /// Closes what a front-end had a hand in, on another thread where that may wait.
+    /// Closes a descriptor that a front-end passed or controls, on another thread if closing may wait.
     pub fn close(&self, fd: &Arc<OwnedFd>) {
         self.closing.close(fd, None);
     }
@@ -330,8 +330,8 @@ impl Drop for Charge {
     }
 }
 
-/// A descriptor that a front-end has passed, charged to its disk until it is closed. Dropped, it is closed; on another thread where
-/// that may wait (`closing.rs`).
+/// A descriptor that a front-end passed, charged to its disk until it is closed. Dropping it closes it, on another thread if
+/// closing may wait (`closing.rs`).
 #[derive(Debug)]
 pub struct PassedFd {
     fd: Arc<OwnedFd>,
