@@ -1,26 +1,27 @@
-//! Any raw lock made for `lock_api` 0.4 where 0.5 is asked for: parking_lot 0.12's, say.
+//! Adapts any `lock_api` 0.4 raw lock (parking_lot 0.12's, for example) to `lock_api` 0.5.
 //!
-//! 0.4 has a marker per lock that says whether guards may be sent; 0.5 has a state per acquisition. The state here is
-//! the marker and nothing else.
+//! 0.4 marks per lock type whether guards are `Send`; 0.5 keeps a state per acquisition. Here that state is
+//! the 0.4 marker and nothing else.
 //!
-//! Not here: locks with time limits, locks for readers and writers.
+//! Not here: locks with time limits, reader/writer locks.
 
 use core::fmt;
 use core::marker::PhantomData;
 
-/// A `lock_api` 0.4 raw lock as one of 0.5.
+/// A `lock_api` 0.4 raw lock as a 0.5 raw lock.
 pub struct Api04<R>(R);
 
-/// Nothing to see: users of the lock do not look inside.
+/// Prints only the type's name; users of the lock do not look inside.
 impl<R> fmt::Debug for Api04<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Api04").finish_non_exhaustive()
     }
 }
 
-// SAFETY: 1. 0.4 asks the same of an implementation: exclusion, with acquire and release; 2. `unlock` may be called
-// only by who has the lock, there as here; 3. guards go to other threads only if 0.4's marker says that they may;
-// 4. 0.4's own `Mutex` lets safe code forget a guard and move or drop the mutex, so its raw locks survive that.
+// SAFETY: 1. 0.4 has the same requirements for an implementation: exclusion, with acquire and release; 2. in
+// both versions only the context that holds the lock may call `unlock`; 3. guards move to other threads only
+// if 0.4's marker allows it; 4. 0.4's own `Mutex` lets safe code forget a guard and move or drop the mutex,
+// so its raw locks survive that.
 unsafe impl<R: lock_api_04::RawMutex> lock_api::RawMutex for Api04<R> {
     const INIT: Self = Self(R::INIT);
 
@@ -58,7 +59,8 @@ unsafe impl<R: lock_api_04::RawMutexFair> lock_api::RawMutexFair for Api04<R> {
 
     #[inline]
     unsafe fn bump(&self, _state: &mut Self::Guard) {
-        // SAFETY: the caller promises that this context holds the lock, and has it again when this returns.
+        // SAFETY: the caller promises that this context holds the lock; it holds the lock again when this
+        // returns.
         unsafe { self.0.bump() };
     }
 }

@@ -1,6 +1,6 @@
-//! The atomics of the crate: the processor's, or in models those that loom watches.
+//! The crate's atomics: `core`'s, or loom's in models.
 //!
-//! Not here: orderings, which each access names itself.
+//! Not here: orderings; each access names its own.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicUsize, fence};

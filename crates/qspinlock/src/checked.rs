@@ -1,28 +1,32 @@
-//! Locks that notice misuse, for debugging: waiting for oneself, threads that wait for each other, letting go twice.
+//! Locks that detect misuse, for debugging: relocking by the same thread, deadlocks between threads, double
+//! unlocks.
 //!
 //! ```text
-//! lock: try → held by this thread? panic → say what is wanted → try for 1 ms → a cycle in who waits for what? panic
-//!                                                 ▲────────────────────────────────────────┘ no
-//! had: a record in this thread's table            let go: the record is taken out first
+//! lock: try → held by this thread? panic → publish the wish → try for 1 ms → a cycle of waiters? panic
+//!                                                                ▲───────────────────┘ no
+//! acquired: a record in this thread's table       unlock: the record is removed first
 //! ```
 //!
-//! - [`Checked`] goes around any lock that can be tried for a while. A report is a panic with one line, which says
-//!   where each lock was taken and where it is asked for. It comes before anything is acquired: what the thread holds is
-//!   let go as it unwinds, and the others go on.
-//! - Relocking by the same thread (AA) is noticed at once, a cycle of up to [`MAX_CYCLE`] threads (ABBA) after about a
-//!   millisecond, by the one of them that comes first in the table and by no other.
-//! - Nothing is reported that is not so: a record exists only while its lock is held, and a cycle counts only if none of
-//!   its records changed from the first to the last look (each change gives a record another number). Waits with a time
-//!   limit end by themselves: they are no part of a cycle, and asking for one's own lock with a limit is no misuse.
-//! - Guards stay with the thread that took them (they are not `Send`), whatever those of the lock inside may do: whoever
-//!   sends a guard could lock again in the meantime, rightly so, and that would look like AA. A guard carried elsewhere
-//!   by `unsafe` means is let go there without complaint; until then it counts as its first thread's.
-//! - Bounds: [`MAX_HELD`] locks held per thread, 4096 threads alive at a time. What is beyond is not checked, said
-//!   once on standard error, and counted: [`not_checked`].
-//! - With statistics, `Profiled<Checked<L>>`: the other way round, waits are attributed to a line of this file.
-//! - Waiting is a row of attempts, so a fair lock's order is kept for a millisecond at a time only.
+//! - [`Checked`] wraps any lock that supports timed attempts. A report is a panic with one line, which says
+//!   where each lock was taken and where it is requested. The panic comes before anything is acquired:
+//!   unwinding releases what the thread holds, and the other threads continue.
+//! - Relocking by the same thread (AA) is detected at once. A cycle of up to [`MAX_CYCLE`] threads (ABBA) is
+//!   detected after about a millisecond, and only by the thread in it that comes first in the table.
+//! - There are no false reports: a record exists only while its lock is held, and a cycle counts only if none
+//!   of its records changed between the first look and the last (each change gives a record another number).
+//!   Timed waits end by themselves, so they are not part of a cycle, and a timed attempt on a lock that the
+//!   thread already holds is not misuse.
+//! - Guards stay with the thread that took them (they are not `Send`), even if the inner lock's guards are
+//!   `Send`: a thread that sent its guard away could correctly lock again, and that would look like AA. A
+//!   guard moved to another thread by `unsafe` code is released there without complaint; until then it counts
+//!   as the first thread's.
+//! - Bounds: [`MAX_HELD`] locks held per thread, 4096 threads alive at a time. Anything beyond is not
+//!   checked, is reported once on standard error, and is counted: [`not_checked`].
+//! - With statistics, use `Profiled<Checked<L>>`; the other way round, waits would be attributed to a line of
+//!   this file.
+//! - A wait is a series of timed attempts, so a fair lock keeps its order for only a millisecond at a time.
 //!
-//! Not here: locks for readers and writers; what a forked child inherits (records of threads that it does not have).
+//! Not here: reader/writer locks; what a forked child inherits (records of threads that do not exist in it).
 
 mod cycle;
 mod holders;
@@ -42,7 +46,7 @@ pub use cycle::MAX_CYCLE;
 pub use holders::MAX_HELD;
 use holders::{LockId, Me, Taken, me};
 
-/// Between two searches for a cycle.
+/// Time between two searches for a cycle.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 static NEXT_ID: AtomicU32 = AtomicU32::new(1);
@@ -51,8 +55,8 @@ static NOT_CHECKED: AtomicU64 = AtomicU64::new(0);
 /// `L`, checked for misuse. See the [module](self).
 pub struct Checked<L> {
     raw: L,
-    /// 0 before the first acquisition. Addresses would not do: locked locks may be moved, or dropped and their memory
-    /// used again.
+    /// 0 before the first acquisition. An address would not identify the lock: a locked lock may be moved, or
+    /// dropped and its memory reused.
     id: AtomicU32,
 }
 
@@ -62,7 +66,7 @@ impl<L> fmt::Debug for Checked<L> {
     }
 }
 
-/// An acquisition; stays with the thread that made it.
+/// An acquisition. It stays with the thread that made it.
 ///
 /// ```compile_fail
 /// use qspinlock::{PvQSpinLock, checked::Checked};
@@ -78,7 +82,8 @@ pub struct Holding<G> {
     _stays: PhantomData<GuardNoSend>,
 }
 
-/// How many acquisitions were not checked, because their thread held [`MAX_HELD`] locks already or was one too many.
+/// How many acquisitions were not checked, because the thread held [`MAX_HELD`] locks already or too many
+/// threads were alive.
 #[must_use]
 pub fn not_checked() -> u64 {
     NOT_CHECKED.load(Relaxed)
@@ -98,7 +103,7 @@ fn count_not_checked() {
 impl<L> Checked<L> {
     /// None once four thousand million locks have been used.
     fn id(&self) -> Option<LockId> {
-        // Relaxed: the number is all there is to see.
+        // Relaxed: only the number is read.
         LockId::new(self.id.load(Relaxed)).or_else(|| self.assign_id())
     }
 
@@ -115,7 +120,7 @@ impl<L> Checked<L> {
         core::ptr::from_ref(self).addr()
     }
 
-    /// The lock has just been had.
+    /// Called just after the lock has been acquired.
     fn hold<G>(&self, inner: G, site: &'static Location<'static>) -> Holding<G> {
         let taken = me().zip(self.id()).and_then(|(me, id)| me.take(id, self.addr(), site));
         if taken.is_none() {
@@ -124,7 +129,7 @@ impl<L> Checked<L> {
         Holding { inner, taken, _stays: PhantomData }
     }
 
-    /// Before the lock is let go: from here on it is nobody's.
+    /// Called before the lock is released: from here on no record claims it.
     #[track_caller]
     fn drop_record(&self, taken: Option<Taken>) {
         let Some(taken) = taken else { return };
@@ -164,10 +169,11 @@ impl<L: RawMutexTimed<Duration = Duration>> Checked<L> {
     }
 }
 
-// SAFETY: 1. exclusion and ordering are those of `L`: every acquisition and every release here is exactly one of the
-// inner lock's; 2. `Holding` owns the inner state and gives it to that lock's `unlock`, once; forgetting it leaves a
-// record of a lock that stays locked, by number, so a moved or dropped lock does no harm; 3. `lock` unwinds only
-// before the inner lock is had; 4. `unlock` unwinds only for a state that is no acquisition any more.
+// SAFETY: 1. exclusion and ordering are those of `L`: every acquisition and every release here is exactly one
+// of the inner lock's; 2. `Holding` owns the inner state and gives it to that lock's `unlock`, once; a
+// forgotten `Holding` leaves a record, by number, of a lock that stays locked, so moving or dropping the lock
+// does no harm; 3. `lock` unwinds only before the inner lock is acquired; 4. `unlock` unwinds only for a
+// state that is no longer an acquisition.
 unsafe impl<L: RawMutexTimed<Duration = Duration>> RawMutex for Checked<L> {
     #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
     const INIT: Self = Self { raw: L::INIT, id: AtomicU32::new(0) };
@@ -190,7 +196,8 @@ unsafe impl<L: RawMutexTimed<Duration = Duration>> RawMutex for Checked<L> {
     #[track_caller]
     unsafe fn unlock(&self, guard: Self::Guard) {
         self.drop_record(guard.taken);
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is that of the inner one.
+        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // state for it.
         unsafe { self.raw.unlock(guard.inner) }
     }
 
@@ -199,26 +206,28 @@ unsafe impl<L: RawMutexTimed<Duration = Duration>> RawMutex for Checked<L> {
     }
 }
 
-// SAFETY: as above; `bump` has the inner state restored on every way out, because `L`'s has.
+// SAFETY: as above; `bump` restores the inner state on every exit path, because `L`'s does.
 unsafe impl<L: RawMutexFair + RawMutexTimed<Duration = Duration>> RawMutexFair for Checked<L> {
     #[track_caller]
     unsafe fn unlock_fair(&self, guard: Self::Guard) {
         self.drop_record(guard.taken);
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is that of the inner one.
+        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // state for it.
         unsafe { self.raw.unlock_fair(guard.inner) }
     }
 
-    /// Not checked while others have the lock.
+    /// Not checked while other threads hold the lock in between.
     #[track_caller]
     unsafe fn bump(&self, guard: &mut Self::Guard) {
         self.drop_record(guard.taken.take());
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is that of the inner one.
+        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // state for it.
         unsafe { self.raw.bump(&mut guard.inner) };
         guard.taken = self.hold((), Location::caller()).taken;
     }
 }
 
-// SAFETY: as for `RawMutex`; what the inner lock did not acquire is not acquired here.
+// SAFETY: as for `RawMutex`; this acquires nothing that the inner lock did not acquire.
 unsafe impl<L: RawMutexTimed<Duration = Duration>> RawMutexTimed for Checked<L> {
     type Duration = Duration;
     type Instant = L::Instant;

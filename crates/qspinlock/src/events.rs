@@ -1,4 +1,4 @@
-//! What happens off the fast path, by name, for statistics.
+//! Names for what happens off the fast path, for statistics.
 //!
 //! Not here: the counters.
 
@@ -13,13 +13,13 @@ pub enum Event {
     Stole,
     /// Went to sleep ("halt").
     Halted,
-    /// As heir, left the lock to those who pass for a moment ("nap": woken by a timer, not by a thread).
+    /// As heir, slept briefly so that newcomers could pass ("nap": woken by a timer, not by a thread).
     Napped,
     /// Woke a sleeping waiter ("kick").
     Kicked,
-    /// Was woken without a reason, and went on sleeping.
+    /// Was woken for no reason, and went back to sleep.
     WokenForNothing,
-    /// Gave up at a deadline.
+    /// Timed out.
     TimedOut,
     /// Had no node of its own to wait on.
     NoNode,

@@ -1,13 +1,16 @@
-//! Locks in user space behind `lock_api` 0.5: a fair ticket lock of four bytes, and std's mutex to compare it with.
+//! Locks in user space behind `lock_api` 0.5: queued locks, a fair ticket lock of four bytes, and std's mutex
+//! for comparison.
 //!
 //! `lock → (spin, or sleep) → the guard's state → unlock`
 //!
-//! - What these locks are for is a `lock_api::Mutex` around something small, held for less than a microsecond.
-//! - A lock that only spins ([`TicketLock`]) wants fewer threads than cores: a waiter that the scheduler has put to
-//!   sleep stops all that stand behind it. Where that cannot be promised, take one that sleeps ([`StdMutex`]).
-//! - Orderings are checked by models: `RUSTFLAGS="--cfg loom" cargo test -p qspinlock --lib --target-dir target/loom`.
+//! - These locks are made for a `lock_api::Mutex` around something small, held for less than a microsecond.
+//! - A lock that only spins ([`TicketLock`]) needs fewer threads than cores: a waiter that the scheduler
+//!   preempts stops all waiters behind it. If you cannot guarantee that, use a lock that sleeps
+//!   ([`StdMutex`]).
+//! - Models check the orderings: `RUSTFLAGS="--cfg loom" cargo test -p qspinlock --lib --target-dir
+//!   target/loom`.
 //!
-//! Not here: what is locked (`blk_driver::SharedQueue`), the queued lock, C interfaces.
+//! Not here: the data behind a lock (`blk_driver::SharedQueue`), the C interface (`qspinlock_capi`).
 #![no_std]
 
 #[cfg(any(feature = "std", test))]
@@ -71,7 +74,7 @@ pub use std_mutex::{StdGuard, StdMutex};
 pub use ticket::{Ticket, TicketLock};
 pub use word::{FOREIGN, MAX_NODES, MAX_PASSED};
 
-/// The queued lock that only spins: first in, first out, for threads that have a core each.
+/// The queued lock that only spins: first in, first out. Each thread needs a core of its own.
 #[cfg(all(feature = "std", not(all(test, loom))))]
 pub type QSpinLock = QueueLock<Native, Linux>;
 /// The queued lock whose waiters spin for a while and then sleep. `P` is [`Hybrid`] (throughput, bounded passing)
@@ -82,7 +85,7 @@ pub type PvQSpinLock<P = Hybrid> = QueueLock<P, Linux>;
 /// The fair reader/writer lock of eight bytes, whose waiters queue, spin for a while and then sleep.
 #[cfg(all(feature = "std", not(all(test, loom))))]
 pub type QRwLock = QueueRwLock<Linux>;
-/// A [`QRwLock`] whose readers may be inside already: they pass writers that wait.
+/// A [`QRwLock`] that a thread may read-lock again while it holds a read lock: readers pass waiting writers.
 #[cfg(all(feature = "std", not(all(test, loom))))]
 pub type RecursiveQRwLock = RecursiveQueueRwLock<Linux>;
 

@@ -1,11 +1,11 @@
-//! Linux as the queued locks see it: futexes, clocks, and the nodes of each thread.
+//! The queued locks' Linux platform: futexes, clocks, and each thread's nodes.
 //!
-//! - No allocation: nodes are a static array, of which the system backs only the pages that were used.
-//! - Nothing runs at thread exit: what a thread keeps is one number in a thread-local cell without a destructor, so
-//!   locks work in destructors that run late and before the first line of `main`.
-//! - `errno` stays what it was, whatever the calls underneath do to it: C code asks for it after it has unlocked.
+//! - No allocation: nodes are a static array; the kernel backs only the pages that were touched.
+//! - Nothing runs at thread exit: a thread keeps one number in a thread-local cell without a destructor. So
+//!   locks work before the first line of `main` and in destructors that run late.
+//! - `errno` is preserved across the calls made here: C code reads it after it has unlocked.
 //!
-//! Not here: who has which nodes (`linux/slots.rs`), what a fork leaves behind (`linux/fork.rs`).
+//! Not here: which thread has which nodes (`linux/slots.rs`), forks (`linux/fork.rs`).
 
 mod errno;
 mod fork;
@@ -19,13 +19,13 @@ use errno::KeptErrno;
 use crate::Node;
 use crate::platform::{Clock, Deadline, Platform, Slept};
 
-/// The platform of all locks in this crate that do not name another. See the file's head.
+/// The default platform of all locks in this crate. See the file's head.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Linux;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-// SAFETY: the nodes are one static array; numbers are given out by `slots`, to one living thread at a time.
+// SAFETY: the nodes are one static array; `slots` gives each number to only one living thread at a time.
 unsafe impl Platform for Linux {
     #[inline]
     fn nodes() -> &'static [Node] {
@@ -50,7 +50,7 @@ unsafe impl Platform for Linux {
     }
 
     fn wake_one(word: &AtomicU32) {
-        // SAFETY: FUTEX_WAKE only compares the address, and reads no memory of ours.
+        // SAFETY: FUTEX_WAKE only compares the address and reads none of our memory.
         unsafe {
             libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1)
         };
@@ -73,7 +73,7 @@ unsafe impl Platform for Linux {
     fn sleep_ns(ns: u64, deadline: Option<Deadline>) {
         let clock = deadline.map_or(Clock::Monotonic, |deadline| deadline.clock);
         let until = Self::after_ns(clock, ns).or_earlier(deadline);
-        // Nobody knows the word, so nobody wakes us.
+        // No other thread knows this word, so none wakes us.
         futex_wait(&AtomicU32::new(0), 0, Some(until));
     }
 
@@ -84,7 +84,7 @@ unsafe impl Platform for Linux {
     }
 }
 
-/// The reading of a clock.
+/// Reads a clock.
 #[must_use]
 pub fn now(clock: Clock) -> Deadline {
     let id = match clock {
@@ -92,18 +92,18 @@ pub fn now(clock: Clock) -> Deadline {
         Clock::Realtime => libc::CLOCK_REALTIME,
     };
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec to be written to, and both clocks exist on every Linux.
+    // SAFETY: `time` is a timespec that the call may write to, and both clocks exist on every Linux.
     unsafe { libc::clock_gettime(id, &raw mut time) };
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let ns = u64::try_from(time.tv_nsec).unwrap_or(0);
     Deadline { clock, at_ns: seconds.saturating_mul(NS_PER_S).saturating_add(ns) }
 }
 
-/// The deadline `timeout` from now; none if that is further away than the clock counts.
+/// The deadline `timeout` from now; none if that is beyond the clock's range.
 pub(crate) fn deadline_in(timeout: Duration) -> Option<Deadline> {
     let now = now(Clock::Monotonic);
     let at_ns = u64::try_from(timeout.as_nanos()).ok().and_then(|ns| now.at_ns.checked_add(ns))?;
-    // The system's clocks count in signed nanoseconds.
+    // The kernel's clocks count in signed nanoseconds.
     (at_ns < i64::MAX as u64).then_some(Deadline { at_ns, ..now })
 }
 
@@ -114,11 +114,11 @@ fn futex_wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Sl
     };
     let until = deadline.map(timespec);
     let until = until.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
-    // WAIT_BITSET, because its timeout is a reading of the clock and not a span. Any wake matches all bits.
+    // FUTEX_WAIT_BITSET, because its timeout is an absolute clock reading. Any wake matches all bits.
     let operation = libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG | realtime;
     let no_second_word = core::ptr::null::<u32>();
     let _errno = KeptErrno::new();
-    // SAFETY: `word` is aligned and lives through the call, `until` is null or a timespec that does.
+    // SAFETY: `word` is aligned and outlives the call; `until` is null or a timespec that outlives it too.
     let result = unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, until, no_second_word, u32::MAX)
     };
@@ -147,7 +147,7 @@ mod tests {
         drop(KeptErrno(libc::EPIPE)); // sets it
 
         let until = Linux::after_ns(Clock::Monotonic, 2_000_000);
-        assert!(!lock.acquire_before(until)); // the system says ETIMEDOUT
+        assert!(!lock.acquire_before(until)); // the kernel returns ETIMEDOUT
 
         assert_eq!(errno(), Some(libc::EPIPE));
     }

@@ -1,14 +1,14 @@
-//! A lock that says how long threads waited for it and held it.
+//! A lock that measures how long threads wait for it and hold it.
 //!
 //! `lock (one in STRIDE: clock, inner lock, clock) → Held → unlock (clock, inner unlock) → this thread's LockTimes`
 //!
-//! - Counted per thread, in the thread's own memory: a shared counter would be a second lock.
+//! - Each thread counts in its own memory: a shared counter would be a second lock.
 //! - One acquisition in [`STRIDE`] is timed. It costs three readings of the clock (about 25 ns each on x86-64), one
 //!   of them with the lock held: 1.5 ns more per acquisition held, 4.5 ns in all. The others pay for a counter in
 //!   thread-local storage, about 1 ns.
-//! - A lock that nobody else wants is "waited for" as long as taking it and one reading of the clock last.
+//! - For an uncontended lock, the "waiting" time is the time to take it plus one clock reading.
 //!
-//! Not here: the locks themselves, times by the line that takes them (`stats.rs`).
+//! Not here: the locks themselves, times per source line (`stats.rs`).
 
 use core::cell::Cell;
 use core::fmt;
@@ -18,32 +18,33 @@ use std::time::Instant;
 
 use lock_api::RawMutex;
 
-/// One acquisition in so many is timed. A prime: loops that take the lock in a rhythm have other ones.
+/// One acquisition in this many is timed. A prime, so that it does not match the rhythm of a loop that takes
+/// the lock.
 pub const STRIDE: u64 = 17;
 
-/// What one thread's acquisitions of all [`Metered`] locks came to.
+/// Totals of one thread's acquisitions of all [`Metered`] locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockTimes {
     /// Acquisitions, timed or not.
     pub acquired: u64,
     /// How many of them were timed.
     pub timed: u64,
-    /// From asking until the lock was had, over those timed.
+    /// From the request until the lock was acquired, over the timed acquisitions.
     pub waited: Duration,
-    /// From having it until it was let go, over those timed.
+    /// From the acquisition until the release, over the timed acquisitions.
     pub held: Duration,
 }
 
 impl LockTimes {
     const NONE: Self = Self { acquired: 0, timed: 0, waited: Duration::ZERO, held: Duration::ZERO };
 
-    /// Of the calling thread, since it started.
+    /// The calling thread's totals since it started.
     #[must_use]
     pub fn of_this_thread() -> Self {
         TIMES.with(Cell::get)
     }
 
-    /// What came after `earlier`, a reading of the same thread.
+    /// What was added since `earlier`, an earlier reading of the same thread.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -54,7 +55,7 @@ impl LockTimes {
         }
     }
 
-    /// Both threads' together.
+    /// The sum of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -65,13 +66,13 @@ impl LockTimes {
         }
     }
 
-    /// Waiting over all acquisitions, in ns: those that were not timed count as the timed ones did.
+    /// Waiting time of all acquisitions, in ns, extrapolated from the timed ones.
     #[must_use]
     pub fn waited_ns(&self) -> f64 {
         self.scaled(self.waited)
     }
 
-    /// Holding over all acquisitions, in ns, likewise.
+    /// Holding time of all acquisitions, in ns, extrapolated from the timed ones.
     #[must_use]
     pub fn held_ns(&self) -> f64 {
         self.scaled(self.held)
@@ -107,7 +108,7 @@ pub struct Held<G> {
     since: Option<Instant>,
 }
 
-/// Counts an acquisition; returns whether it is to be timed.
+/// Counts an acquisition; returns whether to time it.
 fn count() -> bool {
     TIMES.with(|times| {
         let mut now = times.get();
@@ -172,7 +173,8 @@ unsafe impl<L: RawMutex> RawMutex for Metered<L> {
         if let Some(since) = guard.since {
             note_held(since.elapsed());
         }
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is that of the inner one.
+        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // state for it.
         unsafe { self.0.unlock(guard.inner) }
     }
 
@@ -182,7 +184,7 @@ unsafe impl<L: RawMutex> RawMutex for Metered<L> {
     }
 }
 
-#[cfg(all(test, not(miri)))] // Miri has no clock of its own to test
+#[cfg(all(test, not(miri)))] // Miri has no real clock to test
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::mpsc::channel;
@@ -193,7 +195,7 @@ mod tests {
 
     type Mutex<L, T> = lock_api::Mutex<Metered<L>, T>;
 
-    /// On a thread of its own: its times are nobody else's.
+    /// Runs `body` on a new thread, so that its times are not mixed with another test's.
     fn alone<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
         thread::spawn(body).join().unwrap()
     }
@@ -244,7 +246,7 @@ mod tests {
             (holder.join().unwrap(), waiter.join().unwrap())
         });
         assert!(holder.held >= long, "{holder:?}");
-        // How long the waiter waited is up to the scheduler: it may have come late.
+        // The scheduler decides how long the waiter waited: it may have come late.
         assert_eq!((waiter.acquired, waiter.timed, holder.and(waiter).acquired), (1, 1, 2));
     }
 

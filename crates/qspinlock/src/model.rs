@@ -1,6 +1,7 @@
-//! The locks in all interleavings, and all values that their orderings let a thread read (loom).
+//! Models of the locks (loom): all interleavings, and all values that the orderings let a thread read.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p qspinlock --lib --target-dir target/loom`, with `BAREBLK_LONG=1` in full size.
+//! Run `RUSTFLAGS="--cfg loom" cargo test -p qspinlock --lib --target-dir target/loom`; `BAREBLK_LONG=1` runs
+//! them in full size.
 //!
 //! | file | what |
 //! |---|---|
@@ -11,10 +12,11 @@
 //! | `three.rs` | three, with a bound on preemptions |
 //! | `rwlock.rs` | the reader/writer lock, with two and three |
 //!
-//! What loom does not see: accesses that are reordered with later ones in a way C++ allows but no execution of it
-//! interleaves (load buffering), and `SeqCst`, which it takes for `AcqRel`.
+//! What loom does not explore: load buffering (C++ lets a load be reordered after a later store, which no
+//! interleaving shows), and `SeqCst`, which it treats as `AcqRel`.
 //!
-//! Not here: `StdMutex` and `Api04`, which have no orderings of their own; Linux's futex (`tests/`, under Miri too).
+//! Not here: `StdMutex` and `Api04`, which use no orderings themselves; Linux's futex (`tests/`, also under
+//! Miri).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod platform;

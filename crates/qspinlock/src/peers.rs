@@ -1,8 +1,8 @@
-//! Other people's locks behind `lock_api`, to be measured beside ours: the C library's, and a plain futex.
+//! Other locks behind `lock_api`, to measure against ours: the C library's, and a plain futex.
 //!
-//! - Only for comparisons (feature `peers`): who wants one of them for work is better served by its own interface.
+//! - For comparisons only (feature `peers`): for real work, use their own interfaces.
 //!
-//! Not here: locks that come with a safe interface (parking_lot, `spin`, `mcslock`): who measures uses that.
+//! Not here: locks with a safe interface (parking_lot, `spin`, `mcslock`): benchmarks use it directly.
 
 mod futex;
 mod pthread;
@@ -10,5 +10,5 @@ mod pthread;
 pub use futex::FutexLock;
 pub use pthread::{PthreadMutex, PthreadSpin};
 
-/// State of an acquisition that only the thread that acquired may release.
+/// State of an acquisition that only the acquiring thread may release.
 pub type OwnThread = lock_api::GuardNoSend;

@@ -1,42 +1,42 @@
-//! What the queued locks ask of an operating system: nodes to wait on, sleep and wake, a clock.
+//! What the queued locks need from an operating system: nodes to wait on, sleep and wake, a clock.
 //!
-//! `Linux` (with feature `std`) is the one that is shipped; the models bring their own. A kernel or a runtime without
-//! `std` implements [`Platform`].
+//! `Linux` (with feature `std`) is the platform in this crate; the models have their own. A kernel or a
+//! runtime without `std` implements [`Platform`].
 //!
-//! Not here: the algorithm.
+//! Not here: the lock algorithm.
 
 use crate::atomic::AtomicU32;
 use crate::{Node, events::Event};
 
-/// Until when a timed lock waits.
+/// The time at which a timed wait ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
     /// Which clock.
     pub clock: Clock,
-    /// Its reading, in nanoseconds.
+    /// The clock's reading, in nanoseconds.
     pub at_ns: u64,
 }
 
 impl Deadline {
-    /// The earlier of two deadlines on the same clock; this one if there is no other, or on another clock.
+    /// The earlier of two deadlines on the same clock; `self` if the other is none or on another clock.
     pub(crate) fn or_earlier(self, other: Option<Self>) -> Self {
         other.filter(|other| other.clock == self.clock && other.at_ns < self.at_ns).unwrap_or(self)
     }
 }
 
-/// A clock of the system's.
+/// A system clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clock {
-    /// Counts on, whatever the date is set to. What `Instant` shows on Linux.
+    /// Unaffected by changes of the date. `Instant` reads this clock on Linux.
     Monotonic,
-    /// The date. A sleep until a reading of it ends earlier or later when the date is set.
+    /// The date. A change of the date shortens or lengthens sleeps.
     Realtime,
 }
 
 /// How a sleep ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slept {
-    /// Woken, or without a reason, or not slept at all because the word had another value.
+    /// Woken, returned for no reason, or did not sleep because the word had another value.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -48,37 +48,38 @@ pub enum Slept {
 /// [`nodes`](Self::nodes) gives the same nodes to all threads of the process at all times, and
 /// [`own_nodes`](Self::own_nodes) never gives one number to two threads that are alive at the same time.
 pub unsafe trait Platform: 'static {
-    /// All nodes there can be, at most [`MAX_NODES`](crate::MAX_NODES). They stay where they are for ever.
+    /// All nodes that can exist, at most [`MAX_NODES`](crate::MAX_NODES). They are never moved or freed.
     fn nodes() -> &'static [Node];
 
-    /// The first of this thread's nodes, which are [`NODES_PER_THREAD`](crate::NODES_PER_THREAD) in a row;
-    /// none if there are more threads than numbers.
+    /// The first of this thread's [`NODES_PER_THREAD`](crate::NODES_PER_THREAD) consecutive nodes; none if
+    /// there are more threads than slots.
     fn own_nodes() -> Option<u32>;
 
-    /// How many nodes, from 0 on, belong to nobody: each is borrowed for one wait by a thread that has no free node.
+    /// The number of shared nodes, which start at 0: a thread that has no free node borrows one for one wait.
     fn common_nodes() -> u32;
 
-    /// Changes with each fork, in the child: waiters of an older epoch are threads that do not exist here.
+    /// Changes in the child at each fork: waiters of an older epoch are threads that do not exist in this
+    /// process.
     fn epoch() -> u32;
 
-    /// Sleeps while `word` is `expected`, at the longest until the deadline. May return early without a reason.
+    /// Sleeps while `word` is `expected`, until the deadline at the latest. May return early for no reason.
     fn wait(word: &AtomicU32, expected: u32, deadline: Option<Deadline>) -> Slept;
 
-    /// Wakes one thread that sleeps on `word`. The word's lock may be gone by then, its node never.
+    /// Wakes one thread that sleeps on `word`. The word's lock may no longer exist, but its node always does.
     fn wake_one(word: &AtomicU32);
 
-    /// The deadline that is `ns` nanoseconds from now.
+    /// The deadline `ns` nanoseconds from now.
     fn after_ns(clock: Clock, ns: u64) -> Deadline;
 
     /// Whether the deadline has passed.
     fn is_past(deadline: Deadline) -> bool;
 
-    /// A look is over and the next is to come: tells the processor, waits a moment.
+    /// Called between two looks in a spin loop: gives the processor a spin hint.
     fn relax();
 
-    /// Sleeps for about so many nanoseconds, but not beyond the deadline.
+    /// Sleeps for about `ns` nanoseconds, but not beyond the deadline.
     fn sleep_ns(ns: u64, deadline: Option<Deadline>);
 
-    /// Something worth counting happened in a slow path of this thread.
+    /// Called when an event happens in a slow path of this thread, for statistics.
     fn note(_event: Event) {}
 }

@@ -5,18 +5,19 @@
 //!          → may newcomers pass? look a few times                                                  queue/newcomer.rs
 //!          → queue: put a node behind the tail, in the same word (one exchange)                    queue/newcomer.rs
 //!          → look at the own node for a while → sleep on it                                        queue/waiter.rs
-//! unlock:  nobody waits? let go (one exchange)                                                     this file
+//! unlock:  no waiters? release (one exchange)                                                      this file
 //!          → find the oldest waiter (only the holder walks the queue)                              queue/chain.rs
-//!          → hand the lock over to it; or make it the heir and let go                              queue/holder.rs
-//!          → wake it if it sleeps: once, and after the lock is its own or free
+//!          → hand the lock over to it; or make it the heir and release                             queue/holder.rs
+//!          → wake it if it sleeps: once, after it has the lock or the lock is free
 //! ```
 //!
-//! Why it excludes, in the terms of [`Word`](crate::word):
-//! 1. Who sets `locked` with an exchange from a word without it holds the lock; so does whom a holder has granted it
-//!    to, `locked` staying set. Only a holder grants, to one waiter, and is no holder any more.
+//! Why it excludes, in terms of [`Word`](crate::word):
+//! 1. A thread that sets `locked` with an exchange from a word without it holds the lock. So does a waiter to
+//!    which a holder granted the lock while `locked` stayed set. Only a holder grants, to one waiter, and
+//!    then no longer holds the lock.
 //! 2. Queues change at the newest end by exchanges of the word, and elsewhere only by the holder.
-//! 3. `locked` is clear with a queue only if there is an heir, which is awake, or a thread that runs just now is about
-//!    to make it so: nobody sleeps while nobody is responsible for waking it.
+//! 3. `locked` is clear while there is a queue only if there is an heir that is awake, or a running thread is
+//!    about to make one: if waiters sleep, some thread is responsible for waking them.
 //!
 //! Not here: what policies choose (`policy.rs`), what a node is (`node.rs`), `lock_api` (`raw.rs`).
 
@@ -41,26 +42,26 @@ pub struct QueueLock<P, S> {
 }
 
 impl<P, S> QueueLock<P, S> {
-    /// A lock that nobody holds: four zero bytes.
+    /// An unlocked lock: four zero bytes.
     #[cfg(not(all(test, loom)))]
     #[must_use]
     pub const fn new() -> Self {
         Self { word: AtomicU32::new(0), _kind: PhantomData }
     }
 
-    /// A lock that nobody holds.
+    /// An unlocked lock.
     #[cfg(all(test, loom))]
     pub(crate) fn new() -> Self {
         Self { word: AtomicU32::new(0), _kind: PhantomData }
     }
 
-    /// Whether somebody holds it: a snapshot.
+    /// Whether a thread holds it: a snapshot.
     #[must_use]
     pub fn is_held(&self) -> bool {
         Word(self.word.load(Relaxed)).is_locked()
     }
 
-    /// Whether somebody waits for it: a snapshot.
+    /// Whether a thread waits for it: a snapshot.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         Word(self.word.load(Relaxed)).tail().is_some()
@@ -68,7 +69,7 @@ impl<P, S> QueueLock<P, S> {
 }
 
 impl<P: Policy, S: Platform> QueueLock<P, S> {
-    /// Newcomers may take the lock past a queue.
+    /// Whether newcomers may take the lock past a queue.
     const MAY_PASS: bool = {
         assert!(P::PASS_LIMIT <= MAX_PASSED, "the word cannot count so many");
         P::PASS_LIMIT > 0
@@ -80,7 +81,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         (_, false) => Next::Anybody,
     };
 
-    /// Takes the lock, however long it takes. By a thread that holds it already: never returns.
+    /// Takes the lock, however long that takes. Never returns if the calling thread already holds it.
     #[inline]
     pub fn acquire(&self) {
         if !self.take_at_once() {
@@ -88,22 +89,23 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Takes the lock if it is free and nobody is to have it first. Never waits.
+    /// Takes the lock if it is free and no waiter comes first. Never waits.
     #[inline]
     #[must_use]
     pub fn try_acquire(&self) -> bool {
         self.take_at_once()
     }
 
-    /// Takes the lock unless the deadline passes first; false if it did. Who gives up leaves the others' order as it
-    /// is. The lock may still be had after the deadline, if it became free just then.
+    /// Takes the lock unless the deadline passes first; returns false if it did. A waiter that times out does
+    /// not change the order of the others. The call may still succeed after the deadline if the lock became
+    /// free just then.
     #[inline]
     #[must_use]
     pub fn acquire_before(&self, deadline: Deadline) -> bool {
         self.take_at_once() || self.acquire_slowly(Some(deadline))
     }
 
-    /// Gives the lock up; to whom is the policy's choice.
+    /// Releases the lock. The policy decides who gets it next.
     ///
     /// # Safety
     /// The lock is held: it was acquired, by whichever thread, and has not been released since.
@@ -114,7 +116,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Gives the lock to the oldest waiter, if there is one, whatever the policy.
+    /// Releases the lock to the oldest waiter, if there is one, whatever the policy.
     ///
     /// # Safety
     /// As for [`release`](Self::release).
@@ -125,8 +127,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Takes the lock if it is free and nobody waits: one exchange and nothing else, for who has more to do in all other
-    /// cases than [`acquire`](Self::acquire) does.
+    /// Takes the lock if it is free and has no waiters, in one exchange. For callers that do more in all
+    /// other cases than [`acquire`](Self::acquire) does.
     #[inline]
     #[must_use]
     pub fn try_acquire_unwanted(&self) -> bool {
@@ -134,19 +136,20 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         self.word.compare_exchange(Word::FREE.0, Word::HELD.0, Acquire, Relaxed).is_ok()
     }
 
-    /// Gives the lock up if nobody waits: one exchange and nothing else. Nothing happens if somebody waits, or if nobody
-    /// holds it.
+    /// Releases the lock if it has no waiters, in one exchange. Does nothing if a thread waits, or if no
+    /// thread holds the lock.
     ///
     /// # Safety
     /// As for [`release`](Self::release), if it is held at all.
     #[inline]
     #[must_use]
     pub unsafe fn try_release_unwanted(&self) -> bool {
-        // Release pairs with the acquires of all that take the lock.
+        // Release pairs with the acquires of all threads that take the lock.
         self.word.compare_exchange(Word::HELD.0, Word::FREE.0, Release, Relaxed).is_ok()
     }
 
-    /// One exchange if nobody wants the lock; another one to pass a queue, if the policy lets newcomers.
+    /// One exchange if no thread holds the lock or waits for it; another one to pass a queue, if the policy
+    /// allows that.
     #[inline]
     fn take_at_once(&self) -> bool {
         // Acquire pairs with the releases in `let_go_at_once` and `holder.rs`.
@@ -156,23 +159,23 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Lets go if there is nobody to be woken or handed over to.
+    /// Releases the lock if there is no thread to wake or to hand the lock to.
     #[inline]
     fn let_go_at_once(&self) -> bool {
-        // Release pairs with the acquires of all that take the lock.
+        // Release pairs with the acquires of all threads that take the lock.
         match self.word.compare_exchange(Word::HELD.0, Word::FREE.0, Release, Relaxed) {
             Ok(_) => true,
             Err(now) => Self::MAY_PASS && self.leave_to_heir(Word(now)),
         }
     }
 
-    /// Lets go if there is an heir, and others may have the lock before it has noticed.
+    /// Releases the lock if there is an heir, and newcomers may take the lock before the heir notices.
     #[inline]
     fn leave_to_heir(&self, word: Word) -> bool {
         word.is_locked()
             && word.has_heir()
             && !Self::is_door_shut(word)
-            // Release pairs with the acquires of all that take the lock.
+            // Release pairs with the acquires of all threads that take the lock.
             && self.word.compare_exchange(word.0, word.unlocked().0, Release, Relaxed).is_ok()
     }
 
@@ -183,7 +186,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             return true;
         }
         if deadline.is_some_and(S::is_past) {
-            S::note(Event::TimedOut); // without a node left in the queue
+            S::note(Event::TimedOut); // leaves no node in the queue
             return false;
         }
         match self.claim_place(deadline.is_some()) {
@@ -193,14 +196,14 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     }
 }
 
-/// Whom unlocking a lock with a queue is for.
+/// Who gets a lock with a queue when it is unlocked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// The oldest waiter, even if it sleeps.
     Oldest,
-    /// The oldest waiter, but while it sleeps, whoever comes.
+    /// The oldest waiter if it is awake; while it sleeps, any thread.
     OldestIfAwake,
-    /// Whoever comes; the oldest waiter is made to come.
+    /// Any thread; the holder wakes the oldest waiter to compete.
     Anybody,
 }
 

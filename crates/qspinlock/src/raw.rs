@@ -1,6 +1,6 @@
 //! The queued locks behind `lock_api` 0.5.
 //!
-//! Not here: 0.4 (`api_04.rs`), how they work (`queue.rs`).
+//! Not here: `lock_api` 0.4 (`api_04.rs`), how the locks work (`queue.rs`).
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::Linux;
 use crate::{Platform, Policy, QueueLock};
 
-// SAFETY: 1. exclusion is what `queue.rs` argues for; 2. moving or dropping a locked lock touches nothing but its own
-// memory and nodes that stay for ever; 3. no operation unwinds.
+// SAFETY: 1. `queue.rs` argues for exclusion; 2. moving or dropping a locked lock touches only its own memory
+// and nodes, which are never freed; 3. no operation unwinds.
 unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
     const INIT: Self = Self::new();
 
@@ -28,7 +28,7 @@ unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
 
     #[inline]
     unsafe fn unlock(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release() }
     }
 
@@ -40,12 +40,12 @@ unsafe impl<P: Policy, S: Platform> lock_api::RawMutex for QueueLock<P, S> {
 // SAFETY: 1. as above; 2. `release_fairly` hands over to the oldest waiter; 3. `bump` does not unwind.
 unsafe impl<P: Policy, S: Platform> lock_api::RawMutexFair for QueueLock<P, S> {
     unsafe fn unlock_fair(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_fairly() }
     }
 }
 
-// SAFETY: as for `RawMutex`; who gets `None` does not hold the lock.
+// SAFETY: as for `RawMutex`; a caller that gets `None` does not hold the lock.
 #[cfg(feature = "std")]
 unsafe impl<P: Policy> lock_api::RawMutexTimed for QueueLock<P, Linux> {
     type Duration = Duration;

@@ -1,25 +1,31 @@
-//! A fair lock for readers and writers in eight bytes: a word that counts who is inside, and a queued lock to wait in.
+//! A fair reader/writer lock in eight bytes: a word that counts the threads inside, and a queued lock to wait
+//! in.
 //!
 //! ```text
-//! newcomer ── word free for it: one read-modify-write ────────────────────────────▶ inside
+//! newcomer ── the word lets it in: one read-modify-write ─────────────────────────▶ inside
 //!     └─ else: queue (first in, first out) ─▶ first in line ─ looks, then sleeps on the word ─▶ inside
 //! ```
 //!
-//! - Who holds the queue's lock is *first in line*, and the only one that waits for the word to change. A reader first
-//!   in line is counted at once, so that no other writer gets in, waits for the writer inside to leave, and lets the
-//!   next one come forward as soon as it is inside. A writer sets `WAITING`, which sends newcomers to the queue,
-//!   waits until nobody is inside, and keeps the queue until it unlocks: whoever stands next sleeps on till then.
-//! - Nobody passes who is first in line and runs. Newcomers may enter while the next one in line is being woken, which
-//!   is what keeps the lock busy on a machine with too few cores; not after an unlock that is asked to be fair.
-//! - A reader that may be inside already must not wait for a writer that waits for it: [`QueueRwLock::read_recursive`]
-//!   passes writers in line. A stream of such readers keeps writers out for as long as it lasts.
-//! - An unlock touches the lock's memory no more once another thread can have it. After that it only wakes by address.
-//! - The queue, and with it a lock that somebody waited for at a fork, is of no use in the child.
+//! - The thread that holds the queue's lock is *first in line*, and only it waits for the word to change. A
+//!   reader first in line is counted at once, so that no other writer gets in. It waits for the writer inside
+//!   to leave, and releases the queue as soon as it is inside. A writer first in line sets `WAITING`, which
+//!   sends newcomers to the queue, waits until the lock is empty, and keeps the queue until it unlocks: the
+//!   next thread in line sleeps until then.
+//! - No thread passes a thread that is first in line and running. Newcomers may enter while the next thread
+//!   in line is being woken, which keeps the lock busy on a machine with too few cores; a fair unlock
+//!   prevents this.
+//! - A reader that may already be inside must not wait for a writer that waits for it to leave:
+//!   [`QueueRwLock::read_recursive`] passes writers in line. A steady stream of such readers keeps writers
+//!   out.
+//! - Once another thread can own the lock's memory, an unlock no longer touches it. From then on it only
+//!   wakes by address.
+//! - A forked child cannot use the queue, nor a lock that threads waited for at the fork.
 //!
-//! Why no wake-up is lost: everything that is waited for, and the flag that says that somebody sleeps, is in one word.
-//! First in line sets `ASLEEP` by an exchange with a value under which it must wait. An unlock is a change of the same
-//! word: if it comes before, the exchange fails and first in line looks again; if it comes after, it sees the flag and
-//! wakes. Between the exchange and the sleep the system compares the word once more.
+//! Why no wake is lost: one word holds everything that threads wait for and the flag that says that a thread
+//! sleeps. The thread first in line sets `ASLEEP` with an exchange whose new value still makes it wait. An
+//! unlock changes the same word. If the unlock comes first, the exchange fails and the waiter looks again; if
+//! it comes later, it sees the flag and wakes the waiter. Between the exchange and the sleep the kernel
+//! compares the word once more.
 //!
 //! Not here: the bits (`rwlock/counts.rs`), the queue (`queue.rs`), `lock_api` (`rwlock/raw.rs`).
 
@@ -43,16 +49,17 @@ use crate::atomic::AtomicU32;
 use crate::{Deadline, Event, Platform, QueueLock};
 use counts::{ASLEEP, FULL, QUEUED, READER, WAITING, WRITER, is_empty, lets_a_sleeper_in, readers};
 
-/// Strictly in order: who finds the lock idle enters on the fast path, without a place in line.
+/// Strictly in order: a thread that finds the lock idle enters on the fast path, without queueing.
 #[cfg(not(all(test, loom)))]
 type Line = crate::Fifo;
-/// The same without looks, which models cannot afford.
+/// The same without looks, which would make models too large.
 #[cfg(all(test, loom))]
 type Line = crate::model::SleepyFifo;
 
-/// Looks at the word before who is first in line sleeps.
+/// Looks at the word before the thread first in line sleeps.
 const LOOKS: u32 = if cfg!(loom) { 0 } else { 400 };
-/// So many readers are guards that were forgotten, and nobody wakes us when they become fewer.
+/// Sleep between two looks when the reader count is full: that many readers must be forgotten guards, and no
+/// thread wakes us when the count drops.
 const FULL_SLEEP_NS: u64 = 1_000_000;
 /// Looks between two readings of the clock.
 const LOOKS_PER_READING: u32 = 64;
@@ -66,14 +73,14 @@ pub struct QueueRwLock<S> {
 #[cfg(not(all(test, loom)))]
 const _: () = assert!(size_of::<QueueRwLock<()>>() == 8, "a reader/writer lock is two words of four bytes");
 
-/// What is asked for.
+/// What a caller asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Access {
     Read,
     Write,
 }
 
-/// How long it is waited for.
+/// How long a caller waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Patience {
     None,
@@ -117,20 +124,20 @@ impl<S> Default for QueueRwLock<S> {
 }
 
 impl<S> QueueRwLock<S> {
-    /// A lock that nobody holds.
+    /// An unlocked lock.
     #[cfg(not(all(test, loom)))]
     #[must_use]
     pub const fn new() -> Self {
         Self { counts: AtomicU32::new(0), queue: QueueLock::new() }
     }
 
-    /// A lock that nobody holds.
+    /// An unlocked lock.
     #[cfg(all(test, loom))]
     pub(crate) fn new() -> Self {
         Self { counts: AtomicU32::new(0), queue: QueueLock::new() }
     }
 
-    /// Whether somebody holds it: a snapshot.
+    /// Whether a thread holds it: a snapshot.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !is_empty(self.counts.load(Relaxed))
@@ -145,7 +152,8 @@ impl<S> QueueRwLock<S> {
 
 /// Readers.
 impl<S: Platform> QueueRwLock<S> {
-    /// Takes the lock together with other readers, however long it takes. Not for a thread that holds it.
+    /// Takes the lock together with other readers, however long that takes. Not for a thread that already
+    /// holds it.
     #[inline]
     pub fn read(&self) {
         if !self.enter_unless(WRITER | WAITING) {
@@ -153,7 +161,7 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// Takes the lock together with other readers if no writer holds it or is to have it first.
+    /// Takes the lock together with other readers if no writer holds it or comes first.
     #[inline]
     #[must_use]
     pub fn try_read(&self) -> bool {
@@ -167,8 +175,8 @@ impl<S: Platform> QueueRwLock<S> {
         self.enter_unless(WRITER | WAITING) || self.wait_for(Access::Read, Patience::Until(deadline))
     }
 
-    /// As [`read`](Self::read), for a thread that may have the lock for reading already: it waits for the writer that
-    /// holds the lock (then this thread does not), but for none that stands in line.
+    /// Like [`read`](Self::read), for a thread that may already have the lock for reading. It waits for a
+    /// writer that holds the lock (then this thread does not), but not for writers in line.
     #[inline]
     pub fn read_recursive(&self) {
         if !self.enter_unless(WRITER) {
@@ -183,15 +191,15 @@ impl<S: Platform> QueueRwLock<S> {
         self.enter_unless(WRITER)
     }
 
-    /// As [`read_recursive`](Self::read_recursive), unless the deadline passes first; false if it did.
+    /// Like [`read_recursive`](Self::read_recursive), unless the deadline passes first; false if it did.
     #[inline]
     #[must_use]
     pub fn read_recursive_before(&self, deadline: Deadline) -> bool {
         self.enter_unless(WRITER) || self.wait_for(Access::Read, Patience::Until(deadline))
     }
 
-    /// Counts the caller as a reader unless one of the flags `barring` is set. A look first, so that those who come in
-    /// vain do not disturb those who wait for the count to become zero.
+    /// Counts the caller as a reader unless one of the flags in `barring` is set. Looks first, so that
+    /// readers that cannot enter do not disturb a thread that waits for the count to become zero.
     #[inline]
     fn enter_unless(&self, barring: u32) -> bool {
         let seen = self.counts.load(Relaxed); // only a guess: the addition decides
@@ -203,24 +211,25 @@ impl<S: Platform> QueueRwLock<S> {
 
     #[inline]
     fn count_unless(&self, barring: u32) -> bool {
-        // Acquire pairs with the releases in `release_write` and `downgrade`. Not a loop: readers do not make each
-        // other try again.
+        // Acquire pairs with the releases in `release_write` and `downgrade`. Not a compare-exchange loop:
+        // readers do not make each other retry.
         if self.counts.fetch_add(READER, Acquire) & (barring | FULL) == 0 {
             return true;
         }
-        self.uncount(Relaxed); // a reader that was not inside, and has read nothing
+        self.uncount(Relaxed); // this reader was not inside and has read nothing
         false
     }
 
-    /// A recursive reader, and a writer in line that has been told that the lock is free. Its wake is on the way,
-    /// so the flag is done with: our unlock is not to wake it a second time if it is still not running by then.
+    /// Lets a recursive reader in while a writer in line has been told that the lock is free and its wake is
+    /// on the way. Clears `ASLEEP`, so that this reader's unlock does not wake the writer a second time if it
+    /// is not running by then.
     #[cold]
     fn enter_before_a_sleeper(&self, seen: u32) -> bool {
         // Acquire as in `count_unless`.
         self.counts.compare_exchange(seen, (seen & !ASLEEP) + READER, Acquire, Relaxed).is_ok()
     }
 
-    /// Gives up one reader's access.
+    /// Releases one reader's access.
     ///
     /// # Safety
     /// The caller has access for reading: it was acquired, by whichever thread, and has not been released since.
@@ -233,7 +242,7 @@ impl<S: Platform> QueueRwLock<S> {
         self.uncount(Release);
     }
 
-    /// As [`release_read`](Self::release_read), and no newcomer passes those that stand in line.
+    /// Like [`release_read`](Self::release_read), but newcomers do not pass the threads in line.
     ///
     /// # Safety
     /// As for [`release_read`](Self::release_read).
@@ -242,13 +251,13 @@ impl<S: Platform> QueueRwLock<S> {
         self.uncount(Release);
     }
 
-    /// Lets those in who wait already, if there are any, and then takes the lock again.
+    /// Lets in the threads that already wait, if there are any, and then takes the lock again.
     ///
     /// # Safety
     /// As for [`release_read`](Self::release_read); afterwards the caller has access again.
     pub unsafe fn bump_read(&self) {
         if self.queue.is_held() {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller promises the same.
             unsafe { self.release_read_fairly() };
             self.read();
         }
@@ -267,18 +276,18 @@ impl<S: Platform> QueueRwLock<S> {
         if before < READER {
             return self.put_back();
         }
-        // A reader that sleeps first in line is counted itself, and waits for a writer, not for us.
+        // A sleeping reader that is first in line is counted itself, and waits for a writer, not for us.
         if lets_a_sleeper_in(before - READER) {
             S::note(Event::Kicked);
             S::wake_one(&self.counts);
         }
     }
 
-    /// The count went below zero, which showed others a lock full of readers: they waited, nobody was let in.
+    /// Undoes a count below zero. Meanwhile other threads saw a lock full of readers: they waited, none got in.
     fn put_back(&self) {
         let before = self.counts.fetch_add(READER, Relaxed);
         if lets_a_sleeper_in(before.wrapping_add(READER)) {
-            S::wake_one(&self.counts); // it may have gone to sleep because of what it saw
+            S::wake_one(&self.counts); // it may have gone to sleep because of the wrong count
         }
         debug_assert!(
             false,
@@ -289,7 +298,7 @@ impl<S: Platform> QueueRwLock<S> {
 
 /// Writers.
 impl<S: Platform> QueueRwLock<S> {
-    /// Takes the lock alone, however long it takes. Not for a thread that holds it.
+    /// Takes the lock exclusively, however long that takes. Not for a thread that already holds it.
     #[inline]
     pub fn write(&self) {
         if !self.take_if_free() {
@@ -297,14 +306,14 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// Takes the lock alone if nobody holds it or is to have it first.
+    /// Takes the lock exclusively if no thread holds it or comes first.
     #[inline]
     #[must_use]
     pub fn try_write(&self) -> bool {
         self.take_if_free() || self.try_past_a_mark(Access::Write)
     }
 
-    /// Takes the lock alone unless the deadline passes first; false if it did.
+    /// Takes the lock exclusively unless the deadline passes first; false if it did.
     #[inline]
     #[must_use]
     pub fn write_before(&self, deadline: Deadline) -> bool {
@@ -317,7 +326,7 @@ impl<S: Platform> QueueRwLock<S> {
         self.counts.compare_exchange(0, WRITER, Acquire, Relaxed).is_ok()
     }
 
-    /// Gives up a writer's access.
+    /// Releases a writer's access.
     ///
     /// # Safety
     /// The caller has access for writing: it was acquired, by whichever thread, and has not been released since.
@@ -326,13 +335,13 @@ impl<S: Platform> QueueRwLock<S> {
     /// With debug assertions, if no writer holds the lock. Without them such a call has no effect.
     #[inline]
     pub unsafe fn release_write(&self) {
-        // Release pairs with the acquires of whoever comes next.
+        // Release pairs with the acquires of the next reader or writer.
         if self.counts.compare_exchange(WRITER, 0, Release, Relaxed).is_err() {
             self.release_write_in_line(false);
         }
     }
 
-    /// As [`release_write`](Self::release_write), and no newcomer passes those that stand in line.
+    /// Like [`release_write`](Self::release_write), but newcomers do not pass the threads in line.
     ///
     /// # Safety
     /// As for [`release_write`](Self::release_write).
@@ -349,8 +358,9 @@ impl<S: Platform> QueueRwLock<S> {
         if fairly {
             self.mark_for_next();
         }
-        // Release as in `release_write`. A reader may be woken by it or a writer; the latter in vain, if a reader
-        // came in vain at this very moment: then that one wakes the writer again.
+        // Release as in `release_write`. This may wake a reader or a writer. It wakes a writer in vain if a
+        // reader is counted just now that cannot enter; when that reader uncounts itself, it wakes the writer
+        // again.
         let before = self.counts.fetch_and(!(WRITER | QUEUED | ASLEEP), Release);
         if before & ASLEEP != 0 {
             S::note(Event::Kicked);
@@ -358,20 +368,20 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// Lets those in who wait already, if there are any, and then takes the lock again.
+    /// Lets in the threads that already wait, if there are any, and then takes the lock again.
     ///
     /// # Safety
     /// As for [`release_write`](Self::release_write); afterwards the caller has access again.
     pub unsafe fn bump_write(&self) {
         let is_wanted = if self.is_queued() { self.queue.is_wanted() } else { self.queue.is_held() };
         if is_wanted {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller promises the same.
             unsafe { self.release_write_fairly() };
             self.write();
         }
     }
 
-    /// Makes a writer's access a reader's: no other writer gets in between.
+    /// Turns a writer's access into a reader's: no other writer gets in between.
     ///
     /// # Safety
     /// As for [`release_write`](Self::release_write); afterwards the caller has access for reading.
@@ -384,27 +394,29 @@ impl<S: Platform> QueueRwLock<S> {
         }
         let is_queued = self.is_queued();
         let queued = if is_queued { QUEUED } else { 0 };
-        // Release pairs with the acquires of readers, who see what we wrote.
+        // Release pairs with the acquires of readers, which see what we wrote.
         let before = self.counts.fetch_add(READER - WRITER - queued, Release);
         if before & ASLEEP != 0 {
             S::note(Event::Kicked);
-            S::wake_one(&self.counts); // in vain if it is a writer
+            S::wake_one(&self.counts); // in vain if the sleeper is a writer
         }
         if is_queued {
-            // SAFETY: `QUEUED` said that our acquisition of the queue has not been released, and nobody can do so now.
+            // SAFETY: `QUEUED` said that our acquisition of the queue has not been released, and no other
+            // thread can release it now.
             unsafe { self.queue.release() };
         }
     }
 
-    /// A writer that came through the queue leaves it, while the lock is still its own.
+    /// A writer that came through the queue releases it while it still has the lock.
     fn leave_queue(&self) {
         if self.is_queued() {
-            // SAFETY: a writer inside with `QUEUED` has the queue, and only its unlock, which this is, releases it.
+            // SAFETY: a writer inside with `QUEUED` has the queue, and only that writer's unlock, which this
+            // is, releases it.
             unsafe { self.queue.release() };
         }
     }
 
-    /// Only for a writer inside: nobody changes the answer.
+    /// Only for a writer inside: no other thread changes the answer.
     fn is_queued(&self) -> bool {
         self.counts.load(Relaxed) & QUEUED != 0
     }
@@ -419,9 +431,9 @@ impl<S: Platform> QueueRwLock<S> {
     }
 }
 
-/// The line.
+/// Waiting in line.
 impl<S: Platform> QueueRwLock<S> {
-    /// Stands in line, then waits until the word allows to enter. False if patience ended.
+    /// Queues, then waits until the word lets it in. False if the caller's patience ended first.
     #[cold]
     fn wait_for(&self, access: Access, patience: Patience) -> bool {
         if !self.come_forward(patience) {
@@ -438,7 +450,7 @@ impl<S: Platform> QueueRwLock<S> {
         entered
     }
 
-    /// The way into the queue.
+    /// Becomes first in line: takes the queue's lock.
     fn come_forward(&self, patience: Patience) -> bool {
         match patience {
             Patience::None => self.queue.try_acquire(),
@@ -456,13 +468,13 @@ impl<S: Platform> QueueRwLock<S> {
         }
         let entered = self.wait_first_in_line(Access::Read, patience);
         if !entered {
-            self.counts.fetch_sub(READER, Relaxed); // nobody to wake: only we wait for the word
+            self.counts.fetch_sub(READER, Relaxed); // no thread to wake: only we wait for the word
         }
         self.forget_marks();
         entered
     }
 
-    /// Adds us to the readers, so that no writer enters any more.
+    /// Counts us as a reader, so that no more writers enter.
     fn count_first_in_line(&self, patience: Patience) -> bool {
         while self.counts.fetch_add(READER, Relaxed) & FULL != 0 {
             self.counts.fetch_sub(READER, Relaxed);
@@ -483,7 +495,7 @@ impl<S: Platform> QueueRwLock<S> {
         }
         let entered = self.wait_first_in_line(Access::Write, patience);
         if !entered {
-            self.forget_marks(); // whom it held up comes forward by our leaving the queue
+            self.forget_marks(); // releasing the queue lets the threads behind us come forward
         }
         entered
     }
@@ -510,12 +522,12 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// Enters if the word allows it; else says what the word was.
+    /// Enters if the word allows it; otherwise returns the word.
     fn look(&self, access: Access) -> Result<(), u32> {
         match access {
             Access::Read => {
-                // Acquire pairs with the release in `release_write`: this is the acquisition, and final, because we
-                // are counted and no writer can have come after.
+                // Acquire pairs with the release in `release_write`: this is the acquisition, and it is
+                // final, because we are counted and no writer can have entered since.
                 let seen = self.counts.load(Acquire);
                 if seen & WRITER == 0 { Ok(()) } else { Err(seen) }
             }
@@ -523,12 +535,13 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// A writer first in line enters an empty lock, and keeps its place. If it does not, the lock was not empty: it
-    /// must not sleep because an exchange failed, whoever was in the way may be gone and have woken it already.
+    /// A writer first in line enters an empty lock, and keeps the queue. An error means that the lock was not
+    /// empty. A failed exchange alone must not send the writer to sleep: the thread that changed the word may
+    /// have left and woken it already.
     fn take(&self, mut seen: u32) -> Result<(), u32> {
         while is_empty(seen) {
-            // Acquire pairs with the releases in `release_read` and `release_write`; it must be on the exchange,
-            // because recursive readers may have been inside since the look.
+            // Acquire pairs with the releases in `release_read` and `release_write`; it must be on the
+            // exchange, because recursive readers may have been inside since the look.
             match self.counts.compare_exchange(seen, WRITER | QUEUED, Acquire, Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(now) => seen = now,
@@ -547,22 +560,25 @@ impl<S: Platform> QueueRwLock<S> {
         S::wait(&self.counts, asleep, deadline);
     }
 
-    /// Leaves no trace of us as first in line. Nobody else waits for the word, so no sleeper is forgotten.
+    /// Clears the marks we set as first in line. No other thread waits for the word, so no sleeper is
+    /// forgotten.
     fn forget_marks(&self) {
         if self.counts.load(Relaxed) & (WAITING | ASLEEP) != 0 {
             self.counts.fetch_and(!(WAITING | ASLEEP), Relaxed);
         }
     }
 
-    /// For a fair unlock: sends newcomers to the queue if somebody is there already. If it has left it meanwhile, the
-    /// mark stays behind, and the next one who comes through the queue removes it. The caller is inside.
+    /// For a fair unlock: sends newcomers to the queue if a thread is already there. If that thread leaves
+    /// meanwhile, the mark stays, and the next thread that comes through the queue removes it. The caller is
+    /// inside.
     fn mark_for_next(&self) {
         if self.queue.is_held() {
             self.counts.fetch_or(WAITING, Relaxed);
         }
     }
 
-    /// What trying does about a mark that nobody is behind (see [`mark_for_next`](Self::mark_for_next)).
+    /// Lets a try succeed despite a mark with no thread behind it (see
+    /// [`mark_for_next`](Self::mark_for_next)).
     #[inline]
     fn try_past_a_mark(&self, access: Access) -> bool {
         let is_marked = self.counts.load(Relaxed) & (WAITING | WRITER) == WAITING;

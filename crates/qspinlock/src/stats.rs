@@ -1,26 +1,27 @@
-//! What locks did, by the line that took them: how often, how contended, how long waited for and held.
+//! Lock statistics per source line that takes a lock: how often, how contended, how long waited for and held.
 //!
 //! ```text
-//! Profiled::lock ─▶ this thread's row for the caller's line ◀─ Linux::note(event) of the slow path it is in
-//!                                   │ all threads' rows, merged by line when somebody asks
+//! Profiled::lock ─▶ this thread's row for the caller's line ◀─ Linux::note(event) from the slow path
+//!                                   │ a reader merges all threads' rows by line
 //!                                   ▼
 //!                        snapshot() ─▶ Profile ─▶ a table
 //! ```
 //!
-//! - [`Profiled`] goes around any `lock_api` 0.5 lock. Acquisitions, contention and times it sees itself; what happens
-//!   in slow paths, the queued locks tell it. Events outside of any `Profiled` (C interface, locks without it) are
-//!   counted too, only without a line: [`totals`].
-//! - A [switch](set_mode) for the whole process, [off](Mode::Off) at first. Off, an acquisition costs one load and a
-//!   branch, and a release a branch. What the others cost: `docs/qspinlock-statistics.md`, `benches/stats.rs`.
-//! - Each thread counts in memory of its own, which is static: nothing is allocated, no cache line is shared. A thread's
-//!   first use claims its number. Numbers, with their counts, go to new threads once their owners have ended.
-//! - Bounds: [`SITES`] places per thread, then one row for all others; 4096 threads alive at a time, then the rest count
-//!   in one table together, and lose what two of them count in the same moment. That is 98 MiB of addresses; memory is
-//!   used for the rows that are.
-//! - A signal handler that counts while the code it interrupted does may make a count too low by one.
-//! - A forked child begins with what its parent had counted; [`reset`] if that is not wanted.
+//! - [`Profiled`] wraps any `lock_api` 0.5 lock. It sees acquisitions, contention and times itself; the
+//!   queued locks report events in their slow paths. Events outside any `Profiled` (the C interface,
+//!   unwrapped locks) are counted too, but without a line: [`totals`].
+//! - One [switch](set_mode) for the whole process, initially [off](Mode::Off). When off, an acquisition costs
+//!   one load and a branch, and a release a branch. For the cost of the other modes see
+//!   `docs/qspinlock-statistics.md` and `benches/stats.rs`.
+//! - Each thread counts in its own static memory: nothing is allocated, no cache line is shared. A thread's
+//!   first use claims its number. After a thread ends, a new thread takes over its number, with the counts.
+//! - Bounds: [`SITES`] source locations per thread; all others share one row. 4096 threads alive at a time;
+//!   the rest share one table, and lose counts that two of them make at the same moment. That is 98 MiB of
+//!   address space; memory is used only for rows in use.
+//! - If a signal handler counts while it interrupts counting code, a count may be too low by one.
+//! - A forked child starts with its parent's counts; call [`reset`] to clear them.
 //!
-//! Not here: one figure for all of a thread's acquisitions (`metered.rs`).
+//! Not here: totals for all of a thread's acquisitions (`metered.rs`).
 
 mod profile;
 mod profiled;
@@ -41,9 +42,9 @@ pub enum Mode {
     Off,
     /// Counts, no times.
     Counters,
-    /// Counts, and the times of one acquisition in so many, line by line and thread by thread; 0 counts as 1.
+    /// Counts, and the times of one acquisition in `one_in`, per line and thread; 0 counts as 1.
     Sampled {
-        /// At best a prime: loops that take a lock in a rhythm have other ones.
+        /// Preferably a prime, so that it does not match the rhythm of a loop that takes the lock.
         one_in: u32,
     },
     /// Counts, and the times of every acquisition.
@@ -66,7 +67,7 @@ impl Recording {
     const NOTHING: Self = Self(0);
     const NO_TIMES: Self = Self(u32::MAX);
 
-    /// Relaxed: nothing is published by the switch; threads notice it soon enough.
+    /// Relaxed: the switch publishes nothing; threads notice it soon enough.
     #[inline]
     fn now() -> Self {
         Self(SWITCH.load(Relaxed))
@@ -77,14 +78,14 @@ impl Recording {
         self == Self::NOTHING
     }
 
-    /// One in how many is timed.
+    /// One acquisition in this many is timed.
     #[inline]
     fn stride(self) -> Option<u32> {
         (self != Self::NO_TIMES).then_some(self.0)
     }
 }
 
-/// Switches for all threads of the process. What was counted before stays.
+/// Sets the mode for all threads of the process. Earlier counts stay.
 pub fn set_mode(mode: Mode) {
     let recording = match mode {
         Mode::Off => Recording::NOTHING,
@@ -95,7 +96,7 @@ pub fn set_mode(mode: Mode) {
     SWITCH.store(recording.0, Relaxed);
 }
 
-/// What is recorded at present.
+/// The current mode.
 #[must_use]
 pub fn mode() -> Mode {
     match Recording::now() {

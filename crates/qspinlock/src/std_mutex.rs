@@ -1,8 +1,9 @@
-//! std's mutex behind `lock_api`: the one that everybody has, which sleeps when it has to wait.
+//! std's mutex behind `lock_api`, as a baseline; it sleeps when it has to wait.
 //!
-//! - `std::sync::Mutex` unlocks only by dropping its guard, and the guard borrows the mutex. The guard travels in
-//!   `lock_api`'s state of the acquisition with its lifetime erased, and is touched again by `unlock` alone.
-//! - Poison is ignored: whoever wants it has `std::sync::Mutex`.
+//! - `std::sync::Mutex` unlocks only when its guard is dropped, and the guard borrows the mutex. Here the
+//!   guard is kept in `lock_api`'s acquisition state with its lifetime erased, and only `unlock` touches it
+//!   again.
+//! - Poison is ignored; use `std::sync::Mutex` directly if you want it.
 //!
 //! Not here: fairness; std promises none.
 
@@ -14,12 +15,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 #[derive(Debug, Default)]
 pub struct StdMutex(Mutex<()>);
 
-/// One acquisition of a [`StdMutex`]; stays with the thread that acquired it. Dropped, it leaves the mutex locked.
+/// One acquisition of a [`StdMutex`]. It stays with the thread that acquired it. Dropping it leaves the mutex
+/// locked.
 #[derive(Debug)]
 pub struct StdGuard {
-    /// `MaybeUninit`, because the reference in it may dangle: nothing forces a caller to keep the mutex that long.
+    /// `MaybeUninit`, because the reference in it may dangle: nothing forces a caller to keep the mutex alive
+    /// that long.
     guard: MaybeUninit<MutexGuard<'static, ()>>,
-    /// Where the mutex was when it was locked.
+    /// The mutex's address when it was locked.
     mutex_addr: usize,
 }
 
@@ -29,17 +32,18 @@ impl StdMutex {
     }
 
     fn keep(&self, guard: MutexGuard<'_, ()>) -> StdGuard {
-        // SAFETY: 1. only the lifetime changes; 2. while it is outside of `MaybeUninit`, in this function, `self` is
-        // borrowed, so the reference in it is good; 3. afterwards only `unlock` uses it, which argues for itself.
+        // SAFETY: 1. only the lifetime changes; 2. while the guard is outside `MaybeUninit`, in this
+        // function, `self` is borrowed, so the guard's reference is valid; 3. afterwards only `unlock` uses
+        // the guard, and has its own argument.
         let guard = unsafe { mem::transmute::<MutexGuard<'_, ()>, MutexGuard<'static, ()>>(guard) };
         StdGuard { guard: MaybeUninit::new(guard), mutex_addr: self.addr() }
     }
 }
 
-// SAFETY: 1. exclusion, acquire and release are those of std's mutex: a state exists only for a guard of it, and that
-// guard is dropped by `unlock` alone; 2. guards are not `Send`, as std requires; 3. a state that is dropped or
-// forgotten does nothing, and the mutex stays locked, wherever it is moved; 4. `lock` unwinds only if std's does
-// (it locks again on the same thread), without an acquisition then.
+// SAFETY: 1. exclusion, acquire and release are those of std's mutex: a state exists only for one of its
+// guards, and only `unlock` drops that guard; 2. guards are not `Send`, as std requires; 3. a state that is
+// dropped or forgotten does nothing, and the mutex stays locked, wherever it is moved; 4. `lock` unwinds only
+// if std's does (it relocks on the same thread), and then there is no acquisition.
 unsafe impl lock_api::RawMutex for StdMutex {
     const INIT: Self = Self(Mutex::new(()));
 
@@ -62,15 +66,16 @@ unsafe impl lock_api::RawMutex for StdMutex {
     #[inline]
     unsafe fn unlock(&self, state: StdGuard) {
         if state.mutex_addr != self.addr() {
-            // Locked, moved, then unlocked: std's guard can only unlock where the mutex was.
+            // Locked, moved, then unlocked: std's guard can unlock only at the mutex's old address.
             process::abort();
         }
-        // SAFETY: 1. initialised: `keep` makes every state; 2. alive: the caller promises that the state is of this
-        // mutex, and it has not moved, so the guard's reference points to `self.0`; 3. once: the state is consumed.
+        // SAFETY: 1. initialised: `keep` makes every state; 2. alive: the caller promises that the state
+        // belongs to this mutex, and the mutex has not moved, so the guard's reference points to `self.0`; 3.
+        // once: the state is consumed.
         drop(unsafe { state.guard.assume_init() });
     }
 
-    /// Takes the lock for a moment to find out, so that another thread's `try_lock` may fail because of it.
+    /// Tries to take the lock to find out, so another thread's `try_lock` may fail because of this call.
     fn is_locked(&self) -> bool {
         matches!(self.0.try_lock(), Err(TryLockError::WouldBlock))
     }

@@ -1,17 +1,17 @@
-//! A small number for each living thread, by which what is known about it is found in static memory.
+//! A small number for each living thread, used to index static tables.
 //!
-//! It is the number of the thread's nodes: dense, claimed at first use, taken over by a new thread once its owner has
-//! ended. Nothing is allocated and nothing runs when a thread ends.
+//! It is the number of the thread's node slot: dense, claimed at first use, and taken over by a new thread
+//! once its owner has ended. Nothing is allocated, and nothing runs when a thread ends.
 //!
-//! Not here: how numbers are given out (`linux/slots.rs`), what is kept under them (`stats/table.rs`,
+//! Not here: how numbers are assigned (`linux/slots.rs`), the tables (`stats/table.rs`,
 //! `checked/holders.rs`).
 
 use crate::{Linux, NODES_PER_THREAD, Platform};
 
-/// Threads that are told apart. More may live; what becomes of them is said where numbers are used.
+/// Most threads that get a number. More may live; each table says what it does about them.
 pub(crate) const MAX_THREADS: usize = if cfg!(miri) { 64 } else { 4096 };
 
-/// The calling thread's, below [`MAX_THREADS`]; none if too many others live.
+/// The calling thread's number, below [`MAX_THREADS`]; none if too many other threads are alive.
 pub(crate) fn claim() -> Option<usize> {
     let first = Linux::own_nodes()?;
     let number = first.checked_sub(Linux::common_nodes())? / NODES_PER_THREAD;

@@ -1,4 +1,4 @@
-//! A ticket lock: draw a number, wait until it is called. Fair, four bytes, never sleeps.
+//! A ticket lock: a thread draws a number and waits until it is called. Fair, four bytes, never sleeps.
 //!
 //! ```text
 //! word:   31            16 15             0
@@ -7,10 +7,13 @@
 //! unlock: called += 1, without a carry into `next`
 //! ```
 //!
-//! - One `AtomicU32` and whole-word operations only: access in mixed sizes is undefined behaviour in Rust.
-//! - The ticket is the state of the acquisition (`lock_api` 0.5 keeps it in the guard), so unlocking reads nothing.
-//! - Tickets wrap after 65,536. A word can tell at most 65,535 outstanding ones apart (one more, and it would look
-//!   free), so the process is stopped once 32,768 threads want one lock: no schedule gets from there to a wrap.
+//! - The lock uses one `AtomicU32` and whole-word operations only: mixed-size atomic accesses are undefined
+//!   behaviour in Rust.
+//! - The ticket is the acquisition's state (`lock_api` 0.5 keeps it in the guard), so unlocking reads
+//!   nothing.
+//! - Tickets wrap after 65,536. A word can tell at most 65,535 outstanding tickets apart (with one more it
+//!   would look free), so the lock aborts the process once 32,768 threads want one lock: no schedule gets
+//!   from there to a wrap.
 //!
 //! Not here: sleeping. With more threads than cores this lock is hundreds of times slower than one that sleeps.
 
@@ -22,11 +25,11 @@ use loom::{hint::spin_loop, sync::atomic::AtomicU32};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const ONE_NEXT: u32 = 1 << 16;
-/// More than this many holders and waiters of one lock end the process.
+/// With more holders and waiters of one lock than this, the process aborts.
 const MAX_OUTSTANDING: u16 = 1 << 15;
-/// Hints between two looks at the word, for each waiter ahead: about what a short critical section takes.
+/// Spin hints between two looks at the word, per waiter ahead: about the length of a short critical section.
 const SPINS_PER_WAITER: u32 = 16;
-/// A lock that is held for long is still looked at this often.
+/// Upper bound of spin hints, so that waiters still look at a lock that is held for long.
 const MAX_SPINS: u32 = 512;
 
 /// See the file's head. Used through [`TicketMutex`](crate::TicketMutex) or `lock_api::Mutex`.
@@ -42,8 +45,9 @@ pub struct Ticket(u16);
 impl TicketLock {
     /// Draws a ticket and waits for it to be called.
     fn acquire(&self) -> Ticket {
-        // Acquire: if the lock is free, this is the acquisition. Pairs with the release in `release`, through the
-        // draws of others in between, which are read-modify-writes and so part of its release sequence.
+        // Acquire: if the lock is free, this is the acquisition. Pairs with the release in `release`, through
+        // the draws of other threads in between, which are read-modify-writes and so part of its release
+        // sequence.
         let (ticket, called) = split(self.word.fetch_add(ONE_NEXT, Acquire));
         if ticket != called {
             self.wait_for(ticket, called);
@@ -56,7 +60,7 @@ impl TicketLock {
         assert_not_crowded(ticket, called);
         while called != ticket {
             back_off(ticket.wrapping_sub(called));
-            // Pairs with the release in `release` by the holder before us.
+            // Pairs with the release in `release` by the previous holder.
             (_, called) = split(self.word.load(Acquire));
         }
     }
@@ -68,35 +72,36 @@ impl TicketLock {
         if next != called {
             return None;
         }
-        // Acquire pairs with the release in `release` by the last holder.
+        // Acquire pairs with the last holder's release in `release`.
         let drawn = self.word.compare_exchange(word, word.wrapping_add(ONE_NEXT), Acquire, Relaxed);
         drawn.ok().map(|_| Ticket(next))
     }
 
     /// Calls the next ticket.
     fn release(&self, ticket: Ticket) {
-        // Only the holder changes the lower half, and it is the holder's ticket: the last one goes back to 0
-        // instead of carrying into the upper half, where others may be drawing right now.
+        // Only the holder changes the lower half, which equals the holder's ticket. After the last ticket it
+        // returns to 0 instead of carrying into the upper half, where other threads may be drawing tickets.
         let call_next = if ticket.0 == u16::MAX { u32::from(ticket.0).wrapping_neg() } else { 1 };
         // Release pairs with the acquires in `acquire`, `wait_for` and `try_acquire`.
         self.word.fetch_add(call_next, Release);
     }
 
-    /// Holder and waiters.
+    /// The number of holders and waiters.
     #[cfg(not(all(test, loom)))]
     fn outstanding(&self) -> u16 {
-        let (next, called) = split(self.word.load(Relaxed)); // a snapshot, nothing is read because of it
+        let (next, called) = split(self.word.load(Relaxed)); // a snapshot; nothing is read because of it
         next.wrapping_sub(called)
     }
 }
 
-/// Tickets as of `word`: the one to be drawn next, the one that is called.
+/// Splits `word` into the next ticket to draw and the ticket that is called.
 const fn split(word: u32) -> (u16, u16) {
     let [next_hi, next_lo, called_hi, called_lo] = word.to_be_bytes();
     (u16::from_be_bytes([next_hi, next_lo]), u16::from_be_bytes([called_hi, called_lo]))
 }
 
-/// Those further behind look less often, so that the holder's release does not have to wait for their reads.
+/// Waiters further behind look less often, so that the holder's release does not have to wait for their
+/// reads.
 fn back_off(ahead: u16) {
     let spins = if cfg!(all(test, loom)) { 1 } else { MAX_SPINS.min(SPINS_PER_WAITER * u32::from(ahead)) };
     for _ in 0..spins {
@@ -104,7 +109,8 @@ fn back_off(ahead: u16) {
     }
 }
 
-/// Our ticket is drawn already: unwinding would leave nobody to pass the lock on, and the next wrap would let two in.
+/// Aborts, because our ticket is already drawn: after an unwind no thread would pass the lock on, and the
+/// next wrap would let two in.
 fn assert_not_crowded(ticket: u16, called: u16) {
     extern "C" fn abort() -> ! {
         panic!("more than {MAX_OUTSTANDING} threads want one ticket lock");
@@ -114,11 +120,11 @@ fn assert_not_crowded(ticket: u16, called: u16) {
     }
 }
 
-// SAFETY: 1. exclusion: a ticket is drawn by one thread only (`fetch_add`, or a compare-exchange that succeeded), at
-// most 32,768 are outstanding, so no two of them are equal, and a thread goes on only when its own is called;
-// 2. the next is called only by `release`, once per acquisition, because it consumes the ticket;
-// 3. orderings: acquire on each path that returns a ticket, release in `release`;
-// 4. moving or dropping a locked lock touches no memory but its own; 5. no operation unwinds.
+// SAFETY: 1. exclusion: only one thread draws each ticket (`fetch_add`, or a compare-exchange that
+// succeeded), and at most 32,768 are outstanding, so no two of them are equal, and a thread continues only
+// when its own is called; 2. only `release` calls the next ticket, once per acquisition, because it consumes
+// the ticket; 3. orderings: acquire on each path that returns a ticket, release in `release`; 4. moving or
+// dropping a locked lock touches only its own memory; 5. no operation unwinds.
 #[cfg(not(all(test, loom)))]
 unsafe impl lock_api::RawMutex for TicketLock {
     const INIT: Self = Self { word: AtomicU32::new(0) };
@@ -145,8 +151,9 @@ unsafe impl lock_api::RawMutex for TicketLock {
     }
 }
 
-// SAFETY: 1. as above; 2. `unlock` calls the ticket after ours, hence hands over to the next in line, if there is one;
-// 3. `bump` gives its ticket up only when another thread waits and then acquires again, neither of which unwinds.
+// SAFETY: 1. as above; 2. `unlock` calls the ticket after ours, and so hands over to the next in line, if
+// there is one; 3. `bump` gives up its ticket only when another thread waits, and then acquires again;
+// neither unwinds.
 #[cfg(not(all(test, loom)))]
 unsafe impl lock_api::RawMutexFair for TicketLock {
     #[inline]
@@ -166,7 +173,7 @@ unsafe impl lock_api::RawMutexFair for TicketLock {
 /// For the models and the tests.
 #[cfg(test)]
 impl TicketLock {
-    /// Free, and the next ticket is `next`.
+    /// A free lock whose next ticket is `next`.
     pub(crate) fn starting_at(next: u16) -> Self {
         Self { word: AtomicU32::new(u32::from(next) << 16 | u32::from(next)) }
     }

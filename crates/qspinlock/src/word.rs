@@ -1,23 +1,25 @@
-//! The lock's one word, and what its bits mean.
+//! The bits of the queued lock's word.
 //!
 //! ```text
 //!  31                    14 13             3   2        1        0
-//! |  tail: node number + 1 |    passed      | alone |  heir  | locked |        all zero: free, nobody waits
+//! |  tail: node number + 1 |    passed      | alone |  heir  | locked |        all zero: free, no waiters
 //! ```
 //!
-//! - `locked`: somebody holds the lock.
-//! - `heir`: the oldest waiter has been told that the lock is its own as soon as it is free; it is awake. Who unlocks
-//!   has nobody to wake.
-//! - `alone`: the queue has one node, the tail's, so that it need not be read to find out.
-//! - `passed`: how often a newcomer took the lock since there has been an heir. Policies bound it.
-//! - `tail`: the newest waiter's node. Each waiter knows the one before it; zero is an empty queue.
-//! - A tail of ones only ([`FOREIGN`]) is no node's, so no lock's word ever looks like that. What shares the four bytes
-//!   with locks and has to be told apart from them (process-shared spin locks of pthreads) is marked by it.
+//! - `locked`: a thread holds the lock.
+//! - `heir`: the oldest waiter has been told to take the lock as soon as it is free, and is awake. Unlocking
+//!   then has no thread to wake.
+//! - `alone`: the queue has only one node, the tail's; so the node need not be read to find out.
+//! - `passed`: how often newcomers have taken the lock since there was an heir. Policies limit it.
+//! - `tail`: the newest waiter's node; zero means an empty queue. Each waiter knows the one before it.
+//! - A tail with all bits set ([`FOREIGN`]) is not a node, so no lock's word ever has that value. It marks
+//!   other data that shares the four bytes with locks and must be told apart from them (process-shared
+//!   pthread spin locks).
 //!
-//! One `AtomicU32`, and operations on the whole of it: access in mixed sizes is undefined behaviour in Rust.
-//! Every change is a read-modify-write, so an acquire that reads any of them is ordered after all releases before.
+//! The lock uses one `AtomicU32` and whole-word operations only: mixed-size atomic accesses are undefined
+//! behaviour in Rust. Every change is a read-modify-write, so an acquire that reads any of them is ordered
+//! after all earlier releases.
 //!
-//! Not here: who may change what when (`queue.rs`).
+//! Not here: which thread may change which bit (`queue.rs`).
 
 /// A value of the lock's word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,16 +32,16 @@ const PASSED_SHIFT: u32 = 3;
 const TAIL_SHIFT: u32 = 14;
 pub(crate) const PASSED: u32 = (1 << TAIL_SHIFT) - (1 << PASSED_SHIFT);
 
-/// What `passed` can count to, the limit of [`Policy::PASS_LIMIT`](crate::Policy::PASS_LIMIT).
+/// The highest value of `passed`, and the limit of [`Policy::PASS_LIMIT`](crate::Policy::PASS_LIMIT).
 pub const MAX_PASSED: u32 = PASSED >> PASSED_SHIFT;
-/// Nodes that a word can tell apart, but for the one with the tail that is [`FOREIGN`].
+/// Nodes that a word can tell apart; the tail value [`FOREIGN`] is not one of them.
 pub const MAX_NODES: u32 = (1 << (32 - TAIL_SHIFT)) - 2;
-/// Words from this one on are never a lock's.
+/// A lock's word never has this value or a greater one.
 pub const FOREIGN: u32 = (MAX_NODES + 1) << TAIL_SHIFT;
 
 const _: () = assert!(FOREIGN == !(LOCKED | HEIR | ALONE | PASSED), "all bits of the tail, and no others");
 
-/// One node of the platform's, by its place in [`Platform::nodes`](crate::Platform::nodes).
+/// A node's index in [`Platform::nodes`](crate::Platform::nodes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeNumber(pub(crate) u32);
 
@@ -55,7 +57,7 @@ impl Word {
         self.0 & HEIR != 0
     }
 
-    /// The queue is the tail, and nothing else.
+    /// Whether the queue has only the tail.
     pub(crate) const fn is_alone(self) -> bool {
         self.0 & ALONE != 0
     }
@@ -79,28 +81,28 @@ impl Word {
         Self(self.0 & !LOCKED)
     }
 
-    /// Without an heir; nobody has been passed over yet.
+    /// Without an heir, and with a pass count of zero.
     pub(crate) const fn without_heir(self) -> Self {
         Self(self.0 & !(HEIR | PASSED))
     }
 
-    /// As above, but what the heir has been passed over so far still counts.
+    /// Without an heir; the pass count stays.
     pub(crate) const fn with_heir_asleep(self) -> Self {
         Self(self.0 & !HEIR)
     }
 
-    /// A newcomer passed the heir once more. Only below [`MAX_PASSED`].
+    /// One more newcomer has passed the heir. Only below [`MAX_PASSED`].
     pub(crate) const fn passed_once_more(self) -> Self {
         Self(self.0 + (1 << PASSED_SHIFT))
     }
 
-    /// `node` is the newest waiter, behind the present tail.
+    /// With `node` as the newest waiter, behind the present tail.
     pub(crate) const fn with_tail(self, node: NodeNumber) -> Self {
         let alone = if self.tail().is_none() { ALONE } else { 0 };
         Self((self.0 & (LOCKED | HEIR | PASSED)) | alone | (node.0 + 1) << TAIL_SHIFT)
     }
 
-    /// Nobody waits.
+    /// Without waiters.
     pub(crate) const fn with_empty_queue(self) -> Self {
         Self(self.0 & LOCKED)
     }

@@ -66,7 +66,7 @@ unsafe impl RawMutex for Eventful {
     }
     unsafe fn unlock(&self, guard: Self::Guard) {
         Linux::note(Event::Kicked);
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.0.unlock(guard) }
     }
     fn is_locked(&self) -> bool {

@@ -1,9 +1,10 @@
-//! Whether threads wait for each other.
+//! Finds out whether threads wait for each other.
 //!
 //! `me ─wants─▶ lock ─held by─▶ thread ─wants─▶ lock … ─held by─▶ me`
 //!
-//! A thread waits for one lock and a lock has one holder, so there is one way to go. It is a deadlock if all records on
-//! the way were there at the same time: each holder then lets go only after its own wait, and none of them ends.
+//! A thread waits for one lock and a lock has one holder, so the walk never branches. The cycle is a deadlock
+//! if all its records existed at the same time: each holder releases only after its own wait ends, so none of
+//! the waits ends.
 //!
 //! Not here: the records (`holders.rs`).
 
@@ -12,10 +13,10 @@ use core::ptr;
 
 use super::holders::{Holder, Record, Word, who_holds};
 
-/// Threads of the longest cycle that is looked for.
+/// The longest cycle that the search finds, in threads.
 pub const MAX_CYCLE: usize = 64;
 
-/// One thread waits for what another holds.
+/// One thread waits for a lock that another thread holds.
 #[derive(Debug, Clone, Copy)]
 struct Wait {
     waiter: &'static Holder,
@@ -23,7 +24,7 @@ struct Wait {
     held: Seen,
 }
 
-/// A record, and what it was.
+/// A record and the value that was read from it.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     record: &'static Record,
@@ -40,7 +41,7 @@ impl Seen {
     }
 }
 
-/// A deadlock, from the one who found it on. Displayed as one line.
+/// A deadlock, starting with the thread that found it. Displays as one line.
 #[derive(Debug)]
 pub(super) struct Cycle {
     waits: [Option<Wait>; MAX_CYCLE],
@@ -52,10 +53,11 @@ impl Cycle {
     }
 }
 
-/// A cycle that `me`, which waits, is part of, and the first of in the table: of several that find it, one reports.
+/// Finds a cycle that contains `me`, which is waiting. Only the cycle's first thread in the table gets it, so
+/// that only one of them reports.
 pub(super) fn find(me: &'static Holder) -> Option<Cycle> {
     let cycle = walk(me)?;
-    // The second look; the first was the walk.
+    // The second look; the walk was the first.
     let is_stable = cycle.waits().all(|wait| wait.wanted.is_unchanged() && wait.held.is_unchanged());
     let is_first = cycle.waits().all(|wait| ptr::from_ref(me) <= ptr::from_ref(wait.waiter));
     (is_stable && is_first).then_some(cycle)
@@ -70,7 +72,7 @@ fn walk(me: &'static Holder) -> Option<Cycle> {
         let (holder, record) = who_holds(lock)?;
         let held = Seen::now(record);
         if held.word.lock() != Some(lock) {
-            return None; // let go just now
+            return None; // released just now
         }
         *place = Some(Wait { waiter, wanted, held });
         if ptr::eq(holder, me) {
@@ -78,7 +80,7 @@ fn walk(me: &'static Holder) -> Option<Cycle> {
         }
         waiter = holder;
     }
-    None // too long, or a cycle of others, which they will report
+    None // too long, or a cycle of other threads, which they will report
 }
 
 impl fmt::Display for Cycle {

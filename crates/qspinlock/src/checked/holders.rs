@@ -1,13 +1,13 @@
-//! What each thread holds and what it waits for, for all threads to see.
+//! What each thread holds and what it waits for, readable by all threads.
 //!
 //! ```text
 //! HOLDERS[thread number] ─ held: up to MAX_HELD records
 //!                        └ wanted: one                      record: lock's number | how often it was changed
 //! ```
 //!
-//! - A record is one word, so it is whole; a word seen twice has not changed in between (after 2^32 changes of one record
-//!   it might look so). Address and place are for reports only.
-//! - A record is made after its lock is had and taken out before it is let go.
+//! - A record is one word, so it is never torn. If two looks read the same word, the record did not change in
+//!   between (unless it changed exactly 2^32 times). Address and location are for reports only.
+//! - A record is made after its lock is acquired and removed before the lock is released.
 //!
 //! Not here: who waits for whom (`cycle.rs`).
 
@@ -21,15 +21,16 @@ use core::sync::atomic::{
 
 use crate::thread_number::{self, MAX_THREADS};
 
-/// Locks held by one thread at a time that are checked. As many as the kernel's resilient spinlock remembers.
+/// How many locks held by one thread at a time are checked: as many as the kernel's resilient spinlock
+/// tracks.
 pub const MAX_HELD: usize = 31;
 
 static HOLDERS: [Holder; MAX_THREADS] = [const { Holder::new() }; MAX_THREADS];
-/// Tables that were ever used are the first so many.
+/// Number of tables that were ever used; they are the first ones in the array.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 std::thread_local! {
-    /// Once this thread has a table.
+    /// Set once this thread has a table.
     static MINE: Cell<Option<Me>> = const { Cell::new(None) };
 }
 
@@ -37,7 +38,7 @@ std::thread_local! {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Me {
     pub(super) table: &'static Holder,
-    /// No other thread has had it, as its table may have been another's.
+    /// Unique to this thread; its table may have belonged to another thread before.
     serial: u64,
 }
 
@@ -67,7 +68,7 @@ impl Word {
     }
 }
 
-/// That a lock is held, or wanted.
+/// Says that a lock is held, or wanted.
 #[derive(Debug)]
 pub(super) struct Record {
     word: AtomicU64,
@@ -80,20 +81,21 @@ impl Record {
         Self { word: AtomicU64::new(0), addr: AtomicUsize::new(0), site: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Sequentially consistent, as all accesses of words: looks at several records are one after the other, and what
-    /// is the same at the last as at the first was so at a moment between.
+    /// Sequentially consistent, like every access to these words: looks at several records happen one after
+    /// the other, so a word that is the same in the first look and the last held that value at some moment in
+    /// between.
     pub(super) fn word(&self) -> Word {
         Word(self.word.load(SeqCst))
     }
 
-    /// Whether it was `from`, and is its successor for `lock` now, which is returned.
+    /// Changes the word from `from` to its successor for `lock`; returns the new word if the word was `from`.
     fn change(&self, from: Word, lock: Option<LockId>) -> Option<Word> {
         let to = from.next(lock);
         self.word.compare_exchange(from.0, to.0, SeqCst, SeqCst).is_ok().then_some(to)
     }
 
     fn describe(&self, addr: usize, site: &'static Location<'static>) {
-        // Relaxed: read for a report only, after words that were changed later than this.
+        // Relaxed: read only for a report, after words that are changed later than this.
         self.addr.store(addr, Relaxed);
         self.site.store(ptr::from_ref(site).cast_mut(), Relaxed);
     }
@@ -122,12 +124,12 @@ pub(super) struct Holder {
 pub(super) struct Taken {
     record: &'static Record,
     word: Word,
-    /// Of the thread.
+    /// The thread's serial number.
     serial: u64,
 }
 
 impl Taken {
-    /// Whether the calling thread made it.
+    /// Whether the calling thread made this acquisition.
     pub(super) fn is_by_this_thread(&self) -> bool {
         MINE.get().is_some_and(|me| me.serial == self.serial)
     }
@@ -140,17 +142,18 @@ impl Taken {
         self.record.site()
     }
 
-    /// False if it was taken out before, or its thread has ended and another has got the table.
+    /// False if the record was removed before, or its thread has ended and another thread has taken over the
+    /// table.
     pub(super) fn take_out(&self) -> bool {
         self.record.change(self.word, None).is_some()
     }
 }
 
-/// What a thread waits for, as long as it does.
+/// What a thread waits for, while it waits.
 #[derive(Debug)]
 pub(super) struct Wanted {
     record: &'static Record,
-    /// What the code waits for that this code, a signal handler, has interrupted.
+    /// What the interrupted code waits for, if this code runs in a signal handler.
     before: (Option<LockId>, usize, &'static Location<'static>),
 }
 
@@ -159,14 +162,15 @@ impl Holder {
         Self { wanted: Record::new(), held: [const { Record::new() }; MAX_HELD] }
     }
 
-    /// The record of a lock that is held.
+    /// The record of a held lock.
     pub(super) fn find(&'static self, lock: LockId) -> Option<&'static Record> {
         self.held.iter().find(|record| record.word().lock() == Some(lock))
     }
 }
 
 impl Me {
-    /// Records an acquisition; none if there is no room. An exchange, because a signal handler may be faster.
+    /// Records an acquisition; none if there is no room. Uses an exchange, because a signal handler may claim
+    /// the record first.
     pub(super) fn take(self, lock: LockId, addr: usize, site: &'static Location<'static>) -> Option<Taken> {
         let claim = |record: &'static Record| {
             let free = record.word();
@@ -182,7 +186,7 @@ impl Me {
         let record = &self.table.wanted;
         let before = (record.word().lock(), record.addr(), record.site());
         record.describe(addr, site);
-        // Changed by this thread alone, and handlers put back what they find: it cannot fail.
+        // Only this thread changes the record, and signal handlers restore what they find: this cannot fail.
         record.change(record.word(), Some(lock));
         Wanted { record, before }
     }
@@ -196,7 +200,7 @@ impl Drop for Wanted {
     }
 }
 
-/// None if there are too many threads.
+/// None if too many threads are alive.
 pub(super) fn me() -> Option<Me> {
     MINE.get().or_else(register)
 }
@@ -206,7 +210,7 @@ fn register() -> Option<Me> {
     static NEXT_SERIAL: AtomicU64 = AtomicU64::new(1);
     let number = thread_number::claim()?;
     let table = HOLDERS.get(number)?;
-    // What a thread that has ended did not let go: locks that were forgotten.
+    // Removes what an ended thread never unlocked: locks whose guards were forgotten.
     for record in table.held.iter().filter(|record| record.word().lock().is_some()) {
         record.change(record.word(), None);
     }
@@ -217,7 +221,7 @@ fn register() -> Option<Me> {
     Some(me)
 }
 
-/// Whose record says that it holds the lock, and that record.
+/// The thread whose record says that it holds the lock, and that record.
 pub(super) fn who_holds(lock: LockId) -> Option<(&'static Holder, &'static Record)> {
     let used = USED.load(Acquire);
     HOLDERS.iter().take(used).find_map(|holder| holder.find(lock).map(|record| (holder, record)))

@@ -1,9 +1,10 @@
-//! `errno` of the calling thread, as it was before.
+//! Saves the calling thread's `errno` and restores it.
 //!
-//! Functions of pthreads return their errors and leave `errno` alone, and programs rely on it: they unlock before they
-//! look at what went wrong. A lock that sleeps below another interface must not spoil that, nor a handler of signals.
+//! pthread functions return their errors and leave `errno` alone, and programs rely on that: they unlock
+//! before they read the `errno` of an earlier failure. A lock that sleeps behind another interface, or in a
+//! signal handler, must not spoil it.
 //!
-//! Not here: errors of ours, of which there are none.
+//! Not here: error handling; these locks report none.
 
 /// Puts `errno` back when dropped.
 pub(super) struct KeptErrno(pub(super) i32);

@@ -1,8 +1,9 @@
-//! Tells a forked child that the queues it sees are its parent's: the threads in them do not exist in it.
+//! Tells a forked child that the queues it sees belong to its parent: the threads in them do not exist in the
+//! child.
 //!
-//! A page that the kernel wipes in children (`MADV_WIPEONFORK`, since Linux 4.14) holds the epoch. Who finds it gone
-//! is in a child, and begins a new one. No handlers are registered and nothing is allocated from the heap, so it works
-//! in any fork, made by whichever call, also from a signal handler.
+//! A page that the kernel wipes in children (`MADV_WIPEONFORK`, since Linux 4.14) holds the epoch. A thread
+//! that finds the epoch wiped runs in a child, and starts a new epoch. This registers no handlers and
+//! allocates nothing from the heap, so it works for any fork, made by any call, even from a signal handler.
 //!
 //! Not here: what queues do with an epoch (`queue/chain.rs`).
 
@@ -16,12 +17,12 @@ use super::errno::KeptErrno;
 
 const FIRST: u32 = 1;
 
-/// The page, once there is one. It holds the epoch of this process.
+/// The page, once it is mapped. It holds this process's epoch.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
-/// No epoch so far was later, here or in the processes that this one was forked from.
+/// The latest epoch so far, in this process and the processes that it was forked from.
 static LATEST: AtomicU32 = AtomicU32::new(FIRST);
 
-/// Grows with each fork between the first process and this one.
+/// The epoch of this process. It grows with each fork between the first process and this one.
 pub(super) fn epoch() -> u32 {
     // Acquire pairs with the exchange that published the page.
     let page = PAGE.load(Acquire);
@@ -34,18 +35,18 @@ pub(super) fn epoch() -> u32 {
 }
 
 fn epoch_in(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
-    // Relaxed, here and below: the number is all that is read.
+    // Relaxed, here and below: only the number is read.
     match mark.load(Relaxed) {
         0 => begin_epoch(mark, latest),
         epoch => epoch,
     }
 }
 
-/// The child's first wait. Usually there is but one thread; of several, and of signal handlers that come in between,
-/// one decides, and nobody waits for it.
+/// Runs on a child's first wait. Usually the child has only one thread; if several threads, or signal
+/// handlers, get here together, one exchange decides, and the others do not wait for it.
 #[cold]
 fn begin_epoch(mark: &AtomicU32, latest: &AtomicU32) -> u32 {
-    // First, so that who is forked off in between does not take this process' epoch for a new one.
+    // First, so that a process forked off in between does not reuse this process's epoch as a new one.
     let mine = latest.fetch_add(1, Relaxed) + 1;
     match mark.compare_exchange(0, mine, Relaxed, Relaxed) {
         Ok(_) => mine,
@@ -60,23 +61,23 @@ fn map_page() {
     let length = 4096;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new private mapping, where the kernel finds room.
+    // SAFETY: a new private mapping at an address that the kernel chooses.
     let page = unsafe { libc::mmap(core::ptr::null_mut(), length, protection, flags, -1, 0) };
     if page == libc::MAP_FAILED {
-        return; // tried again at the next wait; until then forks go unnoticed
+        return; // the next wait tries again; until then forks go undetected
     }
     // SAFETY: the mapping above, of that length.
     unsafe { libc::madvise(page, length, libc::MADV_WIPEONFORK) };
     let page = page.cast::<AtomicU32>();
-    // SAFETY: mapped, aligned to a page, and nobody else knows it yet.
+    // SAFETY: mapped, page-aligned, and no other thread knows it yet.
     unsafe { (*page).store(FIRST, Relaxed) };
     if PAGE.compare_exchange(core::ptr::null_mut(), page, AcqRel, Relaxed).is_err() {
-        // SAFETY: another thread was first; this mapping was shown to nobody.
+        // SAFETY: another thread was first; this mapping was never published.
         unsafe { libc::munmap(page.cast(), length) };
     }
 }
 
-/// Miri knows neither forks nor this advice.
+/// Miri supports neither forks nor this advice.
 #[cfg(miri)]
 fn map_page() {}
 
@@ -89,7 +90,7 @@ mod tests {
 
     const ROUNDS: u32 = if cfg!(miri) { 20 } else { 100_000 };
 
-    /// Until both threads are there; spinning, so that they leave together.
+    /// Waits until both threads have arrived. Spins, so that they leave together.
     fn meet(arrived: &AtomicU32, so_many: u32) {
         arrived.fetch_add(1, AcqRel);
         for look in 0_u32.. {

@@ -1,8 +1,8 @@
-//! Which thread waits on which nodes.
+//! Assigns nodes to threads.
 //!
-//! A thread gets a slot of [`NODES_PER_THREAD`] nodes when it waits for the first time, and keeps its number in a
-//! thread-local cell. Slots carry their owner's thread id; one whose owner is gone is taken over by a newcomer, so
-//! nothing has to run when a thread ends.
+//! A thread gets a slot of [`NODES_PER_THREAD`] nodes on its first wait, and keeps the slot's number in a
+//! thread-local cell. Each slot holds its owner's thread id. A new thread takes over a slot whose owner has
+//! ended, so nothing has to run when a thread ends.
 //!
 //! Not here: the nodes' contents.
 
@@ -16,12 +16,12 @@ use super::errno::KeptErrno;
 use super::fork;
 use crate::{NODES_PER_THREAD, Node};
 
-/// Nodes of nobody, for threads beyond the last slot and the like.
+/// Nodes without an owner; a thread that has no free node borrows one.
 pub(super) const COMMON_NODES: u32 = if cfg!(miri) { 16 } else { 1026 };
-/// Threads that can have nodes of their own at the same time.
+/// Threads that can have their own nodes at the same time.
 const SLOTS: u32 = if cfg!(miri) { 64 } else { 65_279 };
 const NODES: u32 = COMMON_NODES + SLOTS * NODES_PER_THREAD;
-/// Slots that are looked at for a dead owner before a fresh one is taken.
+/// Slots to check for an ended owner before taking a fresh one.
 const PROBES: u32 = 4;
 
 const _: () = assert!(
@@ -31,22 +31,22 @@ const _: () = assert!(
 
 static POOL: [Node; NODES as usize] = [const { Node::new() }; NODES as usize];
 static OWNERS: [Owner; SLOTS as usize] = [const { Owner::nobody() }; SLOTS as usize];
-/// Slots that have ever been used are the first so many.
+/// Number of slots that were ever used; they are the first ones.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// Where the next search for a dead owner begins.
+/// Where the next search for an ended owner starts.
 static CURSOR: AtomicU32 = AtomicU32::new(0);
 
 std::thread_local! {
-    /// This thread's slot, plus one; 0 before the first wait.
+    /// This thread's slot plus one; 0 before the first wait.
     static SLOT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Who has a slot.
+/// The owner of a slot.
 struct Owner {
-    /// The kernel's number of the thread; 0 for nobody yet.
+    /// The owner's kernel thread id; 0 for a slot that was never taken.
     thread: AtomicU32,
-    /// In which epoch it was taken. Slots of an older one stay as they are: their nodes may be in queues that the
-    /// child inherited, and must not be taken for new waiters.
+    /// The epoch in which the slot was taken. Slots of an older epoch stay as they are: their nodes may be in
+    /// queues that the child inherited, and must not be mistaken for new waiters.
     epoch: AtomicU32,
 }
 
@@ -72,15 +72,15 @@ pub(super) fn own_nodes() -> Option<u32> {
 
 #[cold]
 fn claim_slot() -> Option<u32> {
-    let _errno = KeptErrno::new(); // asking for threads that are gone fails
+    let _errno = KeptErrno::new(); // the liveness check of an ended thread fails and sets errno
     let thread = thread_id();
     let slot = take_over(thread).or_else(|| take_fresh(thread)).or_else(|| search_all(thread))?;
-    // A signal handler may have claimed one meanwhile; then this one is lost until the thread ends.
+    // A signal handler may have claimed a slot meanwhile; that slot is then lost until the thread ends.
     SLOT.set(slot + 1);
     Some(slot)
 }
 
-/// A slot whose owner has ended, if one of the next few is such a one.
+/// A slot whose owner has ended, if one of the next few has.
 fn take_over(thread: u32) -> Option<u32> {
     let used = USED.load(Acquire);
     (0..PROBES.min(used)).map(|_| CURSOR.fetch_add(1, Relaxed) % used).find(|&slot| inherit(slot, thread))
@@ -90,12 +90,12 @@ fn take_fresh(thread: u32) -> Option<u32> {
     let slot = USED.try_update(AcqRel, Relaxed, |used| (used < SLOTS).then_some(used + 1)).ok()?;
     let owner = OWNERS.get(slot as usize)?;
     owner.epoch.store(fork::epoch(), Relaxed);
-    // Release, with the others' acquires: who sees the thread sees the epoch.
+    // Release pairs with the other threads' acquires: a thread that sees the thread id sees the epoch.
     owner.thread.store(thread, core::sync::atomic::Ordering::Release);
     Some(slot)
 }
 
-/// All numbers are given out: is there any whose thread is gone?
+/// All slots have been given out: finds one whose thread has ended.
 #[cold]
 fn search_all(thread: u32) -> Option<u32> {
     (0..SLOTS).find(|&slot| inherit(slot, thread))
@@ -105,8 +105,8 @@ fn inherit(slot: u32, thread: u32) -> bool {
     let Some(owner) = OWNERS.get(slot as usize) else { return false };
     let previous = owner.thread.load(Acquire);
     let ours = owner.epoch.load(Relaxed) == fork::epoch();
-    // Not one of a dead thread that had the number we have now: an exchange that leaves the number as it is would go
-    // unnoticed by another thread that is taking the slot over at the same time.
+    // Skips a slot whose ended owner had the same thread id as this thread: the exchange would leave the
+    // value unchanged, and another thread that takes the slot over at the same time would not notice it.
     previous != 0
         && ours
         && !is_alive(previous)
@@ -120,18 +120,18 @@ fn thread_id() -> u32 {
     u32::try_from(id).unwrap_or(u32::MAX)
 }
 
-/// Whether a thread of this process has that number. If the number has gone to a new thread, the slot waits for the
-/// end of that one as well.
+/// Whether a thread of this process has that id. If the kernel has reused the id for a new thread, the slot
+/// stays taken until that thread ends too.
 #[cfg(not(miri))]
 fn is_alive(thread: u32) -> bool {
     // SAFETY: takes nothing and cannot fail.
     let process = unsafe { libc::getpid() };
-    // SAFETY: signal 0 is sent to nobody: only whether it could be is asked.
+    // SAFETY: signal 0 is not delivered; the kernel only checks whether it could be.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) };
     result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Miri does not show the kernel's numbers.
+/// Miri does not expose kernel thread ids.
 #[cfg(miri)]
 fn thread_id() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);

@@ -1,12 +1,12 @@
-//! An operating system for models: nodes, thread numbers, futexes and deadlines, as loom needs them.
+//! A simulated operating system for models: nodes, thread numbers, futexes and deadlines, as loom needs them.
 //!
-//! Two futexes, because each hides what the other shows:
-//! - [`Strict`] sleeps until it is woken. A wake that is lost is a deadlock, which loom reports. But who is woken is
-//!   ordered after its waker, so an ordering that the lock itself forgot may go unnoticed on that path.
-//! - [`Spurious`] looks once and returns, as futexes may: no order between threads comes of it. A wake that is lost
-//!   goes unnoticed.
+//! There are two futexes, because each hides what the other shows:
+//! - [`Strict`] sleeps until it is woken. A lost wake is a deadlock, which loom reports. But a woken thread
+//!   is ordered after its waker, so a missing ordering in the lock itself may go undetected on that path.
+//! - [`Spurious`] looks once and returns, as futexes may: it creates no order between threads. A lost wake
+//!   goes undetected.
 //!
-//! A deadline passes when [`tick`] is called, and a thread may learn of that as late as the memory model lets it.
+//! A deadline passes when [`tick`] is called; a thread may see that as late as the memory model allows.
 //!
 //! Not here: Linux (`linux.rs`).
 
@@ -22,9 +22,9 @@ use loom::thread::{self, Thread};
 
 use crate::{Clock, Deadline, Event, NODES_PER_THREAD, Node, Platform, Slept};
 
-/// Threads with nodes of their own that a model can have.
+/// Most threads with their own nodes in a model.
 const MOST_THREADS: u32 = 3;
-/// Nodes of nobody.
+/// Nodes that threads without a node borrow.
 const COMMON_NODES: u32 = 2;
 
 loom::lazy_static! {
@@ -38,14 +38,14 @@ loom::thread_local! {
 }
 
 std::thread_local! {
-    /// Who sleeps. All threads of a model are coroutines of one real thread, and no other runs between two of its
-    /// operations on loom's objects: this list changes in one step with the operation before.
+    /// The sleeping threads. All threads of a model are coroutines of one real thread, and loom switches only
+    /// at operations on its own objects: this list changes in one step with the operation before it.
     static SLEEPERS: RefCell<Vec<Sleeper>> = const { RefCell::new(Vec::new()) };
-    /// How often what happened in all executions of a model so far.
+    /// How often each event happened in all executions of the model so far.
     static EVENTS: RefCell<Vec<(Event, u64)>> = const { RefCell::new(Vec::new()) };
-    /// What happened in this execution, for whoever looks for a mistake.
     /// Executions of the model so far.
     static EXECUTIONS: Cell<u64> = const { Cell::new(0) };
+    /// What happened in this execution, for debugging.
     static TRACE: RefCell<Vec<(u32, String)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -55,12 +55,13 @@ struct Sleeper {
     is_woken: Rc<Cell<bool>>,
 }
 
-/// An operating system whose futexes are `F`'s.
+/// An operating system with the futexes of `F`.
 pub(super) struct Modelled<F>(PhantomData<F>);
 
 /// How threads sleep.
 pub(super) trait Futex: 'static {
-    /// In which epoch the process is; each but the first is a forked child's, which looks at those of nodes.
+    /// The process's epoch. Any epoch but the first is a forked child's, which compares it with the nodes'
+    /// epochs.
     const EPOCH: u32 = 1;
 
     /// Sleeps while the word is `expected`, without a deadline.
@@ -69,12 +70,13 @@ pub(super) trait Futex: 'static {
 
 /// See the file's head.
 pub(super) struct Strict;
-/// As [`Strict`], in a forked child, whose nodes waited in the parent, if at all.
+/// Like [`Strict`], but in a forked child: the nodes' earlier waits, if any, were in the parent.
 pub(super) struct StrictInChild;
 /// See the file's head.
 pub(super) struct Spurious;
 
-/// The first line of each execution: what the last one left is gone, and the nodes are there before other threads.
+/// Must be the first line of each execution: clears what the last execution left, and creates the nodes
+/// before other threads start.
 pub(super) fn begin() {
     SLEEPERS.with_borrow_mut(Vec::clear);
     TRACE.with_borrow_mut(Vec::clear);
@@ -82,28 +84,29 @@ pub(super) fn begin() {
     assert_eq!(NODES.len() + TICKS.load(Relaxed) as usize, NODES.len());
 }
 
-/// The first line of each thread: its nodes. A thread that does not say has none, and borrows common ones.
+/// Must be the first line of each thread that has nodes. A thread that does not call it has none, and borrows
+/// common ones.
 pub(super) fn enter_as(number: u32) {
     assert!(number < MOST_THREADS, "thread {number} of {MOST_THREADS}");
     NUMBER.with(|own| own.set(Some(number)));
 }
 
-/// Gives the thread's nodes up.
+/// Gives up the thread's nodes.
 pub(super) fn leave() {
     NUMBER.with(|own| own.set(None));
 }
 
 /// From now on, deadlines at 1 have passed.
 pub(super) fn tick() {
-    TICKS.store(1, Relaxed); // Relaxed: threads see it late, or soon
+    TICKS.store(1, Relaxed); // Relaxed: threads may see it late or soon
 }
 
 /// A deadline that passes with [`tick`].
 pub(super) const SOON: Deadline = Deadline { clock: Clock::Monotonic, at_ns: 1 };
-/// One that has passed.
+/// A deadline that has passed.
 pub(super) const PAST: Deadline = Deadline { clock: Clock::Monotonic, at_ns: 0 };
 
-/// How often it happened since the model's beginning. A model that never gets where it wants to go shows nothing.
+/// How often the event happened since the model began. Shows whether the model reaches the case it is about.
 pub(super) fn count(event: Event) -> u64 {
     EVENTS
         .with_borrow(|events| events.iter().filter(|(seen, _)| *seen == event).map(|(_, count)| count).sum())
@@ -115,12 +118,12 @@ pub(super) fn trace(what: &str) {
     TRACE.with_borrow_mut(|trace| trace.push((number, what.to_string())));
 }
 
-/// How many executions the model has had.
+/// How many executions the model has had so far.
 pub(super) fn executions() -> u64 {
     EXECUTIONS.get()
 }
 
-/// Prints the last execution of the model if it fails.
+/// Prints the model's last execution if it fails.
 pub(super) struct PrintsTrace;
 
 impl Drop for PrintsTrace {
@@ -133,13 +136,14 @@ impl Drop for PrintsTrace {
     }
 }
 
-/// Forgets the counts of the models that ran before in this thread.
+/// Clears the counts of models that ran before in this thread.
 pub(super) fn forget_counts() {
     EXECUTIONS.set(0);
     EVENTS.with_borrow_mut(Vec::clear);
 }
 
-// SAFETY: one array for each execution, which lives as long as it does; each thread has the numbers it entered with.
+// SAFETY: one array for each execution, which lives as long as the execution; each thread keeps the number it
+// entered with.
 unsafe impl<F: Futex> Platform for Modelled<F> {
     fn nodes() -> &'static [Node] {
         NODES.as_slice()
@@ -167,8 +171,9 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
     }
 
     fn wake_one(word: &AtomicU32) {
-        // A step of its own, which depends on others' sleeping on the word. No read-modify-write: loom keeps no single
-        // order of those and the owner's plain stores, and would let the owner read this one after its own.
+        // A separate step, which depends on other threads' sleeping on the word. Not a read-modify-write: loom
+        // keeps no single order of those and the owner's plain stores, and would let the owner read this one
+        // after its own.
         let value = word.load(Relaxed);
         trace(&std::format!("wakes a sleeper on {:x}, seen as {value}", address(word) % 65536));
         if let Some(sleeper) = take_sleeper(word) {
@@ -231,8 +236,8 @@ impl Futex for Spurious {
     }
 }
 
-/// With a deadline both futexes spin: loom cannot wake a thread that nobody wakes. What ends the sleep, and that a
-/// wake for a sleeper which is gone is lost, is as in `Strict`.
+/// With a deadline both futexes spin: loom cannot wake a thread that no thread wakes. The conditions that end
+/// the sleep are as in `Strict`, and so is that a wake for a sleeper that has left is lost.
 fn wait_until(word: &AtomicU32, expected: u32, deadline: Deadline) -> Slept {
     if look(word) != expected {
         return Slept::Woken;
@@ -251,8 +256,8 @@ fn wait_until(word: &AtomicU32, expected: u32, deadline: Deadline) -> Slept {
     }
 }
 
-/// The newest value, as the kernel sees it under its own lock: a read-modify-write cannot read an older one. It orders
-/// nothing, and tells loom that sleeping and waking depend on each other.
+/// Reads the newest value, as the kernel does under its own lock: a read-modify-write cannot read an older
+/// one. It orders nothing, and tells loom that sleeping and waking depend on each other.
 fn look(word: &AtomicU32) -> u32 {
     word.fetch_add(0, Relaxed)
 }

@@ -1,11 +1,11 @@
-//! What the models of the queued lock are made of: a number behind a lock, threads, policies with tiny limits.
+//! Building blocks for the queued lock's models: a number behind a lock, threads, policies with tiny limits.
 //!
 //! Not here: the models.
 
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::thread::{self, JoinHandle};
-use std::sync::Arc; // not loom's: it is no part of what is modelled, and has steps of its own
+use std::sync::Arc; // not loom's: it is not part of the model, and loom's adds steps
 
 use super::platform::{self, Modelled};
 use crate::{Deadline, Event, Policy, QueueLock};
@@ -16,10 +16,10 @@ pub(super) struct Handing<const LOOKS: u32>;
 /// Newcomers may pass `PASS` times. Waiters and heirs sleep after `LOOKS` looks.
 pub(super) struct Passing<const PASS: u32, const LOOKS: u32>;
 
-/// As above, but nobody passes who is awake.
+/// As above, but newcomers do not pass a waiter that is awake.
 pub(super) struct ServingTheAwake<const PASS: u32, const LOOKS: u32>;
 
-/// An heir naps before it sleeps. Time passes only in models that say so.
+/// An heir naps before it sleeps. Deadlines pass only in models that call `tick`.
 pub(super) struct Napping<const PASS: u32>;
 
 /// Newcomers look once at a lock that is held, before they queue.
@@ -55,26 +55,26 @@ policy!(Napping<PASS>, <PASS>, PASS, false, 0, 1, 1, false);
 policy!(Looking<PASS>, <PASS>, PASS, false, 1, 1, 0, false);
 policy!(Ahead<PASS>, <PASS>, PASS, false, 0, 0, 0, true);
 
-/// A queued lock, and a number that loom watches for simultaneous access.
+/// A queued lock, and a number that loom checks for simultaneous access.
 pub(super) struct Guarded<P, F: platform::Futex> {
     pub(super) lock: QueueLock<P, Modelled<F>>,
     number: UnsafeCell<u32>,
 }
 
-// SAFETY: the number is accessed only by who holds the lock; that this is so is what loom checks.
+// SAFETY: only the lock's holder accesses the number; loom checks exactly that.
 unsafe impl<P, F: platform::Futex> Sync for Guarded<P, F> {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: nothing in it is bound to a thread.
 unsafe impl<P, F: platform::Futex> Send for Guarded<P, F> {}
 
 impl<P: Policy, F: platform::Futex> Guarded<P, F> {
-    /// For the first line of an execution; who calls it is thread 0.
+    /// Must be the first line of an execution; the calling thread becomes thread 0.
     pub(super) fn new() -> Arc<Self> {
         platform::begin();
         platform::enter_as(0);
         Arc::new(Self { lock: QueueLock::new(), number: UnsafeCell::new(0) })
     }
 
-    /// Another thread, with nodes of its own.
+    /// Starts another thread, with its own nodes.
     pub(super) fn spawn<T: 'static>(
         self: &Arc<Self>,
         number: u32,
@@ -87,27 +87,28 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
         })
     }
 
-    /// Only for who holds the lock.
+    /// Only for the lock's holder.
     pub(super) fn add_one(&self) {
         platform::trace("has it");
-        // SAFETY: the pointer is the cell's; loom panics if another thread is at it without an order between them.
+        // SAFETY: the pointer is the cell's; loom panics if another thread accesses it without an order
+        // between them.
         self.number.with_mut(|number| unsafe { *number += 1 });
     }
 
-    /// Only for who holds the lock.
+    /// Only for the lock's holder.
     pub(super) fn number(&self) -> u32 {
         // SAFETY: as in `add_one`.
         self.number.with(|number| unsafe { *number })
     }
 
     pub(super) fn release(&self) {
-        // SAFETY: called by who holds the lock, once.
+        // SAFETY: the lock's holder calls this, once.
         unsafe { self.lock.release() };
         platform::trace("released");
     }
 
     pub(super) fn release_fairly(&self) {
-        // SAFETY: called by who holds the lock, once.
+        // SAFETY: the lock's holder calls this, once.
         unsafe { self.lock.release_fairly() };
         platform::trace("released fairly");
     }
@@ -142,7 +143,8 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
         taken
     }
 
-    /// When all threads are done: the number is what it should be, and the lock as it was at the beginning.
+    /// To be called when all threads are done: the number must be `sum`, and the lock as it was at the
+    /// beginning.
     pub(super) fn assert_done(&self, sum: u32) {
         assert!(self.lock.try_acquire(), "somebody holds the lock, or waits for it, who is gone");
         assert_eq!(self.number(), sum);
@@ -151,21 +153,21 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
     }
 }
 
-/// How much of what can happen is looked at.
+/// How many of the interleavings are explored.
 #[derive(Clone, Copy)]
 pub(super) enum Interleavings {
     /// All of them, in any run.
     All,
-    /// Those with at most so many preemptions, and in a long run with at most so many.
+    /// Those with at most this many preemptions; the second limit is for a long run.
     Preempted(usize, usize),
-    /// As above, and all of them in a long run.
+    /// Those with at most this many preemptions; all of them in a long run.
     PreemptedOrAll(usize),
 }
 
-/// Runs the model in each of the interleavings.
+/// Runs the model in each of the selected interleavings.
 ///
-/// An heir may step down whenever it is appointed, and be appointed again before it gets any further: models with
-/// heirs have executions without an end, of which only a bound on preemptions leaves finitely many.
+/// An heir may step down each time it is appointed, and be appointed again before it makes progress. So
+/// models with heirs have endless executions; only a bound on preemptions leaves finitely many.
 pub(super) fn check(which: Interleavings, model: impl Fn() + Sync + Send + 'static) {
     platform::forget_counts();
     let mut builder = Builder::new();
@@ -181,12 +183,12 @@ pub(super) fn check(which: Interleavings, model: impl Fn() + Sync + Send + 'stat
     std::println!("{} executions", platform::executions());
 }
 
-/// In full size, as in `xtask::sizes`; a crate at the bottom does not depend on it.
+/// Whether to run in full size, as in `xtask::sizes`; this low-level crate does not depend on that one.
 fn is_long() -> bool {
     std::env::var("BAREBLK_LONG").is_ok_and(|long| long == "1")
 }
 
-/// The model went where it is about.
+/// Asserts that the model reached the cases it is about.
 pub(super) fn assert_happened(events: &[Event]) {
     let missing: std::vec::Vec<_> = events.iter().filter(|event| platform::count(**event) == 0).collect();
     assert!(missing.is_empty(), "in no execution: {missing:?}");

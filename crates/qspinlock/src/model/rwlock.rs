@@ -1,9 +1,9 @@
 //! The reader/writer lock and its real queue: two threads in all interleavings, three with a bound on preemptions.
 //!
-//! Threads sleep whenever they can: nobody looks twice. A number that loom watches is written under the lock by
-//! writers and read by readers; a wake that is lost is a deadlock.
+//! Threads sleep whenever they can: none looks twice. Writers write a number under the lock and readers read
+//! it; loom checks the accesses. A lost wake is a deadlock.
 //!
-//! Not here: the queue by itself (`two.rs`, `three.rs`).
+//! Not here: the queue alone (`two.rs`, `three.rs`).
 
 use loom::cell::UnsafeCell;
 use loom::thread::{self, JoinHandle};
@@ -14,7 +14,7 @@ use super::rig::Interleavings::{self, All, Preempted};
 use super::rig::{assert_happened, check};
 use crate::{Deadline, Event, Policy, QueueRwLock};
 
-/// What `Fifo` is to the lock that is shipped, without looks.
+/// The model's version of `Fifo`, which the shipped lock uses, without looks.
 pub(crate) struct SleepyFifo;
 
 impl Policy for SleepyFifo {
@@ -32,9 +32,9 @@ struct Guarded<F: Futex> {
     number: UnsafeCell<u32>,
 }
 
-// SAFETY: the number is accessed only by who holds the lock; that this is so is what loom checks.
+// SAFETY: only threads that hold the lock access the number; loom checks exactly that.
 unsafe impl<F: Futex> Sync for Guarded<F> {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: nothing in it is bound to a thread.
 unsafe impl<F: Futex> Send for Guarded<F> {}
 
 impl<F: Futex> Guarded<F> {
@@ -58,7 +58,8 @@ impl<F: Futex> Guarded<F> {
 
     /// Only for a reader or a writer.
     fn look(&self) -> u32 {
-        // SAFETY: the pointer is the cell's; loom panics if a writer is at it without an order between them.
+        // SAFETY: the pointer is the cell's; loom panics if a writer accesses it without an order between
+        // them.
         self.number.with(|number| unsafe { *number })
     }
 
@@ -69,12 +70,12 @@ impl<F: Futex> Guarded<F> {
     }
 
     fn release_read(&self) {
-        // SAFETY: called by who reads, once.
+        // SAFETY: a reader that is inside calls this, once.
         unsafe { self.lock.release_read() };
     }
 
     fn release_write(&self) {
-        // SAFETY: called by who writes, once.
+        // SAFETY: the writer that is inside calls this, once.
         unsafe { self.lock.release_write() };
     }
 
@@ -155,7 +156,8 @@ impl<F: Futex> Guarded<F> {
         is_in
     }
 
-    /// When all threads are done: the number is what it should be, and nobody is in the lock or its queue.
+    /// To be called when all threads are done: the number must be `sum`, and no thread may be in the lock or
+    /// its queue.
     fn assert_done(&self, sum: u32) {
         assert!(
             self.lock.try_write(),
@@ -169,7 +171,7 @@ impl<F: Futex> Guarded<F> {
     }
 }
 
-/// Two threads that do more than one thing each: too much to go through all interleavings.
+/// Two threads that do more than one thing each: too many interleavings to explore all.
 const PAIR: Interleavings = Preempted(3, 4);
 /// Three threads.
 const THREE: Interleavings = Preempted(2, 3);
@@ -410,7 +412,7 @@ fn late_reader_and_writer_leave_a_lock_that_works() {
     assert_happened(&[Event::TimedOut]);
 }
 
-/// A model of three threads; what each of them does.
+/// A model of three threads, with what each of them does.
 fn three<F: Futex>(first: fn(&Guarded<F>), second: fn(&Guarded<F>), third: fn(&Guarded<F>), sum: u32) {
     check(THREE, move || {
         let guarded = Guarded::<F>::new();
@@ -477,8 +479,8 @@ fn two_writers_and_a_recursive_reader_all_finish() {
     three::<Strict>(writes, reads_recursively_twice, writes, 2);
 }
 
-/// One reader leaves, and another one comes before the writer that it has woken.
-/// That the second one needs an acquire shows with three preemptions only.
+/// One reader leaves, and another enters before the writer that the first has woken. Only three preemptions
+/// show that the second needs an acquire.
 #[test]
 fn recursive_reader_before_a_writer_that_is_being_woken_sees_what_was_written() {
     three::<Strict>(writes_twice, reads, reads_recursively, 2);

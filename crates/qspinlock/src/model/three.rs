@@ -1,4 +1,5 @@
-//! Three threads and the queued lock, with a bound on preemptions: queues of two, and who is behind whom.
+//! Models of three threads and the queued lock, with a bound on preemptions: queues of two, and the order of
+//! waiters.
 //!
 //! Not here: two threads (`two.rs`).
 
@@ -33,7 +34,8 @@ fn one_of_three_gives_up<P: Policy, F: Futex>(which: Interleavings) {
     assert_happened(&[Event::Queued, Event::TimedOut]);
 }
 
-/// The main thread holds the lock until the second waits; the third comes after it, and must not be before it.
+/// The main thread holds the lock until the second thread waits; the third comes later, and must not get the
+/// lock first.
 fn first_come_is_first_served<P: Policy, F: Futex>(which: Interleavings) {
     check(which, || {
         let guarded = Guarded::<P, F>::new();

@@ -1,4 +1,4 @@
-//! The ticket lock in all interleavings, and all values that its orderings let a thread read.
+//! Models of the ticket lock: all interleavings, and all values that its orderings let a thread read.
 //!
 //! Not here: the queued lock (`two.rs`, `three.rs`).
 
@@ -9,15 +9,15 @@ use loom::thread;
 
 use crate::TicketLock;
 
-/// A lock, and a number that loom watches for simultaneous access.
+/// A lock, and a number that loom checks for simultaneous access.
 struct Guarded {
     lock: TicketLock,
     number: UnsafeCell<u32>,
 }
 
-// SAFETY: the number is accessed only by who holds the lock; that this is so is what loom checks.
+// SAFETY: only the lock's holder accesses the number; loom checks exactly that.
 unsafe impl Sync for Guarded {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: nothing in it is bound to a thread.
 unsafe impl Send for Guarded {}
 
 impl Guarded {
@@ -25,9 +25,10 @@ impl Guarded {
         Arc::new(Self { lock: TicketLock::starting_at(next), number: UnsafeCell::new(0) })
     }
 
-    /// Only for who holds the lock.
+    /// Only for the lock's holder.
     fn add_one(&self) {
-        // SAFETY: the pointer is the cell's; loom panics if another thread is at it without an order between them.
+        // SAFETY: the pointer is the cell's; loom panics if another thread accesses it without an order
+        // between them.
         self.number.with_mut(|number| unsafe { *number += 1 });
     }
 
@@ -81,7 +82,7 @@ fn try_lock_beside_lock_never_meets_it_and_counts_what_it_did() {
     });
 }
 
-/// Two that wait in a spin loop at once would keep loom busy for ever; the third only tries.
+/// Two threads that wait in a spin loop at once would keep loom busy forever; so the third thread only tries.
 #[test]
 fn third_thread_that_tries_never_meets_two_that_lock_with_up_to_two_preemptions() {
     let mut model = Builder::new();

@@ -1,7 +1,8 @@
-//! Two threads and the queued lock: with locks that are handed over in all interleavings, others with a bound.
+//! Models of two threads and the queued lock: handing policies in all interleavings, the others with a bound
+//! on preemptions.
 //!
-//! Each model runs with both futexes (`platform.rs`). Limits of looks are 0, so that threads sleep whenever they can,
-//! or 1, so that they also come by without sleeping.
+//! Each model runs with both futexes (`platform.rs`). Look limits are 0, so that threads sleep whenever they
+//! can, or 1, so that they also get the lock without sleeping.
 //! Not here: three threads (`three.rs`).
 
 use super::platform::{self, Futex, PAST, SOON, Spurious, Strict};
@@ -18,7 +19,7 @@ fn both_lock_twice<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             theirs.locked_add_one();
         });
-        platform::tick(); // ends naps, and the wait of who has a deadline
+        platform::tick(); // ends naps, and waits with a deadline
         guarded.locked_add_one();
         guarded.locked_add_one();
         other.join().unwrap();
@@ -31,14 +32,14 @@ fn one_tries_twice<P: Policy, F: Futex>(which: Interleavings) {
     check(which, || {
         let guarded = Guarded::<P, F>::new();
         let other = guarded.spawn(1, Guarded::locked_add_one);
-        platform::tick(); // ends naps, and the wait of who has a deadline
+        platform::tick(); // ends naps, and waits with a deadline
         let tried = u32::from(guarded.try_add_one()) + u32::from(guarded.try_add_one());
         other.join().unwrap();
         guarded.assert_done(1 + tried);
     });
 }
 
-/// Whether the second lock finds the node of the first again, or takes another, is the holder's doing.
+/// The holder's timing decides whether the second attempt reuses the node of the first or takes another.
 fn one_gives_up_and_comes_again<P: Policy, F: Futex>(which: Interleavings) {
     check(which, || {
         let guarded = Guarded::<P, F>::new();
@@ -47,7 +48,7 @@ fn one_gives_up_and_comes_again<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             in_time
         });
-        platform::tick(); // ends naps, and the wait of who has a deadline
+        platform::tick(); // ends naps, and waits with a deadline
         guarded.locked_add_one();
         guarded.locked_add_one();
         let in_time = other.join().unwrap();
@@ -60,7 +61,7 @@ fn one_is_late_from_the_beginning<P: Policy, F: Futex>(which: Interleavings) {
     check(which, || {
         let guarded = Guarded::<P, F>::new();
         let other = guarded.spawn(1, |theirs| u32::from(theirs.add_one_before(PAST)));
-        platform::tick(); // ends naps, and the wait of who has a deadline
+        platform::tick(); // ends naps, and waits with a deadline
         guarded.locked_add_one();
         guarded.locked_add_one();
         let in_time = other.join().unwrap();
@@ -76,7 +77,7 @@ fn one_hands_over<P: Policy, F: Futex>(which: Interleavings) {
             theirs.locked_add_one();
             theirs.locked_add_one_fairly();
         });
-        platform::tick(); // ends naps, and the wait of who has a deadline
+        platform::tick(); // ends naps, and waits with a deadline
         guarded.locked_add_one_fairly();
         guarded.locked_add_one();
         other.join().unwrap();
@@ -94,7 +95,7 @@ fn neither_has_nodes<P: Policy, F: Futex>(which: Interleavings) {
             platform::leave();
             theirs.locked_add_one();
         });
-        platform::tick(); // ends naps, and the wait of who has a deadline
+        platform::tick(); // ends naps, and waits with a deadline
         guarded.locked_add_one();
         guarded.locked_add_one();
         other.join().unwrap();
@@ -103,7 +104,8 @@ fn neither_has_nodes<P: Policy, F: Futex>(which: Interleavings) {
     assert_happened(&[Event::Queued, Event::NoNode]);
 }
 
-/// A policy under both futexes. Its name says how often newcomers may pass, and how many looks precede sleep.
+/// Runs a policy with both futexes. The policy's name says how often newcomers may pass, and how many looks
+/// come before sleep.
 macro_rules! models {
     ($($name:ident: $policy:ty, $which:ident($($bound:expr),*);)*) => {
         $(mod $name {

@@ -1,8 +1,8 @@
-//! The plain futex lock: four bytes, sleeps at once, unfair. What any other lock that sleeps must be measured against.
+//! The plain futex lock: four bytes, sleeps at once, unfair. The baseline for every other sleeping lock.
 //!
-//! `0 free → 1 held → 2 held, and somebody may sleep` ("Futexes are tricky", Drepper 2011, the second mutex)
+//! `0 free → 1 held → 2 held, and threads may sleep` ("Futexes are tricky", Drepper 2011, the second mutex)
 //!
-//! Not here: spinning, order.
+//! Not here: spinning, fairness.
 
 use core::sync::atomic::{
     AtomicU32,
@@ -29,7 +29,7 @@ impl FutexLock {
         self.word.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok()
     }
 
-    /// Whoever has slept takes the lock as awaited: others may still sleep.
+    /// A thread that has slept takes the lock as `AWAITED`: others may still sleep.
     #[cold]
     fn acquire_slowly(&self, deadline: Option<Deadline>) -> bool {
         // Acquire pairs with the release in `unlock`.
@@ -42,9 +42,9 @@ impl FutexLock {
     }
 }
 
-// SAFETY: 1. exclusion: `FREE` becomes something else by one exchange, which gives the lock to whoever made it;
-// 2. acquire and release are those of the exchanges above and below; 3. nothing refers to where the lock is but
-// sleepers, and they borrow it; 4. nothing unwinds.
+// SAFETY: 1. exclusion: one exchange changes `FREE` to another value, and the thread that made it has the
+// lock; 2. acquire and release are those of the exchanges above and below; 3. only sleepers refer to the
+// lock's address, and they borrow the lock; 4. nothing unwinds.
 unsafe impl lock_api::RawMutex for FutexLock {
     #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
     const INIT: Self = Self { word: AtomicU32::new(FREE) };
@@ -76,13 +76,13 @@ unsafe impl lock_api::RawMutex for FutexLock {
     }
 }
 
-// SAFETY: as above; who gets `None` does not hold the lock.
+// SAFETY: as above; a caller that gets `None` does not hold the lock.
 unsafe impl lock_api::RawMutexTimed for FutexLock {
     type Duration = Duration;
     type Instant = Instant;
 
     fn try_lock_for(&self, timeout: Duration) -> Option<()> {
-        // No deadline: further away than the clock counts.
+        // None if the deadline is beyond the clock's range.
         let deadline = crate::linux::deadline_in(timeout);
         (self.try_acquire() || self.acquire_slowly(deadline)).then_some(())
     }

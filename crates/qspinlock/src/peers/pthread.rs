@@ -1,12 +1,12 @@
 //! The C library's mutex and spinlock.
 //!
-//! - Both lie in place, in their static form, as a C program's global would. POSIX does not allow to move one. On Linux
-//!   (glibc, musl) a spinlock is one integer and a normal mutex a few of them and the owner's thread number: neither
-//!   holds its own address or another's, there is nothing to be freed, and a lock that is moved is borrowed by nobody,
-//!   so nobody waits on its old place. A robust or priority-inheriting mutex would be in a list of its owner's; these
-//!   are neither.
+//! - Both are stored in place, in their static form, like a C program's global. POSIX does not allow moving
+//!   one. On Linux (glibc, musl) a spinlock is one integer, and a normal mutex is a few integers and the
+//!   owner's thread id: neither holds its own address or another one, and neither needs to be freed. A lock
+//!   that is moved is not borrowed, so no thread waits on its old address. Robust and priority-inheriting
+//!   mutexes would be in a list of their owner; these mutexes are neither.
 //!
-//! Not here: mutexes of other kinds, time limits.
+//! Not here: other kinds of mutexes, time limits.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -19,11 +19,12 @@ pub struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);
 /// `pthread_spinlock_t`, private.
 pub struct PthreadSpin(UnsafeCell<libc::pthread_spinlock_t>);
 
-/// What `pthread_spin_init` stores: POSIX has no static form. A test compares.
+/// The value that `pthread_spin_init` stores, because POSIX has no static initializer. A test compares the
+/// two.
 const UNLOCKED: libc::pthread_spinlock_t =
     if cfg!(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "x86"))) { 1 } else { 0 };
 
-// SAFETY: the C library's functions are made to be called from several threads with one lock.
+// SAFETY: the C library's functions may be called from several threads on one lock.
 unsafe impl Send for PthreadMutex {}
 // SAFETY: as above.
 unsafe impl Sync for PthreadMutex {}
@@ -44,9 +45,9 @@ impl fmt::Debug for PthreadSpin {
     }
 }
 
-// SAFETY: 1. exclusion and ordering are POSIX's; 2. guards stay with their thread, as a mutex with an owner asks;
-// 3. moving and dropping: see the file's head; 4. nothing unwinds. A normal mutex's `lock` cannot fail: it has no
-// priority ceiling, and locking it twice in one thread waits for ever.
+// SAFETY: 1. exclusion and ordering are POSIX's; 2. guards stay with their thread, as a mutex with an owner
+// requires; 3. moving and dropping: see the file's head; 4. nothing unwinds. `lock` of a normal mutex cannot
+// fail: it has no priority ceiling, and relocking it in one thread waits forever.
 unsafe impl lock_api::RawMutex for PthreadMutex {
     #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
     const INIT: Self = Self(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
@@ -55,7 +56,7 @@ unsafe impl lock_api::RawMutex for PthreadMutex {
 
     #[inline]
     fn lock(&self) -> OwnThread {
-        // SAFETY: initialised by `INIT`, and borrowed as long as the call lasts.
+        // SAFETY: initialised by `INIT`, and borrowed for the whole call.
         unsafe { libc::pthread_mutex_lock(self.0.get()) };
         OwnThread::new()
     }
@@ -69,14 +70,15 @@ unsafe impl lock_api::RawMutex for PthreadMutex {
 
     #[inline]
     unsafe fn unlock(&self, _: OwnThread) {
-        // SAFETY: as in `lock`; the caller holds it, and is the thread that locked it: the state did not leave it.
+        // SAFETY: as in `lock`; the caller holds it, in the thread that locked it: the state never left that
+        // thread.
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 
-    /// Takes the lock for a moment to find out, so that another thread's `try_lock` may fail because of it.
+    /// Tries to take the lock to find out, so another thread's `try_lock` may fail because of this call.
     fn is_locked(&self) -> bool {
         let state = self.try_lock();
-        // SAFETY: acquired in the line before.
+        // SAFETY: acquired on the line above.
         state.map(|state| unsafe { self.unlock(state) }).is_none()
     }
 }
@@ -90,7 +92,7 @@ unsafe impl lock_api::RawMutex for PthreadSpin {
 
     #[inline]
     fn lock(&self) -> OwnThread {
-        // SAFETY: initialised by `INIT`, and borrowed as long as the call lasts.
+        // SAFETY: initialised by `INIT`, and borrowed for the whole call.
         unsafe { libc::pthread_spin_lock(self.0.get()) };
         OwnThread::new()
     }
@@ -108,10 +110,10 @@ unsafe impl lock_api::RawMutex for PthreadSpin {
         unsafe { libc::pthread_spin_unlock(self.0.get()) };
     }
 
-    /// Takes the lock for a moment to find out, so that another thread's `try_lock` may fail because of it.
+    /// Tries to take the lock to find out, so another thread's `try_lock` may fail because of this call.
     fn is_locked(&self) -> bool {
         let state = self.try_lock();
-        // SAFETY: acquired in the line before.
+        // SAFETY: acquired on the line above.
         state.map(|state| unsafe { self.unlock(state) }).is_none()
     }
 }
@@ -123,7 +125,7 @@ mod tests {
     #[test]
     fn constant_of_the_spinlock_is_what_the_c_library_stores() {
         let mut word: libc::pthread_spinlock_t = -1;
-        // SAFETY: a word to be initialised, which nobody else knows.
+        // SAFETY: an uninitialised word that no other thread knows.
         unsafe { libc::pthread_spin_init(&raw mut word, libc::PTHREAD_PROCESS_PRIVATE) };
         assert_eq!(word, UNLOCKED);
     }

@@ -1,7 +1,8 @@
-//! The queue as its holder walks it: from the newest waiter to the oldest, each step once.
+//! How the holder walks the queue: from the newest waiter to the oldest, visiting each once.
 //!
-//! Newcomers know who is before them, not who comes after: that is found by the holder of the lock, who leaves what it
-//! found in the newest node for the next walk. So each waiter is visited once, however long the queue is.
+//! A waiter knows the one before it, but not the one after it. The holder of the lock finds that out, and
+//! stores what it found in the newest node for the next walk. So each waiter is visited once, however long
+//! the queue is.
 //!
 //! Not here: joining at the newest end (`newcomer.rs`).
 
@@ -13,7 +14,7 @@ use crate::node::{Node, link, set_link};
 use crate::word::NodeNumber;
 use crate::{Platform, Policy};
 
-/// The epoch of processes that were not forked, or have replaced their program since.
+/// The epoch of a process that was not forked, or that has called exec since.
 const FIRST_EPOCH: u32 = 1;
 
 impl<P: Policy, S: Platform> QueueLock<P, S> {
@@ -21,8 +22,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         &S::nodes()[number.0 as usize]
     }
 
-    /// The oldest waiter of the queue that ends in `tail`. Only for the holder of the lock, after an acquire that read
-    /// `tail` in the word.
+    /// The oldest waiter of the queue that ends in `tail`. Only the lock's holder may call it, after an
+    /// acquire load that read `tail` in the word.
     pub(super) fn find_oldest(tail: NodeNumber) -> NodeNumber {
         let mut newer = tail;
         let oldest = loop {
@@ -38,19 +39,20 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         oldest
     }
 
-    /// Takes `oldest` out of the queue, as just found from `tail`, which is another. Only for the holder of the lock.
+    /// Removes `oldest`, just found from `tail`, from the queue. The two differ. Only for the lock's holder.
     pub(super) fn unlink_oldest(tail: NodeNumber, oldest: NodeNumber) {
         set_link(&Self::node(tail).oldest, link(&Self::node(oldest).newer));
     }
 
-    /// In a forked child: `tail` is a thread of the parent, which does not exist here, and so are all before it.
+    /// In a forked child: whether `tail` belongs to a thread of the parent, which does not exist here; then
+    /// so do all before it.
     pub(super) fn is_left_behind(tail: NodeNumber) -> bool {
         let epoch = S::epoch();
         if epoch == FIRST_EPOCH {
-            return false; // keeps the usual process away from the node, which another thread is looking at
+            return false; // the usual process does not touch the node, which another thread is polling
         }
-        // Acquire pairs with the release in `join`, whichever load read `tail` in the word: newcomers' are relaxed, and
-        // must not see the epoch of a node's last wait.
+        // Acquire pairs with the release in `join`, whichever load read `tail` in the word: newcomers' loads
+        // are relaxed, and must not see the epoch of the node's previous wait.
         fence(Acquire);
         Self::node(tail).epoch.load(Relaxed) != epoch
     }

@@ -1,4 +1,4 @@
-//! A newcomer: passes where the policy lets it, or takes a place at the end of the queue.
+//! A newcomer: passes the queue if the policy allows it, or queues at the end.
 //!
 //! Not here: waiting in the queue (`waiter.rs`).
 
@@ -9,19 +9,19 @@ use crate::node::{NODES_PER_THREAD, Node, set_link, state};
 use crate::word::{NodeNumber, Word};
 use crate::{Deadline, Event, Platform, Policy};
 
-/// A node that this wait has to itself.
+/// A node that belongs to this wait alone.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) number: NodeNumber,
     pub(super) node: &'static Node,
 }
 
-/// First and longest sleep between two looks of a thread without a node.
+/// The shortest and the longest sleep between two looks of a thread without a node.
 const SHORTEST_SLEEP_NS: u64 = 1_000;
 const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
 impl<P: Policy, S: Platform> QueueLock<P, S> {
-    /// What the word becomes if a newcomer takes the lock now; none if it may not.
+    /// The word after a newcomer has taken the lock; none if it may not take it.
     #[inline]
     fn taken_by_newcomer(word: Word) -> Option<Word> {
         match word.tail() {
@@ -33,7 +33,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Takes the lock if it is free, past a queue if need be; never waits.
+    /// Takes the lock if it is free, past a queue if allowed; never waits.
     pub(super) fn take_in_passing(&self, mut word: Word) -> bool {
         while let Some(taken) = Self::taken_by_newcomer(word) {
             // Acquire pairs with the releases in `queue.rs` and `holder.rs`.
@@ -44,14 +44,14 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
                     }
                     return true;
                 }
-                Err(now) => word = Word(now), // somebody took it or queued: it went on for them
+                Err(now) => word = Word(now), // another thread took the lock or queued: progress was made
             }
         }
         false
     }
 
-    /// Looks at the lock for a while before queueing. Not if others queue already: the fewer want the lock at the same
-    /// time, the less it travels between processors.
+    /// Looks at the lock for a while before queueing. Does not look if other threads queue already: the fewer
+    /// threads contend for the lock's cache line, the less it moves between processors.
     pub(super) fn look_and_take(&self) -> bool {
         for look in 0..P::NEWCOMER_LOOKS {
             let word = Word(self.word.load(Relaxed));
@@ -68,13 +68,14 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         false
     }
 
-    /// A node: one of the thread's own, or else, for a wait without an end, one of those that are for everybody.
+    /// Claims a node: one of the thread's own, or a shared one; a timed wait of a thread with own nodes takes
+    /// no shared one.
     pub(super) fn claim_place(&self, is_timed: bool) -> Option<Place> {
         let own = S::own_nodes();
         let own_place = own.and_then(|first| claim_one_of::<S>(first, NODES_PER_THREAD));
         let place = own_place.or_else(|| {
             S::note(Event::NoNode);
-            // Timed waits leave nodes behind; they must not use up what others depend on.
+            // Timed waits leave nodes behind; they must not use up the nodes that other threads depend on.
             let may_borrow = !is_timed || own.is_none();
             may_borrow.then(|| claim_one_of::<S>(0, S::common_nodes())).flatten()
         })?;
@@ -82,7 +83,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         Some(place)
     }
 
-    /// Puts the node behind the tail; false if the lock was taken instead.
+    /// Appends the node to the queue; false if the lock was taken instead.
     pub(super) fn join(&self, place: Place) -> bool {
         let mut word = Word(self.word.load(Relaxed));
         loop {
@@ -96,7 +97,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             }
             let queue = Self::without_those_left_behind(word);
             set_link(&place.node.older, queue.tail());
-            // Release pairs with the acquires of the holders, who read the node.
+            // Release pairs with the acquires of the holders, which read the node.
             match self.word.compare_exchange(word.0, queue.with_tail(place.number).0, Release, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => word = Word(now),
@@ -104,7 +105,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// In a forked child: waiters that exist in the parent only are nobody's predecessors.
+    /// In a forked child: drops a queue whose waiters exist only in the parent.
     fn without_those_left_behind(word: Word) -> Word {
         match word.tail() {
             Some(tail) if Self::is_left_behind(tail) => word.with_empty_queue(),
@@ -112,8 +113,9 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// All nodes are taken: more threads wait than there are numbers, or this one has left too many behind. Looks
-    /// now and then, and for a node as well, so that it gets a place in the end.
+    /// Waits without a node: more threads wait than there are nodes, or this thread has left too many nodes
+    /// in queues. It looks at the lock now and then, and for a free node as well, so it gets a place in the
+    /// end.
     #[cold]
     pub(super) fn acquire_without_node(&self, deadline: Option<Deadline>) -> bool {
         let mut sleep_ns = SHORTEST_SLEEP_NS;
@@ -141,7 +143,7 @@ fn claim_one_of<S: Platform>(first: u32, count: u32) -> Option<Place> {
 }
 
 impl Place {
-    /// The wait is over, and the node out of the queue.
+    /// Frees the node after the wait, once it is out of the queue.
     pub(super) fn give_back(self) {
         debug_assert_ne!(self.node.state.load(Relaxed), state::ABANDONED, "an abandoned node is its queue's");
         self.node.free();

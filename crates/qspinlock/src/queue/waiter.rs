@@ -1,4 +1,4 @@
-//! A waiter in the queue: looks at its own node, sleeps on it, becomes the heir or the holder, or gives up.
+//! A waiter in the queue: looks at its own node, sleeps on it, becomes the heir or the holder, or times out.
 //!
 //! Not here: what the holder does to it (`holder.rs`).
 
@@ -10,14 +10,14 @@ use crate::node::{link, state};
 use crate::word::{PASSED, Word};
 use crate::{Clock, Deadline, Event, Platform, Policy, Slept};
 
-/// Looks between two at the clock.
+/// Looks between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 64;
 
-/// How a part of a wait ended.
+/// The result of one part of a wait.
 enum Turn {
-    /// The lock is ours, and the node is out of the queue.
+    /// We hold the lock, and the node is out of the queue.
     Ours,
-    /// The node says something new.
+    /// The node's state has changed: look again.
     Look,
     /// The deadline has passed.
     Late,
@@ -42,10 +42,12 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         true
     }
 
-    /// Whether the lock was had. If not, the node has been abandoned, and is its queue's.
+    /// Waits until this thread has the lock (true) or times out (false). Then the node is abandoned and
+    /// belongs to the queue.
     fn wait_for_turn(&self, place: Place, deadline: Option<Deadline>) -> bool {
         loop {
-            // Acquire pairs with the swaps in `holder.rs`: what was done under the lock, and the queue as it is.
+            // Acquire pairs with the swaps in `holder.rs`: shows what holders did under the lock, and to the
+            // queue.
             let turn = match place.node.state.load(Acquire) {
                 state::GRANTED => Turn::Ours,
                 state::CHOSEN => self.wait_as_heir(place, deadline),
@@ -60,7 +62,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Looks at the node until it changes; sleeps after a while if the policy is to.
+    /// Looks at the node until it changes; sleeps after a while if the policy allows it.
     fn look_then_halt(&self, place: Place, deadline: Option<Deadline>) -> Turn {
         let own = &place.node.state;
         let looks = if stands_behind_a_sleeper::<S>(place) {
@@ -79,14 +81,15 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             S::relax();
             look = look.wrapping_add(1);
         }
-        // Nothing is published by this, and whoever changes the state later swaps it and sees it.
+        // This publishes nothing; a thread that changes the state later swaps it and so sees this value.
         if own.compare_exchange(state::WAITING, state::HALTED, Relaxed, Relaxed).is_ok() {
             S::note(Event::Halted);
         }
         Turn::Look
     }
 
-    /// Sleeps until the node says something else. The system looks at the state again before it puts us to sleep.
+    /// Sleeps until the node's state changes. The kernel compares the state again before it puts the thread
+    /// to sleep.
     fn sleep(&self, place: Place, deadline: Option<Deadline>) -> Turn {
         let slept = S::wait(&place.node.state, state::HALTED, deadline);
         match place.node.state.load(Relaxed) {
@@ -99,8 +102,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// The oldest waiter, awake: takes the lock as soon as it is free, or granted to it. After a while it sleeps
-    /// again, and the next unlock chooses it again.
+    /// Waits as the heir, the oldest waiter that is awake: takes the lock as soon as it is free, or has been
+    /// granted. After a while it sleeps again, and the next unlock chooses it again.
     fn wait_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Turn {
         if P::HEIR_NAP_NS > 0 {
             match self.look_as_heir(place, deadline) {
@@ -118,12 +121,12 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         self.step_down(place, state::HALTED, Turn::Look)
     }
 
-    /// From now on nobody passes: as often passed as can be. Not if the lock has just been granted to us: then nobody
-    /// is the heir, and the count not ours to change.
+    /// Stops newcomers: sets the pass count to its maximum. Not if the lock has just been granted to us: then
+    /// there is no heir, and the count is not ours to change.
     fn shut_door(&self) {
         let mut word = Word(self.word.load(Relaxed));
         while word.has_heir() {
-            // Publishes nothing.
+            // This publishes nothing.
             match self.word.compare_exchange(word.0, word.0 | PASSED, Relaxed, Relaxed) {
                 Ok(_) => return,
                 Err(now) => word = Word(now),
@@ -131,7 +134,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Looks at the lock for a while; none if nothing came of it.
+    /// Looks at the lock for a while; none if that was in vain.
     fn look_as_heir(&self, place: Place, deadline: Option<Deadline>) -> Option<Turn> {
         let mut look = 0;
         while !P::SLEEPS || look < P::HEIR_LOOKS {
@@ -150,12 +153,13 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         None
     }
 
-    /// Sleeps for a moment. It stays the heir: nobody else is woken, and a timer wakes it if nobody does.
+    /// Sleeps briefly. The thread stays the heir: no other waiter is woken, and a timer wakes this one if no
+    /// thread does.
     fn nap(&self, place: Place, deadline: Option<Deadline>) {
         let own = &place.node.state;
         let clock = deadline.map_or(Clock::Monotonic, |deadline| deadline.clock);
         let until = S::after_ns(clock, P::HEIR_NAP_NS).or_earlier(deadline);
-        // Neither publishes anything; failure: a holder has granted us the lock, or woken us.
+        // Neither exchange publishes anything. Failure: a holder has granted us the lock, or woken us.
         if own.compare_exchange(state::CHOSEN, state::NAPPING, Relaxed, Relaxed).is_ok() {
             S::note(Event::Napped);
             S::wait(own, state::NAPPING, Some(until));
@@ -163,13 +167,14 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
     }
 
-    /// Takes the free lock as its heir, and the node out of the queue.
+    /// Takes the free lock as its heir, and removes the node from the queue.
     fn inherit_if_free(&self, place: Place) -> bool {
         let mut word = Word(self.word.load(Relaxed));
         while !word.is_locked() {
             let is_last = word.tail() == Some(place.number);
             let taken = if is_last { Word::HELD } else { word.locked().without_heir() };
-            // Acquire pairs with the release in `holder.rs`, and with those of the newcomers behind us in the queue.
+            // Acquire pairs with the release in `holder.rs`, and with those of the newcomers behind us in the
+            // queue.
             match self.word.compare_exchange(word.0, taken.0, Acquire, Relaxed) {
                 Ok(_) => {
                     if let (false, Some(tail)) = (is_last, word.tail()) {
@@ -185,18 +190,19 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         false
     }
 
-    /// Gives up being the heir, for `becomes`; unless the lock becomes free or is granted first. `then` is what it
-    /// means if nothing came in between.
+    /// Changes from heir to `becomes`, unless the lock becomes free or is granted first. Returns `then` if
+    /// neither happened.
     ///
-    /// As long as `heir` is set it means us: only holders set it, for the oldest, which we are until we hold the lock.
+    /// While `heir` is set it means us: only holders set it, for the oldest waiter, and we are that until we
+    /// hold the lock.
     fn step_down(&self, place: Place, becomes: u32, then: Turn) -> Turn {
-        // Acquire pairs with the swap in `choose`, which may be a later one than we have seen: `heir` is found set below.
-        // Failure: a holder has granted us the lock.
+        // Acquire pairs with the swap in `choose`, which may be a later one than we have seen: the loop below
+        // finds `heir` set. Failure: a holder has granted us the lock.
         if place.node.state.compare_exchange(state::CHOSEN, becomes, Acquire, Relaxed).is_err() {
             return Turn::Look;
         }
         let mut word = Word(self.word.load(Relaxed));
-        // re-check: while `heir` is set, unlocking leaves the lock to us and wakes nobody.
+        // re-check: while `heir` is set, unlocking leaves the lock to us and wakes no thread.
         while word.has_heir() {
             if !word.is_locked() {
                 if self.inherit_if_free(place) {
@@ -205,7 +211,8 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
                 word = Word(self.word.load(Relaxed));
                 continue;
             }
-            // Release pairs with the acquire of the holder that unlocks next: it finds the state that we left.
+            // Release pairs with the acquire of the next holder that unlocks: it finds the state that we
+            // left.
             match self.word.compare_exchange(word.0, word.with_heir_asleep().0, Release, Relaxed) {
                 Ok(_) => return then,
                 Err(now) => word = Word(now),
@@ -214,7 +221,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         Turn::Look // a holder is just granting us the lock
     }
 
-    /// Leaves the node to the queue; false if it has been chosen or granted the lock meanwhile.
+    /// Abandons the node to the queue; false if a holder has chosen it or granted it the lock meanwhile.
     fn give_up(&self, place: Place) -> bool {
         let mut seen = place.node.state.load(Relaxed);
         while matches!(seen, state::WAITING | state::HALTED) {
@@ -228,7 +235,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     }
 }
 
-/// A hint: its turn, and so ours, is far away.
+/// A hint: if the waiter before us sleeps, its turn is far away, and so is ours.
 fn stands_behind_a_sleeper<S: Platform>(place: Place) -> bool {
     link(&place.node.older)
         .is_some_and(|older| S::nodes()[older.0 as usize].state.load(Relaxed) == state::HALTED)

@@ -1,22 +1,23 @@
-//! The word of a reader/writer lock, and what its bits mean.
+//! The bits of a reader/writer lock's word.
 //!
 //! ```text
 //!  31      30        4      3          2        1         0
-//! | full |  readers   | queued | asleep | waiting | writer |      all zero: free, nobody stands first in line
+//! | full |  readers   | queued | asleep | waiting | writer |      all zero: free, no writer first in line
 //! ```
 //!
 //! - `writer`: a writer is inside.
 //! - `waiting`: a writer is first in line, so newcomers stand in line as well.
-//! - `asleep`: who is first in line sleeps on this word. Who lets it in wakes it.
-//! - `queued`: the writer inside came through the queue and still stands first in it. Its unlock lets the next one
-//!   come forward, who would have nothing to do before.
-//! - `readers`: how many are inside, or counted and waiting only for the writer inside to leave. `full` is the bit
-//!   that a count of [`MAX_READERS`] sets. What is above is room for those who find that out and go away again.
+//! - `asleep`: the thread first in line sleeps on this word. The thread that lets it in wakes it.
+//! - `queued`: the writer inside came through the queue and still holds the queue's lock. Its unlock lets the
+//!   next thread come forward; before that, that thread would only have to wait.
+//! - `readers`: how many are inside, or counted and waiting only for the writer inside to leave. `full` is
+//!   the bit that a count of [`MAX_READERS`] sets. The room above it is for readers that find the lock full
+//!   and uncount themselves.
 //!
 //! Every change is a read-modify-write of the whole word, so an acquire that reads any of them is ordered after all
 //! releases before it.
 //!
-//! Not here: who may change what when (`rwlock.rs`).
+//! Not here: which thread may change which bit (`rwlock.rs`).
 
 pub(super) const WRITER: u32 = 1;
 pub(super) const WAITING: u32 = 1 << 1;
@@ -26,19 +27,20 @@ pub(super) const QUEUED: u32 = 1 << 3;
 pub(super) const READER: u32 = 1 << 4;
 pub(super) const FULL: u32 = 1 << 31;
 
-/// Readers that a lock admits at the same time. One more is refused or waits, also one that holds it already.
+/// Most readers that a lock admits at the same time. One more is refused or waits, even one that already
+/// holds the lock.
 pub const MAX_READERS: u32 = FULL / READER;
 
 pub(super) const fn readers(word: u32) -> u32 {
     word / READER
 }
 
-/// Nobody is inside; somebody may be first in line.
+/// The lock is empty; a thread may be first in line.
 pub(super) const fn is_empty(word: u32) -> bool {
     word & !(WAITING | ASLEEP) == 0
 }
 
-/// Whether who is first in line sleeps, and has nothing to wait for any more.
+/// Whether the thread first in line sleeps but has nothing left to wait for.
 pub(super) const fn lets_a_sleeper_in(word: u32) -> bool {
     word & ASLEEP != 0 && is_empty(word)
 }

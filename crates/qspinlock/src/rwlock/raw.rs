@@ -1,6 +1,7 @@
 //! The reader/writer locks behind `lock_api` 0.5.
 //!
-//! Not here: 0.4 (`raw_04.rs`), readers that are inside already (`recursive.rs`), how it works (`rwlock.rs`).
+//! Not here: `lock_api` 0.4 (`raw_04.rs`), recursive readers (`recursive.rs`), how the lock works
+//! (`rwlock.rs`).
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};
@@ -10,8 +11,8 @@ use crate::Platform;
 #[cfg(feature = "std")]
 use crate::{Deadline, Linux};
 
-// SAFETY: 1. who may be inside together is what `rwlock.rs` argues for, with acquire and release; 2. moving or dropping
-// a lock that is held touches nothing but its own memory; 3. no operation that is called as it must be unwinds.
+// SAFETY: 1. `rwlock.rs` argues for exclusion, with acquire and release; 2. moving or dropping a held lock
+// touches only its own memory; 3. no operation unwinds if its contract is kept.
 unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
     const INIT: Self = Self::new();
 
@@ -31,7 +32,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_shared(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_read() }
     }
 
@@ -47,7 +48,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_exclusive(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_write() }
     }
 
@@ -60,25 +61,25 @@ unsafe impl<S: Platform> lock_api::RawRwLock for QueueRwLock<S> {
     }
 }
 
-// SAFETY: as above; after a fair release newcomers queue behind those who wait already.
+// SAFETY: as above; after a fair release newcomers queue behind the threads that already wait.
 unsafe impl<S: Platform> lock_api::RawRwLockFair for QueueRwLock<S> {
     unsafe fn unlock_shared_fair(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_read_fairly() }
     }
 
     unsafe fn unlock_exclusive_fair(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_write_fairly() }
     }
 
     unsafe fn bump_shared(&self, (): &mut ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.bump_read() }
     }
 
     unsafe fn bump_exclusive(&self, (): &mut ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.bump_write() }
     }
 }
@@ -87,12 +88,12 @@ unsafe impl<S: Platform> lock_api::RawRwLockFair for QueueRwLock<S> {
 unsafe impl<S: Platform> lock_api::RawRwLockDowngrade for QueueRwLock<S> {
     #[inline]
     unsafe fn downgrade(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.downgrade() }
     }
 }
 
-// SAFETY: as above; who gets `None` does not hold the lock.
+// SAFETY: as above; a caller that gets `None` does not hold the lock.
 #[cfg(feature = "std")]
 unsafe impl lock_api::RawRwLockTimed for QueueRwLock<Linux> {
     type Duration = Duration;
@@ -115,7 +116,8 @@ unsafe impl lock_api::RawRwLockTimed for QueueRwLock<Linux> {
     }
 }
 
-/// The clock is read only if the lock cannot be had at once, and a time beyond its end is for ever.
+/// Reads the clock only if the lock is not available at once. A timeout beyond the clock's range waits
+/// forever.
 #[cfg(feature = "std")]
 pub(super) fn within(
     timeout: Duration,

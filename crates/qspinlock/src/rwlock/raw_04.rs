@@ -1,6 +1,6 @@
-//! The reader/writer lock behind `lock_api` 0.4, which has recursive readers in traits of their own.
+//! The reader/writer lock behind `lock_api` 0.4, which has separate traits for recursive readers.
 //!
-//! Not here: 0.5 (`raw.rs`), locks made for 0.4 where 0.5 is asked for (`api_04.rs`).
+//! Not here: `lock_api` 0.5 (`raw.rs`), 0.4 locks used as 0.5 locks (`api_04.rs`).
 
 use lock_api_04::{
     GuardSend, RawRwLock, RawRwLockDowngrade, RawRwLockFair, RawRwLockRecursive, RawRwLockRecursiveTimed,
@@ -12,7 +12,7 @@ use super::QueueRwLock;
 use super::raw::within;
 use crate::{Linux, Platform};
 
-// SAFETY: the reasons in `raw.rs`: 0.4 asks the same of an implementation.
+// SAFETY: as in `raw.rs`: 0.4 has the same requirements for an implementation.
 unsafe impl<S: Platform> RawRwLock for QueueRwLock<S> {
     const INIT: Self = Self::new();
 
@@ -30,7 +30,7 @@ unsafe impl<S: Platform> RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_shared(&self) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_read() }
     }
 
@@ -46,7 +46,7 @@ unsafe impl<S: Platform> RawRwLock for QueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_exclusive(&self) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_write() }
     }
 
@@ -62,22 +62,22 @@ unsafe impl<S: Platform> RawRwLock for QueueRwLock<S> {
 // SAFETY: as above.
 unsafe impl<S: Platform> RawRwLockFair for QueueRwLock<S> {
     unsafe fn unlock_shared_fair(&self) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_read_fairly() }
     }
 
     unsafe fn unlock_exclusive_fair(&self) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.release_write_fairly() }
     }
 
     unsafe fn bump_shared(&self) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.bump_read() }
     }
 
     unsafe fn bump_exclusive(&self) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.bump_write() }
     }
 }
@@ -85,12 +85,12 @@ unsafe impl<S: Platform> RawRwLockFair for QueueRwLock<S> {
 // SAFETY: as above.
 unsafe impl<S: Platform> RawRwLockDowngrade for QueueRwLock<S> {
     unsafe fn downgrade(&self) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.downgrade() }
     }
 }
 
-// SAFETY: as above; recursive readers exclude writers as others do, and wait for none that waits.
+// SAFETY: as above; recursive readers exclude writers as others do, but do not wait for waiting writers.
 unsafe impl<S: Platform> RawRwLockRecursive for QueueRwLock<S> {
     fn lock_shared_recursive(&self) {
         self.read_recursive();
@@ -101,7 +101,7 @@ unsafe impl<S: Platform> RawRwLockRecursive for QueueRwLock<S> {
     }
 }
 
-// SAFETY: as above; who gets false does not hold the lock.
+// SAFETY: as above; a caller that gets false does not hold the lock.
 unsafe impl RawRwLockTimed for QueueRwLock<Linux> {
     type Duration = Duration;
     type Instant = Instant;

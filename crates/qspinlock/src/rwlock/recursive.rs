@@ -1,6 +1,7 @@
-//! The reader/writer lock for readers that may be inside already, behind `lock_api` 0.5, which has no other way to ask.
+//! The reader/writer lock with recursive readers, behind `lock_api` 0.5, which has no separate trait for
+//! them.
 //!
-//! Not here: how it works (`rwlock.rs`).
+//! Not here: how the lock works (`rwlock.rs`).
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};
@@ -12,14 +13,14 @@ use super::raw::within;
 use crate::Linux;
 use crate::Platform;
 
-/// A [`QueueRwLock`] whose readers wait for a writer that holds it, but for none that waits itself. A thread may read
-/// again what it is reading. The price: a stream of readers keeps writers out.
+/// A [`QueueRwLock`] whose readers wait for a writer that holds it, but not for waiting writers. So a thread
+/// may read-lock again what it already read-locks. The price: a stream of readers keeps writers out.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct RecursiveQueueRwLock<S>(QueueRwLock<S>);
 
 impl<S> RecursiveQueueRwLock<S> {
-    /// A lock that nobody holds.
+    /// An unlocked lock.
     #[must_use]
     pub const fn new() -> Self {
         Self(QueueRwLock::new())
@@ -32,7 +33,7 @@ impl<S> Default for RecursiveQueueRwLock<S> {
     }
 }
 
-// SAFETY: the inner lock's reasons; its recursive readers exclude writers as its other readers do.
+// SAFETY: the inner lock's arguments; its recursive readers exclude writers as its other readers do.
 unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
     const INIT: Self = Self::new();
 
@@ -52,7 +53,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_shared(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.0.release_read() }
     }
 
@@ -68,7 +69,7 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 
     #[inline]
     unsafe fn unlock_exclusive(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.0.release_write() }
     }
 
@@ -85,12 +86,12 @@ unsafe impl<S: Platform> lock_api::RawRwLock for RecursiveQueueRwLock<S> {
 unsafe impl<S: Platform> lock_api::RawRwLockDowngrade for RecursiveQueueRwLock<S> {
     #[inline]
     unsafe fn downgrade(&self, (): ()) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises the same.
         unsafe { self.0.downgrade() }
     }
 }
 
-// SAFETY: as above; who gets `None` does not hold the lock.
+// SAFETY: as above; a caller that gets `None` does not hold the lock.
 #[cfg(feature = "std")]
 unsafe impl lock_api::RawRwLockTimed for RecursiveQueueRwLock<Linux> {
     type Duration = Duration;

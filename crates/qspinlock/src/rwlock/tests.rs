@@ -1,4 +1,4 @@
-//! Counts at their limit, and unlocking what is not held.
+//! Counts at their limit, and unlocking a lock that is not held.
 //!
 //! Not here: threads (`tests/it/rwlock.rs`).
 #![allow(clippy::unwrap_used)]
@@ -22,13 +22,14 @@ fn word(lock: &Lock) -> u32 {
     lock.counts.load(Relaxed)
 }
 
-/// Late enough to fall asleep before.
+/// Late enough for the waiter to fall asleep first.
 fn soon() -> Deadline {
     let now = now(Clock::Monotonic);
     Deadline { at_ns: now.at_ns + 5_000_000, ..now }
 }
 
-/// What happens in a build with debug assertions is a panic, and in others nothing; in neither a change of the lock.
+/// The mistake panics in a build with debug assertions and does nothing in others; in neither does it change
+/// the lock.
 fn is_diagnosed(unlock: impl FnOnce()) {
     assert_eq!(catch_unwind(AssertUnwindSafe(unlock)).is_err(), cfg!(debug_assertions));
 }
@@ -56,7 +57,7 @@ fn reader_beyond_the_last_gets_in_when_another_one_leaves() {
     let lock = with_word(FULL);
     std::thread::scope(|scope| {
         let beyond = scope.spawn(|| lock.read());
-        // SAFETY: one of the readers that the lock was made with.
+        // SAFETY: one of the readers that the lock was created with.
         unsafe { lock.release_read() };
         beyond.join().unwrap();
     });
@@ -66,7 +67,7 @@ fn reader_beyond_the_last_gets_in_when_another_one_leaves() {
 #[test]
 fn reader_that_unlocks_a_free_lock_is_diagnosed_and_changes_nothing() {
     let lock = Lock::new();
-    // SAFETY: none: this is the mistake. The lock has no data.
+    // SAFETY: none; this call is the mistake under test. The lock has no data.
     is_diagnosed(|| unsafe { lock.release_read() });
     assert_eq!(word(&lock), 0);
     assert!(lock.try_write());
@@ -76,7 +77,7 @@ fn reader_that_unlocks_a_free_lock_is_diagnosed_and_changes_nothing() {
 fn reader_that_unlocks_a_writers_lock_is_diagnosed_and_changes_nothing() {
     let lock = Lock::new();
     lock.write();
-    // SAFETY: none: this is the mistake. The lock has no data.
+    // SAFETY: none; this call is the mistake under test. The lock has no data.
     is_diagnosed(|| unsafe { lock.release_read() });
     assert_eq!(word(&lock), WRITER);
 }
@@ -84,7 +85,7 @@ fn reader_that_unlocks_a_writers_lock_is_diagnosed_and_changes_nothing() {
 #[test]
 fn writer_that_unlocks_a_free_lock_is_diagnosed_and_changes_nothing() {
     let lock = Lock::new();
-    // SAFETY: none: this is the mistake. The lock has no data.
+    // SAFETY: none; this call is the mistake under test. The lock has no data.
     is_diagnosed(|| unsafe { lock.release_write() });
     // SAFETY: as above.
     is_diagnosed(|| unsafe { lock.release_write_fairly() });
@@ -95,7 +96,7 @@ fn writer_that_unlocks_a_free_lock_is_diagnosed_and_changes_nothing() {
 fn writer_that_unlocks_or_downgrades_a_readers_lock_is_diagnosed_and_changes_nothing() {
     let lock = Lock::new();
     lock.read();
-    // SAFETY: none: this is the mistake. The lock has no data.
+    // SAFETY: none; this call is the mistake under test. The lock has no data.
     is_diagnosed(|| unsafe { lock.release_write() });
     // SAFETY: as above.
     is_diagnosed(|| unsafe { lock.downgrade() });
@@ -120,7 +121,7 @@ fn reader_that_gives_up_leaves_no_trace() {
     assert!(!lock.queue.is_held());
 }
 
-/// A fair unlock marks the lock for a waiter, who may have given up meanwhile.
+/// A fair unlock marks the lock for a waiter, which may have timed out meanwhile.
 #[test]
 fn mark_that_nobody_is_behind_keeps_nobody_out() {
     let lock = with_word(WAITING);

@@ -1,7 +1,7 @@
-//! All threads' tables as one: what a program reads and prints.
+//! Merges all threads' tables into one profile, which a program reads and prints.
 //!
-//! - Counts are read while threads count: each is whole, but two of one line may be a moment apart.
-//! - Reading writes nothing that threads count in. To reset is to remember what had been counted by then.
+//! - Counts are read while threads count: each is whole, but two counts of one line may be a moment apart.
+//! - A reader writes nothing in the threads' tables. A reset only remembers the counts so far.
 //!
 //! Not here: the counting (`table.rs`).
 
@@ -17,7 +17,7 @@ use super::table::{self, KINDS, Row};
 use super::{Mode, mode};
 use crate::{Event, LockTimes};
 
-/// How often what happened in slow paths.
+/// How often each event happened in slow paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventCounts {
     /// Acquired after spinning on the lock itself, without a place in the queue ("pending").
@@ -28,13 +28,13 @@ pub struct EventCounts {
     pub stole: u64,
     /// Went to sleep ("halt").
     pub halted: u64,
-    /// As heir, left the lock to those who pass for a moment ("nap": woken by a timer, not by a thread).
+    /// As heir, slept briefly so that newcomers could pass ("nap": woken by a timer, not by a thread).
     pub napped: u64,
     /// Woke a sleeping waiter ("kick").
     pub kicked: u64,
-    /// Was woken without a reason, and went on sleeping.
+    /// Was woken for no reason, and went back to sleep.
     pub woken_for_nothing: u64,
-    /// Gave up at a deadline.
+    /// Timed out.
     pub timed_out: u64,
     /// Had no node of its own to wait on.
     pub no_node: u64,
@@ -77,13 +77,13 @@ impl EventCounts {
         self
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         self.combined(other, u64::saturating_add)
     }
 
-    /// What came after `earlier`.
+    /// What was added since `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         self.combined(earlier, u64::saturating_sub)
@@ -93,17 +93,17 @@ impl EventCounts {
 /// What was counted for one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SiteCounts {
-    /// Where it is; empty for all lines that had no row.
+    /// The source file; empty for the sum of all lines that had no row.
     pub file: &'static str,
-    /// 0 for all lines that had no row.
+    /// 0 for the sum of all lines that had no row.
     pub line: u32,
     /// Acquisitions, and the times of those that were timed.
     pub times: LockTimes,
-    /// Attempts that did not get the lock at first try, but waited: acquisitions and time-outs.
+    /// Attempts that did not get the lock on the first try and waited: acquisitions and timeouts.
     pub contended: u64,
-    /// `try_lock` that did not get it.
+    /// Calls of `try_lock` that failed.
     pub refused: u64,
-    /// What happened in slow paths of these acquisitions and their releases.
+    /// Events in slow paths of these acquisitions and their releases.
     pub events: EventCounts,
 }
 
@@ -140,31 +140,31 @@ impl SiteCounts {
         *self == Self { file, line, ..Self::default() }
     }
 
-    /// Contended attempts among all that ended, in per cent.
+    /// Contended attempts among all that ended, in percent.
     #[must_use]
     pub fn contended_percent(&self) -> f64 {
         percent(self.contended, self.times.acquired + self.events.timed_out)
     }
 }
 
-/// What was counted by all threads, ended ones included, since the last [`reset`].
+/// Everything counted by all threads, including ended ones, since the last [`reset`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Profile {
-    /// What was recorded at the time of reading.
+    /// The mode at the time of reading.
     pub mode: Mode,
-    /// By line, those with the greatest share of the contention first.
+    /// One entry per line, greatest share of the contention first.
     pub sites: Vec<SiteCounts>,
-    /// Lines beyond the [`SITES`](super::SITES) of a thread, together.
+    /// The sum of all lines beyond the [`SITES`](super::SITES) of a thread.
     pub other: SiteCounts,
     /// Events outside of any [`Profiled`](super::Profiled) operation.
     pub unattributed: EventCounts,
-    /// Threads, ever, that had to count in one table together: some counts are too low if there are any.
+    /// Threads so far that had to share one table: if there are any, some counts are too low.
     pub crowded_threads: usize,
 }
 
 impl Profile {
-    /// `site`'s part of all waiting for locks, in per cent: of the time if that was recorded, else of the
-    /// contended attempts.
+    /// `site`'s share of all waiting for locks, in percent: of the time if times were recorded, otherwise of
+    /// the contended attempts.
     #[must_use]
     pub fn share_percent(&self, site: &SiteCounts) -> f64 {
         match self.all().map(|site| site.times.waited_ns()).sum::<f64>() {
@@ -178,12 +178,12 @@ impl Profile {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // counts to be read by people
+#[allow(clippy::cast_precision_loss)] // counts for people to read
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
 
-/// By file and line: one line has several locations if it is generic, inlined, or takes several locks.
+/// Keyed by file and line: one line has several locations if it is generic, inlined, or takes several locks.
 #[derive(Debug)]
 struct Merged {
     sites: BTreeMap<(&'static str, u32), SiteCounts>,
@@ -234,7 +234,7 @@ impl Merged {
     }
 }
 
-/// What had been counted when it was last reset.
+/// The counts at the last reset.
 static BASELINE: Mutex<Merged> = Mutex::new(Merged::NOTHING);
 
 fn read_since_reset() -> Merged {
@@ -262,7 +262,7 @@ pub fn totals() -> EventCounts {
     merged.sites.values().fold(merged.unattributed, |sum, site| sum.and(site.events))
 }
 
-/// From here on, counting is from zero. Threads are not disturbed.
+/// Restarts all counts from zero, without disturbing threads.
 pub fn reset() {
     *BASELINE.lock().unwrap_or_else(PoisonError::into_inner) = Merged::read();
 }
@@ -333,12 +333,12 @@ impl Profile {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // to be read by people
+#[allow(clippy::cast_precision_loss)] // for people to read
 fn mean_us(sum: Duration, of: u64) -> f64 {
     sum.as_secs_f64() * 1e6 / of.max(1) as f64
 }
 
-/// Numbers to the right, the last column to the left.
+/// Numbers are aligned right, the last column left.
 fn write_table(f: &mut fmt::Formatter<'_>, rows: &[[String; HEAD.len()]]) -> fmt::Result {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; HEAD.len()] = core::array::from_fn(width);

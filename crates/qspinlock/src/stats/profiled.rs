@@ -1,8 +1,9 @@
-//! A lock that tells the statistics who takes it.
+//! A lock that records who takes it in the statistics.
 //!
-//! - Taken: counted at the caller's line before it is tried, so that counting does not prolong the critical section.
-//! - Contended: the first try did not get it. Until it is had, the thread's events belong to the caller's line.
-//! - Let go: who wakes a waiter does so on behalf of the line that took the lock.
+//! - Acquisition: counted at the caller's line before the attempt, so that counting does not prolong the
+//!   critical section.
+//! - Contention: the first try failed. Until the thread has the lock, its events belong to the caller's line.
+//! - Release: if it wakes a waiter, that event belongs to the line that took the lock.
 //!
 //! Not here: the counters (`table.rs`).
 
@@ -16,7 +17,7 @@ use lock_api::{RawMutex, RawMutexFair, RawMutexTimed};
 use super::Recording;
 use super::table::{Attribution, Row, mine};
 
-/// `L`, with statistics per line that takes it. See the [module](super).
+/// `L`, with statistics per source line that takes it. See the [module](super).
 pub struct Profiled<L>(L);
 
 impl<L> fmt::Debug for Profiled<L> {
@@ -41,7 +42,7 @@ impl<G> Attributed<G> {
         Self { inner, row: None, since: None }
     }
 
-    /// `asked`: since when it was waited for, if that is timed.
+    /// `asked`: when the wait began, if it is timed.
     #[inline]
     fn counted(inner: G, row: &'static Row, asked: Option<Instant>) -> Self {
         let since = asked.map(|asked| {
@@ -91,7 +92,8 @@ impl<L: RawMutex> Profiled<L> {
         Some(Attributed { inner, row: Some(row), since })
     }
 
-    /// Events of `release` are of the line that acquired; time is taken before it and counted after it.
+    /// Events of `release` belong to the line that acquired. The time is read before the release and counted
+    /// after it.
     #[inline]
     fn release_counted(
         &self,
@@ -110,7 +112,7 @@ impl<L: RawMutex> Profiled<L> {
 }
 
 impl<L: RawMutexTimed> Profiled<L> {
-    /// `attempt` is one of the inner lock's, with its time limit.
+    /// `attempt` is one of the inner lock's timed attempts.
     #[inline(never)]
     #[track_caller]
     fn attempt_counted(
@@ -132,7 +134,7 @@ impl<L: RawMutexTimed> Profiled<L> {
     }
 }
 
-/// Whatever the lock inside notes, a time-out is one.
+/// Counts a failed attempt as one timeout, whatever the inner lock notes.
 fn attempt_noted<G>(row: &'static Row, attempt: impl FnOnce() -> Option<G>) -> Option<G> {
     let before = row.time_outs();
     let inner = attempt();
@@ -175,7 +177,8 @@ unsafe impl<L: RawMutex> RawMutex for Profiled<L> {
     #[inline]
     unsafe fn unlock(&self, guard: Self::Guard) {
         let Attributed { inner, row, since } = guard;
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is that of the inner one.
+        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // state for it.
         let release = |lock: &L, inner| unsafe { lock.unlock(inner) };
         match row {
             None => release(&self.0, inner),
@@ -189,12 +192,13 @@ unsafe impl<L: RawMutex> RawMutex for Profiled<L> {
     }
 }
 
-// SAFETY: as above; `bump` restores the inner state on every way out, because `L`'s does.
+// SAFETY: as above; `bump` restores the inner state on every exit path, because `L`'s does.
 unsafe impl<L: RawMutexFair> RawMutexFair for Profiled<L> {
     #[inline]
     unsafe fn unlock_fair(&self, guard: Self::Guard) {
         let Attributed { inner, row, since } = guard;
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is that of the inner one.
+        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // state for it.
         let release = |lock: &L, inner| unsafe { lock.unlock_fair(inner) };
         match row {
             None => release(&self.0, inner),
@@ -202,17 +206,18 @@ unsafe impl<L: RawMutexFair> RawMutexFair for Profiled<L> {
         }
     }
 
-    /// Counts as one acquisition, held from the first to the last.
+    /// Counts as one acquisition, held from the first acquisition to the last release.
     #[inline]
     #[track_caller]
     unsafe fn bump(&self, guard: &mut Self::Guard) {
         let _attribution = guard.row.map(Attribution::to_same_line);
-        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is that of the inner one.
+        // SAFETY: the caller gives the state of an acquisition of this lock; `inner` is the inner lock's
+        // state for it.
         unsafe { self.0.bump(&mut guard.inner) }
     }
 }
 
-// SAFETY: as for `RawMutex`; what the inner lock did not acquire is not acquired here.
+// SAFETY: as for `RawMutex`; this acquires nothing that the inner lock did not acquire.
 unsafe impl<L: RawMutexTimed> RawMutexTimed for Profiled<L> {
     type Duration = L::Duration;
     type Instant = L::Instant;

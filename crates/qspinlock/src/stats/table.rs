@@ -1,4 +1,4 @@
-//! Where each thread counts: a table of its own, with a row for every line that takes locks.
+//! Per-thread count tables, with a row for every source line that takes locks.
 //!
 //! ```text
 //! TABLES[thread number] ─ rows: hashed by the caller's `Location`, claimed at first use, kept for ever
@@ -6,9 +6,9 @@
 //!                       └ unattributed: events outside of any `Profiled` operation
 //! ```
 //!
-//! - One writer per table, so counting is a load and a store; readers of all tables see each count whole.
-//! - An event goes to the row of the operation that its thread is in (`CURRENT`), which `Profiled` sets.
-//! - A row begins with the cache line that every acquisition touches; what slow paths count follows.
+//! - Each table has one writer, so counting is a load and a store; readers see each count whole.
+//! - An event goes to the row of the thread's current operation (`CURRENT`), which `Profiled` sets.
+//! - A row begins with the cache line that every acquisition touches; the counts of slow paths follow.
 //!
 //! Not here: merging rows (`profile.rs`), when to count what (`profiled.rs`).
 
@@ -26,8 +26,8 @@ use super::Recording;
 use crate::Event;
 use crate::thread_number::{self, MAX_THREADS};
 
-/// Places that take locks that one thread can tell apart, with those of ended threads whose table it goes on with.
-/// All beyond them share a row.
+/// Source locations that one thread can tell apart, including those of ended threads whose table it took
+/// over. All others share a row.
 pub const SITES: usize = 1 << SITES_LOG2;
 const SITES_LOG2: u32 = if cfg!(miri) { 4 } else { 7 };
 /// Kinds of events.
@@ -36,7 +36,7 @@ pub(super) const KINDS: usize = Event::NoNode as usize + 1;
 static TABLES: [Table; MAX_THREADS] = [const { Table::new() }; MAX_THREADS];
 /// For threads without a number: they overwrite each other's counts.
 static CROWD: Table = Table::new();
-/// Tables that were ever used are the first so many.
+/// Number of tables that were ever used; they are the first ones.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Threads that have counted in `CROWD`.
 static CROWDED: AtomicUsize = AtomicUsize::new(0);
@@ -44,11 +44,11 @@ static CROWDED: AtomicUsize = AtomicUsize::new(0);
 std::thread_local! {
     /// This thread's table, once it has one.
     static MINE: Cell<Option<&'static Table>> = const { Cell::new(None) };
-    /// The row, of that table, of the operation this thread is in.
+    /// The row of this thread's current operation, in its own table.
     static CURRENT: Cell<Option<&'static Row>> = const { Cell::new(None) };
 }
 
-/// A count that one thread changes and any reads.
+/// A count that one thread changes and any thread reads.
 #[derive(Debug)]
 pub(super) struct Counter(AtomicU64);
 
@@ -61,7 +61,7 @@ impl Counter {
         self.0.load(Relaxed)
     }
 
-    /// Only by the table's thread. Relaxed: a count orders nothing.
+    /// Only the table's thread may call it. Relaxed: a count orders nothing.
     #[inline]
     pub(super) fn add(&self, n: u64) {
         self.set(self.0.load(Relaxed).wrapping_add(n));
@@ -80,14 +80,14 @@ pub(super) struct Row {
     /// Null while the row is free, and for the rows without a line.
     site: AtomicPtr<Location<'static>>,
     pub(super) acquired: Counter,
-    /// Acquisitions until the next that is timed.
+    /// Acquisitions until the next timed one.
     until_timed: Counter,
     pub(super) contended: Counter,
     pub(super) refused: Counter,
     pub(super) timed: Counter,
     pub(super) waited_ns: Counter,
     pub(super) held_ns: Counter,
-    /// By the number of the [`Event`].
+    /// Indexed by the number of the [`Event`].
     pub(super) events: [Counter; KINDS],
 }
 
@@ -117,7 +117,8 @@ impl Row {
         ptr::eq(self.site.load(Relaxed), site) || (cfg!(miri) && self.site() == Some(site))
     }
 
-    /// Whether the row is `site`'s now. An exchange, because a signal handler may claim it in between.
+    /// Claims the row for `site`; whether it belongs to `site` now. Uses an exchange, because a signal
+    /// handler may claim it first.
     fn claim(&self, site: &'static Location<'static>) -> bool {
         let location = ptr::from_ref(site).cast_mut();
         match self.site.compare_exchange(ptr::null_mut(), location, Relaxed, Relaxed) {
@@ -126,17 +127,17 @@ impl Row {
         }
     }
 
-    /// Counts an acquisition; returns whether it is to be timed.
+    /// Counts an acquisition; returns whether to time it.
     #[inline]
     pub(super) fn count_acquisition(&self, recording: Recording) -> bool {
         self.acquired.add(1);
         recording.stride().is_some_and(|stride| self.is_turn(stride))
     }
 
-    /// Whether this is the one in `stride`; the first is.
+    /// Whether this acquisition is the one in `stride` to time; the first one is.
     #[inline]
     fn is_turn(&self, stride: u32) -> bool {
-        // A stride that was longer before must not be waited for.
+        // If the stride was longer before, the longer count must not delay this.
         let left = self.until_timed.get().min(u64::from(stride));
         let turn = left <= 1;
         self.until_timed.set(if turn { u64::from(stride) } else { left - 1 });
@@ -187,7 +188,7 @@ impl Table {
         Self { rows: [const { Row::new() }; SITES], other: Row::new(), unattributed: Row::new() }
     }
 
-    /// The row for a line: usually where its address hashes to.
+    /// The row for a line, usually the one that its address hashes to.
     #[inline]
     pub(super) fn row(&'static self, site: &'static Location<'static>) -> &'static Row {
         let start = hash(site);
@@ -204,7 +205,7 @@ impl Table {
         rows.find(|row| row.is_of(site) || row.claim(site)).unwrap_or(&self.other)
     }
 
-    /// The row of this table for the same line as `row`, which may be another table's.
+    /// This table's row for the same line as `row`, which may be in another table.
     #[inline]
     fn own(&'static self, row: &'static Row) -> &'static Row {
         let table = ptr::from_ref(self).addr();
@@ -215,7 +216,8 @@ impl Table {
     }
 }
 
-/// Fibonacci hashing: locations are neighbours in read-only data. (Under Miri each call makes a location of its own.)
+/// Fibonacci hashing: locations are neighbours in read-only data. (Under Miri each call creates a new
+/// location.)
 #[inline]
 fn hash(site: &'static Location<'static>) -> usize {
     let addr = if cfg!(miri) { 0 } else { ptr::from_ref(site).addr() as u64 };
@@ -232,7 +234,7 @@ pub(super) fn mine() -> &'static Table {
     }
 }
 
-/// A thread's first use.
+/// Registers a thread on its first use.
 #[cold]
 #[inline(never)]
 fn register() -> &'static Table {
@@ -258,12 +260,12 @@ pub(super) fn used() -> impl Iterator<Item = &'static Table> {
     TABLES.iter().take(used).chain(core::iter::once(&CROWD))
 }
 
-/// How many threads had to count in one table together, ever.
+/// How many threads so far had to share one table.
 pub(super) fn crowded() -> usize {
     CROWDED.load(Relaxed)
 }
 
-/// The platform's events come here.
+/// Receives the platform's events.
 #[inline]
 pub(crate) fn note(event: Event) {
     if !Recording::now().is_off() {
@@ -271,20 +273,20 @@ pub(crate) fn note(event: Event) {
     }
 }
 
-/// As long as it lives, this thread's events are of one row. May be nested (signal handlers).
+/// While it lives, this thread's events belong to one row. May be nested (signal handlers).
 #[derive(Debug)]
 pub(super) struct Attribution {
     before: Option<&'static Row>,
 }
 
 impl Attribution {
-    /// `row` is one of this thread's.
+    /// `row` is one of this thread's rows.
     #[inline]
     pub(super) fn to_own(row: &'static Row) -> Self {
         Self { before: CURRENT.replace(Some(row)) }
     }
 
-    /// `row` may be another thread's (a guard was sent): then the row for that line of this one's is meant.
+    /// `row` may be another thread's (a guard was sent); then this thread's row for the same line is used.
     #[inline]
     pub(super) fn to_same_line(row: &'static Row) -> (Self, &'static Row) {
         let row = mine().own(row);

@@ -1,6 +1,6 @@
-//! What needs a look at the ticket lock's word: order of service, the wrap.
+//! Tests that look at the ticket lock's word: order of service, the wrap.
 //!
-//! Not here: what any lock must do (`tests/it/contract.rs`), all interleavings (`model.rs`).
+//! Not here: tests for every lock (`tests/it/contract.rs`), all interleavings (`model.rs`).
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use lock_api::{RawMutex, RawMutexFair};
 use super::*;
 use crate::TicketMutex;
 
-/// Threads that queue one behind the other while the lock is held, and note in which order they got it.
+/// Starts threads that queue one after another while the lock is held; returns the order in which they got
+/// it.
 fn order_of_service(lock: TicketLock, waiters: u16) -> Vec<u16> {
     let mutex = Arc::new(lock_api::Mutex::from_raw(lock, Vec::new()));
     let held = mutex.lock();
@@ -28,7 +29,7 @@ fn order_of_service(lock: TicketLock, waiters: u16) -> Vec<u16> {
 }
 
 fn wait_until_outstanding(mutex: &TicketMutex<Vec<u16>>, wanted: u16) {
-    // SAFETY: the raw lock is only looked at.
+    // SAFETY: the raw lock is only read.
     let raw = unsafe { mutex.raw() };
     while raw.outstanding() < wanted {
         thread::yield_now();
@@ -89,7 +90,7 @@ fn bump_without_waiters_keeps_the_ticket_and_with_one_lets_it_go_first() {
 
 #[test]
 fn thirty_two_thousand_waiters_are_as_many_as_may_be() {
-    // One more ends the process, which `tests/crowd.rs` looks at from outside.
+    // One more ends the process, which `tests/crowd.rs` checks from outside.
     assert_not_crowded(MAX_OUTSTANDING, 0);
     assert_not_crowded(3, u16::MAX - 3);
 }
