@@ -1,12 +1,13 @@
-//! What statistics cost: the same loop with the lock alone, and with statistics off, counting, sampling and timing all.
+//! Measures the cost of statistics: the same loop with the bare lock, and with statistics off, counting,
+//! sampling and timing everything.
 //!
-//! A turn is 50 steps of a generator under the lock and 100 without it, each step waiting for the one before. All
-//! variants run in every round, one after the other, each in another place than in the round before; a figure is the
-//! median over rounds of the ratio to the same round's "off". Threads are pinned round robin.
+//! A turn is 50 steps of a generator under the lock and 100 without it; each step depends on the one before.
+//! Every round runs all variants one after another, in a different order than the round before. A figure is
+//! the median over rounds of the ratio to the same round's "off". Threads are pinned round robin.
 //!
-//! Beside each stands the interval that the median is in with a probability of 95 %.
+//! Next to each figure is its 95 % confidence interval.
 //!
-//! Times are of the processor, so that a busy machine disturbs little: per turn and thread, of all threads together.
+//! Times are CPU times, so that a busy machine disturbs little: per turn and thread, summed over all threads.
 //!
 //! `cargo bench -p qspinlock --bench stats --features stats`. Not here: what is counted (`tests/stats.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_precision_loss)]
@@ -23,7 +24,7 @@ use qspinlock::{Fifo, Hybrid, PvQSpinLock};
 const INSIDE: u32 = 50;
 const OUTSIDE: u32 = 100;
 
-/// How much, full or just to see that it runs.
+/// The number of rounds and turns: for a real measurement, or just to see that it runs.
 #[derive(Clone, Copy)]
 struct Size {
     rounds: usize,
@@ -37,7 +38,7 @@ struct Cost {
 }
 
 fn steps(mut x: u64, n: u32) -> u64 {
-    // Known to the compiler, n steps would be one.
+    // Hidden from the compiler, which would otherwise merge n steps into one.
     let factor = black_box(6_364_136_223_846_793_005);
     for _ in 0..n {
         x = x.wrapping_mul(factor).wrapping_add(1_442_695_040_888_963_407);
@@ -50,13 +51,13 @@ fn pin(core: usize) {
     let mut set = unsafe { std::mem::zeroed::<libc::cpu_set_t>() };
     // SAFETY: the core's number is far below the set's size.
     unsafe { libc::CPU_SET(core, &mut set) };
-    // SAFETY: `set` is a set of that size; 0 is the calling thread.
+    // SAFETY: `set` has that size and is only read; 0 means the calling thread.
     unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
 }
 
 fn thread_cpu_ns() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec to be written to.
+    // SAFETY: `time` is a timespec that the call may write to.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
@@ -69,14 +70,14 @@ fn turn<L: RawMutex>(lock: &Mutex<L, u64>, own: u64) -> u64 {
     steps(own, OUTSIDE)
 }
 
-/// Of one turn.
+/// The cost of one turn.
 fn run<L: RawMutex + Send + Sync>(threads: usize, turns: u32) -> Cost {
     let lock = Mutex::<L, u64>::new(1);
     let cores = thread::available_parallelism().unwrap().get();
     let start = Barrier::new(threads + 1);
     let body = |number: usize| {
         pin(number % cores);
-        (0..turns / 20).fold(0, |own, _| turn(&lock, own)); // its number, its row, its caches
+        (0..turns / 20).fold(0, |own, _| turn(&lock, own)); // warms up its number, its row, its caches
         start.wait();
         let before = thread_cpu_ns();
         black_box((0..turns).fold(number as u64, |own, _| turn(&lock, own)));
@@ -109,7 +110,7 @@ fn run_variant<L: RawMutex + Send + Sync>(mode: Option<Mode>, threads: usize, tu
     cost
 }
 
-/// The median, between the ends of the interval that it is in with a probability of 95 %.
+/// The median, and the bounds of its 95 % confidence interval.
 fn median(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -143,7 +144,7 @@ fn compare<L: RawMutex + Send + Sync>(name: &str, threads: usize, size: Size) {
 }
 
 fn main() {
-    // `cargo bench` says so; a test run does not.
+    // `cargo bench` passes this flag; a test run does not.
     let full = std::env::args().any(|argument| argument == "--bench");
     let size = if full { Size { rounds: 301, turns: 60_000 } } else { Size { rounds: 2, turns: 400 } };
     let cores = thread::available_parallelism().unwrap().get();

@@ -1,4 +1,4 @@
-//! A crowd that takes three locks from four lines, and what statistics say of it.
+//! Many threads take three locks on four lines; prints their statistics.
 //!
 //! `cargo run --release -p qspinlock --features stats --example profile`. Not here: how to read the table
 //! (`docs/qspinlock-statistics.md`).
@@ -32,7 +32,7 @@ fn with(lock: &mut u64, steps: u32) {
 fn job(own: u64) -> u64 {
     with(&mut PAGE_LIST.lock(), 50);
     if own.is_multiple_of(4) {
-        with(&mut PAGE_LIST.lock(), 400); // seldom, but long
+        with(&mut PAGE_LIST.lock(), 400); // rarely, but for long
     }
     with(&mut FREE_LIST.lock(), 30);
     with(&mut RUN_QUEUE.lock(), 20);

@@ -1,8 +1,8 @@
-//! What statistics say of acquisitions that are known.
+//! Checks statistics against known acquisitions.
 //!
-//! The switch and the counts are the process's: the tests of this file run one at a time.
+//! The switch and the counts are process-wide, so the tests in this file run one at a time.
 //!
-//! Not here: what statistics cost (`benches/stats.rs`), more lines than rows (`tests/stats_bounds.rs`).
+//! Not here: the cost of statistics (`benches/stats.rs`), more lines than rows (`tests/stats_bounds.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -19,7 +19,7 @@ type Ordered = Profiled<PvQSpinLock<Fifo>>;
 
 static ALONE: StdSync<()> = StdSync::new(());
 
-/// From zero and in that mode, until it is dropped.
+/// Sets the mode and starts from zero, until it is dropped.
 struct Recorded(#[allow(dead_code)] MutexGuard<'static, ()>);
 
 fn record(mode: Mode) -> Recorded {
@@ -48,10 +48,10 @@ fn take<L: RawMutex>(lock: &Mutex<L, u64>, times: u64) -> u32 {
     line!() - 2
 }
 
-/// Notes what a thread in a slow path would, each time it is taken and each time it is let go.
+/// Notes the events of a slow path on each acquisition and each release.
 struct Eventful(TicketLock);
 
-// SAFETY: the ticket lock's, with notes.
+// SAFETY: the ticket lock's arguments; this only adds notes.
 unsafe impl RawMutex for Eventful {
     const INIT: Self = Self(TicketLock::INIT);
     type Guard = <TicketLock as RawMutex>::Guard;
@@ -74,7 +74,7 @@ unsafe impl RawMutex for Eventful {
     }
 }
 
-/// Holds the lock until `enough`, while so many others want it. Returns the others' line.
+/// Holds the lock until `enough`, while `others` threads want it. Returns the other threads' line.
 fn hold_until<L>(enough: impl Fn() -> bool, others: usize, lock: &Mutex<L, u64>) -> u32
 where
     L: RawMutex<Guard: Send> + Send + Sync,
@@ -155,7 +155,7 @@ fn waiters_that_sleep_are_contended_queued_halted_and_woken_once_each() {
     let (site, totals) = (at(&stats::snapshot(), line), stats::totals());
     assert_eq!((site.times.acquired, site.contended), (4, 4));
     assert_eq!((site.events.queued, site.events.halted, site.events.stole), (4, 4, 0));
-    // The holder wakes the first of them, and each of them the next.
+    // The holder wakes the first waiter, and each waiter wakes the next.
     assert_eq!((totals.kicked, site.events.kicked), (4, 3));
 }
 

@@ -1,8 +1,8 @@
 //! More lines that take locks than a thread has rows for.
 //!
-//! A process of its own: tables go on to other threads when theirs end, with the rows that they have.
+//! Runs as its own process: a new thread takes over an ended thread's table with the rows in use.
 //!
-//! Not here: all else about statistics (`tests/stats.rs`).
+//! Not here: everything else about statistics (`tests/stats.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use lock_api::Mutex;
@@ -11,7 +11,7 @@ use qspinlock::stats::{self, Mode, Profiled, SITES};
 
 static L: Mutex<Profiled<TicketLock>, ()> = Mutex::new(());
 
-/// Each expression is a site: they differ in the column.
+/// Each expression is a separate site: they differ in the column.
 macro_rules! take_each {
     ($($lock:expr),* $(,)?) => { [$(drop($lock)),*].len() };
 }

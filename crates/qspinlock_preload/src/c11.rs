@@ -1,7 +1,8 @@
 //! `mtx_*` and `cnd_*`: C11's names for the same objects.
 //!
-//! glibc's own go to its pthread calls without passing the program's symbols, and their objects are the same unions, so
-//! they have to be replaced together with those. `call_once`, `tss_*` and `thrd_*` use none of them.
+//! glibc's versions call its own pthread functions directly, not through the program's symbols, and their
+//! objects are the same unions. So they must be replaced together with the pthread calls. `call_once`,
+//! `tss_*` and `thrd_*` use none of them.
 //!
 //! Not here: the locks (`mutex.rs`), the condition variables (`cond.rs`).
 
@@ -22,7 +23,7 @@ const THRD_TIMEDOUT: c_int = 4;
 const MTX_RECURSIVE: c_int = 1;
 const MTX_TIMED: c_int = 2;
 
-/// An error number of POSIX as C11 says it.
+/// Converts a POSIX error number to C11's.
 fn thrd(error: c_int) -> c_int {
     match error {
         0 => THRD_SUCCESS,
@@ -35,7 +36,7 @@ fn thrd(error: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_init(mutex: *mut pthread_mutex_t, kind: c_int) -> c_int {
-    // Every mutex can be timed.
+    // Every mutex supports timed locking.
     let kind = match kind & !MTX_TIMED {
         0 => libc::PTHREAD_MUTEX_NORMAL,
         MTX_RECURSIVE => libc::PTHREAD_MUTEX_RECURSIVE,
@@ -48,27 +49,27 @@ unsafe extern "C-unwind" fn mtx_init(mutex: *mut pthread_mutex_t, kind: c_int) -
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_destroy(mutex: *mut pthread_mutex_t) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Mutex::of(mutex) }.destroy();
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_lock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     thrd(unsafe { Mutex::of(mutex) }.lock(Patience::Endless))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_trylock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     thrd(unsafe { Mutex::of(mutex) }.lock(Patience::None))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_timedlock(mutex: *mut pthread_mutex_t, at: *const timespec) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     match unsafe { Time::new(libc::CLOCK_REALTIME, at) } {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the contract.
         Ok(time) => thrd(unsafe { Mutex::of(mutex) }.lock(Patience::Until(time))),
         Err(error) => thrd(error),
     }
@@ -76,7 +77,7 @@ unsafe extern "C-unwind" fn mtx_timedlock(mutex: *mut pthread_mutex_t, at: *cons
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn mtx_unlock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     thrd(unsafe { Mutex::of(mutex) }.unlock())
 }
 
@@ -89,27 +90,27 @@ unsafe extern "C-unwind" fn cnd_init(cond: *mut pthread_cond_t) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn cnd_destroy(cond: *mut pthread_cond_t) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Cond::of(cond) }.destroy();
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn cnd_signal(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     thrd(unsafe { Cond::of(cond) }.signal())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn cnd_broadcast(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     thrd(unsafe { Cond::of(cond) }.broadcast())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn cnd_wait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let cond = unsafe { Cond::of(cond) };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     thrd(cond.wait(unsafe { Mutex::of(mutex) }, None))
 }
 
@@ -119,13 +120,13 @@ unsafe extern "C-unwind" fn cnd_timedwait(
     mutex: *mut pthread_mutex_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let time = match unsafe { Time::new(libc::CLOCK_REALTIME, at) } {
         Ok(time) => time,
         Err(error) => return thrd(error),
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let cond = unsafe { Cond::of(cond) };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     thrd(cond.wait(unsafe { Mutex::of(mutex) }, Some(time)))
 }

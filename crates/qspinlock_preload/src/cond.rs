@@ -5,29 +5,33 @@
 //!         | lock | epoch | oldest | newest | clock | zero | – | zero | owing |     all zero: the static initialiser
 //! ```
 //!
-//! `wait: into the list → unlock the mutex → sleep until posted → lock the mutex`
-//! `signal: out of the list, the oldest (broadcast: all) → post`
+//! `wait: join the list → unlock the mutex → sleep until posted → lock the mutex`
+//! `signal: remove the oldest from the list (broadcast: all) → post`
 //!
-//! Why no wake-up is lost:
-//! 1. A waiter is in the list before it unlocks the mutex. So whoever changes what is waited for with the mutex held,
-//!    and signals then or later, finds it in the list (its lookups come after the insertion, through the mutex).
-//! 2. Signals pick the oldest in the list, so never one that came after them; a waiter that came later cannot take the
-//!    wake of one before it, which futexes and counters allow.
-//! 3. A waiter is picked, or has left because its time ran out or it was cancelled: one compare-exchange on its own word
-//!    decides. Who is picked is posted exactly once and leaves only when it has taken the post, also if its time ran out
-//!    meanwhile (it ends as woken) or it was cancelled; until then its stack, and with it the list's node, stays.
-//! 4. A cancelled waiter that a signal had picked when others waited hands the signal on.
+//! Why no wake is lost:
+//! 1. A waiter is in the list before it unlocks the mutex. A thread that changes the condition with the mutex
+//!    held, and signals then or later, finds the waiter in the list (its lookups come after the insertion,
+//!    through the mutex).
+//! 2. A signal picks the oldest waiter in the list, so never one that came after the signal. A later waiter
+//!    cannot take the wake of an earlier one, which futexes and counters allow.
+//! 3. A waiter is either picked, or leaves because it timed out or was cancelled: one compare-exchange on its
+//!    own word decides. A picked waiter is posted exactly once and leaves only after it has taken the post,
+//!    even if it times out meanwhile (then it returns as woken) or is cancelled; until then its stack, and
+//!    with it the list's node, stays.
+//! 4. If a signal picked a waiter while others waited, and that waiter is cancelled, it passes the signal on.
 //!
-//! When the variable may be destroyed: as soon as all are picked, as POSIX has it.
-//! - Who was picked by a broadcast, or alone, does not touch the variable any more, not even to see that it was.
-//! - Who has left is still in the list until it has taken itself out; destroying waits for that.
-//! - Who was picked from several by a signal may have to hand it on, which is not known before it runs. So it owes a
-//!   word (`owing`), given as the last thing that it does with the variable, and destroying waits for that, too. None of
-//!   these waits is for the mutex.
+//! When the variable may be destroyed: as soon as all waiters are picked, as POSIX requires.
+//! - A waiter that was picked by a broadcast, or as the only one, never touches the variable again, not even
+//!   to see that it was picked.
+//! - A waiter that leaves is still in the list until it has removed itself; destroying waits for that.
+//! - A waiter that a signal picked from several may have to pass the signal on, which is not known before it
+//!   runs. So it is counted in `owing` until its last access to the variable, and destroying waits for that,
+//!   too. None of these waits is for the mutex.
 //!
-//! Words 7 and 9 stay zero: glibc has its flag for "process-shared" in the lowest bit of one of them (9 before 2.41, 7
-//! since), and by that its own, which are passed on, are told apart. Those work with mutexes that are the C library's as
-//! well (`EINVAL` with others); the ones here work with any mutex.
+//! Words 7 and 9 stay zero: glibc has its "process-shared" flag in the lowest bit of one of them (9 before
+//! 2.41, 7 since). By that flag the C library's own condition variables are recognized and passed on. Those
+//! work only with mutexes that are also the C library's (`EINVAL` with others); the ones here work with any
+//! mutex.
 //!
 //! Not here: the list (`cond/waiters.rs`), sleeping and cancellation (`cond/waiter.rs`).
 
@@ -53,7 +57,7 @@ use waiters::Waiters;
 #[repr(C)]
 pub(crate) struct Cond {
     waiters: Waiters,
-    /// What times are readings of: [`MONOTONIC`], or else the date.
+    /// The clock of its timeouts: [`MONOTONIC`], otherwise the date.
     clock: AtomicU32,
     shared_since_2_41: AtomicU32,
     _unused: AtomicU32,
@@ -71,11 +75,12 @@ const MONOTONIC: u32 = 1;
 
 impl Cond {
     /// # Safety
-    /// `cond` points to a condition variable, initialised by either library or statically, as long as it is used.
+    /// `cond` points to a condition variable, initialised by either library or statically, for as long as the
+    /// reference is used.
     #[inline]
     pub(crate) unsafe fn of<'a>(cond: *mut pthread_cond_t) -> &'a Self {
-        // SAFETY: 1. the caller's promise; 2. size and alignment fit (above), and all of it is atomics, for which any
-        // bytes are valid, and which may be changed behind a shared reference.
+        // SAFETY: 1. the caller promises the same; 2. size and alignment fit (above), and all fields are
+        // atomics, for which any bytes are valid, and which may change behind a shared reference.
         unsafe { &*cond.cast::<Self>() }
     }
 
@@ -83,7 +88,7 @@ impl Cond {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// The C library's.
+    /// Whether it is the C library's.
     #[inline]
     fn is_passed(&self) -> bool {
         (self.shared_since_2_41.load(Relaxed) | self.shared_before_2_41.load(Relaxed)) & SHARED != 0
@@ -93,9 +98,9 @@ impl Cond {
         if self.clock.load(Relaxed) == MONOTONIC { libc::CLOCK_MONOTONIC } else { libc::CLOCK_REALTIME }
     }
 
-    /// As the static initialiser does, but for the clock.
+    /// Initialises it like the static initialiser, except for the clock.
     pub(crate) fn reset(&self, clock: Clock) {
-        // SAFETY: who initialises is the only one who uses it, and zeros are valid for all fields.
+        // SAFETY: only the initialising thread uses it, and zeros are valid for all fields.
         unsafe { self.raw().write_bytes(0, 1) };
         self.clock.store(u32::from(clock == Clock::Monotonic), Relaxed);
     }
@@ -122,7 +127,8 @@ impl Cond {
         0
     }
 
-    /// Until `until`, or for ever. Nothing here has a destructor: threads are cancelled while they sleep.
+    /// Waits until `until`, or forever. Nothing here has a destructor: threads may be cancelled while they
+    /// sleep.
     pub(crate) fn wait(&self, mutex: &Mutex, until: Option<Time>) -> c_int {
         if self.is_passed() {
             return self.wait_passed(mutex, until);
@@ -148,7 +154,7 @@ impl Cond {
         }
     }
 
-    /// True if it ended without being picked.
+    /// True if the wait ended without the waiter being picked.
     fn sleep(&self, waiter: &Waiter, mutex: &Mutex, until: Option<Time>) -> bool {
         let cancelled = Cancelled { cond: self, mutex, waiter };
         let mut cleanup = Cleanup::new();
@@ -161,7 +167,7 @@ impl Cond {
         !posted && self.leave(waiter)
     }
 
-    /// Ends a wait that was not woken. False: it was picked meanwhile, and its post is taken.
+    /// Ends a wait that was not posted. False: it was picked meanwhile, and has taken its post.
     fn leave(&self, waiter: &Waiter) -> bool {
         match self.withdraw(waiter) {
             None => true,
@@ -172,7 +178,7 @@ impl Cond {
         }
     }
 
-    /// Out of the list, or the post is taken.
+    /// Removes the waiter from the list; if it was picked, takes its post instead.
     fn withdraw(&self, waiter: &Waiter) -> Option<Picked> {
         match waiter.leave() {
             Ok(()) => {
@@ -186,7 +192,7 @@ impl Cond {
         }
     }
 
-    /// The last that a waiter does with the variable, and only if it owes it.
+    /// A waiter's last access to the variable, and only if it is counted in `owing`.
     #[inline]
     fn give_word(&self, picked: Picked) {
         if picked == Picked::FromSeveral {
@@ -197,7 +203,7 @@ impl Cond {
     #[cold]
     fn wait_passed(&self, mutex: &Mutex, until: Option<Time>) -> c_int {
         if !mutex.is_passed() {
-            return EINVAL; // the C library would take its bytes for something else
+            return EINVAL; // the C library would misread its bytes
         }
         let Some(time) = until else {
             // SAFETY: both are the C library's, as the caller says.
@@ -220,16 +226,16 @@ impl Cond {
     }
 }
 
-/// What a cancelled wait has to put in order.
+/// What the cleanup of a cancelled wait needs.
 struct Cancelled<'a> {
     cond: &'a Cond,
     mutex: &'a Mutex,
     waiter: &'a Waiter,
 }
 
-/// Called by the C library while it unwinds a cancelled thread, before the program's own handlers.
+/// The C library calls this while it unwinds a cancelled thread, before the program's own handlers.
 unsafe extern "C-unwind" fn on_cancel(cancelled: *mut c_void) {
-    // SAFETY: what `sleep` pushed, whose frame is still there.
+    // SAFETY: `sleep` pushed it, and its frame still exists.
     let Cancelled { cond, mutex, waiter } = unsafe { &*cancelled.cast::<Cancelled<'_>>() };
     if cond.withdraw(waiter) == Some(Picked::FromSeveral) {
         cond.signal();
@@ -238,18 +244,19 @@ unsafe extern "C-unwind" fn on_cancel(cancelled: *mut c_void) {
     mutex.lock(Patience::Woken);
 }
 
-// SAFETY (all calls below): what POSIX asks of the caller; first of all that pointers point to initialised objects.
+// SAFETY (all calls below): the caller keeps POSIX's contract; above all, pointers point to initialised
+// objects.
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_cond_init(
     cond: *mut pthread_cond_t,
     attr: *const pthread_condattr_t,
 ) -> c_int {
-    // SAFETY: the caller's memory for one, whatever its bytes are.
+    // SAFETY: the caller's memory for a condition variable, with any bytes.
     let made = unsafe { Cond::of(cond) };
     let (mut shared, mut clock) = (libc::PTHREAD_PROCESS_PRIVATE, libc::CLOCK_REALTIME);
     if !attr.is_null() {
-        // SAFETY: the caller's attributes, and numbers to write to; likewise below.
+        // SAFETY: the caller's attributes, and numbers that the call may write to; likewise below.
         unsafe { libc::pthread_condattr_getpshared(attr, &raw mut shared) };
         // SAFETY: as above.
         unsafe { libc::pthread_condattr_getclock(attr, &raw mut clock) };
@@ -258,27 +265,27 @@ unsafe extern "C-unwind" fn pthread_cond_init(
         made.reset(if clock == libc::CLOCK_MONOTONIC { Clock::Monotonic } else { Clock::Realtime });
         return 0;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let result = unsafe { real::cond_init(cond, attr) };
-    // A C library that keeps its flag elsewhere was not known when this was written.
+    // Guards against a C library that keeps its flag at a place unknown to this library.
     if result == 0 && !made.is_passed() { ENOTSUP } else { result }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_cond_destroy(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Cond::of(cond) }.destroy()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_cond_signal(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Cond::of(cond) }.signal()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_cond_broadcast(cond: *mut pthread_cond_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Cond::of(cond) }.broadcast()
 }
 
@@ -287,9 +294,9 @@ unsafe extern "C-unwind" fn pthread_cond_wait(
     cond: *mut pthread_cond_t,
     mutex: *mut pthread_mutex_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let cond = unsafe { Cond::of(cond) };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     cond.wait(unsafe { Mutex::of(mutex) }, None)
 }
 
@@ -299,16 +306,16 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
     mutex: *mut pthread_mutex_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let waited_for = unsafe { Cond::of(cond) };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let let_go = unsafe { Mutex::of(mutex) };
     if waited_for.is_passed() && let_go.is_passed() {
-        // Its clock is written where only the C library knows.
+        // Only the C library knows where its clock is stored.
         // SAFETY: both are the C library's, as the caller says.
         return unsafe { real::cond_timedwait(cond, mutex, at) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { pthread_cond_clockwait(cond, mutex, waited_for.clock_id(), at) }
 }
 
@@ -319,13 +326,13 @@ unsafe extern "C-unwind" fn pthread_cond_clockwait(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let time = match unsafe { Time::new(clock, at) } {
         Ok(time) => time,
         Err(error) => return error,
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let cond = unsafe { Cond::of(cond) };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     cond.wait(unsafe { Mutex::of(mutex) }, Some(time))
 }

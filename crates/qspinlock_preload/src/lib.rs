@@ -1,4 +1,5 @@
-//! `libqspinlock_preload.so`: under `LD_PRELOAD`, the pthread locks of a program that knows nothing of it are queued ones.
+//! `libqspinlock_preload.so`: under `LD_PRELOAD`, replaces a program's pthread locks by queued ones, without
+//! its knowledge.
 //!
 //! ```text
 //! program ─▶ pthread_spin_*                                   ─▶ spin.rs    4 bytes, in place
@@ -8,20 +9,23 @@
 //!                                        └ shared with other processes, robust, priorities ─▶ real.rs (the C library)
 //! ```
 //!
-//! - For glibc from 2.30 on, on x86-64 and aarch64. Objects keep glibc's size, static initialisers and the place of the
-//!   word that says their kind; so the kinds that are not replaced can be told apart and are passed on, all calls alike.
-//! - Process-shared spin locks cannot be told apart by the C library's word, so they are replaced as well, by one that
-//!   needs no memory but its four bytes (`spin/shared.rs`). **All processes that use one must run under this library.**
-//! - Nothing is allocated, no call ends the process, nothing unwinds but the C library's own cancellation, which runs
-//!   through frames that have nothing to drop. `errno` stays as it was.
+//! - For glibc 2.30 and later, on x86-64 and aarch64. Objects keep glibc's size, static initialisers and the
+//!   position of the word that holds their kind. So kinds that are not replaced can be recognized, and all
+//!   calls pass them on alike.
+//! - The C library's word does not tell process-shared spin locks apart, so they are replaced as well, by one
+//!   that needs only its four bytes (`spin/shared.rs`). **All processes that use one must run under this
+//!   library.**
+//! - Nothing is allocated, and no call ends the process. Nothing unwinds except the C library's own
+//!   cancellation, which runs through frames without destructors. `errno` is preserved.
 //! - Works before `main`, in handlers of `atexit`, in late destructors, after `fork`, and inside an allocator.
-//! - A program's mistakes get an error where they are seen: unlocking what nobody holds, or another thread of a
-//!   recursive or error-checking mutex, is `EPERM`; destroying what is held or waited for is `EBUSY`.
+//! - Misuse returns an error where it is noticed: `EPERM` for unlocking a lock that is not held, or a
+//!   recursive or error-checking mutex of another thread; `EBUSY` for destroying a lock that is held or has
+//!   waiters.
 //!
-//! Not here: calls that the C library makes to itself. Those of its C11 locks are replaced (`c11.rs`); barriers,
-//! semaphores and `call_once` use none of the replaced objects. What cannot be replaced: statically linked programs,
-//! libraries loaded with `RTLD_DEEPBIND` or by `dlmopen`, or linked with `-Bsymbolic` against a C library of their own.
-//! Limits for users: `docs/qspinlock-preload.md`.
+//! Not here: the C library's calls to itself. Those of its C11 locks are replaced (`c11.rs`); barriers,
+//! semaphores and `call_once` use none of the replaced objects. Not replaceable: locks in statically linked
+//! programs, and in libraries that are loaded with `RTLD_DEEPBIND` or by `dlmopen`, or linked with
+//! `-Bsymbolic` against their own C library. Limits for users: `docs/qspinlock-preload.md`.
 
 #[cfg(not(all(
     target_os = "linux",

@@ -5,10 +5,11 @@
 //!         | lock | count | owner | kind | not used … |       all zero: the static initialiser of a plain one
 //! ```
 //!
-//! - `kind` is where glibc has it, because static initialisers and the C library's `pthread_mutex_init` write it. Bits
-//!   beyond the four kinds (robust, priorities, process-shared) say that the mutex is the C library's.
-//! - `owner` and `count` are used by recursive and error-checking mutexes only. A thread that reads its own number in
-//!   `owner` wrote it itself, so reading it needs no lock.
+//! - `kind` is at glibc's position, because static initialisers and the C library's `pthread_mutex_init`
+//!   write it. Bits beyond the four kinds (robust, priorities, process-shared) mean that the mutex is the C
+//!   library's.
+//! - Only recursive and error-checking mutexes use `owner` and `count`. A thread that reads its own number in
+//!   `owner` wrote it itself, so it can read `owner` without the lock.
 //!
 //! Not here: waiting (`patience.rs`, `qspinlock`), condition variables (`cond.rs`).
 
@@ -30,12 +31,12 @@ const REST_BYTES: usize = size_of::<pthread_mutex_t>() - 20;
 #[repr(C)]
 pub(crate) struct Mutex {
     lock: Lock,
-    /// How often a recursive one is locked.
+    /// How often a recursive mutex is locked.
     count: AtomicU32,
-    /// Who holds a recursive or an error-checking one; 0 for nobody.
+    /// The thread that holds a recursive or error-checking mutex; 0 for none.
     owner: AtomicUsize,
     kind: AtomicI32,
-    /// The C library's, if the mutex is.
+    /// The C library's fields, if the mutex is its own.
     _rest: [AtomicU32; REST_BYTES / 4],
 }
 
@@ -43,34 +44,35 @@ const _: () = assert!(std::mem::offset_of!(Mutex, kind) == 16 && size_of::<Lock>
 const _: () = assert!(size_of::<Mutex>() == size_of::<pthread_mutex_t>());
 const _: () = assert!(align_of::<Mutex>() == align_of::<pthread_mutex_t>());
 
-/// Bits of `kind` that ask for lock elision, or for none of it. Hints.
+/// Bits of `kind` that request or forbid lock elision. Hints only.
 const ELISION_BITS: c_int = 256 | 512;
 const DESTROYED: c_int = -1;
 
-/// What a mutex is.
+/// The kind of a mutex.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// "Normal" or "adaptive": who holds it is nobody's business.
+    /// "Normal" or "adaptive": does not record its owner.
     Plain,
     Recursive,
     /// "Error-checking".
     Checked,
-    /// Robust, with priorities, or shared with other processes: the C library's.
+    /// Robust, with priorities, or process-shared: passed on to the C library.
     Passed,
     Destroyed,
 }
 
 impl Mutex {
     /// # Safety
-    /// `mutex` points to a mutex, initialised by either library or statically, as long as it is used.
+    /// `mutex` points to a mutex, initialised by either library or statically, for as long as the reference
+    /// is used.
     #[inline]
     pub(crate) unsafe fn of<'a>(mutex: *mut pthread_mutex_t) -> &'a Self {
-        // SAFETY: 1. the caller's promise; 2. size and alignment are the same (above), and all of it is atomics, for
-        // which any bytes are valid, and which may be changed behind a shared reference.
+        // SAFETY: 1. the caller promises the same; 2. size and alignment are the same (above), and all fields
+        // are atomics, for which any bytes are valid, and which may change behind a shared reference.
         unsafe { &*mutex.cast::<Self>() }
     }
 
-    /// For the C library.
+    /// The pointer for the C library.
     pub(crate) fn raw(&self) -> *mut pthread_mutex_t {
         std::ptr::from_ref(self).cast_mut().cast()
     }
@@ -86,13 +88,13 @@ impl Mutex {
         }
     }
 
-    /// Plain, by far the most frequent kind and a single comparison.
+    /// Whether the kind is plain: by far the most frequent one, and a single comparison.
     #[inline]
     fn is_default(&self) -> bool {
         self.kind.load(Relaxed) == libc::PTHREAD_MUTEX_NORMAL
     }
 
-    /// The C library's.
+    /// Whether the mutex is the C library's.
     pub(crate) fn is_passed(&self) -> bool {
         self.kind() == Kind::Passed
     }
@@ -108,7 +110,8 @@ impl Mutex {
         }
     }
 
-    /// Apart, because a `Patience` that is ready for a call is a store before the exchange, which waits for it.
+    /// A separate function, because preparing a `Patience` for a call stores to memory before the exchange,
+    /// which waits for that store.
     #[inline(never)]
     fn lock_other_endlessly(&self) -> c_int {
         self.lock_other(Patience::Endless)
@@ -150,14 +153,14 @@ impl Mutex {
 
     #[inline]
     pub(crate) fn unlock(&self) -> c_int {
-        // SAFETY: plain mutexes do not know their holder; it is whoever says so.
+        // SAFETY: plain mutexes do not know their holder; any thread may claim to be it.
         if self.is_default() && unsafe { self.lock.try_release_unwanted() } {
             return 0;
         }
         self.unlock_other(let_go)
     }
 
-    /// Before the calling thread sleeps.
+    /// Unlocks before the calling thread sleeps.
     pub(crate) fn unlock_and_rest(&self) -> c_int {
         self.unlock_other(hand_on)
     }
@@ -166,7 +169,7 @@ impl Mutex {
         match self.kind() {
             // SAFETY: as above.
             Kind::Plain => unsafe { giving_up(&self.lock) },
-            // SAFETY: a mutex of the C library's, as the caller says.
+            // SAFETY: the mutex is the C library's, as the caller says.
             Kind::Passed => unsafe { real::mutex_unlock(self.raw()) },
             Kind::Destroyed => EINVAL,
             _ if !self.is_mine() => EPERM,
@@ -182,7 +185,7 @@ impl Mutex {
             return 0;
         }
         self.owner.store(0, Relaxed);
-        // SAFETY: this thread holds it, as its number said.
+        // SAFETY: this thread holds it, as its number in `owner` says.
         unsafe { giving_up(&self.lock) }
     }
 
@@ -190,7 +193,7 @@ impl Mutex {
     fn lock_passed(&self, patience: Patience) -> c_int {
         let raw = self.raw();
         match patience {
-            // SAFETY: a mutex of the C library's, as the caller says; here and below.
+            // SAFETY: the mutex is the C library's, as the caller says; here and below.
             Patience::Endless | Patience::Woken => unsafe { real::mutex_lock(raw) },
             // SAFETY: as above.
             Patience::None => unsafe { real::mutex_trylock(raw) },
@@ -201,48 +204,49 @@ impl Mutex {
         }
     }
 
-    /// As the static initialisers do.
+    /// Initialises the mutex like the static initialisers.
     pub(crate) fn reset(&self, kind: c_int) {
-        // SAFETY: who initialises a mutex is the only one who uses it, and zeros are valid for all of its fields.
+        // SAFETY: only the initialising thread uses the mutex, and zeros are valid for all of its fields.
         unsafe { self.raw().write_bytes(0, 1) };
-        self.kind.store(kind, Release); // with whatever makes the mutex known to other threads
+        self.kind.store(kind, Release); // pairs with however the program publishes the mutex
     }
 
     pub(crate) fn destroy(&self) -> c_int {
         match self.kind() {
-            // SAFETY: a mutex of the C library's, as the caller says.
+            // SAFETY: the mutex is the C library's, as the caller says.
             Kind::Passed => unsafe { real::mutex_destroy(self.raw()) },
             _ if self.lock.is_held() => EBUSY,
             _ => {
-                self.kind.store(DESTROYED, Relaxed); // nobody else uses it any more
+                self.kind.store(DESTROYED, Relaxed); // no other thread uses it any more
                 0
             }
         }
     }
 }
 
-// SAFETY (all calls below): what POSIX asks of the caller; first of all that `mutex` points to an initialised mutex.
+// SAFETY (all calls below): the caller keeps POSIX's contract; above all, `mutex` points to an initialised
+// mutex.
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_init(
     mutex: *mut pthread_mutex_t,
     attr: *const pthread_mutexattr_t,
 ) -> c_int {
-    // SAFETY: memory for a mutex, the caller's; whatever its bytes are.
+    // SAFETY: the caller's memory for a mutex, with any bytes.
     let made = unsafe { Mutex::of(mutex) };
     if attr.is_null() {
         made.reset(libc::PTHREAD_MUTEX_NORMAL);
         return 0;
     }
-    // The C library knows how to read attributes. What it makes of those that are replaced is zeros and a kind.
-    // SAFETY: the caller's.
+    // Only the C library can read attributes. For replaced mutexes it writes zeros and a kind.
+    // SAFETY: the caller keeps the contract.
     let result = unsafe { real::mutex_init(mutex, attr) };
     if result != 0 {
         return result;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     if unsafe { is_special(attr) } != made.is_passed() {
-        return ENOTSUP; // a C library that writes kinds in a way that was not known when this was written
+        return ENOTSUP; // guards against a C library that encodes kinds in a way unknown to this library
     }
     if !made.is_passed() {
         made.reset(made.kind.load(Relaxed));
@@ -256,7 +260,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_init(
 /// `attr` points to initialised attributes.
 unsafe fn is_special(attr: *const pthread_mutexattr_t) -> bool {
     let (mut shared, mut robust, mut protocol) = (0, 0, 0);
-    // SAFETY: the caller's, and numbers to write to; likewise below.
+    // SAFETY: the caller's attributes, and numbers that the call may write to; likewise below.
     unsafe { libc::pthread_mutexattr_getpshared(attr, &raw mut shared) };
     // SAFETY: as above.
     unsafe { libc::pthread_mutexattr_getrobust(attr, &raw mut robust) };
@@ -268,19 +272,19 @@ unsafe fn is_special(attr: *const pthread_mutexattr_t) -> bool {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_destroy(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Mutex::of(mutex) }.destroy()
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_lock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Mutex::of(mutex) }.lock(Patience::Endless)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_trylock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Mutex::of(mutex) }.lock(Patience::None)
 }
 
@@ -289,7 +293,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_timedlock(
     mutex: *mut pthread_mutex_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { pthread_mutex_clocklock(mutex, libc::CLOCK_REALTIME, at) }
 }
 
@@ -299,9 +303,9 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_clocklock(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     match unsafe { Time::new(clock, at) } {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the contract.
         Ok(time) => unsafe { Mutex::of(mutex) }.lock(Patience::Until(time)),
         Err(error) => error,
     }
@@ -309,6 +313,6 @@ pub(crate) unsafe extern "C-unwind" fn pthread_mutex_clocklock(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_mutex_unlock(mutex: *mut pthread_mutex_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { Mutex::of(mutex) }.unlock()
 }

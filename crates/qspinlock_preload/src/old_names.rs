@@ -1,6 +1,6 @@
-//! Names that the C library kept for programs linked long ago: the same calls.
+//! Names that the C library keeps for programs linked long ago, for the same calls.
 //!
-//! Not here: the calls.
+//! Not here: the calls themselves.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,7 @@ macro_rules! old_name {
     ($($old:ident = $new:path, ($($arg:ident: $type:ty),*);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $old($($arg: $type),*) -> c_int {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the contract.
             unsafe { $new($($arg),*) }
         }
     )*};

@@ -1,6 +1,6 @@
-//! Taking a queued lock and giving it up, in terms of C: how long a call waits, and its error number.
+//! Takes and releases a queued lock for C callers: how long a call waits, and its error number.
 //!
-//! Not here: who waits how (`qspinlock`, `cond/waiter.rs`).
+//! Not here: how threads wait (`qspinlock`, `cond/waiter.rs`).
 
 use std::ffi::c_int;
 
@@ -9,26 +9,26 @@ use qspinlock::{Clock, Deadline, Hybrid, Policy, PvQSpinLock};
 
 use crate::thread::keeping_errno;
 
-/// What is under spin locks and mutexes.
+/// The lock inside spin locks and mutexes.
 pub(crate) type Lock = PvQSpinLock<Hybrid>;
 
 const NS_PER_S: i64 = 1_000_000_000;
 
-/// How long.
+/// How long a call waits.
 #[derive(Clone, Copy)]
 pub(crate) enum Patience {
-    /// Until it is had.
+    /// Until it has the lock.
     Endless,
-    /// Until it is had, by a thread that was just woken by another one, which may still hold the lock and want this
-    /// thread's processor to give it up: it soon sleeps again.
+    /// Until it has the lock. For a thread that another thread has just woken: that one may still hold the
+    /// lock and need this thread's processor to release it, so this thread soon sleeps again.
     Woken,
     /// Not at all.
     None,
-    /// Until a reading of a clock.
+    /// Until a clock reading.
     Until(Time),
 }
 
-/// A clock and its reading, as the caller gave it.
+/// A clock and its reading, as the caller gave them.
 #[derive(Clone, Copy)]
 pub(crate) struct Time {
     pub(crate) clock: Clock,
@@ -37,24 +37,24 @@ pub(crate) struct Time {
 
 impl Time {
     /// # Errors
-    /// `EINVAL` for a clock that locks cannot be timed by.
+    /// `EINVAL` for a clock that locks do not support for timeouts.
     ///
     /// # Safety
     /// `at` points to a timespec.
     pub(crate) unsafe fn new(clock: libc::clockid_t, at: *const libc::timespec) -> Result<Self, c_int> {
         let clock = clock_of(clock)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises the same.
         Ok(Self { clock, at: unsafe { *at } })
     }
 
     /// # Errors
-    /// `EINVAL` for a time that is none.
+    /// `EINVAL` for an invalid time.
     pub(crate) fn deadline(&self) -> Result<Deadline, c_int> {
         if !(0..NS_PER_S).contains(&self.at.tv_nsec) {
             return Err(EINVAL);
         }
         let ns = self.at.tv_sec.saturating_mul(NS_PER_S).saturating_add(self.at.tv_nsec);
-        // Before the clock's first second: in the past.
+        // Negative: before the clock's first second, so in the past.
         Ok(Deadline { clock: self.clock, at_ns: u64::try_from(ns).unwrap_or(0) })
     }
 
@@ -74,7 +74,7 @@ fn clock_of(clock: libc::clockid_t) -> Result<Clock, c_int> {
     }
 }
 
-/// Takes `lock`, or says why not. A time is looked at only if there is something to wait for, as POSIX allows.
+/// Takes `lock`, or returns the error. Checks the time only if it has to wait, as POSIX allows.
 #[inline]
 pub(crate) fn take(lock: &Lock, patience: Patience) -> c_int {
     if lock.try_acquire_unwanted() {
@@ -106,7 +106,7 @@ pub(crate) fn take_slowly(lock: &Lock, patience: Patience) -> c_int {
     }
 }
 
-/// [`Hybrid`], but for how long a waiter looks before it sleeps.
+/// [`Hybrid`], except for how long a waiter looks before it sleeps.
 struct Woken;
 
 impl Policy for Woken {
@@ -119,24 +119,25 @@ impl Policy for Woken {
     const HEIR_LOOKS: u32 = 1;
 }
 
-/// The same lock for a thread that waits otherwise. Policies are code, not data: how long a waiter looks is its own
-/// business, and what concerns others is the same.
+/// The same lock for a thread that waits differently. Policies are code, not data: how long a waiter looks
+/// affects only itself; everything that affects other threads is the same.
 fn as_woken(lock: &Lock) -> &PvQSpinLock<Woken> {
-    // SAFETY: locks are one atomic word, whatever the policy (`repr(transparent)`), and the same lock's.
+    // SAFETY: a lock is one atomic word, whatever the policy (`repr(transparent)`), and this is the same
+    // lock.
     unsafe { &*std::ptr::from_ref(lock).cast() }
 }
 
-/// Gives `lock` up, whoever holds it: `EPERM` if nobody does.
+/// Releases `lock`, whichever thread holds it; `EPERM` if none does.
 ///
 /// # Safety
-/// The program says that it is the calling thread's to give up.
+/// The program asserts that the calling thread may release it.
 #[inline]
 pub(crate) unsafe fn let_go(lock: &Lock) -> c_int {
-    // SAFETY: the caller's promise, and if the lock is not held, nothing happens.
+    // SAFETY: the caller promises the same; if the lock is not held, nothing happens.
     if unsafe { lock.try_release_unwanted() } {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises the same.
     unsafe { let_go_slowly(lock) }
 }
 
@@ -148,13 +149,12 @@ pub(crate) unsafe fn let_go_slowly(lock: &Lock) -> c_int {
     if !lock.is_held() {
         return EPERM;
     }
-    // SAFETY: it is held, and the caller's to give up.
+    // SAFETY: it is held, and the caller may release it.
     unsafe { lock.release() };
     0
 }
 
-/// [`let_go`] of a thread that goes to sleep: the oldest waiter gets the lock at once. Those who might pass it meanwhile
-/// are not many, and who waits for a moment before it looks again, because the lock is busy, would wait for nothing.
+/// [`let_go`] for a thread that is going to sleep: the oldest waiter gets the lock at once. Few threads could pass it meanwhile, and a thread that backs off because the lock is busy would wait for nothing.
 ///
 /// # Safety
 /// As for [`let_go`].
@@ -162,7 +162,7 @@ pub(crate) unsafe fn hand_on(lock: &Lock) -> c_int {
     if !lock.is_held() {
         return EPERM;
     }
-    // SAFETY: it is held, and the caller's to give up.
+    // SAFETY: it is held, and the caller may release it.
     unsafe { lock.release_fairly() };
     0
 }

@@ -1,10 +1,11 @@
-//! The C library's own calls, for the objects that are not replaced.
+//! The C library's own calls, for objects that are not replaced.
 //!
-//! - Looked up when the library is loaded, and again by the first call if one comes before that. Only objects that are
-//!   passed on need them, so no lookup, which may allocate, happens inside an allocator that uses plain locks.
-//! - What the C library does not have is `ENOSYS`.
+//! - They are looked up when the library is loaded, or by a call that comes earlier. Only objects that are
+//!   passed on need them, so no lookup, which may allocate, happens inside an allocator that uses plain
+//!   locks.
+//! - Calls that the C library does not have return `ENOSYS`.
 //!
-//! Not here: which objects those are.
+//! Not here: which objects are passed on.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{
@@ -17,7 +18,7 @@ use libc::{pthread_rwlock_t, pthread_rwlockattr_t};
 
 use crate::thread::keeping_errno;
 
-/// The condition variables of x86-64 have had two versions; this is the later one.
+/// Condition variables on x86-64 have had two symbol versions; this is the later one.
 const COND: Option<&CStr> = if cfg!(target_arch = "x86_64") { Some(c"GLIBC_2.3.2") } else { None };
 const ANY: Option<&CStr> = None;
 
@@ -32,9 +33,9 @@ impl Symbol {
         Self { name, version, address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// NULL if the C library has none.
+    /// NULL if the C library does not have it.
     fn address(&self) -> *mut c_void {
-        let known = self.address.load(Acquire); // with the release below; the code there was there before us anyway
+        let known = self.address.load(Acquire); // with the release below; the code was loaded before us anyway
         if known.is_null() { self.look_up() } else { known }
     }
 
@@ -43,7 +44,8 @@ impl Symbol {
         let found = keeping_errno(|| match self.version {
             None => self.by_name(),
             Some(version) => {
-                // SAFETY: both are texts that end in 0; who looks is this library, so the next one is behind it.
+                // SAFETY: both are NUL-terminated; this library calls, so `RTLD_NEXT` means the libraries
+                // after it.
                 let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), version.as_ptr()) };
                 if found.is_null() { self.by_name() } else { found }
             }
@@ -79,12 +81,12 @@ macro_rules! real {
                 let call = unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> c_int>(address)
                 };
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises the same.
                 unsafe { call($($arg),*) }
             }
         )*
 
-        /// Before `main`, while nothing is locked yet.
+        /// Runs before `main`, before any lock is used.
         extern "C" fn look_all_up() {
             $(symbols::$call.address();)*
         }
@@ -123,7 +125,8 @@ real! {
     rwlock_unlock = c"pthread_rwlock_unlock", ANY, (lock: *mut pthread_rwlock_t);
 }
 
-// SAFETY: the loader calls what is in this section, once, when the library and what it needs are ready.
+// SAFETY: the loader calls each function in this section once, when this library and its dependencies are
+// ready.
 #[unsafe(link_section = ".init_array")]
 #[used]
 static LOOK_ALL_UP: extern "C" fn() = look_all_up;

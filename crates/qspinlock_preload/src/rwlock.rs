@@ -5,10 +5,10 @@
 //!         | counts, queue | owner | –   | shared | –   | flags | … |      all zero: the static initialiser
 //! ```
 //!
-//! - `shared` and `flags` are where glibc has them: static initialisers and the C library's `pthread_rwlock_init` write
-//!   them. Process-shared locks are the C library's.
-//! - A thread may take a lock of the default kinds for reading again while writers wait, as with glibc; so a stream of
-//!   readers keeps writers out. With `PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP` all wait in line.
+//! - `shared` and `flags` are at glibc's positions: static initialisers and the C library's
+//!   `pthread_rwlock_init` write them. Process-shared locks are the C library's.
+//! - With the default kinds, a thread may read-lock again while writers wait, as with glibc; so a stream of
+//!   readers keeps writers out. With `PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP` all threads wait in line.
 //! - `owner` is the writer's thread. A thread that reads its own number there wrote it itself.
 //!
 //! Not here: waiting (`qspinlock`).
@@ -28,7 +28,7 @@ use crate::{real, thread};
 #[repr(C)]
 struct RwLock {
     lock: QRwLock,
-    /// The writer; 0 for nobody.
+    /// The writer; 0 for none.
     owner: AtomicUsize,
     _reserved: [AtomicU32; 3],
     shared: AtomicU32,
@@ -45,10 +45,10 @@ const _: () = assert!(align_of::<RwLock>() == align_of::<pthread_rwlock_t>());
 /// `PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP`.
 const IN_LINE: u32 = 2;
 
-/// Who asks.
+/// The kind of access that a thread asks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
-    /// Maybe inside already.
+    /// For a reader that may already be inside.
     ReadAgain,
     Read,
     Write,
@@ -56,11 +56,12 @@ enum Access {
 
 impl RwLock {
     /// # Safety
-    /// `lock` points to a lock, initialised by either library or statically, as long as it is used.
+    /// `lock` points to a lock, initialised by either library or statically, for as long as the reference is
+    /// used.
     #[inline]
     unsafe fn of<'a>(lock: *mut pthread_rwlock_t) -> &'a Self {
-        // SAFETY: 1. the caller's promise; 2. size and alignment are the same (above), and all of it is atomics, for
-        // which any bytes are valid, and which may be changed behind a shared reference.
+        // SAFETY: 1. the caller promises the same; 2. size and alignment are the same (above), and all fields
+        // are atomics, for which any bytes are valid, and which may change behind a shared reference.
         unsafe { &*lock.cast::<Self>() }
     }
 
@@ -68,7 +69,7 @@ impl RwLock {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// The C library's.
+    /// Whether it is the C library's.
     #[inline]
     fn is_passed(&self) -> bool {
         self.shared.load(Relaxed) != 0
@@ -156,15 +157,15 @@ impl RwLock {
         }
         if self.is_mine() {
             self.owner.store(0, Relaxed);
-            // SAFETY: this thread has it for writing: it wrote its number after it took it.
+            // SAFETY: this thread has it for writing: it wrote its number after it took the lock.
             unsafe { self.lock.release_write() };
             return 0;
         }
         if !self.lock.is_held() || self.lock.is_held_exclusively() {
-            return EPERM; // nobody's, or another thread's
+            return EPERM; // not held, or held by another thread for writing
         }
-        // SAFETY: readers have it, and if this thread is not one of them, then it gives up what it has not got: that
-        // cannot be seen, and ends as if one of them had.
+        // SAFETY: readers hold it. If this thread is not one of them, the program is wrong; that cannot be
+        // detected, and acts as if one of the readers had unlocked.
         unsafe { self.lock.release_read() };
         0
     }
@@ -200,7 +201,8 @@ impl RwLock {
     }
 }
 
-// SAFETY (all calls below): what POSIX asks of the caller; first of all that `lock` points to an initialised lock.
+// SAFETY (all calls below): the caller keeps POSIX's contract; above all, `lock` points to an initialised
+// lock.
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_init(
@@ -209,20 +211,20 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_init(
 ) -> c_int {
     let (mut shared, mut flags) = (libc::PTHREAD_PROCESS_PRIVATE, 0);
     if !attr.is_null() {
-        // SAFETY: the caller's attributes, and numbers to write to; likewise below.
+        // SAFETY: the caller's attributes, and numbers that the call may write to; likewise below.
         unsafe { libc::pthread_rwlockattr_getpshared(attr, &raw mut shared) };
         // SAFETY: as above.
         unsafe { libc::pthread_rwlockattr_getkind_np(attr, &raw mut flags) };
     }
-    // SAFETY: the caller's memory for one, whatever its bytes are.
+    // SAFETY: the caller's memory for a lock, with any bytes.
     let made = unsafe { RwLock::of(lock) };
     if shared != libc::PTHREAD_PROCESS_PRIVATE {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the contract.
         let result = unsafe { real::rwlock_init(lock, attr) };
-        // A C library that keeps its flag elsewhere was not known when this was written.
+        // Guards against a C library that keeps its flag at a place unknown to this library.
         return if result == 0 && !made.is_passed() { ENOTSUP } else { result };
     }
-    // SAFETY: who initialises a lock is the only one who uses it, and zeros are valid for all of its fields.
+    // SAFETY: only the initialising thread uses the lock, and zeros are valid for all of its fields.
     unsafe { lock.write_bytes(0, 1) };
     made.flags.store(flags.unsigned_abs(), Relaxed);
     0
@@ -230,7 +232,7 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_init(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_destroy(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let destroyed = unsafe { RwLock::of(lock) };
     if destroyed.is_passed() {
         // SAFETY: the C library's, as the caller says.
@@ -241,13 +243,13 @@ pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_destroy(lock: *mut pthread
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_rdlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { RwLock::of(lock) }.read(Patience::Endless)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_tryrdlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { RwLock::of(lock) }.read(Patience::None)
 }
 
@@ -256,7 +258,7 @@ unsafe extern "C-unwind" fn pthread_rwlock_timedrdlock(
     lock: *mut pthread_rwlock_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { pthread_rwlock_clockrdlock(lock, libc::CLOCK_REALTIME, at) }
 }
 
@@ -266,9 +268,9 @@ unsafe extern "C-unwind" fn pthread_rwlock_clockrdlock(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     match unsafe { Time::new(clock, at) } {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the contract.
         Ok(time) => unsafe { RwLock::of(lock) }.read(Patience::Until(time)),
         Err(error) => error,
     }
@@ -276,13 +278,13 @@ unsafe extern "C-unwind" fn pthread_rwlock_clockrdlock(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_wrlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { RwLock::of(lock) }.write(Patience::Endless)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_trywrlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { RwLock::of(lock) }.write(Patience::None)
 }
 
@@ -291,7 +293,7 @@ unsafe extern "C-unwind" fn pthread_rwlock_timedwrlock(
     lock: *mut pthread_rwlock_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { pthread_rwlock_clockwrlock(lock, libc::CLOCK_REALTIME, at) }
 }
 
@@ -301,9 +303,9 @@ unsafe extern "C-unwind" fn pthread_rwlock_clockwrlock(
     clock: clockid_t,
     at: *const timespec,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     match unsafe { Time::new(clock, at) } {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the contract.
         Ok(time) => unsafe { RwLock::of(lock) }.write(Patience::Until(time)),
         Err(error) => error,
     }
@@ -311,6 +313,6 @@ unsafe extern "C-unwind" fn pthread_rwlock_clockwrlock(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn pthread_rwlock_unlock(lock: *mut pthread_rwlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { RwLock::of(lock) }.unlock()
 }

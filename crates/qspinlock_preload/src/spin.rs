@@ -1,12 +1,12 @@
 //! `pthread_spin_*` in the four bytes of a `pthread_spinlock_t`.
 //!
-//! - A private one is a queued lock: zeros are a free lock, and its waiters sleep when it takes too long.
-//! - One that was initialised as process-shared is marked by bits that no queued lock has ([`FOREIGN`]), and goes
-//!   another way (`spin/shared.rs`). The mark stays as long as the lock does.
-//! - glibc on x86-64 writes 1 for "free" and 0 for "held", and on aarch64 it is the other way round. So all calls are
-//!   replaced together, and a lock that was initialised by a process without this library is no lock here: a 1 looks
-//!   held. There is no static initialiser in POSIX; zeros are taken for a free private lock on both.
-//! - Another thread than the one that locked it may unlock it.
+//! - A private lock is a queued lock: all zeros is unlocked, and its waiters sleep if they wait too long.
+//! - A process-shared lock is marked at initialisation by bits that no queued lock has ([`FOREIGN`]), and its
+//!   calls go to `spin/shared.rs`. The mark stays as long as the lock does.
+//! - glibc on x86-64 writes 1 for "free" and 0 for "held"; on aarch64 it is the other way round. So all calls
+//!   are replaced together, and a lock that a process without this library initialised does not work here: a
+//!   1 looks held. POSIX has no static initialiser; zeros count as a free private lock on both.
+//! - Any thread may unlock it, not only the one that locked it.
 //!
 //! Not here: queues (`qspinlock`).
 
@@ -21,7 +21,7 @@ use qspinlock::FOREIGN;
 use crate::patience::{Lock, Patience, let_go_slowly, take_slowly};
 use shared::SharedSpin;
 
-/// libc's name for the type, which its crate does not have on all targets.
+/// libc's name for the type; the libc crate does not define it on all targets.
 #[allow(non_camel_case_types)]
 type pthread_spinlock_t = c_int;
 
@@ -33,14 +33,14 @@ enum Spin<'a> {
 /// # Safety
 /// `lock` points to an initialised lock that lives as long as it is used.
 unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
-    // SAFETY: aligned and alive, as the caller says, and only accessed as atomics.
+    // SAFETY: aligned and alive, as the caller says, and accessed only as atomics.
     let word = unsafe { &*lock.cast::<AtomicU32>() };
     // The mark never changes while the lock is used.
     if word.load(Relaxed) >= FOREIGN {
-        // SAFETY: as above; it is nothing but such a word.
+        // SAFETY: as above; a `SharedSpin` is just such a word.
         Spin::Shared(unsafe { &*lock.cast::<SharedSpin>() })
     } else {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the contract.
         Spin::Private(unsafe { private(lock) })
     }
 }
@@ -51,21 +51,21 @@ unsafe fn spin<'a>(lock: *mut pthread_spinlock_t) -> Spin<'a> {
 /// As for [`spin`].
 #[inline]
 unsafe fn private<'a>(lock: *mut pthread_spinlock_t) -> &'a Lock {
-    // SAFETY: aligned and alive, as the caller says, and only accessed as one atomic.
+    // SAFETY: aligned and alive, as the caller says, and accessed only as one atomic.
     unsafe { &*lock.cast::<Lock>() }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_init(lock: *mut pthread_spinlock_t, shared: c_int) -> c_int {
     let free = if shared == libc::PTHREAD_PROCESS_SHARED { SharedSpin::FREE } else { 0 };
-    // SAFETY: the caller's memory for a lock, aligned and writable; nobody else uses it yet.
+    // SAFETY: the caller's memory for a lock, aligned and writable; no other thread uses it yet.
     unsafe { lock.cast::<AtomicU32>().write(AtomicU32::new(free)) };
     0
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_destroy(lock: *mut pthread_spinlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let held = match unsafe { spin(lock) } {
         Spin::Private(lock) => lock.is_held(),
         Spin::Shared(lock) => lock.is_held(),
@@ -75,13 +75,13 @@ unsafe extern "C-unwind" fn pthread_spin_destroy(lock: *mut pthread_spinlock_t) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_lock(lock: *mut pthread_spinlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { spin_lock(lock, Patience::Endless) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_trylock(lock: *mut pthread_spinlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { spin_lock(lock, Patience::None) }
 }
 
@@ -89,11 +89,12 @@ unsafe extern "C-unwind" fn pthread_spin_trylock(lock: *mut pthread_spinlock_t) 
 /// As for [`spin`].
 #[inline]
 unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int {
-    // SAFETY: the caller's. Only a free private lock has the word that is exchanged, so there is no need to look first.
+    // SAFETY: the caller keeps the contract. Only a free private lock has the exchanged value, so no look is
+    // needed first.
     if unsafe { private(lock) }.try_acquire_unwanted() {
         return 0;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     match unsafe { spin(lock) } {
         Spin::Private(lock) => take_slowly(lock, patience),
         Spin::Shared(lock) => lock.lock(patience),
@@ -102,13 +103,13 @@ unsafe fn spin_lock(lock: *mut pthread_spinlock_t, patience: Patience) -> c_int 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_spin_unlock(lock: *mut pthread_spinlock_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let maybe_private = unsafe { private(lock) };
-    // SAFETY: who calls this says that it holds the lock. Only a private lock that is held has the word exchanged here.
+    // SAFETY: the caller says that it holds the lock. Only a held private lock has the value exchanged here.
     if unsafe { maybe_private.try_release_unwanted() } {
         return 0;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     match unsafe { spin(lock) } {
         // SAFETY: as above.
         Spin::Private(lock) => unsafe { let_go_slowly(lock) },

@@ -1,13 +1,13 @@
-//! Who the calling thread is, and its `errno`.
+//! The calling thread's identity, and its `errno`.
 //!
 //! Not here: nodes of threads (`qspinlock::Linux`).
 
 use std::ffi::c_int;
 
-/// A number that no other thread has at the same time, and that is not 0: where its control block is.
+/// The address of the thread's control block: unique among living threads, and never 0.
 ///
-/// Unlike the kernel's number it is the same in a forked child, so what `pthread_atfork` locked before the fork can be
-/// unlocked after it. Costs one instruction.
+/// Unlike the kernel's thread id it is the same in a forked child, so a child can unlock what
+/// `pthread_atfork` handlers locked before the fork. Costs one instruction.
 #[inline]
 pub(crate) fn current() -> usize {
     let thread: usize;
@@ -17,14 +17,14 @@ pub(crate) fn current() -> usize {
         core::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, preserves_flags, readonly, pure));
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads the register of the thread, which user space may.
+    // SAFETY: reads the thread register, which user space may read.
     unsafe {
         core::arch::asm!("mrs {}, tpidr_el0", out(reg) thread, options(nostack, preserves_flags, nomem, pure));
     }
     thread
 }
 
-/// What `body` does, with `errno` as before: callers of pthread calls look at it after them.
+/// Runs `body` and restores `errno`: programs read it after pthread calls.
 ///
 /// No guard with a destructor, because threads may be cancelled inside.
 pub(crate) fn keeping_errno<R>(body: impl FnOnce() -> R) -> R {
@@ -35,14 +35,14 @@ pub(crate) fn keeping_errno<R>(body: impl FnOnce() -> R) -> R {
 }
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: takes nothing; where it points to is this thread's as long as it lives.
+    // SAFETY: takes nothing; the pointer stays valid as long as this thread lives.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     unsafe { *place }
 }
 
 fn set_errno(value: c_int) {
-    // SAFETY: takes nothing; where it points to is this thread's as long as it lives.
+    // SAFETY: takes nothing; the pointer stays valid as long as this thread lives.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     unsafe { *place = value };

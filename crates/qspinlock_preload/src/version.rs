@@ -1,6 +1,7 @@
-//! By what a program can find out that it runs under this library: `dlsym(RTLD_DEFAULT, "qspinlock_preload_version")`.
+//! Lets a program find out that it runs under this library: `dlsym(RTLD_DEFAULT,
+//! "qspinlock_preload_version")`.
 //!
-//! Not here: anything that a program needs.
+//! Not here: functions that a program needs.
 
 use std::ffi::{CStr, c_char};
 

@@ -90,7 +90,7 @@ fn bump_without_waiters_keeps_the_ticket_and_with_one_lets_it_go_first() {
 
 #[test]
 fn thirty_two_thousand_waiters_are_as_many_as_may_be() {
-    // One more ends the process, which `tests/crowd.rs` checks from outside.
+    // One more would abort the process.
     assert_not_crowded(MAX_OUTSTANDING, 0);
     assert_not_crowded(3, u16::MAX - 3);
 }

@@ -1,6 +1,6 @@
-//! Misuse that is reported, and use that is not.
+//! Which misuse is reported, and that correct use is not.
 //!
-//! Threads that would wait for ever if nothing were reported: a test that hangs has failed.
+//! Without a report these threads would wait forever: a test that hangs has failed.
 //!
 //! Not here: exclusion (`tests/it/contract.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
@@ -22,7 +22,7 @@ fn lock() -> Lock {
     Lock::new(0)
 }
 
-/// What was panicked with; none if it was not.
+/// The panic message of `body`; none if it did not panic.
 fn report(body: impl FnOnce()) -> Option<String> {
     catch_unwind(AssertUnwindSafe(body)).err().map(|payload| *payload.downcast::<String>().unwrap())
 }
@@ -31,8 +31,8 @@ fn place(line: u32) -> String {
     format!("{}:{line}:", file!())
 }
 
-/// Each thread takes its own lock, and when all have, the next one's. Returns the reports, and how many threads got
-/// both.
+/// Each thread takes its own lock, and when all have done so, the next thread's lock. Returns the reports,
+/// and how many threads got both locks.
 fn take_in_a_circle(locks: &[Lock]) -> (Vec<String>, usize) {
     let all_have_one = Barrier::new(locks.len());
     let got_both = AtomicUsize::new(0);
@@ -124,12 +124,12 @@ fn crowd_that_takes_locks_in_one_order_is_never_reported() {
         for round in 0..rounds {
             let low = (number + round) % (locks.len() - 1);
             let mut first = locks[low].lock();
-            thread::yield_now(); // so that others come while it is held
+            thread::yield_now(); // so that other threads come while it is held
             let mut second = locks[low + 1].lock();
             *first += 1;
             *second += 1;
             if round % 16 == 0 {
-                thread::sleep(Duration::from_millis(2)); // long enough to be looked at
+                thread::sleep(Duration::from_millis(2)); // long enough for a search for cycles
             }
         }
     };
@@ -164,12 +164,12 @@ fn threads_that_back_off_from_either_order_are_never_reported() {
 fn acquisition_that_is_let_go_twice_is_reported_and_the_lock_stays_with_its_new_holder() {
     let lock = Raw::INIT;
     let once = lock.lock();
-    // SAFETY: none: this is the misuse. The state is a number and references to what is static.
+    // SAFETY: none; this call is the misuse under test. The state is a number and references to statics.
     let twice = unsafe { std::ptr::read(&raw const once) };
     // SAFETY: the state of the acquisition above.
     unsafe { lock.unlock(once) };
     let again = lock.lock();
-    // SAFETY: none, as said.
+    // SAFETY: none, as above.
     let report = report(|| unsafe { lock.unlock(twice) }).unwrap();
     assert!(report.contains("is let go, but is not held"), "{report}");
     assert!(lock.is_locked());
@@ -182,15 +182,15 @@ fn acquisition_that_is_let_go_twice_is_reported_and_the_lock_stays_with_its_new_
 fn state_of_another_lock_is_reported_and_nothing_is_let_go() {
     let (lock, other) = (Raw::INIT, Raw::INIT);
     let (_state, state_of_other) = (lock.lock(), other.lock());
-    // SAFETY: none: this is the misuse. Nothing is locked or let go by it.
+    // SAFETY: none; this call is the misuse under test. It locks and unlocks nothing.
     let report = report(|| unsafe { lock.unlock(state_of_other) }).unwrap();
     assert!(report.contains("not held") && lock.is_locked() && other.is_locked(), "{report}");
 }
 
-/// A guard that its type says may not be sent.
+/// Sends a guard whose type is not `Send`.
 struct Smuggled<'a>(MutexGuard<'a, Raw, u32>);
 
-// SAFETY: the lock inside may be let go by any thread, and `Checked` says what it makes of that.
+// SAFETY: any thread may release the inner lock, and the module documents how `Checked` treats that.
 unsafe impl Send for Smuggled<'_> {}
 
 #[test]

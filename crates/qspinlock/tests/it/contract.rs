@@ -1,4 +1,4 @@
-//! What `lock_api` asks of every lock, asked of each of ours.
+//! Checks `lock_api`'s contract for each of our locks.
 //!
 //! Not here: fairness (`src/ticket/tests.rs`), all interleavings of two threads (`src/model.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
@@ -9,10 +9,10 @@ use std::thread;
 use lock_api::{Mutex, RawMutex};
 
 const THREADS: usize = 4;
-/// Miri follows every step; spinners on two cores take turns.
+/// Miri interprets every step, and on two cores spinners take turns.
 const ROUNDS: usize = if cfg!(miri) { 20 } else { 2_000 };
 
-/// The sum is made of two words, so that two threads inside at once leave them different.
+/// The sum is kept in two words; if two threads were inside at once, the words would differ.
 fn words_stay_equal_under_threads<R: RawMutex + Send + Sync + 'static>() {
     let mutex = Arc::new(Mutex::<R, _>::new([0_usize; 2]));
     let add = |mutex: Arc<Mutex<R, [usize; 2]>>| {
@@ -21,7 +21,7 @@ fn words_stay_equal_under_threads<R: RawMutex + Send + Sync + 'static>() {
             words[0] += 1;
             words[1] = words[0];
             drop(words);
-            thread::yield_now(); // more threads than cores, and a lock that only spins
+            thread::yield_now(); // for more threads than cores, and a lock that only spins
         }
     };
     let threads: Vec<_> = (0..THREADS)

@@ -1,5 +1,5 @@
-//! The shipped queued locks, on Linux's futexes, with few threads and rounds: sized for Miri, which follows every step,
-//! and chooses another order of them, and older values to read, for each seed.
+//! The shipped queued locks on Linux's futexes, with few threads and rounds. Sized for Miri, which interprets
+//! every step; each seed gives another order of steps, and other old values to read.
 //!
 //! Not here: all interleavings (`src/model/`), many threads (`queued.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
@@ -15,7 +15,7 @@ use qspinlock::{Linux, Policy, QueueLock};
 const THREADS: u32 = 3;
 const ROUNDS: u32 = 4;
 
-/// The shipped policies look too often for Miri to ever see anybody sleep.
+/// Fewer looks: with the shipped policies a thread would hardly ever sleep under Miri.
 struct Impatient<P>(core::marker::PhantomData<P>);
 
 impl<P: Policy> Policy for Impatient<P> {
@@ -93,7 +93,8 @@ fn who_gives_up_leaves_a_lock_that_works<R: RawMutexTimed<Duration = Duration> +
     assert!(!number.is_locked());
 }
 
-/// The lock may be gone as soon as another thread has it: who unlocks must not touch it any more.
+/// The lock's memory may be freed as soon as another thread has the lock: the unlocking thread must no longer
+/// touch it.
 fn lock_is_freed_by_who_has_it_last<R: RawMutex + Send + Sync + 'static>() {
     for _ in 0..ROUNDS {
         let boxed = Arc::new(Mutex::<R, Option<mpsc::Sender<()>>>::new(None));

@@ -1,5 +1,6 @@
-//! Policies that nobody ships, with real threads: each choice beside each other, all ways to acquire and to release
-//! mixed. That the lock excludes, ends, and is as it was at the beginning.
+//! Combinations of policy choices that are not shipped, with real threads that mix all ways to acquire and
+//! release. Checks that the lock excludes, that the threads finish, and that the lock ends in its initial
+//! state.
 //!
 //! Not here: shipped policies (`queued.rs`), all interleavings of few threads (`src/model/`).
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -32,10 +33,10 @@ struct Guarded<P: Policy> {
     numbers: UnsafeCell<[u64; 2]>,
 }
 
-// SAFETY: the numbers are accessed only by who holds the lock.
+// SAFETY: only the lock's holder accesses the numbers.
 unsafe impl<P: Policy> Sync for Guarded<P> {}
 
-/// Thrown numbers.
+/// A pseudo-random number.
 fn throw(series: &mut u32) -> u32 {
     *series ^= *series << 13;
     *series ^= *series >> 17;
@@ -58,7 +59,7 @@ impl<P: Policy> Guarded<P> {
     }
 
     fn add_one(&self) {
-        // SAFETY: only for who holds the lock.
+        // SAFETY: only the lock's holder calls this.
         let numbers = unsafe { &mut *self.numbers.get() };
         numbers[0] += 1;
         core::hint::black_box(&mut *numbers);
@@ -102,11 +103,11 @@ fn mixed_use_ends_and_leaves_the_lock_free<P: Policy>(threads: u32) {
 
     let acquired: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
 
-    // SAFETY: nobody else is left, and the lock is its word.
+    // SAFETY: no other thread is left, and the lock consists of its word.
     let word = unsafe { (&raw const guarded.lock).cast::<u32>().read() };
     assert_eq!(word, 0, "something is left in the word");
     assert!(guarded.lock.try_acquire());
-    // SAFETY: nobody else is left.
+    // SAFETY: no other thread is left.
     assert_eq!(unsafe { *guarded.numbers.get() }, [acquired; 2]);
 }
 

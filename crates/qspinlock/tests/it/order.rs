@@ -1,7 +1,7 @@
-//! Who gets a queued lock when: one situation at a time, made to happen.
+//! Which thread gets a queued lock when; each test sets up one situation.
 //!
-//! A waiter has queued when the lock's word has changed while it was held: nothing else changes it then. A waiter that
-//! must not run sits in a signal's handler.
+//! While the lock is held, only a new waiter changes its word: so a test waits for the word to change to know
+//! that a thread has queued. A waiter that must not run is kept in a signal handler.
 //!
 //! Not here: long runs with many threads (`torture`), exclusion (`queued.rs`).
 #![cfg(not(any(loom, miri)))]
@@ -23,9 +23,9 @@ fn word<P, S>(lock: &QueueLock<P, S>) -> u32 {
     unsafe { &*(&raw const *lock).cast::<AtomicU32>() }.load(Relaxed)
 }
 
-/// Gives up what this test holds.
+/// Releases a lock that this test holds.
 fn release<P: Policy, S: Platform>(lock: &QueueLock<P, S>) {
-    // SAFETY: called by whoever acquired it, once.
+    // SAFETY: the thread that acquired the lock calls this, once.
     unsafe { lock.release() };
 }
 
@@ -34,7 +34,7 @@ fn in_ms(ms: u64) -> Deadline {
     Deadline { at_ns: now.at_ns + ms * 1_000_000, ..now }
 }
 
-/// Starts `body`, which queues on `lock`, held here, and returns when it has.
+/// Starts `body`, which queues on `lock` (held by the caller), and returns once it has queued.
 fn queued<'scope, P: Policy, S: Platform>(
     scope: &'scope Scope<'scope, '_>,
     lock: &QueueLock<P, S>,
@@ -48,7 +48,7 @@ fn queued<'scope, P: Policy, S: Platform>(
     waiter
 }
 
-/// The numbers of those who queued one after another, in the order in which they had the lock.
+/// Lets waiters queue one after another; returns their numbers in the order in which they got the lock.
 fn order_of<P: Policy>(waiters: usize, release_by: fn(&Lock<P>)) -> Vec<usize> {
     let (lock, order) = (Lock::<P>::new(), Mutex::new(Vec::new()));
     lock.acquire();
@@ -68,7 +68,7 @@ fn order_of<P: Policy>(waiters: usize, release_by: fn(&Lock<P>)) -> Vec<usize> {
 }
 
 fn release_fairly<P: Policy>(lock: &Lock<P>) {
-    // SAFETY: called by whoever acquired it, once.
+    // SAFETY: the thread that acquired the lock calls this, once.
     unsafe { lock.release_fairly() };
 }
 
@@ -97,7 +97,8 @@ fn hybrid_lock_released_fairly_is_had_in_the_order_of_queueing() {
     assert_eq!(order_of::<Hybrid>(8, release_fairly), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
-/// Waiters 0 to 4, of which `impatient` give up before the lock is released: the order of the others.
+/// Waiters 0 to 4, of which the `impatient` ones time out before the lock is released: returns the order of
+/// the others.
 fn order_without<P: Policy>(impatient: &[usize]) -> Vec<usize> {
     let (lock, order) = (Lock::<P>::new(), Mutex::new(Vec::new()));
     lock.acquire();
@@ -144,7 +145,8 @@ fn lock_whose_waiters_have_all_given_up_is_free_when_released() {
     assert!(order_without::<Hybrid>(&[0, 1, 2, 3, 4]).is_empty());
 }
 
-/// A lock with a holder and a waiter, whose `try_acquire` must come back: it would hang here if it waited.
+/// Calls `try_acquire` on a lock with a holder and a waiter. It must return; if it waited, the test would
+/// hang.
 fn try_acquire_fails_behind_a_holder_and_a_waiter<P: Policy>() {
     let lock = Lock::<P>::new();
     assert!(lock.try_acquire());
@@ -186,7 +188,7 @@ fn deadline_that_has_passed_is_one() {
     deadline_that_has_passed_takes_a_free_lock_and_leaves_a_held_one::<Hybrid>();
 }
 
-/// Waits that end at deadlines, on more locks than this thread has nodes, all of them held until afterwards.
+/// Timed waits that fail, on more held locks than this thread has nodes.
 fn more_waits_left_behind_than_nodes<P: Policy>() {
     let locks = [const { Lock::<P>::new() }; 3 * NODES_PER_THREAD as usize];
     locks.iter().for_each(Lock::acquire);
@@ -195,7 +197,7 @@ fn more_waits_left_behind_than_nodes<P: Policy>() {
     let contended = Lock::<P>::new();
     contended.acquire();
     thread::scope(|scope| {
-        // Released by another thread, while this one, which has no node left, waits.
+        // Another thread releases this lock while this thread, which has no node left, waits.
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(5));
             release(&contended);
@@ -215,7 +217,7 @@ fn thread_that_left_all_its_nodes_behind_still_gets_locks() {
     more_waits_left_behind_than_nodes::<Hybrid>();
 }
 
-/// Where a thread that must not run sits.
+/// Set while a thread sits in the signal handler.
 static IS_PARKED: AtomicBool = AtomicBool::new(false);
 static MAY_GO_ON: AtomicBool = AtomicBool::new(false);
 
@@ -226,7 +228,7 @@ extern "C" fn park(_signal: libc::c_int) {
     }
 }
 
-/// Waits until a thread that has queued sleeps.
+/// Waits until a queued thread sleeps.
 fn wait_until_asleep(thread: libc::pid_t) {
     let is_asleep = || {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
@@ -237,12 +239,12 @@ fn wait_until_asleep(thread: libc::pid_t) {
     }
 }
 
-/// Calls `body` while a waiter of `lock` that sleeps (if its policy lets it) does not get to run when it is woken.
+/// Calls `body` while a waiter of `lock`, asleep if its policy lets it sleep, cannot run when it is woken.
 fn behind_a_parked_waiter<P: Policy, S: Platform>(lock: &QueueLock<P, S>, body: impl FnOnce() -> u32) -> u32 {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     [&IS_PARKED, &MAY_GO_ON].into_iter().for_each(|flag| flag.store(false, SeqCst));
-    // SAFETY: the handler uses atomics, and gives the processor to others.
+    // SAFETY: the handler uses only atomics and yields.
     unsafe { libc::signal(libc::SIGUSR1, park as extern "C" fn(libc::c_int) as usize) };
     lock.acquire();
     thread::scope(|scope| {
@@ -259,7 +261,7 @@ fn behind_a_parked_waiter<P: Policy, S: Platform>(lock: &QueueLock<P, S>, body: 
         if P::SLEEPS {
             wait_until_asleep(number);
         }
-        // SAFETY: the thread waits for a lock that is held here.
+        // SAFETY: the thread is alive: it waits for a lock that is held here.
         assert_eq!(unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) }, 0);
         while !IS_PARKED.load(SeqCst) {
             thread::yield_now();
@@ -271,10 +273,10 @@ fn behind_a_parked_waiter<P: Policy, S: Platform>(lock: &QueueLock<P, S>, body: 
     })
 }
 
-/// No policy lets a waiter be passed so often.
+/// More passes than any policy allows.
 const NO_BOUND: u32 = 100_000;
 
-/// How often newcomers have the lock before a waiter that does not get to run.
+/// How often newcomers get the lock past a waiter that cannot run.
 fn passes_of_a_parked_waiter<P: Policy>() -> u32 {
     let lock = Lock::<P>::new();
     behind_a_parked_waiter(&lock, || {
@@ -283,7 +285,7 @@ fn passes_of_a_parked_waiter<P: Policy>() -> u32 {
             passes += 1;
             release(&lock);
         }
-        // Nor does a deadline help: it is the waiter's turn.
+        // A deadline does not help either: it is the waiter's turn.
         if lock.acquire_before(in_ms(1)) { NO_BOUND } else { passes }
     })
 }
@@ -304,7 +306,7 @@ fn waiter_of_a_fifo_or_native_lock_is_never_passed() {
     assert_eq!(passes_of_a_parked_waiter::<Native>(), 0);
 }
 
-/// What the lock says about being released by nobody's holder.
+/// The panic message when a lock that no thread holds is released.
 fn says_when_released_unheld<P: Policy>() -> String {
     let result = thread::spawn(|| release(&Lock::<P>::new())).join();
     result.err().and_then(|panic| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The reader/writer locks under real threads: who is inside with whom, who comes first, who gives up.
+//! The reader/writer locks with real threads: who may be inside together, who comes first, who times out.
 //!
 //! Not here: all interleavings of a few threads (`src/model/rwlock.rs`), counts at their limit (`src/rwlock/tests.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
@@ -14,7 +14,7 @@ use lock_api::{RawRwLock, RawRwLockTimed, RwLock};
 use qspinlock::{Clock, Deadline, QRwLock, RecursiveQRwLock, now};
 
 const ROUNDS: u32 = if cfg!(miri) { 10 } else { 2_000 };
-/// Long enough to be over on a machine that has other things to do: only its end is waited for.
+/// Tests only wait for this to end, so a slow machine does no harm.
 const SOON: Duration = Duration::from_millis(20);
 
 fn in_time(time: Duration) -> Deadline {
@@ -22,7 +22,7 @@ fn in_time(time: Duration) -> Deadline {
     Deadline { at_ns: now.at_ns + u64::try_from(time.as_nanos()).unwrap(), ..now }
 }
 
-/// Until another thread has done what only shows from outside.
+/// Waits until another thread has done something that shows only from outside.
 fn until(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         thread::sleep(Duration::from_millis(1));
@@ -34,13 +34,13 @@ fn writer_waits(lock: &impl Debug) -> bool {
     format!("{lock:?}").contains("writer_waits: true")
 }
 
-/// The same of the lock behind the data.
+/// The same for the raw lock behind the data.
 fn writer_waits_for<R: RawRwLock + Debug, T>(lock: &RwLock<R, T>) -> bool {
-    // SAFETY: the raw lock is only looked at.
+    // SAFETY: the raw lock is only read.
     writer_waits(unsafe { lock.raw() })
 }
 
-/// Two words that are equal unless a writer is at them.
+/// Two words that are equal unless a writer is changing them.
 type Words = [u32; 2];
 
 fn add_one(words: &mut Words) {
@@ -56,7 +56,7 @@ fn readers_are_inside_together<R: RawRwLock + Sync>() {
         (0..2).for_each(|_| {
             scope.spawn(|| {
                 let _inside = lock.read();
-                both_inside.wait(); // for ever, if the other one is kept out
+                both_inside.wait(); // forever, if the other thread is kept out
             });
         });
     });
@@ -157,7 +157,7 @@ fn lock_has_eight_bytes_and_is_made_in_a_constant() {
 fn stream_of_readers_does_not_starve_a_writer() {
     let lock = qspinlock::RwLock::new(false);
     thread::scope(|scope| {
-        // Each goes on until the writer was there, and they hand over to each other: some reader is always inside.
+        // Each continues until the writer has been inside, and they overlap: some reader is always inside.
         for _ in 0..4 {
             scope.spawn(|| {
                 loop {
@@ -272,7 +272,7 @@ fn writer_that_gives_up_lets_the_reader_behind_it_in() {
     lock.read();
     thread::scope(|scope| {
         let late = scope.spawn(|| lock.write_before(in_time(SOON)));
-        let behind = scope.spawn(|| lock.read()); // behind, or before: it must come in either way
+        let behind = scope.spawn(|| lock.read()); // in either order it must get in
         assert!(!late.join().unwrap());
         behind.join().unwrap();
         // SAFETY: acquired twice above.
@@ -365,7 +365,7 @@ fn downgrading_threads_see_no_torn_words() {
     assert_eq!(lock.into_inner(), [4 * ROUNDS; 2]);
 }
 
-/// A lock, and whether it does what it is for.
+/// A lock, and a check that it excludes.
 #[derive(Default)]
 struct Room {
     lock: QRwLock,
@@ -440,7 +440,7 @@ impl Room {
     }
 }
 
-/// All operations at once, with time limits that end in the middle of everything.
+/// All operations at once, with time limits that can end at any point.
 #[test]
 fn sixteen_threads_that_try_wait_and_give_up_leave_a_free_lock() {
     let room = Room::default();
@@ -461,7 +461,7 @@ fn bumped_writer_lets_the_reader_in_that_waits() {
     thread::scope(|scope| {
         let reader = scope.spawn(|| *lock.read());
         *writer = 1;
-        // It may not be in the queue yet: until it is, there is nobody to let in.
+        // The other thread may not have queued yet; until then there is no thread to let in.
         until(|| {
             lock_api::RwLockWriteGuard::bump(&mut writer);
             reader.is_finished()

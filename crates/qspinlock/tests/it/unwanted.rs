@@ -1,6 +1,6 @@
-//! The calls for a lock that nobody else wants, and what they leave alone.
+//! The calls for an uncontended lock, and what they leave unchanged.
 //!
-//! Not here: what locks do otherwise (`queued.rs`).
+//! Not here: contended locks (`queued.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::thread;
@@ -20,7 +20,7 @@ fn free_lock_is_had_and_given_up() {
 #[test]
 fn lock_that_nobody_holds_stays_free() {
     let lock = PvQSpinLock::<Hybrid>::new();
-    // SAFETY: not held, which it is allowed to find out.
+    // SAFETY: not held; the call may be used to find that out.
     assert!(!unsafe { lock.try_release_unwanted() });
     assert!(!lock.is_held());
 }

@@ -1,4 +1,5 @@
-//! Up to 64 threads per core on a few locks, by all calls, moving from core to core; and few threads on many locks.
+//! Up to 64 threads per core on a few locks, with all calls, moving between cores; and few threads on many
+//! locks.
 //!
 //! Not here: signals, forks, threads that end.
 
@@ -12,10 +13,10 @@ use qspinlock::{Fair, Fifo, Hybrid, Native, Policy};
 
 use crate::rig::{self, CROWD_PER_CORE, Guarded, watched};
 
-/// Contended visits of each thread after the run, for which it has all of its nodes again.
+/// Contended visits of each thread after the run. They must have all of their nodes back.
 const VISITS_AFTERWARDS: usize = 20;
 
-/// May run on any of these.
+/// The CPUs that a thread may run on.
 #[derive(Clone, Copy)]
 struct Cpus(libc::cpu_set_t);
 
@@ -29,16 +30,16 @@ impl Cpus {
         Self(set)
     }
 
-    /// Goes to a few of them, at least one.
+    /// Moves the thread to a random subset of them, at least one.
     fn move_around(&self, rng: &mut Rng) {
-        // SAFETY: looks at bits of the set only.
+        // SAFETY: only reads bits of the set.
         let allowed = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &self.0) };
         let all: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(allowed).collect();
         let certainly = rng.choice(&all).copied();
         // SAFETY: a set of CPUs is plain bits.
         let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
         for &cpu in all.iter().filter(|_| rng.bool()).chain(&certainly) {
-            // SAFETY: below the set's size, as it came from one.
+            // SAFETY: `cpu` is below the set's size, because it comes from such a set.
             unsafe { libc::CPU_SET(cpu, &mut set) };
         }
         // SAFETY: the size is that of the set, which is read.

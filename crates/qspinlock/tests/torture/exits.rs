@@ -1,8 +1,8 @@
-//! Threads that end and are replaced all the time, and lock once more in destructors, early and late ones.
+//! Threads that constantly end and are replaced, and lock once more in early and late destructors.
 //!
-//! Late are those of `pthread_key_create`, of a round after all of Rust's own have run.
+//! Late destructors are those of `pthread_key_create`, in a round after all of Rust's own have run.
 //!
-//! Not here: how nodes go from thread to thread (`src/linux/slots.rs`).
+//! Not here: how nodes pass from thread to thread (`src/linux/slots.rs`).
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -19,7 +19,7 @@ static FAIR: [Guarded<Fair>; 2] = [const { Guarded::new() }; 2];
 static HYBRID: [Guarded<Hybrid>; 2] = [const { Guarded::new() }; 2];
 static LATE: AtomicU64 = AtomicU64::new(0);
 
-/// As many as the system is sure to make.
+/// The number of rounds that the system guarantees.
 const LATE_ROUNDS: usize = 4;
 
 fn visit_all() {
@@ -43,13 +43,13 @@ fn late_key() -> libc::pthread_key_t {
     static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
     *KEY.get_or_init(|| {
         let mut key = 0;
-        // SAFETY: the key is written, and the destructor takes what is set for it, a number.
+        // SAFETY: the key is written; the destructor gets the value that is set for it, a number.
         assert_eq!(unsafe { libc::pthread_key_create(&raw mut key, Some(run_late)) }, 0);
         key
     })
 }
 
-/// `round` is how many there were before, plus one: as a pointer, because null is "nothing to destroy".
+/// `round` is the number of earlier rounds plus one, as a pointer, because null means "nothing to destroy".
 unsafe extern "C" fn run_late(round: *mut c_void) {
     visit_all();
     LATE.fetch_add(1, Relaxed);
@@ -59,11 +59,11 @@ unsafe extern "C" fn run_late(round: *mut c_void) {
 }
 
 fn set_late(round: usize) {
-    // SAFETY: the key exists; the value is a number, which nobody follows.
+    // SAFETY: the key exists; the value is a number that no code dereferences.
     unsafe { libc::pthread_setspecific(late_key(), std::ptr::without_provenance(round)) };
 }
 
-/// The life of a thread: it leaves with places in queues that nobody has cleared up yet.
+/// A thread's life. It ends while some of its nodes are still in queues.
 fn live<P: Policy>(locks: &[Guarded<P>; 2], mut rng: Rng) -> u64 {
     EARLY.with(|_| ());
     set_late(1);

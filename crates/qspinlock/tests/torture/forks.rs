@@ -1,8 +1,9 @@
-//! Forks while others wait and hold: what the forking thread holds is the child's to use, and its waiters stay behind.
+//! Forks while other threads wait and hold: the child can use what the forking thread holds, and has none of
+//! its waiters.
 //!
-//! The children do nothing but lock: they come from a process with many threads, where more is not allowed.
+//! The children only lock: after a fork from a process with many threads, little else is allowed.
 //!
-//! Not here: that the kernel tells of forks (`src/linux/fork.rs`).
+//! Not here: how the kernel signals forks (`src/linux/fork.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 use std::thread;
@@ -13,10 +14,10 @@ use qspinlock::{Clock, Deadline, Fair, Fifo, Hybrid, NODES_PER_THREAD, Policy};
 
 use crate::rig::{self, Counted, Guarded, watched};
 
-/// A child that has not ended by then hangs.
+/// A child that takes longer than this hangs.
 const CHILD_LIMIT: Duration = Duration::from_secs(300);
 
-/// What a child does first not find as it should be; its exit status.
+/// The first check that fails in a child, as its exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 enum Finding {
@@ -45,13 +46,13 @@ const FINDINGS: [Finding; 9] = [
 
 /// The locks of a run.
 struct Stage<P> {
-    /// Held by who forks, and waited for.
+    /// Held by the forking thread, with waiters.
     wanted: Guarded<P>,
-    /// Held by who forks, and not waited for.
+    /// Held by the forking thread, without waiters.
     unwanted: Guarded<P>,
-    /// Held by another thread, always.
+    /// Always held by another thread.
     others: Guarded<P>,
-    /// Used by others, and held or not when the child comes.
+    /// Used by other threads; held or not at the fork.
     used: Guarded<P>,
 }
 
@@ -62,26 +63,26 @@ fn in_a_moment() -> Deadline {
 
 type Lock<P> = qspinlock::QueueLock<P, Counted>;
 
-/// What the next alarm releases.
+/// The lock that the next alarm releases.
 static HELD: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn release_held<P: Policy>(_signal: libc::c_int) {
     let lock = HELD.load(Relaxed).cast::<Lock<P>>();
-    // SAFETY: who sets the alarm keeps the lock alive until it has rung.
+    // SAFETY: the thread that sets the alarm keeps the lock alive until the alarm has fired.
     let lock = unsafe { &*lock };
-    // SAFETY: who sets the alarm holds it.
+    // SAFETY: the thread that sets the alarm holds the lock.
     unsafe { lock.release() };
 }
 
-/// Waits for a lock that this process holds itself, until an alarm's handler releases it.
+/// Waits for a lock that this thread holds itself, until an alarm's handler releases it.
 fn wait_until_handler_releases<P: Policy>(lock: &Lock<P>) -> bool {
     lock.acquire();
     HELD.store((&raw const *lock).cast_mut().cast(), Relaxed);
-    // SAFETY: the handler does nothing but release a lock.
+    // SAFETY: the handler only releases a lock.
     unsafe { libc::signal(libc::SIGALRM, release_held::<P> as extern "C" fn(libc::c_int) as usize) };
     let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let alarm = libc::itimerval { it_interval: zero, it_value: libc::timeval { tv_sec: 0, tv_usec: 2_000 } };
-    // SAFETY: `alarm` is read, and nothing is written.
+    // SAFETY: the call only reads `alarm`.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const alarm, std::ptr::null_mut()) };
     lock.acquire();
     // SAFETY: acquired above.
@@ -89,18 +90,19 @@ fn wait_until_handler_releases<P: Policy>(lock: &Lock<P>) -> bool {
     !lock.is_held()
 }
 
-/// The child's whole life.
+/// Everything that the child does.
 fn check_in_child<P: Policy>(stage: &Stage<P>, is_grandchild: bool) -> Finding {
     for own in [&stage.wanted, &stage.unwanted] {
         if own.lock.try_acquire() {
             return Finding::HeldLockTaken;
         }
-        // SAFETY: the forking thread held it, which this one is.
+        // SAFETY: the forking thread, which is this one, held it.
         unsafe { own.lock.release() };
         if !own.lock.try_acquire() {
             return Finding::OwnLockNotTaken;
         }
-        // More often than there are nodes: each must come back. Also into a queue that had waiters of the parent.
+        // More often than there are nodes: each node must come back. Also on a queue with waiters of the
+        // parent.
         for _ in 0..3 * NODES_PER_THREAD {
             if own.lock.acquire_before(in_a_moment()) {
                 return Finding::HeldLockTaken;
@@ -121,7 +123,8 @@ fn check_in_child<P: Policy>(stage: &Stage<P>, is_grandchild: bool) -> Finding {
             return Finding::OthersLockTaken;
         }
     }
-    // Whatever it was doing in the parent: had or not, but no hang, and nothing of the parent's left once had.
+    // Whatever the lock's state in the parent: the child may time out but must not hang, and once it has had
+    // the lock, nothing of the parent's is left in it.
     if stage.used.lock.acquire_before(in_a_moment()) {
         // SAFETY: acquired above.
         unsafe { stage.used.lock.release() };
@@ -144,7 +147,8 @@ fn check_in_child<P: Policy>(stage: &Stage<P>, is_grandchild: bool) -> Finding {
 
 /// Forks, lets the child check, and waits for it.
 fn run_child<P: Policy>(stage: &Stage<P>, is_grandchild: bool) -> Finding {
-    // SAFETY: the child calls only what is allowed after a fork from many threads: locks, clocks, signals, `_exit`.
+    // SAFETY: the child calls only what is allowed after a fork from many threads: locks, clocks, signals,
+    // `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let finding = check_in_child(stage, is_grandchild);
@@ -168,14 +172,14 @@ fn run_child<P: Policy>(stage: &Stage<P>, is_grandchild: bool) -> Finding {
     code.and_then(|code| FINDINGS.get(usize::try_from(code).ok()?).copied()).unwrap_or(Finding::Died)
 }
 
-/// Forks holding two locks, one with waiters, and with waits behind it that ended at their deadline.
+/// Forks while holding two locks, one with waiters, and after timed waits that left nodes behind.
 fn fork_once<P: Policy>(stage: &Stage<P>, rng: &mut Rng) -> Finding {
     stage.unwanted.lock.acquire();
     stage.wanted.lock.acquire();
     while !stage.wanted.lock.is_wanted() {
         thread::yield_now();
     }
-    // Left behind in the queue of a lock that the child never gets.
+    // Leaves nodes in the queue of a lock that the child never gets.
     (0..rng.u32(..2 * NODES_PER_THREAD))
         .for_each(|_| assert!(!stage.others.lock.acquire_before(in_a_moment())));
     let finding = run_child(stage, false);

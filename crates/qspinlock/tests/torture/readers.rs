@@ -1,6 +1,6 @@
-//! Crowds of readers and writers: writers alone, readers only among themselves, and both sorts get in.
+//! Many readers and writers: a writer is alone, readers are inside only with readers, and both kinds get in.
 //!
-//! Not here: who goes before whom (`rwlock.rs`), forks.
+//! Not here: the order of readers and writers (`tests/it/rwlock.rs`), forks.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,7 +18,7 @@ struct Pair {
     words: UnsafeCell<[u64; 2]>,
 }
 
-// SAFETY: the words are only touched with the lock held; that this excludes is what is tested.
+// SAFETY: the words are accessed only with the lock held; the test checks that this excludes.
 unsafe impl Sync for Pair {}
 
 impl std::fmt::Display for Pair {
@@ -37,9 +37,9 @@ impl Pair {
         unsafe { self.words.get().cast::<u64>().add(at) }
     }
 
-    /// Both words are the same for as long as we are inside.
+    /// Both words must stay equal while this reader is inside.
     fn read(&self, rng: &mut Rng) {
-        // SAFETY: no writer writes it if the lock does its work.
+        // SAFETY: no writer writes the word if the lock works.
         let first = unsafe { self.word(0).read_volatile() };
         rig::linger(rng);
         // SAFETY: as above.
@@ -50,7 +50,7 @@ impl Pair {
     }
 
     fn write(&self, rng: &mut Rng) {
-        // SAFETY: nobody else touches it if the lock does its work.
+        // SAFETY: no other thread accesses the word if the lock works.
         let count = unsafe { self.word(0).read_volatile() };
         // SAFETY: as above.
         unsafe { self.word(0).write_volatile(count + 1) };
@@ -83,7 +83,7 @@ impl Pair {
         acquired
     }
 
-    /// Writes, and sometimes stays as a reader.
+    /// Writes, and sometimes downgrades to a reader.
     fn write_somehow(&self, rng: &mut Rng) -> bool {
         let acquired = match rng.u8(..4) {
             0 => self.lock.try_write(),
@@ -111,7 +111,7 @@ impl Pair {
     }
 }
 
-/// One in `writes_in` is a write.
+/// One visit in `writes_in` is a write.
 fn torture(threads: usize, writes_in: u32) {
     let pairs = [const { Pair::new() }; 2];
     let end = rig::end();

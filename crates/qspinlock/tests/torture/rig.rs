@@ -1,6 +1,6 @@
-//! Data behind a lock that shows when two were inside, random use of it, a watchdog.
+//! Data behind a lock that shows when two threads were inside, random use of it, a watchdog.
 //!
-//! Not here: who uses it when.
+//! Not here: the tests that use it.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt::Write as _;
@@ -13,22 +13,22 @@ use fastrand::Rng;
 use qspinlock::{Clock, Deadline, Event, Linux, Node, Platform, Policy, QueueLock, Slept};
 use xtask::sizes;
 
-/// A machine that is busy with other things is not a lock that hangs.
+/// Long, because a slow machine must not look like a lock that hangs.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// More than these keep a spinlock from making progress in the time of a test.
+/// With more than this, a spinlock makes no progress in the time of a test.
 pub const CROWD_PER_CORE: usize = 64;
 
-/// How many threads run at the same time.
+/// The number of threads that can run at the same time.
 pub fn cores() -> usize {
     thread::available_parallelism().map_or(2, usize::from).max(2)
 }
 
-/// When this part is over.
+/// When this part ends.
 pub fn end() -> Instant {
     Instant::now() + sizes::TORTURE.now()
 }
 
-/// [`Linux`], counting for each thread how often it had no node.
+/// [`Linux`], but counts for each thread how often it had no node.
 #[derive(Debug)]
 pub struct Counted;
 
@@ -41,7 +41,7 @@ pub fn waits_without_node() -> u64 {
     WITHOUT_NODE.get()
 }
 
-// SAFETY: as `Linux`, to which everything is passed on.
+// SAFETY: forwards everything to `Linux`.
 unsafe impl Platform for Counted {
     fn nodes() -> &'static [Node] {
         Linux::nodes()
@@ -78,13 +78,13 @@ unsafe impl Platform for Counted {
     }
 }
 
-/// Plain words that are equal whenever nobody is inside.
+/// Plain words that are equal whenever no thread is inside.
 pub struct Guarded<P> {
     pub lock: QueueLock<P, Counted>,
     words: UnsafeCell<[u64; 6]>,
 }
 
-// SAFETY: the words are only touched with the lock held; that this excludes is what is tested.
+// SAFETY: the words are accessed only with the lock held; the test checks that this excludes.
 unsafe impl<P> Sync for Guarded<P> {}
 
 impl<P: Policy> Guarded<P> {
@@ -92,14 +92,14 @@ impl<P: Policy> Guarded<P> {
         Self { lock: QueueLock::new(), words: UnsafeCell::new([0; 6]) }
     }
 
-    /// Counts on, in each word, with `pause` half way. The caller holds the lock.
+    /// Increments each word, with `pause` half way. The caller holds the lock.
     pub fn enter(&self, pause: impl FnOnce()) {
         let first = self.words.get().cast::<u64>();
-        // SAFETY: one of the words, which nobody else writes if the lock does its work.
+        // SAFETY: one of the words, which no other thread writes if the lock works.
         let count = unsafe { first.read_volatile() };
         let mut pause = Some(pause);
         for at in 0..6 {
-            // SAFETY: there are so many words.
+            // SAFETY: there are that many words.
             let word = unsafe { first.add(at) };
             // SAFETY: as above.
             let found = unsafe { word.read_volatile() };
@@ -116,7 +116,7 @@ impl<P: Policy> Guarded<P> {
         }
     }
 
-    /// In and out.
+    /// Acquires, visits, releases.
     pub fn visit(&self) {
         self.lock.acquire();
         self.enter(|| ());
@@ -124,7 +124,7 @@ impl<P: Policy> Guarded<P> {
         unsafe { self.lock.release() };
     }
 
-    /// In and out, by any of the calls, for any time. Whether we were in.
+    /// Visits by a random call with a random time limit. Returns whether it got in.
     pub fn visit_somehow(&self, rng: &mut Rng) -> bool {
         let acquired = match rng.u8(..10) {
             0..5 => {
@@ -148,13 +148,13 @@ impl<P: Policy> Guarded<P> {
         true
     }
 
-    /// How often somebody was inside. Only while nobody is.
+    /// The number of visits. Only while no thread is inside.
     pub fn visits(&self) -> u64 {
-        // SAFETY: says the caller.
+        // SAFETY: the caller guarantees that.
         unsafe { self.words.get().cast::<u64>().read() }
     }
 
-    /// Nobody is inside, nobody waits, and nothing was left behind.
+    /// Asserts that no thread is inside or waits, and that nothing was left behind.
     pub fn assert_quiet(&self) {
         assert!(!self.lock.is_held() && !self.lock.is_wanted() && self.word() == 0, "{self}");
     }
@@ -180,7 +180,7 @@ pub fn soon(rng: &mut Rng) -> Deadline {
     Deadline { at_ns: now.at_ns + rng.u64(..500_000), ..now }
 }
 
-/// Usually a moment; sometimes as long as a thread is away that has lost its core.
+/// Usually a moment; sometimes as long as a preempted thread is away.
 pub fn linger(rng: &mut Rng) {
     match rng.u16(..512) {
         0 => thread::sleep(Duration::from_micros(rng.u64(..200))),
@@ -189,13 +189,14 @@ pub fn linger(rng: &mut Rng) {
     }
 }
 
-/// Says what is wrong and ends the process: who panics while it holds a lock leaves the others waiting for ever.
+/// Prints what is wrong and ends the process: a panic with a lock held would leave the other threads waiting
+/// forever.
 pub fn end_with(what: &dyn std::fmt::Display) -> ! {
     eprintln!("{what}");
     std::process::abort()
 }
 
-/// Runs `body`. If it takes much longer than a part does: prints `locks`, and ends the process.
+/// Runs `body`. If it takes much longer than a part should, prints `locks` and ends the process.
 pub fn watched(locks: &[impl std::fmt::Display + Sync], body: impl FnOnce()) {
     let limit = sizes::TORTURE.now() + PATIENCE;
     thread::scope(|scope| {

@@ -1,6 +1,7 @@
-//! Handlers that take locks while the thread they interrupt waits for another, and handlers that interrupt those.
+//! Signal handlers that take locks while the thread they interrupt waits for another lock, and handlers that
+//! interrupt those.
 //!
-//! A handler may take what its thread does not hold: the handlers here have locks of their own.
+//! A handler may take only locks that its thread does not hold: the handlers here have locks of their own.
 //!
 //! Not here: forks from handlers.
 
@@ -13,14 +14,14 @@ use qspinlock::{Fair, Fifo, Hybrid, Policy};
 
 use crate::rig::{self, Guarded, watched};
 
-/// By which signal, and which handler's locks.
+/// The signals; each has a handler with its own locks.
 const SIGNALS: [libc::c_int; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 
 static FAIR: [Guarded<Fair>; 2] = [const { Guarded::new() }; 2];
 static HYBRID: [Guarded<Hybrid>; 2] = [const { Guarded::new() }; 2];
 static HANDLED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Takes the locks of its signal. The second signal may interrupt the handler of the first.
+/// Takes the locks of its signal. The second signal may interrupt the first one's handler.
 extern "C" fn handle(signal: libc::c_int) {
     let at = usize::from(signal == SIGNALS[1]);
     FAIR[at].visit();
@@ -30,22 +31,23 @@ extern "C" fn handle(signal: libc::c_int) {
 
 fn install_handlers() {
     for signal in SIGNALS {
-        // SAFETY: an action is plain data, and zeroes are a valid one.
+        // SAFETY: an action is plain data, and zeroes are a valid value.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handle as extern "C" fn(libc::c_int) as usize;
         action.sa_flags = libc::SA_RESTART;
         if signal == SIGNALS[1] {
-            // The second interrupts the first, not the other way round too: each would wait for what the other holds.
+            // The second signal interrupts the first, but not the other way round: each would wait for what
+            // the other holds.
             // SAFETY: the set is the action's, and the signal exists.
             unsafe { libc::sigaddset(&raw mut action.sa_mask, SIGNALS[0]) };
         }
-        // SAFETY: the handler uses atomics and locks that are made for handlers.
+        // SAFETY: the handler uses only atomics and locks that are made for handlers.
         let result = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
         assert_eq!(result, 0);
     }
 }
 
-/// Signals to `threads`, which are alive until after `end`.
+/// Sends signals to `threads`, which stay alive until after `end`.
 fn bombard(threads: &[libc::pthread_t]) -> u64 {
     let (mut rng, mut sent, end) = (Rng::with_seed(1), 0, rig::end());
     while std::time::Instant::now() < end {

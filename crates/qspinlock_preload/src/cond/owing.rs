@@ -1,9 +1,10 @@
-//! How many waiters a signal picked when others waited, and that have not said yet whether they hand it on.
+//! Counts the waiters that a signal picked while others waited, and that have not decided yet whether to pass
+//! it on.
 //!
-//! - Counted with the list's lock, in the epoch of the list: a forked child has none of its parent's threads.
-//! - Who waits here is about to destroy: no call on the variable begins any more, but those of threads that are counted.
+//! - Counted under the list's lock, in the list's epoch: a forked child has none of its parent's threads.
+//! - The thread that waits here is about to destroy the variable: only counted threads still use it.
 //!
-//! Not here: who is counted and why (`cond.rs`).
+//! Not here: which waiters are counted and why (`cond.rs`).
 
 use std::sync::atomic::{
     AtomicU64,
@@ -13,28 +14,28 @@ use std::time::Duration;
 
 use crate::thread::keeping_errno;
 
-/// The epoch in its upper half, the number in its lower. Zeros: none.
+/// The epoch in the upper half, the count in the lower. Zero: none.
 #[repr(transparent)]
 pub(super) struct Owing(AtomicU64);
 
 impl Owing {
-    /// One more, by who has the list's lock.
+    /// Adds one. The caller holds the list's lock.
     pub(super) fn add(&self, epoch: u32) {
         if of_epoch(self.0.load(Relaxed), epoch).is_some() {
             self.0.fetch_add(1, Relaxed);
         } else {
-            // Those of another epoch are threads that do not exist here, so no other thread writes.
+            // Threads counted in another epoch do not exist here, so no other thread writes.
             self.0.store(u64::from(epoch) << u32::BITS | 1, Relaxed);
         }
     }
 
-    /// One less. The variable may be gone when this returns.
+    /// Subtracts one. The variable may no longer exist when this returns.
     pub(super) fn take(&self) {
-        // Release pairs with the acquire in `wait`: what the thread did with the variable is over.
+        // Release pairs with the acquire in `wait`: the thread no longer uses the variable.
         self.0.fetch_sub(1, Release);
     }
 
-    /// Until there are none.
+    /// Waits until the count is zero.
     pub(super) fn wait(&self, epoch: u32) {
         let mut patience = Patience::new();
         while of_epoch(self.0.load(Acquire), epoch).is_some_and(|owing| owing > 0) {
@@ -43,8 +44,8 @@ impl Owing {
     }
 }
 
-/// Waits for threads that are about to act. A thread with a real-time policy that only yields keeps those of lower
-/// priority from the processor, so the wait sleeps soon.
+/// Waits for threads that are about to act. A real-time thread that only yields keeps threads of lower
+/// priority off the processor, so the wait soon sleeps.
 pub(super) struct Patience {
     yields_left: u32,
 }

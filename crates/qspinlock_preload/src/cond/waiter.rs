@@ -1,13 +1,14 @@
-//! One thread that waits: a semaphore on its stack, because the C library's calls for those can be cancelled.
+//! One waiting thread: a semaphore on its stack, because threads can be cancelled in the C library's
+//! semaphore calls.
 //!
-//! Cancellation unwinds the thread from inside `sem_wait`. The C library calls what was pushed with
-//! `_pthread_cleanup_push` when it comes by that frame, before the handlers of the frames around it; so nothing on the
-//! way has to have a destructor, which unwinding by the C library may not meet in Rust.
+//! Cancellation unwinds the thread from inside `sem_wait`. When it reaches a frame, the C library calls what
+//! the frame pushed with `_pthread_cleanup_push`, before the handlers of outer frames. So no frame on the way
+//! may have a destructor, which the C library's unwinding must not meet in Rust.
 //!
-//! How a wait ends is decided once, by a compare-exchange on the waiter's own word: `waiting → picked` by who signals (with
-//! the list's lock) or `waiting → left` by the thread itself (without it).
+//! One compare-exchange on the waiter's own word decides how a wait ends: `waiting → picked` by the
+//! signalling thread (with the list's lock) or `waiting → left` by the waiter itself (without it).
 //!
-//! Not here: the list of them (`waiters.rs`).
+//! Not here: the list of waiters (`waiters.rs`).
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -34,15 +35,16 @@ const CANCEL_DISABLE: c_int = 1;
 /// `PTHREAD_CANCEL_DEFERRED`.
 const CANCEL_DEFERRED: c_int = 0;
 
-/// `body`, in which the thread is cancelled only where it sleeps, also if it may be cancelled anywhere: its node must
-/// not stay in a list.
+/// Runs `body` so that the thread can be cancelled only where it sleeps, even if its cancellation is
+/// asynchronous: its node must not stay in a list.
 pub(super) fn cancelled_only_asleep(body: impl FnOnce() -> c_int) -> c_int {
     let mut before = CANCEL_DEFERRED;
-    // SAFETY: a number to write to.
+    // SAFETY: a number that the call may write to.
     unsafe { pthread_setcanceltype(CANCEL_DEFERRED, &raw mut before) };
     let result = body();
     if before != CANCEL_DEFERRED {
-        // SAFETY: what it was before. The thread may end in this call, and nothing here has a destructor.
+        // SAFETY: restores the type that was set before. The thread may end in this call, and nothing here
+        // has a destructor.
         unsafe { pthread_setcanceltype(before, null_mut()) };
     }
     result
@@ -52,13 +54,13 @@ pub(super) fn cancelled_only_asleep(body: impl FnOnce() -> c_int) -> c_int {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Picked {
-    /// By a signal when it was the only one, or by a broadcast: no other waiter needs the signal.
+    /// By a signal when it was the only waiter, or by a broadcast: no other waiter needs the signal.
     Alone = 1,
-    /// By a signal when others were in the list.
+    /// By a signal when other waiters were in the list.
     FromSeveral = 2,
 }
 
-/// Of a waiter's word, which holds a [`Picked`] else.
+/// Values of a waiter's word; the other values are a [`Picked`].
 const WAITING: u32 = 0;
 const LEFT: u32 = 3;
 
@@ -74,10 +76,10 @@ pub(super) struct Waiter {
 impl Waiter {
     pub(super) fn new() -> Self {
         let mut sem = MaybeUninit::<sem_t>::zeroed();
-        // SAFETY: memory for a semaphore. It has no address that anything keeps, so it may be moved before it is used.
+        // SAFETY: memory for a semaphore. Nothing stores its address, so it may be moved before it is used.
         unsafe { libc::sem_init(sem.as_mut_ptr(), 0, 0) };
         Self {
-            // SAFETY: `sem_init` made it; the call has no way to fail with these arguments.
+            // SAFETY: `sem_init` initialised it; the call cannot fail with these arguments.
             sem: UnsafeCell::new(unsafe { sem.assume_init() }),
             older: AtomicPtr::new(null_mut()),
             newer: AtomicPtr::new(null_mut()),
@@ -85,17 +87,17 @@ impl Waiter {
         }
     }
 
-    /// With the list's lock. False: it has left, and takes itself out of the list.
+    /// Called with the list's lock. False: the waiter has left, and removes itself from the list.
     pub(super) fn pick(&self, how: Picked) -> bool {
         self.decide(how as u32).is_ok()
     }
 
-    /// By its own thread. `Err`: it was picked before, and a post is on its way.
+    /// Called by the waiter's own thread. `Err`: it was picked before, and its post is on the way.
     pub(super) fn leave(&self) -> Result<(), Picked> {
         self.decide(LEFT).map_err(Self::picked)
     }
 
-    /// By its own thread, which was posted.
+    /// Called by the waiter's own thread after it was posted.
     pub(super) fn how_picked(&self) -> Picked {
         Self::picked(self.end.load(Relaxed))
     }
@@ -104,7 +106,7 @@ impl Waiter {
         self.end.load(Relaxed) == WAITING
     }
 
-    /// Relaxed: the list's lock orders what is in the list, and the semaphore what follows a pick.
+    /// Relaxed: the list's lock orders what is in the list; the semaphore orders what follows a pick.
     fn decide(&self, end: u32) -> Result<(), u32> {
         self.end.compare_exchange(WAITING, end, Relaxed, Relaxed).map(drop)
     }
@@ -113,10 +115,10 @@ impl Waiter {
         if end == Picked::FromSeveral as u32 { Picked::FromSeveral } else { Picked::Alone }
     }
 
-    /// Wakes it: once, after it was picked. It may be gone when this returns.
+    /// Wakes the waiter: once, after it was picked. The waiter may no longer exist when this returns.
     pub(super) fn post(&self) {
-        // SAFETY: who is picked waits for this, so the semaphore is alive. Its call allows that it goes away as soon as
-        // the post is taken.
+        // SAFETY: a picked waiter waits for this, so the semaphore is alive. `sem_post` allows the semaphore
+        // to be destroyed as soon as the post is taken.
         unsafe { libc::sem_post(self.sem.get()) };
     }
 
@@ -125,7 +127,7 @@ impl Waiter {
         keeping_errno(|| {
             while self.sleep_once(until) != 0 {
                 if errno() != EINTR {
-                    return false; // out of time; anything else is a wake for nothing, which callers expect
+                    return false; // timed out; any other error is a spurious wake, which callers expect
                 }
             }
             true
@@ -141,21 +143,21 @@ impl Waiter {
         }
     }
 
-    /// Takes the post that whoever picked this waiter owes it, in a moment. Not a cancellation point.
+    /// Takes the post that the picking thread is about to make. Not a cancellation point.
     pub(super) fn take_post(&self) {
         let mut before = 0;
-        // SAFETY: a number to write to.
+        // SAFETY: a number that the call may write to.
         unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
         while !self.sleep(None) {}
-        // SAFETY: what it was before.
+        // SAFETY: restores the state that was set before.
         unsafe { pthread_setcancelstate(before, null_mut()) };
     }
 }
 
-/// What is called when the thread is cancelled.
+/// The function that is called when the thread is cancelled.
 pub(super) type Handler = unsafe extern "C-unwind" fn(*mut c_void);
 
-/// glibc's `struct _pthread_cleanup_buffer`, in the thread's list while pushed.
+/// glibc's `struct _pthread_cleanup_buffer`. It is in the thread's list while pushed.
 #[repr(C)]
 pub(super) struct Cleanup {
     handler: Option<Handler>,
@@ -169,14 +171,14 @@ impl Cleanup {
         Self { handler: None, argument: null_mut(), cancel_type: 0, previous: null_mut() }
     }
 
-    /// Until [`pop`](Self::pop), which must follow in the same frame.
+    /// Pushed until [`pop`](Self::pop), which must follow in the same frame.
     pub(super) fn push(&mut self, handler: Handler, argument: *mut c_void) {
-        // SAFETY: this stays where it is until it is popped, by the caller, or until the thread is cancelled.
+        // SAFETY: this stays in place until the caller pops it, or until the thread is cancelled.
         unsafe { _pthread_cleanup_push(self, handler, argument) };
     }
 
     pub(super) fn pop(&mut self) {
-        // SAFETY: the last one that was pushed.
+        // SAFETY: it is the last one that was pushed.
         unsafe { _pthread_cleanup_pop(self, 0) };
     }
 }

@@ -1,10 +1,12 @@
-//! The list of those who wait, oldest first, under a lock of its own.
+//! The list of waiters, oldest first, under its own lock.
 //!
-//! A forked child has its parent's lists, whose threads do not exist in it, and maybe their lock, held by nobody. So
-//! lists carry the epoch in which they were begun, and are begun anew in a child; zeros are an epoch that never was.
+//! A forked child inherits its parent's lists, whose threads do not exist in it, and maybe their lock in the
+//! locked state. So each list carries the epoch in which it was begun, and a child begins it anew. Epoch zero
+//! never exists.
 //!
-//! A waiter that gives up decides that on its own word, without the lock (`Waiter::leave`), and takes itself out of the list
-//! only if it won. Until then it is in the list and passed over by those who pick: [`Waiters::settle`] waits for it.
+//! A waiter that times out or is cancelled decides that on its own word, without the lock (`Waiter::leave`),
+//! and removes itself from the list only if it won. Until then it is in the list and signals skip it:
+//! [`Waiters::settle`] waits for it.
 //!
 //! Not here: sleeping (`waiter.rs`).
 
@@ -20,7 +22,8 @@ use super::owing::Patience;
 use super::waiter::{Picked, Waiter};
 use crate::thread::keeping_errno;
 
-/// See the file's head. Everything but the epoch belongs to who has the lock, but for looks at whether it is empty.
+/// See the file's head. Only the thread that has the lock uses the fields, except for the epoch and looks at
+/// whether the list is empty.
 #[repr(C)]
 pub(super) struct Waiters {
     lock: PvQSpinLock<Hybrid>,
@@ -29,11 +32,11 @@ pub(super) struct Waiters {
     newest: AtomicPtr<Waiter>,
 }
 
-/// With an epoch: its list is being begun.
+/// Set with an epoch: a thread is beginning that epoch's list.
 const BEGINNING: u32 = 1 << 31;
 
 impl Waiters {
-    /// `waiter` stays where it is until it was removed, or was picked and took its post.
+    /// `waiter` must stay in place until it was removed, or was picked and took its post.
     pub(super) fn push(&self, waiter: &Waiter) {
         let this = std::ptr::from_ref(waiter).cast_mut();
         self.alone(|| {
@@ -44,14 +47,15 @@ impl Waiters {
         });
     }
 
-    /// The oldest that has not given up, out of the list. `on_several`: what to do, with the lock, if there are others.
+    /// Removes and returns the oldest waiter that has not left. If there are others, calls `on_several` with
+    /// the lock held.
     pub(super) fn pick_oldest(&self, on_several: impl FnOnce(u32)) -> Option<&Waiter> {
         if self.is_empty() {
             return None;
         }
         self.alone(|| {
             let mut next = self.oldest.load(Relaxed);
-            // SAFETY: in the list, so it is alive.
+            // SAFETY: it is in the list, so it is alive.
             while let Some(waiter) = unsafe { next.as_ref() } {
                 next = waiter.newer.load(Relaxed);
                 let is_only = next.is_null() && waiter.older.load(Relaxed).is_null();
@@ -69,23 +73,23 @@ impl Waiters {
         })
     }
 
-    /// All that have not given up, out of the list. Each of them stays alive only until it is posted.
+    /// Removes and returns all waiters that have not left. Each stays alive only until it is posted.
     pub(super) fn pick_all<'a>(&'a self) -> impl Iterator<Item = &'a Waiter> + use<'a> {
         let first = if self.is_empty() { null_mut() } else { self.alone(|| self.take_all()) };
         let mut next = NonNull::new(first);
         std::iter::from_fn(move || {
-            // SAFETY: picked, and not yet posted, so it is alive; no other thread follows its links.
+            // SAFETY: picked and not yet posted, so it is alive; no other thread follows its links.
             let picked = unsafe { next?.as_ref() };
-            next = NonNull::new(picked.newer.load(Relaxed)); // now, because a post may be its end
+            next = NonNull::new(picked.newer.load(Relaxed)); // before the post, which may end it
             Some(picked)
         })
     }
 
-    /// The oldest that was picked; the others behind it are linked to it.
+    /// Returns the oldest picked waiter; the other picked ones are linked behind it.
     fn take_all(&self) -> *mut Waiter {
         let (mut first, mut last) = (null_mut(), None::<&Waiter>);
         let mut next = self.oldest.load(Relaxed);
-        // SAFETY: in the list, so it is alive.
+        // SAFETY: it is in the list, so it is alive.
         while let Some(waiter) = unsafe { next.as_ref() } {
             let this = next;
             next = waiter.newer.load(Relaxed);
@@ -103,12 +107,12 @@ impl Waiters {
         first
     }
 
-    /// Out of the list, which `waiter` has left: no other thread takes it out.
+    /// Removes `waiter`, which has left: no other thread removes it.
     pub(super) fn remove(&self, waiter: &Waiter) {
         self.alone(|| self.unlink(waiter));
     }
 
-    /// Waits until all calls that have begun are through with the list. False: threads wait, and nothing is waited for.
+    /// Waits until all calls in progress are done with the list. False at once if threads still wait.
     pub(super) fn settle(&self) -> bool {
         if self.epoch.load(Relaxed) == 0 {
             return true;
@@ -118,7 +122,7 @@ impl Waiters {
             match self.alone(|| (self.is_empty(), self.are_waiting())) {
                 (true, _) => return true,
                 (_, true) => return false,
-                // Those that are left have given up, and are about to ask for the lock.
+                // The remaining ones have left, and are about to take the lock.
                 _ => patience.wait(),
             }
         }
@@ -126,7 +130,7 @@ impl Waiters {
 
     fn are_waiting(&self) -> bool {
         let mut next = self.oldest.load(Relaxed);
-        // SAFETY: in the list, so it is alive.
+        // SAFETY: it is in the list, so it is alive.
         while let Some(waiter) = unsafe { next.as_ref() } {
             if waiter.is_waiting() {
                 return true;
@@ -136,12 +140,12 @@ impl Waiters {
         false
     }
 
-    /// Of the lists of this process's threads.
+    /// The epoch of lists with this process's threads.
     pub(super) fn epoch() -> u32 {
         Linux::epoch()
     }
 
-    /// A look without the lock is enough for who comes after a waiter: the insertion is then in its past.
+    /// A look without the lock is enough: a thread that comes after a waiter sees the waiter's insertion.
     #[inline]
     fn is_empty(&self) -> bool {
         self.oldest.load(Relaxed).is_null()
@@ -158,16 +162,16 @@ impl Waiters {
         }
     }
 
-    /// `newer` comes after `older`, or is the first if that is NULL.
+    /// `newer` comes after `older`, or is the first if `older` is NULL.
     fn link_newer(&self, older: *mut Waiter, newer: *mut Waiter) {
-        // SAFETY: in the list, so it is alive.
+        // SAFETY: it is in the list, so it is alive.
         match unsafe { older.as_ref() } {
             Some(neighbour) => neighbour.newer.store(newer, Relaxed),
             None => self.oldest.store(newer, Relaxed),
         }
     }
 
-    /// `body`, with the list's lock. Nothing in it unwinds, waits or can be cancelled.
+    /// Runs `body` with the list's lock. Nothing in `body` unwinds, waits or can be cancelled.
     #[inline]
     fn alone<R>(&self, body: impl FnOnce() -> R) -> R {
         let epoch = Linux::epoch();
@@ -183,7 +187,7 @@ impl Waiters {
         result
     }
 
-    /// One thread makes the list empty, and its lock free; the others wait for it.
+    /// One thread empties the list and frees its lock; the others wait for it.
     #[cold]
     fn begin(&self, epoch: u32) {
         let before = self.epoch.load(Acquire);
@@ -191,8 +195,8 @@ impl Waiters {
         let first = before != epoch && before != beginning;
         if first && self.epoch.compare_exchange(before, beginning, Acquire, Relaxed).is_ok() {
             let lock = (&raw const self.lock).cast_mut();
-            // SAFETY: four bytes of an atomic; nobody uses the lock of a list before its epoch has begun, and threads of
-            // the epoch before do not exist in this process.
+            // SAFETY: four bytes of an atomic; no thread uses a list's lock before the list's epoch has
+            // begun, and threads of the epoch before do not exist in this process.
             unsafe { lock.write(PvQSpinLock::new()) };
             self.oldest.store(null_mut(), Relaxed);
             self.newest.store(null_mut(), Relaxed);

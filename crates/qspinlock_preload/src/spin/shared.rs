@@ -1,13 +1,14 @@
-//! A spin lock between processes: no queue, because nodes are a process's own, and no memory but its word.
+//! A spin lock between processes: no queue, because nodes belong to one process, and no memory but its word.
 //!
 //! ```text
-//! FREE ─▶ HELD ─▶ WANTED (held, and somebody may sleep) ─▶ FREE, and one is woken
+//! FREE ─▶ HELD ─▶ WANTED (held, and threads may sleep) ─▶ FREE, and one thread is woken
 //! ```
 //!
-//! Who wants it looks for a while, less and less often, then sleeps on the word itself; who has slept takes it as
-//! `WANTED`, because others may sleep still. Not fair. A process that dies with it leaves it held, as with glibc's.
+//! A waiter looks for a while, less and less often, then sleeps on the word itself. A thread that has slept
+//! takes the lock as `WANTED`, because others may still sleep. Not fair. A process that dies with the lock
+//! leaves it held, as with glibc's.
 //!
-//! Not here: how it is told apart from a private one (`spin.rs`).
+//! Not here: how it is told apart from a private lock (`spin.rs`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{
@@ -23,7 +24,7 @@ use crate::thread::keeping_errno;
 
 const HELD: u32 = FOREIGN | 1;
 const WANTED: u32 = FOREIGN | 2;
-/// Looks before it sleeps, with pauses of 1, 2, 4, … hints between them.
+/// Looks before a waiter sleeps, with 1, 2, 4, … spin hints in between.
 const LOOKS: u32 = 10;
 
 #[repr(transparent)]
@@ -36,7 +37,7 @@ impl SharedSpin {
         self.0.load(Relaxed) != Self::FREE
     }
 
-    /// Without an end or not at all: spin locks cannot be timed.
+    /// Waits without a limit or not at all: spin locks have no timed calls.
     pub(super) fn lock(&self, patience: Patience) -> c_int {
         if self.try_acquire() {
             return 0;
@@ -67,14 +68,14 @@ impl SharedSpin {
 
     #[cold]
     fn sleep_and_take(&self) {
-        // Acquire, as in `try_acquire`. The exchange comes before each sleep: who unlocks after it sees that somebody
-        // may sleep, and who unlocked before it makes this thread the holder.
+        // Acquire, as in `try_acquire`. The exchange comes before each sleep: a thread that unlocks after it
+        // sees that threads may sleep; if the unlock came before it, this thread becomes the holder.
         while self.0.swap(WANTED, Acquire) != Self::FREE {
             futex(&self.0, libc::FUTEX_WAIT, WANTED);
         }
     }
 
-    /// `EPERM` if nobody holds it.
+    /// `EPERM` if no thread holds it.
     pub(super) fn unlock(&self) -> c_int {
         if !self.is_held() {
             return EPERM;
@@ -87,9 +88,9 @@ impl SharedSpin {
     }
 }
 
-/// Not private: the sleepers may be another process's.
+/// A futex that is not private: the sleepers may be in another process.
 fn futex(word: &AtomicU32, operation: i32, value: u32) {
     let no_timeout = std::ptr::null::<libc::timespec>();
-    // SAFETY: `word` lives through a wait; a wake only compares the address.
+    // SAFETY: `word` outlives a wait; a wake only compares the address.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, no_timeout) };
 }

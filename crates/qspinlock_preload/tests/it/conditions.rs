@@ -1,6 +1,6 @@
-//! Condition variables of programs in C under the library. What is expected is in the programs (`c/`).
+//! Condition variables of C programs under the library. The programs (`c/`) contain the expectations.
 //!
-//! Not here: those that are passed on (`locks.rs`).
+//! Not here: condition variables that are passed on (`locks.rs`).
 
 use crate::preloaded;
 

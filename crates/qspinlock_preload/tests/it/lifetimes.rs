@@ -1,7 +1,7 @@
-//! Programs in C under the library where locks live dangerously: forks, before and after `main`, inside an allocator,
-//! among C++ destructors.
+//! C programs under the library whose locks have difficult lifetimes: forks, before and after `main`, inside
+//! an allocator, among C++ destructors.
 //!
-//! Not here: what the calls return (`locks.rs`, `conditions.rs`).
+//! Not here: return values of the calls (`locks.rs`, `conditions.rs`).
 
 use crate::preloaded;
 

@@ -1,6 +1,7 @@
-//! Spin locks, mutexes and reader/writer locks of programs in C under the library. What is expected is in the programs (`c/`).
+//! Spin locks, mutexes and reader/writer locks of C programs under the library. The programs (`c/`) contain
+//! the expectations.
 //!
-//! Not here: condition variables (`conditions.rs`), processes and their ends (`lifetimes.rs`).
+//! Not here: condition variables (`conditions.rs`), forks and exits (`lifetimes.rs`).
 
 use crate::preloaded;
 

@@ -1,7 +1,7 @@
-//! Programs of the distribution, as they are, under the library: what they make must be right, and the dynamic linker
-//! must say that they call the library for the locks that each is here for.
+//! Unmodified programs of the distribution under the library: their output must be right, and the dynamic
+//! linker must report that they call the library for the locks that each test is about.
 //!
-//! A program that is not installed is skipped, by name; `cargo xtask test` installs all of them.
+//! A program that is not installed is skipped, with its name; `cargo xtask test` installs all of them.
 //!
 //! Not here: single calls (`locks.rs`, `conditions.rs`). Results by program: `docs/qspinlock-preload.md`.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
@@ -19,17 +19,17 @@ use xtask::skip::{Reason, skip};
 
 use crate::preloaded;
 
-/// A machine that is busy with other things is not a program that hangs.
+/// Long, because a slow machine must not look like a program that hangs.
 const LIMIT: Duration = Duration::from_secs(240);
 const MIB: usize = 1 << 20;
 
-/// A folder, and what programs in it were linked to.
+/// A working folder, and the symbols that programs in it were bound to.
 struct Stage {
     folder: TempDir,
 }
 
 impl Stage {
-    /// `None`, and a word about it, if there is no `program`.
+    /// `None`, with a message, if `program` is not installed.
     fn for_program(program: &str, package: &str) -> Option<Self> {
         if find_program(program).is_none() {
             skip(Reason::NoProgram(program.into()), format!("Debian: package {package}"));
@@ -42,7 +42,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// Text that compresses, but not to nothing: the same each time.
+    /// Text that compresses, but not to nothing; the same each time.
     fn input(&self, length: usize) -> PathBuf {
         let mut state = 1_u64;
         let line = |_| {
@@ -54,7 +54,7 @@ impl Stage {
         self.path("input")
     }
 
-    /// `program` under the library, in the folder; the dynamic linker writes down what it binds.
+    /// `program` under the library, in the folder; the dynamic linker logs the symbols it binds.
     fn preloaded(&self, program: &str) -> Command {
         let mut command = Command::new(find_program(program).unwrap());
         command.current_dir(self.folder.path()).env("LD_PRELOAD", preloaded::library());
@@ -65,7 +65,7 @@ impl Stage {
         command
     }
 
-    /// Of the library's calls, those that other files were bound to.
+    /// The library's calls that other files were bound to.
     fn calls(&self) -> BTreeSet<String> {
         let library = preloaded::library().display().to_string();
         let to_the_library = format!(" to {library} ");
@@ -93,7 +93,7 @@ impl Stage {
     }
 }
 
-/// The command's output, if it ends in time and says that all is well.
+/// The command's output; fails unless the command ends in time and succeeds.
 fn finished(command: &mut Command) -> Output {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&child);
@@ -149,7 +149,7 @@ fn sort_with_four_threads_sorts() {
     let Some(stage) = Stage::for_program("sort", "coreutils") else { return };
     let input = stage.input(32 * MIB);
 
-    // From 128 Ki lines on it starts threads.
+    // `sort` starts threads from 128 Ki lines on.
     let sorted = finished(stage.preloaded("sort").args(["--parallel=4", "-S", "200M"]).arg(&input));
 
     let text = fs::read_to_string(input).unwrap();
@@ -255,7 +255,7 @@ fn python_with_sixteen_threads_hands_all_work_out_and_back() {
     stage.assert_calls(&["pthread_mutex_lock", "pthread_cond_timedwait", "pthread_cond_signal"]);
 }
 
-/// A server that is stopped whatever happens.
+/// A server that is stopped on drop.
 struct Server(Child);
 
 impl Drop for Server {
@@ -265,7 +265,8 @@ impl Drop for Server {
     }
 }
 
-/// Debian's `redis-server` is another name for this program, in a package that starts a service when installed.
+/// Debian's `redis-server` is the same program under another name, in a package that starts a service on
+/// installation.
 const REDIS: &str = "redis-check-rdb";
 
 fn redis(stage: &Stage, threads: &str) -> Server {
@@ -291,7 +292,7 @@ fn redis(stage: &Stage, threads: &str) -> Server {
     server
 }
 
-/// Values counted up and pushed by clients of several threads are all there.
+/// Clients of several threads increment and push values; all of them must arrive.
 fn redis_serves_its_benchmark(threads: &str, requests: usize) {
     let Some(stage) = Stage::for_program(REDIS, "redis-tools") else { return };
     let mut server = redis(&stage, threads);
@@ -323,7 +324,7 @@ fn redis_serves_a_benchmark_of_two_threads() {
 
 #[test]
 fn redis_with_threads_for_io_serves_a_benchmark_of_two_threads() {
-    // Its threads for I/O spin for one another, however busy the machine is.
+    // Redis' I/O threads spin for each other, however busy the machine is.
     redis_serves_its_benchmark("2", 400);
 }
 

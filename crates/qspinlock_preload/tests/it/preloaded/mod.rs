@@ -1,6 +1,6 @@
-//! Programs in C, compiled as they are and run under the library that cargo built for this test.
+//! Compiles C programs unchanged, and runs them under the library that cargo built for this test.
 //!
-//! Rust links by `cc` too, so where there is none there are no tests either, but for machines with a linker of another
+//! Rust links with `cc` too, so a machine without it cannot build these tests, unless its linker has another
 //! name: there these tests say so and do nothing.
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Werror", "-O1", "-g", "-pthread"];
 
-/// Compiles `tests/c/<name>.c` and runs it under the library; it says itself what is wrong.
+/// Compiles `tests/c/<name>.c` and runs it under the library; the program itself reports what is wrong.
 pub fn passes(name: &str) {
     passes_with(name, &[]);
 }
@@ -36,7 +36,7 @@ fn run(compiler: &str, name: &str, ending: &str, flags: &[&str]) {
     assert!(output.status.success() && said.is_empty(), "{name} ended with {}\n{said}", output.status);
 }
 
-/// What `tests/c/<name>.c` says when it runs without the library. `None` without a compiler.
+/// The output of `tests/c/<name>.c` without the library. `None` without a compiler.
 pub fn complaint_without(name: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&compiler("CC", "cc", "c")?, name, "c", &["-std=gnu11"], folder.path());
@@ -60,7 +60,7 @@ fn compile(compiler: &str, name: &str, ending: &str, flags: &[&str], folder: &Pa
     program
 }
 
-/// `None`, and a word about it, if there is no compiler for the language: its C++ half may be missing.
+/// `None`, with a message, if there is no compiler for the language: C++ may be missing while C is installed.
 fn compiler(variable: &str, usual: &str, language: &str) -> Option<String> {
     let program = std::env::var(variable).unwrap_or_else(|_| usual.into());
     let empty = ["-x", language, "-fsyntax-only", "/dev/null"];
@@ -72,8 +72,8 @@ fn compiler(variable: &str, usual: &str, language: &str) -> Option<String> {
     works.then_some(program)
 }
 
-/// Beside the test's own program (`deps`); only `cargo build` puts it one folder higher, where it may be from before the
-/// last change.
+/// The library next to the test's own program (`deps`). Only `cargo build` copies it one folder higher, and
+/// that copy may be older than the last change.
 pub fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let name = "libqspinlock_preload.so";
