@@ -154,7 +154,8 @@ pub(crate) unsafe fn let_go_slowly(lock: &Lock) -> c_int {
     0
 }
 
-/// [`let_go`] for a thread that is going to sleep: the oldest waiter gets the lock at once. Few threads could pass it meanwhile, and a thread that backs off because the lock is busy would wait for nothing.
+/// [`let_go`] for a thread that is going to sleep: the oldest waiter gets the lock at once. Few threads could
+/// pass it meanwhile, and a thread that backs off because the lock is busy would wait for nothing.
 ///
 /// # Safety
 /// As for [`let_go`].

@@ -35,7 +35,7 @@ impl Symbol {
 
     /// NULL if the C library does not have it.
     fn address(&self) -> *mut c_void {
-        let known = self.address.load(Acquire); // with the release below; the code was loaded before us anyway
+        let known = self.address.load(Acquire); // with the release below; its code was loaded before us
         if known.is_null() { self.look_up() } else { known }
     }
 

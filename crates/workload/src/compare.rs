@@ -1,10 +1,11 @@
-//! The same job on two targets, in turns: what differs, and whether that stands out of the noise.
+//! Runs the same job on two targets in turns: how they differ, and whether the difference exceeds the noise.
 //!
 //! `round 1: A B · round 2: B A · round 3: A B …  →  ratio B ÷ A within each round  →  median, 95 % interval`
 //!
-//! - What drifts drifts for both: the two of a round are next to each other in time, and take turns in being first.
-//! - The time of the job is split up: each round's share goes half to either.
-//! - A round that failed ends the comparison: half a pair says nothing.
+//! - Drift affects both targets alike: the two runs of a round are close together in time, and take turns
+//!   being first.
+//! - The job's runtime is divided: each round gets a share, half of it for each target.
+//! - A failed round ends the comparison: half a pair says nothing.
 //!
 //! Not here: the interval's arithmetic (`stats.rs`).
 
@@ -37,17 +38,17 @@ pub enum CompareError {
         /** Why. */
         source: Failure,
     },
-    /// By the user.
+    /// The user interrupted the first round.
     #[error("interrupted in the first round: there is nothing to compare")]
     Interrupted,
 }
 
-/// Of one figure.
+/// The difference in one figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
-    /// Median of A's.
+    /// Median of A.
     pub a: f64,
-    /// Median of B's.
+    /// Median of B.
     pub b: f64,
     /// B ÷ A within the rounds.
     pub ratio: Summary,
@@ -60,27 +61,27 @@ impl Difference {
         Some(Self { a: median(&column(0))?, b: median(&column(1))?, ratio: Summary::of(&ratios)? })
     }
 
-    /// Whether the two differ by more than chance explains: `None` with too few rounds to tell.
+    /// Whether the two differ by more than chance explains; `None` with too few rounds to tell.
     #[must_use]
     pub fn stands_out(&self) -> Option<bool> {
         self.ratio.is_sure().then_some(self.ratio.low > 1.0 || self.ratio.high < 1.0)
     }
 }
 
-/// What came of it.
+/// The result of a comparison.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// The two.
+    /// The two targets.
     pub targets: [Target; 2],
-    /// What was said about their in-flight logs.
+    /// The requested setting of their in-flight logs.
     pub in_flight_logs: [Option<bool>; 2],
-    /// By round.
+    /// One pair per round.
     pub iops: Vec<[f64; 2]>,
-    /// By round, in ns.
+    /// One pair per round, in ns.
     pub latency_ns: Vec<[f64; 2]>,
-    /// The last round's, for details.
+    /// The last round's outcomes, for details.
     pub last: Vec<Outcome>,
-    /// The user ended it before all rounds were done.
+    /// The user stopped it before all rounds were done.
     pub interrupted: bool,
 }
 
@@ -146,7 +147,7 @@ fn one(
     }
 }
 
-/// Progress of one sample, as a share of all of them.
+/// Reports one sample's progress as a share of all samples.
 struct Share<'w> {
     inner: &'w mut dyn Watch,
     done: u32,
@@ -165,19 +166,19 @@ impl Watch for Share<'_> {
 }
 
 impl Comparison {
-    /// Of requests per second.
+    /// The difference in requests per second.
     #[must_use]
     pub fn of_iops(&self) -> Option<Difference> {
         Difference::of(&self.iops)
     }
 
-    /// Of the mean latency, in ns.
+    /// The difference in mean latency, in ns.
     #[must_use]
     pub fn of_latency(&self) -> Option<Difference> {
         Difference::of(&self.latency_ns)
     }
 
-    /// With what the two differ in.
+    /// The target's name, plus what distinguishes it from the other.
     fn name(&self, place: usize) -> String {
         let (target, logs) = (&self.targets[place], &self.in_flight_logs);
         match logs[place] {
@@ -188,7 +189,7 @@ impl Comparison {
         }
     }
 
-    /// For people, with a line break at its end.
+    /// As text for people, ending with a line break.
     #[must_use]
     pub fn text(&self) -> String {
         let [a, b] = [0, 1].map(|place| self.name(place));
@@ -214,7 +215,7 @@ fn line(out: &mut String, name: &str, difference: Option<Difference>, scale: f64
     };
     let covers = match difference.stands_out() {
         Some(_) => format!("the {:.1} % interval", 100.0 * ratio.coverage),
-        // Of few rounds: nothing that deserves the name.
+        // Too few rounds for an interval.
         None => "smallest to largest".to_owned(),
     };
     let _ = writeln!(

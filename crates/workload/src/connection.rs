@@ -1,7 +1,7 @@
-//! A back-end as a target: connect, share the queues out among the threads, watch what happens to the session.
+//! A back-end as a target: connects, assigns queues to threads, reports what happens to the session.
 //!
-//! - As many queues as there are jobs, where the device has them; otherwise jobs share: job j uses queue j modulo n.
-//! - A ring is as large as the requests in flight need without indirect descriptors: three each.
+//! - One queue per job if the device has that many; otherwise jobs share queues: job j uses queue j modulo n.
+//! - A ring is as large as the requests in flight need without indirect descriptors: three descriptors each.
 //!
 //! Not here: using a queue (`port_queue.rs`, `port_shared.rs`).
 
@@ -21,23 +21,23 @@ use crate::port_shared::{AnyShared, Ring, SharedPort};
 use crate::run::RunError;
 use crate::target::{Client, LockKind};
 
-/// Largest ring (virtio 1.3 §2.7 allows more; no back-end does).
+/// Largest ring (virtio 1.3 §2.7 allows more; no back-end offers more).
 const MAX_QUEUE_SIZE: u32 = 1024;
-/// Smallest that is asked for: below this, nothing is saved.
+/// Smallest ring that is requested; a smaller one saves nothing.
 const MIN_QUEUE_SIZE: u32 = 64;
-/// Header, data, status, each with a descriptor of its own where there are no indirect ones.
+/// Header, data and status; without indirect descriptors each needs its own descriptor.
 const DESCRIPTORS: u32 = 3;
 
-/// A session, and how the threads get at its queues.
+/// A session, and how the threads access its queues.
 pub(crate) struct Connection {
     device: Device,
     ways: Ways,
-    /// Whether a back-end that went away is waited for.
+    /// Whether to wait for a back-end that went away.
     waits: bool,
 }
 
 enum Ways {
-    /// One each, taken by its thread.
+    /// One queue per thread; its thread takes it.
     Own(Vec<Queue>),
     Shared(Vec<Arc<Ring>>),
 }
@@ -75,7 +75,7 @@ impl Connection {
         }
     }
 
-    /// The way of thread `clone`. Of a queue of its own: once.
+    /// The port of thread `clone`. May be called once for a queue that is not shared.
     pub fn port(&mut self, job: &Job, clone: u32) -> Result<Box<dyn Port + Send>, PortError> {
         let blocks = Blocks::take(self.device.pool(), job.block_bytes, job.depth)?;
         match &mut self.ways {
@@ -91,7 +91,7 @@ impl Connection {
         }
     }
 
-    /// Of shared queues; those that threads have to themselves are counted there.
+    /// Counts of shared queues; other queues are counted by their threads.
     pub fn counts(&self) -> QueueCounts {
         let mut sum = QueueCounts::default();
         if let Ways::Shared(rings) = &self.ways {
@@ -104,7 +104,7 @@ impl Connection {
         self.device.peer_pid()
     }
 
-    /// What happened since the last call, for people.
+    /// Events since the last call, as text for people.
     pub fn news(&self) -> Option<String> {
         self.device.next_event(Duration::ZERO).map(|event| describe(&event, self.waits))
     }
@@ -136,7 +136,7 @@ fn describe(event: &Event, waits: bool) -> String {
     }
 }
 
-/// What `connect` would say less clearly.
+/// Reports errors that `connect` would report less clearly.
 fn check_socket(socket: &Path) -> Result<(), RunError> {
     let path = || socket.to_path_buf();
     match std::fs::metadata(socket) {
@@ -160,7 +160,7 @@ fn connect(socket: &Path, options: &Options) -> Result<(Device, Vec<Queue>), Run
     })
 }
 
-/// Somewhere among the causes: nobody listens.
+/// Whether one of the causes is "connection refused".
 fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     let refused = error
         .downcast_ref::<std::io::Error>()
@@ -168,7 +168,7 @@ fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     refused || error.source().is_some_and(is_refused)
 }
 
-/// How many queues the device has: asked in a session of its own.
+/// How many queues the device has; opens a separate session to find out.
 fn offered(socket: &Path, job: &Job, client: &Client) -> Result<u16, RunError> {
     let (device, _) = connect(socket, &options(socket, job, client, 1)?)?;
     Ok(device.info().num_queues.max(1))
@@ -189,7 +189,7 @@ fn options(socket: &Path, job: &Job, client: &Client, queues: u16) -> Result<Opt
 
 fn queue_size(job: &Job, client: &Client, queues: u16) -> Result<u16, RunError> {
     let shared = u32::from(queues.max(1)) < job.jobs || client.wants_lock();
-    // One for a flush beside the transfers is among the depth already.
+    // The depth already includes the one flush besides the transfers.
     let descriptors = job.depth.saturating_mul(DESCRIPTORS);
     let wanted = if shared { MAX_QUEUE_SIZE } else { descriptors.next_power_of_two() };
     let size = client.queue_size.map_or(wanted.clamp(MIN_QUEUE_SIZE, MAX_QUEUE_SIZE), u32::from);

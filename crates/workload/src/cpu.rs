@@ -1,33 +1,33 @@
-//! Processor time: of the calling thread, and of a local server's process.
+//! CPU time of the calling thread, and of a local server's process.
 //!
-//! - Threads are counted by the kernel to the microsecond; another process in ticks of 10 ms, all threads of it,
-//!   those that ended included.
-//! - Not counted: threads the kernel runs on our behalf (io_uring's workers), which belong to the process.
+//! - The kernel counts threads to the microsecond. It counts another process in ticks of 10 ms, over all its
+//!   threads, including ended ones.
+//! - Not counted: kernel threads that work for us (io_uring's workers), which belong to the process.
 //!
-//! Facts: getrusage(2), proc_pid_stat(5). Not here: what it is divided by.
+//! Facts: getrusage(2), proc_pid_stat(5). Not here: what the times are divided by.
 
 use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
-/// Time and events of threads.
+/// CPU time and events of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTime {
     /// In user space.
     pub user: Duration,
     /// In the kernel.
     pub system: Duration,
-    /// Of both kinds, voluntary or not.
+    /// Voluntary and involuntary.
     pub context_switches: u64,
-    /// With I/O.
+    /// Page faults with I/O.
     pub major_faults: u64,
-    /// Without.
+    /// Page faults without I/O.
     pub minor_faults: u64,
 }
 
 impl CpuTime {
-    /// Of the calling thread, since it began.
+    /// The calling thread's, since it began.
     #[must_use]
     pub fn of_thread() -> Self {
         let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Self::default() };
@@ -43,7 +43,7 @@ impl CpuTime {
         }
     }
 
-    /// What came since `earlier`.
+    /// What was added since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl CpuTime {
         }
     }
 
-    /// Adds all of another's.
+    /// Adds another's counts.
     pub fn merge(&mut self, other: &Self) {
         self.user += other.user;
         self.system += other.system;
@@ -65,7 +65,7 @@ impl CpuTime {
     }
 }
 
-/// Processor time of another process.
+/// CPU time of another process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessTime {
     /// In user space.
@@ -75,7 +75,7 @@ pub struct ProcessTime {
 }
 
 impl ProcessTime {
-    /// Of `pid` since it began; `None` if it is gone or hidden from us.
+    /// The time of `pid` since it began; `None` if the process is gone or we may not see it.
     #[must_use]
     pub fn of(pid: i32) -> Option<Self> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -85,7 +85,7 @@ impl ProcessTime {
         Some(Self { user: time(user), system: time(system) })
     }
 
-    /// What came since `earlier`.
+    /// What was added since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl ProcessTime {
     }
 }
 
-/// Fields 14 and 15; the second one, the command, may contain anything but ends with the last bracket.
+/// Fields 14 and 15. The second field, the command, may contain anything, but ends with the last bracket.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);

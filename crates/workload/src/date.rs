@@ -1,23 +1,23 @@
-//! Moments as text.
+//! Formats dates and times.
 //!
 //! Not here: time zones; it is always UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The moment, UTC, as ISO 8601 has it.
+/// The current time, UTC, in ISO 8601.
 #[must_use]
 pub fn now() -> String {
     of(SystemTime::now())
 }
 
-/// The same of another moment.
+/// The same for another time.
 #[must_use]
 pub fn of(moment: SystemTime) -> String {
     iso_8601(moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
-/// Days to a date: the calendar repeats every 400 years (146,097 days), and counting years from March puts the
-/// leap day last.
+/// Converts days to a date: the calendar repeats every 400 years (146,097 days), and counting years from
+/// March puts the leap day last.
 fn iso_8601(unix_s: u64) -> String {
     let (days, s) = (unix_s / 86_400 + 719_468, unix_s % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);

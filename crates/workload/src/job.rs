@@ -1,4 +1,4 @@
-//! A job: which requests, how many at once, for how long. fio's words and meanings.
+//! A job: which requests, how many at once, for how long. In fio's words, with fio's meanings.
 //!
 //! `options.rs sets fields one by one → Job → check() (what fits together) → offsets.rs, worker.rs`
 //!
@@ -11,7 +11,7 @@ use io_engine::EngineKind;
 
 use crate::units::short;
 
-/// Most requests one job keeps in flight: as many as the largest ring of fio's engines that anybody uses.
+/// Most requests that one job keeps in flight: as many as the largest ring of fio's engines in common use.
 pub const MAX_DEPTH: u32 = 4096;
 /// Most threads of one job. fio's own limit, in practice, is memory.
 pub const MAX_JOBS: u32 = 1024;
@@ -20,16 +20,16 @@ pub const MAX_BLOCK_BYTES: u64 = 64 << 20;
 /// Most memory for buffers of all threads together.
 pub const MAX_BUFFER_BYTES: u64 = 8 << 30;
 
-/// In which order.
+/// The order of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// One block after the other.
     Sequential,
-    /// Any block, aligned to the block size. No map is kept of those that were had.
+    /// Any block, aligned to the block size. Keeps no map of blocks already used.
     Random,
 }
 
-/// In which direction.
+/// Reads, writes, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
     /// Only reads.
@@ -43,9 +43,9 @@ pub enum Mix {
 /// `rw=`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// In which order.
+    /// The order of blocks.
     pub order: Order,
-    /// In which direction.
+    /// Reads, writes, or both.
     pub mix: Mix,
 }
 
@@ -63,14 +63,14 @@ impl Pattern {
         }
     }
 
-    /// Whether it writes at all.
+    /// Whether it writes.
     #[must_use]
     pub fn writes(self) -> bool {
         self.mix != Mix::Read
     }
 }
 
-/// Most per second, in each direction. Zero: as many as there come.
+/// Highest rate in each direction. Zero: unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rate {
     /// `rate=`.
@@ -82,7 +82,7 @@ pub struct Rate {
 /// One job, and its `numjobs` clones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// `name=`, or the section's.
+    /// `name=`, or the section's name.
     pub name: String,
     /// `rw=`.
     pub pattern: Pattern,
@@ -92,7 +92,7 @@ pub struct Job {
     pub block_bytes: u32,
     /// `iodepth=`.
     pub depth: u32,
-    /// `iodepth_batch=`: requests per submission; `None`: one for files, all that is ready for sockets.
+    /// `iodepth_batch=`: requests per submission; `None`: one for files, all ready requests for sockets.
     pub batch: Option<u32>,
     /// `numjobs=`.
     pub jobs: u32,
@@ -104,33 +104,33 @@ pub struct Job {
     pub loops: u32,
     /// `runtime=`.
     pub runtime: Option<Duration>,
-    /// `time_based`: again from the start until the time is over.
+    /// `time_based`: starts over until the time is up.
     pub time_based: bool,
     /// `verify=crc32c`.
     pub verify: bool,
-    /// `fsync=`: a flush after so many writes; 0: none.
+    /// `fsync=`: a flush after this many writes; 0: none.
     pub fsync: u32,
     /// `rate=`, `rate_iops=`.
     pub rate: Rate,
     /// `randseed=`.
     pub seed: u64,
-    /// `group_reporting`: the clones as one.
+    /// `group_reporting`: reports the clones as one.
     pub group_reporting: bool,
-    /// `direct=`: past the page cache. Of files.
+    /// `direct=`: bypasses the page cache. For files only.
     pub direct: bool,
-    /// `ioengine=`. Of files.
+    /// `ioengine=`. For files only.
     pub engine: EngineKind,
-    /// `ioscheduler=`: said, never set.
+    /// `ioscheduler=`: reported, never set.
     pub io_scheduler: Option<String>,
     /// `filename=`.
     pub filename: Option<String>,
-    /// Reads a little of everything first, uncounted. No word of fio's.
+    /// First reads a little of everything, uncounted. Not a fio option.
     pub touch: bool,
-    /// `stonewall`: not before the job in front of it has ended.
+    /// `stonewall`: starts only after the job before it has ended.
     pub stonewall: bool,
     /// Everything that was set, in fio's words and order, for reports.
     pub options: Vec<(String, String)>,
-    /// The part of it that came from `[global]`.
+    /// The options that came from `[global]`.
     pub global_options: Vec<(String, String)>,
 }
 
@@ -166,16 +166,16 @@ impl Default for Job {
     }
 }
 
-/// Options that do not go together, or not with the device.
+/// Options that do not fit together or do not fit the device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
-    /// Not whole sectors.
+    /// The block size is not a multiple of the sector size.
     #[error("bs={bs} is not a multiple of {SECTOR_BYTES}, the sector of virtio-blk: give a multiple of it")]
     BlockInSectors {
         /** `bs=`. */
         bs: u32,
     },
-    /// Not whole logical blocks.
+    /// The block size is not a multiple of the logical block size.
     #[error("bs={bs} is not a multiple of the device's block size, {device_bytes}: give a multiple of that")]
     BlockOfDevice {
         /** `bs=`. */
@@ -191,7 +191,7 @@ pub enum JobError {
         /** `bs=`. */
         bs: u32,
     },
-    /// Less than a block.
+    /// The size is less than a block.
     #[error("size={} is less than one block of bs={}", short(*size_bytes), short(u64::from(*bs)))]
     SizeBelowBlock {
         /** `size=`, or all of the device. */
@@ -199,7 +199,7 @@ pub enum JobError {
         /** `bs=`. */
         bs: u32,
     },
-    /// Past the end.
+    /// The job goes beyond the device's end.
     #[error(
         "offset={} and size={} go beyond the device, which has {}: give a smaller size, or none for all of it",
         short(*offset_bytes),
@@ -214,7 +214,7 @@ pub enum JobError {
         /** Its capacity. */
         device_bytes: u64,
     },
-    /// No room for a block behind it.
+    /// No room for a block after the offset.
     #[error(
         "offset={} leaves less than one block of bs={} of the device, which has {}: give a smaller offset",
         short(*offset_bytes),
@@ -229,7 +229,7 @@ pub enum JobError {
         /** Its capacity. */
         device_bytes: u64,
     },
-    /// A slice per clone is less than a block.
+    /// The slice of each clone is less than a block.
     #[error(
         "verify gives each of {jobs} jobs a part of the size of its own, and {blocks} blocks are too few for that"
     )]
@@ -239,10 +239,10 @@ pub enum JobError {
         /** In `size=`. */
         blocks: u64,
     },
-    /// Never ends.
+    /// The job would never end.
     #[error("time_based needs a runtime: add runtime=SECONDS")]
     TimeWithoutRuntime,
-    /// Too much memory.
+    /// Too much memory for buffers.
     #[error(
         "buffers of bs={} × iodepth={depth} × numjobs={jobs} need {needed_bytes} bytes, at most {MAX_BUFFER_BYTES} are \
          possible: lower one of them",
@@ -272,16 +272,16 @@ pub enum JobError {
     },
 }
 
-/// What a job must fit.
+/// The limits that a job must fit: the device's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Its capacity.
+    /// The device's capacity.
     pub size_bytes: u64,
-    /// Its logical block.
+    /// The device's logical block size.
     pub block_bytes: u32,
-    /// Takes no writes.
+    /// The device is read-only.
     pub read_only: bool,
-    /// Takes flushes.
+    /// The device supports flushes.
     pub flush: bool,
 }
 
@@ -290,12 +290,12 @@ pub struct Limits {
 pub struct Span {
     /// First byte.
     pub offset_bytes: u64,
-    /// How many, at least one.
+    /// Number of blocks, at least one.
     pub blocks: u64,
 }
 
 impl Job {
-    /// Looks at what can be known without a device.
+    /// Checks what can be known without a device.
     ///
     /// # Errors
     /// [`JobError`].
@@ -320,7 +320,7 @@ impl Job {
         Ok(())
     }
 
-    /// Looks at whether it fits the device.
+    /// Checks whether it fits the device.
     ///
     /// # Errors
     /// [`JobError`].
@@ -356,12 +356,12 @@ impl Job {
         Ok(())
     }
 
-    /// Whether each clone has a part of the size to itself: what another one wrote cannot be told from damage.
+    /// Whether each clone needs its own part of the size: another clone's writes would look like damage.
     fn slices(&self) -> bool {
         self.verify && self.pattern.writes()
     }
 
-    /// Where clone `clone` works, on a device of `device_bytes` that the job was checked on.
+    /// The part where clone `clone` works, on a device of `device_bytes` that the job was checked on.
     #[must_use]
     pub fn span(&self, clone: u32, device_bytes: u64) -> Span {
         let bs = u64::from(self.block_bytes);

@@ -1,21 +1,21 @@
-//! fio's job files: `[global]`, sections, `key=value`, keys alone, `;` and `#` comments.
+//! Parses fio's job files: `[global]`, sections, `key=value`, keys alone, `;` and `#` comments.
 //!
 //! `text → lines → [global] applies to the sections below it → one Job per section`
 //!
-//! - Every error names the line and the section. The INI crates there are (`rust-ini`, `configparser`) drop the
-//!   line, and one of the two merges keys without a value; the syntax is four kinds of line.
-//! - fio runs sections at the same time unless `stonewall` separates them. Here they run one after the other, so a
-//!   section that is not separated is an error and no surprise.
+//! - Every error names the line and the section. The existing INI crates (`rust-ini`, `configparser`) lose
+//!   the line, and one of them merges keys without a value. The syntax has only four kinds of line.
+//! - fio runs sections at the same time unless `stonewall` separates them. Here they run one after another,
+//!   so a section that is not separated is an error and not a surprise.
 //!
 //! Facts: fio 3.33, HOWTO, "Job file format". Not here: options (`options.rs`).
 
 use crate::job::{Job, JobError};
 use crate::options::OptionError;
 
-/// What is wrong, and where.
+/// The error, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobFileError {
-    /// An option.
+    /// A wrong option.
     #[error("line {line}, section [{section}]: {source}")]
     Option {
         /** From 1. */
@@ -25,7 +25,7 @@ pub enum JobFileError {
         /** Which, and why. */
         source: OptionError,
     },
-    /// Neither section, option nor comment.
+    /// A line that is no section, option or comment.
     #[error("line {line}: '{text}' is outside any section: begin with [global] or [NAME]")]
     NoSection {
         /** From 1. */
@@ -33,7 +33,7 @@ pub enum JobFileError {
         /** As it stands there. */
         text: String,
     },
-    /// `[name` without its end.
+    /// A `[name` without `]`.
     #[error("line {line}: '{text}' is a section without its ']'")]
     Bracket {
         /** From 1. */
@@ -41,10 +41,10 @@ pub enum JobFileError {
         /** As it stands there. */
         text: String,
     },
-    /// Only `[global]`, or nothing.
+    /// The file has only `[global]`, or nothing.
     #[error("there is no job in it: add a section [NAME]")]
     NoJob,
-    /// Would run at the same time in fio.
+    /// fio would run these at the same time.
     #[error(
         "section [{section}] would run together with the one before it in fio; here sections run one after the \
          other: say so with stonewall in [{section}] or in [global]"
@@ -53,7 +53,7 @@ pub enum JobFileError {
         /** The later one. */
         section: String,
     },
-    /// Options that do not go together.
+    /// Options that do not fit together.
     #[error("section [{section}]: {source}")]
     Job {
         /** Its name. */
@@ -63,7 +63,7 @@ pub enum JobFileError {
     },
 }
 
-/// Reads a job file. `given`: options of the command line, which stand above those of the file.
+/// Reads a job file. `given`: options of the command line, which take precedence over those of the file.
 ///
 /// # Errors
 /// [`JobFileError`].
@@ -97,20 +97,20 @@ pub fn parse(text: &str, given: &[(String, Option<String>)]) -> Result<Vec<Job>,
     finish(jobs, given)
 }
 
-/// For a message: what may be anything, in few and harmless letters.
+/// Shortens arbitrary text for a message and removes special characters.
 fn quoted(text: &str) -> String {
     const MOST: usize = 40;
     let shown: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
     if text.chars().count() > MOST { shown + "…" } else { shown }
 }
 
-/// A section starts with what `[global]` says so far.
+/// A section starts with the options that `[global]` has set so far.
 fn begin(global: &Job, name: &str) -> Job {
     let (options, global_options) = (Vec::new(), global.options.clone());
     Job { name: name.to_owned(), options, global_options, ..global.clone() }
 }
 
-/// "bs = 4k ; note" → bs, 4k. A comment inside a line starts behind white space.
+/// "bs = 4k ; note" → bs, 4k. Within a line, a comment starts after white space.
 fn option(text: &str) -> (&str, Option<&str>) {
     let end = [" ;", "\t;", " #", "\t#"].iter().filter_map(|mark| text.find(mark)).min();
     let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text).trim();

@@ -1,11 +1,11 @@
-//! A result in fio's JSON layout: programs that read fio's results read these.
+//! A result in fio's JSON layout, so that programs that read fio's results can read it.
 //!
-//! - Keys, nesting, units and types as in `fio --output-format=json` 3.33. What fio does not have stands in one
-//!   extra object per job, "bareblk". Keys that would say nothing about a run here are left out, and named in
-//!   `docs/bench.md`.
+//! - Keys, nesting, units and types as in `fio --output-format=json` 3.33. Figures that fio does not have are
+//!   in one extra object per job, "bareblk". Keys that would mean nothing here are left out; `docs/bench.md`
+//!   lists them.
 //! - With `group_reporting` the clones are one entry, as in fio.
 //!
-//! Facts: output of fio 3.33. Not here: the same for people (`text.rs`).
+//! Facts: output of fio 3.33. Not here: the output for people (`text.rs`).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,15 +17,15 @@ use crate::latency::{Latency, Spread};
 use crate::measured::{DEPTH_STEPS, DirectionMeasured, Measured, per_second};
 use crate::run::Outcome;
 
-/// fio's list.
+/// fio's list of percentiles.
 pub(crate) const PERCENTILES: [f64; 17] =
     [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
 const DEPTHS: [&str; DEPTH_STEPS] = ["1", "2", "4", "8", "16", "32", ">=64"];
 const BATCHES: [&str; DEPTH_STEPS] = ["0", "4", "8", "16", "32", "64", ">=64"];
-/// Upper ends of fio's latency steps, in their unit.
+/// Upper ends of fio's latency steps, in their units.
 pub(crate) const LATENCY_STEPS: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
 
-/// Everything, one job after the other. `version` stands in the place of fio's; `at`: the end.
+/// The report on all jobs, one after another. `version` replaces fio's version; `at` is the end time.
 #[must_use]
 pub fn report(version: &str, at: SystemTime, outcomes: &[Outcome]) -> Value {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -48,12 +48,12 @@ fn options(options: &[(String, String)]) -> Map<String, Value> {
     options.iter().map(|(option, value)| (option.clone(), json!(value))).collect()
 }
 
-/// One entry, or one per clone.
+/// One entry for the group, or one per clone.
 fn jobs(group: usize, outcome: &Outcome) -> Vec<Value> {
     if outcome.job.group_reporting || outcome.clones.len() == 1 {
         return vec![job(group, outcome, &outcome.group(), Some(extra(outcome)))];
     }
-    // What belongs to all of them stands with the first.
+    // Figures of the whole group go with the first clone.
     let of_clone = outcome.clones.iter().enumerate();
     of_clone.map(|(place, clone)| job(group, outcome, clone, (place == 0).then(|| extra(outcome)))).collect()
 }
@@ -64,7 +64,7 @@ fn job(group: usize, outcome: &Outcome, measured: &Measured, extra: Option<Value
     let mut put = |key: &str, value: Value| _ = entry.insert(key.to_owned(), value);
     put("jobname", json!(name));
     put("groupid", json!(group));
-    // EIO, whatever it was: fio has an errno here.
+    // Always EIO: fio puts an errno here.
     put("error", json!(if outcome.failure.is_some() { 5 } else { 0 }));
     put("eta", json!(0));
     put("elapsed", json!(measured.runtime.as_secs() + 1));
@@ -127,7 +127,7 @@ fn direction(of: &DirectionMeasured, measured: &Measured) -> Value {
     Value::Object(entry)
 }
 
-/// Of the half-second samples, per second.
+/// Rates from the half-second samples, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Rates {
     pub min: f64,
@@ -183,7 +183,7 @@ fn steps(names: &[&str; DEPTH_STEPS], counts: &[u64; DEPTH_STEPS]) -> Value {
     names.iter().zip(counts).map(|(name, count)| ((*name).to_owned(), json!(share(*count, total)))).collect()
 }
 
-/// Share of requests per step of `unit_ns`, of those above `from_ns`.
+/// The share of requests per step of `unit_ns`, counting those above `from_ns`.
 pub(crate) fn latency_shares(measured: &Measured, unit_ns: u64, from_ns: u64) -> [f64; LATENCY_STEPS.len()] {
     let mut below = from_ns;
     LATENCY_STEPS.map(|end| {
@@ -210,7 +210,7 @@ fn latency_ms(measured: &Measured) -> Value {
     steps
 }
 
-/// What fio does not have: of the whole group.
+/// Figures that fio does not have, of the whole group.
 fn extra(outcome: &Outcome) -> Value {
     let group = outcome.group();
     let ios = group.ios();
@@ -247,7 +247,7 @@ pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a rate, not negative
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a rate, never negative
 fn whole(number: f64) -> Value {
     json!(number as u64)
 }

@@ -1,20 +1,20 @@
-//! Times of requests: exact sums for mean and deviation, a histogram for percentiles.
+//! Request times: exact sums for mean and deviation, a histogram for percentiles.
 //!
-//! Not here: which time is which (`measured.rs`).
+//! Not here: what each time means (`measured.rs`).
 
 use hdrhistogram::Histogram;
 
-/// Longest that is told apart: five minutes, far beyond the deadline of a request.
+/// The histogram's upper bound: five minutes, far beyond the deadline of a request.
 const MAX_NS: u64 = 300_000_000_000;
-/// Three digits: closer than fio's percentiles, which are within 1.6 %.
+/// Three significant digits: finer than fio's percentiles, which are within 1.6 %.
 const DIGITS: u8 = 3;
 
-/// Count, extremes, mean and deviation of times in ns. Exact: integers all the way.
+/// Count, extremes, mean and deviation of times in ns. Exact: uses integers throughout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
-    /// How many.
+    /// Number of times.
     pub count: u64,
-    /// The shortest; 0 without any.
+    /// The shortest; 0 if there are none.
     pub min_ns: u64,
     /// The longest.
     pub max_ns: u64,
@@ -23,7 +23,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Adds one.
+    /// Adds one time.
     #[inline]
     pub fn add(&mut self, ns: u64) {
         self.min_ns = if self.count == 0 { ns } else { self.min_ns.min(ns) };
@@ -33,7 +33,7 @@ impl Latency {
         self.squares += u128::from(ns) * u128::from(ns);
     }
 
-    /// Adds all of another's.
+    /// Adds another's times.
     pub fn merge(&mut self, other: &Self) {
         self.min_ns = match (self.count, other.count) {
             (_, 0) => self.min_ns,
@@ -46,14 +46,14 @@ impl Latency {
         self.squares += other.squares;
     }
 
-    /// 0 without any.
+    /// The mean; 0 if there are none.
     #[must_use]
     #[allow(clippy::cast_precision_loss)] // for people
     pub fn mean_ns(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// Of the samples; 0 with fewer than two.
+    /// The sample deviation; 0 with fewer than two.
     #[must_use]
     #[allow(clippy::cast_precision_loss)]
     pub fn stddev_ns(&self) -> f64 {
@@ -61,18 +61,18 @@ impl Latency {
             return 0.0;
         }
         let (n, sum) = (u128::from(self.count), u128::from(self.sum));
-        // n * squares can be beyond 128 bits only for sums that are beyond 64.
+        // `n * squares` can exceed 128 bits only if the sum exceeds 64.
         let spread = n.saturating_mul(self.squares).saturating_sub(sum.saturating_mul(sum));
         (spread as f64 / self.count as f64 / (self.count - 1) as f64).sqrt()
     }
 }
 
-/// [`Latency`], and how the times spread.
+/// [`Latency`], and the distribution of the times.
 #[derive(Clone, Debug)]
 pub struct Spread {
     /// Exact.
     pub latency: Latency,
-    /// Always there: the bounds are good ones. 32 bits per bar: half the cache, and enough for weeks.
+    /// Always `Some`: the bounds are valid. 32 bits per bar take half the cache, and are enough for weeks.
     histogram: Option<Histogram<u32>>,
 }
 
@@ -84,7 +84,7 @@ impl Default for Spread {
 }
 
 impl Spread {
-    /// Adds one.
+    /// Adds one time.
     #[inline]
     pub fn add(&mut self, ns: u64) {
         self.latency.add(ns);
@@ -93,16 +93,16 @@ impl Spread {
         }
     }
 
-    /// Adds all of another's.
+    /// Adds another's times.
     pub fn merge(&mut self, other: &Self) {
         self.latency.merge(&other.latency);
         if let (Some(ours), Some(theirs)) = (&mut self.histogram, &other.histogram) {
-            // Of the same bounds, so nothing is left out.
+            // Both have the same bounds, so no value is rejected.
             let _ = ours.add(theirs);
         }
     }
 
-    /// The time that `percent` of the requests stayed within, but no more than the longest.
+    /// The time within which `percent` of the requests completed, at most the longest time.
     #[must_use]
     pub fn percentile_ns(&self, percent: f64) -> u64 {
         let value =

@@ -1,10 +1,11 @@
-//! Loads in the words of fio, on a vhost-user-blk socket or a file, and what they measured.
+//! Runs fio-style loads on a vhost-user-blk socket or a file, and measures them.
 //!
-//! `options, job_file → Job → run (target, ports, workers) → Outcome → text | json`, and `compare` around `run`
+//! `options, job_file → Job → run (target, ports, workers) → Outcome → text | json`, and `compare` calls
+//! `run`
 //!
-//! - A word of fio means what it means there; where it cannot, `docs/bench.md` says so.
-//! - The target is not trusted: what it answers is checked, and nothing waits for it longer than it was told to.
-//! - Nothing is allocated per request once a run is under way (under verify: one note per block).
+//! - A fio word means what it means in fio; `docs/bench.md` lists the exceptions.
+//! - The target is not trusted: its answers are checked, and no wait for it is longer than configured.
+//! - Nothing is allocated per request during a run (with verify: one note per block).
 //!
 //! Not here: experiments and reports (`lab`), the command line (`bareblk`).
 #![forbid(unsafe_code)]

@@ -1,8 +1,8 @@
-//! What a thread, or a group of them, measured.
+//! Measurements of a thread or of a group of threads.
 //!
 //! - `slat`: from the start of a request to the end of the submission that took it; `clat`: from there to its
-//!   completion; `lat`: both. As in fio.
-//! - A flush (`fsync=`) counts as neither read nor write.
+//!   completion; `lat`: the sum. As in fio.
+//! - A flush (`fsync=`) counts neither as a read nor as a write.
 //!
 //! Not here: layouts (`json.rs`, `text.rs`).
 
@@ -14,54 +14,54 @@ use crate::latency::{Latency, Spread};
 /// fio's steps: 1, 2, 4, 8, 16, 32, and 64 or more.
 pub const DEPTH_STEPS: usize = 7;
 
-/// Of one direction.
+/// Measurements of one direction.
 #[derive(Clone, Debug, Default)]
 pub struct DirectionMeasured {
-    /// Completed.
+    /// Bytes completed.
     pub bytes: u64,
-    /// Completed.
+    /// Requests completed.
     pub ios: u64,
-    /// To be taken.
+    /// Submission latency.
     pub slat: Latency,
-    /// From taken to done.
+    /// Completion latency.
     pub clat: Spread,
-    /// In all.
+    /// Total latency.
     pub lat: Latency,
-    /// By half seconds.
+    /// One sample per half second.
     pub samples: Vec<Sample>,
 }
 
-/// What was completed in one interval.
+/// What completed in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Of the interval.
+    /// Length of the interval.
     pub seconds: f64,
-    /// In it.
+    /// Bytes completed in it.
     pub bytes: u64,
-    /// In it.
+    /// Requests completed in it.
     pub ios: u64,
 }
 
-/// How often it was notified, and slept, per queue; zero for files.
+/// A queue's notifications and sleeps; zero for files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounts {
     /// Notifications sent.
     pub kicks: u64,
-    /// Sleeps for a completion.
+    /// Sleeps while waiting for a completion.
     pub sleeps: u64,
-    /// Batches made visible.
+    /// Batches published.
     pub publications: u64,
 }
 
 impl QueueCounts {
-    /// Adds all of another's.
+    /// Adds another's counts.
     pub fn merge(&mut self, other: &Self) {
         self.kicks += other.kicks;
         self.sleeps += other.sleeps;
         self.publications += other.publications;
     }
 
-    /// What came since `earlier`.
+    /// What was added since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -72,7 +72,7 @@ impl QueueCounts {
     }
 }
 
-/// Of one thread, or of several together.
+/// Measurements of one thread, or the sum of several.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Reads and writes.
@@ -85,13 +85,13 @@ pub struct Measured {
     pub submits: [u64; DEPTH_STEPS],
     /// Requests per look at the completions, in steps.
     pub completes: [u64; DEPTH_STEPS],
-    /// The longest of the threads.
+    /// The longest runtime of the threads.
     pub runtime: Duration,
-    /// Of all threads together.
+    /// The sum of the threads' runtimes.
     pub job_runtime: Duration,
-    /// Of all threads together.
+    /// The sum over all threads.
     pub cpu: CpuTime,
-    /// Blocks that verify read and found right.
+    /// Blocks that verify read and found correct.
     pub verified_blocks: u64,
 }
 
@@ -117,13 +117,13 @@ impl Measured {
         self.directions.iter().map(|direction| direction.ios).sum()
     }
 
-    /// Per second, of both directions.
+    /// Requests per second, of both directions.
     #[must_use]
     pub fn iops(&self) -> f64 {
         per_second(self.ios(), self.runtime)
     }
 
-    /// From start to done, of both directions.
+    /// Mean total latency, of both directions.
     #[must_use]
     pub fn mean_lat_ns(&self) -> f64 {
         let mut both = self.directions[0].lat;
@@ -155,14 +155,14 @@ fn add_each(ours: &mut [u64; DEPTH_STEPS], theirs: &[u64; DEPTH_STEPS]) {
     ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours += theirs);
 }
 
-/// Place of `depth` requests in flight among the steps 1, 2–3, 4–7, …, 64 and more.
+/// The step of `depth` requests in flight: 1, 2–3, 4–7, …, 64 and more.
 #[inline]
 #[must_use]
 pub fn depth_step(depth: usize) -> usize {
     (depth.max(1).ilog2() as usize).min(DEPTH_STEPS - 1)
 }
 
-/// Place of a batch of `count` among the steps 0, 1–4, 5–8, …, 33–64, more.
+/// The step of a batch of `count`: 0, 1–4, 5–8, …, 33–64, more.
 #[inline]
 #[must_use]
 pub fn batch_step(count: usize) -> usize {
@@ -173,7 +173,7 @@ pub fn batch_step(count: usize) -> usize {
     }
 }
 
-/// 0 in no time.
+/// 0 if no time has passed.
 #[must_use]
 #[allow(clippy::cast_precision_loss)] // for people
 pub fn per_second(count: u64, time: Duration) -> f64 {

@@ -1,20 +1,21 @@
-//! Which block comes next, and in which direction.
+//! Chooses the next block and its direction.
 //!
-//! - Sequential: from the start of the span to its end and again; each direction has a position of its own, and
+//! - Sequential: from the start of the span to its end, then again. Each direction has its own position, and
 //!   every clone starts at the same place, as in fio.
-//! - Random: any block at any time, drawn evenly; no map is kept of what was had (fio's `norandommap`).
-//! - The same seed gives the same blocks; clones differ.
+//! - Random: any block at any time, evenly distributed; keeps no map of blocks already used (fio's
+//!   `norandommap`).
+//! - The same seed gives the same blocks; clones differ from each other.
 //!
-//! Not here: how many of them (`worker.rs`), blocks that must not overlap (`verify.rs`).
+//! Not here: the number of requests (`worker.rs`), keeping blocks from overlapping (`verify.rs`).
 
 use crate::job::{Job, Mix, Order, Span};
 
-/// Of one transfer.
+/// The direction of one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the device.
     Read,
-    /// To it.
+    /// To the device.
     Write,
 }
 
@@ -22,7 +23,7 @@ impl Direction {
     /// Both, in fio's order.
     pub const ALL: [Self; 2] = [Self::Read, Self::Write];
 
-    /// Index into arrays of both.
+    /// Index into arrays of both directions.
     #[must_use]
     pub fn index(self) -> usize {
         match self {
@@ -32,7 +33,7 @@ impl Direction {
     }
 }
 
-/// Of one thread.
+/// One thread's positions.
 #[derive(Clone, Debug)]
 pub(crate) struct Offsets {
     order: Order,
@@ -58,7 +59,7 @@ impl Offsets {
         }
     }
 
-    /// The direction of the next one.
+    /// The direction of the next request.
     #[inline]
     pub fn direction(&mut self) -> Direction {
         match self.mix {
@@ -69,7 +70,7 @@ impl Offsets {
         }
     }
 
-    /// The first byte of the next one.
+    /// The first byte of the next request.
     #[inline]
     pub fn next(&mut self, direction: Direction) -> u64 {
         let block = match self.order {

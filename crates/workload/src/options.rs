@@ -1,18 +1,18 @@
-//! fio's options by name: one table, for job files and the command line alike.
+//! fio's options by name: one table for job files and the command line.
 //!
-//! - An option that is not in the table is an error that lists the table; a value that is not understood says
-//!   what would be. Nothing is skipped: a job that means something else here than there is worse than none.
-//! - Taken and without effect, because this program always does it so: `norandommap`, `thread`. `ioscheduler` is
-//!   reported and never set: it belongs to the host's administrator.
+//! - An unknown option is an error that lists the known ones; an invalid value is an error that says what is
+//!   valid. Nothing is skipped: a job that means something else here than in fio is worse than none.
+//! - `norandommap` and `thread` are accepted without effect, because this program always works that way.
+//!   `ioscheduler` is reported and never set: that is the host administrator's choice.
 //!
-//! Facts: fio 3.33, HOWTO, "Job file parameters". Not here: what fits together (`job.rs`).
+//! Facts: fio 3.33, HOWTO, "Job file parameters". Not here: which options fit together (`job.rs`).
 
 use io_engine::EngineKind;
 
 use crate::job::{Job, MAX_BLOCK_BYTES, MAX_DEPTH, MAX_JOBS, Mix, Order, Pattern};
 use crate::units;
 
-/// An option that cannot be had.
+/// An option that cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// Not in the table.
@@ -21,7 +21,7 @@ pub enum OptionError {
         /** As given. */
         option: String,
     },
-    /// Not understood.
+    /// An invalid value.
     #[error("{option}={value}: give {wanted}")]
     Value {
         /** Its name. */
@@ -31,7 +31,7 @@ pub enum OptionError {
         /** What would do. */
         wanted: String,
     },
-    /// Needs one.
+    /// An option without its value.
     #[error("option '{option}' needs a value: {wanted}")]
     NoValue {
         /** Its name. */
@@ -41,12 +41,12 @@ pub enum OptionError {
     },
 }
 
-/// `Err`: what would have been understood.
+/// `Err`: a description of valid values.
 type Set = fn(&mut Job, &str) -> Result<(), String>;
 
 struct Known {
     names: &'static [&'static str],
-    /// May stand without a value, which is then "1".
+    /// May be given without a value, which then is "1".
     flag: bool,
     set: Set,
 }
@@ -59,7 +59,7 @@ const fn flag(names: &'static [&'static str], set: Set) -> Known {
     Known { names, flag: true, set }
 }
 
-/// The first name is the one in reports.
+/// Reports use the first of an option's names.
 const TABLE: [Known; 25] = [
     value(&["name"], |job, text| {
         job.name = text.to_owned();
@@ -135,7 +135,7 @@ impl Job {
     /// Sets an option.
     ///
     /// # Errors
-    /// [`OptionError`]; the job is as it was.
+    /// [`OptionError`]; the job is then unchanged.
     pub fn set(&mut self, option: &str, value: Option<&str>) -> Result<(), OptionError> {
         let known = TABLE.iter().find(|known| known.names.contains(&option));
         let known = known.ok_or_else(|| OptionError::Unknown { option: option.to_owned() })?;
@@ -198,7 +198,7 @@ fn pattern(text: &str) -> Option<Pattern> {
     }
 }
 
-/// fio's names.
+/// Parses fio's name of an engine.
 fn engine(text: &str) -> Option<EngineKind> {
     match text {
         "io_uring" => Some(EngineKind::IoUring),
@@ -209,7 +209,7 @@ fn engine(text: &str) -> Option<EngineKind> {
     }
 }
 
-/// fio's name of an engine of ours.
+/// fio's name for one of our engines.
 #[must_use]
 pub fn engine_word(engine: EngineKind) -> &'static str {
     match engine {

@@ -1,7 +1,8 @@
 //! `rate=` and `rate_iops=`: when the next request of a direction may start.
 //!
-//! - Each direction has the whole rate, as in fio; a clone is paced by itself.
-//! - Request n may start n intervals after the beginning: what was late is caught up with, so the mean is the rate.
+//! - Each direction gets the full rate, as in fio; each clone is paced separately.
+//! - Request n may start n intervals after the beginning: late requests are caught up, so that the mean is
+//!   the rate.
 //!
 //! Not here: waiting (`worker.rs`).
 
@@ -10,10 +11,10 @@ use std::time::{Duration, Instant};
 use crate::job::Rate;
 use crate::offsets::Direction;
 
-/// No rate unless it was given one.
+/// Unlimited unless a rate is set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
-    /// Between two requests of a direction; zero: none.
+    /// Time between two requests of a direction; zero: unlimited.
     interval_ns: u64,
     begin: Option<Instant>,
     started: [u64; 2],
@@ -30,7 +31,7 @@ impl Pace {
         self.begin = Some(at);
     }
 
-    /// Starts one, or says when that is possible.
+    /// Allows one request to start, or returns when that is allowed.
     #[inline]
     pub fn take(&mut self, direction: Direction, now: Instant) -> Result<(), Instant> {
         if self.interval_ns == 0 {

@@ -1,19 +1,19 @@
-//! What a thread needs of a target: take requests, give back completions, hold their buffers.
+//! What a thread needs from a target: takes requests, returns completions, holds their buffers.
 //!
-//! `push … submit → reap` on slots: each has one buffer of a block, and at most one request in flight.
+//! `push … submit → reap` on slots: each slot has one buffer of one block, and at most one request in flight.
 //!
-//! Not here: the ways there (`port_file.rs`, `port_queue.rs`, `port_shared.rs`).
+//! Not here: the implementations (`port_file.rs`, `port_queue.rs`, `port_shared.rs`).
 
 use std::time::Duration;
 
 use crate::measured::QueueCounts;
 
-/// What to do.
+/// The kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// Into the slot's buffer.
     Read,
-    /// From it.
+    /// From the slot's buffer.
     Write,
     /// Everything written so far becomes durable.
     Flush,
@@ -31,7 +31,7 @@ pub(crate) struct Io {
 #[derive(Debug)]
 pub(crate) struct Done {
     pub slot: u32,
-    /// Why it failed, for people.
+    /// The error, as text for people.
     pub result: Result<(), String>,
 }
 
@@ -41,13 +41,13 @@ pub(crate) struct Done {
 pub(crate) struct PortError(pub String);
 
 impl PortError {
-    /// With everything behind it.
+    /// The error with all its causes.
     pub fn because(what: &str, error: &dyn std::error::Error) -> Self {
         let mut text = format!("{what}: {error}");
         let mut cause = error.source();
         while let Some(error) = cause {
             let words = error.to_string();
-            // Some errors repeat their cause in their own words.
+            // Some errors repeat their cause in their own text.
             if !text.ends_with(&words) {
                 text = format!("{text}: {words}");
             }
@@ -57,30 +57,30 @@ impl PortError {
     }
 }
 
-/// One thread's way to the target.
+/// One thread's access to the target.
 pub(crate) trait Port {
-    /// Takes a request; it may not start before [`Port::submit`].
+    /// Takes a request; it starts at [`Port::submit`] at the earliest.
     fn push(&mut self, io: Io) -> Result<(), PortError>;
 
-    /// Starts what was pushed, in order; returns how many requests this call started. The others wait for room and
-    /// for the next call.
+    /// Starts the pushed requests, in order; returns how many this call started. The others wait for room
+    /// until the next call.
     fn submit(&mut self) -> Result<usize, PortError>;
 
-    /// Appends what has ended. With a limit it sleeps so long if there is nothing.
+    /// Appends completed requests. With a limit, sleeps up to that long if there are none.
     fn reap(&mut self, done: &mut Vec<Done>, limit: Option<Duration>) -> Result<(), PortError>;
 
-    /// Whether a request is over when it is submitted.
+    /// Whether requests complete within `submit`.
     fn is_synchronous(&self) -> bool {
         false
     }
 
-    /// Puts a block into the slot's buffer.
+    /// Writes a block into the slot's buffer.
     fn fill(&mut self, slot: u32, block: &[u8]) -> Result<(), PortError>;
 
     /// Copies the slot's buffer.
     fn read(&self, slot: u32, block: &mut [u8]) -> Result<(), PortError>;
 
-    /// Of a queue that this thread has to itself.
+    /// Counts of a queue that this thread does not share.
     fn counts(&self) -> QueueCounts {
         QueueCounts::default()
     }

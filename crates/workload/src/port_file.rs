@@ -1,4 +1,4 @@
-//! A file as a target: one engine per thread, as the server's workers have them.
+//! A file as a target: one engine per thread, as in the server's workers.
 //!
 //! Not here: the engines (`io_engine`), opening and locking (`disk_image`).
 
@@ -18,14 +18,14 @@ pub(crate) struct FilePort {
     view: MemoryView,
     block_bytes: u32,
     synchronous: bool,
-    /// By slot, while it is not in flight.
+    /// One per slot; `None` while the request is in flight.
     buffers: Vec<Option<IoVecs>>,
     events: Vec<Event>,
     pushed: usize,
 }
 
 impl FilePort {
-    /// For up to `depth` requests of `block_bytes`. On the thread that will use it.
+    /// Opens a port for up to `depth` requests of `block_bytes`. Must run on the thread that will use it.
     pub fn open(
         image: Arc<Image>,
         kind: EngineKind,
@@ -99,7 +99,7 @@ impl Port for FilePort {
         if self.events.is_empty() {
             match limit {
                 Some(limit) => self.handles.reap.wait(Some(limit)),
-                // What was found to be repeated or resumed.
+                // An empty submission still submits requests that the engine must repeat or resume.
                 None => self.handles.submit.submit(),
             }
             .map_err(|error| PortError::because("the engine is broken", &error))?;

@@ -1,6 +1,6 @@
-//! A queue that one thread has to itself, as a target; and the buffers of any thread on a socket.
+//! A queue that one thread uses alone, as a target; and the buffers of any thread on a socket.
 //!
-//! Not here: queues that several share (`port_shared.rs`), connecting (`connection.rs`).
+//! Not here: shared queues (`port_shared.rs`), connecting (`connection.rs`).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use guest_mem::GuestRange;
 use crate::measured::QueueCounts;
 use crate::port::{Ask, Done, Io, Port, PortError};
 
-/// Most that is taken from the pool in one piece.
+/// Most memory taken from the pool in one piece.
 const PIECE_BYTES: u64 = 64 << 20;
 /// Completions per look.
 const LOOK: usize = 64;
@@ -22,12 +22,12 @@ pub(crate) struct Blocks {
     pieces: Vec<Buffer>,
     per_piece: u32,
     block_bytes: u32,
-    /// By slot, as requests want them.
+    /// One per slot, in the form that requests take.
     ranges: Vec<[GuestRange; 1]>,
 }
 
 impl Blocks {
-    /// `depth` blocks of `block_bytes`.
+    /// Takes `depth` blocks of `block_bytes`.
     pub fn take(pool: &Pool, block_bytes: u32, depth: u32) -> Result<Self, PortError> {
         let per_piece = per_piece(block_bytes).min(depth);
         let piece = |_| pool.take(per_piece * block_bytes);
@@ -42,7 +42,7 @@ impl Blocks {
         Ok(Self { pieces, per_piece, block_bytes, ranges })
     }
 
-    /// What [`Blocks::take`] takes from a pool, its rounding included.
+    /// The memory that [`Blocks::take`] takes from a pool, including rounding.
     pub fn needed_bytes(block_bytes: u32, depth: u32) -> u64 {
         let per_piece = per_piece(block_bytes).min(depth);
         let piece_bytes = (u64::from(per_piece) * u64::from(block_bytes)).next_multiple_of(4096);
@@ -67,7 +67,7 @@ impl Blocks {
         Ok((piece, (slot % self.per_piece) * self.block_bytes))
     }
 
-    /// The request as the driver wants it.
+    /// The request in the driver's form.
     pub fn request(&self, io: &Io, token: u64) -> Request<'_> {
         let data = self.ranges.get(io.slot as usize).map_or(&[][..], |range| range);
         let sector = io.offset_bytes / SECTOR_BYTES;

@@ -1,15 +1,17 @@
-//! A queue that several threads share: whoever looks takes everybody's completions and hands them out.
+//! A queue that several threads share: the thread that looks takes all completions and distributes them.
 //!
 //! `reap: own mailbox → lead? (take completions, deliver, stand down) → sleep until mail or promotion`
 //!
-//! - One thread leads at a time: it alone takes completions and sleeps on the device. It delivers to the others'
-//!   mailboxes, stands down, and then wakes whoever got mail, and one follower to lead after it.
-//! - No wake-up is lost. A follower enters the list, tries to lead once more, and sleeps only if somebody leads; who
-//!   leads looks at the list after standing down. A follower that was promoted and does not lead promotes the next.
-//! - Mailboxes have a lock each, and leading is a `try_lock`: the lock that is being measured, the queue's, is the
-//!   only one that threads meet at.
+//! - One thread leads at a time: only the leader takes completions and sleeps on the device. It delivers to
+//!   the other threads' mailboxes and stands down. Then it wakes the threads that got mail, and one follower
+//!   that leads next.
+//! - No wake is lost. A follower enters the list, tries once more to lead, and sleeps only if another thread
+//!   leads. A leader looks at the list after standing down. A follower that is promoted but does not lead
+//!   promotes the next.
+//! - Each mailbox has its own lock, and leading is a `try_lock`: threads contend only for the lock that is
+//!   measured, the queue's.
 //!
-//! Not here: that lock (`blk_driver::SharedQueue`, `qspinlock`).
+//! Not here: the queue's lock (`blk_driver::SharedQueue`, `qspinlock`).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -26,10 +28,10 @@ use crate::port_queue::{Blocks, counts};
 const LOOK: usize = 64;
 /// Requests per turn of the queue's lock.
 const TURN: usize = 16;
-/// How long a thread without a request in flight waits for room: nobody tells it.
+/// How long a thread without a request in flight waits for room; no other thread wakes it.
 const ROOM_LOOK: Duration = Duration::from_millis(1);
 
-/// A [`SharedQueue`] whatever its lock.
+/// A [`SharedQueue`] with any lock.
 pub(crate) trait AnyShared: Send + Sync {
     fn submit(&self, requests: &[Request<'_>]) -> Result<usize, PushError>;
     fn completions(&self, out: &mut [Completion]) -> Result<usize, QueueError>;
@@ -52,7 +54,7 @@ impl<L: RawMutex + Send + Sync> AnyShared for SharedQueue<L> {
     }
 }
 
-/// What waits for one thread.
+/// One thread's mailbox.
 #[derive(Debug, Default)]
 struct Mail {
     done: Vec<Done>,
@@ -65,7 +67,7 @@ struct Mailbox {
     bell: Condvar,
 }
 
-/// A queue and its threads.
+/// A queue and the threads that share it.
 pub(crate) struct Ring {
     queue: Box<dyn AnyShared>,
     lead: Mutex<Vec<Completion>>,
@@ -73,13 +75,13 @@ pub(crate) struct Ring {
     followers: Mutex<VecDeque<usize>>,
 }
 
-/// A panic elsewhere ends the run anyway; nothing here is left half done.
+/// Ignores poison: a panic elsewhere ends the run anyway, and nothing here is left half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Ring {
-    /// For `threads` threads.
+    /// Makes a ring for `threads` threads.
     pub fn new(queue: Box<dyn AnyShared>, threads: usize) -> Self {
         Self {
             queue,
@@ -93,7 +95,7 @@ impl Ring {
         self.queue.counts()
     }
 
-    /// Appends `me`'s completions. With a limit it sleeps so long if there are none.
+    /// Appends `me`'s completions. With a limit, sleeps up to that long if there are none.
     fn reap(&self, me: usize, done: &mut Vec<Done>, limit: Option<Duration>) -> Result<(), PortError> {
         let end = limit.map(|limit| Instant::now() + limit);
         loop {
@@ -105,14 +107,14 @@ impl Ring {
             }
             let Some(end) = end else { return Ok(()) };
             lock(&self.followers).push_back(me);
-            // Whoever led may have stood down before the list had us.
+            // The leader may have stood down before we were in the list.
             if let Some(led) = self.try_lead(me, done, Some(end)) {
                 self.leave(me);
                 return led;
             }
             self.sleep(me, end);
             if self.leave(me) && self.take_mail(me, done) {
-                // Promoted, and on our way with the mail instead.
+                // Promoted, but leaving with the mail instead of leading.
                 self.promote();
                 return Ok(());
             }
@@ -131,7 +133,7 @@ impl Ring {
         has_mail
     }
 
-    /// Off the list; returns whether somebody had taken us off it, to lead.
+    /// Leaves the list; returns whether another thread had removed us already, so that we lead.
     fn leave(&self, me: usize) -> bool {
         let mut followers = lock(&self.followers);
         let before = followers.len();
@@ -144,7 +146,7 @@ impl Ring {
         promoted
     }
 
-    /// `None`: somebody else leads.
+    /// `None`: another thread leads.
     fn try_lead(
         &self,
         me: usize,
@@ -156,7 +158,7 @@ impl Ring {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        // Delivered between the look into the mailbox and now; from here on nobody delivers but us.
+        // Mail that was delivered since the last look into the mailbox; from here on only we deliver.
         let has_mail = self.take_mail(me, done);
         let taken = match end.filter(|_| !has_mail) {
             Some(end) => self.queue.wait(&mut completions, end.saturating_duration_since(Instant::now())),
@@ -183,7 +185,7 @@ impl Ring {
         }
     }
 
-    /// Wakes the follower that waits longest, to lead.
+    /// Promotes the follower that has waited longest to be the leader, and wakes it.
     fn promote(&self) {
         let next = lock(&self.followers).pop_front();
         if let Some(mailbox) = next.and_then(|next| self.mailboxes.get(next)) {
@@ -214,7 +216,7 @@ impl SharedPort {
         Self { ring, me, blocks, waiting: VecDeque::new(), in_flight: 0 }
     }
 
-    /// One turn of the lock: the first few that wait. Returns how many went.
+    /// Submits the first few waiting requests under one turn of the lock. Returns how many were submitted.
     fn turn(&mut self) -> Result<usize, PortError> {
         let mut requests = [Request::new(Work::Flush, 0); TURN];
         let count = self.waiting.len().min(TURN);

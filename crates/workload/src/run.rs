@@ -1,11 +1,11 @@
-//! Runs a job on a target: opens it, starts the threads together, samples what they do, collects what they measured.
+//! Runs a job on a target: opens it, starts the threads together, samples them, collects their measurements.
 //!
 //! `open target → a port per thread → gate → work … every 100 ms: progress, events; every 500 ms: a sample → Outcome`
 //!
-//! - The first thread that fails ends the others; what was measured until then is given beside the error.
-//! - Not counted: opening, connecting, filling buffers, reading back for verify.
+//! - The first thread that fails ends the others; the outcome has the measurements so far next to the error.
+//! - Not measured: opening, connecting, filling buffers, reading back for verify.
 //!
-//! Not here: one thread (`worker.rs`), who looks on (`watcher.rs`), layouts (`text.rs`, `json.rs`).
+//! Not here: one thread (`worker.rs`), sampling (`run/watcher.rs`), layouts (`text.rs`, `json.rs`).
 
 mod error;
 
@@ -32,25 +32,25 @@ use crate::worker::{Common, Failure, Live, Worker};
 pub use error::RunError;
 use watcher::Watcher;
 
-/// For a file whose last user has just ended: io_uring lets go of it a little later.
+/// For a file whose last user has just ended: io_uring releases it a little later.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Who wants to know how far it is.
+/// Receives a run's progress.
 pub trait Watch {
-    /// All threads are ready, and start now.
+    /// All threads are ready and start now.
     fn began(&mut self) {}
 
-    /// All have ended; the target is still open.
+    /// All threads have ended; the target is still open.
     fn ended(&mut self) {}
 
-    /// Every now and then.
+    /// Called every now and then.
     fn tick(&mut self, progress: &Progress);
 
     /// Something happened to the target.
     fn event(&mut self, text: &str);
 }
 
-/// Nobody.
+/// Ignores all progress.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quiet;
 
@@ -59,35 +59,35 @@ impl Watch for Quiet {
     fn event(&mut self, _: &str) {}
 }
 
-/// How far it is.
+/// A run's progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// Since the start.
     pub elapsed: Duration,
-    /// Of the time or of the work, whichever is further; 0 to 1.
+    /// Share of the time or of the work, whichever is greater; 0 to 1.
     pub share: f64,
-    /// Of all threads, by direction.
+    /// Sum over all threads, by direction.
     pub bytes: [u64; 2],
-    /// Of all threads, by direction.
+    /// Sum over all threads, by direction.
     pub ios: [u64; 2],
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// As it was asked for.
+    /// The job as requested.
     pub job: Job,
-    /// Where.
+    /// The job's target.
     pub target: Target,
-    /// By clone.
+    /// One per clone.
     pub clones: Vec<Measured>,
-    /// Of a socket.
+    /// Counts of a socket's queues.
     pub queues: QueueCounts,
-    /// Processor time of a back-end that is another process of this host.
+    /// CPU time of a back-end in another process on this host.
     pub server: Option<ProcessTime>,
-    /// The user ended it.
+    /// The user stopped it.
     pub interrupted: bool,
-    /// What ended it.
+    /// The failure that ended it.
     pub failure: Option<Failure>,
 }
 
@@ -136,7 +136,7 @@ impl Opened {
         }
     }
 
-    /// One for files, as in fio; everything that is ready for rings, where a batch is one index.
+    /// One for files, as in fio; all ready requests for rings, where a batch costs one index update.
     fn usual_batch(&self, job: &Job) -> u32 {
         match self {
             Self::File(..) => 1,
@@ -160,7 +160,7 @@ impl Opened {
     }
 }
 
-/// An engine is made on the thread that uses it; a queue comes with the session.
+/// The thread that uses an engine creates it; queues come with the session.
 enum Start {
     File(Arc<Image>, EngineKind),
     Ready(Box<dyn Port + Send>),
@@ -175,7 +175,7 @@ impl Start {
     }
 }
 
-/// From a thread, when it has ended.
+/// A thread's last message.
 struct Ended {
     clone: usize,
     measured: Measured,
@@ -183,10 +183,10 @@ struct Ended {
     result: Result<(), Failure>,
 }
 
-/// Runs `job` on `target` to its end, the user's or its own.
+/// Runs `job` on `target` until it ends or the user stops it.
 ///
 /// # Errors
-/// [`RunError`] if it could not begin. What went wrong later is in the [`Outcome`].
+/// [`RunError`] if the job could not begin. Later failures are in the [`Outcome`].
 pub fn run(
     job: &Job,
     target: &Target,
@@ -235,7 +235,7 @@ pub fn run(
     })
 }
 
-/// As fio: an engine that makes one call after the other has one request in flight, whatever was asked for.
+/// As in fio, an engine with synchronous calls has one request in flight, whatever depth was requested.
 fn as_engine_can(job: &Job, target: &Target, watch: &mut dyn Watch) -> Job {
     let engine = match target {
         Target::File(_, engine) => Some(engine.unwrap_or(job.engine)),
@@ -251,13 +251,13 @@ fn as_engine_can(job: &Job, target: &Target, watch: &mut dyn Watch) -> Job {
 /// Where threads wait until all are ready.
 #[derive(Debug, Default)]
 struct Gate {
-    /// How many wait, and whether they need not.
+    /// How many threads wait, and whether the gate is open.
     state: Mutex<(u32, bool)>,
     bell: Condvar,
 }
 
 impl Gate {
-    /// Waits until it opens.
+    /// Waits until the gate opens.
     fn pass(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.0 += 1;
@@ -265,7 +265,7 @@ impl Gate {
         drop(self.bell.wait_while(state, |(_, open)| !*open));
     }
 
-    /// Waits for `threads` to wait.
+    /// Waits until `threads` threads wait at the gate.
     fn wait_for(&self, threads: u32) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.bell.wait_while(state, |(waiting, _)| *waiting < threads));
@@ -277,7 +277,7 @@ impl Gate {
     }
 }
 
-/// What all threads are started with.
+/// What all threads need at their start.
 struct Crew<'r> {
     common: Common<'r>,
     client: &'r Client,
@@ -287,7 +287,7 @@ struct Crew<'r> {
 }
 
 impl Crew<'_> {
-    /// A thread's whole life.
+    /// A thread's entire run.
     fn work(&self, clone: u32, start: Start, sender: &Sender<Ended>) {
         let failed = self.common.failed;
         let worker = self.prepare(clone, start);
@@ -300,7 +300,7 @@ impl Crew<'_> {
         if result.is_err() {
             failed.store(true, Relaxed);
         }
-        // Nobody listens any more only if the run has ended already.
+        // Fails only if the run has ended already and dropped the receiver.
         let _ = sender.send(Ended { clone: clone as usize, measured, counts, result });
     }
 
@@ -322,7 +322,7 @@ fn is_own(pid: i32) -> bool {
     u32::try_from(pid) == Ok(std::process::id())
 }
 
-/// Transfers that all threads together will make; `None` if only the time ends it.
+/// Transfers that all threads together will make; `None` if only the time limit ends the run.
 fn total(job: &Job, limits: &Limits) -> Option<u64> {
     let each = |clone| job.span(clone, limits.size_bytes).blocks.saturating_mul(job.loops.into());
     (!job.time_based).then(|| (0..job.jobs).map(each).fold(0, u64::saturating_add))
@@ -339,14 +339,14 @@ fn pin(client: &Client, clone: u32) -> Result<(), RunError> {
     rustix::thread::sched_setaffinity(None, &set).map_err(source)
 }
 
-/// As far as the kernel tells.
+/// The allowed CPUs, as far as the kernel reports them.
 fn allowed() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None);
     set.map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
         .unwrap_or_default()
 }
 
-/// Tried out on a thread of its own, before anything else is done.
+/// Checks on a separate thread, before anything else is done.
 fn check_cpus(client: &Client) -> Result<(), RunError> {
     for (clone, _) in (0..).zip(&client.cpus) {
         let tried = std::thread::scope(|scope| scope.spawn(|| pin(client, clone)).join());

@@ -1,21 +1,22 @@
-//! Medians and their intervals, without assuming any distribution.
+//! Medians and their confidence intervals, without assuming a distribution.
 //!
-//! The interval of the median is a pair of order statistics: of n samples, the i-th smallest and the i-th
-//! largest lie on both sides of the true median unless fewer than i samples fell on one side, and how many
-//! fall on one side is binomial with p = 1/2. The narrowest pair that covers at least 95 % is taken; fewer than
-//! six samples have none, and get smallest and largest, with the coverage these have.
+//! The median's interval is a pair of order statistics: of n samples, the i-th smallest and the i-th largest
+//! lie on both sides of the true median unless fewer than i samples fell on one side, and how many fall on
+//! one side is binomial with p = 1/2. The interval is the narrowest pair that covers at least 95 %. Fewer
+//! than six samples have no such pair; they get the smallest and the largest sample, with the coverage of
+//! these.
 //!
 //! Not here: which samples belong together (`compare.rs`, and `result.rs` of `lab`).
 
 use serde::{Deserialize, Serialize};
 
-/// What intervals should cover.
+/// The coverage that intervals should have.
 pub const COVERAGE: f64 = 0.95;
 
-/// A median and where the true one lies.
+/// A median and its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Of the samples.
+    /// The samples' median.
     pub median: f64,
     /// Lower end of the interval.
     pub low: f64,
@@ -65,10 +66,10 @@ fn median_of_sorted(sorted: &[f64]) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { upper } else { f64::midpoint(sorted[sorted.len() / 2 - 1], upper) })
 }
 
-/// How many samples to leave out at each end, and what the interval between covers.
+/// How many samples to leave out at each end, and the coverage of the interval in between.
 fn cut(count: usize) -> (usize, f64) {
     // P(fewer than i of n on one side) = sum of C(n, k) / 2^n for k < i, and as much on the other side.
-    // In logarithms: 2^-n is no number of its own for more than 1074 samples.
+    // In logarithms: 2^-n underflows for more than 1074 samples.
     #[allow(clippy::cast_precision_loss)] // counts of rounds
     let mut term_ln = -(count as f64) * std::f64::consts::LN_2;
     let mut tail = term_ln.exp();

@@ -1,29 +1,29 @@
-//! Whether the user wants the run to end: looked at between and inside measurements.
+//! The user's request to end a run, checked between and during measurements.
 //!
 //! Not here: catching signals (`bareblk`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Shared with whoever hears the signal.
+/// Shared with the code that receives the signal.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Around a flag that a signal handler sets.
+    /// Uses a flag that a signal handler sets.
     #[must_use]
     pub fn new(flag: Arc<AtomicBool>) -> Self {
         Self(flag)
     }
 
-    /// Whether to end.
+    /// Whether the run should end.
     #[must_use]
     pub fn is_asked(&self) -> bool {
-        // Relaxed: nothing else is passed through it.
+        // Relaxed: the flag publishes nothing else.
         self.0.load(Relaxed)
     }
 
-    /// Asks for the end.
+    /// Requests the end.
     pub fn ask(&self) {
         self.0.store(true, Relaxed);
     }

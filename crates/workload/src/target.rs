@@ -1,6 +1,6 @@
-//! Where requests go, and how the client behaves there: what fio has no words for.
+//! The target of requests, and the client's options that fio has no words for.
 //!
-//! Not here: what the requests are (`job.rs`), talking to either (`port_file.rs`, `port_queue.rs`, `port_shared.rs`).
+//! Not here: the requests (`job.rs`), access to targets (`port_file.rs`, `port_queue.rs`, `port_shared.rs`).
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
@@ -10,25 +10,25 @@ use io_engine::EngineKind;
 
 use crate::options::engine_word;
 
-/// Where to.
+/// The target of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A vhost-user-blk back-end.
     Socket(PathBuf),
-    /// A file or block device, with this engine instead of the job's.
+    /// A file or block device; the engine, if given, replaces the job's.
     File(PathBuf, Option<EngineKind>),
 }
 
-/// A text that names no target.
+/// A text that is not a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// Neither kind.
+    /// Neither a valid form nor an existing path.
     #[error("'{text}' is not there: give socket:PATH, file:PATH, file:PATH:ENGINE, or a path that exists")]
     Missing {
         /** As given. */
         text: String,
     },
-    /// Behind the last colon.
+    /// The part after the last colon is not an engine.
     #[error(
         "engine '{engine}' of '{text}' is unknown: give io_uring, libaio, psync, posixaio, threads or mmap"
     )]
@@ -41,7 +41,7 @@ pub enum TargetError {
 }
 
 impl Target {
-    /// `socket:PATH`, `file:PATH`, `file:PATH:ENGINE`, or a path, which is a socket if a socket is there.
+    /// `socket:PATH`, `file:PATH`, `file:PATH:ENGINE`, or a path, which means a socket if it is one.
     ///
     /// # Errors
     /// [`TargetError`].
@@ -79,7 +79,7 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// fio's name or ours.
+/// Accepts fio's name or ours.
 fn engine(word: &str) -> Option<EngineKind> {
     EngineKind::ALL.into_iter().find(|kind| kind.name() == word || engine_word(*kind) == word)
 }
@@ -91,15 +91,15 @@ pub enum LockKind {
     Ticket,
     /// The standard library's.
     Std,
-    /// The crate `parking_lot`'s.
+    /// The `parking_lot` crate's.
     ParkingLot,
 }
 
 impl LockKind {
-    /// Every one.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Ticket, Self::Std, Self::ParkingLot];
 
-    /// As on the command line.
+    /// The name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -110,33 +110,33 @@ impl LockKind {
     }
 }
 
-/// How the client behaves.
+/// The client's options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// Queues of a socket; `None`: one per job, as far as the device has them.
+    /// Queues of a socket; `None`: one per job, up to the device's number.
     pub queues: Option<u16>,
-    /// Descriptors per queue; `None`: what the depth needs.
+    /// Descriptors per queue; `None`: enough for the depth.
     pub queue_size: Option<u16>,
-    /// Packed rings, or split ones; `None`: as the driver chooses.
+    /// Packed or split rings; `None`: the driver chooses.
     pub packed: Option<bool>,
-    /// Whether the device is notified while the lock of a shared queue is held. `None`: unlocked, and queues that
-    /// one job has to itself have no lock.
+    /// Whether to notify the device while the lock of a shared queue is held. `None`: notifies without the
+    /// lock; a queue with only one job has no lock.
     pub kick_locked: Option<bool>,
-    /// Of shared queues. `None`: the standard library's, and as above.
+    /// The lock of shared queues. `None`: the standard library's; a queue with only one job has no lock.
     pub lock: Option<LockKind>,
-    /// Look for completions all the time instead of sleeping.
+    /// Polls for completions instead of sleeping.
     pub poll: bool,
-    /// CPUs for the threads, one after the other; empty: wherever.
+    /// CPUs for the threads, one after another; empty: no pinning.
     pub cpus: Vec<usize>,
     /// How long to wait for a back-end that went away.
     pub reconnect: Option<Duration>,
-    /// Whether the back-end keeps an in-flight log; `None`: if it can, and is waited for.
+    /// Whether the back-end keeps an in-flight log; `None`: if it supports one and the client reconnects.
     pub in_flight_log: Option<bool>,
     /// How long one request may take.
     pub patience: Duration,
 }
 
-/// Nothing takes longer that is not broken.
+/// A request that takes longer means that the target is broken.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Default for Client {
@@ -157,13 +157,13 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Whether every queue gets a lock, needed or not: it was asked for.
+    /// Whether every queue gets a lock, needed or not, because the user requested one.
     #[must_use]
     pub fn wants_lock(&self) -> bool {
         self.kick_locked.is_some() || self.lock.is_some()
     }
 
-    /// How long one request may take, a reconnect included.
+    /// How long one request may take, including a reconnect.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.patience + self.reconnect.unwrap_or_default()

@@ -1,9 +1,10 @@
-//! A result for people, laid out as fio does: rates, latencies, percentiles, processor time.
+//! A result for people, in fio's layout: rates, latencies, percentiles, CPU time.
 //!
-//! - Units are chosen per line, so that numbers have few digits, as fio chooses them.
-//! - Under fio's lines, what fio does not know: processor time per request, of the server too; kicks and sleeps.
+//! - Each line has its own unit, so that numbers have few digits, as in fio.
+//! - Below fio's lines are figures that fio does not have: CPU time per request, also of the server; kicks
+//!   and sleeps.
 //!
-//! Not here: the same for programs (`json.rs`).
+//! Not here: the output for programs (`json.rs`).
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -16,13 +17,13 @@ use crate::run::Outcome;
 use crate::target::Target;
 use crate::units::short;
 
-/// Below this share of the requests, a step is left out.
+/// A step with a smaller share of the requests is left out.
 const SHOWN_PERCENT: f64 = 0.01;
 
-/// Shorter than this, a server's processor time, which the kernel gives in ticks of 10 ms, is mostly rounding.
+/// Below this, a server's CPU time, which the kernel reports in ticks of 10 ms, is mostly rounding error.
 const SERVER_TIME_FROM: Duration = Duration::from_millis(200);
 
-/// The whole result, with a line break at its end.
+/// The whole result, ending with a line break.
 #[must_use]
 pub fn text(outcome: &Outcome) -> String {
     let mut out = head(outcome);
@@ -115,7 +116,7 @@ fn direction(out: &mut String, name: &str, of: &DirectionMeasured, measured: &Me
     }
 }
 
-/// fio's choice: as small a unit as keeps the numbers short.
+/// fio's choice: the unit that keeps the numbers short.
 fn unit(latency: &Latency) -> (&'static str, f64) {
     match latency.mean_ns() {
         mean if mean < 2_000.0 => ("nsec", 1.0),

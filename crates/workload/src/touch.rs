@@ -1,7 +1,9 @@
-//! Reads a little of everything before a run, uncounted: who maps its file has its pages then, as after some time in use.
+//! Reads a little of everything before a run, uncounted: a server that maps its file then has its pages
+//! mapped, as after some time in use.
 //!
-//! - Of each 64 KiB one block: that much the kernel maps at once where it is in the page cache (`fault_around_bytes`).
-//! - By every thread, on its own queue: each worker of a server may have a mapping of its own.
+//! - Reads one block of each 64 KiB: the kernel maps that much at once if it is in the page cache
+//!   (`fault_around_bytes`).
+//! - Every thread does this, on its own queue: each worker of a server may have its own mapping.
 //!
 //! Not here: the run (`worker.rs`).
 
@@ -14,7 +16,7 @@ use crate::worker::Failure;
 
 const STRIDE_BYTES: u64 = 64 << 10;
 
-/// Reads all of `span` in that way; without the rest if `stop` is asked for.
+/// Reads all of `span` that way; stops early if `stop` is requested.
 pub(crate) fn touch(
     port: &mut dyn Port,
     job: &Job,
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
     use crate::port::{Done, PortError};
 
-    /// Answers whatever was pushed, the last first, a few at a time.
+    /// Completes pushed requests, the last first, a few at a time.
     #[derive(Default)]
     struct Fake {
         pushed: Vec<Io>,

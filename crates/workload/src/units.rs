@@ -1,10 +1,11 @@
-//! Quantities as fio writes them: bytes with `k`, `m`, `g`, and times with `ms`, `s`, `m`.
+//! Quantities in fio's notation: bytes with `k`, `m`, `g`, and times with `ms`, `s`, `m`.
 //!
-//! - As with fio's `kb_base=1024`, its default: `k` and `kb` are 1024, and `ki`, `kib` are 1000, the other way round
-//!   than elsewhere. It is fio's meaning, and a job file must mean here what it means there.
+//! - As with fio's default `kb_base=1024`: `k` and `kb` are 1024, and `ki` and `kib` are 1000, the reverse of
+//!   the usual meaning. A job file must mean the same here as in fio.
 //! - A time without a unit is in seconds.
 //!
-//! Facts: fio 3.33, HOWTO, "Parameter types", and runs of it. Not here: what a quantity is for (`options.rs`).
+//! Facts: fio 3.33, HOWTO, "Parameter types", and runs of fio. Not here: the options that use quantities
+//! (`options.rs`).
 
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ pub fn cpus(text: &str) -> Option<Vec<usize>> {
     Some(list)
 }
 
-/// 0, 1, 2, 3, 7 → "0-3,7". Of a rising list.
+/// 0, 1, 2, 3, 7 → "0-3,7". The list must be ascending.
 #[must_use]
 pub(crate) fn list(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|before, next| before + 1 == *next);
@@ -78,7 +79,7 @@ pub(crate) fn list(cpus: &[usize]) -> String {
     words.collect::<Vec<_>>().join(",")
 }
 
-/// For error messages and people: "4k", "25g", where it is whole.
+/// For error messages: "4k", "25g" if the number is a multiple of the unit.
 #[must_use]
 pub fn short(size_bytes: u64) -> String {
     let units = [("t", 40), ("g", 30), ("m", 20), ("k", 10)];

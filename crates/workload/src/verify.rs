@@ -1,50 +1,50 @@
-//! Blocks that say what they are: written with a header, checked when they are read again.
+//! Blocks that identify themselves: written with a header that is checked when they are read again.
 //!
 //! ```text
 //! byte 0        8        16         24      28         32
 //!      | magic  | offset | sequence | seed  | crc32c   | payload ...
 //! ```
-//! All little-endian. `offset`: the block's own place in bytes. `sequence`: which write of this run it was; `seed`: of
-//! the run and clone (32 bits of it). `crc32c`: of everything else in the block.
+//! All little-endian. `offset`: the block's own position in bytes. `sequence`: the number of the write within
+//! this run. `seed`: of the run and clone (32 bits of it). `crc32c`: of everything else in the block.
 //!
-//! - Writes to one block, or a read beside a write, are never in flight together: which came first could not be
-//!   told. Clones have separate spans for the same reason.
-//! - A read is checked against what this run wrote there. A job that only reads checks that each block is whole and
-//!   in its place, whoever wrote it.
+//! - Writes to one block, or a read and a write, are never in flight together: their order would be unknown.
+//!   Clones have separate spans for the same reason.
+//! - A read is checked against what this run wrote there. A job that only reads checks that each block is
+//!   intact and in its place, whichever run wrote it.
 //!
 //! Not here: when to read back (`worker.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 
-/// "bareblkV".
+/// The bytes "bareblkV".
 const MAGIC: u64 = u64::from_le_bytes(*b"bareblkV");
 const HEADER_BYTES: usize = 32;
 const CRC_AT: usize = 28;
 
-/// A block that is not what was written.
+/// A block that differs from what was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("verify: block at offset {offset_bytes}: {what}: expected {expected}, found {found}")]
 pub struct Mismatch {
-    /// Of the block on the device.
+    /// The block's offset on the device.
     pub offset_bytes: u64,
-    /// Which part of it.
+    /// The part that differs.
     pub what: &'static str,
-    /// As written.
+    /// The value written.
     pub expected: String,
-    /// As read.
+    /// The value read.
     pub found: String,
 }
 
-/// What one thread wrote.
+/// The blocks that one thread wrote.
 #[derive(Debug)]
 pub(crate) struct Verify {
     seed: u32,
     sequence: u64,
     /// Sequence of the last completed write, by offset.
     written: BTreeMap<u64, u64>,
-    /// By offset: the sequence of a write, `None` for reads.
+    /// By offset: a write's sequence, or `None` for a read.
     in_flight: HashMap<u64, Option<u64>>,
-    /// Only reads: what is there was written by an earlier run.
+    /// The job only reads blocks that an earlier run wrote.
     only_reads: bool,
     block: Vec<u8>,
 }
@@ -57,7 +57,7 @@ impl Verify {
         Self { seed, sequence: 0, written: BTreeMap::new(), in_flight: HashMap::new(), only_reads, block }
     }
 
-    /// Whether a request on the block can be told from those in flight.
+    /// Whether a request on the block may start: none is in flight there.
     pub fn is_free(&self, offset_bytes: u64) -> bool {
         !self.in_flight.contains_key(&offset_bytes)
     }
@@ -74,7 +74,7 @@ impl Verify {
         &self.block
     }
 
-    /// The write has ended. One that failed leaves a block of which nothing is known.
+    /// Call when the write has ended. A failed write leaves a block with unknown content.
     pub fn end_write(&mut self, offset_bytes: u64, is_done: bool) {
         let sequence = self.in_flight.remove(&offset_bytes).flatten();
         match sequence.filter(|_| is_done) {
@@ -83,7 +83,7 @@ impl Verify {
         }
     }
 
-    /// The read has ended; `read` copies what came. Returns whether there was something to check.
+    /// Call when the read has ended; `read` copies the data. Returns whether there was something to check.
     pub fn end_read(&mut self, offset_bytes: u64, read: impl FnOnce(&mut [u8])) -> Result<bool, Mismatch> {
         self.in_flight.remove(&offset_bytes);
         let written = self.written.get(&offset_bytes).copied();
@@ -95,7 +95,7 @@ impl Verify {
         Ok(true)
     }
 
-    /// Blocks to read back, from the start.
+    /// Blocks to read back, in ascending order.
     pub fn offsets(&self) -> Vec<u64> {
         self.written.keys().copied().collect()
     }
@@ -117,7 +117,7 @@ fn crc(block: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&block[..CRC_AT]), &block[HEADER_BYTES..])
 }
 
-/// `written`: sequence and seed, where this run knows them.
+/// `written`: sequence and seed, if this run knows them.
 fn check(block: &[u8], offset_bytes: u64, written: Option<(u64, u32)>) -> Result<(), Mismatch> {
     let differ = |what, expected: String, found: String| Mismatch { offset_bytes, what, expected, found };
     let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| block[at + i]));

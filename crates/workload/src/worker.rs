@@ -1,13 +1,14 @@
-//! One thread of a job: keeps the depth in flight until the work or the time is over, and measures.
+//! One thread of a job: keeps the depth in flight until the work or the time is used up, and measures.
 //!
 //! `choose (direction, block, rate) → push … submit (slat ends) → reap (clat ends) → count`
 //!
-//! - One clock reading per submission at each end, and one per look at the completions: as many as fio makes.
-//! - Completions are looked for when nothing more can be submitted, and a look takes as many as a submission: one for
-//!   files. As in fio, whose latencies contain the time until the look (at depth 32, taking all at once made them a
-//!   tenth shorter than fio's at the same IOPS).
-//! - No request may take longer than the client's patience: what does not answer ends the run with an error.
-//! - With verify, a block in flight is waited for; after the work, everything written is read back, uncounted.
+//! - Reads the clock once at each end of a submission, and once per look at the completions, as often as fio.
+//! - Looks for completions when nothing more can be submitted; a look takes as many as a submission: one for
+//!   files. So does fio, whose latencies include the time until the look (at depth 32, taking all at once
+//!   made them a tenth shorter than fio's at the same IOPS).
+//! - No request may take longer than the client's patience: an unanswered request ends the run with an error.
+//! - With verify, a request waits while another on the same block is in flight; after the work, everything
+//!   written is read back, uncounted.
 //!
 //! Not here: targets (`port*.rs`), several threads (`run.rs`).
 
@@ -24,13 +25,13 @@ use crate::port::{Ask, Done, Io, Port, PortError};
 use crate::stop::Stop;
 use crate::verify::{Mismatch, Verify};
 
-/// How long a thread sleeps before it looks at the clock and at what the user wants.
+/// How long a thread sleeps before it checks the clock and the stop request.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Why a thread ended early.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Failure {
-    /// A request.
+    /// A request failed.
     #[error("{what} at offset {offset_bytes}: {why}")]
     Request {
         /** Read, write or flush. */
@@ -40,7 +41,7 @@ pub enum Failure {
         /** From the target. */
         why: String,
     },
-    /// Not answered.
+    /// A request was not answered.
     #[error("{what} at offset {offset_bytes} has had no answer for {seconds} s: the target hangs")]
     Silence {
         /** Read, write or flush. */
@@ -50,10 +51,10 @@ pub enum Failure {
         /** So long. */
         seconds: f64,
     },
-    /// Not what was written.
+    /// A block differs from what was written.
     #[error(transparent)]
     Verify(#[from] Mismatch),
-    /// The target as a whole.
+    /// The target as a whole failed.
     #[error("{0}")]
     Target(String),
 }
@@ -64,15 +65,15 @@ impl From<PortError> for Failure {
     }
 }
 
-/// What others see of a thread while it runs. Written by it alone.
+/// What other threads see of a running thread. Only that thread writes it.
 #[derive(Debug, Default)]
-#[repr(align(128))] // a cache line of its own, and the neighbour that is fetched with it
+#[repr(align(128))] // its own cache line, and the adjacent one that is prefetched with it
 pub(crate) struct Live {
     pub bytes: [AtomicU64; 2],
     pub ios: [AtomicU64; 2],
 }
 
-/// What all threads of a run have in common.
+/// What all threads of a run share.
 #[derive(Clone, Copy)]
 pub(crate) struct Common<'r> {
     pub job: &'r Job,
@@ -85,7 +86,7 @@ pub(crate) struct Common<'r> {
     pub batch: u32,
 }
 
-/// Of one slot.
+/// The state of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     ask: Ask,
@@ -95,7 +96,7 @@ struct Slot {
     in_flight: bool,
 }
 
-/// What to do next.
+/// The next request.
 #[derive(Clone, Copy, Debug)]
 struct Next {
     ask: Ask,
@@ -109,26 +110,26 @@ pub(crate) struct Worker<'r> {
     offsets: Offsets,
     pace: Pace,
     verify: Option<Verify>,
-    /// Blocks to read back, while that goes on.
+    /// Blocks still to read back, during the read-back.
     script: Option<VecDeque<u64>>,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Pushed, and waiting for room.
+    /// Pushed, but waiting for room.
     unissued: VecDeque<u32>,
     done: Vec<Done>,
-    /// Completed, and not looked at yet: a look takes as many as a submission, as in fio.
+    /// Completed, but not looked at yet: a look takes as many as a submission, as in fio.
     backlog: VecDeque<Done>,
     in_flight: usize,
-    /// Transfers to go.
+    /// Transfers left to do.
     left: u64,
-    /// Since the last flush.
+    /// Writes since the last flush.
     unsynced: u32,
-    /// Drawn, and not possible yet.
+    /// Drawn, but not possible yet.
     kept: Option<Next>,
-    /// When the rate allows the next one.
+    /// When the rate allows the next request.
     due: Option<Instant>,
     end: Option<Instant>,
-    /// When it was last looked for requests without an answer.
+    /// When this thread last checked for requests without an answer.
     looked: Instant,
     measured: Measured,
 }
@@ -163,7 +164,7 @@ impl<'r> Worker<'r> {
         }
     }
 
-    /// Puts something into every buffer: what is written should not be all zeroes.
+    /// Fills every buffer, so that writes are not all zeroes.
     pub fn prepare(&mut self, clone: u32) -> Result<(), Failure> {
         if !self.common.job.pattern.writes() {
             return Ok(());
@@ -177,7 +178,7 @@ impl<'r> Worker<'r> {
         Ok(())
     }
 
-    /// Works from `start` on. Whatever was measured is given, also of a thread that failed.
+    /// Works from `start` on. Returns what was measured even if the thread failed.
     pub fn run(mut self, start: Instant) -> (Measured, QueueCounts, Result<(), Failure>) {
         let (cpu, counts) = (CpuTime::of_thread(), self.port.counts());
         self.end = self.common.job.runtime.map(|runtime| start + runtime);
@@ -193,7 +194,7 @@ impl<'r> Worker<'r> {
         (self.measured, counts, result)
     }
 
-    /// After the work, everything written is read again.
+    /// After the work, reads back everything written.
     fn read_back(&mut self) -> Result<(), Failure> {
         let Some(verify) = self.verify.as_ref().filter(|_| self.common.job.pattern.writes()) else {
             return Ok(());
@@ -214,7 +215,7 @@ impl<'r> Worker<'r> {
             }
             now = Instant::now();
         }
-        // What is in flight ends by itself: no hour that has struck wakes who waits for it.
+        // Clears the deadlines, which have passed: they must not wake the wait for requests in flight.
         (self.end, self.due) = (None, None);
         while self.in_flight > 0 {
             self.submit()?;
@@ -248,7 +249,7 @@ impl<'r> Worker<'r> {
         Ok(pushed)
     }
 
-    /// `None`: nothing is possible now.
+    /// `None`: no request is possible now.
     #[inline]
     fn choose(&mut self, now: Instant) -> Option<Next> {
         let job = self.common.job;
@@ -310,7 +311,7 @@ impl<'r> Worker<'r> {
         Ok(())
     }
 
-    /// Submits, and notes what was started.
+    /// Submits, and notes which requests started.
     fn submit(&mut self) -> Result<(), Failure> {
         let started = self.port.submit()?;
         if started == 0 {
@@ -319,7 +320,7 @@ impl<'r> Worker<'r> {
         self.measured.submits[batch_step(started)] += 1;
         let counted = self.script.is_none();
         if self.port.is_synchronous() {
-            // All of it was the call; there was nothing to be taken first.
+            // The call did everything; there is no separate submission time.
             self.unissued.clear();
             return Ok(());
         }
@@ -334,7 +335,7 @@ impl<'r> Worker<'r> {
         Ok(())
     }
 
-    /// Takes completions; sleeps for one if nothing else can be done.
+    /// Takes completions; sleeps until one arrives if there is nothing else to do.
     fn reap(&mut self, pushed: usize) -> Result<(), Failure> {
         let limit = self.limit();
         if self.in_flight == 0 {
@@ -416,11 +417,11 @@ impl<'r> Worker<'r> {
         Ok(())
     }
 
-    /// Shows others how far it is.
+    /// Publishes this thread's progress.
     #[inline]
     fn tell(&self) {
         for (place, direction) in self.measured.directions.iter().enumerate() {
-            // Relaxed: figures for people, each good by itself.
+            // Relaxed: figures for people, each valid on its own.
             self.live.bytes[place].store(direction.bytes, Relaxed);
             self.live.ios[place].store(direction.ios, Relaxed);
         }
@@ -469,7 +470,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers nothing before some time has passed.
+    /// Answers nothing until some time has passed.
     struct Late {
         from: Instant,
         held: Vec<u32>,

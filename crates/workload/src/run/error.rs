@@ -1,6 +1,6 @@
-//! Why a job cannot be run on a target, for people.
+//! Why a job cannot run on a target, for people.
 //!
-//! Not here: what is wrong with a job in itself (`job.rs`), what ends one that runs (`worker.rs`).
+//! Not here: errors in the job itself (`job.rs`), failures during a run (`worker.rs`).
 
 use std::path::PathBuf;
 
@@ -13,22 +13,22 @@ use crate::units::list;
 /// Why a job could not be run at all.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Does not fit the target.
+    /// The job does not fit the target.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// No such path.
+    /// The path does not exist.
     #[error("socket {path:?} does not exist: start the back-end first")]
     NoSocket {
         /** As given. */
         path: PathBuf,
     },
-    /// Something else.
+    /// The path is something else.
     #[error("{path:?} is not a socket: use --file for a file or block device")]
     NotASocket {
         /** As given. */
         path: PathBuf,
     },
-    /// Cannot be looked at.
+    /// The path cannot be examined.
     #[error("socket {path:?}")]
     Socket {
         /** As given. */
@@ -36,13 +36,13 @@ pub enum RunError {
         /** From the kernel. */
         source: std::io::Error,
     },
-    /// Nobody listens.
+    /// No process listens on the socket.
     #[error("socket {path:?} refuses connections: its back-end is gone, start it again")]
     Refused {
         /** As given. */
         path: PathBuf,
     },
-    /// No session.
+    /// No session could be established.
     #[error("socket {path:?}")]
     Connect {
         /** As given. */
@@ -50,7 +50,7 @@ pub enum RunError {
         /** From the driver. */
         source: ConnectError,
     },
-    /// More than a ring holds.
+    /// The depth is more than a ring holds.
     #[error(
         "iodepth={depth} does not fit: a queue of {queue_size} descriptors holds {most} requests: give iodepth={most} \
          or less, more jobs, or a larger --queue-size (1024 at most)"
@@ -63,7 +63,7 @@ pub enum RunError {
         /** Descriptors. */
         queue_size: u32,
     },
-    /// Jobs use one queue each.
+    /// More queues than jobs; a job uses one queue.
     #[error(
         "queues={queues} are more than jobs={jobs}, and a job uses one: give as many jobs, or fewer queues"
     )]
@@ -73,10 +73,10 @@ pub enum RunError {
         /** `numjobs=`. */
         jobs: u32,
     },
-    /// The file.
+    /// An error of the file.
     #[error(transparent)]
     Image(ImageError),
-    /// Somebody else writes to it, or would not have us write.
+    /// Another process writes to the file, or prevents us from writing.
     #[error(
         "{path:?} is in use by {}: stop that first; a server of this file lets reads in if it is read-only itself",
         who(holders)
@@ -87,19 +87,19 @@ pub enum RunError {
         /** As far as /proc shows them. */
         holders: Vec<LockHolder>,
     },
-    /// No such file.
+    /// The file does not exist.
     #[error("file {path:?} does not exist: check the path, or make the file first (truncate -s SIZE)")]
     NoFile {
         /** As given. */
         path: PathBuf,
     },
-    /// The file system cannot.
+    /// The file system does not support O_DIRECT.
     #[error("{path:?} cannot be opened with O_DIRECT: use direct=0, or a file on another file system")]
     NoDirect {
         /** As given. */
         path: PathBuf,
     },
-    /// A CPU that is not there, or not ours.
+    /// A CPU that does not exist or is not allowed.
     #[error("threads cannot be bound to CPU {cpu}: this process may use {}", list(allowed))]
     Pin {
         /** Its number. */
@@ -109,7 +109,7 @@ pub enum RunError {
         /** From the kernel. */
         source: std::io::Error,
     },
-    /// A thread could not begin.
+    /// A thread could not start.
     #[error("{0}")]
     Begin(String),
 }
@@ -117,7 +117,7 @@ pub enum RunError {
 impl From<ImageError> for RunError {
     fn from(error: ImageError) -> Self {
         match error {
-            // Their own words name options of the server.
+            // Their own texts name options of the server.
             ImageError::Locked { path, holders, .. } => Self::InUse { path, holders },
             ImageError::DirectRefused { path } => Self::NoDirect { path },
             ImageError::Missing { path } => Self::NoFile { path },

@@ -1,6 +1,6 @@
-//! The thread that looks on while a job runs: progress and events, samples, and what the threads leave when they end.
+//! Watches a running job: progress and events, samples, and the threads' results when they end.
 //!
-//! Not here: the threads (`run.rs`, `worker.rs`).
+//! Not here: the threads themselves (`run.rs`, `worker.rs`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -15,12 +15,12 @@ use crate::stop::Stop;
 use crate::target::Target;
 use crate::worker::Live;
 
-/// Between two looks at progress and events.
+/// Time between two looks at progress and events.
 const TICK: Duration = Duration::from_millis(100);
-/// Between two samples: fio's `bwavgtime`.
+/// Time between two samples: fio's `bwavgtime`.
 const SAMPLE: Duration = Duration::from_millis(500);
 
-/// The thread that looks on.
+/// Runs on the thread that watches.
 pub(super) struct Watcher<'r> {
     pub(super) job: &'r Job,
     pub(super) target: &'r Target,
@@ -32,7 +32,7 @@ pub(super) struct Watcher<'r> {
 }
 
 impl Watcher<'_> {
-    /// Until all threads have ended.
+    /// Watches until all threads have ended.
     pub(super) fn collect(
         &self,
         ended: &Receiver<Ended>,
@@ -60,7 +60,7 @@ impl Watcher<'_> {
             sampler.sample();
             self.news(watch);
             watch.tick(&self.progress(start));
-            // Of a server that goes away, the last that could be read.
+            // If the server goes away, keeps the last value read.
             server = self.server.and_then(ProcessTime::of).or(server);
         }
         self.news(watch);
@@ -107,7 +107,7 @@ fn take(outcome: &mut Outcome, ended: Ended) {
     }
 }
 
-/// Looks at the threads' counters every half second.
+/// Samples the threads' counters every half second.
 struct Sampler<'r> {
     lives: &'r [Live],
     last: Instant,
@@ -145,7 +145,7 @@ impl<'r> Sampler<'r> {
     fn give(self, clones: &mut [Measured]) {
         for (clone, samples) in clones.iter_mut().zip(self.samples) {
             for (direction, samples) in clone.directions.iter_mut().zip(samples) {
-                // A direction that was never used has none, as in fio.
+                // A direction that was never used has no samples, as in fio.
                 if direction.ios > 0 {
                     direction.samples = samples;
                 }
