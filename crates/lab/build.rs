@@ -1,6 +1,6 @@
-//! Puts the commit that is built into results, so that figures can be traced to code.
+//! Records the built commit, so that results can be traced to code.
 //!
-//! Not here: anything that a build needs; outside of a git checkout results say that the commit is unknown.
+//! Not required for the build: outside a git checkout, results say that the commit is unknown.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,14 +1,14 @@
-//! Why a run ended without a result: one line each, with what to do.
+//! Why a run ended without a result; each error is one line that says what to do.
 //!
-//! Not here: why one variant could not be measured ([`crate::SampleError`]); the others go on.
+//! Not here: why one variant could not be measured ([`crate::SampleError`]); that does not end a run.
 
 use std::io;
 use std::path::PathBuf;
 
-/// The run is over, and nothing of it is kept.
+/// Ends the run; nothing of it is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// No such experiment.
+    /// The experiment does not exist.
     #[error("experiment '{name}' is unknown: give one of {known}")]
     UnknownExperiment {
         /** As given. */
@@ -16,7 +16,7 @@ pub enum LabError {
         /** All names. */
         known: String,
     },
-    /// The folder for the results.
+    /// The results folder cannot be used.
     #[error("results cannot be written to {}: give a folder with --out that can be written to", path.display())]
     Output {
         /** The file or folder. */
@@ -25,7 +25,7 @@ pub enum LabError {
         #[source]
         source: io::Error,
     },
-    /// The folder for the test file, or the file itself.
+    /// The test file, or the folder for it, cannot be used.
     #[error("no test file of {} MiB in {}: give a folder on a disk with room with --storage", size_bytes >> 20, path.display())]
     Storage {
         /** The folder. */
@@ -36,7 +36,7 @@ pub enum LabError {
         #[source]
         source: io::Error,
     },
-    /// Results of earlier runs in the same folder.
+    /// Earlier results in the same folder cannot be read.
     #[error("{} is not a result that this version can read: move it away, or give another folder with --out", path.display())]
     Unreadable {
         /** The file. */
@@ -53,13 +53,13 @@ pub enum LabError {
         /** The library's words. */
         reason: String,
     },
-    /// Not one variant could be measured.
+    /// No variant could be measured.
     #[error("nothing could be measured: {reason}")]
     Nothing {
         /** Of the first variant. */
         reason: String,
     },
-    /// The user.
+    /// The user interrupted the run.
     #[error("interrupted; nothing was written")]
     Interrupted,
 }

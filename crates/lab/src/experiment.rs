@@ -1,8 +1,8 @@
-//! What an experiment is: a declaration that says everything but how, and a [`Bench`] that measures.
+//! An experiment: a declaration of what is measured, and a [`Bench`] that measures it.
 //!
 //! `Experiment { declaration, make } → Bench::prepare → Bench::sample (per variant, workload, round)`
 //!
-//! - The declaration goes into the result file as it is: a report needs nothing else.
+//! - The result file contains the declaration unchanged: a report needs nothing else.
 //!
 //! Not here: the experiments themselves (`experiments/`), rounds and order (`runner.rs`).
 
@@ -15,27 +15,27 @@ use crate::error::LabError;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
-/// Where it was published.
+/// Where the work was published.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// Of the work.
+    /// Title of the work.
     pub title: String,
-    /// Of publication.
+    /// Year of publication.
     pub year: u16,
     /// Machine and load of the published figures.
     pub setup: String,
 }
 
-/// The published figures, as they were printed, each with what it is to be compared with here.
+/// The published figures, as printed, each mapped to the figure here that corresponds to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
     /// What the table shows.
     pub caption: String,
-    /// Without that of the rows' names.
+    /// The columns, without the one for the rows' names.
     pub columns: Vec<PublishedColumn>,
-    /// In the order of the original; what was only asked for comes last.
+    /// In the original's order; rows without published figures come last.
     pub rows: Vec<PublishedRow>,
-    /// What it was concluded to say.
+    /// The original's conclusion.
     pub conclusion: String,
 }
 
@@ -48,7 +48,7 @@ pub struct PublishedColumn {
     pub workload: String,
     /// Id of a column.
     pub column: String,
-    /// What was published is a ratio to the baseline, so ours is shown here, not the column's figure.
+    /// The published figure is a ratio to the baseline, so our ratio is shown here, not the column's figure.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_ratio: bool,
 }
@@ -60,22 +60,22 @@ pub struct PublishedRow {
     pub label: String,
     /// Id of a variant.
     pub variant: String,
-    /// One per column; none if there are no published ones.
+    /// One per column; empty if no figures were published.
     pub figures: Vec<String>,
 }
 
-/// What is not as in the original.
+/// A difference from the original.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// There.
+    /// In the original.
     pub original: String,
     /// In this run.
     pub here: String,
-    /// The reason.
+    /// The reason for the difference.
     pub why: String,
 }
 
-/// One of the things compared.
+/// One of the variants compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variant {
     /// Short, without spaces.
@@ -84,7 +84,8 @@ pub struct Variant {
     pub label: String,
     /// Workloads it is measured with; empty: all.
     pub only: Vec<String>,
-    /// The variant it is compared with, if that is not the experiment's baseline. It is itself compared with none.
+    /// The variant it is compared with, if not the experiment's baseline. That variant itself is not
+    /// compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
 }
@@ -96,14 +97,14 @@ impl Variant {
         Self { id: id.into(), label: label.into(), only: Vec::new(), against: None }
     }
 
-    /// Measured with these workloads only.
+    /// Measures it with these workloads only.
     #[must_use]
     pub fn only(mut self, workloads: &[&str]) -> Self {
         self.only = workloads.iter().map(|&id| id.to_owned()).collect();
         self
     }
 
-    /// Compared with this variant.
+    /// Compares it with this variant.
     #[must_use]
     pub fn against(mut self, variant: &str) -> Self {
         self.against = Some(variant.to_owned());
@@ -117,14 +118,14 @@ impl Variant {
     }
 }
 
-/// One of the loads that every variant is put under.
+/// One of the loads that every variant is measured under.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// Short, without spaces: part of file names.
     pub id: String,
-    /// As in headings.
+    /// Name in headings.
     pub label: String,
-    /// Where it stands on the axes of the declaration's curves; empty: on none.
+    /// Its position on the axes of the declaration's curves; empty: on none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub place: BTreeMap<String, f64>,
 }
@@ -136,7 +137,7 @@ impl Workload {
         Self { id: id.into(), label: label.into(), place: BTreeMap::new() }
     }
 
-    /// At `value` of the axis `key`.
+    /// Sets its position on the axis `key` to `value`.
     #[must_use]
     pub fn at(mut self, key: &str, value: f64) -> Self {
         self.place.insert(key.to_owned(), value);
@@ -151,23 +152,23 @@ pub struct Column {
     pub id: String,
     /// Heading, without the unit.
     pub title: String,
-    /// Of the figures.
+    /// Unit of the figures.
     pub unit: String,
     /// Decimals shown.
     pub decimals: usize,
-    /// How it is measured, in a sentence or two.
+    /// How it is measured, in one or two sentences.
     pub measured: String,
-    /// Shown in files only: a terminal has no room for all.
+    /// Shown only in files: a terminal has no room for all columns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub files_only: bool,
 }
 
-/// Axis of a plot.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scale {
-    /// From zero: bars.
+    /// Starts at zero: bars.
     Linear,
-    /// For what spans several powers of ten: points.
+    /// For figures that span several powers of ten: points.
     Log,
 }
 
@@ -176,81 +177,82 @@ pub enum Scale {
 pub struct Plot {
     /// Part of the file's name.
     pub id: String,
-    /// Over the drawing.
+    /// Title of the drawing.
     pub title: String,
     /// What is drawn: a column's id, or `None` for the ratio to the baseline in percent.
     pub column: Option<String>,
-    /// Of its axis.
+    /// Scale of its axis.
     pub scale: Scale,
 }
 
 /// An axis of [`Curves`]: a number that workloads have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// In the workloads' places.
+    /// Key in the workloads' `place`.
     pub key: String,
-    /// With the unit.
+    /// Title with the unit.
     pub title: String,
 }
 
-/// One drawing for the whole run: the ratio to the baseline over a number that the workloads have, a panel per
-/// variant, a line for each value of another number.
+/// One drawing for the whole run: the ratio to the baseline against one number of the workloads, with a panel
+/// per variant and a line for each value of another number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Curves {
     /// The file's name.
     pub id: String,
-    /// Over the drawing.
+    /// Title of the drawing.
     pub title: String,
-    /// To the right.
+    /// The horizontal axis.
     pub across: Axis,
-    /// A line for each value.
+    /// One line for each value.
     pub lines: Axis,
-    /// Ids of variants: a panel each.
+    /// Ids of variants, one panel each.
     pub panels: Vec<String>,
 }
 
-/// One drawing per workload: what a figure is made of, a bar of parts for each variant.
+/// One drawing per workload: the parts of a figure, as one stacked bar per variant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stack {
     /// Part of the file's name.
     pub id: String,
-    /// Over the drawing.
+    /// Title of the drawing.
     pub title: String,
-    /// With the unit.
+    /// The axis title, with the unit.
     pub axis: String,
-    /// Ids of the columns that are the parts, from left to right.
+    /// Ids of the columns with the parts, from left to right.
     pub columns: Vec<String>,
 }
 
-/// One drawing for the whole run: a column over a number that workloads have, a line per variant, both axes by powers.
+/// One drawing for the whole run: a column against a number of the workloads, one line per variant, both axes
+/// by powers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Courses {
     /// The file's name.
     pub id: String,
-    /// Over the drawing.
+    /// Title of the drawing.
     pub title: String,
-    /// To the right: by powers of two.
+    /// The horizontal axis, by powers of two.
     pub across: Axis,
     /// What is drawn: a column's id.
     pub column: String,
-    /// Upwards.
+    /// Scale of the vertical axis.
     pub scale: Scale,
-    /// Ids of variants: a line each.
+    /// Ids of variants, one line each.
     pub variants: Vec<String>,
 }
 
 /// How the ratio to the baseline is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RatioForm {
-    /// 104.2: as much as that, in %.
+    /// 104.2: the share of the baseline, in %.
     #[default]
     Share,
-    /// +4.2: more than that, in %.
+    /// +4.2: the gain over the baseline, in %.
     Gain,
 }
 
 impl RatioForm {
-    /// In %.
+    /// The ratio in %.
     #[must_use]
     pub fn percent(self, ratio: f64) -> f64 {
         match self {
@@ -260,20 +262,20 @@ impl RatioForm {
     }
 }
 
-/// A figure to be reached: the ratio to the baseline in the same round, as an interval.
+/// A goal for the ratio to the baseline in the same round, as an interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// What is to be shown, in words.
+    /// The claim, in words.
     pub text: String,
-    /// By these.
+    /// The variants that must reach it.
     pub variants: Vec<String>,
-    /// Under these.
+    /// The workloads under which they must reach it.
     pub workloads: Vec<String>,
     /// Reached if the interval includes or exceeds this.
     pub at_least: f64,
-    /// And is no wider than this to either side on average.
+    /// The interval's half width must not exceed this.
     pub half_width_max: f64,
-    /// What is measured against what.
+    /// The comparison to use.
     #[serde(default, skip_serializing_if = "Yardstick::is_baseline")]
     pub yardstick: Yardstick,
 }
@@ -284,32 +286,33 @@ pub enum Yardstick {
     /// The ratio to the baseline.
     #[default]
     Baseline,
-    /// The ratio to that of these variants that has the highest median of the compared column under the same workload.
+    /// The ratio to the one of these variants that has the highest median of the compared column under the
+    /// same workload.
     BestOf(Vec<String>),
     /// The ratio to the same variant under this workload.
     Workload(String),
-    /// The column's own figure, no ratio: reached if it is `at_most` so much. `at_least` says nothing then.
+    /// The column's own figure, not a ratio: reached if it is at most `at_most`. `at_least` is not used.
     Figure {
-        /// Its id.
+        /// The column's id.
         column: String,
-        /// In its unit.
+        /// In the column's unit.
         at_most: f64,
     },
-    /// The column's figure beside another variant's in the same round: reached if it is `at_most` so much. `at_least`
-    /// says nothing then.
+    /// The column's figure compared with another variant's in the same round: reached if the result is at
+    /// most `at_most`. `at_least` is not used.
     Beside {
-        /// Its id.
+        /// The column's id.
         column: String,
         /// The other variant's id.
         variant: String,
-        /// How the two are put together.
+        /// How the two figures are combined.
         by: Beside,
-        /// A ratio, or so many of the column's unit.
+        /// A ratio, or a difference in the column's unit.
         at_most: f64,
     },
 }
 
-/// What becomes of two figures of a round.
+/// How two figures of a round are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Beside {
     /// Ours ÷ theirs.
@@ -324,32 +327,32 @@ impl Yardstick {
     }
 }
 
-/// Everything about an experiment but how it measures.
+/// Everything about an experiment except how it measures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Declaration {
-    /// As on the command line.
+    /// Name on the command line.
     pub name: String,
-    /// In one line.
+    /// The question, in one line.
     pub question: String,
-    /// Where it comes from.
+    /// The published work.
     pub source: Source,
-    /// The figures to stand beside.
+    /// The published figures.
     pub published: Published,
-    /// And why ours cannot be the same.
+    /// How this run differs from the original, and why.
     pub differences: Vec<Difference>,
-    /// What is compared, in the order of the tables.
+    /// The variants, in the order of the tables.
     pub variants: Vec<Variant>,
-    /// Under which loads.
+    /// The loads.
     pub workloads: Vec<Workload>,
-    /// What is read off each sample.
+    /// The figures of each sample.
     pub columns: Vec<Column>,
-    /// The variant that others are compared with.
+    /// The variant that the others are compared with.
     pub baseline: String,
-    /// The column that is compared; more is better.
+    /// The column that is compared; higher is better.
     pub compared: String,
     /// Heading of the ratio, and what it means.
     pub ratio_title: String,
-    /// How it is written.
+    /// How the ratio is written.
     #[serde(default)]
     pub ratio_form: RatioForm,
     /// Drawings, one per workload each.
@@ -363,22 +366,22 @@ pub struct Declaration {
     /// Drawings over all workloads, of figures instead of ratios.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub courses: Vec<Courses>,
-    /// What the run gives a verdict on.
+    /// The goals that the run is judged by.
     pub targets: Vec<Target>,
-    /// How much is measured unless the user says otherwise.
+    /// The default effort.
     pub full: Effort,
-    /// With `--quick`.
+    /// The effort with `--quick`.
     pub quick: Effort,
 }
 
 impl Declaration {
-    /// Place of the compared column.
+    /// Index of the compared column.
     #[must_use]
     pub fn compared_column(&self) -> usize {
         self.columns.iter().position(|column| column.id == self.compared).unwrap_or(0)
     }
 
-    /// Id of what `variant` is compared with; `None` for a baseline.
+    /// Id of the variant that `variant` is compared with; `None` for a baseline.
     #[must_use]
     pub fn baseline_of<'d>(&'d self, variant: &'d str) -> Option<&'d str> {
         let against = |known: &'d Variant| known.against.as_deref();
@@ -395,9 +398,9 @@ impl Declaration {
 pub struct Effort {
     /// Samples of each variant under each workload.
     pub rounds: usize,
-    /// Of each sample.
+    /// Length of each sample.
     pub seconds: f64,
-    /// Of test files.
+    /// Size of test files.
     pub file_bytes: u64,
 }
 
@@ -406,51 +409,51 @@ pub struct Effort {
 pub struct Setup {
     /// A folder for small temporary files; removed afterwards.
     pub scratch: PathBuf,
-    /// Where test files go: on the disk to be measured. They are removed afterwards.
+    /// Folder for test files, on the disk to be measured. The files are removed afterwards.
     pub storage: PathBuf,
     /// How much is measured.
     pub effort: Effort,
-    /// `bareblk`, for experiments that measure it as a process.
+    /// Path of `bareblk`, for experiments that measure it as a process.
     pub program: Option<PathBuf>,
-    /// When to give up.
+    /// The user's request to stop.
     pub stop: Stop,
 }
 
-/// What to measure now.
+/// One sample to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
-    /// Place in the declaration.
+    /// Index in the declaration.
     pub variant: usize,
-    /// Place in the declaration.
+    /// Index in the declaration.
     pub workload: usize,
-    /// For addresses that are random and the same for every variant of the round.
+    /// Seed for random addresses, the same for every variant of the round.
     pub seed: u64,
-    /// Of the sample, warm-up not included.
+    /// Length of the sample, without the warm-up.
     pub seconds: f64,
 }
 
-/// One sample: a figure per column, in their order; `None` where there is none to be had.
+/// One sample: a figure per column, in their order; `None` where there is no figure.
 pub type Reading = Vec<Option<f64>>;
 
 /// Why there is no sample.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
-    /// This variant cannot run here under this workload; not asked again.
+    /// This variant cannot run here under this workload; it is not tried again.
     #[error("{0}")]
     Unavailable(String),
-    /// The user wants the end.
+    /// The user wants to stop.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl SampleError {
-    /// With the kernel's words for it.
+    /// With the text of the underlying error.
     pub(crate) fn because(what: &str, error: &dyn std::fmt::Display) -> Self {
         Self::Unavailable(format!("{what}: {error}"))
     }
 }
 
-/// Measures.
+/// Measures an experiment's samples.
 pub trait Bench {
     /// Makes what all samples need (test files); `tell` gets what it is doing and the share that is done.
     ///
@@ -464,7 +467,7 @@ pub trait Bench {
     /// [`SampleError`].
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError>;
 
-    /// Where data goes, for the report.
+    /// Where test data is stored, for the report.
     fn storages(&self) -> Vec<StoragePlace>;
 
     /// What a reader of the figures must know about this run ("bare metal is fio 3.33").
@@ -474,8 +477,8 @@ pub trait Bench {
 /// An experiment that can be run.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// What it is.
+    /// The declaration.
     pub declaration: Declaration,
-    /// How it measures.
+    /// Makes the bench that measures it.
     pub make: fn(&Setup) -> Box<dyn Bench>,
 }

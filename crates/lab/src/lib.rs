@@ -1,14 +1,15 @@
-//! Repeats published experiments on this project's own parts, and sets the figures beside the published ones.
+//! Repeats published experiments on this project's own parts, and compares the figures with the published
+//! ones.
 //!
 //! `experiments (declaration + bench) → runner (interleaved rounds) → stats, verdict → table | report`
 //!
-//! - An experiment is a declaration: question, published table, variants, workloads, columns, targets. What
-//!   measures one variant once is a [`Bench`]; everything else is the same for all.
-//! - Every variant runs once per round, in an order of its own, so that what drifts drifts for all; a
+//! - An experiment is a declaration (question, published table, variants, workloads, columns, targets) and a
+//!   [`Bench`], which measures one variant once; everything else is common to all experiments.
+//! - Every variant runs once per round, in a new order each round, so that drift affects all variants; a
 //!   comparison is the ratio within one round.
-//! - Nothing is reported of a run that was interrupted.
+//! - An interrupted run reports nothing.
 //!
-//! Not here: the parts that are measured (`blk_server`, `io_engine`), the command line (`bareblk`).
+//! Not here: the measured parts (`blk_server`, `io_engine`), the command line (`bareblk`).
 #![forbid(unsafe_code)]
 
 mod experiment;

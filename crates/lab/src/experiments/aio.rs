@@ -1,9 +1,10 @@
-//! `aio`: measures one engine and cache mode through a virtqueue, or bare metal.
+//! `aio`: measures one engine and cache mode, through a virtqueue or on bare metal.
 //!
 //! `sample → file (disk or tmpfs) → bare: fio, or our own loop | ring: image, engine, server → Measured → Reading`
 //!
-//! - Each sample opens the image, makes an engine and starts a server anew: nothing is left of the one before.
-//! - A variant that cannot run says why; what an engine refuses is asked for before a worker is started with it.
+//! - Each sample opens the image, makes an engine and starts a server anew, so that samples do not affect
+//!   each other.
+//! - A variant that cannot run reports why; the engine is tried before a worker is started with it.
 //!
 //! Not here: what is compared (`aio_declaration.rs`), the loads (`load/`).
 
@@ -37,9 +38,9 @@ struct Aio {
     setup: Setup,
     fio: Option<String>,
     disk: Option<TestFile>,
-    /// Or why there is none.
+    /// Or the reason why there is none.
     tmpfs: Result<TestFile, String>,
-    /// Variants and workloads whose engine was asked already.
+    /// Variants and workloads whose engine was already tried.
     asked: Vec<(usize, usize)>,
 }
 
@@ -182,7 +183,7 @@ fn config(fd_pool: u32) -> EngineConfig {
     EngineConfig { fd_pool, ..EngineConfig::default() }
 }
 
-/// Whether the engine starts and takes the image: a worker would only log why not.
+/// Checks whether the engine starts and accepts the image: a worker would only log the reason.
 fn ask(kind: EngineKind, fd_pool: u32, image: &Image) -> Result<(), SampleError> {
     let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
     match choose(EngineChoice::Named(kind), &spec, &config(fd_pool)) {

@@ -1,4 +1,4 @@
-//! `aio`: what it asks, what was published, what is compared, and how each figure is measured.
+//! `aio`: the question, the published figures, the variants, and how each figure is measured.
 //!
 //! Not here: measuring (`aio.rs`).
 
@@ -11,14 +11,14 @@ use crate::experiment::{
 };
 use crate::load::Pattern;
 
-/// Where the test file lies.
+/// Where the test file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Disk,
     Tmpfs,
 }
 
-/// By their place in the declaration.
+/// Indexed as in the declaration.
 pub(crate) const WORKLOADS: [(&str, &str, Place, Pattern); 4] = [
     ("disk-randwrite", "16k random writes, disk", Place::Disk, Pattern::Random),
     ("disk-write", "16k sequential writes, disk", Place::Disk, Pattern::Sequential),
@@ -26,11 +26,11 @@ pub(crate) const WORKLOADS: [(&str, &str, Place, Pattern); 4] = [
     ("tmpfs-write", "16k sequential writes, tmpfs", Place::Tmpfs, Pattern::Sequential),
 ];
 
-/// What stands between the load and the file.
+/// The path from the load to the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Bare,
-    /// Bare metal too, submitted in batches as the worker does.
+    /// Bare metal too, but submits in batches as the worker does.
     OwnLoop,
     Ring {
         engine: EngineKind,
@@ -52,7 +52,7 @@ const fn on_tmpfs(engine: EngineKind) -> Way {
     Way::Ring { engine, cache: CacheMode::Writeback, fd_pool: 4, tmpfs_only: true }
 }
 
-/// By their place in the declaration.
+/// Indexed as in the declaration.
 pub(crate) const VARIANTS: [(&str, &str, Way); 14] = [
     ("bare", "bare metal, O_DIRECT", Way::Bare),
     ("bare-batched", "bare metal, own batched loop", Way::OwnLoop),

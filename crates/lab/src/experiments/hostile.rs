@@ -1,8 +1,9 @@
-//! `hostile`: measures nine guests beside a tenth, each with a disk of its own on one server.
+//! `hostile`: measures nine guests next to a tenth, each with its own disk on one server.
 //!
 //! `sample → bareblk serve anew, ten disks → the tenth begins → nine clients at once → the tenth ends → Figures`
 //!
-//! - Storage that hangs goes on before the guest and the server end, whatever the sample gave: they would wait for it.
+//! - Hanging storage is released before the guest and the server end, whatever the sample's result: they
+//!   would wait for it.
 //!
 //! Not here: what is compared (`hostile_declaration.rs`), the attacks (`load/hostile_guest.rs`), the clients
 //! (`load/clients_together.rs`).
@@ -34,9 +35,9 @@ struct Hostile {
     loads: Vec<Place>,
     columns: Vec<String>,
     disk: Vec<TestFile>,
-    /// Or why there are none.
+    /// Or the reason why there are none.
     ram: Result<Vec<TestFile>, String>,
-    /// Or why there is none.
+    /// Or the reason why there is none.
     frozen: Result<FrozenDisk, String>,
 }
 
@@ -61,8 +62,8 @@ impl Hostile {
         Ok(files.iter().map(TestFile::path).collect())
     }
 
-    /// `files`: a disk each. The tenth has so many bytes; `hang` comes when the server serves, and what it returns goes
-    /// before the server does.
+    /// `files`: one disk each. `tenth_bytes` is the size of the tenth. `hang` is called once the server
+    /// serves, and its result is dropped before the server.
     #[allow(clippy::cast_precision_loss)] // counts of one sample
     fn measure<H>(
         &self,
@@ -92,7 +93,7 @@ impl Hostile {
             seconds: cell.seconds,
             seed: cell.seed,
         };
-        // The last one's worker serves some of the others, too.
+        // The tenth disk's worker also serves some of the others.
         let (good, tenth) = server.sockets().split_at(GOOD);
         let hung = hang()?;
         let of_tenth = BlockJob { file_bytes: tenth_bytes, ..job };
@@ -108,7 +109,8 @@ impl Hostile {
     }
 }
 
-/// Where io_uring does not wait for it in the server's own call.
+/// Makes the disk only on kernels where io_uring does not wait for frozen storage within the server's own
+/// call.
 fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers =
@@ -147,7 +149,7 @@ impl Bench for Hostile {
         if attack != Attack::Hung {
             return self.measure((attack, cache), &files, cell, self.setup.effort.file_bytes, || Ok(()));
         }
-        // Taken out, that it can be frozen while the rest is looked at.
+        // Taken out, so that it can be frozen while the other fields are borrowed.
         let unprepared = Err("it is in use".to_owned());
         let mut disk = std::mem::replace(&mut self.frozen, unprepared).map_err(SampleError::Unavailable)?;
         files[GOOD] = disk.image().to_path_buf();

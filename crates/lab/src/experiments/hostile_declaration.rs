@@ -1,7 +1,7 @@
-//! `hostile`: what it asks, which attacks there are, and how each figure is measured.
+//! `hostile`: the question, the attacks, and how each figure is measured.
 //!
-//! - The baseline is a tenth guest that is busy and means no harm: what it takes is its share. Behind the page cache there
-//!   is another such.
+//! - The baseline is a tenth guest that is busy but harmless: it takes its fair share. There is another such
+//!   baseline for disks that use the page cache.
 //!
 //! Not here: measuring (`hostile.rs`), the attacks themselves (`load/hostile_guest.rs`).
 
@@ -15,9 +15,9 @@ use crate::load::hostile_guest::{Attack, BUSY_DEPTH};
 /// Guests that are measured.
 pub(crate) const GOOD: usize = 9;
 pub(crate) const BLOCK_BYTES: u32 = 4096;
-/// Of a good guest: below what one asks for that wants all.
+/// Depth of a good guest: less than a guest that wants everything.
 pub(crate) const DEPTH: u32 = 4;
-/// What the good ones keep.
+/// The share of their IOPS that the good guests must keep.
 const KEPT: f64 = 0.95;
 const MOST_WORKERS: usize = 4;
 const RAM: &str = "ram";
@@ -25,18 +25,18 @@ const DISK: &str = "disk";
 const BUSY: &str = "busy";
 const BUSY_CACHED: &str = "busy-cached";
 const LARGE_CACHED: &str = "large-cached";
-/// Their 99 % latency, of that beside an ordinary busy guest: at most.
+/// Upper limit of their 99 % latency, relative to that next to an ordinary busy guest.
 const P99_RAM: f64 = 2.0;
 const P99_DISK: f64 = 1.5;
-/// Of the guest that has many.
+/// Queues of the guest that has many.
 const QUEUES: u16 = 64;
 
-/// Fewer than there are guests on any machine: the tenth shares its worker with good ones.
+/// Fewer than there are guests on any machine: the tenth guest shares its worker with good guests.
 pub(crate) fn workers(cores: usize) -> usize {
     (cores / 2).clamp(1, MOST_WORKERS)
 }
 
-/// In the order of the tables: what the tenth does, and the cache mode of all disks.
+/// In the order of the tables: what the tenth guest does, and the cache mode of all disks.
 pub(crate) fn attacks() -> Vec<(Variant, Attack, &'static str)> {
     let past_the_cache = [
         (BUSY, "an ordinary busy guest", Attack::Busy),
@@ -150,7 +150,7 @@ fn targets(attacks: &[(Variant, Attack, &str)]) -> Vec<Target> {
     ]
 }
 
-/// For the report: who the tenth is when it is good.
+/// For the report: what the harmless tenth guest does.
 pub(crate) fn busy_guest() -> String {
     format!("The ordinary busy guest: 4k random reads at depth {BUSY_DEPTH}, polling.")
 }

@@ -2,8 +2,9 @@
 //!
 //! `sample → in process: null device behind an exit that costs | socket: server, sessions → crowd → Tally → Reading`
 //!
-//! - Each sample makes queue, lock, device or server, and threads anew: nothing is left of the one before.
-//! - The same binary code runs under both policies; the policy is a value.
+//! - Each sample makes queue, lock, device or server, and threads anew, so that samples do not affect each
+//!   other.
+//! - Both policies run the same binary code; the policy is a value.
 //!
 //! Not here: what is compared (`kick_declaration.rs`), the loads' numbers (`kick_loads.rs`), threads (`load/crowd.rs`).
 
@@ -27,14 +28,14 @@ use crate::load::test_file::TestFile;
 use crate::load::{Job, crowd};
 use crate::machine::StoragePlace;
 
-/// Samples shorter than this show that everything works, and little else: with fewer jobs, or starting the threads
+/// Shorter samples only show that everything works. They have fewer jobs; otherwise starting the threads
 /// would take longer than the samples.
 const SHORT_S: f64 = 0.1;
-/// Of the published 256, in a short sample.
+/// Jobs in a short sample, instead of the published 256.
 const SHORT_JOBS: usize = 16;
-/// As large as the job that is published: data of all loads is in memory.
+/// As large as one published job: the data of all loads is in memory.
 const DISK_BYTES: u64 = JOB_BYTES;
-/// A server that polls asks for next to no notifications; those of the publication did not poll.
+/// A polling server requests almost no notifications; the published servers did not poll.
 const NO_POLLING: Duration = Duration::ZERO;
 const MOST_DISKS: usize = 12;
 /// Buffers are rounded up to this.
@@ -59,7 +60,7 @@ impl Kick {
         self.setup.effort.seconds < SHORT_S
     }
 
-    /// With fewer jobs and threads than published in a short sample.
+    /// A short sample has fewer jobs and threads than published.
     fn crowd(&self, load: &Load, cell: Cell) -> Crowd {
         let most = if self.is_short() { SHORT_JOBS.max(cores()) } else { usize::MAX };
         let threads = load.threads.min(most);
@@ -128,7 +129,7 @@ impl Kick {
     {
         let failed = |error| SampleError::because("the server", &error);
         let images = self.disks[..disks].iter().map(open).collect::<Result<_, _>>()?;
-        // What two of the largest queues may have in flight at once: more wait in the ring.
+        // The in-flight requests of two of the largest queues; more wait in the ring.
         let config = EngineConfig { depth: 2048, ..EngineConfig::default() };
         let (depth, engine) = (config.depth, Box::new(move || make(EngineKind::IoUring, &config)));
         let served = Served::start(engine, depth, NO_POLLING, queue_size, images).map_err(failed)?;
@@ -146,7 +147,7 @@ impl Kick {
     }
 }
 
-/// For the jobs of one station.
+/// Memory for the jobs of one station.
 fn pool_bytes(crowd: &Crowd, stations: usize) -> u64 {
     let each = (u64::from(crowd.job.depth) * u64::from(crowd.job.block_bytes)).next_multiple_of(PAGE_BYTES);
     each * crowd.jobs.div_ceil(stations) as u64

@@ -1,4 +1,4 @@
-//! `kick`: what it asks, what was published, what is compared, and how each figure is measured.
+//! `kick`: the question, the published figures, the variants, and how each figure is measured.
 //!
 //! Not here: the loads (`kick_loads.rs`), measuring (`kick.rs`).
 
@@ -12,7 +12,7 @@ use crate::experiment::{
     RatioForm, Scale, Source, Target, Variant, Yardstick,
 };
 
-/// What stands around the queue.
+/// The lock around the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lock {
     Ticket,
@@ -24,13 +24,13 @@ pub(crate) enum Lock {
 }
 
 impl Lock {
-    /// Whoever waits keeps its core: not for more threads than cores.
+    /// A waiter keeps its core: not for more threads than cores.
     fn only_spins(self) -> bool {
         matches!(self, Self::Ticket | Self::Native)
     }
 }
 
-/// By their place in the declaration: each unlocked one after the locked one that it is compared with.
+/// Indexed as in the declaration; each unlocked variant follows the locked one it is compared with.
 pub(crate) const VARIANTS: [(&str, &str, Lock, KickPolicy); 12] = [
     ("ticket-locked", "ticket, locked", Lock::Ticket, KickPolicy::Locked),
     ("ticket-unlocked", "ticket, unlocked", Lock::Ticket, KickPolicy::Unlocked),
@@ -45,7 +45,7 @@ pub(crate) const VARIANTS: [(&str, &str, Lock, KickPolicy); 12] = [
     ("parking_lot-locked", "parking_lot, locked", Lock::ParkingLot, KickPolicy::Locked),
     ("parking_lot-unlocked", "parking_lot, unlocked", Lock::ParkingLot, KickPolicy::Unlocked),
 ];
-/// What is to gain.
+/// The variants that should gain.
 const UNLOCKED: [&str; 6] = [
     "ticket-unlocked",
     "native-unlocked",
@@ -54,10 +54,10 @@ const UNLOCKED: [&str; 6] = [
     "std-unlocked",
     "parking_lot-unlocked",
 ];
-/// Differences below this are called noise: the medians of two runs of the same program differ by as much.
+/// Smaller differences are called noise: the medians of two runs of the same program differ by as much.
 const NOISE: f64 = 0.02;
 
-/// For a machine with so many cores.
+/// For a machine with `cores` cores.
 pub(crate) fn declaration(cores: usize) -> Declaration {
     let loads = loads(cores);
     Declaration {

@@ -1,15 +1,15 @@
 //! `kick`: the loads, with the numbers that place them on the curves.
 //!
-//! - As many as the machine has cores for: in-process loads with 1, 2, 4, … threads up to the cores (8 from ten cores
-//!   on), and once with twice as many threads as cores.
+//! - The number of loads depends on the cores: in-process loads with 1, 2, 4, … threads up to the number of
+//!   cores (8 from ten cores on), and one with twice as many threads as cores.
 //!
-//! Not here: what is compared and published (`kick_declaration.rs`), measuring (`kick.rs`).
+//! Not here: variants and published figures (`kick_declaration.rs`), measuring (`kick.rs`).
 
 use crate::experiment::Workload;
 use crate::load::Pattern;
 use crate::load::null_device::By;
 
-/// Key of the axis: spinning per notification, in µs.
+/// Key of the axis: spin time per notification, in µs.
 pub(crate) const NOTIFY_US: &str = "notify-us";
 /// Key of the axis: threads on the queue.
 pub(crate) const THREADS: &str = "threads";
@@ -20,9 +20,9 @@ const USUAL_COST_US: u32 = 2;
 /// Where the requests go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Way {
-    /// To a null device in this process, by a notification that takes so long.
+    /// To a null device in this process, by a notification that takes `cost_us`.
     Process { cost_us: u32, by: By, event_idx: bool },
-    /// To a server of this process, over sockets: so many disks.
+    /// To a server in this process, over sockets, with this many disks.
     Socket { disks: usize },
 }
 
@@ -36,19 +36,19 @@ pub(crate) struct Load {
     pub block_bytes: u32,
     pub jobs: Jobs,
     pub threads: usize,
-    /// Of each job.
+    /// Depth of each job.
     pub depth: u16,
     pub queue_size: u16,
-    /// Of the whole job as published, if it has an end.
+    /// Requests of the whole job as published, if it has an end.
     pub requests: Option<u64>,
 }
 
 /// How many jobs there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Jobs {
-    /// One on each thread.
+    /// One per thread.
     PerThread,
-    /// So many, on however many threads.
+    /// A fixed number, whatever the number of threads.
     Fixed(usize),
 }
 
@@ -57,12 +57,12 @@ pub(crate) const JOBS: usize = 256;
 pub(crate) const JOB_BYTES: u64 = 4 << 20;
 const JOB_REQUESTS: u64 = JOBS as u64 * JOB_BYTES / 512 * 3;
 
-/// That this process may use.
+/// Cores that this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Threads at which the in-process target is judged: all cores of a small machine, 8 of a larger one.
+/// Threads at which the in-process target is judged: all cores of a small machine, 8 on a larger one.
 pub(crate) fn contending_threads(cores: usize) -> usize {
     if cores >= 10 { 8 } else { thread_counts(cores).into_iter().next_back().unwrap_or(1) }
 }
@@ -73,13 +73,13 @@ pub(crate) fn thread_counts(cores: usize) -> Vec<usize> {
 }
 
 impl Load {
-    /// More threads than cores: none for locks that only spin.
+    /// More threads than cores: locks that only spin are not measured.
     pub fn is_crowded(&self, cores: usize) -> bool {
         self.threads > cores
     }
 }
 
-/// All, in the order of the tables.
+/// All loads, in the order of the tables.
 pub(crate) fn loads(cores: usize) -> Vec<Load> {
     let counts = thread_counts(cores).into_iter().chain([2 * cores]);
     let mut loads: Vec<_> =

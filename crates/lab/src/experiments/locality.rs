@@ -1,8 +1,8 @@
-//! `locality`: measures a placement under a load: a server of its own for each sample, one disk or two.
+//! `locality`: measures a placement under a load; each sample has its own server with one or two disks.
 //!
 //! `sample → bareblk serve anew, workers on cores of their own → clients on every disk at once → Figures → columns`
 //!
-//! Not here: what is compared and why (`locality_declaration.rs`), the load (`load/clients_together.rs`).
+//! Not here: the variants and why (`locality_declaration.rs`), the load (`load/clients_together.rs`).
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::load::{BlockJob, clients_together, cores};
 use crate::machine::StoragePlace;
 
 const TMPFS: &str = "/dev/shm";
-/// One each for the disks of a load.
+/// One per disk of a load.
 const FILES: usize = 2;
 
 pub(crate) fn experiment() -> Experiment {
@@ -33,7 +33,7 @@ struct Locality {
     loads: Vec<Ask>,
     columns: Vec<String>,
     disk: Vec<TestFile>,
-    /// Or why there are none.
+    /// Or the reason why there are none.
     ram: Result<Vec<TestFile>, String>,
 }
 

@@ -1,8 +1,9 @@
-//! `locality`: what it asks, what was published, what is compared, and how each figure is measured.
+//! `locality`: the question, the published figures, the variants, and how each figure is measured.
 //!
-//! - Workers and queues come from the machine's cores; on the smallest there are two workers, or nothing is handed over.
+//! - The machine's cores determine the workers and queues. The smallest machine gets two workers; with one
+//!   there would be no hand-over.
 //!
-//! Not here: measuring (`locality.rs`), what the placements do (`io_engine`).
+//! Not here: measuring (`locality.rs`), how placements work (`io_engine`).
 
 use super::aio_declaration::Place;
 use crate::experiment::{
@@ -12,7 +13,7 @@ use crate::experiment::{
 use crate::load::placed_server::{Host, Placing};
 
 pub(crate) const BLOCK_BYTES: u32 = 4096;
-/// In flight per device, shared out among its queues.
+/// Requests in flight per device, divided among its queues.
 const DEPTH: usize = 128;
 const MOST_QUEUES: u16 = 16;
 const MOST_WORKERS: usize = 8;
@@ -24,23 +25,23 @@ pub(crate) struct Way {
     pub placing: Placing,
 }
 
-/// What is asked of it.
+/// The load on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub place: Place,
     pub devices: usize,
-    /// Of each queue.
+    /// Depth of each queue.
     pub depth: u32,
     /// Whether workers poll before they sleep.
     pub polls: bool,
 }
 
-/// A core for each worker, and as many for those who give it work.
+/// One core for each worker, and as many for their clients.
 pub(crate) fn workers(cores: usize) -> usize {
     (cores / 2).clamp(2, MOST_WORKERS)
 }
 
-/// A queue for each core, as a guest has them.
+/// One queue per core, as in a guest.
 pub(crate) fn queues(cores: usize) -> u16 {
     u16::try_from(cores).unwrap_or(MOST_QUEUES).clamp(2, MOST_QUEUES)
 }
@@ -100,7 +101,7 @@ pub(crate) fn ways() -> Vec<(Variant, Way)> {
     let (one, way) = ring(ONE_HOST, "adaptive, one host for both", completion("adaptive", Host::One));
     ways.push((one.only(&[DISK_TWO, RAM_TWO]), way));
     let aio = |id: &str, label: &str, placing| {
-        // On a RAM disk it has done everything when it returns from the submission.
+        // On a RAM disk Linux AIO has completed everything when the submission returns.
         let variant = Variant::new(id, &format!("AIO: {label}")).only(&ON_DISK);
         let variant = if id == AIO_SHARED { variant } else { variant.against(AIO_SHARED) };
         (variant, Way { engine: AIO, placing })
@@ -137,7 +138,7 @@ pub(crate) fn loads(cores: usize) -> Vec<(Workload, Ask)> {
     ]
 }
 
-/// For a machine with so many cores.
+/// For a machine with `cores` cores.
 pub(crate) fn declaration(cores: usize) -> Declaration {
     Declaration {
         name: "locality".into(),
@@ -243,7 +244,7 @@ fn differences() -> Vec<Difference> {
     ]
 }
 
-/// In the order of the tables, the one that is compared first.
+/// In the order of the tables; the compared column is first.
 pub(crate) fn columns() -> Vec<Column> {
     let column =
         |(id, title, unit, decimals, files_only, measured): (&str, &str, &str, usize, bool, &str)| Column {
@@ -403,7 +404,7 @@ fn targets() -> Vec<Target> {
     ]
 }
 
-/// A storage that is the limit gives the same IOPS to all: then the gain is what is left of the processor.
+/// If the storage is the limit, all variants have the same IOPS; the gain is then the CPU time saved.
 fn cpu_of(baseline: &str) -> Yardstick {
     let (column, variant) = ("cpu".to_owned(), baseline.to_owned());
     Yardstick::Beside { column, variant, by: Beside::Ratio, at_most: 1.0 }
@@ -431,7 +432,7 @@ mod tests {
         for (variant, way) in ways() {
             let own = if way.engine == AIO { AIO_SHARED } else { SHARED };
             let expected = (variant.id != own).then_some(own);
-            // The experiment's own baseline is none if it is compared with itself.
+            // The experiment's own baseline has no baseline: it would be compared with itself.
             assert_eq!(declaration.baseline_of(&variant.id), expected, "{}", variant.id);
         }
     }

@@ -1,6 +1,6 @@
-//! The experiments, each in a file of its own.
+//! The experiments, each in its own file.
 //!
-//! Not here: what they have in common (`experiment.rs`, `runner.rs`).
+//! Not here: the common code (`experiment.rs`, `runner.rs`).
 
 mod aio;
 
@@ -70,7 +70,8 @@ pub fn all() -> Vec<Experiment> {
     all
 }
 
-/// One by its name, or all parts of one: `qspinlock` stands for every `qspinlock-…`, `vhost` for every `vhost-…`.
+/// Finds an experiment by name, or all parts of one: `qspinlock` means every `qspinlock-…`, `vhost` every
+/// `vhost-…`.
 ///
 /// # Errors
 /// [`LabError::UnknownExperiment`], with all names.
@@ -81,7 +82,7 @@ pub fn find_all(name: &str) -> Result<Vec<Experiment>, LabError> {
     if parts.is_empty() { find(name).map(|found| vec![found]) } else { Ok(parts) }
 }
 
-/// By its name.
+/// Finds one experiment by name.
 ///
 /// # Errors
 /// [`LabError::UnknownExperiment`], with all names.

@@ -1,8 +1,8 @@
-//! `qspinlock`: the parts of the experiment, each an experiment with tables, plots and verdicts of its own.
+//! `qspinlock`: the experiment's parts, each an experiment with its own tables, plots and verdicts.
 //!
-//! `bareblk lab run qspinlock → every part, one after the other, into one report`
+//! `bareblk lab run qspinlock → every part, one after another, into one report`
 //!
-//! Not here: the parts themselves (`qspinlock_*.rs`), how a name stands for several experiments (`mod.rs`).
+//! Not here: the parts themselves (`qspinlock_*.rs`), how one name means several experiments (`mod.rs`).
 
 use super::{qspinlock_aim7, qspinlock_alone, qspinlock_overcommit, qspinlock_timed, qspinlock_wakes};
 use crate::experiment::Experiment;

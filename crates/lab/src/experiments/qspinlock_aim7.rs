@@ -4,7 +4,7 @@
 //!
 //! - Each sample makes locks, structures and threads anew.
 //!
-//! Not here: what is compared (`qspinlock_aim7_declaration.rs`), the jobs (`load/users_system.rs`).
+//! Not here: the variants (`qspinlock_aim7_declaration.rs`), the jobs (`load/users_system.rs`).
 
 use std::marker::PhantomData;
 
@@ -18,7 +18,7 @@ use crate::load::users_locks::{Exclusive, Family, SpinUntilOver};
 use crate::load::users_meter::Waits;
 use crate::machine::StoragePlace;
 
-/// Samples shorter than this show that everything works, and little else: with a part of the users.
+/// Shorter samples only show that everything works; they have a fraction of the users.
 const SHORT_S: f64 = 0.1;
 const SHORT_PART: usize = 20;
 
@@ -30,7 +30,7 @@ struct Aim7 {
     setup: Setup,
 }
 
-/// Also around the table: readers exclude each other.
+/// Also used for the table: readers exclude each other.
 struct Ticket;
 
 impl Family for Ticket {
@@ -38,7 +38,7 @@ impl Family for Ticket {
     type Table<T: Send + Sync> = Exclusive<TicketLock, T>;
 }
 
-/// The same order for many threads on few cores: our ticket lock would not let them leave at the deadline.
+/// A ticket lock for many threads on few cores: ours would not let them leave at the deadline.
 struct TicketOfMany;
 
 impl Family for TicketOfMany {
@@ -46,7 +46,7 @@ impl Family for TicketOfMany {
     type Table<T: Send + Sync> = Exclusive<Self::Lock, T>;
 }
 
-/// The table's lock is fair whatever `P` is.
+/// The table's lock is fair for any `P`.
 struct Queued<P>(PhantomData<P>);
 
 impl<P: Policy> Family for Queued<P> {
@@ -73,7 +73,7 @@ impl Aim7 {
         self.setup.effort.seconds < SHORT_S
     }
 
-    /// In a sample that is shorter than a full one, as much less to do.
+    /// A short sample has fewer users.
     fn users(&self, workload: usize) -> Users {
         let (count, carried) = WORKLOADS[workload];
         let count = if self.is_short() { count / SHORT_PART } else { count };

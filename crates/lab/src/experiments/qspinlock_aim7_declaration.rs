@@ -1,4 +1,4 @@
-//! `qspinlock-aim7`: what it asks, what was published, what is compared, and how each figure is measured.
+//! `qspinlock-aim7`: the question, the published figures, the variants, and how each figure is measured.
 //!
 //! Not here: measuring (`qspinlock_aim7.rs`), the jobs (`load/users_system.rs`).
 
@@ -19,7 +19,7 @@ pub(crate) enum Kind {
     ParkingLot,
 }
 
-/// By their place in the declaration.
+/// Indexed as in the declaration.
 pub(crate) const VARIANTS: [(&str, &str, Kind); 6] = [
     ("ticket", "ticket", Kind::Ticket),
     ("native", "queued, native (only spins)", Kind::Native),
@@ -29,7 +29,7 @@ pub(crate) const VARIANTS: [(&str, &str, Kind); 6] = [
     ("parking_lot", "parking_lot", Kind::ParkingLot),
 ];
 
-/// By their place in the declaration: users, and who carries them.
+/// Indexed as in the declaration: the number of users, and which threads carry them.
 pub(crate) const WORKLOADS: [(usize, Carried); 8] = [
     (500, Carried::ByCores),
     (1000, Carried::ByCores),
@@ -41,12 +41,12 @@ pub(crate) const WORKLOADS: [(usize, Carried); 8] = [
     (2000, Carried::ByThreads),
 ];
 
-/// Of each user, as published: jobs per minute, times minutes, by users.
+/// Jobs of each user, as published: jobs per minute times minutes, divided by users.
 pub(crate) const JOBS_PER_USER: u32 = 104;
-/// After which a full sample is stopped.
+/// Deadline of a full sample.
 pub(crate) const FULL_S: f64 = 2.0;
 
-/// By the place of the callers in `users_meter::CALLERS`: id, name.
+/// Indexed like `users_meter::CALLERS`: id, name.
 const CALLERS: [(&str, &str); 5] = [
     ("lru", "page list"),
     ("zone", "free list"),
@@ -108,7 +108,7 @@ fn workload((users, carried): (usize, Carried)) -> Workload {
     Workload::new(&id((users, carried)), &format!("{users} users, {words}")).at(axis(carried), users as f64)
 }
 
-/// Key of the axis of users.
+/// Key of the axis for the number of users.
 fn axis(carried: Carried) -> &'static str {
     if carried == Carried::ByCores { "users-on-cores" } else { "users-with-threads" }
 }
@@ -128,7 +128,7 @@ fn courses() -> Vec<Courses> {
     ]
 }
 
-/// A lock that only spins in a queue does not end with hundreds of threads on few cores: nobody waits for it.
+/// With hundreds of threads on few cores, a queue lock that only spins does not finish: it is left out there.
 fn variants() -> Vec<Variant> {
     let carried = WORKLOADS.into_iter().filter(|&(_, carried)| carried == Carried::ByCores).map(id);
     let carried: Vec<_> = carried.collect();

@@ -1,8 +1,8 @@
-//! `qspinlock-alone`: what a lock costs that nobody else wants.
+//! `qspinlock-alone`: the cost of an uncontended lock.
 //!
 //! `sample → one pinned thread: lock, unlock, in blocks → the median block → Reading`
 //!
-//! - A thread of its own, so that no library takes the process for one without threads.
+//! - Uses a separate thread, so that no library treats the process as single-threaded.
 //!
 //! Not here: contention (`qspinlock_overcommit.rs`).
 
@@ -19,12 +19,12 @@ use crate::load::exclusive::Exclusive;
 use crate::machine::StoragePlace;
 use crate::stats;
 
-/// Between two readings of the clock.
+/// Acquisitions between two readings of the clock.
 const BLOCK: u32 = 10_000;
 const ALONE: &str = "alone";
 const RATE: &str = "rate";
 const COST: &str = "cost";
-/// 1.05 times the time.
+/// At most 1.05 times the time.
 const AT_LEAST: f64 = 1.0 / 1.05;
 
 pub(crate) fn experiment() -> Experiment {

@@ -1,11 +1,11 @@
-//! What is read off a contest over one lock, the same for every part of `qspinlock` that has contests.
+//! The columns of a contest over one lock, the same for every part of `qspinlock` that has contests.
 //!
 //! Not here: contests (`load/contest.rs`).
 
 use crate::experiment::{Column, Reading};
 use crate::load::contest::Found;
 
-/// In the order of [`reading`]; of these, a terminal gets `shown` and the first.
+/// In the order of [`reading`]; a terminal shows the first column and those in `shown`.
 pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
     let column = |id: &str, title: &str, unit: &str, decimals, measured: &str| Column {
         id: id.into(),
@@ -70,10 +70,10 @@ const WAITS: &str = "From asking until the lock was had. A thread times one acqu
                      while it settles, at most 64, and each counts for those between; its two readings of the clock \
                      cost some 50 ns, half of that with the lock held.";
 
-/// Fewer sleeps than this have no ratio worth a figure.
+/// With fewer sleeps, a ratio to them means nothing.
 const FEW_HALTS: u64 = 20;
 
-/// In the order of the columns. `is_counted`: the lock's events are.
+/// In the order of the columns. `is_counted`: the lock's events are counted.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 pub(crate) fn reading(found: &Found, is_counted: bool) -> Reading {
     let events = is_counted.then_some(found.events);

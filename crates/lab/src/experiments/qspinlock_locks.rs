@@ -1,6 +1,6 @@
-//! The locks that `qspinlock` compares: ours, the standard library's and others', and who of them keeps order.
+//! The locks that `qspinlock` compares: ours, the standard library's and others', and which of them are FIFO.
 //!
-//! Not here: what is done with them (`load/`).
+//! Not here: what is measured with them (`load/`).
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,7 @@ use qspinlock::{Fair, Fifo, Hybrid, Policy, PvQSpinLock, QSpinLock, StdMutex, Ti
 use crate::experiment::Variant;
 use crate::load::exclusive::{Exclusive, Lines};
 
-/// One of them.
+/// One of the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Lock {
     Hybrid,
@@ -29,13 +29,13 @@ pub(crate) enum Lock {
     SpinTicket,
     Mcs,
     McsYield,
-    /// As the ones without, but who takes the lock from the queue wakes the next waiter.
+    /// Like `Hybrid`, but a thread that takes the lock from the queue wakes the next waiter.
     HybridAhead,
     FairAhead,
     FifoAhead,
 }
 
-/// What is compared, in the order of the tables: ours, those that sleep, those that only spin.
+/// The compared locks, in the order of the tables: ours, those that sleep, those that only spin.
 pub(crate) const COMPARED: [Lock; 15] = [
     Lock::Hybrid,
     Lock::Fair,
@@ -54,7 +54,7 @@ pub(crate) const COMPARED: [Lock; 15] = [
     Lock::McsYield,
 ];
 
-/// What others are: the queued locks and what they are made from are ours.
+/// The other locks: the queued locks and their building blocks are ours.
 pub(crate) const PEERS: [Lock; 11] = [
     Lock::Std,
     Lock::ParkingLot,
@@ -69,7 +69,7 @@ pub(crate) const PEERS: [Lock; 11] = [
     Lock::McsYield,
 ];
 
-/// Others that serve in the order of arrival.
+/// Other locks that serve in the order of arrival.
 pub(crate) const FIFO_PEERS: [Lock; 5] =
     [Lock::Ticket, Lock::SpinTicket, Lock::Mcs, Lock::McsYield, Lock::ParkingLotFair];
 
@@ -107,7 +107,8 @@ impl Lock {
         Variant::new(id, label)
     }
 
-    /// Whether every acquisition waits for threads that may be off the processor, spinning: not for many threads.
+    /// Whether waiters spin in order, so that an acquisition waits for threads that may be preempted: not for
+    /// many threads.
     pub fn spins_in_order(self) -> bool {
         matches!(self, Self::Native | Self::Ticket | Self::SpinTicket | Self::Mcs)
     }
@@ -126,7 +127,7 @@ impl Lock {
         )
     }
 
-    /// Does `what` with it.
+    /// Runs `what` with this lock.
     pub fn with<W: WithLock>(self, what: W) -> W::Out {
         match self {
             Self::Hybrid => what.with::<Mutex<PvQSpinLock<Hybrid>, Lines>>(),
@@ -151,16 +152,16 @@ impl Lock {
     }
 }
 
-/// Something that is done with any lock.
+/// An operation that works with any lock.
 pub(crate) trait WithLock {
-    /// What comes of it.
+    /// The operation's result.
     type Out;
 
     fn with<L: Exclusive>(self) -> Self::Out;
 }
 
-/// `P`, but waking twice: whoever takes the lock from the queue wakes the next waiter, which may fall asleep again
-/// before its turn.
+/// `P`, but wakes twice: a thread that takes the lock from the queue wakes the next waiter, which may fall
+/// asleep again before its turn.
 #[derive(Debug)]
 pub(crate) struct Ahead<P>(PhantomData<P>);
 
@@ -180,7 +181,7 @@ impl<P: Policy> Policy for Ahead<P> {
     }
 }
 
-/// Ids of some.
+/// The ids of `locks`.
 pub(crate) fn ids(locks: &[Lock]) -> Vec<String> {
     locks.iter().map(|lock| lock.id().to_owned()).collect()
 }

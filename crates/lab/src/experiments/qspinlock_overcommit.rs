@@ -1,13 +1,13 @@
-//! `qspinlock-overcommit`: one lock, and from half as many threads as cores to 64 times as many.
+//! `qspinlock-overcommit`: one lock, with half as many threads as cores up to 64 times as many.
 //!
 //! `sample → (busy neighbours) → contest → Reading`
 //!
-//! - Each sample makes lock and threads anew, and pins them round robin.
-//! - A lock that hands over to threads that spin off the processor needs a time slice per acquisition, and as long for
-//!   each thread to leave. Such locks are measured up to 16 times the cores, and left out where fewer threads say that
-//!   leaving would take longer than [`MOST_DRAIN_S`].
+//! - Each sample makes lock and threads anew, and pins the threads round robin.
+//! - A lock that hands over to preempted threads that spin needs a time slice per acquisition, and the same
+//!   again for each thread to leave. Such locks are measured with up to 16 threads per core, and left out
+//!   where a run with fewer threads predicts that leaving would take longer than [`MOST_DRAIN_S`].
 //!
-//! Not here: what is compared with what (`qspinlock_overcommit_declaration.rs`), threads (`load/contest.rs`).
+//! Not here: the comparisons (`qspinlock_overcommit_declaration.rs`), threads (`load/contest.rs`).
 
 use std::collections::HashMap;
 
@@ -23,11 +23,11 @@ use crate::load::neighbours::Neighbours;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
-/// Threads that take longer to leave than this are not started.
+/// Runs whose threads would take longer than this to leave are not started.
 const MOST_DRAIN_S: f64 = 5.0;
-/// Samples shorter than this show that everything works, and little else: with fewer threads.
+/// Shorter samples only show that everything works; they have fewer threads.
 const SHORT_S: f64 = 0.02;
-/// Per core, in a short sample.
+/// Threads per core in a short sample.
 const SHORT_PER_CORE: usize = 2;
 
 pub(crate) fn experiment() -> Experiment {
@@ -58,13 +58,13 @@ impl Overcommit {
     }
 }
 
-/// How long threads took to leave, by lock: with how many, and what that is per squared thread.
+/// How long threads took to leave, per lock: the number of threads, and the time per squared thread.
 #[derive(Default)]
 struct Drains(HashMap<Lock, (usize, f64)>);
 
 #[allow(clippy::cast_precision_loss)] // numbers of threads
 impl Drains {
-    /// Each thread needs a slice of everybody before it, so it grows with the square.
+    /// Each thread needs a time slice of every thread before it, so the time grows with the square.
     fn expected_s(&self, lock: Lock, threads: usize) -> Option<f64> {
         let (_, per_square_s) = self.0.get(&lock).filter(|(fewer, _)| *fewer < threads)?;
         Some(per_square_s * (threads * threads) as f64)
@@ -87,7 +87,7 @@ impl Drains {
     }
 }
 
-/// A contest over whichever lock.
+/// A contest over any lock.
 pub(crate) struct Contest<'s> {
     pub threads: usize,
     pub seconds: f64,

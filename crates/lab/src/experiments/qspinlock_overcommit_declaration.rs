@@ -1,6 +1,6 @@
-//! `qspinlock-overcommit`: what it asks, what was found before, what is compared, and what is to be reached.
+//! `qspinlock-overcommit`: the question, earlier findings, the variants, and the targets.
 //!
-//! Not here: measuring (`qspinlock_overcommit.rs`), what each figure means (`qspinlock_columns.rs`).
+//! Not here: measuring (`qspinlock_overcommit.rs`), the meaning of each figure (`qspinlock_columns.rs`).
 
 use super::qspinlock_columns::{
     BUSY, DICE, HALTS, KICKS_PER_HALT, LONGEST, RATE, SPURIOUS, VOLUNTARY, WAIT, columns,
@@ -11,15 +11,15 @@ use crate::experiment::{
     Scale, Source, Target, Variant, Workload, Yardstick,
 };
 
-/// Key of the axis: threads, alone on the machine.
+/// Key of the axis: threads, on an otherwise idle machine.
 const THREADS: &str = "threads";
-/// Key of the axis: threads beside a busy process per core.
+/// Key of the axis: threads next to a busy process per core.
 const THREADS_BESIDE: &str = "threads-beside";
 /// Threads per core, times two.
 const HALVES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-/// The same, beside busy processes.
+/// The same, next to busy processes.
 const HALVES_BESIDE: [usize; 3] = [2, 8, 32];
-/// A lock that spins in order of arrival takes part up to so many.
+/// A lock that spins in order of arrival is measured only up to this.
 const MOST_HALVES_SPINNING: usize = 32;
 const MOST_HALVES_SPINNING_BESIDE: usize = 8;
 
@@ -32,7 +32,7 @@ pub(crate) struct Load {
     halves: usize,
 }
 
-/// All, in the order of the tables.
+/// All loads, in the order of the tables.
 pub(crate) fn loads(cores: usize) -> Vec<Load> {
     let alone = HALVES.map(|halves| load(halves, cores, false)).into_iter();
     alone.chain(HALVES_BESIDE.map(|halves| load(halves, cores, true))).collect()
@@ -51,7 +51,7 @@ fn load(halves: usize, cores: usize, is_beside_others: bool) -> Load {
     Load { workload, threads, is_beside_others, halves }
 }
 
-/// For a machine with so many cores.
+/// For a machine with `cores` cores.
 pub(crate) fn declaration(cores: usize) -> Declaration {
     let loads = loads(cores);
     Declaration {

@@ -1,9 +1,10 @@
-//! `qspinlock-timed`: how late a timed lock gives up on a machine with more threads than cores.
+//! `qspinlock-timed`: how late a timed lock times out on a machine with more threads than cores.
 //!
-//! `sample → contest over one lock (the load) ∥ on each core a thread: timed lock on a second one, sleep, in turn`
+//! `sample → contest over one lock (the load) ∥ one thread per core: timed lock on a second lock, sleep, in
+//! turn`
 //!
-//! - The second lock is held all the time, so every attempt ends at its deadline. Sleeps of the same lengths, by
-//!   `clock_nanosleep` of the same thread in between, say how late the system is by itself.
+//! - The second lock is always held, so every attempt ends at its deadline. In between, the same thread
+//!   sleeps for the same times with `clock_nanosleep`, which shows how late the system itself is.
 //!
 //! Not here: the load (`load/contest.rs`).
 
@@ -29,7 +30,7 @@ use crate::stop::Stop;
 
 const LOCKS: [Lock; 5] = [Lock::Hybrid, Lock::Fair, Lock::Fifo, Lock::ParkingLot, Lock::Futex];
 const PER_CORE: [usize; 3] = [1, 4, 16];
-/// In turn.
+/// Used in turn.
 const TIMEOUTS_MS: [u64; 5] = [1, 2, 3, 4, 5];
 const EXCESS: &str = "excess";
 const LATE: &str = "late-p99";
@@ -43,11 +44,11 @@ struct Overshoot {
     setup: Setup,
 }
 
-/// Beyond the time that was asked for, in ns.
+/// How late timeouts are, in ns.
 struct Late {
     lock: Histogram<u64>,
     sleep: Histogram<u64>,
-    /// Attempts that got the lock, which nobody gave away.
+    /// Attempts that got the lock, although it was never released.
     acquired: u64,
 }
 
@@ -75,7 +76,7 @@ fn measure<L: Timed>(threads: usize, seconds: f64, stop: &Stop) -> Result<(Late,
                 })
                 .collect();
             let found = contest::run(&busy, threads, seconds, stop);
-            is_over.store(true, Relaxed); // nothing is passed through it
+            is_over.store(true, Relaxed); // no data depends on it
             let mut late = Late::none()?;
             for waiter in waiters? {
                 let panicked = |_| SampleError::Unavailable("a thread that waited panicked".into());

@@ -1,8 +1,8 @@
 //! `qspinlock-wakes`: waking a waiter once, at the unlock that gives it the lock, or also ahead of its turn.
 //!
-//! `sample → contest over a lock of either policy → Reading`
+//! `sample → contest over a lock with either policy → Reading`
 //!
-//! Not here: the policies (`qspinlock`), the one that wakes ahead (`qspinlock_locks.rs`).
+//! Not here: the policies (`qspinlock`), the policies that wake ahead (`qspinlock_locks.rs`).
 
 use super::qspinlock_columns::{
     HALTS, INVOLUNTARY, KICKS, KICKS_PER_HALT, RATE, VOLUNTARY, columns, reading,
@@ -17,7 +17,7 @@ use crate::experiment::{
 use crate::load::cores;
 use crate::machine::StoragePlace;
 
-/// Each that wakes twice after the one that wakes once.
+/// Each lock that wakes twice follows the one that wakes once.
 const LOCKS: [Lock; 6] =
     [Lock::Hybrid, Lock::HybridAhead, Lock::Fair, Lock::FairAhead, Lock::Fifo, Lock::FifoAhead];
 const PER_CORE: [usize; 5] = [1, 2, 4, 8, 16];

@@ -1,6 +1,6 @@
-//! `vhost`: the parts of the experiment, each an experiment with tables, plots and verdicts of its own.
+//! `vhost`: the experiment's parts, each an experiment with its own tables, plots and verdicts.
 //!
-//! `bareblk lab run vhost → every part, one after the other, into one report`
+//! `bareblk lab run vhost → every part, one after another, into one report`
 //!
 //! Not here: the parts themselves (`vhost_*.rs`), how they measure (`vhost_bench.rs`).
 

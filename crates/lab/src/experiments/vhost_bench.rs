@@ -1,13 +1,14 @@
-//! The parts of `vhost`: measures a server, the host, or a bare loop under a load of random 4k requests.
+//! Measures the parts of `vhost`: a server, the host, or a bare loop under a load of random 4k requests.
 //!
 //! `sample → server's process anew → (busy neighbours) → clients | fio | loop → Figures → the part's columns`
 //!
-//! - Each sample starts its server anew: nothing is left of the one before, and no two hold the file at once.
-//! - A client that polls has cores of its own, and so has its server: the first ones for the workers, the next for the
-//!   clients. Whoever sleeps is left to the scheduler.
-//! - What is not installed says how to get it; the others go on.
+//! - Each sample starts its server anew, so that samples do not affect each other and only one server has the
+//!   file open.
+//! - A polling client has its own cores, and so has its server: the first cores are for the workers, the next
+//!   for the clients. The scheduler places threads that sleep.
+//! - If a program is missing, its variants report how to install it; the others run.
 //!
-//! Not here: what is compared (`vhost_ssd.rs` and the other parts), the loads (`load/`).
+//! Not here: the variants (`vhost_ssd.rs` and the other parts), the loads (`load/`).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -31,12 +32,12 @@ pub(crate) const BLOCK_BYTES: u32 = 4096;
 const TMPFS: &str = "/dev/shm";
 const PLACES: &str = "'asleep', 'polling': how clients wait. Those that poll are bound to cores of their own, and so are \
     their servers; sleepers are not bound.";
-/// After a client has started its queues, until the server is looked at: whoever polls has stopped by then.
+/// After a client has started its queues, until the server is measured: by then a worker has stopped polling.
 const SETTLE: Duration = Duration::from_millis(300);
-/// Between two looks at whether the user wants the end.
+/// Time between two checks of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What stands between the load and the file.
+/// The path from the load to the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Fio(fio_jobs::Engine),
@@ -51,7 +52,7 @@ impl Way {
         Self::Server { kind: Kind::Peer, client_polls }
     }
 
-    /// `bareblk serve`, in the cache mode that its engine is for.
+    /// `bareblk serve`, in the cache mode that suits its engine.
     pub const fn own(engine: &'static str, workers: u16, client_polls: bool) -> Self {
         Self::Server { kind: own(engine, workers, true), client_polls }
     }
@@ -67,12 +68,12 @@ const fn own(engine: &'static str, workers: u16, polls: bool) -> Kind {
     Kind::Own { engine, cache, workers, polls }
 }
 
-/// What is asked of it.
+/// The load on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// Random requests, reads or writes.
     Requests { place: Place, writes: bool, depth: u32, queues: u16, disturbed: bool },
-    /// Nothing: a client is connected, its queues are started, and it is silent.
+    /// No requests: a client is connected and has started its queues, but is silent.
     Silence,
 }
 
@@ -83,7 +84,7 @@ pub(crate) struct Vhost {
     fio: Option<String>,
     peer: Option<String>,
     disk: Option<TestFile>,
-    /// Or why there is none.
+    /// Or the reason why there is none.
     ram: Result<TestFile, String>,
 }
 

@@ -1,4 +1,4 @@
-//! What the parts of `vhost` have in common: the published work, the columns, how a part is put together.
+//! What the parts of `vhost` share: the published work, the columns, how a part is put together.
 //!
 //! Not here: the parts themselves (`vhost_ssd.rs` and others), measuring (`vhost_bench.rs`).
 
@@ -24,7 +24,7 @@ pub(crate) const CPU: &str = "cpu";
 pub(crate) const LATENCY: &str = "latency";
 pub(crate) const WAKES: &str = "wakes";
 
-/// With everything that differs between parts left empty.
+/// The declaration, with everything that differs between parts left empty.
 pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &str) -> Declaration {
     Declaration {
         name: name.into(),
@@ -61,7 +61,7 @@ pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &st
     }
 }
 
-/// Those with these ids, in this order.
+/// The columns with these ids, in this order.
 pub(crate) fn columns(ids: &[&str]) -> Vec<Column> {
     let known = all_columns();
     ids.iter().filter_map(|id| known.iter().find(|column| column.id == *id).cloned()).collect()
@@ -155,7 +155,7 @@ pub(crate) fn published(
     }
 }
 
-/// What holds for all parts, and what is this one's.
+/// The differences of all parts, followed by this part's.
 pub(crate) fn differences(more: &[(&str, &str, &str)]) -> Vec<Difference> {
     let common = [
         (
@@ -181,7 +181,7 @@ pub(crate) fn plot(id: &str, title: &str, column: Option<&str>, scale: Scale) ->
     Plot { id: id.into(), title: title.into(), column: column.map(str::to_owned), scale }
 }
 
-/// `variants` under `workloads` have `at_least` so much of the yardstick.
+/// A target: `variants` under `workloads` reach `at_least` of the yardstick.
 pub(crate) fn target(
     text: &str,
     (variants, workloads): (&[&str], &[&str]),

@@ -1,7 +1,7 @@
-//! `vhost-depth1`: one request at a time, beside what it costs to wake a thread.
+//! `vhost-depth1`: one request at a time, compared with the cost of waking a thread.
 //!
-//! - Two things may sleep: the client, until it is called, and the server, until it is kicked. A server of ours polls for
-//!   some time before it sleeps unless told otherwise, so it is measured both ways.
+//! - Two sides may sleep: the client until it is called, and the server until it is kicked. Our server by
+//!   default polls for some time before it sleeps, so it is measured with and without polling.
 //!
 //! Not here: measuring (`vhost_bench.rs`).
 

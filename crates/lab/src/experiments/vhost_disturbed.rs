@@ -1,6 +1,7 @@
 //! `vhost-disturbed`: the same loads while another process keeps every core busy.
 //!
-//! - The fair share of two threads that each share their core with one busy neighbour is half of what they have alone.
+//! - If two threads each share their core with one busy neighbour, their fair share is half of what they get
+//!   alone.
 //!
 //! Not here: measuring (`vhost_bench.rs`), the neighbours (`load/neighbours.rs`).
 
@@ -21,7 +22,7 @@ const DISK_SLEEPS: &str = "io_uring-sleep";
 const DISK_POLLS: &str = "io_uring-poll";
 const SLEEPS: &str = "mmap-sleep";
 const POLLS: &str = "mmap-poll";
-/// Of half.
+/// The required part of that half.
 const FAIR_SHARE: f64 = 0.8;
 
 pub(crate) fn experiment() -> Experiment {

@@ -1,4 +1,4 @@
-//! `vhost-idle`: what a disk costs that nobody uses.
+//! `vhost-idle`: the cost of an unused disk.
 //!
 //! Not here: measuring (`vhost_bench.rs`).
 

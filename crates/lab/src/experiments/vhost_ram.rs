@@ -1,7 +1,7 @@
-//! `vhost-ram`: 4k requests on a RAM disk, as many queues as jobs, one worker and several.
+//! `vhost-ram`: 4k requests on a RAM disk, as many queues as jobs, with one and several workers.
 //!
-//! - Queues and workers as published, and up to the machine's cores. Clients that poll are measured only where each has
-//!   a core beside the server's: more of them would measure the scheduler.
+//! - Queues and workers as published, and up to the machine's cores. Polling clients are measured only if
+//!   each has a core that the server does not use: otherwise the scheduler would be measured.
 //!
 //! Not here: measuring (`vhost_bench.rs`).
 
@@ -17,7 +17,7 @@ use crate::experiment::{
 use crate::load::cores;
 use crate::load::fio_jobs::Engine;
 
-/// As the RAM disk was not published with a depth of its own: what keeps a worker busy.
+/// No depth was published for the RAM disk; this one keeps a worker busy.
 const DEPTH: u32 = 64;
 /// As published.
 const QUEUES: [u16; 4] = [1, 2, 4, 8];
@@ -32,7 +32,7 @@ pub(crate) fn experiment() -> Experiment {
     Experiment { declaration: this(cores::all().len()), make }
 }
 
-/// Powers of two from 1 to `most`, and to the machine's cores if they are fewer: at least `least`.
+/// Powers of two from 1 to `most`, or to the number of cores if that is lower, but at least to `least`.
 fn steps(least: u16, most: u16, cores: usize) -> Vec<u16> {
     let cores = u16::try_from(cores).unwrap_or(u16::MAX);
     let last = most.min(cores).max(least);
@@ -78,7 +78,7 @@ fn loads(cores: usize) -> Vec<(Workload, Ask)> {
 }
 
 fn ways(cores: usize) -> Vec<(Variant, Way)> {
-    // With how many queues a variant is measured.
+    // The numbers of queues that a variant is measured with.
     let with = |variant: Variant, wanted: &dyn Fn(u16) -> bool| {
         let queues: Vec<_> = queues(cores).into_iter().filter(|&queues| wanted(queues)).collect();
         let both = queues.iter().flat_map(|&queues| [workload(false, queues), workload(true, queues)]);
@@ -216,7 +216,7 @@ fn targets(cores: usize) -> Vec<Target> {
     ]
 }
 
-/// Twice the workers do nearly twice the work where they have cores; otherwise no more work for the same.
+/// With cores of their own, two workers do nearly twice the work; otherwise a request costs hardly more CPU.
 fn two_workers(cores: usize) -> Target {
     let read = workload(false, 2);
     if cores >= 4 {
