@@ -80,7 +80,7 @@ pub struct Difference {
 pub struct Variant {
     /// Short, without spaces.
     pub id: String,
-    /// As in tables.
+    /// Name in tables.
     pub label: String,
     /// Workloads it is measured with; empty: all.
     pub only: Vec<String>,

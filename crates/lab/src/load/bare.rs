@@ -1,6 +1,6 @@
-//! The same load without a guest: our own loop over one io_uring engine, where fio is not installed.
+//! The same load without a guest: our own loop over one io_uring engine, used where fio is not installed.
 //!
-//! Not here: fio (`fio.rs`), a ring between (`driver.rs`).
+//! Not here: fio (`fio.rs`), the load through a ring (`driver.rs`).
 
 use std::io;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ struct Loop {
     submitting_ns: u64,
 }
 
-/// Runs the job on `image`, which is open past the page cache.
+/// Runs the job on `image`, which is open with O_DIRECT.
 pub(crate) fn run(image: Image, job: Job, stop: &Stop) -> Result<Measured, SampleError> {
     let broken = |error: io::Error| SampleError::because("our own loop", &error);
     let mut state = Loop::new(image, job).map_err(broken)?;

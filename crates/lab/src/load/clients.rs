@@ -1,8 +1,11 @@
-//! Load on a server's socket by this project's driver, one thread and one queue per job, and what it cost the server.
+//! Load on a server's socket by this project's driver, with one thread and one queue per job, and the
+//! server's cost.
 //!
-//! `warm up (a connection of its own) → connect → touch (whole file) → cost of the server → job → cost again → Figures`
+//! `warm up (a separate connection) → connect → touch (whole file) → cost of the server → job → cost again →
+//! Figures`
 //!
-//! - Whoever maps its file meets each page for the first time once, in every session anew: before the sample, not in it.
+//! - A server that maps its file takes a page fault on each page's first use, in every new session: this
+//!   happens before the sample, not in it.
 //!
 //! Not here: the server's process (`server_process.rs`), several disks at once (`clients_together.rs`), fio on the host
 //! (`fio_jobs.rs`).
@@ -18,12 +21,12 @@ use super::{BlockJob, Figures, WARM_UP};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
-/// A server that has made its socket may not listen on it yet.
+/// A server that has created its socket may not listen on it yet.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Shortest warm-up, s: the first requests meet cold caches whatever is asked for.
+/// Shortest warm-up, s: the first requests always meet cold caches.
 const WARM_UP_MIN: f64 = 0.02;
 
-/// The figures of a load of clients; `touches`: all of the file first.
+/// The figures of a load of clients; `touches`: reads the whole file first.
 pub(crate) fn measure(
     server: &ServerProcess,
     job: &BlockJob,
@@ -38,7 +41,7 @@ pub(crate) fn measure(
     Ok(figures(&outcome, meter.ended.since(meter.began)))
 }
 
-/// Looks at the server's process when the requests begin and when they have ended.
+/// Measures the server's process when the requests begin and when they have ended.
 struct Meter {
     pid: u32,
     began: Cost,
@@ -59,12 +62,12 @@ impl Watch for Meter {
     fn event(&mut self, _: &str) {}
 }
 
-/// How long the first requests run, uncounted.
+/// How long the uncounted first requests run.
 pub(super) fn warm_up_seconds(job: &BlockJob) -> f64 {
     (job.seconds * WARM_UP).max(WARM_UP_MIN)
 }
 
-/// One run of `job`; a failure of the run is one of the sample.
+/// One run of `job`; if the run fails, the sample fails.
 pub(super) fn go(
     socket: &Path,
     job: &workload::Job,
@@ -79,7 +82,7 @@ pub(super) fn go(
     }
 }
 
-/// The same; a request without an answer ends the run, and is in its outcome.
+/// The same, but a request without an answer ends the run and is recorded in its outcome.
 pub(super) fn go_on(
     socket: &Path,
     job: &workload::Job,
@@ -104,13 +107,13 @@ pub(super) fn go_on(
     }
 }
 
-/// With what caused it: a connection's error names only the socket.
+/// The error with its causes: a connection's error names only the socket.
 fn words(error: &RunError) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// The job, for so long.
+/// The job, lasting `seconds`.
 pub(super) fn timed(job: &BlockJob, seconds: f64) -> workload::Job {
     workload::Job {
         pattern: Pattern { order: Order::Random, mix: if job.writes { Mix::Write } else { Mix::Read } },

@@ -1,8 +1,8 @@
-//! The same load on several disks of a server at once, and what they cost it together.
+//! The same load on several disks of a server at once, and what they cost the server together.
 //!
 //! `a thread per disk: connect → wait for the others → cost of the server → … all have ended → cost again → Figures`
 //!
-//! - The loads begin together, so that a sum of their rates is a rate.
+//! - The loads begin together, so that the sum of their rates is a rate.
 //!
 //! Not here: one disk (`clients.rs`), the server (`placed_server.rs`).
 
@@ -20,10 +20,10 @@ use super::{BlockJob, Figures};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
-/// Runs that ended because a request of theirs had no answer for the client's patience.
+/// Runs that ended because a request had no answer within the client's patience.
 const UNANSWERED: &str = "unanswered";
 
-/// `job` on each disk of `server`, by clients that sleep.
+/// Runs `job` on each disk of `server`, by clients that sleep.
 pub(crate) fn measure(server: &PlacedServer, job: &BlockJob, stop: &Stop) -> Result<Figures, SampleError> {
     let figures = measure_on(server, server.sockets(), job, stop)?;
     match figures.get(UNANSWERED) {
@@ -32,7 +32,7 @@ pub(crate) fn measure(server: &PlacedServer, job: &BlockJob, stop: &Stop) -> Res
     }
 }
 
-/// The same on some of its disks. That requests are not answered is a figure here.
+/// The same on some of the disks. Unanswered requests are a figure here, not an error.
 pub(crate) fn measure_on(
     server: &PlacedServer,
     sockets: &[PathBuf],
@@ -69,14 +69,14 @@ fn together(
     Ok(figures(&outcomes, spent))
 }
 
-/// What the server had spent and counted at one moment.
+/// The server's cost and counts at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent {
     cost: Cost,
     stats: Stats,
 }
 
-/// Where the loads wait for each other, and who looks at the server for all of them.
+/// Where the loads wait for each other; one of them measures the server for all.
 struct Start<'s> {
     server: &'s PlacedServer,
     disks: usize,
@@ -88,7 +88,7 @@ struct Start<'s> {
 struct State {
     ready: usize,
     ended: usize,
-    /// One will never be ready.
+    /// Set if one of them will never be ready.
     given_up: bool,
     before: Option<io::Result<Spent>>,
     after: Option<io::Result<Spent>>,
@@ -99,12 +99,12 @@ impl Start<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns when all are ready.
+    /// Returns when all loads are ready.
     fn ready(&self) {
         let mut state = self.state();
         state.ready += 1;
         if state.ready == self.disks {
-            // Asked before the clock is read: the answer is not part of what it counts.
+            // Asked before the clock is read, so that the answer's cost is not counted.
             let stats = Stats::ask(self.server.control());
             state.before = Some(stats.map(|stats| Spent { cost: Cost::of(self.server.pid()), stats }));
             self.bell.notify_all();
@@ -126,7 +126,7 @@ impl Start<'_> {
         self.bell.notify_all();
     }
 
-    /// From the first request to the last.
+    /// The server's cost and counts from the first request to the last.
     fn spent(self) -> io::Result<Spent> {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (Some(before), Some(after)) = (state.before, state.after) else {

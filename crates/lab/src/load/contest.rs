@@ -1,17 +1,20 @@
-//! Many threads want one lock, as fast as they can: how often they get it, how evenly, and how long they wait.
+//! Many threads want one lock as fast as they can: how often and how evenly they get it, and how long they
+//! wait.
 //!
-//! `start, pin → all at the gate → settle → count (the caller's thread reads what everybody writes) → end → Found`
+//! `start, pin → all at the gate → settle → count (the caller's thread reads what all threads write) → end →
+//! Found`
 //!
-//! - Each thread counts in a cache line of its own; the caller's thread reads them all when the counted time begins and
-//!   ends, so a thread that does not get the processor counts nothing, for exactly that time.
-//! - Waits are sampled: a thread that was fast while it settled times one acquisition in up to 64, a slow one each.
-//!   Each stands for as many as were not timed. Two readings of the clock per timed one, some 50 ns, the second with
-//!   the lock held.
-//! - A wait that is not over at the end counts for the longest wait: whoever starves would not show otherwise.
-//! - Threads look at the end between two acquisitions: with a lock that hands over to threads that are off the processor
-//!   they leave one by one, and [`Found::drain`] is how long that took.
+//! - Each thread counts in its own cache line; the caller's thread reads all of them when the counted time
+//!   begins and ends. So a thread that does not get the processor counts nothing, for exactly that time.
+//! - Waits are sampled: a thread that was fast while it settled times one acquisition in up to 64, a slow
+//!   thread times every one. Each timed wait also stands for those not timed. A timed acquisition costs two
+//!   readings of the clock, some 50 ns, the second with the lock held.
+//! - A wait that is not over at the end counts towards the longest wait: otherwise a starving thread would
+//!   not show.
+//! - Threads check for the end between two acquisitions. With a lock that hands over to preempted threads
+//!   they leave one by one; [`Found::drain`] is how long that took.
 //!
-//! Not here: which locks (`experiments/qspinlock_locks.rs`), what the figures are divided by (`experiments/`).
+//! Not here: the locks (`experiments/qspinlock_locks.rs`), what the figures are divided by (`experiments/`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};
@@ -34,33 +37,33 @@ pub(crate) const HELD_STEPS: u32 = 50;
 pub(crate) const OTHER_STEPS: u32 = 100;
 /// Share of a sample that runs before it, uncounted.
 const SETTLE: f64 = 0.25;
-/// Between two looks at whether the user wants the end.
+/// Time between two checks of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
 const STACK_BYTES: usize = 256 << 10;
-/// Longest wait told apart.
+/// The histogram's upper bound.
 const LONGEST_NS: u64 = 600_000_000_000;
-/// One acquisition in at most so many is timed.
+/// At least one acquisition in this many is timed.
 const MOST_SKIPPED: u64 = 64;
-/// Timed while it settled, or a thread times each.
+/// The stride is the number of acquisitions while settling, divided by this; a slow thread times each.
 const SETTLED: u64 = 250;
 
-/// Of one sample.
+/// Figures of one sample.
 #[derive(Debug)]
 pub(crate) struct Found {
     /// The counted time.
     pub seconds: f64,
     /// Acquisitions in it, by thread.
     pub counts: Vec<u64>,
-    /// From asking until the lock was had, in ns.
+    /// From the request until the lock was acquired, in ns.
     pub waits: Histogram<u64>,
-    /// Of those timed, in ns, those not over at the end included.
+    /// The longest timed wait, in ns, including waits not over at the end.
     pub longest_ns: u64,
-    /// Of the process in the counted time.
+    /// Of the process, during the counted time.
     pub usage: Usage,
-    /// Of the process in the counted time.
+    /// Of the process, during the counted time.
     pub cpu_ns: u64,
     pub events: LockEvents,
-    /// From the end of the counted time until all threads had noticed.
+    /// From the end of the counted time until all threads have noticed it.
     pub drain: Duration,
 }
 
@@ -79,12 +82,12 @@ impl Found {
         (self.acquired() > 0).then(|| 1000.0 * count as f64 / self.acquired() as f64)
     }
 
-    /// Processors kept busy, on average.
+    /// Average number of busy processors.
     pub fn busy_cores(&self) -> Option<f64> {
         (self.seconds > 0.0).then(|| self.cpu_ns as f64 / 1e9 / self.seconds)
     }
 
-    /// No more than this share of the waits was longer, in µs.
+    /// The wait at `quantile`, in µs: only the rest of the waits was longer.
     pub fn wait_us(&self, quantile: f64) -> Option<f64> {
         (!self.waits.is_empty()).then(|| self.waits.value_at_quantile(quantile) as f64 / 1000.0)
     }
@@ -94,12 +97,12 @@ const SETTLING: u8 = 0;
 const COUNTING: u8 = 1;
 const ENDING: u8 = 2;
 
-/// What one thread writes and the caller's thread reads: on lines of their own.
+/// What one thread writes and the caller's thread reads, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Slot {
     acquired: AtomicU64,
-    /// On the common clock, plus one; 0: no timed wait is on.
+    /// On the common clock, plus one; 0: no timed wait is in progress.
     asked_ns: AtomicU64,
 }
 
@@ -107,12 +110,12 @@ struct Common<'l, L> {
     lock: &'l L,
     clock: Instant,
     phase: AtomicU8,
-    /// Threads that stand before the gate.
+    /// Threads that wait at the gate.
     ready: AtomicUsize,
-    /// Closed while it is held for writing.
+    /// Closed while it is write-locked.
     gate: RwLock<()>,
     slots: Vec<Slot>,
-    /// Of every thread, to begin with.
+    /// Every thread starts with a copy of this.
     no_waits: Histogram<u64>,
 }
 
@@ -130,7 +133,7 @@ impl<L> Common<'_, L> {
     }
 }
 
-/// `threads` threads want `lock` for `seconds`.
+/// Lets `threads` threads contend for `lock` for `seconds`.
 pub(crate) fn run<L: Exclusive>(
     lock: &L,
     threads: usize,
@@ -151,7 +154,7 @@ pub(crate) fn run<L: Exclusive>(
         let closed = common.gate.write().unwrap_or_else(PoisonError::into_inner);
         let started: Result<Vec<_>, _> = (0..threads).map(|place| start(scope, &common, place)).collect();
         if started.is_err() {
-            common.phase.store(ENDING, Relaxed); // nothing is passed through it
+            common.phase.store(ENDING, Relaxed); // no data depends on it
         }
         while started.is_ok() && common.ready.load(Relaxed) < threads && !stop.is_asked() {
             std::thread::sleep(Duration::from_micros(100));
@@ -179,7 +182,7 @@ fn pass(seconds: f64, stop: &Stop) {
     }
 }
 
-/// The counted time.
+/// Measures during the counted time.
 fn count<L>(common: &Common<'_, L>, seconds: f64, stop: &Stop) -> Found {
     let (usage, cpu_ns, events) = (Usage::of_this_process(), cpu::process_ns(), LockEvents::now());
     let (from, before) = (Instant::now(), common.counts());
@@ -204,12 +207,12 @@ fn count<L>(common: &Common<'_, L>, seconds: f64, stop: &Stop) -> Found {
     }
 }
 
-/// Two digits: 30 KiB for each thread.
+/// Two significant digits: 30 KiB for each thread.
 pub(crate) fn histogram() -> Result<Histogram<u64>, SampleError> {
     Histogram::new_with_bounds(1, LONGEST_NS, 2).map_err(|why| SampleError::because("a histogram", &why))
 }
 
-/// Of one thread.
+/// One thread's waits.
 struct Waits {
     histogram: Histogram<u64>,
     longest_ns: u64,
@@ -234,13 +237,13 @@ struct Hand<'c, L> {
     common: &'c Common<'c, L>,
     slot: &'c Slot,
     acquired: u64,
-    /// One acquisition in so many is timed.
+    /// One acquisition in this many is timed.
     stride: u64,
-    /// Acquisitions until the next that is timed.
+    /// Acquisitions until the next timed one.
     until_timed: u64,
     is_counting: bool,
     waits: Waits,
-    /// What it does without the lock.
+    /// The state of its work without the lock.
     value: u64,
 }
 
@@ -288,7 +291,7 @@ impl<'c, L: Exclusive> Hand<'c, L> {
             had_ns
         });
         self.slot.asked_ns.store(0, Relaxed);
-        // Not what ended while it settled, and not what ends after the end.
+        // Not waits that ended while settling, and not waits that end after the end.
         if common.is(COUNTING) {
             let waited_ns = had_ns.saturating_sub(asked_ns);
             self.waits.histogram.saturating_record_n(waited_ns, self.stride);

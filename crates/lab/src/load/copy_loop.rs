@@ -1,8 +1,8 @@
-//! A bare loop that copies random blocks between a mapped file and buffers: what no server can be faster than.
+//! A bare loop that copies random blocks between a mapped file and buffers: an upper bound for any server.
 //!
 //! `file → mapped → block drawn → copied to the next of the buffers`
 //!
-//! - As plain as it can be: one thread, no ring, no prefetch, as many buffers as requests would be in flight.
+//! - As simple as possible: one thread, no ring, no prefetch, as many buffers as requests would be in flight.
 //!
 //! Not here: the engine that does this behind a ring (`io_engine`'s `mmap`).
 
@@ -20,10 +20,10 @@ use crate::experiment::SampleError;
 use crate::runner::Xorshift;
 use crate::stop::Stop;
 
-/// Between two readings of the clock.
+/// Blocks between two readings of the clock.
 const BATCH: u64 = 64;
 
-/// Runs it on the file `path`, after one pass over all of it.
+/// Runs it on the file `path`, after one pass over the whole file.
 pub(crate) fn measure(path: &Path, job: &BlockJob, stop: &Stop) -> Result<Figures, SampleError> {
     let broken = |error: io::Error| SampleError::because("the bare loop", &error);
     let mut copies = Copies::of(path, job).map_err(broken)?;
@@ -48,7 +48,7 @@ pub(crate) fn measure(path: &Path, job: &BlockJob, stop: &Stop) -> Result<Figure
 }
 
 struct Copies {
-    /// Of the file, as if it were memory.
+    /// The mapped file.
     view: MemoryView,
     place: IoVecs,
     buffers: Vec<u8>,

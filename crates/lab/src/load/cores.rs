@@ -1,6 +1,7 @@
-//! Threads and processes, each on a core of its own choosing.
+//! Pins threads and processes to cores.
 //!
-//! - Threads that are not pinned may share a core for hundreds of milliseconds after a common start, and be measured so.
+//! - Unpinned threads may share a core for hundreds of milliseconds after a common start, and that would be
+//!   measured.
 //!
 //! Not here: what runs on them.
 
@@ -19,12 +20,12 @@ pub(crate) fn all() -> &'static [usize] {
     })
 }
 
-/// Puts the calling thread on the core that is `place`'s turn, round robin; false if the kernel refused.
+/// Pins the calling thread to the core number `place`, round robin; false if the kernel refused.
 pub(crate) fn pin_this_thread(place: usize) -> bool {
     pin(None, place)
 }
 
-/// Puts another process there, of one thread.
+/// Does the same with another process of one thread.
 pub(crate) fn pin_process(process: u32, place: usize) -> bool {
     let id = i32::try_from(process).ok().and_then(Pid::from_raw);
     id.is_some_and(|id| pin(Some(id), place))
@@ -40,16 +41,16 @@ fn set(places: impl IntoIterator<Item = usize>) -> CpuSet {
     set
 }
 
-/// The core that is `place`'s turn, round robin.
+/// The core number `place`, round robin.
 pub(crate) fn at(place: usize) -> usize {
     let cores = all();
     cores[place % cores.len()]
 }
 
-/// Does `what` with the calling thread bound to the first `count` cores: processes that it starts stay there.
+/// Runs `what` with the calling thread bound to the first `count` cores: processes that it starts stay there.
 pub(crate) fn on_the_first<T>(count: usize, what: impl FnOnce() -> T) -> T {
     let before = sched_getaffinity(None);
-    // Refused or not: the figures say what became of it, and a placement is no more than a wish.
+    // Errors are ignored: placement is best effort, and the figures show the result.
     let _ = sched_setaffinity(None, &set(0..count));
     let done = what();
     let _ = before.and_then(|before| sched_setaffinity(None, &before));

@@ -1,4 +1,4 @@
-//! Processor time, context switches and page faults: of the process, of the calling thread.
+//! CPU time, context switches and page faults of the process and of the calling thread.
 //!
 //! Not here: what they are divided by.
 
@@ -8,7 +8,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Of all threads, those the kernel runs for io_uring included, in ns.
+/// Of all threads in ns, including those that the kernel runs for io_uring.
 pub(crate) fn process_ns() -> u64 {
     read(ClockId::ProcessCPUTime)
 }
@@ -23,14 +23,14 @@ fn read(clock: ClockId) -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// What `getrusage` says: the columns that fio prints.
+/// The result of `getrusage`: the columns that fio prints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub user: Duration,
     pub system: Duration,
-    /// To wait for something.
+    /// Because the thread waited for something.
     pub voluntary_switches: u64,
-    /// Because it was another's turn.
+    /// Because the thread was preempted.
     pub involuntary_switches: u64,
     pub major_faults: u64,
     pub minor_faults: u64,
@@ -42,7 +42,7 @@ impl Usage {
         Self::of(UsageWho::RUSAGE_THREAD)
     }
 
-    /// Of all threads of this process, those that have ended included.
+    /// Of all threads of this process, including ended ones.
     pub fn of_this_process() -> Self {
         Self::of(UsageWho::RUSAGE_SELF)
     }
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn thread_that_worked_has_used_processor_time_and_memory() {
         let before = Usage::of_this_thread();
-        // More than the C library ever takes from what other tests have freed (mallopt(3): 32 MiB).
+        // More than the C library ever reuses of memory that other tests have freed (mallopt(3): 32 MiB).
         let mut pages = vec![0_u8; 40 << 20];
         pages.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(1));
         let busy = std::time::Instant::now();

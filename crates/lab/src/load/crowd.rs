@@ -1,18 +1,20 @@
-//! Many jobs on shared queues: each keeps requests of its own in flight, submitted one by one. The threads that run
-//! them reap whatever completed, their own jobs' or not.
+//! Many jobs on shared queues. Each job keeps its own requests in flight, submitted one by one. The threads
+//! that run the jobs reap all completions, including those of other threads' jobs.
 //!
 //! `warm up → count → end` (set by the caller's thread, noticed by each at its next turn) `→ drain → Tally`
 //!
-//! - One request per submission, as a block layer does: a notification is decided on for each.
-//! - A thread may run several jobs in turn, as a virtual CPU does. In a kernel whoever holds or waits for a spinlock is
-//!   not preempted; a thread here is, so locks that spin want no more threads than cores, however many the jobs.
-//! - Completions of others are handed to them without a lock (`desk.rs`).
-//! - Each thread counts in memory of its own what it found completed within the counted time, by the clock: a thread
-//!   that gets the processor late would otherwise count little, or in too short a time. Processor time and the lock's
-//!   are read by each thread when it notices the beginning and the end.
-//! - Two readings of the clock per request and batch, one per turn: about 50 ns, the same under either kick policy.
+//! - One request per submission, as in a block layer: the driver decides on a notification for each.
+//! - A thread may run several jobs in turn, as a virtual CPU does. A kernel does not preempt a thread that
+//!   holds or waits for a spinlock, but a thread here is preempted. So locks that spin need no more threads
+//!   than cores, however many the jobs.
+//! - Other jobs' completions are handed to them without a lock (`desk.rs`).
+//! - Each thread counts, in its own memory and by the clock, what it found completed within the counted time:
+//!   otherwise a thread that gets the processor late would count little, or in too short a time. Each thread
+//!   reads its CPU time and lock time when it notices the beginning and the end.
+//! - The clock is read twice per request and batch, once per turn: about 50 ns, the same under both kick
+//!   policies.
 //!
-//! Not here: devices (`null_device.rs`, `served.rs`), which lock and policy (`experiments/`).
+//! Not here: devices (`null_device.rs`, `served.rs`), locks and policies (`experiments/`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,17 +35,17 @@ use crate::experiment::SampleError;
 use crate::runner::Xorshift;
 use crate::stop::Stop;
 
-/// Between two looks at the clock and at whether the user wants the end.
+/// Time between two checks of the clock and of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
-/// Nothing completes for this long: something is broken.
+/// If nothing completes for this long, something is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same, once something is known to be.
+/// The same, once something is known to be broken.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
-/// Longest sleep for a completion that somebody else may have reaped meanwhile.
+/// Longest sleep for a completion, which another thread may have reaped meanwhile.
 const NAP: Duration = Duration::from_millis(2);
 /// Completions reaped at once.
 const BATCH: usize = 64;
-/// Turns of spinning before the core is given to somebody else.
+/// Turns of spinning before the thread yields its core.
 const SPINS: u32 = 64;
 
 /// A queue and the memory for its requests.
@@ -53,21 +55,21 @@ pub(crate) struct Station<L: RawMutex> {
     pub pool: Pool,
 }
 
-/// What a thread does when nothing of its own is to be sent and nothing completed.
+/// What a thread does when it has nothing to send and nothing completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idle {
     /// Looks again: the device is in this process and completes at once.
     Poll,
-    /// Sleeps until the device signals; a thread with several queues looks again here too, and yields.
+    /// Sleeps until the device signals; a thread with several queues polls here too, and yields.
     Sleep,
 }
 
 /// The load of a crowd.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
-    /// Each; `seed` is the first one's.
+    /// Of each job; `seed` is the first job's.
     pub job: Job,
-    /// Job n is for station n modulo their number.
+    /// Job n uses station n modulo the number of stations.
     pub jobs: usize,
     /// Each runs as many consecutive jobs as the others, or one less.
     pub threads: usize,
@@ -76,7 +78,7 @@ pub(crate) struct Crowd {
     pub idle: Idle,
 }
 
-/// What all threads found together.
+/// What all threads measured together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub requests: u64,
@@ -116,7 +118,7 @@ impl Tally {
         (self.requests > 0).then(|| total / self.requests as f64)
     }
 
-    /// Share of the threads' time, in %, as fio has it.
+    /// Share of the threads' time, in %, as in fio.
     pub fn share(&self, spent: Duration) -> Option<f64> {
         (self.thread_seconds > 0.0).then(|| 100.0 * spent.as_secs_f64() / self.thread_seconds)
     }
@@ -126,24 +128,24 @@ const WARMING_UP: u8 = 0;
 const COUNTING: u8 = 1;
 const ENDING: u8 = 2;
 
-/// What all threads look at.
+/// What all threads share.
 struct Common {
     crowd: Crowd,
     desks: Desks,
     clock: Instant,
     phase: AtomicU8,
-    /// The counted time, on `clock`; none as long as `from_ns` is not set.
+    /// The counted time, on `clock`; not begun until `from_ns` is set.
     from_ns: AtomicU64,
     until_ns: AtomicU64,
     failure: OnceLock<String>,
 }
 
 impl Common {
-    /// Counts for `seconds` from now on.
+    /// Starts counting, for `seconds`.
     fn count(&self, seconds: f64) {
         let from_ns = self.now_ns();
         let length_ns = u64::try_from(Duration::from_secs_f64(seconds).as_nanos()).unwrap_or(u64::MAX);
-        // Relaxed: whoever sees only one of them counts a batch less, at the very beginning.
+        // Relaxed: a thread that sees only one of the two counts one batch less, at the very beginning.
         self.until_ns.store(from_ns.saturating_add(length_ns), Relaxed);
         self.from_ns.store(from_ns, Relaxed);
     }
@@ -154,7 +156,7 @@ impl Common {
 
     fn fail(&self, what: &str) {
         let _ = self.failure.set(what.to_owned());
-        self.phase.store(ENDING, Relaxed); // nothing else is passed through it
+        self.phase.store(ENDING, Relaxed); // no other data depends on it
     }
 
     fn now_ns(&self) -> u64 {
@@ -213,14 +215,14 @@ where
     Builder::new().name("lab-load".into()).spawn_scoped(scope, body).map_err(|why| why.to_string())
 }
 
-/// Sets the phases; returns what the queues counted.
+/// Sets the phases; returns the queues' counts.
 fn conduct<L: RawMutex>(common: &Common, stations: &[Station<L>], stop: &Stop) -> Tally {
     let seconds = common.crowd.job.seconds;
     let mut now = Tally { seconds, ..Tally::default() };
     for (phase, lasts) in [(WARMING_UP, seconds * WARM_UP), (COUNTING, seconds)] {
         let before = stats(stations);
         if common.phase.load(Relaxed) != ENDING {
-            common.phase.store(phase, Relaxed); // nothing else is passed through it
+            common.phase.store(phase, Relaxed); // no other data depends on it
         }
         if phase == COUNTING {
             common.count(lasts);
@@ -246,7 +248,7 @@ fn stats<L: RawMutex>(stations: &[Station<L>]) -> QueueStats {
 
 /// One job.
 struct Seat<'c> {
-    /// Its place.
+    /// Index of its station.
     station: usize,
     slots: Slots<'c>,
     sectors: Sectors,
@@ -269,7 +271,7 @@ impl<'c> Seat<'c> {
         })
     }
 
-    /// One submission for each free slot; returns how many the queue took, and whether it took all.
+    /// Sends one request for each free slot; returns how many the queue took, and whether it took all.
     fn fill<L: RawMutex>(&mut self, common: &Common, queue: &SharedQueue<L>) -> Result<(u32, bool), String> {
         let mut count = 0;
         while let Some(slot) = self.slots.next_free() {
@@ -314,14 +316,14 @@ struct Hand<'c, L: RawMutex> {
     seats: Vec<Seat<'c>>,
     /// The stations of its jobs.
     own_stations: Vec<usize>,
-    /// The job that comes first in this turn: a queue that is full must not be the same ones' for ever.
+    /// The job that goes first in this turn: the same jobs must not always find the queue full.
     first: usize,
     found: [Completion; BATCH],
     requests: u64,
     latency_us: Moments,
 }
 
-/// Ends the thread: what to tell the user.
+/// An error ends the thread and is shown to the user.
 type Ended = Result<(), String>;
 
 impl<'c, L: RawMutex> Hand<'c, L> {
@@ -367,7 +369,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
         Ok(())
     }
 
-    /// Until everything of this thread's is back.
+    /// Reaps until all of this thread's requests are back.
     fn drain(&mut self) -> Ended {
         let (mut idle_turns, last) = (0, Instant::now());
         while self.seats.iter().any(|seat| seat.slots.has_any_out()) {
@@ -398,7 +400,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
         Ok(any)
     }
 
-    /// Takes what has completed, whoever asked for it; sleeps for it if it may.
+    /// Reaps completions of any job; sleeps for them if allowed.
     fn reap(&mut self, station: usize) -> Result<bool, String> {
         let queue = &self.stations[station].queue;
         let found = match self.common.crowd.idle {
@@ -424,7 +426,7 @@ impl<'c, L: RawMutex> Hand<'c, L> {
         Ok(true)
     }
 
-    /// `last`: when there was something to do.
+    /// `last`: when there last was something to do.
     fn idle(&mut self, turns: &mut u32, last: Instant) -> Ended {
         *turns += 1;
         let broken = self.common.failure.get().is_some();
@@ -458,7 +460,7 @@ mod tests {
         Crowd { job, jobs, threads, read_percent: 50, idle }
     }
 
-    /// What the crowd found, and what the queue counted: pushed, completed.
+    /// What the crowd measured, and what the queue counted: pushed, completed.
     fn under_load(by: By, event_idx: bool, policy: KickPolicy, crowd: Crowd) -> (Tally, QueueStats) {
         let bell = ExitBell::new(Duration::from_micros(1), by).unwrap();
         let features = RingFeatures { event_idx, indirect: true, packed: false };
@@ -497,7 +499,7 @@ mod tests {
         assert!(stats.kicks <= stats.pushed, "{stats:?}");
     }
 
-    /// 20 jobs of depth 8 want 160 of 64 places: the queue is full all the time.
+    /// 20 jobs of depth 8 want 160 of 64 places, so the queue is always full.
     #[test]
     fn more_jobs_than_threads_and_room_are_all_served() {
         let (tally, stats) = under_load(By::Notifier, false, KickPolicy::Unlocked, crowd(20, 2, Idle::Poll));

@@ -1,11 +1,12 @@
-//! How completions of a shared queue reach the job that asked for them: one word per job, no lock.
+//! Passes completions of a shared queue to the jobs that own them: one word per job, no lock.
 //!
-//! `owner: free slot → token (job, slot) → request … whoever reaps: token → owner's word … owner: take`
+//! `owner: free slot → token (job, slot) → request … reaper: token → owner's word … owner: take`
 //!
-//! - A job has at most [`MAX_DEPTH`] requests of its own out: one bit each. Handing over is one `fetch_or`, taking
-//!   all of one's own is one `swap`; neither waits for anybody.
-//! - A bit that is set already, or that its owner never sent out, is an error: a completion is handed over exactly once.
-//! - When a request was sent stands beside it: the thread that reaps it knows how long it took.
+//! - A job has at most [`MAX_DEPTH`] requests in flight: one bit each. Handing over is one `fetch_or`, and
+//!   taking all of one's own is one `swap`; neither waits for another thread.
+//! - A bit that is already set, or whose slot the owner never sent, is an error: each completion is handed
+//!   over exactly once.
+//! - Each slot records when its request was sent, so the thread that reaps it can compute the latency.
 //!
 //! Not here: the queue (`blk_driver`), the load (`crowd.rs`).
 
@@ -16,7 +17,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 pub(crate) const MAX_DEPTH: u32 = 64;
 const SLOT_BITS: u32 = 6;
 
-/// A completion that its owner was not waiting for.
+/// A completion that its owner did not wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HandOverError {
     #[error("completion with token {token:#x}, but there are only {jobs} jobs")]
@@ -27,11 +28,11 @@ pub(crate) enum HandOverError {
     NotOut { job: usize, slots: u64 },
 }
 
-/// Where a job finds what completed. Cache lines of its own: two, because the processor fetches pairs.
+/// Where a job finds its completions. Two cache lines of its own, because the processor fetches pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Desk {
-    /// Slots that completed and were not taken yet.
+    /// Slots that have completed but were not taken yet.
     done: AtomicU64,
     /// When each slot was sent, on the crowd's clock.
     sent_ns: [AtomicU64; MAX_DEPTH as usize],
@@ -47,14 +48,15 @@ impl Desks {
         Self((0..jobs).map(|_| desk()).collect())
     }
 
-    /// Somebody found this completion: its owner's from now on. Returns when it was sent.
+    /// Gives a completion to its owner. Returns when the request was sent.
     pub fn hand_over(&self, token: u64) -> Result<u64, HandOverError> {
         let jobs = self.0.len();
         let (job, slot) = parts(token);
         let desk = self.0.get(job).ok_or(HandOverError::NobodysToken { token, jobs })?;
         // Relaxed: stored before the request went through the queue, whose lock orders it.
         let sent_ns = desk.sent_ns[slot as usize].load(Relaxed);
-        // AcqRel: pairs with the owner's swap: the slot's buffer is done with, the time is read.
+        // AcqRel: pairs with the owner's swap: the slot's buffer is no longer used, and the time has been
+        // read.
         let before = desk.done.fetch_or(1 << slot, AcqRel);
         if before & 1 << slot != 0 {
             return Err(HandOverError::Twice { job, slot });
@@ -63,12 +65,12 @@ impl Desks {
     }
 }
 
-#[allow(clippy::cast_possible_truncation)] // takes the fields apart
+#[allow(clippy::cast_possible_truncation)] // splits the fields
 fn parts(token: u64) -> (usize, u32) {
     ((token >> SLOT_BITS) as usize, token as u32 & (MAX_DEPTH - 1))
 }
 
-/// What one job has out.
+/// The slots of one job.
 #[derive(Debug)]
 pub(crate) struct Slots<'d> {
     desk: &'d Desk,
@@ -78,13 +80,13 @@ pub(crate) struct Slots<'d> {
 }
 
 impl<'d> Slots<'d> {
-    /// `job`'s, `depth` of them (at most [`MAX_DEPTH`]).
+    /// The slots of `job`, `depth` of them (at most [`MAX_DEPTH`]).
     pub fn new(desks: &'d Desks, job: usize, depth: u32) -> Self {
         let depth = depth.clamp(1, MAX_DEPTH);
         Self { desk: &desks.0[job], job, free: u64::MAX >> (MAX_DEPTH - depth), out: 0 }
     }
 
-    /// The slot to send next, if there is one.
+    /// The next free slot, if there is one.
     pub fn next_free(&self) -> Option<u32> {
         (self.free != 0).then(|| self.free.trailing_zeros())
     }
@@ -93,7 +95,7 @@ impl<'d> Slots<'d> {
         self.out != 0
     }
 
-    /// The token of `slot`, sent at `now_ns`; call it before the queue sees the request.
+    /// Returns the token of `slot`, sent at `now_ns`; must be called before the queue sees the request.
     pub fn send(&mut self, slot: u32, now_ns: u64) -> u64 {
         // Relaxed: the queue's lock publishes it.
         self.desk.sent_ns[slot as usize].store(now_ns, Relaxed);
@@ -102,15 +104,15 @@ impl<'d> Slots<'d> {
         (self.job as u64) << SLOT_BITS | u64::from(slot)
     }
 
-    /// The queue did not take it.
+    /// Frees a slot whose request the queue did not take.
     pub fn take_back(&mut self, slot: u32) {
         self.free |= 1 << slot;
         self.out &= !(1 << slot);
     }
 
-    /// Takes what was handed over; returns how many.
+    /// Takes what was handed over; returns the number of slots.
     pub fn take(&mut self) -> Result<u32, HandOverError> {
-        // Relaxed: only to leave the line shared while there is nothing.
+        // Relaxed: only keeps the cache line shared while there is nothing.
         if self.desk.done.load(Relaxed) == 0 {
             return Ok(0);
         }
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!((slots.next_free(), slots.has_any_out()), (Some(0), false));
     }
 
-    /// Three threads send, each hands over what comes along, its own or not: none is lost, none comes twice.
+    /// Three threads send, and each hands over every completion it finds: none is lost, none arrives twice.
     #[test]
     fn completions_handed_over_by_any_thread_arrive_once_each() {
         const EACH: u32 = 20_000;

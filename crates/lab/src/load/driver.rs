@@ -1,12 +1,13 @@
-//! The load of a guest: one queue of the driver library on the calling thread, a server's worker behind a socket.
+//! A guest's load: one queue of the driver library on the calling thread, and a server's worker behind a
+//! socket.
 //!
 //! `refill (push each, submit once) … completions → … → wait (arm, sleep on the call eventfd)`
 //!
-//! - Requests as Linux sends them: header, data, status, through an indirect table (virtio 1.3 §5.2.6, §2.7.5.3);
-//!   data is aligned to pages. A request that fails ends the sample.
-//! - The client sleeps when nothing is complete and never polls: as a guest's driver does.
+//! - Requests are as Linux sends them: header, data, status, through an indirect table (virtio 1.3 §5.2.6,
+//!   §2.7.5.3); data is page-aligned. A failed request ends the sample.
+//! - The client sleeps when nothing has completed and never polls, like a guest's driver.
 //!
-//! Not here: which engine and cache mode (`experiments/`), the server (`served.rs`), a guest's own costs.
+//! Not here: engines and cache modes (`experiments/`), the server (`served.rs`), a guest's own costs.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,16 +23,16 @@ use crate::experiment::SampleError;
 use crate::runner::Xorshift;
 use crate::stop::Stop;
 
-/// As QEMU's virtio-blk has it unless told otherwise.
+/// The default of QEMU's virtio-blk.
 const QUEUE_SIZE: u16 = 256;
-/// Nothing completes for this long: something is broken.
+/// If nothing completes for this long, something is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Completions taken at once.
 const BATCH: usize = 128;
 
 /// A connected queue and its server, ready for load.
 pub(crate) struct RingLoad {
-    // The connection goes before the server: in the order of the fields.
+    // Field order matters: the connection must be dropped before the server.
     queue: Queue,
     data: Buffer,
     _device: Device,
@@ -53,7 +54,7 @@ struct Sums {
     latency_ns: u64,
 }
 
-/// Everything that is read at both ends of the counted part.
+/// Everything that is read at both ends of the counted time.
 struct Reading {
     at: Instant,
     sums: Sums,
@@ -75,7 +76,7 @@ impl RingLoad {
         Ok(Self { queue, data, _device: device, served, job, sectors: Sectors::of(&job), sent, free, found })
     }
 
-    /// Runs the job, then waits for what is in flight.
+    /// Runs the job, then waits for the requests in flight.
     pub fn run(mut self, stop: &Stop) -> Result<Measured, SampleError> {
         let broken = |error: io::Error| SampleError::because("the load ended", &error);
         let mut sums = Sums::default();
@@ -134,7 +135,7 @@ impl RingLoad {
         self.queue.push(&Request::new(work, u64::from(slot))).map_err(io::Error::other)
     }
 
-    /// Takes everything that is complete; sleeps until there is something.
+    /// Takes all completions; sleeps until there is one.
     fn reap(&mut self, sums: &mut Sums) -> io::Result<()> {
         let count = self.queue.wait(&mut self.found, PATIENCE).map_err(io::Error::other)?;
         if count == 0 {

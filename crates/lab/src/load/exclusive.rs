@@ -1,12 +1,12 @@
-//! Two cache lines of data behind any lock, whatever its interface: guards of `lock_api`, or closures.
+//! Two cache lines of data behind a lock with any interface: `lock_api` guards or closures.
 //!
-//! Not here: which locks there are (`experiments/qspinlock_locks.rs`).
+//! Not here: the locks (`experiments/qspinlock_locks.rs`).
 
 use lock_api::{RawMutex, RawMutexTimed};
 use mcslock::relax::Relax;
 use std::time::Duration;
 
-/// What the lock protects.
+/// The data that the lock protects.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     pub first: Line,
@@ -19,8 +19,8 @@ pub(crate) struct Lines {
 pub(crate) struct Line(pub u64);
 
 impl Lines {
-    /// `steps` of a linear congruential generator (Knuth's MMIX), each of which needs the one before; half of them on
-    /// each line.
+    /// `steps` of a linear congruential generator (Knuth's MMIX); each step depends on the one before. Half
+    /// of them are on each line.
     #[inline]
     pub fn work(&mut self, steps: u32) {
         self.first.0 = generate(self.first.0, steps / 2);
@@ -31,7 +31,7 @@ impl Lines {
 /// See [`Lines::work`]. About 1 ns per step.
 #[inline]
 pub(crate) fn generate(mut value: u64, steps: u32) -> u64 {
-    // Unknown to the compiler, or it would fold several steps into one.
+    // Hidden from the compiler, which would otherwise fold several steps into one.
     let factor = std::hint::black_box(6_364_136_223_846_793_005_u64);
     for _ in 0..steps {
         value = value.wrapping_mul(factor).wrapping_add(1_442_695_040_888_963_407);
@@ -39,18 +39,18 @@ pub(crate) fn generate(mut value: u64, steps: u32) -> u64 {
     value
 }
 
-/// Data that one thread at a time may use.
+/// Data that only one thread at a time may use.
 pub(crate) trait Exclusive: Send + Sync {
-    /// Nobody uses it.
+    /// Creates unlocked data.
     fn new() -> Self;
 
-    /// Waits, uses, lets go.
+    /// Waits for the lock, runs `work`, and unlocks.
     fn with<R>(&self, work: impl FnOnce(&mut Lines) -> R) -> R;
 }
 
-/// As long as a thread wants to wait.
+/// Supports a limited wait.
 pub(crate) trait Timed: Exclusive {
-    /// `None`: the time was over first.
+    /// `None` if the timeout passed first.
     fn with_within<R>(&self, timeout: Duration, work: impl FnOnce(&mut Lines) -> R) -> Option<R>;
 }
 

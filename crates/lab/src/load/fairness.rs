@@ -1,8 +1,10 @@
-//! How evenly a lock is shared (Dice and Kogan 2019): the share of the half of the threads that got it more often.
+//! How evenly a lock is shared (Dice and Kogan 2019): the share of the half of the threads that got it more
+//! often.
 //!
-//! Not here: how long anybody waits.
+//! Not here: waiting times.
 
-/// 0.5: all alike; 1: one half got everything. `None` for a single thread, or if nobody got anything.
+/// 0.5: all threads equal; 1: one half got everything. `None` for a single thread, or if no thread got the
+/// lock.
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 pub(crate) fn upper_half(counts: &[u64]) -> Option<f64> {
     let total: u64 = counts.iter().sum();
@@ -13,7 +15,7 @@ pub(crate) fn upper_half(counts: &[u64]) -> Option<f64> {
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let half = sorted.len() / 2;
     let upper: u64 = sorted[..half].iter().sum();
-    // The one in the middle is half in either.
+    // Half of the middle thread's count goes to either half.
     let middle = if sorted.len() % 2 == 1 { sorted[half] as f64 / 2.0 } else { 0.0 };
     Some((upper as f64 + middle) / total as f64)
 }

@@ -1,8 +1,8 @@
-//! The same load by fio, the tool of the published figures, where it is installed.
+//! The same load by fio, the tool behind the published figures, if it is installed.
 //!
 //! `fio --ioengine=libaio --direct=1 … --output-format=json --output=FILE → Measured`
 //!
-//! - In a process group of its own: a terminal's Ctrl-C ends this program in order, which then ends fio.
+//! - Runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends fio.
 //!
 //! Not here: our own loop (`bare.rs`).
 
@@ -16,7 +16,7 @@ use super::{Job, Measured, Pattern, WARM_UP};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
-/// Between two looks at whether fio has ended or the user wants the end.
+/// Time between two checks of whether fio has ended or the user wants to stop.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// "fio-3.33"; `None` if it is not installed.
@@ -26,10 +26,10 @@ pub(crate) fn version() -> Option<String> {
     output.status.success().then(|| text.trim().to_owned())
 }
 
-/// Where it comes from.
+/// How to install it.
 pub(crate) const MISSING: &str = "fio is not installed: apt install fio";
 
-/// What every job has: random writes, say, for some time on a part of a file.
+/// What every job has: random writes, for example, for some time on a part of a file.
 pub(super) struct Basics<'p> {
     pub(super) path: &'p Path,
     /// fio's word for the pattern.
@@ -42,14 +42,14 @@ pub(super) struct Basics<'p> {
 }
 
 impl Basics<'_> {
-    /// Jobs are threads, last as long as they are told, and report in JSON.
+    /// Jobs are threads, run for a set time, and report in JSON.
     pub(super) fn arguments(&self) -> Vec<String> {
         let ms = 1000.0 * self.seconds;
         let always =
             ["--norandommap", "--thread", "--time_based", "--fallocate=none", "--output-format=json"];
         let mut arguments: Vec<String> = always.map(str::to_owned).into();
         arguments.extend([
-            // A colon would separate two files.
+            // A colon separates two files.
             format!("--filename={}", self.path.display().to_string().replace(':', "\\:")),
             format!("--rw={}", self.rw),
             format!("--bs={}", self.block_bytes),
@@ -77,7 +77,7 @@ pub(crate) fn arguments(path: &Path, job: &Job) -> Vec<String> {
     arguments
 }
 
-/// Runs it on the file `path`; its report goes through the folder `scratch`.
+/// Runs fio on the file `path`; its report goes through the folder `scratch`.
 pub(crate) fn run(path: &Path, job: &Job, scratch: &Path, stop: &Stop) -> Result<Measured, SampleError> {
     let json = report(&arguments(path, job), scratch, stop)?;
     read(&json).ok_or_else(lacking)
@@ -87,7 +87,7 @@ pub(super) fn lacking() -> SampleError {
     SampleError::because("fio", &"its report lacks the figures")
 }
 
-/// What fio reports; through a file in the folder `scratch`.
+/// Returns fio's report, which goes through a file in the folder `scratch`.
 pub(super) fn report(
     arguments: &[String],
     scratch: &Path,
@@ -132,7 +132,7 @@ fn wait(mut child: Child, stop: &Stop) -> Result<(), SampleError> {
     Err(SampleError::because(&format!("fio ended with {}", ended.status), &line))
 }
 
-/// fio writes its warnings into the same file, before the object.
+/// Skips fio's warnings, which precede the JSON object in the same file.
 fn after_warnings(text: &str) -> &str {
     text.find("{\n").and_then(|at| text.get(at..)).unwrap_or(text)
 }

@@ -1,10 +1,11 @@
-//! fio on the host, without a guest: what the same file gives to whoever is closest to it.
+//! fio on the host, without a guest: what the file gives to the closest client.
 //!
-//! - Jobs are threads: as processes each would be a session of its own (setsid), and the scheduler gives sessions equal shares
-//!   (sched(7), autogroup). Beside busy neighbours that is another share than a server's.
-//! - So what the kernel's threads do for its io_uring (on a RAM disk, all of the I/O) is not in its processor time.
+//! - Jobs are threads: as processes each would be a separate session (setsid), and the scheduler gives
+//!   sessions equal shares (sched(7), autogroup). Next to busy neighbours that share differs from a server's.
+//! - Therefore fio's CPU time does not include what kernel threads do for its io_uring (on a RAM disk, all of
+//!   the I/O).
 //!
-//! Not here: fio as in the experiment `aio` (`fio.rs`), which this shares running and reading with.
+//! Not here: fio in the experiment `aio` (`fio.rs`); this file shares its running and reading.
 
 use std::path::Path;
 
@@ -13,12 +14,12 @@ use super::{BlockJob, Figures};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
-/// How fio gets at the file.
+/// How fio accesses the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// Past the page cache.
+    /// With O_DIRECT.
     IoUring,
-    /// One call after the other, through the page cache.
+    /// One call after another, through the page cache.
     Psync,
 }
 
@@ -40,7 +41,7 @@ fn arguments(path: &Path, job: &BlockJob, engine: Engine) -> Vec<String> {
     arguments
 }
 
-/// Runs it on the file `path`; its report goes through the folder `scratch`.
+/// Runs fio on the file `path`; its report goes through the folder `scratch`.
 pub(crate) fn measure(
     path: &Path,
     job: &BlockJob,
@@ -61,7 +62,8 @@ fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
         return None;
     }
     if ios <= 0.0 || runtime_s <= 0.0 {
-        // Too short a time on too busy a machine: no figures of this sample, which says nothing of the next.
+        // Too short a time on too busy a machine: no figures for this sample, which says nothing about the
+        // next.
         return Some(Figures::new());
     }
     let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;

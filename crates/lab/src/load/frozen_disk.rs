@@ -1,11 +1,12 @@
-//! A disk whose storage hangs on demand: an image on a file system of its own, mounted from a file, that is frozen.
+//! A disk whose storage hangs on demand: an image on a separate file system, mounted from a file, that can be
+//! frozen.
 //!
-//! `make → mounted → freeze → Frozen dropped: it goes on … dropped: unmounted, removed`
+//! `make → mounted → freeze → Frozen dropped: thaws … dropped: unmounted, removed`
 //!
-//! - A shell does it, by lines on its standard input. It is in a process group of its own, and ends in order when its input
-//!   closes: whatever ends this program, the file system goes on and is unmounted.
+//! - A shell does the work and reads commands from its standard input. It runs in its own process group, and
+//!   cleans up when its input closes: however this program ends, the file system is thawed and unmounted.
 //!
-//! Not here: what is done to the disk (`hostile_guest.rs`).
+//! Not here: the attacks on the disk (`hostile_guest.rs`).
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -15,11 +16,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use tempfile::TempDir;
 
-/// Of the image.
+/// Size of the image.
 pub(crate) const IMAGE_BYTES: u64 = 8 << 20;
-/// Of the file system.
+/// Size of the file system.
 const FS_BYTES: u64 = 32 << 20;
-/// Each line in is answered by one: `ok`, or what went wrong.
+/// The shell answers each line with one line: `ok`, or the error.
 const SHELL: &str = r#"
 cd "$0" || exit 1
 answer() { if said=$("$@" 2>&1); then echo ok; else echo "$said" | tr '\n' ' '; echo; return 1; fi; }
@@ -42,19 +43,19 @@ cd / && rmdir "$0"
 #[derive(Debug)]
 pub(crate) struct FrozenDisk {
     shell: Child,
-    /// Closed: the end.
+    /// Closing it ends the shell.
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     image: PathBuf,
-    /// Of the file, and of the place where it is mounted.
+    /// Holds the file and the mount point.
     _folder: TempDir,
 }
 
 impl FrozenDisk {
-    /// In a folder of its own in `parent`.
+    /// Makes the disk in a new folder in `parent`.
     ///
     /// # Errors
-    /// Why there is none: no right to mount, no loop device, a program that is not installed.
+    /// The reason why there is none: no right to mount, no loop device, or a program that is not installed.
     pub fn make(parent: &Path) -> Result<Self, String> {
         Self::try_make(parent).map_err(|error| format!("no file system to freeze: {error}"))
     }
@@ -74,7 +75,7 @@ impl FrozenDisk {
         let answers = BufReader::new(answers.ok_or(io::ErrorKind::BrokenPipe)?);
         let mut made = Self { shell, orders, answers, image: on.join("disk.raw"), _folder: folder };
         made.answer()?;
-        // Written, so that no block has to be found for it.
+        // Written, so that later writes need no new blocks.
         let mut image = File::create(&made.image)?;
         (0..IMAGE_BYTES >> 20).try_for_each(|_| image.write_all(&vec![1; 1 << 20]))?;
         image.sync_all()?;
@@ -85,7 +86,7 @@ impl FrozenDisk {
         &self.image
     }
 
-    /// Until it is dropped, writes wait.
+    /// Freezes the file system: writes wait until the result is dropped.
     pub fn freeze(&mut self) -> io::Result<Frozen<'_>> {
         self.order("freeze")?;
         Ok(Frozen(self))
@@ -115,14 +116,14 @@ impl Drop for FrozenDisk {
     }
 }
 
-/// Storage that hangs.
+/// Hanging storage; dropping it thaws the file system.
 #[derive(Debug)]
 pub(crate) struct Frozen<'d>(&'d mut FrozenDisk);
 
 impl Drop for Frozen<'_> {
     fn drop(&mut self) {
         if self.0.order("thaw").is_err() {
-            // It thaws when its input closes.
+            // The shell thaws the file system when its input closes.
             drop(self.0.orders.take());
         }
     }
@@ -164,7 +165,7 @@ mod tests {
         };
         let mut file = File::options().append(true).open(disk.image()).unwrap();
         std::mem::forget(disk.freeze().unwrap());
-        // As the kernel does with a program that was killed.
+        // As the kernel does for a killed program.
         drop(disk.orders.take());
         assert_eq!(file.write(b"x").unwrap(), 1);
         drop((file, disk));

@@ -1,11 +1,11 @@
-//! A front-end for a guest that keeps no rule: as few messages as start a queue, and any others.
+//! A front-end for a guest that breaks the rules: the fewest messages that start a queue, and any others.
 //!
-//! `connect → features → memory → queues of 256 each → whatever`
+//! `connect → features → memory → queues of 256 each → anything`
 //!
-//! - Messages are sent as they are told; what the server says to them is read where it matters.
+//! - Messages are sent as the caller says; the server's answers are read where they matter.
 //!
-//! Layout: vhost-user, "Header". Not here: what is done with the queue (`hostile_guest.rs`), a front-end for use
-//! (`blk_driver`).
+//! Layout: vhost-user, "Header". Not here: what the guest does with the queue (`hostile_guest.rs`), a
+//! front-end for real use (`blk_driver`).
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -27,7 +27,7 @@ use virtqueue::RingLayout;
 pub(crate) const MEMORY_BYTES: u64 = 16 << 20;
 /// In descriptors.
 pub(crate) const QUEUE_SIZE: u16 = 256;
-/// A server that does not answer for so long has ended.
+/// A server that does not answer for this long has ended.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// `VIRTIO_F_VERSION_1` and `VIRTIO_F_INDIRECT_DESC`.
 const FEATURES: u64 = 1 << 32 | 1 << 28;
@@ -36,17 +36,17 @@ const PROTOCOL_FEATURES: u64 = 1 << 30;
 const REPLY_ACK: u64 = 1 << 3;
 /// `VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`.
 const INFLIGHT_SHMFD: u64 = 1 << 12;
-/// Of guest memory, for each queue: its ring, and what its requests need.
+/// Guest memory of each queue: its ring, and what its requests need.
 pub(crate) const AREA_BYTES: u64 = 0x1_0000;
-/// Of the description of an in-flight log.
+/// Size of the description of an in-flight log.
 const LOG_BYTES: usize = 24;
-/// Of any message.
+/// Size of every message's header.
 const HEADER_BYTES: usize = 12;
-/// Header flags: version 1; with an answer.
+/// Header flags: version 1; with a reply.
 const PLAIN: u32 = 1;
 const NEED_REPLY: u32 = 1 | 8;
 
-/// Of the messages.
+/// Message codes.
 pub(crate) mod code {
     pub(crate) const GET_FEATURES: u32 = 1;
     pub(crate) const SET_FEATURES: u32 = 2;
@@ -70,7 +70,7 @@ pub(crate) struct HostileFrontEnd {
     socket: UnixStream,
 }
 
-/// What it started.
+/// A queue that it started.
 #[derive(Debug)]
 pub(crate) struct RawQueue {
     pub view: MemoryView,
@@ -87,19 +87,19 @@ impl HostileFrontEnd {
         Ok(Self { socket })
     }
 
-    /// As a front-end that is told whether a message was carried out.
+    /// Negotiates replies that say whether a message was carried out.
     pub fn negotiate_acks(&self) -> io::Result<()> {
         self.send(code::SET_PROTOCOL_FEATURES, PLAIN, &REPLY_ACK.to_ne_bytes(), &[])?;
         self.send(code::SET_FEATURES, PLAIN, &(FEATURES | PROTOCOL_FEATURES).to_ne_bytes(), &[])?;
         self.barrier()
     }
 
-    /// A queue without requests, in memory of its own; it starts with the last of the messages.
+    /// Starts a queue without requests, in its own memory; the last message starts it.
     pub fn start_queue(&self) -> io::Result<RawQueue> {
         self.start_queues(1)?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// So many of them, all in one memory, an area each.
+    /// Starts this many queues, all in one memory with an area each.
     pub fn start_queues(&self, count: u16) -> io::Result<Vec<RawQueue>> {
         self.send(code::SET_OWNER, PLAIN, &[], &[])?;
         self.send(code::SET_FEATURES, PLAIN, &FEATURES.to_ne_bytes(), &[])?;
@@ -107,7 +107,7 @@ impl HostileFrontEnd {
         (0..count).map(|index| self.start(&view, index)).collect()
     }
 
-    /// As a front-end that keeps an in-flight log; memory is shared, no queue is started.
+    /// Negotiates an in-flight log; shares memory, but starts no queue.
     pub fn negotiate_log(&self) -> io::Result<MemoryView> {
         self.send(code::SET_OWNER, PLAIN, &[], &[])?;
         self.send(code::SET_PROTOCOL_FEATURES, PLAIN, &INFLIGHT_SHMFD.to_ne_bytes(), &[])?;
@@ -115,7 +115,7 @@ impl HostileFrontEnd {
         self.share_memory()
     }
 
-    /// A new in-flight log, and queue 0 with it.
+    /// Starts queue 0 with a new in-flight log.
     pub fn start_with_new_log(&self, view: &MemoryView) -> io::Result<RawQueue> {
         let mut wanted = [0; LOG_BYTES];
         wanted[16..18].copy_from_slice(&1u16.to_ne_bytes());
@@ -128,7 +128,7 @@ impl HostileFrontEnd {
         Ok(queue)
     }
 
-    /// Queue 0; returns when it has stopped.
+    /// Stops queue 0; returns when it has stopped.
     pub fn stop_queue(&self) -> io::Result<()> {
         self.send(code::GET_VRING_BASE, PLAIN, &state(0, 0), &[])?;
         self.receive().map(drop)
@@ -161,14 +161,14 @@ impl HostileFrontEnd {
         Ok(RawQueue { view: view.clone(), layout, kick, _call: call })
     }
 
-    /// The memory of a queue once more; returns when the server has gone over to it.
+    /// Announces a queue's memory again; returns when the server has switched to it.
     pub fn announce_memory(&self, view: &MemoryView) -> io::Result<()> {
         let regions = view.memory().regions();
         regions.iter().try_for_each(|region| self.send_table(region))?;
         self.barrier()
     }
 
-    /// A memory table of one region.
+    /// Sends a memory table of one region.
     fn send_table(&self, region: &Region) -> io::Result<()> {
         let spec = region.spec();
         let words = [1, spec.guest_addr.raw_value(), spec.size_bytes, 0, spec.file_offset_bytes];
@@ -176,13 +176,13 @@ impl HostileFrontEnd {
         self.send(code::SET_MEM_TABLE, PLAIN, &table, &[region.fd().as_fd()])
     }
 
-    /// A message that makes no sense and does not end the session; true if the server refused it.
+    /// Sends an invalid message that does not end the session; true if the server refused it.
     pub fn nonsense(&self) -> io::Result<bool> {
         self.send(code::SET_VRING_NUM, NEED_REPLY, &state(0, 3), &[])?;
         Ok(self.receive()? != 0)
     }
 
-    /// Everything sent before was seen.
+    /// Returns when the server has seen all earlier messages.
     fn barrier(&self) -> io::Result<()> {
         self.send(code::GET_FEATURES, PLAIN, &[], &[])?;
         self.receive().map(drop)
@@ -197,13 +197,13 @@ impl HostileFrontEnd {
         if !fds.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(fds));
         }
-        // So few bytes are taken whole, or wait.
+        // So few bytes are sent whole, or the call waits.
         let sent =
             rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
         if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
-    /// An answer of eight bytes.
+    /// Receives an answer of eight bytes.
     fn receive(&self) -> io::Result<u64> {
         let mut bytes = [0; 20];
         (&self.socket).read_exact(&mut bytes)?;
@@ -211,7 +211,7 @@ impl HostileFrontEnd {
         Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
     }
 
-    /// An answer that describes an in-flight log, and its memory.
+    /// Receives an in-flight log's description and its memory.
     fn receive_log(&self) -> io::Result<([u8; LOG_BYTES], OwnedFd)> {
         let mut header = [0; HEADER_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -231,7 +231,7 @@ impl HostileFrontEnd {
     }
 }
 
-/// Of a queue.
+/// The payload of a message about a queue.
 fn state(index: u32, number: u32) -> Vec<u8> {
     [index, number].map(u32::to_ne_bytes).concat()
 }

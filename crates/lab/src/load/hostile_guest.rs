@@ -1,12 +1,14 @@
-//! A guest, or its front-end, that does its server as much harm as one thread can; and an ordinary busy one beside it.
+//! A guest, or its front-end, that harms its server as much as one thread can; and an ordinary busy guest to
+//! compare with.
 //!
-//! `start → a thread that does one thing over and over → dropped → the thread has ended`
+//! `start → a thread that repeats one thing → dropped → the thread has ended`
 //!
-//! - Its thread never sleeps, as a virtual CPU that spins. So does the busy guest's, which polls for its completions:
-//!   what the good guests lose to the one and not to the other, they lose inside of the server.
-//! - Whatever ends a session or stops its queue, it connects again.
+//! - Its thread never sleeps, like a virtual CPU that spins. Neither does the busy guest's thread, which
+//!   polls for its completions. So what the good guests lose only to the hostile guest, they lose inside the
+//!   server.
+//! - If its session ends or its queue stops, it connects again.
 //!
-//! Not here: messages (`hostile_front_end.rs`), the guests that are measured (`clients_together.rs`).
+//! Not here: messages (`hostile_front_end.rs`), the measured guests (`clients_together.rs`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,12 +28,12 @@ use crate::experiment::SampleError;
 use crate::runner::Xorshift;
 use crate::stop::Stop;
 
-/// Where headers lie, and status bytes.
+/// Addresses of headers and status bytes.
 const HEADERS: u64 = 0x1_0000;
 const STATUS: u64 = 0x2_0000;
-/// Where a table of so many entries lies that loops.
+/// Address of a table that loops, and its number of entries.
 const TABLE: u64 = 0x3_0000;
-/// Of requests that the server carries out, in their queue's area: headers, status bytes. Their data is shared by all queues.
+/// Offsets of valid requests' headers and status bytes in their queue's area. All queues share the data.
 const REQUEST_HEADERS: u64 = 0x1000;
 const REQUEST_STATUS: u64 = 0x2000;
 const REQUEST_DATA: u64 = 8 << 20;
@@ -40,14 +42,14 @@ const PARTS: u16 = 3;
 const DATA_BYTES: u32 = 4096;
 const BLOCK_BYTES: u64 = DATA_BYTES as u64;
 const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / 512;
-/// A ring that is scribbled over is soon broken: a new session then.
+/// Scribbling soon breaks a ring; after this long a new session begins.
 const SCRIBBLED: Duration = Duration::from_millis(5);
-/// Until an attack that cannot begin counts as failed; and between two attempts.
+/// How long an attack may fail to begin before it counts as failed; and the pause between two attempts.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
-/// Of the ordinary guest.
+/// Depth of the ordinary busy guest.
 pub(crate) const BUSY_DEPTH: u32 = 32;
-/// Of a large read.
+/// Size of a large read.
 const LARGE_BYTES: u32 = 4 << 20;
 /// Longer than any sample.
 const FOR_EVER_S: f64 = 3600.0;
@@ -58,36 +60,36 @@ mod kind {
     pub(super) const WRITE: u32 = 1;
 }
 
-/// What is done.
+/// What the guest does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attack {
-    /// Nothing: an ordinary guest, busy.
+    /// No attack: an ordinary busy guest.
     Busy,
-    /// A queue that is always full of requests that make no sense.
+    /// A queue that is always full of invalid requests.
     InvalidRequests,
-    /// A queue that is always full of chains that go through all of the ring and on into a table without an end.
+    /// A queue that is always full of chains that go through the whole ring and into an endless table.
     Loops,
-    /// Kicks, and never a request.
+    /// Kicks without requests.
     Kicks,
     /// Descriptors, tables, headers and the available ring change while the server reads them.
     Scribble,
-    /// Sessions that start a queue and end.
+    /// Sessions that each start a queue and end.
     Reconnects,
-    /// Messages that are refused, each of which is worth a line in a log.
+    /// Messages that the server refuses, and may log.
     Refusals,
-    /// Reads as large as the disk takes them, as many in flight as [`BUSY_DEPTH`].
+    /// The largest reads that the disk accepts, [`BUSY_DEPTH`] of them in flight.
     LargeReads,
-    /// The same memory announced over and over while a queue runs.
+    /// Announces the same memory over and over while a queue runs.
     MemoryTables,
-    /// So many queues of random reads, each always full.
+    /// This many queues of random reads, each always full.
     Queues(u16),
-    /// A new in-flight log over and over, each time with a queue that starts and stops.
+    /// Requests a new in-flight log over and over, each time with a queue that starts and stops.
     Logs,
-    /// A queue full of writes, to storage that hangs.
+    /// A queue full of writes to storage that hangs.
     Hung,
 }
 
-/// Goes on until it is dropped.
+/// Runs until it is dropped.
 #[derive(Debug)]
 pub(crate) struct HostileGuest {
     stop: Stop,
@@ -96,7 +98,7 @@ pub(crate) struct HostileGuest {
 }
 
 impl HostileGuest {
-    /// On the disk behind `socket`; `job`: what an ordinary guest does there.
+    /// Starts it on the disk behind `socket`; `job`: what an ordinary guest does there.
     pub fn start(attack: Attack, socket: &Path, job: &BlockJob) -> Result<Self, SampleError> {
         let (stop, done) = (Stop::default(), Arc::default());
         let mut thread = Thread {
@@ -117,12 +119,12 @@ impl HostileGuest {
         Ok(Self { stop, done, thread: Some(thread) })
     }
 
-    /// Requests, kicks, sessions or tables so far; of a guest that only reads none are counted.
+    /// Requests, kicks, sessions or tables so far; not counted for a guest that only reads.
     pub fn done(&self) -> u64 {
         self.done.load(Relaxed)
     }
 
-    /// Ends it.
+    /// Stops it.
     pub fn end(mut self) -> Result<(), SampleError> {
         self.join().map_err(|why| SampleError::because("the tenth guest", &why))
     }
@@ -145,7 +147,7 @@ struct Thread {
     stop: Stop,
     done: Arc<AtomicU64>,
     seed: u64,
-    /// Of the disk.
+    /// Size of the disk.
     blocks: u64,
 }
 
@@ -156,14 +158,14 @@ impl Thread {
         let end = Instant::now() + PATIENCE;
         loop {
             match run(&timed(job, FOR_EVER_S), &target, &client, &self.stop, &mut Quiet) {
-                // A server that has made its socket may not listen on it yet.
+                // A server that has created its socket may not listen on it yet.
                 Err(RunError::Refused { .. }) if Instant::now() < end => std::thread::sleep(PAUSE),
                 outcome => return outcome.map(drop).map_err(|error| error.to_string()),
             }
         }
     }
 
-    /// Again and again; that a session ends is part of it, that none begins for long is not.
+    /// Repeats the attack. A session that ends is part of it; it fails only if none begins for a long time.
     fn attack(&mut self, attack: Attack) -> Result<(), String> {
         let mut last = Instant::now();
         while !self.stop.is_asked() {
@@ -261,11 +263,11 @@ impl Thread {
     }
 }
 
-/// One queue, written byte by byte.
+/// A queue that the guest writes byte by byte.
 struct Guest {
     queue: RawQueue,
     ring: RawRing,
-    /// Answers taken.
+    /// Answers taken so far.
     taken: u16,
 }
 
@@ -275,7 +277,7 @@ impl Guest {
         Ok(Self { queue, ring, taken: 0 })
     }
 
-    /// As many requests as the ring has places for; returns how many.
+    /// Fills the ring with requests; returns how many.
     fn fill_with(&mut self, kind: u32, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
         let area = self.queue.layout.descriptors.raw_value();
         let (headers, status) = (area + REQUEST_HEADERS, area + REQUEST_STATUS);
@@ -299,7 +301,7 @@ impl Guest {
         Ok(requests.into())
     }
 
-    /// Each request that was answered once more, for another block; returns how many.
+    /// Sends each answered request again, for another block; returns how many.
     fn refill(&mut self, block: &mut impl FnMut() -> u64) -> io::Result<u64> {
         let (from, new) = (self.ring.avail_idx(), self.ring.used_idx().wrapping_sub(self.taken));
         if new == 0 {
@@ -329,7 +331,8 @@ impl Guest {
         self.view().store(addr, bytes).map_err(io::Error::other)
     }
 
-    /// Each pair of descriptors a request: of no known type, past the end of any disk, or not even a header.
+    /// Makes each pair of descriptors a request: of an unknown type, past the end of any disk, or without a
+    /// whole header.
     fn prepare_invalid(&self) -> io::Result<()> {
         for (at, head) in (0..QUEUE_SIZE).step_by(2).enumerate() {
             let header = HEADERS + 16 * u64::from(head);
@@ -349,8 +352,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Each descriptor is followed by the one behind it, down to the last, which names a table whose last entry is followed
-    /// by its first.
+    /// Each descriptor continues with the one behind it. The last one refers to a table whose last entry
+    /// continues with its first.
     fn prepare_loops(&self) -> io::Result<()> {
         let part = |at: u16| RawDescriptor {
             addr: HEADERS,
@@ -368,7 +371,7 @@ impl Guest {
         Ok(())
     }
 
-    /// As many available as the ring has places for; returns how many are new.
+    /// Makes as many chains available as the ring has places for; returns how many are new.
     fn fill_up(&self) -> io::Result<u64> {
         let (from, to) = (self.ring.avail_idx(), self.ring.used_idx().wrapping_add(QUEUE_SIZE / 2));
         let new = to.wrapping_sub(from);
@@ -385,7 +388,7 @@ impl Guest {
         Ok(new.into())
     }
 
-    /// Something else in every place that the server may look at, then a few more chains.
+    /// Writes random values to every place that the server may read, then makes a few more chains available.
     fn scribble(&self, random: &mut Xorshift) -> io::Result<u64> {
         for _ in 0..64 {
             let word = random.next();

@@ -1,6 +1,6 @@
-//! What happened off the fast path of the queued locks, of all threads together.
+//! Events off the fast path of the queued locks, summed over all threads.
 //!
-//! Not here: who counts it (`qspinlock::stats`).
+//! Not here: the counting itself (`qspinlock::stats`).
 
 use qspinlock::stats::{Mode, set_mode, totals};
 
@@ -9,14 +9,14 @@ use qspinlock::stats::{Mode, set_mode, totals};
 pub(crate) struct LockEvents {
     /// Sleeps begun.
     pub halts: u64,
-    /// Wakes of others.
+    /// Other threads woken.
     pub kicks: u64,
-    /// Woken without a reason.
+    /// Wakes without a reason.
     pub spurious: u64,
 }
 
 impl LockEvents {
-    /// So far.
+    /// The counts so far.
     pub fn now() -> Self {
         let totals = totals();
         Self { halts: totals.halted, kicks: totals.kicked, spurious: totals.woken_for_nothing }
@@ -32,7 +32,7 @@ impl LockEvents {
     }
 }
 
-/// Events are counted as long as this lives; only slow paths do any of it.
+/// Counts events while it lives; only slow paths pay for that.
 #[derive(Debug)]
 pub(crate) struct Counting(());
 

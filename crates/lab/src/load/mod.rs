@@ -1,9 +1,9 @@
-//! Loads: a test file, and the ways to write to it — through a virtqueue, straight through an engine, by fio.
+//! Loads: a test file, and the ways to write to it: through a virtqueue, directly through an engine, by fio.
 //!
-//! - Every load writes the same kind of requests to the same file, keeps the same number in flight, runs
-//!   [`WARM_UP`] longer than asked, and does not count that.
+//! - Every load writes the same kind of requests to the same file, keeps the same number in flight, and runs
+//!   [`WARM_UP`] longer than asked without counting that.
 //!
-//! Not here: which variant uses which (`experiments/`).
+//! Not here: which variant uses which load (`experiments/`).
 
 pub(crate) mod test_file;
 
@@ -75,15 +75,15 @@ use disk_image::SECTOR_BYTES;
 
 use crate::runner::Xorshift;
 
-/// Share of a sample that runs before it, uncounted.
+/// Length of the uncounted warm-up, as a share of the sample.
 pub(crate) const WARM_UP: f64 = 0.1;
 
-/// What is written.
+/// The order of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// Anywhere, the same block twice or never (fio: `--rw=randwrite --norandommap`).
+    /// Any block, repeated or not (fio: `--rw=randwrite --norandommap`).
     Random,
-    /// From the start to the end, and again (fio: `--rw=write`).
+    /// From the start to the end, then again (fio: `--rw=write`).
     Sequential,
 }
 
@@ -95,30 +95,30 @@ pub(crate) struct Job {
     /// Requests in flight.
     pub depth: u16,
     pub file_bytes: u64,
-    /// Of the counted part.
+    /// Length of the counted part.
     pub seconds: f64,
     pub seed: u64,
 }
 
-/// Random requests of jobs that run side by side, reads or writes.
+/// Random requests of jobs that run at the same time, reads or writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockJob {
     pub writes: bool,
     pub block_bytes: u32,
     /// Requests in flight, per job.
     pub depth: u32,
-    /// Each with a queue of its own, where there are queues.
+    /// Each with its own queue, where there are queues.
     pub jobs: u16,
     pub file_bytes: u64,
-    /// Of the counted part.
+    /// Length of the counted part.
     pub seconds: f64,
     pub seed: u64,
 }
 
-/// What a sample gave, by the ids of columns.
+/// A sample's figures, by column id.
 pub(crate) type Figures = BTreeMap<&'static str, f64>;
 
-/// Where the requests of a job go.
+/// The sectors of a job's requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sectors {
     pattern: Pattern,
@@ -155,18 +155,18 @@ impl Sectors {
     }
 }
 
-/// What one sample gave; `None` where the load cannot tell.
+/// The result of one sample; `None` where the load cannot tell.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measured {
     pub requests: u64,
     pub seconds: f64,
-    /// Mean, from taken to accepted, where requests are accepted by the kernel.
+    /// Mean, from start to acceptance, where the kernel accepts requests.
     pub submit_us: Option<f64>,
-    /// Mean, in whoever sends.
+    /// Mean, in the thread that sends.
     pub client_submit_us: Option<f64>,
-    /// Mean, from sent to done.
+    /// Mean, from sending to completion.
     pub complete_ms: Option<f64>,
-    /// Processor time of all that is not the client.
+    /// CPU time of everything but the client.
     pub cpu_us_per_io: Option<f64>,
 }
 

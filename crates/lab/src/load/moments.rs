@@ -1,8 +1,8 @@
-//! Count, mean, spread and extremes of latencies, as fio's `clat` line has them, without keeping any.
+//! Count, mean, spread and extremes of latencies, as in fio's `clat` line, without storing the samples.
 //!
 //! Not here: clocks, units of the report.
 
-/// Of a sum of samples; samples are in whatever unit the caller has.
+/// Over a number of samples, in the caller's unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Moments {
     count: u64,
@@ -31,7 +31,7 @@ impl Moments {
         self.max = self.max.max(sample);
     }
 
-    /// Both together (Chan, Golub, LeVeque 1979).
+    /// Combines both (Chan, Golub, LeVeque 1979).
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         if self.count == 0 || other.count == 0 {
@@ -53,7 +53,7 @@ impl Moments {
         (self.count > 0).then_some(self.mean)
     }
 
-    /// Of the samples, not of what they were drawn from.
+    /// The deviation of the samples, not of the distribution they come from.
     pub fn deviation(&self) -> Option<f64> {
         (self.count > 0).then(|| (self.squares / self.count as f64).sqrt())
     }

@@ -1,25 +1,25 @@
-//! Other processes that keep every core busy: what threads that spin share a machine with.
+//! Other processes that keep every core busy, next to the threads under test.
 //!
-//! - A shell that counts, one per core. Each looks now and then whether this process is still there, and ends if not;
-//!   they are ended when this is dropped.
+//! - One counting shell per core. Each checks now and then whether this process still exists, and otherwise
+//!   ends; dropping this ends them.
 //!
-//! Not here: what is measured meanwhile.
+//! Not here: the measurement.
 
 use std::process::{Child, Command, Stdio};
 
 use super::cores;
 use crate::experiment::SampleError;
 
-/// Some ten looks per second.
+/// Checks about ten times per second.
 const BUSY: &str =
     "while kill -0 \"$0\" 2>/dev/null; do n=0; while [ $n -lt 100000 ]; do n=$((n+1)); done; done";
 
-/// They run as long as this lives.
+/// They run while this lives.
 #[derive(Debug)]
 pub(crate) struct Neighbours(Vec<Child>);
 
 impl Neighbours {
-    /// `per_core` on each core.
+    /// Starts `per_core` on each core.
     pub fn start(per_core: usize) -> Result<Self, SampleError> {
         let mut all = Self(Vec::new());
         for place in 0..cores::all().len() * per_core {

@@ -1,27 +1,29 @@
-//! A device in this process that completes at once and wants to be notified of everything, and the way to it.
+//! A device in this process that completes at once and wants every notification, and the way to it.
 //!
 //! `driver: Kick::notify → ExitBell::ring: away for the notify cost → the device's work → back`
 //!
-//! What an exit to the host is made of, and what stands for it here:
-//! - **The CPU is away.** A guest's write to the notify register leaves the guest; until the host resumes it, the
-//!   virtual CPU does nothing else, and the host uses the physical one. Here the thread spins for the notify cost:
-//!   nobody else gets the core, as while a virtual CPU is away. A sleep would give it away.
-//! - **The host does something.** With QEMU's own loop, the device's work itself; with an eventfd, waking the thread
-//!   that does it. [`By::Notifier`] takes the first: the notifying thread does the device's work before it comes
-//!   back. It needs no third thread, which two cores could run only in place of a driver's, and no sleep and
-//!   wake-up whose 5–50 µs would drown the 0–10 µs that are to be varied. What it costs is the device's work, about
-//!   0.1 µs per request, inside of what a locked kick holds the lock for. [`By::Thread`] is the second: an eventfd
-//!   is written after the spin, and a thread that slept in `poll` does the work.
-//! - **One device.** Two virtual CPUs may be in an exit for the same queue at once, and one device serves it. Here
-//!   who comes second leaves its work to who is in it already, and returns: [`ExitBell::wanted`] counts rings, and
-//!   who is in it goes round until it has seen all. It waits for nobody, and no ring is missed.
+//! The parts of an exit to the host, and what represents them here:
+//! - **The CPU is away.** A guest's write to the notify register leaves the guest. Until the host resumes it,
+//!   the virtual CPU does nothing else, and the host uses the physical one. Here the thread spins for the
+//!   notify cost: no other thread gets the core, as while a virtual CPU is away. A sleep would give the core
+//!   away.
+//! - **The host does something.** With QEMU's own loop it does the device's work itself; with an eventfd it
+//!   wakes the thread that does it. [`By::Notifier`] is the first: the notifying thread does the device's
+//!   work before it returns. It needs no third thread, which two cores could run only in place of a driver's,
+//!   and no sleep and wake, whose 5–50 µs would drown the 0–10 µs under test. It costs the device's work,
+//!   about 0.1 µs per request, within the time that a locked kick holds the lock. [`By::Thread`] is the
+//!   second: after the spin an eventfd is written, and a thread that slept in `poll` does the work.
+//! - **One device.** Two virtual CPUs may be in an exit for the same queue at once, and one device serves it.
+//!   Here the second one leaves its work to the first, and returns: [`ExitBell::wanted`] counts rings, and
+//!   the thread at the device repeats until it has seen all. It waits for no other thread, and no ring is
+//!   missed.
 //!
-//! **Every request is notified**: without EVENT_IDX, and the device never says NO_NOTIFY (virtio 1.3 §2.7.10), so each
-//! submission finds its notification wanted, under either policy. With EVENT_IDX, the device re-arms after every
-//! chain, but what is submitted while a notification is under way and the device has not looked yet needs none of its
-//! own: an unlocked kick then also saves kicks, which is a gain of another kind and a workload of its own.
+//! **Every request is notified**: without EVENT_IDX the device never sets NO_NOTIFY (virtio 1.3 §2.7.10), so
+//! each submission must notify, under either policy. With EVENT_IDX the device re-arms after every chain, but
+//! requests submitted while a notification is in progress and the device has not looked yet need none of
+//! their own. So an unlocked kick also saves kicks, which is a different gain and a separate workload.
 //!
-//! Not here: the driver (`blk_driver`), who notifies (`crowd.rs`).
+//! Not here: the driver (`blk_driver`), the threads that notify (`crowd.rs`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -37,16 +39,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use virtio_blk::Status;
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault};
 
-/// Who does the device's work.
+/// Which thread does the device's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// The thread that notifies, before it comes back.
+    /// The thread that notifies, before it returns.
     Notifier,
-    /// A thread of the device's own, which sleeps until it is notified.
+    /// A separate thread of the device, which sleeps until it is notified.
     Thread,
 }
 
-/// What ended the device.
+/// An error that ended the device.
 #[derive(Debug, thiserror::Error)]
 enum DeviceError {
     #[error(transparent)]
@@ -59,7 +61,7 @@ enum DeviceError {
     Status(#[from] AccessError),
 }
 
-/// The device half: takes chains, says OK, reads and writes no data.
+/// The device side: takes chains, reports OK, reads and writes no data.
 #[derive(Debug)]
 struct NullDevice {
     queue: DeviceQueue,
@@ -73,7 +75,7 @@ impl NullDevice {
         Ok(Self { queue: end.device()?, view, chain: Chain::with_capacity(end.layout.queue_size) })
     }
 
-    /// Completes everything that is available, one by one, asking for a notification after each.
+    /// Completes all available chains one by one, asking for a notification after each.
     fn serve(&mut self) -> Result<(), DeviceError> {
         loop {
             while let Some(tag) = self.queue.pop(&mut self.chain)? {
@@ -88,7 +90,7 @@ impl NullDevice {
         }
     }
 
-    /// Data that was not written is called written: a driver that counts must find what it asked for.
+    /// Reports data as written that was not: a driver that counts bytes must find what it asked for.
     fn complete(&mut self, tag: u16) -> Result<(), DeviceError> {
         let last = self.chain.writable().last().ok_or(DeviceError::NoStatus)?;
         let GuestRange { addr, len_bytes } = *last;
@@ -96,7 +98,7 @@ impl NullDevice {
         let written_bytes = u32::try_from(self.chain.writable_bytes()).unwrap_or(u32::MAX);
         self.queue.push_used(tag, written_bytes);
         self.queue.publish();
-        // Nobody sleeps: drivers here poll, and the call eventfd stays silent.
+        // No thread sleeps: the drivers here poll, so the call eventfd is not used.
         let _ = self.queue.needs_notification();
         Ok(())
     }
@@ -106,11 +108,11 @@ impl NullDevice {
 #[derive(Debug)]
 pub(crate) struct ExitBell {
     cost: Duration,
-    /// Rings that whoever is at the device has not answered yet.
+    /// Rings that the thread at the device has not handled yet.
     wanted: AtomicU32,
     device: OnceLock<Mutex<NullDevice>>,
     fault: OnceLock<String>,
-    /// [`By::Thread`]: rung after the spin.
+    /// For [`By::Thread`]: signalled after the spin.
     sleeper: Option<EventFd>,
     ended: AtomicBool,
 }
@@ -123,11 +125,11 @@ impl ExitBell {
         Ok(Arc::new(Self { cost, wanted, device, fault, sleeper, ended }))
     }
 
-    /// Puts the device behind the bell. What is returned ends its thread, if it has one, when dropped.
+    /// Attaches the device. Dropping the result ends the device's thread, if it has one.
     pub fn attach(self: &Arc<Self>, end: &DeviceEnd) -> io::Result<DeviceThread> {
         let device = NullDevice::new(end).map_err(io::Error::other)?;
         let _ = self.device.set(Mutex::new(device));
-        // Before the first request: the device's first wish.
+        // Before the first request: the device asks for notifications.
         self.work();
         let bell = Arc::clone(self);
         let thread = match self.sleeper {
@@ -139,21 +141,21 @@ impl ExitBell {
         Ok(DeviceThread { bell: Arc::clone(self), thread })
     }
 
-    /// What ended the device before its time.
+    /// The error that ended the device early.
     pub fn fault(&self) -> Option<&str> {
         self.fault.get().map(String::as_str)
     }
 
-    /// Does the device's work, unless somebody is at it, who then does it.
+    /// Does the device's work, unless another thread is doing it; then that thread does this work too.
     fn work(&self) {
-        // AcqRel: the chain was made available before; whoever takes over this count has to see it.
+        // AcqRel: the chain was made available before; the thread that takes over this count has to see it.
         if self.wanted.fetch_add(1, AcqRel) != 0 {
             return;
         }
         let mut seen = 1;
         loop {
             self.serve();
-            // Gives up the device only if nobody rang meanwhile. Acquire: as above, for those who did.
+            // Leaves the device only if no thread rang meanwhile. Acquire: as above, for those that did.
             match self.wanted.compare_exchange(seen, 0, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -170,7 +172,7 @@ impl ExitBell {
         }
     }
 
-    /// The device's own thread.
+    /// Runs on the device's own thread.
     fn sleep(&self) {
         let Some(sleeper) = &self.sleeper else { return };
         // Relaxed: the eventfd orders it.

@@ -1,12 +1,13 @@
-//! `bareblk serve` with a disk for each file, their requests placed among its workers as told.
+//! `bareblk serve` with a disk for each file, whose requests are placed among its workers as configured.
 //!
 //! `Layout → bareblk.toml (a table per disk) → ServerProcess, its control socket`
 //!
-//! - Each worker is bound to a core of its own, as far as there are so many: where a request is submitted and where it
-//!   is completed shall be what was asked for. Queues stay where they are (`balance = "off"`).
-//! - Disk k's completion worker is number k: with several disks, the work of completing is shared out.
+//! - Each worker is bound to its own core, as far as there are enough cores: a request must be submitted and
+//!   completed where the placement says. Queues do not move (`balance = "off"`).
+//! - Disk k's completion worker is worker k: several disks share out the work of completing.
 //!
-//! Not here: what the placements do (`io_engine`), the load (`clients_together.rs`), how it is counted (`server_stats.rs`).
+//! Not here: how placements work (`io_engine`), the load (`clients_together.rs`), the counters
+//! (`server_stats.rs`).
 
 use std::fmt::Write;
 use std::io;
@@ -21,34 +22,34 @@ use crate::stop::Stop;
 /// Where a disk's requests are submitted and completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placing {
-    /// Each worker has an engine of its own.
+    /// Each worker has its own engine.
     Queue,
-    /// All have one engine, behind a lock.
+    /// All workers share one engine, behind a lock.
     Shared {
-        /// Whoever submits takes completions; else only the completion worker does.
+        /// Whether a submitting worker also takes completions; otherwise only the completion worker does.
         reap_on_submit: bool,
     },
-    /// One worker has the engine; the others hand over to it.
+    /// One worker has the engine; the others hand over requests to it.
     Completion {
-        /// When: as `--hand-over` has it.
+        /// When, in the syntax of `--hand-over`.
         hand_over: &'static str,
         host: Host,
     },
 }
 
-/// Which worker completes, and what else it has to do.
+/// Which worker completes, and what else it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
-    /// Another one for each disk; it serves queues as any other.
+    /// A different one for each disk; it serves queues like the others.
     PerDisk,
-    /// Another one for each disk; it serves none of its queues.
+    /// A different one for each disk; it serves none of that disk's queues.
     PerDiskWithoutQueues,
-    /// The same one for all disks.
+    /// The same worker for all disks.
     One,
 }
 
 impl Host {
-    /// Of the disk with this number.
+    /// The worker of disk number `disk`.
     fn worker(self, disk: usize, workers: usize) -> usize {
         match self {
             Self::PerDisk | Self::PerDiskWithoutQueues => disk % workers.max(1),
@@ -57,20 +58,20 @@ impl Host {
     }
 }
 
-/// A server.
+/// A server's configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub engine: &'static str,
     pub cache: &'static str,
     pub placing: Placing,
     pub workers: usize,
-    /// Of each disk.
+    /// Queues of each disk.
     pub queues: u16,
-    /// Before a worker sleeps; or never.
+    /// Whether a worker polls before it sleeps.
     pub polls: bool,
 }
 
-/// Running, with a socket for each disk. Dropping it ends it.
+/// A running server, with a socket for each disk. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct PlacedServer {
     process: ServerProcess,
@@ -108,12 +109,12 @@ impl PlacedServer {
         self.process.pid()
     }
 
-    /// How much it has logged.
+    /// The size of its log.
     pub fn log_bytes(&self) -> u64 {
         self.process.log_bytes()
     }
 
-    /// In the order of the files.
+    /// One socket per file, in the files' order.
     pub fn sockets(&self) -> &[PathBuf] {
         &self.sockets
     }
@@ -151,7 +152,7 @@ fn text(layout: &Layout, control: &Path, disks: &[(&Path, &Path)]) -> io::Result
     Ok(text)
 }
 
-/// A disk's keys.
+/// The placement keys of a disk.
 fn placing(layout: &Layout, disk: usize) -> String {
     match layout.placing {
         Placing::Queue => String::new(),
@@ -177,7 +178,7 @@ fn placing(layout: &Layout, disk: usize) -> String {
     }
 }
 
-/// A string of TOML: JSON's are among them.
+/// A TOML string; JSON strings are valid TOML strings.
 fn quoted(path: &Path) -> io::Result<String> {
     let text = path.to_str().ok_or_else(|| {
         let text = format!("{path:?} is not UTF-8, which a configuration file must be: use another folder");

@@ -1,8 +1,8 @@
-//! What another process costs: processor time, context switches, threads, memory.
+//! The cost of another process: CPU time, context switches, threads, memory.
 //!
-//! - Processor time is read from the process's own clock, to the nanosecond: all its threads, those that ended and those
-//!   that the kernel runs for it (io_uring's workers) included.
-//! - Context switches are summed over the threads there are now; those of threads that ended are gone.
+//! - CPU time comes from the process's own clock, to the nanosecond. It includes all its threads: ended ones,
+//!   and those that the kernel runs for it (io_uring's workers).
+//! - Context switches are summed over existing threads; those of ended threads are lost.
 //!
 //! Facts: clock_getcpuclockid(3), proc_pid_status(5). Not here: the calling process (`cpu.rs`).
 
@@ -15,12 +15,12 @@ use nix::unistd::Pid;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
     pub cpu_ns: u64,
-    /// Voluntary or not.
+    /// Voluntary and involuntary.
     pub switches: u64,
 }
 
 impl Cost {
-    /// Of process `pid`; zero if it is gone.
+    /// The cost of process `pid`; zero if the process is gone.
     pub fn of(pid: u32) -> Self {
         Self {
             cpu_ns: cpu_ns(pid).unwrap_or(0),
@@ -37,12 +37,12 @@ impl Cost {
     }
 }
 
-/// Those there are now.
+/// The number of existing threads.
 pub(crate) fn thread_count(pid: u32) -> usize {
     threads(pid).count()
 }
 
-/// Resident, in KiB.
+/// Resident memory, in KiB.
 pub(crate) fn resident_kib(pid: u32) -> Option<u64> {
     number(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:")
 }
@@ -66,7 +66,7 @@ fn switches(status: &str) -> u64 {
         .sum()
 }
 
-/// Of the line that begins with `key`.
+/// The number in the line that begins with `key`.
 fn number(status: &str, key: &str) -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with(key))?;
     line.split_ascii_whitespace().nth(1)?.parse().ok()

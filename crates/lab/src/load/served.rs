@@ -1,7 +1,7 @@
-//! A server of this process with its sockets in a temporary folder, and the driver's connections to it.
+//! A server in this process with its sockets in a temporary folder, and the driver's connections to it.
 //!
-//! - The folder for sockets is the system's for temporary files: a socket's path has 107 bytes, and the results' folder
-//!   may be deep.
+//! - Sockets are in the system's temporary folder: a socket's path may have at most 107 bytes, and the
+//!   results folder may be deep.
 //!
 //! Not here: the load (`driver.rs`, `crowd.rs`), test files.
 
@@ -18,10 +18,10 @@ use blk_server::{
 use disk_image::{HostOpener, Image, Opener};
 use tempfile::TempDir;
 
-/// As long as a request that hangs may take to be given up.
+/// How long a hanging request may take to be abandoned.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// See the file's head. Dropping it stops it; connections are to be dropped before.
+/// See the file's head. Dropping it stops the server; drop the connections first.
 pub(crate) struct Served {
     server: Option<Server>,
     sockets: Vec<PathBuf>,
@@ -30,8 +30,8 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Serves `images`, one socket each, by one worker that counts what it submits and polls for up to `poll` before it
-    /// sleeps.
+    /// Serves `images`, one socket each, with one worker that counts its submissions and polls for up to
+    /// `poll` before it sleeps.
     pub fn start(
         engine: EngineFactory,
         depth: u32,
@@ -84,7 +84,7 @@ impl Served {
         Ok((device, queue.ok_or_else(|| io::Error::other("the device has no queue"))?))
     }
 
-    /// What the worker submitted so far.
+    /// The worker's submissions so far.
     pub fn submissions(&self) -> Submissions {
         self.server.as_ref().and_then(Server::submissions).unwrap_or_default()
     }
@@ -92,7 +92,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // What it did not flush is of a test file.
+        // Unflushed data belongs only to a test file.
         let _ = self.server.take().map(|server| server.stop(TIMEOUT));
     }
 }

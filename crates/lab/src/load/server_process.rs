@@ -1,12 +1,17 @@
-//! A vhost-user-blk server as a process of its own: this program's, or qemu-storage-daemon if it is installed.
+//! Runs a vhost-user-blk server as a separate process: this program's, or qemu-storage-daemon if it is
+//! installed.
 //!
-//! `spawn → its socket is there → load → SIGTERM → ended`
+//! `spawn → its socket exists → load → SIGTERM → ended`
 //!
-//! - A process of its own, as in use: its processor time and its context switches are told apart by the kernel.
-//! - In a process group of its own: a terminal's Ctrl-C ends this program in order, which then ends the server.
-//! - It does not outlive this program, not even if that is killed (a second Ctrl-C): a shell sees its end of a pipe close.
+//! - It is a separate process, as in real use: the kernel counts its CPU time and context switches
+//!   separately.
+//! - It runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends the
+//!   server.
+//! - It does not outlive this program, even if this program is killed (a second Ctrl-C): a shell notices that
+//!   its end of a pipe has closed.
 //!
-//! Not here: the load on it (`clients.rs`), its cost (`process.rs`), servers of several disks (`placed_server.rs`).
+//! Not here: the load on it (`clients.rs`), its cost (`process.rs`), servers with several disks
+//! (`placed_server.rs`).
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -23,14 +28,14 @@ use crate::stop::Stop;
 
 /// The other server.
 const PEER: &str = "qemu-storage-daemon";
-/// Where the other server comes from.
+/// How to install the other server.
 pub(crate) const PEER_MISSING: &str =
     "qemu-storage-daemon is not installed: apt install qemu-system-common (Debian 12) or qemu-utils (13)";
-/// Until the socket is there, and until the process has ended.
+/// How long to wait for the socket, and for the process to end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What it logs, in its folder.
+/// The log file, in its folder.
 const SAID: &str = "said";
-/// Between two looks.
+/// Time between two looks.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Which server.
@@ -41,15 +46,15 @@ pub(crate) enum Kind {
         engine: &'static str,
         cache: &'static str,
         workers: u16,
-        /// Or never.
+        /// Whether it polls.
         polls: bool,
     },
-    /// qemu-storage-daemon: one thread for all queues, io_uring, past the page cache.
+    /// qemu-storage-daemon: one thread for all queues, io_uring, O_DIRECT.
     Peer,
 }
 
 impl Kind {
-    /// Threads that do its work.
+    /// Number of threads that do its work.
     pub fn workers(self) -> usize {
         match self {
             Self::Own { workers, .. } => workers.into(),
@@ -62,28 +67,28 @@ impl Kind {
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Goes first: a number that is free again must not be signalled.
+    /// Dropped first: it must not signal a process id that is free again.
     keeper: Option<Keeper>,
     socket: PathBuf,
     folder: TempDir,
 }
 
-/// How a server is started: its command, and its sockets, which are there once it serves.
+/// How to start a server: its command, and its sockets, which exist once it serves.
 pub(crate) struct Launch {
     pub command: Command,
-    /// At least one. The first is what clients connect to who know of one.
+    /// At least one. Clients that use only one socket use the first.
     pub sockets: Vec<PathBuf>,
-    /// Why there is no such program, if there is none.
+    /// Why the program is missing, if it is.
     pub missing: Option<&'static str>,
 }
 
-/// A shell that ends a process when this program is gone: its standard input is ours to hold open.
+/// A shell that ends a process when this program is gone: this program holds the shell's standard input open.
 #[derive(Debug)]
 struct Keeper(Child);
 
 impl Keeper {
     /// # Errors
-    /// If there is no shell.
+    /// If the shell cannot be started.
     fn of(pid: u32) -> std::io::Result<Self> {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", "read -r nothing; kill -TERM \"$0\"", &pid.to_string()]);
@@ -94,7 +99,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // Killed before its input closes, it signals nobody.
+        // Killed before its input closes, it signals no process.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -109,7 +114,8 @@ pub(crate) fn peer_version() -> Option<String> {
 }
 
 impl ServerProcess {
-    /// Serves `file`, its disk with up to `queues` queues; waits until clients can connect. `program` is `bareblk`.
+    /// Serves `file`, its disk with up to `queues` queues; waits until clients can connect. `program` is
+    /// `bareblk`.
     pub fn start(
         kind: Kind,
         program: Option<&Path>,
@@ -127,8 +133,8 @@ impl ServerProcess {
         })
     }
 
-    /// Starts what `make` says, given a folder for sockets that goes with the server, and waits until clients can
-    /// connect.
+    /// Starts the server that `make` describes, given a folder for sockets that is removed with the server,
+    /// and waits until clients can connect.
     pub fn launch(
         stop: &Stop,
         make: impl FnOnce(&Path) -> Result<Launch, SampleError>,
@@ -139,7 +145,7 @@ impl ServerProcess {
         let said = folder.path().join(SAID);
         let Launch { mut command, sockets, missing } = make(folder.path())?;
         let log = File::create(&said).map_err(|error| failed(&error))?;
-        // What a user has set for its own servers would be measured otherwise.
+        // A user's setting for other servers would change the measurement.
         command.env_remove("RUST_LOG");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).spawn();
         let child = child.map_err(|error| match missing {
@@ -183,7 +189,7 @@ impl ServerProcess {
         self.child.id()
     }
 
-    /// How much it has logged.
+    /// The size of its log.
     pub fn log_bytes(&self) -> u64 {
         std::fs::metadata(self.folder.path().join(SAID)).map_or(0, |said| said.len())
     }
@@ -199,13 +205,13 @@ impl Drop for ServerProcess {
                 std::thread::sleep(LOOK);
             }
         }
-        // Of one that ended, these do nothing.
+        // If it has already ended, these do nothing.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// `bareblk`, where there is one.
+/// The path of `bareblk`, if there is one.
 pub(crate) fn here(program: Option<&Path>) -> Result<&Path, SampleError> {
     program.ok_or_else(|| SampleError::because("the server", &"there is no program to start"))
 }
@@ -271,7 +277,7 @@ mod tests {
     #[test]
     fn server_that_ends_at_once_is_reported_with_its_words() {
         let kind = Kind::Own { engine: "mmap", cache: "writeback", workers: 1, polls: true };
-        // A program that refuses these arguments.
+        // A program that rejects these arguments.
         let program = Path::new("/bin/ls");
         let error =
             ServerProcess::start(kind, Some(program), Path::new("/f"), 1, &Stop::default()).unwrap_err();
@@ -286,7 +292,7 @@ mod tests {
     fn process_ends_when_whoever_started_it_is_gone() {
         let mut sleeper = sleeper();
         let mut keeper = Keeper::of(sleeper.id()).unwrap();
-        // As the kernel does with a process that was killed.
+        // As the kernel does for a killed process.
         drop(keeper.0.stdin.take());
         assert_eq!(sleeper.wait().unwrap().signal(), Some(Signal::SIGTERM as i32));
     }

@@ -1,8 +1,8 @@
-//! What a running `bareblk serve` counted, asked over its control socket.
+//! The counters of a running `bareblk serve`, requested over its control socket.
 //!
 //! `connect → greeting → {"do": "stats"} → one line of JSON → Stats`
 //!
-//! - Read as any other client would (docs/control.md): fields that are not there count as zero.
+//! - Reads them as any client would (docs/control.md): missing fields count as zero.
 //!
 //! Not here: processor time and context switches, which the kernel counts (`process.rs`).
 
@@ -13,27 +13,27 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// An answer takes microseconds.
+/// Generous: an answer takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sums over workers and disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Stats {
-    /// Of workers: each ended by a wake-up.
+    /// Sleeps of the workers; a wake-up ended each.
     #[serde(skip)]
     pub sleeps: u64,
     /// Batches of ops that went to another worker, or into the engine with the lock held.
     pub hand_overs: u64,
-    /// In them.
+    /// Ops in these batches.
     pub ops: u64,
-    /// By a worker that had handed over.
+    /// Wakes of the completion worker by a worker that handed over.
     pub completion_worker_wake_ups: u64,
-    /// Not needed: it woke up by itself.
+    /// Wakes that were not needed: the worker woke up by itself.
     pub spared_wake_ups: u64,
-    /// Completions given to the worker whose they are.
+    /// Completions passed to the worker that owns them.
     pub passed: u64,
-    /// By the completion worker.
+    /// Wakes of workers by the completion worker.
     pub worker_wake_ups: u64,
     pub locked: u64,
     pub contended: u64,
@@ -63,12 +63,12 @@ struct Worker {
 
 #[derive(Deserialize)]
 struct Disk {
-    /// Null: each worker completes its own.
+    /// Null if each worker completes its own requests.
     placement: Option<Stats>,
 }
 
 impl Stats {
-    /// Asks the server whose control socket it is.
+    /// Asks the server with this control socket.
     pub fn ask(control: &Path) -> io::Result<Self> {
         let mut stream = UnixStream::connect(control)?;
         stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,8 +1,9 @@
-//! The file that is written to: filled before the first round, removed after the last.
+//! The file that loads write to: filled before the first round, removed after the last.
 //!
-//! - Filled with random bytes and synced: blocks are allocated, and storage that compresses has nothing to gain.
-//! - [`TestFile::settle`] after a load through the page cache: what it left dirty must not be written back during
-//!   the next sample, and direct writes must not find cached pages to invalidate.
+//! - Filled with random bytes and synced: its blocks are allocated, and storage with compression gains
+//!   nothing.
+//! - Call [`TestFile::settle`] after a load through the page cache: dirty pages must not be written back
+//!   during the next sample, and direct writes must not find cached pages to invalidate.
 //!
 //! Not here: opening it as a disk (`disk_image`).
 
@@ -30,7 +31,7 @@ pub(crate) struct TestFile {
 }
 
 impl TestFile {
-    /// Makes and fills it in a folder of its own inside `parent`; both go when it is dropped.
+    /// Makes and fills the file in a new folder in `parent`; dropping it removes both.
     pub fn fill(
         parent: &Path,
         size_bytes: u64,
@@ -74,13 +75,13 @@ impl TestFile {
         self.size_bytes
     }
 
-    /// Whether it can be opened past the page cache.
+    /// Checks whether it can be opened with O_DIRECT.
     pub fn check_direct(&self) -> io::Result<()> {
         let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
         File::options().read(true).write(true).custom_flags(direct).open(&self.path).map(drop)
     }
 
-    /// Everything on the storage, nothing in the page cache (which a tmpfs file never leaves).
+    /// Writes everything to the storage and empties the page cache (tmpfs files stay in it).
     pub fn settle(&self) -> io::Result<()> {
         self.file.sync_data()?;
         fadvise(&self.file, 0, None, Advice::DontNeed)?;

@@ -1,17 +1,18 @@
-//! Many users, each with a number of short jobs to get through, on all cores.
+//! Many users, each with a number of short jobs, on all cores.
 //!
-//! `threads started and pinned → gate → steps, until all jobs are done or the time is over → Tally`
+//! `threads started and pinned → gate → steps, until all jobs are done or the deadline has passed → Tally`
 //!
-//! - A user has a thread of its own, or one thread per core carries as many users as the others and goes from one to
-//!   the next after each step: then nobody who holds or waits for a lock is preempted for another user, as in a kernel.
-//! - A user with a thread of its own gives the core away whenever its job takes a turn, or each would be done within one
-//!   time slice, one after the other.
-//! - A lock under which the jobs take too long is stopped at a deadline, and what is done by then is its rate: steps
-//!   of jobs that have not ended count as parts of jobs.
-//! - Processor time and waiting are of the whole sample, what follows after the deadline included: a lock that only
-//!   spins cannot be left before it was had.
+//! - Either each user has its own thread, or there is one thread per core, which carries an equal share of
+//!   the users and goes to the next user after each step. Then no thread that holds or waits for a lock is
+//!   preempted for another user, as in a kernel.
+//! - A user with its own thread yields the core whenever its job takes a turn; otherwise each user would
+//!   finish within one time slice, one after another.
+//! - If the jobs take too long under a lock, a deadline stops them, and the rate is computed from what is
+//!   done by then: steps of unfinished jobs count as parts of jobs.
+//! - CPU time and waiting cover the whole sample, including what follows the deadline: a thread cannot leave
+//!   a lock that only spins before it has acquired it.
 //!
-//! Not here: the jobs (`users_system.rs`), which locks are compared (`experiments/`).
+//! Not here: the jobs (`users_system.rs`), the compared locks (`experiments/`).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -26,17 +27,17 @@ use super::users_system::{Job, STEPS, Sleeper, System};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
-/// Between two looks at whether the user wants the end.
+/// Time between two checks of the user's request to stop.
 const LOOK: Duration = Duration::from_millis(20);
-/// Of a user's thread: some frames, and what the system puts on it.
+/// Of a user's thread: a few frames, and what the system puts on the stack.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Who runs the users' jobs.
+/// Which threads run the users' jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carried {
-    /// A thread each.
+    /// One thread per user.
     ByThreads,
-    /// One thread per core, all users between them.
+    /// One thread per core, which share all users.
     ByCores,
 }
 
@@ -45,33 +46,33 @@ pub(crate) enum Carried {
 pub(crate) struct Users {
     pub count: usize,
     pub carried: Carried,
-    /// Of each user.
+    /// Jobs of each user.
     pub jobs: u64,
-    /// After which nobody begins another step.
+    /// After this, no further step begins.
     pub deadline_s: f64,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Tally {
-    /// Steps of jobs until the end, or the deadline.
+    /// Steps of jobs until the end or the deadline.
     pub steps: u64,
     pub seconds: f64,
-    /// All jobs are done.
+    /// Whether all jobs are done.
     pub is_complete: bool,
-    /// Of the process, in ns.
+    /// CPU time of the process, in ns.
     pub cpu_ns: u64,
     /// Of the users' threads.
     pub usage: Usage,
-    /// By the place of their callers in [`CALLERS`].
+    /// Indexed like [`CALLERS`].
     pub waits: [Waits; CALLERS.len()],
-    /// After all jobs: everything is where it was before.
+    /// Whether, after all jobs, everything is where it was before.
     pub is_sound: bool,
 }
 
 #[allow(clippy::cast_precision_loss)] // counts of one sample
 impl Tally {
-    /// Done, with parts of jobs.
+    /// Jobs done, including parts of jobs.
     pub fn jobs(&self) -> f64 {
         self.steps as f64 / STEPS as f64
     }
@@ -80,12 +81,12 @@ impl Tally {
         if self.seconds > 0.0 { 60.0 * self.jobs() / self.seconds } else { 0.0 }
     }
 
-    /// Processor time in acquisitions that did not find their lock free, in % of all.
+    /// CPU time of acquisitions that did not find their lock free, in % of all CPU time.
     pub fn contention_percent(&self) -> f64 {
         self.percent_of_cpu(self.waits.iter().map(Waits::all_cpu_ns).sum())
     }
 
-    /// The same, of one caller.
+    /// The same for one caller.
     pub fn caller_percent(&self, caller: usize) -> f64 {
         self.percent_of_cpu(self.waits.get(caller).map_or(0.0, Waits::all_cpu_ns))
     }
@@ -100,13 +101,13 @@ impl Tally {
         self.waits.iter_mut().zip(&part.waits).for_each(|(sum, part)| *sum = sum.and(*part));
     }
 
-    /// Acquisitions of all callers together.
+    /// The acquisitions of all callers.
     pub fn all_waits(&self) -> Waits {
         self.waits.iter().fold(Waits::default(), |sum, part| sum.and(*part))
     }
 }
 
-/// What all threads look at.
+/// What all threads share.
 struct Common<F: Family> {
     system: System<F>,
     users: Users,
@@ -118,7 +119,7 @@ struct Common<F: Family> {
     conductor: Thread,
 }
 
-/// Where threads wait until all are there.
+/// Where threads wait until all have arrived.
 #[derive(Default)]
 struct Gate {
     /// How many are there, and whether it is open.
@@ -145,7 +146,7 @@ impl Gate {
     }
 }
 
-/// Puts the locks of `F` under the load.
+/// Runs the load with the locks of `F`.
 pub(crate) fn run<F: Family>(users: Users, stop: &Stop) -> Result<Tally, SampleError> {
     let cores = allowed_cores();
     let carriers = match users.carried {
@@ -198,17 +199,17 @@ fn under_load<F: Family>(common: &Common<F>, carriers: usize, stop: &Stop) -> Re
     })
 }
 
-/// Until all is done, or it is over. Returns how long it took.
+/// Waits until everything is done, or the time is over. Returns how long it took.
 fn conduct<F: Family>(common: &Common<F>, stop: &Stop) -> f64 {
     SpinUntilOver::set_over(false);
     let since = Instant::now();
     let end = since + Duration::from_secs_f64(common.users.deadline_s);
-    // Acquire pairs with the release by who ends last: its end is before the clock is read.
+    // Acquire pairs with the release by the last thread: its end comes before the clock is read.
     while common.busy.load(Acquire) > 0 && Instant::now() < end && !stop.is_asked() {
         std::thread::park_timeout(LOOK.min(end.saturating_duration_since(Instant::now())));
     }
     let seconds = since.elapsed().as_secs_f64();
-    common.is_over.store(true, Relaxed); // nothing is passed through it
+    common.is_over.store(true, Relaxed); // no data depends on it
     SpinUntilOver::set_over(true);
     seconds
 }
@@ -218,7 +219,7 @@ struct Carrier<'c, F: Family> {
     common: &'c Common<F>,
     core: Option<usize>,
     jobs: Vec<Job>,
-    /// How many of each user's are still to come.
+    /// Jobs left for each user.
     left: u64,
     meter: Meter,
     steps: u64,
@@ -264,13 +265,13 @@ impl<'c, F: Family> Carrier<'c, F> {
             }
             self.steps += 1;
         }
-        // All are at the same step.
+        // All users are at the same step.
         self.left -= u64::from(ended);
         true
     }
 }
 
-/// Where it is not allowed, the scheduler decides.
+/// If pinning is not allowed, the scheduler decides.
 fn pin(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
@@ -329,7 +330,7 @@ mod tests {
         assert!(tally.jobs_per_minute() > 0.0 && tally.cpu_ns > 0, "{tally:?}");
     }
 
-    /// The page list: eight faults and the end. The free list: the first pages as well.
+    /// Page list: eight faults and the end. Free list: the first pages as well.
     #[test]
     fn every_caller_of_a_job_is_counted() {
         let tally = complete::<Std>(users(1, Carried::ByThreads));

@@ -1,7 +1,7 @@
-//! The locks that a run of users goes through: a family has one for short sections, and one for a table that is
-//! mostly read.
+//! The locks of a run of users: a family has one lock for short sections, and one for a table that is mostly
+//! read.
 //!
-//! Not here: what they protect (`users_system.rs`), how waiting is metered (`users_meter.rs`).
+//! Not here: what they protect (`users_system.rs`), measuring waits (`users_meter.rs`).
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
@@ -12,13 +12,13 @@ use lock_api::{Mutex, MutexGuard, RawMutex, RawRwLock};
 
 /// Locks of one kind.
 pub(crate) trait Family: 'static {
-    /// For sections of well under a microsecond.
+    /// For sections well under a microsecond.
     type Lock: RawMutex + Send + Sync;
-    /// Around what many read and few change.
+    /// For data that many threads read and few change.
     type Table<T: Send + Sync>: ReadMostly<T>;
 }
 
-/// A lock for readers and writers, or one that treats both alike.
+/// A reader/writer lock, or one that treats both alike.
 pub(crate) trait ReadMostly<T>: Send + Sync {
     type Read<'l>: Deref<Target = T>
     where
@@ -34,16 +34,16 @@ pub(crate) trait ReadMostly<T>: Send + Sync {
     fn try_write(&self) -> Option<Self::Write<'_>>;
 }
 
-/// Waits by spinning as long as a sample lasts. After that it gives the core away between two looks: a queue of
-/// hundreds of threads that only spin on a few cores takes minutes to empty.
+/// Spins while a sample lasts. After that it yields between two looks: a queue of hundreds of threads that
+/// only spin on a few cores takes minutes to empty.
 #[derive(Debug)]
 pub(crate) struct SpinUntilOver;
 
-/// Of all samples of this process: one is measured at a time.
+/// For all samples of this process: only one is measured at a time.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 impl SpinUntilOver {
-    /// Tells all that wait. Nothing else is passed through it.
+    /// Tells all waiting threads. No other data depends on it.
     pub fn set_over(is_over: bool) {
         IS_OVER.store(is_over, Relaxed);
     }
@@ -60,7 +60,7 @@ impl spin::RelaxStrategy for SpinUntilOver {
     }
 }
 
-/// One holder at a time, whether it reads or writes.
+/// One holder at a time, reader or writer.
 pub(crate) struct Exclusive<L, T>(Mutex<L, T>);
 
 impl<L: RawMutex + Send + Sync, T: Send + Sync> ReadMostly<T> for Exclusive<L, T> {

@@ -1,8 +1,8 @@
-//! What one user's thread spends on locks, by who wanted the lock.
+//! What one user's thread spends on locks, by caller.
 //!
-//! - An acquisition that finds its lock free pays for a counter. Of those that do not, one in [`STRIDE`] is timed, by
-//!   the clock and by the thread's processor time: about half a microsecond, outside of any lock.
-//! - Waiting that takes no processor time is sleep, or time in which others had the core.
+//! - An acquisition that finds its lock free costs a counter. Of the others, one in [`STRIDE`] is timed, by
+//!   the clock and by the thread's CPU time: about half a microsecond, outside any lock.
+//! - Waiting without CPU time is sleep, or time when other threads had the core.
 //!
 //! Not here: the locks (`users_locks.rs`), their own statistics (`qspinlock`).
 
@@ -13,10 +13,10 @@ use lock_api::{Mutex, MutexGuard, RawMutex};
 use super::cpu::thread_ns;
 use super::users_locks::ReadMostly;
 
-/// One contended acquisition in so many is timed.
+/// One contended acquisition in this many is timed.
 const STRIDE: u32 = 5;
 
-/// Who wants a lock: the callers of the published profile.
+/// The caller that wants a lock, as in the published profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
     /// Pages in use, in the order of their use.
@@ -25,9 +25,9 @@ pub(crate) enum Caller {
     FreeList,
     /// Who wants a core; one per core.
     RunQueue,
-    /// The lock inside of a semaphore for readers and writers.
+    /// The lock inside a reader/writer semaphore.
     Semaphore,
-    /// The process table's lock for readers and writers.
+    /// The process table's reader/writer lock.
     Table,
 }
 
@@ -38,13 +38,13 @@ pub(crate) const CALLERS: [Caller; 5] =
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waits {
     pub acquired: u64,
-    /// That did not find the lock free.
+    /// Acquisitions that did not find the lock free.
     pub contended: u64,
     /// How many of these were timed.
     pub timed: u64,
-    /// Of those timed.
+    /// Waiting time of the timed ones.
     pub waited_ns: u64,
-    /// Processor time in it: spinning, and the way to sleep and back.
+    /// CPU time during these waits: spinning, and going to sleep and back.
     pub cpu_ns: u64,
 }
 
@@ -61,12 +61,12 @@ impl Waits {
         }
     }
 
-    /// Processor time over all contended acquisitions: those that were not timed count as the timed ones did.
+    /// CPU time of all contended acquisitions, extrapolated from the timed ones.
     pub fn all_cpu_ns(&self) -> f64 {
         self.scaled(self.cpu_ns)
     }
 
-    /// Waiting over all of them, likewise.
+    /// Waiting time of all contended acquisitions, extrapolated from the timed ones.
     pub fn all_waited_ns(&self) -> f64 {
         self.scaled(self.waited_ns)
     }
@@ -76,7 +76,7 @@ impl Waits {
     }
 }
 
-/// One thread's.
+/// One thread's counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Meter {
     callers: [Waits; CALLERS.len()],
@@ -84,7 +84,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// `turn`: threads shall not time the same acquisitions.
+    /// `turn`: staggers the threads, so that they do not time the same acquisitions.
     pub fn new(turn: u32) -> Self {
         Self { turn: turn % STRIDE, ..Self::default() }
     }

@@ -7,13 +7,14 @@
 //! exit:  page list −8 · free list +12 · semaphore (write) · table (write) · run queue −1
 //! ```
 //!
-//! - A job is a process that starts, touches memory, is looked at, and ends: what the published load is full of. Each
-//!   step takes one lock, or one semaphore up and down, and works a moment for itself before.
-//! - The structures are real, if small: pages are on lists, and no page may be lost or be on two. [`System::is_idle`]
-//!   finds out, after all jobs.
-//! - The semaphore sleeps, and is not what is measured: the lock inside of it is.
+//! - A job is a process that starts, touches memory, is looked up, and ends, which the published load
+//!   consists of. Each step takes one lock, or takes and releases one semaphore, and first works a moment
+//!   without a lock.
+//! - The structures are real, though small: pages are on lists, and no page may be lost or be on two lists.
+//!   [`System::is_idle`] checks that after all jobs.
+//! - The semaphore sleeps; not the semaphore is measured, but the lock inside it.
 //!
-//! Not here: which locks (`users_locks.rs`), who runs the jobs (`users.rs`).
+//! Not here: the locks (`users_locks.rs`), the threads that run the jobs (`users.rs`).
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -31,13 +32,13 @@ use super::users_meter::{Caller, Meter};
 const FAULTS: usize = 8;
 /// Pages that a job gets when it starts.
 const FIRST_PAGES: usize = 4;
-/// Most pages that a job has.
+/// Most pages of a job.
 const PAGES: usize = FIRST_PAGES + FAULTS;
-/// Between two steps: about a tenth of a microsecond, as long as what is done under a lock.
+/// Work between two steps: about a tenth of a microsecond, as long as the work under a lock.
 const WORK_STEPS: u32 = 100;
-/// Processes whose entries a look-up passes.
+/// Processes that one look-up visits.
 const LOOKED_AT: usize = 4;
-/// Jobs of so many users share a semaphore.
+/// This many users share a semaphore.
 const USERS_PER_SEMAPHORE: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +68,10 @@ const JOB: [Step; 25] = {
         LeaveTable, Dequeue,
     ]
 };
-/// Of a job.
+/// Number of steps of a job.
 pub(crate) const STEPS: usize = JOB.len();
 
-/// On cache lines of its own, as hot structures are.
+/// On separate cache lines, as hot structures are.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Apart<T>(T);
@@ -84,10 +85,10 @@ pub(crate) struct System<F: Family> {
     table: Apart<F::Table<Table>>,
 }
 
-/// Processes there are.
+/// The existing processes.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// By user: how many jobs of it live.
+    /// By user: how many of its jobs are alive.
     entries: Vec<u32>,
     living: u32,
 }
@@ -106,7 +107,7 @@ impl<F: Family> System<F> {
         }
     }
 
-    /// Nobody uses a page, waits for a core or has an entry: as it was before the first job.
+    /// Whether no page is in use, no process waits for a core or has an entry: as before the first job.
     pub fn is_idle(&self) -> bool {
         let mut free = self.free.0.lock().clone();
         free.sort_unstable();
@@ -123,7 +124,7 @@ impl<F: Family> System<F> {
     }
 }
 
-/// A user's job, as far as it is.
+/// The state of a user's job.
 #[derive(Debug)]
 pub(crate) struct Job {
     user: usize,
@@ -139,7 +140,7 @@ impl Job {
         Self { user, step: 0, pages: [0; PAGES], count: 0, random }
     }
 
-    /// One step further; after the last comes the first of the next job. Returns whether a job has ended.
+    /// Does one step; after the last step comes the first of the next job. Returns whether a job has ended.
     pub fn advance<F: Family>(
         &mut self,
         system: &System<F>,
@@ -168,7 +169,7 @@ impl Job {
         self.step == 0
     }
 
-    /// For itself.
+    /// Works without a lock.
     fn work(&mut self) {
         let mut random = self.random;
         for _ in 0..WORK_STEPS {
@@ -236,26 +237,26 @@ impl Job {
         }
     }
 
-    /// Whoever is first: it is the number that counts.
+    /// Removes the first process, whichever it is: only the length matters.
     fn dequeue<F: Family>(&self, system: &System<F>, meter: &mut Meter) {
         meter.lock(Caller::RunQueue, self.run_queue(system)).pop_front();
     }
 }
 
-/// Pages in the order of their use, linked by number; the last entry is head and tail.
+/// Pages in order of use, linked by number; the last entry is head and tail.
 #[derive(Debug)]
 struct PageList {
-    /// Before and after.
+    /// The page before and the page after.
     links: Vec<(u32, u32)>,
 }
 
 impl PageList {
-    /// Room for pages `0..pages`; nothing in it.
+    /// An empty list with room for pages `0..pages`.
     fn new(pages: u32) -> Self {
         Self { links: (0..=pages).map(|own| (own, own)).collect() }
     }
 
-    /// That there can be.
+    /// Number of pages that it has room for.
     fn count(&self) -> usize {
         self.links.len() - 1
     }
@@ -281,7 +282,7 @@ impl PageList {
     }
 }
 
-/// For readers and writers, who sleep. Its lock is held for a few instructions, twice per use.
+/// A reader/writer semaphore whose waiters sleep. Its lock is held for a few instructions, twice per use.
 struct Semaphore<F: Family> {
     state: Mutex<F::Lock, State>,
 }
@@ -301,16 +302,17 @@ struct Seat {
     is_woken: AtomicBool,
 }
 
-/// What a thread needs to let others run: at semaphores, and in between.
+/// What a thread needs to let others run, at semaphores and in between.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     seat: Arc<Seat>,
-    /// A turn in the run queue is one of the system's as well.
+    /// Whether a turn in the run queue also yields to the real scheduler.
     gives_way: bool,
 }
 
 impl Sleeper {
-    /// Of the calling thread. `gives_way`: it has one user of many, and lets the others run in between.
+    /// For the calling thread. `gives_way`: the thread has one user of many, and lets the others run in
+    /// between.
     pub fn new(gives_way: bool) -> Self {
         let seat = Seat { thread: std::thread::current(), is_woken: AtomicBool::new(false) };
         Self { seat: Arc::new(seat), gives_way }
@@ -343,7 +345,7 @@ impl<F: Family> Semaphore<F> {
         state.readers == 0 && !state.is_written && state.waiting.is_empty()
     }
 
-    /// Down and up as a writer.
+    /// Takes and releases it as a writer.
     fn change(&self, sleeper: &mut Sleeper, meter: &mut Meter) {
         self.down(sleeper, meter, |state| {
             let may = state.readers == 0 && !state.is_written;
@@ -356,7 +358,7 @@ impl<F: Family> Semaphore<F> {
         });
     }
 
-    /// Down and up as a reader.
+    /// Takes and releases it as a reader.
     fn walk(&self, sleeper: &mut Sleeper, meter: &mut Meter) {
         self.down(sleeper, meter, |state| {
             state.readers += u32::from(!state.is_written);
@@ -377,7 +379,7 @@ impl<F: Family> Semaphore<F> {
         }
     }
 
-    /// Wakes the first; newcomers may be there before it, and then it sleeps again.
+    /// Wakes the first waiter; if newcomers get in before it, it sleeps again.
     fn up(&self, meter: &mut Meter, leaves: impl FnOnce(&mut State)) {
         let mut state = meter.lock(Caller::Semaphore, &self.state);
         leaves(&mut state);

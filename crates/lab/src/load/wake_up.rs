@@ -1,6 +1,6 @@
-//! What it costs to wake another thread by an eventfd: two threads that wake each other in turn.
+//! The cost of waking another thread by an eventfd: two threads that wake each other in turn.
 //!
-//! Not here: what a request costs that needs it (`clients.rs`).
+//! Not here: the cost of a request that needs a wake (`clients.rs`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use crate::experiment::SampleError;
 
 const BATCH: u64 = 16;
 
-/// Each thread on a core of its own, or wherever the scheduler has them.
+/// Each thread on its own core, or wherever the scheduler puts it.
 pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError> {
     let broken = |error: io::Error| SampleError::because("waking a thread", &error);
     let make = || eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from).map_err(broken);
@@ -22,7 +22,7 @@ pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError
     let (wakes, seconds) = std::thread::scope(|scope| {
         let other = scope.spawn(|| answer(&there, &back, pinned));
         let found = scope.spawn(|| ask(&there, &back, Duration::from_secs_f64(seconds), pinned)).join();
-        // Whatever happened, the other one is told to end.
+        // In any case, the other thread is told to end.
         let ended = ring(&there, END);
         let _ = other.join();
         ended.and(found.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
@@ -37,10 +37,10 @@ pub(crate) fn measure(seconds: f64, pinned: bool) -> Result<Figures, SampleError
     ]))
 }
 
-/// Adds up with what is there already, so that it is seen whatever else is.
+/// Added to the value that is already there, so that it is always seen.
 const END: u64 = 1 << 32;
 
-/// Returns wake-ups, two for each round trip, and the time they took.
+/// Returns the number of wakes, two for each round trip, and the time they took.
 fn ask(there: &OwnedFd, back: &OwnedFd, time: Duration, pinned: bool) -> io::Result<(u64, f64)> {
     if pinned {
         cores::pin_this_thread(0);
