@@ -1,16 +1,16 @@
-//! The machine a result was measured on, as far as a reader must know it.
+//! The machine that a result was measured on, as far as a reader must know it.
 //!
-//! Not here: what was measured.
+//! Not here: the measurement.
 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::statfs;
 use serde::{Deserialize, Serialize};
 
-/// A folder that test files lay in.
+/// A folder that held test files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoragePlace {
-    /// As in the workloads' labels.
+    /// Name in the workloads' labels.
     pub label: String,
     /// The folder.
     pub path: PathBuf,
@@ -19,7 +19,7 @@ pub struct StoragePlace {
 }
 
 impl StoragePlace {
-    /// Looks `path` up.
+    /// Finds the file system of `path`.
     #[must_use]
     pub fn of(label: &str, path: &Path) -> Self {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
@@ -28,23 +28,23 @@ impl StoragePlace {
     }
 }
 
-/// Processor, memory, kernel.
+/// CPU, memory, kernel, storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Model.
     pub cpu: String,
-    /// That this process may use.
+    /// Cores that this process may use.
     pub cores: usize,
-    /// In MiB.
+    /// Memory in MiB.
     pub memory_mib: u64,
     /// Release and architecture.
     pub kernel: String,
-    /// Where test files lay.
+    /// Folders that held test files.
     pub storages: Vec<StoragePlace>,
 }
 
 impl Machine {
-    /// This one.
+    /// The machine that this runs on.
     #[must_use]
     pub fn here(storages: Vec<StoragePlace>) -> Self {
         let uname = rustix::system::uname();
@@ -73,7 +73,7 @@ fn memory_mib(meminfo: &str) -> Option<u64> {
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? / 1024)
 }
 
-/// The longest mount point above `path`: "ext4 on /dev/vda".
+/// The file system with the longest mount point above `path`: "ext4 on /dev/vda".
 ///
 /// Format: proc(5), `/proc/pid/mountinfo`: the fifth field is the mount point; after " - " come type and source.
 fn mount_of(path: &Path, mountinfo: &str) -> Option<String> {

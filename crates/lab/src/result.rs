@@ -1,10 +1,11 @@
-//! What a run found: every sample with what it belongs to, and what follows from them. The result file is this.
+//! The result of a run: all samples, and the figures computed from them. This is the result file's content.
 //!
 //! `readings per cell → Measure per column (samples, median, interval) → Ratio to the baseline, round by round`
 //!
-//! - A cell's samples stand in the order of the rounds, `null` where a round has none: pairs stay pairs.
+//! - A cell's samples are in the order of the rounds, with `null` for a missing one, so that pairs stay
+//!   pairs.
 //!
-//! Not here: the arithmetic (`stats.rs`), files (`report/`).
+//! Not here: the arithmetic (`workload`'s `stats.rs`), files (`report/`).
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ use crate::machine::Machine;
 use crate::stats::Summary;
 use crate::verdict::Verdict;
 
-/// Of the result file. Changes when an older program could not read it any more.
+/// Version of the result file. Changes when older programs could no longer read it.
 pub const FORMAT: u32 = 1;
 
 /// A finished run.
@@ -21,77 +22,77 @@ pub const FORMAT: u32 = 1;
 pub struct RunResult {
     /// Version of this layout.
     pub format: u32,
-    /// What was asked.
+    /// The experiment's declaration.
     pub experiment: Declaration,
     /// Program and version.
     pub program: String,
-    /// How to repeat it.
+    /// The command that repeats it.
     pub command: String,
-    /// When it began, UTC.
+    /// Start time, UTC.
     pub date: String,
     /// How much was measured.
     pub effort: Effort,
-    /// With `--quick`.
+    /// Whether it ran with `--quick`.
     pub quick: bool,
-    /// Of the order of variants, and of random addresses.
+    /// Seed of the variants' order and of random addresses.
     pub seed: u64,
-    /// On what.
+    /// The machine that it ran on.
     pub machine: Machine,
     /// What a reader must know about this run.
     pub notes: Vec<String>,
     /// By workload, then variant.
     pub cells: Vec<CellResult>,
-    /// On the targets.
+    /// Verdicts on the targets.
     pub verdicts: Vec<Verdict>,
 }
 
 /// One variant under one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellResult {
-    /// Its id.
+    /// The variant's id.
     pub variant: String,
-    /// Its id.
+    /// The workload's id.
     pub workload: String,
-    /// Why there are no figures.
+    /// The reason, if there are no figures.
     pub unavailable: Option<String>,
     /// In the order of the columns.
     pub measures: Vec<Measure>,
-    /// To the baseline; `None` where either has no figures.
+    /// The ratio to the baseline; `None` if either has no figures.
     pub ratio: Option<Ratio>,
 }
 
 /// One column of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measure {
-    /// Its id.
+    /// The column's id.
     pub column: String,
-    /// Of the samples.
+    /// Unit of the samples.
     pub unit: String,
-    /// By round.
+    /// One per round.
     pub samples: Vec<Option<f64>>,
-    /// Of the samples there are.
+    /// Of the samples that exist.
     pub summary: Option<Summary>,
 }
 
 /// Variant ÷ baseline in the same round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// By round.
+    /// One per round.
     pub samples: Vec<Option<f64>>,
-    /// Of the ratios there are.
+    /// Of the ratios that exist.
     pub summary: Summary,
 }
 
 /// What the runner collected for one cell.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Collected {
-    /// By round.
+    /// One per round.
     pub readings: Vec<Option<Reading>>,
     pub unavailable: Option<String>,
 }
 
 impl RunResult {
-    /// The figures of a variant under a workload, where it takes part.
+    /// The figures of a variant under a workload, if it is measured there.
     #[must_use]
     pub fn cell(&self, workload: &str, variant: &str) -> Option<&CellResult> {
         self.cells.iter().find(|cell| cell.workload == workload && cell.variant == variant)
@@ -102,15 +103,15 @@ impl RunResult {
         self.cells.iter().filter(move |cell| cell.workload == workload)
     }
 
-    /// As in tables.
+    /// The variant's name in tables.
     #[must_use]
     pub fn label<'r>(&'r self, variant: &'r str) -> &'r str {
         let found = self.experiment.variants.iter().find(|known| known.id == variant);
         found.map_or(variant, |known| &known.label)
     }
 
-    /// Whether intervals of figures that each round has cover 95 %. (Some a round may be without: wakes for each sleep
-    /// where nobody slept.)
+    /// Whether intervals cover 95 %, judged by figures that every round has. (Rounds may lack some figures:
+    /// for example wakes per sleep if no thread slept.)
     #[must_use]
     pub fn is_sure(&self) -> bool {
         let measures = self.cells.iter().flat_map(|cell| &cell.measures);
@@ -120,19 +121,19 @@ impl RunResult {
 }
 
 impl CellResult {
-    /// A column's figures.
+    /// Median and interval of a column.
     #[must_use]
     pub fn summary(&self, column: &str) -> Option<Summary> {
         self.measures.iter().find(|measure| measure.column == column)?.summary
     }
 
-    /// A column's figures, by round.
+    /// A column's figures, one per round.
     pub(crate) fn samples(&self, column: &str) -> Option<&[Option<f64>]> {
         Some(&self.measures.iter().find(|measure| measure.column == column)?.samples)
     }
 }
 
-/// All cells, given what was collected by workload and variant (`None`: does not take part).
+/// All cells, from what was collected by workload and variant (`None`: not measured there).
 pub(crate) fn cells(declaration: &Declaration, collected: &[Vec<Option<Collected>>]) -> Vec<CellResult> {
     let of_workload = declaration.workloads.iter().zip(collected);
     let cells = of_workload.flat_map(|(workload, row)| {
@@ -176,7 +177,7 @@ fn ratio(compared: usize, cell: &Collected, base: &Collected) -> Option<Ratio> {
 }
 
 impl Ratio {
-    /// Round by round; `None` if no round has both.
+    /// Computes the ratios round by round; `None` if no round has both figures.
     pub(crate) fn between(ours: &[Option<f64>], base: &[Option<f64>]) -> Option<Self> {
         let pairs = ours.iter().zip(base);
         let samples: Vec<_> =

@@ -1,11 +1,12 @@
-//! Runs an experiment: rounds, their order, and what is collected.
+//! Runs an experiment: rounds, their order, and collecting the samples.
 //!
 //! `prepare → for each round: for each workload (rotated): each variant once (shuffled) → RunResult`
 //!
-//! - Within a round, the variants of one workload run right after each other: what is compared is close in time.
-//! - A variant that cannot run under a workload is left out of it from then on; the others go on.
+//! - Within a round, the variants of one workload run right after each other: compared samples are close in
+//!   time.
+//! - A variant that cannot run under a workload is skipped there from then on; the others continue.
 //!
-//! Not here: how a sample is taken (`experiments/`), who shows the progress (`bareblk`).
+//! Not here: taking a sample (`experiments/`), showing progress (`bareblk`).
 
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Declaration, Experiment, SampleError, Setup};
@@ -14,16 +15,16 @@ use crate::result::{Collected, FORMAT, RunResult, cells};
 use crate::verdict::judge;
 use workload::date::now;
 
-/// Who wants to know how far it is.
+/// Receives a run's progress.
 pub trait Progress {
-    /// Before the rounds: what is being prepared, and the share that is done.
+    /// Before the rounds: what is being prepared, and the share done.
     fn preparing(&mut self, what: &str, share: f64);
 
-    /// `done` of `total` samples, and what is measured next.
+    /// `done` of `total` samples are done; `what` is measured next.
     fn measuring(&mut self, done: usize, total: usize, what: &str);
 }
 
-/// Nobody.
+/// Ignores progress.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quiet;
 
@@ -33,13 +34,13 @@ impl Progress for Quiet {
     fn measuring(&mut self, _: usize, _: usize, _: &str) {}
 }
 
-/// The same order and the same addresses in every run.
+/// Gives the same order and the same addresses in every run.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Runs `experiment` to the end. `command`: how to repeat it.
+/// Runs `experiment` to the end. `command`: the command that repeats it.
 ///
 /// # Errors
-/// [`LabError`]; there is no half result.
+/// [`LabError`]; there is no partial result.
 pub fn run(
     experiment: &Experiment,
     setup: &Setup,
@@ -70,7 +71,7 @@ pub fn run(
     })
 }
 
-/// Such figures are of the compiler's checks, not of the program.
+/// A note for debug builds, whose figures measure the compiler's checks.
 fn debug_build() -> Option<String> {
     cfg!(debug_assertions).then(|| {
         "This is a debug build: its figures mean nothing. Build with cargo build --release.".to_owned()
@@ -139,7 +140,7 @@ fn something_was_measured(collected: &Collection) -> Result<(), LabError> {
     Err(LabError::Nothing { reason: reasons.next().unwrap_or_else(|| "there are no rounds".into()) })
 }
 
-/// Places of workload and variant, in the order of one round.
+/// Indices of workload and variant, in the order of one round.
 fn order(declaration: &Declaration, round: usize) -> Vec<(usize, usize)> {
     let workloads = declaration.workloads.len();
     let rotated = (0..workloads).map(|place| (place + round) % workloads);
@@ -151,7 +152,7 @@ fn order(declaration: &Declaration, round: usize) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// `0..count` in an order that `seed` decides.
+/// `0..count` in an order determined by `seed`.
 #[must_use]
 pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut random = Xorshift::new(SEED ^ seed);
@@ -165,13 +166,15 @@ pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     places
 }
 
-/// Random enough for orders and addresses, and the same in every run (Marsaglia 2003, xorshift64).
+/// A random generator that suffices for orders and addresses, the same in every run (Marsaglia 2003,
+/// xorshift64).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Xorshift(u64);
 
 impl Xorshift {
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero is the one state it never leaves. Mixed, because close seeds start with close numbers.
+        // Zero is the only state that it never leaves. Mixed, because similar seeds begin with similar
+        // numbers.
         let mut random = Self((seed ^ (seed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1);
         (0..4).for_each(|_| _ = random.next());
         random
@@ -185,7 +188,7 @@ impl Xorshift {
         self.0
     }
 
-    /// Below `end`, by the upper bits.
+    /// A number below `end`, from the upper bits.
     #[inline]
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         ((self.next() >> 32) * end) >> 32

@@ -1,8 +1,8 @@
-//! The result for a terminal: a table per workload, then the verdicts.
+//! Formats a result for a terminal: a table per workload, then the verdicts.
 //!
-//! Each cell has the median, and under it the interval that contains the true one with 95 %.
+//! Each cell has the median, and below it the 95 % confidence interval.
 //!
-//! Not here: the same as HTML (`report/html.rs`).
+//! Not here: the HTML report (`report/html.rs`).
 
 use std::fmt::Write;
 
@@ -13,13 +13,13 @@ use crate::result::{CellResult, RunResult};
 use crate::stats::Summary;
 use crate::verdict::{Outcome, Verdict};
 
-/// More details of a verdict than this are not all shown.
+/// A verdict with more details than this does not show all of them.
 pub(crate) const MANY: usize = 8;
 
-/// What a missing figure looks like.
+/// Shown for a missing figure.
 pub(crate) const NONE: &str = "–";
 
-/// Everything a terminal gets.
+/// The entire output for a terminal.
 #[must_use]
 pub fn text(result: &RunResult) -> String {
     let mut text = format!("{}: {}\n", result.experiment.name, result.experiment.question);
@@ -43,7 +43,7 @@ pub fn text(result: &RunResult) -> String {
     text
 }
 
-/// All of a few; of many, those that need a look.
+/// Shows all details if they are few; otherwise those that need attention.
 fn details(text: &mut String, verdict: &Verdict) {
     let is_as_wanted = |detail: &&String| detail.starts_with(Outcome::Reached.word());
     let many = verdict.details.len() > MANY;
@@ -60,7 +60,7 @@ fn details(text: &mut String, verdict: &Verdict) {
     }
 }
 
-/// What intervals of few rounds are worth.
+/// A warning about intervals from few rounds.
 pub(crate) fn caution(result: &RunResult) -> Option<String> {
     let rounds = result.effort.rounds;
     (result.quick || !result.is_sure()).then(|| {
@@ -73,7 +73,7 @@ pub(crate) fn caution(result: &RunResult) -> Option<String> {
     })
 }
 
-/// How to read a cell and a ratio.
+/// Explains how to read a cell and a ratio.
 pub(crate) fn explanation(result: &RunResult) -> (String, String) {
     let below = if result.is_sure() {
         "the interval that contains the true median with at least 95 % (order statistics, no distribution assumed)"
@@ -96,13 +96,13 @@ fn table(result: &RunResult, workload: &Workload) -> Table {
     let experiment = &result.experiment;
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
-    // A word per line: the figures are what should decide a column's width.
+    // One word per line: the figures should determine a column's width.
     let heading = |title: &str, unit: &str| format!("{}\n{unit}", title.replace(' ', "\n"));
     let shown = experiment.columns.iter().filter(|column| !column.files_only);
     let mut headings: Vec<_> = shown.map(|column| heading(&column.title, &column.unit)).collect();
     headings.insert(1.min(headings.len()), heading(&experiment.ratio_title, "%"));
     table.set_header(std::iter::once(String::new()).chain(headings));
-    // What is not available is told below the table.
+    // Unavailable variants are listed below the table.
     for cell in result.cells_of(&workload.id).filter(|cell| cell.unavailable.is_none()) {
         table.add_row(row(result, cell));
     }
@@ -139,11 +139,11 @@ pub(crate) fn percent(result: &RunResult, cell: &CellResult, between: &str) -> S
     )
 }
 
-/// A gain has its sign.
+/// A gain is written with its sign.
 pub(crate) fn written(form: RatioForm, percent: f64) -> String {
     match form {
         RatioForm::Share => format!("{percent:.1}"),
-        // Not "-0.0".
+        // Avoids "-0.0".
         RatioForm::Gain => format!("{:+.1}", if percent.abs() < 0.05 { 0.0 } else { percent }),
     }
 }

@@ -1,10 +1,10 @@
-//! Whether a target was reached, with the figures that say so.
+//! Decides whether a target was reached, with the figures that show it.
 //!
-//! - Reached: for each variant and workload named, the 95 % interval of the paired ratio lies above the target, or
-//!   includes it and is narrow enough. A wide interval includes everything and shows nothing. The same the other way
-//!   round for a figure that is to be at most so much.
+//! - Reached: for each variant and workload named, the 95 % interval of the paired ratio lies above the
+//!   target, or includes it and is narrow enough. A wide interval includes everything and shows nothing. For
+//!   an upper limit it is the reverse.
 //!
-//! Not here: how ratio and interval come about (`result.rs`, `stats.rs`), ratios to others (`yardstick.rs`).
+//! Not here: ratios and intervals (`result.rs`), ratios to other variants (`yardstick.rs`).
 
 use serde::{Deserialize, Serialize};
 
@@ -13,19 +13,19 @@ use crate::result::CellResult;
 use crate::stats::Summary;
 use crate::yardstick::{Found, found, label};
 
-/// Of one target.
+/// The outcome of one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// As wanted.
+    /// The target was reached.
     Reached,
-    /// Measured, and not as wanted.
+    /// The target was measured and missed.
     Missed,
     /// Too few rounds, or something was not available.
     Undecided,
 }
 
 impl Outcome {
-    /// For people.
+    /// The word shown to people.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -36,25 +36,25 @@ impl Outcome {
     }
 }
 
-/// A target and what became of it.
+/// A target and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The target's words.
+    /// The target's text.
     pub target: String,
-    /// Over all its parts: the worst.
+    /// The worst outcome of its parts.
     pub outcome: Outcome,
     /// One line per variant and workload.
     pub details: Vec<String>,
 }
 
 impl Verdict {
-    /// Nothing could be decided: where there are many lines, none is worth a reader's time before the figures are.
+    /// Whether no detail could be decided: many such lines are not worth reading before the figures.
     pub(crate) fn is_all_undecided(&self) -> bool {
         self.details.iter().all(|detail| detail.starts_with(Outcome::Undecided.word()))
     }
 }
 
-/// One per target.
+/// One verdict per target.
 pub(crate) fn judge(declaration: &Declaration, cells: &[CellResult]) -> Vec<Verdict> {
     declaration.targets.iter().map(|target| judge_one(declaration, target, cells)).collect()
 }
@@ -104,7 +104,7 @@ fn judge_cell(
     (outcome, format!("{}: {name}{against}: {figures}{hint}", outcome.word()))
 }
 
-/// On which side of a number an interval is to lie.
+/// On which side of a number the interval must lie.
 #[derive(Clone, Copy)]
 enum Wanted {
     AtLeast(f64),
@@ -119,7 +119,7 @@ impl Wanted {
         }
     }
 
-    /// By the end of the interval that is further from it, and by the nearer one.
+    /// Whether the worse end of the interval meets it, and whether the better end does.
     fn is_met(self, Summary { low, high, .. }: Summary) -> (bool, bool) {
         let (worse, better) = match self {
             Self::AtLeast(_) => (low, high),

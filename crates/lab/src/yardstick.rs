@@ -1,18 +1,18 @@
-//! The figure that a target is about, for one variant under one workload.
+//! Finds the figure that a target is about, for one variant under one workload.
 //!
-//! Not here: whether it is good enough (`verdict.rs`).
+//! Not here: the verdict on it (`verdict.rs`).
 
 use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::{CellResult, Ratio};
 use crate::stats::Summary;
 
-/// What was found, and in words what it was set against, if that is not the baseline.
+/// The figure, and what it was compared with, in words, if that is not the baseline.
 pub(crate) struct Found {
     pub summary: Summary,
     pub against: String,
 }
 
-/// `None`: not measured.
+/// `None` if it was not measured.
 pub(crate) fn found(
     declaration: &Declaration,
     target: &Target,
@@ -53,7 +53,7 @@ fn beside(ours: &[Option<f64>], theirs: &[Option<f64>], by: Beside) -> Option<Su
     }
 }
 
-/// By the median of the compared column.
+/// The variant with the highest median of the compared column.
 fn best<'c>(
     declaration: &Declaration,
     cells: impl Iterator<Item = &'c CellResult>,
@@ -69,7 +69,7 @@ fn against(declaration: &Declaration, cell: &CellResult, other: &CellResult, nam
     Some(Found { summary: ratio.summary, against: format!(" of {name}") })
 }
 
-/// As in tables.
+/// The name in tables.
 pub(crate) fn label(declaration: &Declaration, id: &str) -> String {
     let variant = declaration.variants.iter().find(|variant| variant.id == id).map(|found| &found.label);
     let workload = declaration.workloads.iter().find(|workload| workload.id == id).map(|found| &found.label);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn best_of_several_is_the_one_with_the_highest_median_and_pairs_stay_pairs() {
-        // Medians 100 of both, the later of equals; against itself every round is 1.
+        // Both medians are 100, and the later of equals is taken; against itself every round's ratio is 1.
         let itself = of(Yardstick::BestOf(vec!["none-posix-aio-1".into()])).unwrap();
         assert_eq!((itself.summary.low, itself.summary.high), (1.0, 1.0));
         let bare = of(Yardstick::BestOf(vec!["bare".into(), "none-posix-aio-4".into()])).unwrap();

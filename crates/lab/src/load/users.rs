@@ -122,7 +122,7 @@ struct Common<F: Family> {
 /// Where threads wait until all have arrived.
 #[derive(Default)]
 struct Gate {
-    /// How many are there, and whether it is open.
+    /// How many have arrived, and whether the gate is open.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }

@@ -19,11 +19,11 @@ const STRIDE: u32 = 5;
 /// The caller that wants a lock, as in the published profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// Pages in use, in the order of their use.
+    /// Pages in use, in order of use.
     PageList,
-    /// Pages that nobody uses.
+    /// Unused pages.
     FreeList,
-    /// Who wants a core; one per core.
+    /// Processes that want a core; one queue per core.
     RunQueue,
     /// The lock inside a reader/writer semaphore.
     Semaphore,

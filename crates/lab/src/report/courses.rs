@@ -1,10 +1,12 @@
-//! Drawings over all workloads: a column's figures against a number that workloads have, a line for each variant.
+//! Drawings over all workloads: a column's figures against a number of the workloads, one line per variant.
 //!
-//! `workloads that have the number → points (median, interval) → lines in one panel, their names beside it`
+//! `workloads with that number → points (median, interval) → lines in one panel, their names next to it`
 //!
-//! - To the right by powers of two, upwards by powers of ten or from zero: points are placed by their logarithms.
+//! - The horizontal axis is by powers of two, the vertical one by powers of ten or from zero: points are
+//!   placed by their logarithms.
 //!
-//! Not here: ratios (`curves.rs`), one drawing per workload (`plot.rs`), which courses there are (the declaration).
+//! Not here: ratios (`curves.rs`), one drawing per workload (`plot.rs`), the choice of courses (the
+//! declaration).
 
 use std::ops::Range;
 
@@ -20,12 +22,12 @@ use crate::stats::Summary;
 
 const WIDTH_PX: u32 = 980;
 const HEIGHT_PX: u32 = 540;
-/// Of the lines' names.
+/// Width of the lines' names.
 const NAMES_PX: u32 = 230;
 const NAME_PX: i32 = 26;
 const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
-/// Told apart by eyes of every kind (Okabe and Ito 2008). Lines beyond them have them again, dashed and hollow.
+/// Distinguishable for the colour-blind (Okabe and Ito 2008). Further lines reuse them, dashed and hollow.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0x00, 0x72, 0xb2),
@@ -45,11 +47,11 @@ struct Line<'r> {
     label: &'r str,
     color: RGBColor,
     is_dashed: bool,
-    /// By the number across; where they stand in the drawing.
+    /// By the horizontal number; positions in the drawing.
     points: Vec<(f64, Summary)>,
 }
 
-/// Every drawing of a run, with its file's name.
+/// All drawings of a run, with their file names.
 pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError> {
     let courses = result.experiment.courses.iter();
     courses.map(|courses| Ok((format!("{}.svg", courses.id), svg(result, courses)?))).collect()
@@ -106,21 +108,21 @@ fn points(result: &RunResult, courses: &Courses, variant: &str) -> Vec<(f64, Sum
     points
 }
 
-/// `None` for what a scale of powers has no place for.
+/// `None` for values that a logarithmic scale cannot show.
 fn placed(found: Summary, scale: Scale) -> Option<Summary> {
     let Summary { median, low, high, .. } = found;
     match scale {
         Scale::Linear => Some(found),
         Scale::Log if median <= 0.0 => None,
         Scale::Log => {
-            // An interval that reaches down to nothing ends a power of ten below the median.
+            // An interval that reaches zero or below ends a power of ten below the median.
             let low = if low > 0.0 { low } else { median / 10.0 };
             Some(Summary { median: median.log10(), low: low.log10(), high: high.log10(), ..found })
         }
     }
 }
 
-/// Every number across (its logarithm), and a range with room around them.
+/// The logarithms of all horizontal numbers, and a range with a margin.
 fn across(lines: &[Line<'_>]) -> (Range<f64>, Vec<f64>) {
     let mut values: Vec<f64> = lines.iter().flat_map(|line| line.points.iter().map(|(x, _)| *x)).collect();
     values.sort_by(f64::total_cmp);
@@ -129,7 +131,7 @@ fn across(lines: &[Line<'_>]) -> (Range<f64>, Vec<f64>) {
     (low - 0.3..high + 0.3, values)
 }
 
-/// All medians, and as much of the intervals as is near them.
+/// Covers all medians, and the nearby parts of the intervals.
 fn up(lines: &[Line<'_>], scale: Scale) -> Range<f64> {
     let medians = || lines.iter().flat_map(|line| line.points.iter().map(|(_, found)| found.median));
     let (low, high) = (medians().fold(f64::INFINITY, f64::min), medians().fold(f64::NEG_INFINITY, f64::max));
@@ -170,7 +172,7 @@ fn axes<'a, 's>(
     Ok(chart)
 }
 
-/// Below: at the numbers that were measured. At the left: at round ones.
+/// Bottom: at the measured numbers. Left: at round numbers.
 fn ticks(
     area: &Area<'_>,
     chart: &mut Chart<'_, '_>,
@@ -194,7 +196,7 @@ fn ticks(
     Ok(())
 }
 
-/// With where they stand.
+/// Labels with their positions.
 fn round_numbers(up: &Range<f64>, scale: Scale) -> Vec<(String, f64)> {
     let inside = |(_, y): &(String, f64)| up.contains(y);
     match scale {
@@ -208,7 +210,7 @@ fn round_numbers(up: &Range<f64>, scale: Scale) -> Vec<(String, f64)> {
         }
         Scale::Linear => {
             let step = step(up.end - up.start);
-            #[allow(clippy::cast_possible_truncation)] // some ten of them
+            #[allow(clippy::cast_possible_truncation)] // about ten of them
             let places = (up.start / step).ceil() as i64..=(up.end / step).floor() as i64;
             #[allow(clippy::cast_precision_loss)]
             let all = places.map(|place| place as f64 * step);
@@ -217,7 +219,7 @@ fn round_numbers(up: &Range<f64>, scale: Scale) -> Vec<(String, f64)> {
     }
 }
 
-/// Five to ten of them make `width`.
+/// A step such that five to ten of them make `width`.
 fn step(width: f64) -> f64 {
     let power = 10_f64.powf((width / 5.0).log10().floor());
     let most = width / 5.0 / power;
@@ -231,13 +233,13 @@ fn step(width: f64) -> f64 {
         }
 }
 
-/// As few digits as say it.
+/// Uses as few digits as possible.
 fn number(value: f64) -> String {
     let text = format!("{value:.5}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Each line a little beside the others: intervals of the same place would cover each other.
+/// Shifts each line slightly: intervals at the same position would cover each other.
 fn aside(place: usize, of: usize) -> f64 {
     let (place, of) = (u32::try_from(place).unwrap_or(0), u32::try_from(of).unwrap_or(1));
     (f64::from(place) - f64::from(of.saturating_sub(1)) / 2.0) * 0.022
@@ -264,7 +266,7 @@ fn dot(line: &Line<'_>) -> ShapeStyle {
     if line.is_dashed { line.color.stroke_width(2) } else { line.color.filled() }
 }
 
-/// A line of its own for each, in the order of the tables.
+/// One text line for each line, in the order of the tables.
 fn legend(area: &Area<'_>, lines: &[Line<'_>]) -> Drawn {
     let left = Pos::new(HPos::Left, VPos::Center);
     let measured = lines.iter().filter(|line| !line.points.is_empty());

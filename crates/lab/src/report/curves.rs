@@ -1,8 +1,9 @@
-//! Drawings over all workloads: the ratio to the baseline against a number, a panel per variant, a line per other number.
+//! Drawings over all workloads: the ratio to the baseline against a number, a panel per variant, a line per
+//! other number.
 //!
-//! `workloads that have both numbers → points (median, interval) → panels side by side, one scale for all`
+//! `workloads with both numbers → points (median, interval) → panels side by side, one scale for all`
 //!
-//! Not here: one drawing per workload (`plot.rs`), which curves there are (the declaration).
+//! Not here: one drawing per workload (`plot.rs`), the choice of curves (the declaration).
 
 use std::ops::Range;
 
@@ -18,17 +19,18 @@ use crate::stats::Summary;
 
 const PANEL_PX: u32 = 400;
 const HEIGHT_PX: u32 = 400;
-/// Title and legend.
+/// Height of title and legend.
 const HEAD_PX: u32 = 66;
-/// Of the vertical axis: the first panel's has its name too.
+/// Width of the vertical axis; the first panel's also has its name.
 const SCALE_PX: u32 = 58;
 const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
-/// Nothing is shown beyond: a lock that was disturbed may be a hundred times slower, and flatten everything else.
+/// Upper limit of the scale: a disturbed lock may be a hundred times slower, which would flatten everything
+/// else.
 const MOST: f64 = 400.0;
-/// Intervals are shown this far beyond the medians in any case, in %.
+/// Intervals are shown at least this far beyond the medians, in %.
 const LEAST_REACH: f64 = 5.0;
-/// Told apart by eyes of every kind (Okabe and Ito 2008).
+/// Distinguishable for the colour-blind (Okabe and Ito 2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -46,11 +48,11 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 struct Line {
     value: f64,
     color: RGBColor,
-    /// By the value across.
+    /// By the horizontal value.
     points: Vec<(f64, Summary)>,
 }
 
-/// Every drawing of a run, with its file's name.
+/// All drawings of a run, with their file names.
 pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError> {
     let curves = result.experiment.curves.iter();
     curves.map(|curves| Ok((format!("{}.svg", curves.id), svg(result, curves)?))).collect()
@@ -121,7 +123,7 @@ fn percent(result: &RunResult, summary: Summary) -> Summary {
     Summary { median, low, high, ..summary }
 }
 
-/// Every value across, and a range with room around them.
+/// All horizontal values, and a range with a margin.
 fn across<'l>(lines: impl Iterator<Item = &'l Line>) -> (Range<f64>, Vec<f64>) {
     let mut values: Vec<f64> = lines.flat_map(|line| line.points.iter().map(|(x, _)| *x)).collect();
     values.sort_by(f64::total_cmp);
@@ -131,8 +133,8 @@ fn across<'l>(lines: impl Iterator<Item = &'l Line>) -> (Range<f64>, Vec<f64>) {
     (low - room..high + room, values)
 }
 
-/// All medians up to [`MOST`], "no difference", and intervals as far as they do not dwarf both: one round that was
-/// disturbed must not flatten everything else.
+/// Covers all medians up to [`MOST`], "no difference", and the intervals unless they dwarf both: one
+/// disturbed round must not flatten everything else.
 fn up<'l>(lines: impl Iterator<Item = &'l Line>) -> Range<f64> {
     let around = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
     let found: Vec<_> = lines.flat_map(|line| line.points.iter().map(|(_, found)| *found)).collect();
@@ -145,7 +147,7 @@ fn up<'l>(lines: impl Iterator<Item = &'l Line>) -> Range<f64> {
     low - room..high + room
 }
 
-/// Title; below it, each line's colour and value.
+/// The title, and below it each line's colour and value.
 fn head(area: &Area<'_>, curves: &Curves, lines: &[Line]) -> Drawn {
     let style = |size: u32, color: &RGBColor| {
         let font = ("sans-serif", size).into_font().color(color);
@@ -154,7 +156,7 @@ fn head(area: &Area<'_>, curves: &Curves, lines: &[Line]) -> Drawn {
     area.draw(&Text::new(curves.title.clone(), (14, 22), style(19, &INK)))?;
     let title = curves.lines.title.clone();
     area.draw(&Text::new(format!("{title}:"), (14, 50), style(13, &INK)))?;
-    // About 7 px per letter of 13 px.
+    // About 7 px per letter at font size 13.
     let mut x_px = 30 + 7 * i32::try_from(title.chars().count()).unwrap_or(0);
     for line in lines {
         area.draw(&PathElement::new(vec![(x_px, 50), (x_px + 22, 50)], line.color.stroke_width(2)))?;
@@ -193,7 +195,7 @@ fn panel(
         .light_line_style(WHITE.mix(0.0))
         .draw()?;
     chart.draw_series([PathElement::new(vec![(x.0.start, 0.0), (x.0.end, 0.0)], INK.stroke_width(1))])?;
-    // At the values that were measured, not at round ones.
+    // At the measured values, not at round ones.
     let below = Pos::new(HPos::Center, VPos::Top);
     for value in &x.1 {
         let (x_px, y_px) = chart.backend_coord(&(*value, y.start));
@@ -210,7 +212,7 @@ fn panel(
         .try_for_each(|(place, line)| draw_line(&mut chart, (&x.0, y), line, place, lines.len()))
 }
 
-/// Each a little beside the others: whiskers of the same place would cover each other.
+/// Shifts each line slightly: whiskers at the same position would cover each other.
 fn draw_line(
     chart: &mut Chart<'_, '_>,
     (x, y): (&Range<f64>, &Range<f64>),
@@ -226,7 +228,7 @@ fn draw_line(
     }))?;
     let medians = points().map(|(x, found)| (x, found.median.min(y.end))).collect();
     chart.draw_series([PathElement::new::<Vec<_>, _>(medians, line.color.stroke_width(2))])?;
-    // Hollow: beyond the scale.
+    // Hollow markers are beyond the scale.
     chart.draw_series(points().map(|(x, found)| {
         let style = if found.median > y.end { line.color.stroke_width(2) } else { line.color.filled() };
         Circle::new((x, found.median.min(y.end)), 4, style)

@@ -1,6 +1,6 @@
-//! A small result with everything in it, for tests.
+//! A small result with all features, for tests.
 //!
-//! Not here: tests.
+//! Not here: the tests.
 
 use crate::experiment::Workload;
 use crate::experiments;
@@ -8,7 +8,7 @@ use crate::machine::{Machine, StoragePlace};
 use crate::result::{Collected, FORMAT, RunResult, cells};
 use crate::verdict::judge;
 
-/// Three rounds of the first workload of `aio`, in which one variant lacks a sample and one is missing.
+/// Three rounds of the first workload of `aio`; one variant lacks a sample and one is missing.
 pub(crate) fn result() -> RunResult {
     let mut declaration = experiments::find("aio").expect("there").declaration;
     declaration.workloads = vec![Workload::new("disk-randwrite", "random <writes> & more")];

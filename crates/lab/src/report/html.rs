@@ -1,10 +1,11 @@
-//! The report: one page over all results in a folder, with everything in it, to be sent around as one file.
+//! The report: one self-contained HTML page over all results in a folder.
 //!
-//! `results → section per experiment: verdicts, published beside measured, each load's table and plots, differences, how, machine`
+//! `results → section per experiment: verdicts, published figures next to ours, tables and plots,
+//! differences, how, machine`
 //!
-//! - Everything that comes from a result file is escaped: the page is made from files that people pass around.
+//! - Everything from a result file is escaped: people exchange these files.
 //!
-//! Not here: the figures' form (`table.rs`), the drawings (`plot.rs`).
+//! Not here: the format of figures (`table.rs`), the drawings (`plot.rs`).
 
 use std::fmt::Write;
 
@@ -112,7 +113,7 @@ fn verdicts(page: &mut String, result: &RunResult) {
     }
 }
 
-/// The published table, each figure with the one measured here under it.
+/// The published table, with our figure below each published one.
 fn published(page: &mut String, result: &RunResult) {
     let published = &result.experiment.published;
     let caption = escape(&published.caption);
@@ -137,7 +138,7 @@ fn published(page: &mut String, result: &RunResult) {
     let _ = writeln!(page, "<p>What it says: {}</p>", escape(&published.conclusion));
 }
 
-/// The median; of a ratio also its interval.
+/// The median; for a ratio also its interval.
 fn measured_counterpart(result: &RunResult, row: &PublishedRow, column: &PublishedColumn) -> String {
     let cell = result.cell(&column.workload, &row.variant);
     if let Some(cell) = cell.filter(|_| column.is_ratio) {

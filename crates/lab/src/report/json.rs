@@ -1,6 +1,6 @@
-//! Result files: written, and found again.
+//! Writes result files, and finds them again.
 //!
-//! Not here: what is in them (`result.rs`).
+//! Not here: their content (`result.rs`).
 
 use std::fs;
 use std::path::Path;
@@ -8,15 +8,15 @@ use std::path::Path;
 use crate::error::LabError;
 use crate::result::RunResult;
 
-/// In the experiment's own folder.
+/// In the experiment's folder.
 pub(super) const FILE: &str = "result.json";
 
 pub(super) fn to_text(result: &RunResult) -> String {
-    // Fails for maps with other keys than strings only; there are none.
+    // Fails only for maps whose keys are not strings; there are none.
     serde_json::to_string_pretty(result).unwrap_or_default() + "\n"
 }
 
-/// Every result in the folders inside `folder`, by name.
+/// All results in the subfolders of `folder`, by name.
 pub(super) fn read_all(folder: &Path) -> Result<Vec<RunResult>, LabError> {
     let failed = |source| LabError::output(folder, source);
     let mut results = Vec::new();

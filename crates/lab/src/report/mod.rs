@@ -1,10 +1,11 @@
-//! Files of a run: `DIR/NAME/{result.json,summary.json,*.svg}`, and `DIR/report.html` over everything in `DIR`.
+//! Writes a run's files: `DIR/NAME/{result.json,summary.json,*.svg}`, and `DIR/report.html` over everything
+//! in `DIR`.
 //!
 //! `Output::prepare (before the run) → write_all: plots → result.json, summary.json → report.html from all results found`
 //!
-//! - Each file appears whole or not at all: it is written beside its place and renamed.
+//! - Each file appears whole or not at all: it is written under a temporary name and renamed.
 //!
-//! Not here: what is in them (`plot.rs`, `curves.rs`, `courses.rs`, `stacks.rs`, `html.rs`, `result.rs`).
+//! Not here: the files' contents (`plot.rs`, `curves.rs`, `courses.rs`, `stacks.rs`, `html.rs`, `result.rs`).
 
 mod html;
 
@@ -33,17 +34,17 @@ use tempfile::TempDir;
 use crate::error::LabError;
 use crate::result::RunResult;
 
-/// The folder for results, and one in it for temporary files that goes when this is dropped.
+/// The folder for results, with a subfolder for temporary files that is removed when this is dropped.
 #[derive(Debug)]
 pub struct Output {
     folder: PathBuf,
     scratch: Option<TempDir>,
-    /// The folder was not there before.
+    /// Whether this created the folder.
     made: bool,
 }
 
 impl Output {
-    /// Makes the folder and sees to it that it can be written to, and that what is in it can be read.
+    /// Creates the folder, and checks that it is writable and that its results are readable.
     ///
     /// # Errors
     /// [`LabError::Output`], [`LabError::Unreadable`].
@@ -64,7 +65,7 @@ impl Output {
         self.scratch.as_ref().map_or(&self.folder, TempDir::path)
     }
 
-    /// Where `write_all` writes.
+    /// The folder that `write_all` writes to.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -75,7 +76,7 @@ impl Drop for Output {
     fn drop(&mut self) {
         drop(self.scratch.take());
         if self.made {
-            // Refused if there are results in it, as wanted.
+            // Fails, as intended, if there are results in it.
             let _ = fs::remove_dir(&self.folder);
         }
     }
@@ -103,7 +104,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), LabError> {
     let failed = |source| LabError::output(path, source);
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
-    // The usual mode of new files, less the umask: a report is there to be read.
+    // The usual mode of new files, with the umask applied: a report is meant to be read.
     builder.prefix(".bareblk-lab-").permissions(fs::Permissions::from_mode(0o666));
     let mut file = builder.tempfile_in(folder).map_err(failed)?;
     file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(failed)?;

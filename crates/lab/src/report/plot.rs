@@ -1,6 +1,7 @@
-//! Drawings: per workload, one row per variant; a bar or a point, whiskers for the interval, and the figure.
+//! Drawings per workload: one row per variant with a bar or a point, whiskers for the interval, and the
+//! figure.
 //!
-//! Not here: which columns are drawn (the declaration), where the files go (`mod.rs`).
+//! Not here: which columns are drawn (the declaration), the files' location (`mod.rs`).
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use crate::table::written;
 
 const WIDTH_PX: u32 = 860;
 const ROW_PX: u32 = 30;
-/// Title above, axis below.
+/// Height of the title above and the axis below.
 const AROUND_PX: u32 = 120;
 const LABELS_PX: u32 = 275;
 /// Half of a bar's thickness, in rows.
@@ -36,11 +37,11 @@ struct Row<'r> {
     label: &'r str,
     summary: Option<Summary>,
     is_baseline: bool,
-    /// Its figure has a sign.
+    /// Its figure is written with a sign.
     is_gain: bool,
 }
 
-/// Every drawing of a run, with its file's name.
+/// All drawings of a run, with their file names.
 pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError> {
     let workloads = result.experiment.workloads.iter();
     let pairs =
@@ -97,7 +98,7 @@ fn axis_title(result: &RunResult, plot: &Plot) -> String {
     column.map_or_else(|| id.clone(), |column| format!("{}, {}", column.title, column.unit))
 }
 
-/// `even`: where a ratio says that there is no difference.
+/// `even`: the value of a ratio that means "no difference".
 fn draw(
     text: &mut String,
     (title, axis): (&str, &str),
@@ -136,7 +137,7 @@ fn draw(
     Ok(())
 }
 
-/// Room at the right for the figures; at the left only where there are losses.
+/// Leaves room for the figures: at the right, and at the left only if there are losses.
 fn with_zero(rows: &[Row<'_>]) -> Range<f64> {
     let present = || rows.iter().filter_map(|row| row.summary);
     let lowest = present().map(|summary| summary.low).fold(0.0, f64::min);
@@ -153,7 +154,7 @@ fn powers_of_ten(rows: &[Row<'_>]) -> Range<f64> {
         return 1.0..10.0;
     }
     let (low, high) = (10_f64.powf(lowest.log10().floor()), 10_f64.powf((highest * 2.0).log10().ceil()));
-    // A little below the power of ten, or its label would be missing.
+    // Slightly below the power of ten; otherwise its label would be missing.
     low * 0.99..high.max(low * 10.0)
 }
 
@@ -176,14 +177,14 @@ where
     Ok(())
 }
 
-/// As few digits as say it.
+/// Uses as few digits as possible.
 fn short(value: f64) -> String {
     let digits = if value == 0.0 || value.abs() >= 100.0 { 0 } else { 4 };
     let text = format!("{value:.digits$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// The middle of a row; the first is at the top.
+/// The vertical middle of a row; the first row is at the top.
 fn middle(rows: &[Row<'_>], place: usize) -> f64 {
     let from_top = u32::try_from(rows.len() - place).unwrap_or(u32::MAX);
     f64::from(from_top) - 0.5
@@ -211,7 +212,7 @@ fn points<X: Ranged<ValueType = f64>>(chart: &mut Chart<'_, '_, X>, rows: &[Row<
     Ok(())
 }
 
-/// The interval: a line with an end at each side.
+/// The intervals, as lines with a cap at each end.
 fn whiskers<X: Ranged<ValueType = f64>>(chart: &mut Chart<'_, '_, X>, rows: &[Row<'_>]) -> Drawn {
     let cap = HALF_BAR / 2.0;
     chart.draw_series(present(rows).flat_map(|(y, Summary { low, high, .. }, _)| {
@@ -225,7 +226,7 @@ fn whiskers<X: Ranged<ValueType = f64>>(chart: &mut Chart<'_, '_, X>, rows: &[Ro
     Ok(())
 }
 
-/// Names at the left; the median right of the whisker, where nothing else is.
+/// Names at the left; the median at the right of the whisker, where there is room.
 fn figures<X>(area: &Area<'_>, chart: &Chart<'_, '_, X>, rows: &[Row<'_>]) -> Drawn
 where
     X: Ranged<ValueType = f64>,
@@ -237,7 +238,7 @@ where
     let (left_px, _) = chart.plotting_area().get_pixel_range();
     for (place, row) in rows.iter().enumerate() {
         let y = middle(rows, place);
-        // Beside the bar, and of a loss at the other side of zero.
+        // Next to the bar; for a loss, on the other side of zero.
         let at = row.summary.map_or(f64::MIN_POSITIVE, |summary| summary.high.max(f64::MIN_POSITIVE));
         let (x_px, y_px) = chart.backend_coord(&(at, y));
         let name = style(14, INK, HPos::Right);
@@ -252,7 +253,7 @@ where
     Ok(())
 }
 
-/// Three digits or all of them before the point.
+/// Three digits, or all digits before the decimal point.
 fn significant(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 100.0 => 0,

@@ -1,8 +1,9 @@
-//! Drawings of what a figure is made of: per workload, one bar per variant, a coloured part per column, and the sum.
+//! Drawings of a figure's parts: per workload, one bar per variant with a coloured part per column, and the
+//! sum.
 //!
-//! Medians of the parts are drawn one after the other; their sum need not be the median of the sums.
+//! The parts' medians are stacked; their sum need not be the median of the sums.
 //!
-//! Not here: drawings of one column (`plot.rs`), which stacks there are (the declaration).
+//! Not here: drawings of one column (`plot.rs`), the choice of stacks (the declaration).
 
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
@@ -15,17 +16,17 @@ use crate::result::RunResult;
 
 const WIDTH_PX: u32 = 860;
 const ROW_PX: u32 = 30;
-/// Title and legend.
+/// Height of title and legend.
 const HEAD_PX: u32 = 66;
 const AXIS_PX: u32 = 76;
 const LABELS_PX: u32 = 275;
 /// Half of a bar's thickness, in rows.
 const HALF_BAR: f64 = 0.3;
-/// Of a letter of 13 px, about.
+/// Approximate width of a letter at font size 13.
 const LETTER_PX: i32 = 7;
 const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
-/// Told apart by eyes of every kind (Okabe and Ito 2008).
+/// Distinguishable for the colour-blind (Okabe and Ito 2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xe6, 0x9f, 0x00),
@@ -52,7 +53,7 @@ impl Row<'_> {
     }
 }
 
-/// Every drawing of a run, with its file's name.
+/// All drawings of a run, with their file names.
 pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError> {
     let workloads = result.experiment.workloads.iter();
     let pairs =
@@ -127,7 +128,7 @@ fn colors() -> impl Iterator<Item = RGBColor> {
     COLORS.into_iter().cycle()
 }
 
-/// Title; below it, each part's colour and name.
+/// The title, and below it each part's colour and name.
 fn head(area: &Area<'_>, title: &str, names: &[&str]) -> Drawn {
     let style = |size: u32| {
         let font = ("sans-serif", size).into_font().color(&INK);
@@ -159,7 +160,7 @@ fn axes(chart: &mut Chart<'_, '_>, title: &str) -> Drawn {
     Ok(())
 }
 
-/// The parts one after the other, the name at the left, the sum at the right.
+/// The stacked parts, with the name at the left and the sum at the right.
 fn draw_row(area: &Area<'_>, chart: &mut Chart<'_, '_>, y: f64, row: &Row<'_>) -> Drawn {
     let mut end = 0.0;
     for (part, color) in row.parts.iter().zip(colors()) {

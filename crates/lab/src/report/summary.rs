@@ -1,6 +1,6 @@
-//! `summary.json`: the medians and intervals of a run, without its samples. Small enough to keep beside the code.
+//! `summary.json`: a run's medians and intervals, without samples. Small enough to keep next to the code.
 //!
-//! - Figures have four significant digits. Each cell is one line, so that a diff of two runs can be read.
+//! - Figures have four significant digits. Each cell is one line, so that the diff of two runs is readable.
 //!
 //! Not here: `result.json`, which has every sample (`json.rs`).
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::result::{CellResult, RunResult};
 use crate::stats::Summary;
 
-/// In the experiment's own folder.
+/// In the experiment's folder.
 pub(super) const FILE: &str = "summary.json";
 
 pub(super) fn to_text(result: &RunResult) -> String {
@@ -39,7 +39,7 @@ fn about(result: &RunResult) -> Value {
     })
 }
 
-/// By column.
+/// The columns' units.
 fn units(result: &RunResult) -> Value {
     let columns = result.cells.iter().flat_map(|cell| &cell.measures);
     columns
@@ -64,12 +64,12 @@ fn figures(summary: Option<Summary>) -> Value {
     summary.map_or(Value::Null, |of| json!([of.median, of.low, of.high].map(rounded)))
 }
 
-/// To four significant digits.
+/// Rounds to four significant digits.
 fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
-/// An array with one element a line.
+/// An array with one element per line.
 fn lines(elements: impl Iterator<Item = Value>) -> String {
     let lines: Vec<String> = elements.map(|element| element.to_string()).collect();
     format!("[\n{}\n]", lines.join(",\n"))

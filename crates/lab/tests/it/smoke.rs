@@ -1,6 +1,6 @@
-//! Whole runs at the smallest size: every variant is asked, every file is written and can be read.
+//! Whole runs at the smallest size: every variant is tried, every file is written and can be read.
 //!
-//! Not here: whether the figures are any good (they are not, at this size).
+//! Not here: whether the figures are meaningful (at this size they are not).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -17,7 +17,7 @@ fn smallest(output: &Output, rounds: usize) -> Setup {
     }
 }
 
-/// On a real file system, which O_DIRECT needs on older kernels.
+/// On a real file system, because O_DIRECT on older kernels needs one.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -62,7 +62,7 @@ fn every_variant_has_figures_or_a_reason_and_every_file_is_there() {
     expected.sort();
     assert_eq!(names(&out.join("aio")), expected);
     let text = std::fs::read_to_string(out.join("aio/result.json")).unwrap();
-    // Not `assert_eq!`, which would print both.
+    // Not `assert_eq!`, which would print both results.
     assert!(
         serde_json::from_str::<RunResult>(&text).unwrap() == result,
         "what was read is not what was written"
@@ -79,14 +79,14 @@ fn kick_runs_every_lock_and_policy_under_every_load_and_fills_every_column() {
     for cell in &result.cells {
         assert!(cell.unavailable.is_none() && cell.measures[0].samples[0].is_some(), "{cell:?}");
     }
-    // Not in every cell: in 5 ms of a busy machine, a lock that only spins may see no request through.
+    // Not in every cell: within 5 ms on a busy machine, a lock that only spins may complete no request.
     for column in &result.experiment.columns {
         let filled = result.cells.iter().filter(|cell| cell.summary(&column.id).is_some()).count();
         assert!(filled > 0, "nothing in {}", column.id);
     }
     let alone = ["process-0us-1t", "process-1us-1t", "process-2us-1t", "process-5us-1t", "process-10us-1t"];
     let of_std = alone.map(|workload| result.cell(workload, "std-unlocked").unwrap());
-    // Not each of them, as above.
+    // Not every cell, for the same reason.
     let kicks: Vec<_> = of_std.iter().filter_map(|cell| cell.summary("kicks")).collect();
     assert!(!kicks.is_empty() && kicks.iter().all(|kicks| kicks.median == 1.0), "{kicks:?}");
     assert!(result.cell("process-2us-1t", "ticket-locked").unwrap().ratio.is_none(), "it is the baseline");
@@ -97,7 +97,7 @@ fn kick_runs_every_lock_and_policy_under_every_load_and_fills_every_column() {
     let text = lab::table_text(&result);
     let widest =
         text.lines().filter(|line| line.starts_with(['│', '┌'])).map(|line| line.chars().count()).max();
-    // Figures of a busy machine are longer.
+    // Figures of a busy machine have more digits.
     assert!(widest.unwrap() <= 160, "{widest:?} columns: {text}");
 }
 
@@ -121,7 +121,7 @@ fn aim7_runs_the_users_over_every_family_of_locks_and_tells_their_callers_apart(
         let has = |column: &str| result.cells.iter().any(|cell| cell.summary(column).is_some());
         assert!(has(&cpu) && has(&contended), "{caller} never took its lock, under no lock and no load");
     }
-    // One figure is of all acquisitions, the others are of each caller's: it lies between theirs.
+    // One figure is for all acquisitions, the others are per caller: it lies between theirs.
     for cell in &result.cells {
         let of = |column: &str| cell.summary(column).map(|found| found.median);
         let Some(all) = of("contended") else { continue };

@@ -1,11 +1,11 @@
-//! The parts of `qspinlock` at the smallest size: every lock is asked, every drawing is there.
+//! The parts of `qspinlock` at the smallest size: every lock is tried, every drawing is written.
 //!
-//! Not here: whether the figures are any good (they are not, at this size), the AIM7 part.
+//! Not here: whether the figures are meaningful (at this size they are not), the AIM7 part.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use lab::{Effort, Output, Quiet, RunResult, Setup, Stop};
 
-/// Runs it once and writes everything; returns the drawings' names with what was found.
+/// Runs the experiment once and writes everything; returns the result and the names of the drawings.
 fn smallest(name: &str) -> (RunResult, Vec<String>) {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let output = Output::prepare(place.path()).unwrap();
@@ -24,7 +24,7 @@ fn smallest(name: &str) -> (RunResult, Vec<String>) {
     (result, names)
 }
 
-/// With any workload: in 5 ms of a busy machine a lock may not be taken once.
+/// In any workload: within 5 ms on a busy machine a lock may not be acquired even once.
 fn assert_measured(result: &RunResult, column: &str, variant: &str) {
     let mut cells = result.cells.iter().filter(|cell| cell.variant == variant);
     assert!(cells.any(|cell| cell.summary(column).is_some()), "nothing in {column} of {variant}");
