@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: what a request costs in the device half, in time and in instructions.
+//! `cargo xtask bench`: the cost of a request in the device half, in time and instructions.
 //!
-//! Runs the criterion benchmark for time, counts instructions with callgrind, prints a table and keeps it
-//! in `bench_results/`. Instructions repeat exactly; times have the spread that the machine gives them.
+//! Measures time with the criterion benchmark, counts instructions with callgrind, prints a table and keeps
+//! it in `bench_results/`. Instruction counts are exactly repeatable; times vary with the machine.
 //!
 //! Not here: the benchmark itself (`crates/blk_server/benches/device_half.rs`).
 
@@ -16,11 +16,11 @@ use xtask::{command, workspace};
 
 use crate::origin::{self, Origin};
 
-/// Ring format, criterion's group, and what else the benchmark is told when it counts.
+/// Ring format, criterion's group, and extra arguments of the benchmark when it counts.
 const FORMATS: [(&str, &str, &[&str]); 2] =
     [("split", "device_half_4k_read", &[]), ("packed", "device_half_4k_read_packed", &["--packed"])];
 const DEPTHS: [u32; 3] = [1, 8, 64];
-/// What the benchmark does when it is told `--callgrind`: 1000 batches of 64 requests.
+/// With `--callgrind` the benchmark runs 1000 batches of 64 requests.
 const COUNTED_REQUESTS: u64 = 64_000;
 
 #[derive(Debug, clap::Args)]
@@ -38,11 +38,11 @@ struct Report {
 struct Format {
     ring: &'static str,
     times: Vec<Time>,
-    /// At depth 64, everything between the kick and the call.
+    /// At depth 64: everything between the kick and the call.
     instructions_per_request: u64,
 }
 
-/// Of one request, over criterion's samples.
+/// The time of one request, over criterion's samples.
 #[derive(Debug, Serialize, PartialEq)]
 struct Time {
     depth: u32,
@@ -81,7 +81,7 @@ fn read_time(samples: &Path, depth: u32) -> Result<Time> {
     time(depth, &serde_json::from_str(&text)?)
 }
 
-/// criterion keeps, for each sample, its number of batches and their time in nanoseconds.
+/// For each sample, criterion keeps the number of batches and their time in nanoseconds.
 fn time(depth: u32, sample: &Value) -> Result<Time> {
     let numbers = |name: &str| {
         let array = sample[name].as_array().with_context(|| format!("criterion's sample has no {name}"))?;

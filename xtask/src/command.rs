@@ -1,15 +1,15 @@
-//! Running other programs: the answer, or an error that holds what the program said.
+//! Runs other programs: returns their output, or an error with what the program printed.
 //!
-//! Not here: programs that run beside us (`guest/running.rs`, the demo's server).
+//! Not here: programs that run in the background (`guest/running.rs`, the demo's server).
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs to the end and returns standard output.
+/// Runs the program to its end and returns its standard output.
 ///
 /// # Errors
-/// If the program cannot start or fails; the text holds its standard error.
+/// If the program cannot start or fails; the error contains its standard error.
 pub fn output(command: &mut Command) -> Result<String> {
     let name = describe(command);
     let result = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start `{name}`"))?;
@@ -20,7 +20,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&result.stdout).into_owned())
 }
 
-/// Runs to the end with our terminal, for programs that show their own progress.
+/// Runs the program to its end on our terminal, for programs that show their own progress.
 ///
 /// # Errors
 /// If the program cannot start or fails.
@@ -33,7 +33,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The command as one would type it.
+/// The command as typed in a shell.
 #[must_use]
 pub fn describe(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());

@@ -1,13 +1,14 @@
-//! `bareblk.toml(5)`: the manual page of the configuration file, made of docs/config.md.
+//! `bareblk.toml(5)`: the configuration file's manual page, generated from docs/config.md.
 //!
 //! `markdown, line by line → headings, paragraphs, lists, tables, code → roff`
 //!
-//! - A row of a table whose first column is `key` is an entry; its other columns are type, default and meaning.
-//! - Only what that document uses is understood; what is not comes out as text.
+//! - In a table whose first column is `key`, each row is an entry; the other columns are type, default and
+//!   meaning.
+//! - Only the markdown that this document uses is supported; everything else is copied as text.
 //!
-//! Not here: whether the document has every key (tests of `bareblk`, which knows them).
+//! Not here: a check that the document has every key (tests of `bareblk`, which knows the keys).
 
-/// Its name in a folder of pages.
+/// The page's file name.
 pub const FILE_NAME: &str = "bareblk.toml.5";
 
 const BEGIN: &str = "\
@@ -25,16 +26,16 @@ what the service serves
 bareblk\\-serve(1), bareblk\\-ctl(1)
 ";
 
-/// The page of this document.
+/// Converts the document to the page.
 #[must_use]
 pub fn page(markdown: &str) -> String {
     let mut page = Page { out: BEGIN.to_owned(), state: State::Text };
-    // The title is the page's name.
+    // The title is the page's name, so it is skipped.
     markdown.lines().filter(|line| !line.starts_with("# ")).for_each(|line| page.line(line));
     page.out + END
 }
 
-/// The keys that a page has entries for, in its order.
+/// The keys that a page has entries for, in the page's order.
 #[must_use]
 pub fn keys(page: &str) -> Vec<String> {
     let entries = page.lines().filter_map(|line| line.strip_prefix(ENTRY));
@@ -42,14 +43,14 @@ pub fn keys(page: &str) -> Vec<String> {
     keys.map(|key| key.replace("\\-", "-")).collect()
 }
 
-/// Begins the line with a key.
+/// A line that begins with this has a key.
 const ENTRY: &str = "\\fB\\&";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Text,
     Code,
-    /// Its rows are entries.
+    /// A table whose rows are entries.
     Keys,
     Table,
 }
@@ -116,7 +117,7 @@ impl Page {
         self.out.push_str(&format!(".{command}\n"));
     }
 
-    /// A point at its beginning would make it a command.
+    /// A period at the start of a line would make it a command, so it is hidden.
     fn text(&mut self, text: &str) {
         let hidden = if text.starts_with(['.', '\'']) { "\\&" } else { "" };
         self.out.push_str(&format!("{hidden}{text}\n"));

@@ -1,12 +1,13 @@
-//! `cargo xtask deb`: the Debian package, from the built program and the files in packaging/.
+//! `cargo xtask deb`: builds the Debian package from the built program and the files in packaging/.
 //!
 //! `program → staging folder (program, manual, units, configuration, completions, documents) → dpkg-deb → bareblk_…_amd64.deb`
 //!
-//! - Nothing but dpkg is needed, and root is not: owners are written by dpkg-deb.
-//! - Twice from the same commit is the same package: times are the commit's.
-//! - Installing starts nothing, and an upgrade restarts nothing: guests use the disks.
+//! - Needs only dpkg, and no root: dpkg-deb writes the owners.
+//! - The same commit always gives the same package: file times are the commit's.
+//! - Installation starts nothing and an upgrade restarts nothing, because guests use the disks.
 //!
-//! `program.rs`: building. `staging.rs`: which file goes where. `control.rs`: what dpkg reads. Not here: what the units say.
+//! `program.rs`: building. `staging.rs`: where each file goes. `control.rs`: dpkg's metadata. Not here: the
+//! units.
 
 mod control;
 pub(crate) mod program;
@@ -22,16 +23,16 @@ use program::Profile;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where the package goes [default: target/debian]
+    /// Folder for the package [default: target/debian]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Package the unoptimised program, to try the package itself
+    /// Package the unoptimised program, to test the package itself
     #[arg(long)]
     dev: bool,
     /// Package this program instead of building one
     #[arg(long, value_name = "PATH", conflicts_with = "dev")]
     program: Option<PathBuf>,
-    /// Who answers for the package
+    /// Maintainer of the package
     #[arg(long, value_name = "NAME <MAIL>")]
     maintainer: Option<String>,
 }

@@ -1,9 +1,9 @@
-//! `cargo xtask demo`: bareblk at work in front of a stock guest, with numbers next to the host's.
+//! `cargo xtask demo`: runs bareblk with a stock guest, and compares its figures with the host's.
 //!
 //! packages -> build -> disk image -> server -> guest runs fio -> host runs the same fio -> table.
-//! Whatever ends it (success, error, Ctrl-C), server, socket and image go with their owners' `Drop`.
-//! Not here: fio's words (`demo/fio.rs`), the disk (`demo/disk.rs`), the server (`demo/server.rs`),
-//! the table (`demo/report.rs`).
+//! However it ends (success, error, Ctrl-C), `Drop` removes server, socket and image.
+//! Not here: fio's jobs (`demo/fio.rs`), the disk (`demo/disk.rs`), the server (`demo/server.rs`), the table
+//! (`demo/report.rs`).
 
 mod disk;
 mod fio;
@@ -27,7 +27,7 @@ use fio::{JOBS, Numbers};
 use report::Row;
 use server::Server;
 
-/// A boot through /dev/kvm takes a second or two; where the device exists but does not work, nothing happens.
+/// A boot with /dev/kvm takes a second or two; if the device exists but does not work, the guest never boots.
 const KVM_TRIAL: Duration = Duration::from_secs(10);
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 const GUEST_QUEUES: u16 = 2;
@@ -37,10 +37,10 @@ const GUEST_QUEUES: u16 = 2;
 pub(crate) struct Args {
     #[command(flatten)]
     setup: setup::Args,
-    /// Keep the disk image and the server's log, and say where they are
+    /// Keep the disk image and the server's log, and print their location
     #[arg(long)]
     keep: bool,
-    /// How long each fio job runs, on either side
+    /// Seconds that each fio job runs, in the guest and on the host
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
 }
@@ -79,7 +79,7 @@ fn build_server(progress: &Progress) -> Result<std::path::PathBuf> {
     Ok(workspace::build_dir()?.join("release").join("bareblk"))
 }
 
-/// KVM if a guest really boots with it: the device may be there without working.
+/// KVM, if a guest really boots with it: the device may exist without working.
 fn pick_accel(image: &GuestImage, progress: &Progress) -> Accel {
     if !packages::opens_read_write("/dev/kvm".as_ref()) {
         return Accel::Tcg;
@@ -89,7 +89,7 @@ fn pick_accel(image: &GuestImage, progress: &Progress) -> Accel {
     if boots.is_ok_and(|output| output.exit_code == Some(0)) { Accel::Kvm } else { Accel::Tcg }
 }
 
-/// What a job did in the guest, and what it cost the server.
+/// A job's result in the guest, and its cost for the server.
 struct GuestJob {
     numbers: Numbers,
     server_cpu: Duration,
@@ -130,7 +130,7 @@ fn guest_job(output: &GuestOutput, job: &fio::Job, server_cpu: Duration) -> Resu
     Ok(GuestJob { numbers: job.parse(json)?, server_cpu })
 }
 
-/// A guest that is watched until it or its server fails or somebody interrupts us.
+/// Watches a guest until it or its server fails, or the user interrupts.
 struct Watch<'a> {
     vm: &'a mut RunningVm,
     server: &'a mut Server,
@@ -180,7 +180,7 @@ fn compare(
     Ok(rows)
 }
 
-/// Like `command::output`, but ended early when somebody interrupts us.
+/// Like `command::output`, but ends early if the user interrupts.
 fn interruptible(command: &mut Command, interrupt: &Interrupt) -> Result<String> {
     let answer = tempfile::NamedTempFile::new()?;
     let name = command::describe(command);
@@ -203,19 +203,19 @@ fn interruptible(command: &mut Command, interrupt: &Interrupt) -> Result<String>
     Ok(text)
 }
 
-/// Turns the signals that would end us into an error, so that everything is cleaned up.
+/// Turns signals that would end this process into an error, so that everything is cleaned up.
 struct Interrupt {
     caught: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// How often loops look.
+    /// How often loops check it.
     const POLL: Duration = Duration::from_millis(100);
 
     fn catch() -> Result<Self> {
         let caught = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The second one ends us at once.
+            // The second signal ends the process at once.
             signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&caught))?;
             signal_hook::flag::register(signal, Arc::clone(&caught))?;
         }
@@ -230,7 +230,7 @@ impl Interrupt {
     }
 }
 
-/// One line that says what is going on; a plain line per step where there is no terminal.
+/// One line that shows the current step; without a terminal, a plain line per step.
 struct Progress {
     bar: ProgressBar,
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask layers`: the crates depend on each other as the table in ARCHITECTURE.md says.
+//! `cargo xtask layers`: checks that the crates depend on each other as the table in ARCHITECTURE.md says.
 //!
-//! The table's columns: level, crate, purpose, may depend on, unsafe. A dependency must be listed and lie
-//! on a smaller level; dev-dependencies are free, because tests may look at anything.
+//! The table's columns: level, crate, purpose, may depend on, unsafe. A dependency must be listed and be on a
+//! lower level; dev-dependencies are not restricted, because tests may use anything.
 //! Cells of `may depend on`: names in backticks; `levels 0–2`; `all` or `what they wrap` (any smaller level).
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ enum Allowed {
     UpToLevel(u32),
 }
 
-/// Crate names to rows; a row may name several crates. Rows without a level (xtask) are left out.
+/// Crate names to rows; a row may name several crates. Rows without a level (xtask) are skipped.
 type Table = BTreeMap<String, Row>;
 
 /// Crate names to the workspace crates in their `[dependencies]`.
@@ -87,7 +87,7 @@ fn parse_allowed(cell: &str, level: u32) -> Result<Allowed> {
     Ok(Allowed::Named(backticked(cell)))
 }
 
-/// Every word between backticks: "`disk_image guest_mem`" has two.
+/// All words between backticks: "`disk_image guest_mem`" has two.
 fn backticked(cell: &str) -> Vec<String> {
     let quoted = cell.split('`').skip(1).step_by(2);
     quoted.flat_map(str::split_whitespace).map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! What the project's chores share with its tests: real guests, and how to get the programs they need.
+//! What the xtask commands share with the project's tests: real guests, and the programs that they need.
 //!
 //! - `workspace`: where things are.
 //! - `command`: run a program, fail with what it said.
@@ -8,7 +8,7 @@
 //! - `config_page`: the manual page of the configuration file.
 //! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.
 //!
-//! Not here: the chores themselves (`main.rs`, one module per subcommand).
+//! Not here: the commands themselves (`main.rs`, one module per subcommand).
 #![forbid(unsafe_code)]
 
 pub mod command;

@@ -1,6 +1,6 @@
-//! `cargo xtask …`: the project's chores, one module per subcommand.
+//! `cargo xtask …`: the project's development commands, one module per subcommand.
 //!
-//! Not here: guests (the library's `guest`), because tests use them too.
+//! Not here: guests (`guest` in the library), because tests use them too.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -40,7 +40,7 @@ enum Chore {
     Setup(setup::ChoreArgs),
     /// Makes the lock worse in every way, one at a time, and sees what notices
     Mutants(mutants::Args),
-    /// Runs libFuzzer on what hostile guests, front-ends, clients and files may send
+    /// Runs libFuzzer on input from hostile guests, front-ends, clients and files
     Fuzz(fuzz::Args),
     /// Builds the Debian package
     Deb(deb::Args),

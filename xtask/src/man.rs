@@ -1,8 +1,9 @@
-//! `cargo xtask man`: writes the manual pages, compressed as a package has them.
+//! `cargo xtask man`: writes the manual pages, compressed as in a package.
 //!
-//! - Of the commands: `bareblk man` makes them of its own command line. Of the configuration file: docs/config.md.
+//! - `bareblk man` generates the commands' pages from its own command line. The configuration file's page
+//!   comes from docs/config.md.
 //!
-//! Not here: what stands in them.
+//! Not here: the pages' text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use crate::deb::program::{self, Profile};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where they go [default: target/man]
+    /// Folder for the pages [default: target/man]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -34,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Pages of this program; how many.
+/// Writes this program's pages; returns how many.
 pub(crate) fn write(program: &Path, folder: &Path) -> Result<usize> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     command::output(Command::new(program).arg("man").arg(folder))?;

@@ -1,12 +1,12 @@
-//! `cargo xtask mutants`: does anything notice when the lock is made worse?
+//! `cargo xtask mutants`: does any check notice when the lock is made worse?
 //!
-//! Every ordering of every atomic access is weakened, every wake and every marked re-check is taken out, and bugs that
-//! other locks had are put in (`mutants/historic.toml`), one at a time, in a copy of the crate under `target/mutants`.
-//! Each of them has to be noticed by a check; who is not is a survivor, and `mutants/survivors.toml` says why: because
-//! nothing can go wrong (equivalent), or because of which check's blind spot.
+//! Weakens every ordering of every atomic access, removes every wake and every marked re-check, and inserts
+//! bugs that other locks had (`mutants/historic.toml`), one at a time, in a copy of the crate under
+//! `target/mutants`. A check must notice each of them. A mutant that no check notices is a survivor, and
+//! `mutants/survivors.toml` must say why: nothing can go wrong (equivalent), or the checks have a blind spot.
 //!
-//! Fails if a survivor is not explained, or an explained one does not survive any more.
-//! Not here: what the checks check (`crates/qspinlock`).
+//! Fails if a survivor is not explained, or if an explained one no longer survives. Not here: what the checks
+//! check (`crates/qspinlock`).
 
 mod check;
 mod find;
@@ -26,26 +26,26 @@ use xtask::workspace;
 
 use check::{Bench, Verdict};
 
-/// What is mutated.
+/// The crate that is mutated.
 pub(crate) const CRATE: &str = "crates/qspinlock";
-/// Where copies and results are, below the target folder of the repository.
+/// Folder for copies and results, in the repository.
 const PLACE: &str = "target/mutants";
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Only a fixed handful, each of which has to be noticed
+    /// Run only a fixed handful, each of which must be noticed
     #[arg(long)]
     smoke: bool,
-    /// Only mutants whose name contains this
+    /// Run only mutants whose name contains this
     #[arg(long)]
     only: Option<String>,
-    /// Name them, and do nothing
+    /// List the mutants, and do nothing else
     #[arg(long)]
     list: bool,
     /// Keep the verdicts of an earlier run on the same source
     #[arg(long)]
     resume: bool,
-    /// Mutants at a time; the default is one per processor
+    /// Mutants at a time [default: one per processor]
     #[arg(long)]
     jobs: Option<usize>,
 }
@@ -53,22 +53,22 @@ pub(crate) struct Args {
 /// A change to the source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Mutant {
-    /// Where, in which function, what: stays when lines move.
+    /// File, function and change: stays the same when lines move.
     pub(crate) name: String,
-    /// Where, for readers: file and line.
+    /// For readers: file and line.
     pub(crate) place: String,
-    /// For readers: what it is.
+    /// For readers: a description.
     pub(crate) what: String,
-    /// Made by hand. It has to compile.
+    /// Written by hand. It must compile.
     pub(crate) by_hand: bool,
-    /// Has to be noticed, and is in each run of the tests.
+    /// Must be noticed, and is part of each run of the tests.
     pub(crate) in_smoke: bool,
     /// The changed files, relative to the crate.
     #[serde(skip)]
     pub(crate) files: Vec<(String, String)>,
 }
 
-/// A mutant, and who noticed it.
+/// A mutant, and the check that noticed it.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Judged {
     #[serde(flatten)]
@@ -121,7 +121,7 @@ fn chosen(args: &Args, mutants: Vec<Mutant>) -> Vec<Mutant> {
     mutants.into_iter().filter(wanted).collect()
 }
 
-/// Mutants on their way through the checks.
+/// A run of mutants through the checks.
 struct Run {
     root: PathBuf,
     place: PathBuf,
@@ -147,8 +147,8 @@ impl Run {
         Ok(())
     }
 
-    /// First the source as it is, which every check has to pass: a check that fails anyway notices nothing. Where the
-    /// tests run all of them before, it is enough that the copy compiles.
+    /// First runs every check on the unchanged source: a check that fails anyway proves nothing. In a smoke
+    /// run it is enough that the copy compiles, because the tests run all checks before.
     fn work(&self, job: usize) -> Result<()> {
         let bench = Bench::set_up(&self.root, &self.place.join(format!("job-{job}")))?;
         bench.must_pass_unchanged(self.is_smoke)?;
@@ -163,7 +163,7 @@ impl Run {
         Ok(())
     }
 
-    /// Kept at once, so that a run that is broken off can be resumed.
+    /// Saved at once, so that an interrupted run can be resumed.
     fn add(&self, one: Judged) -> Result<()> {
         let line = format!("{:<10} {}", one.verdict.short(), one.mutant.name);
         self.progress.suspend(|| println!("{line}"));

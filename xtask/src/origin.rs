@@ -1,4 +1,4 @@
-//! Where a kept result comes from: when, of which commit, on which machine; and keeping it.
+//! The origin of a kept result (date, commit, machine), and keeping the result.
 //!
 //! Not here: what the results are (`test/record.rs`, `bench.rs`).
 
@@ -15,7 +15,7 @@ use xtask::{command, workspace};
 pub(crate) struct Origin {
     pub(crate) date: String,
     commit: String,
-    /// Changed files that no commit holds.
+    /// Whether there are uncommitted changes.
     uncommitted_changes: bool,
     machine: Machine,
 }
@@ -29,7 +29,7 @@ struct Machine {
 }
 
 impl Origin {
-    /// Today, here.
+    /// The origin of a result made now, here.
     pub(crate) fn now() -> Result<Self> {
         Ok(Self {
             date: command::output(Command::new("date").args(["-u", "+%F"]))?.trim().to_owned(),

@@ -1,8 +1,7 @@
 //! The programs that the demo and the tests need, and the Debian packages they come from.
 //!
-//! A program that is there counts as installed wherever it came from, so other distributions work
-//! once somebody has put the programs in place. Not here: the guest's kernel, which is only unpacked
-//! (`guest/kernel.rs`).
+//! A program that exists counts as installed, wherever it came from. So other distributions work once the
+//! user has installed the programs. Not here: the guest's kernel, which is only unpacked (`guest/kernel.rs`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,14 +10,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::command;
 
-/// A Debian package, one program that proves it is there, and why we want it.
+/// A Debian package, a program that proves that it is installed, and its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Package {
-    /// What to give `apt-get install`.
+    /// The name for `apt-get install`.
     pub name: &'static str,
-    /// A program only this package brings.
+    /// A program that only this package contains.
     pub program: &'static str,
-    /// For whoever is asked whether to install it.
+    /// Shown to the user who is asked whether to install it.
     pub purpose: &'static str,
 }
 
@@ -26,7 +25,7 @@ const fn package(name: &'static str, program: &'static str, purpose: &'static st
     Package { name, program, purpose }
 }
 
-/// Everything that `cargo xtask demo` and `cargo xtask test` use beyond Rust.
+/// Everything that `cargo xtask demo` and `cargo xtask test` need besides Rust.
 pub const NEEDED: &[Package] = &[
     package("qemu-system-x86", "qemu-system-x86_64", "runs the guest"),
     package("qemu-utils", "qemu-img", "a second program that locks images, for the lock tests"),
@@ -44,7 +43,7 @@ pub const NEEDED: &[Package] = &[
     package("valgrind", "valgrind", "counts instructions per request (callgrind)"),
     package("zstd", "zstd", "runs on the preloaded locks, for their tests"),
     package("python3", "python3", "the same, with sqlite"),
-    // Not `redis-server`: the program is in this package too, and the other one starts a service.
+    // Not `redis-server`: this package also contains the program, and the other one starts a service.
     package("redis-tools", "redis-check-rdb", "the same"),
     package("stress-ng", "stress-ng", "the same"),
     package("git", "git", "the same"),
@@ -60,7 +59,7 @@ pub const NEEDED_FOR_LONG: &[Package] = &[
 /// Programs of root often lie where a user's PATH does not look.
 const MORE_PLACES: &[&str] = &["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
-/// Where `program` is, if anywhere.
+/// The path of `program`, if it is installed.
 #[must_use]
 pub fn find_program(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -90,15 +89,15 @@ pub fn install(packages: &[Package]) -> Result<()> {
     command::run(apt.env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
-/// Fetches apt's package lists, but only if one of `names` is not in those at hand.
+/// Fetches apt's package lists, but only if one of `names` is not in the present ones.
 ///
 /// # Errors
-/// If the lists must be fetched and cannot be.
+/// If the lists are needed and cannot be fetched.
 pub fn make_available(names: &[&str]) -> Result<()> {
     if names.iter().all(|name| has_candidate(name)) { Ok(()) } else { update_lists() }
 }
 
-/// `apt-get update`.
+/// Runs `apt-get update`.
 ///
 /// # Errors
 /// If there is no way to become root, or apt-get fails.
@@ -123,12 +122,12 @@ fn as_root(program: &str) -> Result<Command> {
     let sudo =
         find_program("sudo").with_context(|| format!("`{program}` needs root, and there is no sudo"))?;
     let mut command = Command::new(sudo);
-    // sudo clears the environment; the front-end must not ask questions.
+    // sudo clears the environment; apt's front-end must not ask questions.
     command.args(["DEBIAN_FRONTEND=noninteractive", program]);
     Ok(command)
 }
 
-/// True if `path` can be opened for reading and writing, as QEMU would.
+/// Whether `path` can be opened for reading and writing, as QEMU would.
 #[must_use]
 pub fn opens_read_write(path: &Path) -> bool {
     std::fs::File::options().read(true).write(true).open(path).is_ok()

@@ -1,14 +1,15 @@
-//! Rust source text split into code, comments and literals, as far as `tidy` needs it.
+//! Splits Rust source text into code, comments and literals, as far as `tidy` needs it.
 //!
-//! Both views keep every line where it is, so that line numbers stay true.
-//! Not a parser: it knows comments (nested), strings (raw and byte too), characters and lifetimes.
+//! Both views keep all line breaks, so that line numbers stay valid.
+//! Not a parser: it recognises comments (nested), strings (also raw and byte strings), characters and
+//! lifetimes.
 
-/// One file, seen two ways.
+/// One file in two views.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SourceText {
-    /// The file with comments and the insides of literals blanked.
+    /// The file with comments and the contents of literals blanked.
     pub(crate) code: String,
-    /// The file with the insides of literals blanked.
+    /// The file with the contents of literals blanked.
     pub(crate) code_and_comments: String,
 }
 
@@ -44,7 +45,7 @@ fn classify(chars: &[char]) -> Vec<Kind> {
     kinds
 }
 
-/// What starts at `at`, and where it ends.
+/// The kind of piece that starts at `at`, and where it ends.
 fn next_piece(chars: &[char], at: usize) -> (Kind, usize) {
     let rest = &chars[at..];
     match rest {
@@ -82,7 +83,7 @@ fn string_end(chars: &[char], start: usize) -> usize {
     at + 1
 }
 
-/// `r"…"`, `r#"…"#`; `r#name` is code.
+/// Recognises `r"…"` and `r#"…"#`; `r#name` is code.
 fn raw_string(chars: &[char], at: usize) -> (Kind, usize) {
     let hashes = chars[at + 1..].iter().take_while(|c| **c == '#').count();
     let open = at + 1 + hashes;
@@ -113,7 +114,7 @@ fn after(chars: &[char], start: usize, wanted: char) -> usize {
     start + chars[start..].iter().take_while(|c| **c != wanted).count() + 1
 }
 
-/// A function and where it lies.
+/// A function and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) name: String,
@@ -141,7 +142,7 @@ fn function_at(code: &str, at: usize) -> Option<Function> {
     Some(Function { name: name.to_owned(), line, length_lines: code[at..close].matches('\n').count() + 1 })
 }
 
-/// `[u8; 4]` in a signature is not its end.
+/// In a signature, the `;` of `[u8; 4]` does not end it.
 fn signature_holds_semicolon(signature: &str) -> bool {
     signature.matches('[').count() > signature.matches(']').count()
 }

@@ -1,4 +1,4 @@
-//! Where the workspace is. Not here: what is in it (`layers`, `tidy`).
+//! Paths in the workspace. Not here: checks of its contents (`layers`, `tidy`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,16 +14,16 @@ pub fn root() -> PathBuf {
     xtask.parent().unwrap_or(xtask).to_path_buf()
 }
 
-/// Where guest images are kept: below `target/`, so that `cargo clean` removes them.
+/// The folder for guest images: below `target/`, so that `cargo clean` removes them.
 #[must_use]
 pub fn guest_dir() -> PathBuf {
     root().join("target").join("guest")
 }
 
-/// What `cargo metadata --no-deps` says about the workspace.
+/// The output of `cargo metadata --no-deps` for the workspace.
 ///
 /// # Errors
-/// If cargo fails or its answer is not JSON.
+/// If cargo fails or its output is not JSON.
 pub fn metadata() -> Result<serde_json::Value> {
     let text = command::output(
         Command::new(cargo()).args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(root()),
@@ -31,17 +31,17 @@ pub fn metadata() -> Result<serde_json::Value> {
     serde_json::from_str(&text).context("cargo metadata's answer is not JSON")
 }
 
-/// Where cargo puts what it builds here.
+/// Cargo's target folder for this workspace.
 ///
 /// # Errors
-/// If cargo cannot say.
+/// If cargo fails.
 pub fn build_dir() -> Result<PathBuf> {
     let metadata = metadata()?;
     let dir = metadata["target_directory"].as_str().context("cargo metadata names no target_directory")?;
     Ok(PathBuf::from(dir))
 }
 
-/// The cargo that runs us, or the one in PATH.
+/// The cargo that runs us, otherwise the one in PATH.
 #[must_use]
 pub fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())

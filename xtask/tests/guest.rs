@@ -1,6 +1,7 @@
-//! The guest itself, against QEMU's own vhost-user-blk server: whoever doubts a guest test starts here.
+//! Tests of the guest itself, against QEMU's own vhost-user-blk server: if a guest test looks wrong, start
+//! here.
 //!
-//! Not here: bareblk's server; its guest tests lie with `bareblk`.
+//! Not here: bareblk's server; the guest tests are in the `bareblk` crate.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use xtask::guest::{GuestImage, Vm};
 
-/// A disk of this size on QEMU's storage daemon, until dropped.
+/// A disk of a given size on QEMU's storage daemon, until dropped.
 struct Peer {
     dir: TempDir,
     daemon: Child,

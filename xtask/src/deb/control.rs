@@ -1,4 +1,4 @@
-//! What dpkg reads: the control file, which files are the administrator's, what runs at installation, checksums.
+//! dpkg's metadata: the control file, the list of configuration files, the installation scripts, checksums.
 //!
 //! Not here: the files themselves (`staging.rs`).
 
@@ -10,20 +10,20 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use xtask::{command, packages, workspace};
 
-/// Where dpkg looks for them.
+/// The folder where dpkg expects them.
 const FOLDER: &str = "DEBIAN";
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
-/// Where nobody answers (RFC 2606): who builds for others names somebody.
+/// A reserved address (RFC 2606): set a maintainer to build for others.
 const NOBODY: &str = "The bareblk developers <bareblk@localhost.invalid>";
 
-/// What stands in the control file, and in the file's name.
+/// The data for the control file and the package's name.
 #[derive(Debug)]
 pub(crate) struct About {
     version: String,
     architecture: String,
     depends: String,
     pub(crate) maintainer: String,
-    /// The commit's, so that the same sources are the same package.
+    /// The commit's time, so that the same sources give the same package.
     pub(crate) time_s: u64,
 }
 
@@ -31,7 +31,7 @@ impl About {
     pub(crate) fn read(maintainer: Option<String>, program: &Path) -> Result<Self> {
         let architecture = command::output(Command::new("dpkg").arg("--print-architecture"))?;
         Ok(Self {
-            // The workspace's, which xtask has too; the packaging has no versions of its own.
+            // xtask has the workspace's version; the packaging has no version of its own.
             version: format!("{}-1", env!("CARGO_PKG_VERSION")),
             architecture: architecture.trim().to_owned(),
             depends: libraries(program)?,
@@ -57,7 +57,7 @@ impl About {
         )
     }
 
-    /// In Debian's form; what changed is in changelog.gz.
+    /// In Debian's format; the actual changes are in changelog.gz.
     pub(crate) fn changelog(&self) -> Result<String> {
         let Self { version, maintainer, time_s, .. } = self;
         let date = format!("@{time_s}");
@@ -69,14 +69,14 @@ impl About {
     }
 }
 
-/// What dpkg knows about the libraries that the program is linked with, else what every Rust program needs.
+/// The library packages that dpkg finds for the program, or else those that every Rust program needs.
 fn libraries(program: &Path) -> Result<String> {
     if packages::find_program("dpkg-shlibdeps").is_none() {
         return Ok("libc6, libgcc-s1".to_owned());
     }
     let place = tempfile::tempdir()?;
     fs::create_dir(place.path().join("debian"))?;
-    // It wants to see a source package.
+    // dpkg-shlibdeps requires a source package.
     fs::write(
         place.path().join("debian/control"),
         "Source: bareblk\n\nPackage: bareblk\nArchitecture: any\n",
@@ -92,11 +92,11 @@ fn libraries(program: &Path) -> Result<String> {
 fn commit_time_s() -> u64 {
     let mut git = Command::new("git");
     let told = command::output(git.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root()));
-    // Sources without their history: any fixed time.
+    // For sources without history any fixed time will do.
     told.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Writes all of it below the staged files.
+/// Writes all metadata into the staged package.
 pub(crate) fn write(staged: &Path, about: &About) -> Result<()> {
     let kib = command::output(Command::new("du").args(["-sk", "--apparent-size", "."]).current_dir(staged))?;
     let kib = kib.split_whitespace().next().and_then(|kib| kib.parse().ok()).context("du names no size")?;

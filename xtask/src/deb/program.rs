@@ -1,4 +1,4 @@
-//! Building the program that is packaged.
+//! Builds the program for the package.
 //!
 //! Not here: where it goes in the package (`staging.rs`).
 
@@ -8,14 +8,14 @@ use std::process::Command;
 use anyhow::Result;
 use xtask::{command, workspace};
 
-/// How it is built.
+/// The build profile.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Profile {
     Release,
     Dev,
 }
 
-/// Builds it, and says where it is.
+/// Builds the program and returns its path.
 pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
     let mut cargo = Command::new(workspace::cargo());
     cargo.args(["build", "--quiet", "--locked", "--package", "bareblk"]).current_dir(workspace::root());

@@ -1,6 +1,6 @@
-//! Which file goes where in the package.
+//! Puts each file into its place in the package.
 //!
-//! Not here: what dpkg reads about them (`control.rs`).
+//! Not here: dpkg's metadata (`control.rs`).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ use crate::man;
 const DOC: &str = "usr/share/doc/bareblk";
 const UNITS: &str = "usr/lib/systemd/system";
 
-/// Copied as they are, from the workspace into the package.
+/// Copied unchanged, from the workspace into the package.
 const FILES: &[(&str, &str)] = &[
     ("packaging/bareblk.service", UNITS),
     ("packaging/bareblk@.service", UNITS),
@@ -28,16 +28,16 @@ const FILES: &[(&str, &str)] = &[
     ("SECURITY.md", DOC),
     ("docs/examples/bareblk.toml", "usr/share/doc/bareblk/examples"),
 ];
-/// Documents of what is not in the package.
+/// Documents about parts that are not in the package.
 const OF_LIBRARIES: [&str; 2] = ["qspinlock", "driver-in-c"];
-/// Shell, and where it looks.
+/// A shell, and the path where it looks for completions.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/bareblk"),
     ("zsh", "usr/share/zsh/vendor-completions/_bareblk"),
     ("fish", "usr/share/fish/vendor_completions.d/bareblk.fish"),
 ];
 
-/// All files of the package, in a folder that goes with what is returned.
+/// Stages all files of the package in a folder that is removed when the result is dropped.
 pub(crate) fn stage(program: &Path, about: &About) -> Result<TempDir> {
     let staged = tempfile::tempdir()?;
     let root = staged.path();
@@ -61,7 +61,7 @@ pub(crate) fn stage(program: &Path, about: &About) -> Result<TempDir> {
     Ok(staged)
 }
 
-/// Each page in the folder of its section.
+/// Puts each page into its section's folder.
 fn manual(program: &Path, root: &Path) -> Result<()> {
     let (commands, files) = (root.join("man1"), root.join("man5"));
     man::write(program, &commands)?;
@@ -90,7 +90,7 @@ fn documents(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The licence's own text stands in the workspace.
+/// The licence's full text is in the workspace.
 fn copyright() -> Result<String> {
     let licence = read("LICENSE-MIT")?;
     let terms = licence.lines().skip_while(|line| !line.starts_with("Permission"));
@@ -103,7 +103,7 @@ fn read(path: &str) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// `from`: an absolute path, or one in the workspace.
+/// `from`: an absolute path, or a path in the workspace.
 fn copy(from: &Path, folder: &Path) -> Result<()> {
     let from = workspace::root().join(from);
     let name = from.file_name().with_context(|| format!("{} is no file", from.display()))?;
@@ -117,19 +117,19 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Manual pages and changelogs, as Debian wants them (policy 12.1, 12.7).
+/// Compresses manual pages and changelogs, as Debian requires (policy 12.1, 12.7).
 fn compress(root: &Path) -> Result<()> {
     let pages = "gzip -9n usr/share/man/man[15]/* usr/share/doc/bareblk/changelog usr/share/doc/bareblk/changelog.Debian";
     command::output(Command::new("sh").args(["-c", pages]).current_dir(root)).map(drop)
 }
 
-/// Whatever umask the files were made with.
+/// Sets modes independently of the umask.
 fn set_modes(root: &Path) -> Result<()> {
     let modes = "find . -type d -exec chmod 755 {} + && find . -type f -exec chmod 644 {} + && chmod 755 usr/bin/bareblk";
     command::output(Command::new("sh").args(["-c", modes]).current_dir(root)).map(drop)
 }
 
-/// Of all that is staged.
+/// Sets the time of all staged files.
 pub(crate) fn set_times(root: &Path, time_s: u64) -> Result<()> {
     let script = format!("find . -exec touch -h -d @{time_s} {{}} +");
     command::output(Command::new("sh").args(["-c", &script]).current_dir(root)).map(drop)

@@ -1,4 +1,4 @@
-//! The demo's disk image: filled, because holes read faster than data.
+//! The demo's disk image: filled with data, because holes read faster.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -49,7 +49,7 @@ impl DemoDisk {
         self.dir.path().join("server.log")
     }
 
-    /// Leaves image and log in the folder that is returned.
+    /// Keeps image and log; returns their folder.
     pub(super) fn keep(&mut self) -> &Path {
         self.dir.disable_cleanup(true);
         self.dir.path()
@@ -65,7 +65,7 @@ fn check_space(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A chunk that no file system or SSD can shrink (xorshift64*).
+/// A chunk that no file system or SSD can compress (xorshift64*).
 fn noise() -> Vec<u8> {
     let mut state: u64 = 0x9E37_79B9_7F4A_7C15;
     let mut next = || {
@@ -77,7 +77,7 @@ fn noise() -> Vec<u8> {
     (0..CHUNK_BYTES / 8).flat_map(|_| next().to_le_bytes()).collect()
 }
 
-/// Makes each block of this chunk unlike those of the others.
+/// Makes each block of this chunk different from those of other chunks.
 fn mark(chunk: &mut [u8], number: u64) {
     for block in chunk.chunks_exact_mut(BLOCK_BYTES) {
         block[..8].copy_from_slice(&number.to_le_bytes());

@@ -1,38 +1,38 @@
-//! The demo's fio jobs: the same words in the guest and on the host, and what fio's JSON says.
+//! The demo's fio jobs, with the same arguments in the guest and on the host, and reading fio's JSON.
 //!
 //! libaio on both sides: every kernel has it, and containers often forbid io_uring.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// A timed job; `name` is also fio's word for what it does.
+/// A timed job; `name` is also fio's `rw` value.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
     pub(super) name: &'static str,
-    /// For people.
+    /// Title for people.
     pub(super) title: &'static str,
-    /// Where fio's JSON has its numbers.
+    /// The key of its numbers in fio's JSON.
     side: &'static str,
 }
 
-/// In the order they run.
+/// In the order in which they run.
 pub(super) const JOBS: &[Job] = &[
     Job { name: "randread", title: "4k random read, depth 32", side: "read" },
     Job { name: "randwrite", title: "4k random write, depth 32", side: "write" },
 ];
 
-/// 4k to 128k at depth 16, each block read back and compared.
+/// 4k to 128k at depth 16; each block is read back and compared.
 const VERIFY_ARGS: &str = "--name=verify --filename=/dev/vda --ioengine=libaio --direct=1 --rw=randwrite \
                            --bsrange=4k-128k --iodepth=16 --size=64m --verify=crc32c --verify_fatal=1";
 
-/// What a job achieved.
+/// The result of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Numbers {
     pub(super) ios: u64,
     pub(super) iops: f64,
     pub(super) mib_per_s: f64,
     pub(super) latency_us: f64,
-    /// Processor time of fio itself.
+    /// CPU time of fio itself.
     pub(super) cpu_us: f64,
 }
 
@@ -43,7 +43,7 @@ impl Job {
         let words =
             format!("--name={name} --rw={name} --bs=4k --iodepth=32 --ioengine=libaio --direct=1 {timed}");
         let words = words.split(' ').map(str::to_owned);
-        // fio takes `:` as the end of a file name.
+        // In fio, `:` ends a file name.
         words.chain([format!("--filename={}", file.replace(':', "\\:"))]).collect()
     }
 
@@ -67,7 +67,7 @@ impl Job {
     }
 }
 
-/// What the guest runs; each job's result lies between `BB-BEGIN` and `BB-END`.
+/// The script that the guest runs; each job's result is between `BB-BEGIN` and `BB-END`.
 pub(super) fn guest_script(seconds: u32) -> String {
     let mut script = format!(
         "echo BB-START verify\nfio {VERIFY_ARGS} > /tmp/verify 2>&1 || {{ cat /tmp/verify; exit 2; }}\n\

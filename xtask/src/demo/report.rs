@@ -1,4 +1,4 @@
-//! The demo's closing table: guest next to host, and what an I/O costs the server.
+//! The demo's final table: guest next to host, and the server's cost per I/O.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use xtask::guest::Accel;
 
 use super::fio::Numbers;
 
-/// One job on both sides.
+/// One job in the guest and on the host.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) title: &'static str,
     pub(super) guest: Numbers,
     pub(super) host: Numbers,
-    /// Used by the server while the guest's job ran.
+    /// CPU time that the server used while the guest's job ran.
     pub(super) server_cpu: Duration,
 }
 
@@ -23,7 +23,7 @@ impl Row {
         per_io(self.server_cpu.as_secs_f64() * 1e6, self.guest.ios)
     }
 
-    /// What the same costs fio on the host.
+    /// The cost of the same for fio on the host.
     fn host_cpu_us_per_io(&self) -> Option<f64> {
         per_io(self.host.cpu_us, self.host.ios)
     }

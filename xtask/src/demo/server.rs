@@ -1,4 +1,4 @@
-//! The demo's server process: `bareblk serve`, stopped politely or killed when dropped.
+//! The demo's server process: `bareblk serve`, which is stopped with SIGTERM, or killed when dropped.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts `program` and returns once its socket is there.
+    /// Starts `program` and returns once its socket exists.
     pub(super) fn start(program: &Path, disk: &DemoDisk, interrupt: &Interrupt) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let log = disk.log();
@@ -54,7 +54,7 @@ impl Server {
         Ok(())
     }
 
-    /// An error with the server's last words if it has ended.
+    /// An error with the end of the server's log, if it has ended.
     pub(super) fn check_alive(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("`bareblk serve` ended by itself ({status}){}", self.log_tail());

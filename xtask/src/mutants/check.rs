@@ -1,6 +1,6 @@
-//! One copy of the crate, and the checks that a mutant has to get past: compiler, models, tests, Miri.
+//! A copy of the crate, and the checks that run on each mutant: compiler, models, tests, Miri.
 //!
-//! The first sign of a failure ends a check; so does its time limit, which counts as noticed "by hang".
+//! The first sign of a failure ends a check. So does its time limit, which counts as noticed "by hang".
 //! Not here: what the tests test.
 
 use std::fs::{self, File};
@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{CRATE, Mutant};
 
-/// How a mutant fared.
+/// The result for a mutant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Verdict {
     /// A check failed.
     Noticed {
-        /// Which.
+        /// The check's name.
         check: String,
-        /// What it said: the test's name, as far as there is one.
+        /// Its output: the test's name, if there is one.
         how: String,
     },
     /// All checks passed.
@@ -29,7 +29,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// In a word.
+    /// In one word.
     pub(crate) fn short(&self) -> &str {
         match self {
             Self::Noticed { check, .. } => check,
@@ -51,7 +51,7 @@ impl Check {
     }
 }
 
-/// A bound on executions and not on time, so that a busy machine notices as much as an idle one.
+/// A limit on executions instead of time, so that a busy machine notices as much as an idle one.
 const LOOM_ENV: &[(&str, &str)] = &[
     ("RUSTFLAGS", "--cfg loom"),
     ("CARGO_PROFILE_TEST_OPT_LEVEL", "3"),
@@ -59,8 +59,8 @@ const LOOM_ENV: &[(&str, &str)] = &[
     ("LOOM_MAX_PERMUTATIONS", "20000"),
 ];
 
-/// The models first: they end at the first failure, where a test may hang until its limit. The builds that go before a
-/// check are not part of its limit.
+/// The models come first: they end at the first failure, while a test may hang until its limit. Builds before
+/// a check do not count against its limit.
 const CHECKS: &[Check] = &[
     Check {
         name: "compiler",
@@ -118,7 +118,7 @@ const CHECKS: &[Check] = &[
     },
 ];
 
-/// A workspace of its own with the one crate in it.
+/// A separate workspace that contains only this crate.
 #[derive(Debug)]
 pub(super) struct Bench {
     folder: PathBuf,
@@ -136,17 +136,17 @@ impl Bench {
         Ok(bench)
     }
 
-    /// The source as it is.
+    /// Restores the unchanged source.
     fn restore(&self) -> Result<()> {
         let copy = self.folder.join(CRATE);
         for inner in ["src", "tests"] {
-            // What the last mutant or an older source had and this one has not.
+            // Removes files that the last mutant or an older source added.
             remove_strangers(&self.original.join(inner), &copy.join(inner))?;
         }
         copy_folder(&self.original, &copy)
     }
 
-    /// `only_compiles`: nothing but that is asked.
+    /// A smoke run only checks that it compiles.
     pub(super) fn must_pass_unchanged(&self, is_smoke: bool) -> Result<()> {
         match self.checked(|check| !is_smoke || (check.is_model() && check.name == "compiler"))? {
             Verdict::Survived => Ok(()),
@@ -156,7 +156,7 @@ impl Bench {
         }
     }
 
-    /// In a smoke run by the models alone.
+    /// A smoke run uses only the models.
     pub(super) fn judge(&self, mutant: &Mutant, is_smoke: bool) -> Result<Verdict> {
         self.restore()?;
         for (path, text) in &mutant.files {
@@ -219,7 +219,7 @@ impl Bench {
     }
 }
 
-/// The first test that failed, or what Miri says.
+/// The first failed test, or Miri's error.
 fn failed_test(log: &str) -> Option<String> {
     let failed = |line: &str| {
         let test = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
@@ -233,7 +233,7 @@ fn failed_test(log: &str) -> Option<String> {
 
 fn kill_group(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        // Failure: it has ended already.
+        // Fails if the group has already ended.
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
 }
@@ -257,7 +257,7 @@ fn alone(manifest: &str, root: &Path) -> Result<String> {
     Ok(lines.join("\n") + "\n")
 }
 
-/// Copies what differs: what does not keeps its time, and is not built again.
+/// Copies only files that differ: the others keep their times and are not rebuilt.
 fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
@@ -266,7 +266,7 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
         if from.is_dir() {
             copy_folder(&from, &to)?;
         } else if fs::read(&to).ok() != Some(fs::read(&from)?) {
-            // A copy would keep the old time, and cargo would not see that the file has changed back.
+            // A copy would keep the old time, and cargo would not notice that the file has changed back.
             fs::write(&to, fs::read(&from)?)?;
         }
     }

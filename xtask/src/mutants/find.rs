@@ -1,11 +1,11 @@
-//! Finds what can be weakened in the lock's files, and weakens it, one thing at a time.
+//! Finds what can be weakened in the lock's files, and weakens one thing at a time.
 //!
 //! - An ordering: `Acquire` and `Release` to `Relaxed`, `AcqRel` to each of them.
 //! - A wake: `wake_one(…)` and `wake_if_halted(…)` do nothing.
 //! - A re-check: the `if` or `while` below a comment that begins with `re-check:` is never entered.
 //!
-//! Works on text: what rustc makes of it, it says itself (a mutant that does not compile was noticed by the compiler).
-//! Not here: bugs put in by hand (`historic.rs`).
+//! Works on text and leaves the rest to rustc: a mutant that does not compile was noticed by the compiler.
+//! Not here: hand-written bugs (`historic.rs`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use super::Mutant;
 use crate::source_text::{SourceText, functions, words};
 
-/// What locks are made of; the rest of the crate keeps books and measures.
+/// The files with the locks; the rest of the crate keeps statistics.
 const FILES: &[&str] = &["src/queue.rs", "src/node.rs", "src/ticket.rs", "src/rwlock.rs"];
 const FOLDERS: &[&str] = &["src/queue", "src/rwlock"];
 const WAKES: &[&str] = &["wake_one", "wake_if_halted"];
@@ -47,7 +47,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A piece of the text to be replaced.
+/// A piece of text to replace.
 struct Change {
     at: usize,
     end: usize,
@@ -65,7 +65,7 @@ fn mutants_of(path: &str, text: &str) -> Result<Vec<Mutant>> {
     for change in changes {
         let line = line_of(&code, change.at);
         let base = format!("{path}: {}: {}", function_around(&code, line), change.what);
-        // Several of the same kind in one function are told apart by their order.
+        // Several of the same kind in one function are numbered in order.
         let twins = mutants.iter().filter(|mutant| mutant.name.starts_with(&format!("{base} #"))).count();
         let changed = format!("{}{}{}", &text[..change.at], change.with, &text[change.end..]);
         mutants.push(Mutant {
@@ -80,7 +80,7 @@ fn mutants_of(path: &str, text: &str) -> Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// With as many bytes for each character, so that offsets stay true where characters are blanked.
+/// Replaces each other character by as many bytes, so that offsets stay valid where characters are blanked.
 fn in_ascii(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii() { c.to_string() } else { "?".repeat(c.len_utf8()) }).collect()
 }
@@ -131,13 +131,13 @@ fn role(method: &str, argument: usize) -> &'static str {
     }
 }
 
-/// `core::sync::atomic::Ordering::` before the ordering, if it is written so.
+/// The length of `core::sync::atomic::Ordering::` before the ordering, if it is there.
 fn qualifier_length(before: &str) -> usize {
     let rest = before.trim_end_matches(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
     before.len() - rest.len()
 }
 
-/// The method in whose parentheses `at` is, and which of its arguments it is; none outside calls of methods.
+/// The method call whose parentheses contain `at`, and the argument's index; none outside method calls.
 fn call_around(code: &str, at: usize) -> Option<(String, usize)> {
     let (mut depth, mut commas) = (0_usize, 0);
     for (offset, c) in code[..at].char_indices().rev() {
@@ -179,7 +179,7 @@ fn without_wakes(code: &str) -> Vec<Change> {
     changes
 }
 
-/// Where the parenthesis or brace at `open` is closed.
+/// The position that closes the parenthesis or brace at `open`.
 fn closing(code: &str, open: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (offset, c) in code[open..].char_indices() {
@@ -199,7 +199,7 @@ fn without_rechecks(path: &str, text: &str, code: &str) -> Result<Vec<Change>> {
     let mut changes = Vec::new();
     for (mark, _) in text.match_indices(MARK) {
         let line = line_of(text, mark);
-        // Comments are blank in `code`: what follows is the next code.
+        // Comments are blank in `code`, so the next code follows.
         let at = mark + code[mark..].len() - code[mark..].trim_start().len();
         let change = unentered(code, at).or_else(|| statement_left_out(code, at));
         changes.push(
@@ -210,7 +210,7 @@ fn without_rechecks(path: &str, text: &str, code: &str) -> Result<Vec<Change>> {
     Ok(changes)
 }
 
-/// `if a {` to `if false && (a) {`.
+/// Changes `if a {` to `if false && (a) {`.
 fn unentered(code: &str, at: usize) -> Option<Change> {
     let keyword = ["if ", "while "].into_iter().find(|keyword| code[at..].starts_with(keyword))?;
     let condition = at + keyword.len();
@@ -222,7 +222,7 @@ fn unentered(code: &str, at: usize) -> Option<Change> {
     })
 }
 
-/// A repeated read (`word = …;`) or a call.
+/// Removes a repeated read (`word = …;`) or a call.
 fn statement_left_out(code: &str, at: usize) -> Option<Change> {
     if code[at..].starts_with("let ") {
         return None;

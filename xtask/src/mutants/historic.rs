@@ -1,7 +1,7 @@
-//! Bugs that other locks had, put into this one by hand: `historic.toml`.
+//! Inserts bugs that other locks had into this one: `historic.toml`.
 //!
-//! Each names the text that it replaces, which has to be there once, so that none of them is lost when the lock changes.
-//! Not here: what is weakened mechanically (`find.rs`).
+//! Each names the text that it replaces. That text must occur exactly once, so that no bug is lost when the
+//! lock changes. Not here: mechanical weakening (`find.rs`).
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ const LIST: &str = include_str!("historic.toml");
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
-    /// Mechanical ones that each run of the tests looks at.
+    /// Mechanical mutants that each run of the tests includes.
     smoke: Vec<String>,
     #[serde(default)]
     bug: Vec<Bug>,
@@ -26,7 +26,7 @@ struct List {
 #[serde(deny_unknown_fields)]
 struct Bug {
     name: String,
-    /// Which lock had it, and what it is here.
+    /// Which lock had the bug, and what it is here.
     what: String,
     #[serde(default)]
     smoke: bool,
@@ -76,7 +76,7 @@ fn inject(bug: &Bug, read: impl Fn(&str) -> Result<String>) -> Result<Mutant> {
     })
 }
 
-/// Marks the mechanical ones that `smoke` names.
+/// Marks the mechanical mutants that `smoke` names.
 pub(super) fn mark_smoke(mutants: &mut [Mutant]) -> Result<()> {
     let list: List = toml::from_str(LIST).context("historic.toml")?;
     for name in &list.smoke {

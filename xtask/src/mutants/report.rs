@@ -1,4 +1,4 @@
-//! What a run found: for the terminal, as JSON, and as the table in docs.
+//! A run's results: for the terminal, as JSON, and as the table in docs.
 //!
 //! Not here: the reasons (`survivors.toml`).
 
@@ -32,7 +32,7 @@ struct EarlierOne {
     verdict: Verdict,
 }
 
-/// Of everything that can change a verdict.
+/// A digest of everything that can change a verdict.
 pub(super) fn digest(folder: &Path) -> Result<String> {
     let mut hash = Sha256::new();
     for inner in ["src", "tests"] {
@@ -58,7 +58,7 @@ fn add(hash: &mut Sha256, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What an earlier run on the same source found.
+/// The results of an earlier run on the same source.
 pub(super) fn earlier(place: &Path, digest: &str) -> Result<Vec<(String, Verdict)>> {
     let Ok(text) = fs::read_to_string(place.join("results.json")) else { return Ok(Vec::new()) };
     let earlier: Earlier = serde_json::from_str(&text)?;
@@ -74,7 +74,7 @@ pub(super) fn keep(place: &Path, digest: &str, judged: &[Judged]) -> Result<()> 
     Ok(())
 }
 
-/// How many were noticed by whom.
+/// How many mutants each check noticed.
 pub(super) fn summary(judged: &[Judged]) -> String {
     let count = |name: &str| judged.iter().filter(|one| one.verdict.short() == name).count();
     let by = ["compiler", "tests", "loom", "Miri"].map(|name| format!("{} by {name}", count(name)));

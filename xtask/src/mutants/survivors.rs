@@ -1,6 +1,6 @@
-//! Who survives, and why that is known: `survivors.toml`.
+//! Known survivors, and the reasons: `survivors.toml`.
 //!
-//! Not here: who does (`check.rs`).
+//! Not here: finding survivors (`check.rs`).
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -8,7 +8,8 @@ use serde::Deserialize;
 use super::Judged;
 use super::check::Verdict;
 
-/// Relative to the repository. Read when it runs, not built in: it is written while one looks at the results.
+/// Relative to the repository. Read at run time, not built in, because people edit it while they look at the
+/// results.
 pub(super) const FILE: &str = "xtask/src/mutants/survivors.toml";
 
 #[derive(Debug, Deserialize)]
@@ -17,7 +18,7 @@ struct List {
     survivor: Vec<Survivor>,
 }
 
-/// A survivor that is accounted for.
+/// An explained survivor.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Survivor {
@@ -29,9 +30,9 @@ pub(super) struct Survivor {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
-    /// Nothing can go wrong: the original asks for more than it needs, for clarity or speed.
+    /// Nothing can go wrong: the original is stricter than necessary, for clarity or speed.
     Equivalent,
-    /// Something can go wrong that no check can see.
+    /// Something can go wrong that no check sees.
     BlindSpot,
 }
 
@@ -40,7 +41,7 @@ pub(super) fn read(text: &str) -> Result<Vec<Survivor>> {
     Ok(list.survivor)
 }
 
-/// Survivors without a reason, and reasons without a survivor, as far as the run judged them.
+/// Survivors without a reason, and reasons without a survivor, among the mutants that ran.
 pub(super) fn complaints(judged: &[Judged], explained: &[Survivor]) -> Vec<String> {
     let is_explained = |name: &str| explained.iter().any(|one| one.mutant == name);
     let complaint = |one: &Judged| {
