@@ -109,8 +109,7 @@ impl Hostile {
     }
 }
 
-/// Makes the disk only on kernels where io_uring does not wait for frozen storage within the server's own
-/// call.
+/// Fails on kernels older than 6.12, where io_uring waits for frozen storage in the server's own call.
 fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers =

@@ -1,4 +1,4 @@
-/* An allocator that has its memory behind a mutex. Locks that allocated would come back into it: the mutex says so. */
+/* An allocator with a mutex around its memory. A lock that allocated would re-enter it; the mutex detects that. */
 #include "check.h"
 
 static pthread_mutex_t mutex = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;

@@ -1,4 +1,4 @@
-/* mtx_* and cnd_*, which the C library would lead past the replaced calls. */
+/* mtx_* and cnd_*: the C library's versions would bypass the replaced calls. */
 #include "check.h"
 
 #include <threads.h>

@@ -1,4 +1,4 @@
-/* Threads that are cancelled while they wait for a condition. */
+/* Threads that are cancelled while they wait on a condition variable. */
 #include "check.h"
 
 static pthread_mutex_t mutex;
@@ -68,11 +68,11 @@ static void cancelled_wait_has_the_mutex_in_its_handlers(int how)
     EQUAL(pthread_cancel(thread), 0);
     TRUE(end(thread) == PTHREAD_CANCELED);
     EQUAL(cleaned, 1);
-    EQUAL(pthread_cond_destroy(&cond), 0); /* it is out of the list */
+    EQUAL(pthread_cond_destroy(&cond), 0); /* it has left the list */
     EQUAL(pthread_mutex_destroy(&mutex), 0);
 }
 
-/* Cancelled with the mutex held by another thread: the handler waits for it. */
+/* Cancelled while another thread holds the mutex: the handler waits for it. */
 static void cancelled_wait_waits_for_the_mutex(void)
 {
     reset();
@@ -141,7 +141,7 @@ static void asynchronous_cancellation_takes_the_waiter_out_of_the_list(void)
     EQUAL(pthread_cond_destroy(&cond), 0);
 }
 
-/* Asynchronously cancellable in the wait only, wherever it is in it; it never waits for long. */
+/* Asynchronously cancellable only in the wait, at any point of it; it never waits for long. */
 static void *wait_on_and_on(void *unused)
 {
     EQUAL(pthread_mutex_lock(&mutex), 0);
@@ -185,7 +185,7 @@ static void *wait_once_and_count(void *unused)
     return unused;
 }
 
-/* The first waiter is signalled and cancelled at once. Whichever it notices, the other one must not wait for ever. */
+/* The first waiter is signalled and cancelled at once. Whichever of the two it acts on, the other waiter must not wait forever. */
 static void signal_of_a_cancelled_waiter_goes_to_another(void)
 {
     int handed_on = 0;
@@ -208,7 +208,7 @@ static void signal_of_a_cancelled_waiter_goes_to_another(void)
         EQUAL(pthread_mutex_unlock(&mutex), 0);
         TRUE(end(first) == PTHREAD_CANCELED);
         EQUAL(pthread_mutex_lock(&mutex), 0);
-        if (woken) /* it had its signal, and waited again when it was cancelled */
+        if (woken) /* it got its signal, and was cancelled in its next wait */
             EQUAL(pthread_cond_signal(&cond), 0);
         handed_on += !woken;
         EQUAL(pthread_mutex_unlock(&mutex), 0);

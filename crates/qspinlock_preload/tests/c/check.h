@@ -1,4 +1,4 @@
-/* What the programs here have in common. They end with 0, or with a line that says what was not as expected. */
+/* Shared by the programs here. They exit with 0, or print a line that says what differed from the expectation. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -27,7 +27,7 @@
 
 #define TRUE(expression) EQUAL(!!(expression), 1)
 
-/* The library must be there, and be what the program calls. A program that hangs ends by a signal. */
+/* The library must be loaded, and the program must call it. A signal ends a program that hangs. */
 static inline void begin(void)
 {
     static const char *const replaced[] = {
@@ -90,7 +90,7 @@ static inline void *end(pthread_t thread)
     return result;
 }
 
-/* What another thread makes of a call. */
+/* The result of a call on another thread. */
 struct elsewhere {
     int (*call)(void *);
     void *argument;
@@ -113,7 +113,7 @@ static inline int elsewhere_(int (*call)(void *), void *argument)
 
 #define ELSEWHERE(call, argument) elsewhere_((int (*)(void *))(uintptr_t)(call), (void *)(uintptr_t)(argument))
 
-/* A child that hangs ends by a signal as well, and with it whatever reads its output. */
+/* A signal ends a child that hangs, too; then its output's reader ends as well. */
 static inline pid_t forked(void)
 {
     pid_t child = fork();
@@ -130,7 +130,7 @@ static inline int exit_of(pid_t child)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
 }
 
-/* A process, or a thread of any (by the kernel's number). */
+/* A process, or a thread of any process (by its kernel thread id). */
 static inline int is_asleep(pid_t thread)
 {
     char path[64], state = '?';

@@ -1,4 +1,4 @@
-/* pthread_cond_*: signals, broadcasts, times by both clocks, codes. Not here: cancellation (cancel.c). */
+/* pthread_cond_*: signals, broadcasts, timeouts on both clocks, return codes. Not here: cancellation (cancel.c). */
 #include "check.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -66,7 +66,7 @@ static void time_runs_out(pthread_cond_t *timed, clockid_t its)
     at = in_ms(CLOCK_REALTIME, 20);
     EQUAL(pthread_cond_clockwait(timed, &mutex, CLOCK_REALTIME, &at), ETIMEDOUT);
     TRUE(is_past(CLOCK_REALTIME, at));
-    EQUAL(pthread_mutex_trylock(&mutex), EBUSY); /* the mutex is had again */
+    EQUAL(pthread_mutex_trylock(&mutex), EBUSY); /* the mutex is locked again */
     EQUAL(pthread_cond_clockwait(timed, &mutex, CLOCK_PROCESS_CPUTIME_ID, &at), EINVAL);
     at.tv_nsec = -1;
     EQUAL(pthread_cond_timedwait(timed, &mutex, &at), EINVAL);
@@ -107,7 +107,7 @@ static void recursive_mutex_is_let_go_and_had_again(void)
     EQUAL(ELSEWHERE(pthread_mutex_trylock, &recursive), 0);
 }
 
-/* Items go through a queue of one; half of the waits are short, so that times run out while signals come. */
+/* Items go through a queue of one; half of the waits are short, so that they time out while signals arrive. */
 enum { ITEMS = 20000, PEERS = 3 };
 static pthread_cond_t has_item = PTHREAD_COND_INITIALIZER, has_room = PTHREAD_COND_INITIALIZER;
 static int items;

@@ -1,4 +1,4 @@
-/* Condition variables that are destroyed, and their memory taken away, as soon as all waiters are woken. */
+/* Condition variables that are destroyed and unmapped as soon as all waiters are woken. */
 #include "check.h"
 
 enum { WAITERS = 3, TIMED_ROUNDS = 4000, CANCELLED_ROUNDS = 500 };
@@ -16,7 +16,7 @@ static void make(void)
     waiting = 0;
 }
 
-/* With the mutex, when all threads are in their waits. */
+/* Called with the mutex held, once all threads are in their waits. */
 static void wake_all_and_take_away(void)
 {
     EQUAL(pthread_cond_broadcast(cond), 0);
@@ -61,7 +61,7 @@ static void *wait_in_each_round(void *unused)
     return unused;
 }
 
-/* The broadcast comes from a little before the waits' time to a little after it. */
+/* The broadcast comes between shortly before and shortly after the waits' timeout. */
 static void broadcast_as_the_time_runs_out(void)
 {
     pthread_t threads[WAITERS];
@@ -100,7 +100,7 @@ static void *wait_once(void *unused)
     return unused;
 }
 
-/* The first waiter is signalled and cancelled, so that it may have to hand the signal on; then all the others are woken. */
+/* The first waiter is signalled and cancelled, so it may have to pass the signal on; then all others are woken. */
 static void broadcast_as_a_signalled_waiter_is_cancelled(void)
 {
     for (int i = 0; i < CANCELLED_ROUNDS; i++) {

@@ -53,7 +53,7 @@ __attribute__((destructor(101))) static void at_the_very_end(void)
     EQUAL(times, 4);
 }
 
-/* The last things that a thread does. */
+/* The last code that a thread runs. */
 static void destructor(void *round)
 {
     EQUAL(pthread_mutex_lock(&mutex), 0);

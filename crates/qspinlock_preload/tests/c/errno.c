@@ -1,4 +1,4 @@
-/* Calls that wait, or time out, leave errno as it was. */
+/* Calls that wait or time out preserve errno. */
 #include "check.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

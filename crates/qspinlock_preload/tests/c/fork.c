@@ -1,4 +1,4 @@
-/* Forks: handlers that lock before and unlock after, and what a child finds of its parent's waiters. */
+/* Forks: handlers that lock before and unlock after, and a child whose parent has waiters. */
 #include "check.h"
 
 static pthread_mutex_t plain = PTHREAD_MUTEX_INITIALIZER;
@@ -45,7 +45,7 @@ static void *become_ready(void *unused)
     return unused;
 }
 
-/* In a child, where the parent's other threads are not: all locks work, among new threads too, and so do waits. */
+/* In a child, without the parent's other threads: all locks and waits work, also between new threads. */
 static void all_works(void)
 {
     struct timespec at = in_ms(CLOCK_REALTIME, 5);

@@ -1,4 +1,4 @@
-/* pthread_mutex_*, the kinds that are replaced: codes, static initialisers, times. */
+/* pthread_mutex_*, the replaced kinds: return codes, static initialisers, timeouts. */
 #include "check.h"
 
 enum { THREADS = 4, ROUNDS = 50000 };
@@ -68,7 +68,7 @@ static int by_another_clock(pthread_mutex_t *mutex)
     return pthread_mutex_clocklock(mutex, CLOCK_PROCESS_CPUTIME_ID, &at);
 }
 
-/* What all kinds have in common while somebody else has it, and when nobody has. */
+/* The same for all kinds: while another thread holds it, and when none does. */
 static void common(pthread_mutex_t *mutex)
 {
     EQUAL(pthread_mutex_unlock(mutex), EPERM);
@@ -118,7 +118,7 @@ static void recursive(pthread_mutex_t *mutex)
     EQUAL(pthread_mutex_unlock(mutex), 0);
     EQUAL(pthread_mutex_unlock(mutex), EPERM);
     EQUAL(pthread_mutex_lock(mutex), 0);
-    ((unsigned *)mutex)[1] = UINT32_MAX; /* as if it had been locked so often */
+    ((unsigned *)mutex)[1] = UINT32_MAX; /* as if it had been locked that often */
     EQUAL(pthread_mutex_lock(mutex), EAGAIN);
     EQUAL(pthread_mutex_trylock(mutex), EAGAIN);
     ((unsigned *)mutex)[1] = 1;

@@ -1,4 +1,4 @@
-/* Mutexes and condition variables that are the C library's, and come to work as they do there. */
+/* Mutexes and condition variables that are passed on to the C library, and work as they do there. */
 #include "check.h"
 
 static pthread_mutex_t with(int (*set)(pthread_mutexattr_t *, int), int value)
@@ -31,7 +31,7 @@ static void works(pthread_mutex_t *mutex)
     EQUAL(pthread_mutex_unlock(mutex), 0);
 }
 
-/* A condition variable that is replaced, with a mutex that is not. */
+/* A replaced condition variable with a mutex that is not replaced. */
 static pthread_cond_t plain_cond = PTHREAD_COND_INITIALIZER;
 static pthread_mutex_t *its_mutex;
 static int ready;

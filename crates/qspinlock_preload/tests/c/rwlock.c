@@ -1,4 +1,4 @@
-/* pthread_rwlock_*: readers together, writers alone, codes, kinds, times. */
+/* pthread_rwlock_*: readers together, writers alone, return codes, kinds, timeouts. */
 #include "check.h"
 
 #include <sys/syscall.h>
@@ -33,7 +33,7 @@ static void writers_exclude(void)
     EQUAL(both[0], (long)THREADS * ROUNDS / 4);
 }
 
-/* Both must be inside at the same time to go on. */
+/* Both must be inside at the same time to continue. */
 static pthread_barrier_t inside;
 
 static void *meet_inside(void *unused)
@@ -139,7 +139,7 @@ static void *write_once(void *argument)
     return NULL;
 }
 
-/* What a reader gets that asks again while a writer waits. */
+/* The result for a reader that locks again while a writer waits. */
 static int read_again_past_a_writer(pthread_rwlock_t *tried)
 {
     writer_thread = 0;
@@ -191,7 +191,7 @@ static void shared_ones_are_passed_on(void)
     }
     while (!__atomic_load_n(&shared->tried, __ATOMIC_ACQUIRE))
         sleep_ms(1);
-    sleep_ms(20); /* it may be asleep by now */
+    sleep_ms(20); /* so that it may fall asleep */
     shared->value = 1;
     EQUAL(pthread_rwlock_unlock(&shared->lock), 0);
     EQUAL(exit_of(child), 0);

@@ -1,4 +1,4 @@
-/* pthread_spin_* between processes: exclusion, codes, and waiting for long. */
+/* pthread_spin_* between processes: exclusion, return codes, and long waits. */
 #include "check.h"
 
 enum { ROUNDS = 200000 };
@@ -27,7 +27,7 @@ static void excludes_processes(struct shared *shared)
     EQUAL(shared->counter, 2L * ROUNDS);
 }
 
-/* Only a process that sleeps ends this. */
+/* Ends only if the process sleeps. */
 static void until_asleep(struct shared *shared, pid_t child)
 {
     while (!__atomic_load_n(&shared->about_to_lock, __ATOMIC_ACQUIRE) || !is_asleep(child))
@@ -48,7 +48,7 @@ static void wakes_a_process_that_sleeps(struct shared *shared)
     shared->counter = -1;
     EQUAL(pthread_spin_unlock(&shared->lock), 0);
     EQUAL(exit_of(child), 0);
-    /* The child has ended with it. */
+    /* The child has ended while holding the lock. */
     EQUAL(pthread_spin_trylock(&shared->lock), EBUSY);
     EQUAL(pthread_spin_destroy(&shared->lock), EBUSY);
     EQUAL(pthread_spin_unlock(&shared->lock), 0);
@@ -62,7 +62,7 @@ static void wakes_one_after_the_other(struct shared *shared)
         children[i] = forked();
         if (children[i] == 0) {
             EQUAL(pthread_spin_lock(&shared->lock), 0);
-            sleep_ms(20); /* so that the others are asleep when it ends */
+            sleep_ms(20); /* so that the others are asleep when this ends */
             EQUAL(pthread_spin_unlock(&shared->lock), 0);
             _exit(0);
         }

@@ -1,4 +1,4 @@
-// What C++ makes of pthreads, under the library; and destructors of a thread that is cancelled while it waits.
+// C++'s classes on top of pthreads, under the library; and destructors of a thread that is cancelled in a wait.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -94,7 +94,7 @@ static int destroyed;
 struct Counted {
     ~Counted()
     {
-        TRUE(!mutex.try_lock()); // the frames around it have not been left
+        TRUE(!mutex.try_lock()); // the outer frames have not been unwound yet
         destroyed++;
     }
 };
