@@ -84,8 +84,7 @@ pub struct Variant {
     pub label: String,
     /// Workloads it is measured with; empty: all.
     pub only: Vec<String>,
-    /// The variant it is compared with, if not the experiment's baseline. That variant itself is not
-    /// compared.
+    /// The variant it is compared with, if not the experiment's baseline. That one has no baseline itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub against: Option<String>,
 }

@@ -173,8 +173,7 @@ pub(crate) struct Xorshift(u64);
 
 impl Xorshift {
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero is the only state that it never leaves. Mixed, because similar seeds begin with similar
-        // numbers.
+        // Zero is the only state that it never leaves. Mixed, because similar seeds begin alike.
         let mut random = Self((seed ^ (seed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1);
         (0..4).for_each(|_| _ = random.next());
         random

@@ -59,8 +59,7 @@ unsafe impl<R: lock_api_04::RawMutexFair> lock_api::RawMutexFair for Api04<R> {
 
     #[inline]
     unsafe fn bump(&self, _state: &mut Self::Guard) {
-        // SAFETY: the caller promises that this context holds the lock; it holds the lock again when this
-        // returns.
+        // SAFETY: the caller promises that this context holds the lock, and it does again on return.
         unsafe { self.0.bump() };
     }
 }

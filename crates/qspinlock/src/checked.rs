@@ -1,5 +1,4 @@
-//! Locks that detect misuse, for debugging: relocking by the same thread, deadlocks between threads, double
-//! unlocks.
+//! Locks that detect misuse, for debugging: relocking by the same thread, deadlocks, double unlocks.
 //!
 //! ```text
 //! lock: try → held by this thread? panic → publish the wish → try for 1 ms → a cycle of waiters? panic

@@ -58,8 +58,7 @@ pub unsafe trait Platform: 'static {
     /// The number of shared nodes, which start at 0: a thread that has no free node borrows one for one wait.
     fn common_nodes() -> u32;
 
-    /// Changes in the child at each fork: waiters of an older epoch are threads that do not exist in this
-    /// process.
+    /// Changes in the child at each fork: waiters of an older epoch are threads that do not exist here.
     fn epoch() -> u32;
 
     /// Sleeps while `word` is `expected`, until the deadline at the latest. May return early for no reason.

@@ -7,8 +7,7 @@
 /// The choices. [`Native`], [`Fifo`], [`Fair`] and [`Hybrid`] implement it; implement it yourself to try
 /// another policy.
 pub trait Policy: 'static {
-    /// Whether waiters may sleep. If not, each waiter spins until it has the lock, and needs a core of its
-    /// own.
+    /// Whether waiters may sleep. If not, a waiter spins until it has the lock, and needs its own core.
     const SLEEPS: bool;
     /// How often, in total, newcomers may take the lock past the oldest waiter. With 0, unlocking hands the
     /// lock over, even to a sleeping waiter. At most [`MAX_PASSED`](crate::MAX_PASSED).

@@ -1,5 +1,4 @@
-//! A fair reader/writer lock in eight bytes: a word that counts the threads inside, and a queued lock to wait
-//! in.
+//! A fair reader/writer lock in eight bytes: a word that counts threads inside, and a queued lock to wait in.
 //!
 //! ```text
 //! newcomer ── the word lets it in: one read-modify-write ─────────────────────────▶ inside
@@ -17,7 +16,7 @@
 //! - A reader that may already be inside must not wait for a writer that waits for it to leave:
 //!   [`QueueRwLock::read_recursive`] passes writers in line. A steady stream of such readers keeps writers
 //!   out.
-//! - Once another thread can own the lock's memory, an unlock no longer touches it. From then on it only
+//! - Once another thread can have the lock, an unlock no longer touches its memory. From then on it only
 //!   wakes by address.
 //! - A forked child cannot use the queue, nor a lock that threads waited for at the fork.
 //!
@@ -560,8 +559,7 @@ impl<S: Platform> QueueRwLock<S> {
         S::wait(&self.counts, asleep, deadline);
     }
 
-    /// Clears the marks we set as first in line. No other thread waits for the word, so no sleeper is
-    /// forgotten.
+    /// Clears the marks we set as first in line. Only we wait for the word, so no sleeper is forgotten.
     fn forget_marks(&self) {
         if self.counts.load(Relaxed) & (WAITING | ASLEEP) != 0 {
             self.counts.fetch_and(!(WAITING | ASLEEP), Relaxed);

@@ -9,8 +9,7 @@
 //!
 //! - The lock uses one `AtomicU32` and whole-word operations only: mixed-size atomic accesses are undefined
 //!   behaviour in Rust.
-//! - The ticket is the acquisition's state (`lock_api` 0.5 keeps it in the guard), so unlocking reads
-//!   nothing.
+//! - The ticket is the acquisition's state (`lock_api` 0.5 keeps it in the guard): unlocking reads nothing.
 //! - Tickets wrap after 65,536. A word can tell at most 65,535 outstanding tickets apart (with one more it
 //!   would look free), so the lock aborts the process once 32,768 threads want one lock: no schedule gets
 //!   from there to a wrap.
@@ -100,8 +99,7 @@ const fn split(word: u32) -> (u16, u16) {
     (u16::from_be_bytes([next_hi, next_lo]), u16::from_be_bytes([called_hi, called_lo]))
 }
 
-/// Waiters further behind look less often, so that the holder's release does not have to wait for their
-/// reads.
+/// Waiters further behind look less often, so that their reads do not delay the holder's release.
 fn back_off(ahead: u16) {
     let spins = if cfg!(all(test, loom)) { 1 } else { MAX_SPINS.min(SPINS_PER_WAITER * u32::from(ahead)) };
     for _ in 0..spins {

@@ -2,8 +2,7 @@
 //!
 //! `sample → file (disk or tmpfs) → bare: fio, or our own loop | ring: image, engine, server → Measured → Reading`
 //!
-//! - Each sample opens the image, makes an engine and starts a server anew, so that samples do not affect
-//!   each other.
+//! - Each sample opens the image, makes an engine and starts a server anew: samples are independent.
 //! - A variant that cannot run reports why; the engine is tried before a worker is started with it.
 //!
 //! Not here: what is compared (`aio_declaration.rs`), the loads (`load/`).

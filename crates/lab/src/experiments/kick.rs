@@ -2,8 +2,7 @@
 //!
 //! `sample → in process: null device behind an exit that costs | socket: server, sessions → crowd → Tally → Reading`
 //!
-//! - Each sample makes queue, lock, device or server, and threads anew, so that samples do not affect each
-//!   other.
+//! - Each sample makes queue, lock, device or server, and threads anew: samples are independent.
 //! - Both policies run the same binary code; the policy is a value.
 //!
 //! Not here: what is compared (`kick_declaration.rs`), the loads' numbers (`kick_loads.rs`), threads (`load/crowd.rs`).

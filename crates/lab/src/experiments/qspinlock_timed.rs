@@ -1,7 +1,6 @@
 //! `qspinlock-timed`: how late a timed lock times out on a machine with more threads than cores.
 //!
-//! `sample → contest over one lock (the load) ∥ one thread per core: timed lock on a second lock, sleep, in
-//! turn`
+//! `sample → contest over one lock (the load) ∥ a thread per core: timed attempt on a second lock, sleep, …`
 //!
 //! - The second lock is always held, so every attempt ends at its deadline. In between, the same thread
 //!   sleeps for the same times with `clock_nanosleep`, which shows how late the system itself is.

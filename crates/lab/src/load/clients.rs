@@ -1,8 +1,7 @@
 //! Load on a server's socket by this project's driver, with one thread and one queue per job, and the
 //! server's cost.
 //!
-//! `warm up (a separate connection) → connect → touch (whole file) → cost of the server → job → cost again →
-//! Figures`
+//! `warm up (own connection) → connect → touch (whole file) → server's cost → job → server's cost → Figures`
 //!
 //! - A server that maps its file takes a page fault on each page's first use, in every new session: this
 //!   happens before the sample, not in it.

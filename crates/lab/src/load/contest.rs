@@ -1,8 +1,6 @@
-//! Many threads want one lock as fast as they can: how often and how evenly they get it, and how long they
-//! wait.
+//! Threads that want one lock as fast as they can: how often and evenly they get it, and how long they wait.
 //!
-//! `start, pin → all at the gate → settle → count (the caller's thread reads what all threads write) → end →
-//! Found`
+//! `start, pin → all at the gate → settle → count (the caller's thread reads all counts) → end → Found`
 //!
 //! - Each thread counts in its own cache line; the caller's thread reads all of them when the counted time
 //!   begins and ends. So a thread that does not get the processor counts nothing, for exactly that time.

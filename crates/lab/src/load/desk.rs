@@ -55,8 +55,7 @@ impl Desks {
         let desk = self.0.get(job).ok_or(HandOverError::NobodysToken { token, jobs })?;
         // Relaxed: stored before the request went through the queue, whose lock orders it.
         let sent_ns = desk.sent_ns[slot as usize].load(Relaxed);
-        // AcqRel: pairs with the owner's swap: the slot's buffer is no longer used, and the time has been
-        // read.
+        // AcqRel: pairs with the owner's swap: the slot's buffer is no longer used, and the time was read.
         let before = desk.done.fetch_or(1 << slot, AcqRel);
         if before & 1 << slot != 0 {
             return Err(HandOverError::Twice { job, slot });

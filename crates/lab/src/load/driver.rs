@@ -1,5 +1,4 @@
-//! A guest's load: one queue of the driver library on the calling thread, and a server's worker behind a
-//! socket.
+//! A guest's load: one queue of the driver library on the calling thread, and a worker behind a socket.
 //!
 //! `refill (push each, submit once) … completions → … → wait (arm, sleep on the call eventfd)`
 //!

@@ -62,8 +62,7 @@ fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
         return None;
     }
     if ios <= 0.0 || runtime_s <= 0.0 {
-        // Too short a time on too busy a machine: no figures for this sample, which says nothing about the
-        // next.
+        // Too short a time on too busy a machine: no figures for this sample; the next one may have some.
         return Some(Figures::new());
     }
     let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;

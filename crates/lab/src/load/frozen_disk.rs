@@ -1,5 +1,4 @@
-//! A disk whose storage hangs on demand: an image on a separate file system, mounted from a file, that can be
-//! frozen.
+//! A disk that hangs on demand: an image on its own file system, mounted from a file, which can be frozen.
 //!
 //! `make → mounted → freeze → Frozen dropped: thaws … dropped: unmounted, removed`
 //!

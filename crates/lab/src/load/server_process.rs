@@ -1,5 +1,4 @@
-//! Runs a vhost-user-blk server as a separate process: this program's, or qemu-storage-daemon if it is
-//! installed.
+//! Runs a vhost-user-blk server as a separate process: `bareblk serve`, or qemu-storage-daemon if installed.
 //!
 //! `spawn → its socket exists → load → SIGTERM → ended`
 //!

@@ -1,5 +1,4 @@
-//! The locks of a run of users: a family has one lock for short sections, and one for a table that is mostly
-//! read.
+//! The locks of a run of users: a family has one for short sections, and one for a table that is mostly read.
 //!
 //! Not here: what they protect (`users_system.rs`), measuring waits (`users_meter.rs`).
 

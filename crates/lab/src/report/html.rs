@@ -1,7 +1,6 @@
 //! The report: one self-contained HTML page over all results in a folder.
 //!
-//! `results → section per experiment: verdicts, published figures next to ours, tables and plots,
-//! differences, how, machine`
+//! `results → section per experiment: verdicts, published figures, tables, plots, differences, how, machine`
 //!
 //! - Everything from a result file is escaped: people exchange these files.
 //!

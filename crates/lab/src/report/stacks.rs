@@ -1,5 +1,4 @@
-//! Drawings of a figure's parts: per workload, one bar per variant with a coloured part per column, and the
-//! sum.
+//! Drawings of a figure's parts: per workload, one bar per variant, a coloured part per column, and the sum.
 //!
 //! The parts' medians are stacked; their sum need not be the median of the sums.
 //!

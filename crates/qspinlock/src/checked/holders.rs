@@ -21,8 +21,7 @@ use core::sync::atomic::{
 
 use crate::thread_number::{self, MAX_THREADS};
 
-/// How many locks held by one thread at a time are checked: as many as the kernel's resilient spinlock
-/// tracks.
+/// How many locks held by one thread are checked: as many as the kernel's resilient spinlock tracks.
 pub const MAX_HELD: usize = 31;
 
 static HOLDERS: [Holder; MAX_THREADS] = [const { Holder::new() }; MAX_THREADS];
@@ -142,8 +141,7 @@ impl Taken {
         self.record.site()
     }
 
-    /// False if the record was removed before, or its thread has ended and another thread has taken over the
-    /// table.
+    /// False if the record was removed before, or another thread has taken over an ended thread's table.
     pub(super) fn take_out(&self) -> bool {
         self.record.change(self.word, None).is_some()
     }

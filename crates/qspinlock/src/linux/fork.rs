@@ -1,5 +1,4 @@
-//! Tells a forked child that the queues it sees belong to its parent: the threads in them do not exist in the
-//! child.
+//! Tells a forked child that the queues it sees are its parent's: the threads in them do not exist here.
 //!
 //! A page that the kernel wipes in children (`MADV_WIPEONFORK`, since Linux 4.14) holds the epoch. A thread
 //! that finds the epoch wiped runs in a child, and starts a new epoch. This registers no handlers and

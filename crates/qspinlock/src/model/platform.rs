@@ -60,8 +60,7 @@ pub(super) struct Modelled<F>(PhantomData<F>);
 
 /// How threads sleep.
 pub(super) trait Futex: 'static {
-    /// The process's epoch. Any epoch but the first is a forked child's, which compares it with the nodes'
-    /// epochs.
+    /// The process's epoch; any but the first is a forked child's, which compares it with the nodes' epochs.
     const EPOCH: u32 = 1;
 
     /// Sleeps while the word is `expected`, without a deadline.

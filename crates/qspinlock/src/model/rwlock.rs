@@ -58,8 +58,7 @@ impl<F: Futex> Guarded<F> {
 
     /// Only for a reader or a writer.
     fn look(&self) -> u32 {
-        // SAFETY: the pointer is the cell's; loom panics if a writer accesses it without an order between
-        // them.
+        // SAFETY: the pointer is the cell's; loom panics if a writer's access is not ordered with this one.
         self.number.with(|number| unsafe { *number })
     }
 

@@ -1,5 +1,4 @@
-//! Models of three threads and the queued lock, with a bound on preemptions: queues of two, and the order of
-//! waiters.
+//! Models of three threads and the queued lock, with a bound on preemptions: queues of two, waiters' order.
 //!
 //! Not here: two threads (`two.rs`).
 

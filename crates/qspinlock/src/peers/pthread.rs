@@ -19,8 +19,7 @@ pub struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);
 /// `pthread_spinlock_t`, private.
 pub struct PthreadSpin(UnsafeCell<libc::pthread_spinlock_t>);
 
-/// The value that `pthread_spin_init` stores, because POSIX has no static initializer. A test compares the
-/// two.
+/// The value that `pthread_spin_init` stores: POSIX has no static initializer. A test compares the two.
 const UNLOCKED: libc::pthread_spinlock_t =
     if cfg!(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "x86"))) { 1 } else { 0 };
 
@@ -70,8 +69,7 @@ unsafe impl lock_api::RawMutex for PthreadMutex {
 
     #[inline]
     unsafe fn unlock(&self, _: OwnThread) {
-        // SAFETY: as in `lock`; the caller holds it, in the thread that locked it: the state never left that
-        // thread.
+        // SAFETY: as in `lock`; the caller holds it, and is the thread that locked it: the state stays there.
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 

@@ -1,5 +1,4 @@
-//! The lock's holder: finds the oldest waiter and hands the lock over to it, or makes it the heir and
-//! releases.
+//! The lock's holder: finds the oldest waiter, and hands over to it or makes it the heir and releases.
 //!
 //! Not here: finding the oldest waiter (`chain.rs`).
 
@@ -91,8 +90,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         word.passed() >= P::PASS_LIMIT
     }
 
-    /// Makes the oldest waiter the heir, or removes it if it has timed out. Returns where it sleeps, if it
-    /// does.
+    /// Makes the oldest waiter the heir, or removes it if it has timed out. Returns where it sleeps, if so.
     fn choose(&self, word: Word) -> Option<&'static AtomicU32> {
         let tail = word.tail()?;
         if Self::is_left_behind(tail) {
@@ -107,8 +105,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
             }
             return None;
         }
-        // Before the state, so that the chosen waiter finds it set when it steps down again. Ordered by the
-        // swap.
+        // Before the state: the chosen waiter must find it set when it steps down. Ordered by the swap.
         self.word.fetch_or(HEIR, Relaxed);
         // Release pairs with the acquire in `wait_for_turn`; acquire with `give_up`.
         match node.state.swap(state::CHOSEN, AcqRel) {
@@ -138,8 +135,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         }
         Self::unlink_oldest(tail, oldest);
         if Self::MAY_PASS {
-            // No newcomer has passed the next waiter yet. We may change this: we hold the lock, and it stays
-            // locked.
+            // Newcomers have not passed the next waiter yet. We may change it: we hold the lock throughout.
             self.word.fetch_and(Word(u32::MAX).without_heir().0, Relaxed);
         }
         Some(oldest)
@@ -159,8 +155,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         let _ = self.word.compare_exchange(word.0, word.with_empty_queue().0, Relaxed, Relaxed);
     }
 
-    /// The `WAKE_AHEAD` experiment: wakes the next waiter while we hold the lock, so that it spins until its
-    /// turn.
+    /// The `WAKE_AHEAD` experiment: while we hold the lock, wakes the next waiter, which spins until its turn.
     #[cold]
     pub(super) fn wake_next(&self) {
         let word = Word(self.word.load(Acquire)); // as in `release_slowly`

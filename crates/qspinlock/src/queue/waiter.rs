@@ -46,8 +46,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
     /// belongs to the queue.
     fn wait_for_turn(&self, place: Place, deadline: Option<Deadline>) -> bool {
         loop {
-            // Acquire pairs with the swaps in `holder.rs`: shows what holders did under the lock, and to the
-            // queue.
+            // Acquire pairs with the swaps in `holder.rs`: what holders did under the lock, and to the queue.
             let turn = match place.node.state.load(Acquire) {
                 state::GRANTED => Turn::Ours,
                 state::CHOSEN => self.wait_as_heir(place, deadline),
@@ -211,8 +210,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
                 word = Word(self.word.load(Relaxed));
                 continue;
             }
-            // Release pairs with the acquire of the next holder that unlocks: it finds the state that we
-            // left.
+            // Release pairs with the acquire of the next holder that unlocks: it finds the state we left.
             match self.word.compare_exchange(word.0, word.with_heir_asleep().0, Release, Relaxed) {
                 Ok(_) => return then,
                 Err(now) => word = Word(now),

@@ -116,8 +116,7 @@ unsafe impl lock_api::RawRwLockTimed for QueueRwLock<Linux> {
     }
 }
 
-/// Reads the clock only if the lock is not available at once. A timeout beyond the clock's range waits
-/// forever.
+/// Reads the clock only if the lock is not available at once. A timeout beyond its range never ends.
 #[cfg(feature = "std")]
 pub(super) fn within(
     timeout: Duration,

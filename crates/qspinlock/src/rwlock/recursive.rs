@@ -1,5 +1,4 @@
-//! The reader/writer lock with recursive readers, behind `lock_api` 0.5, which has no separate trait for
-//! them.
+//! The reader/writer lock with recursive readers, for `lock_api` 0.5, which has no separate trait for them.
 //!
 //! Not here: how the lock works (`rwlock.rs`).
 

@@ -92,8 +92,7 @@ impl<L: RawMutex> Profiled<L> {
         Some(Attributed { inner, row: Some(row), since })
     }
 
-    /// Events of `release` belong to the line that acquired. The time is read before the release and counted
-    /// after it.
+    /// Events of `release` belong to the line that acquired. Reads the time before, and counts it after.
     #[inline]
     fn release_counted(
         &self,

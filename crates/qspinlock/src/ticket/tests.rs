@@ -12,8 +12,7 @@ use lock_api::{RawMutex, RawMutexFair};
 use super::*;
 use crate::TicketMutex;
 
-/// Starts threads that queue one after another while the lock is held; returns the order in which they got
-/// it.
+/// Starts threads that queue one after another while the lock is held; returns the order of service.
 fn order_of_service(lock: TicketLock, waiters: u16) -> Vec<u16> {
     let mutex = Arc::new(lock_api::Mutex::from_raw(lock, Vec::new()));
     let held = mutex.lock();

@@ -145,8 +145,7 @@ fn lock_whose_waiters_have_all_given_up_is_free_when_released() {
     assert!(order_without::<Hybrid>(&[0, 1, 2, 3, 4]).is_empty());
 }
 
-/// Calls `try_acquire` on a lock with a holder and a waiter. It must return; if it waited, the test would
-/// hang.
+/// `try_acquire` must return on a lock with a holder and a waiter; if it waited, the test would hang.
 fn try_acquire_fails_behind_a_holder_and_a_waiter<P: Policy>() {
     let lock = Lock::<P>::new();
     assert!(lock.try_acquire());

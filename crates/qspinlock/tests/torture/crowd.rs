@@ -1,5 +1,4 @@
-//! Up to 64 threads per core on a few locks, with all calls, moving between cores; and few threads on many
-//! locks.
+//! Up to 64 threads per core on a few locks, with all calls, moving between cores; few threads on many locks.
 //!
 //! Not here: signals, forks, threads that end.
 

@@ -189,8 +189,7 @@ pub fn linger(rng: &mut Rng) {
     }
 }
 
-/// Prints what is wrong and ends the process: a panic with a lock held would leave the other threads waiting
-/// forever.
+/// Prints what is wrong and ends the process: after a panic with a lock held, others would wait forever.
 pub fn end_with(what: &dyn std::fmt::Display) -> ! {
     eprintln!("{what}");
     std::process::abort()
