@@ -155,7 +155,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         let _ = self.word.compare_exchange(word.0, word.with_empty_queue().0, Relaxed, Relaxed);
     }
 
-    /// The `WAKE_AHEAD` experiment: while we hold the lock, wakes the next waiter, which spins until its turn.
+    /// The `WAKE_AHEAD` experiment: while we hold the lock, wakes the next waiter to spin until its turn.
     #[cold]
     pub(super) fn wake_next(&self) {
         let word = Word(self.word.load(Acquire)); // as in `release_slowly`
