@@ -75,7 +75,7 @@ fn memory_mib(meminfo: &str) -> Option<u64> {
 
 /// The file system with the longest mount point above `path`: "ext4 on /dev/vda".
 ///
-/// Format: proc(5), `/proc/pid/mountinfo`: the fifth field is the mount point; after " - " come type and source.
+/// Format: proc(5), `/proc/pid/mountinfo`: the fifth field is the mount point; type and source follow " - ".
 fn mount_of(path: &Path, mountinfo: &str) -> Option<String> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;

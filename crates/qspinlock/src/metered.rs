@@ -3,9 +3,9 @@
 //! `lock (one in STRIDE: clock, inner lock, clock) → Held → unlock (clock, inner unlock) → this thread's LockTimes`
 //!
 //! - Each thread counts in its own memory: a shared counter would be a second lock.
-//! - One acquisition in [`STRIDE`] is timed. It costs three readings of the clock (about 25 ns each on x86-64), one
-//!   of them with the lock held: 1.5 ns more per acquisition held, 4.5 ns in all. The others pay for a counter in
-//!   thread-local storage, about 1 ns.
+//! - One acquisition in [`STRIDE`] is timed. That costs three readings of the clock (about 25 ns each on
+//!   x86-64), one of them with the lock held: averaged over all acquisitions 1.5 ns more with the lock held,
+//!   and 4.5 ns in all. The others pay for a counter in thread-local storage, about 1 ns.
 //! - For an uncontended lock, the "waiting" time is the time to take it plus one clock reading.
 //!
 //! Not here: the locks themselves, times per source line (`stats.rs`).
@@ -136,10 +136,11 @@ fn note_held(held: Duration) {
     });
 }
 
-// SAFETY: 1. exclusion and ordering are those of `L`, itself a `RawMutex`: every acquisition and every release
-// here is exactly one of the inner lock's; 2. `Held` owns the inner guard state for that acquisition and gives it
-// to that lock's `unlock`, once; forgetting it forgets the inner state, which `L` allows; 3. nothing here unwinds
-// between the inner acquisition and returning `Held`: clock and thread-local cell do not panic.
+// SAFETY: 1. exclusion and ordering are those of `L`, itself a `RawMutex`: every acquisition and every
+// release here is exactly one of the inner lock's; 2. `Held` owns the inner guard state for that acquisition
+// and gives it to that lock's `unlock`, once; forgetting it forgets the inner state, which `L` allows; 3.
+// nothing here unwinds between the inner acquisition and returning `Held`: clock and thread-local cell do not
+// panic.
 unsafe impl<L: RawMutex> RawMutex for Metered<L> {
     #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
     const INIT: Self = Self(L::INIT);

@@ -231,7 +231,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Releases one reader's access.
     ///
     /// # Safety
-    /// The caller has access for reading: it was acquired, by whichever thread, and has not been released since.
+    /// The caller has access for reading: some thread acquired it, and it has not been released since.
     ///
     /// # Panics
     /// With debug assertions, if no reader holds the lock. Without them such a call has no effect.
@@ -282,7 +282,7 @@ impl<S: Platform> QueueRwLock<S> {
         }
     }
 
-    /// Undoes a count below zero. Meanwhile other threads saw a lock full of readers: they waited, none got in.
+    /// Undoes a count below zero. Meanwhile other threads saw a full lock: they waited, and none got in.
     fn put_back(&self) {
         let before = self.counts.fetch_add(READER, Relaxed);
         if lets_a_sleeper_in(before.wrapping_add(READER)) {
@@ -328,7 +328,7 @@ impl<S: Platform> QueueRwLock<S> {
     /// Releases a writer's access.
     ///
     /// # Safety
-    /// The caller has access for writing: it was acquired, by whichever thread, and has not been released since.
+    /// The caller has access for writing: some thread acquired it, and it has not been released since.
     ///
     /// # Panics
     /// With debug assertions, if no writer holds the lock. Without them such a call has no effect.

@@ -17,7 +17,7 @@
 //!   library.**
 //! - Nothing is allocated, and no call ends the process. Nothing unwinds except the C library's own
 //!   cancellation, which runs through frames without destructors. `errno` is preserved.
-//! - Works before `main`, in handlers of `atexit`, in late destructors, after `fork`, and inside an allocator.
+//! - Works before `main`, in `atexit` handlers, in late destructors, after `fork`, and inside an allocator.
 //! - Misuse returns an error where it is noticed: `EPERM` for unlocking a lock that is not held, or a
 //!   recursive or error-checking mutex of another thread; `EBUSY` for destroying a lock that is held or has
 //!   waiters.

@@ -5,7 +5,8 @@
 //! - Each sample makes queue, lock, device or server, and threads anew: samples are independent.
 //! - Both policies run the same binary code; the policy is a value.
 //!
-//! Not here: what is compared (`kick_declaration.rs`), the loads' numbers (`kick_loads.rs`), threads (`load/crowd.rs`).
+//! Not here: variants (`kick_declaration.rs`), the loads' numbers (`kick_loads.rs`), threads
+//! (`load/crowd.rs`).
 
 use std::time::Duration;
 

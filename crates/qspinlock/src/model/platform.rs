@@ -170,9 +170,9 @@ unsafe impl<F: Futex> Platform for Modelled<F> {
     }
 
     fn wake_one(word: &AtomicU32) {
-        // A separate step, which depends on other threads' sleeping on the word. Not a read-modify-write: loom
-        // keeps no single order of those and the owner's plain stores, and would let the owner read this one
-        // after its own.
+        // A separate step, which depends on other threads' sleeping on the word. Not a read-modify-write:
+        // loom keeps no single order of those and the owner's plain stores, and would let the owner read this
+        // one after its own.
         let value = word.load(Relaxed);
         trace(&std::format!("wakes a sleeper on {:x}, seen as {value}", address(word) % 65536));
         if let Some(sleeper) = take_sleeper(word) {

@@ -1,4 +1,4 @@
-//! The reader/writer lock and its real queue: two threads in all interleavings, three with a bound on preemptions.
+//! The reader/writer lock with its real queue: two threads in all interleavings, three with a bound.
 //!
 //! Threads sleep whenever they can: none looks twice. Writers write a number under the lock and readers read
 //! it; loom checks the accesses. A lost wake is a deadlock.

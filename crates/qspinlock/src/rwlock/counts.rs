@@ -14,8 +14,8 @@
 //!   the bit that a count of [`MAX_READERS`] sets. The room above it is for readers that find the lock full
 //!   and uncount themselves.
 //!
-//! Every change is a read-modify-write of the whole word, so an acquire that reads any of them is ordered after all
-//! releases before it.
+//! Every change is a read-modify-write of the whole word, so an acquire that reads any of them is ordered
+//! after all earlier releases.
 //!
 //! Not here: which thread may change which bit (`rwlock.rs`).
 

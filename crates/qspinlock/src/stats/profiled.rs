@@ -143,10 +143,11 @@ fn attempt_noted<G>(row: &'static Row, attempt: impl FnOnce() -> Option<G>) -> O
     inner
 }
 
-// SAFETY: 1. exclusion and ordering are those of `L`, itself a `RawMutex`: every acquisition and every release here is
-// exactly one of the inner lock's; 2. `Attributed` owns the inner state of that acquisition and gives it to that
-// lock's `unlock`, once; forgetting it forgets the inner state, which `L` allows; 3. nothing here unwinds between the
-// inner acquisition and returning its state: clock, counters and thread-local cells do not panic.
+// SAFETY: 1. exclusion and ordering are those of `L`, itself a `RawMutex`: every acquisition and every
+// release here is exactly one of the inner lock's; 2. `Attributed` owns the inner state of that acquisition
+// and gives it to that lock's `unlock`, once; forgetting it forgets the inner state, which `L` allows; 3.
+// nothing here unwinds between the inner acquisition and returning its state: clock, counters and
+// thread-local cells do not panic.
 unsafe impl<L: RawMutex> RawMutex for Profiled<L> {
     #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
     const INIT: Self = Self(L::INIT);
