@@ -67,6 +67,10 @@ pub enum Reason {
     NoSetpriv,
     /// The user nobody cannot run programs from the build's folder.
     HiddenFromNobody,
+    /// The process may not make a mount namespace of its own and mount in it.
+    NoPrivateMounts,
+    /// The firmware OVMF is not installed.
+    NoOvmf,
     /// `mmdebstrap` cannot make a Debian, for example without a network.
     NoDebian,
 }
@@ -97,6 +101,8 @@ impl fmt::Display for Reason {
             Self::NoPtrace => "no ptrace for python3",
             Self::NoSetpriv => "root keeps its capabilities (setpriv)",
             Self::HiddenFromNobody => "the user nobody cannot run programs from the build's folder",
+            Self::NoPrivateMounts => "no right to private mounts",
+            Self::NoOvmf => "no OVMF",
             Self::NoDebian => "mmdebstrap makes no Debian",
         };
         f.write_str(text)

@@ -5,6 +5,9 @@
 //!
 //! Not here: a way to serve a disk; that is `server.rs`.
 
+#[cfg(feature = "test-util")]
+pub(crate) mod server;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel, sync_channel};

@@ -96,9 +96,6 @@ mod take_over;
 
 mod inline;
 
-#[cfg(feature = "test-util")]
-mod inline_server;
-
 pub use admin::AdminError;
 pub use attachments::RollCall;
 pub use balance::Balance;
@@ -110,7 +107,7 @@ pub use engine_source::{EngineFactory, EngineSource};
 pub use hold::{Hold, HoldWhat};
 pub use inline::InlineWorker;
 #[cfg(feature = "test-util")]
-pub use inline_server::{InlineServer, InlineSession};
+pub use inline::server::{InlineServer, InlineSession};
 pub use listener::{Socket, SocketConfig, SocketError};
 pub use log_limit::{Allowed, LogLimit};
 pub use placement::{Placement, PlacementReport};

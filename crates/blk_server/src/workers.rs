@@ -32,6 +32,12 @@ use crate::worker::Worker;
 use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread;
 
+#[cfg(feature = "test-util")]
+thread_local! {
+    /// Has a worker without a thread carry out what it was sent, if this wakeup fd is its own.
+    pub(crate) static STEPS_WORKER: std::cell::Cell<Option<fn(&Arc<OwnedFd>)>> = const { std::cell::Cell::new(None) };
+}
+
 /// The worker's thread has ended.
 #[derive(Debug, thiserror::Error)]
 #[error("the worker is gone")]
@@ -177,7 +183,9 @@ impl Address {
         let (answer, answered) = sync_channel(1);
         self.send(command(answer))?;
         #[cfg(feature = "test-util")]
-        crate::inline_server::serve_commands(&self.doorbell);
+        if let Some(step) = STEPS_WORKER.get() {
+            step(&self.doorbell);
+        }
         answered.recv().map_err(|_| WorkerGone)
     }
 }

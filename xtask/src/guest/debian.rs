@@ -14,6 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::image::lock;
+use crate::skip::Reason;
 use crate::{command, packages, workspace};
 
 /// What is installed inside: QEMU with its firmware, and libvirt.
@@ -58,8 +59,8 @@ pub struct DebianFolder {
 pub enum Prepared {
     /// It is there.
     Ready(DebianFolder),
-    /// One line for a test's "skipped".
-    NotHere(String),
+    /// For the test's `skip`, and a line in words.
+    NotHere(Reason, String),
 }
 
 impl DebianFolder {
@@ -69,8 +70,8 @@ impl DebianFolder {
     /// # Errors
     /// If the machine allows it and it fails: the mirror cannot be reached, or a package does not install.
     pub fn prepare(suite: &str, progress: &mut dyn FnMut(&str)) -> Result<Prepared> {
-        if let Some(why) = hindrance() {
-            return Ok(Prepared::NotHere(why));
+        if let Some((reason, why)) = hindrance() {
+            return Ok(Prepared::NotHere(reason, why));
         }
         let cache = workspace::guest_dir().join(format!("debian-{suite}"));
         fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -162,14 +163,18 @@ fn refuse_services(root: &Path) -> Result<()> {
 }
 
 /// Why this machine cannot have such a folder.
-fn hindrance() -> Option<String> {
+fn hindrance() -> Option<(Reason, String)> {
     if !rustix::process::geteuid().is_root() {
-        return Some("a folder with another Debian release needs root".to_owned());
+        return Some((Reason::NotRoot, "a folder with another Debian release".to_owned()));
     }
     if packages::find_program("debootstrap").is_none() {
-        return Some("`debootstrap` is not installed: run `cargo xtask setup --long`".to_owned());
+        return Some((
+            Reason::NoProgram("debootstrap".to_owned()),
+            "run `cargo xtask setup --long`".to_owned(),
+        ));
     }
     let mut mounts = Command::new("unshare");
     mounts.args(["--mount", "--pid", "--fork", "--net", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]);
-    command::output(&mut mounts).err().map(|error| format!("private mounts are not allowed here: {error:#}"))
+    let refused = command::output(&mut mounts).err()?;
+    Some((Reason::NoPrivateMounts, format!("{refused:#}")))
 }

@@ -16,6 +16,7 @@ s=$?; rm -f "$f"; exit $s"#;
 const TMPFS: &str = r#"
 d=$(mktemp -d) && mount -t tmpfs tmpfs "$d" && umount "$d"
 s=$?; rmdir "$d"; exit $s"#;
+const PRIVATE_MOUNTS: &str = "exec unshare --mount --pid --fork --net mount -t tmpfs tmpfs /mnt";
 const EXT4: &str = r#"
 d=$(mktemp -d) && mkdir "$d/on" && truncate -s 8M "$d/fs" && mkfs.ext4 -q "$d/fs" \
     && mount -o loop "$d/fs" "$d/on" && umount "$d/on"
@@ -67,6 +68,8 @@ pub(super) fn explains(reason: &Reason, is_long: bool) -> bool {
         Reason::NoPtrace => !runs("python3", &["-c", PTRACE]),
         Reason::NoSetpriv => !runs("setpriv", &["--bounding-set=-dac_override,-dac_read_search", "true"]),
         Reason::HiddenFromNobody => !nobody_runs_us(),
+        Reason::NoPrivateMounts => !succeeds(PRIVATE_MOUNTS, &[]),
+        Reason::NoOvmf => !Path::new("/usr/share/OVMF/OVMF_CODE_4M.fd").exists(),
         Reason::NoDebian => !succeeds(DEBIAN, &[]),
     }
 }

@@ -15,6 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use xtask::guest::{DebianFolder, Firmware, GuestImage, GuestOutput, Prepared, Qemu, Vm};
+use xtask::skip::{Reason, skip, skip_part};
 
 use crate::guest::{MIB, Served, finish, guest_image, line, number, script, sizes, spawn, value};
 use crate::rig::Place;
@@ -178,8 +179,8 @@ fn debian_13() -> Option<DebianFolder> {
     let prepared = DebianFolder::prepare("trixie", &mut |step| eprintln!("{step}"));
     match prepared.unwrap_or_else(|error| panic!("no Debian 13: {error:#}")) {
         Prepared::Ready(folder) => Some(folder),
-        Prepared::NotHere(why) => {
-            println!("skipped: clients of Debian 13: {why}");
+        Prepared::NotHere(reason, why) => {
+            skip_part(reason, format!("clients of Debian 13: {why}"));
             None
         }
     }
@@ -193,7 +194,7 @@ fn firmwares(qemu: &Qemu) -> &'static [Firmware] {
     if qemu.has_ovmf() {
         return &[Firmware::SeaBios, Firmware::Ovmf];
     }
-    println!("skipped: OVMF of this machine: run `cargo xtask setup --long`");
+    skip_part(Reason::NoOvmf, "OVMF of this machine: run `cargo xtask setup --long`");
     &[Firmware::SeaBios]
 }
 
@@ -241,7 +242,7 @@ fn is_refused(vm: &Vm, disk: &Served, client: &str, part: &str) {
 #[test]
 fn ovmf_on_a_transitional_device_is_refused_by_a_line_that_says_what_helps() {
     if !sizes::ALL_CLIENTS.now() {
-        return println!("skipped: OVMF is for full size (BAREBLK_LONG=1)");
+        return skip(Reason::NotLong, "OVMF");
     }
     for qemu in all_qemus(debian_13().as_ref()) {
         if !firmwares(&qemu).contains(&Firmware::Ovmf) {

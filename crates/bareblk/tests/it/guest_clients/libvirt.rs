@@ -12,6 +12,7 @@ use std::process::{Child, Stdio};
 
 use tempfile::TempDir;
 use xtask::guest::{DebianFolder, Qemu};
+use xtask::skip::{Reason, skip};
 
 use super::debian_13;
 use crate::guest::{MIB, Served, guest_image, script, sizes};
@@ -224,7 +225,7 @@ impl Console {
 #[test]
 fn domain_of_libvirt_takes_a_disk_in_and_out_and_loses_nothing_when_servers_are_killed() {
     if !sizes::ALL_CLIENTS.now() {
-        return println!("skipped: libvirt is for full size (BAREBLK_LONG=1)");
+        return skip(Reason::NotLong, "libvirt");
     }
     let Some(folder) = debian_13() else { return };
     let user = qemu_user(&folder);

@@ -5,7 +5,7 @@
 //! - Sessions and worker are those of the real server. The threads are missing, and with them every wait.
 //! - One server at a time on one thread: a worker cannot leave its thread, so it is kept in a thread-local variable.
 //!
-//! Not here: one queue without a session (`inline.rs`), the real server (`server.rs`).
+//! Not here: one queue without a session (`../inline.rs`), the real server (`server.rs`).
 
 use std::cell::RefCell;
 use std::io;
@@ -25,14 +25,14 @@ use crate::session::{Progress, Session, SessionShared};
 use crate::signal::signal;
 use crate::worker::Worker;
 use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::workers::{Address, Trade, WorkerThread};
+use crate::workers::{Address, STEPS_WORKER, Trade, WorkerThread};
 
 thread_local! {
     static WORKER: RefCell<Option<(Arc<OwnedFd>, Worker)>> = const { RefCell::new(None) };
 }
 
 /// Steps the worker of this thread if `doorbell` is its wakeup fd: its answer to a command is there afterwards.
-pub(crate) fn serve_commands(doorbell: &Arc<OwnedFd>) {
+fn serve_commands(doorbell: &Arc<OwnedFd>) {
     WORKER.with_borrow_mut(|worker| {
         if let Some((_, worker)) = worker.as_mut().filter(|(own, _)| Arc::ptr_eq(own, doorbell)) {
             // The command has signalled the doorbell, so this returns at once.
@@ -66,6 +66,7 @@ impl InlineServer {
         let worker = Worker::new(id, Arc::clone(engine), received, Arc::clone(&doorbell), poll)?;
         let before = WORKER.replace(Some((Arc::clone(&doorbell), worker)));
         assert!(before.is_none(), "one inline server at a time on one thread");
+        STEPS_WORKER.set(Some(serve_commands));
         let trade = Trade { base: Arc::clone(engine), poll, meter: None, bell: None };
         let address = Address::new(id, commands, Arc::clone(&doorbell));
         let worker = WorkerThread::without_thread(address, WorkerOptions::default());
