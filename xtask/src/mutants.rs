@@ -6,7 +6,7 @@
 //! `mutants/survivors.toml` must say why: nothing can go wrong (equivalent), or the checks have a blind spot.
 //!
 //! Fails if a survivor is not explained, or if an explained one no longer survives. Not here: what the checks
-//! check (`crates/qspinlock`).
+//! check (`crates/locks/qspinlock`).
 
 mod check;
 mod find;
@@ -27,7 +27,7 @@ use xtask::workspace;
 use check::{Bench, Verdict};
 
 /// The crate that is mutated.
-pub(crate) const CRATE: &str = "crates/qspinlock";
+pub(crate) const CRATE: &str = "crates/locks/qspinlock";
 /// Folder for copies and results, in the repository.
 const PLACE: &str = "target/mutants";
 

@@ -149,7 +149,7 @@ fn missing_header(file: &SourceFile) -> Option<String> {
 fn crate_of(path: &str) -> Option<&str> {
     let mut parts = path.split('/');
     match parts.next()? {
-        "crates" => parts.next(),
+        "crates" => parts.nth(1),
         first => Some(first),
     }
 }

@@ -307,7 +307,7 @@ mod tests {
     fn copy_of_the_workspace_has_one_member_and_absolute_paths() {
         let text = "members = [\"crates/*\", \"xtask\"]\na = { path = \"crates/a\" }\n";
         let alone = alone(text, Path::new("/r")).unwrap();
-        assert_eq!(alone, "members = [\"crates/qspinlock\"]\na = { path = \"/r/crates/a\" }\n");
+        assert_eq!(alone, "members = [\"crates/locks/qspinlock\"]\na = { path = \"/r/crates/a\" }\n");
         assert!(super::alone("", Path::new("/r")).is_err());
     }
 }

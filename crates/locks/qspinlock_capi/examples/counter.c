@@ -1,7 +1,7 @@
 /*
  * Four threads count with each kind of lock, and one waits in vain. C11 and later, C++11 and later:
  *
- *     cc -I crates/qspinlock_capi/include crates/qspinlock_capi/examples/counter.c \
+ *     cc -I crates/locks/qspinlock_capi/include crates/locks/qspinlock_capi/examples/counter.c \
  *        -L target/release -lqspin -Wl,-rpath,$PWD/target/release -lpthread -o counter
  */
 #include <errno.h>

@@ -56,7 +56,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
         ("types", "workers = [1, \"a\", {x = 1}]\n[disk]\nimage = 3\n".to_owned()),
         ("broken", "[[disk\nimage = \"a\nb = '''\n".to_owned()),
         ("dates", format!("{disk}queues = 1979-05-27T07:32:00Z\nname = inf\n")),
-        ("example", include_str!("../../../docs/examples/bareblk.toml").to_owned()),
+        ("example", include_str!("../../../../docs/examples/bareblk.toml").to_owned()),
         ("empty", String::new()),
     ];
     texts.into_iter().map(|(name, text)| (name.to_owned(), text.into_bytes())).collect()

@@ -23,7 +23,7 @@ static TURN: Mutex<()> = Mutex::new(());
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
 fn folder(target: &Target) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target.name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/seeds").join(target.name)
 }
 
 /// In the order of their names.

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 fn main() -> io::Result<()> {
-    let usual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds");
+    let usual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/seeds");
     let folder = std::env::args_os().nth(1).map_or(usual, PathBuf::from);
     for target in fuzz_targets::TARGETS {
         let folder = folder.join(target.name);
