@@ -27,18 +27,20 @@ use std::time::Duration;
 use guest_mem::GuestMemory;
 use tracing::{error, info};
 
-use crate::admin::AdminError;
 use crate::balance::{QueueName, QueueReading, Reading};
 use crate::balancer::Balanced;
+use crate::command::{Address, Command, Unsuitable, WorkerGone};
 use crate::disk::Disk;
+use crate::error::AdminError;
+use crate::error::ServerError;
 use crate::limit::Limit;
 use crate::meters::QueueMeter;
 use crate::queue::Queue;
+use crate::queue_start::{Ending, QueueStart};
 use crate::report::{QueueReport, WorkerCounters, WorkerReport};
-use crate::server::ServerError;
 use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::worker_thread::warn_if_crowded;
-use crate::workers::{Address, Command, Ending, QueueStart, Trade, Unsuitable, WorkerGone, WorkerThread};
+use crate::workers::{Trade, WorkerThread};
 
 pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
 pub use roll_call::RollCall;

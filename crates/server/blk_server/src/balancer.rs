@@ -9,27 +9,19 @@
 //! Not here: whether a queue should move (`balance/`), how it moves (`workers.rs`).
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
 use crate::balance::{Decider, Move, Reading};
+use crate::bell::{Bell, PERIOD};
 use crate::error_line::error_line;
 use crate::report::{BalanceDecision, BalanceReport, MoveOutcome};
-use crate::signal::signal;
 use crate::worker_options::WorkerId;
 
-/// Between two readings, and over which a worker's own work is looked at.
-pub(crate) const PERIOD: Duration = Duration::from_millis(100);
-/// A worker that works for less than this part of the period (one in so many) does not ring. Low, because one that is kept
-/// from running gets no more done, however much it has to do.
-const RINGS_FROM: u32 = 50;
 /// Readings take no more than one in so many of the time.
 const COST_LIMIT: u32 = 100;
 /// A queue that is moved takes nothing more until what it has in flight is done: no longer than this.
@@ -56,96 +48,10 @@ pub(crate) trait Balanced: Send {
     ) -> Result<(), Box<dyn std::error::Error>>;
 }
 
-/// How workers wake the balancer.
-#[derive(Debug)]
-pub(crate) struct Bell {
-    origin: Instant,
-    /// Rings before this many milliseconds after the origin are not heard.
-    due_ms: AtomicU64,
-    quit: AtomicBool,
-    fd: OwnedFd,
-}
-
-impl Bell {
-    fn new() -> std::io::Result<Self> {
-        // Blocking: whoever reads it sleeps; a write would block only after 2^64 - 2 unread ones.
-        let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Self { origin: Instant::now(), due_ms: AtomicU64::new(0), quit: AtomicBool::new(false), fd })
-    }
-
-    /// Called by busy workers: one of them per period makes a system call.
-    pub(crate) fn ring(&self, now: Instant) {
-        let now_ms = self.millis(now);
-        let due_ms = self.due_ms.load(Ordering::Relaxed);
-        let next_ms = now_ms.saturating_add(whole_millis(PERIOD));
-        // Relaxed: the number orders nothing but the rings themselves, which the exchange does.
-        let exchange =
-            |from| self.due_ms.compare_exchange(from, next_ms, Ordering::Relaxed, Ordering::Relaxed);
-        if now_ms >= due_ms && exchange(due_ms).is_ok() {
-            signal(&self.fd);
-        }
-    }
-
-    /// Rings that come sooner than this are not heard.
-    fn pause(&self, now: Instant, length: Duration) {
-        let due_ms = self.millis(now).saturating_add(whole_millis(length));
-        self.due_ms.fetch_max(due_ms, Ordering::Relaxed);
-    }
-
-    /// Sleeps until somebody rings. `false`: for the last time.
-    fn wait(&self) -> bool {
-        let mut counter = [0u8; 8];
-        while rustix::io::read(&self.fd, &mut counter) == Err(rustix::io::Errno::INTR) {}
-        // Acquire: pairs with the release in `quit`.
-        !self.quit.load(Ordering::Acquire)
-    }
-
-    fn quit(&self) {
-        // Release: pairs with the acquire in `wait`; the signal comes after it.
-        self.quit.store(true, Ordering::Release);
-        signal(&self.fd);
-    }
-
-    fn millis(&self, now: Instant) -> u64 {
-        whole_millis(now.saturating_duration_since(self.origin))
-    }
-}
-
 /// Of this thread.
 fn own_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
-}
-
-fn whole_millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A worker's view of its own work: whether it is worth ringing.
-#[derive(Debug)]
-pub(crate) struct BusyWatch {
-    bell: Arc<Bell>,
-    since: Instant,
-    /// When to look again; public so that the worker's loop has one comparison.
-    pub(crate) next: Instant,
-    work: Duration,
-}
-
-impl BusyWatch {
-    pub(crate) fn new(bell: Arc<Bell>, now: Instant) -> Self {
-        Self { bell, since: now, next: now + PERIOD, work: Duration::ZERO }
-    }
-
-    /// `work`: what the worker has worked since it was made. Called when `next` has come.
-    #[cold]
-    pub(crate) fn look(&mut self, now: Instant, work: Duration) {
-        let worked = work.saturating_sub(self.work);
-        let length = now.saturating_duration_since(self.since);
-        if worked.saturating_mul(RINGS_FROM) >= length {
-            self.bell.ring(now);
-        }
-        (self.since, self.next, self.work) = (now, now + PERIOD, work);
-    }
 }
 
 /// The running balancer of a server; ends with it.
@@ -249,7 +155,7 @@ impl Rounds {
             self.bell.pause(start, pause);
             let moving = Instant::now();
             for wanted in moves {
-                if self.bell.quit.load(Ordering::Relaxed) {
+                if self.bell.is_quitting() {
                     return;
                 }
                 self.make(wanted);

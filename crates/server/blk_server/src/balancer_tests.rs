@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::balance::{QueueName, QueueReading, STALE};
+use crate::bell::BusyWatch;
 use crate::report::{QueueCounters, WorkerCounters, WorkerReport};
 use crate::worker_options::WorkerOptions;
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use disk_image::{CapacityChange, ResizeError};
 use tracing::{error, info};
 
-use crate::admin::AdminError;
+use crate::error::AdminError;
 use crate::error_line::error_line;
 use crate::exports::{Export, Turn};
 

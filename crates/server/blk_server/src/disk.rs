@@ -24,7 +24,7 @@ use crate::engine_source::EngineSource;
 use crate::error_line::error_line;
 use crate::hold::Hold;
 use crate::log_limit::{Allowed, LogLimit};
-use crate::session::SessionShared;
+use crate::session_link::SessionLink;
 use crate::worker_options::WorkerId;
 use crate::write_cache::{GuestChoice, Wce};
 
@@ -370,7 +370,7 @@ impl Disk {
     }
 
     /// The session has ended.
-    pub(crate) fn not_used_by(&self, session: &SessionShared) {
+    pub(crate) fn not_used_by(&self, session: &SessionLink) {
         self.lease().users.retain(|&user| user != session.id());
     }
 
@@ -422,14 +422,14 @@ impl Disk {
     }
 
     /// Waits until no other session has rings started.
-    pub(crate) fn lease_rings(disk: &Arc<Self>, session: &SessionShared) -> Result<RingLease, LeaseError> {
+    pub(crate) fn lease_rings(disk: &Arc<Self>, session: &SessionLink) -> Result<RingLease, LeaseError> {
         Self::lease_rings_within(LEASE_TIMEOUT, disk, session)
     }
 
     pub(crate) fn lease_rings_within(
         timeout: Duration,
         disk: &Arc<Self>,
-        session: &SessionShared,
+        session: &SessionLink,
     ) -> Result<RingLease, LeaseError> {
         let waited = disk.lease_free.wait_timeout_while(disk.lease(), timeout, |lease| {
             lease.holder.is_some() && session.end_reason().is_none()

@@ -12,6 +12,11 @@ use io_engine::{Engine, LEAST_SHARE};
 use crate::placement::{Placed, Placement, PlacementReport, not_placed};
 use crate::worker_options::WorkerId;
 
+/// A discard may need as many operations as it has segments.
+pub(crate) const MIN_DEPTH: u32 = 16;
+const _: () = assert!(MIN_DEPTH as usize >= virtio_blk::MAX_SEGMENTS);
+const _: () = assert!(disk_image::limits::MAX_SEGMENTS as usize <= virtio_blk::MAX_SEGMENTS);
+
 /// Makes an engine; called on the thread of the worker that will use it.
 pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
 

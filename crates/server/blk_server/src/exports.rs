@@ -23,14 +23,15 @@ use sandbox::Role;
 use tracing::{error, warn};
 
 use crate::acceptor::Acceptor;
-use crate::admin::AdminError;
 use crate::attachments::WorkerSet;
 use crate::disk::{Disk, DiskConfig};
+use crate::engine_source::MIN_DEPTH;
+use crate::error::AdminError;
+use crate::error::ServerError;
 use crate::error_line::error_line;
 use crate::listener::{Socket, SocketConfig, clear_stale};
 use crate::log_limit::{Allowed, LogLimit};
 use crate::report::DiskReport;
-use crate::server::{MIN_DEPTH, ServerError};
 use crate::session::Session;
 use crate::session::wire::hang_up;
 use crate::session_list::SessionList;

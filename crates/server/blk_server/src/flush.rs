@@ -11,13 +11,6 @@ use crate::disk::Disk;
 
 /// What the last flush gets even if the requests in flight took all the time.
 const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);
-/// Further than anybody waits, and near enough to be counted with.
-const FAR_AWAY: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// When `timeout`, which may be any number, will be over.
-pub(crate) fn deadline_in(timeout: Duration) -> Instant {
-    Instant::now() + timeout.min(FAR_AWAY)
-}
 
 /// Syncs the image, unless it is only read, on a thread of its own: a device that hangs must not keep the server from
 /// ending.

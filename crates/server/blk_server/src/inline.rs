@@ -19,13 +19,14 @@ use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::{RingFeatures, RingLayout, packed};
 
+use crate::command::Command;
 use crate::disk::{Disk, DiskConfig};
 use crate::engine_source::EngineSource;
-use crate::session::SessionShared;
+use crate::queue_start::QueueStart;
+use crate::session_link::SessionLink;
 use crate::signal::{drain, signal};
 use crate::worker::Worker;
 use crate::worker_options::WorkerId;
-use crate::workers::{Command, QueueStart};
 
 /// One queue of one disk, served on the caller's thread.
 pub struct InlineWorker {
@@ -33,7 +34,7 @@ pub struct InlineWorker {
     commands: Sender<Command>,
     doorbell: Arc<OwnedFd>,
     disk: Arc<Disk>,
-    session: Arc<SessionShared>,
+    session: Arc<SessionLink>,
     kick: Arc<OwnedFd>,
     call: Option<Arc<OwnedFd>>,
     /// The worker's number for the queue.

@@ -36,9 +36,15 @@ mod disk;
 
 mod write_cache;
 
+mod session_link;
+
 mod session;
 
 mod signal;
+
+mod queue_start;
+
+mod command;
 
 mod workers;
 
@@ -58,9 +64,9 @@ mod placement;
 
 mod report;
 
-mod admin;
-
 mod balance;
+
+mod bell;
 
 mod balancer;
 
@@ -74,7 +80,11 @@ mod attachments;
 
 mod log_limit;
 
+mod error;
+
 mod error_line;
+
+mod clock;
 
 mod listener;
 
@@ -96,14 +106,15 @@ mod take_over;
 
 mod inline;
 
-pub use admin::AdminError;
 pub use attachments::RollCall;
 pub use balance::Balance;
 pub use cgroup::{CgroupError, own_domain, threads_file};
+pub use clock::monotonic_ns;
 pub use coalescing::{Coalescing, InvalidCoalescing};
 pub use cpu_list::{InvalidCpuList, MAX_CPU, format_cpus, parse_cpus};
 pub use disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use engine_source::{EngineFactory, EngineSource};
+pub use error::{AdminError, ServerError};
 pub use hold::{Hold, HoldWhat};
 pub use inline::InlineWorker;
 #[cfg(feature = "test-util")]
@@ -116,11 +127,11 @@ pub use report::{
     BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport,
     WorkerCounters, WorkerReport,
 };
-pub use server::{Server, ServerConfig, ServerError, StopReport};
+pub use server::{Server, ServerConfig, StopReport};
 pub use session::hand_over::Handed;
 pub use session::state::SessionState;
 pub use submissions::Submissions;
-pub use take_over::{DiskState, Fact, Frozen, GivenUp, Offer, Rebuilt, TakeOverError, monotonic_ns};
+pub use take_over::{DiskState, Fact, Frozen, GivenUp, Offer, Rebuilt, TakeOverError};
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 pub use worker_options::{InvalidClass, SchedulingClass, WorkerId, WorkerOptions, WorkerOptionsError};
 pub use write_cache::Wce;

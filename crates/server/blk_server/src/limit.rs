@@ -8,12 +8,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::flush::deadline_in;
-
 /// Between two looks at a lock that somebody has.
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
 /// Between two looks whether the server stops, for who waits for an answer: nobody does but for a change.
 const STOP_PAUSE: Duration = Duration::from_millis(10);
+
+/// Further than anybody waits, and near enough to be counted with.
+const FAR_AWAY: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// When `timeout`, which may be any number, will be over.
+pub(crate) fn deadline_in(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(FAR_AWAY)
+}
 
 /// See the file's head.
 #[derive(Debug)]

@@ -32,11 +32,11 @@ use crate::hold::Held;
 use crate::in_flight::{About, Finished, InFlight, Promise, Verb};
 use crate::log_limit::Allowed;
 use crate::meters::QueueMeter;
+use crate::queue_start::{Ending, QueueStart};
 use crate::report::QueueCounters;
 use crate::ring_start::open_ring;
-use crate::session::SessionShared;
+use crate::session_link::SessionLink;
 use crate::turn::{Budget, REFUSED_DESCRIPTORS};
-use crate::workers::{Ending, QueueStart};
 pub(crate) use leaving::NotLeft;
 use starter::Starter;
 
@@ -95,7 +95,7 @@ enum State {
 /// See the file's head.
 pub(crate) struct Queue {
     disk: Arc<Disk>,
-    session: Arc<SessionShared>,
+    session: Arc<SessionLink>,
     index: u16,
     /// The worker's number for this queue; part of every op's token.
     id: u32,
@@ -193,7 +193,7 @@ impl Queue {
         &self.disk
     }
 
-    pub(crate) fn session(&self) -> &Arc<SessionShared> {
+    pub(crate) fn session(&self) -> &Arc<SessionLink> {
         &self.session
     }
 

@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::admin::AdminError;
 use crate::attachments::WorkerSet;
+use crate::error::AdminError;
 use crate::exports::{Export, Exports, Turn};
-use crate::flush::{deadline_in, flush};
-use crate::session::{EndReason, SessionShared};
+use crate::flush::flush;
+use crate::limit::deadline_in;
+use crate::session::SessionShared;
+use crate::session_link::EndReason;
 
 /// What requests that were given up have left to end.
 const AFTER_CANCEL: Duration = Duration::from_secs(3);

@@ -21,8 +21,8 @@ use virtqueue::{DeviceQueue, Recovery, RingLayout};
 use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::log_limit::Allowed;
-use crate::session::SessionShared;
-use crate::workers::QueueStart;
+use crate::queue_start::QueueStart;
+use crate::session_link::SessionLink;
 
 /// # Errors
 /// What is wrong with the ring or its base.
@@ -85,7 +85,7 @@ fn log_recovery(start: &QueueStart, Recovery { redone, was_foreign }: Recovery) 
 }
 
 /// The guest may have switched its cache off where this process did not hear of it.
-pub(crate) fn assume_writethrough(disk: &Disk, session: &SessionShared) {
+pub(crate) fn assume_writethrough(disk: &Disk, session: &SessionLink) {
     if disk.guest_cache().assume_writethrough() {
         let disk = disk.name();
         warn!(

@@ -10,36 +10,30 @@
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use disk_image::Opener;
-use sandbox::SandboxError;
 use tracing::info;
 
-use crate::admin::AdminError;
 use crate::attachments::{RollCall, WorkerSet};
 use crate::balance::Balance;
 use crate::balancer::Balancer;
 use crate::capacity;
-use crate::disk::{DiskConfig, InvalidDisk};
-use crate::engine_source::EngineSource;
+use crate::disk::DiskConfig;
+use crate::engine_source::{EngineSource, MIN_DEPTH};
+use crate::error::{AdminError, ServerError};
 use crate::exports::{Exports, SESSION_STACK_BYTES};
-use crate::flush::{deadline_in, flush};
-use crate::listener::{SocketConfig, SocketError};
+use crate::flush::flush;
+use crate::limit::deadline_in;
+use crate::listener::SocketConfig;
 use crate::removal;
 use crate::report::ServerReport;
-use crate::session::EndReason;
+use crate::session_link::EndReason;
 use crate::submissions::{SubmissionMeter, Submissions};
-use crate::worker_options::{WorkerId, WorkerOptions, WorkerOptionsError};
+use crate::worker_options::{WorkerId, WorkerOptions};
 use crate::workers::Trade;
-
-/// A discard may need as many operations as it has segments.
-pub(crate) const MIN_DEPTH: u32 = 16;
-const _: () = assert!(MIN_DEPTH as usize >= virtio_blk::MAX_SEGMENTS);
-const _: () = assert!(disk_image::limits::MAX_SEGMENTS as usize <= virtio_blk::MAX_SEGMENTS);
 
 /// How to serve.
 pub struct ServerConfig {
@@ -63,66 +57,6 @@ impl std::fmt::Debug for ServerConfig {
             .field("balance", balance)
             .finish()
     }
-}
-
-/// Why the server does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// An engine could not be made, or a worker not be started.
-    #[error("cannot start the I/O engine")]
-    Engine(#[source] io::Error),
-    /// A worker's thread cannot run as it was to.
-    #[error("worker {id} cannot run as it is told")]
-    Worker {
-        /** Its number. */
-        id: WorkerId,
-        /** What is wrong. */
-        #[source]
-        source: WorkerOptionsError,
-    },
-    /// A worker's thread would have more rights than it needs.
-    #[error("worker {id} does not get its list of system calls")]
-    Sandbox {
-        /** Its number. */
-        id: WorkerId,
-        /** Why not. */
-        #[source]
-        source: SandboxError,
-    },
-    /// Too few requests in flight.
-    #[error("engines of depth {depth}: at least {min} are needed")]
-    Depth {
-        /** As configured. */
-        depth: u32,
-        /** One request's most operations. */
-        min: u32,
-    },
-    /// Out of threads or descriptors.
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
-    /// Two disks with one name.
-    #[error("two disks are named `{name}`: give each a name of its own")]
-    NameTwice {
-        /** As given. */
-        name: String,
-    },
-    /// Two disks with one socket.
-    #[error("socket {} is that of disk `{other}` already: give each disk a socket of its own", path.display())]
-    SocketTwice {
-        /** As given. */
-        path: PathBuf,
-        /** Who has it. */
-        other: String,
-    },
-    /// No further disks.
-    #[error("the server stops")]
-    Stopping,
-    /// See [`InvalidDisk`].
-    #[error(transparent)]
-    Disk(#[from] InvalidDisk),
-    /// See [`SocketError`].
-    #[error(transparent)]
-    Socket(#[from] SocketError),
 }
 
 /// What a stop left behind.

@@ -16,17 +16,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use sandbox::Role;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info};
 
-use crate::admin::AdminError;
 use crate::attachments::{Changes, WorkerSet};
 use crate::disk::Disk;
+use crate::error::AdminError;
 use crate::error_line::error_line;
 use crate::exports::{Export, Exports, SESSION_STACK_BYTES};
-use crate::flush::deadline_in;
+use crate::limit::deadline_in;
 use crate::removal::{tell_to_end, wait_ended};
 use crate::server::Server;
 use crate::session::Session;
@@ -41,14 +40,6 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 const GOING_ON: Duration = Duration::from_secs(5);
 /// What queues need to start in the process that goes on.
 const STARTING: Duration = Duration::from_secs(10);
-
-/// Nanoseconds of the host's monotonic clock, which all its processes share.
-#[must_use]
-pub fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
-    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanoseconds.unwrap_or(0))
-}
 
 /// Something that a guest has learnt of its disk, or relies on: the same in both processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

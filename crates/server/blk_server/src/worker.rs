@@ -25,17 +25,17 @@ use guest_mem::{GuestMemory, sigbus};
 use io_engine::{Completion, Event, WatchToken};
 use tracing::error;
 
-use crate::balancer::{Bell, BusyWatch};
+use crate::bell::{Bell, BusyWatch};
+use crate::command::Command;
 use crate::engine_source::EngineSource;
 use crate::meters::WorkerMeter;
 use crate::poller::Poller;
 use crate::queue::{Lane, Queue, Shares};
 use crate::report::WorkerCounters;
-use crate::session::EndReason;
+use crate::session_link::EndReason;
 use crate::submissions::SubmissionMeter;
 use crate::turn::Turns;
 use crate::worker_options::WorkerId;
-use crate::workers::Command;
 use engines::{ENGINE, Engines};
 use hostings::Hostings;
 

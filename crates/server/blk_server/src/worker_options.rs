@@ -11,7 +11,6 @@ use std::str::FromStr;
 
 use crate::cgroup::CgroupError;
 use crate::cpu_list::{MAX_CPU, format_cpus};
-use crate::worker_thread;
 
 /// A worker's number: given once, in the order of their making, and never given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,14 +105,6 @@ pub struct WorkerOptions {
 }
 
 impl WorkerOptions {
-    /// Whether a worker could run like this here and now: tried out on a thread that ends at once.
-    ///
-    /// # Errors
-    /// [`WorkerOptionsError`], the first that applies.
-    pub fn check(&self) -> Result<(), WorkerOptionsError> {
-        worker_thread::try_out(self)
-    }
-
     /// What can be said without asking the system.
     pub(crate) fn check_ranges(&self) -> Result<(), WorkerOptionsError> {
         if let Some(&cpu) = self.cpus.iter().find(|&&cpu| cpu > MAX_CPU) {

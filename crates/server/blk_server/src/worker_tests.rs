@@ -13,9 +13,9 @@ use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
 use super::*;
 use crate::disk::{Disk, DiskConfig};
-use crate::session::SessionShared;
+use crate::queue_start::QueueStart;
+use crate::session_link::SessionLink;
 use crate::signal::signal;
-use crate::workers::QueueStart;
 use crate::write_cache::Wce;
 
 const QUEUE_SIZE: u16 = 256;
@@ -80,7 +80,7 @@ fn driver(view: &MemoryView, queue: u64) -> DriverQueue {
 fn start(disk: &Arc<Disk>, queue: u64, view: &MemoryView) -> QueueStart {
     QueueStart {
         disk: Arc::clone(disk),
-        session: SessionShared::new(0).unwrap(),
+        session: SessionLink::new(0).unwrap(),
         index: 0,
         memory: Arc::clone(view.memory()),
         layout: Some(layout(queue)),

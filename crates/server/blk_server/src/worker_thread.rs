@@ -35,12 +35,17 @@ pub(crate) fn apply(options: &WorkerOptions) -> Result<(), WorkerOptionsError> {
     options.nice.map_or(Ok(()), set_nice)
 }
 
-/// [`apply`] on a thread that ends at once.
-pub(crate) fn try_out(options: &WorkerOptions) -> Result<(), WorkerOptionsError> {
-    let options = options.clone();
-    let thread = std::thread::Builder::new().name("bareblk-check".into()).spawn(move || apply(&options));
-    let thread = thread.map_err(|source| system("start a thread", source))?;
-    thread.join().unwrap_or_else(|_| Err(system("try the worker's options", io::ErrorKind::Other.into())))
+impl WorkerOptions {
+    /// Whether a worker could run like this here and now: tried out on a thread that ends at once.
+    ///
+    /// # Errors
+    /// [`WorkerOptionsError`], the first that applies.
+    pub fn check(&self) -> Result<(), WorkerOptionsError> {
+        let options = self.clone();
+        let thread = std::thread::Builder::new().name("bareblk-check".into()).spawn(move || apply(&options));
+        let thread = thread.map_err(|source| system("start a thread", source))?;
+        thread.join().unwrap_or_else(|_| Err(system("try the worker's options", io::ErrorKind::Other.into())))
+    }
 }
 
 /// Says where the calling thread, a worker's, runs; by default only to whoever asks for details. Returns its node,

@@ -14,10 +14,10 @@ use std::time::Duration;
 use tracing::error;
 
 use super::{Place, QueueHandle, Seat, WorkerSet, adopt};
-use crate::admin::AdminError;
+use crate::command::{Address, Command};
+use crate::error::AdminError;
 use crate::limit::Limit;
 use crate::queue::Queue;
-use crate::workers::{Address, Command};
 
 /// A queue that was drained.
 pub(crate) struct FrozenQueue {

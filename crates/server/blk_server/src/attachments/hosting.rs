@@ -9,12 +9,12 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::{LOOK_AGAIN, WorkerSet};
-use crate::admin::AdminError;
+use crate::command::{Address, Command, Hosting, WorkerGone};
 use crate::disk::Disk;
 use crate::engine_source::EngineSource;
+use crate::error::AdminError;
 use crate::limit::Limit;
 use crate::worker_options::WorkerId;
-use crate::workers::{Address, Command, Hosting, WorkerGone};
 
 impl WorkerSet {
     /// One that was asked for by number takes part as long as a queue runs, whichever worker that is on.

@@ -13,10 +13,10 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::{Seat, WorkerSet, move_queue};
-use crate::admin::AdminError;
+use crate::command::{Address, Command};
 use crate::disk::Disk;
+use crate::error::AdminError;
 use crate::worker_options::WorkerId;
-use crate::workers::{Address, Command};
 
 impl WorkerSet {
     /// Queue after queue to these workers in turn. Those that were handed over before one that fails stay there.

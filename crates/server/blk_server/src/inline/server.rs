@@ -19,13 +19,14 @@ use guest_mem::{Budget, Limits};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::attachments::WorkerSet;
+use crate::command::{Address, STEPS_WORKER};
 use crate::disk::{Disk, DiskConfig};
 use crate::engine_source::EngineSource;
 use crate::session::{Progress, Session, SessionShared};
 use crate::signal::signal;
 use crate::worker::Worker;
 use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::workers::{Address, STEPS_WORKER, Trade, WorkerThread};
+use crate::workers::{Trade, WorkerThread};
 
 thread_local! {
     static WORKER: RefCell<Option<(Arc<OwnedFd>, Worker)>> = const { RefCell::new(None) };

@@ -21,7 +21,7 @@ use super::{BATCH, Lane, MAX_OPS, Outcome, Queue, State, log_refused};
 use crate::hold::{HeldRequest, Hold, Over, is_no_space};
 use crate::in_flight::{About, Again, Finished, Verb};
 use crate::log_limit::Allowed;
-use crate::workers::Ending;
+use crate::queue_start::Ending;
 
 impl Queue {
     /// Whether the request stays in flight although it failed.

@@ -34,11 +34,11 @@ use super::vring::{UserAddresses, Vring};
 use super::wire::HalfMessage;
 use super::{Result, Session, SessionError, SessionShared};
 use crate::attachments::{FrozenQueue, NotFrozen, WorkerSet};
+use crate::clock::monotonic_ns;
 use crate::disk::Disk;
 use crate::error_line::error_line;
 use crate::queue::NotLeft;
 use crate::signal::adopt_passed;
-use crate::take_over::monotonic_ns;
 
 /// What a session is told once it is frozen; a channel that ends without a word says that all is as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -45,7 +45,7 @@ use dirty_log::{DirtyLogRefused, DirtyLogging, F_LOG_ALL};
 use hand_over::Afterwards;
 use log_memory::{LogMemory, LogMemoryError};
 use protocol::protocol_features;
-pub(crate) use shared::{EndReason, SessionShared};
+pub(crate) use shared::SessionShared;
 use vring::{UserAddresses, Vring};
 use wire::{Incoming, Message, Wire, WireError};
 
@@ -53,7 +53,8 @@ use crate::attachments::WorkerSet;
 use crate::disk::{Disk, LeaseError, RingLease};
 use crate::error_line::error_line;
 use crate::log_limit::Allowed;
-use crate::workers::{Ending, QueueStart};
+use crate::queue_start::{Ending, QueueStart};
+use crate::session_link::EndReason;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -489,7 +490,7 @@ impl Session {
         #[allow(clippy::cast_possible_truncation)] // fewer than 65,536 queues
         let start = QueueStart {
             disk: Arc::clone(&self.disk),
-            session: Arc::clone(&self.shared),
+            session: Arc::clone(self.shared.link()),
             index: at as u16,
             memory: Arc::clone(&self.memory),
             layout: vring.layout(&self.memory),
@@ -570,8 +571,8 @@ impl SessionError {
     }
 }
 
-impl From<crate::workers::WorkerGone> for SessionError {
-    fn from(_: crate::workers::WorkerGone) -> Self {
+impl From<crate::command::WorkerGone> for SessionError {
+    fn from(_: crate::command::WorkerGone) -> Self {
         Self::WorkerGone
     }
 }

@@ -1,7 +1,8 @@
-//! What a session's thread, its queues' workers and the server share: cache mode, wake-up, channel.
+//! What a session's thread and the server share: orders to freeze, the back-end channel, whether it has ended.
 //!
-//! Not here: the session itself (`mod.rs`).
+//! Not here: the session itself (`mod.rs`), what workers and the disk know of it (`session_link.rs`).
 
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,68 +12,49 @@ use std::time::Instant;
 use guest_mem::PassedFd;
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{debug, warn};
-use virtio_blk::WriteCache;
 
 use super::hand_over::Order;
 use super::{BACKEND_CONFIG_CHANGE, wire};
 use crate::error_line::error_line;
-
-/// Why a session is told to end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum EndReason {
-    /// The server stops, or the disk is removed.
-    Stop,
-    /// Another front-end needs the place, and this one never said anything.
-    MadeRoom,
-    /// The front-end truncated the memory it shares.
-    MemoryFault(String),
-}
+use crate::session_link::SessionLink;
 
 #[derive(Debug, Default)]
 struct State {
-    end: Option<EndReason>,
     ended: bool,
     backend_channel: Option<PassedFd>,
     /// Another process is to take the session over.
     order: Option<Order>,
 }
 
-/// One per session.
+/// One per session. It is a [`SessionLink`] and more.
 #[derive(Debug)]
 pub(crate) struct SessionShared {
-    id: u64,
-    /// Whether writes may complete before they are durable; set by the session, read by workers.
-    writeback: AtomicBool,
+    link: Arc<SessionLink>,
     /// The front-end has sent something.
     heard: AtomicBool,
-    wake: Arc<OwnedFd>,
     pause: Arc<OwnedFd>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
+impl Deref for SessionShared {
+    type Target = SessionLink;
+
+    fn deref(&self) -> &SessionLink {
+        &self.link
+    }
+}
+
 impl SessionShared {
     pub(crate) fn new(id: u64) -> std::io::Result<Arc<Self>> {
-        let [wake, pause] = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
-        let (wake, pause) = (Arc::new(wake?), Arc::new(pause?));
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        Ok(Arc::new(Self {
-            id,
-            writeback: AtomicBool::new(true),
-            heard: AtomicBool::new(false),
-            wake,
-            pause,
-            state,
-            changed,
-        }))
+        let pause = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (link, heard) = (SessionLink::new(id)?, AtomicBool::new(false));
+        Ok(Arc::new(Self { link, heard, pause, state: Mutex::default(), changed: Condvar::new() }))
     }
 
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(crate) fn wake_fd(&self) -> &Arc<OwnedFd> {
-        &self.wake
+    /// For workers and the disk.
+    pub(crate) fn link(&self) -> &Arc<SessionLink> {
+        &self.link
     }
 
     /// Ends a wait between messages: there is an order.
@@ -103,31 +85,6 @@ impl SessionShared {
     /// Whether the front-end never said anything, and the session is not ending already.
     pub(crate) fn is_silent(&self) -> bool {
         !self.heard.load(Ordering::Relaxed) && self.end_reason().is_none()
-    }
-
-    pub(crate) fn write_cache(&self) -> WriteCache {
-        // Relaxed: a guest that changes the mode waits for the answer before it relies on it, and the
-        // answer is sent after the store.
-        if self.writeback.load(Ordering::Relaxed) { WriteCache::Writeback } else { WriteCache::Writethrough }
-    }
-
-    pub(crate) fn set_write_cache(&self, cache: WriteCache) {
-        self.writeback.store(cache == WriteCache::Writeback, Ordering::Relaxed);
-    }
-
-    /// Asks the session's thread to end it. The first reason stays.
-    pub(crate) fn end(&self, reason: EndReason) {
-        self.note_end(reason);
-        crate::signal::signal(&self.wake);
-    }
-
-    /// As `end`, but the thread is not woken: it sees the reason when something else wakes it.
-    pub(crate) fn note_end(&self, reason: EndReason) {
-        self.lock().end.get_or_insert(reason);
-    }
-
-    pub(crate) fn end_reason(&self) -> Option<EndReason> {
-        self.lock().end.clone()
     }
 
     /// Called by the session's thread when its queues are stopped.
@@ -164,13 +121,13 @@ impl SessionShared {
     pub(crate) fn announce_config_change(&self) {
         let Some(channel) = self.backend_channel() else {
             debug!(
-                session = self.id,
+                session = self.id(),
                 "no back-end channel: the guest learns of the change at its next reset"
             );
             return;
         };
         if let Err(error) = wire::send_backend_request(&channel, BACKEND_CONFIG_CHANGE) {
-            warn!(session = self.id, "configuration change not announced: {}", error_line(&error));
+            warn!(session = self.id(), "configuration change not announced: {}", error_line(&error));
         }
     }
 

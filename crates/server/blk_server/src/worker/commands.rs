@@ -18,11 +18,12 @@ use io_engine::{FileId, WatchId, WatchToken};
 use tracing::{debug, error};
 
 use super::{Entry, NewMemory, Worker, note_due};
+use crate::command::{Command, Hosting, Unsuitable};
 use crate::disk::Disk;
 use crate::engine_source::EngineSource;
 use crate::queue::{Queue, report_ring_fault};
+use crate::queue_start::{Ending, QueueStart};
 use crate::signal::drain;
-use crate::workers::{Command, Ending, Hosting, QueueStart, Unsuitable};
 
 /// What a queue needs of the worker that serves it.
 struct Berth {

@@ -1,11 +1,76 @@
-//! What can be changed while a server runs, and why a change is refused.
+//! Why a server does not start, and why a change of a running one is refused.
 //!
-//! Not here: carrying it out (`exports.rs`, `removal.rs`, `capacity.rs`, `workers.rs`), how the wish arrives (`bareblk`).
+//! Not here: what ends a session (`session`) or stops a queue (`queue.rs`).
 
+use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::server::ServerError;
-use crate::worker_options::WorkerId;
+use sandbox::SandboxError;
+
+use crate::disk::InvalidDisk;
+use crate::listener::SocketError;
+use crate::worker_options::{WorkerId, WorkerOptionsError};
+
+/// Why the server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// An engine could not be made, or a worker not be started.
+    #[error("cannot start the I/O engine")]
+    Engine(#[source] io::Error),
+    /// A worker's thread cannot run as it was to.
+    #[error("worker {id} cannot run as it is told")]
+    Worker {
+        /** Its number. */
+        id: WorkerId,
+        /** What is wrong. */
+        #[source]
+        source: WorkerOptionsError,
+    },
+    /// A worker's thread would have more rights than it needs.
+    #[error("worker {id} does not get its list of system calls")]
+    Sandbox {
+        /** Its number. */
+        id: WorkerId,
+        /** Why not. */
+        #[source]
+        source: SandboxError,
+    },
+    /// Too few requests in flight.
+    #[error("engines of depth {depth}: at least {min} are needed")]
+    Depth {
+        /** As configured. */
+        depth: u32,
+        /** One request's most operations. */
+        min: u32,
+    },
+    /// Out of threads or descriptors.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// Two disks with one name.
+    #[error("two disks are named `{name}`: give each a name of its own")]
+    NameTwice {
+        /** As given. */
+        name: String,
+    },
+    /// Two disks with one socket.
+    #[error("socket {} is that of disk `{other}` already: give each disk a socket of its own", path.display())]
+    SocketTwice {
+        /** As given. */
+        path: PathBuf,
+        /** Who has it. */
+        other: String,
+    },
+    /// No further disks.
+    #[error("the server stops")]
+    Stopping,
+    /// See [`InvalidDisk`].
+    #[error(transparent)]
+    Disk(#[from] InvalidDisk),
+    /// See [`SocketError`].
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+}
 
 /// Why a change was not made; nothing has changed then, but where it is said.
 #[derive(Debug, thiserror::Error)]

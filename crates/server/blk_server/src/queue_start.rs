@@ -1,0 +1,83 @@
+//! What a worker needs to run a queue, and how a queue stops.
+//!
+//! Not here: the running queue (`queue.rs`), how a worker is asked (`command.rs`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use disk_image::{HostOpener, Opener};
+use guest_mem::{Budget, GuestMemory, Limits};
+use virtqueue::{LogArea, RingFeatures, RingLayout, packed};
+
+use crate::disk::{Disk, DiskConfig};
+use crate::meters::QueueMeter;
+use crate::session_link::SessionLink;
+use crate::signal::adopt;
+
+/// Everything a worker needs to run a queue.
+pub(crate) struct QueueStart {
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) session: Arc<SessionLink>,
+    pub(crate) index: u16,
+    pub(crate) memory: Arc<GuestMemory>,
+    /// `None`: an address lies in no region.
+    pub(crate) layout: Option<RingLayout>,
+    pub(crate) ring: RingFeatures,
+    /// As the front-end sent it: 16 bits of a split ring's index, two positions of a packed ring.
+    pub(crate) base: u32,
+    /// If the ring turns out to be in use, its guest may have switched the cache off before this process.
+    pub(crate) cache_choice_unknown: bool,
+    pub(crate) kick: Arc<OwnedFd>,
+    pub(crate) call: Option<Arc<OwnedFd>>,
+    pub(crate) err: Option<Arc<OwnedFd>>,
+    /// Where the queue counts.
+    pub(crate) meter: Arc<QueueMeter>,
+    /// What is in flight is noted there, for the server after this one.
+    pub(crate) log: Option<LogArea>,
+    /// A stop leaves what the last server had begun and this one has not to the next (GET_VRING_BASE_INFLIGHT).
+    pub(crate) leaves_unbegun: bool,
+}
+
+impl QueueStart {
+    /// Queue 0 of a disk that has no front-end; its write cache starts as the image's cache mode says.
+    pub(crate) fn alone(
+        disk: DiskConfig,
+        memory: Arc<GuestMemory>,
+        layout: RingLayout,
+        ring: RingFeatures,
+        kick: OwnedFd,
+        call: OwnedFd,
+    ) -> io::Result<Self> {
+        let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+        let budget = Budget::new(Limits::of_process());
+        let disk = Arc::new(Disk::new(disk, &opener, &budget).map_err(io::Error::other)?);
+        let session = SessionLink::new(0)?;
+        session.set_write_cache(disk.guest_cache().mode_at_first());
+        Ok(Self {
+            disk,
+            session,
+            index: 0,
+            memory,
+            layout: Some(layout),
+            ring,
+            base: if ring.packed { packed::FRESH_BASE } else { 0 },
+            cache_choice_unknown: false,
+            kick: adopt(kick)?,
+            call: Some(adopt(call)?),
+            err: None,
+            meter: Arc::default(),
+            log: None,
+            leaves_unbegun: false,
+        })
+    }
+}
+
+/// With what a queue stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The front-end wants it to, and to hear where its ring stands.
+    Ring,
+    /// Its session, whose front-end is told nothing any more.
+    Session,
+}
