@@ -1,6 +1,6 @@
 //! Why a server does not start, and why a change of a running one is refused.
 //!
-//! Not here: what ends a session (`session`) or stops a queue (`queue.rs`).
+//! Not here: what ends a session (`session`) or stops a queue (`queue/mod.rs`).
 
 use std::io;
 use std::path::PathBuf;
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use sandbox::SandboxError;
 
-use crate::disk::InvalidDisk;
-use crate::listener::SocketError;
-use crate::worker_options::{WorkerId, WorkerOptionsError};
+use crate::data_path::disk::InvalidDisk;
+use crate::data_path::worker::worker_options::{WorkerId, WorkerOptionsError};
+use crate::host::listener::SocketError;
 
 /// Why the server does not start.
 #[derive(Debug, thiserror::Error)]

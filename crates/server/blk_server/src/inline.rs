@@ -1,6 +1,6 @@
 //! A worker without a thread, stepped by its caller: for benchmarks and fuzzing of the request path and nothing else.
 //!
-//! `kick → InlineWorker::serve (wait, pass until idle, arm) → call`: the very loop of `worker.rs`, with the
+//! `kick → InlineWorker::serve (wait, pass until idle, arm) → call`: the very loop of `worker/mod.rs`, with the
 //! driver half of the queue on the same thread, so that time and instructions can be told apart.
 //!
 //! Not here: a way to serve a disk; that is `server.rs`.
@@ -19,14 +19,14 @@ use io_engine::Engine;
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::{RingFeatures, RingLayout, packed};
 
-use crate::command::Command;
-use crate::disk::{Disk, DiskConfig};
-use crate::engine_source::EngineSource;
-use crate::queue_start::QueueStart;
-use crate::session_link::SessionLink;
-use crate::signal::{drain, signal};
-use crate::worker::Worker;
-use crate::worker_options::WorkerId;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::session_link::SessionLink;
+use crate::data_path::disk::{Disk, DiskConfig};
+use crate::data_path::queue::queue_start::QueueStart;
+use crate::data_path::worker::Worker;
+use crate::data_path::worker::command::Command;
+use crate::data_path::worker::worker_options::WorkerId;
+use crate::host::signal::{drain, signal};
 
 /// One queue of one disk, served on the caller's thread.
 pub struct InlineWorker {

@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use tracing::error;
 
-use crate::signal::signal;
+use crate::host::signal::signal;
 
 /// The number of no socket.
 const QUIT: u64 = u64::MAX;

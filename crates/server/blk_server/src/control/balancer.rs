@@ -16,11 +16,11 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
-use crate::balance::{Decider, Move, Reading};
-use crate::bell::{Bell, PERIOD};
-use crate::error_line::error_line;
-use crate::report::{BalanceDecision, BalanceReport, MoveOutcome};
-use crate::worker_options::WorkerId;
+use crate::control::balance::{Decider, Move, Reading};
+use crate::data_path::report::{BalanceDecision, BalanceReport, MoveOutcome};
+use crate::data_path::worker::bell::{Bell, PERIOD};
+use crate::data_path::worker::worker_options::WorkerId;
+use crate::host::error_line::error_line;
 
 /// Readings take no more than one in so many of the time.
 const COST_LIMIT: u32 = 100;

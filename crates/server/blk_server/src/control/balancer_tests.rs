@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::balance::{QueueName, QueueReading, STALE};
-use crate::bell::BusyWatch;
-use crate::report::{QueueCounters, WorkerCounters, WorkerReport};
-use crate::worker_options::WorkerOptions;
+use crate::control::balance::{QueueName, QueueReading, STALE};
+use crate::data_path::report::{QueueCounters, WorkerCounters, WorkerReport};
+use crate::data_path::worker::bell::BusyWatch;
+use crate::data_path::worker::worker_options::WorkerOptions;
 
 /// A hang, not a slow machine.
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use disk_image::{CapacityChange, ResizeError};
 use tracing::{error, info};
 
+use crate::control::exports::{Export, Turn};
 use crate::error::AdminError;
-use crate::error_line::error_line;
-use crate::exports::{Export, Turn};
+use crate::host::error_line::error_line;
 
 /// How long a file system may take to change a file's size. It is only metadata, but of a device that may hang.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);

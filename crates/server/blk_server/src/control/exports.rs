@@ -22,20 +22,20 @@ use guest_mem::{Budget, Limits};
 use sandbox::Role;
 use tracing::{error, warn};
 
-use crate::acceptor::Acceptor;
-use crate::attachments::WorkerSet;
-use crate::disk::{Disk, DiskConfig};
-use crate::engine_source::MIN_DEPTH;
+use crate::control::acceptor::Acceptor;
+use crate::control::session_list::SessionList;
+use crate::data_path::assignment::WorkerSet;
+use crate::data_path::disk::engine_source::MIN_DEPTH;
+use crate::data_path::disk::log_limit::{Allowed, LogLimit};
+use crate::data_path::disk::{Disk, DiskConfig};
+use crate::data_path::report::DiskReport;
+use crate::data_path::worker::workers::AbortOnPanic;
 use crate::error::AdminError;
 use crate::error::ServerError;
-use crate::error_line::error_line;
-use crate::listener::{Socket, SocketConfig, clear_stale};
-use crate::log_limit::{Allowed, LogLimit};
-use crate::report::DiskReport;
+use crate::host::error_line::error_line;
+use crate::host::listener::{Socket, SocketConfig, clear_stale};
 use crate::session::Session;
 use crate::session::wire::hang_up;
-use crate::session_list::SessionList;
-use crate::workers::AbortOnPanic;
 
 /// A session's thread sleeps in `poll` and holds one message.
 pub(crate) const SESSION_STACK_BYTES: usize = 256 << 10;

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::attachments::WorkerSet;
+use crate::control::exports::{Export, Exports, Turn};
+use crate::data_path::assignment::WorkerSet;
+use crate::data_path::assignment::limit::deadline_in;
+use crate::data_path::disk::flush::flush;
+use crate::data_path::disk::session_link::EndReason;
 use crate::error::AdminError;
-use crate::exports::{Export, Exports, Turn};
-use crate::flush::flush;
-use crate::limit::deadline_in;
 use crate::session::SessionShared;
-use crate::session_link::EndReason;
 
 /// What requests that were given up have left to end.
 const AFTER_CANCEL: Duration = Duration::from_secs(3);

@@ -17,23 +17,23 @@ use std::time::Duration;
 use disk_image::Opener;
 use tracing::info;
 
-use crate::attachments::{RollCall, WorkerSet};
-use crate::balance::Balance;
-use crate::balancer::Balancer;
-use crate::capacity;
-use crate::disk::DiskConfig;
-use crate::engine_source::{EngineSource, MIN_DEPTH};
+use crate::control::balance::Balance;
+use crate::control::balancer::Balancer;
+use crate::control::capacity;
+use crate::control::exports::{Exports, SESSION_STACK_BYTES};
+use crate::control::removal;
+use crate::data_path::assignment::limit::deadline_in;
+use crate::data_path::assignment::{RollCall, WorkerSet};
+use crate::data_path::disk::DiskConfig;
+use crate::data_path::disk::engine_source::{EngineSource, MIN_DEPTH};
+use crate::data_path::disk::flush::flush;
+use crate::data_path::disk::session_link::EndReason;
+use crate::data_path::report::ServerReport;
+use crate::data_path::worker::submissions::{SubmissionMeter, Submissions};
+use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
+use crate::data_path::worker::workers::Trade;
 use crate::error::{AdminError, ServerError};
-use crate::exports::{Exports, SESSION_STACK_BYTES};
-use crate::flush::flush;
-use crate::limit::deadline_in;
-use crate::listener::SocketConfig;
-use crate::removal;
-use crate::report::ServerReport;
-use crate::session_link::EndReason;
-use crate::submissions::{SubmissionMeter, Submissions};
-use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::workers::Trade;
+use crate::host::listener::SocketConfig;
 
 /// How to serve.
 pub struct ServerConfig {

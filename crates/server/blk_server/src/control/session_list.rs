@@ -6,8 +6,8 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::data_path::disk::session_link::EndReason;
 use crate::session::SessionShared;
-use crate::session_link::EndReason;
 
 /// Front-ends connected to one disk at a time: two while one replaces another, and some that only look.
 const MAX_SESSIONS: usize = 8;

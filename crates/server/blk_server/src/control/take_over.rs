@@ -20,19 +20,19 @@ use sandbox::Role;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info};
 
-use crate::attachments::{Changes, WorkerSet};
-use crate::disk::Disk;
+use crate::control::exports::{Export, Exports, SESSION_STACK_BYTES};
+use crate::control::removal::{tell_to_end, wait_ended};
+use crate::control::server::Server;
+use crate::data_path::assignment::limit::deadline_in;
+use crate::data_path::assignment::{Changes, WorkerSet};
+use crate::data_path::disk::Disk;
+use crate::data_path::worker::workers::AbortOnPanic;
 use crate::error::AdminError;
-use crate::error_line::error_line;
-use crate::exports::{Export, Exports, SESSION_STACK_BYTES};
-use crate::limit::deadline_in;
-use crate::removal::{tell_to_end, wait_ended};
-use crate::server::Server;
+use crate::host::error_line::error_line;
 use crate::session::Session;
 use crate::session::SessionShared;
 use crate::session::hand_over::{Go, Handed, NotHanded, Order, Theirs};
 use crate::session::state::SessionState;
-use crate::workers::AbortOnPanic;
 
 /// What sessions whose queues were not drained in time need to say so.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);

@@ -5,12 +5,12 @@
 //! - Relaxed loads and stores throughout: each number stands for itself, and has one writer at a time. A queue that
 //!   moves takes its numbers along; the channel that it moves through orders the two writers.
 //!
-//! Not here: what is counted when (`queue.rs`, `worker.rs`), how it is told (`report.rs`).
+//! Not here: what is counted when (`queue/mod.rs`, `worker/mod.rs`), how it is told (`report.rs`).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::report::{QueueCounters, WorkerCounters};
+use crate::data_path::report::{QueueCounters, WorkerCounters};
 
 /// Of one queue.
 #[derive(Debug, Default)]

@@ -10,9 +10,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use crate::hold::Hold;
-use crate::placement::PlacementReport;
-use crate::worker_options::{WorkerId, WorkerOptions};
+use crate::data_path::disk::placement::PlacementReport;
+use crate::data_path::queue::hold::Hold;
+use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 
 /// A whole server.
 #[derive(Clone, Debug, Default)]

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use crate::cpu_list::parse_kernel_list;
+use crate::host::cpu_list::parse_kernel_list;
 
 /// Where Linux tells its nodes.
 const NODES: &str = "/sys/devices/system/node";

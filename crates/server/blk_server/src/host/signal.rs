@@ -1,6 +1,6 @@
 //! Eventfds of a front-end: kick, call and err descriptors, and this process's own wake-ups.
 //!
-//! Not here: when to signal (`queue.rs`, `session`), signals to a front-end (`io_engine`, `signal_shared`: a write may wait).
+//! Not here: when to signal (`queue/mod.rs`, `session`), signals to a front-end (`io_engine`, `signal_shared`: a write may wait).
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

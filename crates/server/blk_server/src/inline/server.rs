@@ -18,15 +18,15 @@ use disk_image::{HostOpener, Opener};
 use guest_mem::{Budget, Limits};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::attachments::WorkerSet;
-use crate::command::{Address, STEPS_WORKER};
-use crate::disk::{Disk, DiskConfig};
-use crate::engine_source::EngineSource;
+use crate::data_path::assignment::WorkerSet;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::{Disk, DiskConfig};
+use crate::data_path::worker::Worker;
+use crate::data_path::worker::command::{Address, STEPS_WORKER};
+use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
+use crate::data_path::worker::workers::{Trade, WorkerThread};
+use crate::host::signal::signal;
 use crate::session::{Progress, Session, SessionShared};
-use crate::signal::signal;
-use crate::worker::Worker;
-use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::workers::{Trade, WorkerThread};
 
 thread_local! {
     static WORKER: RefCell<Option<(Arc<OwnedFd>, Worker)>> = const { RefCell::new(None) };

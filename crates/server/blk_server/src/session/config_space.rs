@@ -1,6 +1,6 @@
 //! The configuration space: read by the front-end for its guest, and the one field that a guest writes.
 //!
-//! Spec: vhost-user, GET_CONFIG, SET_CONFIG. Not here: what is in it (`disk.rs`, `virtio_blk`).
+//! Spec: vhost-user, GET_CONFIG, SET_CONFIG. Not here: what is in it (`disk/mod.rs`, `virtio_blk`).
 
 use tracing::debug;
 use virtio_blk::{DeviceConfig, Negotiated};

@@ -79,7 +79,7 @@ impl DirtyLogging {
         let bits = log.map(map).transpose()?;
         let request = FrontendReq::SET_LOG_FD;
         let changed = fds.take_some(changed)?.map(|fd| quota.inherit(fd)).transpose()?;
-        let changed = changed.map(crate::signal::adopt_passed).transpose();
+        let changed = changed.map(crate::host::signal::adopt_passed).transpose();
         let changed = changed.map_err(|source| SessionError::NotAnEventfd { request, source })?;
         Ok(Self { bits, changed, all })
     }
@@ -105,7 +105,7 @@ impl Session {
     pub(super) fn set_log_fd(&mut self, mut message: Message) -> Result<Answer> {
         expect_fds(&message, 1)?;
         let request = FrontendReq::SET_LOG_FD;
-        let adopted = message.fds.pop().map(crate::signal::adopt_passed).transpose();
+        let adopted = message.fds.pop().map(crate::host::signal::adopt_passed).transpose();
         let changed = adopted.map_err(|source| SessionError::NotAnEventfd { request, source })?;
         // Charged until no queue has it any more.
         let before = std::mem::replace(&mut self.dirty.changed, changed);

@@ -12,7 +12,7 @@
 //! - The lease of the disk's rings goes along; a session without it starts no ring there before its front-end's next message.
 //! - What comes is checked as a front-end's messages are, though it comes from a server: it got it from one.
 //!
-//! Not here: all sessions of a server (`take_over.rs`), queues and workers (`attachments/frozen.rs`).
+//! Not here: all sessions of a server (`take_over.rs`), queues and workers (`assignment/frozen.rs`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ use super::state::{HalfState, Incoming, LogState, Outgoing, Place, RegionState, 
 use super::vring::{UserAddresses, Vring};
 use super::wire::HalfMessage;
 use super::{Result, Session, SessionError, SessionShared};
-use crate::attachments::{FrozenQueue, NotFrozen, WorkerSet};
-use crate::clock::monotonic_ns;
-use crate::disk::Disk;
-use crate::error_line::error_line;
-use crate::queue::NotLeft;
-use crate::signal::adopt_passed;
+use crate::data_path::assignment::{FrozenQueue, NotFrozen, WorkerSet};
+use crate::data_path::disk::Disk;
+use crate::data_path::queue::NotLeft;
+use crate::host::clock::monotonic_ns;
+use crate::host::error_line::error_line;
+use crate::host::signal::adopt_passed;
 
 /// What a session is told once it is frozen; a channel that ends without a word says that all is as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! a region that is already mapped is kept, not mapped and charged again.
 //!
 //! Spec: vhost-user, "Memory regions description", "Single memory region description".
-//! Not here: handing the table to running queues (`mod.rs`, `queue.rs`).
+//! Not here: handing the table to running queues (`mod.rs`, `queue/mod.rs`).
 
 use std::sync::Arc;
 

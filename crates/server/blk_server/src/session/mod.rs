@@ -10,7 +10,7 @@
 //!   on. What the front-end asked to be told (NEED_REPLY) it is told instead, where it can go on.
 //!
 //! Spec: vhost-user, "Front-end message types". Not here: bytes (`wire.rs`), the requests of the guest
-//! (`queue.rs`).
+//! (`queue/mod.rs`).
 
 mod body;
 mod config_space;
@@ -49,12 +49,12 @@ pub(crate) use shared::SessionShared;
 use vring::{UserAddresses, Vring};
 use wire::{Incoming, Message, Wire, WireError};
 
-use crate::attachments::WorkerSet;
-use crate::disk::{Disk, LeaseError, RingLease};
-use crate::error_line::error_line;
-use crate::log_limit::Allowed;
-use crate::queue_start::{Ending, QueueStart};
-use crate::session_link::EndReason;
+use crate::data_path::assignment::WorkerSet;
+use crate::data_path::disk::log_limit::Allowed;
+use crate::data_path::disk::session_link::EndReason;
+use crate::data_path::disk::{Disk, LeaseError, RingLease};
+use crate::data_path::queue::queue_start::{Ending, QueueStart};
+use crate::host::error_line::error_line;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -571,8 +571,8 @@ impl SessionError {
     }
 }
 
-impl From<crate::command::WorkerGone> for SessionError {
-    fn from(_: crate::command::WorkerGone) -> Self {
+impl From<crate::data_path::worker::command::WorkerGone> for SessionError {
+    fn from(_: crate::data_path::worker::command::WorkerGone) -> Self {
         Self::WorkerGone
     }
 }

@@ -72,7 +72,7 @@ impl Session {
         let word = u64_body(&message)?;
         let at = self.vring_index(message.request, word & 0xff)?;
         expect_fds(&message, usize::from(word & VRING_NO_FD == 0))?;
-        let fd = message.fds.pop().map(crate::signal::adopt_passed).transpose();
+        let fd = message.fds.pop().map(crate::host::signal::adopt_passed).transpose();
         let request = message.request;
         Ok((at, fd.map_err(|source| SessionError::NotAnEventfd { request, source })?))
     }

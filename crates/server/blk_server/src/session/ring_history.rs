@@ -10,8 +10,8 @@
 use virtio_blk::Negotiated;
 
 use super::{Session, Vring};
-use crate::ring_start::assume_writethrough;
-use crate::write_cache::{MemoryFile, Shown};
+use crate::data_path::disk::write_cache::{MemoryFile, Shown};
+use crate::data_path::queue::ring_start::assume_writethrough;
 
 /// Bits of a ring base that are 0 as long as nothing was used, in both formats: all but a packed ring's wrap counters.
 const USED_BITS: u32 = 0x7fff_7fff;

@@ -15,8 +15,8 @@ use tracing::{debug, warn};
 
 use super::hand_over::Order;
 use super::{BACKEND_CONFIG_CHANGE, wire};
-use crate::error_line::error_line;
-use crate::session_link::SessionLink;
+use crate::data_path::disk::session_link::SessionLink;
+use crate::host::error_line::error_line;
 
 #[derive(Debug, Default)]
 struct State {
@@ -69,7 +69,7 @@ impl SessionShared {
             state.order = Some(order);
         }
         drop(state);
-        crate::signal::signal(&self.pause);
+        crate::host::signal::signal(&self.pause);
     }
 
     /// The order that has not been looked at yet.

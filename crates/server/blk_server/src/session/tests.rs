@@ -14,12 +14,12 @@ use virtio_blk::Negotiated;
 
 use super::vring::{UserAddresses, Vring};
 use super::{Session, SessionShared};
-use crate::attachments::WorkerSet;
-use crate::disk::{Disk, DiskConfig};
-use crate::engine_source::EngineSource;
-use crate::worker_options::WorkerOptions;
-use crate::workers::Trade;
-use crate::write_cache::Wce;
+use crate::data_path::assignment::WorkerSet;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::write_cache::Wce;
+use crate::data_path::disk::{Disk, DiskConfig};
+use crate::data_path::worker::worker_options::WorkerOptions;
+use crate::data_path::worker::workers::Trade;
 
 const VERSION_1: u64 = 1 << 32;
 

@@ -3,14 +3,14 @@
 //! A front-end may say it in any order (some enable rings before they send addresses), so nothing here
 //! acts: [`Vring::should_run`] is asked after every message.
 //!
-//! Spec: vhost-user, "Ring states". Not here: the running queue (`queue.rs`).
+//! Spec: vhost-user, "Ring states". Not here: the running queue (`queue/mod.rs`).
 
 use std::sync::Arc;
 
 use guest_mem::{GuestMemory, PassedFd};
 use virtqueue::{DeviceQueue, RingFeatures, RingLayout};
 
-use crate::attachments::QueueHandle;
+use crate::data_path::assignment::QueueHandle;
 
 /// Ring addresses as sent: in the front-end's own address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

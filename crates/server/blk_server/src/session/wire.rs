@@ -438,7 +438,7 @@ mod tests {
         let budget = Budget::new(Limits::of_process());
         let wire = Wire::new(Arc::new(ours.into()), wake, Arc::clone(&pause), Quota::of(&budget));
         while rustix::net::send(wire.socket(), &[0; 4096], SendFlags::DONTWAIT).is_ok() {}
-        crate::signal::signal(&pause);
+        crate::host::signal::signal(&pause);
         let error = wire.reply(FrontendReq::GET_FEATURES, &VhostUserU64::new(0), &[]).unwrap_err();
         assert!(matches!(error, WireError::ReplyNotReadInTime), "{error}");
     }

@@ -15,7 +15,7 @@ use super::{
     BUSY, CROWD_DELAY, FIRST_STAY, LONGEST_STAY, MARGIN, MOST_MOVES, MOVE_COST, PATIENCE, RESTLESS_STAYS,
     STALE,
 };
-use crate::worker_options::WorkerId;
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// A queue that should change its worker.
 #[derive(Clone, Debug, PartialEq, Eq)]

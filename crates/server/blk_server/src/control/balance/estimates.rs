@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::interval::{Interval, QueueLoad, QueueName, WorkerLoad};
 use super::{FORGETTING, SMOOTHING};
-use crate::worker_options::WorkerId;
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// A worker that wanted a CPU for a smaller part of the interval does not show what it would get.
 const TELLING: f64 = 0.1;

@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::report::{QueueCounters, WorkerReport};
-use crate::worker_options::WorkerId;
+use crate::data_path::report::{QueueCounters, WorkerReport};
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// Counters as they were at one time.
 #[derive(Debug, Default)]
@@ -124,8 +124,8 @@ fn requests(counters: &QueueCounters) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::WorkerCounters;
-    use crate::worker_options::WorkerOptions;
+    use crate::data_path::report::WorkerCounters;
+    use crate::data_path::worker::worker_options::WorkerOptions;
 
     fn reading(counters: WorkerCounters, queue: QueueCounters) -> Reading {
         let worker = WorkerReport {

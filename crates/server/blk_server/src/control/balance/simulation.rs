@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::interval::{Interval, QueueLoad, QueueName, WorkerLoad};
 use super::{Decider, Move};
-use crate::worker_options::WorkerId;
+use crate::data_path::worker::worker_options::WorkerId;
 
 pub(super) const STEP: Duration = Duration::from_millis(100);
 

@@ -8,7 +8,7 @@ use proptest::test_runner::RngSeed;
 
 use super::simulation::{STEP, World, best_maximum};
 use super::*;
-use crate::worker_options::WorkerId;
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// Steps within which a small world must be at rest.
 const SOON: usize = 300;

@@ -14,10 +14,10 @@ use std::time::Duration;
 use tracing::error;
 
 use super::{Place, QueueHandle, Seat, WorkerSet, adopt};
-use crate::command::{Address, Command};
+use crate::data_path::assignment::limit::Limit;
+use crate::data_path::queue::Queue;
+use crate::data_path::worker::command::{Address, Command};
 use crate::error::AdminError;
-use crate::limit::Limit;
-use crate::queue::Queue;
 
 /// A queue that was drained.
 pub(crate) struct FrozenQueue {

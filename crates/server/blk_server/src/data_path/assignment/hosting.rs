@@ -9,12 +9,12 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::{LOOK_AGAIN, WorkerSet};
-use crate::command::{Address, Command, Hosting, WorkerGone};
-use crate::disk::Disk;
-use crate::engine_source::EngineSource;
+use crate::data_path::assignment::limit::Limit;
+use crate::data_path::disk::Disk;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::worker::command::{Address, Command, Hosting, WorkerGone};
+use crate::data_path::worker::worker_options::WorkerId;
 use crate::error::AdminError;
-use crate::limit::Limit;
-use crate::worker_options::WorkerId;
 
 impl WorkerSet {
     /// One that was asked for by number takes part as long as a queue runs, whichever worker that is on.

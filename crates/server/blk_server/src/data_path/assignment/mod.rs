@@ -12,6 +12,8 @@
 //!
 //! `spread.rs`: all queues of a disk. `hosting.rs`: its completion worker. `roll_call.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
 
+pub(crate) mod limit;
+
 mod frozen;
 mod hosting;
 mod roll_call;
@@ -27,20 +29,20 @@ use std::time::Duration;
 use guest_mem::GuestMemory;
 use tracing::{error, info};
 
-use crate::balance::{QueueName, QueueReading, Reading};
-use crate::balancer::Balanced;
-use crate::command::{Address, Command, Unsuitable, WorkerGone};
-use crate::disk::Disk;
+use crate::control::balance::{QueueName, QueueReading, Reading};
+use crate::control::balancer::Balanced;
+use crate::data_path::assignment::limit::Limit;
+use crate::data_path::disk::Disk;
+use crate::data_path::meters::QueueMeter;
+use crate::data_path::queue::Queue;
+use crate::data_path::queue::queue_start::{Ending, QueueStart};
+use crate::data_path::report::{QueueReport, WorkerCounters, WorkerReport};
+use crate::data_path::worker::command::{Address, Command, Unsuitable, WorkerGone};
+use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
+use crate::data_path::worker::worker_thread::warn_if_crowded;
+use crate::data_path::worker::workers::{Trade, WorkerThread};
 use crate::error::AdminError;
 use crate::error::ServerError;
-use crate::limit::Limit;
-use crate::meters::QueueMeter;
-use crate::queue::Queue;
-use crate::queue_start::{Ending, QueueStart};
-use crate::report::{QueueReport, WorkerCounters, WorkerReport};
-use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::worker_thread::warn_if_crowded;
-use crate::workers::{Trade, WorkerThread};
 
 pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
 pub use roll_call::RollCall;

@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::WorkerSet;
-use crate::command::Command;
-use crate::worker_options::WorkerId;
+use crate::data_path::worker::command::Command;
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// Workers that have been asked and have not answered yet. It keeps no worker from ending.
 #[derive(Debug, Default)]

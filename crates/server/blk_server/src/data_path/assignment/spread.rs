@@ -4,7 +4,7 @@
 //! - Named workers are wishes, as for a queue attached by hand; a number is only a limit, within which the balancer may
 //!   move queues.
 //!
-//! Not here: one queue (`attachments.rs`).
+//! Not here: one queue (`assignment/mod.rs`).
 
 use std::cmp::Reverse;
 use std::num::NonZeroUsize;
@@ -13,10 +13,10 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::{Seat, WorkerSet, move_queue};
-use crate::command::{Address, Command};
-use crate::disk::Disk;
+use crate::data_path::disk::Disk;
+use crate::data_path::worker::command::{Address, Command};
+use crate::data_path::worker::worker_options::WorkerId;
 use crate::error::AdminError;
-use crate::worker_options::WorkerId;
 
 impl WorkerSet {
     /// Queue after queue to these workers in turn. Those that were handed over before one that fails stay there.

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use io_engine::{Engine, LEAST_SHARE};
 
-use crate::placement::{Placed, Placement, PlacementReport, not_placed};
-use crate::worker_options::WorkerId;
+use crate::data_path::disk::placement::{Placed, Placement, PlacementReport, not_placed};
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// A discard may need as many operations as it has segments.
 pub(crate) const MIN_DEPTH: u32 = 16;

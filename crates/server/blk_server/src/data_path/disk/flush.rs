@@ -1,13 +1,13 @@
 //! The last flush of an image, and how long anybody waits for it.
 //!
-//! Not here: flushes of a guest (`queue.rs`).
+//! Not here: flushes of a guest (`queue/mod.rs`).
 
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use crate::disk::Disk;
+use crate::data_path::disk::Disk;
 
 /// What the last flush gets even if the requests in flight took all the time.
 const LAST_FLUSH_AT_LEAST: Duration = Duration::from_secs(5);

@@ -6,6 +6,13 @@
 //!
 //! Not here: opening the image (`disk_image`), the socket (`listener.rs`).
 
+pub(crate) mod engine_source;
+pub(crate) mod flush;
+pub(crate) mod log_limit;
+pub(crate) mod placement;
+pub(crate) mod session_link;
+pub(crate) mod write_cache;
+
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -19,14 +26,14 @@ use tracing::{error, warn};
 use virtio_blk::{DEVICE_ID_BYTES, DeviceConfig, DeviceId, Offer, WriteCache, device_features};
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
-use crate::coalescing::Coalescing;
-use crate::engine_source::EngineSource;
-use crate::error_line::error_line;
-use crate::hold::Hold;
-use crate::log_limit::{Allowed, LogLimit};
-use crate::session_link::SessionLink;
-use crate::worker_options::WorkerId;
-use crate::write_cache::{GuestChoice, Wce};
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::log_limit::{Allowed, LogLimit};
+use crate::data_path::disk::session_link::SessionLink;
+use crate::data_path::disk::write_cache::{GuestChoice, Wce};
+use crate::data_path::queue::coalescing::Coalescing;
+use crate::data_path::queue::hold::Hold;
+use crate::data_path::worker::worker_options::WorkerId;
+use crate::host::error_line::error_line;
 
 /// Longest serial: what GET_ID answers with (virtio 1.3 §5.2.6).
 pub const SERIAL_BYTES: usize = DEVICE_ID_BYTES;

@@ -8,13 +8,13 @@
 //! - A completion worker that is asked for by number hosts the engine also without a queue of the disk, from the
 //!   disk's first running queue on until its last one stops.
 //!
-//! Not here: how ops go from worker to worker (`io_engine`), which worker serves which queue (`attachments.rs`).
+//! Not here: how ops go from worker to worker (`io_engine`), which worker serves which queue (`assignment/mod.rs`).
 
 use std::io;
 
 use io_engine::{CompletionPlacement, Engine, EngineMaker, HandOver, PlacementCounters, SharedPlacement};
 
-use crate::worker_options::WorkerId;
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// Where a disk's requests are carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

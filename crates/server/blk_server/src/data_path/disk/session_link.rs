@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_blk::WriteCache;
 
-use crate::signal::signal;
+use crate::host::signal::signal;
 
 /// Why a session is told to end.
 #[derive(Clone, Debug, PartialEq, Eq)]

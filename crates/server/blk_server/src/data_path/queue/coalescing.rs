@@ -5,7 +5,7 @@
 //! - Off unless a disk asks for it: it trades latency for the guest's processor time.
 //! - A queue with nothing left in flight is never kept waiting: no further completion would come to end the wait.
 //!
-//! Not here: whether the driver wants to be called at all (`virtqueue`), sleeping until one is due (`worker.rs`).
+//! Not here: whether the driver wants to be called at all (`virtqueue`), sleeping until one is due (`worker/mod.rs`).
 
 use std::str::FromStr;
 use std::time::{Duration, Instant};

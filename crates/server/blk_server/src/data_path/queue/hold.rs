@@ -7,7 +7,7 @@
 //! - Room for all of them is made when the queue starts; without a policy there is nothing.
 //! - A sync is never held: a second one that succeeds says nothing about what the first one lost (docs/decisions/0012).
 //!
-//! Why it is so: docs/decisions/0038. Not here: trying again, and when there is no time for it (`queue.rs`,
+//! Why it is so: docs/decisions/0038. Not here: trying again, and when there is no time for it (`queue/mod.rs`,
 //! `queue/holding.rs`).
 
 use std::collections::VecDeque;

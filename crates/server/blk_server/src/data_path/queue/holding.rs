@@ -18,10 +18,10 @@ use virtio_blk::{ReplySlot, Status};
 
 use super::starter::Starter;
 use super::{BATCH, Lane, MAX_OPS, Outcome, Queue, State, log_refused};
-use crate::hold::{HeldRequest, Hold, Over, is_no_space};
-use crate::in_flight::{About, Again, Finished, Verb};
-use crate::log_limit::Allowed;
-use crate::queue_start::Ending;
+use crate::data_path::disk::log_limit::Allowed;
+use crate::data_path::queue::hold::{HeldRequest, Hold, Over, is_no_space};
+use crate::data_path::queue::in_flight::{About, Again, Finished, Verb};
+use crate::data_path::queue::queue_start::Ending;
 
 impl Queue {
     /// Whether the request stays in flight although it failed.

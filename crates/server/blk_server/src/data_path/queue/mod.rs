@@ -7,7 +7,14 @@
 //! - What goes wrong inside a chain costs that request: IOERR, or length 0 where the status byte cannot
 //!   be reached. What goes wrong with the ring stops this queue: err fd, one log line; the others go on.
 //!
-//! Not here: from one request to its ops (`queue/starter.rs`), what is held (`queue/holding.rs`), which queue is served when, and sleeping (`worker.rs`); bytes of the ring (`virtqueue`).
+//! Not here: from one request to its ops (`queue/starter.rs`), what is held (`queue/holding.rs`), which queue is served when, and sleeping (`worker/mod.rs`); bytes of the ring (`virtqueue`).
+
+pub(crate) mod coalescing;
+pub(crate) mod hold;
+pub(crate) mod in_flight;
+pub(crate) mod queue_start;
+pub(crate) mod refusal;
+pub(crate) mod ring_start;
 
 mod holding;
 mod leaving;
@@ -24,19 +31,19 @@ use tracing::{error, warn};
 use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault};
 
-use crate::buffers::BufferPool;
-use crate::coalescing::Owed;
-use crate::disk::Disk;
-use crate::error_line::error_line;
-use crate::hold::Held;
-use crate::in_flight::{About, Finished, InFlight, Promise, Verb};
-use crate::log_limit::Allowed;
-use crate::meters::QueueMeter;
-use crate::queue_start::{Ending, QueueStart};
-use crate::report::QueueCounters;
-use crate::ring_start::open_ring;
-use crate::session_link::SessionLink;
-use crate::turn::{Budget, REFUSED_DESCRIPTORS};
+use crate::data_path::disk::Disk;
+use crate::data_path::disk::log_limit::Allowed;
+use crate::data_path::disk::session_link::SessionLink;
+use crate::data_path::meters::QueueMeter;
+use crate::data_path::queue::coalescing::Owed;
+use crate::data_path::queue::hold::Held;
+use crate::data_path::queue::in_flight::{About, Finished, InFlight, Promise, Verb};
+use crate::data_path::queue::queue_start::{Ending, QueueStart};
+use crate::data_path::queue::ring_start::open_ring;
+use crate::data_path::report::QueueCounters;
+use crate::data_path::worker::buffers::BufferPool;
+use crate::data_path::worker::turn::{Budget, REFUSED_DESCRIPTORS};
+use crate::host::error_line::error_line;
 pub(crate) use leaving::NotLeft;
 use starter::Starter;
 

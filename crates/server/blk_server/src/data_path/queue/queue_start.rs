@@ -1,6 +1,6 @@
 //! What a worker needs to run a queue, and how a queue stops.
 //!
-//! Not here: the running queue (`queue.rs`), how a worker is asked (`command.rs`).
+//! Not here: the running queue (`queue/mod.rs`), how a worker is asked (`command.rs`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,10 +10,10 @@ use disk_image::{HostOpener, Opener};
 use guest_mem::{Budget, GuestMemory, Limits};
 use virtqueue::{LogArea, RingFeatures, RingLayout, packed};
 
-use crate::disk::{Disk, DiskConfig};
-use crate::meters::QueueMeter;
-use crate::session_link::SessionLink;
-use crate::signal::adopt;
+use crate::data_path::disk::session_link::SessionLink;
+use crate::data_path::disk::{Disk, DiskConfig};
+use crate::data_path::meters::QueueMeter;
+use crate::host::signal::adopt;
 
 /// Everything a worker needs to run a queue.
 pub(crate) struct QueueStart {

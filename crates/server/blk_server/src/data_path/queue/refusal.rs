@@ -4,7 +4,7 @@
 
 use guest_mem::{AccessError, FillError};
 
-use crate::in_flight::Verb;
+use crate::data_path::queue::in_flight::Verb;
 
 /// Why a well-formed request is not carried out: IOERR, and a log line.
 #[derive(Debug, thiserror::Error)]

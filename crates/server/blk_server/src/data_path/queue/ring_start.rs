@@ -9,7 +9,7 @@
 //!   and one that cannot be true costs this queue and no other.
 //!
 //! Spec: vhost-user, "Ring states", SET_VRING_BASE. Not here: positions and rings (`virtqueue`), the queue's
-//! life afterwards (`queue.rs`).
+//! life afterwards (`queue/mod.rs`).
 
 use std::time::Instant;
 
@@ -18,11 +18,11 @@ use tracing::{info, warn};
 use virtio_blk::WriteCache;
 use virtqueue::{DeviceQueue, Recovery, RingLayout};
 
-use crate::disk::Disk;
-use crate::error_line::error_line;
-use crate::log_limit::Allowed;
-use crate::queue_start::QueueStart;
-use crate::session_link::SessionLink;
+use crate::data_path::disk::Disk;
+use crate::data_path::disk::log_limit::Allowed;
+use crate::data_path::disk::session_link::SessionLink;
+use crate::data_path::queue::queue_start::QueueStart;
+use crate::host::error_line::error_line;
 
 /// # Errors
 /// What is wrong with the ring or its base.

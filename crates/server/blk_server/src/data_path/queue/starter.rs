@@ -2,7 +2,7 @@
 //!
 //! `Request → checked range of the image → in-flight slot → op(s), pushed`
 //!
-//! Not here: taking requests from the ring and answering them (`queue.rs`).
+//! Not here: taking requests from the ring and answering them (`queue/mod.rs`).
 
 use disk_image::CheckedRange;
 use guest_mem::{IoVecs, MemoryView};
@@ -10,11 +10,11 @@ use io_engine::{Durability, FileId, Op, OpKind, Unmap};
 use virtio_blk::{Data, Request, Segment, SegmentBuffer, Segments, Status};
 
 use super::{Lane, MAX_OPS, Outcome};
-use crate::buffers::NoBuffers;
-use crate::disk::Disk;
-use crate::hold::Held;
-use crate::in_flight::{About, InFlight, Promise, Verb};
-use crate::refusal::Refusal;
+use crate::data_path::disk::Disk;
+use crate::data_path::queue::hold::Held;
+use crate::data_path::queue::in_flight::{About, InFlight, Promise, Verb};
+use crate::data_path::queue::refusal::Refusal;
+use crate::data_path::worker::buffers::NoBuffers;
 
 const UNSUPPORTED: Outcome = Outcome::Finished { status: Status::Unsupp, stored_bytes: 0 };
 const NOTHING_TO_DO: Outcome = Outcome::Finished { status: Status::Ok, stored_bytes: 0 };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::signal::signal;
+use crate::host::signal::signal;
 
 /// Between two readings, and over which a worker's own work is looked at.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);

@@ -12,11 +12,11 @@ use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 
 use guest_mem::GuestMemory;
 
-use crate::engine_source::EngineSource;
-use crate::queue::Queue;
-use crate::queue_start::{Ending, QueueStart};
-use crate::signal::signal;
-use crate::worker_options::WorkerId;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::queue::Queue;
+use crate::data_path::queue::queue_start::{Ending, QueueStart};
+use crate::data_path::worker::worker_options::WorkerId;
+use crate::host::signal::signal;
 
 #[cfg(feature = "test-util")]
 thread_local! {

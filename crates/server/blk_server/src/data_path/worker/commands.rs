@@ -6,7 +6,7 @@
 //! resume, look at the ring`. Nothing is in flight meanwhile, and what the driver adds waits in the ring: it is found
 //! by that look. A release that takes too long is cancelled; the queue then goes on here.
 //!
-//! Not here: who asks (`workers.rs`, `attachments.rs`).
+//! Not here: who asks (`workers.rs`, `assignment/mod.rs`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use io_engine::{FileId, WatchId, WatchToken};
 use tracing::{debug, error};
 
 use super::{Entry, NewMemory, Worker, note_due};
-use crate::command::{Command, Hosting, Unsuitable};
-use crate::disk::Disk;
-use crate::engine_source::EngineSource;
-use crate::queue::{Queue, report_ring_fault};
-use crate::queue_start::{Ending, QueueStart};
-use crate::signal::drain;
+use crate::data_path::disk::Disk;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::queue::queue_start::{Ending, QueueStart};
+use crate::data_path::queue::{Queue, report_ring_fault};
+use crate::data_path::worker::command::{Command, Hosting, Unsuitable};
+use crate::host::signal::drain;
 
 /// What a queue needs of the worker that serves it.
 struct Berth {
@@ -287,7 +287,7 @@ impl Worker {
         self.forget(&queue, engine);
         match (stop, leave) {
             (Some(done), _) => end(queue, &done),
-            // Whoever asked has the answer's other end until it is here: see `attachments.rs`.
+            // Whoever asked has the answer's other end until it is here: see `assignment/mod.rs`.
             (None, Some(taken)) => drop(taken.send(Box::new(queue))),
             (None, None) => {}
         }

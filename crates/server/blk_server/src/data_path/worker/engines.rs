@@ -6,7 +6,7 @@
 //!   flight in others too, the worker sleeps on all their descriptors.
 //! - A file is attached once per engine and disk, however many queues use it.
 //!
-//! Not here: what is submitted (`queue.rs`), when to sleep (`worker.rs`).
+//! Not here: what is submitted (`queue/mod.rs`), when to sleep (`worker/mod.rs`).
 
 use std::collections::HashMap;
 use std::io;
@@ -16,10 +16,10 @@ use std::time::Duration;
 use io_engine::{Event, FileId, FileSpec, Handles, WatchId, WatchToken};
 use tracing::debug;
 
-use crate::buffers::BufferPool;
-use crate::disk::Disk;
-use crate::engine_source::EngineSource;
-use crate::worker_options::WorkerId;
+use crate::data_path::disk::Disk;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::worker::buffers::BufferPool;
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// Watch tokens of the other engines: this, plus the place. Whoever meets one has woken, and need not act.
 pub(crate) const ENGINE: WatchToken = WatchToken(1 << 33);

@@ -5,15 +5,15 @@
 //! - The worker that has the engine takes nothing new until all that is in it is complete. Where something of it never
 //!   ends, the disk would stand still for good.
 //!
-//! Not here: changes that somebody waits for (`attachments.rs`), the change itself (`io_engine`).
+//! Not here: changes that somebody waits for (`assignment/mod.rs`), the change itself (`io_engine`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::error;
 
-use crate::engine_source::EngineSource;
-use crate::worker_options::WorkerId;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::worker::worker_options::WorkerId;
 
 /// New requests of the disk wait as long, at most.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -10,7 +10,17 @@
 //! - Nothing here assumes that there is only one worker, or that a disk's queues are on the same one: a queue may
 //!   come from another worker and go to the next (`worker/commands.rs`).
 //!
-//! Not here: whose turn it is (`turn.rs`), what happens to one request (`queue.rs`), where ops go (`io_engine`).
+//! Not here: whose turn it is (`turn.rs`), what happens to one request (`queue/mod.rs`), where ops go (`io_engine`).
+
+pub(crate) mod bell;
+pub(crate) mod buffers;
+pub(crate) mod command;
+pub(crate) mod poller;
+pub(crate) mod submissions;
+pub(crate) mod turn;
+pub(crate) mod worker_options;
+pub(crate) mod worker_thread;
+pub(crate) mod workers;
 
 mod commands;
 mod engines;
@@ -25,17 +35,17 @@ use guest_mem::{GuestMemory, sigbus};
 use io_engine::{Completion, Event, WatchToken};
 use tracing::error;
 
-use crate::bell::{Bell, BusyWatch};
-use crate::command::Command;
-use crate::engine_source::EngineSource;
-use crate::meters::WorkerMeter;
-use crate::poller::Poller;
-use crate::queue::{Lane, Queue, Shares};
-use crate::report::WorkerCounters;
-use crate::session_link::EndReason;
-use crate::submissions::SubmissionMeter;
-use crate::turn::Turns;
-use crate::worker_options::WorkerId;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::disk::session_link::EndReason;
+use crate::data_path::meters::WorkerMeter;
+use crate::data_path::queue::{Lane, Queue, Shares};
+use crate::data_path::report::WorkerCounters;
+use crate::data_path::worker::bell::{Bell, BusyWatch};
+use crate::data_path::worker::command::Command;
+use crate::data_path::worker::poller::Poller;
+use crate::data_path::worker::submissions::SubmissionMeter;
+use crate::data_path::worker::turn::Turns;
+use crate::data_path::worker::worker_options::WorkerId;
 use engines::{ENGINE, Engines};
 use hostings::Hostings;
 

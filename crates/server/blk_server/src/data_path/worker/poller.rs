@@ -10,7 +10,7 @@
 //! - Never gives up the processor voluntarily while polling: with `sched_yield` a client that sleeps
 //!   falls to a tenth of its speed as soon as other threads compete.
 //!
-//! Not here: what is polled (`worker.rs`).
+//! Not here: what is polled (`worker/mod.rs`).
 
 use std::time::{Duration, Instant};
 

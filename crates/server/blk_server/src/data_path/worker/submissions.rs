@@ -4,7 +4,7 @@
 //!
 //! - A server counts nothing unless it is started by `Server::start_counting`: for whoever measures.
 //!
-//! Not here: what a worker does meanwhile (`worker.rs`).
+//! Not here: what a worker does meanwhile (`worker/mod.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -9,13 +9,13 @@
 //! - Room is made when a queue comes. Nothing is allocated when it is kicked.
 //!
 //! Not here: what a request costs while the engine carries it out, and calls that are resumed (`turn.rs` of
-//! `io_engine`, by the same rule), when a queue is at rest (`worker.rs`).
+//! `io_engine`, by the same rule), when a queue is at rest (`worker/mod.rs`).
 
 use std::collections::VecDeque;
 
 use virtqueue::MAX_QUEUE_SIZE;
 
-/// Requests taken from one disk in a pass: twice what one of its queues may give (`BATCH` in `queue.rs`).
+/// Requests taken from one disk in a pass: twice what one of its queues may give (`BATCH` in `queue/mod.rs`).
 const REQUESTS: usize = 64;
 /// Descriptors read for them: as many as [`BYTES`] has pages.
 const DESCRIPTORS: usize = 4 * REFUSED_DESCRIPTORS;

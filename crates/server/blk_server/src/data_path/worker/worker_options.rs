@@ -2,15 +2,15 @@
 //!
 //! `WorkerOptions → Applied on the worker's own thread, before it allocates anything → its engine, queues, buffers`
 //!
-//! Not here: what it does (`worker.rs`), how options take effect (`worker_thread.rs`).
+//! Not here: what it does (`worker/mod.rs`), how options take effect (`worker_thread.rs`).
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::cgroup::CgroupError;
-use crate::cpu_list::{MAX_CPU, format_cpus};
+use crate::host::cgroup::CgroupError;
+use crate::host::cpu_list::{MAX_CPU, format_cpus};
 
 /// A worker's number: given once, in the order of their making, and never given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,11 +12,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
 use super::*;
-use crate::disk::{Disk, DiskConfig};
-use crate::queue_start::QueueStart;
-use crate::session_link::SessionLink;
-use crate::signal::signal;
-use crate::write_cache::Wce;
+use crate::data_path::disk::session_link::SessionLink;
+use crate::data_path::disk::write_cache::Wce;
+use crate::data_path::disk::{Disk, DiskConfig};
+use crate::data_path::queue::queue_start::QueueStart;
+use crate::host::signal::signal;
 
 const QUEUE_SIZE: u16 = 256;
 const REQUESTS: u64 = 64;

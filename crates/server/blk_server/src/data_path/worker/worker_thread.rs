@@ -15,10 +15,12 @@ use rustix::process::{Resource, getrlimit, setpriority_process};
 use rustix::thread::{CapabilitySet, CpuSet, capabilities, sched_getaffinity, sched_setaffinity};
 use tracing::{debug, info, warn};
 
-use crate::cgroup;
-use crate::cpu_list::{MAX_CPU, format_cpus, parse_kernel_list};
-use crate::numa;
-use crate::worker_options::{SchedulingClass, WorkerId, WorkerOptions, WorkerOptionsError};
+use crate::data_path::worker::worker_options::{
+    SchedulingClass, WorkerId, WorkerOptions, WorkerOptionsError,
+};
+use crate::host::cgroup;
+use crate::host::cpu_list::{MAX_CPU, format_cpus, parse_kernel_list};
+use crate::host::numa;
 
 /// Makes the calling thread run as `options` say.
 pub(crate) fn apply(options: &WorkerOptions) -> Result<(), WorkerOptionsError> {

@@ -1,7 +1,7 @@
 //! A worker from outside: its thread.
 //!
-//! Not here: what other threads ask of it (`command.rs`), which queue goes to which worker (`attachments.rs`), the loop
-//! that obeys (`worker.rs`).
+//! Not here: what other threads ask of it (`command.rs`), which queue goes to which worker (`assignment/mod.rs`), the loop
+//! that obeys (`worker/mod.rs`).
 
 use std::io;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use rustix::event::{EventfdFlags, eventfd};
 use sandbox::Role;
 use tracing::error;
 
-use crate::bell::Bell;
-use crate::command::{Address, Command};
-use crate::engine_source::EngineSource;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::meters::WorkerMeter;
+use crate::data_path::worker::Worker;
+use crate::data_path::worker::bell::Bell;
+use crate::data_path::worker::command::{Address, Command};
+use crate::data_path::worker::submissions::SubmissionMeter;
+use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
+use crate::data_path::worker::worker_thread;
 use crate::error::ServerError;
-use crate::meters::WorkerMeter;
-use crate::submissions::SubmissionMeter;
-use crate::worker::Worker;
-use crate::worker_options::{WorkerId, WorkerOptions};
-use crate::worker_thread;
 
 /// What all workers of a server have in common.
 #[derive(Clone, Debug)]

@@ -1,0 +1,13 @@
+//! What an operator starts, changes and stops: the server, its disks and workers, live upgrades, the balancer.
+//!
+//! Not here: front-ends (`session`), requests (`data_path`).
+
+pub(crate) mod acceptor;
+pub(crate) mod balance;
+pub(crate) mod balancer;
+pub(crate) mod capacity;
+pub(crate) mod exports;
+pub(crate) mod removal;
+pub(crate) mod server;
+pub(crate) mod session_list;
+pub(crate) mod take_over;

@@ -1,0 +1,10 @@
+//! From a kick to a call: workers, their queues, and the disks that these serve.
+//!
+//! Not here: front-ends (`session`), what an operator changes (`control`).
+
+pub(crate) mod assignment;
+pub(crate) mod disk;
+pub(crate) mod meters;
+pub(crate) mod queue;
+pub(crate) mod report;
+pub(crate) mod worker;

@@ -1,0 +1,11 @@
+//! What the host has: CPUs, NUMA nodes, control groups, sockets, eventfds, a clock.
+//!
+//! Not here: who uses them.
+
+pub(crate) mod cgroup;
+pub(crate) mod clock;
+pub(crate) mod cpu_list;
+pub(crate) mod error_line;
+pub(crate) mod listener;
+pub(crate) mod numa;
+pub(crate) mod signal;
