@@ -17,6 +17,7 @@ use crate::ctl_args::{self, CtlArgs};
 use crate::engines::EnginesArgs;
 use crate::helper;
 use crate::lab::LabCommand;
+use crate::logging::LogArgs;
 use crate::serve_args::{self, ServeArgs};
 use crate::values::{queue_size, queues, size_bytes};
 
@@ -92,18 +93,6 @@ pub enum Command {
     },
 }
 
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Log")]
-pub struct LogArgs {
-    /// Log more (-vv: everything)
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    pub verbose: u8,
-
-    /// How log lines look, on standard error
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
-}
-
 #[derive(Debug, Args)]
 pub struct VmmArgs {
     /// The socket given to `bareblk serve`
@@ -125,12 +114,6 @@ pub struct VmmArgs {
     /// The guest's memory (M, G, T: powers of 1024)
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = size_bytes)]
     pub memory: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    Text,
-    Json,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

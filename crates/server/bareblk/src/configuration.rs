@@ -5,9 +5,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blk_server::{Balance, DEFAULT_POLL, WorkerOptions};
+use blk_server::{BUSY_POLL, Balance, DEFAULT_POLL, WorkerOptions};
 
 use crate::disk_settings::DiskSettings;
+use crate::serve_args::{PollChoice, ServerArgs, Switch};
 use crate::values::{Folders, ServerUser};
 
 /// What to serve.
@@ -61,6 +62,27 @@ impl Default for ServerSettings {
             balance: Balance::default(),
             control: None,
             confinement: Confinement::default(),
+        }
+    }
+}
+
+impl From<ServerArgs> for ServerSettings {
+    fn from(args: ServerArgs) -> Self {
+        Self {
+            poll: match args.poll {
+                PollChoice::Adaptive => Duration::from_micros(args.poll_us),
+                PollChoice::Busy => BUSY_POLL,
+            },
+            stop_timeout: Duration::from_secs(args.stop_timeout),
+            workers: args.workers.options(),
+            balance: args.balance,
+            control: args.control,
+            confinement: Confinement {
+                sandbox: args.sandbox == Switch::On,
+                user: args.user,
+                group: args.group,
+                folders: args.allow_folders,
+            },
         }
     }
 }

@@ -17,9 +17,9 @@ use rustix::thread::{CapabilitySet, capabilities};
 use sandbox::{Enforcement, EngineCalls, FileRules, Identity, Kept};
 use tracing::{debug, warn};
 
-use crate::cli::LogArgs;
 use crate::configuration::{Configuration, Confinement, ServerSettings};
 use crate::helper::{self, Policy};
+use crate::logging::LogArgs;
 use crate::usage::Contradiction;
 
 const NOT_UP: &str = "the sandbox cannot be put up (--sandbox off serves without)";

@@ -18,6 +18,8 @@ mod disk_settings;
 
 mod configuration;
 
+mod serve_configuration;
+
 mod config_words;
 
 mod config_file;
@@ -84,8 +86,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use io_engine::EngineError;
 
 use crate::cli::{Cli, Command};
@@ -97,7 +99,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => run(cli.command).map_err(|error| (format!("{error:#}"), exit_code(&error))),
         Err(error) if is_help(&error) => error.exit(),
         Err(error) => {
-            let line = usage::line(&error, std::env::args_os().skip(1));
+            let line = usage::line(Cli::command(), &error, std::env::args_os().skip(1));
             Err((line, ExitCode::from(usage::EXIT_CODE)))
         }
     };

@@ -8,7 +8,25 @@ use std::io::{self, IsTerminal};
 use anyhow::{Context, Result, anyhow};
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::{LogArgs, LogFormat};
+use clap::{Args, ValueEnum};
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Log")]
+pub struct LogArgs {
+    /// Log more (-vv: everything)
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// How log lines look, on standard error
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
 
 /// Starts logging for the whole process; `RUST_LOG` goes before `-v`.
 pub fn start(args: &LogArgs) -> Result<()> {

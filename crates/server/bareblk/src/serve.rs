@@ -20,11 +20,11 @@ use blk_server::{StopReport, WorkerOptions};
 use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 
-use crate::cli::LogArgs;
 use crate::configuration::Configuration;
 use crate::confined;
 use crate::control::listener::{ControlServer, ControlSocket};
 use crate::descriptors;
+use crate::logging::LogArgs;
 use crate::passed_sockets;
 use crate::service_manager::ServiceManager;
 use crate::serving::{self, Serving};

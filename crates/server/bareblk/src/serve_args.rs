@@ -10,16 +10,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
-use blk_server::{BUSY_POLL, Balance, Coalescing, Hold, HoldWhat, MAX_QUEUE_SIZE, Wce};
+use blk_server::{Balance, Coalescing, Hold, HoldWhat, MAX_QUEUE_SIZE, Wce};
 use clap::{Arg, Args, ValueEnum};
-use disk_image::{CacheMode, HostOpener};
+use disk_image::CacheMode;
 
-use crate::cli::LogArgs;
-use crate::config_file;
-use crate::configuration::{Configuration, Confinement, ServerSettings};
-use crate::disk_settings::DiskSettings;
 use crate::engine_args::EngineArgs;
+use crate::logging::LogArgs;
 use crate::placement_args::PlacementArgs;
 use crate::values::{self, Folders, ServerUser};
 use crate::worker_args::WorkersArgs;
@@ -299,43 +295,6 @@ impl From<WceChoice> for Wce {
         match choice {
             WceChoice::Guest => Self::Guest,
             WceChoice::Fixed => Self::Fixed,
-        }
-    }
-}
-
-impl ServeArgs {
-    /// Reads the file if there is one; the rest is checked already.
-    pub fn configuration(self) -> Result<Configuration> {
-        if let Some(path) = self.config {
-            return Ok(config_file::read(&path, &[], &HostOpener)?);
-        }
-        // clap asks for both; this is for whoever changes that.
-        let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;
-        let socket = self.socket.ok_or_else(|| anyhow!("no --socket is given"))?;
-        let mut disk = DiskSettings::new(image, socket, self.disk)?;
-        // Disks added by way of the control socket may have other engines.
-        disk.engine_config.pollable = self.server.control.is_some();
-        Ok(Configuration { disks: vec![disk], server: self.server.into(), file: None })
-    }
-}
-
-impl From<ServerArgs> for ServerSettings {
-    fn from(args: ServerArgs) -> Self {
-        Self {
-            poll: match args.poll {
-                PollChoice::Adaptive => Duration::from_micros(args.poll_us),
-                PollChoice::Busy => BUSY_POLL,
-            },
-            stop_timeout: Duration::from_secs(args.stop_timeout),
-            workers: args.workers.options(),
-            balance: args.balance,
-            control: args.control,
-            confinement: Confinement {
-                sandbox: args.sandbox == Switch::On,
-                user: args.user,
-                group: args.group,
-                folders: args.allow_folders,
-            },
         }
     }
 }

@@ -5,10 +5,8 @@
 use std::error::Error as _;
 use std::ffi::OsString;
 
-use clap::CommandFactory;
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
-
-use crate::cli::Cli;
 
 /// Exit code of wrong usage, as of most programs.
 pub const EXIT_CODE: u8 = 2;
@@ -37,9 +35,9 @@ impl std::fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// `error`, which is about `words`, for standard error. Names the help of the innermost subcommand among them.
-pub fn line(error: &Error, words: impl IntoIterator<Item = OsString>) -> String {
-    let mut command = Cli::command();
+/// `error`, which is about the `words` given to `command`, for standard error. Names the help of the innermost
+/// subcommand among them.
+pub fn line(mut command: Command, error: &Error, words: impl IntoIterator<Item = OsString>) -> String {
     let mut path = command.get_name().to_owned();
     for word in words {
         let Some(subcommand) = command.find_subcommand(&word).cloned() else { break };
@@ -79,13 +77,14 @@ fn first_paragraphs(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
+    use crate::cli::Cli;
 
     fn refusal(arguments: &[&str]) -> String {
         let words = std::iter::once("bareblk").chain(arguments.iter().copied());
-        line(&Cli::try_parse_from(words).unwrap_err(), arguments.iter().map(OsString::from))
+        line(Cli::command(), &Cli::try_parse_from(words).unwrap_err(), arguments.iter().map(OsString::from))
     }
 
     #[test]

@@ -16,7 +16,7 @@ use disk_image::{Access, FileId, FileKind, LockHolder, OpenRequest, Opener, Queu
 use super::SUBCOMMAND;
 use super::messages::{self, Answer, Ask, kind_of_number, queue_of_numbers};
 use super::policy::Policy;
-use crate::cli::{LogArgs, LogFormat};
+use crate::logging::{LogArgs, LogFormat};
 
 /// Paths in one message when the policy is sent.
 const PATHS_AT_A_TIME: usize = 4;
