@@ -22,9 +22,9 @@ use workload::{
     report, run, text,
 };
 
-use crate::bench_args::BenchArgs;
+use crate::args::bench_args::BenchArgs;
+use crate::args::usage::Wrong;
 use crate::signals::Ending;
-use crate::usage::Wrong;
 
 /// Steps of the progress bar.
 const RESOLUTION: u64 = 1000;

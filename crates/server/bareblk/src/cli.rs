@@ -12,14 +12,14 @@ use std::path::PathBuf;
 use blk_server::MAX_QUEUE_SIZE;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use crate::bench_args::{self, BenchArgs};
-use crate::ctl_args::{self, CtlArgs};
+use crate::args::bench_args::{self, BenchArgs};
+use crate::args::ctl_args::{self, CtlArgs};
+use crate::args::serve_args::{self, ServeArgs};
+use crate::args::values::{queue_size, queues, size_bytes};
 use crate::engines::EnginesArgs;
 use crate::helper;
 use crate::lab::LabCommand;
 use crate::logging::LogArgs;
-use crate::serve_args::{self, ServeArgs};
-use crate::values::{queue_size, queues, size_bytes};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -17,14 +17,14 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::args::ctl_args::{Choice, CtlArgs, CtlCommand, Timeout, WorkersCommand};
+use crate::args::usage::Wrong;
+use crate::args::worker_args::Cpus;
 use crate::control::placement::PlacementAnswer;
 use crate::control::protocol::{
     Add, Attach, Placement, Remove, Resize, Resume, TimeoutMs, Verb, WorkerSettings, WorkersRemove,
 };
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
-use crate::ctl_args::{Choice, CtlArgs, CtlCommand, Timeout, WorkersCommand};
-use crate::usage::Wrong;
-use crate::worker_args::Cpus;
 use connection::{Connection, Reply};
 
 /// Does what `args` say.

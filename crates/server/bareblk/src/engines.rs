@@ -20,7 +20,7 @@ use io_engine::{
 };
 use serde::Serialize;
 
-use crate::values::cache_mode;
+use crate::args::values::cache_mode;
 
 /// The longest name in the table.
 const NAME_WIDTH: usize = "fixed buffers (pinned guest memory)".len();

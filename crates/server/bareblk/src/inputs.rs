@@ -11,7 +11,7 @@ use blk_server::{AdminError, Server, ServerReport, WorkerId, WorkerOptions};
 use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
-use crate::config_file;
+use crate::config::config_file;
 use crate::control::protocol::{self, Answer, BadLine, TakeOver, Verb};
 use crate::control::reports::ReloadAnswer;
 use crate::control::{Control, Refused, dispatch};

@@ -18,8 +18,8 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::{Effort, Experiment, LabError, Output, Progress, Setup, Stop};
 
+use crate::args::usage::Wrong;
 use crate::signals::Ending;
-use crate::usage::Wrong;
 
 /// Redrawn between samples only: a thread that draws would be measured too.
 const RESOLUTION: u64 = 1000;

@@ -10,47 +10,19 @@
 
 mod cli;
 
-mod values;
+mod args;
 
-mod serve_args;
+mod config;
 
-mod disk_settings;
-
-mod configuration;
-
-mod serve_configuration;
-
-mod config_words;
-
-mod config_file;
-
-mod engine_args;
+mod service;
 
 mod engines;
 
-mod placement_args;
-
-mod usage;
-
 mod helper;
-
-mod confined;
-
-mod serve;
 
 mod serving;
 
-mod difference;
-
-mod open_disk;
-
-mod open_watch;
-
-mod descriptors;
-
 mod control;
-
-mod serving_control;
 
 mod take_over;
 
@@ -58,23 +30,11 @@ mod logging;
 
 mod signals;
 
-mod service_manager;
-
-mod passed_sockets;
-
-mod watchdog;
-
-mod ctl_args;
-
 mod ctl;
 
 mod man;
 
 mod vmm_args;
-
-mod worker_args;
-
-mod bench_args;
 
 mod bench;
 
@@ -90,7 +50,9 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use io_engine::EngineError;
 
+use crate::args::usage;
 use crate::cli::{Cli, Command};
+use crate::serving::serve;
 
 /// The program.
 #[must_use]

@@ -12,8 +12,8 @@ use anyhow::{Result, bail};
 use clap::{ArgGroup, Args, ValueEnum};
 use workload::{Client, Job, LockKind, parse_cpus, parse_time};
 
-use crate::usage::Wrong;
-use crate::values::queue_size;
+use crate::args::usage::Wrong;
+use crate::args::values::queue_size;
 
 pub const EXAMPLES: &str = "\
 Examples:

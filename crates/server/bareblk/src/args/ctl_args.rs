@@ -9,9 +9,9 @@ use blk_server::SchedulingClass;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
+use crate::args::values::image_bytes;
+use crate::args::worker_args::Cpus;
 use crate::control::limits::MAX_TIMEOUT_MS;
-use crate::values::image_bytes;
-use crate::worker_args::Cpus;
 
 /// Where a server listens if nobody says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/bareblk/control.sock";

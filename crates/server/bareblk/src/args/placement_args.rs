@@ -9,7 +9,7 @@ use blk_server::{EngineSource, Placement, WorkerId};
 use clap::{Args, ValueEnum};
 use io_engine::{EngineConfig, EngineKind, HandOver};
 
-use crate::usage::{Contradiction, Wrong};
+use crate::args::usage::{Contradiction, Wrong};
 
 /// Less, and two workers would not have enough each.
 const LEAST_DEPTH: u32 = 64;

@@ -14,11 +14,11 @@ use blk_server::{Balance, Coalescing, Hold, HoldWhat, MAX_QUEUE_SIZE, Wce};
 use clap::{Arg, Args, ValueEnum};
 use disk_image::CacheMode;
 
-use crate::engine_args::EngineArgs;
+use crate::args::engine_args::EngineArgs;
+use crate::args::placement_args::PlacementArgs;
+use crate::args::values::{self, Folders, ServerUser};
+use crate::args::worker_args::WorkersArgs;
 use crate::logging::LogArgs;
-use crate::placement_args::PlacementArgs;
-use crate::values::{self, Folders, ServerUser};
-use crate::worker_args::WorkersArgs;
 
 /// Between two tries of what is held: short enough for somebody who has just made room.
 const DEFAULT_RETRY_AFTER_S: u64 = 10;

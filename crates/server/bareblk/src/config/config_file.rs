@@ -18,11 +18,11 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config_words::{Problem, Schema, Source, Words};
-use crate::configuration::{Configuration, ServerSettings};
-use crate::disk_settings::{DiskSettings, ImageIdentity, WorkerChoice, real_path};
-use crate::serve_args::{DiskArgs, ServerArgs};
-use crate::worker_args::{MAX_WORKERS, WorkerArgs, WorkersArgs};
+use crate::args::serve_args::{DiskArgs, ServerArgs};
+use crate::args::worker_args::{MAX_WORKERS, WorkerArgs, WorkersArgs};
+use crate::config::config_words::{Problem, Schema, Source, Words};
+use crate::config::configuration::{Configuration, ServerSettings};
+use crate::config::disk_settings::{DiskSettings, ImageIdentity, WorkerChoice, real_path};
 
 /// Ten thousand disks with every key take less.
 pub const MAX_FILE_BYTES: u64 = 16 << 20;

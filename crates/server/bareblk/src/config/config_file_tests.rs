@@ -182,7 +182,7 @@ fn disk_in_json_is_read_as_a_table_is() {
 
 #[test]
 fn example_is_valid_where_its_folders_exist() {
-    let text = include_str!("../../../../docs/examples/bareblk.toml");
+    let text = include_str!("../../../../../docs/examples/bareblk.toml");
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path().display().to_string();
     std::fs::write(folder.path().join("golden.raw"), [0; 4096]).unwrap();
@@ -194,7 +194,7 @@ fn example_is_valid_where_its_folders_exist() {
 
 #[test]
 fn every_key_is_documented_and_in_the_manual_page_and_no_other() {
-    let document = include_str!("../../../../docs/config.md");
+    let document = include_str!("../../../../../docs/config.md");
     let mut page = xtask::config_page::keys(&xtask::config_page::page(document));
     let schemas = [Schema::of::<FileServer>(&[]), Schema::of::<WorkerArgs>(&[]), Schema::of::<FileDisk>(&[])];
     let mut known: Vec<_> = schemas.iter().flat_map(Schema::keys).map(str::to_owned).collect();

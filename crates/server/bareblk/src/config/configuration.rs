@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use blk_server::{BUSY_POLL, Balance, DEFAULT_POLL, WorkerOptions};
 
-use crate::disk_settings::DiskSettings;
-use crate::serve_args::{PollChoice, ServerArgs, Switch};
-use crate::values::{Folders, ServerUser};
+use crate::args::serve_args::{PollChoice, ServerArgs, Switch};
+use crate::args::values::{Folders, ServerUser};
+use crate::config::disk_settings::DiskSettings;
 
 /// What to serve.
 #[derive(Clone, Debug)]

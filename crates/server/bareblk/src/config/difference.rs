@@ -9,7 +9,7 @@ use std::fmt;
 use disk_image::Opener;
 use serde::Serialize;
 
-use crate::disk_settings::DiskSettings;
+use crate::config::disk_settings::DiskSettings;
 
 /// Only looked at when a disk is opened: nothing to do for one that is.
 const FOR_OPENING: [&str; 3] = ["create", "lock-timeout", "name"];
@@ -179,7 +179,7 @@ mod tests {
     use disk_image::HostOpener;
 
     use super::*;
-    use crate::config_file;
+    use crate::config::config_file;
 
     /// Disks "x image socket more keys", each in a line.
     fn disks(lines: &[&str]) -> Vec<NamedDisk> {

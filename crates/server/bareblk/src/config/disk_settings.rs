@@ -16,9 +16,9 @@ use blk_server::{Coalescing, Hold, Placement, SocketConfig, Wce};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
 use io_engine::{EngineChoice, EngineConfig, EngineKind, check_options};
 
-use crate::serve_args::{DiskArgs, Switch};
-use crate::usage::Contradiction;
-use crate::values;
+use crate::args::serve_args::{DiskArgs, Switch};
+use crate::args::usage::Contradiction;
+use crate::args::values;
 
 /// What to serve and how.
 #[derive(Clone, Debug)]

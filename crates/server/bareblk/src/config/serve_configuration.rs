@@ -5,10 +5,10 @@
 use anyhow::{Result, anyhow};
 use disk_image::HostOpener;
 
-use crate::config_file;
-use crate::configuration::Configuration;
-use crate::disk_settings::DiskSettings;
-use crate::serve_args::ServeArgs;
+use crate::args::serve_args::ServeArgs;
+use crate::config::config_file;
+use crate::config::configuration::Configuration;
+use crate::config::disk_settings::DiskSettings;
 
 impl ServeArgs {
     /// Reads the file if there is one; the rest is checked already.

@@ -11,8 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 
 use super::tables::plain;
+use crate::args::ctl_args::SOCKET_VARIABLE;
 use crate::control::protocol::{self, Answer, Greeting, PROTOCOL, Verb};
-use crate::ctl_args::SOCKET_VARIABLE;
 
 /// A server greets at once.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);

@@ -26,8 +26,8 @@ use tracing::{debug, error};
 
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
 use super::policy::{Allowed, Found, Lies};
-use crate::config_file::MAX_FILE_BYTES;
-use crate::values;
+use crate::args::values;
+use crate::config::config_file::MAX_FILE_BYTES;
 
 /// Requests at a time: more than a server has threads that ask.
 const MAX_REQUESTS: usize = 256;

@@ -24,7 +24,7 @@ use rustix::net::sockopt::{socket_acceptconn, socket_type};
 use rustix::net::{SocketAddrUnix, SocketType, getsockname};
 use tracing::{debug, info, warn};
 
-use crate::configuration::Configuration;
+use crate::config::configuration::Configuration;
 
 /// The control socket's name, where a socket is not known by its path.
 const CONTROL: &str = "control";

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use blk_server::{RollCall, Server, format_cpus};
 use tracing::{info, warn};
 
-use crate::service_manager::ServiceManager;
+use crate::service::service_manager::ServiceManager;
 use crate::serving::Serving;
 use crate::signals;
 

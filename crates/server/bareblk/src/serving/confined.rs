@@ -17,10 +17,10 @@ use rustix::thread::{CapabilitySet, capabilities};
 use sandbox::{Enforcement, EngineCalls, FileRules, Identity, Kept};
 use tracing::{debug, warn};
 
-use crate::configuration::{Configuration, Confinement, ServerSettings};
+use crate::args::usage::Contradiction;
+use crate::config::configuration::{Configuration, Confinement, ServerSettings};
 use crate::helper::{self, Policy};
 use crate::logging::LogArgs;
-use crate::usage::Contradiction;
 
 const NOT_UP: &str = "the sandbox cannot be put up (--sandbox off serves without)";
 

@@ -5,7 +5,7 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
-use crate::configuration::Configuration;
+use crate::config::configuration::Configuration;
 
 /// Standard streams, the log, signals, the control socket and its clients, and room for a look into /proc.
 const PROCESS: u64 = 64;

@@ -8,6 +8,13 @@
 //!
 //! Not here: what a difference is (`difference.rs`), one disk's image and engine (`open_disk.rs`), signals (`serve.rs`).
 
+pub(crate) mod confined;
+pub(crate) mod descriptors;
+pub(crate) mod open_disk;
+pub(crate) mod open_watch;
+pub(crate) mod serve;
+pub(crate) mod serving_control;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -18,16 +25,15 @@ use blk_server::{Server, ServerConfig, SocketConfig, StopReport, WorkerId, forma
 use disk_image::{NewImage, Opener};
 use tracing::info;
 
-use crate::config_file;
-use crate::configuration::{Configuration, ServerSettings};
-use crate::confined;
-use crate::difference::{Applied, Changed, Difference, NamedDisk};
-use crate::disk_settings::{DiskSettings, WorkerChoice};
-use crate::open_disk::{
+use crate::config::config_file;
+use crate::config::configuration::{Configuration, ServerSettings};
+use crate::config::difference::{Applied, Changed, Difference, NamedDisk};
+use crate::config::disk_settings::{DiskSettings, WorkerChoice};
+use crate::service::service_manager::ServiceManager;
+use crate::serving::open_disk::{
     EngineSources, OpenImage, ReadyDisk, Told, most_workers, open_image, open_within, prepare,
 };
-use crate::open_watch::OpenWatch;
-use crate::service_manager::ServiceManager;
+use crate::serving::open_watch::OpenWatch;
 
 /// How long all queues of a disk together may take to come to rest, to be moved to the workers that it is given.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);

@@ -20,8 +20,8 @@ use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{Chosen, EngineConfig, EngineKind, FileSpec, choose};
 use tracing::{info, warn};
 
-use crate::disk_settings::{DiskSettings, WorkerChoice};
-use crate::placement_args::engine_source;
+use crate::args::placement_args::engine_source;
+use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 
 /// What opening an image and trying an engine out on it may take, besides the wait for its lock.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);

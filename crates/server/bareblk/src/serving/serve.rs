@@ -20,18 +20,18 @@ use blk_server::{StopReport, WorkerOptions};
 use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 
-use crate::configuration::Configuration;
-use crate::confined;
+use crate::config::configuration::Configuration;
 use crate::control::listener::{ControlServer, ControlSocket};
-use crate::descriptors;
 use crate::logging::LogArgs;
-use crate::passed_sockets;
-use crate::service_manager::ServiceManager;
+use crate::service::passed_sockets;
+use crate::service::service_manager::ServiceManager;
+use crate::service::watchdog;
+use crate::serving::confined;
+use crate::serving::descriptors;
+use crate::serving::serving_control::ServingControl;
 use crate::serving::{self, Serving};
-use crate::serving_control::ServingControl;
 use crate::signals::{EndAtOnce, Request, Requests};
 use crate::take_over::{Taker, Wanted};
-use crate::watchdog;
 
 /// What control clients' requests that run get before a stop cuts them short.
 const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);

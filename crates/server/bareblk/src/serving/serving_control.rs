@@ -13,11 +13,11 @@ use serde_json::{Map, Value};
 use signal_hook::consts::SIGTERM;
 use tracing::{error, info};
 
-use crate::config_file;
+use crate::config::config_file;
+use crate::config::difference::Applied;
 use crate::control::protocol::TakeOver;
 use crate::control::reports::{NotChanged, ReloadAnswer};
 use crate::control::{Control, Refused};
-use crate::difference::Applied;
 use crate::serving::Serving;
 use crate::take_over::{self, Door, VERSION};
 

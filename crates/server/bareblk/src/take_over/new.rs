@@ -25,10 +25,10 @@ use super::messages::{Listener, Message, OfferedDisk};
 use super::opener::{HandedOver, Image, Socket};
 use super::wire::{receive, send};
 use super::{AT_ONCE, READY_TIMEOUT, VERSION, with_cure};
-use crate::configuration::Configuration;
+use crate::config::configuration::Configuration;
+use crate::config::disk_settings::{DiskSettings, real_path};
 use crate::control::protocol::{ErrorKind, TakeOver, Verb};
 use crate::ctl::connection::Connection;
-use crate::disk_settings::{DiskSettings, real_path};
 
 /// What the command line says.
 #[derive(Clone, Debug)]

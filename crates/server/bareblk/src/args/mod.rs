@@ -1,0 +1,12 @@
+//! What the command line takes, option by option.
+//!
+//! Not here: the commands (`cli.rs`), a configuration file (`config`).
+
+pub(crate) mod bench_args;
+pub(crate) mod ctl_args;
+pub(crate) mod engine_args;
+pub(crate) mod placement_args;
+pub(crate) mod serve_args;
+pub(crate) mod usage;
+pub(crate) mod values;
+pub(crate) mod worker_args;
