@@ -54,7 +54,7 @@ fn every_variant_has_figures_or_a_reason_and_every_file_is_there() {
     assert!(ring.unavailable.is_none(), "{ring:?}");
     assert!(ring.measures.iter().all(|measure| measure.samples.iter().all(Option::is_some)), "{ring:?}");
     assert_eq!(names(&out), ["aio", "report.html"]);
-    let mut expected = vec!["result.json".to_owned()];
+    let mut expected = vec!["result.json".to_owned(), "summary.json".to_owned()];
     for workload in &result.experiment.workloads {
         let plots = ["bandwidth", "latency", "ratio"];
         expected.extend(plots.map(|plot| format!("{}-{plot}.svg", workload.id)));

@@ -18,10 +18,14 @@ use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::signal::signal;
 
+/// Has a worker without a thread carry out what it was sent, if this wakeup fd is its own.
+#[cfg(feature = "test-util")]
+type StepWorker = fn(&Arc<OwnedFd>);
+
 #[cfg(feature = "test-util")]
 thread_local! {
-    /// Has a worker without a thread carry out what it was sent, if this wakeup fd is its own.
-    pub(crate) static STEPS_WORKER: std::cell::Cell<Option<fn(&Arc<OwnedFd>)>> = const { std::cell::Cell::new(None) };
+    /// Set where a worker has no thread of its own.
+    pub(crate) static STEPS_WORKER: std::cell::Cell<Option<StepWorker>> = const { std::cell::Cell::new(None) };
 }
 
 /// The worker's thread has ended.
