@@ -43,7 +43,7 @@ struct State {
 pub(crate) struct Closing(Mutex<State>);
 
 impl Closing {
-    /// Closes `fd` when nobody else has it. `charge`: given back after that.
+    /// Closes `fd` when its last other owner has let go of it. `charge`: released after that.
     pub(crate) fn close(self: &Arc<Self>, fd: &Arc<OwnedFd>, charge: Option<&Arc<Charge>>) {
         // The caller's is dropped next.
         if closes_at_once(fd) {
@@ -52,17 +52,24 @@ impl Closing {
         let mut state = self.lock();
         state.uncharged += usize::from(charge.is_none());
         state.leaving.push_back(Leaving { fd: Arc::clone(fd), charge: charge.map(Arc::clone) });
-        if state.has_thread {
+        self.have_thread(&mut state);
+    }
+
+    /// Whether too many uncharged descriptors wait to be closed.
+    pub(crate) fn is_clogged(self: &Arc<Self>) -> bool {
+        let mut state = self.lock();
+        self.have_thread(&mut state);
+        state.uncharged >= MOST_UNCHARGED
+    }
+
+    /// Starts the thread if something waits to be closed. Where the host has no thread to give, the next call tries again.
+    fn have_thread(self: &Arc<Self>, state: &mut State) {
+        if state.has_thread || state.leaving.is_empty() {
             return;
         }
         let closing = Arc::clone(self);
         let thread = std::thread::Builder::new().name("bareblk-close".into()).stack_size(STACK_BYTES);
-        // Without a thread it stays open until the next one is closed.
         state.has_thread = thread.spawn(move || closing.run()).is_ok();
-    }
-
-    pub(crate) fn is_clogged(&self) -> bool {
-        self.lock().uncharged >= MOST_UNCHARGED
     }
 
     fn run(&self) {
@@ -95,4 +102,25 @@ fn closes_at_once(fd: &OwnedFd) -> bool {
 fn is_eventfd(fd: &OwnedFd) -> bool {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     link.is_ok_and(|link| link.to_bytes().starts_with(b"anon_inode:[eventfd"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::{Budget, Limits, Quota};
+
+    #[test]
+    fn quota_is_clogged_while_many_uncharged_descriptors_wait_and_not_afterwards() {
+        let quota = Quota::of(&Budget::new(Limits::of_process()));
+        let files: Vec<Arc<OwnedFd>> =
+            (0..MOST_UNCHARGED).map(|_| Arc::new(std::io::pipe().unwrap().0.into())).collect();
+        files.iter().skip(1).for_each(|fd| quota.close(fd));
+        assert!(!quota.is_clogged());
+        quota.close(&files[0]);
+        assert!(quota.is_clogged(), "each has another owner");
+        drop(files);
+        while quota.is_clogged() {
+            std::thread::yield_now();
+        }
+    }
 }

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use tracing::error;
 
@@ -20,6 +20,8 @@ use crate::host::signal::signal;
 
 /// The number of no socket.
 const QUIT: u64 = u64::MAX;
+/// Between two calls of `retry`.
+const RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Taken from the kernel at once.
 const EVENTS: usize = 64;
 
@@ -61,11 +63,13 @@ impl Acceptor {
         signal(&self.quit);
     }
 
-    /// Calls `ready` for each socket that somebody connects to, until told to quit.
-    pub(crate) fn run(&self, mut ready: impl FnMut(u64)) {
+    /// Calls `ready` for each socket that a front-end connects to, until told to quit. Calls `retry` after that, and again and
+    /// again while it returns true.
+    pub(crate) fn run(&self, mut ready: impl FnMut(u64), mut retry: impl FnMut() -> bool) {
         let mut events = Vec::with_capacity(EVENTS);
         loop {
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+            let timeout = retry().then_some(RETRY);
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return error!("no further front-end can connect: {errno}"),
             }
@@ -76,5 +80,25 @@ impl Acceptor {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_is_called_again_without_any_connection_until_it_has_nothing_left() {
+        let acceptor = Acceptor::new().unwrap();
+        let mut calls = 0;
+        let retry = || {
+            calls += 1;
+            if calls == 3 {
+                acceptor.quit();
+            }
+            calls < 3
+        };
+        acceptor.run(|id| panic!("nobody connected to {id}"), retry);
+        assert_eq!(calls, 3);
     }
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use disk_image::Opener;
 use guest_mem::{Budget, Limits};
 use sandbox::Role;
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use crate::control::acceptor::Acceptor;
 use crate::control::session_list::SessionList;
@@ -112,6 +112,8 @@ struct List {
     paused: bool,
     /// The same for some disks, by their numbers.
     paused_disks: Vec<u64>,
+    /// Disks whose front-ends wait until descriptors of earlier ones are closed.
+    clogged: Vec<u64>,
 }
 
 /// See the file's head.
@@ -265,14 +267,15 @@ impl Exports {
     /// Starts a session for everyone who connects, until [`Exports::stop_accepting`].
     pub(crate) fn accept_all(&self, workers: &Arc<WorkerSet>) {
         let mut limit = LogLimit::new(Instant::now());
-        self.acceptor.run(|id| {
+        let accept = |id| {
             if let Err(error) = self.accept(id, workers) {
                 if limit.allow(Instant::now()).is_some() {
                     error!("a front-end is not accepted: {error}");
                 }
                 std::thread::sleep(ACCEPT_PAUSE);
             }
-        });
+        };
+        self.acceptor.run(accept, || self.accept_clogged());
     }
 
     /// Nobody is accepted until [`Exports::resume_accepting`]: who connects waits.
@@ -306,26 +309,48 @@ impl Exports {
         self.acceptor.quit();
     }
 
+    /// `_front_end` is closed after the list is unlocked: that could wait.
     fn accept(&self, id: u64, workers: &Arc<WorkerSet>) -> std::io::Result<()> {
-        let list = self.lock();
+        let _front_end;
+        let mut list = self.lock();
         if list.paused || list.paused_disks.contains(&id) {
             return Ok(());
         }
         // One that has been taken out since the kernel reported it is not there.
-        let Some(export) = list.disks.iter().find(|export| export.disk.id() == id) else { return Ok(()) };
+        let Some(export) = list.disks.iter().find(|export| export.disk.id() == id).map(Arc::clone) else {
+            return Ok(());
+        };
         if export.disk.quota().is_clogged() {
             self.acceptor.remove(&export.socket);
+            list.clogged.push(id);
             error!(
                 disk = export.disk.name(),
-                "no front-end connects any more: descriptors that earlier ones passed hang when they are closed; remove \
-                 the disk and add it again"
+                "front-ends wait to be accepted: descriptors that earlier ones passed hang when they are closed"
             );
             return Ok(());
         }
         if let Some(front_end) = export.socket.accept()? {
-            start_session(export, workers, &Arc::new(front_end));
+            let front_end = Arc::new(front_end);
+            start_session(&export, workers, &front_end);
+            _front_end = front_end;
         }
+        drop(list);
         Ok(())
+    }
+
+    /// Accepts front-ends of clogged disks again where descriptors have been closed. Returns whether any disk is left.
+    fn accept_clogged(&self) -> bool {
+        let mut list = self.lock();
+        let List { disks, clogged, .. } = &mut *list;
+        clogged.retain(|id| {
+            let Some(export) = disks.iter().find(|export| export.disk.id() == *id) else { return false };
+            if export.disk.quota().is_clogged() || self.acceptor.add(&export.socket, *id).is_err() {
+                return true;
+            }
+            info!(disk = export.disk.name(), "front-ends are accepted again");
+            false
+        });
+        !list.clogged.is_empty()
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {

@@ -9,10 +9,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use disk_image::{FileId, FileKind, Opener};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{Shutdown, SocketFlags, accept_with};
 use tracing::warn;
 
 /// Bytes of a socket path, without its terminating zero (`sockaddr_un`).
@@ -89,15 +90,20 @@ pub enum SocketError {
     },
 }
 
+/// For the owner of a socket to let go of it.
+const OWNER_PAUSE: Duration = Duration::from_millis(1);
+
 /// A bound socket, removed when dropped. Accepting from it never blocks.
 #[derive(Debug)]
 pub struct Socket {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     path: PathBuf,
     /// The socket file that `bind` made.
     file: FileId,
     opener: Arc<dyn Opener>,
     removed: AtomicBool,
+    /// Another process listens on it, too.
+    is_elsewhere: AtomicBool,
 }
 
 impl Socket {
@@ -114,11 +120,12 @@ impl Socket {
         let file = opener.file_id(path).map_err(failed("look at"))?;
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| failed("set up")(errno.into()))?;
         let socket = Self {
-            fd,
+            fd: Arc::new(fd),
             path: path.clone(),
             file,
             opener: Arc::clone(opener),
             removed: AtomicBool::new(false),
+            is_elsewhere: AtomicBool::new(false),
         };
         let SocketConfig { mode, uid, gid, .. } = *config;
         opener.set_socket_owner(path, mode, uid, gid).map_err(failed("set owner and mode of"))?;
@@ -132,13 +139,13 @@ impl Socket {
     /// Whether its file is somebody else's to change and to remove: a service manager's.
     #[must_use]
     pub fn is_managed(&self) -> bool {
-        rustix::fs::fstat(&self.fd)
-            .is_ok_and(|stat| self.file == FileId { dev: stat.st_dev, ino: stat.st_ino })
+        rustix::fs::fstat(self).is_ok_and(|stat| self.file == FileId { dev: stat.st_dev, ino: stat.st_ino })
     }
 
     /// Whether its file stays when it goes: another process listens on it.
     pub fn leave_file(&self, stays: bool) {
         self.removed.store(stays, Ordering::Relaxed);
+        self.is_elsewhere.store(stays, Ordering::Relaxed);
     }
 
     /// The next front-end that connected, if there is one.
@@ -146,8 +153,11 @@ impl Socket {
     /// # Errors
     /// Out of descriptors or memory.
     pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
-        match accept_with(&self.fd, SocketFlags::CLOEXEC) {
-            Ok(front_end) => Ok(Some(front_end)),
+        match accept_with(self, SocketFlags::CLOEXEC) {
+            Ok(front_end) => {
+                take_urgent_bytes_in_line(&front_end);
+                Ok(Some(front_end))
+            }
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -176,8 +186,37 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        let is_shared = self.is_elsewhere.load(Ordering::Relaxed) || self.is_managed();
         self.remove();
+        if !is_shared {
+            close_with_backlog(&self.fd);
+        }
     }
+}
+
+/// Closes a listening socket that no other process has, when its owner has let go of it. Front-ends that were never accepted may
+/// have sent descriptors, which are closed with it and may hang: another thread waits for that.
+fn close_with_backlog(listener: &Arc<OwnedFd>) {
+    // From here on no front-end connects.
+    let _ = rustix::net::shutdown(listener, Shutdown::Both);
+    let listener = Arc::clone(listener);
+    let thread = std::thread::Builder::new().name("bareblk-close".into()).stack_size(64 << 10);
+    let close = move || {
+        while Arc::strong_count(&listener) > 1 {
+            std::thread::sleep(OWNER_PAUSE);
+        }
+        drop(listener);
+    };
+    if let Err(error) = thread.spawn(close) {
+        warn!("a socket was closed without a thread of its own: {error}");
+    }
+}
+
+/// A byte sent with MSG_OOB, and the descriptors that came with it, are received like any other. By default the kernel leaves
+/// them out of line: `recv` then closes the descriptors itself, which may wait, and a look at the socket does not see them.
+pub(crate) fn take_urgent_bytes_in_line(socket: &OwnedFd) {
+    // Fails on a kernel that knows no urgent bytes of Unix sockets: then there are none.
+    let _ = rustix::net::sockopt::set_socket_oobinline(socket, true);
 }
 
 fn check_path(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {

@@ -223,7 +223,7 @@ impl Session {
         state: SessionState,
         fds: Vec<OwnedFd>,
     ) -> Result<Self> {
-        let mut fds = Incoming::new(fds);
+        let mut fds = Incoming::new(fds, disk.quota());
         let mut session = Self::new(disk, workers, Arc::new(fds.take(state.socket)?), shared);
         let offered = protocol_features().bits();
         if state.protocol & !offered != 0 {

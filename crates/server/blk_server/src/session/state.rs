@@ -10,6 +10,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use guest_mem::Quota;
 use serde::{Deserialize, Serialize};
 
 /// A place in the list of descriptors.
@@ -130,19 +131,28 @@ pub(crate) struct NoDescriptor {
     count: usize,
 }
 
-/// Descriptors that came.
+/// Descriptors that came. Those that no part of the session took are closed as front-ends' are: closing may wait.
 #[derive(Debug)]
-pub(super) struct Incoming(Vec<Option<OwnedFd>>);
+pub(super) struct Incoming {
+    fds: Vec<Option<OwnedFd>>,
+    quota: Arc<Quota>,
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.fds.drain(..).flatten().for_each(|fd| self.quota.close(&Arc::new(fd)));
+    }
+}
 
 impl Incoming {
-    pub(super) fn new(fds: Vec<OwnedFd>) -> Self {
-        Self(fds.into_iter().map(Some).collect())
+    pub(super) fn new(fds: Vec<OwnedFd>, quota: &Arc<Quota>) -> Self {
+        Self { fds: fds.into_iter().map(Some).collect(), quota: Arc::clone(quota) }
     }
 
     pub(super) fn take(&mut self, Place(place): Place) -> Result<OwnedFd, NoDescriptor> {
-        let count = self.0.len();
+        let count = self.fds.len();
         let at = usize::try_from(place).unwrap_or(usize::MAX);
-        self.0.get_mut(at).and_then(Option::take).ok_or(NoDescriptor { place, count })
+        self.fds.get_mut(at).and_then(Option::take).ok_or(NoDescriptor { place, count })
     }
 
     pub(super) fn take_some(&mut self, place: Option<Place>) -> Result<Option<OwnedFd>, NoDescriptor> {
@@ -152,12 +162,15 @@ impl Incoming {
 
 #[cfg(test)]
 mod tests {
+    use guest_mem::{Budget, Limits};
+
     use super::*;
 
     #[test]
     fn descriptor_is_had_once_and_only_from_its_place() {
         let fds = [(); 2].map(|()| OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
-        let mut incoming = Incoming::new(fds.into());
+        let quota = Quota::of(&Budget::new(Limits::of_process()));
+        let mut incoming = Incoming::new(fds.into(), &quota);
         assert!(incoming.take(Place(1)).is_ok());
         assert_eq!(incoming.take(Place(1)).unwrap_err(), NoDescriptor { place: 1, count: 2 });
         assert_eq!(incoming.take(Place(2)).unwrap_err(), NoDescriptor { place: 2, count: 2 });

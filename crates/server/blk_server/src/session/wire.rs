@@ -29,6 +29,8 @@ use rustix::net::{
 use vhost::vhost_user::message::{FrontendReq, MAX_MSG_SIZE};
 use vm_memory::ByteValued;
 
+use crate::host::listener::take_urgent_bytes_in_line;
+
 /// Request, flags, size: three 32-bit numbers in native byte order.
 const HEADER_BYTES: usize = 12;
 /// Header flags: version in bits 0–1, "is a reply", "wants a reply".
@@ -132,6 +134,8 @@ impl Wire {
         pause: Arc<OwnedFd>,
         quota: Arc<Quota>,
     ) -> Self {
+        // Another server may have accepted it.
+        take_urgent_bytes_in_line(&socket);
         Self { socket, wake, pause, half: None, quota, is_ours: false }
     }
 

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,8 +14,12 @@ use crate::rig::fuse_disk::FuseDisk;
 use crate::rig::passed::{add_transfer, serves, table_of};
 use crate::rig::{
     FrontEnd, Guest, MIB, Options, PATIENCE, Rig, USER_BASE, code, eventually, feature, kind, region_words,
+    send_to,
 };
+use blk_server::{Socket, SocketConfig};
+use disk_image::{HostOpener, Opener};
 use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::net::SendFlags;
 use rustix::net::sockopt::set_socket_linger;
 
 /// A guest of this disk, who is served.
@@ -133,5 +138,39 @@ fn lingering_socket_in_a_message_that_is_not_read_keeps_no_session_from_ending()
     drop(frozen);
     assert!(front_end.is_closed());
     assert!(eventually(|| sessions(&rig) == 0));
+    assert!(serves(&mut neighbour));
+}
+
+#[test]
+fn lingering_socket_with_an_urgent_byte_keeps_no_session_from_ending() {
+    let rig = two_disks();
+    let (hostile, _guest) = guest_of(&rig, 0);
+    let (_neighbour, mut neighbour) = guest_of(&rig, 1);
+    let (stream, _listener, _peer) = lingering();
+    hostile.send_urgent(&[stream.as_fd()]);
+    drop(stream);
+    drop(hostile);
+    assert!(eventually(|| sessions(&rig) == 0));
+    assert!(serves(&mut neighbour));
+}
+
+#[test]
+fn lingering_socket_of_a_front_end_that_is_not_accepted_keeps_no_disk_from_being_removed() {
+    let rig = two_disks();
+    let (_neighbour, mut neighbour) = guest_of(&rig, 1);
+    let folder = tempfile::tempdir().unwrap(); // with a short path
+    let config = SocketConfig { path: folder.path().join("own"), mode: 0o600, uid: None, gid: None };
+    let opener: Arc<dyn Opener> = Arc::new(HostOpener);
+    let listening = Socket::bind(&opener, &config).unwrap();
+    let never_accepted = UnixStream::connect(&config.path).unwrap();
+    let (stream, _listener, _peer) = lingering();
+    send_to(&never_accepted, &[0], &[stream.as_fd()], SendFlags::NOSIGNAL);
+    drop((stream, never_accepted));
+    let (closed, is_closed) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(listening);
+        let _ = closed.send(());
+    });
+    is_closed.recv_timeout(PATIENCE).expect("the close waits for a socket that lingers");
     assert!(serves(&mut neighbour));
 }

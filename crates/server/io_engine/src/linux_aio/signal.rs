@@ -61,7 +61,17 @@ impl Drop for Signaller {
 pub fn prepare_signals() -> io::Result<()> {
     SIGNALLER.with(|signaller| match &mut *signaller.borrow_mut() {
         Signaller::Made { .. } => Ok(()),
-        not_made => make().map(|made| *not_made = made).map_err(|errno| cannot_set_up(errno, PLACES)),
+        not_made => match make() {
+            Ok(made) => {
+                *not_made = made;
+                Ok(())
+            }
+            Err(errno) => {
+                // For good: a later try would make calls that a worker's sandbox kills it for.
+                *not_made = Signaller::Impossible;
+                Err(cannot_set_up(errno, PLACES))
+            }
+        },
     })
 }
 

@@ -273,6 +273,16 @@ pub struct FrontEnd {
     pub memory: Arc<GuestMemory>,
 }
 
+/// Errors are ignored: the server may have closed already, which the test finds out by reading.
+pub fn send_to(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    let _ = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags);
+}
+
 /// One message from the server.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reply {
@@ -309,13 +319,12 @@ impl FrontEnd {
 
     /// Errors are ignored: the server may have closed already, which the test finds out by reading.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let slices = [IoSlice::new(bytes)];
-        let _ = rustix::net::sendmsg(&self.socket, &slices, &mut ancillary, SendFlags::NOSIGNAL);
+        send_to(&self.socket, bytes, fds, SendFlags::NOSIGNAL);
+    }
+
+    /// One byte out of band, and what comes with it.
+    pub fn send_urgent(&self, fds: &[BorrowedFd<'_>]) {
+        send_to(&self.socket, &[0], fds, SendFlags::NOSIGNAL | SendFlags::OOB);
     }
 
     pub fn receive(&self) -> Option<Reply> {
