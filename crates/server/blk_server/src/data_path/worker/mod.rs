@@ -379,14 +379,15 @@ impl Worker {
         }
     }
 
-    /// Lets every active queue kick again. Returns whether one of them has work after all. Queues that
-    /// wait for room in the engine stay as they are: a completion wakes the worker, not a kick.
+    /// Lets every active queue kick again. Returns whether one of them has work after all. Queues of a disk
+    /// without room in the engine stay as they are, also those that the last pass did not ask: a completion wakes the
+    /// worker, not a kick, and the next pass looks at them.
     pub(crate) fn arm(&mut self) -> bool {
         let mut pass = self.turns.begin();
         while let Some(id) = self.turns.next(&mut pass) {
             if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
-                let in_flight = self.engines.get_mut(entry.engine).map_or(0, |engine| engine.in_flight);
-                if entry.queue.waits_for_room() && in_flight > 0 {
+                let engine = self.engines.get_mut(entry.engine).filter(|engine| engine.in_flight > 0);
+                if engine.is_some_and(|engine| entry.queue.has_no_room(&*engine.handles.submit)) {
                     continue;
                 }
                 if entry.queue.has_to_try() {

@@ -1,13 +1,15 @@
-//! A worker without a thread and the drivers of two disks: what one pass takes of each.
+//! A worker without a thread and the drivers of its disks: what one pass takes of each, and when the worker sleeps.
 //!
 //! Not here: the order by itself (`turn.rs`), real engines and front-ends (`tests/`).
+
+#![allow(clippy::cast_possible_truncation)] // small numbers of our own
 
 use std::sync::mpsc::{channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use guest_mem::{Budget, GuestAddress, GuestRange, Limits, MemoryView, Region};
-use io_engine::{Engine, EngineConfig, NullEngine};
+use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, Fault, NullEngine, Verb, When};
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::{DriverQueue, RingFeatures, RingLayout};
 
@@ -28,8 +30,7 @@ fn fd() -> Arc<OwnedFd> {
     Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
 }
 
-fn worker() -> (Worker, std::sync::mpsc::Sender<Command>, Arc<OwnedFd>) {
-    let engine: Box<dyn Engine> = Box::new(NullEngine::new(&EngineConfig::default()).unwrap());
+fn worker(engine: Box<dyn Engine>) -> (Worker, std::sync::mpsc::Sender<Command>, Arc<OwnedFd>) {
     let engine = Mutex::new(Some(engine));
     let make = move || Ok(engine.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap());
     let base = EngineSource::new("test", 1024, Box::new(make));
@@ -63,9 +64,19 @@ fn layout(queue: u64) -> RingLayout {
     RingLayout { queue_size: QUEUE_SIZE, descriptors: at(0), avail: at(0x1_0000), used: at(0x2_0000) }
 }
 
+fn memory() -> MemoryView {
+    let memory = Region::from_memfd(GuestAddress(0), 16 << 20).unwrap();
+    MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(memory)]).unwrap()))
+}
+
 /// A ring with reads of 512 bytes.
 fn driver(view: &MemoryView, queue: u64) -> DriverQueue {
     let mut ring = DriverQueue::new(view, layout(queue), FEATURES).unwrap();
+    fill(&mut ring, view, queue);
+    ring
+}
+
+fn fill(ring: &mut DriverQueue, view: &MemoryView, queue: u64) {
     for request in 0..REQUESTS {
         let header = REQUEST_BASE + (queue * REQUESTS + request) * 1024;
         view.store(header, &[0; 16]).unwrap(); // VIRTIO_BLK_T_IN, sector 0
@@ -74,7 +85,6 @@ fn driver(view: &MemoryView, queue: u64) -> DriverQueue {
         ring.add(&readable, &[range(header + 64, 512), range(header + 32, 1)], request).unwrap();
     }
     ring.publish();
-    ring
 }
 
 fn start(disk: &Arc<Disk>, queue: u64, view: &MemoryView) -> QueueStart {
@@ -108,9 +118,9 @@ fn answered(ring: &mut DriverQueue) -> u64 {
 fn disk_with_many_full_queues_gets_one_budget_beside_a_disk_with_one() {
     let folder = tempfile::tempdir().unwrap();
     let (busy, neighbour) = (disk("busy", &folder), disk("neighbour", &folder));
-    let memory = Region::from_memfd(GuestAddress(0), 16 << 20).unwrap();
-    let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(memory)]).unwrap()));
-    let (mut worker, commands, doorbell) = worker();
+    let view = memory();
+    let engine = Box::new(NullEngine::new(&EngineConfig::default()).unwrap());
+    let (mut worker, commands, doorbell) = worker(engine);
     let mut rings: Vec<DriverQueue> = (0..9).map(|queue| driver(&view, queue)).collect();
     let (done, started) = sync_channel(9);
     for queue in 0..9 {
@@ -131,4 +141,89 @@ fn disk_with_many_full_queues_gets_one_budget_beside_a_disk_with_one() {
     // Two queues' batches are a disk's budget; the next two come next.
     assert_eq!(first, [32, 32, 0, 0, 0, 0, 0, 0, 32]);
     assert_eq!(second, [0, 0, 32, 32, 0, 0, 0, 0, 32]);
+}
+
+/// A disk whose reads the device keeps until they are released, on a worker that does not poll.
+struct StuckDisk {
+    worker: Worker,
+    engine: FakeHandle,
+    view: MemoryView,
+    rings: Vec<DriverQueue>,
+    kicks: Vec<Arc<OwnedFd>>,
+    _commands: std::sync::mpsc::Sender<Command>,
+    _folder: tempfile::TempDir,
+}
+
+impl StuckDisk {
+    /// The first `full` of its `queues` have requests.
+    fn new(queues: u64, full: u64) -> Self {
+        let (folder, view) = (tempfile::tempdir().unwrap(), memory());
+        let disk = disk("stuck", &folder);
+        let config = EngineConfig { depth: 64, ..EngineConfig::default() };
+        let (engine, handle) = FakeEngine::new(config).unwrap();
+        handle.inject(When::Verb(Verb::Read), Fault::Stick, 64);
+        let (mut worker, commands, doorbell) = worker(Box::new(engine));
+        let ring = |queue| DriverQueue::new(&view, layout(queue), FEATURES).unwrap();
+        let mut rings: Vec<DriverQueue> = (0..queues).map(ring).collect();
+        (0..full).for_each(|queue| fill(&mut rings[queue as usize], &view, queue));
+        let (done, _started) = sync_channel(queues as usize);
+        let starts = (0..queues).map(|queue| Arc::new(start(&disk, queue, &view)));
+        let mut kicks = Vec::new();
+        for start in starts {
+            kicks.push(Arc::clone(&start.kick));
+            commands.send(Command::Start(start, done.clone())).unwrap();
+        }
+        signal(&doorbell);
+        worker.sleep();
+        Self { worker, engine: handle, view, rings, kicks, _commands: commands, _folder: folder }
+    }
+
+    /// What a worker does until it sleeps. It must not look more often than `passes` times.
+    fn runs_until_it_sleeps(&mut self, passes: usize) {
+        let sleeps = (0..passes).any(|_| !self.worker.pass(Instant::now()) && !self.worker.arm());
+        assert!(sleeps, "the worker still runs after {passes} passes");
+    }
+
+    /// The device goes on: every request is answered.
+    fn ends_well(&mut self) {
+        self.engine.clear();
+        self.engine.release().unwrap();
+        let (mut count, all) = (0, self.rings.len() as u64 * REQUESTS);
+        for _ in 0..30 {
+            self.worker.sleep();
+            self.runs_until_it_sleeps(100);
+            count += self.rings.iter_mut().map(answered).sum::<u64>();
+            if count == all {
+                return;
+            }
+        }
+        panic!("{count} of {all} requests are answered");
+    }
+}
+
+#[test]
+fn worker_sleeps_while_a_disk_with_two_full_queues_has_no_room() {
+    let mut disk = StuckDisk::new(2, 2);
+    disk.runs_until_it_sleeps(100);
+    disk.ends_well();
+}
+
+#[test]
+fn worker_sleeps_while_a_disk_with_three_full_queues_has_no_room() {
+    let mut disk = StuckDisk::new(3, 3);
+    disk.runs_until_it_sleeps(100);
+    disk.ends_well();
+}
+
+#[test]
+fn worker_sleeps_after_a_kick_for_a_disk_without_room() {
+    let mut disk = StuckDisk::new(3, 1);
+    disk.runs_until_it_sleeps(100);
+    for queue in 1..3 {
+        fill(&mut disk.rings[queue as usize], &disk.view, queue);
+        signal(&disk.kicks[queue as usize]);
+        disk.worker.sleep();
+        disk.runs_until_it_sleeps(100);
+    }
+    disk.ends_well();
 }
