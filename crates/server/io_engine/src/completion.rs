@@ -148,6 +148,24 @@ impl OpState {
         self.end_bytes - self.offset_bytes
     }
 
+    /// Chooses how to zero a range, by what the file has refused. The cost of the next call counts only after this.
+    #[inline]
+    pub fn settle_stage(&mut self, file: &OpenFile) {
+        if matches!(self.stage, Stage::Punch | Stage::ZeroRange) {
+            self.settle_zeroes(file);
+        }
+    }
+
+    #[cold]
+    fn settle_zeroes(&mut self, file: &OpenFile) {
+        if self.stage == Stage::Punch && file.cannot_punch && !matches!(self.purpose, Purpose::Discard(_)) {
+            self.stage = Stage::ZeroRange;
+        }
+        if self.stage == Stage::ZeroRange && file.cannot_zero_range {
+            self.stage = Stage::WriteZeroes;
+        }
+    }
+
     /// The next call. May take a bounce buffer, and fills it for a write.
     #[inline]
     pub fn next_call(
@@ -156,12 +174,7 @@ impl OpState {
         bounce: &mut Bounce,
         stats: &mut Stats,
     ) -> Result<Call, NoCall> {
-        if self.stage == Stage::Punch && file.cannot_punch && !matches!(self.purpose, Purpose::Discard(_)) {
-            self.stage = Stage::ZeroRange;
-        }
-        if self.stage == Stage::ZeroRange && file.cannot_zero_range {
-            self.stage = Stage::WriteZeroes;
-        }
+        self.settle_stage(file);
         let allocate = |flags| self.call(Verb::Allocate, flags, self.remaining_bytes(), Buffers::None);
         Ok(match self.stage {
             Stage::Transfer => return self.next_transfer(file, bounce, stats),
@@ -169,7 +182,7 @@ impl OpState {
             Stage::ZeroRange => allocate(ZERO_RANGE),
             Stage::WriteZeroes => {
                 #[allow(clippy::cast_possible_truncation)] // at most ZEROES_BYTES
-                let len_bytes = self.remaining_bytes().min(ZEROES_BYTES as u64) as u32;
+                let len_bytes = self.call_bytes(file) as u32;
                 let buffers = Buffers::One { base: bounce.zeroes(), len_bytes };
                 self.call(Verb::Write, 0, len_bytes.into(), buffers)
             }
@@ -196,7 +209,7 @@ impl OpState {
     fn call_bytes(&self, file: &OpenFile) -> u64 {
         let most_bytes = match self.stage {
             Stage::Transfer => file.most_bytes,
-            Stage::WriteZeroes => ZEROES_BYTES as u64,
+            Stage::WriteZeroes => file.most_bytes.min(ZEROES_BYTES as u64),
             Stage::Punch | Stage::ZeroRange | Stage::Sync => 0,
         };
         self.remaining_bytes().min(most_bytes)
@@ -219,7 +232,7 @@ impl OpState {
         }
         let (verb, flags) = self.transfer_verb();
         let (len_bytes, buffers) = if self.wants_bounce(file) {
-            self.bounced_buffers(verb, bounce, stats)?
+            self.bounced_buffers(verb, file.most_bytes, bounce, stats)?
         } else {
             direct_buffers(self, file)
         };
@@ -265,6 +278,7 @@ impl OpState {
     fn bounced_buffers(
         &mut self,
         verb: Verb,
+        most_bytes: u64,
         bounce: &mut Bounce,
         stats: &mut Stats,
     ) -> Result<(u64, Buffers), NoCall> {
@@ -277,7 +291,7 @@ impl OpState {
             }
         };
         #[allow(clippy::cast_possible_truncation)] // at most BUFFER_BYTES
-        let len_bytes = self.remaining_bytes().min(BUFFER_BYTES as u64) as u32;
+        let len_bytes = self.remaining_bytes().min(most_bytes).min(BUFFER_BYTES as u64) as u32;
         if verb == Verb::Write {
             self.buffers.copy_out(&mut bounce.bytes_mut(id)[..len_bytes as usize]);
         }

@@ -296,7 +296,7 @@ impl<K: Kernel> Core<K> {
     fn leave_window(&mut self, index: u32) {
         let Some(op) = self.memory.ops.get_mut(index) else { return };
         if let Some(file) = self.files.get_mut(op.file) {
-            file.window_used -= u64::from(std::mem::take(&mut op.window_cost));
+            self.windows.give_back(op, file);
         }
     }
 
@@ -369,9 +369,7 @@ impl<K: Kernel> Core<K> {
         };
         let Some(file) = self.files.get_mut(op.file) else { return };
         op.in_kernel = false;
-        if op.window_cost > 0 {
-            file.window_used -= u64::from(std::mem::take(&mut op.window_cost));
-        }
+        self.windows.give_back(op, file);
         if let Some(recorder) = &self.recorder {
             recorder.completed(op.record, raw.result);
         }
@@ -493,7 +491,9 @@ impl<K: Kernel> Core<K> {
         self.shares.detach(file);
         self.memory.bounce.shares.detach(file);
         self.make_places();
+        self.windows.forget(file);
         if let Some(taken) = self.files.take(file) {
+            debug_assert_eq!(taken.window_used, 0, "{file:?} has calls");
             self.kernel.unregister_file(file.0, taken.target);
         }
     }
@@ -553,6 +553,7 @@ enum Admission {
 /// Takes the call's cost from its file's turn and window, if both have room.
 #[inline]
 fn admit(windows: &mut Windows, submission: Submission, op: &mut OpState, file: &mut OpenFile) -> Admission {
+    op.settle_stage(file);
     if !windows.are_kept {
         let is_now = file.turn.take(submission, op.cost_bytes(file));
         return if is_now { Admission::Now } else { Admission::NextTurn };

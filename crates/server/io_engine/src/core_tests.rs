@@ -12,7 +12,7 @@ use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Regio
 use proptest::prelude::*;
 
 use super::*;
-use crate::contract::{Durability, OpKind, WatchId, WatchToken};
+use crate::contract::{Durability, OpKind, Unmap, WatchId, WatchToken};
 use crate::kernel::{Buffers, QueueFull, Target};
 use crate::record::Verb;
 use crate::turn::Turn;
@@ -23,6 +23,7 @@ const IMAGE_BYTES: u64 = 1 << 20;
 #[derive(Clone, Copy)]
 struct Given {
     user_data: u64,
+    file: u32,
     call: Call,
     at: u64,
 }
@@ -30,6 +31,7 @@ struct Given {
 /// What became of a call, and when it was given and answered.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
+    file: u32,
     verb: Verb,
     offset_bytes: u64,
     given: u64,
@@ -98,7 +100,7 @@ impl Chance {
     fn answer(&mut self, given: Given, result: i32) {
         let answered = self.now();
         let Call { verb, offset_bytes, .. } = given.call;
-        self.answers.push(Answer { verb, offset_bytes, given: given.at, answered, result });
+        self.answers.push(Answer { file: given.file, verb, offset_bytes, given: given.at, answered, result });
         self.results.push_back(RawResult { user_data: given.user_data, result });
     }
 }
@@ -118,14 +120,19 @@ impl Kernel for Chance {
 
     fn unregister_file(&mut self, _index: u32, _target: Target) {}
 
-    unsafe fn queue(&mut self, user_data: u64, _target: Target, call: &Call) -> Result<(), QueueFull> {
+    unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
         if self.queued.len() >= self.room {
             return Err(QueueFull);
         }
-        let syncs = self.queued.iter().chain(&self.started).filter(|given| given.call.verb == Verb::Sync);
-        assert!(call.verb != Verb::Sync || syncs.count() == 0, "two syncs at once");
+        let Target::Registered(file) = target else { unreachable!("`register_file` says so") };
+        let syncs = self
+            .queued
+            .iter()
+            .chain(&self.started)
+            .filter(|given| given.file == file && given.call.verb == Verb::Sync);
+        assert!(call.verb != Verb::Sync || syncs.count() == 0, "two syncs of a file at once");
         let at = self.now();
-        self.queued.push(Given { user_data, call: *call, at });
+        self.queued.push(Given { user_data, file, call: *call, at });
         Ok(())
     }
 
@@ -188,7 +195,8 @@ impl Kernel for Chance {
 
 struct Rig {
     core: Core<Chance>,
-    file: FileId,
+    /// Ops go to these in turn.
+    files: Vec<FileId>,
     image: Image,
     view: MemoryView,
     /// By token: what it was, when it was pushed, and whether it has ended.
@@ -212,15 +220,17 @@ impl Rig {
         let file = core.attach_file(FileSpec { file: Arc::clone(image.file()), alignment }).unwrap();
         // Two calls: most ops wait for their turn.
         core.submission = Submission::first(9000);
-        Self { core, file, image, view, pushed: Vec::new(), _folder: folder }
+        Self { core, files: vec![file], image, view, pushed: Vec::new(), _folder: folder }
     }
 
-    /// Another disk is there, and each has a window of two calls: most ops wait for a result of another one.
+    /// Two disks, which have a window of four calls together, and of two if both are busy: most ops wait for a result of another one.
     fn beside_another(seed: u64) -> Self {
         let mut rig = Self::new(seed);
         let alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
-        rig.core.attach_file(FileSpec { file: Arc::clone(rig.image.file()), alignment }).unwrap();
-        rig.core.windows.beside_others = 10_240;
+        let spec = FileSpec { file: Arc::clone(rig.image.file()), alignment };
+        rig.files.push(rig.core.attach_file(spec).unwrap());
+        rig.core.windows = Windows::of(20_480, 10_240);
+        rig.core.windows.are_kept = true;
         rig.core.submission = Submission::first(TURN_COST);
         rig
     }
@@ -229,6 +239,7 @@ impl Rig {
     fn push(&mut self, choice: u8) {
         let token = self.pushed.len() as u64;
         let range = self.image.check(token * 2, 1024).unwrap();
+        let file = self.files[token as usize / 2 % self.files.len()];
         let kind = match choice {
             0 => OpKind::Flush,
             1 => OpKind::Discard { range, durability: Durability::Durable },
@@ -242,7 +253,7 @@ impl Rig {
             buffers.fill(&self.view, [GuestRange { addr, len_bytes: 1024 }]).unwrap();
         }
         let at = self.core.kernel.now();
-        if self.core.push(&mut Op { token, file: self.file, kind, buffers }) {
+        if self.core.push(&mut Op { token, file, kind, buffers }) {
             self.pushed.push((kind, at, false));
         }
     }
@@ -255,14 +266,15 @@ impl Rig {
             let (kind, at, ended) = &mut self.pushed[token as usize];
             assert!(!std::mem::replace(ended, true), "op {token} ended twice");
             if result.is_ok() {
-                check(*kind, *at, &self.core.kernel.answers);
+                let file = self.files[token as usize / 2 % self.files.len()];
+                check(*kind, *at, file, &self.core.kernel.answers);
             }
         }
     }
 }
 
 /// What was done has its sync: one that was given to the kernel after the data was there.
-fn check(kind: OpKind, pushed: u64, answers: &[Answer]) {
+fn check(kind: OpKind, pushed: u64, file: FileId, answers: &[Answer]) {
     let data_at = match kind {
         OpKind::Flush => pushed,
         OpKind::Write { durability: Durability::Durable, range }
@@ -276,7 +288,9 @@ fn check(kind: OpKind, pushed: u64, answers: &[Answer]) {
         }
         _ => return,
     };
-    let synced = |answer: &Answer| answer.verb == Verb::Sync && answer.given > data_at && answer.result == 0;
+    let synced = |answer: &Answer| {
+        answer.file == file.0 && answer.verb == Verb::Sync && answer.given > data_at && answer.result == 0
+    };
     assert!(answers.iter().any(synced), "{kind:?} is done without its sync: {answers:?}");
 }
 
@@ -290,9 +304,9 @@ fn ops_that_wait_for_a_buffer_stay_there_while_their_turn_is_spent() {
     let (mut turn, spent) = (Turn::new(), Submission::first(1));
     assert!(turn.take(spent, 1));
     rig.core.submission = spent;
-    rig.core.files.get_mut(rig.file).unwrap().turn = turn;
+    rig.core.files.get_mut(rig.files[0]).unwrap().turn = turn;
     let bounce = rig.core.memory.ops.iter_mut().find_map(|(_, op)| op.bounce.take()).unwrap();
-    rig.core.memory.bounce.give_back(bounce, rig.file);
+    rig.core.memory.bounce.give_back(bounce, rig.files[0]);
     rig.core.issue_waiting();
     assert_eq!((rig.core.waiting, rig.core.lines.len()), (3, 1));
     rig.core.kernel.always = true;
@@ -301,6 +315,35 @@ fn ops_that_wait_for_a_buffer_stay_there_while_their_turn_is_spent() {
         rig.reap();
     });
     assert!(rig.pushed.iter().all(|(_, _, ended)| *ended));
+}
+
+#[test]
+fn zeroes_that_are_written_out_are_short_calls_within_the_window_and_the_turn() {
+    let mut rig = Rig::beside_another(1);
+    rig.core.windows = Windows::new();
+    rig.core.windows.are_kept = true;
+    let file = rig.files[0];
+    let range = rig.image.check(0, IMAGE_BYTES).unwrap();
+    let kind = OpKind::WriteZeroes { range, unmap: Unmap::Forbidden, durability: Durability::Cached };
+    rig.core.files.get_mut(file).unwrap().cannot_zero_range = true;
+    assert!(rig.core.push(&mut Op { token: 0, file, kind, buffers: IoVecs::with_capacity(0) }));
+    let (call, used) = (rig.core.kernel.queued[0].call, rig.core.files.get_mut(file).unwrap().window_used);
+    assert_eq!((call.verb, call.len_bytes, used), (Verb::Write, 128 << 10, 132 << 10));
+    rig.core.cancel(None);
+}
+
+#[test]
+fn bounced_transfer_beside_another_disk_is_a_short_call() {
+    let mut rig = Rig::beside_another(1);
+    rig.core.windows = Windows::new();
+    rig.core.windows.are_kept = true;
+    let range = rig.image.check(0, 512 << 10).unwrap();
+    let mut buffers = IoVecs::with_capacity(1);
+    buffers.fill(&rig.view, [GuestRange { addr: 1, len_bytes: 512 << 10 }]).unwrap();
+    let kind = OpKind::Read { range };
+    assert!(rig.core.push(&mut Op { token: 0, file: rig.files[0], kind, buffers }));
+    assert_eq!(rig.core.kernel.queued[0].call.len_bytes, 128 << 10);
+    rig.core.cancel(None);
 }
 
 fn every_op_ends(mut rig: Rig, steps: Vec<u8>) {
@@ -319,8 +362,11 @@ fn every_op_ends(mut rig: Rig, steps: Vec<u8>) {
     }
     assert_eq!(rig.core.memory.ops.len(), 0);
     assert!(rig.pushed.iter().all(|(_, _, ended)| *ended));
-    assert_eq!(rig.core.files.get_mut(rig.file).unwrap().window_used, 0);
-    rig.core.detach_file(rig.file);
+    assert_eq!(rig.core.windows.busy, 0, "every call gave its part of the window back");
+    for file in rig.files {
+        assert_eq!(rig.core.files.get_mut(file).unwrap().window_used, 0);
+        rig.core.detach_file(file);
+    }
 }
 
 proptest! {

@@ -4,7 +4,8 @@
 //!
 //! - A turn (`turn.rs`) bounds one submission. What is submitted stays with the kernel until the device has carried it out,
 //!   and devices and the kernel's threads work in order of arrival: a call waits for all that came before.
-//! - Beside other files, a file has the window of an ordinary busy guest, [`BESIDE_OTHERS`], and its calls are short.
+//! - Files that have calls with the kernel share [`TOTAL`] in equal parts, and their calls are short. No part is smaller
+//!   than [`LEAST`], which an ordinary busy guest needs.
 //! - A file is alone once it has started [`LATELY`] in a row, and no other file anything. It then has all that a device needs
 //!   to be busy, [`ALONE`]. The first call of another file ends this.
 //! - An engine with files of one disk has no windows.
@@ -13,6 +14,7 @@
 //!
 //! Not here: lines (`turn.rs`), places for ops (`shares.rs`).
 
+use crate::completion::OpState;
 use crate::contract::FileId;
 use crate::files::OpenFile;
 
@@ -21,7 +23,11 @@ const CALL_BYTES: u64 = 4 << 10;
 /// The longest call of a file that is not alone.
 pub(crate) const SHORT_BYTES: u64 = 128 << 10;
 /// Two short calls, or 33 of 4 KiB: an ordinary busy guest asks for 32 of these.
-pub(crate) const BESIDE_OTHERS: u64 = 2 * (CALL_BYTES + SHORT_BYTES);
+#[allow(clippy::cast_possible_truncation)] // 264 KiB
+const LEAST: u32 = 2 * (CALL_BYTES + SHORT_BYTES) as u32;
+/// For all files with calls, while [`LEAST`] does not add up to more: 128 calls of 4 KiB.
+#[allow(clippy::cast_possible_truncation)] // 1 MiB
+const TOTAL: u32 = 128 * 2 * CALL_BYTES as u32;
 /// Four of the longest calls past the page cache, or a thousand of 4 KiB.
 pub(crate) const ALONE: u64 = 4 * (CALL_BYTES + (2 << 20));
 /// What a file starts without another one in between until it is alone: some 2,000 calls of 4 KiB.
@@ -34,13 +40,17 @@ pub(crate) fn cost_bytes(moved_bytes: u64) -> u32 {
     (CALL_BYTES + moved_bytes) as u32
 }
 
-/// Which file is alone.
+/// How large windows are, and which file is alone.
 #[derive(Debug)]
 pub(crate) struct Windows {
     /// Files of several disks are there.
     pub are_kept: bool,
-    /// The window of a file that is not alone.
-    pub beside_others: u64,
+    total: u32,
+    least: u32,
+    /// Files with calls that take part of their window.
+    pub busy: u32,
+    /// The window of a file that is not alone: follows from `busy`.
+    beside_others: u64,
     /// The file that started a call last, and what it has started since another one did.
     last: FileId,
     in_a_row: u64,
@@ -48,7 +58,13 @@ pub(crate) struct Windows {
 
 impl Windows {
     pub fn new() -> Self {
-        Self { are_kept: false, beside_others: BESIDE_OTHERS, last: FileId(u32::MAX), in_a_row: 0 }
+        Self::of(TOTAL, LEAST)
+    }
+
+    pub fn of(total: u32, least: u32) -> Self {
+        let beside_others = u64::from(total.max(least));
+        let last = FileId(u32::MAX);
+        Self { are_kept: false, total, least, busy: 0, beside_others, last, in_a_row: 0 }
     }
 
     /// Sets how long calls of `file` may be. Returns its window.
@@ -70,11 +86,39 @@ impl Windows {
     /// A call of `file` starts, and takes so much of its window.
     #[inline]
     pub fn take(&mut self, id: FileId, file: &mut OpenFile, cost: u32) {
+        if file.window_used == 0 {
+            self.busy += 1;
+            self.share();
+        }
         file.window_used += u64::from(cost);
         if self.last != id {
             (self.last, self.in_a_row) = (id, 0);
         }
         self.in_a_row += u64::from(cost);
+    }
+
+    /// The call of `op` is with the kernel no longer.
+    #[inline]
+    pub fn give_back(&mut self, op: &mut OpState, file: &mut OpenFile) {
+        if op.window_cost > 0 {
+            file.window_used -= u64::from(std::mem::take(&mut op.window_cost));
+            if file.window_used == 0 {
+                self.busy -= 1;
+                self.share();
+            }
+        }
+    }
+
+    #[inline]
+    fn share(&mut self) {
+        self.beside_others = u64::from((self.total / self.busy.max(1)).max(self.least));
+    }
+
+    /// The file goes, and has no calls. Another one may get its number.
+    pub fn forget(&mut self, id: FileId) {
+        if self.last == id {
+            (self.last, self.in_a_row) = (FileId(u32::MAX), 0);
+        }
     }
 }
 

@@ -8,6 +8,8 @@ use crate::bed::{Bed, FAKE, fake, spec};
 
 const SHORT_BYTES: u64 = 128 << 10;
 const LARGE_BYTES: u64 = 1 << 20;
+/// A window of 1 MiB has 32 of these: they cost 32 KiB each.
+const MIDDLE_BYTES: u64 = 28 << 10;
 
 /// A disk, and another one on the same engine.
 fn two_disks() -> (Bed, FileId) {
@@ -48,13 +50,30 @@ fn passes(bed: &mut Bed, count: usize) {
 }
 
 #[test]
-fn disk_beside_another_has_no_more_reads_with_the_kernel_than_an_ordinary_busy_guest() {
+fn disks_that_have_calls_share_1_mib_and_each_has_what_an_ordinary_busy_guest_needs() {
+    for (busy, most) in [(1, 32), (2, 16), (3, 10), (4, 8), (5, 8)] {
+        let (mut bed, _) = two_disks();
+        let others: Vec<FileId> =
+            (1..busy).map(|_| bed.submit.attach_file(spec(&bed.image)).unwrap()).collect();
+        let file = bed.file;
+        bed.handle().inject(When::Verb(Verb::Read), Fault::Stick, u64::MAX);
+        others.iter().for_each(|&other| push_reads(&mut bed, other, 1, 4096));
+        push_reads(&mut bed, file, 40, MIDDLE_BYTES);
+        passes(&mut bed, 8);
+        assert_eq!(calls(&bed, file).len(), most, "{busy} disks have calls");
+        bed.handle().clear();
+        bed.handle().release().unwrap();
+        assert!(bed.finish(40 + busy - 1).iter().all(|done| done.result.is_ok()));
+    }
+}
+
+#[test]
+fn window_of_a_neighbour_is_its_own() {
     let (mut bed, neighbour) = two_disks();
-    stick(&bed, 33);
+    stick(&bed, 60);
     let file = bed.file;
     push_reads(&mut bed, file, 60, 4096);
     passes(&mut bed, 4);
-    assert_eq!(calls(&bed, file), [4096; 33]);
     push_reads(&mut bed, neighbour, 1, 4096);
     assert_eq!(pass(&mut bed).len(), 1, "the neighbour has a window of its own");
     bed.handle().release().unwrap();
@@ -63,15 +82,15 @@ fn disk_beside_another_has_no_more_reads_with_the_kernel_than_an_ordinary_busy_g
 }
 
 #[test]
-fn large_reads_of_a_disk_beside_another_are_two_short_calls_at_a_time() {
+fn large_reads_of_a_disk_beside_another_are_seven_short_calls_at_a_time() {
     let (mut bed, _) = two_disks();
-    stick(&bed, 2);
+    stick(&bed, 7);
     let file = bed.file;
-    push_reads(&mut bed, file, 4, LARGE_BYTES);
+    push_reads(&mut bed, file, 8, LARGE_BYTES);
     passes(&mut bed, 4);
-    assert_eq!(calls(&bed, file), [SHORT_BYTES; 2]);
+    assert_eq!(calls(&bed, file), [SHORT_BYTES; 7]);
     bed.handle().release().unwrap();
-    assert!(bed.finish(4).iter().all(|done| done.result.is_ok()));
+    assert!(bed.finish(8).iter().all(|done| done.result.is_ok()));
 }
 
 #[test]
@@ -109,11 +128,11 @@ fn calls_of_a_large_read(bed: &mut Bed, file: FileId) -> Vec<u64> {
 #[test]
 fn worker_sleeps_while_ops_wait_for_their_files_window_and_a_result_goes_on_with_them() {
     let (mut bed, _) = two_disks();
-    stick(&bed, 33);
+    stick(&bed, 32);
     let file = bed.file;
-    push_reads(&mut bed, file, 40, 4096);
+    push_reads(&mut bed, file, 40, MIDDLE_BYTES);
     passes(&mut bed, 2);
-    assert_eq!(calls(&bed, file).len(), 33);
+    assert_eq!(calls(&bed, file).len(), 32);
     assert!(bed.reap.arm().unwrap(), "nothing can be done before a call ends");
     bed.reap.disarm().unwrap();
     bed.handle().release().unwrap();
@@ -123,16 +142,27 @@ fn worker_sleeps_while_ops_wait_for_their_files_window_and_a_result_goes_on_with
 #[test]
 fn ops_that_wait_for_their_files_window_are_cancelled_at_once_and_the_file_goes_on() {
     let (mut bed, _) = two_disks();
-    stick(&bed, 33);
+    stick(&bed, 32);
     let file = bed.file;
-    push_reads(&mut bed, file, 40, 4096);
-    passes(&mut bed, 1);
+    push_reads(&mut bed, file, 40, MIDDLE_BYTES);
+    passes(&mut bed, 2);
     bed.reap.cancel_file(file);
     let mut events = Vec::new();
     bed.reap.reap(&mut events);
-    assert_eq!(events.len(), 7);
+    assert_eq!(events.len(), 8);
     bed.handle().release().unwrap();
-    bed.finish(33);
+    bed.finish(32);
     push_reads(&mut bed, file, 40, 4096);
     assert!(bed.finish(40).iter().all(|done| done.result.is_ok()));
+}
+
+#[test]
+fn disk_that_gets_the_number_of_one_that_was_alone_is_not_alone_before_it_has_started_as_much() {
+    let (mut bed, file) = two_disks();
+    push_reads(&mut bed, file, 17, LARGE_BYTES);
+    bed.finish(17);
+    bed.submit.detach_file(file);
+    let next = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    assert_eq!(next, file);
+    assert_eq!(calls_of_a_large_read(&mut bed, next), [SHORT_BYTES; 8]);
 }
