@@ -12,7 +12,7 @@
 use std::time::Instant;
 
 use guest_mem::IoVecs;
-use io_engine::OpError;
+use io_engine::{OpError, Submit};
 use tracing::{error, info, warn};
 use virtio_blk::{ReplySlot, Status};
 
@@ -112,6 +112,12 @@ impl Queue {
     /// Somebody asks for it. Returns how many there are.
     pub(crate) fn resume_held(&mut self) -> usize {
         self.held.try_all()
+    }
+
+    /// Whether a request of this queue would find no room now: none was left at its last look, or the disk's other queues
+    /// have taken it since.
+    pub(crate) fn has_no_room(&self, submit: &dyn Submit) -> bool {
+        self.waits_for_room || submit.room_of(self.file) < MAX_OPS
     }
 
     /// Those that are to be tried again go to the engine, as far as it has room, and no more than the disk's turn has. Returns how

@@ -460,12 +460,6 @@ impl Queue {
         self.waits_for_room
     }
 
-    /// Whether a request of this queue would find no room now: none was left at its last look, or the disk's other queues
-    /// have taken it since.
-    pub(crate) fn has_no_room(&self, submit: &dyn Submit) -> bool {
-        self.waits_for_room || submit.room_of(self.file) < MAX_OPS
-    }
-
     /// Leaves the ring to whoever serves it next, who may count on kicks, and tells where to go on.
     pub(crate) fn leave(&mut self) -> u32 {
         self.tell_of_left();
