@@ -1,5 +1,5 @@
 //! Integration tests: one program, a module for each subject. Folders without tests are shared by modules.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 #[cfg(feature = "misuse")]
 mod checked;

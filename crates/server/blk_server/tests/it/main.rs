@@ -1,7 +1,7 @@
 //! Integration tests: one program, a module for each subject. `rig` and folders without tests are shared by modules.
 //!
 //! Not here: tests that count what the whole process uses (`tests/process`).
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod balancing;
 mod cache_choice;

@@ -3,7 +3,7 @@
 //! Each test holds `alone()` while it runs, so they run one at a time.
 //!
 //! Not here: everything else (`tests/it`).
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 mod allowances;
 mod disk_leaks;
