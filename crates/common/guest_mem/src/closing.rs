@@ -5,7 +5,7 @@
 //! - Everything else is closed by one thread per disk, which exists while there is something to close, and has the list of system
 //!   calls of the thread that started it. What waits there stays charged, so a disk's front-ends can have no more of it than
 //!   descriptors; of what is charged to no disk, [`is_clogged`](Closing::is_clogged) sets the limit.
-//! - Whoever else still has the descriptor lets go of it first: the last one closes it.
+//! - Every other owner lets go of the descriptor first: the last owner closes it.
 //!
 //! Not here: what a descriptor has to be (`backing.rs`, `blk_server`).
 

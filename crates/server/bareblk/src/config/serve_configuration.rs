@@ -16,7 +16,7 @@ impl ServeArgs {
         if let Some(path) = self.config {
             return Ok(config_file::read(&path, &[], &HostOpener)?);
         }
-        // clap asks for both; this is for whoever changes that.
+        // clap asks for both; this remains true if its rules change.
         let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;
         let socket = self.socket.ok_or_else(|| anyhow!("no --socket is given"))?;
         let mut disk = DiskSettings::new(image, socket, self.disk)?;

@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use sandbox::{Role, confine, enter};
 
 const CASE: &str = "BLK_SERVER_TEST_CASE";
-/// A case that ran to its end; nobody else gives this.
+/// The exit code of a case that ran to its end; nothing else ends with it.
 const SURVIVED: i32 = 42;
 /// More filters than the kernel takes one after the other (`MAX_INSNS_PER_PATH`, kernel/seccomp.c).
 const TOO_MANY: usize = 2000;

@@ -145,7 +145,7 @@ impl Bed {
         assert!(self.ring.pop_used().expect("a ring that was kept").is_none(), "answered twice");
     }
 
-    /// For a ring that somebody else writes, too: what it says then is nothing to go by.
+    /// For a ring that another thread writes too: its answers prove nothing then.
     pub fn request_unchecked(&mut self, input: &mut Input<'_>) {
         if self.offer(input).is_some() {
             self.worker.serve_now();

@@ -1,7 +1,7 @@
 //! How long one change of workers and queues may take as a whole: one deadline for all its steps, and a stop of the
 //! server cuts it short.
 //!
-//! Not here: what is changed (`assignment/mod.rs`), how long that may take (whoever asks).
+//! Not here: what is changed (`assignment/mod.rs`), how long that may take (the caller).
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

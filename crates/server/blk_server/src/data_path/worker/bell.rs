@@ -30,7 +30,7 @@ pub(crate) struct Bell {
 
 impl Bell {
     pub(crate) fn new() -> std::io::Result<Self> {
-        // Blocking: whoever reads it sleeps; a write would block only after 2^64 - 2 unread ones.
+        // Blocking: the balancer sleeps in its read; a write would block only after 2^64 - 2 unread ones.
         let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Self { origin: Instant::now(), due_ms: AtomicU64::new(0), quit: AtomicBool::new(false), fd })
     }
@@ -54,7 +54,7 @@ impl Bell {
         self.due_ms.fetch_max(due_ms, Ordering::Relaxed);
     }
 
-    /// Sleeps until somebody rings. `false`: for the last time.
+    /// Sleeps until a worker rings. `false`: for the last time.
     pub(crate) fn wait(&self) -> bool {
         let mut counter = [0u8; 8];
         while rustix::io::read(&self.fd, &mut counter) == Err(rustix::io::Errno::INTR) {}

@@ -39,11 +39,11 @@ pub(crate) struct Unsuitable {
     pub(crate) why: String,
 }
 
-/// Who sees to it that a worker that is to host becomes completion worker, or that another one goes on.
+/// Which thread makes a worker that is to host the completion worker, or lets another one go on.
 pub(crate) enum Hosting {
-    /// Whoever asked. Told whether the worker can take part.
+    /// The thread that asked. It is told whether the worker can take part.
     Asked(SyncSender<io::Result<()>>),
-    /// Nobody else: the worker itself, for the disk of this name.
+    /// The worker itself, for the disk of this name.
     Own(String),
 }
 

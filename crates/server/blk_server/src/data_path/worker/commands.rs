@@ -287,7 +287,7 @@ impl Worker {
         self.forget(&queue, engine);
         match (stop, leave) {
             (Some(done), _) => end(queue, &done),
-            // Whoever asked has the answer's other end until it is here: see `assignment/mod.rs`.
+            // The thread that asked keeps the answer's other end until it is here: see `assignment/mod.rs`.
             (None, Some(taken)) => drop(taken.send(Box::new(queue))),
             (None, None) => {}
         }

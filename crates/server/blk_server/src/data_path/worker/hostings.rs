@@ -5,7 +5,7 @@
 //! - The worker that has the engine takes nothing new until all that is in it is complete. Where something of it never
 //!   ends, the disk would stand still for good.
 //!
-//! Not here: changes that somebody waits for (`assignment/mod.rs`), the change itself (`io_engine`).
+//! Not here: changes that a caller waits for (`assignment/mod.rs`), the change itself (`io_engine`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -151,7 +151,7 @@ impl FuseDisk {
 }
 
 impl FuseDisk {
-    /// From now on nobody who closes the file, or asks for the file system's type, gets an answer before this value is dropped.
+    /// From now on a close of the file, and a question for the file system's type, get no answer before this value is dropped.
     pub fn hang(&self) {
         self.shared.state().hangs = true;
     }
