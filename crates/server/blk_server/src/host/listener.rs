@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use disk_image::{FileId, FileKind, Opener};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags, accept_with};
+use rustix::net::{SocketFlags, accept_with};
 use tracing::warn;
 
 /// Bytes of a socket path, without its terminating zero (`sockaddr_un`).
@@ -90,20 +91,19 @@ pub enum SocketError {
     },
 }
 
-/// For the owner of a socket to let go of it.
-const OWNER_PAUSE: Duration = Duration::from_millis(1);
+/// For a listening socket whose closing does not hang.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A bound socket, removed when dropped. Accepting from it never blocks.
 #[derive(Debug)]
 pub struct Socket {
-    fd: Arc<OwnedFd>,
+    /// `None` only while it is dropped.
+    fd: Option<OwnedFd>,
     path: PathBuf,
     /// The socket file that `bind` made.
     file: FileId,
     opener: Arc<dyn Opener>,
     removed: AtomicBool,
-    /// Another process listens on it, too.
-    is_elsewhere: AtomicBool,
 }
 
 impl Socket {
@@ -120,12 +120,11 @@ impl Socket {
         let file = opener.file_id(path).map_err(failed("look at"))?;
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| failed("set up")(errno.into()))?;
         let socket = Self {
-            fd: Arc::new(fd),
+            fd: Some(fd),
             path: path.clone(),
             file,
             opener: Arc::clone(opener),
             removed: AtomicBool::new(false),
-            is_elsewhere: AtomicBool::new(false),
         };
         let SocketConfig { mode, uid, gid, .. } = *config;
         opener.set_socket_owner(path, mode, uid, gid).map_err(failed("set owner and mode of"))?;
@@ -145,7 +144,6 @@ impl Socket {
     /// Whether its file stays when it goes: another process listens on it.
     pub fn leave_file(&self, stays: bool) {
         self.removed.store(stays, Ordering::Relaxed);
-        self.is_elsewhere.store(stays, Ordering::Relaxed);
     }
 
     /// The next front-end that connected, if there is one.
@@ -180,35 +178,33 @@ impl Socket {
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        let Some(fd) = &self.fd else { unreachable!("a socket has its descriptor until it is dropped") };
+        fd.as_fd()
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let is_shared = self.is_elsewhere.load(Ordering::Relaxed) || self.is_managed();
         self.remove();
-        if !is_shared {
-            close_with_backlog(&self.fd);
+        if let Some(fd) = self.fd.take() {
+            close_with_backlog(fd);
         }
     }
 }
 
-/// Closes a listening socket that no other process has, when its owner has let go of it. Front-ends that were never accepted may
-/// have sent descriptors, which are closed with it and may hang: another thread waits for that.
-fn close_with_backlog(listener: &Arc<OwnedFd>) {
-    // From here on no front-end connects.
-    let _ = rustix::net::shutdown(listener, Shutdown::Both);
-    let listener = Arc::clone(listener);
-    let thread = std::thread::Builder::new().name("bareblk-close".into()).stack_size(64 << 10);
+/// Closes a listening socket. Front-ends that were never accepted may have sent descriptors, which are closed with it, if no
+/// other process listens on it too, and may hang: another thread closes it, and this one waits for a moment only.
+fn close_with_backlog(listener: OwnedFd) {
+    let (closed, is_closed) = sync_channel(1);
     let close = move || {
-        while Arc::strong_count(&listener) > 1 {
-            std::thread::sleep(OWNER_PAUSE);
-        }
         drop(listener);
+        let _ = closed.send(());
     };
-    if let Err(error) = thread.spawn(close) {
-        warn!("a socket was closed without a thread of its own: {error}");
+    let thread = std::thread::Builder::new().name("bareblk-close".into()).stack_size(64 << 10);
+    match thread.spawn(close) {
+        // Usually at once; then the path can be bound again.
+        Ok(_) => drop(is_closed.recv_timeout(CLOSED_WITHIN)),
+        Err(error) => warn!("a socket was closed without a thread of its own: {error}"),
     }
 }
 

@@ -99,17 +99,34 @@ fn memory_of_a_bound_worker_is_on_its_node() {
     let nodes: Vec<u32> = (0..4).map(node_of).collect();
     println!("BB:NODES={nodes:?}");
 
-    let bed = start((0..4).map(|cpu| on(&[cpu])).collect()).unwrap();
-
-    for (seen, node) in bed.seen.iter().zip(nodes) {
-        for addr in [seen.heap_addr, seen.stack_addr] {
-            let pages = Seen::pages_by_node(addr);
-            let all: u64 = pages.iter().map(|(_, pages)| pages).sum();
-            let own: u64 = pages.iter().filter(|(of, _)| *of == node).map(|(_, pages)| pages).sum();
-            // An arena of a thread that has ended may be used again, with a few pages of that one's.
-            assert!(all >= 64 && own * 10 >= all * 9, "{}: node {node}, pages {pages:?}", seen.name);
+    // A new thread may get the arena of one that has ended, with that one's pages. Beds that stay keep theirs.
+    let mut beds = Vec::new();
+    while beds.len() < 5 {
+        let bed = start((0..4).map(|cpu| on(&[cpu])).collect()).unwrap();
+        let elsewhere = memory_elsewhere(&bed.seen, &nodes);
+        if elsewhere.is_empty() {
+            return;
         }
+        println!("{elsewhere:?}");
+        beds.push(bed);
     }
+    panic!("workers have memory of other nodes, whatever arenas they get");
+}
+
+/// Workers whose heap or stack is not on their node, but for a tenth of its pages.
+fn memory_elsewhere(seen: &[Seen], nodes: &[u32]) -> Vec<String> {
+    let workers = seen.iter().zip(nodes);
+    let places =
+        workers.flat_map(|(seen, node)| [(seen, node, seen.heap_addr), (seen, node, seen.stack_addr)]);
+    let with_pages = places.map(|(seen, node, addr)| (seen, node, Seen::pages_by_node(addr)));
+    let is_elsewhere = |pages: &[(u32, u64)], node: u32| {
+        let all: u64 = pages.iter().map(|(_, pages)| pages).sum();
+        let own: u64 = pages.iter().filter(|(of, _)| *of == node).map(|(_, pages)| pages).sum();
+        assert!(all >= 64, "{pages:?}");
+        own * 10 < all * 9
+    };
+    let elsewhere = with_pages.filter(|(_, node, pages)| is_elsewhere(pages, **node));
+    elsewhere.map(|(seen, node, pages)| format!("{}: node {node}, pages {pages:?}", seen.name)).collect()
 }
 
 #[test]
