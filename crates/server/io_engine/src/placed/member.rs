@@ -447,6 +447,10 @@ fn lay_down(lines: Vec<Option<Line>>, seats: &mut Seats) {
             seat.line = Some(Line { inside: 0, ..line });
         }
     }
+    // Members that left while this host still was one, but did not look at its lines any more.
+    let gone: Vec<_> = seats.list.iter().filter(|seat| seat.gone).map(|seat| seat.id).collect();
+    gone.into_iter().for_each(|seat| seats.files.release_all(seat));
+    seats.list.retain(|seat| !seat.gone);
     seats.files.free_released(|_| ());
 }
 
