@@ -65,7 +65,7 @@ pub enum Reason {
     NoPtrace,
     /// `setpriv` cannot take capabilities from root.
     NoSetpriv,
-    /// The user nobody cannot run programs from the build's folder.
+    /// The unprivileged user that tests switch to cannot run programs from the build's folder.
     HiddenFromNobody,
     /// The process may not make a mount namespace of its own and mount in it.
     NoPrivateMounts,

@@ -517,7 +517,7 @@ fn clients_add_block_devices_from_folders_allowed_and_nothing_else_of_them() {
 #[test]
 fn somebody_elses_rights_are_refused_to_who_is_not_root() {
     if !is_root() {
-        return skip(Reason::NotRoot, "only root can start a program as nobody");
+        return skip(Reason::NotRoot, "only root can start a program as another user");
     }
     let place = Place::in_memory();
     let image = place.image("disk.raw", MIB);

@@ -98,7 +98,7 @@ mod tests {
             }
             calls < 3
         };
-        acceptor.run(|id| panic!("nobody connected to {id}"), retry);
+        acceptor.run(|id| panic!("a connection to {id} that no test made"), retry);
         assert_eq!(calls, 3);
     }
 }
