@@ -12,10 +12,10 @@ use disk_image::HostOpener;
 use serde_json::{Map, Value};
 
 use crate::config::config_file;
-use crate::control::protocol::{self, Answer, BadLine, TakeOver, Verb};
+use crate::control::protocol::{self, Answer, BadLine, LiveUpgrade, Verb};
 use crate::control::reports::ReloadAnswer;
 use crate::control::{Control, Refused, dispatch};
-use crate::take_over::{AT_ONCE, Message, receive};
+use crate::live_upgrade::{AT_ONCE, Message, receive};
 
 /// Longest line that a control client may send.
 pub const MAX_LINE_BYTES: usize = crate::control::limits::MAX_LINE_BYTES;
@@ -43,9 +43,9 @@ pub fn configuration(text: &str) -> Result<usize, String> {
         .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
-/// A frame of a take-over, as it was understood.
+/// A frame of a live upgrade, as it was understood.
 #[derive(Debug)]
-pub struct TakeOverFrame {
+pub struct LiveUpgradeFrame {
     /// Of its message.
     pub name: &'static str,
     /// The message as it would be sent on.
@@ -56,12 +56,12 @@ pub struct TakeOverFrame {
     pub session: Option<Result<(), String>>,
 }
 
-/// What old and new server read next from the channel of a take-over. A session is rebuilt by `server`, which has the disk of that name,
+/// What old and new server read next from the channel of a live upgrade. A session is rebuilt by `server`, which has the disk of that name,
 /// and let go of before a ring of it starts.
 ///
 /// # Errors
 /// What the user is told.
-pub fn take_over_frame(channel: &UnixStream, server: &Server) -> Result<TakeOverFrame, String> {
+pub fn live_upgrade_frame(channel: &UnixStream, server: &Server) -> Result<LiveUpgradeFrame, String> {
     let told = |error: anyhow::Error| format!("{error:#}");
     let (message, fds) = receive(channel, Some(AT_ONCE)).map_err(|error| told(error.into()))?;
     let body = serde_json::to_string(&message).map_err(|error| told(error.into()))?;
@@ -72,7 +72,7 @@ pub fn take_over_frame(channel: &UnixStream, server: &Server) -> Result<TakeOver
         }
         _ => None,
     };
-    Ok(TakeOverFrame { name, body, descriptors, session })
+    Ok(LiveUpgradeFrame { name, body, descriptors, session })
 }
 
 struct NoDisks;
@@ -128,9 +128,9 @@ impl Control for NoDisks {
         Ok(ReloadAnswer::default())
     }
 
-    fn take_over(
+    fn live_upgrade(
         &self,
-        _: TakeOver,
+        _: LiveUpgrade,
         _: &UnixStream,
         _: &mut dyn FnMut() -> io::Result<()>,
     ) -> Result<(), Refused> {

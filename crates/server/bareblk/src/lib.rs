@@ -24,7 +24,7 @@ mod serving;
 
 mod control;
 
-mod take_over;
+mod live_upgrade;
 
 mod logging;
 
@@ -95,9 +95,9 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Lab(command) => return lab::obey(command),
         Command::Serve(args) => {
             let (log, cut) = (args.log.clone(), args.take_over_cut.clone());
-            let take_over = args.take_over.clone().map(|control| take_over::Wanted { control, cut });
+            let live_upgrade = args.take_over.clone().map(|control| live_upgrade::Wanted { control, cut });
             logging::start(&log)?;
-            serve::serve(args.configuration()?, take_over, &log)
+            serve::serve(args.configuration()?, live_upgrade, &log)
         }
         Command::Helper(log) => {
             logging::start(&log)?;

@@ -32,7 +32,7 @@ use crate::host::signal::{drain, signal};
 pub struct InlineWorker {
     worker: Worker,
     commands: Sender<Command>,
-    doorbell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
     disk: Arc<Disk>,
     session: Arc<SessionLink>,
     kick: Arc<OwnedFd>,
@@ -62,7 +62,7 @@ impl InlineWorker {
         call: OwnedFd,
     ) -> io::Result<Self> {
         let (commands, received) = channel();
-        let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wakeup = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let depth = u32::from(layout.queue_size);
         let engine = Mutex::new(Some(engine));
         let make = move || {
@@ -70,12 +70,12 @@ impl InlineWorker {
             engine.ok_or_else(|| io::ErrorKind::Unsupported.into())
         };
         let base = EngineSource::new("inline", depth, Box::new(make));
-        let worker = Worker::new(WorkerId(0), base, received, Arc::clone(&doorbell), Duration::ZERO)?;
+        let worker = Worker::new(WorkerId(0), base, received, Arc::clone(&wakeup), Duration::ZERO)?;
         let start = QueueStart::alone(disk, memory, layout, ring, kick, call)?;
         let mut inline = Self {
             worker,
             commands,
-            doorbell,
+            wakeup,
             disk: Arc::clone(&start.disk),
             session: Arc::clone(&start.session),
             kick: Arc::clone(&start.kick),
@@ -151,7 +151,7 @@ impl InlineWorker {
 
     /// As [`InlineWorker::serve`], also without a kick and with a queue that takes none any more: never sleeps.
     pub fn serve_now(&mut self) {
-        signal(&self.doorbell);
+        signal(&self.wakeup);
         self.serve();
     }
 

@@ -28,16 +28,16 @@ mod error;
 mod inline;
 
 pub use control::balance::Balance;
+pub use control::live_upgrade::{DiskState, Fact, Frozen, GivenUp, LiveUpgradeError, Offer, Rebuilt};
 pub use control::server::{Server, ServerConfig, StopReport};
-pub use control::take_over::{DiskState, Fact, Frozen, GivenUp, Offer, Rebuilt, TakeOverError};
-pub use data_path::assignment::RollCall;
+pub use data_path::assignment::LivenessCheck;
 pub use data_path::disk::engine_source::{EngineFactory, EngineSource};
 pub use data_path::disk::log_limit::{Allowed, LogLimit};
 pub use data_path::disk::placement::{Placement, PlacementReport};
 pub use data_path::disk::write_cache::Wce;
 pub use data_path::disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use data_path::queue::coalescing::{Coalescing, InvalidCoalescing};
-pub use data_path::queue::hold::{Hold, HoldWhat};
+pub use data_path::queue::parked::{ParkPolicy, ParkWhat};
 pub use data_path::report::{
     BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport,
     WorkerCounters, WorkerReport,

@@ -32,7 +32,7 @@ mod config;
 
 mod logs;
 
-mod take_over;
+mod live_upgrade;
 
 /// One of the ways in.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +109,7 @@ pub const TARGETS: [Target; 7] = [
     Target::new("control", control::run, control::seeds),
     Target::new("config", config::run, config::seeds),
     Target::new("logs", logs::run, logs::seeds).with_second_thread(logs::run_with_second_thread),
-    Target::new("take_over", take_over::run, take_over::seeds),
+    Target::new("live_upgrade", live_upgrade::run, live_upgrade::seeds),
 ];
 
 /// By its name.

@@ -161,8 +161,8 @@ fn logs_hold_against_changed_seeds() {
 }
 
 #[test]
-fn take_overs_hold_against_changed_seeds() {
-    survives("take_over");
+fn live_upgrades_hold_against_changed_seeds() {
+    survives("live_upgrade");
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl Served {
                 engine: None,
                 workers: None,
                 coalescing: None,
-                hold: None,
+                park: None,
             };
             (disk, SocketConfig { path: path.clone(), mode: 0o600, uid: None, gid: None })
         });

@@ -10,7 +10,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blk_server::{Balance, Coalescing, Hold, HoldWhat, MAX_QUEUE_SIZE, Wce};
+use blk_server::{Balance, Coalescing, MAX_QUEUE_SIZE, ParkPolicy, ParkWhat, Wce};
 use clap::{Arg, Args, ValueEnum};
 use disk_image::CacheMode;
 
@@ -162,7 +162,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "report|hold|hold-on-enospc", value_enum, default_value_t = OnError::Report, hide_possible_values = true)]
     pub on_error: OnError,
 
-    /// How long until held requests are tried again, in seconds; 0: only by `bareblk ctl resume`
+    /// How long until parked requests are tried again, in seconds; 0: only by `bareblk ctl resume`
     #[arg(long, value_name = "S", default_value_t = DEFAULT_RETRY_AFTER_S, value_parser = values::timeout_s)]
     pub retry_after: u64,
 
@@ -267,20 +267,20 @@ pub enum Switch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
     Report,
-    Hold,
+    ParkPolicy,
     HoldOnEnospc,
 }
 
 impl OnError {
     /// `retry_after_s`: 0 for never by itself.
-    pub fn hold(self, retry_after_s: u64) -> Option<Hold> {
+    pub fn hold(self, retry_after_s: u64) -> Option<ParkPolicy> {
         let what = match self {
             Self::Report => return None,
-            Self::Hold => HoldWhat::Any,
-            Self::HoldOnEnospc => HoldWhat::NoSpace,
+            Self::ParkPolicy => ParkWhat::Any,
+            Self::HoldOnEnospc => ParkWhat::NoSpace,
         };
         let retry_after = (retry_after_s > 0).then(|| Duration::from_secs(retry_after_s));
-        Some(Hold { what, retry_after })
+        Some(ParkPolicy { what, retry_after })
     }
 }
 

@@ -12,7 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use blk_server::{Coalescing, Hold, Placement, SocketConfig, Wce};
+use blk_server::{Coalescing, ParkPolicy, Placement, SocketConfig, Wce};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
 use io_engine::{EngineChoice, EngineConfig, EngineKind, check_options};
 
@@ -36,7 +36,7 @@ pub struct DiskSettings {
     pub placement: Placement,
     pub coalescing: Option<Coalescing>,
     /// `None`: the guest gets every error.
-    pub hold: Option<Hold>,
+    pub park: Option<ParkPolicy>,
     /// `None`: all of them.
     pub workers: Option<WorkerChoice>,
     /// Every setting as it was written, or as it is by default: what two readings of a file are compared by. Empty
@@ -92,7 +92,7 @@ impl DiskSettings {
             placement,
             workers: None,
             coalescing: args.coalesce,
-            hold: args.on_error.hold(args.retry_after),
+            park: args.on_error.hold(args.retry_after),
             words: BTreeMap::new(),
         })
     }

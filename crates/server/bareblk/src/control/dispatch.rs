@@ -1,6 +1,6 @@
 //! Verb → what the server does → answer.
 //!
-//! Not here: reading verbs (`protocol.rs`), the stop and the take-over, which end the conversation (`session.rs`).
+//! Not here: reading verbs (`protocol.rs`), the stop and the live upgrade, which end the conversation (`session.rs`).
 
 use blk_server::WorkerId;
 use serde::Serialize;
@@ -69,7 +69,7 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
         Verb::Reload => {
             serde_json::to_value(control.reload()?).map_err(|error| Refused::Failed(error.into()))
         }
-        Verb::List | Verb::Stats | Verb::Workers | Verb::Shutdown | Verb::TakeOver(_) => Ok(json!({})),
+        Verb::List | Verb::Stats | Verb::Workers | Verb::Shutdown | Verb::LiveUpgrade(_) => Ok(json!({})),
     }
 }
 

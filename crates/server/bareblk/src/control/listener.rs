@@ -27,7 +27,7 @@ use super::clients::{Client, Clients};
 use super::limits::MAX_CLIENTS;
 use super::protocol::{ErrorKind, Fault};
 use super::session;
-use crate::take_over;
+use crate::live_upgrade;
 
 /// JSON of any depth that is read at all fits, and so does opening a disk.
 const CLIENT_STACK_BYTES: usize = 1 << 20;
@@ -65,8 +65,8 @@ impl ControlSocket {
     }
 
     /// What goes with the disks when another server takes over.
-    pub fn door(&self) -> take_over::Door {
-        take_over::Door { socket: Arc::clone(&self.socket), path: self.path.clone() }
+    pub fn door(&self) -> live_upgrade::Door {
+        live_upgrade::Door { socket: Arc::clone(&self.socket), path: self.path.clone() }
     }
 
     /// Serves clients until dropped.

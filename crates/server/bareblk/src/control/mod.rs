@@ -40,7 +40,7 @@ use std::time::Duration;
 use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
-use protocol::{ErrorKind, Fault, TakeOver};
+use protocol::{ErrorKind, Fault, LiveUpgrade};
 use reports::ReloadAnswer;
 
 /// What a client can see and change: the server behind the socket.
@@ -76,7 +76,7 @@ pub trait Control: Send + Sync {
     /// Gives a disk another size.
     fn resize_disk(&self, name: &str, size_bytes: u64, force: bool) -> Result<(), Refused>;
 
-    /// Has a disk's held requests tried again. Gives how many there are.
+    /// Has a disk's parked requests tried again. Gives how many there are.
     fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused>;
 
     /// Reads the configuration file, and the images' sizes, again.
@@ -84,9 +84,9 @@ pub trait Control: Send + Sync {
 
     /// Hands all disks to whoever is at the other end of `channel`, and ends the process if that comes about. `agree` is called when nothing
     /// is in the way, and says so to the client; what goes wrong after that is told on `channel`.
-    fn take_over(
+    fn live_upgrade(
         &self,
-        wanted: TakeOver,
+        wanted: LiveUpgrade,
         channel: &UnixStream,
         agree: &mut dyn FnMut() -> io::Result<()>,
     ) -> Result<(), Refused>;

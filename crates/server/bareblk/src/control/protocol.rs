@@ -67,7 +67,7 @@ pub enum Verb {
     Resume(Resume),
     Reload,
     Shutdown,
-    TakeOver(TakeOver),
+    LiveUpgrade(LiveUpgrade),
 }
 
 /// All of them, for whoever names another.
@@ -159,10 +159,10 @@ pub struct Resume {
     pub timeout_ms: TimeoutMs,
 }
 
-/// After its answer the connection speaks another protocol (`take_over`).
+/// After its answer the connection speaks another protocol (`live_upgrade`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TakeOver {
+pub struct LiveUpgrade {
     /// That one's version.
     pub version: u32,
     /// Disks whose front-ends are cut off.
@@ -320,7 +320,7 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "resume" => read(name, fields).map(Verb::Resume),
         "reload" => read(name, fields).map(without_fields(Verb::Reload)),
         "shutdown" => read(name, fields).map(without_fields(Verb::Shutdown)),
-        "take-over" => read(name, fields).map(Verb::TakeOver),
+        "take-over" => read(name, fields).map(Verb::LiveUpgrade),
         other => {
             let shown: String = other.escape_debug().take(64).collect();
             Err(Fault::new(ErrorKind::UnknownVerb, format!("there is no `{shown}`: give one of {VERBS}")))
@@ -380,8 +380,8 @@ mod tests {
             Verb::Resume(Resume { disk: disk(), timeout_ms }),
             Verb::Reload,
             Verb::Shutdown,
-            Verb::TakeOver(TakeOver { version: 2, cut: Vec::new() }),
-            Verb::TakeOver(TakeOver { version: 2, cut: vec![disk()] }),
+            Verb::LiveUpgrade(LiveUpgrade { version: 2, cut: Vec::new() }),
+            Verb::LiveUpgrade(LiveUpgrade { version: 2, cut: vec![disk()] }),
         ];
         for (id, verb) in (1_u64..).zip(verbs) {
             let line = line(id, &verb).unwrap();

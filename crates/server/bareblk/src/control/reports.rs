@@ -109,7 +109,7 @@ pub struct Disk {
     pub failed: bool,
     /// `report`, `hold` or `hold-on-enospc`.
     pub on_error: String,
-    /// Until held requests are tried again; null: only when somebody asks for it, or nothing is held.
+    /// Until parked requests are tried again; null: only when somebody asks for it, or nothing is held.
     pub retry_after_ns: Option<u64>,
     /// Requests that are held now.
     pub held: u64,
@@ -130,9 +130,9 @@ impl Disk {
             size_bytes: disk.capacity_sectors.saturating_mul(SECTOR_BYTES),
             read_only: disk.read_only,
             failed: disk.failed,
-            on_error: disk.hold.map_or_else(|| "report".to_owned(), |hold| hold.what.to_string()),
-            retry_after_ns: disk.hold.and_then(|hold| hold.retry_after).map(ns),
-            held: disk.queues.iter().map(|queue| queue.counters.held).sum(),
+            on_error: disk.park.map_or_else(|| "report".to_owned(), |park| park.what.to_string()),
+            retry_after_ns: disk.park.and_then(|park| park.retry_after).map(ns),
+            held: disk.queues.iter().map(|queue| queue.counters.parked).sum(),
             engine: disk.engine.clone(),
             sessions: disk.sessions,
             queues_offered: disk.queues_offered,
@@ -231,7 +231,7 @@ pub struct Queue {
     pub in_flight: u64,
     /// Of those in flight, those that are held; not a counter.
     pub held: u64,
-    /// Tries of held requests.
+    /// Tries of parked requests.
     pub retries: u64,
     pub calls: u64,
     pub kicks: u64,
@@ -254,7 +254,7 @@ impl Queue {
             other: counters.other,
             errors: counters.errors,
             in_flight: counters.in_flight,
-            held: counters.held,
+            held: counters.parked,
             retries: counters.retries,
             calls: counters.calls,
             kicks: counters.kicks,
@@ -288,7 +288,7 @@ fn clock_ns(clock: ClockId) -> u64 {
 #[cfg(test)]
 mod tests {
     use blk_server::{
-        Hold, HoldWhat, PlacementReport, QueueCounters, SchedulingClass, WorkerCounters, WorkerId,
+        ParkPolicy, ParkWhat, PlacementReport, QueueCounters, SchedulingClass, WorkerCounters, WorkerId,
         WorkerOptions,
     };
     use io_engine::{HandOver, PlacementCounters};
@@ -330,7 +330,7 @@ mod tests {
             other: 4,
             errors: 5,
             in_flight: 6,
-            held: 41,
+            parked: 41,
             retries: 42,
             calls: 7,
             kicks: 8,
@@ -359,7 +359,7 @@ mod tests {
             capacity_sectors: 8,
             read_only: false,
             failed: false,
-            hold: Some(Hold { what: HoldWhat::NoSpace, retry_after: Some(Duration::from_nanos(43)) }),
+            park: Some(ParkPolicy { what: ParkWhat::NoSpace, retry_after: Some(Duration::from_nanos(43)) }),
             engine: "io_uring".into(),
             placement: placement(),
             sessions: 1,

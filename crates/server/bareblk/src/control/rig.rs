@@ -10,7 +10,7 @@ use std::time::Duration;
 use blk_server::{AdminError, ServerReport, WorkerId, WorkerOptions};
 use serde_json::{Map, Value};
 
-use super::protocol::TakeOver;
+use super::protocol::LiveUpgrade;
 use super::reports::ReloadAnswer;
 use super::{Control, Refused};
 
@@ -86,13 +86,13 @@ impl Control for Told {
         Ok(ReloadAnswer::default())
     }
 
-    fn take_over(
+    fn live_upgrade(
         &self,
-        wanted: TakeOver,
+        wanted: LiveUpgrade,
         _channel: &UnixStream,
         agree: &mut dyn FnMut() -> io::Result<()>,
     ) -> Result<(), Refused> {
-        self.note(format!("take_over {}", wanted.version));
+        self.note(format!("live_upgrade {}", wanted.version));
         if wanted.version == 0 {
             return Err(Refused::Settings("not this version".into()));
         }

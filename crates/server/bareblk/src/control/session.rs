@@ -19,7 +19,7 @@ use super::clients::{Client, Clients};
 use super::dispatch;
 use super::limits::{ANSWER_TIMEOUT, LINE_TIMEOUT, MAX_LINE_BYTES};
 use super::line_reader::{LineLimits, LineReader, NoLine};
-use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, TakeOver, Verb};
+use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, LiveUpgrade, Verb};
 
 /// Talks with the client until either side has had enough.
 pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
@@ -83,21 +83,26 @@ fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Co
         control.shutdown();
         return said.map(|()| Next::End);
     }
-    if let Verb::TakeOver(wanted) = request.verb {
-        return take_over(wanted, id, client, control);
+    if let Verb::LiveUpgrade(wanted) = request.verb {
+        return live_upgrade(wanted, id, client, control);
     }
     say(&client.stream, &Answer::new(id, dispatch::obey(&request.verb, control)))?;
     Ok(Next::Line)
 }
 
 /// Once agreed, the connection is no longer one of lines.
-fn take_over(wanted: TakeOver, id: Option<u64>, client: &Client, control: &dyn Control) -> io::Result<Next> {
+fn live_upgrade(
+    wanted: LiveUpgrade,
+    id: Option<u64>,
+    client: &Client,
+    control: &dyn Control,
+) -> io::Result<Next> {
     let mut agreed = false;
     let mut agree = || {
         agreed = true;
         say(&client.stream, &Answer::new(id, Ok(Value::Object(serde_json::Map::new()))))
     };
-    let outcome = control.take_over(wanted, &client.stream, &mut agree);
+    let outcome = control.live_upgrade(wanted, &client.stream, &mut agree);
     match outcome {
         Err(refused) if !agreed => {
             say(&client.stream, &Answer::new(id, Err(refused.into())))?;
@@ -192,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn take_over_ends_the_lines_once_it_is_agreed_and_only_then() {
+    fn live_upgrade_ends_the_lines_once_it_is_agreed_and_only_then() {
         let (lines, told) = talk(
             "{\"id\":1,\"do\":\"take-over\",\"version\":0}\n{\"id\":2,\"do\":\"take-over\",\"version\":1}\n{\"id\":3,\"do\":\"reload\"}\n",
         );
@@ -201,7 +206,7 @@ mod tests {
             (&Value::from(1), &Value::from("bad-settings"))
         );
         assert_eq!(lines[2..], [serde_json::json!({"id": 2, "ok": {}})]);
-        assert_eq!(told.calls(), ["take_over 0", "take_over 1"]);
+        assert_eq!(told.calls(), ["live_upgrade 0", "live_upgrade 1"]);
     }
 
     #[test]

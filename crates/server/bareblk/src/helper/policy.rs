@@ -481,7 +481,7 @@ mod tests {
 
     /// A listener of ours whose name is another server's by now proves nothing.
     #[test]
-    fn socket_is_adopted_only_in_a_take_over_and_not_where_one_was_made() {
+    fn socket_is_adopted_only_in_a_live_upgrade_and_not_where_one_was_made() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let mut allowed = allowed(&[folder.path()]);

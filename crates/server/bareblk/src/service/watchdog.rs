@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blk_server::{RollCall, Server, format_cpus};
+use blk_server::{LivenessCheck, Server, format_cpus};
 use tracing::{info, warn};
 
 use crate::service::service_manager::ServiceManager;
@@ -61,7 +61,7 @@ struct Watchdog {
     main_loop: Receiver<()>,
     main_loop_asked: bool,
     /// Asked in a round before, and not all have answered.
-    workers: Option<RollCall>,
+    workers: Option<LivenessCheck>,
     warned: bool,
 }
 
@@ -83,7 +83,7 @@ impl Watchdog {
     /// Who does not answer, in words; `None`: the server stops.
     fn ask(&mut self) -> Option<String> {
         if self.workers.is_none() {
-            self.workers = Some(self.serving.upgrade()?.with_server(Server::call_roll).ok()?);
+            self.workers = Some(self.serving.upgrade()?.with_server(Server::check_liveness).ok()?);
         }
         if !std::mem::replace(&mut self.main_loop_asked, true) {
             signals::ask_main_loop();

@@ -161,7 +161,7 @@ pub fn prepare(
         engine: Some(placed.unwrap_or_else(|| Arc::clone(&engine))),
         workers: most_workers(settings.workers.as_ref()),
         coalescing: settings.coalescing,
-        hold: settings.hold,
+        park: settings.park,
         image,
     };
     Ok(ReadyDisk { config, engine, told, new })
@@ -217,7 +217,7 @@ impl Told {
             fd_pool = (engine.fd_pool != usual.fd_pool).then_some(engine.fd_pool),
             io_threads = (engine.threads != usual.threads).then_some(engine.threads),
             placement = (settings.placement != Placement::Queue).then(|| settings.placement.to_string()),
-            on_error = settings.hold.map(|hold| hold.what.to_string()),
+            on_error = settings.park.map(|park| park.what.to_string()),
             queues = settings.queues,
             queue_size = settings.queue_size,
             socket = %settings.socket.path.display(),

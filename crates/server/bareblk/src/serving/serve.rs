@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 
 use crate::config::configuration::Configuration;
 use crate::control::listener::{ControlServer, ControlSocket};
+use crate::live_upgrade::{Taker, Wanted};
 use crate::logging::LogArgs;
 use crate::service::passed_sockets;
 use crate::service::service_manager::ServiceManager;
@@ -31,7 +32,6 @@ use crate::serving::descriptors;
 use crate::serving::serving_control::ServingControl;
 use crate::serving::{self, Serving};
 use crate::signals::{EndAtOnce, Request, Requests};
-use crate::take_over::{Taker, Wanted};
 
 /// What control clients' requests that run get before a stop cuts them short.
 const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
@@ -39,8 +39,8 @@ const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 const RELOAD_FAILED: &str =
     "the reload failed in a way that is a bug of this program; what was served is served on";
 
-/// Serves until told to stop. `take_over`: from which server, if from one.
-pub fn serve(mut configuration: Configuration, take_over: Option<Wanted>, log: &LogArgs) -> Result<()> {
+/// Serves until told to stop. `live_upgrade`: from which server, if from one.
+pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log: &LogArgs) -> Result<()> {
     let starting = EndAtOnce::catch().context("cannot catch signals")?;
     let limit = descriptors::raise_limit();
     check_workers(&configuration.server.workers)?;
@@ -48,7 +48,7 @@ pub fn serve(mut configuration: Configuration, take_over: Option<Wanted>, log: &
     // Before the helper is started, which is to have none of them.
     let passed = passed_sockets::receive()?;
     // Before the rights to connect are given up.
-    let mut taker = take_over.map(|wanted| Taker::connect(wanted, &mut configuration)).transpose()?;
+    let mut taker = live_upgrade.map(|wanted| Taker::connect(wanted, &mut configuration)).transpose()?;
     let confined = confined::give_up_rights(&configuration, taker.is_some(), log)?;
     let mut opener = passed_sockets::assign(passed, &configuration, &confined.opener);
     if let Some(taker) = &mut taker {

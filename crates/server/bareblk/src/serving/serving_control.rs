@@ -15,11 +15,11 @@ use tracing::{error, info};
 
 use crate::config::config_file;
 use crate::config::difference::Applied;
-use crate::control::protocol::TakeOver;
+use crate::control::protocol::LiveUpgrade;
 use crate::control::reports::{NotChanged, ReloadAnswer};
 use crate::control::{Control, Refused};
+use crate::live_upgrade::{self, Door, VERSION};
 use crate::serving::Serving;
-use crate::take_over::{self, Door, VERSION};
 
 /// A running server.
 #[derive(Debug)]
@@ -92,16 +92,16 @@ impl Control for ServingControl {
     }
 
     /// Ends the process once the other one has everything.
-    fn take_over(
+    fn live_upgrade(
         &self,
-        wanted: TakeOver,
+        wanted: LiveUpgrade,
         channel: &UnixStream,
         agree: &mut dyn FnMut() -> io::Result<()>,
     ) -> Result<(), Refused> {
         if wanted.version != VERSION {
             let (theirs, ours) = (wanted.version, env!("CARGO_PKG_VERSION"));
             return Err(Refused::Settings(format!(
-                "take-over version {theirs}, this is bareblk {ours}, which knows {VERSION}: restart it instead"
+                "live upgrade version {theirs}, this is bareblk {ours}, which knows {VERSION}: restart it instead"
             )));
         }
         let Ok(_taking) = self.taking.try_lock() else {
@@ -109,7 +109,7 @@ impl Control for ServingControl {
                 "another server is just taking over: try again when that is over".into(),
             ));
         };
-        take_over::hand_over(&self.serving, &self.door, &wanted.cut, channel, agree)?;
+        live_upgrade::hand_over(&self.serving, &self.door, &wanted.cut, channel, agree)?;
         let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
         info!(pid, "taken over by another server; this one ends, and leaves it all images and connections");
         self.serving.manager().main_process(pid);

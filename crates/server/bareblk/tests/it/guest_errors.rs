@@ -74,6 +74,6 @@ fn guest_sees_errors_where_the_host_has_them_and_waits_for_room_where_it_was_tol
     }
     assert_eq!((number(&output, "READ_16m"), number(&output, "WRITE_16m")), (1, 1), "{}", output.console);
     assert_eq!((number(&output, "BAD_SPOTS"), number(&output, "COMPLAINTS")), (0, 0), "{}", output.console);
-    second.server().wait_logged("all held requests are answered");
+    second.server().wait_logged("all parked requests are answered");
     first.server().wait_logged("sector=32768 offset=16777216 bytes=4096");
 }

@@ -1,6 +1,6 @@
 //! `--on-error`: what the real program says about it, and `bareblk ctl resume`.
 //!
-//! Not here: requests that are held (`guest_errors.rs`, `blk_server/tests/it/hold.rs`).
+//! Not here: requests that are held (`guest_errors.rs`, `blk_server/tests/it/parked.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -64,7 +64,7 @@ fn resume_says_how_many_requests_there_are_and_which_disk_there_is_not() {
     let place = Place::new();
     let _server = served(&place, &["--on-error", "hold"]);
     let control = place.socket("c");
-    assert_eq!(output(ctl(&control, &["resume", "vm1"])), "0 held requests are tried again\n");
+    assert_eq!(output(ctl(&control, &["resume", "vm1"])), "0 parked requests are tried again\n");
     assert_says(&refusal(ctl(&control, &["resume", "vm2"])), &["there is no disk `vm2`"]);
 }
 

@@ -43,7 +43,7 @@ impl Rig {
             engine: None,
             workers: None,
             coalescing: None,
-            hold: None,
+            park: None,
         };
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(memory)]).unwrap());
         let view = MemoryView::new(Arc::clone(&memory));

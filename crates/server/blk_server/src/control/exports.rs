@@ -82,7 +82,7 @@ impl Export {
             capacity_sectors: image.capacity_sectors(),
             read_only: image.read_only(),
             failed: disk.has_failed(),
-            hold: self.disk.hold(),
+            park: self.disk.park_policy(),
             engine: disk.engine().map_or(engine, |engine| &engine.name).to_owned(),
             placement: disk.engine().map(|engine| engine.placement_report()).unwrap_or_default(),
             sessions: self.sessions.count(),

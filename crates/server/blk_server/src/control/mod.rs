@@ -7,7 +7,7 @@ pub(crate) mod balance;
 pub(crate) mod balancer;
 pub(crate) mod capacity;
 pub(crate) mod exports;
+pub(crate) mod live_upgrade;
 pub(crate) mod removal;
 pub(crate) mod server;
 pub(crate) mod session_list;
-pub(crate) mod take_over;

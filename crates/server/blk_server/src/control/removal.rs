@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::control::exports::{Export, Exports, Turn};
 use crate::data_path::assignment::WorkerSet;
-use crate::data_path::assignment::limit::deadline_in;
+use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::disk::flush::flush;
 use crate::data_path::disk::session_link::EndReason;
 use crate::error::AdminError;
@@ -57,8 +57,8 @@ pub(crate) fn remove(
     workers.forget_disk(disk.id());
     let file = Arc::downgrade(disk.image().file());
     drop(turn);
-    let limit = Instant::now() + LET_GO;
-    while file.strong_count() > 0 && Instant::now() < limit {
+    let deadline = Instant::now() + LET_GO;
+    while file.strong_count() > 0 && Instant::now() < deadline {
         std::thread::sleep(LOOK_AGAIN);
     }
     if file.strong_count() > 0 {

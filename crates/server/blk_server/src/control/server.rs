@@ -22,8 +22,8 @@ use crate::control::balancer::Balancer;
 use crate::control::capacity;
 use crate::control::exports::{Exports, SESSION_STACK_BYTES};
 use crate::control::removal;
-use crate::data_path::assignment::limit::deadline_in;
-use crate::data_path::assignment::{RollCall, WorkerSet};
+use crate::data_path::assignment::deadline::deadline_in;
+use crate::data_path::assignment::{LivenessCheck, WorkerSet};
 use crate::data_path::disk::DiskConfig;
 use crate::data_path::disk::engine_source::{EngineSource, MIN_DEPTH};
 use crate::data_path::disk::flush::flush;
@@ -218,8 +218,8 @@ impl Server {
 
     /// Asks every worker whether it still answers; the answers are waited for in what is returned.
     #[must_use]
-    pub fn call_roll(&self) -> RollCall {
-        self.workers.call_roll()
+    pub fn check_liveness(&self) -> LivenessCheck {
+        self.workers.check_liveness()
     }
 
     /// Serves one more disk. Its name and its socket's path must be free.
@@ -243,13 +243,13 @@ impl Server {
         removal::remove(&self.exports, &self.workers, name, force, timeout)
     }
 
-    /// Has requests that the disk holds ([`crate::Hold`]) tried again at once. Returns how many there are.
+    /// Has requests that the disk holds ([`crate::ParkPolicy`]) tried again at once. Returns how many there are.
     ///
     /// # Errors
     /// [`AdminError`]; those of some queues may have been tried again then.
     pub fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, AdminError> {
         let resumed = self.workers.resume(&self.exports.find(name)?.disk, timeout)?;
-        info!(disk = name, requests = resumed, "held requests are tried again");
+        info!(disk = name, requests = resumed, "parked requests are tried again");
         Ok(resumed)
     }
 

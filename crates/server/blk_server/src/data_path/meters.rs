@@ -24,7 +24,7 @@ pub(crate) struct QueueMeter {
     other: AtomicU64,
     errors: AtomicU64,
     in_flight: AtomicU64,
-    held: AtomicU64,
+    parked: AtomicU64,
     retries: AtomicU64,
     calls: AtomicU64,
     kicks: AtomicU64,
@@ -43,7 +43,7 @@ impl QueueMeter {
         self.other.store(counted.other, Relaxed);
         self.errors.store(counted.errors, Relaxed);
         self.in_flight.store(counted.in_flight, Relaxed);
-        self.held.store(counted.held, Relaxed);
+        self.parked.store(counted.parked, Relaxed);
         self.retries.store(counted.retries, Relaxed);
         self.calls.store(counted.calls, Relaxed);
         self.kicks.store(counted.kicks, Relaxed);
@@ -61,7 +61,7 @@ impl QueueMeter {
             other: self.other.load(Relaxed),
             errors: self.errors.load(Relaxed),
             in_flight: self.in_flight.load(Relaxed),
-            held: self.held.load(Relaxed),
+            parked: self.parked.load(Relaxed),
             retries: self.retries.load(Relaxed),
             calls: self.calls.load(Relaxed),
             kicks: self.kicks.load(Relaxed),

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use crate::data_path::disk::placement::PlacementReport;
-use crate::data_path::queue::hold::Hold;
+use crate::data_path::queue::parked::ParkPolicy;
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 
 /// A whole server.
@@ -74,8 +74,8 @@ pub struct DiskReport {
     pub read_only: bool,
     /// A sync failed: nothing is written any more.
     pub failed: bool,
-    /// Which requests that the host failed are held.
-    pub hold: Option<Hold>,
+    /// Which requests that the host failed are parked.
+    pub park: Option<ParkPolicy>,
     /// Name of its engine's source.
     pub engine: String,
     /// Where its requests are carried out, and what that came to.
@@ -120,9 +120,9 @@ pub struct QueueCounters {
     pub errors: u64,
     /// Requests taken and not yet answered.
     pub in_flight: u64,
-    /// Of them, those that the host failed and that are held.
-    pub held: u64,
-    /// Tries of held requests.
+    /// Of them, those that the host failed and that are parked.
+    pub parked: u64,
+    /// Tries of parked requests.
     pub retries: u64,
     /// Interrupts sent to the guest (call fd signalled).
     pub calls: u64,

@@ -32,11 +32,11 @@ thread_local! {
     static WORKER: RefCell<Option<(Arc<OwnedFd>, Worker)>> = const { RefCell::new(None) };
 }
 
-/// Steps the worker of this thread if `doorbell` is its wakeup fd: its answer to a command is there afterwards.
-fn serve_commands(doorbell: &Arc<OwnedFd>) {
+/// Steps the worker of this thread if `wakeup` is its wakeup fd: its answer to a command is there afterwards.
+fn serve_commands(wakeup: &Arc<OwnedFd>) {
     WORKER.with_borrow_mut(|worker| {
-        if let Some((_, worker)) = worker.as_mut().filter(|(own, _)| Arc::ptr_eq(own, doorbell)) {
-            // The command has signalled the doorbell, so this returns at once.
+        if let Some((_, worker)) = worker.as_mut().filter(|(own, _)| Arc::ptr_eq(own, wakeup)) {
+            // The command has signalled the wakeup, so this returns at once.
             worker.sleep();
             while worker.pass(Instant::now()) || worker.arm() {}
         }
@@ -48,7 +48,7 @@ fn serve_commands(doorbell: &Arc<OwnedFd>) {
 pub struct InlineServer {
     disk: Arc<Disk>,
     workers: Arc<WorkerSet>,
-    doorbell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
 }
 
 impl InlineServer {
@@ -61,17 +61,17 @@ impl InlineServer {
         let opener: Arc<dyn Opener> = Arc::new(HostOpener);
         let budget = Budget::new(Limits::of_process());
         let disk = Arc::new(Disk::new(disk, &opener, &budget).map_err(io::Error::other)?);
-        let doorbell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wakeup = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (commands, received) = channel();
         let (id, poll) = (WorkerId(0), Duration::ZERO);
-        let worker = Worker::new(id, Arc::clone(engine), received, Arc::clone(&doorbell), poll)?;
-        let before = WORKER.replace(Some((Arc::clone(&doorbell), worker)));
+        let worker = Worker::new(id, Arc::clone(engine), received, Arc::clone(&wakeup), poll)?;
+        let before = WORKER.replace(Some((Arc::clone(&wakeup), worker)));
         assert!(before.is_none(), "one inline server at a time on one thread");
         STEPS_WORKER.set(Some(serve_commands));
         let trade = Trade { base: Arc::clone(engine), poll, meter: None, bell: None };
-        let address = Address::new(id, commands, Arc::clone(&doorbell));
+        let address = Address::new(id, commands, Arc::clone(&wakeup));
         let worker = WorkerThread::without_thread(address, WorkerOptions::default());
-        Ok(Self { disk, workers: WorkerSet::of_one(worker, trade), doorbell })
+        Ok(Self { disk, workers: WorkerSet::of_one(worker, trade), wakeup })
     }
 
     /// A session of the front-end at the other end of `socket`.
@@ -87,8 +87,8 @@ impl InlineServer {
 
     /// Serves what kicks and the rings have for the worker, until it would sleep.
     pub fn serve(&self) {
-        signal(&self.doorbell);
-        serve_commands(&self.doorbell);
+        signal(&self.wakeup);
+        serve_commands(&self.wakeup);
     }
 
     /// Queues that run now.

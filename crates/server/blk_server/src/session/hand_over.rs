@@ -5,14 +5,14 @@
 //! `SessionState → checked, mapped, no ring started → go → rings started, calls signalled → the next message`
 //!
 //! - A frozen session holds its queues itself: no worker looks at a ring, and the guest's kicks wait in their eventfds.
-//! - What was submitted completes first. Held requests, and what was to be done again and is not, stay in the in-flight log;
-//!   where there is none, a session with held requests is not handed over.
+//! - What was submitted completes first. Parked requests, and what was to be done again and is not, stay in the in-flight log;
+//!   where there is none, a session with parked requests is not handed over.
 //! - Half a message goes along with what has arrived of it, and a live migration with its dirty log: a front-end that begins
 //!   one or the other does not keep its session here (docs/decisions/0045).
 //! - The lease of the disk's rings goes along; a session without it starts no ring there before its front-end's next message.
 //! - What comes is checked as a front-end's messages are, though it comes from a server: it got it from one.
 //!
-//! Not here: all sessions of a server (`take_over.rs`), queues and workers (`assignment/frozen.rs`).
+//! Not here: all sessions of a server (`live_upgrade.rs`), queues and workers (`assignment/frozen.rs`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub(crate) enum NotHanded {
         "queue {queue} holds {requests} requests that the host failed, and its front-end keeps no in-flight log to hand \
          them over in: repair the storage first"
     )]
-    Held { queue: u16, requests: usize },
+    Parked { queue: u16, requests: usize },
 }
 
 /// What a session does next.
@@ -142,7 +142,7 @@ impl Session {
             let Some(vring) = self.vrings.get_mut(usize::from(queue)) else { continue };
             let left = frozen.queue().leave_as_it_is().map_err(|why| match why {
                 NotLeft::LostMemory => NotHanded::LostMemory,
-                NotLeft::Held { requests } => NotHanded::Held { queue, requests },
+                NotLeft::Parked { requests } => NotHanded::Parked { queue, requests },
             })?;
             // Where it stands after a stop, which counts only if there is one.
             (vring.base, vring.broken) = (left.position, left.is_broken);

@@ -381,7 +381,7 @@ impl Session {
     ///
     /// A ring that the new table does not hold pauses without a fault: front-ends resize a region by
     /// removing it and adding another, and add regions one by one. It has let go of the old table before the
-    /// front-end is answered, with what it holds (`queue/holding.rs`); one of which a part is left is a fault.
+    /// front-end is answered, with what it holds (`queue/parking.rs`); one of which a part is left is a fault.
     fn set_memory(&mut self, change: Result<memory::Change, memory::MemoryChangeError>) -> Result<Answer> {
         let memory::Change { memory, removes } = change?;
         let memory = self.logged(memory)?;

@@ -36,7 +36,7 @@ fn disk(image: &tempfile::NamedTempFile) -> Arc<Disk> {
         engine: None,
         workers: None,
         coalescing: None,
-        hold: None,
+        park: None,
     };
     Arc::new(Disk::new(config, &opener, &Budget::new(Limits::of_process())).unwrap())
 }

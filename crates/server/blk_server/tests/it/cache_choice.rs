@@ -2,7 +2,7 @@
 //! from when on, and until when.
 //!
 //! A guest that may have chosen elsewhere is served durably until it chooses here. Not here: what each choice means
-//! (`cache_modes.rs`, `durability.rs`), sessions that go to another process (`take_over.rs`).
+//! (`cache_modes.rs`, `durability.rs`), sessions that go to another process (`live_upgrade.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

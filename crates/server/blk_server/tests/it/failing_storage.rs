@@ -2,7 +2,7 @@
 //! EIO. Errors are the affair of the request that meets them; held ones are done when the storage is well again.
 //!
 //! tmpfs and ext4 (a loop device) need the right to mount, and so does FUSE: without it the tests say that they are
-//! skipped. Not here: faults made up below the engine (`faults.rs`, `hold.rs`).
+//! skipped. Not here: faults made up below the engine (`faults.rs`, `parked.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
-use blk_server::{Hold, HoldWhat, QueueCounters};
+use blk_server::{ParkPolicy, ParkWhat, QueueCounters};
 use disk_image::CacheMode;
 use io_engine::{EngineConfig, EngineKind, make};
 use xtask::skip::{Reason, skip_part};
@@ -81,7 +81,7 @@ fn fill_until_held(rig: &Rig, guest: &mut Guest) -> (Pending, u64) {
         let mut is_answered = false;
         assert!(eventually(|| {
             is_answered |= guest.ring.pop_used().unwrap().is_some();
-            is_answered || counters(rig).held == 1
+            is_answered || counters(rig).parked == 1
         }));
         if !is_answered {
             return (pending, number);
@@ -93,10 +93,10 @@ fn fill_until_held(rig: &Rig, guest: &mut Guest) -> (Pending, u64) {
 
 fn waits_for_room_and_goes_on(engine: EngineKind, cache: CacheMode, small: &SmallFs) {
     let Some(options) = options(engine, cache) else { return };
-    let hold = Some(Hold { what: HoldWhat::NoSpace, retry_after: None });
+    let park = Some(ParkPolicy { what: ParkWhat::NoSpace, retry_after: None });
     let ballast = small.ballast(3 << 20);
     let folder = Some(small.path().to_owned());
-    let rig = Rig::start(Options { folder, image_bytes: 64 * MIB, hold, ..options });
+    let rig = Rig::start(Options { folder, image_bytes: 64 * MIB, park, ..options });
     let (_front_end, mut guest) = ready(&rig, feature::USUAL);
     let (held, number) = fill_until_held(&rig, &mut guest);
     assert!(number > 0, "{engine}, {cache}: nothing fits");
@@ -104,7 +104,7 @@ fn waits_for_room_and_goes_on(engine: EngineKind, cache: CacheMode, small: &Smal
     assert_eq!(guest.read(0, CHUNK).data, chunk(0), "{engine}, {cache}");
     assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
     assert_eq!(resume(&rig), 1);
-    assert!(eventually(|| counters(&rig).retries == 1 && counters(&rig).held == 1), "{engine}, {cache}");
+    assert!(eventually(|| counters(&rig).retries == 1 && counters(&rig).parked == 1), "{engine}, {cache}");
     assert_eq!(held.status(&guest), 0xff);
     std::fs::remove_file(ballast).unwrap();
     assert_eq!(resume(&rig), 1);
@@ -113,7 +113,7 @@ fn waits_for_room_and_goes_on(engine: EngineKind, cache: CacheMode, small: &Smal
     let whole = (0..=number).all(|number| guest.read(number * CHUNK_SECTORS, CHUNK).data == chunk(number));
     assert!(whole, "{engine}, {cache}: something else was written");
     assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, OK);
-    assert_eq!((counters(&rig).errors, counters(&rig).held), (0, 0), "{engine}, {cache}");
+    assert_eq!((counters(&rig).errors, counters(&rig).parked), (0, 0), "{engine}, {cache}");
 }
 
 #[test]
@@ -178,14 +178,14 @@ fn read_behind_the_end_of_a_truncated_image_is_ioerr_and_all_others_go_on() {
 fn held_read_of_a_truncated_image_is_done_when_the_image_is_whole_again() {
     for (engine, cache) in ENGINES {
         let Some(options) = options(engine, cache) else { continue };
-        let hold = Some(Hold { what: HoldWhat::Any, retry_after: None });
-        let rig = Rig::start(Options { folder: ram(engine), image_bytes: 4 * MIB, hold, ..options });
+        let park = Some(ParkPolicy { what: ParkWhat::Any, retry_after: None });
+        let rig = Rig::start(Options { folder: ram(engine), image_bytes: 4 * MIB, park, ..options });
         let (_front_end, mut guest) = ready(&rig, feature::USUAL);
         let image = File::options().write(true).open(&rig.image).unwrap();
         image.set_len(2 * MIB).unwrap();
         let read = add_transfer(&mut guest, kind::IN, 3 * MIB / 512, 8 * MIB, CHUNK);
         guest.submit();
-        assert!(eventually(|| counters(&rig).held == 1), "{engine}, {cache}");
+        assert!(eventually(|| counters(&rig).parked == 1), "{engine}, {cache}");
         image.set_len(4 * MIB).unwrap();
         assert_eq!(resume(&rig), 1);
         assert_eq!(guest.wait_for(read.token), CHUNK + 1, "{engine}, {cache}");
@@ -230,12 +230,12 @@ fn logged(parts: &[&str]) -> bool {
 fn fuse(
     engine: EngineKind,
     cache: CacheMode,
-    hold: Option<Hold>,
+    park: Option<ParkPolicy>,
 ) -> Option<(FuseDisk, Rig, FrontEnd, Guest)> {
     let ticks = AtomicU64::new(0);
     let disk = FuseDisk::mount(4 << 20, Arc::new(move || ticks.fetch_add(1, Ordering::Relaxed)))?;
     let options = options(engine, cache)?;
-    let rig = Rig::start(Options { existing: Some(disk.path()), hold, ..options });
+    let rig = Rig::start(Options { existing: Some(disk.path()), park, ..options });
     let (front_end, guest) = ready(&rig, feature::USUAL);
     Some((disk, rig, front_end, guest))
 }
@@ -270,12 +270,12 @@ fn bad_spot_of_the_host_is_ioerr_there_and_nowhere_else_and_the_log_names_it() {
 #[test]
 fn held_requests_are_done_when_the_host_is_well_again_and_the_log_says_what_to_do() {
     keep_log();
-    let hold = Some(Hold { what: HoldWhat::Any, retry_after: None });
+    let park = Some(ParkPolicy { what: ParkWhat::Any, retry_after: None });
     for (engine, cache) in engines_on_fuse().filter(|(_, cache)| !cache.starts_writethrough()) {
-        let Some((disk, rig, _front_end, mut guest)) = fuse(engine, cache, hold) else { return };
+        let Some((disk, rig, _front_end, mut guest)) = fuse(engine, cache, park) else { return };
         disk.fail(Call::Write, MIB..MIB + 4096, fuser::Errno::EIO);
         let held = write_chunk(&mut guest, 16);
-        assert!(eventually(|| counters(&rig).held == 1), "{engine}, {cache}");
+        assert!(eventually(|| counters(&rig).parked == 1), "{engine}, {cache}");
         assert_eq!(guest.write(0, &chunk(2)).status, OK);
         disk.heal();
         assert_eq!(resume(&rig), 1);
@@ -285,13 +285,13 @@ fn held_requests_are_done_when_the_host_is_well_again_and_the_log_says_what_to_d
     }
     let says = ["test0", "sector=2048", "write is held", "os error 5", "`bareblk ctl resume test0`"];
     assert!(logged(&says));
-    assert!(logged(&["all held requests are answered", "requests=1", "failed=0"]));
+    assert!(logged(&["all parked requests are answered", "requests=1", "failed=0"]));
 }
 
 #[test]
 fn failed_sync_of_the_host_is_never_held() {
-    let hold = Some(Hold { what: HoldWhat::Any, retry_after: None });
-    let Some((disk, rig, _front_end, mut guest)) = fuse(EngineKind::Threads, CacheMode::Writeback, hold)
+    let park = Some(ParkPolicy { what: ParkWhat::Any, retry_after: None });
+    let Some((disk, rig, _front_end, mut guest)) = fuse(EngineKind::Threads, CacheMode::Writeback, park)
     else {
         return;
     };
@@ -300,6 +300,6 @@ fn failed_sync_of_the_host_is_never_held() {
     assert_eq!(guest.request(kind::FLUSH, 0, &[], 0).status, IOERR);
     disk.heal();
     assert_eq!(guest.write(0, &chunk(2)).status, IOERR);
-    assert_eq!(counters(&rig).held, 0);
+    assert_eq!(counters(&rig).parked, 0);
     assert!(rig.server.as_ref().unwrap().report().disks[0].failed);
 }

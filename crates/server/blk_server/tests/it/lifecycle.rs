@@ -250,7 +250,7 @@ fn bind(rig: &Rig, socket: &Path) -> Result<(), ServerError> {
         engine: None,
         workers: None,
         coalescing: None,
-        hold: None,
+        park: None,
     };
     let socket = SocketConfig { path: socket.to_owned(), mode: 0o600, uid: None, gid: None };
     let engine = || Ok(Box::new(IoUringEngine::new(EngineConfig::default())?) as Box<dyn io_engine::Engine>);

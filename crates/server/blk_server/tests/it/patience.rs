@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blk_server::{BUSY_POLL, Coalescing, DiskConfig, Hold, HoldWhat, InlineWorker, QueueCounters, Wce};
+use blk_server::{BUSY_POLL, Coalescing, DiskConfig, InlineWorker, ParkPolicy, ParkWhat, QueueCounters, Wce};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
 use io_engine::{EngineConfig, FakeEngine, Fault, Verb, When};
@@ -78,7 +78,7 @@ fn requests_that_complete_together_are_all_told_of() {
 }
 
 /// A worker that does nothing by itself, a queue of it, and its guest.
-fn by_hand(engine: FakeEngine, image: Image, hold: Hold) -> (InlineWorker, Guest) {
+fn by_hand(engine: FakeEngine, image: Image, hold: ParkPolicy) -> (InlineWorker, Guest) {
     let disk = DiskConfig {
         name: "test".into(),
         serial: image.default_serial(),
@@ -89,7 +89,7 @@ fn by_hand(engine: FakeEngine, image: Image, hold: Hold) -> (InlineWorker, Guest
         engine: None,
         workers: None,
         coalescing: coalescing(64),
-        hold: Some(hold),
+        park: Some(hold),
     };
     let region = Region::from_memfd(GuestAddress(0), 16 * MIB).unwrap();
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
@@ -121,7 +121,7 @@ fn interrupt_does_not_wait_for_a_request_that_fails_and_is_held() {
         Image::open(&HostOpener, &ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(&path) })
             .unwrap();
     let (engine, fake) = FakeEngine::new(EngineConfig::default()).unwrap();
-    let hold = Hold { what: HoldWhat::Any, retry_after: None };
+    let hold = ParkPolicy { what: ParkWhat::Any, retry_after: None };
     let (mut worker, mut guest) = by_hand(engine, image, hold);
 
     fake.inject(When::Overlaps(Verb::Read, 4096..8192), Fault::Hold, 1);

@@ -289,7 +289,7 @@ fn worker(image: Image, guest: &Guest, features: RingFeatures) -> (OwnedFd, Inli
         engine: None,
         workers: None,
         coalescing: None,
-        hold: None,
+        park: None,
     };
     let config = EngineConfig { depth: 64, threads: 1, ..EngineConfig::default() };
     let engine = Box::new(SyncEngine::new(config).expect("an engine"));

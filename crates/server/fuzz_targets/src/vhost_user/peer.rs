@@ -288,7 +288,7 @@ fn disk(image: &Path) -> (Arc<EngineSource>, DiskConfig) {
         engine: None,
         workers: None,
         coalescing: None,
-        hold: None,
+        park: None,
     };
     let make = || {
         Ok(Box::new(NullEngine::new(&EngineConfig { depth: 128, ..EngineConfig::default() })?)

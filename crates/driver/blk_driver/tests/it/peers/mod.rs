@@ -97,7 +97,7 @@ impl Own {
             engine: None,
             workers: None,
             coalescing: None,
-            hold: None,
+            park: None,
         };
         let socket = SocketConfig { path: self.place.socket.clone(), mode: 0o600, uid: None, gid: None };
         let engine = EngineSource::new("io_uring", depth, Box::new(make));

@@ -48,7 +48,7 @@ impl Disk {
             engine: None,
             workers: None,
             coalescing: None,
-            hold: None,
+            park: None,
         };
         let config = EngineConfig::default();
         let depth = config.depth;

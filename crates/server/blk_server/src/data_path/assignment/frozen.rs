@@ -14,7 +14,7 @@ use std::time::Duration;
 use tracing::error;
 
 use super::{Place, QueueHandle, Seat, WorkerSet, adopt};
-use crate::data_path::assignment::limit::Limit;
+use crate::data_path::assignment::deadline::Deadline;
 use crate::data_path::queue::Queue;
 use crate::data_path::worker::command::{Address, Command};
 use crate::error::AdminError;
@@ -58,7 +58,7 @@ struct Leaving<'a> {
 impl WorkerSet {
     /// Waits for changes that are being made.
     pub(crate) fn hold_changes(&self, timeout: Duration) -> Result<Changes<'_>, AdminError> {
-        self.admin(&self.limit(timeout)).map(|admin| Changes { _admin: admin })
+        self.admin(&self.deadline(timeout)).map(|admin| Changes { _admin: admin })
     }
 
     /// A queue that has ended, because no worker could serve it, is not among them.
@@ -67,11 +67,11 @@ impl WorkerSet {
         queues: impl Iterator<Item = &'q QueueHandle>,
         timeout: Duration,
     ) -> Result<Vec<FrozenQueue>, NotFrozen> {
-        let limit = self.limit(timeout);
+        let deadline = self.deadline(timeout);
         let mut leaving = Vec::new();
         let mut stays = None;
         for QueueHandle { seat, .. } in queues {
-            let Some(place) = limit.lock(&seat.place) else {
+            let Some(place) = deadline.lock(&seat.place) else {
                 stays = Some(seat.index);
                 break;
             };
@@ -82,7 +82,7 @@ impl WorkerSet {
         }
         let mut frozen = Vec::new();
         for Leaving { seat, mut place, id, queue } in leaving {
-            match released(&place.worker, id, &queue, &limit) {
+            match released(&place.worker, id, &queue, &deadline) {
                 Some(queue) => {
                     place.id = None;
                     frozen.push(FrozenQueue { seat: Arc::clone(seat), queue });
@@ -113,9 +113,9 @@ pub(super) fn released(
     worker: &Address,
     id: u32,
     queue: &Receiver<Box<Queue>>,
-    limit: &Limit<'_>,
+    deadline: &Deadline<'_>,
 ) -> Option<Box<Queue>> {
-    if let Some(queue) = limit.receive(queue) {
+    if let Some(queue) = deadline.receive(queue) {
         return Some(queue);
     }
     // It may have been sent just now: the worker alone knows.

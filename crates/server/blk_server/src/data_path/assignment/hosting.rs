@@ -9,7 +9,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::{LOOK_AGAIN, WorkerSet};
-use crate::data_path::assignment::limit::Limit;
+use crate::data_path::assignment::deadline::Deadline;
 use crate::data_path::disk::Disk;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::worker::command::{Address, Command, Hosting, WorkerGone};
@@ -36,8 +36,8 @@ impl WorkerSet {
         worker: Option<WorkerId>,
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        let limit = self.limit(timeout);
-        let _admin = self.admin(&limit)?;
+        let deadline = self.deadline(timeout);
+        let _admin = self.admin(&deadline)?;
         let name = || disk.name().to_owned();
         let source = disk.engine().filter(|source| source.is_placed());
         let source = source.ok_or_else(|| AdminError::NotPlaced { disk: name() })?;
@@ -46,7 +46,7 @@ impl WorkerSet {
         let before = source.placement().completion_worker();
         source.set_completion_worker(worker);
         let Some(address) = address.filter(|_| self.runs(disk)) else { return Ok(()) };
-        let moved = self.move_hosting(disk, source, &address, &limit);
+        let moved = self.move_hosting(disk, source, &address, &deadline);
         if moved.is_err() {
             source.set_completion_worker(before);
         }
@@ -58,20 +58,20 @@ impl WorkerSet {
         disk: &Disk,
         source: &Arc<EngineSource>,
         to: &Address,
-        limit: &Limit<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<(), AdminError> {
         let (id, name) = (to.id, || disk.name().to_owned());
-        let stays = || match limit.is_cut_short() {
+        let stays = || match deadline.is_cut_short() {
             true => AdminError::Stopping,
-            false => AdminError::CompletionWorkerStays { disk: name(), timeout: limit.timeout() },
+            false => AdminError::CompletionWorkerStays { disk: name(), timeout: deadline.timeout() },
         };
         let (done, joined) = sync_channel(1);
         let sent = to.send(Command::Host(Arc::clone(source), Hosting::Asked(done)));
         sent.map_err(|WorkerGone| AdminError::NoWorker { id })?;
-        let joined = limit.receive(&joined).ok_or_else(stays)?;
+        let joined = deadline.receive(&joined).ok_or_else(stays)?;
         joined.map_err(|why| AdminError::Unsuitable { id, disk: name(), why: why.to_string() })?;
         while source.completion_worker() != Some(id) && self.runs(disk) {
-            if limit.is_over() {
+            if deadline.is_over() {
                 return Err(stays());
             }
             std::thread::sleep(LOOK_AGAIN);

@@ -6,17 +6,17 @@
 //!   worker about the queue. So a session's message and a move never meet: one waits for the other, at most as long
 //!   as a move may drain.
 //! - Changes of workers and queues by the operator or the balancer come one at a time (`admin`), each within one
-//!   [`Limit`] for all that it waits for; a stop of the server ends them.
+//!   [`Deadline`] for all that it waits for; a stop of the server ends them.
 //! - A queue that a worker is just starting has no seat yet: whoever attaches it waits until it has one.
 //! - Order of locks: `admin`, then `table` (held for look-ups only, never while asking a worker), then a seat's, which is never waited for with `table` held.
 //!
-//! `spread.rs`: all queues of a disk. `hosting.rs`: its completion worker. `roll_call.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
+//! `spread.rs`: all queues of a disk. `hosting.rs`: its completion worker. `liveness.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
 
-pub(crate) mod limit;
+pub(crate) mod deadline;
 
 mod frozen;
 mod hosting;
-mod roll_call;
+mod liveness;
 mod spread;
 
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ use tracing::{error, info};
 
 use crate::control::balance::{QueueName, QueueReading, Reading};
 use crate::control::balancer::Balanced;
-use crate::data_path::assignment::limit::Limit;
+use crate::data_path::assignment::deadline::Deadline;
 use crate::data_path::disk::Disk;
 use crate::data_path::meters::QueueMeter;
 use crate::data_path::queue::Queue;
@@ -45,7 +45,7 @@ use crate::error::AdminError;
 use crate::error::ServerError;
 
 pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
-pub use roll_call::RollCall;
+pub use liveness::LivenessCheck;
 
 /// Between two looks whether a queue that is being started has its seat, or a disk another completion worker.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -221,18 +221,18 @@ impl WorkerSet {
 
     /// Ends changes that wait for something, now and later.
     pub(crate) fn stop_changes(&self) {
-        // Relaxed: see `Limit::is_cut_short`.
+        // Relaxed: see `Deadline::is_cut_short`.
         self.stopping.store(true, Relaxed);
     }
 
-    fn limit(&self, timeout: Duration) -> Limit<'_> {
-        Limit::new(timeout, &self.stopping)
+    fn deadline(&self, timeout: Duration) -> Deadline<'_> {
+        Deadline::new(timeout, &self.stopping)
     }
 
-    fn admin(&self, limit: &Limit<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
-        limit.lock(&self.admin).ok_or_else(|| match limit.is_cut_short() {
+    fn admin(&self, deadline: &Deadline<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
+        deadline.lock(&self.admin).ok_or_else(|| match deadline.is_cut_short() {
             true => AdminError::Stopping,
-            false => AdminError::OthersChange { timeout: limit.timeout() },
+            false => AdminError::OthersChange { timeout: deadline.timeout() },
         })
     }
 
@@ -255,8 +255,8 @@ impl WorkerSet {
     }
 
     /// Hands a queue over; its completion worker may have been without anybody to serve meanwhile.
-    fn move_queue(&self, seat: &Seat, to: &Address, limit: &Limit<'_>) -> Result<(), AdminError> {
-        let moved = move_queue(seat, to, limit);
+    fn move_queue(&self, seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
+        let moved = move_queue(seat, to, deadline);
         self.call_completion_worker(&seat.disk);
         moved
     }
@@ -342,10 +342,10 @@ impl WorkerSet {
 
     /// Moves the worker's queues to the others, then ends it.
     pub(crate) fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), AdminError> {
-        let limit = self.limit(timeout);
-        let _admin = self.admin(&limit)?;
+        let deadline = self.deadline(timeout);
+        let _admin = self.admin(&deadline)?;
         let address = self.begin_leaving(id)?;
-        let moved = self.move_all(&address, &limit);
+        let moved = self.move_all(&address, &deadline);
         let mut table = self.table();
         table.leaving = None;
         moved?;
@@ -371,13 +371,13 @@ impl WorkerSet {
 
     /// Until the worker has nothing more and ends: a queue that was on its way when the worker began to leave may
     /// still have arrived.
-    fn move_all(&self, from: &Address, limit: &Limit<'_>) -> Result<(), AdminError> {
+    fn move_all(&self, from: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
         loop {
             let seats: Vec<_> = self.table().seats.clone();
             for seat in seats.iter().filter(|seat| seat.worker() == from.id) {
                 let to = self.table().worker_for(&seat.disk, seat.index);
                 let to = to.ok_or(AdminError::LastWorker { id: from.id })?;
-                self.move_queue(seat, &to, limit)?;
+                self.move_queue(seat, &to, deadline)?;
             }
             if from.ask(Command::Retire).unwrap_or(true) {
                 return Ok(());
@@ -393,13 +393,13 @@ impl WorkerSet {
         worker: WorkerId,
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        let limit = self.limit(timeout);
-        let _admin = self.admin(&limit)?;
+        let deadline = self.deadline(timeout);
+        let _admin = self.admin(&deadline)?;
         if queue >= disk.queues() {
             let (disk, queues) = (disk.name().to_owned(), disk.queues());
             return Err(AdminError::NoQueue { disk, queue, queues });
         }
-        self.attach_one(disk, queue, worker, &limit)
+        self.attach_one(disk, queue, worker, &deadline)
     }
 
     /// By whoever holds `admin`.
@@ -408,15 +408,15 @@ impl WorkerSet {
         disk: &Disk,
         queue: u16,
         worker: WorkerId,
-        limit: &Limit<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<(), AdminError> {
         let name = (disk.id(), queue);
         let mut table = self.table();
         let to = table.address(worker).ok_or(AdminError::NoWorker { id: worker })?;
         let wish = table.wishes.insert(name, worker);
         drop(table);
-        let moved = self.seat_of(disk, queue, limit).and_then(|seat| match seat {
-            Some(seat) => self.move_queue(&seat, &to, limit),
+        let moved = self.seat_of(disk, queue, deadline).and_then(|seat| match seat {
+            Some(seat) => self.move_queue(&seat, &to, deadline),
             None => Ok(()),
         });
         if moved.is_err() {
@@ -431,7 +431,12 @@ impl WorkerSet {
 
     /// The queue's seat, if it runs. Of one that is just being started nobody knows whether it saw a wish that is new:
     /// so it is waited for.
-    fn seat_of(&self, disk: &Disk, queue: u16, limit: &Limit<'_>) -> Result<Option<Arc<Seat>>, AdminError> {
+    fn seat_of(
+        &self,
+        disk: &Disk,
+        queue: u16,
+        deadline: &Deadline<'_>,
+    ) -> Result<Option<Arc<Seat>>, AdminError> {
         loop {
             let table = self.table();
             if !table.starting.contains(&(disk.id(), queue)) {
@@ -439,11 +444,11 @@ impl WorkerSet {
                 return Ok(seat.map(Arc::clone));
             }
             drop(table);
-            if limit.is_cut_short() {
+            if deadline.is_cut_short() {
                 return Err(AdminError::Stopping);
             }
-            if limit.is_over() {
-                let (disk, timeout) = (disk.name().to_owned(), limit.timeout());
+            if deadline.is_over() {
+                let (disk, timeout) = (disk.name().to_owned(), deadline.timeout());
                 return Err(AdminError::NotStarted { disk, queue, timeout });
             }
             std::thread::sleep(LOOK_AGAIN);
@@ -495,8 +500,8 @@ impl Balanced for Arc<WorkerSet> {
         to: WorkerId,
         timeout: Duration,
     ) -> Result<(), Box<dyn std::error::Error>> {
-        let limit = self.limit(timeout);
-        let _admin = self.admin(&limit)?;
+        let deadline = self.deadline(timeout);
+        let _admin = self.admin(&deadline)?;
         let table = self.table();
         let to = table.address(to).ok_or(AdminError::NoWorker { id: to })?;
         let seat = table.seats.iter().find(|seat| seat.disk.name() == disk && seat.index == queue);
@@ -505,27 +510,27 @@ impl Balanced for Arc<WorkerSet> {
             return Err("it was attached by hand just now".into());
         }
         drop(table);
-        Ok(WorkerSet::move_queue(self, &seat, &to, &limit)?)
+        Ok(WorkerSet::move_queue(self, &seat, &to, &deadline)?)
     }
 }
 
 /// Drains the queue, takes it from its worker and gives it to another; if either is not possible it stays, or goes
 /// back, where it was.
-fn move_queue(seat: &Seat, to: &Address, limit: &Limit<'_>) -> Result<(), AdminError> {
+fn move_queue(seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
     let not_drained = || {
         let (disk, queue, stays) = (seat.disk.name().to_owned(), seat.index, seat.worker());
-        match limit.is_cut_short() {
+        match deadline.is_cut_short() {
             true => AdminError::Stopping,
-            false => AdminError::NotDrained { disk, queue, timeout: limit.timeout(), stays },
+            false => AdminError::NotDrained { disk, queue, timeout: deadline.timeout(), stays },
         }
     };
-    let mut place = limit.lock(&seat.place).ok_or_else(not_drained)?;
+    let mut place = deadline.lock(&seat.place).ok_or_else(not_drained)?;
     let Some(id) = place.id.filter(|_| place.worker.id != to.id) else { return Ok(()) };
     let (ping, answered) = sync_channel(1);
     let _ = to.send(Command::Ping(ping));
-    let queue = release(&place.worker, id, limit).ok_or_else(not_drained)?;
+    let queue = release(&place.worker, id, deadline).ok_or_else(not_drained)?;
     // A worker that hangs (in an image's file system, say) looks idle, and would keep the queue for as long.
-    let adopted = match limit.receive(&answered) {
+    let adopted = match deadline.receive(&answered) {
         Some(()) => adopt(to, queue),
         None => Err(Unsuitable { queue, why: "it does not answer".into() }),
     };
@@ -542,10 +547,10 @@ fn move_queue(seat: &Seat, to: &Address, limit: &Limit<'_>) -> Result<(), AdminE
 }
 
 /// `None`: not drained in time; the queue goes on.
-fn release(worker: &Address, id: u32, limit: &Limit<'_>) -> Option<Box<Queue>> {
+fn release(worker: &Address, id: u32, deadline: &Deadline<'_>) -> Option<Box<Queue>> {
     let (sender, queue) = sync_channel(1);
     worker.send(Command::Release(id, sender)).ok()?;
-    frozen::released(worker, id, &queue, limit)
+    frozen::released(worker, id, &queue, deadline)
 }
 
 fn adopt(worker: &Address, queue: Box<Queue>) -> Result<u32, Unsuitable> {

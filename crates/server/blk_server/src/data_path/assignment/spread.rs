@@ -26,22 +26,22 @@ impl WorkerSet {
         workers: &[WorkerId],
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        let limit = self.limit(timeout);
-        let _admin = self.admin(&limit)?;
+        let deadline = self.deadline(timeout);
+        let _admin = self.admin(&deadline)?;
         let missing = workers.iter().find(|&&id| self.table().address(id).is_none());
         if let Some(&id) = missing {
             return Err(AdminError::NoWorker { id });
         }
         disk.set_most_workers(None);
         let queues = (0..disk.queues()).zip(workers.iter().cycle());
-        queues.into_iter().try_for_each(|(queue, &worker)| self.attach_one(disk, queue, worker, &limit))
+        queues.into_iter().try_for_each(|(queue, &worker)| self.attach_one(disk, queue, worker, &deadline))
     }
 
-    /// Has the disk's held requests tried again. Returns how many there are.
+    /// Has the disk's parked requests tried again. Returns how many there are.
     pub(crate) fn resume(&self, disk: &Disk, timeout: Duration) -> Result<usize, AdminError> {
-        let limit = self.limit(timeout);
+        let deadline = self.deadline(timeout);
         // A queue on its way between two workers would be missed.
-        let _admin = self.admin(&limit)?;
+        let _admin = self.admin(&deadline)?;
         let workers: Vec<_> = self.table().workers.iter().map(|worker| worker.address.clone()).collect();
         let mut all = 0;
         for worker in workers {
@@ -51,7 +51,7 @@ impl WorkerSet {
                 continue;
             }
             let silent = AdminError::WorkerSilent { id: worker.id, timeout };
-            all += limit.receive(&resumed).ok_or(silent)?;
+            all += deadline.receive(&resumed).ok_or(silent)?;
         }
         Ok(all)
     }
@@ -63,12 +63,12 @@ impl WorkerSet {
         most: Option<NonZeroUsize>,
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        let limit = self.limit(timeout);
-        let _admin = self.admin(&limit)?;
+        let deadline = self.deadline(timeout);
+        let _admin = self.admin(&deadline)?;
         disk.set_most_workers(most);
         self.forget_disk(disk.id());
         let moves = self.moves_to_spread(disk);
-        moves.into_iter().try_for_each(|(seat, to)| move_queue(&seat, &to, &limit))
+        moves.into_iter().try_for_each(|(seat, to)| move_queue(&seat, &to, &deadline))
     }
 
     /// Most queues stay where they are: the workers with most of the disk's queues keep it.

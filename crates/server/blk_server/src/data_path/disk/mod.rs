@@ -31,7 +31,7 @@ use crate::data_path::disk::log_limit::{Allowed, LogLimit};
 use crate::data_path::disk::session_link::SessionLink;
 use crate::data_path::disk::write_cache::{GuestChoice, Wce};
 use crate::data_path::queue::coalescing::Coalescing;
-use crate::data_path::queue::hold::Hold;
+use crate::data_path::queue::parked::ParkPolicy;
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::error_line::error_line;
 
@@ -65,7 +65,7 @@ pub struct DiskConfig {
     /// Whether guests get one interrupt for several completions.
     pub coalescing: Option<Coalescing>,
     /// Which requests that the host failed are held; `None`: all are answered with an error.
-    pub hold: Option<Hold>,
+    pub park: Option<ParkPolicy>,
 }
 
 impl DiskConfig {
@@ -162,7 +162,7 @@ pub(crate) struct Disk {
     /// 0: no limit.
     most_workers: AtomicUsize,
     coalescing: Option<Coalescing>,
-    hold: Option<Hold>,
+    park: Option<ParkPolicy>,
     /// The worker that uses the image's own file description.
     own_file: Mutex<Option<WorkerId>>,
 }
@@ -176,7 +176,7 @@ impl Disk {
     ) -> Result<Self, InvalidDisk> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         config.check()?;
-        let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers, coalescing, hold } =
+        let DiskConfig { name, image, serial, queues, queue_size, wce, engine, workers, coalescing, park } =
             config;
         let start = start_mode(&image);
         Ok(Self {
@@ -198,7 +198,7 @@ impl Disk {
             engine,
             most_workers: AtomicUsize::new(workers.map_or(0, NonZeroUsize::get)),
             coalescing,
-            hold,
+            park,
             own_file: Mutex::new(None),
         })
     }
@@ -227,8 +227,8 @@ impl Disk {
     }
 
     /// What becomes of requests that the host fails.
-    pub(crate) fn hold(&self) -> Option<Hold> {
-        self.hold
+    pub(crate) fn park_policy(&self) -> Option<ParkPolicy> {
+        self.park
     }
 
     /// Most workers that its queues are spread over.

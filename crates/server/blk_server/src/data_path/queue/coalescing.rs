@@ -1,6 +1,6 @@
 //! Fewer interrupts for a guest with many requests in flight: one for several completions, or after a time.
 //!
-//! `completions published → Owed (count, since when) → due → call fd`
+//! `completions published → PendingInterrupt (count, since when) → due → call fd`
 //!
 //! - Off unless a disk asks for it: it trades latency for the guest's processor time.
 //! - A queue with nothing left in flight is never kept waiting: no further completion would come to end the wait.
@@ -59,13 +59,13 @@ pub struct InvalidCoalescing;
 
 /// What a queue owes its driver.
 #[derive(Debug, Default)]
-pub(crate) struct Owed {
+pub(crate) struct PendingInterrupt {
     coalescing: Option<Coalescing>,
     count: u32,
     since: Option<Instant>,
 }
 
-impl Owed {
+impl PendingInterrupt {
     pub(crate) fn new(coalescing: Option<Coalescing>) -> Self {
         Self { coalescing, count: 0, since: None }
     }
@@ -99,8 +99,8 @@ mod tests {
 
     const TIME: Duration = Duration::from_micros(50);
 
-    fn owed() -> (Owed, Instant) {
-        (Owed::new(Some(Coalescing::new(8, TIME).unwrap())), Instant::now())
+    fn owed() -> (PendingInterrupt, Instant) {
+        (PendingInterrupt::new(Some(Coalescing::new(8, TIME).unwrap())), Instant::now())
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn queue_without_coalescing_calls_always_and_owes_nothing() {
-        let mut owed = Owed::new(None);
+        let mut owed = PendingInterrupt::new(None);
         assert!(owed.add(1, 10, Instant::now()));
         assert_eq!(owed.due(), None);
     }

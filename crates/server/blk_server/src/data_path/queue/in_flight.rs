@@ -15,14 +15,14 @@ pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 /// What a request is about, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct About {
-    pub(crate) verb: Verb,
+pub(crate) struct RequestInfo {
+    pub(crate) verb: RequestKind,
     pub(crate) sector: u64,
     pub(crate) bytes: u64,
-    pub(crate) promise: Promise,
+    pub(crate) promise: RequestDurability,
 }
 
-impl About {
+impl RequestInfo {
     /// Of the first byte: what somebody who looks at the image's file wants to know.
     pub(crate) fn offset_bytes(&self) -> u64 {
         self.sector.saturating_mul(disk_image::SECTOR_BYTES)
@@ -31,7 +31,7 @@ impl About {
 
 /// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verb {
+pub(crate) enum RequestKind {
     Read,
     Write,
     Flush,
@@ -39,7 +39,7 @@ pub(crate) enum Verb {
     WriteZeroes,
 }
 
-impl std::fmt::Display for Verb {
+impl std::fmt::Display for RequestKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Read => "read",
@@ -53,7 +53,7 @@ impl std::fmt::Display for Verb {
 
 /// What success means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Promise {
+pub(crate) enum RequestDurability {
     /// Done, or visible to every reader.
     Done,
     /// This request's data is durable.
@@ -65,13 +65,13 @@ pub(crate) enum Promise {
 #[derive(Clone, Debug)]
 struct Slot {
     reply: ReplySlot,
-    about: About,
+    about: RequestInfo,
     ops_left: u16,
     stored_bytes: u64,
     failed: Option<OpError>,
     started: Instant,
     reported: bool,
-    is_held: bool,
+    is_parked: bool,
     /// How often it was tried before.
     tries: u32,
 }
@@ -80,18 +80,18 @@ struct Slot {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
     pub(crate) reply: ReplySlot,
-    pub(crate) about: About,
+    pub(crate) about: RequestInfo,
     pub(crate) stored_bytes: u64,
     pub(crate) failed: Option<OpError>,
     /// How often it was tried before.
     pub(crate) tries: u32,
 }
 
-/// A request that was held, on its way to be tried again.
+/// A request that was parked, on its way to be tried again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Again {
     pub(crate) reply: ReplySlot,
-    pub(crate) about: About,
+    pub(crate) about: RequestInfo,
     pub(crate) tries: u32,
 }
 
@@ -100,27 +100,27 @@ pub(crate) struct Again {
 pub(crate) struct InFlight {
     slots: Box<[Option<Slot>]>,
     count: usize,
-    held: usize,
+    parked: usize,
 }
 
 impl InFlight {
     pub(crate) fn new(queue_size: u16) -> Self {
-        Self { slots: (0..queue_size).map(|_| None).collect(), count: 0, held: 0 }
+        Self { slots: (0..queue_size).map(|_| None).collect(), count: 0, parked: 0 }
     }
 
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Of them, those that are held (`hold.rs`).
-    pub(crate) fn held(&self) -> usize {
-        self.held
+    /// Of them, those that are parked (`parked.rs`).
+    pub(crate) fn parked(&self) -> usize {
+        self.parked
     }
 
     /// Those that the engine has.
     #[inline]
     pub(crate) fn in_engine(&self) -> usize {
-        self.count - self.held
+        self.count - self.parked
     }
 
     #[inline]
@@ -130,11 +130,11 @@ impl InFlight {
 
     /// Called before the request's ops are given to the engine.
     #[inline]
-    pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, about: About, ops: u16, now: Instant) {
+    pub(crate) fn begin(&mut self, tag: u16, reply: ReplySlot, about: RequestInfo, ops: u16, now: Instant) {
         let slot = &mut self.slots[usize::from(tag)];
         debug_assert!(slot.is_none(), "the caller checks that the tag is free");
         let (ops_left, stored_bytes, failed, reported) = (ops, 0, None, false);
-        let (is_held, tries) = (false, 0);
+        let (is_parked, tries) = (false, 0);
         *slot = Some(Slot {
             reply,
             about,
@@ -143,32 +143,32 @@ impl InFlight {
             failed,
             started: now,
             reported,
-            is_held,
+            is_parked,
             tries,
         });
         self.count += 1;
     }
 
     /// A request that was about to be finished stays in flight, without ops.
-    pub(crate) fn hold(&mut self, tag: u16, finished: &Finished, now: Instant) {
+    pub(crate) fn park(&mut self, tag: u16, finished: &Finished, now: Instant) {
         let &Finished { reply, about, tries, .. } = finished;
         self.begin(tag, reply, about, 0, now);
         if let Some(slot) = &mut self.slots[usize::from(tag)] {
-            (slot.is_held, slot.tries) = (true, tries + 1);
-            self.held += 1;
+            (slot.is_parked, slot.tries) = (true, tries + 1);
+            self.parked += 1;
         }
     }
 
-    /// A held request is about to be tried again: its tag is free until it begins.
+    /// A parked request is about to be tried again: its tag is free until it begins.
     pub(crate) fn take_held(&mut self, tag: u16) -> Option<Again> {
         let entry = self.slots.get_mut(usize::from(tag))?;
-        let &mut Slot { reply, about, tries, .. } = entry.as_mut().filter(|slot| slot.is_held)?;
+        let &mut Slot { reply, about, tries, .. } = entry.as_mut().filter(|slot| slot.is_parked)?;
         *entry = None;
-        (self.count, self.held) = (self.count - 1, self.held - 1);
+        (self.count, self.parked) = (self.count - 1, self.parked - 1);
         Some(Again { reply, about, tries })
     }
 
-    /// The request that has just begun is one that was held.
+    /// The request that has just begun is one that was parked.
     pub(crate) fn begun_again(&mut self, tag: u16, tries: u32, stored_bytes: u64) {
         if let Some(Some(slot)) = self.slots.get_mut(usize::from(tag)) {
             (slot.tries, slot.stored_bytes) = (tries, stored_bytes);
@@ -176,7 +176,7 @@ impl InFlight {
     }
 
     /// What the request's success means; `None` if the tag is free.
-    pub(crate) fn promise(&self, tag: u16) -> Option<Promise> {
+    pub(crate) fn promise(&self, tag: u16) -> Option<RequestDurability> {
         Some(self.slots.get(usize::from(tag))?.as_ref()?.about.promise)
     }
 
@@ -211,7 +211,7 @@ impl InFlight {
     }
 
     /// The request that is longest stuck and was not reported yet; reports it once.
-    pub(crate) fn report_stuck(&mut self, now: Instant) -> Option<(About, Duration)> {
+    pub(crate) fn report_stuck(&mut self, now: Instant) -> Option<(RequestInfo, Duration)> {
         let stuck = self.slots.iter_mut().flatten().filter(|slot| slot.is_stuck(now));
         let oldest = stuck.min_by_key(|slot| slot.started)?;
         oldest.reported = true;
@@ -225,7 +225,7 @@ impl Slot {
     }
 
     fn is_stuck(&self, now: Instant) -> bool {
-        !self.reported && !self.is_held && self.age(now) >= STUCK_AFTER
+        !self.reported && !self.is_parked && self.age(now) >= STUCK_AFTER
     }
 }
 
@@ -238,7 +238,8 @@ mod tests {
 
     use super::*;
 
-    const ABOUT: About = About { verb: Verb::Read, sector: 8, bytes: 512, promise: Promise::Done };
+    const ABOUT: RequestInfo =
+        RequestInfo { verb: RequestKind::Read, sector: 8, bytes: 512, promise: RequestDurability::Done };
 
     fn reply() -> ReplySlot {
         let region = Region::from_memfd(GuestAddress(0), 4096).expect("memory");
@@ -277,13 +278,13 @@ mod tests {
         let (start, mut in_flight) = (Instant::now(), InFlight::new(4));
         in_flight.begin(2, reply(), ABOUT, 1, start);
         let finished = in_flight.complete_op(2, Err(OpError::WriteStalled { offset_bytes: 0 }), 100).unwrap();
-        in_flight.hold(2, &finished, start);
+        in_flight.park(2, &finished, start);
         assert!(in_flight.is_taken(2) && !in_flight.has_stuck(start + 2 * STUCK_AFTER));
-        assert_eq!((in_flight.count(), in_flight.held(), in_flight.in_engine()), (1, 1, 0));
+        assert_eq!((in_flight.count(), in_flight.parked(), in_flight.in_engine()), (1, 1, 0));
         let Again { reply, about, tries } = in_flight.take_held(2).unwrap();
         in_flight.begin(2, reply, about, 1, start);
         in_flight.begun_again(2, tries, 100);
-        assert_eq!((in_flight.held(), in_flight.in_engine()), (0, 1));
+        assert_eq!((in_flight.parked(), in_flight.in_engine()), (0, 1));
         let finished = in_flight.complete_op(2, Ok(()), 412).unwrap();
         assert_eq!((finished.stored_bytes, finished.tries, finished.about), (512, 1, ABOUT));
     }

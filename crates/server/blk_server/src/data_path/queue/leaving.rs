@@ -17,19 +17,19 @@ pub(crate) struct Left {
 pub(crate) enum NotLeft {
     /// Guest memory, or that of the in-flight log, was truncated.
     LostMemory,
-    /// Requests that are held, and no log that has them.
-    Held { requests: usize },
+    /// Requests that are parked, and no log that has them.
+    Parked { requests: usize },
 }
 
 impl Queue {
-    /// Nothing is in flight but what is held. The ring can be left, and the queue can go on all the same. Whoever serves it next may
+    /// Nothing is in flight but what is parked. The ring can be left, and the queue can go on all the same. Whoever serves it next may
     /// count on kicks.
     pub(crate) fn leave_as_it_is(&mut self) -> Result<Left, NotLeft> {
         if self.view.is_poisoned() || self.lost_log() {
             return Err(NotLeft::LostMemory);
         }
-        if !self.held.is_empty() && self.log.is_none() {
-            return Err(NotLeft::Held { requests: self.in_flight.held() });
+        if !self.parked.is_empty() && self.log.is_none() {
+            return Err(NotLeft::Parked { requests: self.in_flight.parked() });
         }
         let _ = self.ring.enable_kicks();
         Ok(Left { position: self.ring.position(), is_broken: self.state == State::Broken })

@@ -7,17 +7,17 @@
 //! - What goes wrong inside a chain costs that request: IOERR, or length 0 where the status byte cannot
 //!   be reached. What goes wrong with the ring stops this queue: err fd, one log line; the others go on.
 //!
-//! Not here: from one request to its ops (`queue/starter.rs`), what is held (`queue/holding.rs`), which queue is served when, and sleeping (`worker/mod.rs`); bytes of the ring (`virtqueue`).
+//! Not here: from one request to its ops (`queue/starter.rs`), what is parked (`queue/parking.rs`), which queue is served when, and sleeping (`worker/mod.rs`); bytes of the ring (`virtqueue`).
 
 pub(crate) mod coalescing;
-pub(crate) mod hold;
 pub(crate) mod in_flight;
+pub(crate) mod parked;
 pub(crate) mod queue_start;
 pub(crate) mod refusal;
 pub(crate) mod ring_start;
 
-mod holding;
 mod leaving;
+mod parking;
 mod starter;
 
 use std::os::fd::OwnedFd;
@@ -35,9 +35,9 @@ use crate::data_path::disk::Disk;
 use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::disk::session_link::SessionLink;
 use crate::data_path::meters::QueueMeter;
-use crate::data_path::queue::coalescing::Owed;
-use crate::data_path::queue::hold::Held;
-use crate::data_path::queue::in_flight::{About, Finished, InFlight, Promise, Verb};
+use crate::data_path::queue::coalescing::PendingInterrupt;
+use crate::data_path::queue::in_flight::{Finished, InFlight, RequestDurability, RequestInfo, RequestKind};
+use crate::data_path::queue::parked::ParkedRequests;
 use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::queue::ring_start::open_ring;
 use crate::data_path::report::QueueCounters;
@@ -56,12 +56,12 @@ const _: () = assert!(MAX_OPS <= LEAST_SHARE, "a disk's share is enough for any 
 
 /// What one request took in a pass that was timed; zero in the others.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Shares {
+pub(crate) struct TimeSample {
     taken: Duration,
     completed: Duration,
 }
 
-impl Shares {
+impl TimeSample {
     /// Each of `taken` requests took the same part of `submission`, each of `completed` the same of `completion`.
     pub(crate) fn new(submission: Duration, taken: usize, completion: Duration, completed: usize) -> Self {
         let part = |time: Duration, count: usize| time / u32::try_from(count).unwrap_or(u32::MAX).max(1);
@@ -70,7 +70,7 @@ impl Shares {
 }
 
 /// What a queue borrows from its worker for one pass.
-pub(crate) struct Lane<'w> {
+pub(crate) struct SubmitContext<'w> {
     pub(crate) submit: &'w mut dyn Submit,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
@@ -115,20 +115,20 @@ pub(crate) struct Queue {
     /// Of the request that is looked at.
     segments: SegmentBuffer,
     in_flight: InFlight,
-    held: Held,
+    parked: ParkedRequests,
     pub(crate) file: FileId,
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) watch: WatchId,
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
     state: State,
-    /// It is about to stop: nothing is held any more, unless it stays in the log.
+    /// It is about to stop: nothing is parked any more, unless it stays in the log.
     ends: bool,
-    leaves_held: bool,
+    leaves_parked: bool,
     /// The last look at the ring ended because engine or pool had no room for this disk, not because it was empty.
     waits_for_room: bool,
     /// Completions that the driver was not told of yet.
-    owed: Owed,
+    owed: PendingInterrupt,
     counted: QueueCounters,
     /// Requests of this pass, for their share of its time.
     taken: u32,
@@ -160,7 +160,7 @@ impl Queue {
             chain: Chain::with_capacity(longest),
             segments: SegmentBuffer::default(),
             in_flight: InFlight::new(layout.queue_size),
-            held: Held::new(start.disk.hold(), layout.queue_size, zeroes),
+            parked: ParkedRequests::new(start.disk.park_policy(), layout.queue_size, zeroes),
             ring,
             file,
             kick: Arc::clone(&start.kick),
@@ -169,9 +169,9 @@ impl Queue {
             err: start.err.clone(),
             state: State::Running,
             ends: false,
-            leaves_held: false,
+            leaves_parked: false,
             waits_for_room: false,
-            owed: Owed::new(start.disk.coalescing()),
+            owed: PendingInterrupt::new(start.disk.coalescing()),
             counted: QueueCounters::default(),
             taken: 0,
             completed: 0,
@@ -210,7 +210,7 @@ impl Queue {
 
     /// Steps 2 to 5 for every chain that is available, up to [`BATCH`] and the disk's budget. Returns how many there were.
     #[inline]
-    pub(crate) fn take_requests(&mut self, lane: &mut Lane<'_>) -> usize {
+    pub(crate) fn take_requests(&mut self, lane: &mut SubmitContext<'_>) -> usize {
         self.waits_for_room = false;
         let mut taken = if self.has_to_try() { self.retry_held(lane) } else { 0 };
         while taken < BATCH && !lane.budget.is_spent() && (self.state == State::Running || self.must_redo()) {
@@ -244,7 +244,7 @@ impl Queue {
 
     /// Returns false if the request had to go back into the ring.
     #[inline]
-    fn start_request(&mut self, tag: u16, lane: &mut Lane<'_>) -> bool {
+    fn start_request(&mut self, tag: u16, lane: &mut SubmitContext<'_>) -> bool {
         if self.in_flight.is_taken(tag) {
             self.break_ring(&RingFault::HeadInFlight { head: tag });
             return true;
@@ -264,7 +264,7 @@ impl Queue {
             disk: &self.disk,
             view: &self.view,
             in_flight: &mut self.in_flight,
-            held: &mut self.held,
+            parked: &mut self.parked,
             lane,
             file: self.file,
             durability: self.disk.durability(self.session.write_cache()),
@@ -326,13 +326,13 @@ impl Queue {
             self.note_failed(tag, completion);
         }
         let Some(finished) = self.in_flight.complete_op(tag, result, stored_bytes) else { return };
-        if finished.about.verb == Verb::Read {
+        if finished.about.verb == RequestKind::Read {
             // After the data is there, before the driver can know; failed reads may have stored something, too.
             completion.buffers.note_filled(self.view.memory());
         }
         let status = match finished.failed {
-            Some(error) if self.holds(&finished, error) => {
-                return self.hold(tag, &finished, error, &mut completion.buffers, now);
+            Some(error) if self.should_park(&finished, error) => {
+                return self.park(tag, &finished, error, &mut completion.buffers, now);
             }
             Some(error) => {
                 self.log_failed(now, &finished, error);
@@ -352,17 +352,17 @@ impl Queue {
     #[inline]
     fn count(&mut self, finished: &Finished) {
         self.completed += 1;
-        let About { verb, bytes, .. } = finished.about;
+        let RequestInfo { verb, bytes, .. } = finished.about;
         let counted = &mut self.counted;
         match verb {
-            Verb::Read => {
+            RequestKind::Read => {
                 (counted.reads, counted.read_bytes) = (counted.reads + 1, counted.read_bytes + bytes)
             }
-            Verb::Write => {
+            RequestKind::Write => {
                 (counted.writes, counted.written_bytes) = (counted.writes + 1, counted.written_bytes + bytes);
             }
-            Verb::Flush => counted.flushes += 1,
-            Verb::Discard | Verb::WriteZeroes => counted.other += 1,
+            RequestKind::Flush => counted.flushes += 1,
+            RequestKind::Discard | RequestKind::WriteZeroes => counted.other += 1,
         }
     }
 
@@ -374,11 +374,11 @@ impl Queue {
 
     /// The engine says that it is done; whether that is what was promised is another matter.
     #[inline]
-    fn succeeded(&self, about: &About) -> Status {
+    fn succeeded(&self, about: &RequestInfo) -> Status {
         // Data was taken from memory that was gone by then: zeroes of ours may have been written.
-        let lost_memory = self.view.is_poisoned() && about.verb != Verb::Read;
+        let lost_memory = self.view.is_poisoned() && about.verb != RequestKind::Read;
         // An overlapping sync may have taken the kernel's only report of what was lost.
-        let lost_pages = about.promise != Promise::Done && self.disk.has_failed();
+        let lost_pages = about.promise != RequestDurability::Done && self.disk.has_failed();
         if lost_memory || lost_pages { Status::IoErr } else { Status::Ok }
     }
 
@@ -386,7 +386,7 @@ impl Queue {
     /// own, but where others' lost pages may be meant, `EIO` is taken for that.
     #[cold]
     fn note_failed(&self, tag: u16, completion: &Completion) {
-        let promised = self.in_flight.promise(tag) == Some(Promise::Durable);
+        let promised = self.in_flight.promise(tag) == Some(RequestDurability::Durable);
         let lost_pages = promised && completion.result == Err(OpError::Errno(Errno::IO));
         if completion.sync_failed || lost_pages && self.disk.shares_errors() {
             self.disk.mark_failed();
@@ -395,7 +395,7 @@ impl Queue {
 
     /// Step 8, once per pass: completions become visible, and the driver is told if it wants to be.
     #[inline]
-    pub(crate) fn publish(&mut self, shares: Shares, now: Instant) {
+    pub(crate) fn publish(&mut self, shares: TimeSample, now: Instant) {
         if self.ring.publish() {
             if let Some(changed) = self.view.memory().log().and_then(|log| log.changed()) {
                 signal_shared(changed.as_ref());
@@ -404,14 +404,14 @@ impl Queue {
                 self.call_driver();
             }
         } else if self.owed.due().is_some() && self.in_flight.in_engine() == 0 {
-            // The last one in the engine failed and is held: no completion comes to end the wait, and a queue that now
+            // The last one in the engine failed and is parked: no completion comes to end the wait, and a queue that now
             // moves or stops takes no clock along.
             self.call_driver();
         }
         self.counted.worker_time += shares.taken * self.taken + shares.completed * self.completed;
         (self.taken, self.completed) = (0, 0);
         self.counted.in_flight = self.in_flight.count() as u64;
-        self.counted.held = self.in_flight.held() as u64;
+        self.counted.parked = self.in_flight.parked() as u64;
         self.meter.store(&self.counted);
     }
 
@@ -513,7 +513,7 @@ impl Queue {
     }
 
     /// Goes over to a new memory table. That the ring is there as a whole, and where it was, its session has made sure
-    /// of: a queue that broke here would go on holding the old table, and store what is held into it.
+    /// of: a queue that broke here would go on holding the old table, and store what is parked into it.
     pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>) {
         let view = MemoryView::new(memory);
         match self.ring.rebind(&view) {
@@ -558,7 +558,7 @@ impl Queue {
     #[cold]
     fn log_failed(&mut self, now: Instant, finished: &Finished, error: OpError) {
         if let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) {
-            let About { verb, sector, bytes, .. } = finished.about;
+            let RequestInfo { verb, sector, bytes, .. } = finished.about;
             let (disk, queue, offset) = (self.disk.name(), self.index, finished.about.offset_bytes());
             error!(disk, queue, suppressed, sector, offset, bytes, "{verb} failed: {error}");
         }
@@ -567,7 +567,8 @@ impl Queue {
     /// Logs requests that have been in flight for too long, each once.
     pub(crate) fn report_stuck(&mut self, now: Instant) {
         while self.in_flight.has_stuck(now) && self.disk.host_log_allowed(now).is_some() {
-            let Some((About { verb, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now) else {
+            let Some((RequestInfo { verb, sector, bytes, .. }, age)) = self.in_flight.report_stuck(now)
+            else {
                 return;
             };
             let (disk, queue, seconds) = (self.disk.name(), self.index, age.as_secs());

@@ -4,7 +4,7 @@
 
 use guest_mem::{AccessError, FillError};
 
-use crate::data_path::queue::in_flight::Verb;
+use crate::data_path::queue::in_flight::RequestKind;
 
 /// Why a well-formed request is not carried out: IOERR, and a log line.
 #[derive(Debug, thiserror::Error)]
@@ -12,15 +12,15 @@ pub(crate) enum Refusal {
     #[error(transparent)]
     Range(#[from] disk_image::RangeError),
     #[error("{verb} on a read-only disk")]
-    ReadOnly { verb: Verb },
+    ReadOnly { verb: RequestKind },
     #[error("{verb} of {sectors} sectors in one segment, at most {max} are possible")]
-    SegmentTooLong { verb: Verb, sectors: u32, max: u32 },
+    SegmentTooLong { verb: RequestKind, sectors: u32, max: u32 },
     #[error(transparent)]
     Buffers(#[from] FillError),
     #[error(transparent)]
     Store(#[from] AccessError),
     #[error("{verb} after a failed sync: the disk only reads until the server is restarted")]
-    DiskFailed { verb: Verb },
-    #[error("{verb} was held, and its data is no longer in the memory that the front-end shares")]
-    LostBuffers { verb: Verb },
+    DiskFailed { verb: RequestKind },
+    #[error("{verb} was parked, and its data is no longer in the memory that the front-end shares")]
+    LostBuffers { verb: RequestKind },
 }

@@ -9,10 +9,10 @@ use guest_mem::{IoVecs, MemoryView};
 use io_engine::{Durability, FileId, Op, OpKind, Unmap};
 use virtio_blk::{Data, Request, Segment, SegmentBuffer, Segments, Status};
 
-use super::{Lane, MAX_OPS, Outcome};
+use super::{MAX_OPS, Outcome, SubmitContext};
 use crate::data_path::disk::Disk;
-use crate::data_path::queue::hold::Held;
-use crate::data_path::queue::in_flight::{About, InFlight, Promise, Verb};
+use crate::data_path::queue::in_flight::{InFlight, RequestDurability, RequestInfo, RequestKind};
+use crate::data_path::queue::parked::ParkedRequests;
 use crate::data_path::queue::refusal::Refusal;
 use crate::data_path::worker::buffers::NoBuffers;
 
@@ -24,8 +24,8 @@ pub(super) struct Starter<'q, 'w, 'l> {
     pub(super) disk: &'q Disk,
     pub(super) view: &'q MemoryView,
     pub(super) in_flight: &'q mut InFlight,
-    pub(super) held: &'q mut Held,
-    pub(super) lane: &'l mut Lane<'w>,
+    pub(super) parked: &'q mut ParkedRequests,
+    pub(super) lane: &'l mut SubmitContext<'w>,
     pub(super) file: FileId,
     pub(super) durability: Durability,
     pub(super) token: u64,
@@ -49,7 +49,7 @@ impl Starter<'_, '_, '_> {
 
     /// What success has to mean; refuses what cannot be carried out like that.
     #[inline]
-    fn check_writable(&self, verb: Verb) -> Result<Promise, Refusal> {
+    fn check_writable(&self, verb: RequestKind) -> Result<RequestDurability, Refusal> {
         if self.disk.image().read_only() {
             return Err(Refusal::ReadOnly { verb });
         }
@@ -57,28 +57,33 @@ impl Starter<'_, '_, '_> {
             return Err(Refusal::DiskFailed { verb });
         }
         Ok(match self.durability {
-            Durability::Cached => Promise::Done,
-            Durability::Durable => Promise::Durable,
+            Durability::Cached => RequestDurability::Done,
+            Durability::Durable => RequestDurability::Durable,
         })
     }
 
     #[inline]
     fn read(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let about = About { verb: Verb::Read, sector, bytes: data.len_bytes(), promise: Promise::Done };
+        let about = RequestInfo {
+            verb: RequestKind::Read,
+            sector,
+            bytes: data.len_bytes(),
+            promise: RequestDurability::Done,
+        };
         self.transfer(about, data, |range, _| OpKind::Read { range })
     }
 
     #[inline]
     fn write(&mut self, sector: u64, data: Data<'_>) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable(Verb::Write)?;
-        let about = About { verb: Verb::Write, sector, bytes: data.len_bytes(), promise };
+        let promise = self.check_writable(RequestKind::Write)?;
+        let about = RequestInfo { verb: RequestKind::Write, sector, bytes: data.len_bytes(), promise };
         self.transfer(about, data, |range, durability| OpKind::Write { range, durability })
     }
 
     #[inline]
     fn transfer(
         &mut self,
-        about: About,
+        about: RequestInfo,
         data: Data<'_>,
         kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
     ) -> Result<Outcome, Refusal> {
@@ -99,17 +104,17 @@ impl Starter<'_, '_, '_> {
         Ok(Outcome::Submitted)
     }
 
-    /// A request that was held. `buffers`: what is left of a read or write.
+    /// A request that was parked. `buffers`: what is left of a read or write.
     #[cold]
-    pub(super) fn start_again(&mut self, about: About, buffers: IoVecs) -> Result<Outcome, Refusal> {
+    pub(super) fn start_again(&mut self, about: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
         match about.verb {
-            Verb::Read | Verb::Write => self.transfer_rest(about, buffers),
-            Verb::Flush => self.flush(),
+            RequestKind::Read | RequestKind::Write => self.transfer_rest(about, buffers),
+            RequestKind::Flush => self.flush(),
             verb => {
-                let Some(kept) = self.held.segments(self.tag) else { return Ok(UNSUPPORTED) };
+                let Some(kept) = self.parked.segments(self.tag) else { return Ok(UNSUPPORTED) };
                 let mut buffer = SegmentBuffer::default();
                 buffer.keep(&kept);
-                if verb == Verb::Discard {
+                if verb == RequestKind::Discard {
                     self.discard(&buffer.kept())
                 } else {
                     self.write_zeroes(&buffer.kept())
@@ -119,21 +124,21 @@ impl Starter<'_, '_, '_> {
     }
 
     /// The guest's choice of cache mode may be another one by now, and the image shorter.
-    fn transfer_rest(&mut self, about: About, buffers: IoVecs) -> Result<Outcome, Refusal> {
+    fn transfer_rest(&mut self, about: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
         let promise = match about.verb {
-            Verb::Write => self.check_writable(Verb::Write)?,
-            _ => Promise::Done,
+            RequestKind::Write => self.check_writable(RequestKind::Write)?,
+            _ => RequestDurability::Done,
         };
         let whole = self.disk.image().check(about.sector, about.bytes)?;
         let done_bytes = about.bytes.saturating_sub(buffers.remaining_bytes());
         let rest = whole.after(done_bytes).filter(|_| buffers.remaining_bytes() > 0);
         let Some(range) = rest else { return Err(Refusal::LostBuffers { verb: about.verb }) };
         self.lane.budget.take_bytes(range.len_bytes());
-        self.in_flight.begin(self.tag, self.reply, About { promise, ..about }, 1, self.lane.now);
+        self.in_flight.begin(self.tag, self.reply, RequestInfo { promise, ..about }, 1, self.lane.now);
         let durability = self.durability;
         self.push(
             match about.verb {
-                Verb::Write => OpKind::Write { range, durability },
+                RequestKind::Write => OpKind::Write { range, durability },
                 _ => OpKind::Read { range },
             },
             buffers,
@@ -146,9 +151,14 @@ impl Starter<'_, '_, '_> {
             return Ok(NOTHING_TO_DO);
         }
         if self.disk.has_failed() {
-            return Err(Refusal::DiskFailed { verb: Verb::Flush });
+            return Err(Refusal::DiskFailed { verb: RequestKind::Flush });
         }
-        let about = About { verb: Verb::Flush, sector: 0, bytes: 0, promise: Promise::Flushed };
+        let about = RequestInfo {
+            verb: RequestKind::Flush,
+            sector: 0,
+            bytes: 0,
+            promise: RequestDurability::Flushed,
+        };
         self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
         self.push(OpKind::Flush, IoVecs::with_capacity(0));
         Ok(Outcome::Submitted)
@@ -161,20 +171,19 @@ impl Starter<'_, '_, '_> {
     }
 
     fn discard(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable(Verb::Discard)?;
+        let promise = self.check_writable(RequestKind::Discard)?;
         let Some(limits) = self.disk.image().discard_limits() else { return Ok(UNSUPPORTED) };
         let durability = self.durability;
-        self.segments((Verb::Discard, promise), segments, limits.max_sectors, |range, _| OpKind::Discard {
-            range,
-            durability,
+        self.segments((RequestKind::Discard, promise), segments, limits.max_sectors, |range, _| {
+            OpKind::Discard { range, durability }
         })
     }
 
     fn write_zeroes(&mut self, segments: &Segments) -> Result<Outcome, Refusal> {
-        let promise = self.check_writable(Verb::WriteZeroes)?;
+        let promise = self.check_writable(RequestKind::WriteZeroes)?;
         let Some(limits) = self.disk.image().write_zeroes_limits() else { return Ok(UNSUPPORTED) };
         let durability = self.durability;
-        self.segments((Verb::WriteZeroes, promise), segments, limits.max_sectors, |range, segment| {
+        self.segments((RequestKind::WriteZeroes, promise), segments, limits.max_sectors, |range, segment| {
             let unmap = if segment.unmap && limits.may_unmap { Unmap::Allowed } else { Unmap::Forbidden };
             OpKind::WriteZeroes { range, unmap, durability }
         })
@@ -183,7 +192,7 @@ impl Starter<'_, '_, '_> {
     /// All segments are checked before the first one is started.
     fn segments(
         &mut self,
-        (verb, promise): (Verb, Promise),
+        (verb, promise): (RequestKind, RequestDurability),
         segments: &Segments,
         max_sectors: u32,
         kind: impl Fn(CheckedRange, &Segment) -> OpKind,
@@ -204,8 +213,8 @@ impl Starter<'_, '_, '_> {
             }
         }
         let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
-        let about = About { verb, sector: first.sector, bytes, promise };
-        self.held.keep_segments(self.tag, segments);
+        let about = RequestInfo { verb, sector: first.sector, bytes, promise };
+        self.parked.keep_segments(self.tag, segments);
         self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
         for (range, segment) in ranges.into_iter().flatten() {
             self.push(kind(range, segment), IoVecs::with_capacity(0));

@@ -75,7 +75,7 @@ pub(crate) enum Command {
     Cancel(Option<u64>),
     /// Take part in a placement for others, whether or not queues of the source are here.
     Host(Arc<EngineSource>, Hosting),
-    /// Tries the disk's held requests again; answers how many there are.
+    /// Tries the disk's parked requests again; answers how many there are.
     Resume(u64, SyncSender<usize>),
     /// Ends if it has no queues, and answers whether it does.
     Retire(SyncSender<bool>),
@@ -87,17 +87,17 @@ pub(crate) enum Command {
 pub(crate) struct Address {
     pub(crate) id: WorkerId,
     commands: Sender<Command>,
-    doorbell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
 }
 
 impl Address {
-    pub(crate) fn new(id: WorkerId, commands: Sender<Command>, doorbell: Arc<OwnedFd>) -> Self {
-        Self { id, commands, doorbell }
+    pub(crate) fn new(id: WorkerId, commands: Sender<Command>, wakeup: Arc<OwnedFd>) -> Self {
+        Self { id, commands, wakeup }
     }
 
     pub(crate) fn send(&self, command: Command) -> Result<(), WorkerGone> {
         self.commands.send(command).map_err(|_| WorkerGone)?;
-        signal(&self.doorbell);
+        signal(&self.wakeup);
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl Address {
         self.send(command(answer))?;
         #[cfg(feature = "test-util")]
         if let Some(step) = STEPS_WORKER.get() {
-            step(&self.doorbell);
+            step(&self.wakeup);
         }
         answered.recv().map_err(|_| WorkerGone)
     }

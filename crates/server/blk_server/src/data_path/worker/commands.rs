@@ -1,6 +1,6 @@
 //! What other threads ask of a worker, and how it obeys: queues that start, stop, change memory, come and go.
 //!
-//! `doorbell → Command → …` and, where the queue must be quiet first: `drain → last completion → drained → answer`
+//! `wakeup → Command → …` and, where the queue must be quiet first: `drain → last completion → drained → answer`
 //!
 //! A queue that moves: `Release → drained → the queue itself, through the answer → Adopt on the other worker →
 //! resume, look at the ring`. Nothing is in flight meanwhile, and what the driver adds waits in the ring: it is found
@@ -17,7 +17,7 @@ use guest_mem::GuestMemory;
 use io_engine::{FileId, WatchId, WatchToken};
 use tracing::{debug, error};
 
-use super::{Entry, NewMemory, Worker, note_due};
+use super::{NewMemory, Worker, WorkerQueue, note_due};
 use crate::data_path::disk::Disk;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::queue::queue_start::{Ending, QueueStart};
@@ -26,7 +26,7 @@ use crate::data_path::worker::command::{Command, Hosting, Unsuitable};
 use crate::host::signal::drain;
 
 /// What a queue needs of the worker that serves it.
-struct Berth {
+struct Prepared {
     engine: usize,
     file: FileId,
     watch: WatchId,
@@ -34,7 +34,7 @@ struct Berth {
 
 impl Worker {
     pub(super) fn take_commands(&mut self) {
-        drain(&self.doorbell);
+        drain(&self.wakeup);
         // What comes after the command to end is dropped with the channel: whoever sent it asks another worker.
         while !self.quit
             && let Ok(command) = self.commands.try_recv()
@@ -81,7 +81,7 @@ impl Worker {
                 self.set_memory(queue, memory, drain, done);
             }
             Command::Resume(disk, done) => {
-                let _ = done.send(self.resume_held(disk));
+                let _ = done.send(self.resume_parked(disk));
             }
             Command::Cancel(disk) => self.engines.cancel(disk),
             Command::Host(source, hosting) => self.host(&source, hosting),
@@ -105,12 +105,12 @@ impl Worker {
         }
     }
 
-    fn resume_held(&mut self, disk: u64) -> usize {
+    fn resume_parked(&mut self, disk: u64) -> usize {
         let mut all = 0;
         for id in (0..).take(self.queues.len()) {
             self.with(id, |entry| {
                 if entry.queue.disk().id() == disk {
-                    all += entry.queue.resume_held();
+                    all += entry.queue.resume_parked();
                 }
             });
             self.activate_if_to_try(id);
@@ -156,20 +156,20 @@ impl Worker {
     }
 
     fn make_queue(&mut self, start: &QueueStart, id: u32) -> Result<(Queue, usize), String> {
-        let berth = self.prepare(&start.disk, &start.kick, id)?;
-        let engine = berth.engine;
-        let queue = Queue::new(start, id, berth.file, berth.watch);
+        let prepared = self.prepare(&start.disk, &start.kick, id)?;
+        let engine = prepared.engine;
+        let queue = Queue::new(start, id, prepared.file, prepared.watch);
         match queue {
             Ok(queue) => Ok((queue, engine)),
             Err(what) => {
-                self.give_up(&berth, &start.disk);
+                self.give_up(&prepared, &start.disk);
                 Err(what)
             }
         }
     }
 
     /// Finds the engine, attaches the image, watches the kick; undoes the first ones when a later one fails.
-    fn prepare(&mut self, disk: &Disk, kick: &Arc<OwnedFd>, id: u32) -> Result<Berth, String> {
+    fn prepare(&mut self, disk: &Disk, kick: &Arc<OwnedFd>, id: u32) -> Result<Prepared, String> {
         let engine = self.engines.enter(disk.engine());
         let engine = engine.map_err(|error| format!("its engine cannot be started: {error}"))?;
         let file = self.engines.attach(engine, disk).map_err(|error| {
@@ -182,13 +182,13 @@ impl Worker {
             self.engines.leave(engine);
             format!("its kick descriptor cannot be polled: {error}")
         })?;
-        Ok(Berth { engine, file, watch })
+        Ok(Prepared { engine, file, watch })
     }
 
-    fn give_up(&mut self, berth: &Berth, disk: &Disk) {
-        self.engines.base().reap.unwatch(berth.watch);
-        self.engines.detach(berth.engine, disk);
-        self.engines.leave(berth.engine);
+    fn give_up(&mut self, prepared: &Prepared, disk: &Disk) {
+        self.engines.base().reap.unwatch(prepared.watch);
+        self.engines.detach(prepared.engine, disk);
+        self.engines.leave(prepared.engine);
     }
 
     /// From now on the queue is served here.
@@ -200,7 +200,7 @@ impl Worker {
         // What it holds has its time wherever it is served.
         note_due(&mut self.next_retry, queue.retry_due());
         let disk = self.turns.join(queue.disk().id());
-        self.queues[id as usize] = Some(Entry::new(queue, engine, disk));
+        self.queues[id as usize] = Some(WorkerQueue::new(queue, engine, disk));
         // Scanned once without waiting for a kick: it may have been lost with the last server, or have gone to the
         // worker that the queue comes from.
         self.activate(id);
@@ -212,15 +212,15 @@ impl Worker {
             return Err(Unsuitable { queue, why: "it has too many queues".into() });
         };
         let disk = Arc::clone(queue.disk());
-        let berth = match self.prepare(&disk, &queue.kick, id) {
-            Ok(berth) => berth,
+        let prepared = match self.prepare(&disk, &queue.kick, id) {
+            Ok(prepared) => prepared,
             Err(why) => return Err(Unsuitable { queue, why }),
         };
         // A fault of its memory may have been seen here already, by who looked at other queues.
         self.seen_faults = self.seen_faults.wrapping_sub(1);
-        queue.arrive(id, berth.file, berth.watch);
+        queue.arrive(id, prepared.file, prepared.watch);
         debug!(disk = disk.name(), "queue taken over");
-        self.put(id, *queue, berth.engine);
+        self.put(id, *queue, prepared.engine);
         Ok(id)
     }
 
@@ -278,8 +278,9 @@ impl Worker {
             let _ = done.send(());
             self.activate(id);
         }
-        let goes = |entry: &mut Entry| entry.stop.is_some() || entry.leave.is_some();
-        let Some(Entry { queue, engine, disk, stop, leave, .. }) = self.queues[id as usize].take_if(goes)
+        let goes = |entry: &mut WorkerQueue| entry.stop.is_some() || entry.leave.is_some();
+        let Some(WorkerQueue { queue, engine, disk, stop, leave, .. }) =
+            self.queues[id as usize].take_if(goes)
         else {
             return;
         };

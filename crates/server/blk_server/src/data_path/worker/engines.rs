@@ -2,7 +2,7 @@
 //!
 //! `EngineSource → (made with the first queue that names it) → Slot: handles, files, buffers → (gone with the last)`
 //!
-//! - Almost always there is one. Kicks and the doorbell are watched by the base engine only; while requests are in
+//! - Almost always there is one. Kicks and the wakeup are watched by the base engine only; while requests are in
 //!   flight in others too, the worker sleeps on all their descriptors.
 //! - A file is attached once per engine and disk, however many queues use it.
 //!

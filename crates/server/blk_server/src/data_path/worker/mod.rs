@@ -38,7 +38,7 @@ use tracing::error;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::disk::session_link::EndReason;
 use crate::data_path::meters::WorkerMeter;
-use crate::data_path::queue::{Lane, Queue, Shares};
+use crate::data_path::queue::{Queue, SubmitContext, TimeSample};
 use crate::data_path::report::WorkerCounters;
 use crate::data_path::worker::bell::{Bell, BusyWatch};
 use crate::data_path::worker::command::Command;
@@ -53,13 +53,13 @@ use hostings::Hostings;
 const IDLE_PASSES: u32 = 64;
 /// With requests in flight a worker looks at least this often whether one is stuck.
 const STUCK_CHECK: Duration = Duration::from_secs(10);
-/// Watch token of the worker's own doorbell; queues use their number, which has 32 bits.
-const DOORBELL: WatchToken = WatchToken(1 << 32);
+/// Watch token of the worker's own wakeup; queues use their number, which has 32 bits.
+const WAKEUP: WatchToken = WatchToken(1 << 32);
 /// One pass in so many is timed, for the counters.
 const TIMED_PASSES: u64 = 16;
 
 /// A queue and what its worker keeps about it.
-struct Entry {
+struct WorkerQueue {
     queue: Queue,
     /// Which of the worker's engines its ops go to.
     engine: usize,
@@ -73,7 +73,7 @@ struct Entry {
     memory: Option<NewMemory>,
 }
 
-impl Entry {
+impl WorkerQueue {
     fn new(queue: Queue, engine: usize, disk: usize) -> Self {
         Self { queue, engine, disk, active: false, idle_passes: 0, stop: None, leave: None, memory: None }
     }
@@ -107,8 +107,8 @@ struct NewMemory {
 pub(crate) struct Worker {
     engines: Engines,
     commands: Receiver<Command>,
-    doorbell: Arc<OwnedFd>,
-    queues: Vec<Option<Entry>>,
+    wakeup: Arc<OwnedFd>,
+    queues: Vec<Option<WorkerQueue>>,
     /// Queues that are looked at in every pass, by number.
     turns: Turns,
     /// Numbers of queues that got completions in this pass.
@@ -138,16 +138,16 @@ impl Worker {
         id: WorkerId,
         base: Arc<EngineSource>,
         commands: Receiver<Command>,
-        doorbell: Arc<OwnedFd>,
+        wakeup: Arc<OwnedFd>,
         poll: Duration,
     ) -> std::io::Result<Self> {
         let depth = usize::try_from(base.depth).unwrap_or(usize::MAX);
         let mut engines = Engines::start(id, base)?;
-        engines.base().reap.watch(Arc::clone(&doorbell), DOORBELL)?;
+        engines.base().reap.watch(Arc::clone(&wakeup), WAKEUP)?;
         Ok(Self {
             engines,
             commands,
-            doorbell,
+            wakeup,
             queues: Vec::new(),
             turns: Turns::default(),
             touched: Vec::new(),
@@ -253,7 +253,7 @@ impl Worker {
             };
             let submit = &mut *engine.handles.submit;
             let before = entry.queue.in_engine();
-            let mut lane = Lane { submit, pool: &mut engine.pool, now, budget: &mut pass.budget };
+            let mut lane = SubmitContext { submit, pool: &mut engine.pool, now, budget: &mut pass.budget };
             let taken = entry.queue.take_requests(&mut lane);
             engine.in_flight += entry.queue.in_engine() - before;
             if taken > 0 {
@@ -285,7 +285,7 @@ impl Worker {
         for event in &mut events {
             match *event {
                 Event::Completed(ref mut completion) => self.complete(completion, now),
-                Event::Readable(DOORBELL) => self.take_commands(),
+                Event::Readable(WAKEUP) => self.take_commands(),
                 Event::Readable(token) if token.0 >= ENGINE.0 => {}
                 // Step 1: a kick.
                 Event::Readable(WatchToken(id)) => self.kicked(id),
@@ -318,7 +318,7 @@ impl Worker {
     }
 
     #[inline]
-    fn publish(&mut self, shares: Shares, now: Instant) {
+    fn publish(&mut self, shares: TimeSample, now: Instant) {
         while let Some(id) = self.touched.pop() {
             let Some(Some(entry)) = self.queues.get_mut(id as usize) else { continue };
             entry.queue.publish(shares, now);
@@ -338,20 +338,20 @@ impl Worker {
         submitted: Option<Instant>,
         taken: usize,
         completed: usize,
-    ) -> Shares {
+    ) -> TimeSample {
         if taken == 0 && completed == 0 {
             self.counted.idle_passes += 1;
-            return Shares::default();
+            return TimeSample::default();
         }
         self.counted.busy_passes += 1;
-        let shares = submitted.map_or_else(Shares::default, |submitted| {
+        let shares = submitted.map_or_else(TimeSample::default, |submitted| {
             #[allow(clippy::cast_possible_truncation)] // 16
             let weight = TIMED_PASSES as u32;
             let submission = (submitted - now) * weight;
             let completion = submitted.elapsed() * weight;
             self.counted.submission_time += submission;
             self.counted.completion_time += completion;
-            Shares::new(submission, taken, completion, completed)
+            TimeSample::new(submission, taken, completion, completed)
         });
         self.counters.store(&self.counted);
         shares
@@ -373,7 +373,7 @@ impl Worker {
         }
     }
 
-    fn with(&mut self, id: u32, act: impl FnOnce(&mut Entry)) {
+    fn with(&mut self, id: u32, act: impl FnOnce(&mut WorkerQueue)) {
         if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
             act(entry);
         }
@@ -429,7 +429,7 @@ impl Worker {
         self.next_call = self.queues.iter().flatten().filter_map(|entry| entry.queue.call_due()).min();
     }
 
-    /// Held requests whose time has come are tried again in the next pass.
+    /// Parked requests whose time has come are tried again in the next pass.
     #[cold]
     fn retry_due(&mut self, now: Instant) {
         self.next_retry = None;
@@ -456,7 +456,7 @@ impl Worker {
     }
 
     fn watch_failed(&mut self, id: u64, errno: rustix::io::Errno) {
-        if WatchToken(id) == DOORBELL || id >= ENGINE.0 {
+        if WatchToken(id) == WAKEUP || id >= ENGINE.0 {
             // Deaf to commands, or to one of its engines: queues could not be stopped, or would wait for ever.
             self.engine_failed(&errno.into());
         }

@@ -34,9 +34,9 @@ fn worker(engine: Box<dyn Engine>) -> (Worker, std::sync::mpsc::Sender<Command>,
     let engine = Mutex::new(Some(engine));
     let make = move || Ok(engine.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap());
     let base = EngineSource::new("test", 1024, Box::new(make));
-    let ((commands, received), doorbell) = (channel(), fd());
-    let worker = Worker::new(WorkerId(0), base, received, Arc::clone(&doorbell), Duration::ZERO);
-    (worker.unwrap(), commands, doorbell)
+    let ((commands, received), wakeup) = (channel(), fd());
+    let worker = Worker::new(WorkerId(0), base, received, Arc::clone(&wakeup), Duration::ZERO);
+    (worker.unwrap(), commands, wakeup)
 }
 
 fn disk(name: &str, folder: &tempfile::TempDir) -> Arc<Disk> {
@@ -53,7 +53,7 @@ fn disk(name: &str, folder: &tempfile::TempDir) -> Arc<Disk> {
         engine: None,
         workers: None,
         coalescing: None,
-        hold: None,
+        park: None,
     };
     let opener: Arc<dyn Opener> = Arc::new(HostOpener);
     Arc::new(Disk::new(config, &opener, &Budget::new(Limits::of_process())).unwrap())
@@ -120,7 +120,7 @@ fn disk_with_many_full_queues_gets_one_budget_beside_a_disk_with_one() {
     let (busy, neighbour) = (disk("busy", &folder), disk("neighbour", &folder));
     let view = memory();
     let engine = Box::new(NullEngine::new(&EngineConfig::default()).unwrap());
-    let (mut worker, commands, doorbell) = worker(engine);
+    let (mut worker, commands, wakeup) = worker(engine);
     let mut rings: Vec<DriverQueue> = (0..9).map(|queue| driver(&view, queue)).collect();
     let (done, started) = sync_channel(9);
     for queue in 0..9 {
@@ -128,7 +128,7 @@ fn disk_with_many_full_queues_gets_one_budget_beside_a_disk_with_one() {
         let start = Arc::new(start(disk, queue, &view));
         commands.send(Command::Start(start, done.clone())).unwrap();
     }
-    signal(&doorbell);
+    signal(&wakeup);
     worker.sleep();
     worker.pass(Instant::now()); // starts the queues, after it has looked for requests
     assert!((0..9).all(|_| matches!(started.try_recv(), Ok(Some(_)))));
@@ -162,7 +162,7 @@ impl StuckDisk {
         let config = EngineConfig { depth: 64, ..EngineConfig::default() };
         let (engine, handle) = FakeEngine::new(config).unwrap();
         handle.inject(When::Verb(Verb::Read), Fault::Stick, 64);
-        let (mut worker, commands, doorbell) = worker(Box::new(engine));
+        let (mut worker, commands, wakeup) = worker(Box::new(engine));
         let ring = |queue| DriverQueue::new(&view, layout(queue), FEATURES).unwrap();
         let mut rings: Vec<DriverQueue> = (0..queues).map(ring).collect();
         (0..full).for_each(|queue| fill(&mut rings[queue as usize], &view, queue));
@@ -173,7 +173,7 @@ impl StuckDisk {
             kicks.push(Arc::clone(&start.kick));
             commands.send(Command::Start(start, done.clone())).unwrap();
         }
-        signal(&doorbell);
+        signal(&wakeup);
         worker.sleep();
         Self { worker, engine: handle, view, rings, kicks, _commands: commands, _folder: folder }
     }

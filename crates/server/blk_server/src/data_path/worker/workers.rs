@@ -58,11 +58,11 @@ impl WorkerThread {
     /// If the thread, or its engine, does not start, or cannot run as its options say.
     pub(crate) fn start(id: WorkerId, options: WorkerOptions, trade: &Trade) -> Result<Self, ServerError> {
         let (commands, received) = channel();
-        let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let doorbell = Arc::new(doorbell.map_err(|errno| ServerError::Thread(errno.into()))?);
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wakeup = Arc::new(wakeup.map_err(|errno| ServerError::Thread(errno.into()))?);
         let meter = Arc::<WorkerMeter>::default();
         let (started, start_result) = sync_channel(1);
-        let (bell, counters, trade) = (Arc::clone(&doorbell), Arc::clone(&meter), trade.clone());
+        let (bell, counters, trade) = (Arc::clone(&wakeup), Arc::clone(&meter), trade.clone());
         let as_told = options.clone();
         let body = move || {
             let _guard = AbortOnPanic;
@@ -90,7 +90,7 @@ impl WorkerThread {
         let thread = thread.spawn(body).map_err(ServerError::Thread)?;
         let gone = |_| Err(ServerError::Thread(io::ErrorKind::BrokenPipe.into()));
         let node = start_result.recv().unwrap_or_else(gone)?;
-        let address = Address::new(id, commands, doorbell);
+        let address = Address::new(id, commands, wakeup);
         Ok(Self { address, options, node, meter, thread: Some(thread) })
     }
 

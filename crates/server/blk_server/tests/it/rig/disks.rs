@@ -52,7 +52,7 @@ impl Rig {
             engine: None,
             workers: None,
             coalescing: None,
-            hold: None,
+            park: None,
         };
         (disk, SocketConfig { path: self.socket_of(number), mode: 0o600, uid: None, gid: None })
     }

@@ -31,8 +31,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blk_server::{
-    Balance, Coalescing, DiskConfig, EngineFactory, EngineSource, Hold, Server, ServerConfig, SocketConfig,
-    StopReport, Wce, WorkerOptions,
+    Balance, Coalescing, DiskConfig, EngineFactory, EngineSource, ParkPolicy, Server, ServerConfig,
+    SocketConfig, StopReport, Wce, WorkerOptions,
 };
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
@@ -127,7 +127,7 @@ pub struct Options {
     pub balance: Balance,
     pub poll: Duration,
     pub coalescing: Option<Coalescing>,
-    pub hold: Option<Hold>,
+    pub park: Option<ParkPolicy>,
 }
 
 impl Default for Options {
@@ -149,7 +149,7 @@ impl Default for Options {
             balance: Balance::Off,
             poll: Duration::from_micros(50),
             coalescing: None,
-            hold: None,
+            park: None,
         }
     }
 }
@@ -208,7 +208,7 @@ impl Rig {
             balance,
             poll,
             coalescing,
-            hold,
+            park,
             ..
         } = options;
         let disk = |number| {
@@ -228,7 +228,7 @@ impl Rig {
                 engine,
                 workers: None,
                 coalescing,
-                hold,
+                park,
             };
             let path = numbered(&self.socket, number);
             (disk, SocketConfig { path, mode: 0o600, uid: None, gid: None })

@@ -120,7 +120,7 @@ pub fn start(workers: Vec<WorkerOptions>) -> Result<Bed, ServerError> {
         engine: None,
         workers: None,
         coalescing: None,
-        hold: None,
+        park: None,
     };
     let socket = SocketConfig { path: rig.socket.clone(), mode: 0o600, uid: None, gid: None };
 

@@ -1,4 +1,4 @@
-//! A queue's held requests: when a failure is held, trying again, and what becomes of them when the queue stops or moves.
+//! A queue's parked requests: when a failure is parked, trying again, and what becomes of them when the queue stops or moves.
 //!
 //! `complete → hold … (due, resumed, about to stop) → retry_held → op → complete`
 //!
@@ -7,7 +7,7 @@
 //! - A queue that is about to stop holds nothing more: where the in-flight log reaches whoever serves the ring next,
 //!   they stay in it; elsewhere they are tried once more, and answered as that ends.
 //!
-//! Not here: the list of them (`hold.rs`), who asks (`worker/commands.rs`).
+//! Not here: the list of them (`parked.rs`), who asks (`worker/commands.rs`).
 
 use std::time::Instant;
 
@@ -17,26 +17,26 @@ use tracing::{error, info, warn};
 use virtio_blk::{ReplySlot, Status};
 
 use super::starter::Starter;
-use super::{BATCH, Lane, MAX_OPS, Outcome, Queue, State, log_refused};
+use super::{BATCH, MAX_OPS, Outcome, Queue, State, SubmitContext, log_refused};
 use crate::data_path::disk::log_limit::Allowed;
-use crate::data_path::queue::hold::{HeldRequest, Hold, Over, is_no_space};
-use crate::data_path::queue::in_flight::{About, Again, Finished, Verb};
+use crate::data_path::queue::in_flight::{Again, Finished, RequestInfo, RequestKind};
+use crate::data_path::queue::parked::{Over, ParkPolicy, ParkedRequest, is_no_space};
 use crate::data_path::queue::queue_start::Ending;
 
 impl Queue {
     /// Whether the request stays in flight although it failed.
     #[cold]
-    pub(super) fn holds(&self, finished: &Finished, error: OpError) -> bool {
-        let About { verb, .. } = finished.about;
-        let wanted = self.held.hold().is_some_and(|hold| hold.wants(error));
+    pub(super) fn should_park(&self, finished: &Finished, error: OpError) -> bool {
+        let RequestInfo { verb, .. } = finished.about;
+        let wanted = self.parked.policy().is_some_and(|policy| policy.wants(error));
         // What a failed sync lost, no second try brings back; and without the memory there is nothing to write.
-        let hopeless = verb == Verb::Flush || verb != Verb::Read && self.disk.has_failed();
-        let may_wait = !self.ends || self.leaves_held;
+        let hopeless = verb == RequestKind::Flush || verb != RequestKind::Read && self.disk.has_failed();
+        let may_wait = !self.ends || self.leaves_parked;
         wanted && !hopeless && may_wait && !self.view.is_poisoned()
     }
 
     #[cold]
-    pub(super) fn hold(
+    pub(super) fn park(
         &mut self,
         tag: u16,
         finished: &Finished,
@@ -45,8 +45,8 @@ impl Queue {
         now: Instant,
     ) {
         let is_first = finished.tries == 0;
-        self.in_flight.hold(tag, finished, now);
-        self.held.push(HeldRequest { tag, buffers: rest.take_rest() }, is_first, now);
+        self.in_flight.park(tag, finished, now);
+        self.parked.push(ParkedRequest { tag, buffers: rest.take_rest() }, is_first, now);
         if is_first {
             self.log_held(now, finished, error);
         }
@@ -55,14 +55,14 @@ impl Queue {
     #[cold]
     fn log_held(&self, now: Instant, finished: &Finished, failure: OpError) {
         let Some(Allowed { suppressed }) = self.disk.host_log_allowed(now) else { return };
-        let About { verb, sector, bytes, .. } = finished.about;
+        let RequestInfo { verb, sector, bytes, .. } = finished.about;
         let (disk, queue, offset) = (self.disk.name(), self.index, finished.about.offset_bytes());
         let cure = match failure {
             OpError::Errno(errno) if is_no_space(errno) => "make room for the image",
             _ => "repair what holds the image",
         };
-        let again = match self.held.hold() {
-            Some(Hold { retry_after: Some(pause), .. }) => {
+        let again = match self.parked.policy() {
+            Some(ParkPolicy { retry_after: Some(pause), .. }) => {
                 format!(
                     "it is tried again every {} s, or at once by `bareblk ctl resume {disk}`",
                     pause.as_secs()
@@ -77,28 +77,28 @@ impl Queue {
             sector,
             offset,
             bytes,
-            "{verb} is held, the guest waits: {failure}; {cure}; {again}"
+            "{verb} is parked, the guest waits: {failure}; {cure}; {again}"
         );
     }
 
-    /// A request that was held before is answered.
+    /// A request that was parked before is answered.
     #[cold]
     pub(super) fn held_answered(&mut self, failed: bool) {
-        if let Some(Over { requests, failed }) = self.held.answered(failed) {
+        if let Some(Over { requests, failed }) = self.parked.answered(failed) {
             let (disk, queue) = (self.disk.name(), self.index);
-            info!(disk, queue, requests, failed, "all held requests are answered");
+            info!(disk, queue, requests, failed, "all parked requests are answered");
         }
     }
 
     /// When [`Queue::look_at_held`] is to be called.
     #[inline]
     pub(crate) fn retry_due(&self) -> Option<Instant> {
-        self.held.due()
+        self.parked.due()
     }
 
     /// Whether some are to be tried again now.
     pub(crate) fn look_at_held(&mut self, now: Instant) -> bool {
-        self.held.look(now, self.disk.has_failed());
+        self.parked.look(now, self.disk.has_failed());
         self.has_to_try()
     }
 
@@ -106,12 +106,12 @@ impl Queue {
     /// wait for the end of it.
     #[inline]
     pub(crate) fn has_to_try(&self) -> bool {
-        self.held.has_to_try() && self.state != State::Draining
+        self.parked.has_to_try() && self.state != State::Draining
     }
 
     /// Somebody asks for it. Returns how many there are.
-    pub(crate) fn resume_held(&mut self) -> usize {
-        self.held.try_all()
+    pub(crate) fn resume_parked(&mut self) -> usize {
+        self.parked.try_all()
     }
 
     /// Whether a request of this queue would find no room now: none was left at its last look, or the disk's other queues
@@ -123,14 +123,14 @@ impl Queue {
     /// Those that are to be tried again go to the engine, as far as it has room, and no more than the disk's turn has. Returns how
     /// many were looked at.
     #[cold]
-    pub(super) fn retry_held(&mut self, lane: &mut Lane<'_>) -> usize {
+    pub(super) fn retry_held(&mut self, lane: &mut SubmitContext<'_>) -> usize {
         let mut tried = 0;
         while self.has_to_try() && tried < BATCH && !lane.budget.is_spent() {
             if lane.submit.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 break;
             }
-            let Some(HeldRequest { tag, buffers }) = self.held.next_to_try() else { break };
+            let Some(ParkedRequest { tag, buffers }) = self.parked.next_to_try() else { break };
             lane.budget.take(0);
             self.try_again(tag, buffers, lane);
             tried += 1;
@@ -138,12 +138,12 @@ impl Queue {
         tried
     }
 
-    fn try_again(&mut self, tag: u16, buffers: IoVecs, lane: &mut Lane<'_>) {
+    fn try_again(&mut self, tag: u16, buffers: IoVecs, lane: &mut SubmitContext<'_>) {
         let Some(Again { reply, about, tries }) = self.in_flight.take_held(tag) else { return };
         self.counted.retries += 1;
         // Of a read that has lost its memory nobody can tell any more.
         let stored_bytes = match (about.verb, buffers.remaining_bytes()) {
-            (Verb::Read, rest_bytes @ 1..) => about.bytes.saturating_sub(rest_bytes),
+            (RequestKind::Read, rest_bytes @ 1..) => about.bytes.saturating_sub(rest_bytes),
             _ => 0,
         };
         let outcome = self.starter(tag, reply, lane).start_again(about, buffers).unwrap_or_else(|refusal| {
@@ -165,13 +165,13 @@ impl Queue {
         &'s mut self,
         tag: u16,
         reply: ReplySlot,
-        lane: &'l mut Lane<'w>,
+        lane: &'l mut SubmitContext<'w>,
     ) -> Starter<'s, 'w, 'l> {
         Starter {
             disk: &self.disk,
             view: &self.view,
             in_flight: &mut self.in_flight,
-            held: &mut self.held,
+            parked: &mut self.parked,
             lane,
             file: self.file,
             durability: self.disk.durability(self.session.write_cache()),
@@ -185,35 +185,38 @@ impl Queue {
     /// whoever serves it next goes by the log. Otherwise the front-end says whether it knows what is in the log.
     pub(super) fn end_held(&mut self, ending: Ending) {
         let has_log = self.log.is_some() && !self.lost_log();
-        self.leaves_held |= has_log && (self.leaves_unbegun || ending == Ending::Session);
+        self.leaves_parked |= has_log && (self.leaves_unbegun || ending == Ending::Session);
         self.ends = true;
-        if !self.leaves_held {
-            self.held.try_all();
+        if !self.leaves_parked {
+            self.parked.try_all();
         }
     }
 
     /// Whether whoever waits for the queue has nothing more to wait for.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.in_flight.in_engine() == 0 && (self.held.is_empty() || !self.ends || self.leaves_held)
+        self.in_flight.in_engine() == 0 && (self.parked.is_empty() || !self.ends || self.leaves_parked)
     }
 
-    /// Held buffers lie in the memory that the queue uses from now on. Those that are not in it are given up.
+    /// ParkedRequests buffers lie in the memory that the queue uses from now on. Those that are not in it are given up.
     pub(super) fn rebind_held(&mut self) {
-        let lost: usize =
-            self.held.iter_mut().map(|held| usize::from(held.buffers.rebind(&self.view).is_err())).sum();
+        let lost: usize = self
+            .parked
+            .iter_mut()
+            .map(|parked| usize::from(parked.buffers.rebind(&self.view).is_err()))
+            .sum();
         if lost > 0 {
             let (disk, queue) = (self.disk.name(), self.index);
-            warn!(disk, queue, lost, "held requests have lost their memory to the front-end and fail");
-            self.held.try_all();
+            warn!(disk, queue, lost, "parked requests have lost their memory to the front-end and fail");
+            self.parked.try_all();
         }
     }
 
     /// The queue goes: what it holds is in the log, for whoever serves the ring next.
     pub(super) fn tell_of_left(&self) {
-        if !self.held.is_empty() {
-            let (disk, queue, requests) = (self.disk.name(), self.index, self.in_flight.held());
-            info!(disk, queue, requests, "held requests stay in the in-flight log for the next server");
+        if !self.parked.is_empty() {
+            let (disk, queue, requests) = (self.disk.name(), self.index, self.in_flight.parked());
+            info!(disk, queue, requests, "parked requests stay in the in-flight log for the next server");
         }
     }
 }

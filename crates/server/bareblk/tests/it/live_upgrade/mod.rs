@@ -1,5 +1,5 @@
 //! Servers that take over from each other under load: no request is lost, fails or ends twice, and no front-end reconnects;
-//! and take-overs that come to nothing, after which the old server goes on.
+//! and live upgrades that come to nothing, after which the old server goes on.
 //!
 //! - The real `bareblk serve`, in its sandbox, and the driver library with a model of every sector, as in `killed`.
 //! - `BAREBLK_LONG=1`: many more. Pauses are printed, and with `BAREBLK_PAUSES=FILE` kept as JSON.
@@ -145,7 +145,7 @@ fn hands_on(rings: Rings, log: bool, args: &[&str]) -> Vec<f64> {
             disk.hand_on();
         }
     });
-    assert_eq!(disk.pauses_ms.len() as u64, count, "a take-over that did not say how long it paused");
+    assert_eq!(disk.pauses_ms.len() as u64, count, "a live upgrade that did not say how long it paused");
     tell(&mut disk.pauses_ms, &format!("{rings:?}, log {log}, {args:?}"));
     disk.pauses_ms
 }

@@ -23,7 +23,7 @@ use tracing::{error, info};
 use crate::control::exports::{Export, Exports, SESSION_STACK_BYTES};
 use crate::control::removal::{tell_to_end, wait_ended};
 use crate::control::server::Server;
-use crate::data_path::assignment::limit::deadline_in;
+use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::assignment::{Changes, WorkerSet};
 use crate::data_path::disk::Disk;
 use crate::data_path::worker::workers::AbortOnPanic;
@@ -105,7 +105,7 @@ pub struct DiskState {
 
 /// Why nothing is handed over, or taken.
 #[derive(Debug, thiserror::Error)]
-pub enum TakeOverError {
+pub enum LiveUpgradeError {
     /// Somebody changes workers or queues, or the server stops.
     #[error(transparent)]
     Busy(#[from] AdminError),
@@ -179,8 +179,8 @@ impl Server {
     /// the other process, or until it comes to nothing.
     ///
     /// # Errors
-    /// [`TakeOverError`]; then front-ends may connect again.
-    pub fn cut_off(&self, disks: &[String], timeout: Duration) -> Result<(), TakeOverError> {
+    /// [`LiveUpgradeError`]; then front-ends may connect again.
+    pub fn cut_off(&self, disks: &[String], timeout: Duration) -> Result<(), LiveUpgradeError> {
         let (exports, workers) = self.parts();
         let cut: Result<Vec<_>, _> = disks.iter().map(|name| exports.find(name)).collect();
         let cut = cut?;
@@ -197,14 +197,14 @@ impl Server {
             told.iter().find(|(export, sessions)| wait_ended(export, workers, sessions, deadline).is_err());
         let Some((export, _)) = stays else { return Ok(()) };
         resume(exports);
-        Err(TakeOverError::NotCutOff { disk: export.disk.name().to_owned(), timeout })
+        Err(LiveUpgradeError::NotCutOff { disk: export.disk.name().to_owned(), timeout })
     }
 
     /// Pauses all disks: nobody is accepted, no message is read, no ring is touched, nothing is in flight.
     ///
     /// # Errors
-    /// [`TakeOverError`]; then all goes on.
-    pub fn freeze(&self, timeout: Duration) -> Result<Frozen<'_>, TakeOverError> {
+    /// [`LiveUpgradeError`]; then all goes on.
+    pub fn freeze(&self, timeout: Duration) -> Result<Frozen<'_>, LiveUpgradeError> {
         let deadline = deadline_in(timeout);
         let (exports, workers) = self.parts();
         let changes = workers.hold_changes(timeout).inspect_err(|_| resume(exports))?;
@@ -233,7 +233,7 @@ impl Server {
                 Ok(None) => {}
                 Err(why) => {
                     let disk = frozen.disks[asked.disk].disk.name().to_owned();
-                    return Err(TakeOverError::Stays { disk, why });
+                    return Err(LiveUpgradeError::Stays { disk, why });
                 }
             }
         }
@@ -363,8 +363,8 @@ impl Server {
     /// What another process knows of a disk that is served here from now on.
     ///
     /// # Errors
-    /// [`TakeOverError::Busy`]: there is no such disk.
-    pub fn restore_disk(&self, disk: &str, state: &DiskState) -> Result<(), TakeOverError> {
+    /// [`LiveUpgradeError::Busy`]: there is no such disk.
+    pub fn restore_disk(&self, disk: &str, state: &DiskState) -> Result<(), LiveUpgradeError> {
         let export = self.parts().0.find(disk)?;
         let image = export.disk.image();
         let there = state.capacity_sectors;
@@ -376,7 +376,7 @@ impl Server {
             let why = format!(
                 "its guest has {there} sectors and the image {here}: it must not shrink under its guest"
             );
-            return Err(TakeOverError::Stays { disk: disk.to_owned(), why });
+            return Err(LiveUpgradeError::Stays { disk: disk.to_owned(), why });
         }
         export.disk.guest_cache().restore(state.writethrough);
         if state.failed {
@@ -388,16 +388,16 @@ impl Server {
     /// Makes a session of what came from another process. It starts no ring before it is told to.
     ///
     /// # Errors
-    /// [`TakeOverError`].
+    /// [`LiveUpgradeError`].
     pub fn rebuild(
         &self,
         disk: &str,
         state: SessionState,
         fds: Vec<OwnedFd>,
-    ) -> Result<Rebuilt, TakeOverError> {
+    ) -> Result<Rebuilt, LiveUpgradeError> {
         let (exports, workers) = self.parts();
         let export = exports.find(disk)?;
-        let failed = |why: String| TakeOverError::Session { disk: disk.to_owned(), why };
+        let failed = |why: String| LiveUpgradeError::Session { disk: disk.to_owned(), why };
         let shared = export.sessions.add().map_err(|error| failed(error.to_string()))?;
         let made = begin(&export, workers, &shared, state, fds).map_err(failed);
         made.inspect_err(|_| export.sessions.forget(&shared))

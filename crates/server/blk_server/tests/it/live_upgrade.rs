@@ -1,14 +1,14 @@
 //! Sessions that freeze, go on after all, or go on in another server; and what is refused instead.
 //!
 //! Both servers are in this process: what travels between real ones is given by hand. Not here: processes, images and sockets that
-//! are handed over (`bareblk/tests/it/take_over`).
+//! are handed over (`bareblk/tests/it/live_upgrade`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blk_server::{DiskState, Hold, HoldWhat, Server, SessionState};
+use blk_server::{DiskState, ParkPolicy, ParkWhat, Server, SessionState};
 use io_engine::{FakeHandle, Fault, Verb, When};
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ use crate::rig::{
 };
 
 const SOON: Duration = Duration::from_millis(100);
-const HOLD: Hold = Hold { what: HoldWhat::Any, retry_after: None };
+const HOLD: ParkPolicy = ParkPolicy { what: ParkWhat::Any, retry_after: None };
 const BOTH: [Format; 2] = [Format::Split, Format::Packed];
 const OK: u8 = 0;
 /// A guest that may switch its write cache off.
@@ -133,7 +133,7 @@ fn disk_that_is_not_there_cannot_be_cut_off_and_the_others_go_on() {
 
 /// A disk whose writes fail and are held.
 fn holding(format: Format, log: Option<&Log>) -> (Rig, FakeHandle, FrontEnd, Guest, Pending) {
-    let (options, fake) = raw_guest::faulty(Options { hold: Some(HOLD), ..Options::buffered() });
+    let (options, fake) = raw_guest::faulty(Options { park: Some(HOLD), ..Options::buffered() });
     let rig = Rig::start(options);
     let (front_end, mut guest) = match log {
         None => ready(&rig, format.usual()),
@@ -147,7 +147,7 @@ fn holding(format: Format, log: Option<&Log>) -> (Rig, FakeHandle, FrontEnd, Gue
     fake.inject(When::Verb(Verb::Write), Fault::Errno(Errno::NOSPC), u64::MAX);
     let pending = write(&mut guest);
     guest.submit();
-    assert!(eventually(|| server(&rig).report().disks[0].queues[0].counters.held == 1));
+    assert!(eventually(|| server(&rig).report().disks[0].queues[0].counters.parked == 1));
     (rig, fake, front_end, guest, pending)
 }
 

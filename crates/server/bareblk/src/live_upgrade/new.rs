@@ -27,7 +27,7 @@ use super::wire::{receive, send};
 use super::{AT_ONCE, READY_TIMEOUT, VERSION, with_cure};
 use crate::config::configuration::Configuration;
 use crate::config::disk_settings::{DiskSettings, real_path};
-use crate::control::protocol::{ErrorKind, TakeOver, Verb};
+use crate::control::protocol::{ErrorKind, LiveUpgrade, Verb};
 use crate::ctl::connection::Connection;
 
 /// What the command line says.
@@ -72,7 +72,7 @@ impl Taker {
         let control = control.as_path();
         check_control(control, configuration)?;
         let mut server = Connection::open(control)?;
-        let reply = server.ask(&Verb::TakeOver(TakeOver { version: VERSION, cut: cut.clone() }))?;
+        let reply = server.ask(&Verb::LiveUpgrade(LiveUpgrade { version: VERSION, cut: cut.clone() }))?;
         if let Some(fault) = reply.answer.error {
             let what = match fault.kind {
                 ErrorKind::UnknownVerb => {

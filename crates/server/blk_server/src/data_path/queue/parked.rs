@@ -1,14 +1,14 @@
-//! Requests that the host failed and that are held: kept in flight, tried again later, instead of reported to the guest.
+//! Requests that the host failed and that are parked: kept in flight, tried again later, instead of reported to the guest.
 //!
-//! `completion failed → Hold::wants → Held (the guest waits) → due, or resumed → tried again → answered | held again`
+//! `completion failed → ParkPolicy::wants → ParkedRequests (the guest waits) → due, or resumed → tried again → answered | parked again`
 //!
-//! - A held request keeps its tag, and so its place in the ring and in the in-flight log; it has nothing in the engine
+//! - A parked request keeps its tag, and so its place in the ring and in the in-flight log; it has nothing in the engine
 //!   and none of its worker's buffers. There are never more than the queue has descriptors.
 //! - Room for all of them is made when the queue starts; without a policy there is nothing.
-//! - A sync is never held: a second one that succeeds says nothing about what the first one lost (docs/decisions/0012).
+//! - A sync is never parked: a second one that succeeds says nothing about what the first one lost (docs/decisions/0012).
 //!
 //! Why it is so: docs/decisions/0038. Not here: trying again, and when there is no time for it (`queue/mod.rs`,
-//! `queue/holding.rs`).
+//! `queue/parking.rs`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,12 +19,12 @@ use io_engine::OpError;
 use rustix::io::Errno;
 use virtio_blk::{SegmentBuffer, Segments};
 
-/// Held requests that nobody tries again are looked at this often: their disk may have failed for good meanwhile.
+/// ParkedRequests requests that nobody tries again are looked at this often: their disk may have failed for good meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// Which failures are held.
+/// Which failures are parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HoldWhat {
+pub enum ParkWhat {
     /// Whatever a repair of the host's storage may cure.
     Any,
     /// No space left, or no quota.
@@ -33,25 +33,25 @@ pub enum HoldWhat {
 
 /// How a disk holds requests that the host failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hold {
+pub struct ParkPolicy {
     /// Which.
-    pub what: HoldWhat,
+    pub what: ParkWhat,
     /// How long until they are tried again by themselves; `None`: only when somebody asks for it.
     pub retry_after: Option<Duration>,
 }
 
-impl Hold {
+impl ParkPolicy {
     /// Whether waiting may help. What was given up, what the host cannot do at all, and memory of the guest that is
     /// gone, will be the same the next time.
     pub(crate) fn wants(&self, error: OpError) -> bool {
         match (self.what, error) {
             (_, OpError::Cancelled) => false,
             (_, OpError::Errno(errno)) if is_no_space(errno) => true,
-            (HoldWhat::NoSpace, _) => false,
-            (HoldWhat::Any, OpError::Errno(errno)) => {
+            (ParkWhat::NoSpace, _) => false,
+            (ParkWhat::Any, OpError::Errno(errno)) => {
                 !matches!(errno, Errno::FAULT | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS)
             }
-            (HoldWhat::Any, OpError::EndOfImage { .. } | OpError::WriteStalled { .. }) => true,
+            (ParkWhat::Any, OpError::EndOfImage { .. } | OpError::WriteStalled { .. }) => true,
         }
     }
 
@@ -61,7 +61,7 @@ impl Hold {
 }
 
 /// As on the command line.
-impl fmt::Display for HoldWhat {
+impl fmt::Display for ParkWhat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Any => "hold",
@@ -77,7 +77,7 @@ pub(crate) fn is_no_space(errno: Errno) -> bool {
 
 /// What is left of one.
 #[derive(Debug)]
-pub(crate) struct HeldRequest {
+pub(crate) struct ParkedRequest {
     pub(crate) tag: u16,
     /// Of a read or write: what is not yet done.
     pub(crate) buffers: IoVecs,
@@ -85,48 +85,48 @@ pub(crate) struct HeldRequest {
 
 /// Those of one queue.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
-    hold: Option<Hold>,
+pub(crate) struct ParkedRequests {
+    policy: Option<ParkPolicy>,
     /// Oldest first.
-    requests: VecDeque<HeldRequest>,
+    requests: VecDeque<ParkedRequest>,
     /// How many, from the front, are to be tried again as soon as there is room.
     to_try: usize,
     due: Option<Instant>,
     /// Of discards and zeroes in flight, by tag: the guest may have written over its own by the time they are tried
     /// again.
     segments: Box<[SegmentBuffer]>,
-    /// Requests that were held and are not yet answered.
+    /// Requests that were parked and are not yet answered.
     open: u64,
     /// Of those since the last time that there was none: answered with an error.
     failed: u64,
     all: u64,
 }
 
-/// All held requests are answered.
+/// All parked requests are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
     pub(crate) requests: u64,
     pub(crate) failed: u64,
 }
 
-impl Held {
+impl ParkedRequests {
     /// `zeroes`: whether the disk takes discards or zeroes.
-    pub(crate) fn new(hold: Option<Hold>, queue_size: u16, zeroes: bool) -> Self {
-        if hold.is_none() {
+    pub(crate) fn new(policy: Option<ParkPolicy>, queue_size: u16, zeroes: bool) -> Self {
+        if policy.is_none() {
             return Self::default();
         }
         let tags = usize::from(queue_size);
         let kept = if zeroes { tags } else { 0 };
         Self {
-            hold,
+            policy,
             requests: VecDeque::with_capacity(tags),
             segments: (0..kept).map(|_| SegmentBuffer::default()).collect(),
             ..Self::default()
         }
     }
 
-    pub(crate) fn hold(&self) -> Option<Hold> {
-        self.hold
+    pub(crate) fn policy(&self) -> Option<ParkPolicy> {
+        self.policy
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -144,16 +144,16 @@ impl Held {
         self.segments.get(usize::from(tag)).map(SegmentBuffer::kept)
     }
 
-    /// `is_first`: it was not held before.
-    pub(crate) fn push(&mut self, request: HeldRequest, is_first: bool, now: Instant) {
+    /// `is_first`: it was not parked before.
+    pub(crate) fn push(&mut self, request: ParkedRequest, is_first: bool, now: Instant) {
         self.requests.push_back(request);
-        let (open, pause) = (u64::from(is_first), self.hold.map_or(LOOK_AGAIN, |hold| hold.pause()));
+        let (open, pause) = (u64::from(is_first), self.policy.map_or(LOOK_AGAIN, |policy| policy.pause()));
         self.open += open;
         self.all += open;
         self.due.get_or_insert(now + pause);
     }
 
-    /// When [`Held::look`] is to be called.
+    /// When [`ParkedRequests::look`] is to be called.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
@@ -165,15 +165,15 @@ impl Held {
             return;
         }
         self.due = None;
-        match self.hold {
-            Some(Hold { retry_after: None, .. }) if !hopeless && !self.is_empty() => {
+        match self.policy {
+            Some(ParkPolicy { retry_after: None, .. }) if !hopeless && !self.is_empty() => {
                 self.due = Some(now + LOOK_AGAIN);
             }
             _ => _ = self.try_all(),
         }
     }
 
-    /// Those that are held now, which are so many.
+    /// Those that are parked now, which are so many.
     pub(crate) fn try_all(&mut self) -> usize {
         self.to_try = self.requests.len();
         self.due = None;
@@ -185,16 +185,16 @@ impl Held {
         self.to_try > 0
     }
 
-    pub(crate) fn next_to_try(&mut self) -> Option<HeldRequest> {
+    pub(crate) fn next_to_try(&mut self) -> Option<ParkedRequest> {
         self.to_try = self.to_try.checked_sub(1)?;
         self.requests.pop_front()
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut HeldRequest> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut ParkedRequest> {
         self.requests.iter_mut()
     }
 
-    /// A request that was held is answered. Returns something if it was the last one.
+    /// A request that was parked is answered. Returns something if it was the last one.
     pub(crate) fn answered(&mut self, failed: bool) -> Option<Over> {
         self.failed += u64::from(failed);
         self.open = self.open.saturating_sub(1);
@@ -209,8 +209,8 @@ impl Held {
 mod tests {
     use super::*;
 
-    const ANY: Hold = Hold { what: HoldWhat::Any, retry_after: Some(Duration::from_secs(3)) };
-    const NO_SPACE: Hold = Hold { what: HoldWhat::NoSpace, retry_after: None };
+    const ANY: ParkPolicy = ParkPolicy { what: ParkWhat::Any, retry_after: Some(Duration::from_secs(3)) };
+    const NO_SPACE: ParkPolicy = ParkPolicy { what: ParkWhat::NoSpace, retry_after: None };
 
     fn errno(errno: Errno) -> OpError {
         OpError::Errno(errno)
@@ -218,8 +218,8 @@ mod tests {
 
     #[test]
     fn lack_of_space_is_held_by_both_and_an_io_error_by_one() {
-        for held in [Errno::NOSPC, Errno::DQUOT] {
-            assert!(ANY.wants(errno(held)) && NO_SPACE.wants(errno(held)), "{held}");
+        for parked in [Errno::NOSPC, Errno::DQUOT] {
+            assert!(ANY.wants(errno(parked)) && NO_SPACE.wants(errno(parked)), "{parked}");
         }
         let cut = OpError::EndOfImage { offset_bytes: 0, end_bytes: 512 };
         assert!(ANY.wants(errno(Errno::IO)) && ANY.wants(cut));
@@ -234,56 +234,56 @@ mod tests {
         assert!(!ANY.wants(OpError::Cancelled) && !NO_SPACE.wants(OpError::Cancelled));
     }
 
-    fn request(tag: u16) -> HeldRequest {
-        HeldRequest { tag, buffers: IoVecs::default() }
+    fn request(tag: u16) -> ParkedRequest {
+        ParkedRequest { tag, buffers: IoVecs::default() }
     }
 
-    fn two(hold: Hold, now: Instant) -> Held {
-        let mut held = Held::new(Some(hold), 4, false);
-        held.push(request(1), true, now);
-        held.push(request(3), true, now + Duration::from_secs(1));
-        held
+    fn two(policy: ParkPolicy, now: Instant) -> ParkedRequests {
+        let mut parked = ParkedRequests::new(Some(policy), 4, false);
+        parked.push(request(1), true, now);
+        parked.push(request(3), true, now + Duration::from_secs(1));
+        parked
     }
 
     #[test]
     fn all_are_due_a_pause_after_the_first_in_the_order_in_which_they_were_held() {
         let now = Instant::now();
-        let mut held = two(ANY, now);
-        held.look(now + Duration::from_secs(2), false);
-        assert!(!held.has_to_try() && held.next_to_try().is_none());
-        held.look(now + Duration::from_secs(3), false);
-        assert_eq!((held.next_to_try().unwrap().tag, held.next_to_try().unwrap().tag), (1, 3));
-        assert!(!held.has_to_try() && held.is_empty() && held.due().is_none());
+        let mut parked = two(ANY, now);
+        parked.look(now + Duration::from_secs(2), false);
+        assert!(!parked.has_to_try() && parked.next_to_try().is_none());
+        parked.look(now + Duration::from_secs(3), false);
+        assert_eq!((parked.next_to_try().unwrap().tag, parked.next_to_try().unwrap().tag), (1, 3));
+        assert!(!parked.has_to_try() && parked.is_empty() && parked.due().is_none());
     }
 
     #[test]
     fn one_that_is_held_again_waits_for_the_next_time() {
         let now = Instant::now();
-        let mut held = two(ANY, now);
-        assert_eq!(held.try_all(), 2);
-        let first = held.next_to_try().unwrap();
-        held.push(first, false, now);
-        assert_eq!(held.next_to_try().unwrap().tag, 3);
-        assert!(held.next_to_try().is_none() && !held.is_empty());
-        assert_eq!(held.due(), Some(now + Duration::from_secs(3)));
+        let mut parked = two(ANY, now);
+        assert_eq!(parked.try_all(), 2);
+        let first = parked.next_to_try().unwrap();
+        parked.push(first, false, now);
+        assert_eq!(parked.next_to_try().unwrap().tag, 3);
+        assert!(parked.next_to_try().is_none() && !parked.is_empty());
+        assert_eq!(parked.due(), Some(now + Duration::from_secs(3)));
     }
 
     #[test]
     fn without_a_pause_nothing_is_tried_until_it_is_hopeless() {
         let now = Instant::now();
-        let mut held = two(NO_SPACE, now);
-        held.look(now + LOOK_AGAIN, false);
-        assert!(!held.has_to_try() && held.due() == Some(now + 2 * LOOK_AGAIN));
-        held.look(now + 2 * LOOK_AGAIN, true);
-        assert!(held.has_to_try());
+        let mut parked = two(NO_SPACE, now);
+        parked.look(now + LOOK_AGAIN, false);
+        assert!(!parked.has_to_try() && parked.due() == Some(now + 2 * LOOK_AGAIN));
+        parked.look(now + 2 * LOOK_AGAIN, true);
+        assert!(parked.has_to_try());
     }
 
     #[test]
     fn end_is_told_with_the_last_answer_and_counted_anew_after() {
-        let mut held = two(ANY, Instant::now());
-        assert_eq!(held.answered(true), None);
-        assert_eq!(held.answered(false), Some(Over { requests: 2, failed: 1 }));
-        held.push(request(0), true, Instant::now());
-        assert_eq!(held.answered(false), Some(Over { requests: 1, failed: 0 }));
+        let mut parked = two(ANY, Instant::now());
+        assert_eq!(parked.answered(true), None);
+        assert_eq!(parked.answered(false), Some(Over { requests: 2, failed: 1 }));
+        parked.push(request(0), true, Instant::now());
+        assert_eq!(parked.answered(false), Some(Over { requests: 1, failed: 0 }));
     }
 }

@@ -13,7 +13,7 @@
 //!   The new one touches nothing before it, and waits for it without a limit: only the old one knows whose the disks are.
 //! - Descriptors are the old server's own: images keep their locks, front-ends their connections.
 //!
-//! For users: docs/take-over.md. Not here: sessions and queues (`blk_server`).
+//! For users: docs/live-upgrade.md. Not here: sessions and queues (`blk_server`).
 
 mod messages;
 
@@ -28,7 +28,7 @@ mod wire;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use blk_server::TakeOverError;
+use blk_server::LiveUpgradeError;
 
 pub use messages::Message;
 pub use new::{Taker, Wanted};
@@ -52,9 +52,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// With what an operator can do about a front-end that is in the way.
-fn with_cure(error: TakeOverError) -> anyhow::Error {
+fn with_cure(error: LiveUpgradeError) -> anyhow::Error {
     match &error {
-        TakeOverError::Stays { disk, .. } | TakeOverError::Session { disk, .. } => {
+        LiveUpgradeError::Stays { disk, .. } | LiveUpgradeError::Session { disk, .. } => {
             anyhow!("{error}; or cut its front-ends off: --take-over-cut {disk}")
         }
         _ => error.into(),

@@ -159,7 +159,7 @@ fn second_new_server_and_other_versions_are_refused_at_once() {
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    assert_says(&text, &["bad-settings", "take-over version 1", "restart it instead"]);
+    assert_says(&text, &["bad-settings", "live upgrade version 1", "restart it instead"]);
     disk.stop();
 }
 

@@ -1,6 +1,6 @@
-//! Front-ends that are in the way of a take-over: taken along where that is possible, else named, and cut off if the operator says so.
+//! Front-ends that are in the way of a live upgrade: taken along where that is possible, else named, and cut off if the operator says so.
 //!
-//! Not here: what a front-end can be in the middle of (`blk_server/tests/it/take_over.rs`).
+//! Not here: what a front-end can be in the middle of (`blk_server/tests/it/live_upgrade.rs`).
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;

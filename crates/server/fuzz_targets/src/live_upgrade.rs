@@ -1,4 +1,4 @@
-//! `take_over`: frames of the channel on which a server takes over from another one, with descriptors of all kinds.
+//! `live_upgrade`: frames of the channel on which a server takes over from another one, with descriptors of all kinds.
 //!
 //! `input → frames, whole or cut, descriptors → a socket → what either server reads of it → sessions rebuilt, let go of`
 //!
@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
-use bareblk::inputs::{TakeOverFrame, take_over_frame};
+use bareblk::inputs::{LiveUpgradeFrame, live_upgrade_frame};
 use blk_server::Server;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -68,7 +68,7 @@ pub(crate) fn run(bytes: &[u8]) {
         assert!(why.len() <= room, "{} bytes for {}: {why}", why.len(), bytes.len());
     };
     loop {
-        match take_over_frame(&here, server) {
+        match live_upgrade_frame(&here, server) {
             Ok(frame) => {
                 check(&frame, server);
                 frame.session.and_then(Result::err).iter().for_each(|why| one_line(why));
@@ -81,12 +81,12 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 /// Read again, it is the same.
-fn check(frame: &TakeOverFrame, server: &Server) {
+fn check(frame: &LiveUpgradeFrame, server: &Server) {
     assert!(frame.descriptors <= MOST_FDS, "{} descriptors, none of them sent", frame.descriptors);
     let (there, here) = UnixStream::pair().expect("a socket");
     let len = u32::try_from(frame.body.len()).expect("a small frame").to_le_bytes();
     send(&there, &[MAGIC, &len, &[0; 4], frame.body.as_bytes()].concat(), &[]);
-    let again = take_over_frame(&here, server).expect("what was understood before");
+    let again = live_upgrade_frame(&here, server).expect("what was understood before");
     assert_eq!((again.name, &again.body, again.descriptors), (frame.name, &frame.body, 0));
 }
 

@@ -43,7 +43,7 @@ pub enum WireError {
     Closed,
     #[error("the other process did not answer within {} s", limit.as_secs_f64())]
     TooSlow { limit: Duration },
-    #[error("what came is no frame of a take-over: it begins with {begin:02x?}")]
+    #[error("what came is no frame of a live upgrade: it begins with {begin:02x?}")]
     NoFrame { begin: [u8; 4] },
     #[error(
         "a frame of {bytes} bytes with {fds} descriptors: at most {MAX_BODY_BYTES} and {MAX_FDS} are possible"

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blk_server::{Hold, HoldWhat, QueueCounters, WorkerId};
+use blk_server::{ParkPolicy, ParkWhat, QueueCounters, WorkerId};
 use disk_image::CacheMode;
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, Fault, ThreadsEngine, Verb, When};
 use rustix::io::Errno;
@@ -29,7 +29,7 @@ const OK: u8 = 0;
 const IOERR: u8 = 1;
 const OPEN: u8 = 0xff;
 /// By hand only.
-const HOLD: Hold = Hold { what: HoldWhat::Any, retry_after: None };
+const HOLD: ParkPolicy = ParkPolicy { what: ParkWhat::Any, retry_after: None };
 const BLOCK: u32 = 4096;
 const BOTH: [Format; 2] = [Format::Split, Format::Packed];
 
@@ -40,8 +40,8 @@ struct Bed {
     rig: Rig,
 }
 
-fn bed_with(hold: Hold, cache: CacheMode, format: Format) -> Bed {
-    let (options, fake) = faulty(Options { hold: Some(hold), ..Options::cached(cache) });
+fn bed_with(policy: ParkPolicy, cache: CacheMode, format: Format) -> Bed {
+    let (options, fake) = faulty(Options { park: Some(policy), ..Options::cached(cache) });
     let rig = Rig::start(options);
     let (front_end, guest) = ready(&rig, format.usual());
     Bed { fake, front_end, guest, rig }
@@ -84,11 +84,11 @@ impl Bed {
     /// Writes of one block each that fail and are held.
     fn hold_writes(&mut self, first: u64, count: u64) -> Vec<Pending> {
         // Told a moment after the guest knows.
-        assert!(eventually(|| counters(&self.rig).held == 0));
+        assert!(eventually(|| counters(&self.rig).parked == 0));
         fails(&self.fake, Verb::Write, Errno::NOSPC);
         let pending = (first..first + count).map(|number| add_write(&mut self.guest, number)).collect();
         self.guest.submit();
-        assert!(eventually(|| counters(&self.rig).held == count), "{:?}", counters(&self.rig));
+        assert!(eventually(|| counters(&self.rig).parked == count), "{:?}", counters(&self.rig));
         pending
     }
 
@@ -112,20 +112,20 @@ fn held_writes_keep_the_guest_waiting_others_go_on_and_all_are_done_when_resumed
         let pending = bed.hold_writes(0, 20);
         assert_eq!(bed.guest.read(2048, BLOCK).status, Some(OK));
         assert_eq!(resume(&bed.rig), 20);
-        assert!(eventually(|| counters(&bed.rig).held == 20 && counters(&bed.rig).retries == 20));
+        assert!(eventually(|| counters(&bed.rig).parked == 20 && counters(&bed.rig).retries == 20));
         assert!(pending.iter().all(|pending| pending.status(&bed.guest) == OPEN));
         bed.fake.clear();
         assert_eq!(resume(&bed.rig), 20);
         bed.answered(&pending, OK);
         assert!((0..20).all(|number| is_written(&bed.rig, number)));
-        assert!(eventually(|| counters(&bed.rig).held == 0 && counters(&bed.rig).errors == 0));
+        assert!(eventually(|| counters(&bed.rig).parked == 0 && counters(&bed.rig).errors == 0));
         assert!(serves(&mut bed.guest) && resume(&bed.rig) == 0);
     }
 }
 
 #[test]
 fn held_write_is_tried_again_by_itself_after_the_pause() {
-    let hold = Hold { retry_after: Some(Duration::from_millis(20)), ..HOLD };
+    let hold = ParkPolicy { retry_after: Some(Duration::from_millis(20)), ..HOLD };
     let mut bed = bed_with(hold, CacheMode::Writeback, Format::Split);
     let pending = bed.hold_writes(3, 1);
     assert!(eventually(|| counters(&bed.rig).retries > 2));
@@ -154,7 +154,7 @@ fn transfer_that_fails_halfway_goes_on_where_it_stopped() {
     fails(&bed.fake, Verb::Write, Errno::NOSPC);
     let write = add_write(&mut bed.guest, 1);
     bed.guest.submit();
-    assert!(eventually(|| counters(&bed.rig).held == 1));
+    assert!(eventually(|| counters(&bed.rig).parked == 1));
     let halfway = bed.rig.image_bytes(4096, 4096);
     assert!(halfway[..700] == block(1)[..700] && halfway[700..].iter().all(|&byte| byte == 0));
     // Of what was written the guest's memory is not looked at again.
@@ -162,13 +162,13 @@ fn transfer_that_fails_halfway_goes_on_where_it_stopped() {
     bed.fake.clear();
     resume(&bed.rig);
     bed.answered(&[write], OK);
-    assert!(is_written(&bed.rig, 1) && eventually(|| counters(&bed.rig).held == 0));
+    assert!(is_written(&bed.rig, 1) && eventually(|| counters(&bed.rig).parked == 0));
 
     bed.fake.inject(When::Verb(Verb::Read), Fault::Short(512), 1);
     fails(&bed.fake, Verb::Read, Errno::IO);
     let read = add_transfer(&mut bed.guest, kind::IN, 8, addr_of(9), BLOCK);
     bed.guest.submit();
-    assert!(eventually(|| counters(&bed.rig).held == 1));
+    assert!(eventually(|| counters(&bed.rig).parked == 1));
     bed.fake.clear();
     resume(&bed.rig);
     assert_eq!(bed.guest.wait_for(read.token), BLOCK + 1);
@@ -194,7 +194,7 @@ fn held_discard_or_zeroes_are_done_again_as_they_were_sent() {
         bed.fake.inject(When::Overlaps(Verb::Allocate, 8192..12_288), Fault::Errno(Errno::IO), u64::MAX);
         let token = add_zeroing(&mut bed.guest, verb, &[segment_bytes(0, 8, 0), segment_bytes(16, 8, 0)]);
         bed.guest.submit();
-        assert!(eventually(|| counters(&bed.rig).held == 1));
+        assert!(eventually(|| counters(&bed.rig).parked == 1));
         // A guest that changes its request while it is held changes nothing.
         let other = segment_bytes(32, 16, 0);
         bed.guest.view.store(bed.guest.area() + 0x1000, &[other, other].concat()).unwrap();
@@ -212,14 +212,14 @@ fn held_discard_or_zeroes_are_done_again_as_they_were_sent() {
 
 #[test]
 fn only_lack_of_space_is_held_if_only_that_is_to_be() {
-    let hold = Hold { what: HoldWhat::NoSpace, ..HOLD };
+    let hold = ParkPolicy { what: ParkWhat::NoSpace, ..HOLD };
     let mut bed = bed_with(hold, CacheMode::Writeback, Format::Split);
     bed.fake.inject(When::Verb(Verb::Write), Fault::Errno(Errno::IO), 1);
     assert_eq!(bed.guest.write(0, &block(0)).status, Some(IOERR));
     bed.fake.inject(When::Verb(Verb::Write), Fault::Errno(Errno::DQUOT), 1);
     let pending = add_write(&mut bed.guest, 1);
     bed.guest.submit();
-    assert!(eventually(|| counters(&bed.rig).held == 1));
+    assert!(eventually(|| counters(&bed.rig).parked == 1));
     resume(&bed.rig);
     bed.answered(&[pending], OK);
 }
@@ -258,7 +258,7 @@ fn durable_write_whose_failure_may_mean_others_is_reported() {
 fn durable_write_without_space_is_held_and_durable_when_it_is_done() {
     let recorder = io_engine::Recorder::new();
     let options = Options {
-        hold: Some(HOLD),
+        park: Some(HOLD),
         recorder: Some(recorder.clone()),
         ..Options::cached(CacheMode::Writethrough)
     };
@@ -287,7 +287,7 @@ fn held_requests_take_no_room_from_others_and_are_done_however_many_there_are() 
     let engine = Mutex::new(Some(engine));
     let factory = move || Ok(Box::new(engine.lock().unwrap().take().unwrap()) as Box<dyn Engine>);
     let options =
-        Options { engine: Some(Box::new(factory)), disks: 2, hold: Some(HOLD), ..Options::buffered() };
+        Options { engine: Some(Box::new(factory)), disks: 2, park: Some(HOLD), ..Options::buffered() };
     let rig = Rig::start(options);
     let (front_end, guest) = ready(&rig, feature::USUAL);
     let mut bed = Bed { fake, front_end, guest, rig };
@@ -345,7 +345,7 @@ fn front_end_that_goes_leaves_nothing_behind() {
     bed.fake.clear();
     let (_front_end, mut guest) = ready(&bed.rig, feature::USUAL);
     assert!(serves(&mut guest));
-    assert!(eventually(|| counters(&bed.rig).held == 0));
+    assert!(eventually(|| counters(&bed.rig).parked == 0));
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn fake_in_the_first_worker() -> (Options, FakeHandle) {
         }
         Ok(Box::new(ThreadsEngine::new(EngineConfig::default())?) as Box<dyn Engine>)
     };
-    (Options { engine: Some(Box::new(factory)), hold: Some(HOLD), workers: 2, ..Options::buffered() }, handle)
+    (Options { engine: Some(Box::new(factory)), park: Some(HOLD), workers: 2, ..Options::buffered() }, handle)
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn queue_that_moves_takes_held_requests_along() {
         let pending = bed.hold_writes(0, 5);
         bed.rig.server.as_ref().unwrap().attach("test0", 0, WorkerId(1), PATIENCE).unwrap();
         let worker = bed.rig.server.as_ref().unwrap().report().disks[0].queues[0].worker;
-        assert_eq!((counters(&bed.rig).held, worker), (5, WorkerId(1)));
+        assert_eq!((counters(&bed.rig).parked, worker), (5, WorkerId(1)));
         assert!(pending.iter().all(|pending| pending.status(&bed.guest) == OPEN));
         // The other worker's engine has no fault.
         assert_eq!(resume(&bed.rig), 5);
@@ -393,7 +393,7 @@ fn queue_that_moves_takes_held_requests_along() {
 fn held_requests_of_a_queue_that_moved_are_tried_again_in_time() {
     let (options, fake) = fake_in_the_first_worker();
     let soon = Some(Duration::from_millis(100));
-    let rig = Rig::start(Options { hold: Some(Hold { retry_after: soon, ..HOLD }), ..options });
+    let rig = Rig::start(Options { park: Some(ParkPolicy { retry_after: soon, ..HOLD }), ..options });
     let (front_end, guest) = ready(&rig, Format::Split.usual());
     let mut bed = Bed { fake, front_end, guest, rig };
     bed.rig.server.as_ref().unwrap().attach("test0", 0, WorkerId(0), PATIENCE).unwrap();
@@ -412,7 +412,7 @@ fn held_requests_are_done_in_the_memory_that_the_guest_has_by_then() {
     bed.guest.view.store(64 * MIB, &block(7)).unwrap();
     let gone = add_transfer(&mut bed.guest, kind::OUT, 7 * 8, 64 * MIB, BLOCK);
     bed.guest.submit();
-    assert!(eventually(|| counters(&bed.rig).held == 3));
+    assert!(eventually(|| counters(&bed.rig).parked == 3));
     bed.fake.clear();
     // One of the three has its data in what goes away.
     bed.front_end.remove_region(64 * MIB);
@@ -434,7 +434,7 @@ fn held_read_whose_memory_is_withdrawn_fails_and_stores_nothing_there() {
     fails(&bed.fake, Verb::Read, Errno::IO);
     let read = add_transfer(&mut bed.guest, kind::IN, 8, 64 * MIB, BLOCK);
     bed.guest.submit();
-    assert!(eventually(|| counters(&bed.rig).held == 1));
+    assert!(eventually(|| counters(&bed.rig).parked == 1));
     bed.fake.clear();
     bed.front_end.remove_region(64 * MIB);
     assert_eq!(mappings(&file), 0);
@@ -444,7 +444,7 @@ fn held_read_whose_memory_is_withdrawn_fails_and_stores_nothing_there() {
     rustix::io::pread(&file, &mut bytes, 0).unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0));
     assert_eq!(resume(&bed.rig), 0);
-    assert!(eventually(|| counters(&bed.rig).held == 0) && serves(&mut bed.guest));
+    assert!(eventually(|| counters(&bed.rig).parked == 0) && serves(&mut bed.guest));
 }
 
 #[test]
@@ -472,7 +472,7 @@ fn ring_that_is_cut_short_by_a_new_table_keeps_neither_the_old_one_nor_what_is_h
 const BASE_INFLIGHT: u64 = 1 << 20;
 
 fn bed_with_log(log: &Log, format: Format, protocol: u64) -> Bed {
-    let (options, fake) = faulty(Options { hold: Some(HOLD), ..Options::buffered() });
+    let (options, fake) = faulty(Options { park: Some(HOLD), ..Options::buffered() });
     let rig = Rig::start(options);
     let mut front_end = log.front_end(&rig, format, protocol);
     front_end.share_memory(16 * MIB);

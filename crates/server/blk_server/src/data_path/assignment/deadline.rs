@@ -23,13 +23,13 @@ pub(crate) fn deadline_in(timeout: Duration) -> Instant {
 
 /// See the file's head.
 #[derive(Debug)]
-pub(crate) struct Limit<'a> {
+pub(crate) struct Deadline<'a> {
     timeout: Duration,
     deadline: Instant,
     stopping: &'a AtomicBool,
 }
 
-impl<'a> Limit<'a> {
+impl<'a> Deadline<'a> {
     /// `stopping`: set once and for all when the server stops.
     pub(crate) fn new(timeout: Duration, stopping: &'a AtomicBool) -> Self {
         Self { timeout, deadline: deadline_in(timeout), stopping }

@@ -11,11 +11,11 @@ use crate::data_path::worker::worker_options::WorkerId;
 
 /// Workers that have been asked and have not answered yet. It keeps no worker from ending.
 #[derive(Debug, Default)]
-pub struct RollCall {
+pub struct LivenessCheck {
     silent: Vec<(WorkerId, Receiver<()>)>,
 }
 
-impl RollCall {
+impl LivenessCheck {
     /// Waits for the answers; names those who still owe theirs when the time is over. To be asked again for these.
     pub fn silent_after(&mut self, timeout: Duration) -> Vec<WorkerId> {
         let begin = Instant::now();
@@ -30,12 +30,12 @@ impl RollCall {
 
 impl WorkerSet {
     /// Asks all workers. It wakes those that sleep.
-    pub(crate) fn call_roll(&self) -> RollCall {
+    pub(crate) fn check_liveness(&self) -> LivenessCheck {
         let addresses: Vec<_> = self.table().workers.iter().map(|worker| worker.address.clone()).collect();
         let asked = addresses.into_iter().filter_map(|address| {
             let (ping, answer) = sync_channel(1);
             address.send(Command::Ping(ping)).ok().map(|()| (address.id, answer))
         });
-        RollCall { silent: asked.collect() }
+        LivenessCheck { silent: asked.collect() }
     }
 }
