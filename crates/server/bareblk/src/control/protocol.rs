@@ -67,6 +67,7 @@ pub enum Verb {
     Resume(Resume),
     Reload,
     Shutdown,
+    #[serde(rename = "take-over")]
     LiveUpgrade(LiveUpgrade),
 }
 
