@@ -1,4 +1,4 @@
-//! `bareblk.toml(5)`: the configuration file's manual page, generated from docs/config.md.
+//! `bareblk.toml(5)`: the configuration file's manual page, generated from docs/reference/config.md.
 //!
 //! `markdown, line by line → headings, paragraphs, lists, tables, code → roff`
 //!

@@ -1,7 +1,7 @@
 //! `cargo xtask man`: writes the manual pages, compressed as in a package.
 //!
 //! - `bareblk man` generates the commands' pages from its own command line. The configuration file's page
-//!   comes from docs/config.md.
+//!   comes from docs/reference/config.md.
 //!
 //! Not here: the pages' text.
 
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 pub(crate) fn write(program: &Path, folder: &Path) -> Result<usize> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     command::output(Command::new(program).arg("man").arg(folder))?;
-    let source = workspace::root().join("docs/config.md");
+    let source = workspace::root().join("docs/reference/config.md");
     let text = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
     let page = folder.join(config_page::FILE_NAME);
     fs::write(&page, config_page::page(&text)).with_context(|| format!("cannot write {}", page.display()))?;

@@ -193,7 +193,7 @@ fn conclude(root: &Path, judged: &[Judged], is_all: bool) -> Result<()> {
     let explained = survivors::read(&fs::read_to_string(root.join(survivors::FILE))?)?;
     println!("{}", report::summary(judged));
     if is_all {
-        let path = root.join("docs/qspinlock-mutations.md");
+        let path = root.join("docs/internals/qspinlock-mutations.md");
         fs::write(&path, report::markdown(judged, &explained))?;
         println!("written: {}", path.display());
     }

@@ -28,6 +28,8 @@ const FILES: &[(&str, &str)] = &[
     ("SECURITY.md", DOC),
     ("docs/examples/bareblk.toml", "usr/share/doc/bareblk/examples"),
 ];
+/// The folders of `docs/` for users.
+const DOCUMENTS: [&str; 3] = ["tutorial", "how-to", "reference"];
 /// Documents about parts that are not in the package.
 const OF_LIBRARIES: [&str; 2] = ["qspinlock", "driver-in-c"];
 /// A shell, and the path where it looks for completions.
@@ -79,12 +81,14 @@ fn install_program(program: &Path, root: &Path) -> Result<()> {
 }
 
 fn documents(root: &Path) -> Result<()> {
-    let docs = workspace::root().join("docs");
-    for entry in fs::read_dir(&docs).with_context(|| format!("cannot read {}", docs.display()))? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.ends_with(".md") && !OF_LIBRARIES.iter().any(|begin| name.starts_with(begin)) {
-            copy(&path, &root.join(DOC).join("docs"))?;
+    for folder in DOCUMENTS {
+        let pages = workspace::root().join("docs").join(folder);
+        for entry in fs::read_dir(&pages).with_context(|| format!("cannot read {}", pages.display()))? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.ends_with(".md") && !OF_LIBRARIES.iter().any(|begin| name.starts_with(begin)) {
+                copy(&path, &root.join(DOC).join("docs").join(folder))?;
+            }
         }
     }
     Ok(())

@@ -64,7 +64,7 @@ impl Outcome {
     }
 }
 
-/// In Markdown: docs/fuzzing.md and docs/reliability.md have it as it comes.
+/// In Markdown: docs/internals/fuzzing.md and docs/internals/reliability.md have it as it comes.
 pub(super) fn table(outcomes: &[Outcome]) -> String {
     let mut text =
         "| target | seconds | executions | 1/s | edges | features | corpus | outcome |\n".to_owned();

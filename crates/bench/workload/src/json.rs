@@ -1,7 +1,7 @@
 //! A result in fio's JSON layout, so that programs that read fio's results can read it.
 //!
 //! - Keys, nesting, units and types as in `fio --output-format=json` 3.33. Figures that fio does not have are
-//!   in one extra object per job, "bareblk". Keys that would mean nothing here are left out; `docs/bench.md`
+//!   in one extra object per job, "bareblk". Keys that would mean nothing here are left out; `docs/how-to/bench.md`
 //!   lists them.
 //! - With `group_reporting` the clones are one entry, as in fio.
 //!

@@ -3,7 +3,7 @@
 //! `options, job_file → Job → run (target, ports, workers) → Outcome → text | json`, and `compare` calls
 //! `run`
 //!
-//! - A fio word means what it means in fio; `docs/bench.md` lists the exceptions.
+//! - A fio word means what it means in fio; `docs/how-to/bench.md` lists the exceptions.
 //! - The target is not trusted: its answers are checked, and no wait for it is longer than configured.
 //! - Nothing is allocated per request during a run (with verify: one note per block).
 //!

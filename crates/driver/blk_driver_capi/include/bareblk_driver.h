@@ -3,7 +3,7 @@
  *
  *     bareblk_connect -> bareblk_push_* ... -> bareblk_submit -> bareblk_wait ... -> bareblk_disconnect
  *
- * Made from the sources of crates/driver/blk_driver_capi; changes go there. docs/driver-in-c.md has an example.
+ * Made from the sources of crates/driver/blk_driver_capi; changes go there. docs/how-to/driver-in-c.md has an example.
  *
  * Results. Calls that return int return a negative bareblk_code for an error, and 0 or what they say otherwise; then
  * bareblk_last_error() has a line of text. Every call looks for NULL and at lengths; no call ends the program.

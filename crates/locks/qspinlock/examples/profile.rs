@@ -1,7 +1,7 @@
 //! Many threads take three locks on four lines; prints their statistics.
 //!
 //! `cargo run --release -p qspinlock --features stats --example profile`. Not here: how to read the table
-//! (`docs/qspinlock-statistics.md`).
+//! (`docs/how-to/qspinlock-statistics.md`).
 #![allow(missing_docs)]
 
 use std::hint::black_box;

@@ -12,7 +12,7 @@
 //!   unwrapped locks) are counted too, but without a line: [`totals`].
 //! - One [switch](set_mode) for the whole process, initially [off](Mode::Off). When off, an acquisition costs
 //!   one load and a branch, and a release a branch. For the cost of the other modes see
-//!   `docs/qspinlock-statistics.md` and `benches/stats.rs`.
+//!   `docs/how-to/qspinlock-statistics.md` and `benches/stats.rs`.
 //! - Each thread counts in its own static memory: nothing is allocated, no cache line is shared. A thread's
 //!   first use claims its number. After a thread ends, a new thread takes over its number, with the counts.
 //! - Bounds: [`SITES`] source locations per thread; all others share one row. 4096 threads alive at a time;

@@ -1,7 +1,7 @@
 /*
  * qspinlock.h: queued spin locks in user space that sleep; four bytes each, eight for readers and writers.
  *
- * Made from the sources of crates/locks/qspinlock_capi; changes go there. docs/qspinlock-c.md has an example.
+ * Made from the sources of crates/locks/qspinlock_capi; changes go there. docs/how-to/qspinlock-c.md has an example.
  *
  *     qspin_native_t   first in, first out; spins only: for threads that have a core each
  *     qspin_fifo_t     first in, first out; waiters spin for a while, then sleep

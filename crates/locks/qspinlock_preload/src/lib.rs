@@ -25,7 +25,7 @@
 //! Not here: the C library's calls to itself. Those of its C11 locks are replaced (`c11.rs`); barriers,
 //! semaphores and `call_once` use none of the replaced objects. Not replaceable: locks in statically linked
 //! programs, and in libraries that are loaded with `RTLD_DEEPBIND` or by `dlmopen`, or linked with
-//! `-Bsymbolic` against their own C library. Limits for users: `docs/qspinlock-preload.md`.
+//! `-Bsymbolic` against their own C library. Limits for users: `docs/how-to/qspinlock-preload.md`.
 
 #[cfg(not(all(
     target_os = "linux",

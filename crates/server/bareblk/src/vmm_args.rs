@@ -3,7 +3,7 @@
 //! - Guest memory must be shared: the server reads and writes it in place.
 //! - The queue size is said explicitly: the monitors' default of 128 holds few large requests.
 //! - QEMU's device is a modern one only: firmware may drive a transitional one as legacy, which no vhost-user server
-//!   serves (docs/clients.md).
+//!   serves (docs/how-to/clients.md).
 //!
 //! Facts: QEMU 7.2 and 10.0 (`-device vhost-user-blk-pci,help`; `reconnect` is in seconds, deprecated since
 //! 9.2 in favour of `reconnect-ms`); libvirt's domain format (vhostuser disks since 7.1, `queue_size` since

@@ -6,7 +6,7 @@
 //! - The same bytes do the same, on any machine; nothing is left behind by a run that the next one sees.
 //! - A panic is the verdict: that is how both callers hear of it.
 //!
-//! How to run them: docs/fuzzing.md. Not here: starting libFuzzer (`cargo xtask fuzz`), the seeds themselves
+//! How to run them: docs/internals/fuzzing.md. Not here: starting libFuzzer (`cargo xtask fuzz`), the seeds themselves
 //! (`fuzz/seeds`).
 #![forbid(unsafe_code)]
 // A verdict is a panic, here and nowhere else.

@@ -60,7 +60,7 @@ fn describe(mut line: &mut [u8], verdict: i32) -> usize {
     let _ = writeln!(
         line,
         "bareblk: sandbox: {role} thread made system call {call} ({name}), which it may not make: not carried out, \
-         the server ends; is the list too short, serve with --sandbox off (docs/sandbox.md)"
+         the server ends; is the list too short, serve with --sandbox off (docs/reference/sandbox.md)"
     );
     line.len()
 }
@@ -71,7 +71,7 @@ fn describe_unconfined(mut line: &mut [u8], role: Role, error: &SandboxError) ->
     let _ = writeln!(
         line,
         "bareblk: sandbox: {role} thread does not get its list of system calls: {error}{cause}: the server ends; \
-         --sandbox off serves without (docs/sandbox.md)"
+         --sandbox off serves without (docs/reference/sandbox.md)"
     );
     line.len()
 }

@@ -2,7 +2,7 @@
 //!
 //! `connect → greeting → {"do": "stats"} → one line of JSON → Stats`
 //!
-//! - Reads them as any client would (docs/control.md): missing fields count as zero.
+//! - Reads them as any client would (docs/reference/control.md): missing fields count as zero.
 //!
 //! Not here: processor time and context switches, which the kernel counts (`process.rs`).
 

@@ -28,7 +28,7 @@ Examples:
   bareblk bench job.fio --socket /run/vm1.sock --json result.json
       a job file of fio; result.json is laid out as fio's
 
-Sizes and times are fio's: 4k is 4096, 10 is seconds, 500ms is not. Differences to fio: docs/bench.md.
+Sizes and times are fio's: 4k is 4096, 10 is seconds, 500ms is not. Differences to fio: docs/how-to/bench.md.
 Ctrl-C ends it with the result so far, and exit code 130.
 
 Exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage, 130 or 143 ended by a signal";

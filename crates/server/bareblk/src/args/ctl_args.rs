@@ -39,7 +39,7 @@ Examples:
   bareblk ctl stats --json | jq .ok.workers
 
 Permissions:
-  Only root and the user who runs the server may. The protocol: docs/control.md.
+  Only root and the user who runs the server may. The protocol: docs/reference/control.md.
 
 Environment:
   BAREBLK_CONTROL  the server's control socket, instead of --socket

@@ -194,7 +194,7 @@ fn example_is_valid_where_its_folders_exist() {
 
 #[test]
 fn every_key_is_documented_and_in_the_manual_page_and_no_other() {
-    let document = include_str!("../../../../../docs/config.md");
+    let document = include_str!("../../../../../docs/reference/config.md");
     let mut page = xtask::config_page::keys(&xtask::config_page::page(document));
     let schemas = [Schema::of::<FileServer>(&[]), Schema::of::<WorkerArgs>(&[]), Schema::of::<FileDisk>(&[])];
     let mut known: Vec<_> = schemas.iter().flat_map(Schema::keys).map(str::to_owned).collect();

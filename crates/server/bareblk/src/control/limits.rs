@@ -1,4 +1,4 @@
-//! What a client may cost: the figures, stated in docs/control.md.
+//! What a client may cost: the figures, stated in docs/reference/control.md.
 //!
 //! Not here: who keeps to them (`line_reader.rs`, `session.rs`, `clients.rs`).
 

@@ -6,7 +6,7 @@
 //! - A client costs a thread that sleeps, and nothing else: not a wake-up, not the server's attention.
 //! - Whatever it sends or does not read ends at a limit stated in `limits`, and costs its own connection only.
 //!
-//! Described for others in docs/control.md. Not here: the client (`ctl.rs`), what is changed (`blk_server`,
+//! Described for others in docs/reference/control.md. Not here: the client (`ctl.rs`), what is changed (`blk_server`,
 //! `serving_control.rs`).
 
 pub mod limits;

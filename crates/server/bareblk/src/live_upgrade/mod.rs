@@ -13,7 +13,7 @@
 //!   The new one touches nothing before it, and waits for it without a limit: only the old one knows whose the disks are.
 //! - Descriptors are the old server's own: images keep their locks, front-ends their connections.
 //!
-//! For users: docs/live-upgrade.md. Not here: sessions and queues (`blk_server`).
+//! For users: docs/how-to/live-upgrade.md. Not here: sessions and queues (`blk_server`).
 
 mod messages;
 

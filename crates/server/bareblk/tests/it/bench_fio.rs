@@ -12,7 +12,7 @@ use xtask::skip::{Reason, skip};
 
 use crate::rig::{Place, bareblk, output};
 
-/// What only one of the two has; `docs/bench.md` names it.
+/// What only one of the two has; `docs/how-to/bench.md` names it.
 const OURS: &[&str] = &["/jobs/0/bareblk"];
 /// Which option was given is the user's business; usage of disks is the host's.
 const NOT_COMPARED: &[&str] = &["/disk_util", "/jobs/0/job options", "/global options"];

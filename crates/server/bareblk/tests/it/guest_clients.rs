@@ -5,7 +5,7 @@
 //! - The full size takes this machine's QEMU and kernel package and those of Debian 13 (from a folder,
 //!   `xtask::guest::DebianFolder`), each with SeaBIOS and OVMF, four queue sizes and both ring formats; and libvirt (`libvirt.rs`).
 //! - One guest has a disk for each queue size and ring format. Each disk has a server of its own.
-//! - Each combination prints a line (`client: …`); docs/clients.md has the results.
+//! - Each combination prints a line (`client: …`); docs/how-to/clients.md has the results.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,7 +1,7 @@
 //! A running guest moves from one QEMU to another on this host, again and again, while fio writes and verifies.
 //!
 //! Both QEMUs are connected to the same sockets of one server: a disk may have two sessions, of which one has rings
-//! (`docs/migration.md`). The guest's memory goes through a socket between the two, page by page, and what the device
+//! (`docs/how-to/migration.md`). The guest's memory goes through a socket between the two, page by page, and what the device
 //! stores meanwhile is known to QEMU from our dirty log only.
 //!
 //! Not here: which stores are in the log (`blk_server/tests/it/dirty_log.rs`).

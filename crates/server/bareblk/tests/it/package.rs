@@ -96,7 +96,8 @@ fn pages_are_there_for_man_to_show() {
 fn page_of_the_configuration_file_is_there_for_man_to_show() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join(config_page::FILE_NAME);
-    let document = std::fs::read_to_string(xtask::workspace::root().join("docs/config.md")).unwrap();
+    let document =
+        std::fs::read_to_string(xtask::workspace::root().join("docs/reference/config.md")).unwrap();
     std::fs::write(&page, config_page::page(&document)).unwrap();
     let Some((text, complaints)) = shown(&page) else { return skip(Reason::NoProgram("man".into()), "") };
     assert_says(

@@ -5,7 +5,7 @@
 //! - The kernel decides; what it refuses is explained afterwards, from the group's own files.
 //! - A frozen group is refused before: whoever joins it stops, and would never say so.
 //!
-//! Not here: making groups and their limits; that is the operator's (docs/workers.md).
+//! Not here: making groups and their limits; that is the operator's (docs/how-to/workers.md).
 
 use std::io;
 use std::path::{Path, PathBuf};

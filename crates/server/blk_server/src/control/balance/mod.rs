@@ -8,7 +8,7 @@
 //!   large ([`MARGIN`]) and seen [`PATIENCE`] times in a row, the gain larger than the price ([`MOVE_COST`]), and a
 //!   queue that moved stays a while, longer each time that it moves again soon.
 //! - What somebody attached by hand is left alone.
-//! - Queues are never gathered on fewer workers: docs/balancing.md says why.
+//! - Queues are never gathered on fewer workers: docs/how-to/balancing.md says why.
 //!
 //! No thread, no clock: time comes with the measurements. Not here: who measures and moves (`balancer.rs`).
 

@@ -165,7 +165,7 @@ fn worker_is_in_its_group_and_the_groups_limit_holds_for_it_alone() {
     assert_eq!(cpu_stat("free", "nr_throttled"), 0);
 }
 
-/// As docs/workers.md has it: the process in a group of its own, its workers in threaded ones below.
+/// As docs/how-to/workers.md has it: the process in a group of its own, its workers in threaded ones below.
 #[test]
 fn groups_below_the_processs_own_are_named_without_a_slash() {
     let _alone = alone();
