@@ -267,7 +267,7 @@ pub enum Switch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
     Report,
-    ParkPolicy,
+    Hold,
     HoldOnEnospc,
 }
 
@@ -276,7 +276,7 @@ impl OnError {
     pub fn hold(self, retry_after_s: u64) -> Option<ParkPolicy> {
         let what = match self {
             Self::Report => return None,
-            Self::ParkPolicy => ParkWhat::Any,
+            Self::Hold => ParkWhat::Any,
             Self::HoldOnEnospc => ParkWhat::NoSpace,
         };
         let retry_after = (retry_after_s > 0).then(|| Duration::from_secs(retry_after_s));
@@ -296,5 +296,24 @@ impl From<WceChoice> for Wce {
             WceChoice::Guest => Self::Guest,
             WceChoice::Fixed => Self::Fixed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words<T: ValueEnum>() -> Vec<String> {
+        let values = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        values.map(|value| value.get_name().to_owned()).collect()
+    }
+
+    /// Users have them in their files: a variant may get another name, its word may not.
+    #[test]
+    fn words_of_the_options_stay() {
+        assert_eq!(words::<OnError>(), ["report", "hold", "hold-on-enospc"]);
+        assert_eq!(words::<WceChoice>(), ["guest", "fixed"]);
+        assert_eq!(words::<PollChoice>(), ["adaptive", "busy"]);
+        assert_eq!(words::<Switch>(), ["on", "off"]);
     }
 }
