@@ -31,6 +31,7 @@ pub use control::balance::Balance;
 pub use control::live_upgrade::{DiskState, Fact, Frozen, GivenUp, LiveUpgradeError, Offer, Rebuilt};
 pub use control::server::{Server, ServerConfig, StopReport};
 pub use data_path::assignment::LivenessCheck;
+pub use data_path::counters::{CounterInfo, CounterUnit, QueueCounters, WorkerCounters};
 pub use data_path::disk::engine_source::{EngineFactory, EngineSource};
 pub use data_path::disk::log_limit::{Allowed, LogLimit};
 pub use data_path::disk::placement::{Placement, PlacementReport};
@@ -39,8 +40,7 @@ pub use data_path::disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use data_path::queue::coalescing::{Coalescing, InvalidCoalescing};
 pub use data_path::queue::parked::{ParkPolicy, ParkWhat};
 pub use data_path::report::{
-    BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueCounters, QueueReport, ServerReport,
-    WorkerCounters, WorkerReport,
+    BalanceDecision, BalanceReport, DiskReport, MoveOutcome, QueueReport, ServerReport, WorkerReport,
 };
 pub use data_path::worker::poller::{BUSY_POLL, DEFAULT_POLL};
 pub use data_path::worker::submissions::Submissions;

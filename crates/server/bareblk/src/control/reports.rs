@@ -1,15 +1,15 @@
-//! What `list`, `stats` and `workers` answer: the server's report in JSON, read again by the client.
+//! The answers to `list`, `stats` and `workers`: the server's report in JSON, which the client reads again.
 //!
-//! - Units are in the names; times are nanoseconds, sizes bytes. Counters begin with what they belong to (a queue's
-//!   with its start) and never go back: rates are the difference of two answers over that of their `at_ns`.
-//! - Fields are only ever added within a protocol; `reports.golden.json` holds on to those there are.
+//! - A field's name says its unit; times are nanoseconds, sizes are bytes. A rate is the difference of a counter in two
+//!   answers over the difference of their `at_ns`.
+//! - A protocol only ever gets more fields; `reports.golden.json` lists those that clients may rely on.
 //!
-//! Not here: where the figures come from (`blk_server::report`), tables (`ctl/tables.rs`).
+//! Not here: counters and their keys (`blk_server`'s `counters.rs`), tables (`ctl/tables.rs`).
 
 use std::path::Path;
 use std::time::Duration;
 
-use blk_server::{DiskReport, QueueReport, ServerReport, WorkerReport};
+use blk_server::{DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport};
 use disk_image::SECTOR_BYTES;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -169,29 +169,13 @@ impl Worker {
 pub struct WorkerStats {
     #[serde(flatten)]
     pub worker: Worker,
-    pub busy_passes: u64,
-    pub idle_passes: u64,
-    pub sleeps: u64,
-    pub cpu_ns: u64,
-    /// Ready to run, without a processor.
-    pub wait_ns: u64,
-    pub submission_ns: u64,
-    pub completion_ns: u64,
+    #[serde(flatten)]
+    pub counters: WorkerCounters,
 }
 
 impl WorkerStats {
     fn new(worker: &WorkerReport) -> Self {
-        let counters = &worker.counters;
-        Self {
-            worker: Worker::new(worker),
-            busy_passes: counters.busy_passes,
-            idle_passes: counters.idle_passes,
-            sleeps: counters.sleeps,
-            cpu_ns: ns(counters.cpu_time),
-            wait_ns: ns(counters.wait_time),
-            submission_ns: ns(counters.submission_time),
-            completion_ns: ns(counters.completion_time),
-        }
+        Self { worker: Worker::new(worker), counters: worker.counters }
     }
 }
 
@@ -220,52 +204,13 @@ pub struct Queue {
     pub worker: u32,
     /// Descriptors.
     pub size: u16,
-    pub reads: u64,
-    pub read_bytes: u64,
-    pub writes: u64,
-    pub written_bytes: u64,
-    pub flushes: u64,
-    pub other: u64,
-    pub errors: u64,
-    /// Now; not a counter.
-    pub in_flight: u64,
-    /// Of those in flight, those that are held; not a counter.
-    pub held: u64,
-    /// Tries of parked requests.
-    pub retries: u64,
-    pub calls: u64,
-    pub kicks: u64,
-    pub moves: u64,
-    pub worker_ns: u64,
+    #[serde(flatten)]
+    pub counters: QueueCounters,
 }
 
 impl Queue {
     fn new(queue: &QueueReport) -> Self {
-        let counters = &queue.counters;
-        Self {
-            queue: queue.index,
-            worker: queue.worker.0,
-            size: queue.size,
-            reads: counters.reads,
-            read_bytes: counters.read_bytes,
-            writes: counters.writes,
-            written_bytes: counters.written_bytes,
-            flushes: counters.flushes,
-            other: counters.other,
-            errors: counters.errors,
-            in_flight: counters.in_flight,
-            held: counters.parked,
-            retries: counters.retries,
-            calls: counters.calls,
-            kicks: counters.kicks,
-            moves: counters.moves,
-            worker_ns: ns(counters.worker_time),
-        }
-    }
-
-    /// Requests answered.
-    pub fn requests(&self) -> u64 {
-        self.reads.saturating_add(self.writes).saturating_add(self.flushes).saturating_add(self.other)
+        Self { queue: queue.index, worker: queue.worker.0, size: queue.size, counters: queue.counters }
     }
 }
 
@@ -287,10 +232,7 @@ fn clock_ns(clock: ClockId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use blk_server::{
-        ParkPolicy, ParkWhat, PlacementReport, QueueCounters, SchedulingClass, WorkerCounters, WorkerId,
-        WorkerOptions,
-    };
+    use blk_server::{ParkPolicy, ParkWhat, PlacementReport, SchedulingClass, WorkerId, WorkerOptions};
     use io_engine::{HandOver, PlacementCounters};
 
     use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
@@ -336,6 +278,7 @@ mod tests {
             kicks: 8,
             moves: 9,
             worker_time: Duration::from_nanos(10),
+            ..QueueCounters::default()
         };
         let options = WorkerOptions {
             cpus: vec![2, 3],
@@ -351,6 +294,7 @@ mod tests {
             submission_time: Duration::from_nanos(15),
             completion_time: Duration::from_nanos(16),
             wait_time: Duration::from_nanos(22),
+            ..WorkerCounters::default()
         };
         let disk = DiskReport {
             name: "root".into(),
@@ -380,7 +324,21 @@ mod tests {
         ServerReport { workers: vec![worker], disks: vec![disk], balance: Some(balance) }
     }
 
-    /// A field that is gone, or means something else, breaks programs that read it: that needs a new protocol.
+    /// Names the fields of `wanted` that `found` lacks, or has with another value.
+    fn missing(wanted: &Value, found: &Value, path: &str, lacks: &mut Vec<String>) {
+        match (wanted, found) {
+            (Value::Object(wanted), Value::Object(found)) => wanted.iter().for_each(|(key, value)| {
+                missing(value, found.get(key).unwrap_or(&Value::Null), &format!("{path}.{key}"), lacks);
+            }),
+            (Value::Array(wanted), Value::Array(found)) if wanted.len() == found.len() => {
+                wanted.iter().zip(found).for_each(|(wanted, found)| missing(wanted, found, path, lacks));
+            }
+            _ if wanted == found => {}
+            _ => lacks.push(format!("{path}: {found} instead of {wanted}")),
+        }
+    }
+
+    /// A field that disappears or changes its meaning breaks programs that read it: that needs a new protocol.
     #[test]
     fn answers_are_those_of_protocol_1() {
         let report = report();
@@ -398,7 +356,27 @@ mod tests {
             "reload": reload,
         });
         let golden: Value = serde_json::from_str(include_str!("reports.golden.json")).unwrap();
-        assert_eq!(answers, golden, "{answers:#}");
+        let mut lacks = Vec::new();
+        missing(&golden, &answers, "", &mut lacks);
+        assert!(lacks.is_empty(), "{lacks:#?}");
+    }
+
+    #[test]
+    fn answer_is_read_again_as_it_was_written() {
+        let stats = StatsAnswer::new(&report());
+        let read: StatsAnswer = serde_json::from_str(&serde_json::to_string(&stats).unwrap()).unwrap();
+        assert_eq!(serde_json::to_value(&read).unwrap(), serde_json::to_value(&stats).unwrap());
+        assert_eq!(read.disks[0].queues, stats.disks[0].queues);
+        assert_eq!(read.workers[0].counters, stats.workers[0].counters);
+    }
+
+    #[test]
+    fn every_counter_is_documented() {
+        let document = include_str!("../../../../../docs/control.md");
+        let counters = QueueCounters::ALL.iter().chain(WorkerCounters::ALL);
+        let undocumented: Vec<_> =
+            counters.filter(|counter| !document.contains(&format!("`{}`", counter.key))).collect();
+        assert!(undocumented.is_empty(), "{undocumented:?}");
     }
 
     #[test]

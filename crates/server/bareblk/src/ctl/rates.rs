@@ -2,6 +2,10 @@
 //!
 //! Not here: reading (`ctl.rs`), printing (`tables.rs`).
 
+use std::time::Duration;
+
+use blk_server::QueueCounters;
+
 use crate::control::reports::{DiskStats, Queue, StatsAnswer, WorkerStats};
 
 /// Of one disk, or of all.
@@ -35,15 +39,16 @@ pub fn seconds(before: &StatsAnswer, now: &StatsAnswer) -> f64 {
 }
 
 pub fn of_disk(before: Option<&DiskStats>, now: &DiskStats, seconds: f64) -> DiskRates {
-    let old = |queue: &Queue| before?.queues.iter().find(|old| old.queue == queue.queue).copied();
+    let old = |queue: &Queue| before?.queues.iter().find(|old| old.queue == queue.queue);
     let done: Vec<_> = now.queues.iter().map(|queue| difference(old(queue), queue)).collect();
     rates(&done, seconds)
 }
 
-fn rates(done: &[Queue], seconds: f64) -> DiskRates {
-    let sum = |field: fn(&Queue) -> u64| float(done.iter().map(field).fold(0, u64::saturating_add));
-    let per_s = |field: fn(&Queue) -> u64| sum(field) / seconds;
-    let requests = sum(Queue::requests);
+fn rates(done: &[QueueCounters], seconds: f64) -> DiskRates {
+    let sum = |field: fn(&QueueCounters) -> u64| float(done.iter().map(field).fold(0, u64::saturating_add));
+    let per_s = |field: fn(&QueueCounters) -> u64| sum(field) / seconds;
+    let requests = sum(QueueCounters::requests);
+    let worker_time: Duration = done.iter().map(|queue| queue.worker_time).sum();
     DiskRates {
         reads_per_s: per_s(|queue| queue.reads),
         read_mb_per_s: per_s(|queue| queue.read_bytes) / 1e6,
@@ -52,35 +57,26 @@ fn rates(done: &[Queue], seconds: f64) -> DiskRates {
         flushes_per_s: per_s(|queue| queue.flushes),
         errors_per_s: per_s(|queue| queue.errors),
         requests_per_s: requests / seconds,
-        worker_us_per_request: (requests > 0.0).then(|| sum(|queue| queue.worker_ns) / 1e3 / requests),
+        worker_us_per_request: (requests > 0.0).then(|| worker_time.as_secs_f64() * 1e6 / requests),
     }
 }
 
-/// What the queue did in between. One that counts fewer than before was stopped and started: all it has is new.
-fn difference(before: Option<Queue>, now: &Queue) -> Queue {
-    let restarted = |before: &Queue| now.requests() < before.requests() || now.kicks < before.kicks;
-    let before = before.filter(|before| !restarted(before)).unwrap_or_default();
-    Queue {
-        reads: now.reads.saturating_sub(before.reads),
-        read_bytes: now.read_bytes.saturating_sub(before.read_bytes),
-        writes: now.writes.saturating_sub(before.writes),
-        written_bytes: now.written_bytes.saturating_sub(before.written_bytes),
-        flushes: now.flushes.saturating_sub(before.flushes),
-        other: now.other.saturating_sub(before.other),
-        errors: now.errors.saturating_sub(before.errors),
-        worker_ns: now.worker_ns.saturating_sub(before.worker_ns),
-        ..*now
-    }
+/// What the queue did in between. A queue that counts fewer than before was restarted: all its requests are new.
+fn difference(before: Option<&Queue>, now: &Queue) -> QueueCounters {
+    let now = now.counters;
+    let before = before.map(|queue| queue.counters).unwrap_or_default();
+    let restarted = now.requests() < before.requests() || now.kicks < before.kicks;
+    now.since(&if restarted { QueueCounters::default() } else { before })
 }
 
 pub fn of_worker(before: Option<&WorkerStats>, now: &WorkerStats, seconds: f64) -> WorkerRates {
-    let per_s =
-        |field: fn(&WorkerStats) -> u64| float(field(now).saturating_sub(before.map_or(0, field))) / seconds;
+    let did = now.counters.since(&before.map(|worker| worker.counters).unwrap_or_default());
+    let percent = |time: Duration| time.as_secs_f64() * 100.0 / seconds;
     WorkerRates {
-        cpu_percent: per_s(|worker| worker.cpu_ns) / 1e7,
-        submission_percent: per_s(|worker| worker.submission_ns) / 1e7,
-        completion_percent: per_s(|worker| worker.completion_ns) / 1e7,
-        sleeps_per_s: per_s(|worker| worker.sleeps),
+        cpu_percent: percent(did.cpu_time),
+        submission_percent: percent(did.submission_time),
+        completion_percent: percent(did.completion_time),
+        sleeps_per_s: float(did.sleeps) / seconds,
     }
 }
 
@@ -101,29 +97,32 @@ pub fn float(count: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn disk(queues: Vec<Queue>) -> DiskStats {
-        DiskStats { queues, ..DiskStats::default() }
+    fn disk(counters: QueueCounters) -> DiskStats {
+        DiskStats { queues: vec![Queue { counters, ..Queue::default() }], ..DiskStats::default() }
     }
 
     #[test]
     fn rates_are_differences_over_the_time_between() {
-        let before = disk(vec![Queue { reads: 100, read_bytes: 1_000_000, ..Queue::default() }]);
-        let after = Queue { reads: 300, read_bytes: 9_000_000, worker_ns: 400_000, ..Queue::default() };
-        let rates = of_disk(Some(&before), &disk(vec![after]), 2.0);
+        let before = disk(QueueCounters { reads: 100, read_bytes: 1_000_000, ..QueueCounters::default() });
+        let worker_time = Duration::from_micros(400);
+        let after =
+            QueueCounters { reads: 300, read_bytes: 9_000_000, worker_time, ..QueueCounters::default() };
+        let rates = of_disk(Some(&before), &disk(after), 2.0);
         assert_eq!((rates.reads_per_s, rates.read_mb_per_s), (100.0, 4.0));
         assert_eq!(rates.worker_us_per_request, Some(2.0));
     }
 
     #[test]
     fn queue_that_was_restarted_counts_what_it_did_since() {
-        let before = disk(vec![Queue { writes: 1000, ..Queue::default() }]);
-        let rates = of_disk(Some(&before), &disk(vec![Queue { writes: 10, ..Queue::default() }]), 1.0);
+        let before = disk(QueueCounters { writes: 1000, ..QueueCounters::default() });
+        let rates =
+            of_disk(Some(&before), &disk(QueueCounters { writes: 10, ..QueueCounters::default() }), 1.0);
         assert_eq!(rates.writes_per_s, 10.0);
     }
 
     #[test]
     fn disk_without_requests_has_no_time_per_request() {
-        let rates = of_disk(None, &disk(vec![Queue::default()]), 1.0);
+        let rates = of_disk(None, &disk(QueueCounters::default()), 1.0);
         assert_eq!((rates.requests_per_s, rates.worker_us_per_request), (0.0, None));
     }
 

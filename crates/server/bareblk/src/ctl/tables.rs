@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use blk_server::format_cpus;
+use blk_server::{CounterInfo, CounterUnit, QueueCounters, WorkerCounters, format_cpus};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use super::rates;
@@ -17,23 +17,6 @@ use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer,
 
 /// What a missing figure looks like.
 const NONE: &str = "–";
-const QUEUE_HEADINGS: [&str; 15] = [
-    "DISK",
-    "QUEUE",
-    "WORKER",
-    "READS",
-    "MB",
-    "WRITES",
-    "MB",
-    "FLUSHES",
-    "OTHER",
-    "ERRORS",
-    "IN FLIGHT",
-    "HELD",
-    "KICKS",
-    "CALLS",
-    "MOVES",
-];
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
 /// Decisions of the balancer that are shown, the latest first.
@@ -124,46 +107,40 @@ fn cpu_list(cpus: &[u32]) -> String {
 /// One row for each of the disk's queues that run.
 fn queue_rows(disk: &DiskStats) -> Vec<Vec<String>> {
     let name = plain(&disk.disk.name);
-    let row = move |queue: &Queue| {
-        vec![
-            name.clone(),
-            queue.queue.to_string(),
-            queue.worker.to_string(),
-            queue.reads.to_string(),
-            megabytes(queue.read_bytes),
-            queue.writes.to_string(),
-            megabytes(queue.written_bytes),
-            queue.flushes.to_string(),
-            queue.other.to_string(),
-            queue.errors.to_string(),
-            queue.in_flight.to_string(),
-            queue.held.to_string(),
-            queue.kicks.to_string(),
-            queue.calls.to_string(),
-            queue.moves.to_string(),
-        ]
+    let row = |queue: &Queue| {
+        let place = [name.clone(), queue.queue.to_string(), queue.worker.to_string()];
+        place.into_iter().chain(cells(queue.counters.values())).collect()
     };
     disk.queues.iter().map(row).collect()
+}
+
+/// Headings of the counters that have a column, after those of what they belong to.
+fn headings(of: &[&'static str], counters: &'static [CounterInfo]) -> Vec<&'static str> {
+    let shown = counters.iter().map(|counter| counter.heading).filter(|heading| !heading.is_empty());
+    of.iter().copied().chain(shown).collect()
+}
+
+/// The numbers below them.
+fn cells(values: impl Iterator<Item = (&'static CounterInfo, u64)>) -> impl Iterator<Item = String> {
+    let shown = values.filter(|(counter, _)| !counter.heading.is_empty());
+    shown.map(|(counter, number)| match counter.unit {
+        CounterUnit::Bytes => megabytes(number),
+        CounterUnit::Nanoseconds => milliseconds(number),
+        CounterUnit::Count | CounterUnit::Now => number.to_string(),
+    })
 }
 
 /// Everything since the start.
 pub fn stats(stats: &StatsAnswer) -> String {
     let worker = |worker: &WorkerStats| {
-        vec![
-            worker.worker.worker.to_string(),
-            worker.worker.queues.to_string(),
-            milliseconds(worker.cpu_ns),
-            milliseconds(worker.submission_ns),
-            milliseconds(worker.completion_ns),
-            worker.busy_passes.to_string(),
-            worker.idle_passes.to_string(),
-            worker.sleeps.to_string(),
-        ]
+        let of = [worker.worker.worker.to_string(), worker.worker.queues.to_string()];
+        of.into_iter().chain(cells(worker.counters.values())).collect()
     };
-    let headings = ["WORKER", "QUEUES", "CPU ms", "SUBMITTING ms", "COMPLETING ms", "BUSY", "IDLE", "SLEEPS"];
-    let mut text = table(&headings, 1, stats.workers.iter().map(worker));
+    let worker_headings = headings(&["WORKER", "QUEUES"], WorkerCounters::ALL);
+    let queue_headings = headings(&["DISK", "QUEUE", "WORKER"], QueueCounters::ALL);
+    let mut text = table(&worker_headings, 1, stats.workers.iter().map(worker));
     text.push('\n');
-    text += &table(&QUEUE_HEADINGS, 1, stats.disks.iter().flat_map(queue_rows));
+    text += &table(&queue_headings, 1, stats.disks.iter().flat_map(queue_rows));
     let idle = stats.disks.iter().filter(|disk| disk.queues.is_empty()).count();
     if idle > 0 {
         let _ = writeln!(text, "{idle} of {} disks have no running queue", stats.disks.len());
@@ -286,7 +263,23 @@ fn hundredths(figure: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn every_row_has_as_many_cells_as_there_are_headings() {
+        let queues = cells(QueueCounters::default().values()).count();
+        assert_eq!(headings(&[], QueueCounters::ALL).len(), queues);
+        let workers = cells(WorkerCounters::default().values()).count();
+        assert_eq!(headings(&[], WorkerCounters::ALL).len(), workers);
+    }
+
+    #[test]
+    fn counters_are_shown_in_the_units_of_their_headings() {
+        let counters = QueueCounters { reads: 7, read_bytes: 4_000_000, ..QueueCounters::default() };
+        assert_eq!(cells(counters.values()).take(2).collect::<Vec<_>>(), ["7", "4.0"]);
+    }
 
     #[test]
     fn sizes_are_shown_as_they_can_be_given() {
@@ -313,7 +306,15 @@ mod tests {
         let disk = |reads, worker_ns| DiskStats {
             disk: Disk { name: "a".into(), ..Disk::default() },
             placement: None,
-            queues: vec![Queue { reads, read_bytes: reads * 4096, worker_ns, ..Queue::default() }],
+            queues: vec![Queue {
+                counters: QueueCounters {
+                    reads,
+                    read_bytes: reads * 4096,
+                    worker_time: Duration::from_nanos(worker_ns),
+                    ..QueueCounters::default()
+                },
+                ..Queue::default()
+            }],
         };
         let before = StatsAnswer { disks: vec![disk(0, 0)], ..StatsAnswer::default() };
         let now = StatsAnswer {

@@ -3,7 +3,8 @@
 
 use super::*;
 use crate::control::balance::{QueueName, QueueReading, STALE};
-use crate::data_path::report::{QueueCounters, WorkerCounters, WorkerReport};
+use crate::data_path::counters::{QueueCounters, WorkerCounters};
+use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::bell::BusyWatch;
 use crate::data_path::worker::worker_options::WorkerOptions;
 

@@ -3,8 +3,8 @@
 //! Not here: front-ends (`session`), what an operator changes (`control`).
 
 pub(crate) mod assignment;
+pub(crate) mod counters;
 pub(crate) mod disk;
-pub(crate) mod meters;
 pub(crate) mod queue;
 pub(crate) mod report;
 pub(crate) mod worker;

@@ -1,15 +1,13 @@
-//! What a server tells about itself: a reading of its counters, taken without stopping anybody.
+//! What a server reports about itself: a reading of its counters, taken while its workers go on.
 //!
-//! `Worker (single writer, relaxed stores) → counters → Server::report → whoever asks (ctl, balancer, tests)`
+//! `Worker (single writer, relaxed stores) → counters → Server::report → ctl, balancer, tests`
 //!
-//! - All counters run from the start of what they belong to and never go back; a queue's go with it from worker to
-//!   worker. Two readings are subtracted by the reader.
-//!
-//! Not here: how it is sent or printed (`bareblk`).
+//! Not here: the counters (`counters.rs`), how the report is sent or printed (`bareblk`).
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use crate::data_path::counters::{QueueCounters, WorkerCounters};
 use crate::data_path::disk::placement::PlacementReport;
 use crate::data_path::queue::parked::ParkPolicy;
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
@@ -38,25 +36,6 @@ pub struct WorkerReport {
     pub queues: usize,
     /// What it has done.
     pub counters: WorkerCounters,
-}
-
-/// What a worker has done since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkerCounters {
-    /// Passes that found something to do.
-    pub busy_passes: u64,
-    /// Passes that found nothing: polling.
-    pub idle_passes: u64,
-    /// Times that it went to sleep.
-    pub sleeps: u64,
-    /// Processor time of its thread.
-    pub cpu_time: Duration,
-    /// Time that its thread was ready to run and had no processor.
-    pub wait_time: Duration,
-    /// Time spent taking and submitting requests, estimated from samples.
-    pub submission_time: Duration,
-    /// Time spent on completions, estimated from samples.
-    pub completion_time: Duration,
 }
 
 /// One disk.
@@ -99,39 +78,6 @@ pub struct QueueReport {
     pub size: u16,
     /// What it has done.
     pub counters: QueueCounters,
-}
-
-/// What a queue has done since it was started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueCounters {
-    /// Reads answered.
-    pub reads: u64,
-    /// Bytes of them.
-    pub read_bytes: u64,
-    /// Writes answered.
-    pub writes: u64,
-    /// Bytes of them.
-    pub written_bytes: u64,
-    /// Flushes answered.
-    pub flushes: u64,
-    /// Discards and write-zeroes answered.
-    pub other: u64,
-    /// Requests answered with an error.
-    pub errors: u64,
-    /// Requests taken and not yet answered.
-    pub in_flight: u64,
-    /// Of them, those that the host failed and that are parked.
-    pub parked: u64,
-    /// Tries of parked requests.
-    pub retries: u64,
-    /// Interrupts sent to the guest (call fd signalled).
-    pub calls: u64,
-    /// Kicks received.
-    pub kicks: u64,
-    /// Times that it was moved to another worker.
-    pub moves: u64,
-    /// Time its requests took on the worker, submission and completion, estimated from samples.
-    pub worker_time: Duration,
 }
 
 /// What the balancer has done.

@@ -5,7 +5,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::data_path::report::{QueueCounters, WorkerReport};
+use crate::data_path::counters::QueueCounters;
+use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::worker_options::WorkerId;
 
 /// Counters as they were at one time.
@@ -89,42 +90,34 @@ impl Reading {
 }
 
 fn worker_load(before: &WorkerReport, after: &WorkerReport) -> WorkerLoad {
-    let (old, new) = (&before.counters, &after.counters);
-    let busy = new.busy_passes.saturating_sub(old.busy_passes);
-    let empty = new.idle_passes.saturating_sub(old.idle_passes);
-    let sleeps = new.sleeps.saturating_sub(old.sleeps);
+    let did = after.counters.since(&before.counters);
     WorkerLoad {
         id: after.id,
         cpus: after.options.cpus.clone(),
-        cpu_time: new.cpu_time.saturating_sub(old.cpu_time),
-        wait_time: new.wait_time.saturating_sub(old.wait_time),
-        submission_time: new.submission_time.saturating_sub(old.submission_time),
-        completion_time: new.completion_time.saturating_sub(old.completion_time),
-        never_idle: busy > 0 && empty.saturating_add(sleeps) <= busy / 20,
+        cpu_time: did.cpu_time,
+        wait_time: did.wait_time,
+        submission_time: did.submission_time,
+        completion_time: did.completion_time,
+        never_idle: did.busy_passes > 0 && did.idle_passes.saturating_add(did.sleeps) <= did.busy_passes / 20,
     }
 }
 
 fn queue_load(before: &QueueReading, after: &QueueReading) -> QueueLoad {
-    let (old, new) = (&before.counters, &after.counters);
+    let did = after.counters.since(&before.counters);
     QueueLoad {
         name: after.name.clone(),
         worker: after.worker,
-        worker_time: new.worker_time.saturating_sub(old.worker_time),
-        requests: requests(new).saturating_sub(requests(old)),
+        worker_time: did.worker_time,
+        requests: did.requests(),
         attached: after.attached,
         most_workers: after.most_workers,
     }
 }
 
-fn requests(counters: &QueueCounters) -> u64 {
-    let QueueCounters { reads, writes, flushes, other, errors, .. } = counters;
-    [reads, writes, flushes, other, errors].into_iter().fold(0, |sum, part| sum.saturating_add(*part))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data_path::report::WorkerCounters;
+    use crate::data_path::counters::WorkerCounters;
     use crate::data_path::worker::worker_options::WorkerOptions;
 
     fn reading(counters: WorkerCounters, queue: QueueCounters) -> Reading {
@@ -175,7 +168,7 @@ mod tests {
         let times = (did.cpu_time, did.wait_time, did.submission_time, did.completion_time);
         assert_eq!((did.id, times), (WorkerId(3), (ms(20), ms(14), ms(10), ms(6))));
         let [took] = interval.queues.as_slice() else { panic!("{interval:?}") };
-        assert_eq!((took.worker_time, took.requests), (ms(2), 22_222));
+        assert_eq!((took.worker_time, took.requests), (ms(2), 2_222));
         assert_eq!((took.attached, took.most_workers), (true, Some(2)));
     }
 

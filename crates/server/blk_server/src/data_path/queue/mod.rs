@@ -31,16 +31,16 @@ use tracing::{error, warn};
 use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
 use virtqueue::{Chain, DeviceQueue, PopError, RingFault};
 
+use crate::data_path::counters::QueueCounters;
+use crate::data_path::counters::QueueMeter;
 use crate::data_path::disk::Disk;
 use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::disk::session_link::SessionLink;
-use crate::data_path::meters::QueueMeter;
 use crate::data_path::queue::coalescing::PendingInterrupt;
 use crate::data_path::queue::in_flight::{Finished, InFlight, RequestDurability, RequestInfo, RequestKind};
 use crate::data_path::queue::parked::ParkedRequests;
 use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::queue::ring_start::open_ring;
-use crate::data_path::report::QueueCounters;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::turn::{Budget, REFUSED_DESCRIPTORS};
 use crate::host::error_line::error_line;

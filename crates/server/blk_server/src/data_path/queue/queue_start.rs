@@ -10,9 +10,9 @@ use disk_image::{HostOpener, Opener};
 use guest_mem::{Budget, GuestMemory, Limits};
 use virtqueue::{LogArea, RingFeatures, RingLayout, packed};
 
+use crate::data_path::counters::QueueMeter;
 use crate::data_path::disk::session_link::SessionLink;
 use crate::data_path::disk::{Disk, DiskConfig};
-use crate::data_path::meters::QueueMeter;
 use crate::host::signal::adopt;
 
 /// Everything a worker needs to run a queue.

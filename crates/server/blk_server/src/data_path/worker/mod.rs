@@ -35,11 +35,11 @@ use guest_mem::{GuestMemory, sigbus};
 use io_engine::{Completion, Event, WatchToken};
 use tracing::error;
 
+use crate::data_path::counters::WorkerCounters;
+use crate::data_path::counters::WorkerMeter;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::disk::session_link::EndReason;
-use crate::data_path::meters::WorkerMeter;
 use crate::data_path::queue::{Queue, SubmitContext, TimeSample};
-use crate::data_path::report::WorkerCounters;
 use crate::data_path::worker::bell::{Bell, BusyWatch};
 use crate::data_path::worker::command::Command;
 use crate::data_path::worker::poller::Poller;

@@ -13,8 +13,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use sandbox::Role;
 use tracing::error;
 
+use crate::data_path::counters::WorkerMeter;
 use crate::data_path::disk::engine_source::EngineSource;
-use crate::data_path::meters::WorkerMeter;
 use crate::data_path::worker::Worker;
 use crate::data_path::worker::bell::Bell;
 use crate::data_path::worker::command::{Address, Command};

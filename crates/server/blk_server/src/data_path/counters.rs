@@ -1,0 +1,336 @@
+//! Counters of queues and workers: declared once, written by one worker, read by any thread.
+//!
+//! `plain numbers on the request path → stored once per pass → Server::report → JSON, tables, the balancer`
+//!
+//! - A line of [`counters!`] declares a counter: its field, its JSON key, its unit and its column in tables. The macro
+//!   makes the plain struct with serde, the atomic copy, and everything that handles all counters alike. A new counter
+//!   needs a line here and the place that counts it.
+//! - Loads and stores are relaxed: each number stands for itself and has one writer at a time. A queue that moves keeps
+//!   its numbers; the channel that it moves through orders the two writers.
+//! - Counters begin with what they belong to and never go back. A queue's counters move with it to another worker.
+//!
+//! Not here: what is counted when (`queue/mod.rs`, `worker/mod.rs`), the report (`report.rs`).
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What a counter is called and what its number means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterInfo {
+    /// Its key in JSON.
+    pub key: &'static str,
+    /// What its number means.
+    pub unit: CounterUnit,
+    /// Heading of its column in tables; empty: it has no column.
+    pub heading: &'static str,
+}
+
+/// What a counter's number means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterUnit {
+    /// Events since the start.
+    Count,
+    /// Bytes since the start.
+    Bytes,
+    /// Nanoseconds since the start.
+    Nanoseconds,
+    /// How many there are at the moment: a gauge.
+    Now,
+}
+
+/// Declares counters: `/// meaning`, `"JSON key" => field: type, unit, "column";`. The worker stores those of
+/// `counted`; those of `read` come from elsewhere when a reading is taken.
+macro_rules! counters {
+    (
+        $(#[$plain_meta:meta])* pub struct $plain:ident;
+        $(#[$meter_meta:meta])* struct $meter:ident;
+        counted { $($(#[$doc:meta])* $key:literal => $field:ident: $type:ty, $unit:ident, $heading:literal;)* }
+        read { $($(#[$read_doc:meta])*
+            $read_key:literal => $read_field:ident: $read_type:ty, $read_unit:ident, $read_heading:literal;)* }
+    ) => {
+        $(#[$plain_meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct $plain {
+            $($(#[$doc])* #[serde(rename = $key, with = "number")] pub $field: $type,)*
+            $($(#[$read_doc])* #[serde(rename = $read_key, with = "number")] pub $read_field: $read_type,)*
+        }
+
+        impl $plain {
+            /// Each counter, in the order of [`Self::values`].
+            pub const ALL: &'static [CounterInfo] = &[
+                $(CounterInfo { key: $key, unit: CounterUnit::$unit, heading: $heading },)*
+                $(CounterInfo { key: $read_key, unit: CounterUnit::$read_unit, heading: $read_heading },)*
+            ];
+
+            /// Each counter with its number.
+            pub fn values(&self) -> impl Iterator<Item = (&'static CounterInfo, u64)> {
+                let numbers = [$(self.$field.to_number(),)* $(self.$read_field.to_number(),)*];
+                Self::ALL.iter().zip(numbers)
+            }
+
+            /// What was counted since `before`; gauges keep their value.
+            #[must_use]
+            pub fn since(&self, before: &Self) -> Self {
+                Self {
+                    $($field: since(CounterUnit::$unit, self.$field, before.$field),)*
+                    $($read_field: since(CounterUnit::$read_unit, self.$read_field, before.$read_field),)*
+                }
+            }
+        }
+
+        $(#[$meter_meta])*
+        #[derive(Debug, Default)]
+        struct $meter {
+            $($field: AtomicU64,)*
+        }
+
+        impl $meter {
+            #[inline]
+            fn store(&self, counted: &$plain) {
+                $(self.$field.store(counted.$field.to_number(), Relaxed);)*
+            }
+
+            fn load(&self) -> $plain {
+                $plain {
+                    $($field: <$type>::from_number(self.$field.load(Relaxed)),)*
+                    $($read_field: <$read_type>::default(),)*
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// What a queue has done since it was started.
+    pub struct QueueCounters;
+    struct QueueCells;
+    counted {
+        /// Reads answered.
+        "reads" => reads: u64, Count, "READS";
+        /// Bytes of them.
+        "read_bytes" => read_bytes: u64, Bytes, "MB";
+        /// Writes answered.
+        "writes" => writes: u64, Count, "WRITES";
+        /// Bytes of them.
+        "written_bytes" => written_bytes: u64, Bytes, "MB";
+        /// Flushes answered.
+        "flushes" => flushes: u64, Count, "FLUSHES";
+        /// Discards and write-zeroes answered.
+        "other" => other: u64, Count, "OTHER";
+        /// Requests answered with an error; their kind counts them too.
+        "errors" => errors: u64, Count, "ERRORS";
+        /// Requests taken and not yet answered.
+        "in_flight" => in_flight: u64, Now, "IN FLIGHT";
+        /// Of them, those that the host failed and that are parked.
+        "held" => parked: u64, Now, "HELD";
+        /// Retries of parked requests.
+        "retries" => retries: u64, Count, "";
+        /// Interrupts sent to the guest (call fd signalled).
+        "calls" => calls: u64, Count, "CALLS";
+        /// Kicks received.
+        "kicks" => kicks: u64, Count, "KICKS";
+        /// Moves to another worker.
+        "moves" => moves: u64, Count, "MOVES";
+        /// Time its requests took on the worker, submission and completion, estimated from samples.
+        "worker_ns" => worker_time: Duration, Nanoseconds, "";
+    }
+    read {}
+}
+
+counters! {
+    /// What a worker has done since it was made.
+    pub struct WorkerCounters;
+    struct WorkerCells;
+    counted {
+        /// Passes that found something to do.
+        "busy_passes" => busy_passes: u64, Count, "BUSY";
+        /// Passes that found nothing: polling.
+        "idle_passes" => idle_passes: u64, Count, "IDLE";
+        /// Times that it went to sleep.
+        "sleeps" => sleeps: u64, Count, "SLEEPS";
+        /// Time spent taking and submitting requests, estimated from samples.
+        "submission_ns" => submission_time: Duration, Nanoseconds, "SUBMITTING ms";
+        /// Time spent on completions, estimated from samples.
+        "completion_ns" => completion_time: Duration, Nanoseconds, "COMPLETING ms";
+    }
+    read {
+        /// Processor time of its thread.
+        "cpu_ns" => cpu_time: Duration, Nanoseconds, "CPU ms";
+        /// Time that its thread was ready to run and had no processor.
+        "wait_ns" => wait_time: Duration, Nanoseconds, "";
+    }
+}
+
+impl QueueCounters {
+    /// Requests answered.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        [self.writes, self.flushes, self.other].into_iter().fold(self.reads, u64::saturating_add)
+    }
+}
+
+/// Of one queue.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct QueueMeter {
+    cells: QueueCells,
+}
+
+impl QueueMeter {
+    /// Called by the queue's worker.
+    #[inline]
+    pub(crate) fn store(&self, counted: &QueueCounters) {
+        self.cells.store(counted);
+    }
+
+    /// As last stored.
+    pub(crate) fn read(&self) -> QueueCounters {
+        self.cells.load()
+    }
+}
+
+/// Of one worker.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct WorkerMeter {
+    /// The kernel's number of its thread; 0 until it runs.
+    thread: AtomicU32,
+    cells: WorkerCells,
+}
+
+impl WorkerMeter {
+    /// Called by the worker's thread when it starts.
+    pub(crate) fn runs_here(&self) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        self.thread.store(thread.unsigned_abs(), Relaxed);
+    }
+
+    /// The kernel's number of the thread.
+    pub(crate) fn thread(&self) -> u32 {
+        self.thread.load(Relaxed)
+    }
+
+    /// Called by the worker.
+    #[inline]
+    pub(crate) fn store(&self, counted: &WorkerCounters) {
+        self.cells.store(counted);
+    }
+
+    /// As last stored, with the kernel's times of the thread.
+    pub(crate) fn read(&self) -> WorkerCounters {
+        let (cpu_time, wait_time) = scheduled(self.thread());
+        WorkerCounters { cpu_time, wait_time, ..self.cells.load() }
+    }
+}
+
+/// How long a thread of this process ran, and how long it was ready but had no processor; zero if unknown.
+fn scheduled(thread: u32) -> (Duration, Duration) {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).unwrap_or_default();
+    let mut numbers = text.split_whitespace().map(|number| number.parse().unwrap_or(0));
+    let mut next = || Duration::from_nanos(numbers.next().unwrap_or(0));
+    (next(), next())
+}
+
+/// A counter's type, as the number that is stored and written to JSON.
+trait Number: Copy + Default {
+    fn to_number(self) -> u64;
+    fn from_number(number: u64) -> Self;
+}
+
+impl Number for u64 {
+    #[inline]
+    fn to_number(self) -> u64 {
+        self
+    }
+
+    fn from_number(number: u64) -> Self {
+        number
+    }
+}
+
+/// In nanoseconds: 584 years fit.
+impl Number for Duration {
+    #[inline]
+    fn to_number(self) -> u64 {
+        u64::try_from(self.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn from_number(number: u64) -> Self {
+        Self::from_nanos(number)
+    }
+}
+
+fn since<N: Number>(unit: CounterUnit, now: N, before: N) -> N {
+    match unit {
+        CounterUnit::Now => now,
+        _ => N::from_number(now.to_number().saturating_sub(before.to_number())),
+    }
+}
+
+/// How serde writes and reads a counter.
+mod number {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::Number;
+
+    pub(super) fn serialize<N: Number, S: Serializer>(counter: &N, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(counter.to_number())
+    }
+
+    pub(super) fn deserialize<'de, N: Number, D: Deserializer<'de>>(from: D) -> Result<N, D::Error> {
+        u64::deserialize(from).map(N::from_number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A different number in each counter, taken from its place in the list.
+    fn numbered<T: for<'de> Deserialize<'de>>(all: &[CounterInfo]) -> T {
+        let numbers = all.iter().zip(1_u64..).map(|(counter, n)| (counter.key.to_owned(), n.into()));
+        serde_json::from_value(serde_json::Value::Object(numbers.collect())).unwrap()
+    }
+
+    fn numbers(values: impl Iterator<Item = (&'static CounterInfo, u64)>) -> Vec<u64> {
+        values.map(|(_, number)| number).collect()
+    }
+
+    #[test]
+    fn every_counter_of_a_queue_is_read_as_it_was_stored() {
+        let counted: QueueCounters = numbered(QueueCounters::ALL);
+        let meter = QueueMeter::default();
+        meter.store(&counted);
+        assert_eq!(meter.read(), counted);
+        let expected: Vec<u64> = (1..).take(QueueCounters::ALL.len()).collect();
+        assert_eq!(numbers(meter.read().values()), expected);
+    }
+
+    #[test]
+    fn every_counter_of_a_worker_is_read_as_it_was_stored_and_its_times_come_from_the_kernel() {
+        let counted: WorkerCounters = numbered(WorkerCounters::ALL);
+        let meter = WorkerMeter::default();
+        meter.store(&counted);
+        // No thread has the number 0, so the kernel has no times for it.
+        let expected = WorkerCounters { cpu_time: Duration::ZERO, wait_time: Duration::ZERO, ..counted };
+        assert_eq!(meter.read(), expected);
+    }
+
+    #[test]
+    fn difference_of_two_readings_subtracts_counters_and_keeps_gauges() {
+        let before: QueueCounters = numbered(QueueCounters::ALL);
+        let now = QueueCounters { reads: 100, in_flight: 3, parked: 2, ..before };
+        let expected = QueueCounters { reads: 99, in_flight: 3, parked: 2, ..QueueCounters::default() };
+        assert_eq!(now.since(&before), expected);
+    }
+
+    #[test]
+    fn keys_of_a_queue_are_those_of_the_protocol() {
+        let json = serde_json::to_value(QueueCounters { parked: 5, ..QueueCounters::default() }).unwrap();
+        assert_eq!((json["held"].as_u64(), json["worker_ns"].as_u64()), (Some(5), Some(0)));
+        assert_eq!(json.as_object().unwrap().len(), QueueCounters::ALL.len());
+    }
+}
