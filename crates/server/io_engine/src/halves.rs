@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use guest_mem::GuestMemory;
 
-use crate::contract::{Event, FileId, FileSpec, Handles, Op, Reap, Stats, Submit, WatchId, WatchToken};
+use crate::engine::{Event, FileId, FileSpec, Handles, Op, Reap, Stats, Submit, WatchId, WatchToken};
 
 /// Shares `both` between the two handles; it is dropped with the last one.
 pub(crate) fn handles<E: Submit + Reap + 'static>(both: E) -> Handles {

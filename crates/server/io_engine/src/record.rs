@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::contract::FileId;
+use crate::engine::FileId;
 
 /// Which system call (or its io_uring opcode).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@
 //!   (`report.rs`).
 //!
 //! Not here: work that needs more rights (opening images, binding sockets), which another process does
-//! (`bareblk/src/helper`); restrictions of an io_uring ring (`io_engine/src/io_uring/setup.rs`).
+//! (`bareblk/src/helper`); restrictions of an io_uring ring (`io_engine/src/engines/io_uring/setup.rs`).
 
 mod privileges;
 

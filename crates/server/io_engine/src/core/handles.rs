@@ -11,8 +11,8 @@ use std::time::Duration;
 use guest_mem::GuestMemory;
 
 use super::Core;
-use crate::contract::{Event, FileId, FileSpec, Op, Reap, SharedHandles, Stats, Submit, WatchId, WatchToken};
-use crate::kernel::Kernel;
+use crate::backend::Kernel;
+use crate::engine::{Event, FileId, FileSpec, Op, Reap, SharedHandles, Stats, Submit, WatchId, WatchToken};
 
 impl<K: Kernel> Submit for Core<K> {
     fn room(&self) -> usize {

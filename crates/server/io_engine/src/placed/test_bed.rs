@@ -10,7 +10,7 @@ use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 
 use super::EngineMaker;
-use crate::contract::{
+use crate::engine::{
     Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpKind,
 };
 use crate::{FakeEngine, FakeHandle, IoUringEngine, LinuxAioEngine};

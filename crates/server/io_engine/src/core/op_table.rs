@@ -1,0 +1,106 @@
+//! The ops an engine owns: a slab that grows with files (`shares.rs`), and never with ops.
+//!
+//! A call is named to the kernel by its slot's index and generation, so that a result that comes twice,
+//! or late, finds nobody.
+//!
+//! Not here: what an op is waiting for (`completion.rs`).
+
+use crate::core::op::OpState;
+
+/// The top bit is left to the kernels: io_uring marks its watches with it.
+const GENERATION_MASK: u32 = 0x7fff_ffff;
+
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    op: Option<OpState>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct OpTable {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl OpTable {
+    pub fn new(depth: u32) -> Self {
+        let mut table = Self::default();
+        table.grow(depth);
+        table
+    }
+
+    /// Makes room for `places` ops. Ops may move; what calls in flight point into does not: it is not in the slots.
+    pub fn grow(&mut self, places: u32) {
+        #[allow(clippy::cast_possible_truncation)] // never more than were asked for
+        let before = self.slots.len() as u32;
+        if places <= before {
+            return;
+        }
+        self.slots.reserve_exact((places - before) as usize);
+        self.slots.extend((before..places).map(|_| Slot { generation: 0, op: None }));
+        // Room for all of them: giving back never allocates. Those that were there first are used first.
+        let mut free = Vec::with_capacity(places as usize);
+        free.extend((before..places).rev());
+        free.append(&mut self.free);
+        self.free = free;
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// The caller has checked that there is room.
+    #[inline]
+    pub fn insert(&mut self, op: OpState) -> Option<(u32, &mut OpState)> {
+        let index = self.free.pop()?;
+        Some((index, self.slots[index as usize].op.insert(op)))
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, index: u32) -> Option<&mut OpState> {
+        self.slots.get_mut(index as usize)?.op.as_mut()
+    }
+
+    #[inline]
+    pub fn remove(&mut self, index: u32) -> Option<OpState> {
+        let slot = self.slots.get_mut(index as usize)?;
+        let op = slot.op.take()?;
+        slot.generation = (slot.generation + 1) & GENERATION_MASK;
+        self.free.push(index);
+        Some(op)
+    }
+
+    /// An op, and what the kernel is told as its `user_data`.
+    #[inline]
+    pub fn named_mut(&mut self, index: u32) -> Option<(u64, &mut OpState)> {
+        let slot = self.slots.get_mut(index as usize)?;
+        Some((name_of(slot.generation, index), slot.op.as_mut()?))
+    }
+
+    /// What the kernel is told as `user_data`.
+    #[inline]
+    pub fn name(&self, index: u32) -> u64 {
+        name_of(self.slots[index as usize].generation, index)
+    }
+
+    /// The op behind a `user_data`, if that still means the same one, and its slot.
+    #[inline]
+    pub fn find_mut(&mut self, user_data: u64) -> Option<(u32, &mut OpState)> {
+        #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
+        let (generation, index) = ((user_data >> 32) as u32, user_data as u32);
+        let slot = self.slots.get_mut(index as usize)?;
+        let op = slot.op.as_mut().filter(|_| slot.generation == generation)?;
+        Some((index, op))
+    }
+
+    /// Every op, with its index.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut OpState)> {
+        (0..).zip(self.slots.iter_mut()).filter_map(|(index, slot)| Some((index, slot.op.as_mut()?)))
+    }
+}
+
+#[inline]
+fn name_of(generation: u32, index: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(index)
+}

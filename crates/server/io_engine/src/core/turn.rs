@@ -1,0 +1,142 @@
+//! Turns: what one file's calls may take of one submission, so that other files' calls in it wait no longer than that.
+//!
+//! `next call → cost → within the file's turn: queued | otherwise in the file's line, in order → the next submission`
+//!
+//! - One submission starts the calls of all files of an engine, and a call on cached data is a copy that the submission
+//!   makes. The results come after it. So the sum of all turns is what any call in it waits for.
+//! - The first call of an op and the calls that continue it count alike.
+//! - A cost is in bytes copied, and each call costs [`CALL_BYTES`] more: this bounds time without a clock.
+//! - A turn that is spent delays nothing but the file's further calls: the worker does not sleep while a file has a
+//!   line, so a file that is alone gets its next turn at once.
+//!
+//! Not here: which rings are looked at (`turn.rs` of `blk_server`), the calls themselves (`completion.rs`).
+
+use crate::core::op_table::OpTable;
+
+/// What one file's calls may copy in one submission, if they are few: 50 µs at 10 GB/s.
+pub(crate) const TURN_BYTES: u64 = 512 << 10;
+/// What a call costs beside its bytes.
+const CALL_BYTES: u64 = 4 << 10;
+/// What one file's calls may cost in one submission: so many bytes in up to eight calls.
+pub(crate) const TURN_COST: u64 = TURN_BYTES + 8 * CALL_BYTES;
+/// Past the page cache nothing is copied: a byte costs this fraction of a copied one.
+pub(crate) const DIRECT_FRACTION: u64 = 4;
+
+/// The end of a line.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// The cost of a call that moves `moved_bytes`.
+#[inline]
+pub(crate) fn cost_bytes(moved_bytes: u64, is_direct: bool) -> u64 {
+    CALL_BYTES + if is_direct { moved_bytes / DIRECT_FRACTION } else { moved_bytes }
+}
+
+/// The submission that is being filled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Submission {
+    number: u64,
+    /// What each file's calls may cost in it.
+    turn_bytes: u64,
+}
+
+impl Submission {
+    pub fn first(turn_bytes: u64) -> Self {
+        Self { number: 1, turn_bytes }
+    }
+
+    /// This one has gone to the kernel.
+    #[inline]
+    pub fn next(&mut self) {
+        self.number += 1;
+    }
+}
+
+/// One file's turn, and its line: ops that wait for the next turn.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    /// Of the submission that `left_bytes` is about.
+    number: u64,
+    left_bytes: u64,
+    first: u32,
+    last: u32,
+}
+
+impl Turn {
+    pub fn new() -> Self {
+        Self { number: 0, left_bytes: 0, first: NONE, last: NONE }
+    }
+
+    /// Takes a call's cost from the turn, if the call is within it. The first call of a turn always is.
+    #[inline]
+    pub fn take(&mut self, now: Submission, cost_bytes: u64) -> bool {
+        if self.number != now.number {
+            (self.number, self.left_bytes) = (now.number, now.turn_bytes);
+        }
+        let is_within = cost_bytes <= self.left_bytes || self.left_bytes == now.turn_bytes;
+        if is_within {
+            self.left_bytes = self.left_bytes.saturating_sub(cost_bytes);
+        }
+        is_within
+    }
+
+    #[inline]
+    pub fn has_line(&self) -> bool {
+        self.first != NONE
+    }
+
+    /// The op whose call comes next.
+    pub fn first(&self) -> Option<u32> {
+        self.has_line().then_some(self.first)
+    }
+
+    /// Puts an op at the end of the line.
+    pub fn line_up(&mut self, index: u32, ops: &mut OpTable) {
+        if let Some(op) = ops.get_mut(index) {
+            op.next_in_line = NONE;
+        }
+        match ops.get_mut(self.last) {
+            Some(last) if self.has_line() => last.next_in_line = index,
+            _ => self.first = index,
+        }
+        self.last = index;
+    }
+
+    /// Takes the first op out of the line.
+    pub fn leave_line(&mut self, ops: &mut OpTable) -> Option<u32> {
+        let index = self.first()?;
+        self.first = ops.get_mut(index).map_or(NONE, |op| op.next_in_line);
+        Some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_that_is_larger_than_a_turn_is_made_alone() {
+        let (mut turn, mut now) = (Turn::new(), Submission::first(100));
+        assert_eq!([turn.take(now, 300), turn.take(now, 1)], [true, false]);
+        now.next();
+        assert_eq!([turn.take(now, 60), turn.take(now, 60), turn.take(now, 40)], [true, false, true]);
+    }
+
+    #[test]
+    fn call_on_cached_data_costs_its_bytes_and_a_direct_one_a_fraction() {
+        let costs = [cost_bytes(0, false), cost_bytes(1 << 20, false), cost_bytes(1 << 20, true)];
+        assert_eq!(costs, [CALL_BYTES, CALL_BYTES + (1 << 20), CALL_BYTES + (1 << 18)]);
+    }
+    #[test]
+    fn turn_has_room_for_two_direct_calls_of_half_its_bytes_and_for_one_cached_call() {
+        let takes = |cost: u64| {
+            let (mut turn, now) = (Turn::new(), Submission::first(TURN_COST));
+            (0..9).filter(|_| turn.take(now, cost)).count()
+        };
+        let most_direct_bytes = TURN_BYTES * DIRECT_FRACTION;
+        assert_eq!(
+            [most_direct_bytes, most_direct_bytes / 2].map(|bytes| takes(cost_bytes(bytes, true))),
+            [1, 2]
+        );
+        assert_eq!([TURN_BYTES, TURN_BYTES / 2].map(|bytes| takes(cost_bytes(bytes, false))), [1, 2]);
+    }
+}

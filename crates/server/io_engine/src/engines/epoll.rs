@@ -1,0 +1,95 @@
+//! Sleeping on eventfds with epoll: for engines that cannot poll fds themselves.
+//!
+//! Edge-triggered and never read, so that a watch behaves as it does in io_uring: each write is an edge,
+//! several may merge.
+//!
+//! Not here: io_uring's own polls (`io_uring.rs`).
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use crate::engine::{Event, WatchId, WatchToken};
+use crate::engines::watches::WatchTable;
+
+/// Events taken per system call; more are left for the next.
+const BATCH: usize = 64;
+
+/// The name of an fd that only ends the sleep. No watch has it: its generation has the top bit set.
+const WAKER: u64 = u64::MAX;
+
+#[derive(Debug)]
+pub(crate) struct EpollWatcher {
+    epoll: OwnedFd,
+    watches: WatchTable,
+}
+
+impl EpollWatcher {
+    pub fn new() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { epoll, watches: WatchTable::default() })
+    }
+
+    pub fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        let id = self.watches.insert(Arc::clone(&fd), token);
+        let data = epoll::EventData::new_u64(u64::from(id.generation) << 32 | u64::from(id.index));
+        let added = epoll::add(&self.epoll, fd.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::ET);
+        if added.is_err() {
+            self.watches.stop(id);
+            self.watches.released(id);
+        }
+        Ok(added.map(|()| id)?)
+    }
+
+    /// Lets `fd`, which stays open, end a sleep without being reported.
+    pub fn add_waker(&mut self, fd: impl AsFd) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WAKER), flags)?)
+    }
+
+    /// Readable when `wait` would not sleep.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    pub fn unwatch(&mut self, id: WatchId) {
+        if let Some(fd) = self.watches.active_fd(id) {
+            let removed = epoll::delete(&self.epoll, fd.as_fd());
+            debug_assert!(removed.is_ok());
+        }
+        self.watches.stop(id);
+        self.watches.released(id);
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.watches.is_empty()
+    }
+
+    /// Sleeps until a watched fd is written to or the time is over. A signal ends it early.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = if self.watches.has_ready() { Some(Duration::ZERO) } else { timeout };
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let mut batch = [const { MaybeUninit::uninit() }; BATCH];
+        let fired = match epoll::wait(&self.epoll, &mut batch, timeout.as_ref()) {
+            Ok((fired, _)) => fired,
+            Err(Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+        for event in fired {
+            let data = event.data.u64();
+            #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
+            let id = WatchId { index: data as u32, generation: (data >> 32) as u32 };
+            self.watches.fire(id, Ok(()));
+        }
+        Ok(())
+    }
+
+    pub fn take_ready(&mut self, events: &mut Vec<Event>) {
+        self.watches.take_ready(events);
+    }
+}

@@ -1,0 +1,179 @@
+//! The second ring: reads and writes past the page cache, whose completions are polled for (IOPOLL).
+//!
+//! `queue → submit → poll: enter the kernel, which looks at the device → completion ring → pop`
+//!
+//! - The kernel refuses everything else on such a ring: kicks, syncs and `fallocate` stay on the first.
+//! - Nothing is completed unless somebody polls: while calls are out, `reap` and `wait` do, and `wait` does not sleep.
+//! - Files are asked one by one whether they can be polled (`iopoll_probe.rs`). One that refuses later (its first
+//!   block was a hole) is found out by its first call, which then goes to the first ring like all after it.
+//! - A call here cannot be given up: it ends by polling.
+//!
+//! Not here: the first ring (`io_uring.rs`), making this one (`setup.rs`).
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use io_uring::{EnterFlags, IoUring, Submitter, squeue};
+
+use super::iopoll_probe;
+use crate::backend::{QueueFull, RawResult, Target};
+use crate::engine::FileSpec;
+use crate::record::Verb;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileCheck {
+    Probe,
+    /// Every file is taken: for tests.
+    TakeAll,
+}
+
+pub(super) struct PolledRing {
+    ring: IoUring,
+    check: FileCheck,
+    /// Whether transfers come here, by a file's place in the table of registered files.
+    takes: Box<[bool]>,
+    /// The file's place, by op: where a refused call came from.
+    file_of: Vec<u32>,
+    /// Completions that `pop` still hands out in this pass.
+    budget: usize,
+    /// Queued or in the kernel.
+    calls: usize,
+}
+
+impl PolledRing {
+    pub fn new(ring: IoUring, check: FileCheck, depth: u32, registered_files: u32) -> Self {
+        let takes = vec![false; registered_files as usize].into();
+        Self { ring, check, takes, file_of: vec![0; depth as usize], budget: 0, calls: 0 }
+    }
+
+    pub fn enable(&self) -> io::Result<()> {
+        self.ring.submitter().register_enable_rings()
+    }
+
+    pub fn submitter(&self) -> Submitter<'_> {
+        self.ring.submitter()
+    }
+
+    /// There may be so many calls.
+    pub fn expect(&mut self, calls: u32) {
+        let calls = self.file_of.len().max(calls as usize);
+        self.file_of.resize(calls, 0);
+    }
+
+    /// Takes the file, or says in the log why its transfers go to the first ring.
+    pub fn register_file(&mut self, index: u32, spec: &FileSpec) {
+        let checked = if self.check == FileCheck::Probe { iopoll_probe::check(spec) } else { Ok(()) };
+        if let Err(reason) = checked.and_then(|()| self.add_file(index, spec)) {
+            tracing::warn!("completions of the image are not polled for (IOPOLL): {reason}");
+        }
+    }
+
+    pub(super) fn add_file(&mut self, index: u32, spec: &FileSpec) -> Result<(), String> {
+        let takes = self.takes.get_mut(index as usize).ok_or("it is beyond the table of registered files")?;
+        let registered = self.ring.submitter().register_files_update(index, &[spec.file.as_raw_fd()]);
+        registered.map_err(|error| format!("it cannot be registered: {error}"))?;
+        *takes = true;
+        Ok(())
+    }
+
+    pub fn unregister_file(&mut self, index: u32) {
+        let Some(takes) = self.takes.get_mut(index as usize) else { return };
+        *takes = false;
+        if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
+            tracing::warn!(%error, "io_uring keeps a file that was detached");
+        }
+    }
+
+    #[inline]
+    pub fn takes(&self, target: Target, verb: Verb) -> bool {
+        let Target::Registered(index) = target else { return false };
+        matches!(verb, Verb::Read | Verb::Write) && self.takes.get(index as usize).is_some_and(|takes| *takes)
+    }
+
+    /// # Safety
+    /// As `Kernel::queue`: what `entry` points to stays until its result was popped.
+    #[inline]
+    pub unsafe fn queue(&mut self, entry: &squeue::Entry, target: Target) -> Result<(), QueueFull> {
+        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        unsafe { self.ring.submission().push(entry) }.map_err(|_| QueueFull)?;
+        if let (Target::Registered(index), Some(file)) =
+            (target, self.file_of.get_mut(op_of(entry.get_user_data())))
+        {
+            *file = index;
+        }
+        self.calls += 1;
+        Ok(())
+    }
+
+    /// As `Kernel::submit`.
+    pub fn submit(&mut self) -> io::Result<()> {
+        while !self.ring.submission().is_empty() {
+            match self.ring.submitter().submit() {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN | libc::EBUSY) => return Ok(()),
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there are calls to be polled for.
+    #[inline]
+    pub fn is_busy(&self) -> bool {
+        self.calls > 0
+    }
+
+    /// Has the kernel look at the devices once. Returns whether results are there.
+    pub fn poll(&mut self) -> bool {
+        if self.ring.completion().is_empty() && self.calls > 0 {
+            // SAFETY: 1. nothing is submitted, and there is no argument.
+            let polled = unsafe {
+                self.ring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None)
+            };
+            // A signal, or a device that failed: its calls end with an error of their own.
+            let _ = polled;
+        }
+        !self.ring.completion().is_empty()
+    }
+
+    pub fn begin_reap(&mut self) {
+        self.poll();
+        self.budget = self.ring.completion().len();
+    }
+
+    #[inline]
+    pub fn pop(&mut self) -> Option<RawResult> {
+        self.budget = self.budget.checked_sub(1)?;
+        let cqe = self.ring.completion().next()?;
+        self.calls -= 1;
+        let (user_data, mut result) = (cqe.user_data(), cqe.result());
+        if result == -libc::EOPNOTSUPP {
+            self.stop_polling(user_data);
+            result = -libc::EAGAIN; // it is called again, and goes to the first ring
+        }
+        Some(RawResult { user_data, result })
+    }
+
+    #[cold]
+    fn stop_polling(&mut self, user_data: u64) {
+        let Some(&index) = self.file_of.get(op_of(user_data)) else { return };
+        let takes = self.takes.get_mut(index as usize);
+        if takes.is_some_and(std::mem::take) {
+            tracing::info!(
+                file = index,
+                "completions of this file are not polled for any more (IOPOLL): its device refused"
+            );
+        }
+    }
+}
+
+/// An op's place in the op table (`op_table.rs`).
+#[inline]
+#[allow(clippy::cast_possible_truncation)] // the lower half of a 64-bit number
+fn op_of(user_data: u64) -> usize {
+    user_data as u32 as usize
+}

@@ -1,0 +1,118 @@
+//! Whether the completions of a file can be polled for.
+//!
+//! `O_DIRECT? → does its device have poll queues? → a polled read of its first block, on a ring of its own`
+//!
+//! A device without poll queues is refused although older kernels take polled calls to it: they complete by
+//! interrupt, and polling would only burn the processor. Not here: using the answer (`iopoll.rs`).
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::time::{Duration, Instant};
+
+use io_uring::types::Fd;
+use io_uring::{EnterFlags, IoUring, opcode};
+use rustix::fs::{OFlags, fcntl_getfl, major, minor};
+use rustix::io::Errno;
+
+use crate::core::bounce::Bounce;
+use crate::engine::{FileId, FileSpec};
+
+/// A device that does not answer by then is not polled.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The smallest read that any block device takes.
+const LEAST_BYTES: u32 = 512;
+
+/// An error: why not.
+pub(super) fn check(spec: &FileSpec) -> Result<(), String> {
+    let flags = fcntl_getfl(&spec.file).map_err(|errno| errno.to_string())?;
+    if !flags.contains(OFlags::DIRECT) {
+        return Err("it goes through the page cache (not open with O_DIRECT)".to_owned());
+    }
+    if device_polls(&spec.file) == Some(false) {
+        return Err("its device has no poll queues (queue/io_poll in sysfs is 0)".to_owned());
+    }
+    polled_read(spec)
+}
+
+/// What sysfs says of the device under `file`; `None` where it says nothing, as for file systems over several.
+fn device_polls(file: &File) -> Option<bool> {
+    let metadata = file.metadata().ok()?;
+    let is_device = metadata.file_type().is_block_device();
+    let device = if is_device { metadata.rdev() } else { metadata.dev() };
+    let folder = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+    // A partition's queue is that of its disk, one folder up.
+    let attribute = ["queue/io_poll", "../queue/io_poll"]
+        .iter()
+        .find_map(|name| std::fs::read_to_string(format!("{folder}/{name}")).ok())?;
+    Some(attribute.trim() != "0")
+}
+
+fn polled_read(spec: &FileSpec) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("a ring to try it on failed: {error}");
+    let mut ring: IoUring = IoUring::builder().setup_iopoll().build(1).map_err(failed)?;
+    let mut bounce = Bounce::default();
+    bounce.shares.attach(FileId(0));
+    let buffer = bounce.take(FileId(0)).ok_or("no buffer")?;
+    let len_bytes = spec.alignment.offset_bytes.max(LEAST_BYTES);
+    let read = opcode::Read::new(Fd(spec.file.as_raw_fd()), bounce.base(buffer), len_bytes).build();
+    // SAFETY: 1. longer than a block, and leaked below if the kernel does not let go of it; 2. the file is open: it
+    // was looked up when the read was submitted.
+    unsafe { ring.submission().push(&read) }.map_err(|error| error.to_string())?;
+    ring.submit().map_err(failed)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(cqe) = ring.completion().next() {
+            return judge(cqe.result());
+        }
+        if Instant::now() > deadline {
+            std::mem::forget(bounce);
+            return Err(format!("a polled read of it did not end within {PATIENCE:?}"));
+        }
+        // SAFETY: 1. nothing is submitted, and there is no argument.
+        let _ = unsafe { ring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
+    }
+}
+
+/// A failure that is not about polling is met again, and reported, by the first request.
+fn judge(result: i32) -> Result<(), String> {
+    match result {
+        refused if refused == -libc::EOPNOTSUPP || refused == -libc::EINVAL => {
+            Err(format!("a polled read of it was refused: {}", Errno::from_raw_os_error(-refused)))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use disk_image::Alignment;
+
+    use super::*;
+
+    fn reason(file: File) -> String {
+        check(&FileSpec { file: Arc::new(file), alignment: Alignment::BUFFERED }).unwrap_err()
+    }
+
+    #[test]
+    fn buffered_file_is_not_polled_and_the_reason_says_so() {
+        assert!(reason(tempfile::tempfile().unwrap()).contains("O_DIRECT"));
+    }
+
+    #[test]
+    fn file_on_tmpfs_is_not_polled() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        // Linux 6.6; before, tmpfs has no O_DIRECT, which is a reason too.
+        let has_direct = rustix::fs::fcntl_setfl(&file, OFlags::DIRECT).is_ok();
+        let why = reason(file);
+        assert!(why.contains(if has_direct { "refused" } else { "O_DIRECT" }), "{why}");
+    }
+
+    #[test]
+    fn only_refusals_of_polling_count_against_a_file() {
+        assert!(judge(-libc::EOPNOTSUPP).is_err());
+        assert!([0, 4096, -libc::EIO, -libc::EAGAIN].iter().all(|&result| judge(result).is_ok()));
+    }
+}

@@ -1,0 +1,532 @@
+//! The io_uring engine: one ring per worker, for all its disks and all its kicks.
+//!
+//! `queue → submission ring → one io_uring_enter per batch → completion ring → pop`
+//!
+//! - The ring is made disabled, maybe on another thread, and enabled by its worker: a single issuer.
+//! - With deferred task-run, completions appear only inside `io_uring_enter`; the kernel sets a flag when
+//!   there is something to be run, so `reap` needs no system call to look.
+//! - A kick fd has a multishot poll and is never read: each write is an edge and posts one completion. A
+//!   poll that the kernel ended (completion ring overflow) is armed again.
+//! - Nothing here runs on a timer: an idle worker sleeps in `io_uring_enter` without a timeout.
+//! - Three options change parts of this, each in a file of its own: a kernel thread that submits
+//!   (`sqpoll.rs`), a second ring for reads and writes whose completions are polled for (`iopoll.rs`), and guest
+//!   memory that is registered, hence pinned (`pinned.rs`). With both of the first two, the thread serves the
+//!   first ring only.
+//!
+//! Not here: set-up and fallbacks (`io_uring/setup.rs`), op logic (`core.rs`).
+
+mod setup;
+
+mod entries;
+
+mod sqpoll;
+
+mod iopoll;
+mod iopoll_probe;
+
+mod pinned;
+
+mod workers;
+
+mod capabilities;
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use guest_mem::GuestMemory;
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, Submitter, cqueue, opcode, squeue};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+pub use self::capabilities::io_uring_capabilities;
+use self::entries::entry;
+use self::iopoll::{FileCheck, PolledRing};
+use self::pinned::Pinned;
+pub use self::setup::{Features, FileTableKind, KernelAge};
+use self::setup::{Kind, Rings};
+use self::workers::KernelWorkers;
+use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::core::Core;
+use crate::engine::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
+use crate::engines::watches::WatchTable;
+use crate::halves::handles;
+
+/// Marks `user_data` of polls; the rest is the watch's index and generation.
+const WATCH_BIT: u64 = 1 << 63;
+/// `user_data` of calls whose result nobody needs.
+const IGNORED: u64 = u64::MAX;
+/// How long to sleep when the kernel has no memory for our calls, before it is asked again.
+const RETRY_AFTER: Duration = Duration::from_millis(10);
+
+/// One io_uring, or two, not yet started.
+#[derive(Debug)]
+pub struct IoUringEngine {
+    config: EngineConfig,
+    ring: Uring,
+}
+
+impl IoUringEngine {
+    /// Makes a ring with whatever this kernel has, and a second one for `config.iopoll`.
+    ///
+    /// # Errors
+    /// The kernel's kind of error, with a text that says what to do: [`io::ErrorKind::Unsupported`] without
+    /// io_uring and where it is too old (before Linux 5.13), [`io::ErrorKind::PermissionDenied`] where it is
+    /// forbidden (`kernel.io_uring_disabled`, seccomp), or only `config.sqpoll_idle` is.
+    pub fn new(config: EngineConfig) -> io::Result<Self> {
+        Self::as_if_on(KernelAge::Newest, config)
+    }
+
+    /// Makes a ring as if the kernel were no newer than `age`: to test the fallbacks.
+    ///
+    /// # Errors
+    /// As [`IoUringEngine::new`].
+    pub fn as_if_on(age: KernelAge, config: EngineConfig) -> io::Result<Self> {
+        let second = config.iopoll.then_some(Kind::CompletionPolled);
+        Self::with_second(age, config, second, FileCheck::Probe)
+    }
+
+    /// As if every file could be polled (`config.iopoll`): the second ring is there, and takes all reads and
+    /// writes, but completes them by interrupt. To test two rings where no device can be polled.
+    ///
+    /// # Errors
+    /// As [`IoUringEngine::new`].
+    pub fn as_if_polled(config: EngineConfig) -> io::Result<Self> {
+        Self::with_second(KernelAge::Newest, config, Some(Kind::Pretended), FileCheck::TakeAll)
+    }
+
+    fn with_second(
+        age: KernelAge,
+        config: EngineConfig,
+        second: Option<Kind>,
+        check: FileCheck,
+    ) -> io::Result<Self> {
+        // Deferred task-run needs a single issuer; cooperative, a thread that polls would sit on what it started.
+        let age = if config.several_threads { age.max(KernelAge::Before5_19) } else { age };
+        let rings =
+            setup::make_rings(age, &config, second).map_err(|error| setup::explain(&error, &config))?;
+        let Rings { first, second, features } = rings;
+        let polled = second
+            .map(|ring| Box::new(PolledRing::new(ring, check, config.depth, features.registered_files)));
+        Ok(Self { config, ring: Uring::new(first, polled, features) })
+    }
+
+    /// What the kernel has of what the engine would like.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        self.ring.features
+    }
+}
+
+impl Engine for IoUringEngine {
+    fn start(self: Box<Self>) -> io::Result<Handles> {
+        let mut core = Core::new(self.ring, &self.config);
+        core.kernel.enable()?;
+        Ok(handles(core))
+    }
+
+    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
+        if self.ring.features.deferred_task_run || self.ring.polled.is_some() {
+            let text = "io_uring for several threads is made with `several_threads` and without `iopoll`";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mut core = Core::new(self.ring, &self.config);
+        core.kernel.enable()?;
+        Ok(Box::new(core))
+    }
+
+    fn describe(&self) -> String {
+        format!("io_uring: {}", self.ring.features)
+    }
+}
+
+struct Uring {
+    // Rings first: they are closed before what they may point to is let go.
+    ring: IoUring,
+    polled: Option<Box<PolledRing>>,
+    pinned: Option<Box<Pinned>>,
+    features: Features,
+    workers: KernelWorkers,
+    /// Polls and cancellations that wait for room in the submission ring.
+    control: VecDeque<squeue::Entry>,
+    watches: WatchTable,
+    /// Completions that `pop` still hands out in this pass: a peer that keeps writing to its kick fd must
+    /// not keep a worker in `reap`.
+    budget: usize,
+    /// Calls whose results are outstanding, polls and the second ring's not counted.
+    calls: usize,
+    /// Signalled with every result, for who sleeps on more than this engine: made when it is asked for.
+    signal: Option<OwnedFd>,
+    /// Only with a kernel thread that submits: files that go by their number, see `Drop`.
+    numbered: HashMap<u32, Arc<File>>,
+}
+
+impl std::fmt::Debug for Uring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Uring").field("features", &self.features).finish_non_exhaustive()
+    }
+}
+
+impl Uring {
+    fn new(ring: IoUring, polled: Option<Box<PolledRing>>, features: Features) -> Self {
+        Self {
+            ring,
+            polled,
+            pinned: features.pinned.then(|| Box::new(Pinned::new())),
+            features,
+            workers: KernelWorkers::default(),
+            control: VecDeque::with_capacity(64),
+            watches: WatchTable::default(),
+            budget: 0,
+            calls: 0,
+            signal: None,
+            numbered: HashMap::new(),
+        }
+    }
+
+    /// Moves what waits into the submission ring, as far as it has room.
+    #[inline]
+    fn move_control(&mut self) {
+        while let Some(entry) = self.control.front() {
+            // SAFETY: 1. polls and cancellations point to no memory; the fd of a poll is held by
+            // its watch until the kernel has let go of it.
+            if unsafe { self.ring.submission().push(entry) }.is_err() {
+                return;
+            }
+            self.control.pop_front();
+        }
+    }
+
+    fn arm(&mut self, id: WatchId, fd: &OwnedFd) {
+        #[allow(clippy::cast_sign_loss)] // a bit mask
+        let events = libc::POLLIN as u32;
+        let poll = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events).multi(true).build();
+        self.control.push_back(poll.user_data(watch_name(id)));
+    }
+
+    #[cold]
+    fn on_poll(&mut self, cqe: &cqueue::Entry) {
+        let Some(id) = watch_of(cqe.user_data()) else { return };
+        let ended = !cqueue::more(cqe.flags());
+        let error = (cqe.result() < 0).then(|| Errno::from_raw_os_error(-cqe.result()));
+        let Some(fd) = self.watches.active_fd(id) else {
+            if ended {
+                self.watches.released(id);
+            }
+            return;
+        };
+        let goes_on = error.is_none() && self.watches.may_go_on(id, ended);
+        let what = if goes_on { Ok(()) } else { Err(error.unwrap_or(Errno::PERM)) };
+        self.watches.fire(id, what);
+        if goes_on && ended {
+            self.arm(id, &fd);
+        }
+    }
+
+    fn enter(
+        &self,
+        to_submit: u32,
+        min_complete: u32,
+        flags: EnterFlags,
+        timeout: Option<Duration>,
+    ) -> io::Result<usize> {
+        let timespec = timeout.map(Timespec::from);
+        let args = SubmitArgs::new();
+        let args = timespec.as_ref().map_or(args, |timespec| args.timespec(timespec));
+        let flags = (flags | EnterFlags::EXT_ARG).bits();
+        // SAFETY: 1. queued entries: `queue` and `move_control` vouched for them; 2. the argument has the
+        // layout that EXT_ARG asks for, and lives until the call returns, with what it points to.
+        unsafe { self.ring.submitter().enter(to_submit, min_complete, flags, Some(&args)) }
+    }
+
+    /// Entries in the submission ring that the kernel has not taken.
+    #[inline]
+    fn queued(&self) -> u32 {
+        // SAFETY: 1. no other `SubmissionQueue` exists: they live only inside methods that take
+        // `&mut self`, and none of those calls this one while it holds one.
+        let queue = unsafe { self.ring.submission_shared() };
+        #[allow(clippy::cast_possible_truncation)] // the ring's size is 32 bits
+        let queued = queue.len() as u32;
+        queued
+    }
+
+    fn has_results(&mut self) -> bool {
+        !self.ring.completion().is_empty() || self.watches.has_ready()
+    }
+
+    /// Whether the kernel has results that only entering it brings into the completion ring.
+    #[inline]
+    fn has_work_inside(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Completions of the second ring come only by polling: it and the first ring's completion queue in turns.
+    fn wait_polling(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            self.submit()?;
+            let polled = self.polled.as_mut().is_some_and(|polled| polled.poll());
+            if polled || self.has_results() || self.has_work_inside() {
+                return Ok(());
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Calls `act` with the table of registered memory and the rings that have one.
+    fn with_pinned(&mut self, act: impl FnOnce(&mut Pinned, &[Submitter<'_>])) {
+        let Some(pinned) = &mut self.pinned else { return };
+        let rings = [&self.ring].into_iter().map(IoUring::submitter);
+        let rings: Vec<_> = rings.chain(self.polled.as_ref().map(|polled| polled.submitter())).collect();
+        act(pinned, &rings);
+    }
+
+    /// Waiting for nothing but kicks is no I/O wait, and should not look like one in `top`.
+    fn wait_flags(&self) -> EnterFlags {
+        let idle = self.calls == 0 && self.features.no_iowait;
+        EnterFlags::GETEVENTS | if idle { EnterFlags::NO_IOWAIT } else { EnterFlags::empty() }
+    }
+}
+
+fn watch_name(id: WatchId) -> u64 {
+    WATCH_BIT | u64::from(id.generation) << 32 | u64::from(id.index)
+}
+
+/// `None`: the result of a cancellation.
+fn watch_of(user_data: u64) -> Option<WatchId> {
+    #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
+    let (generation, index) = (((user_data & !WATCH_BIT) >> 32) as u32, user_data as u32);
+    (user_data != IGNORED).then_some(WatchId { index, generation })
+}
+
+impl Kernel for Uring {
+    fn enable(&mut self) -> io::Result<()> {
+        // Before restrictions are in force.
+        setup::bind_kernel_workers(&self.ring);
+        self.ring.submitter().register_enable_rings()?;
+        self.polled.as_ref().map_or(Ok(()), |polled| polled.enable())
+    }
+
+    fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
+        let fd = spec.file.as_raw_fd();
+        if index < self.features.registered_files {
+            match self.ring.submitter().register_files_update(index, &[fd]) {
+                Ok(_) => {
+                    if let Some(polled) = &mut self.polled {
+                        polled.register_file(index, spec);
+                    }
+                    return Ok(Target::Registered(index));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "file not registered with io_uring: used by its number")
+                }
+            }
+        }
+        if self.features.sqpoll {
+            self.numbered.insert(index, Arc::clone(&spec.file));
+        }
+        Ok(Target::Fd(fd))
+    }
+
+    fn unregister_file(&mut self, index: u32, target: Target) {
+        self.numbered.remove(&index);
+        let Target::Registered(index) = target else { return };
+        if let Some(polled) = &mut self.polled {
+            polled.unregister_file(index);
+        }
+        if let Err(error) = self.ring.submitter().register_files_update(index, &[-1]) {
+            tracing::warn!(%error, "io_uring keeps a file that was detached");
+        }
+        if self.features.sqpoll {
+            self.wait_for_thread();
+        }
+    }
+
+    fn expect(&mut self, disks: u32, calls: u32) {
+        self.workers.expect(&self.ring, disks, calls, self.features.sqpoll);
+        if let Some(polled) = &mut self.polled {
+            polled.expect(calls);
+        }
+    }
+
+    fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.with_pinned(|pinned, rings| pinned.use_memory(rings, memory));
+    }
+
+    fn forget_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.with_pinned(|pinned, rings| pinned.forget_memory(rings, memory));
+    }
+
+    #[inline]
+    unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
+        let piece = self.pinned.as_ref().and_then(|pinned| pinned.piece_of(call));
+        let entry = entry(target, call, piece).user_data(user_data);
+        if let Some(polled) = &mut self.polled
+            && polled.takes(target, call.verb)
+        {
+            // SAFETY: 1. the caller keeps buffers and file until it has the result.
+            return unsafe { polled.queue(&entry, target) };
+        }
+        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        unsafe { self.ring.submission().push(&entry) }.map_err(|_| QueueFull)?;
+        self.calls += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn submit(&mut self) -> io::Result<()> {
+        if let Some(polled) = &mut self.polled {
+            polled.submit()?;
+        }
+        if self.features.sqpoll {
+            return self.submit_to_thread();
+        }
+        loop {
+            self.move_control();
+            if self.queued() == 0 {
+                return Ok(());
+            }
+            match self.ring.submitter().submit() {
+                // The rest of `control`, or of a batch that a kernel before 5.18 broke off at an error.
+                Ok(taken) if taken > 0 => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                // No memory for calls, or completions to be reaped first: later, from `wait` at the latest.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
+                    return Ok(());
+                }
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    #[inline]
+    fn begin_reap(&mut self) {
+        if self.ring.completion().is_empty() && self.has_work_inside() {
+            // An error (a signal) leaves the flag set: the next pass tries again.
+            let _ = self.enter(0, 0, EnterFlags::GETEVENTS, None);
+        }
+        self.budget = self.ring.completion().len();
+        if let Some(polled) = &mut self.polled {
+            polled.begin_reap();
+        }
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<RawResult> {
+        while self.budget > 0 {
+            self.budget -= 1;
+            let Some(cqe) = self.ring.completion().next() else { break };
+            if cqe.user_data() & WATCH_BIT == 0 {
+                self.calls -= 1;
+                return Some(RawResult { user_data: cqe.user_data(), result: cqe.result() });
+            }
+            self.on_poll(&cqe);
+        }
+        self.polled.as_mut().and_then(|polled| polled.pop())
+    }
+
+    #[inline]
+    fn take_ready(&mut self, events: &mut Vec<Event>) {
+        if self.watches.has_ready() {
+            self.watches.take_ready(events);
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if self.polled.as_ref().is_some_and(|polled| polled.is_busy()) {
+            return self.wait_polling(timeout);
+        }
+        self.move_control();
+        if !self.control.is_empty() {
+            self.submit()?; // the ring is full: make room first
+        }
+        if self.has_results() || timeout == Some(Duration::ZERO) {
+            return self.submit();
+        }
+        let wake = if self.features.sqpoll { self.wake_flag() } else { EnterFlags::empty() };
+        let waited = self.enter(self.queued(), 1, self.wait_flags() | wake, timeout);
+        match waited.as_ref().map_err(io::Error::raw_os_error) {
+            // Interrupted, timed out, or results to be reaped first.
+            Ok(_) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY)) => Ok(()),
+            Err(Some(libc::EAGAIN)) => {
+                let timeout = timeout.unwrap_or(RETRY_AFTER).min(RETRY_AFTER);
+                let _ = self.enter(0, 1, self.wait_flags(), Some(timeout));
+                Ok(())
+            }
+            Err(_) => waited.map(drop),
+        }
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        let polls = self.polled.as_ref().is_some_and(|polled| polled.is_busy());
+        Ok(!polls && self.control.is_empty() && !self.has_results() && !self.has_work_inside())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        if let Some(signal) = &self.signal {
+            let _ = rustix::io::read(signal, &mut [0_u8; 8]); // empty if something else ended the sleep
+        }
+        Ok(())
+    }
+
+    /// Not the ring's own descriptor: with `DEFER_TASKRUN`, what is left to be done in this thread does not wake who
+    /// polls that (seen with Linux 6.18), but it does signal an eventfd. Unless it was a kick: what one eventfd sets
+    /// off signals another one once and never again. So kicks are watched by an engine that is slept *in*.
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        if self.signal.is_none() {
+            let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            self.ring.submitter().register_eventfd(signal.as_raw_fd())?;
+            self.signal = Some(signal);
+        }
+        self.signal.as_ref().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// A call on the second ring cannot be given up; it is not found on the first, and that is ignored.
+    fn cancel(&mut self, user_data: u64) {
+        self.control.push_back(opcode::AsyncCancel::new(user_data).build().user_data(IGNORED));
+    }
+
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        let id = self.watches.insert(Arc::clone(&fd), token);
+        self.arm(id, &fd);
+        Ok(id)
+    }
+
+    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        let id = self.watch(fd, token)?;
+        self.watches.trust(id);
+        Ok(id)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        if self.watches.stop(id) {
+            // Not POLL_REMOVE: that one gives up (EALREADY) when a kick is just being delivered.
+            self.cancel(watch_name(id));
+        }
+    }
+}
+
+impl Drop for Uring {
+    /// A kernel thread that is stuck in a batch may still look a number up after the ring was closed: it must
+    /// not mean another file by then. Without one, what is queued ends with the ring.
+    fn drop(&mut self) {
+        if self.features.sqpoll && self.queued() > 0 {
+            std::mem::forget(std::mem::take(&mut self.numbered));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod options_tests;

@@ -1,0 +1,378 @@
+//! Making the rings with whatever the running kernel has.
+//!
+//! `newest flags → EINVAL → the flags of the release before → …`, then tables of files and buffers, then restrictions
+//!
+//! | Linux | what it adds |
+//! |---|---|
+//! | 5.13 | multishot poll: the least that works (5.15 is the oldest aimed at) |
+//! | 5.18 | a batch goes on after a call that cannot be started |
+//! | 5.19 | no interrupts to run completions (cooperative task-run), sparse file tables |
+//! | 6.1 | completions run only when we ask (deferred task-run), for a single issuer |
+//! | 6.15 | idle waiting is not counted as I/O wait |
+//!
+//! A kernel thread that takes submissions (SQPOLL) excludes both kinds of task-run: the kernel answers EINVAL.
+//!
+//! Source: io_uring_setup(2), io_uring_register(2) of liburing 2.9. Which flags work is found out once per
+//! process. Not here: using the rings (`io_uring.rs`), what to tell about a host (`capabilities.rs`).
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use io_uring::register::Restriction;
+use io_uring::{Builder, IoUring, Probe, cqueue, opcode, squeue};
+
+use super::pinned::MAX_PIECES;
+use crate::engine::EngineConfig;
+
+/// `IORING_REGISTER_EVENTFD`.
+const REGISTER_EVENTFD: u8 = 4;
+/// `io_uring_register` opcodes that are used after the ring was enabled or enable it (linux/io_uring.h).
+const REGISTER_FILES_UPDATE: u8 = 6;
+const REGISTER_ENABLE_RINGS: u8 = 12;
+const REGISTER_BUFFERS_UPDATE: u8 = 16;
+const REGISTER_IOWQ_MAX_WORKERS: u8 = 19;
+
+/// Reads and writes: all that a ring takes whose completions are polled for.
+const TRANSFERS: [u8; 4] =
+    [opcode::Readv::CODE, opcode::Writev::CODE, opcode::Read::CODE, opcode::Write::CODE];
+/// The same on registered buffers.
+const FIXED_TRANSFERS: [u8; 2] = [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
+/// What else the engine queues.
+const CONTROL: [u8; 4] =
+    [opcode::Fsync::CODE, opcode::Fallocate::CODE, opcode::PollAdd::CODE, opcode::AsyncCancel::CODE];
+
+/// Room in the completion ring for kicks, beyond one completion per op.
+const SPARE_COMPLETIONS: u32 = 1024;
+/// `IORING_MAX_ENTRIES` (io_uring/io_uring.h).
+const MAX_DEPTH: u32 = 32768;
+
+/// How new a kernel to make use of, newest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KernelAge {
+    /// Whatever there is.
+    Newest,
+    /// No deferred task-run.
+    Before6_1,
+    /// No cooperative task-run, no sparse file table.
+    Before5_19,
+    /// What the oldest kernel aimed at has; files are not registered either.
+    Linux5_15,
+}
+
+impl KernelAge {
+    const ALL: [Self; 4] = [Self::Newest, Self::Before6_1, Self::Before5_19, Self::Linux5_15];
+}
+
+/// How the ring knows files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileTableKind {
+    /// A table of registered files.
+    Registered,
+    /// By their numbers, looked up at each call.
+    Plain,
+}
+
+/// What the kernel has of what the engine would like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// The flags that were accepted are those of this age.
+    pub age: KernelAge,
+    /// Completions run only when the worker asks; it is the only issuer.
+    pub deferred_task_run: bool,
+    /// Whether opcodes other than those in use are refused from now on.
+    pub restricted: bool,
+    /// How files are known.
+    pub files: FileTableKind,
+    /// Places in the file table.
+    pub registered_files: u32,
+    /// Idle waiting is not counted as I/O wait.
+    pub no_iowait: bool,
+    /// A kernel thread takes what is queued (`sqpoll_idle`).
+    pub sqpoll: bool,
+    /// There is a second ring whose completions are polled for (`iopoll`); which files use it is found out
+    /// when they are attached.
+    pub iopoll: bool,
+    /// Guest memory is registered (`pin_guest_memory`); false also where this kernel has no table for it.
+    pub pinned: bool,
+}
+
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let task_run = match self.age {
+            _ if self.sqpoll => "by the kernel's thread",
+            KernelAge::Newest => "deferred",
+            KernelAge::Before6_1 => "cooperative",
+            KernelAge::Before5_19 | KernelAge::Linux5_15 => "interrupting",
+        };
+        let yes_no = |yes| if yes { "yes" } else { "no" };
+        write!(f, "task run {task_run}, ")?;
+        match self.files {
+            FileTableKind::Registered => write!(f, "{} registered files", self.registered_files)?,
+            FileTableKind::Plain => f.write_str("files by number")?,
+        }
+        write!(f, ", opcodes restricted: {}, ", yes_no(self.restricted))?;
+        write!(f, "idle without iowait: {}", yes_no(self.no_iowait))?;
+        let options = [
+            (self.sqpoll, "submissions polled (SQPOLL)"),
+            (self.iopoll, "completions polled (IOPOLL)"),
+            (self.pinned, "guest memory pinned"),
+        ];
+        options.iter().filter(|(on, _)| *on).try_for_each(|(_, name)| write!(f, ", {name}"))
+    }
+}
+
+/// What a ring is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Everything; its worker submits.
+    Plain,
+    /// Everything; a kernel thread submits, and sleeps after this long without work.
+    SubmissionPolled(Duration),
+    /// Reads and writes whose completions are polled for.
+    CompletionPolled,
+    /// In the place of the one above, completed by interrupts: for tests where no device can be polled.
+    Pretended,
+}
+
+/// Both rings of an engine, disabled.
+pub(super) struct Rings {
+    pub first: IoUring,
+    /// For `iopoll`.
+    pub second: Option<IoUring>,
+    pub features: Features,
+}
+
+/// The first age whose flags this kernel accepted, as an index; what it refused once is not tried again.
+static ACCEPTED: AtomicU8 = AtomicU8::new(0);
+
+pub(super) fn make_rings(age: KernelAge, config: &EngineConfig, second: Option<Kind>) -> io::Result<Rings> {
+    if config.depth == 0 || config.depth > MAX_DEPTH {
+        let text = format!("io_uring depth {} is not between 1 and {MAX_DEPTH}", config.depth);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let kind = config.sqpoll_idle.map_or(Kind::Plain, Kind::SubmissionPolled);
+    let (first, age) = newest_accepted(age, config.depth, kind)?;
+    if !first.params().is_feature_ext_arg() || !first.params().is_feature_nodrop() {
+        return Err(too_old("IORING_FEAT_EXT_ARG and IORING_FEAT_NODROP"));
+    }
+    check_opcodes(&first)?;
+    let second =
+        second.map(|kind| newest_accepted(age, config.depth, kind)).transpose()?.map(|(ring, _)| ring);
+    let rings = || [&first].into_iter().chain(&second);
+    let registered_files = register_files(&first, age, config.registered_files);
+    if let Some(second) = &second {
+        register_files(second, age, registered_files);
+    }
+    let pinned = config.pin_guest_memory && rings().all(|ring| register_buffer_table(ring, age));
+    let features = Features {
+        age,
+        deferred_task_run: age == KernelAge::Newest && kind == Kind::Plain,
+        restricted: restrict(&first, &[&TRANSFERS, &CONTROL], pinned),
+        files: if registered_files > 0 { FileTableKind::Registered } else { FileTableKind::Plain },
+        registered_files,
+        no_iowait: first.params().is_feature_no_iowait(),
+        sqpoll: first.params().is_setup_sqpoll(),
+        iopoll: second.is_some(),
+        pinned,
+    };
+    if let Some(second) = &second {
+        restrict(second, &[&TRANSFERS], pinned);
+    }
+    Ok(Rings { first, second, features })
+}
+
+fn too_old(missing: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        format!("this kernel's io_uring lacks {missing}: it is too old"),
+    )
+}
+
+fn newest_accepted(wanted: KernelAge, depth: u32, kind: Kind) -> io::Result<(IoUring, KernelAge)> {
+    let known = usize::from(ACCEPTED.load(Ordering::Relaxed));
+    let mut last = io::Error::from(io::ErrorKind::Unsupported);
+    for (index, age) in (0_u8..).zip(KernelAge::ALL).skip(known).filter(|(_, age)| *age >= wanted) {
+        match builder(age, depth, kind).build(entries(depth, kind)) {
+            Ok(ring) => return Ok((ring, age)),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                // Other kinds may be refused for reasons of their own.
+                if kind == Kind::Plain {
+                    ACCEPTED.fetch_max(index + 1, Ordering::Relaxed);
+                }
+                last = error;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+/// A kernel thread frees places batch by batch, after their calls may have ended: with room for two batches
+/// a worker that fills one does not wait for it.
+fn entries(depth: u32, kind: Kind) -> u32 {
+    let spare = u32::from(matches!(kind, Kind::SubmissionPolled(_)));
+    depth.next_power_of_two() << spare
+}
+
+fn builder(age: KernelAge, depth: u32, kind: Kind) -> Builder<squeue::Entry, cqueue::Entry> {
+    let mut builder = IoUring::builder();
+    // Twice the depth: with several disks more than the depth may be in flight, and end together when a disk that hung
+    // goes on.
+    let completions = (2 * depth + SPARE_COMPLETIONS).next_power_of_two();
+    builder.setup_r_disabled().setup_cqsize(completions).setup_clamp();
+    match kind {
+        Kind::SubmissionPolled(idle) => set_submission_polled(&mut builder, age, idle),
+        Kind::CompletionPolled => set_task_run(builder.setup_iopoll(), age),
+        Kind::Plain | Kind::Pretended => set_task_run(&mut builder, age),
+    }
+    builder
+}
+
+fn set_task_run(builder: &mut Builder<squeue::Entry, cqueue::Entry>, age: KernelAge) {
+    match age {
+        KernelAge::Newest => {
+            builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
+        }
+        KernelAge::Before6_1 => {
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        }
+        KernelAge::Before5_19 => {
+            builder.setup_submit_all();
+        }
+        KernelAge::Linux5_15 => {}
+    }
+}
+
+fn set_submission_polled(
+    builder: &mut Builder<squeue::Entry, cqueue::Entry>,
+    age: KernelAge,
+    idle: Duration,
+) {
+    // 0 would be the kernel's default, a second.
+    let idle_ms = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX).max(1);
+    builder.setup_sqpoll(idle_ms);
+    if age < KernelAge::Linux5_15 {
+        builder.setup_submit_all();
+    }
+    if age == KernelAge::Newest {
+        builder.setup_single_issuer();
+    }
+}
+
+fn check_opcodes(ring: &IoUring) -> io::Result<()> {
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    match TRANSFERS.iter().chain(&CONTROL).find(|code| !probe.is_supported(**code)) {
+        Some(code) => Err(too_old(&format!("opcode {code}"))),
+        None => Ok(()),
+    }
+}
+
+/// Returns how many places the table has; 0: none, files go by their numbers.
+fn register_files(ring: &IoUring, age: KernelAge, wanted: u32) -> u32 {
+    let submitter = ring.submitter();
+    let registered = match age {
+        KernelAge::Linux5_15 => return 0,
+        KernelAge::Before5_19 => Err(io::ErrorKind::Unsupported.into()),
+        _ => submitter.register_files_sparse(wanted),
+    };
+    let registered = registered.or_else(|_| submitter.register_files(&vec![-1; wanted as usize]));
+    match registered {
+        Ok(()) => wanted,
+        Err(error) => {
+            tracing::debug!(%error, wanted, "no file table in io_uring: files are used by their numbers");
+            0
+        }
+    }
+}
+
+/// Room for guest memory, still empty.
+fn register_buffer_table(ring: &IoUring, age: KernelAge) -> bool {
+    let registered = match age {
+        KernelAge::Before5_19 | KernelAge::Linux5_15 => Err(io::ErrorKind::Unsupported.into()),
+        _ => ring.submitter().register_buffers_sparse(MAX_PIECES.into()),
+    };
+    if let Err(error) = &registered {
+        tracing::warn!(%error, "guest memory is not pinned: this kernel's io_uring has no table for it (Linux 5.19)");
+    }
+    registered.is_ok()
+}
+
+/// From now on the ring does what the engine needs and nothing else: a server that was taken over cannot
+/// use it to open files or sockets.
+fn restrict(ring: &IoUring, opcodes: &[&[u8]], pinned: bool) -> bool {
+    let mut rules = rules_for(opcodes, pinned, true);
+    let mut restricted = ring.submitter().register_restrictions(&mut rules);
+    if restricted.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+        // The kernel refuses a list that has an operation it does not know, as a whole.
+        rules = rules_for(opcodes, pinned, false);
+        restricted = ring.submitter().register_restrictions(&mut rules);
+    }
+    if let Err(error) = &restricted {
+        tracing::debug!(%error, "io_uring takes no restrictions");
+    }
+    restricted.is_ok()
+}
+
+/// `limits_workers`: whether the limit of `workers.rs` may be set, which kernels before 5.15 do not know.
+fn rules_for(opcodes: &[&[u8]], pinned: bool, limits_workers: bool) -> Vec<Restriction> {
+    let opcodes = opcodes.iter().copied().flatten();
+    let mut rules: Vec<Restriction> = opcodes.map(|&code| Restriction::sqe_op(code)).collect();
+    rules.push(Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()));
+    rules.push(Restriction::register_op(REGISTER_FILES_UPDATE));
+    rules.push(Restriction::register_op(REGISTER_ENABLE_RINGS));
+    rules.push(Restriction::register_op(REGISTER_EVENTFD));
+    if limits_workers {
+        rules.push(Restriction::register_op(REGISTER_IOWQ_MAX_WORKERS));
+    }
+    if pinned {
+        rules.extend(FIXED_TRANSFERS.map(Restriction::sqe_op));
+        rules.push(Restriction::register_op(REGISTER_BUFFERS_UPDATE));
+    }
+    rules
+}
+
+/// Threads that the kernel starts for calls which block (`iou-wrk`) run where the caller, the ring's worker, may run; by
+/// themselves they run on any CPU. They belong to the thread that made the ring: elsewhere the kernel says no.
+pub(super) fn bind_kernel_workers(ring: &IoUring) {
+    let bound = own_cpus().and_then(|cpus| ring.submitter().register_iowq_aff(&cpus));
+    if let Err(error) = bound {
+        tracing::debug!(%error, "io_uring's threads for calls that block run on any CPU");
+    }
+}
+
+fn own_cpus() -> io::Result<libc::cpu_set_t> {
+    let mut cpus = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
+    // SAFETY: 1. `cpus` has room for as many bytes as are said; thread 0 is the caller.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), cpus.as_mut_ptr()) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: 1. all zeroes is a set, the empty one, and the kernel wrote a set over it.
+    Ok(unsafe { cpus.assume_init() })
+}
+
+/// The kernel's error number, as something to act on. Its kind stays, so that a caller can fall back.
+pub(super) fn explain(error: &io::Error, config: &EngineConfig) -> io::Error {
+    use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported, WouldBlock};
+    let sqpoll = config.sqpoll_idle.is_some();
+    let advice = match error.kind() {
+        PermissionDenied if sqpoll && super::capabilities::is_allowed() => {
+            "a kernel thread for submissions (SQPOLL) is forbidden here, io_uring itself is not: do without, \
+             or let the security module allow it"
+        }
+        PermissionDenied => {
+            "io_uring is forbidden here: set kernel.io_uring_disabled=0, or let the container's seccomp \
+             profile allow it"
+        }
+        Unsupported => "the kernel has no usable io_uring: Linux 5.15 or newer is needed",
+        OutOfMemory => "no memory for io_uring: raise the limit of locked memory (ulimit -l)",
+        WouldBlock if sqpoll => {
+            "no kernel thread for submissions (SQPOLL): raise the limit of processes (ulimit -u)"
+        }
+        _ => return io::Error::new(error.kind(), error.to_string()),
+    };
+    io::Error::new(error.kind(), format!("{advice} ({error})"))
+}

@@ -1,0 +1,141 @@
+//! Moving the bytes of one call, and asking for them ahead of time.
+//!
+//! Not here: whether they may be moved, and whether that worked (`mapped_file.rs`).
+
+use guest_mem::FileMapping;
+
+use crate::backend::Buffers;
+
+/// Most that one call copies; the rest is resumed. As through the page cache, so that one guest's large requests
+/// do not keep its worker from the others.
+pub(super) const MAX_COPY_BYTES: usize = 512 << 10;
+
+const CACHE_LINE_BYTES: usize = 64;
+/// Cache lines asked for; the processor's own prefetcher takes it from there.
+const PREFETCH_LINES: usize = 4;
+
+/// File to buffers. Returns the bytes moved.
+///
+/// # Safety
+/// The buffers must be there and writable, and nothing of this program may refer to them.
+#[inline]
+pub(super) unsafe fn read(mapping: &FileMapping, offset_bytes: u64, buffers: &Buffers) -> u32 {
+    // SAFETY: 1. the buffer is there, says the caller.
+    let copy = |at, base, len_bytes| unsafe { mapping.copy_to(at, base, len_bytes) };
+    // SAFETY: 1. the array is there, says the caller.
+    unsafe { for_each_piece(offset_bytes, buffers, copy) }
+}
+
+/// Buffers to file. Returns the bytes moved.
+///
+/// # Safety
+/// The buffers must be there and readable, and nothing of this program may write them meanwhile.
+#[inline]
+pub(super) unsafe fn write(mapping: &FileMapping, offset_bytes: u64, buffers: &Buffers) -> u32 {
+    // SAFETY: 1. the buffer is there, says the caller.
+    let copy = |at, base: *mut u8, len_bytes| unsafe { mapping.copy_from(at, base, len_bytes) };
+    // SAFETY: 1. the array is there, says the caller.
+    unsafe { for_each_piece(offset_bytes, buffers, copy) }
+}
+
+/// Calls `copy(place in the file, buffer, length)` for each piece, up to [`MAX_COPY_BYTES`] in all.
+///
+/// # Safety
+/// The array of buffers must be there.
+#[inline]
+unsafe fn for_each_piece(
+    offset_bytes: u64,
+    buffers: &Buffers,
+    mut copy: impl FnMut(u64, *mut u8, usize),
+) -> u32 {
+    let mut done = 0;
+    let mut step = |base: *mut u8, len_bytes: usize| {
+        let len_bytes = len_bytes.min(MAX_COPY_BYTES - done);
+        copy(offset_bytes + done as u64, base, len_bytes);
+        done += len_bytes;
+    };
+    match *buffers {
+        Buffers::None => {}
+        Buffers::One { base, len_bytes } => step(base, len_bytes as usize),
+        Buffers::Many { first, count } => {
+            // SAFETY: 1. the array is there, says the caller.
+            let pieces = unsafe { std::slice::from_raw_parts(first, count as usize) };
+            pieces.iter().for_each(|piece| step(piece.iov_base.cast(), piece.iov_len));
+        }
+    }
+    #[allow(clippy::cast_possible_truncation)] // at most `MAX_COPY_BYTES`
+    let done = done as u32;
+    done
+}
+
+/// Where the buffers begin; null if there are none.
+///
+/// # Safety
+/// The array of buffers must be there.
+#[inline]
+pub(super) unsafe fn first_byte(buffers: &Buffers) -> *const u8 {
+    match *buffers {
+        Buffers::None => std::ptr::null(),
+        Buffers::One { base, .. } => base,
+        // SAFETY: 1. the array is there, says the caller, and `core.rs` makes none that is empty.
+        Buffers::Many { first, .. } => unsafe { (*first).iov_base.cast() },
+    }
+}
+
+/// Asks for the first cache lines of both ends of a copy, and with them for their translations: of the target
+/// for writing. Any address will do: a prefetch does not fault.
+#[inline]
+pub(super) fn prefetch(source: *const u8, target: *const u8) {
+    for line in 0..PREFETCH_LINES {
+        prefetch_to_read(source.wrapping_add(line * CACHE_LINE_BYTES));
+        prefetch_to_write(target.wrapping_add(line * CACHE_LINE_BYTES));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn prefetch_to_read(address: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: 1. a hint: no address is wrong, and nothing is read.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+}
+
+/// Not by the intrinsic, which is a prefetch to read unless the whole program is built for processors that tell
+/// of this instruction (`PRFCHW`); the others take it for a no-operation.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn prefetch_to_write(address: *const u8) {
+    // SAFETY: 1. a hint: no address is wrong, and nothing is written.
+    unsafe {
+        std::arch::asm!("prefetchw [{address}]", address = in(reg) address,
+            options(nostack, preserves_flags, readonly));
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn prefetch_to_read(address: *const u8) {
+    // SAFETY: 1. a hint: no address is wrong, and nothing is read.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{address}]", address = in(reg) address,
+            options(nostack, preserves_flags, readonly));
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn prefetch_to_write(address: *const u8) {
+    // SAFETY: 1. a hint: no address is wrong, and nothing is written.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{address}]", address = in(reg) address,
+            options(nostack, preserves_flags, readonly));
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[inline]
+fn prefetch_to_read(_address: *const u8) {}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[inline]
+fn prefetch_to_write(_address: *const u8) {}

@@ -1,0 +1,229 @@
+//! One file and its mapping: what can be copied, whether a copy can be trusted, and what is done instead.
+//!
+//! `copy → note_touched → judge (one fstat) → trusts? → result | call_plainly`
+//!
+//! - The mapping is as long as the file was when it was made. A call that goes beyond is made plainly, and the
+//!   file is mapped anew if it has grown since.
+//! - A plain call that writes behind the end of a truncated file makes it longer, as with every other engine.
+//! - A file that shrinks and grows back while a batch is copied: what the batch wrote is gone as what was there
+//!   before is. Only if it shrank before the batch began, and grew before the look at its size, can a write to the
+//!   rest of its last page be reported as done and be lost.
+//!
+//! Not here: batches (`mmap.rs`), moving bytes (`copy.rs`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use guest_mem::{FileMapping, MappingAccess};
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
+use rustix::io::Errno;
+
+use super::copy::{self, MAX_COPY_BYTES};
+use crate::backend::{Buffers, Call};
+use crate::choose::storage::Storage;
+use crate::engines::plain;
+use crate::record::Verb;
+
+#[derive(Debug)]
+pub(super) struct MappedFile {
+    file: Arc<File>,
+    /// In the page cache and nowhere else; on DAX otherwise.
+    in_memory: bool,
+    access: MappingAccess,
+    /// `None`: the file is empty, or could not be mapped again.
+    mapping: Option<FileMapping>,
+    /// Said once that it cannot be mapped again.
+    has_warned: bool,
+    is_touched: bool,
+    /// Copies of the batch that end here or before went between the buffers and the file.
+    trusted_end_bytes: u64,
+}
+
+impl MappedFile {
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] if a page of the file may have to come from a disk; the kernel's.
+    pub fn new(file: &Arc<File>) -> io::Result<Self> {
+        let storage = Storage::probe(file)?;
+        if !storage.ram_backed && !storage.dax {
+            return Err(unsupported());
+        }
+        let writable = fcntl_getfl(file)?.contains(OFlags::RDWR);
+        let access = if writable { MappingAccess::ReadWrite } else { MappingAccess::ReadOnly };
+        let file = Arc::clone(file);
+        let mut mapped = Self {
+            file,
+            in_memory: storage.ram_backed,
+            access,
+            mapping: None,
+            has_warned: false,
+            is_touched: false,
+            trusted_end_bytes: 0,
+        };
+        mapped.map_anew()?;
+        Ok(mapped)
+    }
+
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Whether a sync has nothing to wait for.
+    pub fn is_memory(&self) -> bool {
+        self.in_memory
+    }
+
+    /// # Safety
+    /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
+    #[inline]
+    pub unsafe fn prefetch(&self, call: &Call) {
+        let Some(mapping) = &self.mapping else { return };
+        let in_file = mapping.hint_at(call.offset_bytes);
+        // SAFETY: 1. the array of buffers is there: the caller vouches for it.
+        let buffer = unsafe { copy::first_byte(&call.buffers) };
+        match call.verb {
+            Verb::Read => copy::prefetch(in_file, buffer),
+            Verb::Write => copy::prefetch(buffer, in_file),
+            Verb::Sync | Verb::Allocate => {}
+        }
+    }
+
+    /// Copies what the call is to move, if that is all inside the mapping; returns how much it was.
+    ///
+    /// # Safety
+    /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
+    #[inline]
+    pub unsafe fn copy(&self, call: &Call) -> Option<u32> {
+        let mapping = self.mapping.as_ref()?;
+        if end_of(call) > mapping.len_bytes() {
+            return None;
+        }
+        let copied_bytes = match call.verb {
+            // SAFETY: 1. the buffers are there: the caller vouches for them.
+            Verb::Read => unsafe { copy::read(mapping, call.offset_bytes, &call.buffers) },
+            // SAFETY: as above.
+            Verb::Write if mapping.is_writable() => unsafe {
+                copy::write(mapping, call.offset_bytes, &call.buffers)
+            },
+            Verb::Write | Verb::Sync | Verb::Allocate => return None,
+        };
+        Some(copied_bytes)
+    }
+
+    /// Returns whether this is the batch's first copy of this file.
+    #[inline]
+    pub fn note_touched(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_touched, true)
+    }
+
+    /// Finds out how far the copies of this batch can be trusted.
+    #[inline]
+    pub fn judge(&mut self) {
+        self.is_touched = false;
+        // The size after the copies: a file that was that long afterwards was not shorter meanwhile, but for one
+        // that shrank and grew, whose contents went with it.
+        self.trusted_end_bytes = size_of(&self.file).unwrap_or(0);
+        if self.mapping.as_ref().is_none_or(FileMapping::is_poisoned) {
+            self.trusted_end_bytes = 0;
+            self.map_again();
+        }
+    }
+
+    #[inline]
+    pub fn trusts(&self, call: &Call) -> bool {
+        end_of(call) <= self.trusted_end_bytes
+    }
+
+    /// What copying could not do.
+    ///
+    /// # Safety
+    /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
+    #[cold]
+    pub unsafe fn call_plainly(&mut self, call: &Call) -> i32 {
+        let moves_data = matches!(call.verb, Verb::Read | Verb::Write);
+        if moves_data && self.has_grown_to(end_of(call)) {
+            self.map_again();
+        }
+        // SAFETY: 1. the buffers are there: the caller vouches for them.
+        let result = unsafe { plain::execute(self.file.as_raw_fd(), &cut(call), 0) };
+        if call.verb == Verb::Write && result == -libc::EINVAL {
+            // SAFETY: as above.
+            return unsafe { self.write_alone(call) };
+        }
+        result
+    }
+
+    /// hugetlbfs has no calls that write: one copy on its own, of which it is known how it ended.
+    ///
+    /// # Safety
+    /// As of [`Kernel::queue`](crate::backend::Kernel::queue).
+    pub(super) unsafe fn write_alone(&mut self, call: &Call) -> i32 {
+        // SAFETY: 1. the buffers are there: the caller vouches for them.
+        let Some(copied_bytes) = (unsafe { self.copy(call) }) else { return -libc::EINVAL };
+        // What is found out now says nothing about the batch's other copies: those went to the mapping before.
+        let of_the_batch = self.trusted_end_bytes;
+        self.judge();
+        let trusted = self.trusts(call);
+        self.trusted_end_bytes = self.trusted_end_bytes.min(of_the_batch);
+        #[allow(clippy::cast_possible_wrap)] // at most `MAX_COPY_BYTES`
+        let copied_bytes = copied_bytes as i32;
+        if trusted { copied_bytes } else { -libc::ENOSPC }
+    }
+
+    /// How much of the file can be copied from.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapping.as_ref().map_or(0, FileMapping::len_bytes)
+    }
+
+    fn has_grown_to(&self, end_bytes: u64) -> bool {
+        end_bytes > self.mapped_bytes() && size_of(&self.file).is_ok_and(|size_bytes| end_bytes <= size_bytes)
+    }
+
+    /// After the file has changed; without a mapping every call is a plain one.
+    #[cold]
+    fn map_again(&mut self) {
+        let mapped = self.map_anew();
+        match mapped {
+            Err(error) if !self.has_warned => {
+                self.has_warned = true;
+                tracing::warn!(%error, "a file in memory cannot be mapped again: it is used by plain calls");
+            }
+            _ => {}
+        }
+    }
+
+    fn map_anew(&mut self) -> io::Result<()> {
+        self.mapping = None;
+        let size_bytes = size_of(&self.file)?;
+        if size_bytes > 0 {
+            self.mapping = Some(FileMapping::of_file(&*self.file, size_bytes, self.access)?);
+        }
+        Ok(())
+    }
+}
+
+fn unsupported() -> io::Error {
+    let why = "mmap is for files in memory (tmpfs, memfd) and DAX: on other files a page fault stops the worker; \
+               use io_uring or threads";
+    io::Error::new(io::ErrorKind::Unsupported, why)
+}
+
+#[inline]
+fn size_of(file: &File) -> Result<u64, Errno> {
+    Ok(u64::try_from(fstat(file)?.st_size).unwrap_or(0))
+}
+
+/// First byte after what one call moves at most.
+#[inline]
+fn end_of(call: &Call) -> u64 {
+    call.offset_bytes.saturating_add(call.len_bytes.min(MAX_COPY_BYTES as u64))
+}
+
+/// A plain call is no longer than a copy.
+fn cut(call: &Call) -> Call {
+    let Buffers::One { base, len_bytes } = call.buffers else { return *call };
+    #[allow(clippy::cast_possible_truncation)] // a constant
+    let len_bytes = len_bytes.min(MAX_COPY_BYTES as u32);
+    Call { buffers: Buffers::One { base, len_bytes }, ..*call }
+}

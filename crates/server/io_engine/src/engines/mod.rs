@@ -1,0 +1,13 @@
+//! The engines, a folder or a file each, and what several of them use.
+
+pub(crate) mod epoll;
+pub(crate) mod fake;
+pub(crate) mod io_uring;
+pub(crate) mod linux_aio;
+pub(crate) mod mmap;
+pub(crate) mod null;
+pub(crate) mod plain;
+pub(crate) mod posix_aio;
+pub(crate) mod sync;
+pub(crate) mod threads;
+pub(crate) mod watches;

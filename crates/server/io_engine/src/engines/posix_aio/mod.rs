@@ -1,0 +1,409 @@
+//! The C library's asynchronous I/O: `aio_read`, `aio_write`, `aio_fsync`, with several descriptors per file.
+//!
+//! `queue → a call's pieces, each with a control block and a descriptor → aio_read … → (waiter) → aio_error → pop`
+//!
+//! - glibc serves the requests of one descriptor one after the other, in order. That bounds what a file gets
+//!   (`posix_aio/fd_pool.rs` spreads them over duplicates), and it is used here: whoever looks for results looks
+//!   at the oldest request of each descriptor only. Other C libraries keep no such order, and are refused.
+//! - There is no vectored request: a call's pieces are requests of their own (`posix_aio/requests.rs`).
+//! - There is no flag for a durable write either: the core lets a sync follow.
+//! - `fallocate` is nothing the library knows: a thread of the pool makes that call, and the sync of a file that
+//!   is open for reading only, which `aio_fsync` refuses.
+//!
+//! How a sleeping worker hears of results: requests carry `SIGEV_NONE`, and while the worker sleeps, a waiter
+//! thread per busy descriptor sits in `aio_suspend` on its oldest request (`posix_aio/waiters.rs`, which says
+//! what else there is and why not). No signal is sent, blocked or handled. Without requests nobody waits.
+//!
+//! Not here: op logic (`core.rs`).
+
+mod fd_pool;
+
+mod requests;
+
+mod waiters;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{OFlags, fcntl_getfl};
+
+use self::fd_pool::PoolFile;
+use self::requests::Requests;
+use self::waiters::Waiters;
+use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::core::Core;
+use crate::engine::{Engine, EngineConfig, Event, FileId, FileSpec, Handles, WatchId, WatchToken};
+use crate::engines::epoll::EpollWatcher;
+use crate::engines::threads::pool::{Job, Pool};
+use crate::halves::handles;
+use crate::record::Verb;
+
+/// Passes between two looks at the watched fds, for a worker that never sleeps.
+const LOOK_EVERY: u32 = 256;
+/// Most descriptors per file. Far beyond use: glibc has 20 threads for all descriptors of the process.
+const MAX_FD_POOL: u32 = 256;
+/// How long to sleep at most while no thread can be had to wait for a request.
+const BLIND_SLEEP: Duration = Duration::from_millis(1);
+
+/// The engine, not yet started.
+#[derive(Debug)]
+pub struct PosixAioEngine {
+    config: EngineConfig,
+    kernel: PosixAio,
+}
+
+impl PosixAioEngine {
+    /// Makes the engine.
+    ///
+    /// # Errors
+    /// The kernel's, [`io::ErrorKind::InvalidInput`] for a pool of no or too many descriptors, and
+    /// [`io::ErrorKind::Unsupported`] with a C library other than glibc.
+    pub fn new(config: EngineConfig) -> io::Result<Self> {
+        if !cfg!(target_env = "gnu") {
+            let error = "posix-aio needs requests of a descriptor to be served in order, as only glibc does";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, error));
+        }
+        let fd_pool = config.fd_pool;
+        if !(1..=MAX_FD_POOL).contains(&fd_pool) {
+            let error = format!("posix-aio fd pool {fd_pool} is not between 1 and {MAX_FD_POOL}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
+        }
+        Ok(Self { kernel: PosixAio::new(&config)?, config })
+    }
+}
+
+impl Engine for PosixAioEngine {
+    fn start(self: Box<Self>) -> io::Result<Handles> {
+        Ok(handles(Core::new(self.kernel, &self.config)))
+    }
+
+    fn describe(&self) -> String {
+        match self.config.fd_pool {
+            1 => "posix-aio: 1 descriptor per file".to_owned(),
+            most => format!("posix-aio: up to {most} descriptors per file"),
+        }
+    }
+}
+
+/// A request that has its control block and its descriptor, and waits for `submit`.
+#[derive(Clone, Copy, Debug)]
+struct Staged {
+    slot: u32,
+    file: u32,
+    descriptor: usize,
+}
+
+#[derive(Debug)]
+struct PosixAio {
+    fd_pool: usize,
+    files: Vec<Option<PoolFile>>,
+    requests: Requests,
+    staged: VecDeque<Staged>,
+    /// Requests the C library has.
+    started: usize,
+    waiters: Waiters,
+    pool: Pool,
+    /// For the pool, with the next `submit`.
+    jobs: VecDeque<Job>,
+    /// Jobs the pool has.
+    pool_calls: usize,
+    watcher: EpollWatcher,
+    /// Results that `pop` still hands out in this pass.
+    budget: usize,
+    passes: u32,
+    /// A call found no free control block.
+    starved: bool,
+    /// Requests were cancelled: results may be there behind the oldest of a descriptor.
+    cancelled: bool,
+}
+
+impl PosixAio {
+    fn new(config: &EngineConfig) -> io::Result<Self> {
+        let queue = config.depth as usize;
+        let requests = Requests::new(config.depth);
+        let waiters = Waiters::new(Arc::clone(requests.blocks()))?;
+        let pool = Pool::new(config.threads, config.depth)?;
+        let mut watcher = EpollWatcher::new()?;
+        watcher.add_waker(waiters.wake_fd())?;
+        watcher.add_waker(pool.wake_fd())?;
+        Ok(Self {
+            fd_pool: config.fd_pool as usize,
+            files: Vec::new(),
+            staged: VecDeque::with_capacity(requests.capacity()),
+            requests,
+            started: 0,
+            waiters,
+            pool,
+            jobs: VecDeque::with_capacity(queue),
+            pool_calls: 0,
+            watcher,
+            budget: 0,
+            passes: 0,
+            starved: false,
+            cancelled: false,
+        })
+    }
+
+    /// Starts what is staged, in order. What the C library has no means for now stays staged.
+    fn start_staged(&mut self) {
+        while let Some(&staged) = self.staged.front() {
+            let Staged { slot, file, descriptor } = staged;
+            let result = self.requests.start(slot);
+            let Some(pool) = self.files.get_mut(file as usize).and_then(Option::as_mut) else { return };
+            match result {
+                Ok(()) => {
+                    pool.started(descriptor, slot);
+                    self.started += 1;
+                }
+                // A request that ends gives its means back, and the worker tries again then.
+                Err(libc::EAGAIN) if self.started > 0 => return,
+                Err(errno) => {
+                    pool.ended(descriptor);
+                    self.requests.finish(slot, -errno);
+                }
+            }
+            self.staged.pop_front();
+        }
+    }
+
+    /// Takes the results that are there. Normally looks at each descriptor's oldest request only.
+    fn collect(&mut self) {
+        let cancelled = std::mem::take(&mut self.cancelled);
+        if self.started == 0 {
+            return;
+        }
+        let (requests, mut done) = (&mut self.requests, 0);
+        for file in self.files.iter_mut().flatten() {
+            file.collect(cancelled, |slot| {
+                let result = requests.blocks().result(slot);
+                if let Some(result) = result {
+                    requests.finish(slot, result);
+                    done += 1;
+                }
+                result.is_some()
+            });
+        }
+        self.started -= done;
+    }
+
+    fn collect_from_pool(&mut self) {
+        if self.pool_calls > 0 {
+            let results = &mut self.requests.results;
+            let before = results.len();
+            self.pool.take_results(results);
+            self.pool_calls -= results.len() - before;
+        }
+    }
+
+    /// Sees to it that the next result ends the sleep. Returns false if there is one already.
+    fn arm_threads(&mut self) -> bool {
+        if self.pool_calls > 0 && !self.pool.arm() {
+            return false;
+        }
+        if self.started == 0 && !self.starved {
+            return true;
+        }
+        self.waiters.say_sleeping();
+        if self.starved && self.requests.reclaim() {
+            self.starved = false;
+            return false;
+        }
+        let (blocks, waiters) = (self.requests.blocks(), &mut self.waiters);
+        let mut files = self.files.iter_mut().flatten().filter(|file| file.in_flight() > 0);
+        files.all(|file| file.watch_oldest(blocks, waiters))
+    }
+
+    fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = if !self.arm_threads() {
+            Some(Duration::ZERO)
+        } else if self.waiters.start() {
+            timeout
+        } else {
+            Some(timeout.unwrap_or(BLIND_SLEEP).min(BLIND_SLEEP))
+        };
+        let waited = self.watcher.wait(timeout);
+        self.waiters.disarm();
+        self.pool.disarm();
+        waited
+    }
+
+    fn queue_job(&mut self, user_data: u64, index: u32, call: &Call) {
+        if let Some(file) = self.files.get(index as usize).and_then(Option::as_ref) {
+            self.jobs.push_back(Job { user_data, owner: FileId(index), file: file.own(), call: *call });
+        }
+    }
+
+    fn goes_to_the_pool(&self, index: u32, verb: Verb) -> bool {
+        let read_only =
+            || self.files.get(index as usize).and_then(Option::as_ref).is_some_and(|f| f.read_only);
+        verb == Verb::Allocate || verb == Verb::Sync && read_only()
+    }
+}
+
+impl Kernel for PosixAio {
+    fn enable(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn has_durable_writes(&self) -> bool {
+        false
+    }
+
+    fn serve_one_disk(&mut self) {
+        self.requests.shares.do_not_split();
+        self.pool.serve_one_disk();
+    }
+
+    fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
+        let read_only = fcntl_getfl(&spec.file)? & OFlags::RWMODE == OFlags::RDONLY;
+        let file = PoolFile::new(Arc::clone(&spec.file), self.fd_pool, read_only);
+        let place = index as usize;
+        if place >= self.files.len() {
+            self.files.resize_with(place + 1, || None);
+        }
+        self.files[place] = Some(file);
+        self.requests.shares.attach(FileId(index));
+        self.pool.attach(FileId(index));
+        Ok(Target::Registered(index))
+    }
+
+    fn unregister_file(&mut self, index: u32, _target: Target) {
+        if let Some(file) = self.files.get_mut(index as usize) {
+            *file = None;
+        }
+        self.requests.shares.detach(FileId(index));
+        self.pool.detach(FileId(index));
+    }
+
+    fn expect(&mut self, _disks: u32, calls: u32) {
+        self.requests.expect(calls);
+    }
+
+    unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
+        let Target::Registered(index) = target else { unreachable!("files are known by their index") };
+        if self.goes_to_the_pool(index, call.verb) {
+            self.queue_job(user_data, index, call);
+            return Ok(());
+        }
+        let Some(file) = self.files.get_mut(index as usize).and_then(Option::as_mut) else {
+            unreachable!("calls come for registered files")
+        };
+        let staged = &mut self.staged;
+        // SAFETY: 1. the caller keeps buffers and file until it has the result.
+        let taken = unsafe {
+            self.requests.take(user_data, FileId(index), call, |slot| {
+                let (descriptor, fd) = file.pick();
+                staged.push_back(Staged { slot, file: index, descriptor });
+                fd
+            })
+        };
+        // A file that has its share waits for its own requests, which end the sleep anyway.
+        self.starved = !taken && self.requests.has_run_out();
+        if taken { Ok(()) } else { Err(QueueFull) }
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.start_staged();
+        if !self.jobs.is_empty() {
+            self.pool_calls += self.jobs.len();
+            self.pool.push_batch(&mut self.jobs);
+        }
+        Ok(())
+    }
+
+    fn begin_reap(&mut self) {
+        self.collect();
+        self.collect_from_pool();
+        self.passes = self.passes.wrapping_add(1);
+        if self.passes.is_multiple_of(LOOK_EVERY) && !self.watcher.is_idle() {
+            // What went wrong here goes wrong again in `wait`, which reports it.
+            let _ = self.watcher.wait(Some(Duration::ZERO));
+        }
+        self.budget = self.requests.results.len();
+    }
+
+    fn pop(&mut self) -> Option<RawResult> {
+        self.budget = self.budget.checked_sub(1)?;
+        self.requests.results.pop_front()
+    }
+
+    fn take_ready(&mut self, events: &mut Vec<Event>) {
+        self.watcher.take_ready(events);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.submit()?;
+        let has_results = self.cancelled || !self.requests.results.is_empty();
+        if has_results || timeout == Some(Duration::ZERO) {
+            return self.watcher.wait(Some(Duration::ZERO));
+        }
+        self.files.iter_mut().flatten().for_each(PoolFile::close_idle);
+        self.sleep(timeout)
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        let has_results = self.cancelled || !self.requests.results.is_empty();
+        Ok(!has_results && self.arm_threads() && self.waiters.start())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.waiters.disarm();
+        self.pool.disarm();
+        self.watcher.wait(Some(Duration::ZERO))
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.watcher.fd())
+    }
+
+    fn cancel(&mut self, user_data: u64) {
+        let queued = self.jobs.iter().position(|job| job.user_data == user_data);
+        if queued.is_some_and(|place| self.jobs.remove(place).is_some()) {
+            self.requests.results.push_back(RawResult { user_data, result: -libc::ECANCELED });
+        } else if self.pool_calls > 0 && self.pool.cancel(user_data) {
+            self.pool_calls -= 1;
+            self.requests.results.push_back(RawResult { user_data, result: -libc::ECANCELED });
+        }
+        let (requests, files) = (&mut self.requests, &mut self.files);
+        for file in files.iter().flatten() {
+            file.outstanding()
+                .filter(|&slot| requests.user_data(slot) == user_data)
+                .for_each(|slot| requests.cancel(slot));
+        }
+        self.staged.retain(|&Staged { slot, file, descriptor }| {
+            let stays = requests.user_data(slot) != user_data;
+            if let (false, Some(Some(file))) = (stays, files.get_mut(file as usize)) {
+                file.ended(descriptor);
+                requests.finish(slot, -libc::ECANCELED);
+            }
+            stays
+        });
+        self.cancelled = true;
+    }
+
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.watcher.watch(fd, token)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        self.watcher.unwatch(id);
+    }
+}
+
+impl Drop for PosixAio {
+    /// With requests outstanding, the C library's threads still use the control blocks and the descriptors'
+    /// numbers: both stay for the rest of the process's life, as the core's memory does.
+    fn drop(&mut self) {
+        if self.started > 0 {
+            std::mem::forget(Arc::clone(self.requests.blocks()));
+            std::mem::forget(std::mem::take(&mut self.files));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,453 @@
+//! Control blocks, which call each belongs to, and what the pieces of a call come to.
+//!
+//! `take (a call) → one control block per piece → start → finish (each piece) → the call's result`
+//!
+//! - The blocks never move and are shared with the waiters; the C library writes to those it has.
+//! - A block is used again when its request has ended *and* no waiter looks at it any more.
+//! - A call takes as many blocks as its file's share allows (`shares.rs`), at least one and at most [`MAX_PIECES`]: the
+//!   rest of it is for the core to resume. The blocks never move, so there are from the start as many as the shares of
+//!   files come to, up to as many files as half of what one file has; with still more, a call may wait for a block.
+//!
+//! Not here: which descriptor (`fd_pool.rs`).
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use crate::backend::{Buffers, Call, RawResult};
+use crate::core::shares::Shares;
+use crate::engine::FileId;
+use crate::record::Verb;
+
+/// Most requests of one call: they are in flight together, and more of them do not go faster.
+const MAX_PIECES: usize = 16;
+/// Blocks beyond one per call.
+const SPARE_BLOCKS: u32 = 128;
+/// Of each file.
+const LEAST_BLOCKS: u32 = 1;
+/// No further piece.
+const LAST: u32 = u32::MAX;
+const NO_CALL: CallState = CallState { user_data: 0, file: FileId(0), first: LAST, left: 0 };
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct ControlBlocks {
+    blocks: Box<[UnsafeCell<libc::aiocb>]>,
+    /// Of each block: the ticket of the waiter that looks at it, or 0.
+    tickets: Box<[AtomicU64]>,
+}
+
+// SAFETY: 1. a block is written by the worker while neither the C library nor a waiter has it, and otherwise only
+// touched by functions of the C library, which serialise that under a lock of their own; 2. the pointers in it
+// belong to an op that the engine keeps until the request has ended.
+unsafe impl Send for ControlBlocks {}
+// SAFETY: as above.
+unsafe impl Sync for ControlBlocks {}
+
+impl ControlBlocks {
+    fn new(count: u32) -> Self {
+        // SAFETY: 1. a C structure of numbers and pointers: all zeroes are a value of each.
+        let zeroed = || UnsafeCell::new(unsafe { std::mem::zeroed::<libc::aiocb>() });
+        Self {
+            blocks: (0..count).map(|_| zeroed()).collect(),
+            tickets: (0..count).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    pub fn at(&self, slot: u32) -> *mut libc::aiocb {
+        self.blocks[slot as usize].get()
+    }
+
+    pub fn is_pending(&self, slot: u32) -> bool {
+        self.error(slot) == libc::EINPROGRESS
+    }
+
+    fn error(&self, slot: u32) -> i32 {
+        // SAFETY: 1. the block lives as long as `self`, and was initialised by `new`.
+        unsafe { libc::aio_error(self.at(slot)) }
+    }
+
+    /// Bytes, 0, or a negated errno, when the request has ended.
+    pub fn result(&self, slot: u32) -> Option<i32> {
+        match self.error(slot) {
+            libc::EINPROGRESS => None,
+            0 => {
+                // SAFETY: 1. as in `error`; 2. the request has ended, and is asked once.
+                let bytes = unsafe { libc::aio_return(self.at(slot)) };
+                Some(i32::try_from(bytes).unwrap_or(i32::MAX))
+            }
+            errno => Some(-errno),
+        }
+    }
+
+    /// A waiter will look at it: it is not used again before [`ControlBlocks::release`].
+    pub fn hold(&self, slot: u32, ticket: u64) {
+        self.tickets[slot as usize].store(ticket, Ordering::SeqCst);
+    }
+
+    pub fn release(&self, slot: u32) {
+        self.tickets[slot as usize].store(0, Ordering::SeqCst);
+    }
+
+    pub fn has_waiter(&self, slot: u32, ticket: u64) -> bool {
+        self.tickets[slot as usize].load(Ordering::SeqCst) == ticket
+    }
+
+    fn is_held(&self, slot: u32) -> bool {
+        !self.has_waiter(slot, 0)
+    }
+}
+
+/// One request: a piece of a call.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    verb: Verb,
+    call: u32,
+    next: u32,
+    len_bytes: u32,
+    result: i32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CallState {
+    user_data: u64,
+    file: FileId,
+    first: u32,
+    /// Pieces that have not ended.
+    left: u32,
+}
+
+/// Where a piece of a call lies.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    base: *mut u8,
+    len_bytes: u32,
+    offset_bytes: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Requests {
+    blocks: Arc<ControlBlocks>,
+    /// By block.
+    pieces: Vec<Piece>,
+    free: Vec<u32>,
+    /// Ended, and a waiter has still to notice.
+    lingering: Vec<u32>,
+    calls: Vec<CallState>,
+    free_calls: Vec<u32>,
+    /// Of the blocks.
+    pub shares: Shares,
+    pub results: VecDeque<RawResult>,
+}
+
+impl Requests {
+    pub fn new(depth: u32) -> Self {
+        let shared = depth.saturating_add(SPARE_BLOCKS);
+        let count = shared.saturating_add(shared / 2);
+        let piece = Piece { verb: Verb::Read, call: 0, next: LAST, len_bytes: 0, result: 0 };
+        Self {
+            blocks: Arc::new(ControlBlocks::new(count)),
+            pieces: vec![piece; count as usize],
+            free: (0..count).collect(),
+            lingering: Vec::with_capacity(count as usize),
+            calls: vec![NO_CALL; depth as usize],
+            free_calls: (0..depth).collect(),
+            shares: Shares::new(shared, LEAST_BLOCKS),
+            results: VecDeque::with_capacity(depth as usize),
+        }
+    }
+
+    /// There may be so many calls.
+    pub fn expect(&mut self, calls: u32) {
+        #[allow(clippy::cast_possible_truncation)] // never more than were asked for
+        let before = self.calls.len() as u32;
+        self.calls.resize(calls.max(before) as usize, NO_CALL);
+        self.free_calls.extend(before..calls.max(before));
+    }
+
+    /// Whether the blocks, and not only some file's share of them, have run out.
+    pub fn has_run_out(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub fn blocks(&self) -> &Arc<ControlBlocks> {
+        &self.blocks
+    }
+
+    /// Whose request it is.
+    pub fn user_data(&self, slot: u32) -> u64 {
+        self.calls[self.pieces[slot as usize].call as usize].user_data
+    }
+
+    /// Takes blocks for `call` on `file`, or for its leading pieces; `place` is told each block, in order, and says which
+    /// descriptor its request goes to. Returns false when none is free.
+    ///
+    /// # Safety
+    /// What `call.buffers` points to must stay allocated, and nobody else may rely on its contents, until the
+    /// call's result is there.
+    pub unsafe fn take(
+        &mut self,
+        user_data: u64,
+        file: FileId,
+        call: &Call,
+        mut place: impl FnMut(u32) -> RawFd,
+    ) -> bool {
+        let has_block = self.shares.room(file) > 0 && (!self.free.is_empty() || self.reclaim());
+        let has_room = !self.free_calls.is_empty() && has_block;
+        let Some(index) = has_room.then(|| self.free_calls.pop()).flatten() else { return false };
+        let mut state = CallState { user_data, file, first: LAST, left: 0 };
+        let mut last = LAST;
+        let most = self.free.len().min(MAX_PIECES);
+        // SAFETY: 1. the caller vouches for the array.
+        for extent in unsafe { extents(call) }.take(most) {
+            if !self.shares.take(file) {
+                break;
+            }
+            let Some(slot) = self.free.pop() else { unreachable!("no more than are free") };
+            self.fill(slot, call.verb, &extent, place(slot));
+            self.pieces[slot as usize] =
+                Piece { verb: call.verb, call: index, next: LAST, len_bytes: extent.len_bytes, result: 0 };
+            match self.pieces.get_mut(last as usize) {
+                Some(last) => last.next = slot,
+                None => state.first = slot,
+            }
+            (last, state.left) = (slot, state.left + 1);
+        }
+        self.calls[index as usize] = state;
+        true
+    }
+
+    fn fill(&mut self, slot: u32, verb: Verb, extent: &Extent, fd: RawFd) {
+        // SAFETY: 1. a free block: neither the C library nor a waiter has it, and only the worker, here, takes
+        // free blocks.
+        let block = unsafe { &mut *self.blocks.at(slot) };
+        block.aio_fildes = fd;
+        block.aio_reqprio = 0;
+        block.aio_sigevent.sigev_notify = libc::SIGEV_NONE;
+        if verb != Verb::Sync {
+            block.aio_buf = extent.base.cast();
+            block.aio_nbytes = extent.len_bytes as usize;
+            #[allow(clippy::cast_possible_wrap)] // file offsets are below 2^63
+            let offset_bytes = extent.offset_bytes as i64;
+            block.aio_offset = offset_bytes;
+        }
+    }
+
+    /// Gives the request to the C library.
+    ///
+    /// # Errors
+    /// Its errno; `EAGAIN`: not now.
+    pub fn start(&mut self, slot: u32) -> Result<(), i32> {
+        let block = self.blocks.at(slot);
+        let started = match self.pieces[slot as usize].verb {
+            // SAFETY: 1. block: filled by `take`, and neither freed nor touched before the request has ended;
+            // 2. buffer: the caller of `take` keeps it as long.
+            Verb::Read => unsafe { libc::aio_read(block) },
+            // SAFETY: as above.
+            Verb::Write => unsafe { libc::aio_write(block) },
+            // SAFETY: as above; no buffer.
+            Verb::Sync | Verb::Allocate => unsafe { libc::aio_fsync(libc::O_DSYNC, block) },
+        };
+        if started == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+
+    /// Asks the C library to give it up, which it does unless a thread has it already.
+    pub fn cancel(&self, slot: u32) {
+        let block = self.blocks.at(slot);
+        // SAFETY: 1. the request was started: `fill`, the only writer of this field, is not called before it
+        // has ended.
+        let fd = unsafe { (*block).aio_fildes };
+        // SAFETY: 1. the block lives as long as `self`.
+        unsafe { libc::aio_cancel(fd, block) };
+    }
+
+    /// The request has ended, or will never start.
+    pub fn finish(&mut self, slot: u32, result: i32) {
+        let piece = &mut self.pieces[slot as usize];
+        piece.result = result;
+        let index = piece.call;
+        let call = &mut self.calls[index as usize];
+        call.left -= 1;
+        if call.left == 0 {
+            self.finish_call(index);
+        }
+    }
+
+    fn finish_call(&mut self, index: u32) {
+        let CallState { user_data, file, first, .. } = self.calls[index as usize];
+        let mut outcome = Outcome::default();
+        let mut slot = first;
+        while slot != LAST {
+            let piece = self.pieces[slot as usize];
+            outcome.add(piece.len_bytes, piece.result);
+            let home = if self.blocks.is_held(slot) { &mut self.lingering } else { &mut self.free };
+            home.push(slot);
+            self.shares.give_back(file);
+            slot = piece.next;
+        }
+        self.free_calls.push(index);
+        self.results.push_back(RawResult { user_data, result: outcome.result() });
+    }
+
+    /// Takes back what waiters have let go of. Returns whether a block is free.
+    pub fn reclaim(&mut self) -> bool {
+        let (blocks, free) = (&self.blocks, &mut self.free);
+        self.lingering.retain(|&slot| {
+            let held = blocks.is_held(slot);
+            if !held {
+                free.push(slot);
+            }
+            held
+        });
+        !free.is_empty()
+    }
+}
+
+/// The pieces of a call, in order; one of no length for a call without data.
+///
+/// # Safety
+/// `call.buffers` must be there while the iterator is.
+unsafe fn extents(call: &Call) -> impl Iterator<Item = Extent> {
+    let (one, many): (_, &[libc::iovec]) = match call.buffers {
+        Buffers::None => (Some((std::ptr::null_mut(), 0)), &[]),
+        Buffers::One { base, len_bytes } => (Some((base, len_bytes)), &[]),
+        Buffers::Many { first, count } => {
+            // SAFETY: 1. the caller vouches for the array.
+            let array = unsafe { std::slice::from_raw_parts(first, count as usize) };
+            (None, array)
+        }
+    };
+    #[allow(clippy::cast_possible_truncation)] // a call moves less than 2^31 bytes
+    let many = many.iter().map(|piece| (piece.iov_base.cast(), piece.iov_len as u32));
+    let mut offset_bytes = call.offset_bytes;
+    one.into_iter().chain(many).map(move |(base, len_bytes)| {
+        let extent = Extent { base, len_bytes, offset_bytes };
+        offset_bytes += u64::from(len_bytes);
+        extent
+    })
+}
+
+/// What the pieces of a call come to, told in order: the bytes of the leading complete ones and of the first that
+/// stopped short. An error counts if nothing was moved before it; behind something, the call is short, and the
+/// core, which resumes it, meets the error again.
+#[derive(Debug, Default)]
+struct Outcome {
+    bytes: i32,
+    error: i32,
+    ended: bool,
+}
+
+impl Outcome {
+    fn add(&mut self, len_bytes: u32, result: i32) {
+        if self.ended {
+            return;
+        }
+        match u32::try_from(result) {
+            Ok(moved_bytes) => {
+                self.bytes = self.bytes.saturating_add(result);
+                self.ended = moved_bytes < len_bytes;
+            }
+            Err(_) => {
+                self.error = result;
+                self.ended = true;
+            }
+        }
+    }
+
+    fn result(&self) -> i32 {
+        if self.bytes == 0 { self.error } else { self.bytes }
+    }
+}
+
+fn last_errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(Errno::IO.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result_of(pieces: &[(u32, i32)]) -> i32 {
+        let mut outcome = Outcome::default();
+        pieces.iter().for_each(|&(len_bytes, result)| outcome.add(len_bytes, result));
+        outcome.result()
+    }
+
+    #[test]
+    fn complete_pieces_add_up() {
+        assert_eq!(result_of(&[(512, 512), (4096, 4096), (512, 512)]), 5120);
+    }
+
+    #[test]
+    fn what_follows_a_short_piece_does_not_count() {
+        assert_eq!(result_of(&[(512, 512), (4096, 1000), (512, 512)]), 1512);
+    }
+
+    #[test]
+    fn error_of_the_first_piece_is_the_calls_although_others_were_moved() {
+        assert_eq!(result_of(&[(512, -libc::EIO), (512, 512)]), -libc::EIO);
+    }
+
+    #[test]
+    fn error_of_a_later_piece_makes_the_call_short() {
+        assert_eq!(result_of(&[(512, 512), (512, -libc::EIO), (512, 512)]), 512);
+    }
+
+    #[test]
+    fn piece_that_moved_nothing_ends_the_call_without_an_error() {
+        assert_eq!(result_of(&[(512, 0), (512, -libc::EIO)]), 0);
+    }
+
+    #[test]
+    fn sync_has_no_bytes() {
+        assert_eq!((result_of(&[(0, 0)]), result_of(&[(0, -libc::EIO)])), (0, -libc::EIO));
+    }
+
+    #[test]
+    fn call_takes_as_many_blocks_as_are_free_and_at_least_one() {
+        let mut requests = Requests::new(2);
+        requests.shares.attach(FileId(0));
+        requests.free.truncate(3);
+        let piece = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 512 };
+        let pieces = [piece; 2];
+        let buffers = Buffers::Many { first: pieces.as_ptr(), count: 2 };
+        let call = Call { verb: Verb::Read, flags: 0, offset_bytes: 0, len_bytes: 1024, buffers };
+        let mut slots = Vec::new();
+        for user_data in 0..3 {
+            // SAFETY: 1. the array lives longer than the calls, which are never started.
+            let taken = unsafe {
+                requests.take(user_data, FileId(0), &call, |slot| {
+                    slots.push(slot);
+                    0
+                })
+            };
+            slots.push(if taken { 100 } else { 200 });
+        }
+        let counts: Vec<usize> = slots.split(|&slot| slot >= 100).map(<[u32]>::len).collect();
+        assert_eq!((counts, slots.last()), (vec![2, 1, 0, 0], Some(&200)));
+    }
+
+    #[test]
+    fn block_is_not_used_again_while_a_waiter_looks_at_it() {
+        let mut requests = Requests::new(1);
+        requests.shares.attach(FileId(0));
+        requests.free.truncate(1);
+        let call = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
+        // SAFETY: 1. no buffers.
+        let take = |requests: &mut Requests| unsafe { requests.take(7, FileId(0), &call, |_| 0) };
+        assert!(take(&mut requests));
+        requests.blocks.hold(0, 5);
+        requests.finish(0, 0);
+        assert!(!take(&mut requests));
+        requests.blocks.release(0);
+        assert!(take(&mut requests));
+    }
+}

@@ -1,0 +1,273 @@
+//! Plain calls in the worker itself, where they do not wait; what would wait goes to a pool of threads.
+//!
+//! `queue → submit: the call, now → results → pop`, or `… → pool (threads/pool.rs) → results → pop`
+//!
+//! How a file's calls are made is decided by what it is (`storage.rs`), see `sync/policy.rs`:
+//!
+//! | file | reads, writes | durable writes, `fdatasync` | `fallocate` |
+//! |---|---|---|---|
+//! | in memory | here | here: nothing to write out | here if short |
+//! | `O_DIRECT` | here, and the worker waits | pool | pool |
+//! | page cache | here with `RWF_NOWAIT`; `EAGAIN`: pool | pool | pool |
+//!
+//! - With `O_DIRECT` "in the worker" means that it waits, one call after the other: that is what was asked
+//!   for. A flush is not part of it: it would keep every other disk of the worker from its reads.
+//! - A call that was made here is done when `submit` returns; only what is in the pool can be cancelled.
+//!
+//! Not here: the pool's other side (`threads/desk.rs`), op logic (`core.rs`).
+
+mod policy;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use self::policy::{Attempt, Policy};
+use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::choose::storage::Storage;
+use crate::core::Core;
+use crate::engine::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::engines::plain;
+use crate::engines::threads::desk::{Desk, Files};
+use crate::halves::handles;
+
+/// The engine, not yet started.
+#[derive(Debug)]
+pub struct SyncEngine {
+    config: EngineConfig,
+    kernel: SyncKernel,
+}
+
+impl SyncEngine {
+    /// Makes the engine. It has no threads before there are calls for them.
+    ///
+    /// # Errors
+    /// The kernel's, for its epoll and eventfd.
+    pub fn new(config: EngineConfig) -> io::Result<Self> {
+        let queue = VecDeque::with_capacity(config.depth as usize);
+        let kernel = SyncKernel { files: Files::new(), queue, desk: Desk::new(&config)? };
+        Ok(Self { config, kernel })
+    }
+}
+
+impl Engine for SyncEngine {
+    fn start(self: Box<Self>) -> io::Result<Handles> {
+        Ok(handles(Core::new(self.kernel, &self.config)))
+    }
+
+    fn describe(&self) -> String {
+        let threads = self.config.threads.max(1);
+        format!("sync: in the worker; flushes, and what would wait for a page, on at most {threads} threads")
+    }
+}
+
+#[derive(Debug)]
+struct SyncFile {
+    file: Arc<File>,
+    policy: Policy,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    user_data: u64,
+    target: Target,
+    call: Call,
+}
+
+#[derive(Debug)]
+struct SyncKernel {
+    files: Files<SyncFile>,
+    queue: VecDeque<Queued>,
+    desk: Desk,
+}
+
+// SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns, and it moves between
+// threads together with this value, before it is started, when there are none.
+unsafe impl Send for SyncKernel {}
+
+impl SyncKernel {
+    #[inline]
+    fn make(&mut self, queued: &Queued) {
+        let Queued { user_data, target, call } = queued;
+        let Some(SyncFile { file, policy }) = self.files.get_mut(*target) else {
+            return self.desk.finished(*user_data, -Errno::BADF.raw_os_error());
+        };
+        let (flags, waits) = match policy.attempt(call) {
+            Attempt::Never => return self.desk.hand_over(*user_data, *target, file, call),
+            Attempt::Here => (0, false),
+            Attempt::HereAndWait => (0, true),
+            Attempt::WithoutWaiting => (libc::RWF_NOWAIT, false),
+        };
+        // SAFETY: 1. `queue` promises that buffers are there until the result was popped.
+        let result = unsafe { plain::execute(file.as_raw_fd(), call, flags) };
+        if flags != 0 && !policy.is_answer(call, result) {
+            return self.desk.hand_over(*user_data, *target, file, call);
+        }
+        self.desk.finished(*user_data, result);
+        if waits {
+            self.desk.waited();
+        }
+    }
+}
+
+impl Kernel for SyncKernel {
+    fn enable(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn serve_one_disk(&mut self) {
+        self.desk.serve_one_disk();
+    }
+
+    fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
+        let storage = Storage::probe(&spec.file)?;
+        let policy = Policy::of(&storage);
+        tracing::debug!(index, %storage, %policy, "file of the sync engine");
+        self.desk.attach(index);
+        Ok(self.files.put(index, SyncFile { file: Arc::clone(&spec.file), policy }))
+    }
+
+    fn unregister_file(&mut self, index: u32, _target: Target) {
+        self.files.remove(index);
+        self.desk.detach(index);
+    }
+
+    unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
+        self.queue.push_back(Queued { user_data, target, call: *call });
+        Ok(())
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        while let Some(queued) = self.queue.pop_front() {
+            self.make(&queued);
+        }
+        self.desk.start();
+        Ok(())
+    }
+
+    fn begin_reap(&mut self) {
+        self.desk.collect();
+    }
+
+    fn pop(&mut self) -> Option<RawResult> {
+        self.desk.pop()
+    }
+
+    fn take_ready(&mut self, events: &mut Vec<Event>) {
+        self.desk.take_ready(events);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.submit()?;
+        self.desk.sleep(timeout)
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        Ok(self.desk.arm())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.desk.disarm()
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.desk.descriptor())
+    }
+
+    fn cancel(&mut self, user_data: u64) {
+        let place = self.queue.iter().position(|queued| queued.user_data == user_data);
+        match place.and_then(|place| self.queue.remove(place)) {
+            Some(_) => self.desk.finished(user_data, -Errno::CANCELED.raw_os_error()),
+            None => self.desk.cancel(user_data),
+        }
+    }
+
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.desk.watch(fd, token)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        self.desk.unwatch(id);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)]
+mod tests {
+    use disk_image::Alignment;
+    use rustix::fs::{Advice, fadvise};
+
+    use super::*;
+    use crate::backend::Buffers;
+    use crate::record::Verb;
+
+    const LEN_BYTES: usize = 64 << 10;
+
+    fn kernel() -> SyncKernel {
+        SyncEngine::new(EngineConfig { depth: 8, ..EngineConfig::default() }).unwrap().kernel
+    }
+
+    fn spec(file: File) -> FileSpec {
+        FileSpec { file: Arc::new(file), alignment: Alignment { memory_bytes: 1, offset_bytes: 1 } }
+    }
+
+    fn result_of(kernel: &mut SyncKernel, target: Target, call: &Call) -> i32 {
+        // SAFETY: 1. the callers' buffers live until the result is popped below.
+        assert!(unsafe { kernel.queue(7, target, call) }.is_ok());
+        loop {
+            kernel.wait(None).unwrap();
+            kernel.begin_reap();
+            if let Some(result) = kernel.pop() {
+                return result.result;
+            }
+        }
+    }
+
+    fn whole(verb: Verb, bytes: &mut [u8]) -> Call {
+        let buffers = Buffers::One { base: bytes.as_mut_ptr(), len_bytes: LEN_BYTES as u32 };
+        Call { verb, flags: 0, offset_bytes: 0, len_bytes: LEN_BYTES as u64, buffers }
+    }
+
+    #[test]
+    fn pages_that_are_not_cached_are_read_all_the_same() {
+        let program = std::env::current_exe().unwrap();
+        let file = tempfile::tempfile_in(program.parent().unwrap()).unwrap();
+        let (mut kernel, spec) = (kernel(), spec(file));
+        let target = kernel.register_file(0, &spec).unwrap();
+        let (mut written, mut read) = (vec![7; LEN_BYTES], vec![0; LEN_BYTES]);
+        for round in 0..20 {
+            written.fill(round);
+            let wrote = result_of(&mut kernel, target, &whole(Verb::Write, &mut written));
+            assert_eq!(wrote, LEN_BYTES as i32);
+            spec.file.sync_all().unwrap();
+            fadvise(&*spec.file, 0, None, Advice::DontNeed).unwrap();
+            let mut done = 0;
+            while done < LEN_BYTES {
+                let mut call = whole(Verb::Read, &mut read);
+                call.offset_bytes = done as u64;
+                let rest = &mut read[done..];
+                call.buffers = Buffers::One { base: rest.as_mut_ptr(), len_bytes: rest.len() as u32 };
+                let result = result_of(&mut kernel, target, &call);
+                assert!(result > 0, "{result} at byte {done}");
+                done += result as usize;
+            }
+            assert!(read == written, "round {round}");
+        }
+    }
+
+    #[test]
+    fn call_on_a_file_that_is_gone_fails_instead_of_meeting_another_file() {
+        let mut kernel = kernel();
+        let target = kernel.register_file(0, &spec(tempfile::tempfile().unwrap())).unwrap();
+        kernel.unregister_file(0, target);
+        let mut bytes = vec![0; LEN_BYTES];
+        let result = result_of(&mut kernel, target, &whole(Verb::Read, &mut bytes));
+        assert_eq!(result, -libc::EBADF);
+    }
+}

@@ -1,0 +1,138 @@
+//! A pool of threads with plain calls: what works everywhere, with any file and any kernel.
+//!
+//! `queue → batch → pool: preadv2, pwritev2, fdatasync, fallocate → results → pop`
+//!
+//! - Each call in flight has a thread, up to [`EngineConfig::threads`], of which each file has its share; calls beyond
+//!   wait in order.
+//! - The worker makes no I/O call itself, unless the host gives it no thread at all.
+//!
+//! Not here: the pool (`threads/pool.rs`), its worker's side (`threads/desk.rs`), op logic (`core.rs`).
+
+pub(crate) mod desk;
+
+pub(crate) mod pool;
+
+mod schedule;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use self::desk::{Desk, Files};
+use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::core::Core;
+use crate::engine::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::halves::handles;
+
+/// The engine, not yet started.
+#[derive(Debug)]
+pub struct ThreadsEngine {
+    config: EngineConfig,
+    kernel: ThreadsKernel,
+}
+
+impl ThreadsEngine {
+    /// Makes the engine. It has no threads before there are calls for them.
+    ///
+    /// # Errors
+    /// The kernel's, for its epoll and eventfd.
+    pub fn new(config: EngineConfig) -> io::Result<Self> {
+        let kernel = ThreadsKernel { files: Files::new(), desk: Desk::new(&config)? };
+        Ok(Self { config, kernel })
+    }
+}
+
+impl Engine for ThreadsEngine {
+    fn start(self: Box<Self>) -> io::Result<Handles> {
+        Ok(handles(Core::new(self.kernel, &self.config)))
+    }
+
+    fn describe(&self) -> String {
+        format!("threads: at most {}, started when calls wait", self.config.threads.max(1))
+    }
+}
+
+#[derive(Debug)]
+struct ThreadsKernel {
+    files: Files<Arc<File>>,
+    desk: Desk,
+}
+
+impl Kernel for ThreadsKernel {
+    fn enable(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn serve_one_disk(&mut self) {
+        self.desk.serve_one_disk();
+    }
+
+    fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
+        self.desk.attach(index);
+        Ok(self.files.put(index, Arc::clone(&spec.file)))
+    }
+
+    fn unregister_file(&mut self, index: u32, _target: Target) {
+        self.files.remove(index);
+        self.desk.detach(index);
+    }
+
+    unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
+        match self.files.get_mut(target) {
+            Some(file) => self.desk.hand_over(user_data, target, file, call),
+            None => self.desk.finished(user_data, -Errno::BADF.raw_os_error()),
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.desk.start();
+        Ok(())
+    }
+
+    fn begin_reap(&mut self) {
+        self.desk.collect();
+    }
+
+    fn pop(&mut self) -> Option<RawResult> {
+        self.desk.pop()
+    }
+
+    fn take_ready(&mut self, events: &mut Vec<Event>) {
+        self.desk.take_ready(events);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.submit()?;
+        self.desk.sleep(timeout)
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.submit()?;
+        Ok(self.desk.arm())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.desk.disarm()
+    }
+
+    fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.desk.descriptor())
+    }
+
+    fn cancel(&mut self, user_data: u64) {
+        self.desk.cancel(user_data);
+    }
+
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.desk.watch(fd, token)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        self.desk.unwatch(id);
+    }
+}

@@ -1,0 +1,346 @@
+//! A bounded pool of threads that make plain calls: it grows when calls wait, and shrinks to nothing.
+//!
+//! `push_batch → schedule → thread: plain::execute → results → take_results` (and an eventfd, if the worker sleeps)
+//!
+//! - One lock per batch on the worker's side, none to see that there is nothing; one per call on a thread's:
+//!   it leaves its result and takes its next job in one go.
+//! - The thread that went to sleep last is woken first: its stack is warm, and those at the bottom end after
+//!   [`IDLE`] even while others have work. An idle pool has no threads and makes no wake-ups.
+//! - A job holds its file until its call has ended, and not longer: a call that starts late never meets a
+//!   number that means another file by then, and a result says that the pool has let go.
+//! - Dropping waits for nobody. A thread in a call goes on, with everything it needs in its own hands but the
+//!   op's memory, which whoever drops the pool keeps or leaks (`core.rs`).
+//!
+//! Not here: who takes which job (`schedule.rs`), which calls come here (`threads.rs`, `sync.rs`,
+//! `linux_aio.rs`).
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use sandbox::{Entry, Role};
+
+use super::schedule::{Class, Help, Limits, Schedule};
+use crate::backend::{Call, RawResult};
+use crate::engine::FileId;
+use crate::engines::plain;
+use crate::record::Verb;
+
+/// How long a thread waits for work before it ends.
+const IDLE: Duration = Duration::from_secs(10);
+/// A thread's stack holds one call, and a line for the log.
+const STACK_BYTES: usize = 128 << 10;
+/// How long to get along with what there is when the host gives no further thread.
+const START_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Jobs of a file that wait at once, without allocating.
+const USUAL_JOBS: usize = 64;
+
+/// One call to be made by some thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub user_data: u64,
+    /// Whose share of the threads it takes.
+    pub owner: FileId,
+    pub file: Arc<File>,
+    pub call: Call,
+}
+
+// SAFETY: 1. what the call points to belongs to an op that the engine keeps, unmoved and untouched, until it
+// has the result, on whatever thread the call is made.
+unsafe impl Send for Job {}
+
+impl Job {
+    fn class(&self) -> Class {
+        match self.call.verb {
+            Verb::Read | Verb::Write => Class::Transfer,
+            Verb::Sync | Verb::Allocate => Class::Long,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    schedule: Schedule<Job>,
+    /// The last to come is the first to go.
+    sleepers: Vec<Thread>,
+    results: VecDeque<RawResult>,
+    /// The worker sleeps, or is about to, and wants a write to `wake`.
+    armed: bool,
+    ending: bool,
+    start_again_at: Option<Instant>,
+}
+
+impl State {
+    #[inline]
+    fn call_help(&mut self) -> Called {
+        match self.schedule.call_help(!self.sleepers.is_empty()) {
+            Help::Enough => Called::Nobody,
+            Help::Wake => self.sleepers.pop().map_or(Called::Nobody, Called::Sleeper),
+            Help::Start if self.start_again_at.is_some_and(|at| Instant::now() < at) => {
+                self.schedule.not_started();
+                Called::Nobody
+            }
+            Help::Start => Called::NewOne,
+        }
+    }
+}
+
+/// Who is to be woken or started once the lock is released.
+#[derive(Debug)]
+enum Called {
+    Nobody,
+    Sleeper(Thread),
+    NewOne,
+}
+
+type Start = fn(Arc<Shared>) -> io::Result<()>;
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// A hint that spares a worker that looks all the time the lock.
+    has_results: AtomicBool,
+    wake: OwnedFd,
+    idle: Duration,
+    start: Start,
+}
+
+fn start_thread(shared: Arc<Shared>) -> io::Result<()> {
+    let builder = std::thread::Builder::new().name("bareblk-io".into()).stack_size(STACK_BYTES);
+    let entry = Entry::of(Role::EngineThread);
+    let body = move || {
+        entry.enter_or_end();
+        shared.run();
+    };
+    builder.spawn(body).map(drop)
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread's life.
+    fn run(self: Arc<Self>) {
+        let mut state = self.state();
+        state.schedule.arrived();
+        loop {
+            let Some((class, job)) = state.schedule.take() else {
+                match self.sleep(state) {
+                    Some(woken) => state = woken,
+                    None => return,
+                }
+                continue;
+            };
+            let called = state.call_help();
+            drop(state);
+            self.bring(called);
+            state = self.perform(class, job);
+        }
+    }
+
+    /// Makes the call and leaves its result.
+    #[inline]
+    fn perform(&self, class: Class, job: Job) -> MutexGuard<'_, State> {
+        let Job { user_data, owner, file, call } = job;
+        // SAFETY: 1. whoever pushed the job keeps its buffers until the result was taken.
+        let result = unsafe { plain::execute(file.as_raw_fd(), &call, 0) };
+        drop(file); // before anybody can know that the call ended, and detach the file
+        let mut state = self.state();
+        state.schedule.ended(owner, class);
+        state.results.push_back(RawResult { user_data, result });
+        self.has_results.store(true, Ordering::Relaxed); // the lock orders it with the results
+        if std::mem::take(&mut state.armed) {
+            drop(state);
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+            state = self.state();
+        }
+        state
+    }
+
+    /// Returns when this thread was called; `None`: it ends.
+    fn sleep<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Option<MutexGuard<'a, State>> {
+        let me = std::thread::current();
+        let deadline = Instant::now() + self.idle;
+        if state.ending {
+            state.schedule.left();
+            return None;
+        }
+        state.sleepers.push(me.clone());
+        loop {
+            drop(state);
+            std::thread::park_timeout(deadline.saturating_duration_since(Instant::now()));
+            state = self.state();
+            let place = state.sleepers.iter().rposition(|sleeper| sleeper.id() == me.id());
+            let Some(place) = place else {
+                state.schedule.arrived();
+                return Some(state);
+            };
+            if Instant::now() >= deadline {
+                state.sleepers.remove(place);
+                state.schedule.left();
+                return None;
+            }
+        }
+    }
+
+    /// Returns false if there should have been a new thread, and is none.
+    #[inline]
+    fn bring(self: &Arc<Self>, called: Called) -> bool {
+        match called {
+            Called::Nobody => true,
+            Called::Sleeper(sleeper) => {
+                sleeper.unpark();
+                true
+            }
+            Called::NewOne => self.start_one(),
+        }
+    }
+
+    #[cold]
+    fn start_one(self: &Arc<Self>) -> bool {
+        let started = (self.start)(Arc::clone(self));
+        if let Err(error) = &started {
+            let mut state = self.state();
+            state.schedule.not_started();
+            state.start_again_at = Some(Instant::now() + START_AGAIN_AFTER);
+            let threads = state.schedule.threads();
+            drop(state);
+            tracing::warn!(%error, threads, "no further thread for I/O");
+        }
+        started.is_ok()
+    }
+
+    /// With no thread to be had, calls are made by the worker itself.
+    #[cold]
+    fn run_here_if_alone(&self) {
+        let mut state = self.state();
+        while state.schedule.threads() == 0 {
+            let Some((class, job)) = state.schedule.take() else { return };
+            drop(state);
+            state = self.perform(class, job);
+        }
+    }
+}
+
+/// See the file's head. Dropping it does not wait for calls in flight: its owner does that, or gives them up.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+}
+
+impl Pool {
+    /// At most `max_threads` (at least one) threads, started when needed, or more with many files (`shares.rs`);
+    /// `depth`: most jobs at once, usually.
+    pub fn new(max_threads: u32, depth: u32) -> io::Result<Self> {
+        Self::with(max_threads, depth, IDLE, start_thread)
+    }
+
+    fn with(max_threads: u32, depth: u32, idle: Duration, start: Start) -> io::Result<Self> {
+        let depth = depth as usize;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let state = State {
+            schedule: Schedule::new(Limits::new(max_threads, processors)),
+            sleepers: Vec::with_capacity(max_threads as usize),
+            results: VecDeque::with_capacity(depth),
+            armed: false,
+            ending: false,
+            start_again_at: None,
+        };
+        let shared = Shared {
+            state: Mutex::new(state),
+            has_results: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            idle,
+            start,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Written to when a result is there and the worker said that it sleeps; never read.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.shared.wake.as_fd()
+    }
+
+    /// All files are one disk's: none keeps threads from the others.
+    pub fn serve_one_disk(&self) {
+        self.shared.state().schedule.serve_one_disk();
+    }
+
+    /// Jobs of this file will come: it has a share of the threads.
+    pub fn attach(&self, file: FileId) {
+        self.shared.state().schedule.attach(file, USUAL_JOBS);
+    }
+
+    /// No job of it is there any more.
+    pub fn detach(&self, file: FileId) {
+        self.shared.state().schedule.detach(file);
+    }
+
+    /// Takes all of `jobs`, and starts threads as there is need.
+    pub fn push_batch(&self, jobs: &mut VecDeque<Job>) {
+        let mut state = self.shared.state();
+        jobs.drain(..).for_each(|job| state.schedule.push(job.owner, job.class(), job));
+        let called = state.call_help();
+        let alone = state.schedule.threads() == 0;
+        drop(state);
+        if !self.shared.bring(called) || alone {
+            self.shared.run_here_if_alone();
+        }
+    }
+
+    /// Appends what is finished.
+    #[inline]
+    pub fn take_results(&self, results: &mut VecDeque<RawResult>) {
+        if !self.shared.has_results.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.shared.state();
+        self.shared.has_results.store(false, Ordering::Relaxed);
+        if results.is_empty() {
+            std::mem::swap(results, &mut state.results);
+        } else {
+            results.append(&mut state.results);
+        }
+    }
+
+    /// Forgets a job that no thread has taken yet. Returns whether it was there: it has no result then.
+    pub fn cancel(&self, user_data: u64) -> bool {
+        self.shared.state().schedule.remove(|job| job.user_data == user_data).is_some()
+    }
+
+    /// Asks for a write to the eventfd with the next result. Returns false if one is there already.
+    pub fn arm(&self) -> bool {
+        let mut state = self.shared.state();
+        state.armed = state.results.is_empty();
+        state.armed
+    }
+
+    /// The worker is awake again.
+    pub fn disarm(&self) {
+        self.shared.state().armed = false;
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.ending = true;
+        state.schedule.clear();
+        let sleepers = std::mem::take(&mut state.sleepers);
+        state.schedule.called(sleepers.len());
+        drop(state);
+        sleepers.iter().for_each(Thread::unpark);
+    }
+}
+
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;

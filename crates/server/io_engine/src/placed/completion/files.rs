@@ -1,0 +1,73 @@
+//! The files of all workers of a placement, under numbers that hold wherever the real engine is.
+//!
+//! Each worker attaches files of its own, so that its ops can be told from others' and cancelled alone, and each sync
+//! goes through its own file description.
+//!
+//! Not here: the real engine's numbers for them (`host.rs`, `shared.rs`).
+
+use std::io;
+
+use crate::engine::{FileId, FileSpec};
+
+#[derive(Debug, Default)]
+enum Slot {
+    #[default]
+    Free,
+    Used {
+        seat: u64,
+        spec: FileSpec,
+    },
+    /// Detached by its worker; the real engine may still have it.
+    Released,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Files(Vec<Slot>);
+
+impl Files {
+    pub fn add(&mut self, seat: u64, spec: FileSpec) -> io::Result<FileId> {
+        let index = self.0.iter().position(|slot| matches!(slot, Slot::Free)).unwrap_or(self.0.len());
+        let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
+        if index == self.0.len() {
+            self.0.push(Slot::Free);
+        }
+        self.0[index] = Slot::Used { seat, spec };
+        Ok(FileId(id))
+    }
+
+    pub fn spec(&self, file: FileId) -> Option<&FileSpec> {
+        match self.0.get(file.0 as usize)? {
+            Slot::Used { spec, .. } => Some(spec),
+            Slot::Free | Slot::Released => None,
+        }
+    }
+
+    /// Returns whether it was there.
+    pub fn release(&mut self, file: FileId) -> bool {
+        let slot = self.0.get_mut(file.0 as usize).filter(|slot| matches!(slot, Slot::Used { .. }));
+        slot.map(|slot| *slot = Slot::Released).is_some()
+    }
+
+    /// All files of a worker.
+    pub fn of(&self, seat: u64) -> Vec<FileId> {
+        let used = (0..).zip(&self.0);
+        let mine = used.filter(|(_, slot)| matches!(slot, Slot::Used { seat: of, .. } if *of == seat));
+        mine.map(|(id, _)| FileId(id)).collect()
+    }
+
+    pub fn release_all(&mut self, seat: u64) {
+        for file in self.of(seat) {
+            self.release(file);
+        }
+    }
+
+    /// Frees the numbers of what was released, after `forget`.
+    pub fn free_released(&mut self, mut forget: impl FnMut(FileId)) {
+        for (id, slot) in (0..).zip(&mut self.0) {
+            if matches!(slot, Slot::Released) {
+                forget(FileId(id));
+                *slot = Slot::Free;
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `completion`: the ops of all workers are carried out by one of them, the one that handles the completions.
+//!
+//! Not here: the workers' handles (`member.rs`), the engine (`host.rs`).
+
+mod files;
+pub(in crate::placed) mod owner;
+mod participant;
+mod policy;
+mod registry;
+
+use std::io;
+use std::sync::Arc;
+
+pub use self::policy::{HandOver, ParseHandOverError};
+
+use self::participant::Member;
+use self::registry::Table;
+use crate::engine::{Engine, Handles};
+use crate::halves::handles;
+use crate::placed::{EngineMaker, PlacementCounters};
+
+/// See the file's head. Clones are the same placement.
+#[derive(Clone, Debug)]
+pub struct CompletionPlacement(Arc<Table>);
+
+impl CompletionPlacement {
+    /// With engines of `depth` from `make`; `host`: the worker to be completion worker as soon as it takes part.
+    #[must_use]
+    pub fn new(make: EngineMaker, depth: u32, policy: HandOver, host: Option<u32>) -> Self {
+        Self(Arc::new(Table::new(make, depth, policy, host)))
+    }
+
+    /// The engine for a worker, to be started on its thread.
+    #[must_use]
+    pub fn engine(&self, worker: u32) -> Box<dyn Engine> {
+        Box::new(Seatless { table: Arc::clone(&self.0), worker })
+    }
+
+    /// Asks for another completion worker; `None`: whoever is it. It changes once the ops in the engine are done, and as
+    /// soon as that worker takes part.
+    pub fn set_host(&self, worker: Option<u32>) {
+        let mut seats = self.0.lock();
+        seats.wanted = worker;
+        seats.forgive();
+        self.0.changed(&seats);
+    }
+
+    /// The completion worker now.
+    #[must_use]
+    pub fn host(&self) -> Option<u32> {
+        let mut seats = self.0.lock();
+        let host = seats.host?;
+        seats.seat(host).map(|seat| seat.worker)
+    }
+
+    /// When ops are handed over.
+    #[must_use]
+    pub fn policy(&self) -> HandOver {
+        self.0.policy
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn counters(&self) -> PlacementCounters {
+        self.0.counters.read()
+    }
+}
+
+/// A worker's engine, not yet started.
+#[derive(Debug)]
+struct Seatless {
+    table: Arc<Table>,
+    worker: u32,
+}
+
+impl Engine for Seatless {
+    fn start(self: Box<Self>) -> io::Result<Handles> {
+        Ok(handles(Member::join(self.table, self.worker)?))
+    }
+
+    fn describe(&self) -> String {
+        format!("on the completion worker, handed over by {}", self.table.policy)
+    }
+}
+
+#[cfg(test)]
+mod tests;
