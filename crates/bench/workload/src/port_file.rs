@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use disk_image::{Image, SECTOR_BYTES};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
-use io_engine::{Durability, EngineConfig, EngineKind, Event, FileId, FileSpec, Handles, Op, OpKind, make};
+use io_engine::{Durability, Engine, EngineConfig, EngineKind, Event, FileId, FileSpec, Op, OpKind, make};
 
 use crate::port::{Ask, Done, Io, Port, PortError};
 
 pub(crate) struct FilePort {
-    handles: Handles,
+    engine: Box<dyn Engine>,
     file: FileId,
     image: Arc<Image>,
     view: MemoryView,
@@ -36,15 +36,16 @@ impl FilePort {
             move |error: std::io::Error| PortError::because(&format!("engine {kind}: {what}"), &error)
         };
         let engine = make(kind, &EngineConfig { depth: depth.max(2), ..EngineConfig::default() });
-        let mut handles = engine.and_then(io_engine::Engine::start).map_err(broken("cannot be made"))?;
+        let mut engine = engine.map_err(broken("cannot be made"))?;
+        engine.start().map_err(broken("cannot be made"))?;
         let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-        let file = handles.submit.attach_file(spec).map_err(broken("refuses the file"))?;
+        let file = engine.attach_file(spec).map_err(broken("refuses the file"))?;
         let view = memory(u64::from(depth) * u64::from(block_bytes))?;
-        handles.submit.use_memory(view.memory());
+        engine.use_memory(view.memory());
         let buffers = (0..depth).map(|_| Some(IoVecs::with_capacity(1))).collect();
         let synchronous = kind == EngineKind::Sync;
         let events = Vec::with_capacity(depth as usize);
-        Ok(Self { handles, file, image, view, block_bytes, synchronous, buffers, events, pushed: 0 })
+        Ok(Self { engine, file, image, view, block_bytes, synchronous, buffers, events, pushed: 0 })
     }
 
     fn range(&self, slot: u32) -> GuestRange {
@@ -83,27 +84,27 @@ impl Port for FilePort {
             filled.map_err(|error| PortError::because("buffers", &error))?;
         }
         let op = Op { token: io.slot.into(), file: self.file, kind, buffers };
-        self.handles.submit.push(op).map_err(|_| PortError("the engine has no room".to_owned()))?;
+        self.engine.push(op).map_err(|_| PortError("the engine has no room".to_owned()))?;
         self.pushed += 1;
         Ok(())
     }
 
     fn submit(&mut self) -> Result<usize, PortError> {
-        let submitted = self.handles.submit.submit();
+        let submitted = self.engine.submit();
         submitted.map_err(|error| PortError::because("the engine is broken", &error))?;
         Ok(std::mem::take(&mut self.pushed))
     }
 
     fn reap(&mut self, done: &mut Vec<Done>, limit: Option<Duration>) -> Result<(), PortError> {
-        self.handles.reap.reap(&mut self.events);
+        self.engine.reap(&mut self.events);
         if self.events.is_empty() {
             match limit {
-                Some(limit) => self.handles.reap.wait(Some(limit)),
+                Some(limit) => self.engine.wait(Some(limit)),
                 // An empty submission still submits requests that the engine must repeat or resume.
-                None => self.handles.submit.submit(),
+                None => self.engine.submit(),
             }
             .map_err(|error| PortError::because("the engine is broken", &error))?;
-            self.handles.reap.reap(&mut self.events);
+            self.engine.reap(&mut self.events);
         }
         for event in self.events.drain(..) {
             let Event::Completed(completion) = event else { continue };

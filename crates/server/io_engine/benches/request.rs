@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use io_engine::{
-    Engine, EngineChoice, EngineConfig, EngineKind, Event, FileId, FileSpec, Handles, IoUringEngine,
-    KernelAge, NullEngine, Op, OpKind, choose, make,
+    Engine, EngineChoice, EngineConfig, EngineKind, Event, FileId, FileSpec, IoUringEngine, KernelAge,
+    NullEngine, Op, OpKind, choose, make,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -76,16 +76,16 @@ fn option(name: &str) -> Option<String> {
     std::env::args().find_map(|arg| Some(arg.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
 }
 
-fn run(name: &str, engine: Box<dyn Engine>, image: &Image, duration: Duration) {
+fn run(name: &str, mut engine: Box<dyn Engine>, image: &Image, duration: Duration) {
     if option("only").is_some_and(|only| !name.ends_with(&only)) {
         return;
     }
-    let Handles { mut submit, mut reap } = engine.start().unwrap();
+    engine.start().unwrap();
     let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
     for _ in 0..option("attached").map_or(0, |files| files.parse().unwrap()) {
-        submit.attach_file(spec.clone()).unwrap();
+        engine.attach_file(spec.clone()).unwrap();
     }
-    let file = submit.attach_file(spec).unwrap();
+    let file = engine.attach_file(spec).unwrap();
     let region = Region::from_memfd(GuestAddress(0), u64::from(DEPTH) * BLOCK_BYTES).unwrap();
     let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -101,21 +101,21 @@ fn run(name: &str, engine: Box<dyn Engine>, image: &Image, duration: Duration) {
         Op { token, file, kind: OpKind::Read { range }, buffers }
     };
     for token in 0..u64::from(DEPTH) {
-        submit.push(next_op(token, IoVecs::with_capacity(1), file)).unwrap();
+        engine.push(next_op(token, IoVecs::with_capacity(1), file)).unwrap();
     }
     let (started, before, mut done) = (Instant::now(), Usage::now(), 0_u64);
     let mut events = Vec::with_capacity(DEPTH as usize);
     while started.elapsed() < duration {
-        submit.submit().unwrap();
-        reap.reap(&mut events);
+        engine.submit().unwrap();
+        engine.reap(&mut events);
         if events.is_empty() {
-            reap.wait(None).unwrap();
+            engine.wait(None).unwrap();
         }
         for event in events.drain(..) {
             let Event::Completed(completion) = event else { continue };
             completion.result.unwrap();
             done += 1;
-            submit.push(next_op(completion.token, completion.buffers, file)).unwrap();
+            engine.push(next_op(completion.token, completion.buffers, file)).unwrap();
         }
     }
     let wall_ns = started.elapsed().as_nanos() as f64;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
-use io_engine::{Engine, EngineConfig, Event, FileId, FileSpec, Handles, IoUringEngine, Op, OpKind};
+use io_engine::{Engine, EngineConfig, Event, FileId, FileSpec, IoUringEngine, Op, OpKind};
 
 const IMAGE_BYTES: u64 = 256 << 20;
 const BLOCK_BYTES: u64 = 4096;
@@ -34,13 +34,13 @@ impl Random {
     }
 }
 
-fn run(name: &str, engine: Box<dyn Engine>, image: &Image, depth: u64, duration: Duration) {
-    let Handles { mut submit, mut reap } = engine.start().unwrap();
+fn run(name: &str, mut engine: Box<dyn Engine>, image: &Image, depth: u64, duration: Duration) {
+    engine.start().unwrap();
     let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-    let file = submit.attach_file(spec).unwrap();
+    let file = engine.attach_file(spec).unwrap();
     let region = Region::from_memfd(GuestAddress(0), depth * BLOCK_BYTES).unwrap();
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
-    submit.use_memory(&memory);
+    engine.use_memory(&memory);
     let view = MemoryView::new(memory);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut next_op = |token: u64, mut buffers: IoVecs, file: FileId| {
@@ -51,21 +51,21 @@ fn run(name: &str, engine: Box<dyn Engine>, image: &Image, depth: u64, duration:
         Op { token, file, kind: OpKind::Read { range }, buffers }
     };
     for token in 0..depth {
-        submit.push(next_op(token, IoVecs::with_capacity(1), file)).unwrap();
+        engine.push(next_op(token, IoVecs::with_capacity(1), file)).unwrap();
     }
     let (started, before, mut done) = (Instant::now(), process_ns(), 0_u64);
     let mut events = Vec::with_capacity(depth as usize);
     while started.elapsed() < duration {
-        submit.submit().unwrap();
-        reap.reap(&mut events);
+        engine.submit().unwrap();
+        engine.reap(&mut events);
         if events.is_empty() {
-            reap.wait(None).unwrap();
+            engine.wait(None).unwrap();
         }
         for event in events.drain(..) {
             let Event::Completed(completion) = event else { continue };
             completion.result.unwrap();
             done += 1;
-            submit.push(next_op(completion.token, completion.buffers, file)).unwrap();
+            engine.push(next_op(completion.token, completion.buffers, file)).unwrap();
         }
     }
     let seconds = started.elapsed().as_secs_f64();

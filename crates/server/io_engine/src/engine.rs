@@ -1,17 +1,13 @@
-//! The contract every engine keeps: own the op, hence the memory, until it is given back.
+//! The engine's contract: it owns an op, and with it the memory, from `push` until the op's completion.
 //!
-//! `Submit::push → Submit::submit → kernel → Reap::reap → Completion` (and `Reap::wait` to sleep in between)
+//! `push → submit → kernel → reap → Completion` (and `wait` to sleep in between)
 //!
-//! - Submitting and reaping are separate handles. Today both live on the worker's thread and share their
-//!   engine through an `Rc<RefCell<..>>`, which is why they are not `Send`. A placement that puts them on
-//!   two threads needs an engine whose op table is split: slots taken by the submitter and given back by
-//!   the reaper over a single-producer ring; the traits stay as they are.
 //! - Completions come in any order. Nothing orders two ops in flight: a flush covers the writes whose
 //!   completions were reaped before it was pushed.
-//! - A completion means all of it: short transfers are resumed inside, and a read that meets the end of
-//!   the file is an error, never zeroes.
+//! - A completion means that all of the op was done: the engine resumes short transfers, and a read that meets the end
+//!   of the file is an error, never zeroes.
 //!
-//! Not here: what a request means (`virtio_blk`), how results become the next step (`completion.rs`).
+//! Not here: what a request means (`virtio_blk`), what an engine shares with the others (`core/`).
 
 use std::fs::File;
 use std::io;
@@ -163,7 +159,7 @@ pub enum OpError {
         /** Of the first byte that was not written. */
         offset_bytes: u64,
     },
-    /// Given up by [`Reap::cancel_all`] or [`Reap::cancel_file`]; the range may be partly done.
+    /// Given up by [`Engine::cancel_all`] or [`Engine::cancel_file`]; the range may be partly done.
     #[error("cancelled")]
     Cancelled,
 }
@@ -201,17 +197,43 @@ pub struct Stats {
     pub resumed_calls: u64,
 }
 
-/// The handle ops go in by.
-pub trait Submit {
-    /// How many more ops `push` takes now, on whatever file.
+/// What a worker calls: takes ops, watches descriptors, and is where the worker sleeps.
+///
+/// The thread that calls [`Engine::start`] makes all later calls, except where [`Engine::check_shareable`] allows others.
+pub trait Engine: Send {
+    /// What it is and what it found, for the log.
+    fn describe(&self) -> String;
+
+    /// Enables the engine on the calling thread. Another thread may have made it. Called once, before all other
+    /// functions but `describe` and `check_shareable`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn start(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Whether several threads may use the engine, one at a time, as placement `shared` does.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] from engines that do their work in the calling thread, or in threads of their own:
+    /// they gain nothing by it. `io_uring` needs the option `several_threads`.
+    fn check_shareable(&self) -> io::Result<()> {
+        Err(not_shareable(&self.describe()))
+    }
+
+    /// How many more ops `push` takes now, on any file.
     fn room(&self) -> usize;
 
-    /// How many more ops on this file `push` takes now. Each file has a share, from which no other file's ops take.
+    /// How many more ops on this file `push` takes now. Each file has a share that no other file's ops can use.
     fn room_of(&self, _file: FileId) -> usize {
         self.room()
     }
 
-    /// Takes an op; it may not start before [`Submit::submit`].
+    /// Ops pushed and not yet given back.
+    fn in_flight(&self) -> usize;
+
+    /// Takes an op; it may not start before [`Engine::submit`].
     ///
     /// # Errors
     /// The op, when there is no room for one on its file.
@@ -221,62 +243,12 @@ pub trait Submit {
     #[allow(clippy::result_large_err)] // an op that is refused goes back whole: nothing is allocated for it
     fn push(&mut self, op: Op) -> Result<(), Op>;
 
-    /// Starts everything pushed, and calls that [`Reap::reap`] found to be repeated or resumed: one system
+    /// Starts everything pushed, and calls that [`Engine::reap`] found to be repeated or resumed: one system
     /// call per batch, none if there is nothing. Call it once per pass, whether or not ops were pushed.
     ///
     /// # Errors
     /// The kernel's, when the engine as a whole is broken; ops fail one by one in their completions.
     fn submit(&mut self) -> io::Result<()>;
-
-    /// Ops pushed and not yet given back.
-    fn in_flight(&self) -> usize;
-
-    /// Adds a file.
-    ///
-    /// # Errors
-    /// The kernel's, and [`io::ErrorKind::Unsupported`] from an engine that cannot work on such a file.
-    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId>;
-
-    /// Removes a file and lets go of it.
-    ///
-    /// # Panics
-    /// When ops on it are in flight, or it is not attached.
-    fn detach_file(&mut self, file: FileId);
-
-    /// All files are one disk's, opened several times: no share is kept for any of them. To be said before the first.
-    fn serve_one_disk(&mut self) {}
-
-    /// Announces that ops will come whose buffers lie in `memory`: an engine may prepare it. Not needed
-    /// for ops to work. As often announced, as often forgotten.
-    fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
-
-    /// Takes one announcement back, when no op on it is in flight any more.
-    fn forget_memory(&mut self, _memory: &Arc<GuestMemory>) {}
-
-    /// Counters since the start.
-    fn stats(&self) -> Stats;
-}
-
-/// The handle completions and kicks come out by, and where the worker sleeps.
-pub trait Reap {
-    /// Reports writes to `fd` (an eventfd) from now on, and once now if it was written to before. The fd
-    /// is never read: each write is an edge. It is armed by the next `submit` or `wait`.
-    ///
-    /// # Errors
-    /// The kernel's; some only come later, as [`Event::WatchFailed`].
-    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
-
-    /// The same for a descriptor of our own, such as another engine's [`Reap::descriptor`]: a poll of it may end
-    /// as often as it likes, where one of a stranger's that keeps ending is given up as a busy loop.
-    ///
-    /// # Errors
-    /// As [`Reap::watch`].
-    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
-        self.watch(fd, token)
-    }
-
-    /// Stops; later calls of `reap` report nothing more for it.
-    fn unwatch(&mut self, id: WatchId);
 
     /// Appends what happened. Never sleeps, and makes no system call unless the kernel flags that it has
     /// work to finish first.
@@ -290,76 +262,92 @@ pub trait Reap {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
     /// For a caller that sleeps on several engines at once: starts everything pending, and says whether to sleep.
-    /// From then until [`Reap::disarm`], [`Reap::descriptor`] is readable as soon as an event may be there.
+    /// From then until [`Engine::disarm`], [`Engine::descriptor`] is readable as soon as an event may be there.
     ///
     /// # Errors
     /// The kernel's, when the engine as a whole is broken.
     fn arm(&mut self) -> io::Result<bool>;
 
-    /// The sleep is over, whoever ended it; `reap` finds what there is.
+    /// Ends what `arm` began; the next `reap` finds what happened meanwhile.
     ///
     /// # Errors
     /// The kernel's, when the engine as a whole is broken.
     fn disarm(&mut self) -> io::Result<()>;
 
-    /// A duplicate of what the engine sleeps on, to be polled for reading while armed. To be closed before the engine
-    /// goes.
+    /// A duplicate of the descriptor that the engine sleeps on, to be polled for reading while armed. The caller closes it
+    /// before it drops the engine.
     ///
     /// # Errors
     /// Out of descriptors.
     fn descriptor(&mut self) -> io::Result<OwnedFd>;
 
-    /// Gives up what can be given up; every op still completes, many as [`OpError::Cancelled`].
+    /// Reports writes to `fd` (an eventfd) from now on, and once now if it was written to before. The engine never reads
+    /// the fd: each write is an edge. The next `submit` or `wait` arms the watch.
+    ///
+    /// # Errors
+    /// The kernel's; some only come later, as [`Event::WatchFailed`].
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId>;
+
+    /// Watches a descriptor of our own process, such as another engine's [`Engine::descriptor`]. A poll of it may end as
+    /// often as it likes; an engine gives up other descriptors whose poll keeps ending, because they cause a busy loop.
+    ///
+    /// # Errors
+    /// As [`Engine::watch`].
+    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.watch(fd, token)
+    }
+
+    /// Ends a watch; later calls of `reap` report nothing more for it.
+    fn unwatch(&mut self, id: WatchId);
+
+    /// Gives up the ops that can be given up; every op still completes, many as [`OpError::Cancelled`].
     fn cancel_all(&mut self);
 
     /// The same for the ops of one file.
     fn cancel_file(&mut self, file: FileId);
 
-    /// Whether other workers' ops depend on this one: as long as they do, it keeps the engine and sleeps on it, also
-    /// without ops of its own.
+    /// Adds a file.
+    ///
+    /// # Errors
+    /// The kernel's, and [`io::ErrorKind::Unsupported`] from an engine that cannot work on such a file.
+    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId>;
+
+    /// Removes a file and closes it, unless others hold it open.
+    ///
+    /// # Panics
+    /// When ops on it are in flight, or it is not attached.
+    fn detach_file(&mut self, file: FileId);
+
+    /// Says that all files belong to one disk, which opened its image several times: none of them has a reserve. Called
+    /// before the first file.
+    fn serve_one_disk(&mut self) {}
+
+    /// Announces ops whose buffers lie in `memory`, so that the engine can prepare it. Ops work without it, too. Each
+    /// announcement is taken back once.
+    fn use_memory(&mut self, _memory: &Arc<GuestMemory>) {}
+
+    /// Takes one announcement back, when no op on `memory` is in flight any more.
+    fn forget_memory(&mut self, _memory: &Arc<GuestMemory>) {}
+
+    /// Counters since the start.
+    fn stats(&self) -> Stats;
+
+    /// Whether the engine has to run on although its worker has no queue for it, because ops of other workers depend on
+    /// it. The worker then keeps it and sleeps on it.
     fn serves_others(&self) -> bool {
         false
     }
 
-    /// Work since this was last asked that brings no event: ops and completions of other workers that were dealt with,
-    /// and calls that went on with an op.
+    /// Work since the last call that caused no event: calls that continued an op, and ops of other workers.
     fn take_unseen_work(&mut self) -> usize {
         0
     }
 }
 
-/// Both handles in one, for several threads that use it one at a time.
-pub trait SharedHandles: Submit + Reap + Send {}
-
-/// Both handles of a started engine.
-#[expect(missing_debug_implementations, reason = "trait objects without state worth printing")]
-pub struct Handles {
-    /// Ops go in here.
-    pub submit: Box<dyn Submit>,
-    /// Completions and kicks come out here.
-    pub reap: Box<dyn Reap>,
-}
-
-/// An engine that was made, maybe on another thread, and waits for its worker.
-pub trait Engine: Send {
-    /// Starts it on the calling thread, which alone may use the handles.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn start(self: Box<Self>) -> io::Result<Handles>;
-
-    /// Starts it for several threads, which use it one at a time.
-    ///
-    /// # Errors
-    /// The kernel's; [`io::ErrorKind::Unsupported`] from engines that do their work in the calling thread, or in threads
-    /// of their own: with them nothing is gained. `io_uring` wants [`EngineConfig::several_threads`].
-    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
-        let text = format!("placement shared needs io_uring or linux-aio, not {}", self.describe());
-        Err(io::Error::new(io::ErrorKind::Unsupported, text))
-    }
-
-    /// What it is and what it found, for the log.
-    fn describe(&self) -> String;
+/// Why an engine cannot be shared.
+pub(crate) fn not_shareable(engine: &str) -> io::Error {
+    let text = format!("placement shared needs io_uring or linux-aio, not {engine}");
+    io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
 /// How large an engine is, and what it tells.
@@ -370,14 +358,14 @@ pub struct EngineConfig {
     pub depth: u32,
     /// Files the kernel keeps registered; files beyond work, at a small cost per op.
     pub registered_files: u32,
-    /// How long dropping the handles waits for ops in flight before it leaks their memory.
+    /// How long dropping the engine waits for ops in flight before it leaks their memory.
     pub drain_timeout: Duration,
     /// Where every call to the kernel is written down: for tests.
     pub recorder: Option<Recorder>,
     /// `threads`, and what others hand over: most threads at once; at least one for each file, beside half of them for
     /// all.
     pub threads: u32,
-    /// `linux-aio`: completions also signal what [`Reap::descriptor`] gives. Needed where a caller sleeps on several
+    /// `linux-aio`: completions also signal what [`Engine::descriptor`] gives. Needed where a caller sleeps on several
     /// engines, and costs a little per op.
     pub pollable: bool,
     /// `posix-aio`: descriptors per file that requests are spread over; 1 leaves it at the file's own.
@@ -388,7 +376,7 @@ pub struct EngineConfig {
     pub iopoll: bool,
     /// `io_uring`: guest memory is registered with the kernel, and so pinned.
     pub pin_guest_memory: bool,
-    /// `io_uring`: the ring is not bound to one thread ([`Engine::start_shared`]), and so works without deferred
+    /// `io_uring`: the ring is not bound to one thread ([`Engine::check_shareable`]), and so works without deferred
     /// task-run.
     pub several_threads: bool,
 }

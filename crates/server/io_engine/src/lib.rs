@@ -1,7 +1,10 @@
-//! Asynchronous I/O on disk images: one contract, several engines, and a fake for tests.
+//! Asynchronous I/O on disk images: one trait for workers, several engines behind it, and a fake for tests.
 //!
-//! `Op → contract → core (op table, bounce, completion logic) → kernel: io_uring | linux_aio | posix_aio | threads | sync | mmap | fake →
-//! Completion`
+//! ```text
+//! worker → Engine ─┬─ Core (op table, bounce buffers, next call, meaning of results) → IoBackend:
+//!                  │       io_uring | linux_aio | posix_aio | threads | sync | mmap | fake
+//!                  └─ placed: the ops go to another worker's engine, or to one that several workers share
+//! ```
 //!
 //! - An engine owns an op, hence its memory, until it gives it back; short transfers, `EINTR` and
 //!   misaligned buffers never leave it.
@@ -14,11 +17,10 @@ mod choose;
 mod core;
 mod engine;
 mod engines;
-mod halves;
 mod placed;
 mod record;
 
-pub use crate::core::shares::Shares;
+pub use backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target};
 pub use choose::capability::Capability;
 pub use choose::kind::EngineKind;
 pub use choose::storage::Storage;
@@ -26,8 +28,8 @@ pub use choose::{
     Chosen, EngineChoice, EngineError, ParseEngineError, PassedOver, check_options, choose, make,
 };
 pub use engine::{
-    Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpError, OpKind,
-    Reap, SharedHandles, Stats, Submit, Unmap, WatchId, WatchToken,
+    Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Op, OpError, OpKind, Stats, Unmap,
+    WatchId, WatchToken,
 };
 pub use engines::fake::{FakeEngine, FakeHandle, Fault, Rule, When};
 pub use engines::io_uring::{Features, FileTableKind, IoUringEngine, KernelAge, io_uring_capabilities};
@@ -43,3 +45,6 @@ pub use placed::{
     SharedPlacement,
 };
 pub use record::{Record, Recorder, Verb};
+
+pub use crate::core::Core;
+pub use crate::core::shares::Shares;

@@ -8,16 +8,14 @@ use std::time::{Duration, Instant};
 
 use disk_image::Image;
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
-use io_engine::{
-    Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, IoUringEngine, Op, OpKind,
-};
+use io_engine::{Durability, Engine, EngineConfig, Event, FileId, FileSpec, IoUringEngine, Op, OpKind};
 
 use super::{Job, Measured, Sectors, WARM_UP, cpu, mean_us};
 use crate::experiment::SampleError;
 use crate::stop::Stop;
 
 struct Loop {
-    handles: Handles,
+    engine: IoUringEngine,
     file: FileId,
     image: Image,
     view: MemoryView,
@@ -55,16 +53,16 @@ pub(crate) fn run(image: Image, job: Job, stop: &Stop) -> Result<Measured, Sampl
 
 impl Loop {
     fn new(image: Image, job: Job) -> io::Result<Self> {
-        let engine = IoUringEngine::new(EngineConfig::default())?;
-        let mut handles = Box::new(engine).start()?;
+        let mut engine = IoUringEngine::new(EngineConfig::default())?;
+        engine.start()?;
         let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-        let file = handles.submit.attach_file(spec)?;
+        let file = engine.attach_file(spec)?;
         let depth = u64::from(job.depth);
         let region = Region::from_memfd(GuestAddress(0), depth * u64::from(job.block_bytes));
         let region = Arc::new(region.map_err(io::Error::other)?);
         let memory = Arc::new(GuestMemory::new(vec![region]).map_err(io::Error::other)?);
         Ok(Self {
-            handles,
+            engine,
             file,
             image,
             view: MemoryView::new(memory),
@@ -91,8 +89,8 @@ impl Loop {
     }
 
     fn drain(&mut self) -> io::Result<()> {
-        while self.handles.submit.in_flight() > 0 {
-            self.handles.submit.submit()?;
+        while self.engine.in_flight() > 0 {
+            self.engine.submit()?;
             self.reap()?;
         }
         Ok(())
@@ -108,21 +106,21 @@ impl Loop {
             let range = range.map_err(io::Error::other)?;
             let kind = OpKind::Write { range, durability: Durability::Cached };
             let op = Op { token: slot, file: self.file, kind, buffers };
-            self.handles.submit.push(op).map_err(|_| io::Error::other("no room in the engine"))?;
+            self.engine.push(op).map_err(|_| io::Error::other("no room in the engine"))?;
             #[allow(clippy::cast_possible_truncation)] // below `depth`
             let place = slot as usize;
             self.sent[place] = now;
         }
-        self.handles.submit.submit()?;
+        self.engine.submit()?;
         self.submitting_ns += nanos(now.elapsed());
         Ok(())
     }
 
     fn reap(&mut self) -> io::Result<()> {
-        self.handles.reap.reap(&mut self.events);
+        self.engine.reap(&mut self.events);
         if self.events.is_empty() {
-            self.handles.reap.wait(None)?;
-            self.handles.reap.reap(&mut self.events);
+            self.engine.wait(None)?;
+            self.engine.reap(&mut self.events);
         }
         let now = Instant::now();
         for event in self.events.drain(..) {

@@ -283,8 +283,8 @@ fn one_hung_write_on_each_of_many_disks_does_not_stop_another_ones_flush() {
     let count = (4 * std::thread::available_parallelism().unwrap().get() + 24).min(200);
     let region = Arc::new(Region::from_memfd(GuestAddress(0), MIB).unwrap());
     let view = MemoryView::new(Arc::new(GuestMemory::new(vec![region]).unwrap()));
-    let engine = Box::new(IoUringEngine::new(EngineConfig::default()).unwrap());
-    let mut handles = engine.start().unwrap();
+    let mut engine = IoUringEngine::new(EngineConfig::default()).unwrap();
+    engine.start().unwrap();
     let mut attach = |path: &Path| {
         File::create(path).unwrap().set_len(MIB).unwrap();
         let options = ImageOptions { cache: CacheMode::Writeback, ..ImageOptions::new(path) };
@@ -293,7 +293,7 @@ fn one_hung_write_on_each_of_many_disks_does_not_stop_another_ones_flush() {
             file: Arc::new(File::options().write(true).open(path).unwrap()),
             alignment: image.alignment(),
         };
-        (handles.submit.attach_file(spec).unwrap(), image)
+        (engine.attach_file(spec).unwrap(), image)
     };
     let hung: Vec<_> = (0..count).map(|number| attach(&fs.path().join(number.to_string()))).collect();
     let (healthy, _image) = attach(&elsewhere.path().join("healthy.raw"));
@@ -303,22 +303,22 @@ fn one_hung_write_on_each_of_many_disks_does_not_stop_another_ones_flush() {
         let mut buffers = IoVecs::with_capacity(1);
         buffers.fill(&view, [GuestRange { addr: 0, len_bytes: PAGE }]).unwrap();
         let kind = OpKind::Write { range, durability };
-        assert!(handles.submit.push(Op { token, file: *file, kind, buffers }).is_ok());
+        assert!(engine.push(Op { token, file: *file, kind, buffers }).is_ok());
     }
-    let next = |handles: &mut io_engine::Handles| {
+    let next = |engine: &mut IoUringEngine| {
         let (mut events, deadline) = (Vec::new(), Instant::now() + LONG);
         while events.is_empty() {
             assert!(Instant::now() < deadline, "no call ends");
-            handles.reap.wait(Some(Duration::from_secs(1))).unwrap();
-            handles.reap.reap(&mut events);
+            engine.wait(Some(Duration::from_secs(1))).unwrap();
+            engine.reap(&mut events);
         }
         events
     };
-    handles.submit.submit().unwrap();
+    engine.submit().unwrap();
     let (kind, buffers) = (OpKind::Flush, IoVecs::with_capacity(0));
-    assert!(handles.submit.push(Op { token: 0, file: healthy, kind, buffers }).is_ok());
-    handles.submit.submit().unwrap();
-    let events = next(&mut handles);
+    assert!(engine.push(Op { token: 0, file: healthy, kind, buffers }).is_ok());
+    engine.submit().unwrap();
+    let events = next(&mut engine);
     let first = events.iter().map(|event| match event {
         Event::Completed(completion) => (completion.token, completion.result),
         _ => unreachable!("nothing is watched"),
@@ -327,6 +327,6 @@ fn one_hung_write_on_each_of_many_disks_does_not_stop_another_ones_flush() {
     drop(frozen);
     let mut ended = 0;
     while ended < count {
-        ended += next(&mut handles).len();
+        ended += next(&mut engine).len();
     }
 }

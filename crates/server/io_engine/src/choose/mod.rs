@@ -199,9 +199,10 @@ pub fn check_options(wanted: EngineChoice, config: &EngineConfig) -> Result<(), 
 
 /// Makes an engine, starts it and gives it the file: what a worker will do.
 fn try_out(kind: EngineKind, file: &FileSpec, config: &EngineConfig) -> io::Result<()> {
-    let mut handles = make(kind, config)?.start()?;
-    let id = handles.submit.attach_file(file.clone())?;
-    handles.submit.detach_file(id);
+    let mut engine = make(kind, config)?;
+    engine.start()?;
+    let id = engine.attach_file(file.clone())?;
+    engine.detach_file(id);
     Ok(())
 }
 

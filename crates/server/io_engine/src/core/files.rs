@@ -110,7 +110,28 @@ impl FileTable {
         self.slots.get_mut(file.0 as usize)?.as_mut()
     }
 
-    pub fn take(&mut self, file: FileId) -> Option<OpenFile> {
-        self.slots.get_mut(file.0 as usize)?.take()
+    /// The file of an op. It is attached, because `detach` refuses while there are ops on a file.
+    #[inline]
+    pub fn at(&mut self, file: FileId) -> &mut OpenFile {
+        match self.get_mut(file) {
+            Some(file) => file,
+            None => not_attached(file),
+        }
     }
+
+    pub fn is_attached(&self, file: FileId) -> bool {
+        self.slots.get(file.0 as usize).is_some_and(Option::is_some)
+    }
+
+    pub fn take(&mut self, file: FileId) -> OpenFile {
+        match self.slots.get_mut(file.0 as usize).and_then(Option::take) {
+            Some(taken) => taken,
+            None => not_attached(file),
+        }
+    }
+}
+
+#[cold]
+fn not_attached(file: FileId) -> ! {
+    unreachable!("{file:?} is not attached")
 }

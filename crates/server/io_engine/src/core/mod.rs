@@ -1,48 +1,52 @@
-//! The logic all engines share: which op is where, from `push` to its completion.
+//! The engine that all backends share: it takes ops, has calls made for them, and gives them back as completions.
 //!
-//! `push → op table → (waits for a bounce buffer) → (its file's line) → (backlog) → kernel queue → result → again or finished`
+//! `push → op table → issue → backend.queue … submit … backend.pop → settle → the next call, or the completion`
 //!
-//! - Every queue here has room for all ops from the start, and those of each file for the usual number (`files.rs`):
-//!   nothing is allocated per op.
-//! - Each file has its share of ops and bounce buffers (`shares.rs`), and ops that have to wait wait in their file's own
-//!   queue: a disk that hangs keeps only its own ops.
-//! - A result that leads to another call queues it at once; it starts with the next `submit` or `wait`.
-//! - Dropping waits for the kernel to let go of the memory, or else leaks it: it is never freed under a
-//!   call in flight.
+//! - The core resumes, bounces, retries and orders syncs. A backend only queues calls and returns results.
+//! - All queues here have room for all ops from the start: the core allocates nothing per op.
+//! - Each file has its share of ops and bounce buffers (`shares.rs`), and ops that have to wait do so in their file's own
+//!   queue (`waiting.rs`). A disk that hangs keeps only its own ops.
+//! - A result that leads to another call queues it immediately. The next `submit` or `wait` starts it.
 //!
-//! One thread owns all of it, by two handles that share it (`halves.rs`). Or several threads do, one at a time
-//! (`placed/shared.rs`).
-//! Not here: what a result means (`completion.rs`), when a file's turn is spent (`turn.rs`), system calls (`kernel.rs` and below).
+//! The step from an op to its call is in `op.rs`, the meaning of a result in `result.rs`, and files, cancellation and the
+//! end of an engine in `lifetime.rs`.
 
 pub(crate) mod bounce;
 pub(crate) mod files;
 pub(crate) mod flush_gate;
-mod handles;
+mod lifetime;
 pub(crate) mod op;
 pub(crate) mod op_table;
+mod result;
 pub(crate) mod shares;
 pub(crate) mod turn;
+mod waiting;
 pub(crate) mod window;
 
 use std::collections::VecDeque;
 use std::io;
-use std::time::{Duration, Instant};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
+use guest_mem::GuestMemory;
 use rustix::io::Errno;
 
-use crate::backend::{Call, Kernel, RawResult};
-use crate::core::bounce::Bounce;
-use crate::core::files::{FileTable, OpenFile};
-use crate::core::op::{Next, NoCall, OpState};
-use crate::core::op_table::OpTable;
-use crate::core::shares::Shares;
-use crate::core::turn::{Submission, TURN_COST};
-use crate::core::window::Windows;
-use crate::engine::{Completion, EngineConfig, Event, FileId, FileSpec, Op, OpError, Stats};
+use self::bounce::Bounce;
+use self::files::{FileTable, OpenFile};
+use self::op::{NoCall, OpState};
+use self::op_table::OpTable;
+use self::result::Next;
+use self::shares::Shares;
+use self::turn::Submission;
+use self::waiting::{Admission, admit};
+use self::window::Windows;
+use crate::backend::{Call, IoBackend, RawResult};
+use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::LEAST_SHARE;
 use crate::record::{Record, Recorder};
 
-/// What each file has in reserve, however many there are: with less, a request of many segments might never find room.
+/// The reserve of each file, whatever the number of files. A request of many segments needs so many ops at once.
 #[allow(clippy::cast_possible_truncation)] // 32
 const LEAST_OPS: u32 = LEAST_SHARE as u32;
 
@@ -53,102 +57,212 @@ struct Memory {
     bounce: Bounce,
 }
 
-pub(crate) struct Core<K: Kernel> {
-    // Before `memory`: a ring is closed before what it may point to is freed.
-    pub kernel: K,
+/// An engine over the backend `B`.
+pub struct Core<B: IoBackend> {
+    // Before `memory`: a ring is closed before the memory that it may point to is freed.
+    pub(crate) backend: B,
     memory: Memory,
     files: FileTable,
-    /// Of `memory.ops`.
+    /// Each file's share of `memory.ops`.
     shares: Shares,
-    /// Ops that wait for a bounce buffer, of all files.
+    /// Ops of all files that wait for a bounce buffer.
     waiting: usize,
-    /// Ops whose call found the kernel's queue full, of all files.
+    /// Ops of all files whose call found the backend's queue full.
     backlogged: usize,
-    /// The file that is looked at first when something comes free.
+    /// The file that gets the first chance when something comes free.
     first: usize,
-    /// What is being filled; each file has a turn of it.
+    /// The submission that is being filled. Each file has one turn in it.
     submission: Submission,
-    /// Which file has the kernel for itself.
+    /// Limits the calls that each file has with the kernel.
     windows: Windows,
-    /// Files with ops that wait for their next turn, or for room in their window, each once.
+    /// Files with ops that wait for their next turn, or for room in their window. Each file is listed once.
     lines: VecDeque<FileId>,
-    /// Some of them wait for a turn: the next submission has one.
+    /// Some of those ops wait for a turn, so the next submission starts them.
     turns_are_due: bool,
     /// Scratch of `end_flush`.
     shared_flushes: Vec<u32>,
     /// Ops that ended outside `reap`.
     finished: VecDeque<(u32, Result<(), OpError>)>,
     stats: Stats,
-    /// Calls that went on with an op, or began one that waited for its turn, since this was last asked for.
+    /// Calls that continued an op, or started one that had waited for its turn, since `take_unseen_work`.
     continued: usize,
     recorder: Option<Recorder>,
     drain_timeout: Duration,
 }
 
-impl<K: Kernel> Core<K> {
-    pub fn new(kernel: K, config: &EngineConfig) -> Self {
-        Self {
-            kernel,
-            memory: Memory { ops: OpTable::new(config.depth), bounce: Bounce::default() },
-            files: FileTable::default(),
-            shares: Shares::new(config.depth, LEAST_OPS),
-            waiting: 0,
-            backlogged: 0,
-            first: 0,
-            submission: Submission::first(TURN_COST),
-            windows: Windows::new(),
-            lines: VecDeque::new(),
-            turns_are_due: false,
-            shared_flushes: Vec::with_capacity(config.depth as usize),
-            finished: VecDeque::with_capacity(config.depth as usize),
-            stats: Stats::default(),
-            continued: 0,
-            recorder: config.recorder.clone(),
-            drain_timeout: config.drain_timeout,
-        }
+impl<B: IoBackend + std::fmt::Debug> std::fmt::Debug for Core<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+impl<B: IoBackend> Engine for Core<B> {
+    fn describe(&self) -> String {
+        self.backend.describe()
     }
 
-    /// Returns false if the file has no room. What is in `op` is taken from where its maker wrote it, field by field: a
-    /// copy of it all would wait for its stores.
+    fn start(&mut self) -> io::Result<()> {
+        self.backend.start()
+    }
+
+    fn check_shareable(&self) -> io::Result<()> {
+        self.backend.check_shareable()
+    }
+
+    fn room(&self) -> usize {
+        self.shares.room_for_any()
+    }
+
+    fn room_of(&self, file: FileId) -> usize {
+        self.shares.room(file)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.memory.ops.len()
+    }
+
     #[inline]
-    fn push(&mut self, op: &mut Op) -> bool {
+    fn push(&mut self, mut op: Op) -> Result<(), Op> {
+        if self.take(&mut op) { Ok(()) } else { Err(op) }
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.issue_rest();
+        let submitted = self.backend.submit();
+        self.submission.next();
+        submitted
+    }
+
+    fn reap(&mut self, events: &mut Vec<Event>) {
+        while let Some((index, result)) = self.finished.pop_front() {
+            self.end(index, result, events);
+        }
+        self.backend.begin_reap();
+        while let Some(raw) = self.backend.pop() {
+            self.settle(raw, events);
+        }
+        self.backend.take_ready(events);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.issue_rest();
+        let may_sleep = self.finished.is_empty() && !self.has_due_lines();
+        let waited = self.backend.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
+        self.submission.next();
+        waited
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.issue_rest();
+        let may_sleep = self.backend.arm()?;
+        self.submission.next();
+        Ok(may_sleep && self.finished.is_empty() && !self.has_due_lines())
+    }
+
+    fn disarm(&mut self) -> io::Result<()> {
+        self.backend.disarm()
+    }
+
+    fn descriptor(&mut self) -> io::Result<OwnedFd> {
+        self.backend.descriptor()?.try_clone_to_owned()
+    }
+
+    fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.backend.watch(fd, token)
+    }
+
+    fn watch_own(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
+        self.backend.watch_own(fd, token)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        self.backend.unwatch(id);
+    }
+
+    fn cancel_all(&mut self) {
+        self.cancel(None);
+    }
+
+    fn cancel_file(&mut self, file: FileId) {
+        self.cancel(Some(file));
+    }
+
+    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
+        self.attach(spec)
+    }
+
+    fn detach_file(&mut self, file: FileId) {
+        self.detach(file);
+    }
+
+    fn serve_one_disk(&mut self) {
+        self.shares.do_not_split();
+        self.memory.bounce.shares.do_not_split();
+        self.backend.serve_one_disk();
+    }
+
+    fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.backend.use_memory(memory);
+    }
+
+    fn forget_memory(&mut self, memory: &Arc<GuestMemory>) {
+        self.backend.forget_memory(memory);
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    fn take_unseen_work(&mut self) -> usize {
+        std::mem::take(&mut self.continued)
+    }
+}
+
+impl<B: IoBackend> Core<B> {
+    /// Returns false if the file has no room. Takes the fields of `op` one by one from where the caller wrote them: a copy
+    /// of the whole op would wait for those stores.
+    #[inline]
+    fn take(&mut self, op: &mut Op) -> bool {
         if !self.shares.take(op.file) {
-            assert!(self.files.get_mut(op.file).is_some(), "{:?} is not attached", op.file);
+            assert!(self.files.is_attached(op.file), "{:?} is not attached", op.file);
             return false;
         }
-        let op = OpState::new(op, self.kernel.has_durable_writes());
+        let op = OpState::new(op, self.backend.has_durable_writes());
         let Some((index, op)) = self.memory.ops.insert(op) else {
-            unreachable!("there is a place for each share")
+            unreachable!("the op table has a place for each share")
         };
         if op.is_empty() {
             self.finished.push_back((index, Ok(())));
         } else if op.is_at_sync() {
-            self.start(index);
+            self.start_call(index);
         } else {
             self.issue(index);
         }
         true
     }
 
-    /// Queues the op's next call, unless that is a sync and another one is under way.
+    /// Queues the op's next call. A sync waits while another sync of its file is in flight.
     #[inline]
-    fn start(&mut self, index: u32) {
-        let syncs = self.memory.ops.get_mut(index).is_some_and(|op| op.is_at_sync());
-        if !syncs || self.enters_gate(index) {
+    fn start_call(&mut self, index: u32) {
+        if !self.memory.ops.at(index).is_at_sync() || self.enters_gate(index) {
             self.issue(index);
         }
     }
 
     #[cold]
     fn enters_gate(&mut self, index: u32) -> bool {
-        self.file_of(index).is_none_or(|file| file.flushes.enter(index))
+        self.file_of(index).flushes.enter(index)
     }
 
-    /// Queues the op's next call, if its file's turn and window have room for it, and otherwise the op itself.
+    fn file_of(&mut self, index: u32) -> &mut OpenFile {
+        self.files.at(self.memory.ops.at(index).file)
+    }
+
+    /// Queues the op's next call if its file's turn and window have room for it. Otherwise the op waits in its file's line.
     #[inline]
     fn issue(&mut self, index: u32) {
-        let Some(op) = self.memory.ops.get_mut(index) else { return };
-        let Some(file) = self.files.get_mut(op.file) else { return };
+        let op = self.memory.ops.at(index);
+        let file = self.files.at(op.file);
         if !file.turn.has_line() && admit(&mut self.windows, self.submission, op, file) == Admission::Now {
             self.issue_in_turn(index);
         } else {
@@ -156,17 +270,7 @@ impl<K: Kernel> Core<K> {
         }
     }
 
-    #[cold]
-    fn line_up(&mut self, index: u32) {
-        let Some(id) = self.memory.ops.get_mut(index).map(|op| op.file) else { return };
-        let Some(file) = self.files.get_mut(id) else { return };
-        if !file.turn.has_line() {
-            self.lines.push_back(id);
-        }
-        file.turn.line_up(index, &mut self.memory.ops);
-    }
-
-    /// Queues the op's next call, behind those of its file that wait already.
+    /// Queues the op's next call, behind those calls of its file that wait already.
     #[inline]
     fn issue_in_turn(&mut self, index: u32) {
         if self.backlogged > 0 && self.is_behind_others(index) || !self.try_issue(index) {
@@ -174,32 +278,15 @@ impl<K: Kernel> Core<K> {
         }
     }
 
-    #[cold]
-    fn is_behind_others(&mut self, index: u32) -> bool {
-        self.file_of(index).is_some_and(|file| !file.backlog.is_empty())
-    }
-
-    #[cold]
-    fn put_off(&mut self, index: u32) {
-        let Some(file) = self.file_of(index) else { return };
-        file.backlog.push_back(index);
-        self.backlogged += 1;
-    }
-
-    fn file_of(&mut self, index: u32) -> Option<&mut OpenFile> {
-        let file = self.memory.ops.get_mut(index)?.file;
-        self.files.get_mut(file)
-    }
-
-    /// Returns false when the kernel takes no more now.
+    /// Returns false if the backend takes no more calls now.
     #[inline]
     fn try_issue(&mut self, index: u32) -> bool {
-        let Some((name, op)) = self.memory.ops.named_mut(index) else { return true };
-        let Some(file) = self.files.get_mut(op.file) else { return true };
+        let (name, op) = self.memory.ops.named_at(index);
+        let file = self.files.at(op.file);
         let direct = if self.recorder.is_none() { op.direct_transfer(file) } else { None };
         if let Some(call) = direct {
             // SAFETY: 1. as in `issue_any`.
-            if unsafe { self.kernel.queue(name, file.target, &call) }.is_ok() {
+            if unsafe { self.backend.queue(name, file.target, &call) }.is_ok() {
                 op.in_kernel = true;
                 return true;
             }
@@ -207,12 +294,12 @@ impl<K: Kernel> Core<K> {
         self.issue_any(index)
     }
 
-    /// The same for any op, whatever is in its way.
+    /// Does the same as `try_issue` for every kind of call, with bounce buffers and the recorder.
     #[inline(never)]
     fn issue_any(&mut self, index: u32) -> bool {
         let Memory { ops, bounce } = &mut self.memory;
-        let Some((name, op)) = ops.named_mut(index) else { return true };
-        let Some(file) = self.files.get_mut(op.file) else { return true };
+        let (name, op) = ops.named_at(index);
+        let file = self.files.at(op.file);
         let call = match op.next_call(file, bounce, &mut self.stats) {
             Ok(call) => call,
             Err(why) => {
@@ -224,12 +311,12 @@ impl<K: Kernel> Core<K> {
         // `Drop` leaks them if a call is still in flight; 2. contents: data buffers are guest memory or a
         // bounce buffer that this op alone holds; zeroes are only read; 3. file: `detach` refuses while ops
         // are in flight.
-        let mut queued = unsafe { self.kernel.queue(name, file.target, &call) };
+        let mut queued = unsafe { self.backend.queue(name, file.target, &call) };
         if queued.is_err() {
-            // An error, if it lasts, is reported by the next `submit`.
-            let _ = self.kernel.submit();
+            // If the error lasts, the next `submit` reports it.
+            let _ = self.backend.submit();
             // SAFETY: as above; the first attempt took nothing.
-            queued = unsafe { self.kernel.queue(name, file.target, &call) };
+            queued = unsafe { self.backend.queue(name, file.target, &call) };
         }
         if queued.is_err() {
             return false;
@@ -246,136 +333,22 @@ impl<K: Kernel> Core<K> {
         match why {
             NoCall::NoBounce => {
                 self.leave_window(index);
-                let Some(file) = self.file_of(index) else { return };
-                file.waiting.push_back(index);
+                self.file_of(index).waiting.push_back(index);
                 self.waiting += 1;
             }
             NoCall::LostMemory => self.finished.push_back((index, Err(OpError::Errno(Errno::FAULT)))),
         }
     }
 
-    #[inline]
-    fn issue_backlog(&mut self) {
-        if self.backlogged > 0 {
-            self.issue_backlogs();
-        }
-    }
-
-    /// A file whose ops are not taken now does not keep the others' back.
-    #[cold]
-    fn issue_backlogs(&mut self) {
-        for file in self.files_in_turn() {
-            while let Some(&index) = self.files.get_mut(file).and_then(|file| file.backlog.front()) {
-                if !self.try_issue(index) {
-                    break;
-                }
-                self.files.get_mut(file).and_then(|file| file.backlog.pop_front());
-                self.backlogged -= 1;
-            }
-        }
-    }
-
-    /// Bounce buffers came free.
-    #[cold]
-    fn issue_waiting(&mut self) {
-        for file in self.files_in_turn() {
-            // Counted, and not asked each time: an op that lines up takes its buffer only in its turn.
-            let mut room = self.memory.bounce.shares.room(file);
-            while room > 0
-                && let Some(index) = self.files.get_mut(file).and_then(|file| file.waiting.pop_front())
-            {
-                room -= 1;
-                self.waiting -= 1;
-                self.issue(index);
-            }
-        }
-    }
-
-    /// All files, beginning with another one each time.
-    fn files_in_turn(&mut self) -> impl Iterator<Item = FileId> + use<K> {
-        let (count, first) = (self.files.places(), self.first);
-        self.first = (first + 1) % count.max(1);
-        #[allow(clippy::cast_possible_truncation)] // file numbers have 32 bits
-        (0..count).map(move |turn| FileId(((first + turn) % count) as u32))
-    }
-
-    /// The op's call is with the kernel no longer.
-    #[cold]
-    fn leave_window(&mut self, index: u32) {
-        let Some(op) = self.memory.ops.get_mut(index) else { return };
-        if let Some(file) = self.files.get_mut(op.file) {
-            self.windows.give_back(op, file);
-        }
-    }
-
-    /// What waits in the files' lines: each file as much as is left of its turn and its window.
-    #[cold]
-    fn issue_lines(&mut self) {
-        self.turns_are_due = false;
-        for _ in 0..self.lines.len() {
-            let Some(id) = self.lines.pop_front() else { return };
-            if self.issue_line(id) {
-                self.lines.push_back(id);
-            }
-        }
-    }
-
-    /// Returns whether some still wait.
-    fn issue_line(&mut self, id: FileId) -> bool {
-        while let Some(file) = self.files.get_mut(id)
-            && let Some(first) = file.turn.first()
-        {
-            let Some(op) = self.memory.ops.get_mut(first) else { return false };
-            match admit(&mut self.windows, self.submission, op, file) {
-                Admission::Now => {}
-                Admission::WithAResult => return true,
-                Admission::NextTurn => {
-                    self.turns_are_due = true;
-                    return true;
-                }
-            }
-            file.turn.leave_line(&mut self.memory.ops);
-            self.continued += 1;
-            self.issue_in_turn(first);
-        }
-        false
-    }
-
-    /// What could not be queued before.
-    #[inline]
-    fn issue_rest(&mut self) {
-        self.issue_backlog();
-        if !self.lines.is_empty() {
-            self.issue_lines();
-        }
-    }
-
-    #[inline]
-    fn submit(&mut self) -> io::Result<()> {
-        self.issue_rest();
-        let submitted = self.kernel.submit();
-        self.submission.next();
-        submitted
-    }
-
-    fn reap(&mut self, events: &mut Vec<Event>) {
-        while let Some((index, result)) = self.finished.pop_front() {
-            self.end(index, result, events);
-        }
-        self.kernel.begin_reap();
-        while let Some(raw) = self.kernel.pop() {
-            self.settle(raw, events);
-        }
-        self.kernel.take_ready(events);
-    }
-
+    /// Takes the result of a call.
     #[inline]
     fn settle(&mut self, raw: RawResult, events: &mut Vec<Event>) {
         let Some((index, op)) = self.memory.ops.find_mut(raw.user_data) else {
-            debug_assert!(false, "a result for nobody: {raw:?}");
+            // The kernel or the backend returned a result twice. It must not end another op.
+            debug_assert!(false, "no op has this result: {raw:?}");
             return;
         };
-        let Some(file) = self.files.get_mut(op.file) else { return };
+        let file = self.files.at(op.file);
         op.in_kernel = false;
         self.windows.give_back(op, file);
         if let Some(recorder) = &self.recorder {
@@ -384,7 +357,7 @@ impl<K: Kernel> Core<K> {
         match op.on_result(raw.result, file, &self.memory.bounce, &mut self.stats) {
             Next::Call => {
                 self.continued += 1;
-                self.start(index);
+                self.start_call(index);
             }
             Next::Done(result) if op.is_at_sync() => self.end_flush(index, result, events),
             Next::Done(result) => self.give_back(index, result, events),
@@ -392,18 +365,17 @@ impl<K: Kernel> Core<K> {
     }
 
     fn end(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
-        if self.memory.ops.get_mut(index).is_some_and(|op| op.is_at_sync()) {
+        if self.memory.ops.at(index).is_at_sync() {
             self.end_flush(index, result, events);
         } else {
             self.give_back(index, result, events);
         }
     }
 
-    /// Those that shared the sync end with it; those that came meanwhile start the next one.
+    /// Ends the flushes that shared this sync. One of those that came later starts the next sync.
     fn end_flush(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
-        let Some(file) = self.memory.ops.get_mut(index).map(|op| op.file) else { return };
         let mut shared = std::mem::take(&mut self.shared_flushes);
-        let next = self.files.get_mut(file).and_then(|file| file.flushes.leave(index, |op| shared.push(op)));
+        let next = self.file_of(index).flushes.leave(index, |op| shared.push(op));
         self.give_back(index, result, events);
         shared.drain(..).for_each(|op| self.give_back(op, result, events));
         self.shared_flushes = shared;
@@ -414,10 +386,10 @@ impl<K: Kernel> Core<K> {
 
     #[inline]
     fn give_back(&mut self, index: u32, result: Result<(), OpError>, events: &mut Vec<Event>) {
-        if self.memory.ops.get_mut(index).is_some_and(|op| op.window_cost > 0) {
+        if self.memory.ops.at(index).window_cost > 0 {
             self.leave_window(index); // its call was never made
         }
-        let Some(op) = self.memory.ops.remove(index) else { return };
+        let op = self.memory.ops.remove(index);
         self.shares.give_back(op.file);
         if let Some(bounce) = op.bounce {
             self.memory.bounce.give_back(bounce, op.file);
@@ -430,153 +402,6 @@ impl<K: Kernel> Core<K> {
         let completion = Completion { token, result, sync_failed, stored_bytes, buffers };
         events.push(Event::Completed(completion));
     }
-
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.issue_rest();
-        let may_sleep = self.finished.is_empty() && !self.has_due_lines();
-        let waited = self.kernel.wait(if may_sleep { timeout } else { Some(Duration::ZERO) });
-        self.submission.next();
-        waited
-    }
-
-    fn arm(&mut self) -> io::Result<bool> {
-        self.issue_rest();
-        let may_sleep = self.kernel.arm()?;
-        self.submission.next();
-        Ok(may_sleep && self.finished.is_empty() && !self.has_due_lines())
-    }
-
-    /// Whether the next submission has room for an op that waits. One that waits for its file's window has to wait for
-    /// a result, too, which ends the worker's sleep. Called after `issue_rest`.
-    fn has_due_lines(&self) -> bool {
-        !self.lines.is_empty() && self.turns_are_due
-    }
-
-    /// `only`: ops on this file; `None`: all.
-    fn cancel(&mut self, only: Option<FileId>) {
-        let (ops, finished) = (&mut self.memory.ops, &mut self.finished);
-        self.lines.retain(|&id| only.is_some_and(|only| only != id));
-        for file in self.files.chosen_mut(only) {
-            while let Some(index) = file.turn.leave_line(ops) {
-                finished.push_back((index, Err(OpError::Cancelled)));
-            }
-            self.waiting -= file.waiting.len();
-            self.backlogged -= file.backlog.len();
-            let not_started = file.waiting.drain(..).chain(file.backlog.drain(..));
-            finished.extend(not_started.map(|index| (index, Err(OpError::Cancelled))));
-            file.flushes.give_up(|index| finished.push_back((index, Err(OpError::Cancelled))));
-        }
-        let mut names = Vec::new(); // not on the request path
-        let in_kernel = self.memory.ops.iter_mut().filter(|(_, op)| op.in_kernel);
-        for (index, op) in in_kernel.filter(|(_, op)| only.is_none_or(|only| op.file == only)) {
-            op.cancelled = true;
-            names.push(index);
-        }
-        for index in names {
-            self.kernel.cancel(self.memory.ops.name(index));
-        }
-    }
-
-    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        let alignment = spec.alignment;
-        if !alignment.memory_bytes.is_power_of_two() || !alignment.offset_bytes.is_power_of_two() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "alignment is not a power of two"));
-        }
-        let index = self.files.next_index();
-        let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
-        let target = self.kernel.register_file(id, &spec)?;
-        // Room for every file: nothing is allocated when one gets a line.
-        self.lines.reserve(index + 1);
-        self.files.put(index, OpenFile::new(spec, target));
-        self.shares.attach(FileId(id));
-        self.memory.bounce.shares.attach(FileId(id));
-        self.make_places();
-        Ok(FileId(id))
-    }
-
-    fn detach_file(&mut self, file: FileId) {
-        assert!(self.shares.used(file) == Some(0), "{file:?} is in use or not attached");
-        self.shares.detach(file);
-        self.memory.bounce.shares.detach(file);
-        self.make_places();
-        self.windows.forget(file);
-        if let Some(taken) = self.files.take(file) {
-            debug_assert_eq!(taken.window_used, 0, "{file:?} has calls");
-            self.kernel.unregister_file(file.0, taken.target);
-        }
-    }
-
-    /// For all that the shares now allow.
-    fn make_places(&mut self) {
-        self.windows.are_kept = self.shares.disks() > 1;
-        self.files.chosen_mut(None).for_each(|file| file.most_bytes = file.longest_call_bytes());
-        let (disks, places) = (self.shares.disks(), self.shares.places());
-        self.memory.ops.grow(places);
-        self.finished.reserve((places as usize).saturating_sub(self.finished.len()));
-        self.kernel.expect(disks, places);
-    }
-
-    fn has_calls_in_kernel(&mut self) -> bool {
-        self.memory.ops.iter_mut().any(|(_, op)| op.in_kernel)
-    }
-}
-
-impl<K: Kernel> Drop for Core<K> {
-    /// Gives up every op, and waits until the kernel has let go of their memory.
-    fn drop(&mut self) {
-        if !self.has_calls_in_kernel() {
-            return;
-        }
-        self.cancel(None);
-        let deadline = Instant::now() + self.drain_timeout;
-        let mut events = Vec::new();
-        loop {
-            self.reap(&mut events);
-            events.clear();
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !self.has_calls_in_kernel() {
-                return;
-            }
-            if left.is_zero() || self.wait(Some(left)).is_err() {
-                break;
-            }
-        }
-        tracing::error!(
-            timeout_s = self.drain_timeout.as_secs_f64(),
-            "I/O did not end: its memory stays allocated for the rest of this process's life"
-        );
-        std::mem::forget(std::mem::take(&mut self.memory));
-    }
-}
-
-/// When an op's next call can be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Admission {
-    Now,
-    NextTurn,
-    /// Its file's window is full: when a call has its result.
-    WithAResult,
-}
-
-/// Takes the call's cost from its file's turn and window, if both have room.
-#[inline]
-fn admit(windows: &mut Windows, submission: Submission, op: &mut OpState, file: &mut OpenFile) -> Admission {
-    op.settle_stage(file);
-    if !windows.are_kept {
-        let is_now = file.turn.take(submission, op.cost_bytes(file));
-        return if is_now { Admission::Now } else { Admission::NextTurn };
-    }
-    let room = windows.open(op.file, file);
-    let cost = op.window_cost(file);
-    if !window::has_room(room, file.window_used, cost) {
-        return Admission::WithAResult;
-    }
-    if !file.turn.take(submission, op.cost_bytes(file)) {
-        return Admission::NextTurn;
-    }
-    op.window_cost = cost;
-    windows.take(op.file, file, cost);
-    Admission::Now
 }
 
 fn record_of(op: &OpState, call: &Call) -> Record {

@@ -1,38 +1,33 @@
-//! One op between `push` and its completion: which call comes next, and what a result means for it.
+//! One op between `push` and its completion: which call comes next.
 //!
-//! `op → call → result → done | the same again (EINTR, EAGAIN) | the rest (short transfer) | next stage`
+//! `op → stage → call: a transfer, fallocate, zeroes that are written out, or a sync`
 //!
-//! - A read that meets the end of the file is an error, never zeroes; a write of nothing is one too.
-//! - On a file with `O_DIRECT`, progress counts in whole blocks: the rest of a transfer that stopped
-//!   inside one is done again from the block's start, because the kernel refuses to start anywhere else.
-//! - Zeroes: `fallocate` as the op allows, then a form that keeps the blocks, then written out.
-//! - A durable `fallocate` is one that `fdatasync` followed; so is a durable write where the call has no flag.
+//! - Zeroes: `fallocate` as the op allows, then a form of it that keeps the blocks, then zeroes are written out.
+//! - A write is durable by a flag of its call. Where the backend has no such flag, and after a durable `fallocate`, a
+//!   sync follows.
 //!
-//! Pure: no system calls, no knowledge of any engine. Not here: queues and retry order (`core.rs`).
+//! Makes no system calls and knows no backend. What a result means for the op: `result.rs`.
 
 use guest_mem::IoVecs;
 use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
-use rustix::io::Errno;
 
 use crate::backend::{Buffers, Call};
 use crate::core::bounce::{BUFFER_BYTES, Bounce, BounceId, ZEROES_BYTES};
 use crate::core::files::OpenFile;
 use crate::core::turn;
 use crate::core::window;
-use crate::engine::{Durability, FileId, Op, OpError, OpKind, Stats, Unmap};
+use crate::engine::{Durability, FileId, Op, OpKind, Stats, Unmap};
 use crate::record::Verb;
 
 /// `IOV_MAX`: the kernel takes no longer array (`UIO_MAXIOV`, linux/uio.h).
 const MAX_PIECES: usize = 1024;
-/// Consecutive EINTR or EAGAIN before they are believed.
-pub(crate) const MAX_RETRIES: u16 = 1000;
 
 const PUNCH_HOLE: i32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
 
 /// What the next call is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     Transfer,
     Punch,
     ZeroRange,
@@ -43,19 +38,12 @@ enum Stage {
 /// What is to be done, without the place: an op that is only read field by field is not copied as a whole, which
 /// would wait for the stores of whoever wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub(super) enum Purpose {
     Read,
     Write(Durability),
     Flush,
     Discard(Durability),
     WriteZeroes(Durability),
-}
-
-/// What a result leads to.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    Call,
-    Done(Result<(), OpError>),
 }
 
 /// Why the next call is not made.
@@ -72,16 +60,16 @@ pub(crate) enum NoCall {
 pub(crate) struct OpState {
     pub token: u64,
     pub file: FileId,
-    purpose: Purpose,
+    pub(super) purpose: Purpose,
     pub buffers: IoVecs,
-    stage: Stage,
+    pub(super) stage: Stage,
     /// A durable write carries a flag; where there is none, a sync follows it.
-    flags_durability: bool,
+    pub(super) flags_durability: bool,
     /// First byte not yet done.
-    offset_bytes: u64,
-    end_bytes: u64,
+    pub(super) offset_bytes: u64,
+    pub(super) end_bytes: u64,
     pub stored_bytes: u64,
-    retries: u16,
+    pub(super) retries: u16,
     /// Its buffer, from the first bounced call to the end of the op.
     pub bounce: Option<BounceId>,
     pub cancelled: bool,
@@ -144,7 +132,7 @@ impl OpState {
     }
 
     #[inline]
-    fn remaining_bytes(&self) -> u64 {
+    pub(super) fn remaining_bytes(&self) -> u64 {
         self.end_bytes - self.offset_bytes
     }
 
@@ -296,140 +284,6 @@ impl OpState {
             self.buffers.copy_out(&mut bounce.bytes_mut(id)[..len_bytes as usize]);
         }
         Ok((len_bytes.into(), Buffers::One { base: bounce.base(id), len_bytes }))
-    }
-
-    /// Takes the result of the last call.
-    #[inline]
-    pub fn on_result(
-        &mut self,
-        result: i32,
-        file: &mut OpenFile,
-        bounce: &Bounce,
-        stats: &mut Stats,
-    ) -> Next {
-        let next = match u64::try_from(result) {
-            Ok(done) => self.on_success(done, file, bounce, stats),
-            Err(_) => self.on_errno(Errno::from_raw_os_error(-result), file, stats),
-        };
-        match next {
-            Next::Call if self.cancelled => Next::Done(Err(OpError::Cancelled)),
-            next => next,
-        }
-    }
-
-    #[inline]
-    fn on_success(&mut self, done: u64, file: &OpenFile, bounce: &Bounce, stats: &mut Stats) -> Next {
-        self.retries = 0;
-        match self.stage {
-            Stage::Transfer => self.on_transferred(done, file, bounce, stats),
-            Stage::WriteZeroes => self.on_zeroes_written(done, file),
-            Stage::Punch | Stage::ZeroRange => self.after_data(),
-            Stage::Sync => Next::Done(Ok(())),
-        }
-    }
-
-    #[inline]
-    fn on_transferred(&mut self, done: u64, file: &OpenFile, bounce: &Bounce, stats: &mut Stats) -> Next {
-        let is_read = self.purpose == Purpose::Read;
-        let whole = self.whole_blocks(done, file);
-        if whole == 0 {
-            return Next::Done(Err(self.stopped(is_read, done, bounce)));
-        }
-        if is_read {
-            self.store(whole, bounce);
-        } else if self.buffers.is_poisoned() {
-            // The data went while a copy of ours took it, and zeroes may be what was written.
-            return Next::Done(Err(OpError::Errno(Errno::FAULT)));
-        }
-        self.buffers.advance(whole);
-        self.offset_bytes += whole;
-        if self.offset_bytes == self.end_bytes {
-            return if self.flags_durability { Next::Done(Ok(())) } else { self.after_data() };
-        }
-        stats.resumed_calls += 1;
-        Next::Call
-    }
-
-    /// Counts what a read put into guest memory. The dirty log learns of it from whoever gets the buffers back.
-    #[inline]
-    fn store(&mut self, bytes: u64, bounce: &Bounce) {
-        if let Some(id) = self.bounce {
-            #[allow(clippy::cast_possible_truncation)] // the call was no longer than the buffer
-            self.buffers.copy_in(&bounce.bytes(id)[..bytes as usize]);
-        }
-        self.stored_bytes += bytes;
-    }
-
-    /// Progress that the next call can start after.
-    #[inline]
-    fn whole_blocks(&self, done: u64, file: &OpenFile) -> u64 {
-        let block_mask = u64::from(file.alignment().offset_bytes) - 1;
-        if done == self.remaining_bytes() { done } else { done & !block_mask }
-    }
-
-    #[cold]
-    fn stopped(&mut self, is_read: bool, done: u64, bounce: &Bounce) -> OpError {
-        if !is_read {
-            return OpError::WriteStalled { offset_bytes: self.offset_bytes };
-        }
-        self.store(done, bounce);
-        OpError::EndOfImage { offset_bytes: self.offset_bytes + done, end_bytes: self.end_bytes }
-    }
-
-    fn on_zeroes_written(&mut self, done: u64, file: &OpenFile) -> Next {
-        let whole = self.whole_blocks(done, file);
-        if whole == 0 {
-            return Next::Done(Err(OpError::WriteStalled { offset_bytes: self.offset_bytes }));
-        }
-        self.offset_bytes += whole;
-        if self.offset_bytes == self.end_bytes { self.after_data() } else { Next::Call }
-    }
-
-    /// Everything was moved or zeroed; what is to be durable and is not yet, is synced.
-    fn after_data(&mut self) -> Next {
-        match self.purpose {
-            Purpose::Write(Durability::Durable)
-            | Purpose::Discard(Durability::Durable)
-            | Purpose::WriteZeroes(Durability::Durable) => {
-                self.stage = Stage::Sync;
-                Next::Call
-            }
-            _ => Next::Done(Ok(())),
-        }
-    }
-
-    #[cold]
-    fn on_errno(&mut self, errno: Errno, file: &mut OpenFile, stats: &mut Stats) -> Next {
-        let unsupported = errno == Errno::OPNOTSUPP || errno == Errno::NOSYS;
-        let may_write_zeroes = matches!(self.purpose, Purpose::WriteZeroes(_));
-        match self.stage {
-            _ if errno == Errno::INTR || errno == Errno::AGAIN => self.retry(errno, stats),
-            // The host may say the same for reasons of its own.
-            _ if errno == Errno::CANCELED && self.cancelled => Next::Done(Err(OpError::Cancelled)),
-            Stage::Punch if unsupported && may_write_zeroes => {
-                file.cannot_punch = true;
-                Next::Call
-            }
-            Stage::ZeroRange if unsupported && may_write_zeroes => {
-                file.cannot_zero_range = true;
-                Next::Call
-            }
-            // The range is not in whole sectors of the device; another range may be.
-            Stage::Punch | Stage::ZeroRange if errno == Errno::INVAL && may_write_zeroes => {
-                self.stage = Stage::WriteZeroes;
-                Next::Call
-            }
-            _ => Next::Done(Err(OpError::Errno(errno))),
-        }
-    }
-
-    fn retry(&mut self, errno: Errno, stats: &mut Stats) -> Next {
-        if self.retries == MAX_RETRIES {
-            return Next::Done(Err(OpError::Errno(errno)));
-        }
-        self.retries += 1;
-        stats.retried_calls += 1;
-        Next::Call
     }
 }
 

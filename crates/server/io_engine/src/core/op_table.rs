@@ -1,9 +1,7 @@
 //! The ops an engine owns: a slab that grows with files (`shares.rs`), and never with ops.
 //!
-//! A call is named to the kernel by its slot's index and generation, so that a result that comes twice,
-//! or late, finds nobody.
-//!
-//! Not here: what an op is waiting for (`completion.rs`).
+//! The `user_data` of a call holds its slot's index and generation, so that a result that comes twice, or late, finds no
+//! op.
 
 use crate::core::op::OpState;
 
@@ -57,34 +55,36 @@ impl OpTable {
         Some((index, self.slots[index as usize].op.insert(op)))
     }
 
+    /// The op at `index`. Only an index of an op that is here may be passed, as to all functions that take one.
     #[inline]
-    pub fn get_mut(&mut self, index: u32) -> Option<&mut OpState> {
-        self.slots.get_mut(index as usize)?.op.as_mut()
+    pub fn at(&mut self, index: u32) -> &mut OpState {
+        self.named_at(index).1
     }
 
     #[inline]
-    pub fn remove(&mut self, index: u32) -> Option<OpState> {
-        let slot = self.slots.get_mut(index as usize)?;
-        let op = slot.op.take()?;
+    pub fn remove(&mut self, index: u32) -> OpState {
+        let slot = &mut self.slots[index as usize];
+        let Some(op) = slot.op.take() else { no_op(index) };
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
         self.free.push(index);
-        Some(op)
+        op
     }
 
-    /// An op, and what the kernel is told as its `user_data`.
+    /// An op, and the `user_data` of its calls.
     #[inline]
-    pub fn named_mut(&mut self, index: u32) -> Option<(u64, &mut OpState)> {
-        let slot = self.slots.get_mut(index as usize)?;
-        Some((name_of(slot.generation, index), slot.op.as_mut()?))
+    pub fn named_at(&mut self, index: u32) -> (u64, &mut OpState) {
+        let slot = &mut self.slots[index as usize];
+        let Some(op) = &mut slot.op else { no_op(index) };
+        (name_of(slot.generation, index), op)
     }
 
-    /// What the kernel is told as `user_data`.
+    /// The `user_data` of an op's calls.
     #[inline]
     pub fn name(&self, index: u32) -> u64 {
         name_of(self.slots[index as usize].generation, index)
     }
 
-    /// The op behind a `user_data`, if that still means the same one, and its slot.
+    /// The op that a `user_data` names, if it is still here, and its index.
     #[inline]
     pub fn find_mut(&mut self, user_data: u64) -> Option<(u32, &mut OpState)> {
         #[allow(clippy::cast_possible_truncation)] // the halves of a 64-bit number
@@ -98,6 +98,12 @@ impl OpTable {
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut OpState)> {
         (0..).zip(self.slots.iter_mut()).filter_map(|(index, slot)| Some((index, slot.op.as_mut()?)))
     }
+}
+
+/// The core keeps an index only as long as its op is here.
+#[cold]
+fn no_op(index: u32) -> ! {
+    unreachable!("there is no op {index}")
 }
 
 #[inline]

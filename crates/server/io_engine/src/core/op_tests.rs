@@ -7,9 +7,13 @@ use std::sync::Arc;
 use disk_image::{Alignment, CacheMode, CheckedRange, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView, Region};
 
+use rustix::io::Errno;
+
 use super::*;
 use crate::backend::Target;
+use crate::core::result::{MAX_RETRIES, Next};
 use crate::engine::FileSpec;
+use crate::engine::OpError;
 
 const IMAGE_BYTES: u64 = 8 << 30;
 

@@ -1,6 +1,6 @@
-//! The core over a kernel that answers as chance will have it: no op is lost, none is durable without its sync.
+//! The core over a backend that answers at random: no op is lost, none is durable without its sync.
 //!
-//! Not here: real kernels (`tests/contract`).
+//! Not here: real backends (`tests/contract`).
 
 #![allow(clippy::cast_possible_truncation)] // small numbers of our own
 
@@ -13,8 +13,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::{Buffers, QueueFull, Target};
-use crate::core::turn::Turn;
-use crate::engine::{Durability, OpKind, Unmap, WatchId, WatchToken};
+use crate::core::turn::{TURN_COST, Turn};
+use crate::engine::{Durability, EngineConfig, OpKind, Unmap, WatchId, WatchToken};
 use crate::record::Verb;
 
 const DEPTH: usize = 24;
@@ -105,9 +105,9 @@ impl Chance {
     }
 }
 
-impl Kernel for Chance {
-    fn enable(&mut self) -> io::Result<()> {
-        Ok(())
+impl IoBackend for Chance {
+    fn describe(&self) -> String {
+        "chance".to_owned()
     }
 
     fn has_durable_writes(&self) -> bool {
@@ -215,7 +215,7 @@ impl Rig {
         let region = Region::from_memfd(GuestAddress(0), 1 << 20).unwrap();
         let view = MemoryView::new(Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()));
         let config = EngineConfig { depth: DEPTH as u32, ..EngineConfig::default() };
-        let mut core = Core::new(Chance::new(seed), &config);
+        let mut core = Core::over(Chance::new(seed), &config);
         let alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
         let file = core.attach_file(FileSpec { file: Arc::clone(image.file()), alignment }).unwrap();
         // Two calls: most ops wait for their turn.
@@ -252,8 +252,8 @@ impl Rig {
             let addr = token % 2;
             buffers.fill(&self.view, [GuestRange { addr, len_bytes: 1024 }]).unwrap();
         }
-        let at = self.core.kernel.now();
-        if self.core.push(&mut Op { token, file, kind, buffers }) {
+        let at = self.core.backend.now();
+        if self.core.push(Op { token, file, kind, buffers }).is_ok() {
             self.pushed.push((kind, at, false));
         }
     }
@@ -267,7 +267,7 @@ impl Rig {
             assert!(!std::mem::replace(ended, true), "op {token} ended twice");
             if result.is_ok() {
                 let file = self.files[token as usize / 2 % self.files.len()];
-                check(*kind, *at, file, &self.core.kernel.answers);
+                check(*kind, *at, file, &self.core.backend.answers);
             }
         }
     }
@@ -298,18 +298,18 @@ fn check(kind: OpKind, pushed: u64, file: FileId, answers: &[Answer]) {
 fn ops_that_wait_for_a_buffer_stay_there_while_their_turn_is_spent() {
     let mut rig = Rig::new(1);
     rig.core.submission = Submission::first(1 << 20);
-    rig.core.kernel.room = DEPTH;
+    rig.core.backend.room = DEPTH;
     (0..DEPTH).for_each(|_| rig.push(2));
     assert_eq!(rig.core.waiting, 4, "twelve are misaligned, and eight have buffers");
     let (mut turn, spent) = (Turn::new(), Submission::first(1));
     assert!(turn.take(spent, 1));
     rig.core.submission = spent;
-    rig.core.files.get_mut(rig.files[0]).unwrap().turn = turn;
+    rig.core.files.at(rig.files[0]).turn = turn;
     let bounce = rig.core.memory.ops.iter_mut().find_map(|(_, op)| op.bounce.take()).unwrap();
     rig.core.memory.bounce.give_back(bounce, rig.files[0]);
     rig.core.issue_waiting();
     assert_eq!((rig.core.waiting, rig.core.lines.len()), (3, 1));
-    rig.core.kernel.always = true;
+    rig.core.backend.always = true;
     (0..400).for_each(|_| {
         rig.core.wait(None).unwrap();
         rig.reap();
@@ -325,9 +325,9 @@ fn zeroes_that_are_written_out_are_short_calls_within_the_window_and_the_turn() 
     let file = rig.files[0];
     let range = rig.image.check(0, IMAGE_BYTES).unwrap();
     let kind = OpKind::WriteZeroes { range, unmap: Unmap::Forbidden, durability: Durability::Cached };
-    rig.core.files.get_mut(file).unwrap().cannot_zero_range = true;
-    assert!(rig.core.push(&mut Op { token: 0, file, kind, buffers: IoVecs::with_capacity(0) }));
-    let (call, used) = (rig.core.kernel.queued[0].call, rig.core.files.get_mut(file).unwrap().window_used);
+    rig.core.files.at(file).cannot_zero_range = true;
+    assert!(rig.core.push(Op { token: 0, file, kind, buffers: IoVecs::with_capacity(0) }).is_ok());
+    let (call, used) = (rig.core.backend.queued[0].call, rig.core.files.at(file).window_used);
     assert_eq!((call.verb, call.len_bytes, used), (Verb::Write, 128 << 10, 132 << 10));
     rig.core.cancel(None);
 }
@@ -341,8 +341,8 @@ fn bounced_transfer_beside_another_disk_is_a_short_call() {
     let mut buffers = IoVecs::with_capacity(1);
     buffers.fill(&rig.view, [GuestRange { addr: 1, len_bytes: 512 << 10 }]).unwrap();
     let kind = OpKind::Read { range };
-    assert!(rig.core.push(&mut Op { token: 0, file: rig.files[0], kind, buffers }));
-    assert_eq!(rig.core.kernel.queued[0].call.len_bytes, 128 << 10);
+    assert!(rig.core.push(Op { token: 0, file: rig.files[0], kind, buffers }).is_ok());
+    assert_eq!(rig.core.backend.queued[0].call.len_bytes, 128 << 10);
     rig.core.cancel(None);
 }
 
@@ -355,7 +355,7 @@ fn every_op_ends(mut rig: Rig, steps: Vec<u8>) {
             _ => rig.core.cancel(None),
         }
     }
-    rig.core.kernel.always = true;
+    rig.core.backend.always = true;
     for _ in 0..400 {
         rig.core.wait(None).unwrap();
         rig.reap();
@@ -364,7 +364,7 @@ fn every_op_ends(mut rig: Rig, steps: Vec<u8>) {
     assert!(rig.pushed.iter().all(|(_, _, ended)| *ended));
     assert_eq!(rig.core.windows.busy, 0, "every call gave its part of the window back");
     for file in rig.files {
-        assert_eq!(rig.core.files.get_mut(file).unwrap().window_used, 0);
+        assert_eq!(rig.core.files.at(file).window_used, 0);
         rig.core.detach_file(file);
     }
 }

@@ -9,7 +9,7 @@
 //! - A turn that is spent delays nothing but the file's further calls: the worker does not sleep while a file has a
 //!   line, so a file that is alone gets its next turn at once.
 //!
-//! Not here: which rings are looked at (`turn.rs` of `blk_server`), the calls themselves (`completion.rs`).
+//! Not here: which rings are looked at (`turn.rs` of `blk_server`), the calls themselves (`op.rs`).
 
 use crate::core::op_table::OpTable;
 
@@ -91,12 +91,11 @@ impl Turn {
 
     /// Puts an op at the end of the line.
     pub fn line_up(&mut self, index: u32, ops: &mut OpTable) {
-        if let Some(op) = ops.get_mut(index) {
-            op.next_in_line = NONE;
-        }
-        match ops.get_mut(self.last) {
-            Some(last) if self.has_line() => last.next_in_line = index,
-            _ => self.first = index,
+        ops.at(index).next_in_line = NONE;
+        if self.has_line() {
+            ops.at(self.last).next_in_line = index;
+        } else {
+            self.first = index;
         }
         self.last = index;
     }
@@ -104,7 +103,7 @@ impl Turn {
     /// Takes the first op out of the line.
     pub fn leave_line(&mut self, ops: &mut OpTable) -> Option<u32> {
         let index = self.first()?;
-        self.first = ops.get_mut(index).map_or(NONE, |op| op.next_in_line);
+        self.first = ops.at(index).next_in_line;
         Some(index)
     }
 }

@@ -10,9 +10,7 @@ use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 
 use super::EngineMaker;
-use crate::engine::{
-    Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Handles, Op, OpKind,
-};
+use crate::engine::{Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Op, OpKind};
 use crate::{FakeEngine, FakeHandle, IoUringEngine, LinuxAioEngine};
 
 pub const DEPTH: u32 = 128;
@@ -79,9 +77,9 @@ impl Bed {
     }
 }
 
-/// One worker's handles, and blocks of image and memory that are its own.
+/// One worker's engine, and blocks of image and memory that are its own.
 pub struct Worker {
-    pub handles: Handles,
+    pub engine: Box<dyn Engine>,
     pub file: FileId,
     bed: Arc<Bed>,
     view: MemoryView,
@@ -101,12 +99,12 @@ fn fill(seed: u64) -> Vec<u8> {
 }
 
 impl Worker {
-    pub fn start(engine: Box<dyn Engine>, number: u64, bed: &Arc<Bed>) -> Self {
-        let mut handles = engine.start().unwrap();
+    pub fn start(mut engine: Box<dyn Engine>, number: u64, bed: &Arc<Bed>) -> Self {
+        engine.start().unwrap();
         let (file, alignment) = (Arc::clone(bed.image.file()), bed.image.alignment());
-        let file = handles.submit.attach_file(FileSpec { file, alignment }).unwrap();
+        let file = engine.attach_file(FileSpec { file, alignment }).unwrap();
         let view = MemoryView::new(Arc::clone(&bed.memory));
-        Self { handles, file, bed: Arc::clone(bed), view, number, events: Vec::new() }
+        Self { engine, file, bed: Arc::clone(bed), view, number, events: Vec::new() }
     }
 
     /// In each of 64 blocks per worker.
@@ -132,11 +130,11 @@ impl Worker {
     }
 
     pub fn push(&mut self, op: Op) {
-        assert!(self.handles.submit.push(op).is_ok(), "no room");
+        assert!(self.engine.push(op).is_ok(), "no room");
     }
 
     pub fn reap(&mut self) -> Vec<Completion> {
-        self.handles.reap.reap(&mut self.events);
+        self.engine.reap(&mut self.events);
         let completed = |event| match event {
             Event::Completed(completion) => completion,
             other => panic!("{other:?} from an engine that watches nothing"),
@@ -146,10 +144,10 @@ impl Worker {
 
     /// One pass: submit, reap, and a sleep if there was nothing.
     pub fn pass(&mut self, sleeps: bool) -> Vec<Completion> {
-        self.handles.submit.submit().unwrap();
+        self.engine.submit().unwrap();
         let completions = self.reap();
         if completions.is_empty() && sleeps {
-            self.handles.reap.wait(Some(PATIENCE / 4)).unwrap();
+            self.engine.wait(Some(PATIENCE / 4)).unwrap();
         }
         completions
     }
@@ -189,7 +187,7 @@ impl Worker {
         let deadline = Instant::now() + PATIENCE;
         let (mut pushed, mut ended) = (0, vec![false; width as usize]);
         while ended.iter().any(|ended| !ended) {
-            while pushed < width && self.handles.submit.room() > 0 {
+            while pushed < width && self.engine.room() > 0 {
                 self.push(self.op(round << 8 | pushed, pushed, write));
                 pushed += 1;
             }
@@ -204,7 +202,7 @@ impl Worker {
     }
 }
 
-/// Runs `body` with a worker's handles on a thread of its own.
+/// Runs `body` with a worker's engine on a thread of its own.
 pub fn on_thread<R: Send + 'static>(
     engine: Box<dyn Engine>,
     number: u64,
@@ -219,8 +217,8 @@ pub fn on_thread<R: Send + 'static>(
 /// which sleeps on its doorbell too.
 pub fn idle_until(worker: &mut Worker, stop: &std::sync::atomic::AtomicBool) {
     while !stop.load(std::sync::atomic::Ordering::Acquire) {
-        worker.handles.submit.submit().unwrap();
+        worker.engine.submit().unwrap();
         assert!(worker.reap().is_empty(), "a completion for a worker without ops");
-        worker.handles.reap.wait(Some(Duration::from_millis(20))).unwrap();
+        worker.engine.wait(Some(Duration::from_millis(20))).unwrap();
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use disk_image::{CacheMode, CheckedRange, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use io_engine::{
-    Completion, Engine, EngineConfig, Event, FakeEngine, FakeHandle, FileId, FileSpec, Handles,
-    IoUringEngine, KernelAge, Op, OpKind, Reap, Recorder, Submit,
+    Completion, Engine, EngineConfig, Event, FakeEngine, FakeHandle, FileId, FileSpec, IoUringEngine,
+    KernelAge, Op, OpKind, Recorder,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use xtask::skip::{Reason, skip};
@@ -25,9 +25,8 @@ pub const MEMORY_BYTES: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Bed {
-    // Handles first: an engine lets go of memory and files before the rest goes.
-    pub submit: Box<dyn Submit>,
-    pub reap: Box<dyn Reap>,
+    // First: an engine lets go of memory and files before the rest goes.
+    pub engine: Box<dyn Engine>,
     pub file: FileId,
     pub image: Image,
     pub view: MemoryView,
@@ -181,16 +180,16 @@ pub fn on_file(
 }
 
 fn make(
-    (engine, config): (Box<dyn Engine>, EngineConfig),
+    (mut engine, config): (Box<dyn Engine>, EngineConfig),
     options: &ImageOptions,
     storage: Storage,
     fake: Option<FakeHandle>,
 ) -> Bed {
     let image = Image::open(&HostOpener, options).unwrap();
-    let Handles { mut submit, reap } = engine.start().unwrap();
-    let file = submit.attach_file(spec(&image)).unwrap();
+    engine.start().unwrap();
+    let file = engine.attach_file(spec(&image)).unwrap();
     let recorder = config.recorder.unwrap();
-    Bed { submit, reap, file, image, view: memory(), recorder, fake, events: Vec::new(), _storage: storage }
+    Bed { engine, file, image, view: memory(), recorder, fake, events: Vec::new(), _storage: storage }
 }
 
 pub fn spec(image: &Image) -> FileSpec {
@@ -255,17 +254,17 @@ impl Bed {
 
     pub fn push(&mut self, token: u64, kind: OpKind, pieces: &[(u64, u64)]) {
         let op = self.op(token, kind, pieces);
-        self.submit.push(op).unwrap();
+        self.engine.push(op).unwrap();
     }
 
     /// Submits, and waits for `count` completions; other events stay in `self.events`.
     pub fn finish(&mut self, count: usize) -> Vec<Completion> {
         let deadline = std::time::Instant::now() + PATIENCE;
         let mut done = Vec::new();
-        self.submit.submit().unwrap();
+        self.engine.submit().unwrap();
         loop {
             let mut events = Vec::new();
-            self.reap.reap(&mut events);
+            self.engine.reap(&mut events);
             for event in events {
                 match event {
                     Event::Completed(completion) => done.push(completion),
@@ -276,7 +275,7 @@ impl Bed {
                 return done;
             }
             assert!(std::time::Instant::now() < deadline, "{} of {count} ops completed", done.len());
-            self.reap.wait(Some(Duration::from_secs(1))).unwrap();
+            self.engine.wait(Some(Duration::from_secs(1))).unwrap();
         }
     }
 
@@ -291,8 +290,8 @@ impl Bed {
         let deadline = std::time::Instant::now() + PATIENCE;
         while self.events.is_empty() {
             assert!(std::time::Instant::now() < deadline, "no event");
-            self.reap.wait(Some(Duration::from_secs(1))).unwrap();
-            self.reap.reap(&mut self.events);
+            self.engine.wait(Some(Duration::from_secs(1))).unwrap();
+            self.engine.reap(&mut self.events);
         }
         self.events.remove(0)
     }
@@ -304,8 +303,8 @@ impl Bed {
         let mut last = std::time::Instant::now();
         while last.elapsed() < QUIET {
             let before = events.len();
-            self.reap.wait(Some(QUIET)).unwrap();
-            self.reap.reap(&mut events);
+            self.engine.wait(Some(QUIET)).unwrap();
+            self.engine.reap(&mut events);
             if events.len() > before {
                 last = std::time::Instant::now();
             }

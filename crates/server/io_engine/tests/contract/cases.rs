@@ -41,7 +41,7 @@ pub fn each_of_many_ops_completes_once_with_its_own_data(mut bed: Bed) {
     for (token, &at) in places.iter().enumerate() {
         assert_eq!(bed.load(at, 8192), pattern(token as u64, 8192), "op {token}");
     }
-    assert_eq!(bed.submit.in_flight(), 0);
+    assert_eq!(bed.engine.in_flight(), 0);
 }
 
 /// Writes from `count` pieces in descending order, reads into them, and compares.
@@ -103,11 +103,11 @@ pub fn full_queue_gives_the_op_back(mut bed: Bed) {
     for token in 0..u64::from(DEPTH) {
         bed.push(token, OpKind::Read { range }, &[(token * 4096, 4096)]);
     }
-    assert_eq!((bed.submit.room(), bed.submit.in_flight()), (0, DEPTH as usize));
-    let refused = bed.submit.push(bed.op(99, OpKind::Read { range }, &[(0, 4096)])).unwrap_err();
+    assert_eq!((bed.engine.room(), bed.engine.in_flight()), (0, DEPTH as usize));
+    let refused = bed.engine.push(bed.op(99, OpKind::Read { range }, &[(0, 4096)])).unwrap_err();
     assert_eq!((refused.token, refused.buffers.remaining_bytes()), (99, 4096));
     assert_eq!(bed.finish(DEPTH as usize).len(), DEPTH as usize);
-    assert!(bed.submit.push(refused).is_ok());
+    assert!(bed.engine.push(refused).is_ok());
     assert_eq!(bed.finish(1)[0].token, 99);
 }
 
@@ -121,7 +121,7 @@ pub fn misaligned_buffers_are_bounced_where_the_file_wants_alignment(mut bed: Be
     assert_eq!((completion.result, completion.stored_bytes), (Ok(()), 4096));
     assert_eq!([bed.load(20001, 4095), bed.load(90001, 1)].concat(), data);
     let expected = if bed.bounces() { 2 } else { 0 };
-    assert_eq!(bed.submit.stats().bounced_ops, expected);
+    assert_eq!(bed.engine.stats().bounced_ops, expected);
 }
 
 pub fn misaligned_request_larger_than_a_bounce_buffer_goes_in_chunks(mut bed: Bed) {
@@ -258,7 +258,7 @@ pub fn dropping_the_engine_with_ops_in_flight_releases_the_memory(mut bed: Bed) 
     for token in 0..u64::from(DEPTH) {
         bed.push(token, write(bed.range(token * 65536, 65536)), &[(token * 65536, 65536)]);
     }
-    bed.submit.submit().unwrap();
+    bed.engine.submit().unwrap();
     drop(bed);
     assert_eq!(Arc::strong_count(&memory), 1);
 }
@@ -267,37 +267,37 @@ pub fn cancelled_ops_all_complete(mut bed: Bed) {
     for token in 0..u64::from(DEPTH) {
         bed.push(token, OpKind::Read { range: bed.range(token * 65536, 65536) }, &[(token * 65536, 65536)]);
     }
-    bed.submit.submit().unwrap();
-    bed.reap.cancel_all();
+    bed.engine.submit().unwrap();
+    bed.engine.cancel_all();
     let done = bed.finish(DEPTH as usize);
     assert!(done.iter().all(|c| matches!(c.result, Ok(()) | Err(OpError::Cancelled))), "{done:?}");
-    assert_eq!(bed.submit.in_flight(), 0);
+    assert_eq!(bed.engine.in_flight(), 0);
 }
 
 pub fn second_file_is_independent_and_its_place_is_used_again(mut bed: Bed) {
     let first = bed.file;
     bed.write(0, &pattern(1, 4096));
-    let second = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    let second = bed.engine.attach_file(spec(&bed.image)).unwrap();
     assert_ne!(first, second);
     bed.file = second;
     assert_eq!(bed.read(0, 4096), pattern(1, 4096));
-    bed.submit.detach_file(second);
-    assert_eq!(bed.submit.attach_file(spec(&bed.image)).unwrap(), second);
+    bed.engine.detach_file(second);
+    assert_eq!(bed.engine.attach_file(spec(&bed.image)).unwrap(), second);
     bed.file = first;
     assert_eq!(bed.read(0, 4096), pattern(1, 4096));
 }
 
 pub fn detached_file_is_let_go(mut bed: Bed) {
     let users = Arc::strong_count(bed.image.file());
-    let second = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    let second = bed.engine.attach_file(spec(&bed.image)).unwrap();
     assert!(Arc::strong_count(bed.image.file()) > users);
-    bed.submit.detach_file(second);
+    bed.engine.detach_file(second);
     assert_eq!(Arc::strong_count(bed.image.file()), users);
 }
 
 pub fn kick_wakes_a_sleeping_worker(mut bed: Bed) {
     let fd = kick_fd();
-    bed.reap.watch(Arc::clone(&fd), WatchToken(42)).unwrap();
+    bed.engine.watch(Arc::clone(&fd), WatchToken(42)).unwrap();
     let kicker = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));
         kick(&fd);
@@ -308,7 +308,7 @@ pub fn kick_wakes_a_sleeping_worker(mut bed: Bed) {
 
 pub fn every_later_kick_is_seen_although_the_fd_is_never_read(mut bed: Bed) {
     let fd = kick_fd();
-    bed.reap.watch(Arc::clone(&fd), WatchToken(1)).unwrap();
+    bed.engine.watch(Arc::clone(&fd), WatchToken(1)).unwrap();
     for _ in 0..5 {
         kick(&fd);
         assert!(matches!(bed.next_event(), Event::Readable(WatchToken(1))));
@@ -319,20 +319,20 @@ pub fn every_later_kick_is_seen_although_the_fd_is_never_read(mut bed: Bed) {
 pub fn kick_before_the_watch_is_reported(mut bed: Bed) {
     let fd = kick_fd();
     kick(&fd);
-    bed.reap.watch(fd, WatchToken(1)).unwrap();
+    bed.engine.watch(fd, WatchToken(1)).unwrap();
     assert!(matches!(bed.next_event(), Event::Readable(WatchToken(1))));
 }
 
 pub fn thousands_of_kicks_merge(mut bed: Bed) {
     let fd = kick_fd();
-    bed.reap.watch(Arc::clone(&fd), WatchToken(1)).unwrap();
-    bed.submit.submit().unwrap();
+    bed.engine.watch(Arc::clone(&fd), WatchToken(1)).unwrap();
+    bed.engine.submit().unwrap();
     for _ in 0..5000 {
         kick(&fd);
     }
-    bed.reap.wait(None).unwrap();
+    bed.engine.wait(None).unwrap();
     let mut events = Vec::new();
-    bed.reap.reap(&mut events);
+    bed.engine.reap(&mut events);
     assert_eq!(events.len(), 1);
     bed.settle();
     kick(&fd);
@@ -341,11 +341,11 @@ pub fn thousands_of_kicks_merge(mut bed: Bed) {
 
 pub fn unwatched_fd_is_silent_and_its_neighbour_is_not(mut bed: Bed) {
     let (gone, stays) = (kick_fd(), kick_fd());
-    let id = bed.reap.watch(Arc::clone(&gone), WatchToken(1)).unwrap();
-    bed.reap.watch(Arc::clone(&stays), WatchToken(2)).unwrap();
+    let id = bed.engine.watch(Arc::clone(&gone), WatchToken(1)).unwrap();
+    bed.engine.watch(Arc::clone(&stays), WatchToken(2)).unwrap();
     kick(&gone);
     assert!(matches!(bed.next_event(), Event::Readable(WatchToken(1))));
-    bed.reap.unwatch(id);
+    bed.engine.unwatch(id);
     kick(&gone);
     kick(&stays);
     let events = bed.settle();
@@ -356,27 +356,27 @@ pub fn unwatched_fd_is_silent_and_its_neighbour_is_not(mut bed: Bed) {
 
 pub fn fd_that_cannot_be_watched_is_reported(mut bed: Bed) {
     let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
-    match bed.reap.watch(Arc::new(file.into()), WatchToken(3)) {
+    match bed.engine.watch(Arc::new(file.into()), WatchToken(3)) {
         Err(_) => {}
         Ok(id) => {
             let failed = |event: &Event| matches!(event, Event::WatchFailed(WatchToken(3), _));
             // It may look readable until that has led nowhere often enough.
             while !failed(&bed.next_event()) {}
-            bed.reap.unwatch(id);
+            bed.engine.unwatch(id);
         }
     }
 }
 
 pub fn wait_with_a_timeout_ends(mut bed: Bed) {
-    bed.reap.wait(Some(Duration::from_millis(10))).unwrap();
-    bed.reap.wait(Some(Duration::ZERO)).unwrap();
+    bed.engine.wait(Some(Duration::from_millis(10))).unwrap();
+    bed.engine.wait(Some(Duration::ZERO)).unwrap();
 }
 
 pub fn finished_op_keeps_wait_from_sleeping(mut bed: Bed) {
     let range = bed.range(0, 0);
     bed.push(7, OpKind::Read { range }, &[]);
-    bed.reap.wait(None).unwrap();
-    bed.reap.reap(&mut bed.events);
+    bed.engine.wait(None).unwrap();
+    bed.engine.reap(&mut bed.events);
     assert!(matches!(&bed.events[..], [Event::Completed(c)] if c.token == 7));
 }
 
@@ -384,8 +384,8 @@ pub fn wait_starts_what_was_pushed(mut bed: Bed) {
     let range = bed.range(0, 4096);
     bed.push(7, OpKind::Read { range }, &[(0, 4096)]);
     while bed.events.is_empty() {
-        bed.reap.wait(None).unwrap();
-        bed.reap.reap(&mut bed.events);
+        bed.engine.wait(None).unwrap();
+        bed.engine.reap(&mut bed.events);
     }
     assert!(matches!(&bed.events[..], [Event::Completed(c)] if c.token == 7));
 }
@@ -399,7 +399,7 @@ fn voluntary_switches(thread: &str) -> u64 {
 pub fn idle_worker_does_not_wake_up(mut bed: Bed) {
     let fd = kick_fd();
     bed.write(0, &pattern(1, 4096));
-    bed.reap.watch(Arc::clone(&fd), WatchToken(1)).unwrap();
+    bed.engine.watch(Arc::clone(&fd), WatchToken(1)).unwrap();
     bed.settle();
     let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
     let observer = std::thread::spawn(move || {
@@ -412,7 +412,7 @@ pub fn idle_worker_does_not_wake_up(mut bed: Bed) {
         kick(&fd);
         sleeps_on
     });
-    bed.reap.wait(None).unwrap();
+    bed.engine.wait(None).unwrap();
     assert!(observer.join().unwrap(), "it wakes up again and again");
 }
 

@@ -82,7 +82,7 @@ impl Stream {
 
     fn reap(&mut self) {
         let mut events = Vec::new();
-        self.bed.reap.reap(&mut events);
+        self.bed.engine.reap(&mut events);
         for event in events {
             let Event::Completed(done) = event else { continue };
             self.ended(done.token, done.result);
@@ -91,11 +91,11 @@ impl Stream {
 
     fn sleep(&mut self) {
         let slept = Instant::now();
-        self.bed.reap.wait(Some(PATIENCE)).unwrap();
+        self.bed.engine.wait(Some(PATIENCE)).unwrap();
         assert!(
             slept.elapsed() < PATIENCE,
             "{} ops in flight and nothing wakes up",
-            self.bed.submit.in_flight()
+            self.bed.engine.in_flight()
         );
     }
 
@@ -103,11 +103,11 @@ impl Stream {
         match random(&mut self.state, 100) {
             0 => {
                 self.cancelled = true;
-                self.bed.reap.cancel_all();
+                self.bed.engine.cancel_all();
             }
-            1..20 => self.bed.submit.submit().unwrap(),
+            1..20 => self.bed.engine.submit().unwrap(),
             20..40 => self.reap(),
-            40..50 if self.bed.submit.in_flight() > 0 => self.sleep(),
+            40..50 if self.bed.engine.in_flight() > 0 => self.sleep(),
             _ => {
                 let index = random(&mut self.state, SLOTS);
                 if self.slots[index as usize].busy.is_none() {
@@ -124,10 +124,10 @@ pub fn stream_with_cancellations_completes_and_its_data_is_right(bed: Bed) {
     let slots = vec![Slot::default(); SLOTS as usize];
     let mut stream = Stream { bed, slots, state: seed, cancelled: false };
     (0..STEPS).for_each(|_| stream.step());
-    while stream.bed.submit.in_flight() > 0 {
-        stream.bed.submit.submit().unwrap();
+    while stream.bed.engine.in_flight() > 0 {
+        stream.bed.engine.submit().unwrap();
         stream.reap();
-        if stream.bed.submit.in_flight() > 0 {
+        if stream.bed.engine.in_flight() > 0 {
             stream.sleep();
         }
     }

@@ -31,7 +31,7 @@ fn short_read_is_resumed_where_it_stopped() {
     assert_eq!(bed.read(0, 16384), pattern(1, 16384));
     let expected = [(Verb::Read, 0, 16384), (Verb::Read, 5000, 11384), (Verb::Read, 10000, 6384)];
     assert_eq!(calls(&bed), expected);
-    assert_eq!(bed.submit.stats().resumed_calls, 2);
+    assert_eq!(bed.engine.stats().resumed_calls, 2);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn interrupted_calls_are_repeated() {
     bed.handle().inject(When::Always, Fault::Errno(Errno::AGAIN), 3);
     let range = bed.range(0, 4096);
     assert_eq!(bed.run(OpKind::Read { range }, &[(0, 4096)]).result, Ok(()));
-    assert_eq!(bed.submit.stats().retried_calls, 6);
+    assert_eq!(bed.engine.stats().retried_calls, 6);
 }
 
 #[test]
@@ -136,13 +136,13 @@ fn released_call_wakes_the_sleeping_worker() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Always, Fault::Hold, 1);
     bed.push(1, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
-    bed.submit.submit().unwrap();
-    assert_eq!((bed.handle().held(), bed.submit.in_flight()), (1, 1));
+    bed.engine.submit().unwrap();
+    assert_eq!((bed.handle().held(), bed.engine.in_flight()), (1, 1));
     let handle = bed.handle();
     let releaser = std::thread::spawn(move || handle.release().unwrap());
     while bed.events.is_empty() {
-        bed.reap.wait(None).unwrap();
-        bed.reap.reap(&mut bed.events);
+        bed.engine.wait(None).unwrap();
+        bed.engine.reap(&mut bed.events);
     }
     releaser.join().unwrap();
     assert!(matches!(&bed.events[..], [Event::Completed(c)] if c.result == Ok(())));
@@ -152,7 +152,7 @@ fn released_call_wakes_the_sleeping_worker() {
 fn release_is_not_reported_and_every_token_is_the_callers() {
     let mut bed = fake().expect(FAKE);
     let fd = kick_fd();
-    bed.reap.watch(Arc::clone(&fd), WatchToken(u64::MAX)).unwrap();
+    bed.engine.watch(Arc::clone(&fd), WatchToken(u64::MAX)).unwrap();
     bed.handle().release().unwrap();
     assert_eq!(bed.settle().len(), 0);
     kick(&fd);
@@ -164,15 +164,15 @@ fn cancelled_call_completes_as_cancelled() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Always, Fault::Hold, 1);
     bed.push(1, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
-    bed.submit.submit().unwrap();
-    bed.reap.cancel_all();
+    bed.engine.submit().unwrap();
+    bed.engine.cancel_all();
     assert_eq!(bed.finish(1)[0].result, Err(OpError::Cancelled));
 }
 
 #[test]
 fn cancelling_one_file_leaves_the_ops_of_another_alone() {
     let mut bed = fake().expect(FAKE);
-    let other = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    let other = bed.engine.attach_file(spec(&bed.image)).unwrap();
     bed.handle().inject(When::Always, Fault::Hold, 4);
     bed.push(1, OpKind::Flush, &[]);
     bed.push(2, OpKind::Flush, &[]);
@@ -180,8 +180,8 @@ fn cancelling_one_file_leaves_the_ops_of_another_alone() {
     let first = std::mem::replace(&mut bed.file, other);
     bed.push(4, OpKind::Flush, &[]);
     bed.push(5, OpKind::Read { range: bed.range(0, 4096) }, &[(8192, 4096)]);
-    bed.submit.submit().unwrap();
-    bed.reap.cancel_file(first);
+    bed.engine.submit().unwrap();
+    bed.engine.cancel_file(first);
     let done = bed.finish(3);
     assert!(done.iter().all(|c| c.token <= 3 && c.result == Err(OpError::Cancelled)), "{done:?}");
     bed.handle().release().unwrap();
@@ -194,8 +194,8 @@ fn cancelled_op_is_not_resumed() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Always, Fault::Stick, 1);
     bed.push(1, OpKind::Discard { range: bed.range(0, 4096), durability: Durability::Durable }, &[]);
-    bed.submit.submit().unwrap();
-    bed.reap.cancel_all();
+    bed.engine.submit().unwrap();
+    bed.engine.cancel_all();
     bed.handle().release().unwrap();
     assert_eq!(bed.finish(1)[0].result, Err(OpError::Cancelled));
     assert_eq!(bed.handle().calls(), 1, "no flush followed");
@@ -208,9 +208,9 @@ fn op_waiting_for_a_bounce_buffer_is_cancelled_at_once() {
     for i in 0..12 {
         bed.push(i, OpKind::Read { range: bed.range(0, 4096) }, &[(i * 8192 + 1, 4096)]);
     }
-    bed.submit.submit().unwrap();
+    bed.engine.submit().unwrap();
     assert_eq!(bed.handle().held(), 8, "one per bounce buffer");
-    bed.reap.cancel_all();
+    bed.engine.cancel_all();
     let done = bed.finish(12);
     assert!(done.iter().all(|c| c.result == Err(OpError::Cancelled)));
     assert_eq!(bed.handle().calls(), 8);
@@ -222,7 +222,7 @@ fn memory_of_a_call_that_never_ends_is_leaked_not_freed() {
     let memory = Arc::clone(bed.view.memory());
     bed.handle().inject(When::Always, Fault::Stick, 1);
     bed.push(1, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
-    bed.submit.submit().unwrap();
+    bed.engine.submit().unwrap();
     drop(bed);
     assert_eq!(Arc::strong_count(&memory), 2, "this test and the leaked op");
 }
@@ -233,7 +233,7 @@ fn detaching_a_file_in_use_panics() {
     bed.handle().inject(When::Always, Fault::Hold, 1);
     bed.push(1, OpKind::Read { range: bed.range(0, 4096) }, &[(0, 4096)]);
     let file = bed.file;
-    let detached = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bed.submit.detach_file(file)));
+    let detached = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bed.engine.detach_file(file)));
     assert!(detached.is_err());
 }
 
@@ -344,7 +344,7 @@ fn flushes_during_a_sync_share_the_next_one() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Verb(Verb::Sync), Fault::Hold, 1);
     (0..5).for_each(|token| bed.push(token, OpKind::Flush, &[]));
-    bed.submit.submit().unwrap();
+    bed.engine.submit().unwrap();
     assert_eq!((bed.handle().held(), bed.handle().calls()), (1, 1));
     bed.handle().release().unwrap();
     assert!(bed.finish(5).iter().all(|completion| completion.result == Ok(())));
@@ -357,7 +357,7 @@ fn flush_that_fails_takes_all_that_shared_it_along() {
     bed.handle().inject(When::Call(0), Fault::Hold, 1);
     bed.handle().inject(When::Call(1), Fault::Errno(Errno::IO), 1);
     (0..4).for_each(|token| bed.push(token, OpKind::Flush, &[]));
-    bed.submit.submit().unwrap();
+    bed.engine.submit().unwrap();
     bed.handle().release().unwrap();
     let mut failed: Vec<_> = bed.finish(4).iter().filter(|c| c.result.is_err()).map(|c| c.token).collect();
     failed.sort_unstable();
@@ -370,8 +370,8 @@ fn flushes_that_wait_for_a_sync_are_cancelled_with_it() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Verb(Verb::Sync), Fault::Hold, 1);
     (0..3).for_each(|token| bed.push(token, OpKind::Flush, &[]));
-    bed.submit.submit().unwrap();
-    bed.reap.cancel_all();
+    bed.engine.submit().unwrap();
+    bed.engine.cancel_all();
     assert!(bed.finish(3).iter().all(|completion| completion.result == Err(OpError::Cancelled)));
     assert_eq!(bed.run(OpKind::Flush, &[]).result, Ok(()));
 }
@@ -392,18 +392,18 @@ fn on(file: FileId, bed: &Bed, token: u64, kind: OpKind, pieces: &[(u64, u64)]) 
 #[test]
 fn file_whose_calls_hang_has_its_share_of_ops_and_another_one_its_own() {
     let mut bed = fake().expect(FAKE);
-    let other = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    let other = bed.engine.attach_file(spec(&bed.image)).unwrap();
     bed.handle().inject(When::Verb(Verb::Write), Fault::Hold, u64::MAX);
     let range = bed.range(0, 512);
     let mut hangs = |token| {
         let op = bed.op(token, write(range), &[(0, 512)]);
-        bed.submit.push(op).is_ok()
+        bed.engine.push(op).is_ok()
     };
     let hung = (0..1000).take_while(|&token| hangs(token)).count();
-    assert_eq!((bed.submit.room_of(bed.file), bed.submit.room_of(other)), (0, LEAST_SHARE));
+    assert_eq!((bed.engine.room_of(bed.file), bed.engine.room_of(other)), (0, LEAST_SHARE));
     for token in 0..LEAST_SHARE as u64 {
         let read = on(other, &bed, 2000 + token, OpKind::Read { range }, &[(4096, 512)]);
-        assert!(bed.submit.push(read).is_ok());
+        assert!(bed.engine.push(read).is_ok());
     }
     assert!(bed.finish(LEAST_SHARE).iter().all(|completion| completion.token >= 2000));
     bed.handle().clear();
@@ -414,14 +414,14 @@ fn file_whose_calls_hang_has_its_share_of_ops_and_another_one_its_own() {
 #[test]
 fn hung_misaligned_writes_leave_bounce_buffers_to_another_file() {
     let Some(mut bed) = fake_that_bounces() else { return };
-    let other = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    let other = bed.engine.attach_file(spec(&bed.image)).unwrap();
     bed.handle().inject(When::Verb(Verb::Write), Fault::Hold, u64::MAX);
     let range = bed.range(0, 4096);
     (0..20).for_each(|token| bed.push(token, write(range), &[(1, 4096)]));
-    bed.submit.submit().unwrap();
+    bed.engine.submit().unwrap();
     for token in 100..110 {
         let read = on(other, &bed, token, OpKind::Read { range }, &[(8193, 4096)]);
-        assert!(bed.submit.push(read).is_ok());
+        assert!(bed.engine.push(read).is_ok());
     }
     assert!(bed.finish(10).iter().all(|completion| completion.token >= 100));
     bed.handle().clear();

@@ -27,8 +27,8 @@ fn bytes_since(bed: &Bed, calls: usize, file: FileId) -> u64 {
 /// What a worker's pass does after it has taken requests. Returns what completed.
 fn pass(bed: &mut Bed) -> Vec<Completion> {
     let mut events = Vec::new();
-    bed.submit.submit().unwrap();
-    bed.reap.reap(&mut events);
+    bed.engine.submit().unwrap();
+    bed.engine.reap(&mut events);
     events.into_iter().filter_map(completion).collect()
 }
 
@@ -42,15 +42,15 @@ fn completion(event: Event) -> Option<Completion> {
 #[test]
 fn read_beside_many_large_ones_in_flight_waits_for_one_turn_of_theirs() {
     let mut bed = fake().expect(FAKE);
-    let neighbour = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    let neighbour = bed.engine.attach_file(spec(&bed.image)).unwrap();
     (0..40).for_each(|token| push_read(&mut bed, token, 4 << 20));
     assert!(pass(&mut bed).is_empty());
-    bed.submit.submit().unwrap();
+    bed.engine.submit().unwrap();
     let before = calls(&bed);
-    bed.reap.reap(&mut Vec::new()); // what stopped short is to be resumed
+    bed.engine.reap(&mut Vec::new()); // what stopped short is to be resumed
     let range = bed.range(0, 4096);
     let op = bed.op(99, OpKind::Read { range }, &[(0, 4096)]);
-    bed.submit.push(io_engine::Op { file: neighbour, ..op }).unwrap();
+    bed.engine.push(io_engine::Op { file: neighbour, ..op }).unwrap();
     let done = pass(&mut bed);
     let file = bed.file;
     // `pass` has resumed, too: its calls are of the next submission.
@@ -87,8 +87,8 @@ fn ops_of_one_file_are_continued_in_turns() {
 fn call_that_goes_on_with_an_op_is_work_without_an_event() {
     let mut bed = fake().expect(FAKE);
     push_read(&mut bed, 0, 2 * TURN_BYTES);
-    assert_eq!((pass(&mut bed).len(), bed.reap.take_unseen_work()), (0, 1), "the first half is there");
-    assert_eq!((pass(&mut bed).len(), bed.reap.take_unseen_work()), (1, 0));
+    assert_eq!((pass(&mut bed).len(), bed.engine.take_unseen_work()), (0, 1), "the first half is there");
+    assert_eq!((pass(&mut bed).len(), bed.engine.take_unseen_work()), (1, 0));
 }
 
 #[test]
@@ -96,10 +96,10 @@ fn worker_does_not_sleep_while_an_op_waits_for_its_turn() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Verb(Verb::Read), Fault::Stick, 2);
     (0..2).for_each(|token| push_read(&mut bed, token, TURN_BYTES));
-    assert!(!bed.reap.arm().unwrap(), "the second read was not given to the kernel");
-    bed.reap.disarm().unwrap();
-    assert!(bed.reap.arm().unwrap(), "both reads are with the kernel");
-    bed.reap.disarm().unwrap();
+    assert!(!bed.engine.arm().unwrap(), "the second read was not given to the kernel");
+    bed.engine.disarm().unwrap();
+    assert!(bed.engine.arm().unwrap(), "both reads are with the kernel");
+    bed.engine.disarm().unwrap();
     bed.handle().release().unwrap();
     assert_eq!(bed.finish(2).len(), 2);
 }
@@ -109,11 +109,11 @@ fn op_that_waits_for_its_turn_is_cancelled_at_once_and_its_file_goes_on() {
     let mut bed = fake().expect(FAKE);
     bed.handle().inject(When::Verb(Verb::Read), Fault::Stick, 1);
     (0..3).for_each(|token| push_read(&mut bed, token, TURN_BYTES));
-    bed.submit.submit().unwrap();
+    bed.engine.submit().unwrap();
     let file = bed.file;
-    bed.reap.cancel_file(file);
+    bed.engine.cancel_file(file);
     let mut events = Vec::new();
-    bed.reap.reap(&mut events);
+    bed.engine.reap(&mut events);
     let done: Vec<_> =
         events.into_iter().filter_map(completion).map(|done| (done.token, done.result)).collect();
     assert_eq!(done, [(1, Err(OpError::Cancelled)), (2, Err(OpError::Cancelled))]);

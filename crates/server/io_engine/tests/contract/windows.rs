@@ -14,7 +14,7 @@ const MIDDLE_BYTES: u64 = 28 << 10;
 /// A disk, and another one on the same engine.
 fn two_disks() -> (Bed, FileId) {
     let mut bed = fake().expect(FAKE);
-    let neighbour = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    let neighbour = bed.engine.attach_file(spec(&bed.image)).unwrap();
     (bed, neighbour)
 }
 
@@ -22,7 +22,7 @@ fn push_reads(bed: &mut Bed, file: FileId, count: u64, len_bytes: u64) {
     let range = bed.range(0, len_bytes);
     for token in 0..count {
         let op = bed.op(token, OpKind::Read { range }, &[(0, len_bytes)]);
-        bed.submit.push(Op { file, ..op }).unwrap();
+        bed.engine.push(Op { file, ..op }).unwrap();
     }
 }
 
@@ -39,8 +39,8 @@ fn calls(bed: &Bed, file: FileId) -> Vec<u64> {
 /// What a worker's pass does after it has taken requests. Returns what completed.
 fn pass(bed: &mut Bed) -> Vec<Completion> {
     let mut events = Vec::new();
-    bed.submit.submit().unwrap();
-    bed.reap.reap(&mut events);
+    bed.engine.submit().unwrap();
+    bed.engine.reap(&mut events);
     let completed = |event| if let Event::Completed(completion) = event { Some(completion) } else { None };
     events.into_iter().filter_map(completed).collect()
 }
@@ -54,7 +54,7 @@ fn disks_that_have_calls_share_1_mib_and_each_has_what_an_ordinary_busy_guest_ne
     for (busy, most) in [(1, 32), (2, 16), (3, 10), (4, 8), (5, 8)] {
         let (mut bed, _) = two_disks();
         let others: Vec<FileId> =
-            (1..busy).map(|_| bed.submit.attach_file(spec(&bed.image)).unwrap()).collect();
+            (1..busy).map(|_| bed.engine.attach_file(spec(&bed.image)).unwrap()).collect();
         let file = bed.file;
         bed.handle().inject(When::Verb(Verb::Read), Fault::Stick, u64::MAX);
         others.iter().for_each(|&other| push_reads(&mut bed, other, 1, 4096));
@@ -133,8 +133,8 @@ fn worker_sleeps_while_ops_wait_for_their_files_window_and_a_result_goes_on_with
     push_reads(&mut bed, file, 40, MIDDLE_BYTES);
     passes(&mut bed, 2);
     assert_eq!(calls(&bed, file).len(), 32);
-    assert!(bed.reap.arm().unwrap(), "nothing can be done before a call ends");
-    bed.reap.disarm().unwrap();
+    assert!(bed.engine.arm().unwrap(), "nothing can be done before a call ends");
+    bed.engine.disarm().unwrap();
     bed.handle().release().unwrap();
     assert_eq!(bed.finish(40).len(), 40);
 }
@@ -146,9 +146,9 @@ fn ops_that_wait_for_their_files_window_are_cancelled_at_once_and_the_file_goes_
     let file = bed.file;
     push_reads(&mut bed, file, 40, MIDDLE_BYTES);
     passes(&mut bed, 2);
-    bed.reap.cancel_file(file);
+    bed.engine.cancel_file(file);
     let mut events = Vec::new();
-    bed.reap.reap(&mut events);
+    bed.engine.reap(&mut events);
     assert_eq!(events.len(), 8);
     bed.handle().release().unwrap();
     bed.finish(32);
@@ -161,8 +161,8 @@ fn disk_that_gets_the_number_of_one_that_was_alone_is_not_alone_before_it_has_st
     let (mut bed, file) = two_disks();
     push_reads(&mut bed, file, 17, LARGE_BYTES);
     bed.finish(17);
-    bed.submit.detach_file(file);
-    let next = bed.submit.attach_file(spec(&bed.image)).unwrap();
+    bed.engine.detach_file(file);
+    let next = bed.engine.attach_file(spec(&bed.image)).unwrap();
     assert_eq!(next, file);
     assert_eq!(calls_of_a_large_read(&mut bed, next), [SHORT_BYTES; 8]);
 }

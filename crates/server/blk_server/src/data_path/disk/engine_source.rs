@@ -56,7 +56,7 @@ impl EngineSource {
     }
 
     /// A source for one disk whose requests are carried out as `placement` says, by engines of `depth` from `make`:
-    /// for [`Placement::Shared`], engines that can be shared ([`io_engine::Engine::start_shared`]).
+    /// for [`Placement::Shared`], engines that can be shared ([`io_engine::Engine::check_shareable`]).
     pub fn placed(
         name: impl Into<String>,
         depth: u32,
@@ -96,7 +96,7 @@ impl EngineSource {
     /// The engine of one worker.
     pub(crate) fn engine(&self, worker: WorkerId) -> io::Result<Box<dyn Engine>> {
         match &self.placed {
-            Some(placed) => Ok(placed.placed.engine(worker)),
+            Some(placed) => placed.placed.engine(worker),
             None => (self.make)(),
         }
     }

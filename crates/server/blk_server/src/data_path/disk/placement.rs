@@ -95,7 +95,7 @@ impl Placed {
         }
     }
 
-    pub(crate) fn engine(&self, worker: WorkerId) -> Box<dyn Engine> {
+    pub(crate) fn engine(&self, worker: WorkerId) -> io::Result<Box<dyn Engine>> {
         match self {
             Self::Shared(placed) => placed.engine(worker.0),
             Self::Completion(placed) => placed.engine(worker.0),

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_mem::{GuestMemory, MemoryView};
-use io_engine::{Completion, FileId, LEAST_SHARE, OpError, Submit, WatchId, signal_shared};
+use io_engine::{Completion, Engine, FileId, LEAST_SHARE, OpError, WatchId, signal_shared};
 use rustix::io::Errno;
 use tracing::{error, warn};
 use virtio_blk::{SegmentBuffer, Status, parse, reply_slot};
@@ -71,7 +71,7 @@ impl TimeSample {
 
 /// What a queue borrows from its worker for one pass.
 pub(crate) struct SubmitContext<'w> {
-    pub(crate) submit: &'w mut dyn Submit,
+    pub(crate) engine: &'w mut dyn Engine,
     pub(crate) pool: &'w mut BufferPool,
     pub(crate) now: Instant,
     /// Of the disk's turn, all its queues together.
@@ -214,7 +214,7 @@ impl Queue {
         self.waits_for_room = false;
         let mut taken = if self.has_to_try() { self.retry_held(lane) } else { 0 };
         while taken < BATCH && !lane.budget.is_spent() && (self.state == State::Running || self.must_redo()) {
-            if lane.submit.room_of(self.file) < MAX_OPS {
+            if lane.engine.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 lane.budget.end(); // the disk's other queues have no room either
                 break;

@@ -12,7 +12,7 @@
 use std::time::Instant;
 
 use guest_mem::IoVecs;
-use io_engine::{OpError, Submit};
+use io_engine::{Engine, OpError};
 use tracing::{error, info, warn};
 use virtio_blk::{ReplySlot, Status};
 
@@ -116,8 +116,8 @@ impl Queue {
 
     /// Whether a request of this queue would find no room now: none was left at its last look, or the disk's other queues
     /// have taken it since.
-    pub(crate) fn has_no_room(&self, submit: &dyn Submit) -> bool {
-        self.waits_for_room || submit.room_of(self.file) < MAX_OPS
+    pub(crate) fn has_no_room(&self, engine: &dyn Engine) -> bool {
+        self.waits_for_room || engine.room_of(self.file) < MAX_OPS
     }
 
     /// Those that are to be tried again go to the engine, as far as it has room, and no more than the disk's turn has. Returns how
@@ -126,7 +126,7 @@ impl Queue {
     pub(super) fn retry_held(&mut self, lane: &mut SubmitContext<'_>) -> usize {
         let mut tried = 0;
         while self.has_to_try() && tried < BATCH && !lane.budget.is_spent() {
-            if lane.submit.room_of(self.file) < MAX_OPS {
+            if lane.engine.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 break;
             }

@@ -225,7 +225,7 @@ impl Starter<'_, '_, '_> {
     #[inline]
     fn push(&mut self, kind: OpKind, buffers: IoVecs) {
         let op = Op { token: self.token, file: self.file, kind, buffers };
-        let pushed = self.lane.submit.push(op);
+        let pushed = self.lane.engine.push(op);
         assert!(pushed.is_ok(), "`take_requests` made sure that the engine has room");
     }
 }

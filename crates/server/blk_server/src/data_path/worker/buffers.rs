@@ -169,10 +169,10 @@ mod tests {
     /// Numbers of files, as an engine gives them.
     fn files<const N: usize>() -> [FileId; N] {
         let config = EngineConfig { depth: 8, ..EngineConfig::default() };
-        let mut handles = Box::new(NullEngine::new(&config).unwrap()).start().unwrap();
+        let mut engine = NullEngine::new(&config).unwrap();
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let spec = || FileSpec { file: Arc::new(null().into()), alignment: Alignment::BUFFERED };
-        std::array::from_fn(|_| handles.submit.attach_file(spec()).unwrap())
+        std::array::from_fn(|_| engine.attach_file(spec()).unwrap())
     }
 
     fn view() -> MemoryView {

@@ -177,7 +177,7 @@ impl Worker {
             format!("the engine does not take the image: {error}")
         })?;
         let token = WatchToken(u64::from(id));
-        let watch = self.engines.base().reap.watch(Arc::clone(kick), token).map_err(|error| {
+        let watch = self.engines.base().watch(Arc::clone(kick), token).map_err(|error| {
             self.engines.detach(engine, disk);
             self.engines.leave(engine);
             format!("its kick descriptor cannot be polled: {error}")
@@ -186,7 +186,7 @@ impl Worker {
     }
 
     fn give_up(&mut self, prepared: &Prepared, disk: &Disk) {
-        self.engines.base().reap.unwatch(prepared.watch);
+        self.engines.base().unwatch(prepared.watch);
         self.engines.detach(prepared.engine, disk);
         self.engines.leave(prepared.engine);
     }
@@ -194,7 +194,7 @@ impl Worker {
     /// From now on the queue is served here.
     fn put(&mut self, id: u32, queue: Queue, engine: usize) {
         if let Some(engine) = self.engines.get_mut(engine) {
-            engine.handles.submit.use_memory(queue.memory());
+            engine.engine.use_memory(queue.memory());
             engine.pool.reserve(usize::from(queue.size()));
         }
         // What it holds has its time wherever it is served.
@@ -256,11 +256,11 @@ impl Worker {
         let Some(Some(entry)) = self.queues.get_mut(id as usize) else { return };
         let Some(engine) = self.engines.get_mut(entry.engine) else { return };
         let old = Arc::clone(entry.queue.memory());
-        engine.handles.submit.use_memory(&memory);
+        engine.engine.use_memory(&memory);
         entry.queue.set_memory(Arc::clone(&memory));
         // A queue that broke over the new memory keeps the old one until it stops.
         let broke = Arc::ptr_eq(entry.queue.memory(), &old);
-        engine.handles.submit.forget_memory(if broke { &memory } else { &old });
+        engine.engine.forget_memory(if broke { &memory } else { &old });
         engine.pool.forget(&old);
         self.activate_if_to_try(id);
     }
@@ -296,9 +296,9 @@ impl Worker {
 
     /// Lets go of everything that the queue had here.
     fn forget(&mut self, queue: &Queue, engine: usize) {
-        self.engines.base().reap.unwatch(queue.watch);
+        self.engines.base().unwatch(queue.watch);
         if let Some(slot) = self.engines.get_mut(engine) {
-            slot.handles.submit.forget_memory(queue.memory());
+            slot.engine.forget_memory(queue.memory());
             slot.pool.forget(queue.memory());
         }
         self.engines.detach(engine, queue.disk());

@@ -1,6 +1,6 @@
 //! The engines of one worker: a base engine that it also sleeps in, and one for each further `EngineSource` in use.
 //!
-//! `EngineSource → (made with the first queue that names it) → Slot: handles, files, buffers → (gone with the last)`
+//! `EngineSource → (made with the first queue that names it) → Slot: engine, files, buffers → (gone with the last)`
 //!
 //! - Almost always there is one. Kicks and the wakeup are watched by the base engine only; while requests are in
 //!   flight in others too, the worker sleeps on all their descriptors.
@@ -13,7 +13,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_engine::{Event, FileId, FileSpec, Handles, WatchId, WatchToken};
+use io_engine::{Engine, Event, FileId, FileSpec, WatchId, WatchToken};
 use tracing::debug;
 
 use crate::data_path::disk::Disk;
@@ -31,7 +31,7 @@ pub(crate) struct Slot {
     /// The base engine's watch of what this one sleeps on.
     descriptor: Option<WatchId>,
     source: Arc<EngineSource>,
-    pub(crate) handles: Handles,
+    pub(crate) engine: Box<dyn Engine>,
     pub(crate) pool: BufferPool,
     /// Requests in flight.
     pub(crate) in_flight: usize,
@@ -43,15 +43,15 @@ pub(crate) struct Slot {
 
 impl Slot {
     fn start(worker: WorkerId, source: Arc<EngineSource>) -> io::Result<Self> {
-        let engine = source.engine(worker)?;
+        let mut engine = source.engine(worker)?;
         debug!("engine: {}", engine.describe());
-        let handles = engine.start()?;
+        engine.start()?;
         let pool = BufferPool::new(usize::try_from(source.depth).unwrap_or(usize::MAX));
-        Ok(Self { descriptor: None, source, handles, pool, in_flight: 0, queues: 0, files: HashMap::new() })
+        Ok(Self { descriptor: None, source, engine, pool, in_flight: 0, queues: 0, files: HashMap::new() })
     }
 
     fn is_unneeded(&self) -> bool {
-        self.queues == 0 && !self.handles.reap.serves_others()
+        self.queues == 0 && !self.engine.serves_others()
     }
 }
 
@@ -68,9 +68,9 @@ impl Engines {
 
     /// The base engine is there from the start to the end.
     #[inline]
-    pub(crate) fn base(&mut self) -> &mut Handles {
+    pub(crate) fn base(&mut self) -> &mut dyn Engine {
         match &mut self.slots[BASE] {
-            Some(slot) => &mut slot.handles,
+            Some(slot) => &mut *slot.engine,
             None => unreachable!("the base engine is never taken away"),
         }
     }
@@ -92,18 +92,18 @@ impl Engines {
     /// Step 5's system call: one per engine that has something, so almost always one.
     #[inline]
     pub(crate) fn submit(&mut self) -> io::Result<()> {
-        self.iter_mut().try_for_each(|slot| slot.handles.submit.submit())
+        self.iter_mut().try_for_each(|slot| slot.engine.submit())
     }
 
     #[inline]
     pub(crate) fn reap(&mut self, events: &mut Vec<Event>) {
-        self.iter_mut().for_each(|slot| slot.handles.reap.reap(events));
+        self.iter_mut().for_each(|slot| slot.engine.reap(events));
     }
 
     /// What was done since it was last asked for other workers, and for requests that go on: work without an event.
     #[inline]
     pub(crate) fn take_unseen_work(&mut self) -> usize {
-        self.iter_mut().map(|slot| slot.handles.reap.take_unseen_work()).sum()
+        self.iter_mut().map(|slot| slot.engine.take_unseen_work()).sum()
     }
 
     /// Sleeps until there is something to reap, in whichever engine.
@@ -114,7 +114,7 @@ impl Engines {
         // Those that are placed are rung also without requests of their own.
         let is_quiet = |slot: &Slot| slot.in_flight == 0 && !slot.source.is_placed();
         if self.slots.iter().skip(1).flatten().all(is_quiet) {
-            return self.base().reap.wait(limit);
+            return self.base().wait(limit);
         }
         self.wait_for_all(limit)
     }
@@ -133,7 +133,7 @@ impl Engines {
         let watch = slot.descriptor.take();
         drop(slot);
         if let Some(watch) = watch {
-            self.base().reap.unwatch(watch);
+            self.base().unwatch(watch);
         }
     }
 
@@ -150,16 +150,16 @@ impl Engines {
         let (base, others) = self.base_and_others();
         let mut may_sleep = true;
         for slot in others {
-            may_sleep &= slot.handles.reap.arm()?;
+            may_sleep &= slot.engine.arm()?;
         }
-        base.reap.wait(if may_sleep { limit } else { Some(Duration::ZERO) })?;
+        base.wait(if may_sleep { limit } else { Some(Duration::ZERO) })?;
         let (_, mut others) = self.base_and_others();
-        others.try_for_each(|slot| slot.handles.reap.disarm())
+        others.try_for_each(|slot| slot.engine.disarm())
     }
 
-    fn base_and_others(&mut self) -> (&mut Handles, impl Iterator<Item = &mut Slot>) {
+    fn base_and_others(&mut self) -> (&mut dyn Engine, impl Iterator<Item = &mut Slot>) {
         match self.slots.split_first_mut() {
-            Some((Some(base), others)) => (&mut base.handles, others.iter_mut().flatten()),
+            Some((Some(base), others)) => (&mut *base.engine, others.iter_mut().flatten()),
             _ => unreachable!("the base engine is never taken away"),
         }
     }
@@ -182,9 +182,9 @@ impl Engines {
     /// One more beside the base engine, which watches it from now on.
     fn put(&mut self, mut slot: Slot) -> io::Result<usize> {
         let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-        let descriptor = Arc::new(slot.handles.reap.descriptor()?);
+        let descriptor = Arc::new(slot.engine.descriptor()?);
         let token = WatchToken(ENGINE.0 + at as u64);
-        slot.descriptor = Some(self.base().reap.watch_own(descriptor, token)?);
+        slot.descriptor = Some(self.base().watch_own(descriptor, token)?);
         if at == self.slots.len() {
             self.slots.push(None);
         }
@@ -209,7 +209,7 @@ impl Engines {
             return Ok(*file);
         }
         let spec = FileSpec { file: disk.file_for(worker), alignment: disk.image().alignment() };
-        let file = slot.handles.submit.attach_file(spec).inspect_err(|_| disk.file_not_used(worker))?;
+        let file = slot.engine.attach_file(spec).inspect_err(|_| disk.file_not_used(worker))?;
         slot.pool.attach(file);
         slot.files.insert(disk.id(), (file, 1));
         Ok(file)
@@ -221,7 +221,7 @@ impl Engines {
         let Some((file, users)) = slot.files.get_mut(&disk.id()) else { return };
         *users -= 1;
         if *users == 0 {
-            slot.handles.submit.detach_file(*file);
+            slot.engine.detach_file(*file);
             slot.pool.detach(*file);
             slot.files.remove(&disk.id());
             disk.file_not_used(worker);
@@ -232,10 +232,10 @@ impl Engines {
     pub(crate) fn cancel(&mut self, disk: Option<u64>) {
         for slot in self.slots.iter_mut().flatten() {
             match disk {
-                None => slot.handles.reap.cancel_all(),
+                None => slot.engine.cancel_all(),
                 Some(disk) => {
                     if let Some((file, _)) = slot.files.get(&disk) {
-                        slot.handles.reap.cancel_file(*file);
+                        slot.engine.cancel_file(*file);
                     }
                 }
             }

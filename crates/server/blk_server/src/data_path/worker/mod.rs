@@ -143,7 +143,7 @@ impl Worker {
     ) -> std::io::Result<Self> {
         let depth = usize::try_from(base.depth).unwrap_or(usize::MAX);
         let mut engines = Engines::start(id, base)?;
-        engines.base().reap.watch(Arc::clone(&wakeup), WAKEUP)?;
+        engines.base().watch(Arc::clone(&wakeup), WAKEUP)?;
         Ok(Self {
             engines,
             commands,
@@ -247,15 +247,15 @@ impl Worker {
                 self.turns.rest(&mut pass);
                 continue;
             };
-            let Some(engine) = self.engines.get_mut(entry.engine) else {
+            let Some(slot) = self.engines.get_mut(entry.engine) else {
                 self.turns.rest(&mut pass);
                 continue;
             };
-            let submit = &mut *engine.handles.submit;
+            let engine = &mut *slot.engine;
             let before = entry.queue.in_engine();
-            let mut lane = SubmitContext { submit, pool: &mut engine.pool, now, budget: &mut pass.budget };
+            let mut lane = SubmitContext { engine, pool: &mut slot.pool, now, budget: &mut pass.budget };
             let taken = entry.queue.take_requests(&mut lane);
-            engine.in_flight += entry.queue.in_engine() - before;
+            slot.in_flight += entry.queue.in_engine() - before;
             if taken > 0 {
                 all += taken;
                 entry.idle_passes = 0;
@@ -387,7 +387,7 @@ impl Worker {
         while let Some(id) = self.turns.next(&mut pass) {
             if let Some(Some(entry)) = self.queues.get_mut(id as usize) {
                 let engine = self.engines.get_mut(entry.engine).filter(|engine| engine.in_flight > 0);
-                if engine.is_some_and(|engine| entry.queue.has_no_room(&*engine.handles.submit)) {
+                if engine.is_some_and(|engine| entry.queue.has_no_room(&*engine.engine)) {
                     continue;
                 }
                 if entry.queue.has_to_try() {

@@ -15,19 +15,14 @@ use std::time::Duration;
 
 use self::script::Verdict;
 pub use self::script::{FakeHandle, Fault, Rule, When};
-use crate::backend::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
+use crate::backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target};
 use crate::core::Core;
-use crate::engine::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
+use crate::engine::{EngineConfig, Event, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::plain;
-use crate::halves::handles;
 
 /// The engine, not yet started.
-#[derive(Debug)]
-pub struct FakeEngine {
-    config: EngineConfig,
-    kernel: FakeKernel,
-}
+pub type FakeEngine = Core<FakeBackend>;
 
 impl FakeEngine {
     /// An engine and the handle that makes it fail.
@@ -38,7 +33,7 @@ impl FakeEngine {
         let handle = FakeHandle::new()?;
         let mut watcher = EpollWatcher::new()?;
         watcher.add_waker(handle.wake_fd())?;
-        let kernel = FakeKernel {
+        let backend = FakeBackend {
             handle: handle.clone(),
             watcher,
             queue: VecDeque::new(),
@@ -46,21 +41,7 @@ impl FakeEngine {
             results: Vec::new(),
             budget: 0,
         };
-        Ok((Self { config, kernel }, handle))
-    }
-}
-
-impl Engine for FakeEngine {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        Ok(handles(Core::new(self.kernel, &self.config)))
-    }
-
-    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
-        Ok(Box::new(Core::new(self.kernel, &self.config)))
-    }
-
-    fn describe(&self) -> String {
-        "fake: plain system calls with faults on request".to_owned()
+        Ok((Self::over(backend, &config), handle))
     }
 }
 
@@ -78,8 +59,9 @@ struct Held {
     stuck: bool,
 }
 
+/// The backend.
 #[derive(Debug)]
-struct FakeKernel {
+pub struct FakeBackend {
     handle: FakeHandle,
     watcher: EpollWatcher,
     queue: VecDeque<Queued>,
@@ -90,9 +72,9 @@ struct FakeKernel {
 
 // SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns, and it moves between
 // threads together with this value, before it is started, when there are none.
-unsafe impl Send for FakeKernel {}
+unsafe impl Send for FakeBackend {}
 
-impl FakeKernel {
+impl FakeBackend {
     fn run(&mut self, queued: Queued) {
         let Queued { user_data, fd, call } = queued;
         let result = match self.handle.judge(&call) {
@@ -119,8 +101,12 @@ impl FakeKernel {
     }
 }
 
-impl Kernel for FakeKernel {
-    fn enable(&mut self) -> io::Result<()> {
+impl IoBackend for FakeBackend {
+    fn describe(&self) -> String {
+        "fake: plain system calls with faults on request".to_owned()
+    }
+
+    fn check_shareable(&self) -> io::Result<()> {
         Ok(())
     }
 

@@ -50,11 +50,10 @@ use self::pinned::Pinned;
 pub use self::setup::{Features, FileTableKind, KernelAge};
 use self::setup::{Kind, Rings};
 use self::workers::KernelWorkers;
-use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::core::Core;
-use crate::engine::{Engine, EngineConfig, Event, FileSpec, Handles, SharedHandles, WatchId, WatchToken};
+use crate::engine::{EngineConfig, Event, FileSpec, WatchId, WatchToken};
 use crate::engines::watches::WatchTable;
-use crate::halves::handles;
 
 /// Marks `user_data` of polls; the rest is the watch's index and generation.
 const WATCH_BIT: u64 = 1 << 63;
@@ -64,11 +63,7 @@ const IGNORED: u64 = u64::MAX;
 const RETRY_AFTER: Duration = Duration::from_millis(10);
 
 /// One io_uring, or two, not yet started.
-#[derive(Debug)]
-pub struct IoUringEngine {
-    config: EngineConfig,
-    ring: Uring,
-}
+pub type IoUringEngine = Core<Uring>;
 
 impl IoUringEngine {
     /// Makes a ring with whatever this kernel has, and a second one for `config.iopoll`.
@@ -105,46 +100,18 @@ impl IoUringEngine {
         second: Option<Kind>,
         check: FileCheck,
     ) -> io::Result<Self> {
-        // Deferred task-run needs a single issuer; cooperative, a thread that polls would sit on what it started.
-        let age = if config.several_threads { age.max(KernelAge::Before5_19) } else { age };
-        let rings =
-            setup::make_rings(age, &config, second).map_err(|error| setup::explain(&error, &config))?;
-        let Rings { first, second, features } = rings;
-        let polled = second
-            .map(|ring| Box::new(PolledRing::new(ring, check, config.depth, features.registered_files)));
-        Ok(Self { config, ring: Uring::new(first, polled, features) })
+        Ok(Self::over(Uring::make(age, &config, second, check)?, &config))
     }
 
     /// What the kernel has of what the engine would like.
     #[must_use]
     pub fn features(&self) -> Features {
-        self.ring.features
+        self.backend.features
     }
 }
 
-impl Engine for IoUringEngine {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        let mut core = Core::new(self.ring, &self.config);
-        core.kernel.enable()?;
-        Ok(handles(core))
-    }
-
-    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
-        if self.ring.features.deferred_task_run || self.ring.polled.is_some() {
-            let text = "io_uring for several threads is made with `several_threads` and without `iopoll`";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
-        let mut core = Core::new(self.ring, &self.config);
-        core.kernel.enable()?;
-        Ok(Box::new(core))
-    }
-
-    fn describe(&self) -> String {
-        format!("io_uring: {}", self.ring.features)
-    }
-}
-
-struct Uring {
+/// The backend.
+pub struct Uring {
     // Rings first: they are closed before what they may point to is let go.
     ring: IoUring,
     polled: Option<Box<PolledRing>>,
@@ -172,6 +139,21 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
+    fn make(
+        age: KernelAge,
+        config: &EngineConfig,
+        second: Option<Kind>,
+        check: FileCheck,
+    ) -> io::Result<Self> {
+        // Deferred task-run needs a single issuer; cooperative, a thread that polls would sit on what it started.
+        let age = if config.several_threads { age.max(KernelAge::Before5_19) } else { age };
+        let rings = setup::make_rings(age, config, second).map_err(|error| setup::explain(&error, config))?;
+        let Rings { first, second, features } = rings;
+        let polled = second
+            .map(|ring| Box::new(PolledRing::new(ring, check, config.depth, features.registered_files)));
+        Ok(Self::new(first, polled, features))
+    }
+
     fn new(ring: IoUring, polled: Option<Box<PolledRing>>, features: Features) -> Self {
         Self {
             ring,
@@ -306,8 +288,20 @@ fn watch_of(user_data: u64) -> Option<WatchId> {
     (user_data != IGNORED).then_some(WatchId { index, generation })
 }
 
-impl Kernel for Uring {
-    fn enable(&mut self) -> io::Result<()> {
+impl IoBackend for Uring {
+    fn describe(&self) -> String {
+        format!("io_uring: {}", self.features)
+    }
+
+    fn check_shareable(&self) -> io::Result<()> {
+        if self.features.deferred_task_run || self.polled.is_some() {
+            let text = "io_uring for several threads is made with `several_threads` and without `iopoll`";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(())
+    }
+
+    fn start(&mut self) -> io::Result<()> {
         // Before restrictions are in force.
         setup::bind_kernel_workers(&self.ring);
         self.ring.submitter().register_enable_rings()?;

@@ -10,6 +10,7 @@ use rustix::fs::FallocateFlags;
 
 use super::*;
 use crate::backend::Buffers;
+use crate::engine::Engine;
 use crate::record::Verb;
 
 /// A test that waits this long has failed.
@@ -19,8 +20,9 @@ const MEMORY_BYTES: u64 = 1 << 20;
 
 fn started(config: EngineConfig) -> Uring {
     let config = EngineConfig { depth: 8, ..config };
-    let mut ring = IoUringEngine::new(config).unwrap().ring;
-    ring.enable().unwrap();
+    let second = config.iopoll.then_some(Kind::CompletionPolled);
+    let mut ring = Uring::make(KernelAge::Newest, &config, second, FileCheck::Probe).unwrap();
+    ring.start().unwrap();
     ring
 }
 
@@ -89,11 +91,11 @@ fn every_combination_of_options_makes_a_ring_at_every_age() {
         let sqpoll_idle = (options & 1 != 0).then_some(Duration::from_secs(1));
         let (iopoll, pin_guest_memory) = (options & 2 != 0, options & 4 != 0);
         let config = EngineConfig { sqpoll_idle, iopoll, pin_guest_memory, ..EngineConfig::default() };
-        let engine = IoUringEngine::as_if_on(age, config).unwrap();
+        let mut engine = IoUringEngine::as_if_on(age, config).unwrap();
         let features = engine.features();
         assert_eq!((features.sqpoll, features.iopoll), (sqpoll_idle.is_some(), iopoll));
         assert_eq!(features.pinned, pin_guest_memory && age < KernelAge::Before5_19);
-        Box::new(engine).start().unwrap();
+        engine.start().unwrap();
     }
 }
 
@@ -217,8 +219,9 @@ fn call_that_the_polled_ring_refuses_is_repeated_on_the_first() {
 #[test]
 fn kick_ends_a_wait_while_polled_calls_are_out() {
     let config = EngineConfig { depth: 8, iopoll: true, ..EngineConfig::default() };
-    let mut ring = IoUringEngine::as_if_polled(config).unwrap().ring;
-    ring.enable().unwrap();
+    let mut ring =
+        Uring::make(KernelAge::Newest, &config, Some(Kind::Pretended), FileCheck::TakeAll).unwrap();
+    ring.start().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     let spec = FileSpec { file: Arc::new(File::from(OwnedFd::from(reader))), alignment: Alignment::BUFFERED };
     let target = ring.register_file(0, &spec).unwrap();
@@ -380,8 +383,9 @@ fn memory_that_the_kernel_does_not_pin_is_used_without() {
 #[test]
 fn pinned_memory_is_known_to_both_rings() {
     let config = EngineConfig { depth: 8, iopoll: true, ..pinned() };
-    let mut ring = IoUringEngine::as_if_polled(config).unwrap().ring;
-    ring.enable().unwrap();
+    let mut ring =
+        Uring::make(KernelAge::Newest, &config, Some(Kind::Pretended), FileCheck::TakeAll).unwrap();
+    ring.start().unwrap();
     let (spec, memory) = (file_with_data(), memory_of(&[&region()]));
     let target = ring.register_file(0, &spec).unwrap();
     ring.use_memory(&memory);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use io_uring::EnterFlags;
 
 use super::{IGNORED, Uring};
-use crate::backend::Kernel;
+use crate::backend::IoBackend;
 
 /// The thread takes what is queued in microseconds, unless the machine is overloaded.
 const LET_GO_PATIENCE: Duration = Duration::from_secs(1);

@@ -6,12 +6,13 @@ use disk_image::Alignment;
 
 use super::*;
 use crate::backend::Buffers;
+use crate::engine::Engine;
 use crate::record::Verb;
 
 fn started(age: KernelAge) -> Uring {
     let config = EngineConfig { depth: 8, ..EngineConfig::default() };
-    let mut ring = IoUringEngine::as_if_on(age, config).unwrap().ring;
-    ring.enable().unwrap();
+    let mut ring = Uring::make(age, &config, None, FileCheck::Probe).unwrap();
+    ring.start().unwrap();
     ring
 }
 
@@ -153,17 +154,17 @@ fn more_kicks_than_completions_fit_and_none_is_lost_on_5_15() {
 #[test]
 fn ring_made_on_another_thread_is_used_by_its_worker() {
     let make = || IoUringEngine::new(EngineConfig { depth: 8, ..EngineConfig::default() }).unwrap();
-    let engine = std::thread::spawn(make).join().unwrap();
-    let Handles { mut submit, mut reap } = Box::new(engine).start().unwrap();
+    let mut engine = std::thread::spawn(make).join().unwrap();
+    engine.start().unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     let alignment = disk_image::Alignment { memory_bytes: 1, offset_bytes: 1 };
-    let file = submit.attach_file(crate::FileSpec { file, alignment }).unwrap();
+    let file = engine.attach_file(crate::FileSpec { file, alignment }).unwrap();
     let buffers = guest_mem::IoVecs::with_capacity(0);
-    submit.push(crate::Op { token: 3, file, kind: crate::OpKind::Flush, buffers }).unwrap();
+    engine.push(crate::Op { token: 3, file, kind: crate::OpKind::Flush, buffers }).unwrap();
     let mut events = Vec::new();
     while events.is_empty() {
-        reap.wait(None).unwrap();
-        reap.reap(&mut events);
+        engine.wait(None).unwrap();
+        engine.reap(&mut events);
     }
     assert!(matches!(&events[..], [Event::Completed(c)] if c.result == Ok(())));
 }

@@ -42,14 +42,11 @@ use self::calls::Calls;
 use self::completions::Completions;
 use self::context::{Command, Context, Iocb};
 use self::user_ring::UserRing;
-use crate::backend::{Buffers, Call, Kernel, QueueFull, RawResult, Target};
+use crate::backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target};
 use crate::core::Core;
-use crate::engine::{
-    Engine, EngineConfig, Event, FileId, FileSpec, Handles, SharedHandles, WatchId, WatchToken,
-};
+use crate::engine::{EngineConfig, Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
-use crate::halves::handles;
 use crate::record::Verb;
 
 /// `IOCB_FLAG_RESFD`.
@@ -66,11 +63,7 @@ const NEEDS_DIRECT: &str = "linux-aio needs O_DIRECT (--cache none or directsync
                             io_submit waits for each transfer";
 
 /// Linux AIO, not yet started.
-#[derive(Debug)]
-pub struct LinuxAioEngine {
-    config: EngineConfig,
-    kernel: Aio,
-}
+pub type LinuxAioEngine = Core<LinuxAio>;
 
 impl LinuxAioEngine {
     /// Makes a context for `config.depth` calls.
@@ -80,37 +73,17 @@ impl LinuxAioEngine {
     /// the kernel has no Linux AIO, or one that is too old (before Linux 4.18);
     /// [`io::ErrorKind::PermissionDenied`] where it is forbidden; otherwise the kernel's.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
-        if config.depth == 0 || config.depth >= MAX_DEPTH {
-            let text = format!("linux-aio depth {} is not between 1 and {}", config.depth, MAX_DEPTH - 1);
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
-        // One more for the kicks.
-        let context = Context::new(config.depth + 1)?;
-        let ring = UserRing::of(&context);
-        Ok(Self { kernel: Aio::new(context, ring, &config)?, config })
+        Ok(Self::over(LinuxAio::make(&config)?, &config))
     }
 }
 
-impl Engine for LinuxAioEngine {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        Ok(handles(Core::new(self.kernel, &self.config)))
-    }
-
-    fn start_shared(self: Box<Self>) -> io::Result<Box<dyn SharedHandles>> {
-        Ok(Box::new(Core::new(self.kernel, &self.config)))
-    }
-
-    fn describe(&self) -> String {
-        let ring = if self.kernel.completions.has_ring() { "yes" } else { "no" };
-        format!("linux-aio: {} calls at once, completions without a system call: {ring}", self.config.depth)
-    }
-}
-
+/// The backend.
 #[derive(Debug)]
-struct Aio {
+pub struct LinuxAio {
     // Before what calls point to.
     context: Context,
     completions: Completions,
+    depth: u32,
     calls: Calls,
     watcher: EpollWatcher,
     /// The poll for kicks is pending, or the kernel has it.
@@ -131,7 +104,18 @@ struct Aio {
     signal: Option<OwnedFd>,
 }
 
-impl Aio {
+impl LinuxAio {
+    fn make(config: &EngineConfig) -> io::Result<Self> {
+        if config.depth == 0 || config.depth >= MAX_DEPTH {
+            let text = format!("linux-aio depth {} is not between 1 and {}", config.depth, MAX_DEPTH - 1);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        // One more for the kicks.
+        let context = Context::new(config.depth + 1)?;
+        let ring = UserRing::of(&context);
+        Self::new(context, ring, config)
+    }
+
     fn new(context: Context, ring: Option<UserRing>, config: &EngineConfig) -> io::Result<Self> {
         let depth = config.depth as usize;
         let pool = Pool::new(config.threads, config.depth)?;
@@ -140,6 +124,7 @@ impl Aio {
         let mut aio = Self {
             context,
             completions: Completions::new(ring),
+            depth: config.depth,
             calls: Calls::new(config.depth + 1),
             watcher,
             kicks_armed: false,
@@ -310,8 +295,13 @@ fn cannot_poll(error: io::Error) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
-impl Kernel for Aio {
-    fn enable(&mut self) -> io::Result<()> {
+impl IoBackend for LinuxAio {
+    fn describe(&self) -> String {
+        let ring = if self.completions.has_ring() { "yes" } else { "no" };
+        format!("linux-aio: {} calls at once, completions without a system call: {ring}", self.depth)
+    }
+
+    fn check_shareable(&self) -> io::Result<()> {
         Ok(())
     }
 
@@ -454,7 +444,7 @@ impl Kernel for Aio {
     }
 }
 
-impl Drop for Aio {
+impl Drop for LinuxAio {
     /// Calls that are still out at this point were waited for, for long enough: whoever waits for them once
     /// more, in `io_destroy`, may wait for ever.
     fn drop(&mut self) {

@@ -9,6 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::context::IoEvent;
 use super::*;
+use crate::engine::Engine;
 
 const DEPTH: u32 = 64;
 const WHOLE: Alignment = Alignment { memory_bytes: 4096, offset_bytes: 4096 };
@@ -17,20 +18,20 @@ fn config(depth: u32) -> EngineConfig {
     EngineConfig { depth, ..EngineConfig::default() }
 }
 
-fn aio() -> Aio {
-    LinuxAioEngine::new(config(DEPTH)).unwrap().kernel
+fn aio() -> LinuxAio {
+    LinuxAio::make(&config(DEPTH)).unwrap()
 }
 
-fn aio_without_ring() -> Aio {
-    Aio::new(Context::new(DEPTH + 1).unwrap(), None, &config(DEPTH)).unwrap()
+fn aio_without_ring() -> LinuxAio {
+    LinuxAio::new(Context::new(DEPTH + 1).unwrap(), None, &config(DEPTH)).unwrap()
 }
 
 /// The smallest context there is, and more blocks than it takes calls.
-fn aio_with_more_blocks_than_the_kernel_takes() -> (Aio, u32) {
+fn aio_with_more_blocks_than_the_kernel_takes() -> (LinuxAio, u32) {
     let context = Context::new(1).unwrap();
     let ring = UserRing::of(&context).unwrap();
     let depth = ring.event_count() + 20;
-    (Aio::new(context, Some(ring), &config(depth)).unwrap(), depth)
+    (LinuxAio::new(context, Some(ring), &config(depth)).unwrap(), depth)
 }
 
 #[repr(align(4096))]
@@ -50,7 +51,7 @@ fn direct_file() -> Arc<File> {
     Arc::new(options.read(true).write(true).custom_flags(libc::O_DIRECT).open(named.path()).unwrap())
 }
 
-fn attach(aio: &mut Aio, file: &Arc<File>) -> Target {
+fn attach(aio: &mut LinuxAio, file: &Arc<File>) -> Target {
     aio.register_file(0, &FileSpec { file: Arc::clone(file), alignment: WHOLE }).unwrap()
 }
 
@@ -61,13 +62,13 @@ fn read_call(page: &mut Page, block: u64, flags: i32) -> Call {
 
 const SYNC: Call = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
 
-fn queue(aio: &mut Aio, name: u64, target: Target, call: &Call) {
+fn queue(aio: &mut LinuxAio, name: u64, target: Target, call: &Call) {
     // SAFETY: 1. pages are never freed; 2. tests keep their files to the end.
     unsafe { aio.queue(name, target, call) }.unwrap();
 }
 
 /// Results by name, once there are `count`.
-fn results(aio: &mut Aio, count: usize) -> Vec<(u64, i32)> {
+fn results(aio: &mut LinuxAio, count: usize) -> Vec<(u64, i32)> {
     let mut results = Vec::new();
     let deadline = std::time::Instant::now() + Duration::from_secs(300);
     while results.len() < count {
@@ -81,7 +82,7 @@ fn results(aio: &mut Aio, count: usize) -> Vec<(u64, i32)> {
 }
 
 /// Queues a call that never ends: nobody writes to `fd`.
-fn queue_stuck(aio: &mut Aio, name: u64, fd: &OwnedFd) {
+fn queue_stuck(aio: &mut LinuxAio, name: u64, fd: &OwnedFd) {
     let poll = Iocb { buffer: libc::POLLIN as u64, ..iocb(name, fd.as_raw_fd(), Command::Poll) };
     assert!(aio.calls.push(poll));
 }
@@ -94,7 +95,7 @@ fn kick(fd: &OwnedFd) {
     rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
 }
 
-fn ready(aio: &mut Aio) -> usize {
+fn ready(aio: &mut LinuxAio) -> usize {
     let mut events = Vec::new();
     aio.take_ready(&mut events);
     events.len()
@@ -106,10 +107,10 @@ fn aio_max_nr() -> u32 {
 
 #[test]
 fn file_in_the_page_cache_is_refused_with_the_reason() {
-    let Handles { mut submit, reap: _reap } =
-        Box::new(LinuxAioEngine::new(config(8)).unwrap()).start().unwrap();
+    let mut engine = LinuxAioEngine::new(config(8)).unwrap();
+    engine.start().unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
-    let refused = submit.attach_file(FileSpec { file, alignment: Alignment::BUFFERED }).unwrap_err();
+    let refused = engine.attach_file(FileSpec { file, alignment: Alignment::BUFFERED }).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
     assert!(refused.to_string().starts_with("linux-aio needs O_DIRECT (--cache none"), "{refused}");
 }

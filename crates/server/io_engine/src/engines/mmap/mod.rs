@@ -27,12 +27,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::mapped_file::MappedFile;
-use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::core::Core;
-use crate::engine::{Engine, EngineConfig, Event, FileId, FileSpec, Handles, WatchId, WatchToken};
+use crate::engine::{EngineConfig, Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
-use crate::halves::handles;
 use crate::record::Verb;
 
 /// Requests between the one that is copied and the one whose source is prefetched. Of the processor time of a
@@ -47,11 +46,7 @@ const BYTES_PER_WORK: u64 = 16 << 10;
 const MAX_INLINE_ALLOCATE_BYTES: u64 = 1 << 20;
 
 /// The engine, not yet started.
-#[derive(Debug)]
-pub struct MmapEngine {
-    config: EngineConfig,
-    kernel: MmapKernel,
-}
+pub type MmapEngine = Core<MmapBackend>;
 
 impl MmapEngine {
     /// Makes the engine.
@@ -59,18 +54,7 @@ impl MmapEngine {
     /// # Errors
     /// The kernel's, for its epoll and eventfd.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
-        let kernel = MmapKernel::new(&config)?;
-        Ok(Self { config, kernel })
-    }
-}
-
-impl Engine for MmapEngine {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        Ok(handles(Core::new(self.kernel, &self.config)))
-    }
-
-    fn describe(&self) -> String {
-        "mmap: copies between guest memory and a mapping of the file".to_owned()
+        Ok(Self::over(MmapBackend::new(&config)?, &config))
     }
 }
 
@@ -84,8 +68,9 @@ struct Queued {
     copied_bytes: Option<u32>,
 }
 
+/// The backend.
 #[derive(Debug)]
-struct MmapKernel {
+pub struct MmapBackend {
     batch: Vec<Queued>,
     depth: usize,
     files: Vec<Option<MappedFile>>,
@@ -104,9 +89,9 @@ struct MmapKernel {
 
 // SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns, and it moves between
 // threads together with this value, before it is started, when there are none.
-unsafe impl Send for MmapKernel {}
+unsafe impl Send for MmapBackend {}
 
-impl MmapKernel {
+impl MmapBackend {
     fn new(config: &EngineConfig) -> io::Result<Self> {
         let depth = config.depth as usize;
         let pool = Pool::new(config.threads, config.depth)?;
@@ -206,16 +191,16 @@ fn goes_to_pool(file: &MappedFile, call: &Call) -> bool {
     }
 }
 
-impl MmapKernel {
+impl MmapBackend {
     fn may_sleep(&mut self) -> bool {
         self.work_since_look = 0;
         self.results.is_empty() && (self.jobs_in_pool == 0 || self.pool.arm())
     }
 }
 
-impl Kernel for MmapKernel {
-    fn enable(&mut self) -> io::Result<()> {
-        Ok(())
+impl IoBackend for MmapBackend {
+    fn describe(&self) -> String {
+        "mmap: copies between guest memory and a mapping of the file".to_owned()
     }
 
     fn has_durable_writes(&self) -> bool {

@@ -29,15 +29,15 @@ fn memfd(size_bytes: u64) -> Arc<File> {
     Arc::new(file)
 }
 
-fn engine() -> MmapKernel {
-    MmapKernel::new(&EngineConfig { depth: DEPTH, ..EngineConfig::default() }).unwrap()
+fn engine() -> MmapBackend {
+    MmapBackend::new(&EngineConfig { depth: DEPTH, ..EngineConfig::default() }).unwrap()
 }
 
-fn attach(engine: &mut MmapKernel, index: u32, file: &Arc<File>) -> io::Result<Target> {
+fn attach(engine: &mut MmapBackend, index: u32, file: &Arc<File>) -> io::Result<Target> {
     engine.register_file(index, &FileSpec { file: Arc::clone(file), alignment: Alignment::BUFFERED })
 }
 
-fn engine_on(file: &Arc<File>) -> MmapKernel {
+fn engine_on(file: &Arc<File>) -> MmapBackend {
     let mut engine = engine();
     attach(&mut engine, 0, file).unwrap();
     engine
@@ -59,13 +59,13 @@ fn write(offset_bytes: u64, data: Vec<u8>) -> Transfer {
     Transfer { verb: Verb::Write, file: 0, offset_bytes, data }
 }
 
-fn queue(engine: &mut MmapKernel, name: u64, file: u32, call: &Call) {
+fn queue(engine: &mut MmapBackend, name: u64, file: u32, call: &Call) {
     // SAFETY: 1. callers keep what the call points to until they have the result.
     unsafe { engine.queue(name, Target::Registered(file), call) }.unwrap();
 }
 
 /// One batch; results in the order of the transfers.
-fn run(engine: &mut MmapKernel, transfers: &mut [Transfer]) -> Vec<i32> {
+fn run(engine: &mut MmapBackend, transfers: &mut [Transfer]) -> Vec<i32> {
     for (name, transfer) in (0..).zip(transfers.iter_mut()) {
         let Transfer { verb, file, offset_bytes, ref mut data } = *transfer;
         let len_bytes = data.len() as u32;
@@ -338,7 +338,7 @@ fn truncate_at_random(file: &File, stop: &AtomicBool) {
 }
 
 /// Reads and writes all over the file in one batch; every result is compared with what may be.
-fn checked_batch(engine: &mut MmapKernel, file: &File, round: u64, state: &mut u64) {
+fn checked_batch(engine: &mut MmapBackend, file: &File, round: u64, state: &mut u64) {
     let mut batch: Vec<Transfer> = (0..16).map(|_| read(random(state) % (FULL_BYTES - PAGE), PAGE)).collect();
     // The last eight pages that are kept are written, each by one write per batch.
     batch.extend((56..64).map(|page| write(page * PAGE + round % 100, vec![round as u8; 512])));

@@ -33,12 +33,11 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use self::fd_pool::PoolFile;
 use self::requests::Requests;
 use self::waiters::Waiters;
-use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::core::Core;
-use crate::engine::{Engine, EngineConfig, Event, FileId, FileSpec, Handles, WatchId, WatchToken};
+use crate::engine::{EngineConfig, Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
-use crate::halves::handles;
 use crate::record::Verb;
 
 /// Passes between two looks at the watched fds, for a worker that never sleeps.
@@ -49,11 +48,7 @@ const MAX_FD_POOL: u32 = 256;
 const BLIND_SLEEP: Duration = Duration::from_millis(1);
 
 /// The engine, not yet started.
-#[derive(Debug)]
-pub struct PosixAioEngine {
-    config: EngineConfig,
-    kernel: PosixAio,
-}
+pub type PosixAioEngine = Core<PosixAio>;
 
 impl PosixAioEngine {
     /// Makes the engine.
@@ -71,20 +66,7 @@ impl PosixAioEngine {
             let error = format!("posix-aio fd pool {fd_pool} is not between 1 and {MAX_FD_POOL}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
         }
-        Ok(Self { kernel: PosixAio::new(&config)?, config })
-    }
-}
-
-impl Engine for PosixAioEngine {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        Ok(handles(Core::new(self.kernel, &self.config)))
-    }
-
-    fn describe(&self) -> String {
-        match self.config.fd_pool {
-            1 => "posix-aio: 1 descriptor per file".to_owned(),
-            most => format!("posix-aio: up to {most} descriptors per file"),
-        }
+        Ok(Self::over(PosixAio::new(&config)?, &config))
     }
 }
 
@@ -96,8 +78,9 @@ struct Staged {
     descriptor: usize,
 }
 
+/// The backend.
 #[derive(Debug)]
-struct PosixAio {
+pub struct PosixAio {
     fd_pool: usize,
     files: Vec<Option<PoolFile>>,
     requests: Requests,
@@ -243,9 +226,12 @@ impl PosixAio {
     }
 }
 
-impl Kernel for PosixAio {
-    fn enable(&mut self) -> io::Result<()> {
-        Ok(())
+impl IoBackend for PosixAio {
+    fn describe(&self) -> String {
+        match self.fd_pool {
+            1 => "posix-aio: 1 descriptor per file".to_owned(),
+            most => format!("posix-aio: up to {most} descriptors per file"),
+        }
     }
 
     fn has_durable_writes(&self) -> bool {

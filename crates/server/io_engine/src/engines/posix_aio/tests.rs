@@ -11,6 +11,7 @@ use disk_image::Alignment;
 
 use super::*;
 use crate::backend::Buffers;
+use crate::engine::Engine;
 
 const LEN_BYTES: u32 = 8;
 

@@ -28,20 +28,15 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use self::policy::{Attempt, Policy};
-use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::choose::storage::Storage;
 use crate::core::Core;
-use crate::engine::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
+use crate::engine::{EngineConfig, Event, FileSpec, WatchId, WatchToken};
 use crate::engines::plain;
 use crate::engines::threads::desk::{Desk, Files};
-use crate::halves::handles;
 
 /// The engine, not yet started.
-#[derive(Debug)]
-pub struct SyncEngine {
-    config: EngineConfig,
-    kernel: SyncKernel,
-}
+pub type SyncEngine = Core<SyncBackend>;
 
 impl SyncEngine {
     /// Makes the engine. It has no threads before there are calls for them.
@@ -49,20 +44,7 @@ impl SyncEngine {
     /// # Errors
     /// The kernel's, for its epoll and eventfd.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
-        let queue = VecDeque::with_capacity(config.depth as usize);
-        let kernel = SyncKernel { files: Files::new(), queue, desk: Desk::new(&config)? };
-        Ok(Self { config, kernel })
-    }
-}
-
-impl Engine for SyncEngine {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        Ok(handles(Core::new(self.kernel, &self.config)))
-    }
-
-    fn describe(&self) -> String {
-        let threads = self.config.threads.max(1);
-        format!("sync: in the worker; flushes, and what would wait for a page, on at most {threads} threads")
+        Ok(Self::over(SyncBackend::new(&config)?, &config))
     }
 }
 
@@ -79,18 +61,27 @@ struct Queued {
     call: Call,
 }
 
+/// The backend.
 #[derive(Debug)]
-struct SyncKernel {
+pub struct SyncBackend {
     files: Files<SyncFile>,
     queue: VecDeque<Queued>,
     desk: Desk,
+    /// Most of them at once.
+    threads: u32,
 }
 
 // SAFETY: 1. the pointers in queued calls belong to ops that the engine's core owns, and it moves between
 // threads together with this value, before it is started, when there are none.
-unsafe impl Send for SyncKernel {}
+unsafe impl Send for SyncBackend {}
 
-impl SyncKernel {
+impl SyncBackend {
+    fn new(config: &EngineConfig) -> io::Result<Self> {
+        let queue = VecDeque::with_capacity(config.depth as usize);
+        let (files, threads) = (Files::new(), config.threads.max(1));
+        Ok(Self { files, queue, desk: Desk::new(config)?, threads })
+    }
+
     #[inline]
     fn make(&mut self, queued: &Queued) {
         let Queued { user_data, target, call } = queued;
@@ -115,9 +106,10 @@ impl SyncKernel {
     }
 }
 
-impl Kernel for SyncKernel {
-    fn enable(&mut self) -> io::Result<()> {
-        Ok(())
+impl IoBackend for SyncBackend {
+    fn describe(&self) -> String {
+        let threads = self.threads;
+        format!("sync: in the worker; flushes, and what would wait for a page, on at most {threads} threads")
     }
 
     fn serve_one_disk(&mut self) {
@@ -209,15 +201,15 @@ mod tests {
 
     const LEN_BYTES: usize = 64 << 10;
 
-    fn kernel() -> SyncKernel {
-        SyncEngine::new(EngineConfig { depth: 8, ..EngineConfig::default() }).unwrap().kernel
+    fn kernel() -> SyncBackend {
+        SyncBackend::new(&EngineConfig { depth: 8, ..EngineConfig::default() }).unwrap()
     }
 
     fn spec(file: File) -> FileSpec {
         FileSpec { file: Arc::new(file), alignment: Alignment { memory_bytes: 1, offset_bytes: 1 } }
     }
 
-    fn result_of(kernel: &mut SyncKernel, target: Target, call: &Call) -> i32 {
+    fn result_of(kernel: &mut SyncBackend, target: Target, call: &Call) -> i32 {
         // SAFETY: 1. the callers' buffers live until the result is popped below.
         assert!(unsafe { kernel.queue(7, target, call) }.is_ok());
         loop {

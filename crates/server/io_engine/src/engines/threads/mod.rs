@@ -23,17 +23,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use self::desk::{Desk, Files};
-use crate::backend::{Call, Kernel, QueueFull, RawResult, Target};
+use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::core::Core;
-use crate::engine::{Engine, EngineConfig, Event, FileSpec, Handles, WatchId, WatchToken};
-use crate::halves::handles;
+use crate::engine::{EngineConfig, Event, FileSpec, WatchId, WatchToken};
 
 /// The engine, not yet started.
-#[derive(Debug)]
-pub struct ThreadsEngine {
-    config: EngineConfig,
-    kernel: ThreadsKernel,
-}
+pub type ThreadsEngine = Core<ThreadsBackend>;
 
 impl ThreadsEngine {
     /// Makes the engine. It has no threads before there are calls for them.
@@ -41,30 +36,24 @@ impl ThreadsEngine {
     /// # Errors
     /// The kernel's, for its epoll and eventfd.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
-        let kernel = ThreadsKernel { files: Files::new(), desk: Desk::new(&config)? };
-        Ok(Self { config, kernel })
+        let threads = config.threads.max(1);
+        let backend = ThreadsBackend { files: Files::new(), desk: Desk::new(&config)?, threads };
+        Ok(Self::over(backend, &config))
     }
 }
 
-impl Engine for ThreadsEngine {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        Ok(handles(Core::new(self.kernel, &self.config)))
-    }
-
-    fn describe(&self) -> String {
-        format!("threads: at most {}, started when calls wait", self.config.threads.max(1))
-    }
-}
-
+/// The backend.
 #[derive(Debug)]
-struct ThreadsKernel {
+pub struct ThreadsBackend {
     files: Files<Arc<File>>,
     desk: Desk,
+    /// Most of them at once.
+    threads: u32,
 }
 
-impl Kernel for ThreadsKernel {
-    fn enable(&mut self) -> io::Result<()> {
-        Ok(())
+impl IoBackend for ThreadsBackend {
+    fn describe(&self) -> String {
+        format!("threads: at most {}, started when calls wait", self.threads)
     }
 
     fn serve_one_disk(&mut self) {

@@ -15,8 +15,7 @@ pub use self::policy::{HandOver, ParseHandOverError};
 
 use self::participant::Member;
 use self::registry::Table;
-use crate::engine::{Engine, Handles};
-use crate::halves::handles;
+use crate::engine::Engine;
 use crate::placed::{EngineMaker, PlacementCounters};
 
 /// See the file's head. Clones are the same placement.
@@ -30,10 +29,12 @@ impl CompletionPlacement {
         Self(Arc::new(Table::new(make, depth, policy, host)))
     }
 
-    /// The engine for a worker, to be started on its thread.
-    #[must_use]
-    pub fn engine(&self, worker: u32) -> Box<dyn Engine> {
-        Box::new(Seatless { table: Arc::clone(&self.0), worker })
+    /// The engine of a worker, which takes part once it has started it.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn engine(&self, worker: u32) -> io::Result<Box<dyn Engine>> {
+        Ok(Box::new(Member::new(Arc::clone(&self.0), worker)?))
     }
 
     /// Asks for another completion worker; `None`: whoever is it. It changes once the ops in the engine are done, and as
@@ -63,23 +64,6 @@ impl CompletionPlacement {
     #[must_use]
     pub fn counters(&self) -> PlacementCounters {
         self.0.counters.read()
-    }
-}
-
-/// A worker's engine, not yet started.
-#[derive(Debug)]
-struct Seatless {
-    table: Arc<Table>,
-    worker: u32,
-}
-
-impl Engine for Seatless {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        Ok(handles(Member::join(self.table, self.worker)?))
-    }
-
-    fn describe(&self) -> String {
-        format!("on the completion worker, handed over by {}", self.table.policy)
     }
 }
 

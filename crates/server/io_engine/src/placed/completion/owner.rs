@@ -15,14 +15,14 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::registry::{Line, Seats, Table};
-use crate::engine::{Completion, Event, FileId, FileSpec, Handles, Op, OpError, Stats};
+use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats};
 use crate::placed::routes::{OWN, Route, Routes};
 
 /// How the real engine knows a file, if it was asked to attach it.
 type Known = Option<Result<FileId, Errno>>;
 
 pub(super) struct Host {
-    inner: Handles,
+    inner: Box<dyn Engine>,
     lines: Vec<Option<Line>>,
     routes: Routes,
     files: Vec<Known>,
@@ -46,8 +46,9 @@ pub(in crate::placed) fn unstarted(op: Op, error: OpError) -> Completion {
 impl Host {
     /// The engine only; [`Host::sync`] takes up the rings.
     pub fn start(table: &Table) -> io::Result<Self> {
-        let mut inner = (table.make)()?.start()?;
-        inner.submit.serve_one_disk();
+        let mut inner = (table.make)()?;
+        inner.start()?;
+        inner.serve_one_disk();
         let depth = table.depth as usize;
         Ok(Self {
             inner,
@@ -77,7 +78,7 @@ impl Host {
         let (files, inner) = (&mut self.files, &mut self.inner);
         seats.files.free_released(|file| {
             if let Some(Some(Ok(inner_file))) = files.get_mut(file.0 as usize).map(Option::take) {
-                inner.submit.detach_file(inner_file);
+                inner.detach_file(inner_file);
             }
         });
     }
@@ -93,7 +94,7 @@ impl Host {
     fn give_up(&mut self, seat: u64, gone: bool, files: Vec<FileId>) {
         for file in &files {
             if let Some(Some(Ok(file))) = self.files.get(file.0 as usize) {
-                self.inner.reap.cancel_file(*file);
+                self.inner.cancel_file(*file);
             }
         }
         if let Some(line) = self.lines.iter_mut().flatten().find(|line| line.seat == seat) {
@@ -123,7 +124,7 @@ impl Host {
     #[cold]
     fn attach(&mut self, file: FileId, spec: Option<FileSpec>) -> Result<FileId, Errno> {
         let attached = match spec {
-            Some(spec) => self.inner.submit.attach_file(spec),
+            Some(spec) => self.inner.attach_file(spec),
             None => Err(io::ErrorKind::NotFound.into()),
         };
         let known = attached.map_err(|error| {
@@ -140,7 +141,7 @@ impl Host {
 
     /// The same at once, for a worker that is host itself and can still say no.
     pub fn attach_own(&mut self, file: FileId, spec: FileSpec) -> io::Result<()> {
-        let inner_file = self.inner.submit.attach_file(spec)?;
+        let inner_file = self.inner.attach_file(spec)?;
         let index = file.0 as usize;
         if index >= self.files.len() {
             self.files.resize(index + 1, None);
@@ -152,7 +153,7 @@ impl Host {
     /// Whether the real engine takes another op.
     #[inline]
     pub fn takes(&self) -> bool {
-        !self.retiring && self.routes.room() > 0 && self.inner.submit.room() > 0
+        !self.retiring && self.routes.room() > 0 && self.inner.room() > 0
     }
 
     /// The host worker's own op; the caller made sure that [`Host::takes`] one.
@@ -177,7 +178,7 @@ impl Host {
         };
         op.token = place;
         op.file = file;
-        if let Err(op) = self.inner.submit.push(op) {
+        if let Err(op) = self.inner.push(op) {
             debug_assert!(false, "`takes` said that there is room");
             self.routes.give_back(place);
             return Err(unstarted(Op { token, ..op }, OpError::Errno(Errno::NOBUFS)));
@@ -193,7 +194,7 @@ impl Host {
         }
         self.first = (self.first + 1) % count.max(1);
         self.ring(table); // about what could not be started
-        self.inner.submit.submit()
+        self.inner.submit()
     }
 
     #[inline]
@@ -226,7 +227,7 @@ impl Host {
     /// Own completions to `events`, the others to those whose they are.
     pub fn reap(&mut self, events: &mut Vec<Event>, table: &Table) {
         events.extend(self.ended.drain(..).map(Event::Completed));
-        self.inner.reap.reap(&mut self.events);
+        self.inner.reap(&mut self.events);
         let mut passed = 0;
         for event in self.events.drain(..) {
             let Event::Completed(mut completion) = event else { continue };
@@ -272,23 +273,23 @@ impl Host {
     }
 
     pub fn in_flight(&self) -> usize {
-        self.inner.submit.in_flight()
+        self.inner.in_flight()
     }
 
     pub fn stats(&self) -> Stats {
-        self.inner.submit.stats()
+        self.inner.stats()
     }
 
     pub fn take_unseen_work(&mut self) -> usize {
-        std::mem::take(&mut self.served) + self.inner.reap.take_unseen_work()
+        std::mem::take(&mut self.served) + self.inner.take_unseen_work()
     }
 
-    pub fn inner(&mut self) -> &mut Handles {
-        &mut self.inner
+    pub fn inner(&mut self) -> &mut dyn Engine {
+        &mut *self.inner
     }
 
     pub fn descriptor(&mut self) -> io::Result<OwnedFd> {
-        self.inner.reap.descriptor()
+        self.inner.descriptor()
     }
 
     /// Ends the engine, with what may still be in it; returns what the next host takes up, and own ops that ended.

@@ -21,18 +21,22 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::owner::{Host, unstarted};
 use super::registry::{Line, Seat, Seats, Table};
-use crate::engine::{
-    Completion, Event, FileId, FileSpec, Op, OpError, Reap, Stats, Submit, WatchId, WatchToken,
-};
+use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::epoll_wait::{Doze, WorkerBell};
 use crate::placed::{no_watches, share};
 
 /// How long a host that is dropped waits for the others' ops before it gives them up, and once more after that.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The number of no seat.
+const NOT_STARTED: u64 = u64::MAX;
+
 pub(super) struct Member {
     table: Arc<Table>,
+    worker: u32,
     seat: u64,
+    /// The host's ends of the rings, until the engine is started.
+    ends: Option<(Consumer<Op>, Producer<Completion>)>,
     doze: Doze,
     /// Not yet handed over.
     staged: VecDeque<Op>,
@@ -55,33 +59,16 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub fn join(table: Arc<Table>, worker: u32) -> io::Result<Self> {
+    pub fn new(table: Arc<Table>, worker: u32) -> io::Result<Self> {
         let depth = table.depth as usize;
         let doze = Doze::new()?;
         let (ops, ops_end) = RingBuffer::new(depth);
         let (done_end, done) = RingBuffer::new(depth);
-        let mut seats = table.lock();
-        share(depth, seats.members() + 1)?;
-        let seat = seats.next_id;
-        seats.next_id += 1;
-        let bell = Arc::clone(&doze.bell);
-        let line = Line {
-            seat,
-            ops: ops_end,
-            done: done_end,
-            bell: Arc::clone(&bell),
-            inside: 0,
-            touched: false,
-            gone: false,
-            to_check: 0,
-            cancelled: Vec::new(),
-        };
-        let line = Some(line);
-        let (gone, unable, cancelled) = (false, false, Vec::new());
-        seats.list.push(Seat { id: seat, worker, bell, line, gone, unable, cancelled });
-        let mut member = Self {
-            table: Arc::clone(&table),
-            seat,
+        Ok(Self {
+            table,
+            worker,
+            seat: NOT_STARTED,
+            ends: Some((ops_end, done_end)),
             doze,
             staged: VecDeque::with_capacity(depth),
             oldest: None,
@@ -95,15 +82,22 @@ impl Member {
             host_bell: None,
             needed: false,
             seen_changes: 0,
-        };
-        if let Err(error) = member.look_around(&mut seats) {
-            // Before the member, whose end takes the lock, and its seat away.
-            drop(seats);
-            return Err(error);
-        }
+        })
+    }
+
+    fn join(&mut self) -> io::Result<()> {
+        let table = Arc::clone(&self.table);
+        let mut seats = table.lock();
+        share(table.depth as usize, seats.members() + 1)?;
+        let Some((ops, done)) = self.ends.take() else { unreachable!("an engine is started once") };
+        self.seat = seats.next_id;
+        seats.next_id += 1;
+        let bell = Arc::clone(&self.doze.bell);
+        let line = Line::new(self.seat, ops, done, Arc::clone(&bell));
+        seats.list.push(Seat::new(self.seat, self.worker, bell, line));
+        self.look_around(&mut seats)?;
         table.changed(&seats);
-        drop(seats);
-        Ok(member)
+        Ok(())
     }
 
     /// Finds out who is host, and becomes it if nobody is and it should.
@@ -313,7 +307,7 @@ impl Member {
             Some(host) => {
                 // Others spare a wake-up if this says that one comes anyway: before they may see it doze.
                 self.table.busy.store(host.in_flight(), Relaxed);
-                host.inner().reap.arm()?
+                host.inner().arm()?
             }
             None => true,
         };
@@ -323,7 +317,7 @@ impl Member {
 
     fn disarm(&mut self) -> io::Result<()> {
         self.doze.rise();
-        self.host.as_mut().map_or(Ok(()), |host| host.inner().reap.disarm())
+        self.host.as_mut().map_or(Ok(()), |host| host.inner().disarm())
     }
 
     fn has_work(&self) -> bool {
@@ -400,12 +394,12 @@ impl Member {
         for give_up in [false, true] {
             if give_up && host.inside_of_others() > 0 {
                 tracing::warn!("I/O of other workers does not end: given up, as the completion worker goes");
-                host.inner().reap.cancel_all();
+                host.inner().cancel_all();
             }
             let deadline = Instant::now() + PATIENCE;
             while host.inside_of_others() > 0 {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let waited = host.inner().reap.wait(Some(left));
+                let waited = host.inner().wait(Some(left));
                 host.reap(&mut own, &self.table);
                 own.clear();
                 if left.is_zero() || waited.is_err() {
@@ -418,6 +412,9 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
+        if self.seat == NOT_STARTED {
+            return;
+        }
         self.cancel_all();
         self.finish_others();
         self.resign();
@@ -454,9 +451,22 @@ fn lay_down(lines: Vec<Option<Line>>, seats: &mut Seats) {
     seats.files.free_released(|_| ());
 }
 
-impl Submit for Member {
+impl Engine for Member {
+    fn describe(&self) -> String {
+        format!("on the completion worker, handed over by {}", self.table.policy)
+    }
+
+    /// The worker takes part from now on.
+    fn start(&mut self) -> io::Result<()> {
+        self.join()
+    }
+
     fn room(&self) -> usize {
         Self::room(self)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
     fn push(&mut self, op: Op) -> Result<(), Op> {
@@ -466,31 +476,6 @@ impl Submit for Member {
     fn submit(&mut self) -> io::Result<()> {
         self.work(false)
     }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        Self::attach_file(self, spec)
-    }
-
-    fn detach_file(&mut self, file: FileId) {
-        Self::detach_file(self, file);
-    }
-
-    fn stats(&self) -> Stats {
-        self.host.as_ref().map_or_else(Stats::default, |host| host.stats())
-    }
-}
-
-impl Reap for Member {
-    /// Kicks belong to an engine of the worker's own.
-    fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
-        Err(no_watches())
-    }
-
-    fn unwatch(&mut self, _id: WatchId) {}
 
     fn reap(&mut self, events: &mut Vec<Event>) {
         Self::reap(self, events);
@@ -512,12 +497,31 @@ impl Reap for Member {
         self.doze.descriptor()
     }
 
+    /// The worker's own engine watches kicks.
+    fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
+        Err(no_watches())
+    }
+
+    fn unwatch(&mut self, _id: WatchId) {}
+
     fn cancel_all(&mut self) {
         Self::cancel_all(self);
     }
 
     fn cancel_file(&mut self, file: FileId) {
         self.cancel(&[file]);
+    }
+
+    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
+        Self::attach_file(self, spec)
+    }
+
+    fn detach_file(&mut self, file: FileId) {
+        Self::detach_file(self, file);
+    }
+
+    fn stats(&self) -> Stats {
+        self.host.as_ref().map_or_else(Stats::default, |host| host.stats())
     }
 
     fn serves_others(&self) -> bool {

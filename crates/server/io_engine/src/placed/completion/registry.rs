@@ -37,6 +37,13 @@ pub(super) struct Line {
     pub cancelled: Vec<FileId>,
 }
 
+impl Line {
+    pub fn new(seat: u64, ops: Consumer<Op>, done: Producer<Completion>, bell: Arc<WorkerBell>) -> Self {
+        let cancelled = Vec::new();
+        Self { seat, ops, done, bell, inside: 0, touched: false, gone: false, to_check: 0, cancelled }
+    }
+}
+
 /// A worker that takes part.
 pub(super) struct Seat {
     pub id: u64,
@@ -49,6 +56,12 @@ pub(super) struct Seat {
     pub unable: bool,
     /// Files whose ops are to be given up.
     pub cancelled: Vec<FileId>,
+}
+
+impl Seat {
+    pub fn new(id: u64, worker: u32, bell: Arc<WorkerBell>, line: Line) -> Self {
+        Self { id, worker, bell, line: Some(line), gone: false, unable: false, cancelled: Vec::new() }
+    }
 }
 
 #[derive(Default)]

@@ -28,7 +28,7 @@ fn run_and_leave(placement: &CompletionPlacement, bed: &Arc<Bed>, rounds: &[u64]
     let threads: Vec<_> = (0..)
         .zip(rounds)
         .map(|(number, &rounds)| {
-            on_thread(placement.engine(number), number.into(), bed, move |worker| {
+            on_thread(placement.engine(number).unwrap(), number.into(), bed, move |worker| {
                 worker.write_and_check(rounds, 32, true);
             })
         })
@@ -40,7 +40,7 @@ fn run_and_leave(placement: &CompletionPlacement, bed: &Arc<Bed>, rounds: &[u64]
 fn worker_alone_is_its_own_completion_worker() {
     let bed = Bed::buffered();
     let placement = placement(io_uring(), "adaptive", None);
-    let mut worker = Worker::start(placement.engine(7), 0, &bed);
+    let mut worker = Worker::start(placement.engine(7).unwrap(), 0, &bed);
     worker.write_and_check(20, 32, true);
     assert_eq!(placement.host(), Some(7));
     assert_eq!(placement.counters().hand_overs, 0);
@@ -66,14 +66,14 @@ fn data_of_two_workers_is_right_with_every_policy_whether_they_spin_or_sleep() {
 fn run_host_and_other(placement: &CompletionPlacement, bed: &Arc<Bed>, sleeps: [bool; 2]) {
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
-    let host = on_thread(placement.engine(0), 0, bed, move |worker| {
+    let host = on_thread(placement.engine(0).unwrap(), 0, bed, move |worker| {
         worker.write_and_check(20, 32, sleeps[0]);
         idle_until(worker, &told);
     });
     while placement.host() != Some(0) {
         std::thread::yield_now();
     }
-    let other = on_thread(placement.engine(1), 1, bed, move |worker| {
+    let other = on_thread(placement.engine(1).unwrap(), 1, bed, move |worker| {
         worker.write_and_check(20, 32, sleeps[1]);
     });
     let other = other.join();
@@ -108,7 +108,7 @@ fn completion_worker_changes_under_load_again_and_again() {
     let threads: Vec<_> = (0..3)
         .map(|number| {
             let done = Arc::clone(&done);
-            on_thread(placement.engine(number), number.into(), &bed, move |worker| {
+            on_thread(placement.engine(number).unwrap(), number.into(), &bed, move |worker| {
                 while !done.load(Ordering::Acquire) {
                     worker.write_and_check(1, 32, true);
                 }
@@ -132,10 +132,13 @@ fn completion_worker_changes_under_load_again_and_again() {
 fn workers_come_and_go_while_one_works() {
     let bed = Bed::buffered();
     let placement = placement(io_uring(), "count:4", None);
-    let steady = on_thread(placement.engine(0), 0, &bed, |worker| worker.write_and_check(300, 16, true));
+    let steady =
+        on_thread(placement.engine(0).unwrap(), 0, &bed, |worker| worker.write_and_check(300, 16, true));
     for turn in 0..20 {
-        on_thread(placement.engine(1), 1, &bed, |worker| worker.write_and_check(3, 16, true)).join().unwrap();
-        on_thread(placement.engine(2 + turn), 2, &bed, |_| ()).join().unwrap();
+        on_thread(placement.engine(1).unwrap(), 1, &bed, |worker| worker.write_and_check(3, 16, true))
+            .join()
+            .unwrap();
+        on_thread(placement.engine(2 + turn).unwrap(), 2, &bed, |_| ()).join().unwrap();
     }
     steady.join().unwrap();
     assert_eq!(placement.host(), None);
@@ -148,11 +151,12 @@ fn sleeping_workers_miss_no_wake_up_with_one_op_at_a_time() {
         let placement = placement(io_uring(), policy, Some(0));
         let done = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&done);
-        let host = on_thread(placement.engine(0), 0, &bed, move |worker| idle_until_rung(worker, &told));
+        let host =
+            on_thread(placement.engine(0).unwrap(), 0, &bed, move |worker| idle_until_rung(worker, &told));
         while placement.host() != Some(0) {
             std::thread::yield_now();
         }
-        on_thread(placement.engine(1), 1, &bed, |worker| worker.write_and_check(1500, 1, true))
+        on_thread(placement.engine(1).unwrap(), 1, &bed, |worker| worker.write_and_check(1500, 1, true))
             .join()
             .unwrap();
         done.store(true, Ordering::Release);
@@ -168,9 +172,9 @@ fn sleeping_workers_miss_no_wake_up_with_one_op_at_a_time() {
 /// Sleeps without a limit: a lost wake-up hangs.
 fn idle_until_rung(worker: &mut Worker, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
-        worker.handles.submit.submit().unwrap();
+        worker.engine.submit().unwrap();
         assert!(worker.reap().is_empty());
-        worker.handles.reap.wait(None).unwrap();
+        worker.engine.wait(None).unwrap();
     }
 }
 
@@ -179,13 +183,13 @@ fn errors_and_short_transfers_go_to_the_worker_whose_op_it_was() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:4", Some(0));
-    let mut host = Worker::start(placement.engine(0), 0, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     handles.lock().unwrap()[0].inject(When::Verb(Verb::Write), Fault::Errno(Errno::NOSPC), 1);
     handles.lock().unwrap()[0].inject(When::Verb(Verb::Write), Fault::Short(512), 3);
     handles.lock().unwrap()[0].shuffle(99);
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
-    let other = on_thread(placement.engine(1), 1, &bed, move |worker| {
+    let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
         for token in 0..8 {
             worker.push(worker.op(token, token, true));
         }
@@ -198,7 +202,7 @@ fn errors_and_short_transfers_go_to_the_worker_whose_op_it_was() {
     let ended = other.join().unwrap();
     let failed = ended.iter().filter(|ended| ended.result == Err(OpError::Errno(Errno::NOSPC))).count();
     assert_eq!((failed, ended.iter().filter(|ended| ended.result.is_ok()).count()), (1, 7));
-    assert_eq!(host.handles.submit.stats().resumed_calls, 3);
+    assert_eq!(host.engine.stats().resumed_calls, 3);
 }
 
 #[test]
@@ -206,17 +210,17 @@ fn cancelling_gives_up_the_workers_own_ops_and_nobody_elses() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
-    let mut host = Worker::start(placement.engine(0), 0, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Hold, 4);
     let (ready, waits) = std::sync::mpsc::channel();
     let (go, told) = std::sync::mpsc::channel();
-    let other = on_thread(placement.engine(1), 1, &bed, move |worker| {
+    let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
         (0..2).for_each(|token| worker.push(worker.op(token, token, true)));
-        worker.handles.submit.submit().unwrap();
+        worker.engine.submit().unwrap();
         ready.send(()).unwrap();
         told.recv().unwrap();
-        worker.handles.reap.cancel_all();
+        worker.engine.cancel_all();
         worker.finish(2)
     });
     waits.recv().unwrap();
@@ -239,13 +243,13 @@ fn ops_not_yet_taken_by_the_host_are_given_up_without_being_started() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
-    let mut host = Worker::start(placement.engine(0), 0, &bed);
-    let mut other = Worker::start(placement.engine(1), 1, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     (0..2).for_each(|token| other.push(other.op(token, token, true)));
-    other.handles.submit.submit().unwrap();
+    other.engine.submit().unwrap();
     other.push(other.op(2, 2, true));
-    other.handles.reap.cancel_all();
-    host.handles.submit.submit().unwrap();
+    other.engine.cancel_all();
+    host.engine.submit().unwrap();
     let ended = other.finish(3);
     assert!(ended.iter().all(|ended| ended.result == Err(OpError::Cancelled)), "{ended:?}");
     assert_eq!(handles.lock().unwrap()[0].calls(), 0);
@@ -256,14 +260,14 @@ fn dropping_a_worker_leaves_its_memory_with_the_host_until_the_kernel_is_done() 
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
-    let mut host = Worker::start(placement.engine(0), 0, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Stick, 2);
-    let mut other = Worker::start(placement.engine(1), 1, &bed);
+    let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     let before = Arc::strong_count(&bed.memory);
     (0..2).for_each(|token| other.push(other.op(token, token, true)));
-    other.handles.submit.submit().unwrap();
-    host.handles.submit.submit().unwrap();
+    other.engine.submit().unwrap();
+    host.engine.submit().unwrap();
     assert_eq!(fake.held(), 2);
     drop(other);
     assert!(host.pass(false).is_empty());
@@ -273,9 +277,9 @@ fn dropping_a_worker_leaves_its_memory_with_the_host_until_the_kernel_is_done() 
     );
     fake.release().unwrap();
     assert!(host.pass(false).is_empty());
-    host.handles.submit.submit().unwrap();
+    host.engine.submit().unwrap();
     assert_eq!(Arc::strong_count(&bed.memory), before - 1);
-    assert_eq!(host.handles.submit.in_flight(), 0);
+    assert_eq!(host.engine.in_flight(), 0);
     host.write_and_check(3, 32, true);
 }
 
@@ -284,10 +288,10 @@ fn dropping_the_host_passes_on_what_others_have_in_flight() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
-    let host = Worker::start(placement.engine(0), 0, &bed);
+    let host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Hold, 2);
-    let other = on_thread(placement.engine(1), 1, &bed, move |worker| {
+    let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
         (0..6).for_each(|token| worker.push(worker.op(token, token, true)));
         let ended = worker.finish(6);
         worker.write_and_check(5, 32, true);
@@ -315,10 +319,10 @@ fn flush_reaches_the_engine_after_the_writes_that_were_seen_complete() {
     let config = EngineConfig { recorder: Some(recorder.clone()), ..config() };
     let make: EngineMaker = Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?)));
     let placement = placement(make, "time:100", Some(0));
-    let mut host = Worker::start(placement.engine(0), 0, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
-    let other = on_thread(placement.engine(1), 1, &bed, move |worker| {
+    let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
         for round in 0..ROUNDS {
             // Two that the flush covers, and one beside it.
             (0..2).for_each(|block| worker.push(worker.op(round, block, true)));
@@ -350,11 +354,11 @@ fn file_that_the_engine_refuses_fails_its_ops_and_no_others() {
     let Some(direct) = Bed::new(CacheMode::None) else { return };
     // Linux AIO takes no file that is open through the page cache.
     let placement = placement(linux_aio(), "count:1", Some(0));
-    let mut host = Worker::start(placement.engine(0), 0, &direct);
-    let mut other = Worker::start(placement.engine(1), 1, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &direct);
+    let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     other.push(other.op(5, 0, true));
-    other.handles.submit.submit().unwrap();
-    host.handles.submit.submit().unwrap();
+    other.engine.submit().unwrap();
+    host.engine.submit().unwrap();
     let ended = other.finish(1);
     assert_eq!(ended[0].result, Err(OpError::Errno(Errno::IO)));
     host.write_and_check(2, 16, true);
@@ -365,19 +369,19 @@ fn more_workers_than_the_depth_has_shares_for_are_refused() {
     let bed = Bed::buffered();
     let placement = placement(io_uring(), "adaptive", None);
     let workers: Vec<_> =
-        (0..4).map(|number| Worker::start(placement.engine(number), number.into(), &bed)).collect();
-    let error = placement.engine(4).start().err().unwrap();
+        (0..4).map(|number| Worker::start(placement.engine(number).unwrap(), number.into(), &bed)).collect();
+    let error = placement.engine(4).unwrap().start().err().unwrap();
     assert_eq!(
         error.to_string(),
         "a depth of 128 is too little for 5 workers, each needs 32: make it larger, or use fewer workers for this disk"
     );
-    assert!(workers.iter().all(|worker| worker.handles.submit.room() == 32));
+    assert!(workers.iter().all(|worker| worker.engine.room() == 32));
 }
 
 #[test]
 fn engine_that_cannot_be_made_is_an_error_and_leaves_nobody_behind() {
     let placement = placement(Box::new(|| Err(std::io::ErrorKind::Unsupported.into())), "adaptive", None);
-    assert_eq!(placement.engine(0).start().err().unwrap().kind(), std::io::ErrorKind::Unsupported);
+    assert_eq!(placement.engine(0).unwrap().start().err().unwrap().kind(), std::io::ErrorKind::Unsupported);
     assert_eq!((placement.host(), placement.0.lock().list.len()), (None, 0));
 }
 
@@ -390,11 +394,11 @@ fn worker_that_cannot_make_an_engine_leaves_it_to_another_until_it_is_alone() {
         _ => make(),
     };
     let placement = placement(Box::new(second_fails), "count:1", Some(0));
-    let mut first = Worker::start(placement.engine(0), 0, &bed);
-    let mut second = Worker::start(placement.engine(1), 1, &bed);
+    let mut first = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut second = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     placement.set_host(Some(1));
     for worker in [&mut first, &mut second] {
-        worker.handles.submit.submit().unwrap();
+        worker.engine.submit().unwrap();
         assert_eq!(placement.host(), None);
     }
     first.write_and_check(2, 16, false);

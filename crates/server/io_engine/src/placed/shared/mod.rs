@@ -23,8 +23,7 @@ use qspinlock::PvQSpinLock;
 use rtrb::Producer;
 
 use self::participant::Member;
-use crate::engine::{Completion, Engine, Event, Handles, SharedHandles};
-use crate::halves::handles;
+use crate::engine::{Completion, Engine, Event};
 use crate::placed::counters::Counters;
 use crate::placed::epoll_wait::WorkerBell;
 use crate::placed::routes::{Route, Routes};
@@ -41,17 +40,20 @@ struct Line {
 
 /// What is behind the lock.
 struct Shop {
-    engine: Box<dyn SharedHandles>,
+    engine: Box<dyn Engine>,
     routes: Routes,
     lines: Vec<Option<Line>>,
     events: Vec<Event>,
 }
 
 impl Shop {
-    fn new(mut engine: Box<dyn SharedHandles>, depth: u32) -> Self {
+    fn open(table: &Table) -> io::Result<Self> {
+        let mut engine = (table.make)()?;
+        engine.check_shareable()?;
+        engine.start()?;
         engine.serve_one_disk();
-        let events = Vec::with_capacity(depth as usize + 1);
-        Self { engine, routes: Routes::new(depth), lines: Vec::new(), events }
+        let events = Vec::with_capacity(table.depth as usize + 1);
+        Ok(Self { engine, routes: Routes::new(table.depth), lines: Vec::new(), events })
     }
 
     fn add(&mut self, line: Line) -> u32 {
@@ -215,10 +217,12 @@ impl SharedPlacement {
         }))
     }
 
-    /// The engine for a worker, to be started on its thread.
-    #[must_use]
-    pub fn engine(&self, worker: u32) -> Box<dyn Engine> {
-        Box::new(Seatless { table: Arc::clone(&self.0), worker })
+    /// The engine of a worker, which takes part once it has started it.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn engine(&self, worker: u32) -> io::Result<Box<dyn Engine>> {
+        Ok(Box::new(Member::new(Arc::clone(&self.0), worker)?))
     }
 
     /// Asks for another completion worker; `None`: whoever was first. It is that as soon as it takes part.
@@ -246,24 +250,6 @@ impl SharedPlacement {
     #[must_use]
     pub fn counters(&self) -> PlacementCounters {
         self.0.counters.read()
-    }
-}
-
-/// A worker's engine, not yet started.
-#[derive(Debug)]
-struct Seatless {
-    table: Arc<Table>,
-    worker: u32,
-}
-
-impl Engine for Seatless {
-    fn start(self: Box<Self>) -> io::Result<Handles> {
-        Ok(handles(Member::join(self.table, self.worker)?))
-    }
-
-    fn describe(&self) -> String {
-        let reaping = if self.table.reap_on_submit { "who submits reaps too" } else { "one worker reaps" };
-        format!("shared behind a lock, {reaping}")
     }
 }
 

@@ -12,12 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rtrb::{Consumer, RingBuffer};
+use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::{Line, Seat, Seats, Shop, Table, share};
-use crate::engine::{
-    Completion, Event, FileId, FileSpec, Op, OpError, Reap, Stats, Submit, WatchId, WatchToken,
-};
+use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::completion::owner::unstarted;
 use crate::placed::epoll_wait::{Doze, WorkerBell};
 use crate::placed::no_watches;
@@ -28,10 +26,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Looks meanwhile: whoever reaps does not tell.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
+/// The number of no seat.
+const NOT_STARTED: u64 = u64::MAX;
+
 pub(super) struct Member {
     table: Arc<Table>,
+    worker: u32,
     seat: u64,
     line: u32,
+    /// The other end of `done`, until the engine is started.
+    done_end: Option<Producer<Completion>>,
     doze: Doze,
     is_host: bool,
     staged: VecDeque<Op>,
@@ -48,29 +52,16 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub fn join(table: Arc<Table>, worker: u32) -> io::Result<Self> {
+    pub fn new(table: Arc<Table>, worker: u32) -> io::Result<Self> {
         let depth = table.depth as usize;
         let doze = Doze::new()?;
         let (done_end, done) = RingBuffer::new(depth);
-        let mut seats = table.seats();
-        share(depth, seats.list.len() + 1)?;
-        let bell = Arc::clone(&doze.bell);
-        let line = Line { done: done_end, bell: Arc::clone(&bell), inside: 0, touched: false, gone: false };
-        let mut shop = table.lock();
-        if shop.is_none() {
-            *shop = Some(Shop::new((table.make)()?.start_shared()?, table.depth));
-        }
-        let line = shop.as_mut().map_or(0, |shop| shop.add(line));
-        drop(shop);
-        let seat = seats.next_id;
-        seats.next_id += 1;
-        seats.list.push(Seat { id: seat, worker, bell });
-        table.changed(&seats);
-        drop(seats);
         Ok(Self {
             table,
-            seat,
-            line,
+            worker,
+            seat: NOT_STARTED,
+            line: 0,
+            done_end: Some(done_end),
             doze,
             is_host: false,
             staged: VecDeque::with_capacity(depth),
@@ -82,6 +73,26 @@ impl Member {
             seen_changes: 0,
             served: 0,
         })
+    }
+
+    fn join(&mut self) -> io::Result<()> {
+        let table = Arc::clone(&self.table);
+        let mut seats = table.seats();
+        share(table.depth as usize, seats.list.len() + 1)?;
+        let mut shop = table.lock();
+        let shop = match &mut *shop {
+            Some(shop) => shop,
+            none => none.insert(Shop::open(&table)?),
+        };
+        let Some(done) = self.done_end.take() else { unreachable!("an engine is started once") };
+        let bell = Arc::clone(&self.doze.bell);
+        let line = Line { done, bell: Arc::clone(&bell), inside: 0, touched: false, gone: false };
+        self.line = shop.add(line);
+        self.seat = seats.next_id;
+        seats.next_id += 1;
+        seats.list.push(Seat { id: self.seat, worker: self.worker, bell });
+        table.changed(&seats);
+        Ok(())
     }
 
     /// Acts on the engine with the lock held; then rings whom that concerns.
@@ -305,6 +316,9 @@ fn reap_and_go_on(shop: &mut Shop, table: &Table) -> io::Result<()> {
 
 impl Drop for Member {
     fn drop(&mut self) {
+        if self.seat == NOT_STARTED {
+            return;
+        }
         self.cancel_all();
         // The last one lets the engine end, which waits for what is in it.
         let is_last = self.table.seats().list.len() == 1;
@@ -322,9 +336,23 @@ impl Drop for Member {
     }
 }
 
-impl Submit for Member {
+impl Engine for Member {
+    fn describe(&self) -> String {
+        let reaping = if self.table.reap_on_submit { "who submits reaps too" } else { "one worker reaps" };
+        format!("shared behind a lock, {reaping}")
+    }
+
+    /// The worker takes part from now on.
+    fn start(&mut self) -> io::Result<()> {
+        self.join()
+    }
+
     fn room(&self) -> usize {
         Self::room(self)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
     fn push(&mut self, op: Op) -> Result<(), Op> {
@@ -334,33 +362,6 @@ impl Submit for Member {
     fn submit(&mut self) -> io::Result<()> {
         self.work()
     }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        Self::attach_file(self, spec)
-    }
-
-    fn detach_file(&mut self, file: FileId) {
-        Self::detach_file(self, file);
-    }
-
-    /// All workers' together, told by the completion worker.
-    fn stats(&self) -> Stats {
-        let guard = if self.is_host { Some(self.table.lock()) } else { None };
-        guard.and_then(|shop| shop.as_ref().map(|shop| shop.engine.stats())).unwrap_or_default()
-    }
-}
-
-impl Reap for Member {
-    /// Kicks belong to an engine of the worker's own.
-    fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
-        Err(no_watches())
-    }
-
-    fn unwatch(&mut self, _id: WatchId) {}
 
     fn reap(&mut self, events: &mut Vec<Event>) {
         Self::reap(self, events);
@@ -382,12 +383,33 @@ impl Reap for Member {
         self.doze.descriptor()
     }
 
+    /// The worker's own engine watches kicks.
+    fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
+        Err(no_watches())
+    }
+
+    fn unwatch(&mut self, _id: WatchId) {}
+
     fn cancel_all(&mut self) {
         Self::cancel_all(self);
     }
 
     fn cancel_file(&mut self, file: FileId) {
         self.cancel(&[file]);
+    }
+
+    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
+        Self::attach_file(self, spec)
+    }
+
+    fn detach_file(&mut self, file: FileId) {
+        Self::detach_file(self, file);
+    }
+
+    /// Those of all workers together, told by the completion worker.
+    fn stats(&self) -> Stats {
+        let guard = if self.is_host { Some(self.table.lock()) } else { None };
+        guard.and_then(|shop| shop.as_ref().map(|shop| shop.engine.stats())).unwrap_or_default()
     }
 
     fn serves_others(&self) -> bool {

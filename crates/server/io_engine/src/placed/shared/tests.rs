@@ -19,7 +19,7 @@ fn run_and_leave(placement: &SharedPlacement, bed: &Arc<Bed>, rounds: &[u64], sl
     let threads: Vec<_> = (0..)
         .zip(rounds)
         .map(|(number, &rounds)| {
-            on_thread(placement.engine(number), number.into(), bed, move |worker| {
+            on_thread(placement.engine(number).unwrap(), number.into(), bed, move |worker| {
                 worker.write_and_check(rounds, 32, sleeps);
             })
         })
@@ -62,7 +62,7 @@ fn completion_worker_changes_under_load_again_and_again() {
         let threads: Vec<_> = (0..3)
             .map(|number| {
                 let done = Arc::clone(&done);
-                on_thread(placement.engine(number), number.into(), &bed, move |worker| {
+                on_thread(placement.engine(number).unwrap(), number.into(), &bed, move |worker| {
                     while !done.load(Ordering::Acquire) {
                         worker.write_and_check(1, 32, true);
                     }
@@ -83,10 +83,13 @@ fn completion_worker_changes_under_load_again_and_again() {
 fn workers_come_and_go_while_one_works() {
     let bed = Bed::buffered();
     let placement = SharedPlacement::new(shared_io_uring(), DEPTH, false, None);
-    let steady = on_thread(placement.engine(0), 0, &bed, |worker| worker.write_and_check(200, 16, true));
+    let steady =
+        on_thread(placement.engine(0).unwrap(), 0, &bed, |worker| worker.write_and_check(200, 16, true));
     for turn in 0..20 {
-        on_thread(placement.engine(1), 1, &bed, |worker| worker.write_and_check(2, 16, true)).join().unwrap();
-        on_thread(placement.engine(2 + turn), 2, &bed, |_| ()).join().unwrap();
+        on_thread(placement.engine(1).unwrap(), 1, &bed, |worker| worker.write_and_check(2, 16, true))
+            .join()
+            .unwrap();
+        on_thread(placement.engine(2 + turn).unwrap(), 2, &bed, |_| ()).join().unwrap();
     }
     steady.join().unwrap();
     assert!(placement.0.shop.lock().is_none(), "the engine outlives its workers");
@@ -98,11 +101,13 @@ fn one_op_at_a_time_misses_no_wake_up_when_another_worker_reaps() {
     let placement = SharedPlacement::new(shared_io_uring(), DEPTH, false, Some(0));
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
-    let host = on_thread(placement.engine(0), 0, &bed, move |worker| idle_until(worker, &told));
+    let host = on_thread(placement.engine(0).unwrap(), 0, &bed, move |worker| idle_until(worker, &told));
     while placement.host() != Some(0) {
         std::thread::yield_now();
     }
-    on_thread(placement.engine(1), 1, &bed, |worker| worker.write_and_check(500, 1, true)).join().unwrap();
+    on_thread(placement.engine(1).unwrap(), 1, &bed, |worker| worker.write_and_check(500, 1, true))
+        .join()
+        .unwrap();
     done.store(true, Ordering::Release);
     host.join().unwrap();
 }
@@ -112,16 +117,16 @@ fn cancelling_gives_up_the_workers_own_ops_and_nobody_elses() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = SharedPlacement::new(make, DEPTH, true, Some(0));
-    let mut host = Worker::start(placement.engine(0), 0, &bed);
-    let mut other = Worker::start(placement.engine(1), 1, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Hold, 4);
     for worker in [&mut host, &mut other] {
         (0..2).for_each(|token| worker.push(worker.op(token, token, true)));
-        worker.handles.submit.submit().unwrap();
+        worker.engine.submit().unwrap();
     }
     other.push(other.op(2, 2, true));
-    other.handles.reap.cancel_all();
+    other.engine.cancel_all();
     let mut ended = other.pass(false);
     assert!(host.pass(false).is_empty(), "the host's own ops were given up");
     ended.extend(other.pass(false));
@@ -137,14 +142,14 @@ fn worker_that_leaves_with_ops_in_flight_gives_them_up_and_others_keep_theirs() 
     let (make, handles) = fake();
     let placement = SharedPlacement::new(make, DEPTH, true, Some(0));
     let before = Arc::strong_count(&bed.memory);
-    let mut host = Worker::start(placement.engine(0), 0, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Hold, 4);
     (0..2).for_each(|token| host.push(host.op(token, token, true)));
-    host.handles.submit.submit().unwrap();
-    let mut other = Worker::start(placement.engine(1), 1, &bed);
+    host.engine.submit().unwrap();
+    let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     (0..2).for_each(|token| other.push(other.op(token, token, true)));
-    other.handles.submit.submit().unwrap();
+    other.engine.submit().unwrap();
     let releases = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
         fake.release().unwrap();
@@ -163,13 +168,13 @@ fn worker_leaves_although_a_call_of_its_own_never_ends_and_its_memory_stays() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = SharedPlacement::new(make, DEPTH, true, Some(0));
-    let mut host = Worker::start(placement.engine(0), 0, &bed);
+    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Stick, 1);
     let before = Arc::strong_count(&bed.memory);
-    let mut other = Worker::start(placement.engine(1), 1, &bed);
+    let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     other.push(other.op(0, 0, true));
-    other.handles.submit.submit().unwrap();
+    other.engine.submit().unwrap();
     let began = Instant::now();
     drop(other);
     assert!(began.elapsed() < PATIENCE);
@@ -183,11 +188,12 @@ fn worker_leaves_although_a_call_of_its_own_never_ends_and_its_memory_stays() {
 #[test]
 fn engines_that_cannot_be_shared_say_so() {
     let make = || Ok(Box::new(SyncEngine::new(EngineConfig::default())?) as Box<dyn Engine>);
-    let sync = SharedPlacement::new(Box::new(make), DEPTH, true, None).engine(0).start().err().unwrap();
+    let sync =
+        SharedPlacement::new(Box::new(make), DEPTH, true, None).engine(0).unwrap().start().err().unwrap();
     assert_eq!(sync.kind(), std::io::ErrorKind::Unsupported);
     let begins = sync.to_string().starts_with("placement shared needs io_uring or linux-aio, not sync");
     assert!(begins, "{sync}");
-    let bound = SharedPlacement::new(io_uring(), DEPTH, true, None).engine(0).start();
+    let bound = SharedPlacement::new(io_uring(), DEPTH, true, None).engine(0).unwrap().start();
     if let Err(error) = bound {
         let wants = "io_uring for several threads is made with `several_threads` and without `iopoll`";
         assert_eq!(error.to_string(), wants);

@@ -17,7 +17,7 @@ const SQPOLL_IDLE: Duration = Duration::from_millis(2);
 fn bed(engine: IoUringEngine, config: EngineConfig) -> Option<Bed> {
     println!("{}", engine.features());
     let mut bed = on_file((Box::new(engine), config), disk_folder(), CacheMode::None)?;
-    bed.submit.use_memory(bed.view.memory());
+    bed.engine.use_memory(bed.view.memory());
     Some(bed)
 }
 

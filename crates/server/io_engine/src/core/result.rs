@@ -1,0 +1,160 @@
+//! What the result of a call means for its op.
+//!
+//! `result → done | the same call again (EINTR, EAGAIN) | the rest (short transfer) | the next stage`
+//!
+//! - A read that meets the end of the file is an error, never zeroes. A write of nothing is an error too.
+//! - On a file with `O_DIRECT`, progress counts in whole blocks. The kernel starts only at the start of a block, so a
+//!   transfer that stopped inside a block repeats that block.
+
+use rustix::io::Errno;
+
+use super::bounce::Bounce;
+use super::files::OpenFile;
+use super::op::{OpState, Purpose, Stage};
+use crate::engine::{Durability, OpError, Stats};
+
+/// Consecutive EINTR or EAGAIN before they count as the result.
+pub(crate) const MAX_RETRIES: u16 = 1000;
+
+/// What a result leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Call,
+    Done(Result<(), OpError>),
+}
+
+impl OpState {
+    /// Takes the result of the last call.
+    #[inline]
+    pub fn on_result(
+        &mut self,
+        result: i32,
+        file: &mut OpenFile,
+        bounce: &Bounce,
+        stats: &mut Stats,
+    ) -> Next {
+        let next = match u64::try_from(result) {
+            Ok(done) => self.on_success(done, file, bounce, stats),
+            Err(_) => self.on_errno(Errno::from_raw_os_error(-result), file, stats),
+        };
+        match next {
+            Next::Call if self.cancelled => Next::Done(Err(OpError::Cancelled)),
+            next => next,
+        }
+    }
+
+    #[inline]
+    fn on_success(&mut self, done: u64, file: &OpenFile, bounce: &Bounce, stats: &mut Stats) -> Next {
+        self.retries = 0;
+        match self.stage {
+            Stage::Transfer => self.on_transferred(done, file, bounce, stats),
+            Stage::WriteZeroes => self.on_zeroes_written(done, file),
+            Stage::Punch | Stage::ZeroRange => self.after_data(),
+            Stage::Sync => Next::Done(Ok(())),
+        }
+    }
+
+    #[inline]
+    fn on_transferred(&mut self, done: u64, file: &OpenFile, bounce: &Bounce, stats: &mut Stats) -> Next {
+        let is_read = self.purpose == Purpose::Read;
+        let whole = self.whole_blocks(done, file);
+        if whole == 0 {
+            return Next::Done(Err(self.stopped(is_read, done, bounce)));
+        }
+        if is_read {
+            self.store(whole, bounce);
+        } else if self.buffers.is_poisoned() {
+            // The data went while a copy of ours took it, and zeroes may be what was written.
+            return Next::Done(Err(OpError::Errno(Errno::FAULT)));
+        }
+        self.buffers.advance(whole);
+        self.offset_bytes += whole;
+        if self.offset_bytes == self.end_bytes {
+            return if self.flags_durability { Next::Done(Ok(())) } else { self.after_data() };
+        }
+        stats.resumed_calls += 1;
+        Next::Call
+    }
+
+    /// Counts what a read put into guest memory. The dirty log learns of it from whoever gets the buffers back.
+    #[inline]
+    fn store(&mut self, bytes: u64, bounce: &Bounce) {
+        if let Some(id) = self.bounce {
+            #[allow(clippy::cast_possible_truncation)] // the call was no longer than the buffer
+            self.buffers.copy_in(&bounce.bytes(id)[..bytes as usize]);
+        }
+        self.stored_bytes += bytes;
+    }
+
+    /// Progress that the next call can start after.
+    #[inline]
+    fn whole_blocks(&self, done: u64, file: &OpenFile) -> u64 {
+        let block_mask = u64::from(file.alignment().offset_bytes) - 1;
+        if done == self.remaining_bytes() { done } else { done & !block_mask }
+    }
+
+    #[cold]
+    fn stopped(&mut self, is_read: bool, done: u64, bounce: &Bounce) -> OpError {
+        if !is_read {
+            return OpError::WriteStalled { offset_bytes: self.offset_bytes };
+        }
+        self.store(done, bounce);
+        OpError::EndOfImage { offset_bytes: self.offset_bytes + done, end_bytes: self.end_bytes }
+    }
+
+    fn on_zeroes_written(&mut self, done: u64, file: &OpenFile) -> Next {
+        let whole = self.whole_blocks(done, file);
+        if whole == 0 {
+            return Next::Done(Err(OpError::WriteStalled { offset_bytes: self.offset_bytes }));
+        }
+        self.offset_bytes += whole;
+        if self.offset_bytes == self.end_bytes { self.after_data() } else { Next::Call }
+    }
+
+    /// Everything was moved or zeroed; what is to be durable and is not yet, is synced.
+    fn after_data(&mut self) -> Next {
+        match self.purpose {
+            Purpose::Write(Durability::Durable)
+            | Purpose::Discard(Durability::Durable)
+            | Purpose::WriteZeroes(Durability::Durable) => {
+                self.stage = Stage::Sync;
+                Next::Call
+            }
+            _ => Next::Done(Ok(())),
+        }
+    }
+
+    #[cold]
+    fn on_errno(&mut self, errno: Errno, file: &mut OpenFile, stats: &mut Stats) -> Next {
+        let unsupported = errno == Errno::OPNOTSUPP || errno == Errno::NOSYS;
+        let may_write_zeroes = matches!(self.purpose, Purpose::WriteZeroes(_));
+        match self.stage {
+            _ if errno == Errno::INTR || errno == Errno::AGAIN => self.retry(errno, stats),
+            // The host may say the same for reasons of its own.
+            _ if errno == Errno::CANCELED && self.cancelled => Next::Done(Err(OpError::Cancelled)),
+            Stage::Punch if unsupported && may_write_zeroes => {
+                file.cannot_punch = true;
+                Next::Call
+            }
+            Stage::ZeroRange if unsupported && may_write_zeroes => {
+                file.cannot_zero_range = true;
+                Next::Call
+            }
+            // The range is not in whole sectors of the device; another range may be.
+            Stage::Punch | Stage::ZeroRange if errno == Errno::INVAL && may_write_zeroes => {
+                self.stage = Stage::WriteZeroes;
+                Next::Call
+            }
+            _ => Next::Done(Err(OpError::Errno(errno))),
+        }
+    }
+
+    fn retry(&mut self, errno: Errno, stats: &mut Stats) -> Next {
+        if self.retries == MAX_RETRIES {
+            return Next::Done(Err(OpError::Errno(errno)));
+        }
+        self.retries += 1;
+        stats.retried_calls += 1;
+        Next::Call
+    }
+}

@@ -1,0 +1,167 @@
+//! Ops whose next call cannot be queued now, and what lets them go on.
+//!
+//! | what the op lacks | where it waits | what lets it go on |
+//! |---|---|---|
+//! | its file's turn of this submission (`turn.rs`) | its file's line | the next submission |
+//! | room in its file's window (`window.rs`) | its file's line | a result of a call of its file |
+//! | a bounce buffer (`bounce.rs`) | `OpenFile::waiting` | an op that gives its bounce buffer back |
+//! | room in the backend's queue | `OpenFile::backlog` | the next `submit` or `wait` |
+
+use super::op::OpState;
+use super::turn::Submission;
+use super::window::{self, Windows};
+use super::{Core, OpenFile};
+use crate::backend::IoBackend;
+use crate::engine::FileId;
+
+impl<B: IoBackend> Core<B> {
+    #[cold]
+    pub(super) fn line_up(&mut self, index: u32) {
+        let id = self.memory.ops.at(index).file;
+        let file = self.files.at(id);
+        if !file.turn.has_line() {
+            self.lines.push_back(id);
+        }
+        file.turn.line_up(index, &mut self.memory.ops);
+    }
+
+    #[cold]
+    pub(super) fn is_behind_others(&mut self, index: u32) -> bool {
+        !self.file_of(index).backlog.is_empty()
+    }
+
+    #[cold]
+    pub(super) fn put_off(&mut self, index: u32) {
+        self.file_of(index).backlog.push_back(index);
+        self.backlogged += 1;
+    }
+
+    /// Queues what could not be queued before.
+    #[inline]
+    pub(super) fn issue_rest(&mut self) {
+        if self.backlogged > 0 {
+            self.issue_backlogs();
+        }
+        if !self.lines.is_empty() {
+            self.issue_lines();
+        }
+    }
+
+    /// A file whose calls the backend does not take now does not keep the other files' calls back.
+    #[cold]
+    fn issue_backlogs(&mut self) {
+        for file in self.files_in_turn() {
+            while let Some(&index) = self.files.get_mut(file).and_then(|file| file.backlog.front()) {
+                if !self.try_issue(index) {
+                    break;
+                }
+                self.files.at(file).backlog.pop_front();
+                self.backlogged -= 1;
+            }
+        }
+    }
+
+    /// Called when an op gave its bounce buffer back.
+    #[cold]
+    pub(super) fn issue_waiting(&mut self) {
+        for file in self.files_in_turn() {
+            // Counted here: an op that lines up takes its buffer only in its turn.
+            let mut room = self.memory.bounce.shares.room(file);
+            while room > 0
+                && let Some(index) = self.files.get_mut(file).and_then(|file| file.waiting.pop_front())
+            {
+                room -= 1;
+                self.waiting -= 1;
+                self.issue(index);
+            }
+        }
+    }
+
+    /// All files, beginning with another one each time.
+    fn files_in_turn(&mut self) -> impl Iterator<Item = FileId> + use<B> {
+        let (count, first) = (self.files.places(), self.first);
+        self.first = (first + 1) % count.max(1);
+        #[allow(clippy::cast_possible_truncation)] // file numbers have 32 bits
+        (0..count).map(move |turn| FileId(((first + turn) % count) as u32))
+    }
+
+    /// The kernel has no call of the op any more.
+    #[cold]
+    pub(super) fn leave_window(&mut self, index: u32) {
+        let op = self.memory.ops.at(index);
+        self.windows.give_back(op, self.files.at(op.file));
+    }
+
+    /// Queues calls of the ops in the files' lines, as far as each file's turn and window allow.
+    #[cold]
+    fn issue_lines(&mut self) {
+        self.turns_are_due = false;
+        for _ in 0..self.lines.len() {
+            let Some(id) = self.lines.pop_front() else { return };
+            if self.issue_line(id) {
+                self.lines.push_back(id);
+            }
+        }
+    }
+
+    /// Returns whether ops of this file still wait.
+    fn issue_line(&mut self, id: FileId) -> bool {
+        while let Some(file) = self.files.get_mut(id)
+            && let Some(first) = file.turn.first()
+        {
+            match admit(&mut self.windows, self.submission, self.memory.ops.at(first), file) {
+                Admission::Now => {}
+                Admission::WithAResult => return true,
+                Admission::NextTurn => {
+                    self.turns_are_due = true;
+                    return true;
+                }
+            }
+            file.turn.leave_line(&mut self.memory.ops);
+            self.continued += 1;
+            self.issue_in_turn(first);
+        }
+        false
+    }
+
+    /// Whether the next submission has room for an op that waits. An op that waits for its file's window needs a result
+    /// first, and a result ends the worker's sleep. Called after `issue_rest`.
+    pub(super) fn has_due_lines(&self) -> bool {
+        !self.lines.is_empty() && self.turns_are_due
+    }
+}
+
+/// When an op's next call can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Now,
+    NextTurn,
+    /// Its file's window is full until one of the file's calls has its result.
+    WithAResult,
+}
+
+/// Takes the call's cost from its file's turn and window, if both have room.
+#[inline]
+pub(super) fn admit(
+    windows: &mut Windows,
+    submission: Submission,
+    op: &mut OpState,
+    file: &mut OpenFile,
+) -> Admission {
+    op.settle_stage(file);
+    if !windows.are_kept {
+        let is_now = file.turn.take(submission, op.cost_bytes(file));
+        return if is_now { Admission::Now } else { Admission::NextTurn };
+    }
+    let room = windows.open(op.file, file);
+    let cost = op.window_cost(file);
+    if !window::has_room(room, file.window_used, cost) {
+        return Admission::WithAResult;
+    }
+    if !file.turn.take(submission, op.cost_bytes(file)) {
+        return Admission::NextTurn;
+    }
+    op.window_cost = cost;
+    windows.take(op.file, file, cost);
+    Admission::Now
+}
