@@ -1,0 +1,69 @@
+//! Why a message cannot be received or sent.
+
+use std::io;
+
+/// Why a message cannot be received or sent. The two ends are out of step after it: the connection is over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// The peer closed the connection: between two messages if `bytes` is 0.
+    #[error("the peer closed the connection{}", inside(*bytes))]
+    Closed {
+        /** Bytes of the message that had arrived. */
+        bytes: usize,
+    },
+    /// Not the only version there is.
+    #[error("message version {version} of request {code}, only version 1 is defined (flags {flags:#x})")]
+    Version {
+        /** The request's number. */
+        code: u32,
+        /** As received. */
+        version: u32,
+        /** As received. */
+        flags: u32,
+    },
+    /// The header announces too large a body.
+    #[error("request {code} announces a body of {size} bytes, at most {max} are allowed")]
+    TooLarge {
+        /** The request's number. */
+        code: u32,
+        /** As received. */
+        size: u32,
+        /** The limit. */
+        max: usize,
+    },
+    /// More bytes than the header announces.
+    #[error("request {code} comes with {bytes} bytes, its header announces {whole}")]
+    TooLong {
+        /** The request's number. */
+        code: u32,
+        /** Given. */
+        bytes: usize,
+        /** Header and body. */
+        whole: usize,
+    },
+    /// More descriptors than any message has.
+    #[error("a message came with {count} file descriptors, at most {max} are allowed")]
+    TooManyFds {
+        /** How many have arrived. */
+        count: usize,
+        /** The limit. */
+        max: usize,
+    },
+    /// The kernel closed descriptors, because this process cannot hold any more.
+    #[error("file descriptors of a message were lost: this process has no room for them (RLIMIT_NOFILE)")]
+    FdsLost,
+    /// The kernel refused.
+    #[error("socket failed")]
+    Io(#[from] io::Error),
+}
+
+fn inside(bytes: usize) -> String {
+    if bytes == 0 { String::new() } else { format!(" after {bytes} bytes of a message") }
+}
+
+impl From<rustix::io::Errno> for FrameError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}

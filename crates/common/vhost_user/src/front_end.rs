@@ -1,0 +1,168 @@
+//! A front-end's end of a connection that sends any bytes and receives any message.
+//!
+//! For tests, fuzzers and experiments: it knows no order of messages and negotiates nothing.
+//! Not here: a front-end for real use (`blk_driver`).
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::descriptors::SCM_MAX_FD;
+use crate::error::FrameError;
+use crate::header::{Header, message_bytes};
+use crate::outgoing::Outgoing;
+use crate::partial::PartialMessage;
+use crate::wait::wait;
+
+/// A connection to a back-end.
+#[derive(Debug)]
+pub struct FrontEnd {
+    socket: UnixStream,
+    timeout: Duration,
+}
+
+/// One message from the back-end.
+#[derive(Debug)]
+pub struct Reply {
+    /// The number of the request that it answers.
+    pub code: u32,
+    /// As received.
+    pub flags: u32,
+    /// Without the header.
+    pub body: Vec<u8>,
+    /// In the order in which they came.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Reply {
+    /// The first eight bytes of the body as a number; 0 if it is shorter.
+    #[must_use]
+    pub fn u64(&self) -> u64 {
+        self.body.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    }
+}
+
+impl FrontEnd {
+    /// Connects to a back-end. A back-end that takes or sends nothing for `timeout` has failed.
+    ///
+    /// # Errors
+    /// `connect`'s.
+    pub fn connect(path: &Path, timeout: Duration) -> io::Result<Self> {
+        Self::new(UnixStream::connect(path)?, timeout)
+    }
+
+    /// Uses a connected socket. The timeout also applies to the caller's own reads and writes of it.
+    ///
+    /// # Errors
+    /// `setsockopt`'s.
+    pub fn new(socket: UnixStream, timeout: Duration) -> io::Result<Self> {
+        socket.set_read_timeout(Some(timeout))?;
+        socket.set_write_timeout(Some(timeout))?;
+        Ok(Self { socket, timeout })
+    }
+
+    /// The socket, for anything that is no message.
+    #[must_use]
+    pub fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
+    /// Sends a message with a true header.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn send(&self, code: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+        self.send_bytes(&message_bytes(code, flags, body, &[]), fds)
+    }
+
+    /// Sends any bytes, and descriptors with the first one.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+        let mut outgoing = Outgoing::new(bytes, fds);
+        while !outgoing.is_sent() {
+            self.wait_for(PollFlags::OUT)?;
+            outgoing.send_some(&self.socket)?;
+        }
+        Ok(())
+    }
+
+    /// Receives one message.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn receive(&self) -> Result<Reply, FrameError> {
+        let (mut partial, mut fds) = (PartialMessage::new(SCM_MAX_FD), Vec::new());
+        while partial.missing()? > 0 {
+            self.wait_for(PollFlags::IN)?;
+            partial.receive_some(&self.socket, |fd| fds.push(fd))?;
+        }
+        let Header { code, flags, .. } = partial.header().ok_or(FrameError::Closed { bytes: 0 })?;
+        Ok(Reply { code, flags, body: partial.into_body(), fds })
+    }
+
+    /// Sends a request without descriptors and receives the next message.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn ask(&self, code: u32, body: &[u8]) -> Result<Reply, FrameError> {
+        self.send(code, Header::REQUEST, body, &[])?;
+        self.receive()
+    }
+
+    fn wait_for(&self, what: PollFlags) -> io::Result<()> {
+        // A time beyond the clock's end is no limit.
+        let end = Instant::now().checked_add(self.timeout);
+        match wait(&mut [PollFd::new(&self.socket, what)], end)? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::net::SendFlags;
+
+    use super::*;
+    use crate::code;
+    use crate::descriptors::{receive, send};
+
+    fn pair() -> (FrontEnd, UnixStream) {
+        let (here, there) = UnixStream::pair().unwrap();
+        (FrontEnd::new(here, Duration::from_secs(60)).unwrap(), there)
+    }
+
+    #[test]
+    fn request_goes_out_and_its_reply_comes_back_with_descriptors() {
+        let (front_end, there) = pair();
+        let answer = message_bytes(code::GET_INFLIGHT_FD, Header::REPLY, &7_u64.to_ne_bytes(), &[1]);
+        send(&there, &answer, &[there.as_fd(), there.as_fd()], SendFlags::empty()).unwrap();
+        let reply = front_end.ask(code::GET_INFLIGHT_FD, &[3]).unwrap();
+        assert_eq!((reply.code, reply.flags, reply.u64()), (31, 5, 7));
+        assert_eq!((reply.body.len(), reply.fds.len()), (9, 2));
+        let mut bytes = [0; 64];
+        let asked = receive(&there, &mut bytes, rustix::net::RecvFlags::empty(), drop).unwrap();
+        assert_eq!(bytes[..asked.bytes], message_bytes(code::GET_INFLIGHT_FD, Header::REQUEST, &[3], &[]));
+    }
+
+    #[test]
+    fn back_end_that_says_nothing_or_goes_is_an_error() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let front_end = FrontEnd::new(here, Duration::from_millis(1)).unwrap();
+        let silent = front_end.receive().unwrap_err();
+        assert!(
+            matches!(&silent, FrameError::Io(error) if error.kind() == io::ErrorKind::TimedOut),
+            "{silent}"
+        );
+        drop(there);
+        assert!(matches!(front_end.receive(), Err(FrameError::Closed { bytes: 0 })));
+    }
+}

@@ -1,0 +1,32 @@
+//! Frames vhost-user messages and passes file descriptors over Unix sockets.
+//!
+//! - [`Header`], [`message_bytes`]: one message as bytes. [`body`]: what a message carries.
+//! - [`PartialMessage`]: receives a message in any number of pieces, with its descriptors. [`Outgoing`] sends one.
+//! - [`send`], [`receive`]: one `sendmsg` or `recvmsg` with descriptors, for other protocols too.
+//! - [`FrontEnd`]: a connection that sends any bytes, for tests, fuzzers and experiments.
+//!
+//! The request numbers, feature bits and body structs are those of the `vhost` crate
+//! (docs/decisions/0051-one-framer.md).
+//!
+//! Spec: vhost-user, "Message structure". Not here: what a message does (`blk_server`), the order of messages
+//! (`blk_driver`).
+#![forbid(unsafe_code)]
+
+pub mod body;
+pub mod code;
+
+mod descriptors;
+mod error;
+mod front_end;
+mod header;
+mod outgoing;
+mod partial;
+mod wait;
+
+pub use descriptors::{Received, SCM_MAX_FD, receive, send};
+pub use error::FrameError;
+pub use front_end::{FrontEnd, Reply};
+pub use header::{HEADER_BYTES, Header, MAX_BODY_BYTES, message_bytes};
+pub use outgoing::Outgoing;
+pub use partial::PartialMessage;
+pub use wait::wait;
