@@ -1,6 +1,6 @@
-//! What a message carries, checked: a body of the right size, the right number of descriptors.
+//! Reads a message's body and counts its descriptors.
 //!
-//! Not here: what it means (`mod.rs`), regions (`memory.rs`).
+//! Not here: what a message means (`mod.rs`), regions (`memory.rs`).
 
 use vhost::vhost_user::message::{VhostUserConfig, VhostUserU64, VhostUserVringState};
 use vm_memory::ByteValued;
@@ -10,12 +10,8 @@ use super::{Result, SessionError};
 
 pub(super) fn body<T: ByteValued>(message: &Message) -> Result<T> {
     let (bytes, wanted) = (message.body.len(), size_of::<T>());
-    if bytes != wanted {
-        return Err(SessionError::BodySize { request: message.request, bytes, wanted });
-    }
-    let mut value = T::zeroed();
-    value.as_mut_slice().copy_from_slice(&message.body);
-    Ok(value)
+    let wrong = SessionError::BodySize { request: message.request, bytes, wanted };
+    vhost_user::body::read(&message.body).ok_or(wrong)
 }
 
 pub(super) fn u64_body(message: &Message) -> Result<u64> {
@@ -26,14 +22,14 @@ pub(super) fn vring_state(message: &Message) -> Result<(u32, u32)> {
     body::<VhostUserVringState>(message).map(|state| (state.index, state.num))
 }
 
-/// Offset, size and flags, then that many bytes (whatever they hold in a GET_CONFIG).
+/// Offset, size and flags, then `size` bytes, which have no meaning in a GET_CONFIG.
 pub(super) fn config_body(message: &Message) -> Result<(VhostUserConfig, &[u8])> {
     const HEAD_BYTES: usize = size_of::<VhostUserConfig>();
     let (bytes, request) = (message.body.len(), message.request);
     let short = SessionError::BodySize { request, bytes, wanted: HEAD_BYTES };
-    let (head_bytes, rest) = message.body.split_at_checked(HEAD_BYTES).ok_or(short)?;
-    let mut head = VhostUserConfig::default();
-    head.as_mut_slice().copy_from_slice(head_bytes);
+    let parts = message.body.split_at_checked(HEAD_BYTES);
+    let parts = parts.and_then(|(head, rest)| Some((vhost_user::body::read::<VhostUserConfig>(head)?, rest)));
+    let (head, rest) = parts.ok_or(short)?;
     let size = head.size;
     if rest.len() != size as usize {
         let wanted = HEAD_BYTES + size as usize;

@@ -31,7 +31,7 @@ use super::log_memory::{self, LogLayout, LogMemory};
 use super::protocol::protocol_features;
 use super::state::{HalfState, Incoming, LogState, Outgoing, Place, RegionState, SessionState, VringState};
 use super::vring::{UserAddresses, Vring};
-use super::wire::HalfMessage;
+use super::wire::{HalfMessage, WireError};
 use super::{Result, Session, SessionError, SessionShared};
 use crate::data_path::assignment::{FrozenQueue, NotFrozen, WorkerSet};
 use crate::data_path::disk::Disk;
@@ -167,7 +167,7 @@ impl Session {
         let backend_channel = fds.put_some(self.shared.backend_channel().as_ref());
         let vrings = self.vrings.iter().map(|vring| vring_state(vring, &mut fds)).collect();
         let half = self.wire.half().map(|half| HalfState {
-            bytes: half.bytes.clone(),
+            bytes: half.bytes().to_vec(),
             fds: half.fds.iter().map(|fd| fds.put(fd.shared())).collect(),
             left_ms: u64::try_from(half.left.as_millis()).unwrap_or(u64::MAX),
         });
@@ -258,7 +258,8 @@ impl Session {
             let quota = session.disk.quota();
             let mut take = |place| Ok(quota.inherit(fds.take(place)?)?);
             let passed = places.into_iter().map(&mut take).collect::<Result<_>>()?;
-            session.wire.go_on_with(HalfMessage::of_parts(Duration::from_millis(left_ms), bytes, passed)?)?;
+            let left = Duration::from_millis(left_ms);
+            session.wire.go_on_with(HalfMessage::from_parts(left, bytes, passed).map_err(WireError::from)?);
         }
         if state.has_lease {
             let lease = Disk::lease_rings_within(Duration::ZERO, &session.disk, &session.shared)?;

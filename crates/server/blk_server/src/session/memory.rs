@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use guest_mem::{GuestAddress, GuestMemory, MapError, MemoryError, PassedFd, Region, RegionSpec};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use vm_memory::ByteValued;
 
 use super::wire::Message;
 
@@ -75,8 +74,7 @@ fn region_specs(body: &[u8], count: usize) -> Result<Vec<RegionSpec>, MemoryChan
 }
 
 fn region_spec(bytes: &[u8]) -> RegionSpec {
-    let mut region = VhostUserMemoryRegion::default();
-    region.as_mut_slice().copy_from_slice(bytes);
+    let region: VhostUserMemoryRegion = vhost_user::body::read(bytes).unwrap_or_default();
     RegionSpec {
         guest_addr: GuestAddress(region.guest_phys_addr),
         size_bytes: region.memory_size,

@@ -38,6 +38,7 @@ use vhost::vhost_user::message::{
     FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserInflight, VhostUserLog, VhostUserProtocolFeatures,
     VhostUserU64, VhostUserVringState,
 };
+use vhost_user::FrameError;
 use virtio_blk::Negotiated;
 
 use body::{expect_fds, u64_body, vring_state};
@@ -192,7 +193,7 @@ impl Session {
     pub(crate) fn step(&mut self) -> Progress {
         match self.receive_and_answer() {
             Ok(progress) => return progress,
-            Err(SessionError::Wire(WireError::Closed)) => {
+            Err(SessionError::Wire(WireError::Frame(FrameError::Closed { bytes: 0 }))) => {
                 debug!(disk = self.disk.name(), session = self.shared.id(), "front-end disconnected");
             }
             Err(error) => self.log_ended(&error_line(&error)),
