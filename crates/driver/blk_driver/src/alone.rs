@@ -8,10 +8,11 @@ use std::sync::Arc;
 use guest_mem::{GuestMemory, MemoryView};
 use virtqueue::{DeviceQueue, RingFault, RingFeatures, RingLayout};
 
-use crate::fill::Limits;
 use crate::kick::{Doorbell, EventFd};
 use crate::memory::{MemoryMap, Pool, PoolOptions};
-use crate::queue::{Queue, QueueParts, area_bytes};
+use crate::queue::area::area_bytes;
+use crate::queue::fill::Limits;
+use crate::queue::{Queue, QueueParts};
 
 /// Everything that the device half needs.
 #[derive(Debug)]

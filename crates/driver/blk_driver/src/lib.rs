@@ -29,30 +29,23 @@
 
 use std::sync::Arc; // `kick.rs` takes it from here, so that the model can use loom's
 
+mod error;
+
 mod request;
 
-mod fill;
+mod kick;
+#[cfg(all(test, loom))]
+mod kick_model;
+
+mod memory;
 
 mod queue;
 
-mod slots;
+mod shared;
 
-mod area;
+mod device;
 
-mod wait;
-
-mod blocking;
-
-mod link;
-
-mod restart;
-#[cfg(test)]
-mod restart_stress;
-
-mod error;
-
-#[cfg(test)]
-mod restart_tests;
+mod alone;
 
 #[cfg(test)]
 mod schedule_tests;
@@ -65,31 +58,16 @@ extern crate self as blk_driver;
 #[path = "../tests/it/rig/mod.rs"]
 mod rig;
 
-mod kick;
-#[cfg(all(test, loom))]
-mod kick_model;
-
-mod shared;
-
-mod turn;
-
-mod memory;
-
-mod device;
-
-mod alone;
-
 pub use alone::{DeviceEnd, alone};
-pub use blocking::BlockingError;
-pub use device::{
-    ConnectError, Device, DeviceInfo, Event, MessageError, Options, Reconnect, ReconnectReport,
-};
+pub use device::{Device, DeviceInfo, Event, Options, Reconnect, ReconnectReport};
 pub use guest_mem::GuestRange;
 pub use virtio_blk::Segment;
 
-pub use error::{MakeQueueError, PushError, QueueError};
+pub use error::{
+    BlockingError, ConnectError, MakeQueueError, MemoryError, MessageError, PushError, QueueError,
+};
 pub use kick::{Doorbell, EventFd, Kick};
-pub use memory::{Buffer, MemoryError, Pool, PoolOptions, UserMemory};
+pub use memory::{Buffer, Pool, PoolOptions, UserMemory};
 pub use queue::{Queue, QueueStats, ShortReads};
 pub use request::{Completion, Durability, Request, RequestError, Work};
 pub use shared::{KickPolicy, SharedQueue};

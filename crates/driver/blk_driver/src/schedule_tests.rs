@@ -1,6 +1,6 @@
 //! Random schedules against a model: each request ends once, and comes back once if it ended early.
 //!
-//! Not here: the effect of single steps (`restart_tests.rs`, `tests/`).
+//! Not here: the effect of single steps (`queue/restart_tests.rs`, `tests/`).
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -8,8 +8,8 @@ use std::time::Instant;
 use proptest::prelude::*;
 use virtqueue::RingFeatures;
 
+use crate::queue::restart_tests::restart;
 use crate::request::{Completion, Durability, Request, RequestError, Work};
-use crate::restart_tests::restart;
 use crate::rig::{self, Device, Rig, Seen};
 
 #[derive(Clone, Copy, Debug)]

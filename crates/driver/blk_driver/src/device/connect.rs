@@ -20,13 +20,15 @@ use virtio_blk::DeviceConfig;
 
 use super::channel::Channel;
 use super::front_end::FrontEnd;
+use super::info::DeviceInfo;
 use super::log::{Log, Wanted};
 use super::negotiate::{CONFIG_SIZES, accept, accept_protocol, check_not_smaller, check_same, device_info};
-use super::wire::{MAX_FDS, MessageError, Wire};
-use super::{ConnectError, DeviceInfo, Options};
+use super::options::Options;
+use super::wire::{MAX_FDS, Wire};
+
+use crate::error::{ConnectError, MemoryError, MessageError};
 use crate::kick::EventFd;
-use crate::link::RingPlace;
-use crate::memory::MemoryError;
+use crate::queue::link::RingPlace;
 
 /// The requirements on a connection.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Event;
+use super::info::Event;
 use crate::kick::{Doorbell, EventFd};
 
 /// Limits memory if the user never asks for events while the back-end keeps reconnecting.
@@ -73,7 +73,7 @@ impl Events {
 mod tests {
     use rustix::event::{PollFd, PollFlags};
 
-    use super::super::DeviceInfo;
+    use super::super::info::DeviceInfo;
     use super::*;
 
     fn change(capacity_sectors: u64) -> Event {

@@ -15,7 +15,8 @@ use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 use virtqueue::RingLayout;
 
 use super::log::{FIELDS_BYTES, Log, PADDED_BYTES, Wanted};
-use super::wire::{MessageError, Outgoing, Wire};
+use super::wire::{Outgoing, Wire};
+use crate::error::MessageError;
 
 /// Offset, size and flags before the configuration's bytes (vhost-user, "Virtio device config space").
 const CONFIG_HEAD_BYTES: usize = 12;

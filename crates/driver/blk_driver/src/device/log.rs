@@ -12,7 +12,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::ConnectError;
+use crate::error::ConnectError;
 
 /// Two 64-bit numbers, two 16-bit ones (vhost-user, "Inflight description").
 pub(super) const FIELDS_BYTES: usize = 20;

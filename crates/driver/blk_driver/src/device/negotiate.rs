@@ -12,8 +12,10 @@
 use vhost::vhost_user::message::{VHOST_USER_MAX_VRINGS, VhostUserProtocolFeatures as Protocol};
 use virtio_blk::{DeviceConfig, MAX_SEGMENTS, SECTOR_BYTES, features};
 
-use super::{ConnectError, DeviceInfo, Options};
-use crate::queue::DEFAULT_MAX_SEGMENTS;
+use super::info::DeviceInfo;
+use super::options::Options;
+use crate::error::ConnectError;
+use crate::queue::area::DEFAULT_MAX_SEGMENTS;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const PROTOCOL_FEATURES: u64 = 1 << 30;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
-use super::ConnectError;
+use crate::error::ConnectError;
 use crate::memory::PoolOptions;
 
 /// The socket to connect to, and the connection's settings.

@@ -18,7 +18,7 @@
 //! - The ring of an offer is the one that the last back-end did not know, so a late write of that back-end
 //!   has no effect.
 //!
-//! Not here: how the owner handles the offer (`restart.rs`), whether to reconnect (`thread.rs`).
+//! Not here: how the owner handles the offer (`queue/restart.rs`), whether to reconnect (`thread.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,13 +26,12 @@ use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
 use super::connect::{Session, Terms};
-use super::error::in_a_line;
+use super::info::{Event, ReconnectReport};
 use super::log::Log;
-use super::thread::Thread;
-use super::{ConnectError, Event, MessageError, ReconnectReport};
-use crate::error::MakeQueueError;
+use super::state::Thread;
+use crate::error::{ConnectError, MakeQueueError, MessageError, in_a_line};
 use crate::kick::{Doorbell, EventFd};
-use crate::link::QueueLink;
+use crate::queue::link::QueueLink;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);

@@ -10,82 +10,22 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use tracing::{debug, warn};
 
 use super::connect::Session;
-use super::error::in_a_line;
-use super::events::Events;
+use super::info::Event;
+use super::options::Reconnect;
 use super::reconnect::{Kept, Restart};
-use super::wire::{MessageError, wait};
-use super::{DeviceInfo, Event, Options, Reconnect};
-use crate::kick::EventFd;
-use crate::link::QueueLink;
-use crate::memory::{MemoryError, MemoryMap, UserMemory};
+use super::state::{Command, Thread};
+use super::wire::wait;
+use crate::error::{ConnectError, MemoryError, MessageError, in_a_line};
+use crate::memory::UserMemory;
 
 /// How long a poll sleeps when nothing is due.
 const LONG: Duration = Duration::from_secs(3600);
-
-/// A user's request to the thread; the thread sends the answer into the channel.
-#[derive(Debug)]
-pub(super) enum Command {
-    Register(UserMemory, SyncSender<Result<(), MemoryError>>),
-    Unregister(u64, SyncSender<Result<(), MemoryError>>),
-}
-
-/// State that the thread and its device share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) events: Events,
-    info: Mutex<DeviceInfo>,
-    /// 0: unknown.
-    peer_pid: AtomicI32,
-    /// Stays readable once the device is dropped.
-    pub(super) stop: Arc<EventFd>,
-    /// Rung for commands, and by queues.
-    pub(super) notice: Arc<EventFd>,
-}
-
-impl Shared {
-    pub(super) fn new(stop: Arc<EventFd>, session: &Session) -> io::Result<Self> {
-        let (events, notice) = (Events::new()?, Arc::new(EventFd::new()?));
-        let info = Mutex::new(session.info.clone());
-        let shared = Self { events, info, peer_pid: AtomicI32::new(0), stop, notice };
-        shared.note_peer(session);
-        Ok(shared)
-    }
-
-    pub(super) fn info(&self) -> DeviceInfo {
-        self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(super) fn peer_pid(&self) -> Option<i32> {
-        // Relaxed: the value is independent of all other memory.
-        Some(self.peer_pid.load(Ordering::Relaxed)).filter(|&pid| pid > 0)
-    }
-
-    /// Uses `nix`, because `rustix`'s process id cannot be 0, which the kernel returns for a peer in another
-    /// container.
-    pub(super) fn note_peer(&self, session: &Session) {
-        let peer =
-            nix::sys::socket::getsockopt(&session.socket(), nix::sys::socket::sockopt::PeerCredentials);
-        self.peer_pid.store(peer.map_or(0, |peer| peer.pid()), Ordering::Relaxed);
-    }
-
-    /// Stores `info`, and sends an event if it differs from the previous one.
-    pub(super) fn set_info(&self, info: &DeviceInfo) {
-        let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known != *info {
-            known.clone_from(info);
-            self.events.push(Event::ConfigChanged(info.clone()));
-        }
-    }
-}
 
 /// Why a connection ended.
 enum End {
@@ -101,18 +41,6 @@ impl End {
     fn of(error: &MessageError) -> Self {
         if matches!(error, MessageError::Closed { .. }) { Self::Gone } else { Self::Left }
     }
-}
-
-/// See the module documentation.
-#[derive(Debug)]
-pub(super) struct Thread {
-    pub(super) options: Options,
-    pub(super) shared: Arc<Shared>,
-    pub(super) map: Arc<MemoryMap>,
-    pub(super) links: Vec<Arc<QueueLink>>,
-    pub(super) commands: Receiver<Command>,
-    /// The back-end signals it if it cannot continue with a queue.
-    pub(super) err: EventFd,
 }
 
 impl Thread {
@@ -153,11 +81,6 @@ impl Thread {
             warn!("back-end may still use memory: {}", in_a_line(&error));
         }
         self.give_up();
-    }
-
-    /// Ends everything in flight.
-    pub(super) fn give_up(&self) {
-        self.links.iter().for_each(|link| link.gone());
     }
 
     /// Waits without a back-end until the device is dropped.
@@ -244,7 +167,7 @@ impl Thread {
                 self.shared.set_info(&info);
                 Ok(())
             }
-            Err(super::ConnectError::Message(error)) => Err(error),
+            Err(ConnectError::Message(error)) => Err(error),
             Err(error) => {
                 warn!("changed configuration not taken: {}", in_a_line(&error));
                 Ok(())
@@ -303,45 +226,6 @@ impl Thread {
             self.map.open(&region);
         }
         told
-    }
-
-    /// Withdraws memory: requests cannot refer to it any more, and the next back-end does not get it.
-    fn withdraw(&self, addr: u64) -> Result<Arc<guest_mem::Region>, MemoryError> {
-        let region = self.map.remove(addr)?;
-        self.map.close(addr);
-        Ok(region)
-    }
-
-    /// Handles a command while there is no back-end; the next one is told of all regions.
-    pub(super) fn obey_alone(&self, command: Command) {
-        match command {
-            Command::Register(memory, answer) => {
-                let added = self.map.add_user(memory).map(|region| self.map.open(&region));
-                let _ = answer.send(added);
-            }
-            Command::Unregister(addr, answer) => {
-                let _ = answer.send(self.withdraw(addr).map(drop));
-            }
-        }
-    }
-
-    /// Sleeps until `due` and handles users' commands with `obey`; returns whether to stop.
-    pub(super) fn pause_until(&self, due: Instant, obey: impl Fn(Command)) -> bool {
-        loop {
-            while let Ok(command) = self.commands.try_recv() {
-                obey(command);
-            }
-            let (stop, notice) = (&*self.shared.stop, &*self.shared.notice);
-            let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(notice, PollFlags::IN)];
-            let ready = wait(&mut fds, due);
-            if ready.is_err() || !fds[0].revents().is_empty() {
-                return true;
-            }
-            if matches!(ready, Ok(0)) {
-                return false;
-            }
-            notice.clear();
-        }
     }
 }
 

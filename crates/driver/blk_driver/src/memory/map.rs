@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use guest_mem::{Address, GuestAddress, GuestMemory, GuestRange, Region, RegionSpec};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 
-use super::{MemoryError, OWN_MEMORY_START, PAGE_BYTES, Pool, PoolOptions, UserMemory};
+use super::options::{OWN_MEMORY_START, PAGE_BYTES, PoolOptions, UserMemory};
+use super::pool::Pool;
+use crate::error::MemoryError;
 
 /// Our own regions start at multiples of this: the largest page with which a back-end may map them.
 const REGION_ALIGN_BYTES: u64 = 1 << 30;

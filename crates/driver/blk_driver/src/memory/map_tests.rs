@@ -8,7 +8,9 @@ use std::sync::Arc;
 use guest_mem::GuestRange;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::{MemoryError, MemoryMap, OWN_MEMORY_START, OpenRanges, PoolOptions, UserMemory};
+use super::options::OWN_MEMORY_START;
+use super::{MemoryMap, OpenRanges, PoolOptions, UserMemory};
+use crate::error::MemoryError;
 
 const ADDR: u64 = 0x7f00_0000_0000;
 

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use guest_mem::{Address, GuestMemory, GuestRange, MemoryView, Region};
 
-use super::{MemoryError, PAGE_BYTES};
+use super::options::PAGE_BYTES;
+use crate::error::MemoryError;
 
 /// Shared with all of its buffers.
 #[derive(Clone, Debug)]

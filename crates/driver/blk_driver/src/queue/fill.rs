@@ -6,17 +6,17 @@
 //! id      header | 20 bytes of data | status
 //! ```
 //!
-//! Spec: virtio 1.3 §5.2.6, §5.2.6.1. Not here: the ring (`queue.rs`); whether the sectors exist: the device
+//! Spec: virtio 1.3 §5.2.6, §5.2.6.1. Not here: the ring (`mod.rs`); whether the sectors exist: the device
 //! checks that.
 
 use guest_mem::GuestRange;
 use virtio_blk::{DEVICE_ID_BYTES, MAX_SEGMENTS, SECTOR_BYTES, Segment, kind};
 
-use crate::area::Area;
+use super::area::{Area, DEFAULT_MAX_SEGMENTS};
+use super::slots::{Phase, Slot};
 use crate::error::PushError;
 use crate::memory::OpenRanges;
 use crate::request::{Durability, Request, Work};
-use crate::slots::{Phase, Slot};
 
 /// Most data of one request: a chain has less than 2³² bytes (virtio 1.3 §2.7.5.2), including header and
 /// status.
@@ -55,7 +55,7 @@ impl Limits {
         #[allow(clippy::cast_possible_truncation)] // 16
         let most = SegmentLimits { segments: MAX_SEGMENTS as u32, sectors: u32::MAX };
         Self {
-            max_segments: crate::queue::DEFAULT_MAX_SEGMENTS,
+            max_segments: DEFAULT_MAX_SEGMENTS,
             flush: true,
             read_only: false,
             discard: most,

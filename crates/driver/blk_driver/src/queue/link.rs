@@ -24,7 +24,7 @@ use std::time::Duration;
 use guest_mem::{GuestMemory, MemoryView};
 use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 
-use crate::area::{AreaLayout, Side};
+use super::area::{AreaLayout, Side};
 use crate::kick::{Doorbell, EventFd};
 
 /// How long an offer waits for an owner that is moving. The owner needs microseconds, unless it failed on the

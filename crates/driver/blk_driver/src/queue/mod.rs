@@ -13,7 +13,26 @@
 //!   back-end is there (`restart.rs`), and deadlines still apply.
 //!
 //! Spec: virtio 1.3 §2.7, §2.8, §5.2.6. Not here: checks of a request (`fill.rs`), sleeping (`wait.rs`),
-//! blocking calls (`blocking.rs`), several owners (`shared.rs`), the session (`device.rs`).
+//! blocking calls (`blocking.rs`), several owners (`shared/`), the session (`device.rs`).
+
+pub(crate) mod area;
+
+mod blocking;
+
+pub(crate) mod fill;
+
+pub(crate) mod link;
+
+mod restart;
+#[cfg(test)]
+mod restart_stress;
+
+#[cfg(test)]
+pub(crate) mod restart_tests;
+
+mod slots;
+
+pub(crate) mod wait;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,18 +41,14 @@ use guest_mem::{GuestAddress, GuestMemory, Region};
 use virtio_blk::{RequestHeader, Status, kind};
 use virtqueue::{AddError, DriverQueue, RingFeatures, Used};
 
-use crate::area::{Area, AreaLayout, Side};
+use self::area::{Area, AreaLayout, Side};
+use self::fill::{Filled, Limits, fill};
+use self::link::{QueueLink, RingPlace};
+use self::slots::{Phase, Slot, Slots, Stage};
 use crate::error::{MakeQueueError, PushError, QueueError};
-use crate::fill::{Filled, Limits, fill};
 use crate::kick::{Doorbell, EventFd, Kick};
-use crate::link::{QueueLink, RingPlace};
 use crate::memory::{MemoryMap, OpenRanges, Pool};
 use crate::request::{Completion, Request, RequestError};
-use crate::slots::{Phase, Slot, Slots, Stage};
-
-/// Most buffers per request, unless the device accepts fewer: the number that QEMU's own virtio-blk announces
-/// for a queue of 128.
-pub(crate) const DEFAULT_MAX_SEGMENTS: u16 = 128;
 
 /// How to treat a successful read whose used length is too small for its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,7 +113,7 @@ pub(crate) struct QueueParts {
     pub limits: Limits,
     /// The region with the queue's area.
     pub region: Arc<Region>,
-    /// The area's address in the region; the area takes [`area_bytes`].
+    /// The area's address in the region; the area takes [`area::area_bytes`].
     pub area: GuestAddress,
     /// The memory that requests may refer to.
     pub map: Arc<MemoryMap>,
@@ -106,11 +121,6 @@ pub(crate) struct QueueParts {
     pub bell: Arc<dyn Doorbell>,
     /// Rung when the session should look at the queue's link.
     pub notice: Option<Arc<dyn Doorbell>>,
-}
-
-/// Bytes of a region that a queue takes: a multiple of 4096.
-pub(crate) fn area_bytes(queue_size: u16, max_segments: u16) -> u64 {
-    AreaLayout::new(GuestAddress(0), queue_size, max_segments).size_bytes()
 }
 
 impl Queue {

@@ -23,8 +23,8 @@ use xtask::sizes;
 
 use crate::alone::alone;
 use crate::kick::{Doorbell, EventFd};
-use crate::link::{QueueLink, RingPlace};
 use crate::memory::{Buffer, PoolOptions};
+use crate::queue::link::{QueueLink, RingPlace};
 use crate::request::{Completion, Request, Work};
 use crate::shared::{KickPolicy, SharedQueue};
 

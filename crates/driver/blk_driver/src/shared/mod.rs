@@ -23,18 +23,20 @@
 //! Why a notification without the lock is correct: docs/decisions/0017. Not here: the locks (`qspinlock`, or
 //! any lock with `lock_api`).
 
+mod turn;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lock_api::{MutexGuard, RawMutex};
 
+use self::turn::{MyTurn, Turn};
 use crate::error::{PushError, QueueError};
 use crate::kick::{Doorbell, EventFd, Kick};
+use crate::queue::wait::sleep_until;
 use crate::queue::{Queue, QueueStats};
 use crate::request::{Completion, Request};
-use crate::turn::{MyTurn, Turn};
-use crate::wait::sleep_until;
 
 /// When to notify the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

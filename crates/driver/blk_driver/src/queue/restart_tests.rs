@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::alone::{DeviceEnd, alone_with};
-use crate::area::{Area, AreaLayout};
 use crate::error::{PushError, QueueError};
-use crate::fill::{Limits, SegmentLimits};
 use crate::kick::EventFd;
-use crate::link::{QueueLink, RestartOutcome};
 use crate::memory::PoolOptions;
+use crate::queue::area::{Area, AreaLayout};
+use crate::queue::fill::{Limits, SegmentLimits};
+use crate::queue::link::{QueueLink, RestartOutcome};
 use crate::request::{Completion, Durability, Request, RequestError, Work};
 use crate::rig::{self, Device, FULL, IOERR, LONG, PLAIN, Rig};
 use guest_mem::{GuestAddress, GuestMemory, Region};

@@ -6,7 +6,7 @@
 //! - A waiter whose time is up leaves only after it has seen, under the mutex, that the turn is taken. It may
 //!   have consumed a wake-up, but the thread with the turn will send another one.
 //!
-//! Not here: what the thread with the turn does (`shared.rs`).
+//! Not here: what the thread with the turn does (`mod.rs`).
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

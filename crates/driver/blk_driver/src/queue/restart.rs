@@ -10,10 +10,10 @@
 //!
 //! Not here: how the offer arrives (`link.rs`), which code makes it (`device.rs`).
 
+use super::Queue;
+use super::link::{Mail, Offer, RestartOutcome};
+use super::slots::{Phase, Stage};
 use crate::error::QueueError;
-use crate::link::{Mail, Offer, RestartOutcome};
-use crate::queue::Queue;
-use crate::slots::{Phase, Stage};
 
 impl Queue {
     /// Handles the session's mail, if there is any. Costs one load if not.

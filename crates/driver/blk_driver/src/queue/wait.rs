@@ -6,7 +6,7 @@
 //!   the session's mail uses it too.
 //! - A device that signals needlessly costs wake-ups, but a call does not take longer than its limit.
 //!
-//! Spec: virtio 1.3 §2.7.7, §2.8.10. Not here: several sleepers (`shared.rs`).
+//! Spec: virtio 1.3 §2.7.7, §2.8.10. Not here: several sleepers (`shared/`).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::Queue;
 use crate::error::QueueError;
 use crate::kick::EventFd;
-use crate::queue::Queue;
 use crate::request::Completion;
 
 impl Queue {

@@ -19,6 +19,10 @@ use guest_mem::{AccessError, Address, GuestAddress, GuestMemory, GuestRange, Mem
 use virtio_blk::{HEADER_BYTES, MAX_SEGMENTS, RequestHeader, SEGMENT_BYTES, Segment};
 use virtqueue::{DriverQueue, RingFault, RingFeatures, RingLayout};
 
+/// Most buffers per request, unless the device accepts fewer: the number that QEMU's own virtio-blk announces
+/// for a queue of 128.
+pub(crate) const DEFAULT_MAX_SEGMENTS: u16 = 128;
+
 const LINE_BYTES: u64 = 64;
 const SLOT_BYTES: usize = 128;
 const SLOT_WORDS: usize = SLOT_BYTES / 8;
@@ -34,6 +38,11 @@ const HEADER_LEN: u32 = HEADER_BYTES as u32;
 
 /// A status byte's value before the device writes it; the standard does not use it.
 const NO_STATUS: u8 = 0xff;
+
+/// Bytes of a region that a queue takes: a multiple of 4096.
+pub(crate) fn area_bytes(queue_size: u16, max_segments: u16) -> u64 {
+    AreaLayout::new(GuestAddress(0), queue_size, max_segments).size_bytes()
+}
 
 /// One of a queue's two rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

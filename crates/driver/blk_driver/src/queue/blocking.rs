@@ -5,42 +5,19 @@
 //! - Only for a queue without other users: a blocking call would lose the completion of another request.
 //! - A call that times out leaves its buffer with the queue until the device releases it.
 //!
-//! Not here: many requests at once (`queue.rs`).
+//! Not here: many requests at once (`mod.rs`).
 
 use std::time::{Duration, Instant};
 
 use virtio_blk::{DEVICE_ID_BYTES, SECTOR_BYTES, Segment};
 
-use crate::error::{PushError, QueueError};
-use crate::memory::{Buffer, MemoryError};
-use crate::queue::Queue;
+use super::Queue;
+use crate::error::BlockingError;
+use crate::memory::Buffer;
 use crate::request::{Completion, Durability, Request, RequestError, Work};
 
 /// Longest request. A longer slice is split, so that a small pool is enough.
 const CHUNK_BYTES: usize = 256 << 10;
-
-/// Why a blocking call failed.
-#[derive(Debug, thiserror::Error)]
-pub enum BlockingError {
-    /// The queue refused the request.
-    #[error(transparent)]
-    Push(#[from] PushError),
-    /// The queue cannot continue.
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-    /// The request failed.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    /// No free buffer to copy through.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// Other requests are in flight.
-    #[error("{in_flight} requests are in flight, a blocking call wants a queue for itself")]
-    Busy {
-        /** Without requests of blocking calls that timed out. */
-        in_flight: usize,
-    },
-}
 
 impl Queue {
     /// Reads `out.len()` bytes (a multiple of 512) from `sector` on, copied through the pool; sleeps
