@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn every_counter_is_documented() {
-        let document = include_str!("../../../../../docs/control.md");
+        let document = include_str!("../../../../../docs/reference/control.md");
         let counters = QueueCounters::ALL.iter().chain(WorkerCounters::ALL);
         let undocumented: Vec<_> =
             counters.filter(|counter| !document.contains(&format!("`{}`", counter.key))).collect();
