@@ -12,12 +12,13 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use crate::error::RunError;
 use crate::job::Job;
-use crate::run::{Outcome, Progress, RunError, Watch, run};
+use crate::run::worker::Failure;
+use crate::run::{Outcome, Progress, Watch, run};
 use crate::stats::{Summary, median};
 use crate::stop::Stop;
 use crate::target::{Client, Target};
-use crate::worker::Failure;
 
 /// Why there is no comparison.
 #[derive(Debug, thiserror::Error)]

@@ -10,47 +10,17 @@
 //! Not here: experiments and reports (`lab`), the command line (`bareblk`).
 #![forbid(unsafe_code)]
 
-mod units;
-
-mod options;
+mod error;
 
 mod job;
 
-mod job_file;
+mod measured;
 
 mod target;
 
 mod run;
 
-mod connection;
-
-mod port;
-
-mod port_file;
-
-mod port_queue;
-
-mod port_shared;
-
-mod worker;
-
-mod offsets;
-
-mod pace;
-
-mod verify;
-
-mod touch;
-
-mod latency;
-
-mod measured;
-
-mod cpu;
-
-mod text;
-
-mod json;
+mod report;
 
 mod compare;
 
@@ -62,17 +32,18 @@ pub mod stop;
 
 pub use blk_driver::ConnectError;
 pub use compare::{CompareError, Comparison, Difference, compare};
-pub use cpu::{CpuTime, ProcessTime};
+pub use error::RunError;
+pub use job::file::{JobFileError, parse as parse_jobs};
+pub use job::options::{OptionError, engine_word, known as known_options};
+pub use job::units::{bytes as parse_bytes, cpus as parse_cpus, short as short_bytes, time as parse_time};
 pub use job::{Job, JobError, Limits, MAX_DEPTH, MAX_JOBS, Mix, Order, Pattern, Rate, Span};
-pub use job_file::{JobFileError, parse as parse_jobs};
-pub use json::report;
-pub use latency::{Latency, Spread};
+pub use measured::cpu::{CpuTime, ProcessTime};
+pub use measured::latency::{Latency, Spread};
 pub use measured::{DirectionMeasured, Measured, QueueCounts, Sample};
-pub use offsets::Direction;
-pub use options::{OptionError, engine_word, known as known_options};
-pub use run::{Outcome, Progress, Quiet, RunError, Watch, run};
+pub use report::json::report;
+pub use report::text::text;
+pub use run::offsets::Direction;
+pub use run::verify::Mismatch;
+pub use run::worker::Failure;
+pub use run::{Outcome, Progress, Quiet, Watch, run};
 pub use target::{Client, LockKind, PATIENCE, Target, TargetError};
-pub use text::text;
-pub use units::{bytes as parse_bytes, cpus as parse_cpus, short as short_bytes, time as parse_time};
-pub use verify::Mismatch;
-pub use worker::Failure;

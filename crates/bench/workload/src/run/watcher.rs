@@ -1,19 +1,19 @@
 //! Watches a running job: progress and events, samples, and the threads' results when they end.
 //!
-//! Not here: the threads themselves (`run.rs`, `worker.rs`).
+//! Not here: the threads themselves (`mod.rs`, `worker.rs`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use super::worker::Live;
 use super::{Ended, Opened, Outcome, Progress, RunError, Watch};
-use crate::connection::Connection;
-use crate::cpu::ProcessTime;
 use crate::job::Job;
+use crate::measured::cpu::ProcessTime;
 use crate::measured::{Measured, QueueCounts, Sample};
 use crate::stop::Stop;
 use crate::target::Target;
-use crate::worker::Live;
+use crate::target::connection::Connection;
 
 /// Time between two looks at progress and events.
 const TICK: Duration = Duration::from_millis(100);

@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 use blk_driver::{Completion, PushError, QueueError, Request, SharedQueue, Work};
 use lock_api::RawMutex;
 
+use super::port::{Done, Io, Port, PortError};
+use super::queue::{Blocks, counts};
 use crate::measured::QueueCounts;
-use crate::port::{Done, Io, Port, PortError};
-use crate::port_queue::{Blocks, counts};
 
 /// Completions per look.
 const LOOK: usize = 64;

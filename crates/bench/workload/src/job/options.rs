@@ -5,12 +5,11 @@
 //! - `norandommap` and `thread` are accepted without effect, because this program always works that way.
 //!   `ioscheduler` is reported and never set: that is the host administrator's choice.
 //!
-//! Facts: fio 3.33, HOWTO, "Job file parameters". Not here: which options fit together (`job.rs`).
+//! Facts: fio 3.33, HOWTO, "Job file parameters". Not here: which options fit together (`mod.rs`).
 
 use io_engine::EngineKind;
 
-use crate::job::{Job, MAX_BLOCK_BYTES, MAX_DEPTH, MAX_JOBS, Mix, Order, Pattern};
-use crate::units;
+use super::{Job, MAX_BLOCK_BYTES, MAX_DEPTH, MAX_JOBS, Mix, Order, Pattern, units};
 
 /// An option that cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

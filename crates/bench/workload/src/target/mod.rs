@@ -1,6 +1,16 @@
 //! The target of requests, and the client's options that fio has no words for.
 //!
-//! Not here: the requests (`job.rs`), access to targets (`port_file.rs`, `port_queue.rs`, `port_shared.rs`).
+//! Not here: the requests (`job/mod.rs`), access to targets (`file.rs`, `queue.rs`, `shared.rs`).
+
+pub(crate) mod connection;
+
+pub(crate) mod file;
+
+pub(crate) mod port;
+
+pub(crate) mod queue;
+
+pub(crate) mod shared;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
@@ -8,7 +18,7 @@ use std::time::Duration;
 
 use io_engine::EngineKind;
 
-use crate::options::engine_word;
+use crate::job::options::engine_word;
 
 /// The target of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]

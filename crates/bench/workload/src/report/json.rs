@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::date;
 use crate::job::Job;
-use crate::latency::{Latency, Spread};
+use crate::measured::latency::{Latency, Spread};
 use crate::measured::{DEPTH_STEPS, DirectionMeasured, Measured, per_second};
 use crate::run::Outcome;
 

@@ -2,14 +2,20 @@
 //!
 //! `options.rs sets fields one by one → Job → check() (what fits together) → offsets.rs, worker.rs`
 //!
-//! Not here: names of options (`options.rs`), job files (`job_file.rs`), where the requests go (`target.rs`).
+//! Not here: names of options (`options.rs`), job files (`file.rs`), where the requests go (`target/mod.rs`).
+
+pub(crate) mod file;
+
+pub(crate) mod options;
+
+pub(crate) mod units;
 
 use std::time::Duration;
 
 use disk_image::SECTOR_BYTES;
 use io_engine::EngineKind;
 
-use crate::units::short;
+use self::units::short;
 
 /// Most requests that one job keeps in flight: as many as the largest ring of fio's engines in common use.
 pub const MAX_DEPTH: u32 = 4096;

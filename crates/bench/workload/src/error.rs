@@ -1,6 +1,6 @@
 //! Why a job cannot run on a target, for people.
 //!
-//! Not here: errors in the job itself (`job.rs`), failures during a run (`worker.rs`).
+//! Not here: errors in the job itself (`job/mod.rs`), failures during a run (`run/worker.rs`).
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use blk_driver::ConnectError;
 use disk_image::{ImageError, LockHolder};
 
 use crate::job::JobError;
-use crate::units::list;
+use crate::job::units::list;
 
 /// Why a job could not be run at all.
 #[derive(Debug, thiserror::Error)]

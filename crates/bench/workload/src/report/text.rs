@@ -9,13 +9,13 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use crate::json::{LATENCY_STEPS, PERCENTILES, Rates, latency_shares, micros, percent_of, ratio, share};
-use crate::latency::{Latency, Spread};
+use super::json::{LATENCY_STEPS, PERCENTILES, Rates, latency_shares, micros, percent_of, ratio, share};
+use crate::job::options::engine_word;
+use crate::job::units::short;
+use crate::measured::latency::{Latency, Spread};
 use crate::measured::{DirectionMeasured, Measured, per_second};
-use crate::options::engine_word;
 use crate::run::Outcome;
 use crate::target::Target;
-use crate::units::short;
 
 /// A step with a smaller share of the requests is left out.
 const SHOWN_PERCENT: f64 = 0.01;

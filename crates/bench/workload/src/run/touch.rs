@@ -9,10 +9,10 @@
 
 use std::time::Duration;
 
+use super::worker::Failure;
 use crate::job::{Job, Span};
-use crate::port::{Ask, Io, Port};
 use crate::stop::Stop;
-use crate::worker::Failure;
+use crate::target::port::{Ask, Io, Port};
 
 const STRIDE_BYTES: u64 = 64 << 10;
 
@@ -59,7 +59,7 @@ pub(crate) fn touch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::{Done, PortError};
+    use crate::target::port::{Done, PortError};
 
     /// Completes pushed requests, the last first, a few at a time.
     #[derive(Default)]

@@ -1,6 +1,6 @@
 //! A queue that one thread uses alone, as a target; and the buffers of any thread on a socket.
 //!
-//! Not here: shared queues (`port_shared.rs`), connecting (`connection.rs`).
+//! Not here: shared queues (`shared.rs`), connecting (`connection.rs`).
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use blk_driver::{Buffer, Completion, Durability, Pool, Queue, Request, Work};
 use disk_image::SECTOR_BYTES;
 use guest_mem::GuestRange;
 
+use super::port::{Ask, Done, Io, Port, PortError};
 use crate::measured::QueueCounts;
-use crate::port::{Ask, Done, Io, Port, PortError};
 
 /// Most memory taken from the pool in one piece.
 const PIECE_BYTES: u64 = 64 << 20;

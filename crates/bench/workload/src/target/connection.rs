@@ -3,7 +3,7 @@
 //! - One queue per job if the device has that many; otherwise jobs share queues: job j uses queue j modulo n.
 //! - A ring is as large as the requests in flight need without indirect descriptors: three descriptors each.
 //!
-//! Not here: using a queue (`port_queue.rs`, `port_shared.rs`).
+//! Not here: using a queue (`queue.rs`, `shared.rs`).
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -13,13 +13,13 @@ use std::time::Duration;
 use blk_driver::{Device, Event, KickPolicy, Options, PoolOptions, Queue, Reconnect, SharedQueue};
 use disk_image::SECTOR_BYTES;
 
+use super::port::{Port, PortError};
+use super::queue::{Blocks, QueuePort};
+use super::shared::{AnyShared, Ring, SharedPort};
+use super::{Client, LockKind};
+use crate::error::RunError;
 use crate::job::{Job, Limits};
 use crate::measured::QueueCounts;
-use crate::port::{Port, PortError};
-use crate::port_queue::{Blocks, QueuePort};
-use crate::port_shared::{AnyShared, Ring, SharedPort};
-use crate::run::RunError;
-use crate::target::{Client, LockKind};
 
 /// Largest ring (virtio 1.3 §2.7 allows more; no back-end offers more).
 const MAX_QUEUE_SIZE: u32 = 1024;

@@ -5,11 +5,19 @@
 //! - The first thread that fails ends the others; the outcome has the measurements so far next to the error.
 //! - Not measured: opening, connecting, filling buffers, reading back for verify.
 //!
-//! Not here: one thread (`worker.rs`), sampling (`run/watcher.rs`), layouts (`text.rs`, `json.rs`).
+//! Not here: one thread (`worker.rs`), sampling (`watcher.rs`), layouts (`report/text.rs`, `report/json.rs`).
 
-mod error;
+pub(crate) mod offsets;
+
+mod pace;
+
+mod touch;
+
+pub(crate) mod verify;
 
 mod watcher;
+
+pub(crate) mod worker;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
@@ -19,17 +27,17 @@ use std::time::{Duration, Instant};
 use disk_image::{Access, CacheMode, HostOpener, Image, ImageOptions, SECTOR_BYTES};
 use io_engine::EngineKind;
 
-use crate::connection::Connection;
-use crate::cpu::ProcessTime;
+use self::touch::touch;
+use self::worker::{Common, Failure, Live, Worker};
+use crate::error::RunError;
 use crate::job::{Job, Limits};
+use crate::measured::cpu::ProcessTime;
 use crate::measured::{Measured, QueueCounts};
-use crate::port::{Port, PortError};
-use crate::port_file::FilePort;
 use crate::stop::Stop;
+use crate::target::connection::Connection;
+use crate::target::file::FilePort;
+use crate::target::port::{Port, PortError};
 use crate::target::{Client, Target};
-use crate::touch::touch;
-use crate::worker::{Common, Failure, Live, Worker};
-pub use error::RunError;
 use watcher::Watcher;
 
 /// For a file whose last user has just ended: io_uring releases it a little later.

@@ -8,8 +8,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::offsets::Direction;
 use crate::job::Rate;
-use crate::offsets::Direction;
 
 /// Unlimited unless a rate is set.
 #[derive(Clone, Copy, Debug, Default)]

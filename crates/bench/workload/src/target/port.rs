@@ -2,7 +2,7 @@
 //!
 //! `push … submit → reap` on slots: each slot has one buffer of one block, and at most one request in flight.
 //!
-//! Not here: the implementations (`port_file.rs`, `port_queue.rs`, `port_shared.rs`).
+//! Not here: the implementations (`file.rs`, `queue.rs`, `shared.rs`).
 
 use std::time::Duration;
 

@@ -4,12 +4,16 @@
 //!   completion; `lat`: the sum. As in fio.
 //! - A flush (`fsync=`) counts neither as a read nor as a write.
 //!
-//! Not here: layouts (`json.rs`, `text.rs`).
+//! Not here: layouts (`report/json.rs`, `report/text.rs`).
+
+pub(crate) mod cpu;
+
+pub(crate) mod latency;
 
 use std::time::Duration;
 
-use crate::cpu::CpuTime;
-use crate::latency::{Latency, Spread};
+use self::cpu::CpuTime;
+use self::latency::{Latency, Spread};
 
 /// fio's steps: 1, 2, 4, 8, 16, 32, and 64 or more.
 pub const DEPTH_STEPS: usize = 7;

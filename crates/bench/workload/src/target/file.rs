@@ -9,7 +9,7 @@ use disk_image::{Image, SECTOR_BYTES};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use io_engine::{Durability, Engine, EngineConfig, EngineKind, Event, FileId, FileSpec, Op, OpKind, make};
 
-use crate::port::{Ask, Done, Io, Port, PortError};
+use super::port::{Ask, Done, Io, Port, PortError};
 
 pub(crate) struct FilePort {
     engine: Box<dyn Engine>,

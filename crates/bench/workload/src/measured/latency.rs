@@ -1,6 +1,6 @@
 //! Request times: exact sums for mean and deviation, a histogram for percentiles.
 //!
-//! Not here: what each time means (`measured.rs`).
+//! Not here: what each time means (`mod.rs`).
 
 use hdrhistogram::Histogram;
 

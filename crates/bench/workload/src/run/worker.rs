@@ -10,20 +10,20 @@
 //! - With verify, a request waits while another on the same block is in flight; after the work, everything
 //!   written is read back, uncounted.
 //!
-//! Not here: targets (`port*.rs`), several threads (`run.rs`).
+//! Not here: targets (`target/`), several threads (`mod.rs`).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::cpu::CpuTime;
+use super::offsets::{Direction, Offsets};
+use super::pace::Pace;
+use super::verify::{Mismatch, Verify};
 use crate::job::{Job, Span};
+use crate::measured::cpu::CpuTime;
 use crate::measured::{Measured, QueueCounts, batch_step, depth_step};
-use crate::offsets::{Direction, Offsets};
-use crate::pace::Pace;
-use crate::port::{Ask, Done, Io, Port, PortError};
 use crate::stop::Stop;
-use crate::verify::{Mismatch, Verify};
+use crate::target::port::{Ask, Done, Io, Port, PortError};
 
 /// How long a thread sleeps before it checks the clock and the stop request.
 const LOOK: Duration = Duration::from_millis(100);

@@ -9,8 +9,8 @@
 //!
 //! Facts: fio 3.33, HOWTO, "Job file format". Not here: options (`options.rs`).
 
-use crate::job::{Job, JobError};
-use crate::options::OptionError;
+use super::options::OptionError;
+use super::{Job, JobError};
 
 /// The error, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
