@@ -15,6 +15,11 @@ use crate::error::LabError;
 use crate::machine::StoragePlace;
 use crate::stop::Stop;
 
+/// Ids and figures of a declaration.
+pub(crate) fn owned(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|&text| text.to_owned()).collect()
+}
+
 /// Where the work was published.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
@@ -53,6 +58,13 @@ pub struct PublishedColumn {
     pub is_ratio: bool,
 }
 
+impl PublishedColumn {
+    /// The figure itself, not a ratio.
+    pub(crate) fn new(title: &str, workload: &str, column: &str) -> Self {
+        Self { title: title.into(), workload: workload.into(), column: column.into(), is_ratio: false }
+    }
+}
+
 /// One row of the published table, and the variant here that corresponds to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedRow {
@@ -64,6 +76,12 @@ pub struct PublishedRow {
     pub figures: Vec<String>,
 }
 
+impl PublishedRow {
+    pub(crate) fn new(label: &str, variant: &str, figures: &[&str]) -> Self {
+        Self { label: label.into(), variant: variant.into(), figures: owned(figures) }
+    }
+}
+
 /// A difference from the original.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
@@ -73,6 +91,12 @@ pub struct Difference {
     pub here: String,
     /// The reason for the difference.
     pub why: String,
+}
+
+impl Difference {
+    pub(crate) fn new(original: &str, here: &str, why: &str) -> Self {
+        Self { original: original.into(), here: here.into(), why: why.into() }
+    }
 }
 
 /// One of the variants compared.
@@ -99,7 +123,7 @@ impl Variant {
     /// Measures it with these workloads only.
     #[must_use]
     pub fn only(mut self, workloads: &[&str]) -> Self {
-        self.only = workloads.iter().map(|&id| id.to_owned()).collect();
+        self.only = owned(workloads);
         self
     }
 
@@ -162,6 +186,17 @@ pub struct Column {
     pub files_only: bool,
 }
 
+impl Column {
+    pub(crate) fn new(id: &str, title: &str, unit: &str, decimals: usize, measured: &str) -> Self {
+        let (id, title, unit) = (id.into(), title.into(), unit.into());
+        Self { id, title, unit, decimals, measured: measured.into(), files_only: false }
+    }
+
+    pub(crate) fn in_files(self) -> Self {
+        Self { files_only: true, ..self }
+    }
+}
+
 /// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scale {
@@ -182,6 +217,12 @@ pub struct Plot {
     pub column: Option<String>,
     /// Scale of its axis.
     pub scale: Scale,
+}
+
+impl Plot {
+    pub(crate) fn new(id: &str, title: &str, column: Option<&str>, scale: Scale) -> Self {
+        Self { id: id.into(), title: title.into(), column: column.map(str::to_owned), scale }
+    }
 }
 
 /// An axis of [`Curves`]: a number that workloads have.

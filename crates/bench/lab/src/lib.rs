@@ -43,10 +43,9 @@ pub use experiment::{
 pub use experiments::{all, find, find_all};
 pub use machine::{Machine, StoragePlace};
 pub use report::{Output, write_all};
-pub use result::{CellResult, Measure, Ratio, RunResult};
+pub use result::{CellResult, Measure, Outcome, Ratio, RunResult, Verdict};
 pub use runner::{Progress, Quiet, run, shuffled};
 pub use table::text as table_text;
-pub use verdict::{Outcome, Verdict};
 pub use workload::stats::{Summary, median};
 pub use workload::stop::Stop;
 

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use crate::experiment::{Declaration, Effort, Reading};
 use crate::machine::Machine;
 use crate::stats::Summary;
-use crate::verdict::Verdict;
 
 /// Version of the result file. Changes when older programs could no longer read it.
 pub const FORMAT: u32 = 1;
@@ -184,5 +183,46 @@ impl Ratio {
             pairs.map(|(ours, base)| Some((*ours)? / base.filter(|&base| base > 0.0)?)).collect();
         let present: Vec<f64> = samples.iter().copied().flatten().collect();
         Summary::of(&present).map(|summary| Self { samples, summary })
+    }
+}
+
+/// The outcome of one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// The target was reached.
+    Reached,
+    /// The target was measured and missed.
+    Missed,
+    /// Too few rounds, or something was not available.
+    Undecided,
+}
+
+impl Outcome {
+    /// The word shown to people.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Reached => "reached",
+            Self::Missed => "missed",
+            Self::Undecided => "undecided",
+        }
+    }
+}
+
+/// A target and its outcome.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The target's text.
+    pub target: String,
+    /// The worst outcome of its parts.
+    pub outcome: Outcome,
+    /// One line per variant and workload.
+    pub details: Vec<String>,
+}
+
+impl Verdict {
+    /// Whether no detail could be decided: many such lines are not worth reading before the figures.
+    pub(crate) fn is_all_undecided(&self) -> bool {
+        self.details.iter().all(|detail| detail.starts_with(Outcome::Undecided.word()))
     }
 }

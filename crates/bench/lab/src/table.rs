@@ -9,9 +9,8 @@ use std::fmt::Write;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
 use crate::experiment::{Column, RatioForm, Workload};
-use crate::result::{CellResult, RunResult};
+use crate::result::{CellResult, Outcome, RunResult, Verdict};
 use crate::stats::Summary;
-use crate::verdict::{Outcome, Verdict};
 
 /// A verdict with more details than this does not show all of them.
 pub(crate) const MANY: usize = 8;

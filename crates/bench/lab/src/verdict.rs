@@ -6,53 +6,10 @@
 //!
 //! Not here: ratios and intervals (`result.rs`), ratios to other variants (`yardstick.rs`).
 
-use serde::{Deserialize, Serialize};
-
 use crate::experiment::{Beside, Declaration, Target, Yardstick};
-use crate::result::CellResult;
+use crate::result::{CellResult, Outcome, Verdict};
 use crate::stats::Summary;
 use crate::yardstick::{Found, found, label};
-
-/// The outcome of one target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
-    /// The target was reached.
-    Reached,
-    /// The target was measured and missed.
-    Missed,
-    /// Too few rounds, or something was not available.
-    Undecided,
-}
-
-impl Outcome {
-    /// The word shown to people.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Reached => "reached",
-            Self::Missed => "missed",
-            Self::Undecided => "undecided",
-        }
-    }
-}
-
-/// A target and its outcome.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
-    /// The target's text.
-    pub target: String,
-    /// The worst outcome of its parts.
-    pub outcome: Outcome,
-    /// One line per variant and workload.
-    pub details: Vec<String>,
-}
-
-impl Verdict {
-    /// Whether no detail could be decided: many such lines are not worth reading before the figures.
-    pub(crate) fn is_all_undecided(&self) -> bool {
-        self.details.iter().all(|detail| detail.starts_with(Outcome::Undecided.word()))
-    }
-}
 
 /// One verdict per target.
 pub(crate) fn judge(declaration: &Declaration, cells: &[CellResult]) -> Vec<Verdict> {

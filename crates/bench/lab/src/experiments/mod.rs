@@ -4,57 +4,15 @@
 
 mod aio;
 
-mod aio_declaration;
-
 mod kick;
-
-mod kick_declaration;
-
-mod kick_loads;
 
 mod qspinlock;
 
-mod qspinlock_locks;
-
-mod qspinlock_columns;
-
-mod qspinlock_overcommit;
-
-mod qspinlock_overcommit_declaration;
-
-mod qspinlock_wakes;
-
-mod qspinlock_timed;
-
-mod qspinlock_alone;
-
-mod qspinlock_aim7;
-
-mod qspinlock_aim7_declaration;
-
 mod vhost;
-
-mod vhost_bench;
-
-mod vhost_columns;
-
-mod vhost_ssd;
-
-mod vhost_ram;
-
-mod vhost_depth1;
-
-mod vhost_disturbed;
-
-mod vhost_idle;
 
 mod locality;
 
-mod locality_declaration;
-
 mod hostile;
-
-mod hostile_declaration;
 
 use crate::error::LabError;
 use crate::experiment::Experiment;

@@ -5,67 +5,23 @@
 //!
 //! Not here: which variant uses which load (`experiments/`).
 
-pub(crate) mod test_file;
+pub(crate) mod disk;
 
-pub(crate) mod served;
+pub(crate) mod server;
 
-pub(crate) mod driver;
+pub(crate) mod hostile;
 
-pub(crate) mod crowd;
+pub(crate) mod shared_queue;
 
-pub(crate) mod desk;
-
-pub(crate) mod null_device;
-
-pub(crate) mod bare;
-
-pub(crate) mod fio;
+pub(crate) mod locks;
 
 pub(crate) mod users;
 
-pub(crate) mod users_system;
-
-pub(crate) mod users_locks;
-
-pub(crate) mod users_meter;
+pub(crate) mod cores;
 
 pub(crate) mod cpu;
 
-pub(crate) mod moments;
-
-pub(crate) mod cores;
-
 pub(crate) mod neighbours;
-
-pub(crate) mod exclusive;
-
-pub(crate) mod contest;
-
-pub(crate) mod fairness;
-
-pub(crate) mod lock_events;
-
-pub(crate) mod process;
-
-pub(crate) mod server_process;
-
-pub(crate) mod placed_server;
-
-pub(crate) mod server_stats;
-
-pub(crate) mod clients;
-
-pub(crate) mod clients_together;
-
-pub(crate) mod hostile_front_end;
-
-pub(crate) mod hostile_guest;
-
-pub(crate) mod frozen_disk;
-
-pub(crate) mod fio_jobs;
-
-pub(crate) mod copy_loop;
 
 pub(crate) mod wake_up;
 

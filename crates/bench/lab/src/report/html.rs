@@ -11,9 +11,8 @@ use std::fmt::Write;
 use super::{courses, curves, plot, stacks};
 use crate::error::LabError;
 use crate::experiment::{PublishedColumn, PublishedRow, Workload};
-use crate::result::{CellResult, RunResult};
+use crate::result::{CellResult, Outcome, RunResult};
 use crate::table;
-use crate::verdict::Outcome;
 
 const STYLE: &str = "\
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; margin: 2rem auto; max-width: 1750px; padding: 0 1.5rem }

@@ -1,0 +1,196 @@
+//! `aio`: measures one engine and cache mode, through a virtqueue or on bare metal.
+//!
+//! `sample → file (disk or tmpfs) → bare: fio, or our own loop | ring: image, engine, server → Measured → Reading`
+//!
+//! - Each sample opens the image, makes an engine and starts a server anew: samples are independent.
+//! - A variant that cannot run reports why; the engine is tried before a worker is started with it.
+//!
+//! Not here: what is compared (`declaration.rs`), the loads (`load/`).
+
+pub(super) mod declaration;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
+use io_engine::{EngineChoice, EngineConfig, EngineError, EngineKind, FileSpec, choose, make};
+
+use self::declaration::{Place, VARIANTS, WORKLOADS, Way, declaration};
+use crate::error::LabError;
+use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
+use crate::load::disk::driver::RingLoad;
+use crate::load::disk::test_file::TestFile;
+use crate::load::disk::{bare, fio};
+use crate::load::{Job, Measured};
+use crate::machine::StoragePlace;
+
+const BLOCK_BYTES: u32 = 16 << 10;
+/// As published.
+const DEPTH: u16 = 74;
+const TMPFS: &str = "/dev/shm";
+const FIO_IS_ONE_BY_ONE: &str = "fio submits one request per call, as in the published job. The worker submits what it \
+    took together, and the kernel merges neighbours: sequential writes can exceed 100 %.";
+
+pub(crate) fn experiment() -> Experiment {
+    Experiment { declaration: declaration(), make: |setup| Box::new(Aio::new(setup)) }
+}
+
+struct Aio {
+    setup: Setup,
+    fio: Option<String>,
+    disk: Option<TestFile>,
+    /// Or the reason why there is none.
+    tmpfs: Result<TestFile, String>,
+    /// Variants and workloads whose engine was already tried.
+    asked: Vec<(usize, usize)>,
+}
+
+impl Aio {
+    fn new(setup: &Setup) -> Self {
+        let tmpfs = Err("not prepared".to_owned());
+        Self { setup: setup.clone(), fio: fio::version(), disk: None, tmpfs, asked: Vec::new() }
+    }
+
+    fn file(&self, place: Place) -> Result<&TestFile, SampleError> {
+        let missing = |why: &str| SampleError::Unavailable(why.to_owned());
+        match place {
+            Place::Disk => self.disk.as_ref().ok_or_else(|| missing("not prepared")),
+            Place::Tmpfs => self.tmpfs.as_ref().map_err(|why| missing(why)),
+        }
+    }
+
+    fn bare(&self, place: Place, job: &Job) -> Result<Measured, SampleError> {
+        let file = self.file(place)?;
+        let no_direct = |error| SampleError::because("O_DIRECT is not possible here", &error);
+        file.check_direct().map_err(no_direct)?;
+        if self.fio.is_some() {
+            return fio::run(file.path(), job, &self.setup.scratch, &self.setup.stop);
+        }
+        bare::run(open(file, CacheMode::None)?, *job, &self.setup.stop)
+    }
+
+    fn own_loop(&self, place: Place, job: Job) -> Result<Measured, SampleError> {
+        if self.fio.is_none() {
+            return Err(SampleError::Unavailable(
+                "it is the baseline already: fio is not installed".to_owned(),
+            ));
+        }
+        let file = self.file(place)?;
+        let no_direct = |error| SampleError::because("O_DIRECT is not possible here", &error);
+        file.check_direct().map_err(no_direct)?;
+        bare::run(open(file, CacheMode::None)?, job, &self.setup.stop)
+    }
+
+    fn ring(
+        &mut self,
+        cell: Cell,
+        job: Job,
+        (engine, cache, fd_pool): (EngineKind, CacheMode, u32),
+    ) -> Result<Measured, SampleError> {
+        let file = self.file(WORKLOADS[cell.workload].2)?;
+        let unavailable = |error: io::Error| SampleError::Unavailable(format!("{engine}: {error}"));
+        if !self.asked.contains(&(cell.variant, cell.workload)) {
+            let image = open(file, cache)?;
+            ask(engine, fd_pool, &image)?;
+        }
+        let (image, stop) = (open(file, cache)?, self.setup.stop.clone());
+        let (config, depth) = (config(fd_pool), config(fd_pool).depth);
+        let load = RingLoad::start(Box::new(move || make(engine, &config)), depth, image, job);
+        let measured = load.map_err(unavailable)?.run(&stop)?;
+        if !cache.is_direct() {
+            file.settle().map_err(|error| SampleError::because("sync after the sample", &error))?;
+        }
+        self.asked.push((cell.variant, cell.workload));
+        Ok(measured)
+    }
+}
+
+impl Bench for Aio {
+    fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
+        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
+        let mut fill = |name: &str, parent: &Path| {
+            let what = format!("filling {} MiB in {name}", size_bytes >> 20);
+            TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share))
+        };
+        let storage = self.setup.storage.clone();
+        self.disk = Some(fill(&storage.display().to_string(), &storage)?);
+        self.tmpfs = match fill(TMPFS, Path::new(TMPFS)) {
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(LabError::Storage { source, .. }) => Err(format!("no test file in {TMPFS}: {source}")),
+            other => other.map_err(|error| error.to_string()),
+        };
+        Ok(())
+    }
+
+    fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
+        let (_, _, place, pattern) = WORKLOADS[cell.workload];
+        let file_bytes = self.file(place)?.size_bytes();
+        let job = Job {
+            pattern,
+            block_bytes: BLOCK_BYTES,
+            depth: DEPTH,
+            file_bytes,
+            seconds: cell.seconds,
+            seed: cell.seed,
+        };
+        let measured = match VARIANTS[cell.variant].2 {
+            Way::Bare => self.bare(place, &job)?,
+            Way::OwnLoop => self.own_loop(place, job)?,
+            Way::Ring { engine, cache, fd_pool, .. } => self.ring(cell, job, (engine, cache, fd_pool))?,
+        };
+        Ok(reading(&measured))
+    }
+
+    fn storages(&self) -> Vec<StoragePlace> {
+        vec![StoragePlace::of("disk", &self.setup.storage), StoragePlace::of("tmpfs", Path::new(TMPFS))]
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = match &self.fio {
+            Some(version) => {
+                vec![format!("Bare metal is {version} with libaio."), FIO_IS_ONE_BY_ONE.to_owned()]
+            }
+            None => {
+                vec!["Bare metal is this program's own loop over io_uring: fio is not installed.".to_owned()]
+            }
+        };
+        if self.storages()[0].file_system.starts_with("tmpfs") {
+            notes.push("The disk is a tmpfs too: give a folder on a real one with --storage.".to_owned());
+        }
+        notes
+    }
+}
+
+/// In the order of the columns.
+fn reading(measured: &Measured) -> Reading {
+    #[allow(clippy::cast_precision_loss)] // requests of one sample
+    let iops = measured.requests as f64 / measured.seconds;
+    vec![
+        Some(iops * f64::from(BLOCK_BYTES) / 1e6),
+        Some(iops),
+        measured.submit_us,
+        measured.client_submit_us,
+        measured.complete_ms,
+        measured.cpu_us_per_io,
+    ]
+}
+
+fn open(file: &TestFile, cache: CacheMode) -> Result<Image, SampleError> {
+    let options = ImageOptions { cache, ..ImageOptions::new(file.path()) };
+    Image::open(&HostOpener, &options).map_err(|error| SampleError::because("the test file", &error))
+}
+
+fn config(fd_pool: u32) -> EngineConfig {
+    EngineConfig { fd_pool, ..EngineConfig::default() }
+}
+
+/// Checks whether the engine starts and accepts the image: a worker would only log the reason.
+fn ask(kind: EngineKind, fd_pool: u32, image: &Image) -> Result<(), SampleError> {
+    let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
+    match choose(EngineChoice::Named(kind), &spec, &config(fd_pool)) {
+        Ok(_) => Ok(()),
+        Err(EngineError::Named { source, .. }) => Err(SampleError::because(kind.name(), &source)),
+        Err(other) => Err(SampleError::because(kind.name(), &other)),
+    }
+}

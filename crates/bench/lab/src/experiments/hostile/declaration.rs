@@ -1,0 +1,195 @@
+//! `hostile`: the question, the attacks, and how each figure is measured.
+//!
+//! - The baseline is a tenth guest that is busy but harmless: it takes its fair share. There is another such
+//!   baseline for disks that use the page cache.
+//!
+//! Not here: measuring (`mod.rs`), the attacks themselves (`load/hostile/guest.rs`).
+
+use crate::experiment::{
+    Beside, Column, Declaration, Difference, Effort, Plot, Published, RatioForm, Scale, Source, Target,
+    Variant, Workload, Yardstick, owned,
+};
+use crate::experiments::aio::declaration::Place;
+use crate::load::hostile::guest::{Attack, BUSY_DEPTH};
+
+/// Guests that are measured.
+pub(crate) const GOOD: usize = 9;
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+/// Depth of a good guest: less than a guest that wants everything.
+pub(crate) const DEPTH: u32 = 4;
+/// The share of their IOPS that the good guests must keep.
+const KEPT: f64 = 0.95;
+const MOST_WORKERS: usize = 4;
+const RAM: &str = "ram";
+const DISK: &str = "disk";
+const BUSY: &str = "busy";
+const BUSY_CACHED: &str = "busy-cached";
+const LARGE_CACHED: &str = "large-cached";
+/// Upper limit of their 99 % latency, relative to that next to an ordinary busy guest.
+const P99_RAM: f64 = 2.0;
+const P99_DISK: f64 = 1.5;
+/// Queues of the guest that has many.
+const QUEUES: u16 = 64;
+
+/// Fewer than there are guests on any machine: the tenth guest shares its worker with good guests.
+pub(crate) fn workers(cores: usize) -> usize {
+    (cores / 2).clamp(1, MOST_WORKERS)
+}
+
+/// In the order of the tables: what the tenth guest does, and the cache mode of all disks.
+pub(crate) fn attacks() -> Vec<(Variant, Attack, &'static str)> {
+    let past_the_cache = [
+        (BUSY, "an ordinary busy guest", Attack::Busy),
+        ("invalid", "a queue full of invalid requests", Attack::InvalidRequests),
+        ("loops", "a queue full of chains without an end", Attack::Loops),
+        ("kicks", "kicks without work", Attack::Kicks),
+        ("scribble", "rings that change while they are read", Attack::Scribble),
+        ("reconnects", "a front-end that reconnects", Attack::Reconnects),
+        ("refusals", "messages that are refused and logged", Attack::Refusals),
+        ("large", "reads of 4 MiB", Attack::LargeReads),
+        ("queues", "64 queues full of reads", Attack::Queues(QUEUES)),
+        ("tables", "memory tables while a queue runs", Attack::MemoryTables),
+        ("logs", "in-flight logs, each with a queue that starts", Attack::Logs),
+        ("hung", "writes to storage that hangs", Attack::Hung),
+    ];
+    let through = [
+        (Variant::new(BUSY_CACHED, "an ordinary busy guest, page cache"), Attack::Busy),
+        (Variant::new(LARGE_CACHED, "reads of 4 MiB, page cache").against(BUSY_CACHED), Attack::LargeReads),
+    ];
+    let past_the_cache = past_the_cache.map(|(id, label, attack)| (Variant::new(id, label), attack, "none"));
+    let through = through.map(|(variant, attack)| (variant.only(&[DISK]), attack, "writeback"));
+    past_the_cache.into_iter().chain(through).collect()
+}
+
+/// In the order of the report.
+pub(crate) fn loads() -> Vec<(Workload, Place)> {
+    vec![
+        (Workload::new(RAM, "4k random reads of nine guests, RAM disk, depth 4 each"), Place::Tmpfs),
+        (Workload::new(DISK, "4k random reads of nine guests, disk, depth 4 each"), Place::Disk),
+    ]
+}
+
+pub(crate) fn declaration() -> Declaration {
+    let attacks = attacks();
+    let workloads: Vec<_> = loads().into_iter().map(|(workload, _)| workload).collect();
+    Declaration {
+        name: "hostile".into(),
+        question: "What do nine guests lose to a tenth that means harm?".into(),
+        source: Source {
+            title: "Nothing was published: this project's own demand".into(),
+            year: 2026,
+            setup: "nine good guests and one on one server".into(),
+        },
+        published: Published {
+            caption: "Nothing was published".into(),
+            columns: Vec::new(),
+            rows: Vec::new(),
+            conclusion: "A guest may cost others what an ordinary busy guest costs them, and no more.".into(),
+        },
+        differences: vec![Difference::new(
+            "guests, each on processors of its own",
+            "threads of this program. The tenth never sleeps, be it good or bad: the busy one polls",
+            "what a virtual CPU that spins takes from its neighbours is the scheduler's business, not a server's",
+        )],
+        targets: targets(&attacks),
+        variants: attacks.into_iter().map(|(variant, ..)| variant).collect(),
+        workloads,
+        columns: columns(),
+        baseline: BUSY.into(),
+        compared: "iops".into(),
+        ratio_title: "kept".into(),
+        ratio_form: RatioForm::Share,
+        plots: vec![Plot::new("iops", "IOPS of the nine", Some("iops"), Scale::Linear)],
+        curves: Vec::new(),
+        stacks: Vec::new(),
+        courses: Vec::new(),
+        full: Effort { rounds: 30, seconds: 0.5, file_bytes: 64 << 20 },
+        quick: Effort { rounds: 1, seconds: 0.05, file_bytes: 8 << 20 },
+    }
+}
+
+fn targets(attacks: &[(Variant, Attack, &str)]) -> Vec<Target> {
+    let ids = |wanted: fn(&str) -> bool| -> Vec<_> {
+        attacks.iter().map(|(variant, ..)| variant.id.clone()).filter(|id| wanted(id)).collect()
+    };
+    let others = ids(|id| ![BUSY, BUSY_CACHED, LARGE_CACHED].contains(&id));
+    let cached = ids(|id| id == LARGE_CACHED);
+    let target = |text: String, variants: &[String], workloads: &[&str], yardstick| Target {
+        text,
+        variants: variants.to_vec(),
+        workloads: owned(workloads),
+        at_least: KEPT,
+        half_width_max: 0.05,
+        yardstick,
+    };
+    let kept = "the nine keep 95 % of what they have beside an ordinary busy guest";
+    let p99 = |variants, place, what, busy: &str, at_most: f64| {
+        let text = format!(
+            "{what}: 99 % of the nine's requests take at most {at_most} times as long as beside an ordinary busy guest"
+        );
+        let (column, variant) = ("p99".to_owned(), busy.to_owned());
+        target(text, variants, &[place], Yardstick::Beside { column, variant, by: Beside::Ratio, at_most })
+    };
+    let answered = |variants, workloads, what: &str| {
+        let yardstick = Yardstick::Figure { column: "unanswered".into(), at_most: 0.0 };
+        target(format!("{what}every request of the nine is answered"), variants, workloads, yardstick)
+    };
+    vec![
+        target(kept.to_owned(), &others, &[RAM, DISK], Yardstick::Baseline),
+        target(format!("page cache: {kept}"), &cached, &[DISK], Yardstick::Baseline),
+        p99(&others, RAM, "RAM disk", BUSY, P99_RAM),
+        p99(&others, DISK, "disk", BUSY, P99_DISK),
+        p99(&cached, DISK, "page cache", BUSY_CACHED, P99_DISK),
+        answered(&others, &[RAM, DISK], ""),
+        answered(&cached, &[DISK], "page cache: "),
+    ]
+}
+
+/// For the report: what the harmless tenth guest does.
+pub(crate) fn busy_guest() -> String {
+    format!("The ordinary busy guest: 4k random reads at depth {BUSY_DEPTH}, polling.")
+}
+
+pub(crate) fn columns() -> Vec<Column> {
+    let column = |(id, title, unit, decimals, measured)| Column::new(id, title, unit, decimals, measured);
+    COLUMNS.into_iter().map(column).collect()
+}
+
+/// Id, title, unit, decimals, what is measured.
+const COLUMNS: [(&str, &str, &str, usize, &str); 10] = [
+    ("iops", "IOPS of nine", "1/s", 0, "Requests of the nine completed in the counted time, together."),
+    ("worst", "of the worst", "1/s", 0, "The same, of that of the nine that had least."),
+    (
+        "latency",
+        "mean latency",
+        "µs",
+        1,
+        "From submitting a request until its completion is taken; of the nine.",
+    ),
+    ("p50", "50 % latency", "µs", 1, "Half of the nine's requests are faster; without the submission."),
+    ("p99", "99 % latency", "µs", 1, "99 % of the nine's requests are faster; without the submission."),
+    ("max", "longest latency", "µs", 1, "None of the nine's requests took longer; without the submission."),
+    (
+        "unanswered",
+        "unanswered",
+        "guests",
+        0,
+        "Of the nine, warm-up included: guests whose run ended because a request had no answer for 30 s.",
+    ),
+    (
+        "cpu",
+        "server CPU",
+        "µs/IO",
+        2,
+        "Processor time of the server's process, all threads, per request of the nine: what the tenth costs is in it.",
+    ),
+    (
+        "attacks",
+        "attacks",
+        "1/s",
+        0,
+        "What the tenth did, from its start to its end: chains offered, kicks, sessions, memory tables, logs, or messages \
+         refused. Not counted of the busy ones and of reads of 4 MiB.",
+    ),
+    ("log", "log", "bytes", 0, "What the server logged from its start on, warm-up included."),
+];

@@ -1,0 +1,184 @@
+//! `hostile`: measures nine guests next to a tenth, each with its own disk on one server.
+//!
+//! `sample → bareblk serve anew, ten disks → the tenth begins → nine clients at once → the tenth ends → Figures`
+//!
+//! - Hanging storage is released before the guest and the server end, whatever the sample's result: they
+//!   would wait for it.
+//!
+//! Not here: what is compared (`declaration.rs`), the attacks (`load/hostile/guest.rs`), the clients
+//! (`load/disk/clients_together.rs`).
+
+mod declaration;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use self::declaration as declared;
+use self::declaration::{BLOCK_BYTES, DEPTH, GOOD};
+use crate::error::LabError;
+use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
+use crate::experiments::aio::declaration::Place;
+use crate::load::disk::clients_together;
+use crate::load::disk::test_file::TestFile;
+use crate::load::hostile::frozen_disk::{FrozenDisk, IMAGE_BYTES};
+use crate::load::hostile::guest::{Attack, HostileGuest};
+use crate::load::server::placed::{Layout, PlacedServer, Placing};
+use crate::load::{BlockJob, cores};
+use crate::machine::StoragePlace;
+
+const TMPFS: &str = "/dev/shm";
+
+pub(crate) fn experiment() -> Experiment {
+    Experiment { declaration: declared::declaration(), make: |setup| Box::new(Hostile::new(setup)) }
+}
+
+struct Hostile {
+    setup: Setup,
+    /// With the cache mode.
+    attacks: Vec<(Attack, &'static str)>,
+    loads: Vec<Place>,
+    columns: Vec<String>,
+    disk: Vec<TestFile>,
+    /// Or the reason why there are none.
+    ram: Result<Vec<TestFile>, String>,
+    /// Or the reason why there is none.
+    frozen: Result<FrozenDisk, String>,
+}
+
+impl Hostile {
+    fn new(setup: &Setup) -> Self {
+        Self {
+            setup: setup.clone(),
+            attacks: declared::attacks().into_iter().map(|(_, attack, cache)| (attack, cache)).collect(),
+            loads: declared::loads().into_iter().map(|(_, place)| place).collect(),
+            columns: declared::columns().into_iter().map(|column| column.id).collect(),
+            disk: Vec::new(),
+            ram: Err("not prepared".to_owned()),
+            frozen: Err("not prepared".to_owned()),
+        }
+    }
+
+    fn files(&self, place: Place) -> Result<Vec<&Path>, SampleError> {
+        let files = match place {
+            Place::Disk => &self.disk,
+            Place::Tmpfs => self.ram.as_ref().map_err(|why| SampleError::Unavailable(why.clone()))?,
+        };
+        Ok(files.iter().map(TestFile::path).collect())
+    }
+
+    /// `files`: one disk each. `tenth_bytes` is the size of the tenth. `hang` is called once the server
+    /// serves, and its result is dropped before the server.
+    #[allow(clippy::cast_precision_loss)] // counts of one sample
+    fn measure<H>(
+        &self,
+        (attack, cache): (Attack, &'static str),
+        files: &[PathBuf],
+        cell: Cell,
+        tenth_bytes: u64,
+        hang: impl FnOnce() -> Result<H, SampleError>,
+    ) -> Result<Reading, SampleError> {
+        let stop = &self.setup.stop;
+        let layout = Layout {
+            engine: "io_uring",
+            cache,
+            placing: Placing::Queue,
+            workers: declared::workers(cores::all().len()),
+            queues: if let Attack::Queues(count) = attack { count } else { 1 },
+            polls: true,
+        };
+        let paths: Vec<_> = files.iter().map(PathBuf::as_path).collect();
+        let server = PlacedServer::start(&layout, self.setup.program.as_deref(), &paths, stop)?;
+        let job = BlockJob {
+            writes: false,
+            block_bytes: BLOCK_BYTES,
+            depth: DEPTH,
+            jobs: 1,
+            file_bytes: self.setup.effort.file_bytes,
+            seconds: cell.seconds,
+            seed: cell.seed,
+        };
+        // The tenth disk's worker also serves some of the others.
+        let (good, tenth) = server.sockets().split_at(GOOD);
+        let hung = hang()?;
+        let of_tenth = BlockJob { file_bytes: tenth_bytes, ..job };
+        let (began, guest) = (Instant::now(), HostileGuest::start(attack, &tenth[0], &of_tenth)?);
+        let mut figures = clients_together::measure_on(&server, good, &job, stop)?;
+        if !matches!(attack, Attack::Busy | Attack::LargeReads) {
+            figures.insert("attacks", guest.done() as f64 / began.elapsed().as_secs_f64());
+        }
+        drop(hung);
+        guest.end()?;
+        figures.insert("log", server.log_bytes() as f64);
+        Ok(self.columns.iter().map(|column| figures.get(column.as_str()).copied()).collect())
+    }
+}
+
+/// Fails on kernels older than 6.12, where io_uring waits for frozen storage in the server's own call.
+fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0_u32));
+    if (numbers.next(), numbers.next()) < (Some(6), Some(12)) {
+        return Err(format!(
+            "no file system to freeze: Linux {release} waits in io_uring_enter for such a write, 6.12 does not"
+        ));
+    }
+    FrozenDisk::make(storage)
+}
+
+impl Bench for Hostile {
+    fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
+        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
+        let mut fill = |name: &str, parent: &Path| {
+            let what = format!("filling {} × {} MiB in {name}", GOOD + 1, size_bytes >> 20);
+            let files = (0..=GOOD)
+                .map(|_| TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share)));
+            files.collect::<Result<Vec<_>, _>>()
+        };
+        let storage = &self.setup.storage;
+        self.disk = fill(&storage.display().to_string(), storage)?;
+        self.ram = match fill(TMPFS, Path::new(TMPFS)) {
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(LabError::Storage { source, .. }) => Err(format!("no test files in {TMPFS}: {source}")),
+            other => other.map_err(|error| error.to_string()),
+        };
+        self.frozen = frozen_disk(storage);
+        Ok(())
+    }
+
+    fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
+        let ((attack, cache), place) = (self.attacks[cell.variant], self.loads[cell.workload]);
+        let mut files: Vec<_> = self.files(place)?.into_iter().map(Path::to_path_buf).collect();
+        if attack != Attack::Hung {
+            return self.measure((attack, cache), &files, cell, self.setup.effort.file_bytes, || Ok(()));
+        }
+        // Taken out, so that it can be frozen while the other fields are borrowed.
+        let unprepared = Err("it is in use".to_owned());
+        let mut disk = std::mem::replace(&mut self.frozen, unprepared).map_err(SampleError::Unavailable)?;
+        files[GOOD] = disk.image().to_path_buf();
+        let reading = self.measure((attack, cache), &files, cell, IMAGE_BYTES, || {
+            disk.freeze().map_err(|error| SampleError::because("the file system does not freeze", &error))
+        });
+        self.frozen = Ok(disk);
+        reading
+    }
+
+    fn storages(&self) -> Vec<StoragePlace> {
+        vec![StoragePlace::of("disk", &self.setup.storage), StoragePlace::of("RAM disk", Path::new(TMPFS))]
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let cores = cores::all().len();
+        let workers = declared::workers(cores);
+        let mut notes = vec![
+            format!("{workers} workers on {cores} cores for ten disks of one queue each."),
+            declared::busy_guest(),
+        ];
+        if cores < 2 * workers + 2 {
+            notes.push(
+                "Workers, sessions and guests share cores here: what one takes, the others lack.".to_owned(),
+            );
+        }
+        notes
+    }
+}

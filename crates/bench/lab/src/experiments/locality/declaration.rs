@@ -1,0 +1,417 @@
+//! `locality`: the question, the published figures, the variants, and how each figure is measured.
+//!
+//! - The machine's cores determine the workers and queues. The smallest machine gets two workers; with one
+//!   there would be no hand-over.
+//!
+//! Not here: measuring (`mod.rs`), how placements work (`io_engine`).
+
+use crate::experiment::{
+    Beside, Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow,
+    RatioForm, Scale, Source, Target, Variant, Workload, Yardstick,
+};
+use crate::experiments::aio::declaration::Place;
+use crate::load::server::placed::{Host, Placing};
+
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+/// Requests in flight per device, divided among its queues.
+const DEPTH: usize = 128;
+const MOST_QUEUES: u16 = 16;
+const MOST_WORKERS: usize = 8;
+
+/// How a disk is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub engine: &'static str,
+    pub placing: Placing,
+}
+
+/// The load on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    pub place: Place,
+    pub devices: usize,
+    /// Depth of each queue.
+    pub depth: u32,
+    /// Whether workers poll before they sleep.
+    pub polls: bool,
+}
+
+/// One core for each worker, and as many for their clients.
+pub(crate) fn workers(cores: usize) -> usize {
+    (cores / 2).clamp(2, MOST_WORKERS)
+}
+
+/// One queue per core, as in a guest.
+pub(crate) fn queues(cores: usize) -> u16 {
+    u16::try_from(cores).unwrap_or(MOST_QUEUES).clamp(2, MOST_QUEUES)
+}
+
+const IO_URING: &str = "io_uring";
+const AIO: &str = "linux-aio";
+const QUEUE: &str = "queue";
+const SHARED: &str = "shared";
+const NO_REAP: &str = "no-reap";
+const ADAPTIVE: &str = "adaptive";
+const APART: &str = "adaptive-apart";
+const ONE_HOST: &str = "adaptive-one";
+const AIO_QUEUE: &str = "aio-queue";
+const AIO_SHARED: &str = "aio-shared";
+const AIO_NO_REAP: &str = "aio-no-reap";
+const AIO_ADAPTIVE: &str = "aio-adaptive";
+/// Ids with their policies.
+const BATCHES: [(&str, &str); 8] = [
+    ("count-1", "count:1"),
+    ("count-4", "count:4"),
+    ("count-8", "count:8"),
+    ("count-16", "count:16"),
+    ("count-32", "count:32"),
+    ("time-10", "time:10"),
+    ("time-50", "time:50"),
+    ("time-200", "time:200"),
+];
+
+const DISK: &str = "disk-1";
+const DISK_TWO: &str = "disk-2";
+const DISK_ASLEEP: &str = "disk-1-asleep";
+const DISK_SINGLE: &str = "disk-1-single";
+const RAM: &str = "ram-1";
+const RAM_TWO: &str = "ram-2";
+const ON_DISK: [&str; 4] = [DISK, DISK_ASLEEP, DISK_TWO, DISK_SINGLE];
+
+/// In the order of the tables.
+pub(crate) fn ways() -> Vec<(Variant, Way)> {
+    let shared = |reap_on_submit| Placing::Shared { reap_on_submit };
+    let completion = |hand_over, host| Placing::Completion { hand_over, host };
+    let ring = |id: &str, label: &str, placing| (Variant::new(id, label), Way { engine: IO_URING, placing });
+    let mut ways = vec![
+        ring(SHARED, "shared, submitter reaps", shared(true)),
+        ring(NO_REAP, "shared, one worker reaps", shared(false)),
+        ring(QUEUE, "queue", Placing::Queue),
+    ];
+    for (id, policy) in BATCHES {
+        let label = match policy.strip_prefix("time:") {
+            Some(us) => format!("completion, {us} µs"),
+            None => format!("completion, {policy}"),
+        };
+        ways.push(ring(id, &label, completion(policy, Host::PerDisk)));
+    }
+    ways.push(ring(ADAPTIVE, "completion, adaptive", completion("adaptive", Host::PerDisk)));
+    let apart = completion("adaptive", Host::PerDiskWithoutQueues);
+    ways.push(ring(APART, "adaptive, host has no queue", apart));
+    let (one, way) = ring(ONE_HOST, "adaptive, one host for both", completion("adaptive", Host::One));
+    ways.push((one.only(&[DISK_TWO, RAM_TWO]), way));
+    let aio = |id: &str, label: &str, placing| {
+        // On a RAM disk Linux AIO has completed everything when the submission returns.
+        let variant = Variant::new(id, &format!("AIO: {label}")).only(&ON_DISK);
+        let variant = if id == AIO_SHARED { variant } else { variant.against(AIO_SHARED) };
+        (variant, Way { engine: AIO, placing })
+    };
+    ways.extend([
+        aio(AIO_SHARED, "shared, submitter reaps", shared(true)),
+        aio(AIO_NO_REAP, "shared, one worker reaps", shared(false)),
+        aio(AIO_QUEUE, "queue", Placing::Queue),
+        aio(AIO_ADAPTIVE, "completion, adaptive", completion("adaptive", Host::PerDisk)),
+    ]);
+    ways
+}
+
+/// In the order of the report.
+pub(crate) fn loads(cores: usize) -> Vec<(Workload, Ask)> {
+    let queues = queues(cores);
+    let usual = u32::try_from((DEPTH / usize::from(queues)).max(1)).unwrap_or(1);
+    let load = |id: &str, place, devices, depth: u32, polls| {
+        let name = if place == Place::Disk { "disk" } else { "RAM disk" };
+        let plural = if devices == 1 { "" } else { "s" };
+        let asleep = if polls { "" } else { ", workers never poll" };
+        let label = format!(
+            "4k random reads, {name}, {devices} device{plural}, {queues} queues of depth {depth} each{asleep}"
+        );
+        (Workload::new(id, &label), Ask { place, devices, depth, polls })
+    };
+    vec![
+        load(DISK, Place::Disk, 1, usual, true),
+        load(DISK_ASLEEP, Place::Disk, 1, usual, false),
+        load(DISK_TWO, Place::Disk, 2, usual, true),
+        load(DISK_SINGLE, Place::Disk, 1, 1, true),
+        load(RAM, Place::Tmpfs, 1, usual, true),
+        load(RAM_TWO, Place::Tmpfs, 2, usual, true),
+    ]
+}
+
+/// For a machine with `cores` cores.
+pub(crate) fn declaration(cores: usize) -> Declaration {
+    Declaration {
+        name: "locality".into(),
+        question: "Where should I/O be submitted and completed, and how much handed over at once?".into(),
+        source: Source {
+            title: "Direct I/O submission and completion scalability issues (Linux)".into(),
+            year: 2007,
+            setup: "database load, direct I/O; one controller with one completion interrupt; 16 CPUs (x86-64), and a \
+                    machine of two nodes"
+                .into(),
+        },
+        published: published(),
+        differences: differences(),
+        variants: ways().into_iter().map(|(variant, _)| variant).collect(),
+        workloads: loads(cores).into_iter().map(|(workload, _)| workload).collect(),
+        columns: columns(),
+        baseline: SHARED.into(),
+        compared: "iops".into(),
+        ratio_title: "gain".into(),
+        ratio_form: RatioForm::Gain,
+        plots: plots(),
+        curves: Vec::new(),
+        stacks: Vec::new(),
+        courses: Vec::new(),
+        targets: targets(),
+        full: Effort { rounds: 30, seconds: 0.5, file_bytes: 1 << 29 },
+        quick: Effort { rounds: 1, seconds: 0.05, file_bytes: 32 << 20 },
+    }
+}
+
+fn published() -> Published {
+    let column =
+        |title| PublishedColumn { is_ratio: true, ..PublishedColumn::new(title, DISK_ASLEEP, "iops") };
+    let row = PublishedRow::new;
+    let (first, second): (&[_], &[_]) = (&["+1.36 %", "+1.5 %"], &["+2 %", "+3.3 %"]);
+    Published {
+        caption: "Gain over submitting and reaping wherever a request comes from".into(),
+        columns: vec![column("16-CPU x86-64"), column("2-node")],
+        rows: vec![
+            row("1: only the completion CPU reaps", AIO_NO_REAP, first),
+            row("1: the same, over io_uring", NO_REAP, first),
+            row("2: the completion CPU submits", AIO_ADAPTIVE, second),
+            row("2: the same, over io_uring", ADAPTIVE, second),
+            row("2: and it is given less other work", APART, &[]),
+            row("wished for: a queue pair per CPU", AIO_QUEUE, &[]),
+            row("wished for: the same, over io_uring", QUEUE, &[]),
+        ],
+        conclusion: "Reaping on the submission path costs 1.4 %, submitting elsewhere than where the completion is handled \
+                     2 to 3 %. The completion CPU becomes busier, so it must be given less other work; each request that \
+                     is moved costs an interrupt and a context switch, so how much to batch is open. With a queue pair \
+                     per CPU the problem is gone."
+            .into(),
+    }
+}
+
+fn differences() -> Vec<Difference> {
+    let difference = Difference::new;
+    vec![
+        difference(
+            "a kernel's submission path and its completion interrupt, on CPUs",
+            "a server's workers, each a thread bound to a core (two share one if there are too few): a ring for each, one \
+             behind a lock, or one that belongs to the completion worker",
+            "the kernel has a queue per CPU now; the question is the same wherever a device really has one",
+        ),
+        difference(
+            "the kernel's own block layer, completions in an interrupt",
+            "Linux AIO, which completes in the interrupt as then, and io_uring, whose kernel finishes a call in the thread \
+             that submitted it",
+            "what io_uring does by itself is part of what is asked; each engine is compared with its own 'shared'",
+        ),
+        difference(
+            "a database's transactions",
+            "4k random reads by this project's driver; a queue per core, its clients asleep until called",
+            "writes to storage of this kind swing by more than there is to be seen",
+        ),
+        difference(
+            "submissions are queued to a real-time worker on the completion CPU",
+            "to a worker of the usual scheduling class",
+            "the real-time classes need a privilege; a server is told with --worker-class fifo:1",
+        ),
+        difference(
+            "16 CPUs, and two nodes",
+            "this machine's cores; the gains of both stand beside the same figure, that of a device whose workers never poll",
+            "the kernel does not poll: it is interrupted, and wakes",
+        ),
+        difference(
+            "many disks behind one controller",
+            "one device and two: files, both on the same storage",
+            "two devices show what it takes to share completions out among workers",
+        ),
+    ]
+}
+
+/// In the order of the tables; the compared column is first.
+pub(crate) fn columns() -> Vec<Column> {
+    let column = |(id, title, unit, decimals, files_only, measured)| Column {
+        files_only,
+        ..Column::new(id, title, unit, decimals, measured)
+    };
+    COLUMNS.into_iter().map(column).collect()
+}
+
+/// Id, title, unit, decimals, whether in files only, what is measured.
+const COLUMNS: [(&str, &str, &str, usize, bool, &str); 17] = [
+    (
+        "iops",
+        "IOPS",
+        "1/s",
+        0,
+        false,
+        "Requests completed in the counted time, all queues and devices together.",
+    ),
+    (
+        "cpu",
+        "server CPU",
+        "µs/IO",
+        2,
+        false,
+        "Processor time of the server's process, all threads and the kernel's threads for it, per request.",
+    ),
+    (
+        "switches",
+        "context switches",
+        "1/IO",
+        3,
+        false,
+        "Voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
+    ),
+    (
+        "wakes",
+        "wake-ups by workers",
+        "1/IO",
+        3,
+        false,
+        "Wake-ups of one worker by another: of the completion worker for what was handed over, and of others for their \
+         completions. Those that the kernel makes for its own completions are not in it.",
+    ),
+    (
+        "batch",
+        "per hand-over",
+        "",
+        1,
+        false,
+        "Operations that went over together: to the completion worker, or into the shared engine under one lock.",
+    ),
+    ("lock-wait", "waited for lock", "ns/IO", 1, true, "Of the shared engine, estimated from samples."),
+    ("p50", "50 % latency", "µs", 0, false, LATENCY),
+    ("p99", "99 % latency", "µs", 0, false, LATENCY),
+    ("p99.9", "99.9 % latency", "µs", 0, false, LATENCY),
+    (
+        "sleeps",
+        "wake-ups",
+        "1/IO",
+        3,
+        true,
+        "Times that a worker had gone to sleep and was woken, by whatever it was.",
+    ),
+    ("latency", "mean latency", "µs", 1, true, "From submitting a request until its completion is taken."),
+    ("client-cpu", "client CPU", "µs/IO", 2, true, "Processor time of the client's threads, per request."),
+    (
+        "spared",
+        "spared wake-ups",
+        "1/IO",
+        3,
+        true,
+        "Adaptive hand-over: the completion worker slept, was left asleep, and woke up by its own I/O.",
+    ),
+    (
+        "passed",
+        "passed on",
+        "1/IO",
+        3,
+        true,
+        "Completions that were taken by another worker than the request's.",
+    ),
+    ("contended", "lock contended", "%", 2, true, "Of the times it was taken."),
+    ("lock-takes", "lock taken", "1/IO", 3, true, "Of the shared engine."),
+    ("kicks", "kicks", "1/IO", 3, true, "Notifications that the server wanted, per request."),
+];
+
+const LATENCY: &str = "So many of the requests are faster; without the submission, as fio's clat.";
+
+fn plots() -> Vec<Plot> {
+    let plot = Plot::new;
+    vec![
+        plot("gain", "Gain in IOPS", None, Scale::Linear),
+        plot("cpu", "Server's CPU per I/O", Some("cpu"), Scale::Linear),
+        plot("switches", "Server's context switches per I/O", Some("switches"), Scale::Linear),
+        plot("p99", "99 % latency", Some("p99"), Scale::Linear),
+    ]
+}
+
+fn targets() -> Vec<Target> {
+    let owned = |ids: &[&str]| ids.iter().map(|&id| id.to_owned()).collect();
+    let target = |text: &str, variants: &[&str], workloads: &[&str], at_least, yardstick| Target {
+        text: text.into(),
+        variants: owned(variants),
+        workloads: owned(workloads),
+        at_least,
+        half_width_max: 0.02,
+        yardstick,
+    };
+    let others = ways().into_iter().map(|(variant, _)| variant.id);
+    let others = others.filter(|id| id != QUEUE && !id.starts_with("aio-")).collect();
+    vec![
+        target(
+            "1, as published: 1.36 % more if only the completion worker reaps",
+            &[AIO_NO_REAP, NO_REAP],
+            &[DISK_ASLEEP],
+            1.0136,
+            Yardstick::Baseline,
+        ),
+        target(
+            "2, as published: 2 % more if the completion worker submits",
+            &[AIO_ADAPTIVE, ADAPTIVE],
+            &[DISK_ASLEEP],
+            1.02,
+            Yardstick::Baseline,
+        ),
+        target(
+            "1 and 2 with Linux AIO: at no more CPU per I/O",
+            &[AIO_NO_REAP, AIO_ADAPTIVE],
+            &[DISK_ASLEEP],
+            0.0,
+            cpu_of(AIO_SHARED),
+        ),
+        target(
+            "1 and 2 with io_uring: at no more CPU per I/O",
+            &[NO_REAP, ADAPTIVE],
+            &[DISK_ASLEEP],
+            0.0,
+            cpu_of(SHARED),
+        ),
+        target(
+            "as was wished for: a queue and a ring per worker has at least what the best of the others has",
+            &[QUEUE],
+            &[DISK, DISK_ASLEEP, DISK_TWO, DISK_SINGLE, RAM, RAM_TWO],
+            1.0,
+            Yardstick::BestOf(others),
+        ),
+    ]
+}
+
+/// If the storage is the limit, all variants have the same IOPS; the gain is then the CPU time saved.
+fn cpu_of(baseline: &str) -> Yardstick {
+    let (column, variant) = ("cpu".to_owned(), baseline.to_owned());
+    Yardstick::Beside { column, variant, by: Beside::Ratio, at_most: 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_machine_has_two_workers_and_a_large_one_half_its_cores() {
+        assert_eq!([1, 2, 4, 16, 200].map(workers), [2, 2, 2, 8, 8]);
+        assert_eq!([1, 2, 4, 16, 200].map(queues), [2, 2, 4, 16, 16]);
+    }
+
+    #[test]
+    fn requests_in_flight_are_as_many_whatever_the_number_of_queues() {
+        let depths = [2, 16].map(|cores| loads(cores)[0].1.depth * u32::from(queues(cores)));
+        assert_eq!(depths, [128, 128]);
+    }
+
+    #[test]
+    fn each_engine_is_compared_with_its_own_shared_placement() {
+        let declaration = declaration(2);
+        for (variant, way) in ways() {
+            let own = if way.engine == AIO { AIO_SHARED } else { SHARED };
+            let expected = (variant.id != own).then_some(own);
+            // The experiment's own baseline has no baseline: it would be compared with itself.
+            assert_eq!(declaration.baseline_of(&variant.id), expected, "{}", variant.id);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `locality`: measures a placement under a load; each sample has its own server with one or two disks.
+//!
+//! `sample → bareblk serve anew, workers on cores of their own → clients on every disk at once → Figures → columns`
+//!
+//! Not here: the variants and why (`declaration.rs`), the load (`load/disk/clients_together.rs`).
+
+mod declaration;
+
+use std::path::Path;
+
+use self::declaration as declared;
+use self::declaration::{Ask, BLOCK_BYTES, Way};
+use crate::error::LabError;
+use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
+use crate::experiments::aio::declaration::Place;
+use crate::load::disk::clients_together;
+use crate::load::disk::test_file::TestFile;
+use crate::load::server::placed::{Layout, PlacedServer};
+use crate::load::{BlockJob, cores};
+use crate::machine::StoragePlace;
+
+const TMPFS: &str = "/dev/shm";
+/// One per disk of a load.
+const FILES: usize = 2;
+
+pub(crate) fn experiment() -> Experiment {
+    Experiment {
+        declaration: declared::declaration(cores::all().len()),
+        make: |setup| Box::new(Locality::new(setup)),
+    }
+}
+
+struct Locality {
+    setup: Setup,
+    cores: usize,
+    ways: Vec<Way>,
+    loads: Vec<Ask>,
+    columns: Vec<String>,
+    disk: Vec<TestFile>,
+    /// Or the reason why there are none.
+    ram: Result<Vec<TestFile>, String>,
+}
+
+impl Locality {
+    fn new(setup: &Setup) -> Self {
+        let cores = cores::all().len();
+        Self {
+            setup: setup.clone(),
+            cores,
+            ways: declared::ways().into_iter().map(|(_, way)| way).collect(),
+            loads: declared::loads(cores).into_iter().map(|(_, ask)| ask).collect(),
+            columns: declared::columns().into_iter().map(|column| column.id).collect(),
+            disk: Vec::new(),
+            ram: Err("not prepared".to_owned()),
+        }
+    }
+
+    fn files(&self, ask: Ask) -> Result<Vec<&Path>, SampleError> {
+        let files = match ask.place {
+            Place::Disk => &self.disk,
+            Place::Tmpfs => self.ram.as_ref().map_err(|why| SampleError::Unavailable(why.clone()))?,
+        };
+        Ok(files.iter().take(ask.devices).map(TestFile::path).collect())
+    }
+}
+
+impl Bench for Locality {
+    fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
+        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
+        let mut fill = |name: &str, parent: &Path| {
+            let what = format!("filling {FILES} × {} MiB in {name}", size_bytes >> 20);
+            let files = (0..FILES)
+                .map(|_| TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share)));
+            files.collect::<Result<Vec<_>, _>>()
+        };
+        let storage = &self.setup.storage;
+        self.disk = fill(&storage.display().to_string(), storage)?;
+        self.ram = match fill(TMPFS, Path::new(TMPFS)) {
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(LabError::Storage { source, .. }) => Err(format!("no test files in {TMPFS}: {source}")),
+            other => other.map_err(|error| error.to_string()),
+        };
+        Ok(())
+    }
+
+    fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
+        let (way, ask) = (self.ways[cell.variant], self.loads[cell.workload]);
+        let queues = declared::queues(self.cores);
+        let layout = Layout {
+            engine: way.engine,
+            cache: "none",
+            placing: way.placing,
+            workers: declared::workers(self.cores),
+            queues,
+            polls: ask.polls,
+        };
+        let stop = &self.setup.stop;
+        let server = PlacedServer::start(&layout, self.setup.program.as_deref(), &self.files(ask)?, stop)?;
+        let job = BlockJob {
+            writes: false,
+            block_bytes: BLOCK_BYTES,
+            depth: ask.depth,
+            jobs: queues,
+            file_bytes: self.setup.effort.file_bytes,
+            seconds: cell.seconds,
+            seed: cell.seed,
+        };
+        let figures = clients_together::measure(&server, &job, stop)?;
+        Ok(self.columns.iter().map(|column| figures.get(column.as_str()).copied()).collect())
+    }
+
+    fn storages(&self) -> Vec<StoragePlace> {
+        vec![StoragePlace::of("disk", &self.setup.storage), StoragePlace::of("RAM disk", Path::new(TMPFS))]
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let (workers, queues) = (declared::workers(self.cores), declared::queues(self.cores));
+        let cores = self.cores;
+        let mut notes = vec![format!(
+            "{workers} workers on {} of {cores} cores, {queues} queues per device: queue i is worker i mod {workers}'s.",
+            workers.min(cores)
+        )];
+        if cores < workers + usize::from(queues) {
+            notes.push("Workers and clients share cores here: what one spares, the other gets.".to_owned());
+        }
+        let disk = StoragePlace::of("disk", &self.setup.storage);
+        if disk.file_system.starts_with("tmpfs") {
+            notes.push("The disk is a tmpfs too: give a folder on a real one with --storage.".to_owned());
+        }
+        notes
+    }
+}

@@ -1,0 +1,93 @@
+//! The columns of a contest over one lock, the same for every part of `qspinlock` that has contests.
+//!
+//! Not here: contests (`load/locks/contest.rs`).
+
+use crate::experiment::{Column, Reading};
+use crate::load::locks::contest::Found;
+
+/// In the order of [`reading`]; a terminal shows the first column and those in `shown`.
+pub(crate) fn columns(shown: &[&str]) -> Vec<Column> {
+    let column = |id: &str, title, unit, decimals, measured| {
+        let files_only = id != RATE && !shown.contains(&id);
+        Column { files_only, ..Column::new(id, title, unit, decimals, measured) }
+    };
+    vec![
+        column(RATE, "acquired", "k/s", 1, "Acquisitions of all threads per second of the counted time."),
+        column(
+            DICE,
+            "Dice",
+            "",
+            3,
+            "Share of the half of the threads that got the lock more often: 0.5 is fair, 1 is not.",
+        ),
+        column(WAIT, "wait p99.9", "µs", 1, WAITS),
+        column(
+            LONGEST,
+            "longest wait",
+            "ms",
+            2,
+            "Of the timed acquisitions, those not over at the end included.",
+        ),
+        column(BUSY, "cores busy", "", 2, "Processor time of the process per second."),
+        column(
+            VOLUNTARY,
+            "slept",
+            "/1000",
+            1,
+            "Voluntary context switches of the process (getrusage) per thousand acquisitions.",
+        ),
+        column(INVOLUNTARY, "preempted", "/1000", 1, "Involuntary ones, likewise."),
+        column(
+            HALTS,
+            "halts",
+            "/1000",
+            1,
+            "Sleeps begun in the queued locks' slow path, per thousand acquisitions.",
+        ),
+        column(KICKS, "kicks", "/1000", 1, "Wakes given, likewise."),
+        column(KICKS_PER_HALT, "kicks per halt", "", 3, "Wakes given per sleep begun."),
+        column(SPURIOUS, "spurious", "%", 2, "Sleeps that ended without a reason, of those begun."),
+    ]
+}
+
+pub(crate) const RATE: &str = "rate";
+pub(crate) const DICE: &str = "dice";
+pub(crate) const WAIT: &str = "wait";
+pub(crate) const LONGEST: &str = "longest";
+pub(crate) const BUSY: &str = "busy";
+pub(crate) const VOLUNTARY: &str = "voluntary";
+pub(crate) const INVOLUNTARY: &str = "involuntary";
+pub(crate) const HALTS: &str = "halts";
+pub(crate) const KICKS: &str = "kicks";
+pub(crate) const KICKS_PER_HALT: &str = "kicks-per-halt";
+pub(crate) const SPURIOUS: &str = "spurious";
+
+const WAITS: &str = "From asking until the lock was had. A thread times one acquisition in as many as make it some 250 samples \
+                     while it settles, at most 64, and each counts for those between; its two readings of the clock \
+                     cost some 50 ns, half of that with the lock held.";
+
+/// With fewer sleeps, a ratio to them means nothing.
+const FEW_HALTS: u64 = 20;
+
+/// In the order of the columns. `is_counted`: the lock's events are counted.
+#[allow(clippy::cast_precision_loss)] // counts of one sample
+pub(crate) fn reading(found: &Found, is_counted: bool) -> Reading {
+    let events = is_counted.then_some(found.events);
+    let per_halt = |count: u64| {
+        let halts = events.map(|events| events.halts).filter(|&halts| halts >= FEW_HALTS)?;
+        Some(count as f64 / halts as f64)
+    };
+    vec![
+        Some(found.per_second() / 1e3),
+        crate::load::locks::fairness::upper_half(&found.counts),
+        found.wait_us(0.999),
+        (found.longest_ns > 0).then(|| found.longest_ns as f64 / 1e6),
+        found.busy_cores(),
+        found.per_thousand(found.usage.voluntary_switches),
+        found.per_thousand(found.usage.involuntary_switches),
+        events.and_then(|events| found.per_thousand(events.halts)),
+        events.and_then(|events| found.per_thousand(events.kicks)),
+        events.and_then(|events| per_halt(events.kicks)),
+        events.and_then(|events| per_halt(events.spurious)).map(|share| 100.0 * share),
+    ]
+}

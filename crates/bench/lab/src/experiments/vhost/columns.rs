@@ -1,0 +1,172 @@
+//! What the parts of `vhost` share: the published work, the columns, how a part is put together.
+//!
+//! Not here: the parts themselves (`ssd.rs` and others), measuring (`bench.rs`).
+
+use super::bench::Part;
+use crate::experiment::{
+    Column, Declaration, Difference, Effort, Published, PublishedColumn, PublishedRow, RatioForm, Source,
+    Target, Yardstick, owned,
+};
+
+pub(crate) const HOST: &str = "host";
+pub(crate) const PEER_SLEEPS: &str = "qsd-sleep";
+pub(crate) const PEER_POLLS: &str = "qsd-poll";
+pub(crate) const IOPS: &str = "iops";
+pub(crate) const CPU: &str = "cpu";
+pub(crate) const LATENCY: &str = "latency";
+pub(crate) const WAKES: &str = "wakes";
+
+/// The declaration, with everything that differs between parts left empty.
+pub(crate) fn declaration(name: &str, question: &str, part: &Part, baseline: &str) -> Declaration {
+    Declaration {
+        name: name.into(),
+        question: question.into(),
+        source: Source {
+            title: "vhost-blk: in-kernel accelerator for virtio-blk guests (RFC v2)".into(),
+            year: 2022,
+            setup:
+                "fio --direct=1 --bs=4k --ioengine=libaio --iodepth=128 in a Linux guest, drive opened with \
+                    cache=none, xfs on an SSD; and a RAM disk"
+                    .into(),
+        },
+        published: Published {
+            caption: String::new(),
+            columns: Vec::new(),
+            rows: Vec::new(),
+            conclusion: String::new(),
+        },
+        differences: Vec::new(),
+        variants: part.ways.iter().map(|(variant, _)| variant.clone()).collect(),
+        workloads: part.loads.iter().map(|(workload, _)| workload.clone()).collect(),
+        columns: part.columns.clone(),
+        baseline: baseline.into(),
+        compared: IOPS.into(),
+        ratio_title: "of host".into(),
+        ratio_form: RatioForm::Share,
+        plots: Vec::new(),
+        curves: Vec::new(),
+        stacks: Vec::new(),
+        courses: Vec::new(),
+        targets: Vec::new(),
+        full: Effort { rounds: 30, seconds: 0.5, file_bytes: 1 << 30 },
+        quick: Effort { rounds: 1, seconds: 0.05, file_bytes: 64 << 20 },
+    }
+}
+
+/// The columns with these ids, in this order.
+pub(crate) fn columns(ids: &[&str]) -> Vec<Column> {
+    let known = all_columns();
+    ids.iter().filter_map(|id| known.iter().find(|column| column.id == *id).cloned()).collect()
+}
+
+fn all_columns() -> [Column; 11] {
+    COLUMNS.map(|(id, title, unit, decimals, measured)| Column::new(id, title, unit, decimals, measured))
+}
+
+/// Id, title, unit, decimals, what is measured.
+const COLUMNS: [(&str, &str, &str, usize, &str); 11] = [
+    (IOPS, "IOPS", "1/s", 0, "Requests completed in the counted time, all jobs together."),
+    (
+        CPU,
+        "server CPU",
+        "µs/IO",
+        2,
+        "Processor time of the server's process, all threads and the kernel's threads for it, per request. Host: fio's jobs, client and server at once, without the \
+             kernel's threads for them.",
+    ),
+    (
+        "client-cpu",
+        "client CPU",
+        "µs/IO",
+        2,
+        "Processor time of the client's threads, per request. A client that polls uses all it gets.",
+    ),
+    (
+        LATENCY,
+        "mean latency",
+        "µs",
+        2,
+        "From submitting a request until its completion is taken; of the host, fio's lat.",
+    ),
+    ("p99", "99 % latency", "µs", 1, "99 % of requests are faster; without the submission, as fio's clat."),
+    (
+        "switches",
+        "server switches",
+        "1/IO",
+        3,
+        "Context switches, voluntary and not, summed over the server's threads; those of threads that ended meanwhile are not in it.",
+    ),
+    ("kicks", "kicks", "1/IO", 3, "Notifications that the server wanted, per request."),
+    (
+        WAKES,
+        "wake-ups",
+        "1/s",
+        1,
+        "Context switches, voluntary and not, summed over all threads of the server, per second.",
+    ),
+    ("idle-cpu", "CPU", "µs/s", 1, "Processor time of all threads of the server, per second."),
+    ("threads", "threads", "", 0, "Of the server's process, at the end."),
+    (
+        "resident",
+        "memory",
+        "MiB",
+        1,
+        "Resident in the server's process, its mapping of the guest's included.",
+    ),
+];
+
+pub(crate) fn published(
+    caption: &str,
+    columns: &[(&str, &str, &str)],
+    rows: &[(&str, &str, &[&str])],
+    conclusion: &str,
+) -> Published {
+    let column = |&(title, workload, column): &_| PublishedColumn::new(title, workload, column);
+    let row = |&(label, variant, figures): &_| PublishedRow::new(label, variant, figures);
+    Published {
+        caption: caption.into(),
+        columns: columns.iter().map(column).collect(),
+        rows: rows.iter().map(row).collect(),
+        conclusion: conclusion.into(),
+    }
+}
+
+/// The differences of all parts, followed by this part's.
+pub(crate) fn differences(more: &[(&str, &str, &str)]) -> Vec<Difference> {
+    let common = [
+        (
+            "fio in a Linux guest",
+            "this project's driver on threads of the program, for every server the same; a job has a queue of its own",
+            "measures the path from ring to file alone: no guest, no exits, no guest scheduler",
+        ),
+        (
+            "QEMU's virtio-blk, and a server in the host's kernel",
+            "qemu-storage-daemon, which is QEMU's block layer behind vhost-user, and `bareblk serve`, each a process",
+            "a vhost-user server is what this project is; QEMU's device needs a guest",
+        ),
+    ];
+    let difference = |&(original, here, why): &_| Difference::new(original, here, why);
+    common.iter().chain(more).map(difference).collect()
+}
+
+/// A target: `variants` under `workloads` reach `at_least` of the yardstick.
+pub(crate) fn target(
+    text: &str,
+    (variants, workloads): (&[&str], &[&str]),
+    (at_least, half_width_max): (f64, f64),
+    yardstick: Yardstick,
+) -> Target {
+    Target {
+        text: text.into(),
+        variants: owned(variants),
+        workloads: owned(workloads),
+        at_least,
+        half_width_max,
+        yardstick,
+    }
+}
+
+/// The ratio to one other variant.
+pub(crate) fn of(variant: &str) -> Yardstick {
+    Yardstick::BestOf(vec![variant.to_owned()])
+}

@@ -1,0 +1,102 @@
+//! `vhost-depth1`: one request at a time, compared with the cost of waking a thread.
+//!
+//! - Two sides may sleep: the client until it is called, and the server until it is kicked. Our server by
+//!   default polls for some time before it sleeps, so it is measured with and without polling.
+//!
+//! Not here: measuring (`bench.rs`).
+
+use super::bench::{Ask, Part, Vhost, Way};
+use super::columns::{
+    CPU, IOPS, LATENCY, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences, of, published, target,
+};
+use crate::experiment::{Beside, Declaration, Experiment, Plot, Scale, Target, Variant, Workload, Yardstick};
+use crate::experiments::aio::declaration::Place;
+
+const READ: &str = "randread";
+const WAKE: &str = "wake-up";
+const WAKE_PINNED: &str = "wake-up-pinned";
+const POLLS: &str = "bareblk-poll";
+const SLEEPS: &str = "bareblk-sleep";
+const ALL_SLEEP: &str = "bareblk-all-sleep";
+
+pub(crate) fn experiment() -> Experiment {
+    Experiment { declaration: this(), make: |setup| Box::new(Vhost::new(setup, part())) }
+}
+
+fn part() -> Part {
+    let ask = Ask::Requests { place: Place::Tmpfs, writes: false, depth: 1, queues: 1, disturbed: false };
+    Part {
+        ways: vec![
+            (Variant::new(WAKE, "an eventfd wakes a thread"), Way::WakeUp { pinned: false }),
+            (Variant::new(WAKE_PINNED, "the same, of another core"), Way::WakeUp { pinned: true }),
+            (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, asleep"), Way::peer(false)),
+            (Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), Way::peer(true)),
+            (Variant::new(ALL_SLEEP, "bareblk mmap, server asleep too"), Way::own_asleep("mmap")),
+            (Variant::new(SLEEPS, "bareblk mmap, asleep"), Way::own("mmap", 1, false)),
+            (Variant::new(POLLS, "bareblk mmap, polling"), Way::own("mmap", 1, true)),
+        ],
+        loads: vec![(Workload::new(READ, "4k random reads, RAM disk, depth 1"), ask)],
+        columns: columns(&[IOPS, LATENCY, CPU, "client-cpu", "switches"]),
+    }
+}
+
+fn this() -> Declaration {
+    let part = part();
+    Declaration {
+        published: published(
+            "Nothing was published of depth 1; known of other servers",
+            &[("mean latency, µs", READ, LATENCY)],
+            &[
+                ("qemu-storage-daemon 10.0, client sleeps", PEER_SLEEPS, &["43"]),
+                ("SPDK on a core of its own, its client polls", POLLS, &["1.2–2.1"]),
+                ("not published: both sleep", ALL_SLEEP, &[]),
+                ("not published: the client sleeps", SLEEPS, &[]),
+            ],
+            "Whoever polls answers in a microsecond or two; whoever sleeps pays for being woken.",
+        ),
+        differences: differences(&[(
+            "on a machine of their own",
+            "beside what one wake-up costs in the same round",
+            "on a virtual machine a wake-up may take an exit to its host, which no server can help",
+        )]),
+        plots: vec![Plot::new("latency", "Mean latency", Some(LATENCY), Scale::Linear)],
+        ratio_title: "of peer".into(),
+        targets: targets(),
+        ..declaration(
+            "vhost-depth1",
+            "What does one request take, from the ring and back?",
+            &part,
+            PEER_SLEEPS,
+        )
+    }
+}
+
+fn targets() -> Vec<Target> {
+    let reads: &[&str] = &[READ];
+    let above_a_wake = Yardstick::Beside {
+        column: LATENCY.into(),
+        variant: WAKE.into(),
+        by: Beside::Difference,
+        at_most: 5.0,
+    };
+    vec![
+        target(
+            "both poll: at most 2.0 µs",
+            (&[POLLS], reads),
+            (0.0, 0.1),
+            Yardstick::Figure { column: LATENCY.into(), at_most: 2.0 },
+        ),
+        target(
+            "the client sleeps, or both do: at most 5 µs more than one wake-up by an eventfd",
+            (&[ALL_SLEEP, SLEEPS], reads),
+            (0.0, 1.0),
+            above_a_wake,
+        ),
+        target(
+            "the client sleeps, or both do: 2.5 times qemu-storage-daemon's IOPS",
+            (&[ALL_SLEEP, SLEEPS], reads),
+            (2.5, 0.25),
+            of(PEER_SLEEPS),
+        ),
+    ]
+}

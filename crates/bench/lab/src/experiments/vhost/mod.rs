@@ -1,0 +1,32 @@
+//! `vhost`: the experiment's parts, each an experiment with its own tables, plots and verdicts.
+//!
+//! `bareblk lab run vhost → every part, one after another, into one report`
+//!
+//! Not here: the parts themselves (`ssd.rs` and others), how they measure (`bench.rs`).
+
+mod bench;
+
+mod columns;
+
+mod ssd;
+
+mod ram;
+
+mod depth1;
+
+mod disturbed;
+
+mod idle;
+
+use crate::experiment::Experiment;
+
+/// In the order in which they run.
+pub(super) fn parts() -> Vec<Experiment> {
+    vec![
+        ssd::experiment(),
+        ram::experiment(),
+        depth1::experiment(),
+        disturbed::experiment(),
+        idle::experiment(),
+    ]
+}

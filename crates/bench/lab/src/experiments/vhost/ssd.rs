@@ -1,0 +1,95 @@
+//! `vhost-ssd`: 4k requests at depth 128 on a file of a disk, through a server and without one.
+//!
+//! Not here: measuring (`bench.rs`).
+
+use super::bench::{Ask, Part, Vhost, Way};
+use super::columns::{
+    CPU, HOST, IOPS, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences, published, target,
+};
+use crate::experiment::{Beside, Declaration, Experiment, Plot, Scale, Target, Variant, Workload, Yardstick};
+use crate::experiments::aio::declaration::Place;
+use crate::load::disk::fio_jobs::Engine;
+
+const READ: &str = "randread";
+const WRITE: &str = "randwrite";
+const SLEEPS: &str = "bareblk-sleep";
+const POLLS: &str = "bareblk-poll";
+
+pub(crate) fn experiment() -> Experiment {
+    Experiment { declaration: this(), make: |setup| Box::new(Vhost::new(setup, part())) }
+}
+
+fn part() -> Part {
+    let load = |writes| Ask::Requests { place: Place::Disk, writes, depth: 128, queues: 1, disturbed: false };
+    Part {
+        ways: vec![
+            (Variant::new(HOST, "host, fio io_uring"), Way::Fio(Engine::IoUring)),
+            (Variant::new(PEER_SLEEPS, "qemu-storage-daemon, asleep"), Way::peer(false)),
+            (Variant::new(PEER_POLLS, "qemu-storage-daemon, polling"), Way::peer(true)),
+            (Variant::new(SLEEPS, "bareblk, asleep"), Way::own("io_uring", 1, false)),
+            (Variant::new(POLLS, "bareblk, polling"), Way::own("io_uring", 1, true)),
+        ],
+        loads: vec![
+            (Workload::new(READ, "4k random reads, depth 128"), load(false)),
+            (Workload::new(WRITE, "4k random writes, depth 128"), load(true)),
+        ],
+        columns: columns(&[IOPS, CPU, "client-cpu", "latency", "p99", "switches", "kicks"]),
+    }
+}
+
+fn this() -> Declaration {
+    let part = part();
+    Declaration {
+        published: published(
+            "SSD, 4k, depth 128",
+            &[("randread IOPS", READ, IOPS), ("randwrite IOPS", WRITE, IOPS)],
+            &[
+                ("host, no guest", HOST, &["95.8 k", "85.3 k"]),
+                ("QEMU virtio-blk", PEER_SLEEPS, &["61.5 k", "79.9 k"]),
+                ("vhost-blk", SLEEPS, &["95.6 k", "84.3 k"]),
+            ],
+            "Served outside of the VMM, a guest has what the host has: 99.8 % and 98.8 %, where QEMU has 64 % and 94 %.",
+        ),
+        differences: differences(&[(
+            "fio with libaio on the host",
+            "fio with io_uring",
+            "the host's best: what a server is to be measured by",
+        )]),
+        plots: vec![
+            Plot::new("ratio", "IOPS, share of the host's in the same round", None, Scale::Linear),
+            Plot::new("cpu", "Server's CPU per I/O", Some(CPU), Scale::Linear),
+        ],
+        targets: targets(),
+        ..declaration(
+            "vhost-ssd",
+            "Does a disk behind a server give what it gives to the host itself?",
+            &part,
+            HOST,
+        )
+    }
+}
+
+fn targets() -> Vec<Target> {
+    let both = &[READ, WRITE];
+    vec![
+        target("reads equal the host's", (&[SLEEPS], &[READ]), (1.0, 0.02), Yardstick::Baseline),
+        target("writes equal the host's", (&[SLEEPS], &[WRITE]), (1.0, 0.05), Yardstick::Baseline),
+        target(
+            "the server's CPU per I/O is at most 2.5 µs",
+            (&[SLEEPS], both),
+            (0.0, 0.1),
+            Yardstick::Figure { column: CPU.into(), at_most: 2.5 },
+        ),
+        target(
+            "the server's CPU per I/O is below qemu-storage-daemon's",
+            (&[SLEEPS], both),
+            (0.0, 0.02),
+            Yardstick::Beside {
+                column: CPU.into(),
+                variant: PEER_SLEEPS.into(),
+                by: Beside::Ratio,
+                at_most: 1.0,
+            },
+        ),
+    ]
+}

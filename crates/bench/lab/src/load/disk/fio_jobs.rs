@@ -1,0 +1,123 @@
+//! fio on the host, without a guest: what the file gives to the closest client.
+//!
+//! - Jobs are threads: as processes each would be a separate session (setsid), and the scheduler gives
+//!   sessions equal shares (sched(7), autogroup). Next to busy neighbours that share differs from a server's.
+//! - Therefore fio's CPU time does not include what kernel threads do for its io_uring (on a RAM disk, all of
+//!   the I/O).
+//!
+//! Not here: fio in the experiment `aio` (`fio.rs`); this file shares its running and reading.
+
+use std::path::Path;
+
+use super::fio::{Basics, lacking, report};
+use crate::experiment::SampleError;
+use crate::load::{BlockJob, Figures};
+use crate::stop::Stop;
+
+/// How fio accesses the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// With O_DIRECT.
+    IoUring,
+    /// One call after another, through the page cache.
+    Psync,
+}
+
+fn arguments(path: &Path, job: &BlockJob, engine: Engine) -> Vec<String> {
+    let (engine, depth, direct) = match engine {
+        Engine::IoUring => ("io_uring", job.depth, 1),
+        Engine::Psync => ("psync", 1, 0),
+    };
+    let &BlockJob { writes, block_bytes, file_bytes, seconds, seed, jobs, .. } = job;
+    let rw = if writes { "randwrite" } else { "randread" };
+    let basics = Basics { path, rw, block_bytes, depth, file_bytes, seconds, seed };
+    let mut arguments: Vec<String> = ["--name=host", "--group_reporting"].map(str::to_owned).into();
+    arguments.extend([
+        format!("--ioengine={engine}"),
+        format!("--direct={direct}"),
+        format!("--numjobs={jobs}"),
+    ]);
+    arguments.extend(basics.arguments());
+    arguments
+}
+
+/// Runs fio on the file `path`; its report goes through the folder `scratch`.
+pub(crate) fn measure(
+    path: &Path,
+    job: &BlockJob,
+    engine: Engine,
+    scratch: &Path,
+    stop: &Stop,
+) -> Result<Figures, SampleError> {
+    let json = report(&arguments(path, job, engine), scratch, stop)?;
+    read(&json, job.writes).ok_or_else(lacking)
+}
+
+/// `None` if it failed.
+fn read(json: &serde_json::Value, writes: bool) -> Option<Figures> {
+    let job = json.get("jobs")?.get(0)?;
+    let side = job.get(if writes { "write" } else { "read" })?;
+    let (ios, runtime_s) = (side.get("total_ios")?.as_f64()?, side.get("runtime")?.as_f64()? / 1000.0);
+    if job.get("error")?.as_i64()? != 0 {
+        return None;
+    }
+    if ios <= 0.0 || runtime_s <= 0.0 {
+        // Too short a time on too busy a machine: no figures for this sample; the next one may have some.
+        return Some(Figures::new());
+    }
+    let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;
+    let percentile = |name: &str| Some(side.get("clat_ns")?.get("percentile")?.get(name)?.as_f64()? / 1000.0);
+    let mut figures = Figures::from([
+        ("iops", ios / runtime_s),
+        ("cpu", percent / 100.0 * job.get("job_runtime")?.as_f64()? * 1000.0 / ios),
+        ("latency", side.get("lat_ns")?.get("mean")?.as_f64()? / 1000.0),
+        ("switches", job.get("ctx")?.as_f64()? / ios),
+    ]);
+    figures.extend(percentile("99.000000").map(|us| ("p99", us)));
+    Some(figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psync_has_one_request_in_flight_per_job_and_uses_the_page_cache() {
+        let job = BlockJob {
+            writes: false,
+            block_bytes: 4096,
+            depth: 64,
+            jobs: 2,
+            file_bytes: 1 << 20,
+            seconds: 0.5,
+            seed: 9,
+        };
+        let line = arguments(Path::new("/a:b"), &job, Engine::Psync).join(" ");
+        for part in ["--rw=randread", "--iodepth=1", "--direct=0", "--numjobs=2", "--filename=/a\\:b"] {
+            assert!(line.contains(part), "{line}");
+        }
+        let line = arguments(Path::new("/f"), &job, Engine::IoUring).join(" ");
+        assert!(line.contains("--iodepth=64 ") && line.contains("--direct=1 "), "{line}");
+    }
+
+    #[test]
+    fn report_of_fio_3_becomes_figures_of_the_direction_asked_for() {
+        let json = serde_json::json!({"jobs": [{"error": 0, "usr_cpu": 6.0, "sys_cpu": 19.0, "job_runtime": 300, "ctx": 500,
+            "read": {"total_ios": 10_000, "runtime": 100, "lat_ns": {"mean": 2500.0},
+                "clat_ns": {"percentile": {"99.000000": 9000}}},
+            "write": {"total_ios": 0, "runtime": 0}}]});
+        let figures = read(&json, false).unwrap();
+        assert_eq!((figures["latency"], figures["p99"], figures["switches"]), (2.5, 9.0, 0.05));
+        assert!(
+            (figures["iops"] - 100_000.0).abs() < 1e-6 && (figures["cpu"] - 7.5).abs() < 1e-9,
+            "{figures:?}"
+        );
+        assert!(read(&json, true).unwrap().is_empty(), "nothing was written");
+    }
+
+    #[test]
+    fn report_of_a_failed_job_has_no_figures() {
+        let json = serde_json::json!({"jobs": [{"error": 5, "read": {"total_ios": 10, "runtime": 1}}]});
+        assert!(read(&json, false).is_none());
+    }
+}

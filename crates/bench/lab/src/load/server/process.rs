@@ -1,0 +1,307 @@
+//! Runs a vhost-user-blk server as a separate process: `bareblk serve`, or qemu-storage-daemon if installed.
+//!
+//! `spawn → its socket exists → load → SIGTERM → ended`
+//!
+//! - It is a separate process, as in real use: the kernel counts its CPU time and context switches
+//!   separately.
+//! - It runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends the
+//!   server.
+//! - It does not outlive this program, even if this program is killed (a second Ctrl-C): a shell notices that
+//!   its end of a pipe has closed.
+//!
+//! Not here: the load on it (`disk/clients.rs`), its cost (`cost.rs`), servers with several disks
+//! (`placed.rs`).
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::experiment::SampleError;
+use crate::stop::Stop;
+
+/// The other server.
+const PEER: &str = "qemu-storage-daemon";
+/// How to install the other server.
+pub(crate) const PEER_MISSING: &str =
+    "qemu-storage-daemon is not installed: apt install qemu-system-common (Debian 12) or qemu-utils (13)";
+/// How long to wait for the socket, and for the process to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The log file, in its folder.
+const SAID: &str = "said";
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `bareblk serve`.
+    Own {
+        engine: &'static str,
+        cache: &'static str,
+        workers: u16,
+        /// Whether it polls.
+        polls: bool,
+    },
+    /// qemu-storage-daemon: one thread for all queues, io_uring, O_DIRECT.
+    Peer,
+}
+
+impl Kind {
+    /// Number of threads that do its work.
+    pub fn workers(self) -> usize {
+        match self {
+            Self::Own { workers, .. } => workers.into(),
+            Self::Peer => 1,
+        }
+    }
+}
+
+/// See the file's head. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct ServerProcess {
+    child: Child,
+    /// Dropped first: it must not signal a process id that is free again.
+    keeper: Option<Keeper>,
+    socket: PathBuf,
+    folder: TempDir,
+}
+
+/// How to start a server: its command, and its sockets, which exist once it serves.
+pub(crate) struct Launch {
+    pub command: Command,
+    /// At least one. Clients that use only one socket use the first.
+    pub sockets: Vec<PathBuf>,
+    /// Why the program is missing, if it is.
+    pub missing: Option<&'static str>,
+}
+
+/// A shell that ends a process when this program is gone: this program holds the shell's standard input open.
+#[derive(Debug)]
+struct Keeper(Child);
+
+impl Keeper {
+    /// # Errors
+    /// If the shell cannot be started.
+    fn of(pid: u32) -> std::io::Result<Self> {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "read -r nothing; kill -TERM \"$0\"", &pid.to_string()]);
+        shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Self(shell.process_group(0).spawn()?))
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Killed before its input closes, it signals no process.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// "qemu-storage-daemon 7.2.22"; `None` if it is not installed.
+pub(crate) fn peer_version() -> Option<String> {
+    let output = Command::new(PEER).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let line = text.lines().next().filter(|_| output.status.success())?;
+    Some(line.replacen(" version ", " ", 1))
+}
+
+impl ServerProcess {
+    /// Serves `file`, its disk with up to `queues` queues; waits until clients can connect. `program` is
+    /// `bareblk`.
+    pub fn start(
+        kind: Kind,
+        program: Option<&Path>,
+        file: &Path,
+        queues: u16,
+        stop: &Stop,
+    ) -> Result<Self, SampleError> {
+        Self::launch(stop, |folder| {
+            let socket = folder.join("disk.sock");
+            let (command, missing) = match kind {
+                Kind::Own { .. } => (own(here(program)?, kind, file, &socket, queues), None),
+                Kind::Peer => (peer(file, &socket, queues), Some(PEER_MISSING)),
+            };
+            Ok(Launch { command, sockets: vec![socket], missing })
+        })
+    }
+
+    /// Starts the server that `make` describes, given a folder for sockets that is removed with the server,
+    /// and waits until clients can connect.
+    pub fn launch(
+        stop: &Stop,
+        make: impl FnOnce(&Path) -> Result<Launch, SampleError>,
+    ) -> Result<Self, SampleError> {
+        let failed = |error: &dyn std::fmt::Display| SampleError::because("the server", error);
+        let folder =
+            tempfile::Builder::new().prefix(".bareblk-lab-").tempdir().map_err(|error| failed(&error))?;
+        let said = folder.path().join(SAID);
+        let Launch { mut command, sockets, missing } = make(folder.path())?;
+        let log = File::create(&said).map_err(|error| failed(&error))?;
+        // A user's setting for other servers would change the measurement.
+        command.env_remove("RUST_LOG");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).spawn();
+        let child = child.map_err(|error| match missing {
+            Some(why) if error.kind() == std::io::ErrorKind::NotFound => {
+                SampleError::Unavailable(why.to_owned())
+            }
+            _ => failed(&error),
+        })?;
+        let first = sockets.first().cloned().unwrap_or_default();
+        let mut started = Self { child, keeper: None, socket: first, folder };
+        started.keeper = Some(Keeper::of(started.pid()).map_err(|error| failed(&error))?);
+        started.wait_for(&sockets, &said, stop)?;
+        Ok(started)
+    }
+
+    fn wait_for(&mut self, sockets: &[PathBuf], said: &Path, stop: &Stop) -> Result<(), SampleError> {
+        let end = Instant::now() + PATIENCE;
+        while !sockets.iter().all(|socket| socket.exists()) {
+            if stop.is_asked() {
+                return Err(SampleError::Interrupted);
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let text = std::fs::read_to_string(said).unwrap_or_default();
+                let line = text.lines().last().unwrap_or("no message").to_owned();
+                return Err(SampleError::because(&format!("the server ended with {status}"), &line));
+            }
+            if Instant::now() > end {
+                let why = format!("the server made no socket within {} s", PATIENCE.as_secs());
+                return Err(SampleError::Unavailable(why));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The size of its log.
+    pub fn log_bytes(&self) -> u64 {
+        std::fs::metadata(self.folder.path().join(SAID)).map_or(0, |said| said.len())
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        self.keeper = None;
+        let pid = i32::try_from(self.child.id()).unwrap_or(i32::MAX);
+        let end = Instant::now() + PATIENCE;
+        if kill(Pid::from_raw(pid), Signal::SIGTERM).is_ok() {
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+                std::thread::sleep(LOOK);
+            }
+        }
+        // If it has already ended, these do nothing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The path of `bareblk`, if there is one.
+pub(crate) fn here(program: Option<&Path>) -> Result<&Path, SampleError> {
+    program.ok_or_else(|| SampleError::because("the server", &"there is no program to start"))
+}
+
+fn own(program: &Path, kind: Kind, file: &Path, socket: &Path, queues: u16) -> Command {
+    let mut command = Command::new(program);
+    command.arg("serve").arg(file).arg("--socket").arg(socket).args(["--queues", &queues.to_string()]);
+    if let Kind::Own { engine, cache, workers, polls } = kind {
+        command.args(["--engine", engine, "--cache", cache]);
+        if workers > 1 {
+            command.args(["--workers", &workers.to_string()]);
+        }
+        if !polls {
+            command.args(["--poll-us", "0"]);
+        }
+    }
+    command
+}
+
+fn peer(file: &Path, socket: &Path, queues: u16) -> Command {
+    // In its options a comma ends a value.
+    let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
+    let (file, socket) = (quoted(file), quoted(socket));
+    let mut command = Command::new(PEER);
+    command.args([
+        "--blockdev",
+        &format!("driver=file,node-name=f0,filename={file},cache.direct=on,aio=io_uring"),
+    ]);
+    command.args(["--blockdev", "driver=raw,node-name=d0,file=f0", "--object", "iothread,id=io0"]);
+    let export = "type=vhost-user-blk,id=e0,node-name=d0,writable=on,iothread=io0,addr.type=unix";
+    command.args(["--export", &format!("{export},addr.path={socket},num-queues={queues}")]);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn line(command: &Command) -> String {
+        command.get_args().map(|arg| arg.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn server_is_told_engine_cache_and_workers() {
+        let kind = Kind::Own { engine: "mmap", cache: "writeback", workers: 2, polls: false };
+        let found = line(&own(Path::new("bareblk"), kind, Path::new("/f"), Path::new("/s"), 4));
+        let expected =
+            "serve /f --socket /s --queues 4 --engine mmap --cache writeback --workers 2 --poll-us 0";
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn commas_in_paths_do_not_end_the_peers_options() {
+        let found = line(&peer(Path::new("/a,b"), Path::new("/s"), 2));
+        assert!(
+            found.contains("filename=/a,,b,cache.direct=on") && found.ends_with("num-queues=2"),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn server_that_ends_at_once_is_reported_with_its_words() {
+        let kind = Kind::Own { engine: "mmap", cache: "writeback", workers: 1, polls: true };
+        // A program that rejects these arguments.
+        let program = Path::new("/bin/ls");
+        let error =
+            ServerProcess::start(kind, Some(program), Path::new("/f"), 1, &Stop::default()).unwrap_err();
+        assert!(error.to_string().starts_with("the server ended with exit status"), "{error}");
+    }
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    #[test]
+    fn process_ends_when_whoever_started_it_is_gone() {
+        let mut sleeper = sleeper();
+        let mut keeper = Keeper::of(sleeper.id()).unwrap();
+        // As the kernel does for a killed process.
+        drop(keeper.0.stdin.take());
+        assert_eq!(sleeper.wait().unwrap().signal(), Some(Signal::SIGTERM as i32));
+    }
+
+    #[test]
+    fn process_whose_keeper_is_let_go_goes_on() {
+        let mut sleeper = sleeper();
+        drop(Keeper::of(sleeper.id()).unwrap());
+        assert!(sleeper.try_wait().unwrap().is_none());
+        sleeper.kill().unwrap();
+        assert_eq!(sleeper.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
+    }
+}

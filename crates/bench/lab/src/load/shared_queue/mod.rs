@@ -1,0 +1,9 @@
+//! Jobs that share queues: the jobs, how each gets its completions, and a device that completes at once.
+
+pub(crate) mod null_device;
+
+pub(crate) mod mailboxes;
+
+pub(crate) mod moments;
+
+pub(crate) mod crowd;
