@@ -8,7 +8,7 @@
 //!   and 4.5 ns in all. The others pay for a counter in thread-local storage, about 1 ns.
 //! - For an uncontended lock, the "waiting" time is the time to take it plus one clock reading.
 //!
-//! Not here: the locks themselves, times per source line (`stats.rs`).
+//! Not here: the locks themselves, times per source line (`stats/`).
 
 use core::cell::Cell;
 use core::fmt;

@@ -30,7 +30,7 @@ const _: () = assert!(
 );
 
 static POOL: [Node; NODES as usize] = [const { Node::new() }; NODES as usize];
-static OWNERS: [Owner; SLOTS as usize] = [const { Owner::nobody() }; SLOTS as usize];
+static OWNERS: [Owner; SLOTS as usize] = [const { Owner::none() }; SLOTS as usize];
 /// Number of slots that were ever used; they are the first ones.
 static USED: AtomicU32 = AtomicU32::new(0);
 /// Where the next search for an ended owner starts.
@@ -51,7 +51,7 @@ struct Owner {
 }
 
 impl Owner {
-    const fn nobody() -> Self {
+    const fn none() -> Self {
         Self { thread: AtomicU32::new(0), epoch: AtomicU32::new(0) }
     }
 }

@@ -146,7 +146,7 @@ impl<P: Policy, F: platform::Futex> Guarded<P, F> {
     /// To be called when all threads are done: the number must be `sum`, and the lock as it was at the
     /// beginning.
     pub(super) fn assert_done(&self, sum: u32) {
-        assert!(self.lock.try_acquire(), "somebody holds the lock, or waits for it, who is gone");
+        assert!(self.lock.try_acquire(), "an ended thread still holds the lock or waits for it");
         assert_eq!(self.number(), sum);
         self.release();
         assert!(!self.lock.is_held());

@@ -160,7 +160,7 @@ impl<F: Futex> Guarded<F> {
     fn assert_done(&self, sum: u32) {
         assert!(
             self.lock.try_write(),
-            "somebody holds the lock, or waits for it, who is gone: {:?}",
+            "an ended thread still holds the lock or waits for it: {:?}",
             self.lock
         );
         assert_eq!(self.look(), sum);

@@ -17,7 +17,7 @@ impl<P: Policy, S: Platform> QueueLock<P, S> {
         // Acquire pairs with the release of each newcomer's exchange: the holder can read its node.
         let word = Word(self.word.load(Acquire));
         if !word.is_locked() {
-            debug_assert!(false, "a lock that nobody holds was unlocked");
+            debug_assert!(false, "a free lock was unlocked");
             return;
         }
         match next {

@@ -150,5 +150,5 @@ fn recursive_reader_before_a_writer_that_was_woken_takes_the_flag_away() {
     assert_eq!(word(&lock), WAITING | READER);
     let lock = with_word(WAITING | ASLEEP | READER);
     lock.read_recursive();
-    assert_eq!(word(&lock), WAITING | ASLEEP | (2 * READER), "nobody has woken it yet");
+    assert_eq!(word(&lock), WAITING | ASLEEP | (2 * READER), "no thread has woken it yet");
 }

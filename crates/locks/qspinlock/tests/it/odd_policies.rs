@@ -63,7 +63,7 @@ impl<P: Policy> Guarded<P> {
         let numbers = unsafe { &mut *self.numbers.get() };
         numbers[0] += 1;
         core::hint::black_box(&mut *numbers);
-        assert_eq!(numbers[0], numbers[1] + 1, "somebody else is inside");
+        assert_eq!(numbers[0], numbers[1] + 1, "another thread is inside");
         numbers[1] += 1;
     }
 

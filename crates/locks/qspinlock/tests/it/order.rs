@@ -320,7 +320,7 @@ fn release_of_a_lock_that_nobody_holds_is_diagnosed_in_debug_builds() {
         says_when_released_unheld::<Fair>(),
         says_when_released_unheld::<Hybrid>(),
     ];
-    assert_eq!(all, ["a lock that nobody holds was unlocked"; 4]);
+    assert_eq!(all, ["a free lock was unlocked"; 4]);
 }
 
 #[test]

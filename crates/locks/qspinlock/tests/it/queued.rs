@@ -21,7 +21,7 @@ fn count_together<L: RawMutex + Send + Sync + 'static>(threads: u64, rounds: u64
                 for _ in 0..rounds {
                     let mut numbers = numbers.lock();
                     let before = *numbers;
-                    assert!(before.iter().all(|n| *n == before[0]), "somebody else is inside: {before:?}");
+                    assert!(before.iter().all(|n| *n == before[0]), "another thread is inside: {before:?}");
                     numbers.iter_mut().for_each(|n| *n += 1);
                 }
             })
