@@ -270,7 +270,7 @@ fn wrong_on_purpose_a_descriptor_copied_out_of_the_lock_is_rung_after_its_close(
             queue.publish();
             (Arc::clone(&queue.kernel), queue.fd, queue.session.id)
         });
-        let (kernel, fd, session) = copied.expect("nobody unplugs");
+        let (kernel, fd, session) = copied.expect("no unplug has closed it");
         kernel.assert_belongs(fd, session);
     }
     loom::model(|| {

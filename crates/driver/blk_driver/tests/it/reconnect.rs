@@ -186,7 +186,7 @@ fn back_end_that_is_not_to_be_waited_for_is_lost_at_once() {
     let error = queues[0].wait(&mut out, PATIENCE);
     assert_eq!(error, Err(QueueError::Disconnected { queue: 0 }));
     own.start_again();
-    assert_eq!(device.next_event(Duration::from_millis(100)), None, "nobody looks any more");
+    assert_eq!(device.next_event(Duration::from_millis(100)), None, "the device reports no more events");
 }
 
 fn deadline_holds_while_the_back_end_is_away(log: Log) {
