@@ -10,11 +10,10 @@
 
 use std::ops::Range;
 
-use plotters::coord::Shift;
-use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::drawing::{Area, Chart, Drawn, GRID, INK, letters, positions, text};
 use crate::error::LabError;
 use crate::experiment::{Courses, Scale};
 use crate::result::RunResult;
@@ -25,8 +24,6 @@ const HEIGHT_PX: u32 = 540;
 /// Width of the lines' names.
 const NAMES_PX: u32 = 230;
 const NAME_PX: i32 = 26;
-const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
-const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
 /// Distinguishable for the colour-blind (Okabe and Ito 2008). Further lines reuse them, dashed and hollow.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0xd5, 0x5e, 0x00),
@@ -37,10 +34,6 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(0x8a, 0x6d, 0x00),
     RGBColor(0x70, 0x70, 0x70),
 ];
-
-type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
-type Chart<'a, 's> = ChartContext<'a, SVGBackend<'s>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// One variant.
 struct Line<'r> {
@@ -59,10 +52,7 @@ pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError>
 
 /// One drawing.
 pub(super) fn svg(result: &RunResult, courses: &Courses) -> Result<String, LabError> {
-    let mut text = String::new();
-    draw(&mut text, result, courses)
-        .map_err(|error| LabError::Plot { name: format!("{}.svg", courses.id), reason: error.to_string() })?;
-    Ok(text)
+    text(&format!("{}.svg", courses.id), |text| draw(text, result, courses))
 }
 
 fn draw(text: &mut String, result: &RunResult, courses: &Courses) -> Drawn {
@@ -124,9 +114,7 @@ fn placed(found: Summary, scale: Scale) -> Option<Summary> {
 
 /// The logarithms of all horizontal numbers, and a range with a margin.
 fn across(lines: &[Line<'_>]) -> (Range<f64>, Vec<f64>) {
-    let mut values: Vec<f64> = lines.iter().flat_map(|line| line.points.iter().map(|(x, _)| *x)).collect();
-    values.sort_by(f64::total_cmp);
-    values.dedup();
+    let values = positions(lines.iter().flat_map(|line| &line.points));
     let (low, high) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(1.0));
     (low - 0.3..high + 0.3, values)
 }
@@ -147,7 +135,7 @@ fn axes<'a, 's>(
     result: &RunResult,
     courses: &Courses,
     ((across, _), up): (&(Range<f64>, Vec<f64>), &Range<f64>),
-) -> Result<Chart<'a, 's>, Box<dyn std::error::Error>> {
+) -> Drawn<Chart<'a, 's>> {
     let small = ("sans-serif", 13).into_font().color(&INK);
     let mut chart = ChartBuilder::on(area)
         .caption(&courses.title, ("sans-serif", 18).into_font().color(&INK))
@@ -268,7 +256,6 @@ fn dot(line: &Line<'_>) -> ShapeStyle {
 
 /// One text line for each line, in the order of the tables.
 fn legend(area: &Area<'_>, lines: &[Line<'_>]) -> Drawn {
-    let left = Pos::new(HPos::Left, VPos::Center);
     let measured = lines.iter().filter(|line| !line.points.is_empty());
     for (place, line) in measured.enumerate() {
         let y_px = 60 + NAME_PX * i32::try_from(place).unwrap_or(0);
@@ -277,8 +264,7 @@ fn legend(area: &Area<'_>, lines: &[Line<'_>]) -> Drawn {
             area.draw(&PathElement::new(vec![(from, y_px), (to, y_px)], line.color.stroke_width(2)))?;
         }
         area.draw(&Circle::new((19, y_px), 4, dot(line)))?;
-        let style = ("sans-serif", 13).into_font().color(&INK).pos(left);
-        area.draw(&Text::new(line.label.to_owned(), (38, y_px), style))?;
+        area.draw(&Text::new(line.label.to_owned(), (38, y_px), letters(13, INK, HPos::Left)))?;
     }
     Ok(())
 }

@@ -7,11 +7,10 @@
 
 use std::ops::Range;
 
-use plotters::coord::Shift;
-use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::drawing::{Area, Chart, Drawn, GRID, INK, in_percent, letters, positions, text};
 use crate::error::LabError;
 use crate::experiment::{Curves, RatioForm};
 use crate::result::RunResult;
@@ -23,8 +22,6 @@ const HEIGHT_PX: u32 = 400;
 const HEAD_PX: u32 = 66;
 /// Width of the vertical axis; the first panel's also has its name.
 const SCALE_PX: u32 = 58;
-const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
-const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
 /// Upper limit of the scale: a disturbed lock may be a hundred times slower, which would flatten everything
 /// else.
 const MOST: f64 = 400.0;
@@ -39,10 +36,6 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(0x80, 0x80, 0x80),
     RGBColor(0x8a, 0x6d, 0x00),
 ];
-
-type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
-type Chart<'a, 's> = ChartContext<'a, SVGBackend<'s>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// One value of the lines' axis.
 struct Line {
@@ -60,10 +53,7 @@ pub(super) fn all(result: &RunResult) -> Result<Vec<(String, String)>, LabError>
 
 /// One drawing.
 pub(super) fn svg(result: &RunResult, curves: &Curves) -> Result<String, LabError> {
-    let mut text = String::new();
-    draw(&mut text, result, curves)
-        .map_err(|error| LabError::Plot { name: format!("{}.svg", curves.id), reason: error.to_string() })?;
-    Ok(text)
+    text(&format!("{}.svg", curves.id), |text| draw(text, result, curves))
 }
 
 fn draw(text: &mut String, result: &RunResult, curves: &Curves) -> Drawn {
@@ -103,7 +93,7 @@ fn lines(result: &RunResult, curves: &Curves, variant: &str) -> Vec<Line> {
             continue;
         };
         let ratio = result.cell(&workload.id, variant).and_then(|cell| cell.ratio.as_ref());
-        let point = ratio.map(|ratio| (x, percent(result, ratio.summary)));
+        let point = ratio.map(|ratio| (x, in_percent(ratio.summary, result.experiment.ratio_form)));
         match lines.iter_mut().find(|line| line.value.total_cmp(&value).is_eq()) {
             Some(line) => line.points.extend(point),
             None => lines.push(Line { value, color: INK, points: point.into_iter().collect() }),
@@ -117,17 +107,9 @@ fn lines(result: &RunResult, curves: &Curves, variant: &str) -> Vec<Line> {
     lines
 }
 
-fn percent(result: &RunResult, summary: Summary) -> Summary {
-    let form = result.experiment.ratio_form;
-    let [median, low, high] = [summary.median, summary.low, summary.high].map(|ratio| form.percent(ratio));
-    Summary { median, low, high, ..summary }
-}
-
 /// All horizontal values, and a range with a margin.
 fn across<'l>(lines: impl Iterator<Item = &'l Line>) -> (Range<f64>, Vec<f64>) {
-    let mut values: Vec<f64> = lines.flat_map(|line| line.points.iter().map(|(x, _)| *x)).collect();
-    values.sort_by(f64::total_cmp);
-    values.dedup();
+    let values = positions(lines.flat_map(|line| &line.points));
     let (low, high) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(1.0));
     let room = if high > low { (high - low) * 0.06 } else { 0.5 };
     (low - room..high + room, values)
@@ -149,19 +131,16 @@ fn up<'l>(lines: impl Iterator<Item = &'l Line>) -> Range<f64> {
 
 /// The title, and below it each line's colour and value.
 fn head(area: &Area<'_>, curves: &Curves, lines: &[Line]) -> Drawn {
-    let style = |size: u32, color: &RGBColor| {
-        let font = ("sans-serif", size).into_font().color(color);
-        font.pos(Pos::new(HPos::Left, VPos::Center))
-    };
-    area.draw(&Text::new(curves.title.clone(), (14, 22), style(19, &INK)))?;
+    let style = |size| letters(size, INK, HPos::Left);
+    area.draw(&Text::new(curves.title.clone(), (14, 22), style(19)))?;
     let title = curves.lines.title.clone();
-    area.draw(&Text::new(format!("{title}:"), (14, 50), style(13, &INK)))?;
+    area.draw(&Text::new(format!("{title}:"), (14, 50), style(13)))?;
     // About 7 px per letter at font size 13.
     let mut x_px = 30 + 7 * i32::try_from(title.chars().count()).unwrap_or(0);
     for line in lines {
         area.draw(&PathElement::new(vec![(x_px, 50), (x_px + 22, 50)], line.color.stroke_width(2)))?;
         area.draw(&Circle::new((x_px + 11, 50), 4, line.color.filled()))?;
-        area.draw(&Text::new(short(line.value), (x_px + 28, 50), style(13, &INK)))?;
+        area.draw(&Text::new(short(line.value), (x_px + 28, 50), style(13)))?;
         x_px += 72;
     }
     Ok(())

@@ -13,6 +13,8 @@ mod json;
 
 mod summary;
 
+mod drawing;
+
 mod plot;
 
 mod curves;

@@ -5,10 +5,10 @@
 use std::ops::Range;
 
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
-use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 
+use super::drawing::{Area, Chart, Drawn, INK, in_percent, letters, text};
 use crate::error::LabError;
 use crate::experiment::{Plot, RatioForm, Scale, Workload};
 use crate::result::{CellResult, RunResult};
@@ -22,14 +22,9 @@ const AROUND_PX: u32 = 120;
 const LABELS_PX: u32 = 275;
 /// Half of a bar's thickness, in rows.
 const HALF_BAR: f64 = 0.3;
-const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const FAINT: RGBColor = RGBColor(0x88, 0x88, 0x88);
 const BASELINE: RGBColor = RGBColor(0x9a, 0xa5, 0xb1);
 const BAR: RGBColor = RGBColor(0x3b, 0x7d, 0xb8);
-
-type Area<'s> = DrawingArea<SVGBackend<'s>, plotters::coord::Shift>;
-type Chart<'a, 's, X> = ChartContext<'a, SVGBackend<'s>, Cartesian2d<X, RangedCoordf64>>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// One variant.
 struct Row<'r> {
@@ -55,12 +50,10 @@ fn name(workload: &Workload, plot: &Plot) -> String {
 /// One drawing.
 pub(super) fn svg(result: &RunResult, workload: &Workload, plot: &Plot) -> Result<String, LabError> {
     let rows: Vec<_> = result.cells_of(&workload.id).map(|cell| row(result, cell, plot)).collect();
-    let mut text = String::new();
     let title = format!("{}: {}", plot.title, workload.label);
     let even = plot.column.is_none().then(|| result.experiment.ratio_form.percent(1.0));
-    draw(&mut text, (&title, &axis_title(result, plot)), (plot.scale, even), &rows)
-        .map_err(|error| LabError::Plot { name: name(workload, plot), reason: error.to_string() })?;
-    Ok(text)
+    let labels = (title.as_str(), axis_title(result, plot));
+    text(&name(workload, plot), |text| draw(text, (labels.0, &labels.1), (plot.scale, even), &rows))
 }
 
 fn row<'r>(result: &'r RunResult, cell: &'r CellResult, plot: &Plot) -> Row<'r> {
@@ -77,11 +70,6 @@ fn row<'r>(result: &'r RunResult, cell: &'r CellResult, plot: &Plot) -> Row<'r> 
 
 fn same(value: f64) -> Summary {
     Summary { median: value, low: value, high: value, coverage: 1.0 }
-}
-
-fn in_percent(summary: Summary, form: RatioForm) -> Summary {
-    let [median, low, high] = [summary.median, summary.low, summary.high].map(|ratio| form.percent(ratio));
-    Summary { median, low, high, ..summary }
 }
 
 fn axis_title(result: &RunResult, plot: &Plot) -> String {
@@ -230,24 +218,20 @@ fn figures<X>(area: &Area<'_>, chart: &Chart<'_, '_, X>, rows: &[Row<'_>]) -> Dr
 where
     X: Ranged<ValueType = f64>,
 {
-    let style = |size: u32, color, side| {
-        let font = ("sans-serif", size).into_font().color(&color);
-        font.pos(Pos::new(side, VPos::Center))
-    };
     let (left_px, _) = chart.plotting_area().get_pixel_range();
     for (place, row) in rows.iter().enumerate() {
         let y = middle(rows, place);
         // Next to the bar; for a loss, on the other side of zero.
         let at = row.summary.map_or(f64::MIN_POSITIVE, |summary| summary.high.max(f64::MIN_POSITIVE));
         let (x_px, y_px) = chart.backend_coord(&(at, y));
-        let name = style(14, INK, HPos::Right);
+        let name = letters(14, INK, HPos::Right);
         area.draw(&Text::new(row.label.to_owned(), (left_px.start - 10, y_px), name))?;
         let (figure, color, x_px) = match row.summary {
             Some(summary) if row.is_gain => (written(RatioForm::Gain, summary.median), INK, x_px + 8),
             Some(summary) => (significant(summary.median), INK, x_px + 8),
             None => ("not available".to_owned(), FAINT, left_px.start + 8),
         };
-        area.draw(&Text::new(figure, (x_px, y_px), style(13, color, HPos::Left)))?;
+        area.draw(&Text::new(figure, (x_px, y_px), letters(13, color, HPos::Left)))?;
     }
     Ok(())
 }

@@ -4,11 +4,10 @@
 //!
 //! Not here: drawings of one column (`plot.rs`), the choice of stacks (the declaration).
 
-use plotters::coord::Shift;
-use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 
+use super::drawing::{Area, Chart, Drawn, GRID, INK, letters, text};
 use crate::error::LabError;
 use crate::experiment::{Stack, Workload};
 use crate::result::RunResult;
@@ -23,8 +22,6 @@ const LABELS_PX: u32 = 275;
 const HALF_BAR: f64 = 0.3;
 /// Approximate width of a letter at font size 13.
 const LETTER_PX: i32 = 7;
-const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
-const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
 /// Distinguishable for the colour-blind (Okabe and Ito 2008).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
@@ -34,10 +31,6 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0x80, 0x80, 0x80),
 ];
-
-type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
-type Chart<'a, 's> = ChartContext<'a, SVGBackend<'s>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// One variant.
 struct Row<'r> {
@@ -67,10 +60,7 @@ fn name(workload: &Workload, stack: &Stack) -> String {
 /// One drawing.
 pub(super) fn svg(result: &RunResult, workload: &Workload, stack: &Stack) -> Result<String, LabError> {
     let rows = rows(result, workload, stack);
-    let mut text = String::new();
-    draw(&mut text, result, workload, stack, &rows)
-        .map_err(|error| LabError::Plot { name: name(workload, stack), reason: error.to_string() })?;
-    Ok(text)
+    text(&name(workload, stack), |text| draw(text, result, workload, stack, &rows))
 }
 
 fn rows<'r>(result: &'r RunResult, workload: &'r Workload, stack: &Stack) -> Vec<Row<'r>> {
@@ -129,10 +119,7 @@ fn colors() -> impl Iterator<Item = RGBColor> {
 
 /// The title, and below it each part's colour and name.
 fn head(area: &Area<'_>, title: &str, names: &[&str]) -> Drawn {
-    let style = |size: u32| {
-        let font = ("sans-serif", size).into_font().color(&INK);
-        font.pos(Pos::new(HPos::Left, VPos::Center))
-    };
+    let style = |size| letters(size, INK, HPos::Left);
     area.draw(&Text::new(title.to_owned(), (14, 22), style(17)))?;
     let mut x_px = 16;
     for (name, color) in names.iter().zip(colors()) {
@@ -170,7 +157,7 @@ fn draw_row(area: &Area<'_>, chart: &mut Chart<'_, '_>, y: f64, row: &Row<'_>) -
     let (base_x, base_y) = area.get_base_pixel();
     let (left_px, _) = chart.plotting_area().get_pixel_range();
     let (end_px, y_px) = chart.backend_coord(&(end, y));
-    let text = |side| ("sans-serif", 13).into_font().color(&INK).pos(Pos::new(side, VPos::Center));
+    let text = |side| letters(13, INK, side);
     let name_at = (left_px.start - base_x - 10, y_px - base_y);
     area.draw(&Text::new(row.label.to_owned(), name_at, text(HPos::Right)))?;
     let sum = if row.parts.is_empty() { "not available".to_owned() } else { format!("{:.2}", row.sum()) };
