@@ -46,7 +46,7 @@ fn overcommit_asks_every_lock_with_every_number_of_threads() {
     }
     assert_measured(&result, "voluntary", "hybrid");
     assert_measured(&result, "halts", "fair");
-    assert!(result.cell("over-4x", "std").unwrap().summary("halts").is_none(), "nobody counts std's");
+    assert!(result.cell("over-4x", "std").unwrap().summary("halts").is_none(), "std has no counters");
     assert!(result.cell("over-64x", "ticket").is_none() && result.cell("over-64x", "hybrid").is_some());
     for drawing in ["throughput.svg", "dice.svg", "wait.svg", "throughput-beside.svg", "result.json"] {
         assert!(drawings.contains(&drawing.to_owned()), "no {drawing} in {drawings:?}");

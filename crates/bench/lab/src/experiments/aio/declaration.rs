@@ -10,13 +10,7 @@ use crate::experiment::{
     Scale, Source, Target, Variant, Workload, Yardstick,
 };
 use crate::load::Pattern;
-
-/// Where the test file is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    Disk,
-    Tmpfs,
-}
+use crate::load::disk::test_files::Place;
 
 /// Indexed as in the declaration.
 pub(crate) const WORKLOADS: [(&str, &str, Place, Pattern); 4] = [

@@ -16,11 +16,12 @@ use std::sync::Arc;
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use io_engine::{EngineChoice, EngineConfig, EngineError, EngineKind, FileSpec, choose, make};
 
-use self::declaration::{Place, VARIANTS, WORKLOADS, Way, declaration};
+use self::declaration::{VARIANTS, WORKLOADS, Way, declaration};
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
 use crate::load::disk::driver::RingLoad;
 use crate::load::disk::test_file::TestFile;
+use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::disk::{bare, fio};
 use crate::load::{Job, Measured};
 use crate::machine::StoragePlace;
@@ -28,7 +29,6 @@ use crate::machine::StoragePlace;
 const BLOCK_BYTES: u32 = 16 << 10;
 /// As published.
 const DEPTH: u16 = 74;
-const TMPFS: &str = "/dev/shm";
 const FIO_IS_ONE_BY_ONE: &str = "fio submits one request per call, as in the published job. The worker submits what it \
     took together, and the kernel merges neighbours: sequential writes can exceed 100 %.";
 
@@ -39,29 +39,18 @@ pub(crate) fn experiment() -> Experiment {
 struct Aio {
     setup: Setup,
     fio: Option<String>,
-    disk: Option<TestFile>,
-    /// Or the reason why there is none.
-    tmpfs: Result<TestFile, String>,
+    files: TestFiles,
     /// Variants and workloads whose engine was already tried.
     asked: Vec<(usize, usize)>,
 }
 
 impl Aio {
     fn new(setup: &Setup) -> Self {
-        let tmpfs = Err("not prepared".to_owned());
-        Self { setup: setup.clone(), fio: fio::version(), disk: None, tmpfs, asked: Vec::new() }
-    }
-
-    fn file(&self, place: Place) -> Result<&TestFile, SampleError> {
-        let missing = |why: &str| SampleError::Unavailable(why.to_owned());
-        match place {
-            Place::Disk => self.disk.as_ref().ok_or_else(|| missing("not prepared")),
-            Place::Tmpfs => self.tmpfs.as_ref().map_err(|why| missing(why)),
-        }
+        Self { setup: setup.clone(), fio: fio::version(), files: TestFiles::default(), asked: Vec::new() }
     }
 
     fn bare(&self, place: Place, job: &Job) -> Result<Measured, SampleError> {
-        let file = self.file(place)?;
+        let file = self.files.one(place)?;
         let no_direct = |error| SampleError::because("O_DIRECT is not possible here", &error);
         file.check_direct().map_err(no_direct)?;
         if self.fio.is_some() {
@@ -76,7 +65,7 @@ impl Aio {
                 "it is the baseline already: fio is not installed".to_owned(),
             ));
         }
-        let file = self.file(place)?;
+        let file = self.files.one(place)?;
         let no_direct = |error| SampleError::because("O_DIRECT is not possible here", &error);
         file.check_direct().map_err(no_direct)?;
         bare::run(open(file, CacheMode::None)?, job, &self.setup.stop)
@@ -88,7 +77,7 @@ impl Aio {
         job: Job,
         (engine, cache, fd_pool): (EngineKind, CacheMode, u32),
     ) -> Result<Measured, SampleError> {
-        let file = self.file(WORKLOADS[cell.workload].2)?;
+        let file = self.files.one(WORKLOADS[cell.workload].2)?;
         let unavailable = |error: io::Error| SampleError::Unavailable(format!("{engine}: {error}"));
         if !self.asked.contains(&(cell.variant, cell.workload)) {
             let image = open(file, cache)?;
@@ -108,24 +97,13 @@ impl Aio {
 
 impl Bench for Aio {
     fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
-        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
-        let mut fill = |name: &str, parent: &Path| {
-            let what = format!("filling {} MiB in {name}", size_bytes >> 20);
-            TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share))
-        };
-        let storage = self.setup.storage.clone();
-        self.disk = Some(fill(&storage.display().to_string(), &storage)?);
-        self.tmpfs = match fill(TMPFS, Path::new(TMPFS)) {
-            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-            Err(LabError::Storage { source, .. }) => Err(format!("no test file in {TMPFS}: {source}")),
-            other => other.map_err(|error| error.to_string()),
-        };
+        self.files = TestFiles::fill(&self.setup, (&[Place::Disk, Place::Tmpfs], 1), tell)?;
         Ok(())
     }
 
     fn sample(&mut self, cell: Cell) -> Result<Reading, SampleError> {
         let (_, _, place, pattern) = WORKLOADS[cell.workload];
-        let file_bytes = self.file(place)?.size_bytes();
+        let file_bytes = self.files.one(place)?.size_bytes();
         let job = Job {
             pattern,
             block_bytes: BLOCK_BYTES,

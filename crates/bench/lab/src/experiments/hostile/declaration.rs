@@ -9,7 +9,7 @@ use crate::experiment::{
     Beside, Column, Declaration, Difference, Effort, Plot, Published, RatioForm, Scale, Source, Target,
     Variant, Workload, Yardstick, owned,
 };
-use crate::experiments::aio::declaration::Place;
+use crate::load::disk::test_files::Place;
 use crate::load::hostile::guest::{Attack, BUSY_DEPTH};
 
 /// Guests that are measured.

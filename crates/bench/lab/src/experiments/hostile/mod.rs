@@ -17,16 +17,14 @@ use self::declaration as declared;
 use self::declaration::{BLOCK_BYTES, DEPTH, GOOD};
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
-use crate::experiments::aio::declaration::Place;
 use crate::load::disk::clients_together;
 use crate::load::disk::test_file::TestFile;
+use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::hostile::frozen_disk::{FrozenDisk, IMAGE_BYTES};
 use crate::load::hostile::guest::{Attack, HostileGuest};
 use crate::load::server::placed::{Layout, PlacedServer, Placing};
 use crate::load::{BlockJob, cores};
 use crate::machine::StoragePlace;
-
-const TMPFS: &str = "/dev/shm";
 
 pub(crate) fn experiment() -> Experiment {
     Experiment { declaration: declared::declaration(), make: |setup| Box::new(Hostile::new(setup)) }
@@ -38,9 +36,7 @@ struct Hostile {
     attacks: Vec<(Attack, &'static str)>,
     loads: Vec<Place>,
     columns: Vec<String>,
-    disk: Vec<TestFile>,
-    /// Or the reason why there are none.
-    ram: Result<Vec<TestFile>, String>,
+    files: TestFiles,
     /// Or the reason why there is none.
     frozen: Result<FrozenDisk, String>,
 }
@@ -52,18 +48,13 @@ impl Hostile {
             attacks: declared::attacks().into_iter().map(|(_, attack, cache)| (attack, cache)).collect(),
             loads: declared::loads().into_iter().map(|(_, place)| place).collect(),
             columns: declared::columns().into_iter().map(|column| column.id).collect(),
-            disk: Vec::new(),
-            ram: Err("not prepared".to_owned()),
+            files: TestFiles::default(),
             frozen: Err("not prepared".to_owned()),
         }
     }
 
     fn files(&self, place: Place) -> Result<Vec<&Path>, SampleError> {
-        let files = match place {
-            Place::Disk => &self.disk,
-            Place::Tmpfs => self.ram.as_ref().map_err(|why| SampleError::Unavailable(why.clone()))?,
-        };
-        Ok(files.iter().map(TestFile::path).collect())
+        Ok(self.files.all(place)?.iter().map(TestFile::path).collect())
     }
 
     /// `files`: one disk each. `tenth_bytes` is the size of the tenth. `hang` is called once the server
@@ -128,21 +119,8 @@ fn frozen_disk(storage: &Path) -> Result<FrozenDisk, String> {
 
 impl Bench for Hostile {
     fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
-        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
-        let mut fill = |name: &str, parent: &Path| {
-            let what = format!("filling {} × {} MiB in {name}", GOOD + 1, size_bytes >> 20);
-            let files = (0..=GOOD)
-                .map(|_| TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share)));
-            files.collect::<Result<Vec<_>, _>>()
-        };
-        let storage = &self.setup.storage;
-        self.disk = fill(&storage.display().to_string(), storage)?;
-        self.ram = match fill(TMPFS, Path::new(TMPFS)) {
-            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-            Err(LabError::Storage { source, .. }) => Err(format!("no test files in {TMPFS}: {source}")),
-            other => other.map_err(|error| error.to_string()),
-        };
-        self.frozen = frozen_disk(storage);
+        self.files = TestFiles::fill(&self.setup, (&[Place::Disk, Place::Tmpfs], GOOD + 1), tell)?;
+        self.frozen = frozen_disk(&self.setup.storage);
         Ok(())
     }
 

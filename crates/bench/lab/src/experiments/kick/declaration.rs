@@ -218,7 +218,7 @@ fn columns() -> Vec<Column> {
     ]
 }
 
-const CLAT: &str = "From just before a request is submitted until somebody found it completed (fio's clat begins after \
+const CLAT: &str = "From just before a request is submitted until a thread finds it completed (fio's clat begins after \
                     the submission, and is shorter by that).";
 const CPU: &str = "Of the driver's threads (getrusage), in % of the time they ran, as fio has it; a server's threads are \
                    not in it.";

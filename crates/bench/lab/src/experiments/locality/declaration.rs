@@ -9,7 +9,7 @@ use crate::experiment::{
     Beside, Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow,
     RatioForm, Scale, Source, Target, Variant, Workload, Yardstick,
 };
-use crate::experiments::aio::declaration::Place;
+use crate::load::disk::test_files::Place;
 use crate::load::server::placed::{Host, Placing};
 
 pub(crate) const BLOCK_BYTES: u32 = 4096;

@@ -12,14 +12,13 @@ use self::declaration as declared;
 use self::declaration::{Ask, BLOCK_BYTES, Way};
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Experiment, Reading, SampleError, Setup};
-use crate::experiments::aio::declaration::Place;
 use crate::load::disk::clients_together;
 use crate::load::disk::test_file::TestFile;
+use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::server::placed::{Layout, PlacedServer};
 use crate::load::{BlockJob, cores};
 use crate::machine::StoragePlace;
 
-const TMPFS: &str = "/dev/shm";
 /// One per disk of a load.
 const FILES: usize = 2;
 
@@ -36,9 +35,7 @@ struct Locality {
     ways: Vec<Way>,
     loads: Vec<Ask>,
     columns: Vec<String>,
-    disk: Vec<TestFile>,
-    /// Or the reason why there are none.
-    ram: Result<Vec<TestFile>, String>,
+    files: TestFiles,
 }
 
 impl Locality {
@@ -50,36 +47,18 @@ impl Locality {
             ways: declared::ways().into_iter().map(|(_, way)| way).collect(),
             loads: declared::loads(cores).into_iter().map(|(_, ask)| ask).collect(),
             columns: declared::columns().into_iter().map(|column| column.id).collect(),
-            disk: Vec::new(),
-            ram: Err("not prepared".to_owned()),
+            files: TestFiles::default(),
         }
     }
 
     fn files(&self, ask: Ask) -> Result<Vec<&Path>, SampleError> {
-        let files = match ask.place {
-            Place::Disk => &self.disk,
-            Place::Tmpfs => self.ram.as_ref().map_err(|why| SampleError::Unavailable(why.clone()))?,
-        };
-        Ok(files.iter().take(ask.devices).map(TestFile::path).collect())
+        Ok(self.files.all(ask.place)?.iter().take(ask.devices).map(TestFile::path).collect())
     }
 }
 
 impl Bench for Locality {
     fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
-        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
-        let mut fill = |name: &str, parent: &Path| {
-            let what = format!("filling {FILES} × {} MiB in {name}", size_bytes >> 20);
-            let files = (0..FILES)
-                .map(|_| TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share)));
-            files.collect::<Result<Vec<_>, _>>()
-        };
-        let storage = &self.setup.storage;
-        self.disk = fill(&storage.display().to_string(), storage)?;
-        self.ram = match fill(TMPFS, Path::new(TMPFS)) {
-            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-            Err(LabError::Storage { source, .. }) => Err(format!("no test files in {TMPFS}: {source}")),
-            other => other.map_err(|error| error.to_string()),
-        };
+        self.files = TestFiles::fill(&self.setup, (&[Place::Disk, Place::Tmpfs], FILES), tell)?;
         Ok(())
     }
 

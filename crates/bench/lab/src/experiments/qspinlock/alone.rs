@@ -86,7 +86,7 @@ fn declaration() -> Declaration {
     let column = |id, title, unit, measured| Column::new(id, title, unit, 2, measured);
     Declaration {
         name: "qspinlock-alone".into(),
-        question: "What does a lock cost that nobody else wants?".into(),
+        question: "What does an uncontended lock cost?".into(),
         source: Source {
             title: "std and parking_lot: their fast paths".into(),
             year: 2025,

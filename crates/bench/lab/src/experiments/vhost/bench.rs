@@ -17,8 +17,8 @@ use blk_driver::{Device, Options};
 
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Column, Reading, SampleError, Setup, Variant, Workload};
-use crate::experiments::aio::declaration::Place;
 use crate::load::disk::test_file::TestFile;
+use crate::load::disk::test_files::{Place, TMPFS, TestFiles};
 use crate::load::disk::{clients, copy_loop, fio, fio_jobs};
 use crate::load::neighbours::Neighbours;
 use crate::load::server::cost::{Cost, resident_kib, thread_count};
@@ -29,7 +29,6 @@ use workload::Client;
 
 /// As published.
 pub(crate) const BLOCK_BYTES: u32 = 4096;
-const TMPFS: &str = "/dev/shm";
 const PLACES: &str = "'asleep', 'polling': how clients wait. Those that poll are bound to cores of their own, and so are \
     their servers; sleepers are not bound.";
 /// After a client has started its queues, until the server is measured: by then a worker has stopped polling.
@@ -91,16 +90,13 @@ pub(crate) struct Vhost {
     part: Part,
     fio: Option<String>,
     peer: Option<String>,
-    disk: Option<TestFile>,
-    /// Or the reason why there is none.
-    ram: Result<TestFile, String>,
+    files: TestFiles,
 }
 
 impl Vhost {
     pub fn new(setup: &Setup, part: Part) -> Self {
-        let ram = Err("not prepared".to_owned());
         let (fio, peer) = (fio::version(), peer_version());
-        Self { setup: setup.clone(), part, fio, peer, disk: None, ram }
+        Self { setup: setup.clone(), part, fio, peer, files: TestFiles::default() }
     }
 
     fn uses(&self, wanted: Place) -> bool {
@@ -110,20 +106,12 @@ impl Vhost {
         })
     }
 
-    fn file(&self, place: Place) -> Result<&TestFile, SampleError> {
-        let missing = |why: &str| SampleError::Unavailable(why.to_owned());
-        match place {
-            Place::Disk => self.disk.as_ref().ok_or_else(|| missing("not prepared")),
-            Place::Tmpfs => self.ram.as_ref().map_err(|why| missing(why)),
-        }
-    }
-
     fn server(&self, kind: Kind, file: &TestFile, queues: u16) -> Result<ServerProcess, SampleError> {
         ServerProcess::start(kind, self.setup.program.as_deref(), file.path(), queues, &self.setup.stop)
     }
 
     fn requests(&self, way: Way, place: Place, job: &BlockJob) -> Result<Figures, SampleError> {
-        let (file, stop) = (self.file(place)?, &self.setup.stop);
+        let (file, stop) = (self.files.one(place)?, &self.setup.stop);
         match way {
             Way::Fio(engine) => fio_jobs::measure(file.path(), job, engine, &self.setup.scratch, stop),
             Way::CopyLoop => copy_loop::measure(file.path(), job, stop),
@@ -147,7 +135,7 @@ impl Vhost {
             return Err(SampleError::Unavailable("it is no server".to_owned()));
         };
         let queues = u16::try_from(kind.workers()).unwrap_or(u16::MAX);
-        let server = self.server(kind, self.file(Place::Tmpfs)?, queues)?;
+        let server = self.server(kind, self.files.one(Place::Tmpfs)?, queues)?;
         let options = Options { queues, ..Options::new(server.socket()) };
         let (device, started) =
             Device::connect(&options).map_err(|error| SampleError::because("connecting", &error))?;
@@ -179,22 +167,9 @@ impl Vhost {
 
 impl Bench for Vhost {
     fn prepare(&mut self, tell: &mut dyn FnMut(&str, f64)) -> Result<(), LabError> {
-        let (size_bytes, stop) = (self.setup.effort.file_bytes, self.setup.stop.clone());
-        let mut fill = |name: &str, parent: &Path| {
-            let what = format!("filling {} MiB in {name}", size_bytes >> 20);
-            TestFile::fill(parent, size_bytes, &stop, &mut |share| tell(&what, share))
-        };
-        if self.uses(Place::Disk) {
-            let storage = &self.setup.storage;
-            self.disk = Some(fill(&storage.display().to_string(), storage)?);
-        }
-        if self.uses(Place::Tmpfs) {
-            self.ram = match fill(TMPFS, Path::new(TMPFS)) {
-                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
-                Err(LabError::Storage { source, .. }) => Err(format!("no test file in {TMPFS}: {source}")),
-                other => other.map_err(|error| error.to_string()),
-            };
-        }
+        let mut places = vec![Place::Disk, Place::Tmpfs];
+        places.retain(|&place| self.uses(place));
+        self.files = TestFiles::fill(&self.setup, (&places, 1), tell)?;
         Ok(())
     }
 
@@ -208,7 +183,7 @@ impl Bench for Vhost {
                     block_bytes: BLOCK_BYTES,
                     depth,
                     jobs: queues,
-                    file_bytes: self.file(place)?.size_bytes(),
+                    file_bytes: self.files.one(place)?.size_bytes(),
                     seconds: cell.seconds,
                     seed: cell.seed,
                 };

@@ -10,7 +10,7 @@ use super::columns::{
     CPU, IOPS, LATENCY, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences, of, published, target,
 };
 use crate::experiment::{Beside, Declaration, Experiment, Plot, Scale, Target, Variant, Workload, Yardstick};
-use crate::experiments::aio::declaration::Place;
+use crate::load::disk::test_files::Place;
 
 const READ: &str = "randread";
 const WAKE: &str = "wake-up";
@@ -52,7 +52,7 @@ fn this() -> Declaration {
                 ("not published: both sleep", ALL_SLEEP, &[]),
                 ("not published: the client sleeps", SLEEPS, &[]),
             ],
-            "Whoever polls answers in a microsecond or two; whoever sleeps pays for being woken.",
+            "A server that polls answers in a microsecond or two; one that sleeps pays for each wake-up.",
         ),
         differences: differences(&[(
             "on a machine of their own",

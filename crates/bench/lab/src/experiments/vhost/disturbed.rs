@@ -10,8 +10,8 @@ use super::columns::{
     CPU, HOST, IOPS, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences, of, published, target,
 };
 use crate::experiment::{Declaration, Experiment, Plot, Scale, Target, Variant, Workload, Yardstick};
-use crate::experiments::aio::declaration::Place;
 use crate::load::disk::fio_jobs::Engine;
+use crate::load::disk::test_files::Place;
 
 const DISK_READ: &str = "disk-randread";
 const DISK_WRITE: &str = "disk-randwrite";
@@ -53,7 +53,7 @@ fn part() -> Part {
             (Workload::new(DISK_READ, "4k random reads, disk, depth 128, cores busy"), disk(false)),
             (Workload::new(DISK_WRITE, "4k random writes, disk, depth 128, cores busy"), disk(true)),
             (Workload::new(RAM, "4k random reads, RAM disk, depth 64, cores busy"), ram(true)),
-            (Workload::new(RAM_ALONE, "the same, nobody else"), ram(false)),
+            (Workload::new(RAM_ALONE, "the same, without neighbours"), ram(false)),
         ],
         columns: columns(&[IOPS, CPU, "client-cpu", "latency", "p99", "switches"]),
     }

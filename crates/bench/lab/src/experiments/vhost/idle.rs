@@ -40,7 +40,7 @@ fn this() -> Declaration {
                 ("SPDK: 100 % of a core", ONE, &["1000000"]),
                 ("not published: two workers", TWO, &[]),
             ],
-            "Whoever polls for ever pays for ever.",
+            "A server that always polls always uses CPU time.",
         ),
         differences: differences(&[]),
         compared: WAKES.into(),
@@ -53,6 +53,6 @@ fn this() -> Declaration {
         )],
         full: Effort { rounds: 6, seconds: 10.0, file_bytes: 16 << 20 },
         quick: Effort { rounds: 1, seconds: 0.2, file_bytes: 16 << 20 },
-        ..declaration("vhost-idle", "What does a disk cost that nobody uses?", &part, PEER_SLEEPS)
+        ..declaration("vhost-idle", "What does an unused disk cost?", &part, PEER_SLEEPS)
     }
 }

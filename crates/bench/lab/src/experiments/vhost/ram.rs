@@ -13,9 +13,9 @@ use crate::experiment::{
     Axis, Beside, Courses, Declaration, Experiment, Plot, Published, Scale, Target, Variant, Workload,
     Yardstick,
 };
-use crate::experiments::aio::declaration::Place;
 use crate::load::cores;
 use crate::load::disk::fio_jobs::Engine;
+use crate::load::disk::test_files::Place;
 
 /// No depth was published for the RAM disk; this one keeps a worker busy.
 const DEPTH: u32 = 64;

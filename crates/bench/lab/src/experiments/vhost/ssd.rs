@@ -7,8 +7,8 @@ use super::columns::{
     CPU, HOST, IOPS, PEER_POLLS, PEER_SLEEPS, columns, declaration, differences, published, target,
 };
 use crate::experiment::{Beside, Declaration, Experiment, Plot, Scale, Target, Variant, Workload, Yardstick};
-use crate::experiments::aio::declaration::Place;
 use crate::load::disk::fio_jobs::Engine;
+use crate::load::disk::test_files::Place;
 
 const READ: &str = "randread";
 const WRITE: &str = "randwrite";

@@ -2,6 +2,8 @@
 
 pub(crate) mod test_file;
 
+pub(crate) mod test_files;
+
 pub(crate) mod served;
 
 pub(crate) mod driver;

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn process_ends_when_whoever_started_it_is_gone() {
+    fn process_ends_when_its_parent_is_gone() {
         let mut sleeper = sleeper();
         let mut keeper = Keeper::of(sleeper.id()).unwrap();
         // As the kernel does for a killed process.

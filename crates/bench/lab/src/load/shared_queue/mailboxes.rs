@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completion_reaches_the_job_that_asked_and_nobody_else() {
+    fn completion_reaches_only_the_job_that_asked() {
         let mailboxes = Mailboxes::new(2);
         let (mut first, mut second) = (Slots::new(&mailboxes, 0, 4), Slots::new(&mailboxes, 1, 4));
         first.send(0, 100);
