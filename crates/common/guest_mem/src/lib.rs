@@ -35,3 +35,9 @@ pub use quota::{Budget, Charge, Limits, PassedFd, Quota, QuotaError, Resource};
 pub use region::{MapError, Region, RegionSpec};
 pub use shared_slice::{Shared, SharedSlice};
 pub use vm_memory::{Address, GuestAddress};
+
+/// The example in README.md compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+#[derive(Debug)]
+pub struct Readme;

@@ -33,3 +33,9 @@ pub use request::{HEADER_BYTES, NoStatusByte, Parsed, Request, RequestFault, kin
 
 /// Unit of `sector` and of lengths in this device, for any block size (virtio 1.3 §5.2.6).
 pub const SECTOR_BYTES: u64 = 512;
+
+/// The example in README.md compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+#[derive(Debug)]
+pub struct Readme;

@@ -57,3 +57,9 @@ pub struct RingFeatures {
     /// `VIRTIO_F_RING_PACKED`: one ring of descriptors instead of three parts (virtio 1.3 §2.8).
     pub packed: bool,
 }
+
+/// The example in README.md compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+#[derive(Debug)]
+pub struct Readme;
