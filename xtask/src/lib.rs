@@ -5,12 +5,14 @@
 //! - `packages`: which programs come from which Debian package, and how to install them.
 //! - `sizes`: how large the slow checks are, short and long.
 //! - `skip`: how a test says that it cannot run here.
+//! - `cli_page`: the reference page of a program's command line.
 //! - `config_page`: the manual page of the configuration file.
 //! - `guest`: a stock Linux guest in stock QEMU, for tests and for the demo.
 //!
 //! Not here: the commands themselves (`main.rs`, one module per subcommand).
 #![forbid(unsafe_code)]
 
+pub mod cli_page;
 pub mod command;
 pub mod config_page;
 pub mod guest;

@@ -6,6 +6,7 @@
 mod bench;
 mod deb;
 mod demo;
+mod docs;
 mod fuzz;
 mod layers;
 mod man;
@@ -44,6 +45,8 @@ enum Chore {
     Fuzz(fuzz::Args),
     /// Builds the Debian package
     Deb(deb::Args),
+    /// Builds the book of docs/ and checks its links
+    Docs(docs::Args),
     /// Writes the manual pages
     Man(man::Args),
     /// Checks the crates' dependencies against the table in ARCHITECTURE.md
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Chore::Mutants(args) => mutants::run(&args).map(done),
         Chore::Fuzz(args) => fuzz::run(&args).map(done),
         Chore::Deb(args) => deb::run(&args).map(done),
+        Chore::Docs(args) => docs::run(&args).map(done),
         Chore::Man(args) => man::run(&args).map(done),
         Chore::Layers => layers::run().map(done),
         Chore::Tidy(args) => tidy::run(&args).map(done),

@@ -5,7 +5,7 @@
 //! Not here: what rustfmt and clippy check.
 
 mod imports;
-mod links;
+pub(crate) mod links;
 mod measures;
 
 use std::fs;
@@ -69,9 +69,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// A file of the repository; `path` is relative to its root.
 #[derive(Debug, Clone)]
-struct SourceFile {
-    path: String,
-    text: String,
+pub(crate) struct SourceFile {
+    pub(crate) path: String,
+    pub(crate) text: String,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ struct Report {
 }
 
 /// Every text file that git knows or would add.
-fn read_tree() -> Result<Vec<SourceFile>> {
+pub(crate) fn read_tree() -> Result<Vec<SourceFile>> {
     let root = workspace::root();
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&root);
@@ -108,6 +108,7 @@ fn check(files: &[SourceFile]) -> Report {
     }
     report.complaints.extend(kept_results(files));
     report.complaints.extend(links::broken(files));
+    report.complaints.extend(links::missing_in_the_book(files));
     report
 }
 

@@ -150,4 +150,9 @@ mod tests {
     fn definition_of_the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
+
+    #[test]
+    fn reference_page_is_what_the_command_line_says() {
+        xtask::cli_page::check("docs/reference/cli.md", Cli::command());
+    }
 }
