@@ -19,42 +19,101 @@ pub struct Package {
     pub program: &'static str,
     /// Shown to the user who is asked whether to install it.
     pub purpose: &'static str,
+    /// Crates whose tests run its programs.
+    users: &'static [&'static str],
 }
 
-const fn package(name: &'static str, program: &'static str, purpose: &'static str) -> Package {
-    Package { name, program, purpose }
+const fn package(
+    name: &'static str,
+    program: &'static str,
+    purpose: &'static str,
+    users: &'static [&'static str],
+) -> Package {
+    Package { name, program, purpose, users }
 }
+
+/// Crates whose tests boot guests.
+const WITH_GUESTS: &[&str] = &["bareblk", "blk_server", "io_engine", "xtask"];
+/// Crates whose tests run other programs on the preloaded locks.
+const WITH_PROGRAMS: &[&str] = &["qspinlock_preload"];
+/// Crates whose tests need none of the packages.
+const WITHOUT: &[&str] = &[
+    "blk_driver_capi",
+    "fuzz_targets",
+    "guest_mem",
+    "qspinlock",
+    "qspinlock_capi",
+    "sandbox",
+    "virtio_blk",
+    "virtqueue",
+    "workload",
+];
 
 /// Everything that `cargo xtask demo` and `cargo xtask test` need besides Rust.
 pub const NEEDED: &[Package] = &[
-    package("qemu-system-x86", "qemu-system-x86_64", "runs the guest"),
-    package("qemu-utils", "qemu-img", "a second program that locks images, for the lock tests"),
+    package("qemu-system-x86", "qemu-system-x86_64", "runs the guest", WITH_GUESTS),
+    package(
+        "qemu-utils",
+        "qemu-img",
+        "a second program that locks images, for the lock tests",
+        &["disk_image"],
+    ),
     package(
         "qemu-system-common",
         "qemu-storage-daemon",
         "a second vhost-user-blk back-end, for the driver's tests",
+        &["blk_driver"],
     ),
-    package("fio", "fio", "load and verification, in the guest and on the host"),
-    package("busybox-static", "busybox", "the guest's shell and small tools"),
-    package("cpio", "cpio", "packs the guest's root file system"),
-    package("xz-utils", "xz", "unpacks compressed kernel modules"),
-    package("e2fsprogs", "mkfs.ext4", "makes and checks file systems in the guest"),
-    package("util-linux", "blkdiscard", "discards blocks in the guest; loop devices on the host"),
-    package("valgrind", "valgrind", "counts instructions per request (callgrind)"),
-    package("zstd", "zstd", "runs on the preloaded locks, for their tests"),
-    package("python3", "python3", "the same, with sqlite"),
+    package("fio", "fio", "load and verification, in the guest and on the host", &["bareblk"]),
+    package("busybox-static", "busybox", "the guest's shell and small tools", WITH_GUESTS),
+    package("cpio", "cpio", "packs the guest's root file system", WITH_GUESTS),
+    package("xz-utils", "xz", "unpacks compressed kernel modules", WITH_GUESTS),
+    package("e2fsprogs", "mkfs.ext4", "makes and checks file systems in the guest", WITH_GUESTS),
+    package(
+        "util-linux",
+        "blkdiscard",
+        "discards blocks in the guest; loop devices on the host",
+        &["bareblk", "blk_server", "disk_image", "io_engine", "xtask"],
+    ),
+    package("valgrind", "valgrind", "counts instructions per request (callgrind)", &[]),
+    package("zstd", "zstd", "runs on the preloaded locks, for their tests", WITH_PROGRAMS),
+    package("python3", "python3", "the same, with sqlite", &["bareblk", "qspinlock_preload"]),
     // Not `redis-server`: this package also contains the program, and the other one starts a service.
-    package("redis-tools", "redis-check-rdb", "the same"),
-    package("stress-ng", "stress-ng", "the same"),
-    package("git", "git", "the same"),
+    package("redis-tools", "redis-check-rdb", "the same", WITH_PROGRAMS),
+    package("stress-ng", "stress-ng", "the same", WITH_PROGRAMS),
+    package("git", "git", "the same", WITH_PROGRAMS),
 ];
 
 /// What `cargo xtask test --long` uses beside them.
 pub const NEEDED_FOR_LONG: &[Package] = &[
-    package("debootstrap", "debootstrap", "a folder with Debian 13's QEMU and libvirt (needs root)"),
+    package(
+        "debootstrap",
+        "debootstrap",
+        "a folder with Debian 13's QEMU and libvirt (needs root)",
+        &["bareblk"],
+    ),
     // It has no program: a path is found like one.
-    package("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", "UEFI firmware for guests"),
+    package("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", "UEFI firmware for guests", &["bareblk"]),
 ];
+
+/// Those of [`NEEDED`] that the tests of these crates use; no crate means all crates.
+#[must_use]
+pub fn used_by_tests(crates: &[String]) -> Vec<Package> {
+    let is_known =
+        |name: &str| WITHOUT.contains(&name) || NEEDED.iter().any(|package| package.is_used_by(name));
+    // A crate that is in no list may use all of them.
+    if crates.is_empty() || crates.iter().any(|name| !is_known(name)) {
+        return NEEDED.iter().copied().filter(|package| !package.users.is_empty()).collect();
+    }
+    let is_used = |package: &Package| crates.iter().any(|name| package.is_used_by(name));
+    NEEDED.iter().copied().filter(is_used).collect()
+}
+
+impl Package {
+    fn is_used_by(&self, name: &str) -> bool {
+        self.users.contains(&name)
+    }
+}
 
 /// Programs of root often lie where a user's PATH does not look.
 const MORE_PLACES: &[&str] = &["/usr/sbin", "/sbin", "/usr/local/sbin"];
@@ -144,8 +203,20 @@ mod tests {
 
     #[test]
     fn packages_of_all_lists_are_looked_for() {
-        let [here, gone] = [package("a", "sh", ""), package("b", "/no/such/file", "")];
+        let [here, gone] = [package("a", "sh", "", &[]), package("b", "/no/such/file", "", &[])];
         assert_eq!(missing(&[&[here], &[gone]]), [gone]);
+    }
+
+    #[test]
+    fn crate_in_no_list_may_use_every_package_of_tests() {
+        let names = |crates: &[&str]| {
+            let crates: Vec<String> = crates.iter().map(|name| (*name).to_owned()).collect();
+            used_by_tests(&crates).iter().map(|package| package.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&["new_crate", "virtqueue"]), names(&[]));
+        assert!(!names(&[]).contains(&"valgrind"), "only `cargo xtask bench` runs it");
+        assert_eq!(names(&["disk_image", "virtqueue"]), ["qemu-utils", "util-linux"]);
+        assert!(names(&["virtqueue"]).is_empty());
     }
 
     #[test]

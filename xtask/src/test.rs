@@ -3,12 +3,19 @@
 //! Order: quick checks first, the workspace's tests last, so that their closing lines stay in view.
 //! `--long` takes each step's long variant and keeps the result in `bench_results/<date>-long/`.
 //! A test that skips itself for a reason that the machine does not explain fails the run (`skips.rs`, `machine.rs`).
-//! Not here: running one step (`step.rs`), what a kept result holds (`record.rs`).
+//! `--only` and names of crates choose a part of it (`plan.rs`).
+//! Not here: running one step (`step.rs`), the workspace's tests (`programs.rs`), what a kept result holds (`record.rs`).
 
+mod counts;
+mod lanes;
 mod machine;
+mod plan;
+mod programs;
 mod record;
 mod skips;
 mod step;
+mod times;
+mod wants;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,22 +23,27 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::setup;
+use counts::Tests;
+use plan::Plan;
 use skips::{Judged, Skips};
-use step::{Outcome, Step, Tests, Wants};
+use step::{Outcome, Run, Step};
+use wants::Wants;
 use xtask::sizes;
 
 /// Steps in the order they run.
 const STEPS: &[Step] = &[
-    Step::new("format", &["cargo", "fmt", "--all", "--check"]),
+    Step::new("format", &["cargo", "fmt", "--all", "--check"]).takes_crates(),
     Step::new("layers", &["xtask", "layers"]),
     Step::new("tidy", &["xtask", "tidy"]),
     Step::new(
         "clippy",
         &["cargo", "clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"],
-    ),
+    )
+    .takes_crates(),
     Step::new("no-std", &["cargo", "check", "-p", "qspinlock", "--no-default-features"]),
     Step::new("doc", &["cargo", "doc", "--workspace", "--all-features", "--no-deps"])
-        .env("RUSTDOCFLAGS", "-D warnings"),
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .takes_crates(),
     Step::new("aarch64", &["cargo", "check", "--workspace", "--target", AARCH64])
         .wants(Wants::Target(AARCH64)),
     Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])
@@ -42,7 +54,7 @@ const STEPS: &[Step] = &[
     Step::new("mutants", sizes::MUTANTS.smoke).long(sizes::MUTANTS.full).wants(Wants::Miri),
     Step::new("fuzz", sizes::FUZZ.smoke).long(sizes::FUZZ.full),
     Step::new("benches", sizes::BENCHES.smoke).long(sizes::BENCHES.full).wants(Wants::BenchTargets),
-    Step::new("tests", &["cargo", "test", "--workspace", "--all-features", "--no-fail-fast"]),
+    Step::new("tests", &["cargo", "test", "--workspace", "--all-features"]).takes_crates().runs_programs(),
 ];
 
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
@@ -51,15 +63,24 @@ const AARCH64: &str = "aarch64-unknown-linux-gnu";
 const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// What to run.
-#[derive(Debug, Clone, Copy, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(after_help = step_list())]
 pub(crate) struct Args {
+    /// Check only these crates: format, clippy and tests, or what --only names
+    #[arg(value_name = "CRATE")]
+    crates: Vec<String>,
+    /// Run only these steps, in the order of the list below
+    #[arg(long, value_name = "STEP", value_delimiter = ',')]
+    only: Vec<String>,
     /// Run the checks in full size instead of as smoke tests, and keep the result in bench_results/
     #[arg(long)]
     long: bool,
     /// Run the remaining steps after one has failed
     #[arg(long)]
     keep_going: bool,
+    /// Run so many programs of tests at the same time
+    #[arg(long, value_name = "COUNT", default_value_t = programs::AT_ONCE)]
+    at_once: usize,
     #[command(flatten)]
     setup: setup::Args,
 }
@@ -79,18 +100,28 @@ pub(crate) struct Finished {
 
 /// The last line of output is the count of tests, whatever happened.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    setup::ensure(args.setup, if args.long { setup::LONG } else { setup::USUAL })?;
-    let (mut tests, mut skips) = (Tests::default(), Skips::new()?);
-    let finished = run_steps(*args, &mut tests, &mut skips)?;
-    let skipped = skips.judged(|reason| machine::explains(reason, args.long));
+    let Plan { steps, crates } = prepared(args)?;
+    let (tests, skips, programs) = (Tests::default(), Skips::new()?, Vec::new());
+    let mut run = Run { is_long: args.long, crates, at_once: args.at_once, tests, skips, programs };
+    let finished = run_steps(&steps, args.keep_going, &mut run)?;
+    let skipped = run.skips.judged(|reason| machine::explains(reason, args.long));
     print!("\n{}", skips::table(&skipped, &left_out(&finished)));
-    print!("\n{}", summary(&finished));
+    print!("\n{}", times::programs(&run.programs, args.at_once));
+    print!("\n{}", times::steps(&finished));
+    print!("{}", times::failed(&run.programs));
     let failed = has_failed(&finished, &skipped);
     if args.long {
-        println!("kept in {}", record::keep(&finished, tests, skipped)?.display());
+        println!("kept in {}", record::keep(&finished, &run.programs, run.tests, skipped)?.display());
     }
-    println!("\n{tests}");
+    println!("\n{}", run.tests);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The plan, with what its steps need installed.
+fn prepared(args: &Args) -> Result<Plan> {
+    let plan = Plan::new(STEPS, &args.only, &args.crates)?;
+    setup::ensure(args.setup, &[&plan.packages(args.long)])?;
+    Ok(plan)
 }
 
 fn has_failed(finished: &[Finished], skipped: &[Judged]) -> bool {
@@ -103,28 +134,20 @@ fn left_out(finished: &[Finished]) -> Vec<(&str, &str)> {
     finished.iter().filter_map(|step| Some((step.name, step.outcome.skipped_because()?))).collect()
 }
 
-fn run_steps(args: Args, tests: &mut Tests, skips: &mut Skips) -> Result<Vec<Finished>> {
+fn run_steps(steps: &[&Step], keep_going: bool, run: &mut Run) -> Result<Vec<Finished>> {
     let mut finished: Vec<Finished> = Vec::new();
-    for step in STEPS {
-        let stopped = !args.keep_going && finished.iter().any(|step| step.outcome == Outcome::Failed);
+    for step in steps {
+        let stopped = !keep_going && finished.iter().any(|step| step.outcome == Outcome::Failed);
         let started = Instant::now();
         let outcome = if stopped {
             Outcome::Skipped("an earlier step failed".to_owned())
         } else {
             println!("\n=== {} ===", step.name);
-            step.run(args.long, tests, skips)?
+            step.run(run)?
         };
         finished.push(Finished { name: step.name, outcome, took: started.elapsed() });
     }
     Ok(finished)
-}
-
-fn summary(finished: &[Finished]) -> String {
-    let line =
-        |step: &Finished| format!("{:<8} {:>8.1} s  {}\n", step.name, step.took.as_secs_f64(), step.outcome);
-    let total: Duration = finished.iter().map(|step| step.took).sum();
-    let lines: String = finished.iter().map(line).collect();
-    format!("{:<8} {:>10}  outcome\n{lines}{:<8} {:>8.1} s\n", "step", "time", "all", total.as_secs_f64())
 }
 
 #[cfg(test)]
@@ -132,19 +155,6 @@ mod tests {
     use xtask::skip::{Extent, Reason, Skip};
 
     use super::*;
-
-    #[test]
-    fn summary_has_a_line_per_step_with_its_outcome() {
-        let took = Duration::from_millis(1500);
-        let finished = [
-            Finished { name: "format", outcome: Outcome::Passed, took },
-            Finished { name: "aarch64", outcome: Outcome::Skipped("no target".to_owned()), took },
-        ];
-        let text = summary(&finished);
-        assert!(text.contains("format        1.5 s  passed\n"), "{text}");
-        assert!(text.contains("aarch64       1.5 s  skipped: no target\n"), "{text}");
-        assert!(text.ends_with("all           3.0 s\n"), "{text}");
-    }
 
     #[test]
     fn skip_that_the_machine_does_not_explain_fails_the_run() {

@@ -3,13 +3,15 @@
 //! Not here: running one step (`step.rs`), commit and machine (`origin.rs`).
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
 
 use super::Finished;
+use super::counts::Tests;
+use super::lanes::Done;
 use super::skips::Judged;
-use super::step::Tests;
 use crate::origin::{self, Origin};
 
 #[derive(Debug, Serialize)]
@@ -17,8 +19,17 @@ struct Summary {
     #[serde(flatten)]
     origin: Origin,
     steps: Vec<StepResult>,
+    programs: Vec<ProgramResult>,
     tests: Tests,
     skipped: Vec<Judged>,
+}
+
+#[derive(Debug, Serialize)]
+struct ProgramResult {
+    name: String,
+    passed: u64,
+    failed: u64,
+    seconds: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -29,25 +40,37 @@ struct StepResult {
 }
 
 /// Writes `bench_results/<date>-long/summary.json`.
-pub(super) fn keep(finished: &[Finished], tests: Tests, skipped: Vec<Judged>) -> Result<PathBuf> {
-    let summary = summary(finished, tests, skipped)?;
+pub(super) fn keep(
+    finished: &[Finished],
+    programs: &[Done],
+    tests: Tests,
+    skipped: Vec<Judged>,
+) -> Result<PathBuf> {
+    let summary = summary(finished, programs, tests, skipped)?;
     origin::keep(&summary.origin, "long", "summary.json", &summary)
 }
 
-fn summary(finished: &[Finished], tests: Tests, skipped: Vec<Judged>) -> Result<Summary> {
+fn summary(finished: &[Finished], programs: &[Done], tests: Tests, skipped: Vec<Judged>) -> Result<Summary> {
     let steps = finished.iter().map(step_result).collect();
-    Ok(Summary { origin: Origin::now()?, steps, tests, skipped })
+    let programs = programs.iter().map(program_result).collect();
+    Ok(Summary { origin: Origin::now()?, steps, programs, tests, skipped })
+}
+
+fn seconds(took: Duration) -> f64 {
+    (took.as_secs_f64() * 10.0).round() / 10.0
+}
+
+fn program_result(program: &Done) -> ProgramResult {
+    let Tests { passed, failed, .. } = program.tests;
+    ProgramResult { name: program.name.clone(), passed, failed, seconds: seconds(program.took) }
 }
 
 fn step_result(step: &Finished) -> StepResult {
-    let seconds = (step.took.as_secs_f64() * 10.0).round() / 10.0;
-    StepResult { name: step.name, outcome: step.outcome.to_string(), seconds }
+    StepResult { name: step.name, outcome: step.outcome.to_string(), seconds: seconds(step.took) }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use xtask::skip::{Extent, Reason, Skip};
 
     use super::super::step::Outcome;
@@ -63,13 +86,18 @@ mod tests {
             extent: Extent::Whole,
             why: String::new(),
         };
+        let programs = [Done::step("(build)", Duration::from_millis(60))];
         let tests = Tests { passed: 3, failed: 0, skipped: 1 };
-        let summary = summary(&finished, tests, vec![Judged { skip, explained: true }]).unwrap();
+        let summary = summary(&finished, &programs, tests, vec![Judged { skip, explained: true }]).unwrap();
         let value = serde_json::to_value(summary).unwrap();
         assert_eq!(value["commit"].as_str().map(str::len), Some(40));
         assert_eq!(
             value["steps"][0],
             serde_json::json!({"name": "doc", "outcome": "passed", "seconds": 1.2})
+        );
+        assert_eq!(
+            value["programs"][0],
+            serde_json::json!({"name": "(build)", "passed": 0, "failed": 0, "seconds": 0.1})
         );
         assert_eq!(value["tests"]["passed"], 3);
         assert_eq!(
