@@ -45,15 +45,12 @@ pub const MIRI_LOCK: Size<&[&str]> = size(
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..16"), //
     &miri_lock("MIRIFLAGS=-Zmiri-many-seeds=0..256"),
 );
-/// Interleavings of small models, all or as many as a bound on preemptions leaves. With other flags everything is built
-/// anew, so it has a place of its own; only what a model runs is worth optimising.
+/// Interleavings of small models, all or as many as a bound on preemptions leaves. Only this workspace's crates are
+/// compiled for loom; what a model runs is worth optimising.
 pub const LOOM: &[&str] = &[
     "cargo",
     "test",
-    "--config=profile.test.opt-level=3",
-    "--config=profile.test.package.'*'.opt-level=0",
-    "--config=profile.test.package.loom.opt-level=3",
-    "--config=profile.test.package.generator.opt-level=3",
+    "--config=xtask/loom.toml",
     "-p",
     "qspinlock",
     "-p",
@@ -61,8 +58,6 @@ pub const LOOM: &[&str] = &[
     "-p",
     "io_engine",
     "--lib",
-    "--target-dir",
-    "target/loom",
     "model",
 ];
 /// Mutants of the lock: a handful of which each has to be noticed, or all of them.

@@ -48,7 +48,7 @@ const STEPS: &[Step] = &[
         .wants(Wants::Target(AARCH64)),
     Step::new("msrv", &["rustup", "run", MSRV, "cargo", "check", "--workspace"])
         .wants(Wants::Toolchain(MSRV)),
-    Step::new("loom", sizes::LOOM).env("RUSTFLAGS", "--cfg loom"),
+    Step::new("loom", sizes::LOOM),
     Step::new("miri", sizes::MIRI.smoke).long(sizes::MIRI.full).wants(Wants::Miri),
     Step::new("lock", sizes::MIRI_LOCK.smoke).long(sizes::MIRI_LOCK.full).wants(Wants::Miri),
     Step::new("mutants", sizes::MUTANTS.smoke).long(sizes::MUTANTS.full).wants(Wants::Miri),
