@@ -33,7 +33,7 @@ const LONGEST_FUNCTION_LINES: usize = 60;
 const KEPT_RESULTS: &str = "bench_results/";
 const KEPT_RESULTS_BYTES: usize = 1_000_000;
 
-/// Paths of the machines this was written on; nobody else has them.
+/// Paths that only the authors' machines have.
 const MACHINE_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/fa", "rm/")];
 
 /// What to do with the measures.
@@ -51,12 +51,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("note: {warning}");
     }
     let mut complaints = report.complaints;
-    let measures = measures::all(&files, &report.long_functions);
-    println!("{:>6}  lines of product code", measures::product_lines(&files));
-    for measure in &measures {
-        println!("{:>6}  {}", measure.value, measure.name);
-    }
-    complaints.extend(measures::check(&measures, args.tighten)?);
+    let held = measures::held(&files, &report.long_functions);
+    print!("{}", measures::table(held.iter().chain(&measures::told(&files))));
+    complaints.extend(measures::check(&held, args.tighten)?);
     for complaint in &complaints {
         println!("{complaint}");
     }
@@ -239,6 +236,5 @@ fn long_functions(file: &SourceFile, source: &SourceText) -> Vec<String> {
     long.map(|function| at(file, function.line, &describe(function.length_lines, &function.name))).collect()
 }
 
-/// Complaints if there are more long functions than the ratchet allows.
 #[cfg(test)]
 mod tests;
