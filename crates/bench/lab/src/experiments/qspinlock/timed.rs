@@ -157,8 +157,6 @@ fn reading(late: &Late, found: &Found) -> Reading {
 }
 
 fn declaration() -> Declaration {
-    let column = Column::new;
-    let beyond = "From the end of the time that was asked for until the call came back.";
     Declaration {
         name: "qspinlock-timed".into(),
         question: "How late does a timed lock give up?".into(),
@@ -175,33 +173,7 @@ fn declaration() -> Declaration {
         )],
         variants: LOCKS.map(Lock::variant).into(),
         workloads: PER_CORE.map(workload).into(),
-        columns: vec![
-            column(
-                RATE,
-                "load",
-                "k/s",
-                1,
-                "Acquisitions of the other lock per second, by the threads that are the load.",
-            ),
-            column("late-p50", "late p50", "ms", 3, beyond),
-            column(LATE, "late p99", "ms", 3, beyond),
-            column(
-                "sleep-p50",
-                "sleep late p50",
-                "ms",
-                3,
-                "The same of clock_nanosleep, by the same threads in turn.",
-            ),
-            column("sleep-p99", "sleep late p99", "ms", 3, "As before."),
-            column(
-                EXCESS,
-                "beyond sleep p99",
-                "ms",
-                3,
-                "The 99th percentile of the lock less that of the sleep, in one sample.",
-            ),
-            column("attempts", "attempts", "", 0, "Timed locks in the sample, and as many sleeps."),
-        ],
+        columns: columns(),
         baseline: Lock::Futex.id().into(),
         compared: RATE.into(),
         ratio_title: "load of plain futex's".into(),
@@ -222,6 +194,38 @@ fn declaration() -> Declaration {
         full: Effort { rounds: 9, seconds: 1.0, file_bytes: 0 },
         quick: Effort { rounds: 1, seconds: 0.1, file_bytes: 0 },
     }
+}
+
+fn columns() -> Vec<Column> {
+    let column = Column::new;
+    let beyond = "From the end of the time that was asked for until the call came back.";
+    vec![
+        column(
+            RATE,
+            "load",
+            "k/s",
+            1,
+            "Acquisitions of the other lock per second, by the threads that are the load.",
+        ),
+        column("late-p50", "late p50", "ms", 3, beyond),
+        column(LATE, "late p99", "ms", 3, beyond),
+        column(
+            "sleep-p50",
+            "sleep late p50",
+            "ms",
+            3,
+            "The same of clock_nanosleep, by the same threads in turn.",
+        ),
+        column("sleep-p99", "sleep late p99", "ms", 3, "As before."),
+        column(
+            EXCESS,
+            "beyond sleep p99",
+            "ms",
+            3,
+            "The 99th percentile of the lock less that of the sleep, in one sample.",
+        ),
+        column("attempts", "attempts", "", 0, "Timed locks in the sample, and as many sleeps."),
+    ]
 }
 
 fn workload(per_core: usize) -> Workload {
