@@ -19,7 +19,7 @@ pub enum ServerError {
     #[error("cannot start the I/O engine")]
     Engine(#[source] io::Error),
     /// A worker's thread cannot run as it was to.
-    #[error("worker {id} cannot run as it is told")]
+    #[error("worker {id}")]
     Worker {
         /** Its number. */
         id: WorkerId,

@@ -140,7 +140,7 @@ pub enum WorkerOptionsError {
     },
     /// Kept from us.
     #[error(
-        "CPU {} is not for this process: it may run on {} (a cpuset, or the affinity it was started with)",
+        "CPU {} is outside the process's affinity mask: it may run on {} (a cpuset, or the affinity it was started with)",
         format_cpus(cpus),
         format_cpus(allowed)
     )]

@@ -223,7 +223,8 @@ mod tests {
             (on(&cpus[..1]).check().unwrap_err().to_string(), cpus)
         });
         let (error, cpus) = refused.join().unwrap();
-        let expected = format!("CPU {} is not for this process: it may run on {}", cpus[0], cpus[1]);
+        let expected =
+            format!("CPU {} is outside the process's affinity mask: it may run on {}", cpus[0], cpus[1]);
         assert!(error.starts_with(&expected), "{error}");
     }
 }

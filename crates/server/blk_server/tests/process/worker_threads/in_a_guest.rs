@@ -202,7 +202,10 @@ fn cpuset_of_the_group_binds_and_limits_what_can_be_bound_to() {
     assert_eq!((bed.seen[0].cpus.as_str(), bed.seen[1].cpus.as_str()), ("1-2", "2"));
 
     let outside = WorkerOptions { cpus: vec![2, 3], ..in_group("two") }.check().unwrap_err().to_string();
-    assert!(outside.starts_with("CPU 3 is not for this process: it may run on 1-2"), "{outside}");
+    assert!(
+        outside.starts_with("CPU 3 is outside the process's affinity mask: it may run on 1-2"),
+        "{outside}"
+    );
 }
 
 #[test]
