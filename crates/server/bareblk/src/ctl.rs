@@ -19,12 +19,12 @@ use serde_json::{Map, Value};
 
 use crate::args::ctl_args::{Choice, CtlArgs, CtlCommand, Timeout, WorkersCommand};
 use crate::args::usage::Wrong;
-use crate::args::worker_args::Cpus;
 use crate::control::placement::PlacementAnswer;
 use crate::control::protocol::{
-    Add, Attach, Placement, Remove, Resize, Resume, TimeoutMs, Verb, WorkerSettings, WorkersRemove,
+    Add, Attach, Placement, Remove, Resize, Resume, TimeoutMs, Verb, WorkersRemove,
 };
 use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
+use crate::control::worker_settings;
 use connection::{Connection, Reply};
 
 /// Does what `args` say.
@@ -55,10 +55,8 @@ fn verb(command: CtlCommand) -> Result<Verb> {
         CtlCommand::List => Verb::List,
         CtlCommand::Stats { .. } => Verb::Stats,
         CtlCommand::Workers { command: None | Some(WorkersCommand::List) } => Verb::Workers,
-        CtlCommand::Workers { command: Some(WorkersCommand::Add { cpus, nice, class, cgroup }) } => {
-            let cpus = cpus.map_or_else(Vec::new, |Cpus(cpus)| cpus);
-            let class = class.map(|class| class.to_string());
-            Verb::WorkersAdd(WorkerSettings { cpus, nice, class, cgroup })
+        CtlCommand::Workers { command: Some(WorkersCommand::Add(args)) } => {
+            Verb::WorkersAdd(worker_settings::settings(&args.into()))
         }
         CtlCommand::Workers { command: Some(WorkersCommand::Remove { worker, timeout }) } => {
             Verb::WorkersRemove(WorkersRemove { worker, timeout_ms: timeout_ms(timeout)? })

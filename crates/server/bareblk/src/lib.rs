@@ -48,7 +48,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use io_engine::EngineError;
 
 use crate::args::usage;
 use crate::cli::{Cli, Command};
@@ -70,8 +69,7 @@ pub fn main() -> ExitCode {
 
 /// Options that contradict each other are wrong usage too.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let options_differ = matches!(error.downcast_ref(), Some(EngineError::Option { .. }));
-    if options_differ || error.is::<usage::Contradiction>() || error.is::<usage::Wrong>() {
+    if error.is::<usage::Contradiction>() || error.is::<usage::Wrong>() {
         ExitCode::from(usage::EXIT_CODE)
     } else {
         ExitCode::FAILURE

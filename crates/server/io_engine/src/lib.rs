@@ -37,7 +37,7 @@ pub use engines::linux_aio::LinuxAioEngine;
 pub use engines::linux_aio::signal::{prepare_signals, signal_shared};
 pub use engines::mmap::MmapEngine;
 pub use engines::null::NullEngine;
-pub use engines::posix_aio::PosixAioEngine;
+pub use engines::posix_aio::{MAX_FD_POOL, PosixAioEngine};
 pub use engines::sync::SyncEngine;
 pub use engines::threads::ThreadsEngine;
 pub use placed::{

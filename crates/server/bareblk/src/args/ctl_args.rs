@@ -5,12 +5,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use blk_server::SchedulingClass;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::args::values::image_bytes;
-use crate::args::worker_args::Cpus;
+use crate::args::values::{image_bytes, number};
+use crate::args::worker_args::WorkerArgs;
 use crate::control::limits::MAX_TIMEOUT_MS;
 
 /// Where a server listens if nobody says otherwise.
@@ -76,7 +75,7 @@ pub enum CtlCommand {
     /// Counters of disks, queues and workers
     Stats {
         /// Again and again, this many seconds apart, as rates
-        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+        #[arg(long, value_name = "SECONDS", value_parser = number("whole seconds, without a unit,", 1..=3600_u64))]
         watch: Option<u64>,
     },
     /// Workers: which there are; one more; one fewer
@@ -150,20 +149,7 @@ pub enum WorkersCommand {
     /// Which there are
     List,
     /// Start one more; it gets no queue by itself
-    Add {
-        /// CPUs it may run on, such as 2-5,8 [default: where the server may]
-        #[arg(long, value_name = "LIST", value_parser = Cpus::parse)]
-        cpus: Option<Cpus>,
-        /// -20 (the largest share of a CPU) to 19 (the smallest)
-        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i8).range(-20..=19))]
-        nice: Option<i8>,
-        /// other, batch, idle, fifo:P or rr:P, P from 1 to 99
-        #[arg(long)]
-        class: Option<SchedulingClass>,
-        /// Control group (version 2, threaded)
-        #[arg(long, value_name = "PATH")]
-        cgroup: Option<String>,
-    },
+    Add(WorkerArgs),
     /// End one; its queues go to the others first
     Remove {
         /// Its number
@@ -176,7 +162,7 @@ pub enum WorkersCommand {
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Timeout {
     /// How long requests in flight may take to complete, in seconds
-    #[arg(long = "timeout", value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=MAX_TIMEOUT_MS / 1000))]
+    #[arg(long = "timeout", value_name = "S", default_value_t = 10, value_parser = number("whole seconds, without a unit,", 0..=MAX_TIMEOUT_MS / 1000))]
     pub seconds: u64,
 }
 

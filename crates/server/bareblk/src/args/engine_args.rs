@@ -1,4 +1,6 @@
-//! Options that choose and tune the I/O engine, shared by the subcommands that have one.
+//! Options that choose and tune the I/O engine: each is declared here once, with its help and its limits.
+//!
+//! `EngineArgs → configuration() → EngineConfig`: the only conversion to the engines' own settings
 //!
 //! Not here: which engine suits which file (`io_engine`'s `choose`).
 
@@ -7,13 +9,11 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use io_engine::{EngineChoice, EngineConfig, EngineError, EngineKind};
+use disk_image::CacheMode;
+use io_engine::{EngineChoice, EngineConfig, EngineKind, MAX_FD_POOL};
 
-/// Longest time that can be given for the submission thread: longer is a thread that never sleeps.
-const MAX_SQPOLL_MS: u64 = 60_000;
-/// Most descriptors per file, and most threads: far beyond what either gains.
-const MAX_FD_POOL: u32 = 64;
-const MAX_IO_THREADS: u32 = 1024;
+use crate::args::usage::Wrong;
+use crate::args::values::{number, whole};
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "I/O engine")]
@@ -23,7 +23,7 @@ pub struct EngineArgs {
     pub engine: EngineChoice,
 
     /// io_uring: a kernel thread submits; it sleeps after this many milliseconds without work
-    #[arg(long, value_name = "MS", value_parser = sqpoll_ms)]
+    #[arg(long, value_name = "MS", value_parser = number("whole milliseconds, without a unit,", 1..=60_000_u64))]
     pub sqpoll_ms: Option<u64>,
 
     /// io_uring: poll for completions; needs --cache none or directsync, costs a core under load
@@ -36,78 +36,137 @@ pub struct EngineArgs {
     pub pin_guest_memory: bool,
 
     /// posix-aio: descriptors per image that requests are spread over; 1: its own only [default: 4]
-    #[arg(long, value_name = "N", value_parser = fd_pool)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_FD_POOL))]
     pub fd_pool: Option<u32>,
 
     /// Most threads for calls that wait: all calls of engine threads, few of the others, none of io_uring; with many
     /// disks half as many, and one for each disk, if that is more [default: 64]
-    #[arg(long, value_name = "N", value_parser = io_threads)]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024_u32))]
     pub io_threads: Option<u32>,
 }
 
 impl EngineArgs {
-    /// The engine's configuration, everything else as usual. Options of io_uring are checked when it is chosen.
-    pub fn configuration(&self) -> Result<EngineConfig, EngineError> {
-        // The default would be ignored like any other number, and cannot be told apart later.
-        let owner = EngineKind::PosixAio;
-        if self.fd_pool.is_some() && self.engine != EngineChoice::Named(owner) {
-            return Err(EngineError::Option { option: "--fd-pool", owner, kind: self.engine });
+    /// The engine's configuration. `cache`: that of the disk.
+    ///
+    /// Refuses options that the chosen engine would ignore. `auto` takes none: it may choose any engine.
+    pub fn configuration(&self, cache: CacheMode) -> Result<EngineConfig> {
+        let Self { engine, sqpoll_ms, iopoll, pin_guest_memory, fd_pool, io_threads } = self;
+        let owners = [
+            ("--sqpoll-ms", EngineKind::IoUring, sqpoll_ms.is_some()),
+            ("--iopoll", EngineKind::IoUring, *iopoll),
+            ("--pin-guest-memory", EngineKind::IoUring, *pin_guest_memory),
+            ("--fd-pool", EngineKind::PosixAio, fd_pool.is_some()),
+        ];
+        if *iopoll && !cache.is_direct() {
+            bail!(Wrong(format!(
+                "--iopoll needs --cache none or directsync, and the cache mode is {cache}: the page cache has nothing \
+                 to poll"
+            )));
+        }
+        for (option, owner, given) in owners {
+            if given && *engine != EngineChoice::Named(owner) {
+                bail!(Wrong(format!(
+                    "{option} is an option of engine {owner}, and the engine is {engine}: add --engine {owner}"
+                )));
+            }
+        }
+        if io_threads.is_some() && *engine == EngineChoice::Named(EngineKind::IoUring) {
+            bail!(Wrong(
+                "--io-threads has no effect with --engine io_uring: the kernel has its own threads".into()
+            ));
         }
         let usual = EngineConfig::default();
         Ok(EngineConfig {
-            sqpoll_idle: self.sqpoll_ms.map(Duration::from_millis),
-            iopoll: self.iopoll,
-            pin_guest_memory: self.pin_guest_memory,
-            fd_pool: self.fd_pool.unwrap_or(usual.fd_pool),
-            threads: self.io_threads.unwrap_or(usual.threads),
+            sqpoll_idle: sqpoll_ms.map(Duration::from_millis),
+            iopoll: *iopoll,
+            pin_guest_memory: *pin_guest_memory,
+            fd_pool: fd_pool.unwrap_or(usual.fd_pool),
+            threads: io_threads.unwrap_or(usual.threads),
             ..usual
         })
     }
 }
 
+/// The engines' own names, with a line of help for each.
 fn engine() -> impl TypedValueParser<Value = EngineChoice> {
-    let names = [
-        PossibleValue::new("auto").help("The best that works for the image; says which and why"),
-        PossibleValue::new("io_uring").help("One ring with the kernel for everything"),
-        PossibleValue::new("linux-aio").help("io_submit; needs --cache none or directsync"),
-        PossibleValue::new("posix-aio").help("The C library's aio_read and aio_write"),
-        PossibleValue::new("threads").help("A pool of threads; works everywhere"),
-        PossibleValue::new("sync").help("In the worker itself; the fastest safe way for images in memory"),
-        PossibleValue::new("mmap").help("Copies from a mapping; images in memory (tmpfs) and DAX only"),
-    ];
-    PossibleValuesParser::new(names).try_map(|text| text.parse::<EngineChoice>())
+    let choices = std::iter::once(EngineChoice::Auto).chain(EngineKind::ALL.map(EngineChoice::Named));
+    let values = choices.map(|choice| PossibleValue::new(name(choice)).help(help(choice)));
+    PossibleValuesParser::new(values).try_map(|text| text.parse::<EngineChoice>())
 }
 
-fn sqpoll_ms(text: &str) -> Result<u64> {
-    match text.parse() {
-        Ok(ms) if (1..=MAX_SQPOLL_MS).contains(&ms) => Ok(ms),
-        _ => bail!("give whole milliseconds, without a unit, from 1 to {MAX_SQPOLL_MS}"),
+fn name(choice: EngineChoice) -> &'static str {
+    match choice {
+        EngineChoice::Auto => "auto",
+        EngineChoice::Named(kind) => kind.name(),
     }
 }
 
-fn fd_pool(text: &str) -> Result<u32> {
-    count(text, MAX_FD_POOL)
-}
-
-fn io_threads(text: &str) -> Result<u32> {
-    count(text, MAX_IO_THREADS)
-}
-
-fn count(text: &str, max: u32) -> Result<u32> {
-    match text.parse() {
-        Ok(number) if (1..=max).contains(&number) => Ok(number),
-        _ => bail!("give a whole number from 1 to {max}"),
+fn help(choice: EngineChoice) -> &'static str {
+    match choice {
+        EngineChoice::Auto => "The best engine that works for the image; the log says which one and why",
+        EngineChoice::Named(EngineKind::IoUring) => "One ring shared with the kernel, for everything",
+        EngineChoice::Named(EngineKind::LinuxAio) => "io_submit; needs --cache none or directsync",
+        EngineChoice::Named(EngineKind::PosixAio) => "The C library's aio_read and aio_write",
+        EngineChoice::Named(EngineKind::Threads) => "A pool of threads; works everywhere",
+        EngineChoice::Named(EngineKind::Sync) => {
+            "Calls in the worker itself; the fastest safe engine for images in memory"
+        }
+        EngineChoice::Named(EngineKind::Mmap) => {
+            "Copies from and to a mapping; only for images in memory (tmpfs) and DAX"
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    #[command(no_binary_name = true)]
+    struct Line {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    fn read(line: &str) -> Result<EngineConfig> {
+        Line::try_parse_from(line.split_whitespace())?.engine.configuration(CacheMode::Writeback)
+    }
 
     #[test]
     fn counts_have_limits_on_both_sides() {
-        assert_eq!((fd_pool("1").unwrap(), io_threads("1024").unwrap()), (1, 1024));
-        assert!(fd_pool("0").is_err() && fd_pool("65").is_err() && io_threads("many").is_err());
-        assert!(sqpoll_ms("0").is_err() && sqpoll_ms("60001").is_err());
+        assert_eq!(read("--engine posix-aio --fd-pool 1").unwrap().fd_pool, 1);
+        assert_eq!(read("--engine threads --io-threads 1024").unwrap().threads, 1024);
+        for line in ["--fd-pool 0", "--fd-pool 65", "--io-threads many", "--sqpoll-ms 0", "--sqpoll-ms 60001"]
+        {
+            let text = read(line).unwrap_err().to_string();
+            assert!(text.contains(" from 1 to "), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_engine_can_be_chosen_by_its_name() {
+        for kind in EngineKind::ALL {
+            let line = Line::try_parse_from(["--engine", kind.name()]).unwrap();
+            assert_eq!(line.engine.engine, EngineChoice::Named(kind));
+        }
+        assert_eq!(Line::try_parse_from([""; 0]).unwrap().engine.engine, EngineChoice::Auto);
+    }
+
+    #[test]
+    fn option_of_another_engine_is_refused_by_name_even_with_its_default() {
+        for (line, option, owner) in [
+            ("--engine threads --fd-pool 4", "--fd-pool", "posix-aio"),
+            ("--sqpoll-ms 5", "--sqpoll-ms", "io_uring"),
+            ("--engine sync --pin-guest-memory", "--pin-guest-memory", "io_uring"),
+        ] {
+            let text = read(line).unwrap_err().to_string();
+            let end = format!(": add --engine {owner}");
+            assert!(text.starts_with(option) && text.ends_with(&end), "{text}");
+        }
+        assert!(read("--engine io_uring --io-threads 2").unwrap_err().to_string().contains("no effect"));
+        let polled = read("--engine io_uring --iopoll").unwrap_err().to_string();
+        assert!(polled.contains("the cache mode is writeback"), "{polled}");
     }
 }

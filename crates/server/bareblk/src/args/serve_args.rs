@@ -1,16 +1,16 @@
-//! What `bareblk serve` takes: one disk and its options, or a file with many.
+//! The settings of `bareblk serve`: each is declared here once, with its help, its default and its limits.
 //!
-//! `arguments → clap → ServeArgs → configuration() → Configuration`
+//! `command line, configuration file, or ctl add → clap → DiskArgs, ServerArgs → Configuration`
 //!
-//! - [`DiskArgs`] is what a disk can be told, here and in a configuration file: a field is an option, its name a key.
-//! - [`ServerArgs`] likewise for the whole process.
+//! - A field of [`DiskArgs`] is an option of the command line, a key of a `[[disk]]` table and a key of `ctl add`.
+//! - A field of [`ServerArgs`] is an option of the command line and a key at the top of the file.
 //!
-//! Not here: the file (`config_file.rs`), single values (`values.rs`), what becomes of it (`serving.rs`).
+//! Not here: engine, placement and worker options (the other `*_args.rs`), value parsers (`values.rs`).
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blk_server::{Balance, Coalescing, MAX_QUEUE_SIZE, ParkPolicy, ParkWhat, Wce};
+use blk_server::{BUSY_POLL, Balance, Coalescing, MAX_QUEUE_SIZE, ParkPolicy, ParkWhat, Wce};
 use clap::{Arg, Args, ValueEnum};
 use disk_image::CacheMode;
 
@@ -20,7 +20,7 @@ use crate::args::values::{self, Folders, ServerUser};
 use crate::args::worker_args::WorkersArgs;
 use crate::logging::LogArgs;
 
-/// Between two tries of what is held: short enough for somebody who has just made room.
+/// Time between retries of parked requests: short enough for an operator who has just made room.
 const DEFAULT_RETRY_AFTER_S: u64 = 10;
 
 pub const EXAMPLES: &str = "\
@@ -90,7 +90,7 @@ Exit codes:
   159       ended by the sandbox, which says on standard error what it refused;
             or by SIGSYS, without a word";
 
-/// What a file says cannot be said beside it too: nobody would know which counts.
+/// The settings of a file cannot also be given on the command line: it would be unclear which one applies.
 fn not_beside_a_file(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "config" | "take_over" | "take_over_cut" | "verbose" | "log_format" => arg,
@@ -131,8 +131,8 @@ pub struct ServeArgs {
     pub log: LogArgs,
 }
 
-/// What one disk can be told, but for where it is and where it is served.
-#[derive(Debug, Args)]
+/// The settings of one disk, except for its image and its socket.
+#[derive(Clone, Debug, Args)]
 pub struct DiskArgs {
     /// What the disk is called in logs and by `bareblk ctl` [default: the image's path]
     #[arg(long, value_name = "NAME", value_parser = values::disk_name)]
@@ -160,11 +160,11 @@ pub struct DiskArgs {
 
     /// Requests that the host fails: report them to the guest, or hold them until the storage is well again; see below
     #[arg(long, value_name = "report|hold|hold-on-enospc", value_enum, default_value_t = OnError::Report, hide_possible_values = true)]
-    pub on_error: OnError,
+    on_error: OnError,
 
     /// How long until parked requests are tried again, in seconds; 0: only by `bareblk ctl resume`
     #[arg(long, value_name = "S", default_value_t = DEFAULT_RETRY_AFTER_S, value_parser = values::timeout_s)]
-    pub retry_after: u64,
+    retry_after: u64,
 
     /// Refuse writes; other readers may then share the image
     #[arg(long)]
@@ -209,16 +209,17 @@ pub struct DiskArgs {
     pub placement: PlacementArgs,
 }
 
-/// What the whole process can be told.
-#[derive(Debug, Args)]
+/// The settings of the whole process.
+#[derive(Clone, Debug, Args)]
 pub struct ServerArgs {
     /// busy: workers never sleep once a guest runs, each needs a CPU of its own; adaptive: they sleep when idle
     #[arg(long, value_name = "adaptive|busy", value_enum, default_value_t = PollChoice::Adaptive, hide_possible_values = true)]
-    pub poll: PollChoice,
+    poll: PollChoice,
 
     /// Longest polling before sleep, in microseconds; 0: never poll
-    #[arg(long, value_name = "US", default_value_t = values::default_poll_us(), value_parser = values::poll_us)]
-    pub poll_us: u64,
+    #[arg(long, value_name = "US", default_value_t = values::default_poll_us(),
+        value_parser = values::number("whole microseconds, without a unit,", 0..=1_000_000_u64))]
+    poll_us: u64,
 
     /// How long to wait for requests in flight when stopping, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
@@ -230,10 +231,18 @@ pub struct ServerArgs {
     /// Queues go to the workers that have time for them, from measured load, unless attached by hand
     #[arg(long, value_name = "auto|off", default_value = "auto", value_parser = values::balance(), hide_possible_values = true)]
     pub balance: Balance,
+
     /// Where `bareblk ctl` connects; root and the server's user may [default: nowhere]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
+    #[command(flatten)]
+    pub confinement: Confinement,
+}
+
+/// The rights that the process keeps.
+#[derive(Clone, Debug, Args)]
+pub struct Confinement {
     /// Give up all rights that serving does not need, once everything is open; off: to find a fault
     #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
     pub sandbox: Switch,
@@ -251,6 +260,20 @@ pub struct ServerArgs {
     pub allow_folders: Option<Folders>,
 }
 
+impl ServerArgs {
+    /// How long a worker polls before it sleeps.
+    pub fn poll(&self) -> Duration {
+        match self.poll {
+            PollChoice::Adaptive => Duration::from_micros(self.poll_us),
+            PollChoice::Busy => BUSY_POLL,
+        }
+    }
+
+    pub fn stop_timeout(&self) -> Duration {
+        Duration::from_secs(self.stop_timeout)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PollChoice {
     Adaptive,
@@ -263,7 +286,14 @@ pub enum Switch {
     Off,
 }
 
-/// What becomes of a request that the host fails.
+impl DiskArgs {
+    /// Which requests that the host fails are parked; `None`: the guest gets every error.
+    pub fn park(&self) -> Option<ParkPolicy> {
+        self.on_error.park(self.retry_after)
+    }
+}
+
+/// What happens to a request that the host fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
     Report,
@@ -272,8 +302,8 @@ pub enum OnError {
 }
 
 impl OnError {
-    /// `retry_after_s`: 0 for never by itself.
-    pub fn hold(self, retry_after_s: u64) -> Option<ParkPolicy> {
+    /// `retry_after_s`: 0 means only on `ctl resume`.
+    fn park(self, retry_after_s: u64) -> Option<ParkPolicy> {
         let what = match self {
             Self::Report => return None,
             Self::Hold => ParkWhat::Any,

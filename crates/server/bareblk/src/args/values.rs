@@ -1,9 +1,11 @@
-//! Single values, from the words of the command line or of a configuration file, with their limits.
+//! Parses and checks single values, given on the command line, in a configuration file or by `bareblk ctl add`.
 //!
-//! `text → value parser → checked value`; the limits themselves are the server's wherever it has one.
+//! `text → value parser → checked value`; a limit that the server or an engine has is taken from there.
 //!
 //! Not here: which option has which value (`serve_args.rs`, `cli.rs`, `engine_args.rs`).
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -17,22 +19,46 @@ use nix::unistd::{Group, Uid, User};
 
 use crate::helper;
 
-/// Longest time limit that can be given: a week. Anything longer is a slip of the keyboard.
-const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
-/// Longest polling that can be given: longer than this is not a pause between two requests.
-const MAX_POLL_US: u64 = 1_000_000;
-/// Longest name of a disk: it stands in log lines and commands.
+/// Longest timeout: a week. Anything longer is a typing mistake.
+pub const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
+/// Longest name of a disk: it appears in log lines and commands.
 const MAX_NAME_CHARS: usize = 64;
 
-/// Settings that the server accepts whatever the others are.
+/// Settings that the server accepts with any other settings.
 const GOOD_SERIAL: &str = "-";
 const GOOD_QUEUES: u16 = 1;
-const GOOD_QUEUE_SIZE: u16 = MAX_QUEUE_SIZE;
+
+/// Parses a whole number in `range`. The option declares the range where it declares its value parser.
+pub fn whole<N>(range: RangeInclusive<N>) -> impl Fn(&str) -> Result<N> + Clone + Send + Sync
+where
+    N: FromStr + PartialOrd + Display + Clone + Send + Sync,
+{
+    number("a whole number", range)
+}
+
+/// Parses a number in `range`; the error says to give `what`.
+pub fn number<N>(
+    what: &'static str,
+    range: RangeInclusive<N>,
+) -> impl Fn(&str) -> Result<N> + Clone + Send + Sync
+where
+    N: FromStr + PartialOrd + Display + Clone + Send + Sync,
+{
+    move |text| match text.parse() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => bail!("give {what} from {} to {}", range.start(), range.end()),
+    }
+}
+
+/// A timeout in seconds.
+pub fn timeout_s(text: &str) -> Result<u64> {
+    number("whole seconds, without a unit,", 0..=MAX_TIMEOUT_S)(text)
+}
 
 pub fn serial(text: &str) -> Result<String> {
-    let checked = DiskConfig::check_settings(text, GOOD_QUEUES, GOOD_QUEUE_SIZE);
+    let checked = DiskConfig::check_settings(text, GOOD_QUEUES, MAX_QUEUE_SIZE);
     checked.map_err(|error| match error {
-        // The value is in clap's line already, and there without line breaks.
+        // clap's line already has the value, without line breaks.
         InvalidDisk::Serial { max, .. } => anyhow!("give 1 to {max} printable ASCII characters"),
         other => other.into(),
     })?;
@@ -40,23 +66,21 @@ pub fn serial(text: &str) -> Result<String> {
 }
 
 pub fn queues(text: &str) -> Result<u16> {
-    let queues = text.parse().map_err(|_| anyhow!("give a whole number from 1 to {MAX_QUEUES}"))?;
-    DiskConfig::check_settings(GOOD_SERIAL, queues, GOOD_QUEUE_SIZE)?;
-    Ok(queues)
+    number("a whole number", 1..=MAX_QUEUES)(text)
 }
 
 pub fn queue_size(text: &str) -> Result<u16> {
-    let queue_size =
-        text.parse().map_err(|_| anyhow!("give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"))?;
-    DiskConfig::check_settings(GOOD_SERIAL, GOOD_QUEUES, queue_size)?;
-    Ok(queue_size)
+    let size = text.parse().ok();
+    let good = |size: &u16| DiskConfig::check_settings(GOOD_SERIAL, GOOD_QUEUES, *size).is_ok();
+    size.filter(good)
+        .with_context(|| format!("give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"))
 }
 
-/// Whom to serve as.
+/// The user to serve as.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerUser {
     pub id: u32,
-    /// Its first group, if the user is known, and can be looked up.
+    /// The user's primary group, if the lookup finds it.
     pub group: Option<u32>,
 }
 
@@ -70,7 +94,8 @@ impl Eq for ServerUser {}
 
 pub fn user(text: &str) -> Result<ServerUser> {
     let id = user_id(text)?;
-    // One that is only a number need not be known. Inside the sandbox nobody can be looked up, nor become another.
+    // A number need not belong to a known user. Inside the sandbox the process can neither look users up nor change
+    // its own.
     let known = match helper::client() {
         None => User::from_uid(Uid::from_raw(id)).ok().flatten(),
         Some(_) => None,
@@ -94,7 +119,7 @@ impl FromStr for Folders {
     }
 }
 
-/// The number of a user. Inside the sandbox the helper is asked: names may be anywhere, also behind a network.
+/// Looks up the number of a user. Inside the sandbox the helper does it: names may come over a network.
 pub fn user_id(text: &str) -> Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
@@ -161,25 +186,11 @@ pub fn image_bytes(text: &str) -> Result<u64> {
     }
 }
 
-pub fn timeout_s(text: &str) -> Result<u64> {
-    match text.parse() {
-        Ok(seconds) if seconds <= MAX_TIMEOUT_S => Ok(seconds),
-        _ => bail!("give whole seconds, without a unit, at most {MAX_TIMEOUT_S}"),
-    }
-}
-
-pub fn poll_us(text: &str) -> Result<u64> {
-    match text.parse() {
-        Ok(us) if us <= MAX_POLL_US => Ok(us),
-        _ => bail!("give whole microseconds, without a unit, at most {MAX_POLL_US}"),
-    }
-}
-
 pub fn default_poll_us() -> u64 {
-    u64::try_from(DEFAULT_POLL.as_micros()).unwrap_or(MAX_POLL_US)
+    u64::try_from(DEFAULT_POLL.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Names go into commands and log lines, where a space would end them.
+/// Names appear in commands and log lines, where a space would end them.
 pub fn disk_name(text: &str) -> Result<String> {
     let chars = text.chars().count();
     let printable = text.chars().all(|c| !c.is_whitespace() && !c.is_control());
@@ -232,10 +243,18 @@ mod tests {
 
     #[test]
     fn durations_have_no_units_and_a_limit() {
-        assert_eq!((timeout_s("604800").unwrap(), poll_us("0").unwrap()), (604_800, 0));
+        assert_eq!((timeout_s("604800").unwrap(), timeout_s("0").unwrap()), (604_800, 0));
         assert!(timeout_s("5m").unwrap_err().to_string().starts_with("give whole seconds"));
-        assert!(timeout_s("604801").unwrap_err().to_string().ends_with("at most 604800"));
-        assert!(poll_us("1000001").is_err());
+        assert!(timeout_s("604801").unwrap_err().to_string().ends_with("from 0 to 604800"));
+    }
+
+    #[test]
+    fn whole_number_outside_its_range_is_refused_with_the_range() {
+        let percent = whole(-5..=100_i32);
+        assert_eq!((percent("-5").unwrap(), percent("100").unwrap()), (-5, 100));
+        for text in ["-6", "101", "1.5", "", "4000000000000"] {
+            assert_eq!(percent(text).unwrap_err().to_string(), "give a whole number from -5 to 100");
+        }
     }
 
     #[test]
@@ -243,8 +262,9 @@ mod tests {
         assert_eq!((queues("256").unwrap(), queue_size("1024").unwrap()), (256, 1024));
         assert!(queues("257").unwrap_err().to_string().contains("1 to 256"));
         assert!(queues("70000").unwrap_err().to_string().contains("1 to 256"));
-        assert!(queue_size("70000").unwrap_err().to_string().contains("2 to 1024"));
-        assert!(queue_size("100").is_err());
+        for text in ["70000", "100", "2048", "1", "-2"] {
+            assert!(queue_size(text).unwrap_err().to_string().ends_with("a power of two from 2 to 1024"));
+        }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Options that say how many workers there are and how their threads run.
 //!
-//! `--workers 2 --cpus 2-5 … → WorkersArgs → options() → one WorkerOptions each`; one `[[worker]]` table of a
-//! configuration file → [`WorkerArgs`] → one.
+//! `--workers 2 --cpus 2-5 … → WorkersArgs → options() → one WorkerOptions each`
+//! `[[worker]]` of a configuration file, or `ctl workers add` → [`WorkerArgs`] → one `WorkerOptions`
 //!
-//! - CPUs are dealt out, not shared: two workers of one server never wait for each other.
+//! - Each worker gets CPUs of its own while there are enough: workers of one server do not wait for each other.
 //!
 //! Not here: whether the host allows it (`WorkerOptions::check`).
 
@@ -13,34 +13,36 @@ use anyhow::{Result, bail};
 use blk_server::{InvalidCpuList, SchedulingClass, WorkerOptions, parse_cpus};
 use clap::Args;
 
-/// Most workers of a process: a slip of the keyboard beyond.
+use crate::args::values::whole;
+
+/// Most workers of a process. A larger number is a typing mistake.
 pub const MAX_WORKERS: u16 = 1024;
-/// Stands for a worker's number in the path of a control group.
+/// The path of a control group has the worker's number in this place.
 const NUMBER: &str = "{}";
 
 /// All workers of a server, alike but for their CPUs.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Workers")]
 pub struct WorkersArgs {
-    /// Threads that serve queues; a disk's queues are spread over them [default: 1, or one per CPU of --cpus]
-    #[arg(long, value_name = "N", value_parser = workers)]
+    /// Threads that serve queues; each disk's queues are spread over them [default: 1, or one per CPU of --cpus]
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_WORKERS))]
     pub workers: Option<u16>,
 
-    /// Bind workers to these CPUs (2-5,8), dealt out in order: one each, runs of them to fewer workers, in turn to
-    /// more [default: wherever the process may run]
+    /// Distribute these CPUs (2-5,8) among the workers: one each; several neighbouring ones if there are fewer
+    /// workers; in turn if there are more [default: the process's affinity mask]
     #[arg(long, value_name = "LIST", value_parser = Cpus::parse)]
     pub cpus: Option<Cpus>,
 
     /// Nice value of each worker, -20 to 19
-    #[arg(long, value_name = "N", value_parser = nice, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = nice(), allow_hyphen_values = true)]
     pub worker_nice: Option<i8>,
 
     /// Scheduling class of each worker: other, batch, idle, fifo:P or rr:P, P from 1 to 99
     #[arg(long, value_name = "CLASS")]
     pub worker_class: Option<SchedulingClass>,
 
-    /// Control group (v2, threaded) of each worker, {} being its number: from the root of the hierarchy with a
-    /// leading slash, else below the group that bareblk is in
+    /// Control group (v2, threaded) of each worker, {} is its number; with a leading slash from the root of the
+    /// hierarchy, else below bareblk's own group
     #[arg(long, value_name = "PATH", value_parser = cgroup)]
     pub worker_cgroup: Option<PathBuf>,
 }
@@ -60,18 +62,18 @@ impl WorkersArgs {
     }
 }
 
-/// One worker: the keys of a `[[worker]]` table.
+/// One worker: the keys of a `[[worker]]` table and the options of `ctl workers add`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct WorkerArgs {
-    /// CPUs it may run on, as 2-5,8
+    /// CPUs it may run on, such as 2-5,8 [default: the server's]
     #[arg(long, value_name = "LIST", value_parser = Cpus::parse)]
     pub cpus: Option<Cpus>,
 
-    /// Nice value, -20 to 19
-    #[arg(long, value_name = "N", value_parser = nice, allow_hyphen_values = true)]
+    /// Nice value, -20 (the largest share of a CPU) to 19 (the smallest)
+    #[arg(long, value_name = "N", value_parser = nice(), allow_hyphen_values = true)]
     pub nice: Option<i8>,
 
-    /// Scheduling class
+    /// Scheduling class: other, batch, idle, fifo:P or rr:P, P from 1 to 99
     #[arg(long, value_name = "CLASS")]
     pub class: Option<SchedulingClass>,
 
@@ -97,7 +99,7 @@ impl Cpus {
     }
 }
 
-/// What worker `number` of `count` gets of `cpus`.
+/// The CPUs that worker `number` of `count` gets.
 fn share(cpus: &[u32], number: usize, count: usize) -> &[u32] {
     if cpus.is_empty() {
         return &[];
@@ -111,27 +113,17 @@ fn share(cpus: &[u32], number: usize, count: usize) -> &[u32] {
 }
 
 fn numbered(path: &Path, number: usize) -> PathBuf {
-    // A path that is not UTF-8 has no number in it, and stays as it is.
+    // A path that is not UTF-8 stays as it is.
     path.to_str().map_or(path.into(), |text| text.replace(NUMBER, &number.to_string()).into())
 }
 
-fn workers(text: &str) -> Result<u16> {
-    match text.parse() {
-        Ok(number) if (1..=MAX_WORKERS).contains(&number) => Ok(number),
-        _ => bail!("give a whole number from 1 to {MAX_WORKERS}"),
-    }
+fn nice() -> impl Fn(&str) -> Result<i8> + Clone + Send + Sync {
+    whole(-20..=19)
 }
 
-pub fn nice(text: &str) -> Result<i8> {
-    match text.parse() {
-        Ok(nice) if (-20..=19).contains(&nice) => Ok(nice),
-        _ => bail!("give a whole number from -20 (the largest share) to 19 (the smallest)"),
-    }
-}
-
-pub fn cgroup(text: &str) -> Result<PathBuf> {
+fn cgroup(text: &str) -> Result<PathBuf> {
     if text.trim_matches('/').is_empty() {
-        bail!("give the path of a threaded group, /bareblk/fast for one below the root of the hierarchy");
+        bail!("give the path of a threaded group, such as /bareblk/fast from the root of the hierarchy");
     }
     Ok(text.into())
 }
@@ -225,8 +217,8 @@ mod tests {
             ("--cpus 5-2", "the smaller number comes first"),
             ("--cpus 1,x", "`x` is no CPU"),
             ("--cpus 0-4000000000", "highest possible is 1023"),
-            ("--worker-nice 20", "from -20"),
-            ("--worker-nice -21", "from -20"),
+            ("--worker-nice 20", "from -20 to 19"),
+            ("--worker-nice -21", "from -20 to 19"),
             ("--worker-class fifo", "fifo:P or rr:P"),
             ("--worker-class fifo:100", "priority P from 1 to 99"),
             ("--worker-cgroup /", "threaded group"),

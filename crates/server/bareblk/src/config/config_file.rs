@@ -1,10 +1,10 @@
-//! `bareblk.toml`: many disks, what they have in common, and the process that serves them.
+//! Reads `bareblk.toml` and the tables of `ctl add`: many disks, their defaults, and the process that serves them.
 //!
 //! `file → TOML → words of each table (defaults, then the disk's own) → DiskSettings → checked together → Configuration`
 //!
-//! - Everything that can be wrong is found before anything is opened; the first mistake is told, and how many more.
+//! - The whole file is checked before anything is opened. The error names the first mistake and the number of others.
 //!
-//! Not here: what a key may hold (`serve_args.rs`, by way of `config_words.rs`), following a changed file (`serving.rs`).
+//! Not here: the values of each key (`serve_args.rs`), one table (`config_words.rs`), following a changed file (`serving`).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,11 +26,11 @@ use crate::config::disk_settings::{DiskSettings, ImageIdentity, WorkerChoice, re
 
 /// Ten thousand disks with every key take less.
 pub const MAX_FILE_BYTES: u64 = 16 << 20;
-/// What no two disks have in common.
+/// Keys that disks cannot share.
 const OWN_KEYS: [&str; 3] = ["image", "name", "socket"];
 const TABLES: [&str; 3] = ["defaults", "disk", "worker"];
 
-/// Why a file is not followed.
+/// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidFile {
     #[error("configuration {} cannot be read", path.display())]
@@ -69,7 +69,7 @@ struct FileServer {
     server: ServerArgs,
 }
 
-/// Reads and checks a file. `running`: numbers of workers that are there now, whatever the file says.
+/// Reads and checks a file. `running`: numbers of the workers that run now; a disk may name them too.
 pub fn read(path: &Path, running: &[u32], opener: &dyn Opener) -> Result<Configuration, InvalidFile> {
     let unreadable = |source| InvalidFile::Unreadable { path: path.to_owned(), source };
     let file = File::from(opener.open_configuration(path).map_err(unreadable)?);
@@ -94,13 +94,12 @@ pub fn read_text(
         problems.sort_by_key(|problem| problem.line);
         let more = problems.len().saturating_sub(1);
         let first = problems.into_iter().next();
-        let first = first.unwrap_or(Problem { line: 1, text: "it cannot be followed".to_owned() });
+        let first = first.unwrap_or(Problem { line: 1, text: "the file cannot be used".to_owned() });
         InvalidFile::Problems { path: path.to_owned(), first, more }
     })
 }
 
-/// One disk from the keys of a `[[disk]]` and their values, in JSON: for whoever adds one to a running server.
-#[allow(dead_code)] // for the control socket
+/// One disk from the keys of a `[[disk]]` table and their values in JSON, for `ctl add`.
 pub fn disk(keys: &serde_json::Map<String, Value>, opener: &dyn Opener) -> anyhow::Result<DiskSettings> {
     let line = |(key, value): (&String, &Value)| match value {
         Value::String(text) => format!("{} = {}\n", quoted(key), quoted(text)),
@@ -115,7 +114,6 @@ pub fn disk(keys: &serde_json::Map<String, Value>, opener: &dyn Opener) -> anyho
 }
 
 /// A basic string of TOML.
-#[allow(dead_code)] // as `disk`
 fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|c| match c {
         '"' | '\\' => format!("\\{c}"),
@@ -125,28 +123,26 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", escaped.collect::<String>())
 }
 
-#[allow(dead_code)] // as `disk`
 fn first_text(problems: Vec<Problem>) -> anyhow::Error {
     let text = problems.into_iter().next().map(|problem| problem.text);
-    anyhow::Error::msg(text.unwrap_or_else(|| "this is no disk".to_owned()))
+    anyhow::Error::msg(text.unwrap_or_else(|| "the table describes no disk".to_owned()))
 }
 
-/// Everything but reading the file: all that is wrong, in any order.
+/// Parses and checks the text; gives all mistakes, in any order.
 pub fn parse(text: &str, opener: &dyn Opener, running: &[u32]) -> Result<Configuration, Vec<Problem>> {
     let mut reader = Reader::new(text, opener);
     let document = reader.document(text)?;
-    let (server, workers) = reader.server(document.get_ref());
+    let server = reader.server(document.get_ref());
+    let workers = server.as_ref().map(|server| server.workers.len());
     let disks = reader.disks(document.get_ref());
     reader.refuse_clashes(&disks);
     reader.refuse_missing_workers(&disks, workers, running);
-    if !reader.problems.is_empty() {
-        return Err(reader.problems);
-    }
+    let Some(server) = server.filter(|_| reader.problems.is_empty()) else { return Err(reader.problems) };
     let disks = disks.into_iter().map(|disk| disk.settings).collect();
     Ok(Configuration { disks, server, file: None })
 }
 
-/// A disk and where its parts were written.
+/// A disk, with the lines of its keys.
 #[derive(Debug)]
 struct ReadDisk {
     settings: DiskSettings,
@@ -189,29 +185,30 @@ impl<'a> Reader<'a> {
         self.problems.push(Problem { line, text: text.into() });
     }
 
-    /// The settings of the process, and how many workers it has (`None`: that is not known).
-    fn server(&mut self, document: &DeTable<'_>) -> (ServerSettings, Option<usize>) {
+    /// The settings of the process; `None`: a problem was found.
+    fn server(&mut self, document: &DeTable<'_>) -> Option<ServerSettings> {
         let mut schema = Schema::of::<FileServer>(&TABLES);
         let before = self.problems.len();
         let words = schema.words(document, &self.source, &mut self.problems);
         let tables = self.tables(document, "worker");
         let workers = self.workers(&tables, &words);
         if self.problems.len() > before {
-            return (ServerSettings::default(), None);
+            return None;
         }
-        let read = schema.matches(&words).and_then(|matches| FileServer::from_arg_matches(&matches));
+        let read = schema
+            .matches(&words)
+            .and_then(|matches| Ok((FileServer::from_arg_matches(&matches)?, schema.effective(&matches))));
         match read {
-            Ok(FileServer { server }) => {
-                let mut settings = ServerSettings::from(server);
+            Ok((FileServer { server }, words)) => {
+                let mut settings = ServerSettings { words, ..ServerSettings::new(server) };
                 if !workers.is_empty() {
                     settings.workers = workers;
                 }
-                let count = settings.workers.len();
-                (settings, Some(count))
+                Some(settings)
             }
             Err(error) => {
                 self.problem(1, error.to_string().replace('\n', " "));
-                (ServerSettings::default(), None)
+                None
             }
         }
     }
@@ -222,13 +219,13 @@ impl<'a> Reader<'a> {
         let given = top.iter().find(|(key, _)| alike.contains(key));
         if let (Some((line, _)), Some((key, word))) = (tables.first(), given) {
             let text = format!(
-                "[[worker]]: `{key}` (line {}) is for workers that are all alike: use one of them",
+                "[[worker]]: `{key}` (line {}) describes all workers: use either this key or [[worker]] tables",
                 word.line
             );
             self.problem(*line, text);
         }
         if let Some((line, _)) = tables.get(usize::from(MAX_WORKERS)) {
-            self.problem(*line, format!("[[worker]]: at most {MAX_WORKERS} are possible"));
+            self.problem(*line, format!("[[worker]]: at most {MAX_WORKERS} workers are possible"));
         }
         let mut schema = Schema::of::<WorkerArgs>(&[]);
         tables.iter().filter_map(|(line, table)| self.worker(&mut schema, *line, table)).collect()
@@ -251,7 +248,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The tables called `name`, with their lines.
+    /// The tables named `name`, with their lines.
     fn tables<'t>(&mut self, document: &DeTable<'t>, name: &str) -> Vec<(usize, DeTable<'t>)> {
         let Some((key, value)) = document.iter().find(|(key, _)| key.get_ref() == name) else {
             return Vec::new();
@@ -276,7 +273,7 @@ impl<'a> Reader<'a> {
         let defaults = self.defaults(document);
         let tables = self.tables(document, "disk");
         if tables.is_empty() && !document.iter().any(|(key, _)| key.get_ref() == "disk") {
-            self.problem(1, "there is no disk: write a [[disk]] with image and socket for each");
+            self.problem(1, "there is no disk: write a [[disk]] table with image and socket for each");
         }
         tables.iter().filter_map(|(line, table)| self.disk(table, *line, &defaults)).collect()
     }
@@ -320,7 +317,7 @@ impl<'a> Reader<'a> {
             Ok(settings) => Some(ReadDisk { settings, line, words }),
             Err(error) => {
                 let text = format!("{error:#}");
-                // Where the first option that it names is set.
+                // The line of the first option that the error names.
                 let line = options_in(&text).find_map(|key| words.get(key)).map_or(line, |word| word.line);
                 self.problem(line, without_dashes(&text));
                 None
@@ -333,10 +330,10 @@ impl<'a> Reader<'a> {
         let FileDisk { image, socket, workers, disk } = FileDisk::from_arg_matches(&matches)?;
         let mut settings = DiskSettings::new(image, socket, disk)?;
         settings.workers = workers;
-        // Other disks, with other engines, may come to the same worker.
+        // The same worker may get disks with other engines.
         settings.engine_config.pollable = true;
         settings.words = self.schema.effective(&matches);
-        // A file is read at each start: what it makes, it makes once.
+        // The server reads a file at each start but creates the image once.
         if self.opener.file_kind(&settings.image.path).is_ok() {
             settings.image.create_bytes = None;
         }
@@ -350,7 +347,7 @@ impl<'a> Reader<'a> {
         let mut images: HashMap<_, Vec<&ReadDisk>> = HashMap::new();
         for disk in disks {
             let settings = &disk.settings;
-            if let Some(name) = &settings.name
+            if let Some(name) = &settings.options.name
                 && let Some(other) = names.insert(name, disk)
             {
                 self.clash(disk, "name", other);
@@ -378,7 +375,7 @@ impl<'a> Reader<'a> {
         self.problem(disk.line_of(key), text);
     }
 
-    /// Those that run are there; those of the file will be with the next start.
+    /// A disk may name workers that run now, and workers of the file.
     fn refuse_missing_workers(&mut self, disks: &[ReadDisk], workers: Option<usize>, running: &[u32]) {
         let Some(count) = workers.and_then(|count| u32::try_from(count).ok()) else { return };
         let mut known: Vec<u32> = (0..count).chain(running.iter().copied()).collect();
@@ -405,7 +402,7 @@ fn options_in(text: &str) -> impl Iterator<Item = &str> {
     words.filter_map(|word| word.strip_prefix("--"))
 }
 
-/// The keys of a file have none.
+/// Turns the options that an error names into keys.
 fn without_dashes(text: &str) -> String {
     let mut words = text.split(' ').map(|word| word.strip_prefix("--").unwrap_or(word));
     let first = words.next().unwrap_or_default().to_owned();

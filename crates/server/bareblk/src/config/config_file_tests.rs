@@ -2,9 +2,12 @@
 //!
 //! Not here: the process that reads one (`tests/it/config.rs`), following a changed file (`difference.rs`).
 
+use clap::{CommandFactory, Parser};
 use disk_image::{CacheMode, HostOpener};
 
 use super::*;
+use crate::args::usage;
+use crate::cli::Cli;
 
 /// A folder with images `a` to `c`, and for sockets.
 struct Place(tempfile::TempDir);
@@ -41,23 +44,26 @@ fn disk_has_what_the_defaults_say_unless_it_says_otherwise() {
         "[defaults]\nqueues = 4\ncache = 'writeback'\nreadonly = true\ndiscard = false\n{A}queues = 2\nreadonly = false\n{B}"
     );
     let disks = place.read(&text).unwrap().disks;
-    assert_eq!((disks[0].queues, disks[0].read_only()), (2, false));
-    assert_eq!((disks[1].queues, disks[1].read_only()), (4, true));
+    assert_eq!((disks[0].options.queues, disks[0].read_only()), (2, false));
+    assert_eq!((disks[1].options.queues, disks[1].read_only()), (4, true));
     assert!(disks.iter().all(|disk| disk.image.cache == CacheMode::Writeback && !disk.image.discard));
 }
 
 #[test]
 fn disk_without_settings_is_what_the_command_line_makes_of_it() {
     let disk = Place::new().read(A).unwrap().disks.remove(0);
-    assert_eq!((disk.queues, disk.queue_size, disk.socket.mode), (64, 1024, 0o600));
-    assert_eq!((disk.image.cache, disk.workers.clone(), disk.name.clone()), (CacheMode::None, None, None));
+    assert_eq!((disk.options.queues, disk.options.queue_size, disk.socket.mode), (64, 1024, 0o600));
+    assert_eq!(
+        (disk.image.cache, disk.workers.clone(), disk.options.name.clone()),
+        (CacheMode::None, None, None)
+    );
 }
 
 #[test]
 fn process_has_workers_alike_by_number_or_each_by_its_table() {
     let place = Place::new();
     let alike = place.read(&format!("workers = 3\npoll-us = 0\n{A}")).unwrap().server;
-    assert_eq!((alike.workers.len(), alike.poll.as_micros()), (3, 0));
+    assert_eq!((alike.workers.len(), alike.options.poll().as_micros()), (3, 0));
     let each = place.read(&format!("{A}[[worker]]\nnice = 5\n[[worker]]\n")).unwrap().server.workers;
     assert_eq!(each.iter().map(|worker| worker.nice).collect::<Vec<_>>(), [Some(5), None]);
 }
@@ -88,12 +94,12 @@ fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
         (format!("poll_us = 4\n{A}"), 1, "there is no key `poll_us`: did you mean `poll-us`?"),
         (format!("[[disks]]\n{A}"), 1, "there is no key `disks`: did you mean `disk`?"),
         (format!("{A}help = true"), 4, "there is no key `help`"),
-        (format!("{A}queues = 300"), 4, "queues = 300: 300 queues; 1 to 256 are possible"),
+        (format!("{A}queues = 300"), 4, "queues = 300: give a whole number from 1 to 256"),
         (format!("{A}queues = -1"), 4, "queues = -1: give a whole number from 1 to 256"),
         (format!("{A}queues = 4.5"), 4, "queues = 4.5: give a whole number"),
-        (format!("{A}queues = [4]"), 4, "queues = [4]: one value is taken, not a list"),
+        (format!("{A}queues = [4]"), 4, "queues = [4]: give one value, not a list"),
         (format!("{A}queue-size = 100"), 4, "power of two from 2 to 1024"),
-        (format!("[defaults]\nqueues = 0\n{A}"), 2, "queues = 0: 0 queues; 1 to 256"),
+        (format!("[defaults]\nqueues = 0\n{A}"), 2, "queues = 0: give a whole number from 1 to 256"),
         (format!("{A}socket-mode = 0o600"), 4, "socket-mode = 0o600: give three octal digits"),
         (format!("{A}cache = 'direct'"), 4, "cache = 'direct': use none, writeback, writethrough"),
         (format!("{A}readonly = 1"), 4, "readonly = 1: give true or false"),
@@ -118,7 +124,7 @@ fn each_mistake_is_told_with_its_line_its_key_and_its_limit() {
         (format!("workers = 2\n{A}workers = 3"), 5, "workers = 3: 3 workers, and the server has 2"),
         (format!("workers = 2\n{A}workers = [0, 2]"), 5, "workers = [0, 2]: worker 2, and the server has 2"),
         (format!("workers = 0\n{A}"), 1, "workers = 0: give a whole number from 1 to 1024"),
-        (format!("workers = 2\n{A}[[worker]]\n"), 5, "`workers` (line 1) is for workers that are all alike"),
+        (format!("workers = 2\n{A}[[worker]]\n"), 5, "`workers` (line 1) describes all workers"),
         (format!("{A}[[worker]]\nnice = 20\n"), 5, "nice = 20: give a whole number from -20"),
         (format!("balance = 'on'\n{A}"), 1, "balance = 'on': use auto, off"),
     ];
@@ -173,11 +179,45 @@ fn disk_in_json_is_read_as_a_table_is() {
     keys.insert("queues".into(), Value::from(3));
     keys.insert("readonly".into(), Value::from(true));
     let read = disk(&keys, &HostOpener).unwrap();
-    assert_eq!((read.queues, read.read_only(), read.socket.path), (3, true, place.0.path().join("s \"1\"")));
+    assert_eq!(
+        (read.options.queues, read.read_only(), read.socket.path),
+        (3, true, place.0.path().join("s \"1\""))
+    );
     keys.insert("queues".into(), Value::from(300));
     assert!(disk(&keys, &HostOpener).unwrap_err().to_string().contains("1 to 256"));
     keys.insert("queues".into(), Value::Null);
     assert!(disk(&keys, &HostOpener).is_err());
+}
+
+/// The error line of the same wrong value on the command line, in a file and in `ctl add`.
+fn refusals(key: &str, value: &str) -> [String; 3] {
+    let option = format!("--{key}={value}");
+    let words = ["serve", "image", "--socket=s", &option];
+    let error = Cli::try_parse_from(["bareblk"].iter().chain(&words)).unwrap_err();
+    let command_line = usage::line(Cli::command(), &error, words.map(Into::into));
+    let (_, file) = Place::new().first_problem(&format!("{A}{key} = '{value}'"));
+    let keys = [("image", "i"), ("socket", "s"), (key, value)];
+    let keys = keys.map(|(key, value)| (key.to_owned(), Value::from(value))).into_iter().collect();
+    let control = disk(&keys, &HostOpener).unwrap_err().to_string();
+    [command_line, file, control]
+}
+
+#[test]
+fn wrong_value_is_refused_alike_on_the_command_line_in_a_file_and_by_ctl() {
+    for (key, value, limit) in [
+        ("queues", "300", "give a whole number from 1 to 256"),
+        ("queue-size", "100", "give a power of two from 2 to 1024"),
+        ("retry-after", "5m", "give whole seconds, without a unit, from 0 to 604800"),
+        ("fd-pool", "65", "give a whole number from 1 to 64"),
+        ("io-threads", "0", "give a whole number from 1 to 1024"),
+        ("sqpoll-ms", "0", "give whole milliseconds, without a unit, from 1 to 60000"),
+        ("socket-mode", "rw", "give three octal digits"),
+        ("create", "1000", "give a multiple of 512"),
+    ] {
+        for line in refusals(key, value) {
+            assert!(line.contains(key) && line.contains(value) && line.contains(limit), "{line}");
+        }
+    }
 }
 
 #[test]
@@ -188,7 +228,8 @@ fn example_is_valid_where_its_folders_exist() {
     std::fs::write(folder.path().join("golden.raw"), [0; 4096]).unwrap();
     let text = text.replace("/var/lib/bareblk", &here).replace("/run/bareblk", &here);
     let configuration = parse(&text, &HostOpener, &[]).unwrap();
-    let disks: Vec<_> = configuration.disks.iter().map(|disk| disk.name.as_deref().unwrap()).collect();
+    let disks: Vec<_> =
+        configuration.disks.iter().map(|disk| disk.options.name.as_deref().unwrap()).collect();
     assert_eq!(disks, ["vm1-root", "vm1-scratch", "golden"]);
 }
 

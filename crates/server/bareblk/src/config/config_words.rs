@@ -1,10 +1,10 @@
-//! A table of a configuration file in the words of the command line: its keys are the options' names.
+//! Reads one table with clap: the keys of a configuration file and of `ctl add` are the names of options.
 //!
 //! `TOML table → words (key, text, line) → each alone through clap: its value parser, its limits → arguments`
 //!
-//! - No key and no limit is written down twice: what a table may hold is what a clap struct says.
+//! - A clap struct declares each key and its limits once.
 //!
-//! Not here: which tables there are, what they mean together (`config_file.rs`).
+//! Not here: which tables a file has and how they belong together (`config_file.rs`).
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -16,9 +16,9 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Words less alike than this are not what was meant.
+/// A known key less similar than this is not suggested.
 const MIN_LIKENESS: f64 = 0.7;
-/// Most of a value that an error repeats.
+/// An error repeats no more of a value.
 const SHOWN_CHARS: usize = 80;
 
 /// A mistake and where it is.
@@ -28,7 +28,7 @@ pub struct Problem {
     pub text: String,
 }
 
-/// The file's text, to say where something is and how it was written.
+/// The file's text, for the line and the spelling of a value.
 #[derive(Debug)]
 pub struct Source<'a> {
     text: &'a str,
@@ -77,14 +77,14 @@ pub type Words = BTreeMap<String, Word>;
 #[derive(Debug)]
 pub struct Schema {
     command: Command,
-    /// Tables below it, which somebody else reads.
+    /// Tables below it, which `config_file.rs` reads.
     tables: &'static [&'static str],
 }
 
 impl Schema {
     pub fn of<T: Args>(tables: &'static [&'static str]) -> Self {
         let command = Command::new("table").no_binary_name(true).disable_help_flag(true);
-        // Keys are looked at one by one; what has to be there is asked for by `Schema::arguments`.
+        // Each key is parsed alone; `config_file.rs` checks that the required keys are there.
         let command = T::augment_args(command.disable_version_flag(true)).mut_args(|arg| arg.required(false));
         Self { command, tables }
     }
@@ -97,7 +97,7 @@ impl Schema {
         self.command.get_arguments().find(|arg| arg.get_long() == Some(key))
     }
 
-    /// The table's keys with their values, each as clap takes it. What it does not take is a problem.
+    /// The table's keys with their values. Each that clap refuses becomes a problem.
     pub fn words(&mut self, table: &DeTable<'_>, source: &Source<'_>, problems: &mut Vec<Problem>) -> Words {
         let mut words = Words::new();
         let own = table.iter().filter(|(key, _)| !self.tables.contains(&key.get_ref().as_ref()));
@@ -123,15 +123,15 @@ impl Schema {
             DeValue::Boolean(on) if on_off => if *on { "on" } else { "off" }.to_owned(),
             DeValue::Boolean(on) => on.to_string(),
             _ if flag => return Err(wrong("give true or false")),
-            // An integer with a radix or a sign keeps it: no option takes one, and 0o600 must not become 384.
+            // An integer keeps its radix and its sign: no option takes them, and 0o600 must not become 384.
             DeValue::Integer(number) => number.to_string(),
             DeValue::String(text) => text.clone().into_owned(),
             DeValue::Array(_) if key == "workers" => shown.clone(),
-            DeValue::Array(_) => return Err(wrong("one value is taken, not a list")),
+            DeValue::Array(_) => return Err(wrong("give one value, not a list")),
             DeValue::Float(_) | DeValue::Datetime(_) => {
                 return Err(wrong("give a whole number, or text in quotes"));
             }
-            DeValue::Table(_) => return Err(format!("{key}: one value is taken, not a table")),
+            DeValue::Table(_) => return Err(format!("{key}: give one value, not a table")),
         };
         let word = Word { text, shown: shown.clone(), line: 0 };
         let checked = self.command.try_get_matches_from_mut(argument(key, &word, flag));
@@ -177,7 +177,7 @@ fn argument(key: &str, word: &Word, flag: bool) -> Option<String> {
     }
 }
 
-/// What clap has against a value, without the option and the value.
+/// Why clap refuses a value, without the option and the value.
 fn reason(error: &clap::Error) -> String {
     if let Some(source) = error.source() {
         return source.to_string();
@@ -188,7 +188,7 @@ fn reason(error: &clap::Error) -> String {
     }
 }
 
-/// Names the key that was probably meant.
+/// Suggests the most similar known key.
 fn unknown_key<'k>(key: &str, known: impl Iterator<Item = &'k str>) -> String {
     let likeness = |known: &'k str| (strsim::jaro(key, known), known);
     let nearest = known.map(likeness).max_by(|(a, _), (b, _)| a.total_cmp(b));

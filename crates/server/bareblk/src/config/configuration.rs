@@ -1,14 +1,13 @@
-//! All that a server is to serve, checked as a whole: what the command line and a configuration file become.
+//! Everything that a server is to serve, from the command line or a configuration file, checked as a whole.
 //!
-//! Not here: reading a file (`config_file.rs`), following it (`serving.rs`).
+//! Not here: reading a file (`config_file.rs`), following it (`serving`).
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use blk_server::{BUSY_POLL, Balance, DEFAULT_POLL, WorkerOptions};
+use blk_server::WorkerOptions;
 
-use crate::args::serve_args::{PollChoice, ServerArgs, Switch};
-use crate::args::values::{Folders, ServerUser};
+use crate::args::serve_args::ServerArgs;
 use crate::config::disk_settings::DiskSettings;
 
 /// What to serve.
@@ -17,72 +16,29 @@ pub struct Configuration {
     /// At least one; names, sockets and images do not clash.
     pub disks: Vec<DiskSettings>,
     pub server: ServerSettings,
-    /// Where it was read from, and can be read again.
+    /// The file that it was read from, and can be read from again.
     pub file: Option<PathBuf>,
 }
 
-/// What belongs to the process rather than to one disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The settings of the process.
+#[derive(Clone, Debug)]
 pub struct ServerSettings {
-    pub poll: Duration,
-    pub stop_timeout: Duration,
-    /// One worker for each.
+    pub options: ServerArgs,
+    /// One entry for each worker.
     pub workers: Vec<WorkerOptions>,
-    pub balance: Balance,
-    /// `None`: no control socket.
-    pub control: Option<PathBuf>,
-    pub confinement: Confinement,
+    /// Each key with its value as written or its default: two readings of a file are compared by them. Empty without
+    /// a file.
+    pub words: BTreeMap<String, String>,
 }
 
-/// What the process gives up once everything is open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Confinement {
-    /// Off: nothing.
-    pub sandbox: bool,
-    /// `None`: stays who it is.
-    pub user: Option<ServerUser>,
-    /// `None`: the user's.
-    pub group: Option<u32>,
-    /// Where control clients may find images and make sockets, besides beside those that were named.
-    pub folders: Option<Folders>,
-}
-
-impl Default for Confinement {
-    fn default() -> Self {
-        Self { sandbox: true, user: None, group: None, folders: None }
+impl ServerSettings {
+    /// Workers are those that `options` describe.
+    pub fn new(options: ServerArgs) -> Self {
+        Self { workers: options.workers.options(), options, words: BTreeMap::new() }
     }
-}
 
-impl Default for ServerSettings {
-    fn default() -> Self {
-        Self {
-            poll: DEFAULT_POLL,
-            stop_timeout: Duration::from_secs(30),
-            workers: vec![WorkerOptions::default()],
-            balance: Balance::default(),
-            control: None,
-            confinement: Confinement::default(),
-        }
-    }
-}
-
-impl From<ServerArgs> for ServerSettings {
-    fn from(args: ServerArgs) -> Self {
-        Self {
-            poll: match args.poll {
-                PollChoice::Adaptive => Duration::from_micros(args.poll_us),
-                PollChoice::Busy => BUSY_POLL,
-            },
-            stop_timeout: Duration::from_secs(args.stop_timeout),
-            workers: args.workers.options(),
-            balance: args.balance,
-            control: args.control,
-            confinement: Confinement {
-                sandbox: args.sandbox == Switch::On,
-                user: args.user,
-                group: args.group,
-                folders: args.allow_folders,
-            },
-        }
+    /// Takes over the settings of `wanted` that a running server can change.
+    pub fn follow(&mut self, wanted: &Self) {
+        self.options.stop_timeout = wanted.options.stop_timeout;
     }
 }

@@ -1,20 +1,26 @@
-//! What is served against what is wanted: which disks come, go, change in place, or have to wait for their guests.
+//! Compares what is served with what is wanted: which disks are added, removed, changed in place or refused.
 //!
-//! `running, wanted → Difference → refuse (who is in use, and whoever needs what they keep) → what is carried out`
+//! `running, wanted → Difference → refuse (disks in use, and disks that need what these keep) → what is carried out`
 //!
-//! Not here: carrying it out (`serving.rs`), why it is so (docs/decisions/0025).
+//! Not here: carrying it out (`serving`), the reasons (docs/decisions/0025).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use disk_image::Opener;
 use serde::Serialize;
 
+use crate::args::worker_args::WorkersArgs;
+use crate::config::config_words::Schema;
+use crate::config::configuration::ServerSettings;
 use crate::config::disk_settings::DiskSettings;
 
-/// Only looked at when a disk is opened: nothing to do for one that is.
+/// Keys that only matter while a disk is opened.
 const FOR_OPENING: [&str; 3] = ["create", "lock-timeout", "name"];
-/// Changed on the running disk.
+/// Keys that change on the running disk.
 const IN_PLACE: [&str; 4] = ["socket-group", "socket-mode", "socket-owner", "workers"];
+/// Keys of the process that change while it runs (`ServerSettings::follow`).
+const SERVER_IN_PLACE: [&str; 1] = ["stop-timeout"];
 
 /// A disk by the name that the server knows it by.
 #[derive(Clone, Debug)]
@@ -62,8 +68,8 @@ pub struct Applied {
     pub replaced: Vec<String>,
     pub changed: Vec<String>,
     pub refused: Vec<Refused>,
-    /// Settings of the process that it only takes when it starts.
-    pub needs_restart: Vec<&'static str>,
+    /// Keys of the process that apply at the next start.
+    pub needs_restart: Vec<String>,
 }
 
 impl Applied {
@@ -89,7 +95,7 @@ impl fmt::Display for Applied {
             self.refused.iter().map(|refused| format!("not changed: {}: {}", refused.disk, refused.why)),
         );
         if !self.needs_restart.is_empty() {
-            parts.push(format!("only a new start changes {}", self.needs_restart.join(", ")));
+            parts.push(format!("at the next start: {}", self.needs_restart.join(", ")));
         }
         if parts.is_empty() { f.write_str("nothing to change") } else { f.write_str(&parts.join("; ")) }
     }
@@ -167,11 +173,27 @@ impl Difference {
     }
 }
 
-/// Which settings differ in effect.
+/// Which keys of a disk differ in effect.
 fn changed_keys(before: &DiskSettings, after: &DiskSettings) -> Vec<String> {
-    let keys = before.words.keys().chain(after.words.keys().filter(|key| !before.words.contains_key(*key)));
-    let changed = keys.filter(|key| before.words.get(*key) != after.words.get(*key));
+    let changed = differing(&before.words, &after.words);
     changed.filter(|key| !FOR_OPENING.contains(&key.as_str())).cloned().collect()
+}
+
+/// Which keys of the process differ and apply at the next start. Workers are compared as they come out of all their
+/// keys.
+pub fn changed_server_keys(before: &ServerSettings, after: &ServerSettings) -> Vec<String> {
+    let of_workers: Vec<String> = Schema::of::<WorkersArgs>(&[]).keys().map(str::to_owned).collect();
+    let changed = differing(&before.words, &after.words);
+    let waits = |key: &&String| !SERVER_IN_PLACE.contains(&key.as_str()) && !of_workers.contains(*key);
+    let workers = (before.workers != after.workers).then(|| "workers".to_owned());
+    changed.filter(waits).cloned().chain(workers).collect()
+}
+
+type KeyValues = BTreeMap<String, String>;
+
+fn differing<'a>(before: &'a KeyValues, after: &'a KeyValues) -> impl Iterator<Item = &'a String> {
+    let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    keys.into_iter().filter(|key| before.get(*key) != after.get(*key))
 }
 
 #[cfg(test)]
@@ -242,18 +264,34 @@ mod tests {
         let wanted = disks(&["a /none/2 s1", "b /none/3 s2", "c /none/1 s3"]);
         let mut difference = Difference::between(&running, &wanted);
         let refused = difference.refuse(&running, &["b".into()], &HostOpener);
-        // b stays, so a cannot have its image and stays too, so c cannot have a's.
+        // b keeps its image, so a keeps its own, so c cannot have that.
         assert_eq!(refused.len(), 3, "{refused:?}");
         assert!(refused[1].why.contains("image is still that of disk"), "{refused:?}");
         assert!(difference.added.is_empty() && difference.replaced.is_empty());
     }
 
     #[test]
+    fn keys_of_the_process_that_differ_are_named_and_those_in_place_are_not() {
+        let server = |keys: &str| {
+            let text = format!("{keys}\n[[disk]]\nimage='/none/i'\nsocket='/tmp/none.sock'\ncreate='1M'\n");
+            config_file::parse(&text, &HostOpener, &[]).unwrap().server
+        };
+        let before = server("workers = 2");
+        let changed = |keys| changed_server_keys(&before, &server(keys));
+        assert_eq!(changed("worker-nice = 1\nworkers = 2"), ["workers"]);
+        assert_eq!(
+            changed("workers = 2\nallow-folders = '/x'\nstop-timeout = 1\npoll = 'busy'"),
+            ["allow-folders", "poll"]
+        );
+        assert!(changed("[[worker]]\n[[worker]]").is_empty(), "the same workers in other words");
+    }
+
+    #[test]
     fn line_for_the_log_has_only_what_happened() {
         let mut applied = Applied { added: vec!["x".into(), "y".into()], ..Applied::default() };
         applied.refuse("z", "it is in use");
-        applied.needs_restart = vec!["poll-us"];
-        let line = "added x, y; not changed: z: it is in use; only a new start changes poll-us";
+        applied.needs_restart = vec!["poll-us".into()];
+        let line = "added x, y; not changed: z: it is in use; at the next start: poll-us";
         assert_eq!(
             (applied.to_string(), Applied::default().to_string()),
             (line.into(), "nothing to change".into())

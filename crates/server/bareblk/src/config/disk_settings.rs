@@ -1,8 +1,8 @@
-//! One disk as it is to be served: what the command line and the configuration file both end in.
+//! One disk as it is to be served: command line, configuration file and `ctl add` all end in `DiskSettings::new`.
 //!
-//! `DiskArgs (+ image, socket) → DiskSettings::new → checked as far as it can be without opening anything`
+//! `DiskArgs (+ image, socket) → DiskSettings::new → checked as far as possible without opening anything`
 //!
-//! Not here: single values (`values.rs`), the file (`config_file.rs`), opening and serving it (`open_disk.rs`).
+//! Not here: the keys (`serve_args.rs`), the file (`config_file.rs`), opening and serving the disk (`open_disk.rs`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,51 +12,34 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use blk_server::{Coalescing, ParkPolicy, Placement, SocketConfig, Wce};
+use blk_server::{Placement, SocketConfig};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
-use io_engine::{EngineChoice, EngineConfig, EngineKind, check_options};
+use io_engine::EngineConfig;
 
 use crate::args::serve_args::{DiskArgs, Switch};
-use crate::args::usage::Contradiction;
 use crate::args::values;
 
 /// What to serve and how.
 #[derive(Clone, Debug)]
 pub struct DiskSettings {
-    /// `None`: the image's path, without links.
-    pub name: Option<String>,
     pub image: ImageOptions,
     pub socket: SocketConfig,
-    pub wce: Wce,
-    pub serial: Option<String>,
-    pub queues: u16,
-    pub queue_size: u16,
-    pub engine: EngineChoice,
     pub engine_config: EngineConfig,
     pub placement: Placement,
-    pub coalescing: Option<Coalescing>,
-    /// `None`: the guest gets every error.
-    pub park: Option<ParkPolicy>,
     /// `None`: all of them.
     pub workers: Option<WorkerChoice>,
-    /// Every setting as it was written, or as it is by default: what two readings of a file are compared by. Empty
-    /// if there is no file.
+    /// The disk's keys, those included that the fields above come from.
+    pub options: DiskArgs,
+    /// Each key with its value as written or its default: two readings of a file are compared by them. Empty without
+    /// a file.
     pub words: BTreeMap<String, String>,
 }
 
 impl DiskSettings {
-    /// Looks up users and groups, and refuses what contradicts itself.
+    /// Looks up users and groups, and refuses options that contradict each other.
     pub fn new(image: PathBuf, socket: PathBuf, args: DiskArgs) -> Result<Self> {
-        if args.engine.iopoll && !args.cache.is_direct() {
-            let why = "--iopoll needs --cache none or directsync: the page cache has nothing to poll";
-            bail!(Contradiction(why));
-        }
-        if args.engine.io_threads.is_some() && args.engine.engine == EngineChoice::Named(EngineKind::IoUring)
-        {
-            bail!(Contradiction(
-                "--io-threads has no effect with --engine io_uring, which has no threads of ours"
-            ));
-        }
+        let engine_config = args.engine.configuration(args.cache)?;
+        let placement = args.placement.placement()?;
         let socket = SocketConfig {
             path: socket,
             mode: args.socket_mode,
@@ -72,41 +55,31 @@ impl DiskSettings {
             create_bytes: args.create,
             lock_timeout: Duration::from_secs(args.lock_timeout),
         };
-        let engine_config = args.engine.configuration()?;
-        check_options(args.engine.engine, &engine_config)?;
-        let placement = args.placement.placement()?;
         image.check().map_err(|error| match error {
             ImageError::BlockSize { .. } => anyhow::Error::from(error).context("--block-size"),
             other => other.into(),
         })?;
         Ok(Self {
-            name: args.name,
             image,
             socket,
-            wce: args.wce.into(),
-            serial: args.serial,
-            queues: args.queues,
-            queue_size: args.queue_size,
-            engine: args.engine.engine,
             engine_config,
             placement,
             workers: None,
-            coalescing: args.coalesce,
-            park: args.on_error.hold(args.retry_after),
+            options: args,
             words: BTreeMap::new(),
         })
     }
 
-    /// What it is called: its name, or its image's path as far as it can be followed.
+    /// Its name; without one the image's path, with links resolved as far as possible.
     pub fn name(&self, opener: &dyn Opener) -> String {
-        self.name.clone().unwrap_or_else(|| real_path(opener, &self.image.path).display().to_string())
+        self.options.name.clone().unwrap_or_else(|| real_path(opener, &self.image.path).display().to_string())
     }
 
     pub fn read_only(&self) -> bool {
         self.image.access == Access::ReadOnly
     }
 
-    /// Whether both cannot be served at once, and over what.
+    /// What keeps both from being served at the same time, if anything.
     pub fn conflict(&self, other: &Self, opener: &dyn Opener) -> Option<Shared> {
         if real_path(opener, &self.socket.path) == real_path(opener, &other.socket.path) {
             return Some(Shared::Socket);
@@ -117,7 +90,7 @@ impl DiskSettings {
         (!readers && same()).then_some(Shared::Image)
     }
 
-    /// Looks at the image's path as opening it will.
+    /// Checks the image's path, before anything is opened.
     pub fn check_image_path(&self, opener: &dyn Opener) -> Result<(), ImageError> {
         let path = || self.image.path.clone();
         match (opener.file_kind(&self.image.path), self.image.create_bytes) {
@@ -127,13 +100,13 @@ impl DiskSettings {
             (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
                 Err(ImageError::Missing { path: path() })
             }
-            // Opening it says more.
+            // The error of opening it says more.
             (Err(_), _) => Ok(()),
         }
     }
 }
 
-/// What two disks must not have in common.
+/// What two disks must not share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
     Socket,
@@ -149,7 +122,7 @@ impl fmt::Display for Shared {
     }
 }
 
-/// One file, whatever it is called; one that does not exist yet is its path.
+/// Identifies a file by device and inode, or by its path while it does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ImageIdentity {
     File(u64, u64),
@@ -166,7 +139,7 @@ impl ImageIdentity {
     }
 }
 
-/// Without links, also for a file that does not exist yet in a folder that does.
+/// Resolves links, also for a file that does not exist yet in a folder that does.
 pub fn real_path(opener: &dyn Opener, path: &Path) -> PathBuf {
     if let Ok(real) = opener.canonical_path(path) {
         return real;
@@ -185,14 +158,14 @@ pub fn real_path(opener: &dyn Opener, path: &Path) -> PathBuf {
 /// Which workers serve a disk's queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerChoice {
-    /// This many at most; the server says which, and the balancer may change it.
+    /// At most this many; the server chooses them and the balancer may change them.
     Count(usize),
-    /// These in turn, by the numbers that `ctl workers list` shows; queues stay with theirs.
+    /// These in turn, by the numbers that `ctl workers list` shows; the balancer leaves their queues alone.
     These(Vec<u32>),
 }
 
 impl WorkerChoice {
-    /// The first that is not among `workers`, as it would be called.
+    /// Names the first that is not among `workers`.
     pub fn beyond(&self, workers: &[u32]) -> Option<String> {
         match self {
             Self::Count(count) if *count > workers.len() => Some(format!("{count} workers")),

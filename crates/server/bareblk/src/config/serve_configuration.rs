@@ -1,4 +1,4 @@
-//! What `serve` was told on its command line becomes a configuration: of one disk, or what a file says.
+//! Turns the command line of `serve` into a configuration: of one disk, or of the disks in a file.
 //!
 //! Not here: the options (`serve_args.rs`), the file (`config_file.rs`).
 
@@ -7,7 +7,7 @@ use disk_image::HostOpener;
 
 use crate::args::serve_args::ServeArgs;
 use crate::config::config_file;
-use crate::config::configuration::Configuration;
+use crate::config::configuration::{Configuration, ServerSettings};
 use crate::config::disk_settings::DiskSettings;
 
 impl ServeArgs {
@@ -20,8 +20,8 @@ impl ServeArgs {
         let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;
         let socket = self.socket.ok_or_else(|| anyhow!("no --socket is given"))?;
         let mut disk = DiskSettings::new(image, socket, self.disk)?;
-        // Disks added by way of the control socket may have other engines.
+        // A control client may add disks with other engines.
         disk.engine_config.pollable = self.server.control.is_some();
-        Ok(Configuration { disks: vec![disk], server: self.server.into(), file: None })
+        Ok(Configuration { disks: vec![disk], server: ServerSettings::new(self.server), file: None })
     }
 }

@@ -26,7 +26,7 @@ pub mod balance;
 
 pub mod dispatch;
 
-mod worker_settings;
+pub mod worker_settings;
 
 pub mod reports;
 

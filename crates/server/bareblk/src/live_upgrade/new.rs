@@ -126,7 +126,7 @@ impl Taker {
         configuration: &Configuration,
     ) -> Result<()> {
         let (Some(path), [fd]) =
-            (&configuration.server.control, <[OwnedFd; 1]>::try_from(fds).map_err(wrong)?)
+            (&configuration.server.options.control, <[OwnedFd; 1]>::try_from(fds).map_err(wrong)?)
         else {
             bail!("there is no control socket in the configuration");
         };
@@ -226,7 +226,7 @@ impl Taker {
 /// Who answers hands out images that are then served without a look at their locks. Gives its process.
 fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32> {
     let peer = getsockopt(channel, PeerCredentials).context("whose is the control socket?")?;
-    let user = configuration.server.confinement.user.as_ref().map(|user| user.id);
+    let user = configuration.server.options.confinement.user.as_ref().map(|user| user.id);
     let trusted = [Some(0), Some(geteuid().as_raw()), user];
     if !trusted.contains(&Some(peer.uid())) {
         bail!(
@@ -244,7 +244,7 @@ fn wrong(fds: Vec<OwnedFd>) -> anyhow::Error {
 /// It goes with the disks, so it has to stay where it is.
 fn check_control(control: &Path, configuration: &Configuration) -> Result<()> {
     let theirs = control.display();
-    match &configuration.server.control {
+    match &configuration.server.options.control {
         Some(ours) if real_path(&HostOpener, ours) == real_path(&HostOpener, control) => Ok(()),
         Some(ours) => bail!(
             "--take-over {theirs} and control socket {}: the control socket is taken over too, make them the same",

@@ -78,7 +78,7 @@ pub fn assign(
         return Arc::clone(opener);
     }
     let disks = configuration.disks.iter().map(|disk| (disk.name(opener.as_ref()), &disk.socket.path));
-    let control = configuration.server.control.iter().map(|path| (CONTROL.to_owned(), path));
+    let control = configuration.server.options.control.iter().map(|path| (CONTROL.to_owned(), path));
     let wanted: Vec<_> = disks.chain(control).collect();
     let real = |path: &Path| opener.canonical_path(path).unwrap_or_else(|_| path.to_owned());
     let mut sockets = HashMap::new();

@@ -17,8 +17,9 @@ use rustix::thread::{CapabilitySet, capabilities};
 use sandbox::{Enforcement, EngineCalls, FileRules, Identity, Kept};
 use tracing::{debug, warn};
 
+use crate::args::serve_args::{Confinement, Switch};
 use crate::args::usage::Contradiction;
-use crate::config::configuration::{Configuration, Confinement, ServerSettings};
+use crate::config::configuration::{Configuration, ServerSettings};
 use crate::helper::{self, Policy};
 use crate::logging::LogArgs;
 
@@ -61,14 +62,15 @@ impl Confined {
 /// Before anything is opened, and while the process has one thread.
 pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs) -> Result<Confined> {
     let server = &configuration.server;
-    check(&server.confinement, server.control.is_some())?;
-    if !server.confinement.sandbox {
+    let confinement = &server.options.confinement;
+    check(confinement, server.options.control.is_some())?;
+    if confinement.sandbox == Switch::Off {
         let opener = Arc::new(HostOpener);
         return Ok(Confined { opener, identity: Identity::default(), files: None });
     }
     let opener = helper::start(&policy(configuration, adopts), log)?;
     let locked_memory = !allow_locked_memory();
-    let identity = identity(&server.confinement);
+    let identity = identity(confinement);
     sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
     sandbox::keep_out_of_core_files().context(NOT_UP)?;
     let files = sandbox::restrict_files(&file_rules(server)).context(NOT_UP)?;
@@ -76,17 +78,18 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
 }
 
 fn check(confinement: &Confinement, control: bool) -> Result<()> {
-    let Confinement { sandbox, user, group, folders } = confinement;
+    let Confinement { sandbox, user, group, allow_folders } = confinement;
+    let sandbox = *sandbox == Switch::On;
     if !sandbox && (user.is_some() || group.is_some()) {
         bail!(Contradiction(
-            "--user and --group need --sandbox on: who serves as somebody else opens nothing"
+            "--user and --group need --sandbox on: only its helper can open images and sockets after the change"
         ));
     }
-    if folders.is_some() && !(*sandbox && control) {
+    if allow_folders.is_some() && !(sandbox && control) {
         bail!(Contradiction("--allow-folders has no effect without --control and --sandbox on"));
     }
     if user.is_some_and(|user| user.group.is_none()) && group.is_none() {
-        bail!(Contradiction("--user names a number that no user has: add --group"));
+        bail!(Contradiction("--user is a number that belongs to no user: add --group"));
     }
     Ok(())
 }
@@ -101,14 +104,19 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
         let disks = disks.iter().filter(move |disk| disk.image.access == access);
         disks.map(|disk| disk.image.path.as_os_str().to_owned()).collect()
     };
-    let sockets: Vec<&Path> =
-        disks.iter().map(|disk| &disk.socket.path).chain(&server.control).map(PathBuf::as_path).collect();
+    let sockets: Vec<&Path> = disks
+        .iter()
+        .map(|disk| &disk.socket.path)
+        .chain(&server.options.control)
+        .map(PathBuf::as_path)
+        .collect();
     let named = |paths: &[&Path]| paths.iter().map(|path| path.as_os_str().to_owned()).collect();
-    let folders = |paths: &[&Path]| match server.control {
+    let folders = |paths: &[&Path]| match server.options.control {
         Some(_) => {
             let beside = paths.iter().flat_map(|path| [Some(path.to_path_buf()), path.canonicalize().ok()]);
             let beside = beside.flatten().map(|path| folder(&path));
-            let more = server.confinement.folders.iter().flat_map(|more| more.0.iter().cloned());
+            let more =
+                server.options.confinement.allow_folders.iter().flat_map(|more| more.0.iter().cloned());
             beside.chain(more).collect::<BTreeSet<_>>().into_iter().map(PathBuf::into_os_string).collect()
         }
         None => Vec::new(),
@@ -146,7 +154,7 @@ fn identity(confinement: &Confinement) -> Identity {
 /// Workers are given classes and nice values on their own threads, later.
 fn kept(server: &ServerSettings, locked_memory: bool) -> Kept {
     let scheduled = server.workers.iter().any(|worker| worker.nice.is_some() || worker.class.is_some());
-    Kept::Server { scheduling: scheduled || server.control.is_some(), locked_memory }
+    Kept::Server { scheduling: scheduled || server.options.control.is_some(), locked_memory }
 }
 
 /// Rings of io_uring and pinned guest memory count as locked, and who may lock any amount is about to lose that right.
@@ -168,13 +176,13 @@ fn allow_locked_memory() -> bool {
 fn file_rules(server: &ServerSettings) -> FileRules {
     let groups = server.workers.iter().filter_map(|worker| worker.cgroup.as_deref());
     let named = groups.filter_map(blk_server::threads_file);
-    let own = server.control.as_ref().and_then(|_| blk_server::own_domain());
+    let own = server.options.control.as_ref().and_then(|_| blk_server::own_domain());
     FileRules { writable: named.chain(own).collect() }
 }
 
 /// Workers that will never see another engine need no calls of it.
 pub fn limit_engines(server: &ServerSettings, has_file: bool, kinds: impl Iterator<Item = EngineKind>) {
-    if server.control.is_some() || has_file {
+    if server.options.control.is_some() || has_file {
         return;
     }
     let kinds: Vec<EngineKind> = kinds.collect();

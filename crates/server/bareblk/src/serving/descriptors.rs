@@ -46,7 +46,7 @@ pub fn warn_if_short(limit: Option<u64>, needed: u64) {
 /// With one front-end at each disk that uses all its queues. Front-ends get three quarters of the limit (`guest_mem`'s `Limits`).
 pub fn needed(configuration: &Configuration) -> u64 {
     let workers = configuration.server.workers.len() as u64;
-    let queues = || configuration.disks.iter().map(|disk| u64::from(disk.queues));
+    let queues = || configuration.disks.iter().map(|disk| u64::from(disk.options.queues));
     // An image has a file description in each worker that serves it, and not in more than it has queues.
     let own: u64 = queues().map(|queues| PER_DISK + workers.min(queues) + PER_SESSION).sum();
     let passed: u64 = queues().map(|queues| PASSED + PER_QUEUE * queues).sum();

@@ -27,7 +27,7 @@ use tracing::info;
 
 use crate::config::config_file;
 use crate::config::configuration::{Configuration, ServerSettings};
-use crate::config::difference::{Applied, Changed, Difference, NamedDisk};
+use crate::config::difference::{Applied, Changed, Difference, NamedDisk, changed_server_keys};
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 use crate::service::service_manager::ServiceManager;
 use crate::serving::open_disk::{
@@ -80,8 +80,8 @@ impl Opened {
         let config = ServerConfig {
             engine: Arc::clone(&first.engine),
             workers: settings.workers.clone(),
-            poll: settings.poll,
-            balance: settings.balance,
+            poll: settings.options.poll(),
+            balance: settings.options.balance,
         };
         let mut told = Vec::new();
         let mut made = Vec::new();
@@ -346,23 +346,15 @@ impl Serving {
         }
     }
 
-    /// The settings that it only takes at its start.
-    fn apply_server(&self, wanted: &ServerSettings) -> Vec<&'static str> {
+    /// Takes over the settings that can change now. Returns the changed keys that need a restart.
+    fn apply_server(&self, wanted: &ServerSettings) -> Vec<String> {
         let mut state = self.state();
-        let now = &mut state.settings;
-        now.stop_timeout = wanted.stop_timeout;
-        let differ = [
-            ("poll-us", now.poll != wanted.poll),
-            ("workers", now.workers != wanted.workers),
-            ("balance", now.balance != wanted.balance),
-            ("control", now.control != wanted.control),
-            ("sandbox", now.confinement != wanted.confinement),
-        ];
-        differ.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
+        state.settings.follow(wanted);
+        changed_server_keys(&state.settings, wanted)
     }
 
     fn carry_out(&self, difference: Difference, running: &[NamedDisk], applied: &mut Applied) {
-        let timeout = self.state().settings.stop_timeout;
+        let timeout = self.state().settings.options.stop_timeout();
         for name in &difference.removed {
             match self.unserve_disk(name, false, timeout) {
                 Ok(()) => applied.removed.push(name.clone()),
@@ -454,7 +446,7 @@ impl Serving {
 
     /// Stops, within the time that the settings give it. `None`: somebody else has stopped it.
     pub fn stop(&self) -> Option<StopReport> {
-        let timeout = self.state().settings.stop_timeout;
+        let timeout = self.state().settings.options.stop_timeout();
         let _fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         // Relaxed: see `is_stopping`.
         let first = !self.stopping.swap(true, Ordering::Relaxed);

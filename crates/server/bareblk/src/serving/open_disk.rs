@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use blk_server::{DiskConfig, EngineSource, Placement, Wce};
+use blk_server::{DiskConfig, EngineSource, Placement};
 use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
 use io_engine::{Chosen, EngineConfig, EngineKind, FileSpec, choose};
 use tracing::{info, warn};
 
 use crate::args::placement_args::engine_source;
+use crate::args::serve_args::WceChoice;
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 
 /// What opening an image and trying an engine out on it may take, besides the wait for its lock.
@@ -135,15 +136,16 @@ pub fn prepare(
     workers: usize,
 ) -> Result<ReadyDisk> {
     let OpenImage { image, new } = open;
+    let options = &settings.options;
     let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-    let chosen = Arc::new(choose(settings.engine, &file, &settings.engine_config)?);
+    let chosen = Arc::new(choose(options.engine.engine, &file, &settings.engine_config)?);
     // The image's lock must not outlive the server.
     drop(file);
     let engine = sources.source(&chosen, &settings.engine_config);
     // Its own: what is placed knows the workers of one disk.
     let placed = engine_source(settings.placement, chosen.kind, &settings.engine_config, workers)?;
     let path = image.path().display().to_string();
-    let serial = settings.serial.clone().unwrap_or_else(|| image.default_serial());
+    let serial = options.serial.clone().unwrap_or_else(|| image.default_serial());
     let told = Told {
         image: path.clone(),
         size_bytes: image.capacity_sectors() * SECTOR_BYTES,
@@ -153,15 +155,15 @@ pub fn prepare(
         chosen,
     };
     let config = DiskConfig {
-        name: settings.name.clone().unwrap_or(path),
+        name: options.name.clone().unwrap_or(path),
         serial,
-        queues: settings.queues,
-        queue_size: settings.queue_size,
-        wce: settings.wce,
+        queues: options.queues,
+        queue_size: options.queue_size,
+        wce: options.wce.into(),
         engine: Some(placed.unwrap_or_else(|| Arc::clone(&engine))),
         workers: most_workers(settings.workers.as_ref()),
-        coalescing: settings.coalescing,
-        park: settings.park,
+        coalescing: options.coalesce,
+        park: options.park(),
         image,
     };
     Ok(ReadyDisk { config, engine, told, new })
@@ -198,15 +200,15 @@ impl Told {
     pub fn log(&self, settings: &DiskSettings) {
         warn_of_passed_over(&self.chosen);
         warn_of_unsafe_cache(settings);
-        let (engine, usual) = (&settings.engine_config, EngineConfig::default());
+        let (options, engine, usual) = (&settings.options, &settings.engine_config, EngineConfig::default());
         info!(
-            disk = settings.name,
+            disk = options.name,
             image = self.image,
             size_bytes = self.size_bytes,
             block_size = self.block_size,
             readonly = settings.read_only(),
             cache = %settings.image.cache,
-            wce = %if settings.wce == Wce::Fixed { "fixed" } else { "guest" },
+            wce = %if options.wce == WceChoice::Fixed { "fixed" } else { "guest" },
             discard = self.discard,
             serial = self.serial,
             engine = %self.chosen.kind,
@@ -217,9 +219,9 @@ impl Told {
             fd_pool = (engine.fd_pool != usual.fd_pool).then_some(engine.fd_pool),
             io_threads = (engine.threads != usual.threads).then_some(engine.threads),
             placement = (settings.placement != Placement::Queue).then(|| settings.placement.to_string()),
-            on_error = settings.park.map(|park| park.what.to_string()),
-            queues = settings.queues,
-            queue_size = settings.queue_size,
+            on_error = options.park().map(|park| park.what.to_string()),
+            queues = options.queues,
+            queue_size = options.queue_size,
             socket = %settings.socket.path.display(),
             "serving"
         );

@@ -56,7 +56,7 @@ pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log
     }
     let lines = ready_lines(&configuration);
     let needed = descriptors::needed(&configuration);
-    let control = configuration.server.control.clone();
+    let control = configuration.server.options.control.clone();
     let opened = serving::open(&opener, configuration)?;
     let requests = Requests::catch().context("cannot catch signals")?;
     drop(starting);
@@ -88,9 +88,10 @@ fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<Contro
 
 /// Before anything is opened, made or waited for.
 fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
-    workers.iter().enumerate().try_for_each(|(number, options)| {
-        options.check().with_context(|| format!("worker {number} cannot run as it is told"))
-    })
+    workers
+        .iter()
+        .enumerate()
+        .try_for_each(|(number, options)| options.check().with_context(|| format!("worker {number}")))
 }
 
 /// For scripts, which wait for the last one.
@@ -212,7 +213,7 @@ fn follow_file(serving: &Serving) -> &'static str {
 fn stop(service: Service, mut control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
     let Service { serving, manager, answer } = service;
     manager.stopping();
-    let timeout = serving.settings().stop_timeout;
+    let timeout = serving.settings().options.stop_timeout();
     info!(timeout = ?timeout, "stopping");
     let (sender, reports) = mpsc::channel();
     let stopped = WakeOnDrop(requests.closer());

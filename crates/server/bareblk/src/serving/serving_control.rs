@@ -129,7 +129,6 @@ impl From<Applied> for ReloadAnswer {
     fn from(applied: Applied) -> Self {
         let Applied { added, removed, replaced, changed, refused, needs_restart } = applied;
         let refused = refused.into_iter().map(|refused| NotChanged { disk: refused.disk, why: refused.why });
-        let needs_restart = needs_restart.into_iter().map(Into::into).collect();
         Self { added, removed, replaced, changed, refused: refused.collect(), needs_restart }
     }
 }

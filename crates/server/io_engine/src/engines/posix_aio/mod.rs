@@ -43,7 +43,7 @@ use crate::record::Verb;
 /// Passes between two looks at the watched fds, for a worker that never sleeps.
 const LOOK_EVERY: u32 = 256;
 /// Most descriptors per file. Far beyond use: glibc has 20 threads for all descriptors of the process.
-const MAX_FD_POOL: u32 = 256;
+pub const MAX_FD_POOL: u32 = 64;
 /// How long to sleep at most while no thread can be had to wait for a request.
 const BLIND_SLEEP: Duration = Duration::from_millis(1);
 
