@@ -2,10 +2,9 @@
 //!
 //! `arguments → clap → the arguments of one subcommand`; what `serve` takes is in `serve_args.rs`.
 //!
-//! - Values that cannot be served are refused where they are read, with the server's own errors: before anything
-//!   is opened, made or waited for.
+//! - Impossible values are refused here, before the program opens, creates or waits for anything.
 //!
-//! Not here: acting on any of it (`serve.rs`, `vmm_args.rs`), single values (`values.rs`).
+//! Not here: running the commands (`serve.rs`, `vmm_args.rs`), single values (`values.rs`).
 
 use std::path::PathBuf;
 
@@ -24,11 +23,11 @@ use crate::logging::LogArgs;
 const EXAMPLES: &str = "\
 Examples:
   bareblk serve disk.raw --socket /run/vm1.sock
-  bareblk vmm-args --socket /run/vm1.sock          what to add to the VM's command line
+  bareblk vmm-args --socket /run/vm1.sock          options for the VM's command line
   bareblk bench --socket /run/vm1.sock --rw randread --iodepth 32 --runtime 10
   bareblk lab run aio --out results --quick        a published experiment, repeated here
 
-`bareblk COMMAND --help` has more.";
+See `bareblk COMMAND --help`.";
 
 const VMM_ARGS_EXAMPLES: &str = "\
 Examples:
@@ -38,8 +37,8 @@ Examples:
 
 const ENGINES_EXAMPLES: &str = "\
 Examples:
-  bareblk engines                                  what this host offers
-  bareblk engines disk.raw --cache writeback       and what `--engine auto` takes for this image";
+  bareblk engines                                  the engines of this host
+  bareblk engines disk.raw --cache writeback       and the one that `--engine auto` takes for this image";
 
 const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
@@ -61,16 +60,16 @@ pub enum Command {
     /// Serve raw disk images, or block devices, on vhost-user sockets
     #[command(after_help = serve_args::EXAMPLES)]
     Serve(Box<ServeArgs>),
-    /// What `serve` starts to keep its rights, when it gives up its own
+    /// The privileged process that `serve` starts before it drops its own privileges
     #[command(hide = true, name = helper::SUBCOMMAND)]
     Helper(LogArgs),
-    /// Look at a running server, and change it
+    /// Inspect and change a running server
     #[command(after_help = ctl_args::EXAMPLES)]
     Ctl(CtlArgs),
-    /// Print what a virtual machine needs to use a served disk
+    /// Print the options that a virtual machine needs for a served disk
     #[command(after_help = VMM_ARGS_EXAMPLES)]
     VmmArgs(VmmArgs),
-    /// Print which I/O engines work on this host, what is off and why, and what suits an image
+    /// Print which I/O engines work on this host, which do not and why, and which one suits an image
     #[command(after_help = ENGINES_EXAMPLES)]
     Engines(EnginesArgs),
     /// Put a load on a socket or file, in fio's words, and measure it
@@ -88,7 +87,7 @@ pub enum Command {
     /// Write the manual pages, one for each command, into a folder
     #[command(hide = true)]
     Man {
-        /// The folder, which is there
+        /// An existing folder
         folder: PathBuf,
     },
 }

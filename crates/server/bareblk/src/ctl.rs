@@ -1,4 +1,4 @@
-//! `bareblk ctl`: asks a running server, prints its answer.
+//! `bareblk ctl`: sends one request to a running server and prints its answer.
 //!
 //! `arguments → Verb → connection.rs → the server's answer → tables.rs, rates.rs, or the line itself (--json)`
 //!
@@ -27,7 +27,7 @@ use crate::control::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use crate::control::worker_settings;
 use connection::{Connection, Reply};
 
-/// Does what `args` say.
+/// Runs the subcommand.
 pub fn obey(args: CtlArgs) -> Result<()> {
     let (socket, json) = (args.socket(), args.json);
     let watch = match args.command {
@@ -85,7 +85,7 @@ fn timeout_ms(timeout: Timeout) -> Result<TimeoutMs> {
     TimeoutMs::try_from(timeout.seconds.saturating_mul(1000)).map_err(|why| Wrong(why).into())
 }
 
-/// The server runs in a folder of its own: paths are made absolute here.
+/// Makes paths absolute: the server may run in another folder.
 fn table(settings: Vec<(String, Value)>) -> Result<Map<String, Value>> {
     let mut table = Map::new();
     for (key, value) in settings {
@@ -97,7 +97,7 @@ fn table(settings: Vec<(String, Value)>) -> Result<Map<String, Value>> {
             (_, value) => value,
         };
         if table.contains_key(&key) {
-            bail!(Wrong(format!("{key}= is given twice: give it once")));
+            bail!(Wrong(format!("{key}= appears twice: give it once")));
         }
         table.insert(key, value);
     }
@@ -114,17 +114,17 @@ fn shown(verb: &Verb, ok: Value) -> Result<String> {
         }
         Verb::WorkersAdd(_) => format!("worker {}\n", ok["worker"]),
         Verb::Add(_) => format!("{}\n", tables::plain(ok["disk"].as_str().unwrap_or_default())),
-        Verb::Resume(_) => format!("{} parked requests are tried again\n", ok["resumed"]),
+        Verb::Resume(_) => format!("retrying {} held requests\n", ok["resumed"]),
         Verb::Reload => tables::changes(&read(ok)?),
         _ => String::new(),
     })
 }
 
 fn read<T: DeserializeOwned>(ok: Value) -> Result<T> {
-    serde_json::from_value(ok).context("the server's answer is not understood")
+    serde_json::from_value(ok).context("cannot read the server's answer")
 }
 
-/// Until nobody reads it any more, or a signal ends it.
+/// Runs until the reader closes standard output, or a signal ends it.
 fn keep_watching(server: &mut Connection, json: bool, pause: Duration) -> Result<()> {
     let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     let mut before: Option<StatsAnswer> = None;
@@ -147,7 +147,7 @@ fn keep_watching(server: &mut Connection, json: bool, pause: Duration) -> Result
     }
 }
 
-/// False: nobody reads any more, which is no error.
+/// False: the reader has closed standard output, which is no error.
 fn print(text: &str) -> Result<bool> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -1,6 +1,6 @@
-//! What the program reads from others, as functions of text: for fuzzing, and for nothing else.
+//! Entry points for fuzzing: the program's untrusted inputs as functions of text.
 //!
-//! Not here: the code that they call (`control`, `config_file.rs`), what must hold (`fuzz_targets`).
+//! Not here: the parsers (`control`, `config_file.rs`), the properties that must hold (`fuzz_targets`).
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ use crate::live_upgrade::{AT_ONCE, Message, receive};
 /// Longest line that a control client may send.
 pub const MAX_LINE_BYTES: usize = crate::control::limits::MAX_LINE_BYTES;
 
-/// What a server that has no disks and one worker answers to a control client's line, without the line break.
+/// The answer of a server with one worker and no disks to a control client's line, without the line break.
 #[must_use]
 pub fn control_answer(line: &[u8]) -> String {
     let answer = match protocol::parse(line) {
@@ -33,10 +33,10 @@ pub fn control_answer(line: &[u8]) -> String {
     serde_json::to_string(&answer).unwrap_or_default()
 }
 
-/// How many disks a configuration has, or what the user is told. Looks the named paths up, and opens nothing.
+/// How many disks a configuration has. Looks the named paths up and opens nothing.
 ///
 /// # Errors
-/// The line.
+/// The error line.
 pub fn configuration(text: &str) -> Result<usize, String> {
     let read = config_file::read_text(Path::new("bareblk.toml"), text, &HostOpener, &[]);
     read.map(|configuration| configuration.disks.len())
@@ -52,7 +52,7 @@ pub struct LiveUpgradeFrame {
     pub body: String,
     /// How many came with it.
     pub descriptors: usize,
-    /// If it is a session: whether the server could go on with it, or what the user is told.
+    /// For a session: whether the server can continue it, or the error line.
     pub session: Option<Result<(), String>>,
 }
 
@@ -60,7 +60,7 @@ pub struct LiveUpgradeFrame {
 /// and let go of before a ring of it starts.
 ///
 /// # Errors
-/// What the user is told.
+/// The error line.
 pub fn live_upgrade_frame(channel: &UnixStream, server: &Server) -> Result<LiveUpgradeFrame, String> {
     let told = |error: anyhow::Error| format!("{error:#}");
     let (message, fds) = receive(channel, Some(AT_ONCE)).map_err(|error| told(error.into()))?;

@@ -2,10 +2,10 @@
 //!
 //! `arguments → cli.rs → serve.rs | ctl.rs | vmm_args.rs | engines.rs | bench.rs | lab.rs | completions | man.rs → exit code`
 //!
-//! - Exit codes: 0 all is well; 1 an error, which is one line on standard error; 2 wrong usage, likewise; 128 + n
-//!   signal n ended a measurement, or, the second one, a stop that took too long; 159 the sandbox ended the server.
+//! - Exit codes: 0 success; 1 an error, one line on standard error; 2 wrong usage, likewise; 128 + n: signal n ended a
+//!   measurement, or a second signal n ended a stop; 159 the sandbox ended the server.
 //!
-//! Not here: what serving means (`blk_server`), what an image is (`disk_image`).
+//! Not here: serving (`blk_server`), images (`disk_image`).
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -76,13 +76,13 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     }
 }
 
-/// Help or a version, asked for or due (no arguments at all).
+/// Help or a version, requested or because there are no arguments.
 fn is_help(error: &clap::Error) -> bool {
     !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
 }
 
 fn complain((line, code): (String, ExitCode)) -> ExitCode {
-    // Not `eprintln!`, which panics when nobody reads any more.
+    // Not `eprintln!`, which panics when the reader has closed standard error.
     let _ = writeln!(io::stderr(), "bareblk: {line}");
     code
 }
@@ -110,7 +110,7 @@ fn run(command: Command) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A reader that has seen enough (`| head`) is no error.
+/// A reader that closes the pipe (`| head`) is no error.
 fn print(text: &str) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),

@@ -1,9 +1,7 @@
-//! What signals ask for, and when a second one means it: of a server that starts (`EndAtOnce`) or
-//! serves (`Requests`), and of a measurement (`Ending`).
+//! Receives signals: for a server that starts (`EndAtOnce`) or serves (`Requests`), and for a measurement (`Ending`).
 //!
-//! - SIGTERM and SIGINT ask for a stop, SIGHUP for a new look at the images' sizes.
-//! - SIGUSR1 is caught only where a watchdog wants to know whether somebody listens: there is no other way to wake who
-//!   waits for signals.
+//! - SIGTERM and SIGINT ask for a stop, SIGHUP for a reload.
+//! - SIGUSR1 is caught only with a watchdog, which sends it to check the main loop.
 //! - `timeout(1)` signals its child and then the child's process group, and a terminal the whole group next
 //!   to a supervisor that passes it on: a repetition at once is the same request, not an impatient one.
 //!
@@ -24,12 +22,12 @@ use tracing::error;
 /// Signals closer together than this are one request.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
-/// What the operator wants.
+/// A request from a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Images may have grown.
     Refresh,
-    /// Say that somebody listens.
+    /// Answer the watchdog.
     Answer,
     /// Stop, and lose nothing.
     Stop,
@@ -90,7 +88,7 @@ impl Requests {
     }
 }
 
-/// Whether somebody listens to the process's signals.
+/// Asks the main loop for an answer.
 pub fn ask_main_loop() {
     if let Err(error) = signal_hook::low_level::raise(SIGUSR1) {
         error!("the main loop cannot be asked whether it is alive: {error}");

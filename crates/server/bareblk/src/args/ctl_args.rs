@@ -1,4 +1,4 @@
-//! `bareblk ctl`: its words and flags.
+//! The subcommands and options of `bareblk ctl`.
 //!
 //! Not here: what they do (`ctl.rs`).
 
@@ -12,33 +12,33 @@ use crate::args::values::{image_bytes, number};
 use crate::args::worker_args::WorkerArgs;
 use crate::control::limits::MAX_TIMEOUT_MS;
 
-/// Where a server listens if nobody says otherwise.
+/// The default path of a control socket.
 pub const DEFAULT_SOCKET: &str = "/run/bareblk/control.sock";
-/// Names another place.
+/// Environment variable with another path.
 pub const SOCKET_VARIABLE: &str = "BAREBLK_CONTROL";
 
 pub const EXAMPLES: &str = "\
 Examples:
   bareblk serve disk.raw --socket /run/vm1.sock --control /run/bareblk/control.sock
-      a server that can be looked at and changed
+      a server that ctl can inspect and change
   bareblk ctl list
   bareblk ctl stats --watch 1
       IOPS, MB/s and processor time, every second
   bareblk ctl workers add --cpus 2,3
   bareblk ctl attach data 0 1
-      the disk's queue 0 goes on at worker 1
+      moves the disk's queue 0 to worker 1
   bareblk ctl placement data --completion-worker 1
-      of a disk with --placement completion or shared
+      for a disk with --placement completion or shared
   bareblk ctl add name=data image=/images/data.raw socket=/run/vm1-data.sock queues=4
-      one more disk; the settings of a [[disk]] table in bareblk.toml
+      adds a disk; the settings are the keys of a [[disk]] table in bareblk.toml
   bareblk ctl resize data 40G
   bareblk ctl resume data
-      there is room again on the image's file system
+      retries held requests, once the image's file system has space again
   bareblk ctl remove data
   bareblk ctl stats --json | jq .ok.workers
 
 Permissions:
-  Only root and the user who runs the server may. The protocol: docs/reference/control.md.
+  Only root and the user who runs the server may connect. The protocol: docs/reference/control.md.
 
 Environment:
   BAREBLK_CONTROL  the server's control socket, instead of --socket
@@ -51,7 +51,7 @@ pub struct CtlArgs {
     #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
 
-    /// Print the server's answer as it is, one line of JSON
+    /// Print the server's answer unchanged, as one line of JSON
     #[arg(long, global = true)]
     pub json: bool,
 
@@ -70,87 +70,87 @@ impl CtlArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum CtlCommand {
-    /// Disks: images, sockets, sizes, who is connected
+    /// List the disks: images, sockets, sizes, connected front-ends
     List,
-    /// Counters of disks, queues and workers
+    /// Show the counters of disks, queues and workers
     Stats {
-        /// Again and again, this many seconds apart, as rates
+        /// Repeat every so many seconds, and show rates
         #[arg(long, value_name = "SECONDS", value_parser = number("whole seconds, without a unit,", 1..=3600_u64))]
         watch: Option<u64>,
     },
-    /// Workers: which there are; one more; one fewer
+    /// List, add or remove workers
     Workers {
         #[command(subcommand)]
         command: Option<WorkersCommand>,
     },
-    /// Hand a disk's queue to a worker, under load or not
+    /// Move a disk's queue to a worker; works under load
     Attach {
-        /// The disk's name: see `bareblk ctl list`
+        /// The disk's name, from `bareblk ctl list`
         disk: String,
         /// The queue's number, from 0
         queue: u16,
-        /// The worker's number: see `bareblk ctl workers`
+        /// The worker's number, from `bareblk ctl workers`
         worker: u32,
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Where a disk's requests are carried out; another completion worker for it, under load or not
+    /// Show a disk's placement, or choose its completion worker; works under load
     Placement {
         /// The disk's name
         disk: String,
-        /// The worker that is to handle its completions; none: the workers choose
+        /// The worker that handles its completions from now on; none: the workers choose
         #[arg(long, value_name = "N|none", value_parser = choice)]
         completion_worker: Option<Choice>,
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Serve one more disk
+    /// Add a disk
     Add {
         /// Keys of a disk's table in bareblk.toml: name=data image=data.raw socket=data.sock readonly=true
         #[arg(value_name = "KEY=VALUE", required = true, value_parser = setting)]
         settings: Vec<(String, Value)>,
     },
-    /// Stop serving a disk; its image is flushed and its socket goes
+    /// Remove a disk: flush its image and remove its socket
     Remove {
         /// The disk's name
         disk: String,
-        /// Even if a virtual machine is connected
+        /// Remove it even if a front-end is connected
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Give a disk another size and tell its virtual machine
+    /// Resize a disk and tell its guest
     Resize {
         /// The disk's name
         disk: String,
         /// The new size (K, M, G, T: powers of 1024)
         #[arg(value_parser = image_bytes)]
         size: u64,
-        /// Even if it is smaller: what lies behind is lost
+        /// Allow a smaller size; the data behind the new end is lost
         #[arg(long)]
         force: bool,
     },
-    /// Try the requests again that a disk holds (--on-error hold), now that its storage is well
+    /// Retry the requests that a disk holds (--on-error hold)
     Resume {
         /// The disk's name
         disk: String,
         #[command(flatten)]
         timeout: Timeout,
     },
-    /// Read the configuration file, and the images' sizes, again
+    /// Read the configuration file and the images' sizes again
     Reload,
-    /// Stop the server in order; returns when it has
+    /// Stop the server cleanly, and wait until it has stopped
     Shutdown,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum WorkersCommand {
-    /// Which there are
+    /// List the workers
     List,
-    /// Start one more; it gets no queue by itself
+    /// Start a worker; queues come to it by `attach`, new disks and the balancer
     Add(WorkerArgs),
-    /// End one; its queues go to the others first
+    /// Remove a worker; its queues move to the others first
     Remove {
         /// Its number
         worker: u32,
@@ -161,12 +161,12 @@ pub enum WorkersCommand {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Timeout {
-    /// How long requests in flight may take to complete, in seconds
+    /// How long to wait for requests in flight, in seconds
     #[arg(long = "timeout", value_name = "S", default_value_t = 10, value_parser = number("whole seconds, without a unit,", 0..=MAX_TIMEOUT_MS / 1000))]
     pub seconds: u64,
 }
 
-/// A worker, or `None`: in a type of its own, as clap takes an `Option` for a value that may be left out.
+/// A worker, or `None`. A type of its own, because clap reads an `Option` as an optional argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice(pub Option<u32>);
 
@@ -174,15 +174,15 @@ fn choice(text: &str) -> Result<Choice> {
     if text == "none" {
         return Ok(Choice(None));
     }
-    let worker = text.parse().context("give the number of a worker (see `bareblk ctl workers`), or none")?;
+    let worker = text.parse().context("give the number of a worker (from `bareblk ctl workers`), or none")?;
     Ok(Choice(Some(worker)))
 }
 
-/// `queues=4` is a number, `readonly=true` a truth, `image=disk.raw` a text, as the same would be in TOML; quotes make
-/// a text of anything.
+/// `queues=4` is a number, `readonly=true` a boolean and `image=disk.raw` a text, as in TOML; a value in quotes is
+/// always a text.
 fn setting(text: &str) -> Result<(String, Value)> {
     let Some((key, value)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-        bail!("give KEY=VALUE");
+        bail!("give KEY=VALUE, such as queues=4");
     };
     let parsed = toml::from_str::<Line>(&format!("value = {value}")).ok();
     let value = parsed.map_or_else(|| Value::from(value), |line| line.value);

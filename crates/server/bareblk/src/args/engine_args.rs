@@ -18,29 +18,29 @@ use crate::args::values::{number, whole};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "I/O engine")]
 pub struct EngineArgs {
-    /// How I/O reaches the kernel; `bareblk engines` says what works here
+    /// How I/O reaches the kernel; `bareblk engines` shows what works on this host
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = engine())]
     pub engine: EngineChoice,
 
-    /// io_uring: a kernel thread submits; it sleeps after this many milliseconds without work
+    /// io_uring: a kernel thread submits; it sleeps after this many milliseconds without work [default: off]
     #[arg(long, value_name = "MS", value_parser = number("whole milliseconds, without a unit,", 1..=60_000_u64))]
     pub sqpoll_ms: Option<u64>,
 
-    /// io_uring: poll for completions; needs --cache none or directsync, costs a core under load
+    /// io_uring: poll for completions; needs --cache none or directsync; uses a whole CPU under load
     #[arg(long)]
     pub iopoll: bool,
 
-    /// io_uring: register guest memory; saves CPU. Breaks balloon, free-page reporting, virtio-mem:
-    /// reads into pages that the guest gave back succeed and are lost. Locks all guest memory
+    /// io_uring: register guest memory; saves CPU and locks all guest memory. Breaks balloon, free-page reporting and
+    /// virtio-mem: reads into pages that the guest gave back succeed, and their data is lost
     #[arg(long)]
     pub pin_guest_memory: bool,
 
-    /// posix-aio: descriptors per image that requests are spread over; 1: its own only [default: 4]
+    /// posix-aio: descriptors per image, over which requests are spread [default: 4]
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_FD_POOL))]
     pub fd_pool: Option<u32>,
 
-    /// Most threads for calls that wait: all calls of engine threads, few of the others, none of io_uring; with many
-    /// disks half as many, and one for each disk, if that is more [default: 64]
+    /// Most threads for blocking calls (not with io_uring); with many disks, half of this number plus one per disk if
+    /// that is more [default: 64]
     #[arg(long, value_name = "N", value_parser = whole(1..=1024_u32))]
     pub io_threads: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! What the command line takes, option by option.
+//! The options of the command line, with their value parsers.
 //!
 //! Not here: the commands (`cli.rs`), a configuration file (`config`).
 

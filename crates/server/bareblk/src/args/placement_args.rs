@@ -1,4 +1,4 @@
-//! Options that say where a disk's requests are carried out, and the engine source that follows from them.
+//! Options that say which worker submits and completes a disk's requests, and the engine source that they lead to.
 //!
 //! Not here: what the placements do (`io_engine`), which worker serves which queue (`blk_server`).
 
@@ -11,7 +11,7 @@ use io_engine::{EngineConfig, EngineKind, HandOver};
 
 use crate::args::usage::{Contradiction, Wrong};
 
-/// Less, and two workers would not have enough each.
+/// With less, two workers would not have enough each.
 const LEAST_DEPTH: u32 = 64;
 
 #[derive(Debug, Clone, Args)]
@@ -21,7 +21,7 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "PLACEMENT", value_enum, default_value_t = PlacementChoice::Queue)]
     pub placement: PlacementChoice,
 
-    /// shared: only the completion worker takes completions, not whoever submits
+    /// shared: only the completion worker takes completions, not the worker that submits
     #[arg(long)]
     pub no_reap_on_submit: bool,
 
@@ -29,23 +29,23 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "N")]
     pub completion_worker: Option<u32>,
 
-    /// completion: when requests are handed over: count:N, time:MICROSECONDS or adaptive [default: adaptive]
+    /// completion: when workers hand requests over: count:N, time:MICROSECONDS or adaptive [default: adaptive]
     #[arg(long, value_name = "POLICY")]
     pub hand_over: Option<HandOver>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlacementChoice {
-    /// By the worker of their queue, with an engine of its own
+    /// By the worker of the queue, with its own engine
     Queue,
-    /// With one engine for all workers of the disk, behind a lock; io_uring and linux-aio
+    /// With one engine for all workers of the disk, behind a lock; only io_uring and linux-aio
     Shared,
-    /// All by one worker, to which the others hand them over
+    /// All by one worker; the others hand their requests over to it
     Completion,
 }
 
 impl PlacementArgs {
-    /// What the options come to.
+    /// The placement that the options describe.
     pub fn placement(&self) -> Result<Placement> {
         let Self { placement, no_reap_on_submit, completion_worker, hand_over } = self;
         let is = |wanted| *placement == wanted;
@@ -56,8 +56,7 @@ impl PlacementArgs {
             bail!(Contradiction("--hand-over has no effect without --placement completion"));
         }
         if completion_worker.is_some() && is(PlacementChoice::Queue) {
-            let why =
-                "--completion-worker has no effect with --placement queue: every worker completes its own";
+            let why = "--completion-worker has no effect with --placement queue: each worker completes its own requests";
             bail!(Contradiction(why));
         }
         let completion_worker = completion_worker.map(WorkerId);
@@ -73,7 +72,7 @@ impl PlacementArgs {
     }
 }
 
-/// A disk's own engine source; `None`: the server's will do. `workers`: how many there are.
+/// A disk's own engine source; `None`: it uses the server's. `workers`: how many the server has.
 pub fn engine_source(
     placement: Placement,
     kind: EngineKind,
@@ -86,7 +85,7 @@ pub fn engine_source(
     let is_shared = matches!(placement, Placement::Shared { .. });
     if is_shared && !matches!(kind, EngineKind::IoUring | EngineKind::LinuxAio) {
         bail!(Wrong(format!(
-            "--placement shared needs --engine io_uring or linux-aio: {kind} gains nothing from it"
+            "--placement shared needs --engine io_uring or linux-aio: engine {kind} gains nothing from it"
         )));
     }
     if config.pin_guest_memory {
@@ -96,15 +95,14 @@ pub fn engine_source(
         bail!(Contradiction("--iopoll needs --placement queue or completion"));
     }
     if config.depth < LEAST_DEPTH {
-        bail!(
-            "a depth of {} is too little for --placement {placement}: at least {LEAST_DEPTH}",
-            config.depth
-        );
+        bail!("a depth of {} is too small for --placement {placement}: at least {LEAST_DEPTH}", config.depth);
     }
     if let Some(WorkerId(worker)) = placement.completion_worker()
         && worker as usize >= workers
     {
-        bail!(Wrong(format!("--completion-worker {worker}: there are {workers} workers, counted from 0")));
+        bail!(Wrong(format!(
+            "--completion-worker {worker}: the server has {workers} workers, numbered from 0"
+        )));
     }
     let depth = config.depth;
     let config = EngineConfig { several_threads: is_shared, pollable: true, ..config.clone() };
@@ -144,11 +142,11 @@ mod tests {
         let sync = source(shared, EngineKind::Sync).unwrap_err().to_string();
         assert_eq!(
             sync,
-            "--placement shared needs --engine io_uring or linux-aio: sync gains nothing from it"
+            "--placement shared needs --engine io_uring or linux-aio: engine sync gains nothing from it"
         );
         let far = PlacementArgs { completion_worker: Some(2), ..args(PlacementChoice::Completion) };
         let far = source(far.placement().unwrap(), EngineKind::Sync).unwrap_err().to_string();
-        assert_eq!(far, "--completion-worker 2: there are 2 workers, counted from 0");
+        assert_eq!(far, "--completion-worker 2: the server has 2 workers, numbered from 0");
         assert!(source(Placement::Queue, EngineKind::Mmap).unwrap().is_none());
         let source = source(shared, EngineKind::IoUring).unwrap().unwrap();
         assert_eq!(source.name, "io_uring, shared");

@@ -26,27 +26,27 @@ const DEFAULT_RETRY_AFTER_S: u64 = 10;
 pub const EXAMPLES: &str = "\
 Examples:
   bareblk serve disk.raw --socket /run/vm1.sock --create 20G
-      makes a new disk of 20 GiB and serves it
+      creates a disk of 20 GiB and serves it
   bareblk serve /dev/nvme0n1p3 --socket /run/vm1.sock --socket-mode 660 --socket-group kvm
       serves a partition; members of the group kvm may connect
   bareblk serve base.raw --socket /run/vm2.sock --readonly --cache writeback
-      several servers may share an image that none of them writes to
+      several servers may share an image if none of them writes to it
   bareblk serve disk.raw --socket /run/vm1.sock --discard off
       keeps a preallocated image allocated
   bareblk serve disk.raw --socket /run/vm1.sock --cache directsync --wce fixed
-      every write is durable when it completes, whatever the guest wants
+      every write is durable when it completes; the guest cannot change that
   bareblk serve disk.raw --socket /run/vm1.sock --cpus 2-3
       two workers, each on a CPU of its own
   bareblk serve sparse.raw --socket /run/vm1.sock --on-error hold-on-enospc
-      the guest waits when the host's file system is full, and goes on when it is not
+      the guest waits while the host's file system is full
   bareblk serve scratch.raw --socket /run/vm1.sock --cache unsafe
-      for data that can be made again: fast, and lost with the host
+      for data that can be recreated: fast, and lost if the host crashes
   bareblk serve disk.raw --socket /run/bareblk/vm1.sock --control /run/bareblk/control.sock
-      can be looked at and changed while it runs: see bareblk ctl --help
+      lets bareblk ctl inspect and change the server while it runs
   bareblk serve --config bareblk.toml --take-over /run/bareblk/control.sock
-      goes on with the disks and the guests of the server that runs there: an upgrade
+      a live upgrade: takes over the disks and the guests of the running server
   bareblk serve --config bareblk.toml
-      serves many disks: one table for each, with these options as keys
+      serves many disks: the file has a table for each, with these options as keys
 
 Cache modes, as in QEMU:
   none          O_DIRECT; the guest's flushes make its writes durable
@@ -55,10 +55,10 @@ Cache modes, as in QEMU:
   directsync    O_DIRECT; writes are durable when they complete
   unsafe        through the host's page cache; flushes are ignored
 
-When the host fails a request (a flush is always reported):
+When a request fails on the host (a failed flush is always reported):
   report          the guest gets an I/O error
-  hold            the guest waits, as for a slow disk, until a later try succeeds
-  hold-on-enospc  it waits if there is no space or quota left; else it gets the error
+  hold            the guest waits, as for a slow disk, until a retry succeeds
+  hold-on-enospc  the guest waits if space or quota is used up; else it gets the error
 
 Standard output:
   Once front-ends can connect: bareblk: serving IMAGE on SOCKET
@@ -66,29 +66,29 @@ Standard output:
 
 Signals:
   SIGTERM, SIGINT  take no more requests, finish those in flight, flush, remove
-                   the socket, exit with 0; a second one, half a second later
-                   or more, ends at once with 143 or 130
-  SIGHUP           look at the images' sizes again; a guest whose disk grew is told.
-                   With --config also read the file again and follow it: disks in
-                   use keep what they have, a file with a mistake changes nothing
+                   the socket, exit with 0; a second signal, at least half a
+                   second later, ends the server at once with 143 or 130
+  SIGHUP           read the images' sizes again and tell guests whose disk grew.
+                   With --config also read the file again and apply it: disks in
+                   use keep their settings; a file with a mistake changes nothing
 
 Environment:
-  RUST_LOG         what to log, instead of -v: debug, or blk_server=trace,warn
-  NO_COLOR         set: no colours in the log, as where it is no terminal
-  NOTIFY_SOCKET    a service manager's socket: told of start, reload, stop
-  WATCHDOG_USEC    within how many microseconds it wants to hear again and again
-                   that workers and main loop answer; WATCHDOG_PID: of whom
-  LISTEN_FDS       how many sockets it passes, from descriptor 3 on; LISTEN_PID:
-                   to whom; LISTEN_FDNAMES: their names, as disks are named
+  RUST_LOG         log filter, instead of -v: debug, or blk_server=trace,warn
+  NO_COLOR         if set, the log has no colours; it has none outside a terminal
+  NOTIFY_SOCKET    socket of the service manager; gets start, reload and stop
+  WATCHDOG_USEC    the service manager expects a sign of life from workers and main
+                   loop within this many microseconds; WATCHDOG_PID: from this process
+  LISTEN_FDS       number of sockets that the service manager passes, from descriptor
+                   3 on; LISTEN_PID: to this process; LISTEN_FDNAMES: the disks' names
 
 Exit codes:
-  0         stopped in order
-  1         an error, or a stop that left something undone: one line on standard error
-  2         wrong usage, likewise
-  130, 143  ended at once, by a second SIGINT or SIGTERM
-  134       ended by SIGABRT: a bug of this program, said in the log
-  159       ended by the sandbox, which says on standard error what it refused;
-            or by SIGSYS, without a word";
+  0         clean stop
+  1         an error, or a stop that was not clean: one line on standard error
+  2         wrong usage: one line on standard error
+  130, 143  ended at once by a second SIGINT or SIGTERM
+  134       ended by SIGABRT: a bug of this program; the log has the details
+  159       ended by the sandbox: standard error names the refused system call,
+            unless the kernel's SIGSYS ended the process";
 
 /// The settings of a file cannot also be given on the command line: it would be unclear which one applies.
 fn not_beside_a_file(arg: Arg) -> Arg {
@@ -105,19 +105,19 @@ pub struct ServeArgs {
     #[arg(required_unless_present = "config")]
     pub image: Option<PathBuf>,
 
-    /// Where virtual machines connect; the socket is made, and a dead server's is replaced
+    /// Socket for virtual machines; the server creates it, and replaces the socket of a dead server
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
     pub socket: Option<PathBuf>,
 
-    /// Serve the disks in this file (TOML), one table for each; everything but the log is set there
+    /// Serve the disks in this file (TOML), one table for each; the file has all settings except those of the log
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
-    /// Take over from the server with this control socket: its guests go on here, and notice nothing
+    /// Live upgrade: take over the disks and guests of the server with this control socket, without a reconnect
     #[arg(long, value_name = "SOCKET")]
     pub take_over: Option<PathBuf>,
 
-    /// Cut the front-ends of this disk off instead of taking them over: they have to reconnect. May be repeated
+    /// Disconnect the front-ends of this disk instead of taking them over; they have to reconnect. May be repeated
     #[arg(long, value_name = "DISK", requires = "take_over")]
     pub take_over_cut: Vec<String>,
 
@@ -134,15 +134,15 @@ pub struct ServeArgs {
 /// The settings of one disk, except for its image and its socket.
 #[derive(Clone, Debug, Args)]
 pub struct DiskArgs {
-    /// What the disk is called in logs and by `bareblk ctl` [default: the image's path]
+    /// The disk's name in logs and for `bareblk ctl` [default: the image's path]
     #[arg(long, value_name = "NAME", value_parser = values::disk_name)]
     pub name: Option<String>,
 
-    /// Most queues a guest may use; QEMU wants one per vCPU, unused ones cost nothing
+    /// Most queues a guest may use; QEMU wants one per vCPU; unused queues cost nothing
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = values::queues)]
     pub queues: u16,
 
-    /// Longest queue accepted, in descriptors; a power of two. Also limits a request to N - 2 segments
+    /// Longest queue, in descriptors, a power of two; a request has at most N - 2 segments
     #[arg(long, value_name = "N", default_value_t = MAX_QUEUE_SIZE, value_parser = values::queue_size)]
     pub queue_size: u16,
 
@@ -150,19 +150,19 @@ pub struct DiskArgs {
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = values::cache_mode())]
     pub cache: CacheMode,
 
-    /// Who switches the disk's write cache on and off: the guest, or nobody once --cache has (fixed)
+    /// Whether the guest may switch the disk's write cache, or it stays as --cache sets it (fixed)
     #[arg(long, value_name = "guest|fixed", value_enum, default_value_t = WceChoice::Guest, hide_possible_values = true)]
     pub wce: WceChoice,
 
-    /// One interrupt for N completions, or after US microseconds: saves the guest's CPU, adds latency [default: off]
+    /// One interrupt for N completions, or US microseconds after the first: less guest CPU, more latency [default: off]
     #[arg(long, value_name = "N,US")]
     pub coalesce: Option<Coalescing>,
 
-    /// Requests that the host fails: report them to the guest, or hold them until the storage is well again; see below
+    /// Requests that fail on the host: report the error to the guest, or hold (park) and retry them; see below
     #[arg(long, value_name = "report|hold|hold-on-enospc", value_enum, default_value_t = OnError::Report, hide_possible_values = true)]
     on_error: OnError,
 
-    /// How long until parked requests are tried again, in seconds; 0: only by `bareblk ctl resume`
+    /// Seconds between retries of held (parked) requests; 0: retry only on `bareblk ctl resume`
     #[arg(long, value_name = "S", default_value_t = DEFAULT_RETRY_AFTER_S, value_parser = values::timeout_s)]
     retry_after: u64,
 
@@ -182,7 +182,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
     pub discard: Switch,
 
-    /// Make the image first, this large (K, M, G, T: powers of 1024); it must not exist
+    /// Create the image with this size (K, M, G, T: powers of 1024); it must not exist
     #[arg(long, value_name = "SIZE", value_parser = values::image_bytes)]
     pub create: Option<u64>,
 
@@ -190,15 +190,15 @@ pub struct DiskArgs {
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = values::socket_mode)]
     pub socket_mode: u32,
 
-    /// Owner of the socket, name or number [default: who starts bareblk]
+    /// Owner of the socket, name or number [default: the user that starts bareblk]
     #[arg(long, value_name = "USER")]
     pub socket_owner: Option<String>,
 
-    /// Group of the socket, name or number
+    /// Group of the socket, name or number [default: that user's group]
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
 
-    /// How long to wait for an image that is in use, in seconds
+    /// How long to wait for an image that another process uses, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
     pub lock_timeout: u64,
 
@@ -211,30 +211,32 @@ pub struct DiskArgs {
 
 /// The settings of the whole process.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Server")]
 pub struct ServerArgs {
-    /// busy: workers never sleep once a guest runs, each needs a CPU of its own; adaptive: they sleep when idle
-    #[arg(long, value_name = "adaptive|busy", value_enum, default_value_t = PollChoice::Adaptive, hide_possible_values = true)]
-    poll: PollChoice,
-
-    /// Longest polling before sleep, in microseconds; 0: never poll
-    #[arg(long, value_name = "US", default_value_t = values::default_poll_us(),
-        value_parser = values::number("whole microseconds, without a unit,", 0..=1_000_000_u64))]
-    poll_us: u64,
-
     /// How long to wait for requests in flight when stopping, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = values::timeout_s)]
     pub stop_timeout: u64,
 
+    /// Socket for `bareblk ctl`; root and the server's user may connect [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+
     #[command(flatten)]
     pub workers: WorkersArgs,
 
-    /// Queues go to the workers that have time for them, from measured load, unless attached by hand
+    // Below the heading of the workers.
+    /// busy: workers never sleep once a guest runs, and each needs its own CPU; adaptive: idle workers sleep
+    #[arg(long, value_name = "adaptive|busy", value_enum, default_value_t = PollChoice::Adaptive, hide_possible_values = true)]
+    poll: PollChoice,
+
+    /// How long a worker polls at most before it sleeps, in microseconds; 0: no polling
+    #[arg(long, value_name = "US", default_value_t = values::default_poll_us(),
+        value_parser = values::number("whole microseconds, without a unit,", 0..=1_000_000_u64))]
+    poll_us: u64,
+
+    /// auto: move queues between workers by measured load, except queues that `bareblk ctl attach` placed
     #[arg(long, value_name = "auto|off", default_value = "auto", value_parser = values::balance(), hide_possible_values = true)]
     pub balance: Balance,
-
-    /// Where `bareblk ctl` connects; root and the server's user may [default: nowhere]
-    #[arg(long, value_name = "PATH")]
-    pub control: Option<PathBuf>,
 
     #[command(flatten)]
     pub confinement: Confinement,
@@ -242,20 +244,21 @@ pub struct ServerArgs {
 
 /// The rights that the process keeps.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Privileges")]
 pub struct Confinement {
-    /// Give up all rights that serving does not need, once everything is open; off: to find a fault
+    /// Drop all privileges that serving does not need; off only to find a fault
     #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::On, hide_possible_values = true)]
     pub sandbox: Switch,
 
-    /// Serve as this user, name or number; who starts bareblk opens images and sockets
+    /// Serve as this user, name or number; images and sockets are opened with the rights of the user that starts bareblk
     #[arg(long, value_name = "USER", value_parser = values::user)]
     pub user: Option<ServerUser>,
 
-    /// Serve as this group, name or number [default: the user's]
+    /// Serve as this group, name or number [default: the user's primary group]
     #[arg(long, value_name = "GROUP", value_parser = values::group_id)]
     pub group: Option<u32>,
 
-    /// Further folders in which `bareblk ctl add` may find images and make sockets, besides those of the disks named here
+    /// Folders where `bareblk ctl add` may find images and create sockets, besides those of the disks named at the start
     #[arg(long, value_name = "DIR[:DIR]")]
     pub allow_folders: Option<Folders>,
 }

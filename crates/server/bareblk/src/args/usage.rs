@@ -1,4 +1,4 @@
-//! Wrong usage in one line: what clap says over several, with its advice, and where to read more.
+//! Reports wrong usage in one line: clap's message and advice, and the help to read.
 //!
 //! Not here: the definition of the command line (`cli.rs`).
 
@@ -11,7 +11,7 @@ use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 /// Exit code of wrong usage, as of most programs.
 pub const EXIT_CODE: u8 = 2;
 
-/// Options that cannot be had together.
+/// Options that cannot be combined.
 #[derive(Debug)]
 pub struct Contradiction(pub &'static str);
 
@@ -23,7 +23,7 @@ impl std::fmt::Display for Contradiction {
 
 impl std::error::Error for Contradiction {}
 
-/// Values that cannot be had, or not with what they are used on.
+/// A value that is impossible, or does not suit the options beside it.
 #[derive(Debug)]
 pub struct Wrong(pub String);
 
@@ -35,7 +35,7 @@ impl std::fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// `error`, which is about the `words` given to `command`, for standard error. Names the help of the innermost
+/// The line for standard error: `error` is about the `words` given to `command`. Names the help of the innermost
 /// subcommand among them.
 pub fn line(mut command: Command, error: &Error, words: impl IntoIterator<Item = OsString>) -> String {
     let mut path = command.get_name().to_owned();
@@ -54,7 +54,7 @@ fn reason(error: &Error) -> String {
     };
     let (option, value) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue));
     match (error.kind(), option, value, error.source()) {
-        // As clap says it, but with the value in one line whatever it holds.
+        // clap's wording, with the value escaped so that it stays in one line.
         (ErrorKind::ValueValidation, Some(option), Some(value), Some(source)) => {
             format!("invalid value '{}' for '{option}': {source}", value.escape_debug())
         }
@@ -67,7 +67,7 @@ fn first_paragraphs(text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let end = text.rfind("\n\nUsage:").or_else(|| text.rfind("\n\nFor more information"));
     let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text);
-    // A command with a positional argument would take a mistyped option as one: never what was meant.
+    // A command with a positional argument would take a mistyped option as its value: that advice never helps.
     let is_help = |paragraph: &&str| !paragraph.contains(" as a value, use '-- ");
     let paragraphs = text.split("\n\n").filter(is_help).map(|paragraph| {
         paragraph.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")

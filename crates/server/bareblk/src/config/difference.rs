@@ -22,7 +22,7 @@ const IN_PLACE: [&str; 4] = ["socket-group", "socket-mode", "socket-owner", "wor
 /// Keys of the process that change while it runs (`ServerSettings::follow`).
 const SERVER_IN_PLACE: [&str; 1] = ["stop-timeout"];
 
-/// A disk by the name that the server knows it by.
+/// A disk with the name that the server uses for it.
 #[derive(Clone, Debug)]
 pub struct NamedDisk {
     pub name: String,
@@ -35,7 +35,7 @@ impl NamedDisk {
     }
 }
 
-/// A disk that stays by its name, with other settings.
+/// A disk that keeps its name and gets other settings.
 #[derive(Clone, Debug)]
 pub struct Changed {
     pub disk: NamedDisk,
@@ -46,7 +46,7 @@ pub struct Changed {
 #[derive(Debug, Default)]
 pub struct Difference {
     pub removed: Vec<String>,
-    /// Can only be changed by taking the disk away and serving it anew.
+    /// Disks that only change by being removed and added again.
     pub replaced: Vec<Changed>,
     pub in_place: Vec<Changed>,
     pub added: Vec<NamedDisk>,
@@ -59,12 +59,12 @@ pub struct Refused {
     pub why: String,
 }
 
-/// What became of a wish to change what is served.
+/// The outcome of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Applied {
     pub added: Vec<String>,
     pub removed: Vec<String>,
-    /// Taken away and served anew.
+    /// Removed and added again.
     pub replaced: Vec<String>,
     pub changed: Vec<String>,
     pub refused: Vec<Refused>,
@@ -78,7 +78,7 @@ impl Applied {
     }
 }
 
-/// For the log: one line, and nothing about what did not happen.
+/// For the log: one line, which leaves out what did not happen.
 impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
@@ -95,7 +95,7 @@ impl fmt::Display for Applied {
             self.refused.iter().map(|refused| format!("not changed: {}: {}", refused.disk, refused.why)),
         );
         if !self.needs_restart.is_empty() {
-            parts.push(format!("at the next start: {}", self.needs_restart.join(", ")));
+            parts.push(format!("not changed before the next start: {}", self.needs_restart.join(", ")));
         }
         if parts.is_empty() { f.write_str("nothing to change") } else { f.write_str(&parts.join("; ")) }
     }
@@ -123,15 +123,15 @@ impl Difference {
         difference
     }
 
-    /// Takes out what cannot be done now: disks in use stay as they are, and so does whoever would need their
-    /// sockets or images.
+    /// Takes out the changes that are impossible now: disks in use stay as they are, and so do disks that would need
+    /// their sockets or images.
     pub fn refuse(&mut self, running: &[NamedDisk], in_use: &[String], opener: &dyn Opener) -> Vec<Refused> {
         let mut refused = Vec::new();
         let busy = |name: &String| in_use.contains(name);
         for name in self.removed.extract_if(.., |name| busy(name)) {
             refused.push(Refused {
                 disk: name,
-                why: "it is to go, and a front-end is connected: stop its guest first".into(),
+                why: "the file no longer has it, but a front-end is connected: stop its guest first".into(),
             });
         }
         for changed in self.replaced.extract_if(.., |changed| busy(&changed.disk.name)) {
@@ -156,7 +156,7 @@ impl Difference {
             let others = stays.iter().filter(|other| other.name != disk.name);
             others.into_iter().find_map(|other| {
                 let shared = disk.settings.conflict(&other.settings, opener)?;
-                let why = format!("its {shared} is still that of disk {}, which stays for now", other.name);
+                let why = format!("its {shared} still belongs to disk {}, which stays for now", other.name);
                 Some(Refused { disk: disk.name.clone(), why })
             })
         };
@@ -266,7 +266,7 @@ mod tests {
         let refused = difference.refuse(&running, &["b".into()], &HostOpener);
         // b keeps its image, so a keeps its own, so c cannot have that.
         assert_eq!(refused.len(), 3, "{refused:?}");
-        assert!(refused[1].why.contains("image is still that of disk"), "{refused:?}");
+        assert!(refused[1].why.contains("image still belongs to disk"), "{refused:?}");
         assert!(difference.added.is_empty() && difference.replaced.is_empty());
     }
 
@@ -291,7 +291,7 @@ mod tests {
         let mut applied = Applied { added: vec!["x".into(), "y".into()], ..Applied::default() };
         applied.refuse("z", "it is in use");
         applied.needs_restart = vec!["poll-us".into()];
-        let line = "added x, y; not changed: z: it is in use; at the next start: poll-us";
+        let line = "added x, y; not changed: z: it is in use; not changed before the next start: poll-us";
         assert_eq!(
             (applied.to_string(), Applied::default().to_string()),
             (line.into(), "nothing to change".into())

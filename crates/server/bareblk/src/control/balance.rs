@@ -1,6 +1,6 @@
-//! What `stats` tells of the balancer: which queues it moved, and why.
+//! The balancer's part of `stats`: which queues it moved, and why.
 //!
-//! Not here: the balancer (`blk_server::balancer`), how it is shown (`ctl/tables.rs`).
+//! Not here: the balancer (`blk_server`), its table (`ctl/tables.rs`).
 
 use std::time::{Duration, SystemTime};
 
@@ -14,7 +14,7 @@ pub struct Balance {
     /// Of the load; none are taken while no worker is busy.
     pub readings: u64,
     pub moves: u64,
-    /// Moves that did not come about.
+    /// Moves that failed.
     pub failed: u64,
     /// The last ones, oldest first.
     pub decisions: Vec<Decision>,

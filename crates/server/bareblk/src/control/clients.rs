@@ -1,6 +1,6 @@
-//! The clients there are: how many, which of them make room for another, and how they learn that it is over.
+//! The list of clients: its limit, which client makes room for another, and how the server ends them.
 //!
-//! Not here: what they say (`session.rs`).
+//! Not here: their requests (`session.rs`).
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ pub struct Client {
 #[derive(Debug, Default)]
 struct State {
     has_spoken: bool,
-    /// Told with the last line.
+    /// The reason for the last line.
     end: Option<End>,
 }
 
@@ -36,9 +36,9 @@ impl End {
         match self {
             Self::MadeRoom => Fault::new(
                 ErrorKind::MadeRoom,
-                "another client needed the place, and this one never asked anything: connect again",
+                "another client needed this place, and this client never sent a request: connect again",
             ),
-            Self::Stop => Fault::new(ErrorKind::Stopping, "the server stops"),
+            Self::Stop => Fault::new(ErrorKind::Stopping, "the server is stopping"),
         }
     }
 }
@@ -48,7 +48,7 @@ impl Client {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It made a request.
+    /// The client sent a request.
     pub fn spoke(&self) {
         self.state().has_spoken = true;
     }
@@ -58,10 +58,10 @@ impl Client {
         self.state().end
     }
 
-    /// Its thread reads nothing more, wakes up if it sleeps, and finds `end`.
+    /// Wakes the client's thread, which reads nothing more and finds `end`.
     fn tell(&self, end: End) {
         self.state().end.get_or_insert(end);
-        // It fails if the client is gone, which comes to the same.
+        // It fails if the client has gone, which has the same effect.
         let _ = self.stream.shutdown(Shutdown::Read);
     }
 
@@ -71,12 +71,12 @@ impl Client {
     }
 }
 
-/// All of them, in the order in which they came.
+/// All clients, in the order in which they connected.
 #[derive(Debug, Default)]
 pub struct Clients {
     all: Mutex<Vec<Arc<Client>>>,
     gone: Condvar,
-    /// Connections that stay open until the server has stopped: who sees theirs end knows that it has.
+    /// Connections that stay open until the server has stopped: their end tells the client so.
     until_stopped: Mutex<Vec<Arc<Client>>>,
 }
 
@@ -85,8 +85,8 @@ impl Clients {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one more, or gives its connection back. If there are too many, the oldest that never said anything
-    /// goes: connections that somebody forgot must not keep the operator out.
+    /// Adds a client, or returns its connection. At the limit the oldest client that never sent a request is
+    /// disconnected: forgotten connections must not keep the operator out.
     pub fn add(&self, stream: UnixStream) -> Result<Arc<Client>, UnixStream> {
         let mut all = self.all();
         if all.len() >= MAX_CLIENTS {
@@ -106,12 +106,12 @@ impl Clients {
         self.gone.notify_all();
     }
 
-    /// Its connection ends with the last of this server.
+    /// Keeps the connection open until the server has stopped.
     pub fn keep_until_stopped(&self, client: &Arc<Client>) {
         self.until_stopped.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(client));
     }
 
-    /// Tells all that it is over, and waits until they are gone; false if some were not in time.
+    /// Ends all clients and waits for their threads; false if some took longer than `timeout`.
     pub fn end_all(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut all = self.all();

@@ -1,4 +1,4 @@
-//! Verb → what the server does → answer.
+//! Carries out a verb and builds its answer.
 //!
 //! Not here: reading verbs (`protocol.rs`), the stop and the live upgrade, which end the conversation (`session.rs`).
 
@@ -12,7 +12,7 @@ use super::protocol::{Attach, ErrorKind, Fault, Placement, Remove, Resize, Resum
 use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
 use super::{Control, Refused, worker_settings};
 
-/// Does it.
+/// Carries out `verb`.
 pub fn obey(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
     match verb {
         Verb::List => value(&ListAnswer::new(&control.report())),
@@ -24,9 +24,9 @@ pub fn obey(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {
         changing => {
             let answer = change(changing, control).map_err(Fault::from);
             match &answer {
-                Ok(_) => info!(request = %shown(changing), "done for a control client"),
+                Ok(_) => info!(request = %shown(changing), "a control client changed the server"),
                 Err(fault) => {
-                    info!(request = %shown(changing), "not done for a control client: {}", fault.message);
+                    info!(request = %shown(changing), "a control client's request failed: {}", fault.message);
                 }
             }
             answer
@@ -73,7 +73,7 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
     }
 }
 
-/// For the log: who changed what is what one wants to know afterwards. Bounded by the line it came in.
+/// The request for the log, which lists all changes. The limit of a line bounds it.
 fn shown(verb: &Verb) -> String {
     serde_json::to_string(verb).unwrap_or_default()
 }

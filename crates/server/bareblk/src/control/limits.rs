@@ -1,14 +1,14 @@
-//! What a client may cost: the figures, stated in docs/reference/control.md.
+//! The limits for clients, as docs/reference/control.md states them.
 //!
 //! Not here: who keeps to them (`line_reader.rs`, `session.rs`, `clients.rs`).
 
 use std::time::Duration;
 
-/// Longest request, without its line break. The longest sensible one is a disk with two paths of 4 KiB.
+/// Longest request, without its line break. A disk with two paths of 4 KiB fits.
 pub const MAX_LINE_BYTES: usize = 64 << 10;
-/// Clients at once. One that never asked anything makes room for the next.
+/// Most clients at once. A client that never sent a request makes room for the next.
 pub const MAX_CLIENTS: usize = 32;
-/// Clients that were told to make room and are about to end.
+/// Most clients that are about to end, to make room.
 pub const MAX_ENDING: usize = 32;
 /// From a line's first byte to its line break.
 pub const LINE_TIMEOUT: Duration = Duration::from_secs(5);

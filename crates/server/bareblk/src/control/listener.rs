@@ -1,8 +1,8 @@
 //! The socket: who may connect, and a thread for each client.
 //!
 //! - Made with the care that disks' sockets are made with (`blk_server::Socket`), and 0600.
-//! - The kernel says who a client is (`SO_PEERCRED`, unix(7)): root and the server's own user may, others are told
-//!   that they may not. The file's mode keeps them out already; this holds if somebody widens it.
+//! - The kernel names the client's user (`SO_PEERCRED`, unix(7)). Root and the server's own user may connect; other
+//!   users are refused, even if an operator widens the socket's mode.
 //!
 //! Not here: what clients say (`session.rs`).
 
@@ -47,7 +47,7 @@ pub enum ControlError {
     Thread(#[source] std::io::Error),
 }
 
-/// A control socket that nobody is served on yet: made early, so that a path that cannot be had is told at once.
+/// A control socket that accepts no clients yet. The server binds it early, so that a bad path is an error at once.
 #[derive(Debug)]
 pub struct ControlSocket {
     socket: Arc<Socket>,
@@ -64,7 +64,7 @@ impl ControlSocket {
         Ok(Self { socket: Arc::new(Socket::bind(opener, &config)?), path: path.to_owned() })
     }
 
-    /// What goes with the disks when another server takes over.
+    /// The part of the socket that a live upgrade hands over.
     pub fn door(&self) -> live_upgrade::Door {
         live_upgrade::Door { socket: Arc::clone(&self.socket), path: self.path.clone() }
     }
@@ -91,7 +91,7 @@ impl ControlSocket {
     }
 }
 
-/// A control socket that is served. Dropped, it ends the connections of those who wait for the server's end too.
+/// A control socket that accepts clients. Its drop ends all connections, also those that wait for the server's end.
 #[derive(Debug)]
 pub struct ControlServer {
     quit: Arc<OwnedFd>,
@@ -100,8 +100,8 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Removes the socket and ends all connections, but for those of clients that asked for the stop. Requests that
-    /// run get this long; false: some still run, and may still use the [`Control`].
+    /// Removes the socket and ends all connections except those of clients that asked for the stop. Waits this long
+    /// for requests that run; false: some still run, and may use the [`Control`].
     pub fn close(&mut self, timeout: Duration) -> bool {
         // A counter that is full was signalled before.
         let _ = rustix::io::write(&self.quit, &1_u64.to_ne_bytes());
@@ -126,7 +126,7 @@ struct Door {
 }
 
 impl Door {
-    /// Sleeps until somebody connects or `quit` is signalled.
+    /// Sleeps until a client connects or `quit` is signalled.
     fn answer(mut self) {
         loop {
             let mut fds =
@@ -157,9 +157,8 @@ impl Door {
         match self.clients.add(stream) {
             Ok(client) => self.start(client),
             Err(stream) => {
-                let message = format!(
-                    "{MAX_CLIENTS} clients are connected, and no more are taken: end one, or try again"
-                );
+                let message =
+                    format!("{MAX_CLIENTS} clients are connected, which is the limit: end one, or try again");
                 self.warn(&message);
                 turn_away(&stream, Fault::new(ErrorKind::TooManyClients, message));
             }
@@ -172,7 +171,7 @@ impl Door {
         let thread = std::thread::Builder::new().name("bareblk-ctl".into()).stack_size(CLIENT_STACK_BYTES);
         let started = thread.spawn(move || {
             session::run(&presence.client, &presence.clients, control.as_ref());
-            // Whoever waits for this client to be gone may take the server apart then.
+            // `Clients::end_all` waits for this client, and its caller may dismantle the server then.
             drop(control);
             drop(presence);
         });
@@ -210,11 +209,14 @@ fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
                 format!("user {peer} may not control this server: become root or user {own}, who runs it");
             Err(Fault::new(ErrorKind::NotAllowed, message))
         }
-        Err(errno) => Err(Fault::new(ErrorKind::NotAllowed, format!("who connects cannot be told: {errno}"))),
+        Err(errno) => Err(Fault::new(
+            ErrorKind::NotAllowed,
+            format!("the kernel does not tell which user connects: {errno}"),
+        )),
     }
 }
 
-/// Never waits: two lines fit into the buffer of a connection that is new.
+/// Never waits: two lines fit into the buffer of a new connection.
 fn turn_away(stream: &UnixStream, fault: Fault) {
     session::greet(stream);
     session::say_last(stream, fault);

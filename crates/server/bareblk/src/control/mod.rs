@@ -1,12 +1,12 @@
-//! The control socket: a versioned protocol by which an operator looks at a running server and changes it.
+//! The control socket: a versioned protocol that shows and changes a running server.
 //!
 //! `listener.rs (who may) → session.rs (one client, one line at a time) → protocol.rs (line → verb) →
 //! dispatch.rs (verb → Control) → reports.rs (answer) → one line back`
 //!
-//! - A client costs a thread that sleeps, and nothing else: not a wake-up, not the server's attention.
-//! - Whatever it sends or does not read ends at a limit stated in `limits`, and costs its own connection only.
+//! - An idle client costs one sleeping thread and no wake-ups.
+//! - A client that exceeds a limit of `limits.rs` only loses its own connection.
 //!
-//! Described for others in docs/reference/control.md. Not here: the client (`ctl.rs`), what is changed (`blk_server`,
+//! The protocol is described in docs/reference/control.md. Not here: the client (`ctl.rs`), the changes themselves (`blk_server`,
 //! `serving_control.rs`).
 
 pub mod limits;
@@ -43,11 +43,11 @@ use serde_json::{Map, Value};
 use protocol::{ErrorKind, Fault, LiveUpgrade};
 use reports::ReloadAnswer;
 
-/// What a client can see and change: the server behind the socket.
+/// The server behind the socket, as clients see and change it.
 ///
-/// Called on clients' threads, several at once. May take as long as its `timeout` says.
+/// Clients' threads call it, several at once. A call may take as long as its `timeout`.
 pub trait Control: Send + Sync {
-    /// A reading of everything that is counted.
+    /// A reading of all counters.
     fn report(&self) -> ServerReport;
 
     /// Starts one more worker.
@@ -56,7 +56,7 @@ pub trait Control: Send + Sync {
     /// Moves the worker's queues to the others, then ends it.
     fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), Refused>;
 
-    /// Hands a queue to another worker.
+    /// Moves a queue to another worker.
     fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused>;
 
     /// Makes another worker the completion worker of a disk; `None`: the workers choose.
@@ -67,7 +67,7 @@ pub trait Control: Send + Sync {
         timeout: Duration,
     ) -> Result<(), Refused>;
 
-    /// Serves one more disk, described as a `[[disk]]` table of the configuration file is. Gives its name.
+    /// Adds a disk, described by the keys of a `[[disk]]` table. Returns its name.
     fn add_disk(&self, table: Map<String, Value>) -> Result<String, Refused>;
 
     /// Stops serving a disk.
@@ -76,14 +76,14 @@ pub trait Control: Send + Sync {
     /// Gives a disk another size.
     fn resize_disk(&self, name: &str, size_bytes: u64, force: bool) -> Result<(), Refused>;
 
-    /// Has a disk's parked requests tried again. Gives how many there are.
+    /// Retries a disk's parked requests. Returns how many there are.
     fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused>;
 
     /// Reads the configuration file, and the images' sizes, again.
     fn reload(&self) -> Result<ReloadAnswer, Refused>;
 
-    /// Hands all disks to whoever is at the other end of `channel`, and ends the process if that comes about. `agree` is called when nothing
-    /// is in the way, and says so to the client; what goes wrong after that is told on `channel`.
+    /// Hands all disks to the server at the other end of `channel`, and ends the process on success. Calls `agree`,
+    /// which answers the client, once nothing prevents the live upgrade; later errors go to `channel`.
     fn live_upgrade(
         &self,
         wanted: LiveUpgrade,
@@ -95,13 +95,13 @@ pub trait Control: Send + Sync {
     fn shutdown(&self);
 }
 
-/// Why a server did not do it.
+/// Why the server refused a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// From the server.
     #[error(transparent)]
     Server(#[from] AdminError),
-    /// Settings that are wrong in themselves; the text names them.
+    /// Settings that are invalid in themselves; the text names them.
     #[error("{0}")]
     Settings(String),
     /// Anything else.
@@ -110,7 +110,7 @@ pub enum Refused {
 }
 
 impl From<anyhow::Error> for Refused {
-    /// The server's own reasons are told apart, whoever hands them on.
+    /// Keeps the server's own reasons distinct.
     fn from(error: anyhow::Error) -> Self {
         error.downcast().map_or_else(Self::Failed, Self::Server)
     }
@@ -139,7 +139,7 @@ fn kind(error: &AdminError) -> ErrorKind {
         AdminError::Unsuitable { .. } => ErrorKind::Unsuitable,
         AdminError::InUse { .. } => ErrorKind::InUse,
         AdminError::WouldShrink { .. } => ErrorKind::WouldShrink,
-        // Includes whatever reasons the server has that clients need not tell apart.
+        // Clients need not distinguish the server's other reasons.
         _ => ErrorKind::Failed,
     }
 }

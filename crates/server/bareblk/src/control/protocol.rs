@@ -1,11 +1,11 @@
-//! The protocol: lines of JSON, what may stand in them, and what is said about those that are wrong.
+//! The protocol: lines of JSON, their fields, and the errors about wrong lines.
 //!
 //! `greeting ← | request → answer ← | request → answer ← | …`, one object per line.
 //!
-//! - Fields that a verb does not have are refused by name: a misspelt `force` must not be a missing one.
-//! - A greater `protocol` means that an old client would misunderstand; new verbs, and new fields in answers, do not.
+//! - An unknown field is refused by name: a misspelt `force` must not count as a missing one.
+//! - `PROTOCOL` grows when an old client would misunderstand; new verbs and new fields in answers do not change it.
 //!
-//! Not here: lines and time limits (`line_reader.rs`), what the verbs do (`dispatch.rs`), what answers hold (`reports.rs`).
+//! Not here: lines and time limits (`line_reader.rs`), carrying out verbs (`dispatch.rs`), answers (`reports.rs`).
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -71,10 +71,10 @@ pub enum Verb {
     LiveUpgrade(LiveUpgrade),
 }
 
-/// All of them, for whoever names another.
+/// All verbs, for the error about an unknown one.
 const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown, take-over";
 
-/// How a new worker runs; what is left out stays as the process has it.
+/// How a new worker runs; a missing field leaves the process's setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerSettings {
@@ -114,14 +114,14 @@ pub struct Attach {
 #[serde(deny_unknown_fields)]
 pub struct Placement {
     pub disk: String,
-    /// Left out, nothing is changed; null leaves the choice to the workers.
+    /// Missing: nothing changes; null: the workers choose.
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     pub completion_worker: Option<Option<u32>>,
     #[serde(default)]
     pub timeout_ms: TimeoutMs,
 }
 
-/// A null that is there is not a field that is not.
+/// Distinguishes null from a missing field.
 fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Option<u32>>, D::Error> {
     Option::deserialize(value).map(Some)
 }
@@ -166,7 +166,7 @@ pub struct Resume {
 pub struct LiveUpgrade {
     /// That one's version.
     pub version: u32,
-    /// Disks whose front-ends are cut off.
+    /// Disks whose front-ends are disconnected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<String>,
 }
@@ -192,7 +192,7 @@ impl TryFrom<u64> for TimeoutMs {
     fn try_from(ms: u64) -> Result<Self, String> {
         (ms <= MAX_TIMEOUT_MS)
             .then_some(Self(ms))
-            .ok_or_else(|| format!("{ms} ms: at most {MAX_TIMEOUT_MS} are possible"))
+            .ok_or_else(|| format!("{ms} ms: give 0 to {MAX_TIMEOUT_MS}"))
     }
 }
 
@@ -232,7 +232,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Names that a client made up may have line breaks in them, or what steers a terminal: they are told escaped.
+    /// Escapes control characters: names from a client may contain line breaks and terminal commands.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
         Self { kind, message: message.into().chars().map(shown).collect() }
@@ -271,7 +271,7 @@ pub enum ErrorKind {
     Other,
 }
 
-/// A line that is no request, and the `id` it has all the same.
+/// A line that is not a request, with its `id` if it has one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadLine {
     pub id: Option<u64>,
@@ -282,23 +282,23 @@ pub struct BadLine {
 pub fn parse(line: &[u8]) -> Result<Request, BadLine> {
     let bad = |id, kind, message: String| BadLine { id, fault: Fault::new(kind, message) };
     let value: Value = serde_json::from_slice(line).map_err(|error| {
-        bad(None, ErrorKind::NotJson, format!("not a line of JSON: {error}; send one object per line"))
+        bad(None, ErrorKind::NotJson, format!("the line is not JSON: {error}; send one object per line"))
     })?;
     let Value::Object(mut fields) = value else {
         return Err(bad(
             None,
             ErrorKind::BadRequest,
-            "not an object: send {\"id\": 1, \"do\": \"list\"}".into(),
+            "the line is not an object: send {\"id\": 1, \"do\": \"list\"}".into(),
         ));
     };
     let id = fields.remove("id");
     let Some(id) = id.as_ref().and_then(Value::as_u64) else {
-        let what = "`id` is missing or not a whole number from 0: give one, the answer carries it";
+        let what = "`id` is missing or not a whole number from 0: give a number, which the answer repeats";
         return Err(bad(None, ErrorKind::BadRequest, what.into()));
     };
     let name = fields.remove("do");
     let Some(name) = name.as_ref().and_then(Value::as_str) else {
-        let what = format!("`do` is missing or not a word: give one of {VERBS}");
+        let what = format!("`do` is missing or not a string: give one of {VERBS}");
         return Err(bad(Some(id), ErrorKind::BadRequest, what));
     };
     let verb = parse_verb(name, fields).map_err(|fault| BadLine { id: Some(id), fault })?;
@@ -324,7 +324,10 @@ fn parse_verb(name: &str, fields: Map<String, Value>) -> Result<Verb, Fault> {
         "take-over" => read(name, fields).map(Verb::LiveUpgrade),
         other => {
             let shown: String = other.escape_debug().take(64).collect();
-            Err(Fault::new(ErrorKind::UnknownVerb, format!("there is no `{shown}`: give one of {VERBS}")))
+            Err(Fault::new(
+                ErrorKind::UnknownVerb,
+                format!("there is no verb `{shown}`: give one of {VERBS}"),
+            ))
         }
     }
 }
@@ -394,7 +397,7 @@ mod tests {
     fn unknown_verb_is_answered_with_those_that_exist() {
         let (id, kind, message) = fault(r#"{"id": 1, "do": "dance"}"#);
         assert_eq!((id, kind), (Some(1), ErrorKind::UnknownVerb));
-        assert_eq!(message, format!("there is no `dance`: give one of {VERBS}"));
+        assert_eq!(message, format!("there is no verb `dance`: give one of {VERBS}"));
     }
 
     #[test]
@@ -449,7 +452,7 @@ mod tests {
     fn timeout_beyond_its_limit_is_refused_with_the_limit() {
         assert_eq!(
             fault(r#"{"id": 1, "do": "workers-remove", "worker": 1, "timeout_ms": 60001}"#).2,
-            "workers-remove: timeout_ms: 60001 ms: at most 60000 are possible"
+            "workers-remove: timeout_ms: 60001 ms: give 0 to 60000"
         );
         assert!(matches!(
             verb(r#"{"id": 1, "do": "workers-remove", "worker": 1, "timeout_ms": 60000}"#),

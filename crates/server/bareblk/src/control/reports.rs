@@ -81,15 +81,15 @@ impl StatsAnswer {
 pub struct ReloadAnswer {
     pub added: Vec<String>,
     pub removed: Vec<String>,
-    /// Taken away and served anew.
+    /// Removed and added again.
     pub replaced: Vec<String>,
     pub changed: Vec<String>,
     pub refused: Vec<NotChanged>,
-    /// Settings of the process that it only takes when it starts.
+    /// Keys of the process that apply at the next start.
     pub needs_restart: Vec<String>,
 }
 
-/// A disk that stays as it is.
+/// A disk that stays unchanged.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NotChanged {
@@ -105,13 +105,13 @@ pub struct Disk {
     pub socket: String,
     pub size_bytes: u64,
     pub read_only: bool,
-    /// A sync failed: nothing is written any more.
+    /// A sync failed: the disk takes no more writes.
     pub failed: bool,
     /// `report`, `hold` or `hold-on-enospc`.
     pub on_error: String,
-    /// Until parked requests are tried again; null: only when somebody asks for it, or nothing is held.
+    /// Time between retries of held requests; null: only on `resume`, or the disk holds none.
     pub retry_after_ns: Option<u64>,
-    /// Requests that are held now.
+    /// Parked requests now.
     pub held: u64,
     pub engine: String,
     /// Front-ends connected.
@@ -184,7 +184,7 @@ impl WorkerStats {
 pub struct DiskStats {
     #[serde(flatten)]
     pub disk: Disk,
-    /// Null: every worker completes what it submits.
+    /// Null: each worker completes the requests that it submits.
     pub placement: Option<Placement>,
     /// Those that run.
     pub queues: Vec<Queue>,
@@ -214,7 +214,7 @@ impl Queue {
     }
 }
 
-/// JSON is UTF-8; what a path has otherwise is shown as replacement characters.
+/// JSON is UTF-8: other bytes of a path become replacement characters.
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
@@ -262,8 +262,10 @@ mod tests {
         }
     }
 
-    fn report() -> ServerReport {
-        let counters = QueueCounters {
+    // A new counter need not be listed here.
+    #[allow(clippy::needless_update)]
+    fn counters() -> (QueueCounters, WorkerCounters) {
+        let queue = QueueCounters {
             reads: 1,
             read_bytes: 4096,
             writes: 2,
@@ -280,13 +282,7 @@ mod tests {
             worker_time: Duration::from_nanos(10),
             ..QueueCounters::default()
         };
-        let options = WorkerOptions {
-            cpus: vec![2, 3],
-            nice: Some(-5),
-            class: Some(SchedulingClass::RoundRobin(50)),
-            cgroup: Some("storage/a".into()),
-        };
-        let worked = WorkerCounters {
+        let worker = WorkerCounters {
             busy_passes: 11,
             idle_passes: 12,
             sleeps: 13,
@@ -295,6 +291,17 @@ mod tests {
             completion_time: Duration::from_nanos(16),
             wait_time: Duration::from_nanos(22),
             ..WorkerCounters::default()
+        };
+        (queue, worker)
+    }
+
+    fn report() -> ServerReport {
+        let (counters, worked) = counters();
+        let options = WorkerOptions {
+            cpus: vec![2, 3],
+            nice: Some(-5),
+            class: Some(SchedulingClass::RoundRobin(50)),
+            cgroup: Some("storage/a".into()),
         };
         let disk = DiskReport {
             name: "root".into(),

@@ -1,9 +1,9 @@
-//! One client, from its greeting to its end: a line, an answer, the next line.
+//! Serves one client, from its greeting to its end: a line, an answer, the next line.
 //!
-//! - Answers are written by this thread only, so lines never mix.
-//! - A request is done to its end even if its client is gone meanwhile; nobody waits for the client.
+//! - Only this thread writes answers, so lines never mix.
+//! - The server completes a request even if its client disconnects meanwhile.
 //!
-//! Not here: who may connect (`listener.rs`), what a verb does (`dispatch.rs`).
+//! Not here: which users may connect (`listener.rs`), the verbs (`dispatch.rs`).
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ use super::limits::{ANSWER_TIMEOUT, LINE_TIMEOUT, MAX_LINE_BYTES};
 use super::line_reader::{LineLimits, LineReader, NoLine};
 use super::protocol::{self, Answer, BadLine, ErrorKind, Fault, Greeting, LiveUpgrade, Verb};
 
-/// Talks with the client until either side has had enough.
+/// Serves the client until it disconnects or the server ends the connection.
 pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
     greet(&client.stream);
     let limits = LineLimits { bytes: MAX_LINE_BYTES, time: LINE_TIMEOUT };
@@ -38,17 +38,17 @@ pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
         match answered {
             Ok(Next::Line) => {}
             Ok(Next::End) => return,
-            Err(error) => return debug!("control client left without its answer: {error}"),
+            Err(error) => return debug!("a control client left before it got its answer: {error}"),
         }
     }
 }
 
-/// Every connection begins with it. A client that is gone already is noticed by what follows.
+/// Writes the greeting. A client that has gone is noticed by the next read.
 pub fn greet(stream: &UnixStream) {
     let _ = say(stream, &Greeting::ours());
 }
 
-/// What is said to a client whose line does not come; `None` if nobody listens.
+/// The last answer to a client that sent no whole line; `None` if the client has gone.
 fn last_words(no_line: NoLine) -> Option<Fault> {
     let kind = match &no_line {
         NoLine::Ended | NoLine::Io(_) => return None,
@@ -76,10 +76,10 @@ fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Co
     client.spoke();
     let id = Some(request.id);
     if request.verb == Verb::Shutdown {
-        // First the answer: once the stop has begun, there may be nobody left to give it.
+        // The answer comes first: the stop may end this thread.
         let said = say(&client.stream, &Answer::new(id, Ok(Value::Object(serde_json::Map::new()))));
         clients.keep_until_stopped(client);
-        info!("stop asked for on the control socket");
+        info!("a control client asked for a stop");
         control.shutdown();
         return said.map(|()| Next::End);
     }
@@ -90,7 +90,7 @@ fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Co
     Ok(Next::Line)
 }
 
-/// Once agreed, the connection is no longer one of lines.
+/// Once agreed, the connection carries frames instead of lines.
 fn live_upgrade(
     wanted: LiveUpgrade,
     id: Option<u64>,
@@ -112,7 +112,7 @@ fn live_upgrade(
     }
 }
 
-/// To a connection that ends with it, so nobody cares whether it arrives.
+/// Writes the last line of a connection. Its loss does not matter.
 pub fn say_last(stream: &UnixStream, fault: Fault) {
     let _ = say(stream, &Answer::new(None, Err(fault)));
 }
@@ -123,7 +123,7 @@ fn say(stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     write_within(stream, &line, ANSWER_TIMEOUT)
 }
 
-/// All of it in this time, however much of it the client takes at once.
+/// Writes all bytes within the limit, in as many parts as the client's socket takes.
 fn write_within(mut stream: &UnixStream, mut bytes: &[u8], limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
     while !bytes.is_empty() {
@@ -135,7 +135,7 @@ fn write_within(mut stream: &UnixStream, mut bytes: &[u8], limit: Duration) -> i
         match stream.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
-            // Full: asked again, it finds that nothing is left of the time.
+            // The buffer is full: the next round finds that the time is over.
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(error),
         }

@@ -1,13 +1,13 @@
-//! A worker's options as clients write and read them.
+//! Converts a worker's options to and from the form that clients use.
 //!
-//! Not here: what they do, and whether this host allows it (`blk_server`).
+//! Not here: their effect, and whether this host allows them (`blk_server`).
 
 use blk_server::{InvalidClass, SchedulingClass, WorkerOptions};
 
 use super::Refused;
 use super::protocol::WorkerSettings;
 
-/// As `blk_server` has them.
+/// The server's form.
 pub fn options(settings: &WorkerSettings) -> Result<WorkerOptions, Refused> {
     let WorkerSettings { cpus, nice, class, cgroup } = settings;
     let mut cpus = cpus.clone();
@@ -17,7 +17,7 @@ pub fn options(settings: &WorkerSettings) -> Result<WorkerOptions, Refused> {
     Ok(WorkerOptions { cpus, nice: *nice, class, cgroup: cgroup.as_ref().map(Into::into) })
 }
 
-/// As clients have them.
+/// The clients' form.
 pub fn settings(options: &WorkerOptions) -> WorkerSettings {
     let WorkerOptions { cpus, nice, class, cgroup } = options;
     let cgroup = cgroup.as_ref().map(|path| path.to_string_lossy().into_owned());

@@ -1,6 +1,6 @@
-//! The client's end of the control socket, and what it says when there is no server, another one, or none any more.
+//! The client's end of the control socket, with its errors about a missing, foreign or stopped server.
 //!
-//! Not here: what is asked (`ctl.rs`), what the lines look like (`control/protocol.rs`).
+//! Not here: the requests (`ctl.rs`), the format of lines (`control/protocol.rs`).
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -21,7 +21,7 @@ const MAX_GREETING_BYTES: u64 = 4096;
 /// Statistics of 1,000 disks with 256 running queues each have 80 MB.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
 
-/// A server that answers, and speaks our protocol.
+/// A connection to a server that speaks our protocol.
 #[derive(Debug)]
 pub struct Connection {
     path: PathBuf,
@@ -29,7 +29,7 @@ pub struct Connection {
     next_id: u64,
 }
 
-/// An answer, and the line that it was.
+/// An answer, with the line that it came in.
 #[derive(Debug)]
 pub struct Reply {
     pub line: String,
@@ -51,7 +51,7 @@ impl Connection {
         let path = path.display();
         let stranger = || {
             format!(
-                "{path} does not greet as a bareblk server: is it a disk's socket? give the control socket's path"
+                "{path} does not greet as a bareblk server: is it a disk's socket? Give the path of a control socket"
             )
         };
         let line = match self.read_line(MAX_GREETING_BYTES) {
@@ -71,29 +71,28 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks and waits for the answer, however long the server takes.
+    /// Sends a request and waits for the answer without a time limit.
     pub fn ask(&mut self, verb: &Verb) -> Result<Reply> {
         let id = self.next_id;
         self.next_id += 1;
         let line = protocol::line(id, verb)?;
-        // A server that does not want us says why before it goes, and that is still to be read.
+        // A server that refuses this client writes the reason before it closes the connection: read it.
         let sent = self.stream.get_mut().write_all(&line);
         let answer = self.read_line(MAX_ANSWER_BYTES);
         let Ok(Some(line)) = answer else {
             let cause = sent.err().or(answer.err()).map(|error| format!(" ({error})")).unwrap_or_default();
             bail!(
-                "the server at {} went away before it answered{cause}: {}",
+                "the server at {} closed the connection before it answered{cause}: {}",
                 self.path.display(),
                 what_now(verb)
             );
         };
-        let answer: Answer = serde_json::from_str(&line).with_context(|| {
-            format!("the answer of the server at {} is not understood", self.path.display())
-        })?;
+        let answer: Answer = serde_json::from_str(&line)
+            .with_context(|| format!("cannot read the answer of the server at {}", self.path.display()))?;
         Ok(Reply { line, answer })
     }
 
-    /// `None` at the end of the connection. Half a line is an end too.
+    /// `None` at the end of the connection, also in the middle of a line.
     fn read_line(&mut self, max_bytes: u64) -> io::Result<Option<String>> {
         let mut line = Vec::new();
         (&mut self.stream).take(max_bytes).read_until(b'\n', &mut line)?;
@@ -104,20 +103,20 @@ impl Connection {
         String::from_utf8(line).map(Some).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// The connection, for another protocol than that of lines.
+    /// The connection, for a protocol other than lines.
     pub fn into_stream(self) -> Result<UnixStream> {
         if !self.stream.buffer().is_empty() {
-            bail!("the server at {} says more than it was asked", self.path.display());
+            bail!("the server at {} sent more than one answer", self.path.display());
         }
         Ok(self.stream.into_inner())
     }
 
-    /// Sleeps until the server has stopped, which ends the connection.
+    /// Waits until the server has stopped, which ends the connection.
     pub fn wait_gone(mut self) -> Result<()> {
         let end = io::copy(&mut self.stream, &mut io::sink());
         match end {
             Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
-                Err(anyhow!(error).context("the server stops, but its end is not seen"))
+                Err(anyhow!(error).context("the server stops, but this connection cannot tell when it has"))
             }
             _ => Ok(()),
         }
@@ -128,7 +127,7 @@ fn what_now(verb: &Verb) -> &'static str {
     match verb {
         Verb::List | Verb::Stats | Verb::Workers => "see its log",
         Verb::Shutdown => "it may have stopped before it could answer; see its log",
-        _ => "whether it was done is not known; see its log, and `bareblk ctl list` once it runs",
+        _ => "it may have carried out the request; see its log, and `bareblk ctl list` once it runs",
     }
 }
 
@@ -140,7 +139,9 @@ fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
             anyhow!("there is no server at {shown}: start one with --control {shown}, or {advice}")
         }
         io::ErrorKind::ConnectionRefused if is_socket(path) => {
-            anyhow!("nobody answers at {shown}, its server is gone: start it again, or {advice}")
+            anyhow!(
+                "no server listens at {shown}, although the socket exists: start the server again, or {advice}"
+            )
         }
         io::ErrorKind::ConnectionRefused => anyhow!("{shown} is not a socket: {advice}"),
         io::ErrorKind::PermissionDenied => {

@@ -1,4 +1,4 @@
-//! Rates: what the difference of two readings comes to per second, and per request.
+//! Turns the difference of two readings into rates per second and per request.
 //!
 //! Not here: reading (`ctl.rs`), printing (`tables.rs`).
 

@@ -1,6 +1,6 @@
-//! Answers as tables for a terminal.
+//! Formats answers as tables for a terminal.
 //!
-//! - Names are the server's, and the server's come from files: control characters are shown, not obeyed.
+//! - Names come from files: tables escape control characters.
 //!
 //! Not here: the figures (`control/reports.rs`, `rates.rs`).
 
@@ -15,11 +15,11 @@ use crate::control::placement::Placement;
 use crate::control::protocol::WorkerSettings;
 use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer, Worker, WorkerStats};
 
-/// What a missing figure looks like.
+/// A missing figure.
 const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
-/// Decisions of the balancer that are shown, the latest first.
+/// How many decisions of the balancer are shown, the latest first.
 const SHOWN_DECISIONS: usize = 8;
 
 /// Text on the left up to a column, figures on the right from there on.
@@ -130,7 +130,7 @@ fn cells(values: impl Iterator<Item = (&'static CounterInfo, u64)>) -> impl Iter
     })
 }
 
-/// Everything since the start.
+/// All counters since the start.
 pub fn stats(stats: &StatsAnswer) -> String {
     let worker = |worker: &WorkerStats| {
         let of = [worker.worker.worker.to_string(), worker.worker.queues.to_string()];
@@ -161,7 +161,7 @@ fn balance(balance: Option<&Balance>) -> String {
     head + &latest.collect::<String>()
 }
 
-/// What happened between two readings.
+/// The rates between two readings.
 pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
     let seconds = rates::seconds(before, now);
     let mut requests_per_s = 0.0;
@@ -212,7 +212,7 @@ pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
     text + &table(&headings, 1, disks.into_iter())
 }
 
-/// A line for each disk, and for each setting, that a reload was about.
+/// A line for each disk and each setting that a reload changed or did not change.
 pub fn changes(answer: &ReloadAnswer) -> String {
     let ReloadAnswer { added, removed, replaced, changed, refused, needs_restart } = answer;
     let done = [("added", added), ("removed", removed), ("replaced", replaced), ("changed", changed)];
@@ -226,7 +226,7 @@ pub fn changes(answer: &ReloadAnswer) -> String {
     if text.is_empty() { "nothing to change\n".into() } else { text }
 }
 
-/// One line, whatever it holds: a terminal must not obey it.
+/// The text in one line, with control characters escaped.
 pub fn plain(text: &str) -> String {
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()

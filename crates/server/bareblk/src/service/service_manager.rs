@@ -1,12 +1,12 @@
-//! What a service manager (systemd, or one that speaks like it) is told: ready, reloading, stopping, alive, and a line of status.
+//! Notifies the service manager (systemd or a compatible one): ready, reloading, stopping, alive, and a line of status.
 //!
 //! `READY=1 → (RELOADING=1 → READY=1)* → STOPPING=1`; `WATCHDOG=1` in between, only if it asks for that
 //!
-//! - The socket is made and connected once, at the start: a server in its sandbox makes no sockets any more.
-//! - Nobody is told if `NOTIFY_SOCKET` is not set. What cannot be told is told in the log, and the server goes on.
-//! - The environment is read, never changed: other processes know by `LISTEN_PID` and `WATCHDOG_PID` that it is not for them.
+//! - The socket is created and connected once, at the start: a server in its sandbox creates no sockets.
+//! - Without `NOTIFY_SOCKET` there is no notification. A failed one is logged, and the server goes on.
+//! - The environment is read, never changed: `LISTEN_PID` and `WATCHDOG_PID` say which process it is for.
 //!
-//! Source: sd_notify(3), sd_watchdog_enabled(3). Not here: sockets that it passes (`passed_sockets.rs`), who is alive
+//! Source: sd_notify(3), sd_watchdog_enabled(3). Not here: passed sockets (`passed_sockets.rs`), the liveness check
 //! (`watchdog.rs`).
 
 use std::ffi::OsStr;
@@ -19,10 +19,10 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{debug, warn};
 
-/// A manager that takes nothing any more must not keep the server from serving.
+/// A manager that reads nothing must not block the server for longer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Who is told, if anybody.
+/// The service manager, if there is one.
 #[derive(Debug, Default)]
 pub struct ServiceManager {
     socket: Option<UnixDatagram>,
@@ -30,7 +30,7 @@ pub struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// As the environment says.
+    /// Reads the environment.
     pub fn from_environment() -> Self {
         let Some(address) = std::env::var_os("NOTIFY_SOCKET").filter(|address| !address.is_empty()) else {
             return Self::default();
@@ -38,30 +38,30 @@ impl ServiceManager {
         match connect(&address) {
             Ok(socket) => Self { socket: Some(socket), watchdog: watchdog() },
             Err(error) => {
-                warn!("the service manager is told nothing: NOTIFY_SOCKET={}: {error}", address.display());
+                warn!("cannot notify the service manager: NOTIFY_SOCKET={}: {error}", address.display());
                 Self::default()
             }
         }
     }
 
-    /// One that is told, and what it hears.
+    /// A manager, and the messages that it gets.
     #[cfg(test)]
     pub fn for_tests() -> (Self, UnixDatagram) {
         let (socket, messages) = UnixDatagram::pair().unwrap();
         (Self { socket: Some(socket), watchdog: None }, messages)
     }
 
-    /// Within which time it wants to hear of the server again and again; `None`: never.
+    /// The longest time between two signs of life that it accepts; `None`: it expects none.
     pub fn watchdog(&self) -> Option<Duration> {
         self.watchdog
     }
 
-    /// Everything can be connected to, as it is configured.
+    /// All sockets accept connections.
     pub fn ready(&self, status: &str) {
         self.tell(&format!("READY=1\nSTATUS={}", one_line(status)));
     }
 
-    /// The configuration is being read again; ended by [`ServiceManager::ready`].
+    /// A reload begins; [`ServiceManager::ready`] ends it.
     pub fn reloading(&self) {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}\nSTATUS=reloading", monotonic_us()));
     }
@@ -71,19 +71,18 @@ impl ServiceManager {
         self.tell("STOPPING=1\nSTATUS=stopping: waiting for requests in flight");
     }
 
-    /// This process ends, and that one goes on for it. It was not told of a watchdog, so there is none any more: a manager
-    /// that went on to wait for its word would end it.
+    /// Process `pid` replaces this one. It has no watchdog, so the manager must stop expecting signs of life.
     pub fn main_process(&self, pid: i32) {
         let watchdog = if self.watchdog.is_some() { "\nWATCHDOG_USEC=0" } else { "" };
         self.tell(&format!("MAINPID={pid}{watchdog}\nSTATUS=taken over by process {pid}"));
     }
 
-    /// For whoever looks at the service.
+    /// Sets the status line.
     pub fn status(&self, status: &str) {
         self.tell(&format!("STATUS={}", one_line(status)));
     }
 
-    /// All that should be alive is.
+    /// Workers and main loop have answered.
     pub fn alive(&self) {
         self.tell("WATCHDOG=1");
     }
@@ -92,12 +91,12 @@ impl ServiceManager {
         let Some(socket) = &self.socket else { return };
         match socket.send(message.as_bytes()) {
             Ok(_) => debug!("service manager told: {}", message.replace('\n', ", ")),
-            Err(error) => warn!("the service manager could not be told {}: {error}", one_line(message)),
+            Err(error) => warn!("cannot send {} to the service manager: {error}", one_line(message)),
         }
     }
 }
 
-/// A path, or with `@` before it a name in the kernel's own list.
+/// A path, or with a leading `@` an abstract name.
 fn connect(address: &OsStr) -> io::Result<UnixDatagram> {
     let address = match address.as_bytes() {
         [b'/', ..] => SocketAddr::from_pathname(address)?,
@@ -115,7 +114,7 @@ fn watchdog() -> Option<Duration> {
     watchdog_of(variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"), std::process::id())
 }
 
-/// Of a process that it is meant for: without a number, of whoever reads it.
+/// The watchdog's time, if `pid` is this process or missing.
 fn watchdog_of(usec: Option<String>, pid: Option<String>, own_pid: u32) -> Option<Duration> {
     if pid.is_some_and(|pid| pid.parse() != Ok(own_pid)) {
         return None;
@@ -136,7 +135,7 @@ fn monotonic_us() -> i64 {
     now.tv_sec.saturating_mul(1_000_000).saturating_add(now.tv_nsec / 1000)
 }
 
-/// A further line would be a message of its own.
+/// A second line would be a separate message.
 fn one_line(text: &str) -> String {
     text.replace('\n', " ")
 }

@@ -1,12 +1,12 @@
-//! Tells the service manager that the server is alive, while it is: every worker and the main loop have just answered.
+//! Sends signs of life to the service manager while all workers and the main loop answer.
 //!
 //! `every third of the time → asked: workers, main loop → all have answered → WATCHDOG=1`
 //!
-//! - Only where the manager asks for it (`WATCHDOG_USEC`): an idle server makes no wake-ups otherwise.
-//! - Whoever does not answer has until the manager's time is over; who answers late is not asked twice for it.
-//! - It ends with the server's stop, for which the manager has another time.
+//! - It runs only if the manager sets `WATCHDOG_USEC`: otherwise an idle server has no wake-ups.
+//! - A thread that does not answer has until the manager's time is over; a question is not repeated before its answer.
+//! - It ends when a stop begins, for which the manager has another time limit.
 //!
-//! Not here: what is told (`service_manager.rs`), how workers answer (`blk_server`).
+//! Not here: the notifications (`service_manager.rs`), how workers answer (`blk_server`).
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
@@ -20,13 +20,13 @@ use crate::service::service_manager::ServiceManager;
 use crate::serving::Serving;
 use crate::signals;
 
-/// Asked and answered within two of these, the manager hears of it in time.
+/// Rounds per watchdog time: question and answer take at most two.
 const ROUNDS: u32 = 3;
 
-/// Rounds are no shorter, whatever the manager asks for: workers are woken in each.
+/// Shortest round, because each round wakes the workers.
 const MIN_ROUND: Duration = Duration::from_millis(10);
 
-/// Starts it, if the manager asks for it. What the main loop answers with.
+/// Starts the watchdog if the manager asks for it. Returns the main loop's channel for answers.
 pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Option<SyncSender<()>>> {
     let Some(time) = manager.watchdog() else { return Ok(None) };
     let (answer, main_loop) = sync_channel(1);
@@ -41,12 +41,12 @@ pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Op
     };
     let thread = std::thread::Builder::new().name("bareblk-watch".into());
     thread.spawn(move || watchdog.watch()).context("cannot start the watchdog's thread")?;
-    info!(time = ?time, "watchdog: the service manager is told while workers and main loop answer");
+    info!(time = ?time, "watchdog: the service manager gets signs of life while workers and main loop answer");
     let least = MIN_ROUND * ROUNDS;
     if time < least {
         warn!(
-            "watchdog: WATCHDOG_USEC={}: the service manager is told every {MIN_ROUND:?} and not more often: give it \
-             {least:?} at least (WatchdogSec=)",
+            "watchdog: WATCHDOG_USEC={} is too short: signs of life are sent every {MIN_ROUND:?} at most; set WatchdogSec= to \
+             {least:?} at least",
             time.as_micros()
         );
     }
@@ -55,12 +55,12 @@ pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Op
 
 struct Watchdog {
     manager: Arc<ServiceManager>,
-    /// A stop does not wait for the watchdog.
+    /// Weak: a stop does not wait for the watchdog.
     serving: Weak<Serving>,
     round: Duration,
     main_loop: Receiver<()>,
     main_loop_asked: bool,
-    /// Asked in a round before, and not all have answered.
+    /// A check that not all workers have answered yet.
     workers: Option<LivenessCheck>,
     warned: bool,
 }
@@ -73,14 +73,14 @@ impl Watchdog {
                 self.manager.alive();
                 self.warned = false;
             } else if !std::mem::replace(&mut self.warned, true) {
-                warn!("watchdog: no answer from {silent}: the service manager is not told that all is well");
+                warn!("watchdog: no answer from {silent}: the service manager gets no sign of life");
             }
             next = (next + self.round).max(Instant::now());
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
         }
     }
 
-    /// Who does not answer, in words; `None`: the server stops.
+    /// Names the threads that do not answer; `None`: the server stops.
     fn ask(&mut self) -> Option<String> {
         if self.workers.is_none() {
             self.workers = Some(self.serving.upgrade()?.with_server(Server::check_liveness).ok()?);
@@ -98,10 +98,10 @@ impl Watchdog {
         self.main_loop_asked = match self.main_loop.recv_timeout(left) {
             Ok(()) => false,
             Err(RecvTimeoutError::Timeout) => true,
-            // A stop has begun, and nobody answers any more.
+            // A stop has begun.
             Err(RecvTimeoutError::Disconnected) => return None,
         };
-        // Nor do workers that have ended.
+        // The same: `with_server` fails once a stop has begun.
         self.serving.upgrade()?.with_server(|_| ()).ok()?;
         let numbers: Vec<u32> = silent.iter().map(|id| id.0).collect();
         let workers = (!numbers.is_empty()).then(|| format!("worker {}", format_cpus(&numbers)));

@@ -1,8 +1,8 @@
-//! The sandbox of `bareblk serve`, put up as the server starts: what depends on its configuration.
+//! Puts up the sandbox of `bareblk serve` at the start, as the configuration asks for it.
 //!
 //! `helper started → locked memory allowed → another user, no capabilities → landlock → (images, sockets) → list of calls`
 //!
-//! Not here: how each is done (crate `sandbox`), what the helper does (`helper`), when (`serve.rs`).
+//! Not here: the mechanisms (crate `sandbox`), the helper (`helper`), the order of the start (`serve.rs`).
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileTypeExt;
@@ -25,10 +25,10 @@ use crate::logging::LogArgs;
 
 const NOT_UP: &str = "the sandbox cannot be put up (--sandbox off serves without)";
 
-/// What is left of the process's rights.
+/// The rights that the process has left.
 #[derive(Debug)]
 pub struct Confined {
-    /// Its door to the file system.
+    /// Its access to the file system.
     pub opener: Arc<dyn Opener>,
     identity: Identity,
     /// `None`: there is no sandbox.
@@ -36,7 +36,7 @@ pub struct Confined {
 }
 
 impl Confined {
-    /// The last step, before any other thread starts.
+    /// Restricts system calls: the last step before any other thread starts.
     pub fn limit_calls(&self) -> Result<()> {
         if self.files.is_some() {
             sandbox::confine().context(NOT_UP)?;
@@ -44,14 +44,14 @@ impl Confined {
         Ok(())
     }
 
-    /// Told once disks are served: a start that fails says one line.
+    /// Logged once disks are served: a failed start writes only its error.
     pub fn log(&self) {
         let Identity { user, group } = self.identity;
         match self.files {
             None => warn!("--sandbox off: the server keeps all rights of the user who started it"),
             Some(Enforcement::None) => {
                 warn!(
-                    "the sandbox does not restrict files: the kernel has no landlock, or lsm= leaves it out"
+                    "the sandbox does not restrict files: the kernel has no landlock, or its lsm= parameter leaves it out"
                 );
             }
             Some(files) => debug!(%files, user, group, "in the sandbox"),
@@ -59,7 +59,7 @@ impl Confined {
     }
 }
 
-/// Before anything is opened, and while the process has one thread.
+/// Runs before the server opens anything, while the process has one thread.
 pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs) -> Result<Confined> {
     let server = &configuration.server;
     let confinement = &server.options.confinement;
@@ -94,8 +94,8 @@ fn check(confinement: &Confinement, control: bool) -> Result<()> {
     Ok(())
 }
 
-/// All that is named; with a control socket also what lies beside it, for its clients to name.
-/// `adopts`: another server is taken over from.
+/// Allows the files that the configuration names, and with a control socket also their folders, for disks that clients
+/// add. `adopts`: this start is a live upgrade.
 fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     let Configuration { disks, server, file } = configuration;
     let images: Vec<&Path> = disks.iter().map(|disk| disk.image.path.as_path()).collect();
@@ -133,7 +133,7 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     }
 }
 
-/// What lies beside such an image is not for clients to name: other disks of the host, and what is no disk.
+/// Clients may not name the files beside such an image: other disks of the host, and devices that are no disks.
 fn is_device(image: &Path) -> bool {
     let below_dev = |path: &Path| path.canonicalize().is_ok_and(|real| real.starts_with("/dev"));
     let is_block_device = image.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
@@ -151,14 +151,14 @@ fn identity(confinement: &Confinement) -> Identity {
     Identity { user: user.map(|user| user.id), group: confinement.group.or(user.and_then(|user| user.group)) }
 }
 
-/// Workers are given classes and nice values on their own threads, later.
+/// Workers set classes and nice values later, on their own threads.
 fn kept(server: &ServerSettings, locked_memory: bool) -> Kept {
     let scheduled = server.workers.iter().any(|worker| worker.nice.is_some() || worker.class.is_some());
     Kept::Server { scheduling: scheduled || server.options.control.is_some(), locked_memory }
 }
 
-/// Rings of io_uring and pinned guest memory count as locked, and who may lock any amount is about to lose that right.
-/// Whether it can be lost without harm: a container's root may have it without the right to raise the limit.
+/// Raises the limit of locked memory, which rings of io_uring and pinned guest memory count against, before the process
+/// loses CAP_IPC_LOCK. False: the limit stays, as for a container's root that may not raise it.
 fn allow_locked_memory() -> bool {
     if !capabilities(None).is_ok_and(|now| now.effective.contains(CapabilitySet::IPC_LOCK)) {
         return true;
@@ -171,8 +171,8 @@ fn allow_locked_memory() -> bool {
     raised.is_ok()
 }
 
-/// What workers write to join their control groups; of groups that clients may name for further ones, those that the kernel
-/// would let them join.
+/// The files that workers write to join their control groups: those named at the start and, for groups that clients
+/// name, those that the kernel would let them join.
 fn file_rules(server: &ServerSettings) -> FileRules {
     let groups = server.workers.iter().filter_map(|worker| worker.cgroup.as_deref());
     let named = groups.filter_map(blk_server::threads_file);
@@ -180,7 +180,7 @@ fn file_rules(server: &ServerSettings) -> FileRules {
     FileRules { writable: named.chain(own).collect() }
 }
 
-/// Workers that will never see another engine need no calls of it.
+/// Workers that never get another engine do not need its system calls.
 pub fn limit_engines(server: &ServerSettings, has_file: bool, kinds: impl Iterator<Item = EngineKind>) {
     if server.options.control.is_some() || has_file {
         return;

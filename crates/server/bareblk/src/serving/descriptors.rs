@@ -1,43 +1,41 @@
-//! How many files the process may have open, and how many its disks may come to need.
-//!
-//! Not here: who opens them.
+//! The limit of open files, and the number of files that the disks may need.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
 use crate::config::configuration::Configuration;
 
-/// Standard streams, the log, signals, the control socket and its clients, and room for a look into /proc.
+/// Standard streams, the log, signals, the control socket and its clients, and reads of /proc.
 const PROCESS: u64 = 64;
-/// A worker's doorbell, and an engine's ring, its eventfds and epolls.
+/// A worker's wakeup fd, and an engine's ring, eventfds and epolls.
 const PER_WORKER: u64 = 16;
 /// The listening socket, and the image.
 const PER_DISK: u64 = 2;
-/// A session's socket and doorbells.
+/// A session's socket and wakeup fds.
 const PER_SESSION: u64 = 3;
-/// What a front-end passes: its log for migration, its channel, and the regions of a usual guest's memory.
+/// Descriptors from a front-end: its log for migration, its channel, and the memory regions of a typical guest.
 const PASSED: u64 = 10;
 /// A queue's kick, call and err.
 const PER_QUEUE: u64 = 3;
 
-/// Raises the soft limit to the hard one; the usual soft limit is 1024. Returns what is possible now.
+/// Raises the soft limit, usually 1024, to the hard limit. Returns the limit that applies now.
 pub fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
         Err(error) => {
-            debug!("the limit of open files stays at {:?}: {error}", limit.current);
+            debug!("cannot raise the limit of open files, it stays at {:?}: {error}", limit.current);
             limit.current
         }
     }
 }
 
-/// Told at the start, not when the last guest cannot connect. `limit`: `None` is no limit.
+/// Warns at the start, before a guest cannot connect. `limit`: `None` is no limit.
 pub fn warn_if_short(limit: Option<u64>, needed: u64) {
     if let Some(limit) = limit.filter(|limit| *limit < needed) {
         warn!(
-            "the disks may need {needed} open files once every guest uses every queue, and {limit} are allowed: \
+            "the disks may need {needed} open files if guests use all queues, but only {limit} are allowed: \
              raise the hard limit (ulimit -Hn, LimitNOFILE=), or offer fewer queues"
         );
     }
@@ -47,7 +45,7 @@ pub fn warn_if_short(limit: Option<u64>, needed: u64) {
 pub fn needed(configuration: &Configuration) -> u64 {
     let workers = configuration.server.workers.len() as u64;
     let queues = || configuration.disks.iter().map(|disk| u64::from(disk.options.queues));
-    // An image has a file description in each worker that serves it, and not in more than it has queues.
+    // Each worker that serves an image has a file description of it; at most one worker per queue does.
     let own: u64 = queues().map(|queues| PER_DISK + workers.min(queues) + PER_SESSION).sum();
     let passed: u64 = queues().map(|queues| PASSED + PER_QUEUE * queues).sum();
     (PROCESS + PER_WORKER * workers + own + passed).max((passed * 4).div_ceil(3))

@@ -1,12 +1,12 @@
-//! The server while it runs, with the settings of each of its disks: what a reload and the control socket change.
+//! The running server with the settings of each of its disks; a reload and the control socket change them.
 //!
 //! `Configuration → open → start → Serving`; `changed file → Difference → remove, add, change in place → Applied`
 //!
-//! - One change at a time; a stop does not wait for it, and questions do not either, whatever it waits for: the lock
-//!   of `state` is held for look-ups only.
-//! - A change that is refused leaves its disk as it was, and does not keep others from theirs.
+//! - Only one change runs at a time. Neither a stop nor a query waits for it: the lock of `state` is held for look-ups
+//!   only.
+//! - A refused change leaves its disk as it was and does not prevent other changes.
 //!
-//! Not here: what a difference is (`difference.rs`), one disk's image and engine (`open_disk.rs`), signals (`serve.rs`).
+//! Not here: the difference (`difference.rs`), one disk's image and engine (`open_disk.rs`), signals (`serve.rs`).
 
 pub(crate) mod confined;
 pub(crate) mod descriptors;
@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use blk_server::{Server, ServerConfig, SocketConfig, StopReport, WorkerId, format_cpus};
 use disk_image::{NewImage, Opener};
-use tracing::info;
 
 use crate::config::config_file;
 use crate::config::configuration::{Configuration, ServerSettings};
@@ -35,7 +34,7 @@ use crate::serving::open_disk::{
 };
 use crate::serving::open_watch::OpenWatch;
 
-/// How long all queues of a disk together may take to come to rest, to be moved to the workers that it is given.
+/// How long the queues of a disk together may take to drain before they move to other workers.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a change waits for another, which may be waiting for an image's lock.
 const TURN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -49,8 +48,8 @@ pub struct Opened {
     images: Vec<OpenImage>,
 }
 
-/// Opens every image. Those that exist come first: somebody may have them, and who is interrupted while waiting for
-/// that leaves no new ones behind. One that hangs is named in the log.
+/// Opens every image. Existing images come first: an interrupted wait for a lock leaves no new images behind. The log
+/// names an image that hangs.
 pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Result<Opened> {
     let makes = |disk: &DiskSettings| disk.image.create_bytes.is_some();
     let watch = OpenWatch::start()?;
@@ -67,7 +66,8 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
 }
 
 impl Opened {
-    /// Serves them, but that nobody is accepted before [`Serving::open_doors`]. What was made for this does not survive its failure. `manager`: told how many disks there are whenever that changes.
+    /// Prepares the server; front-ends connect from [`Serving::open_doors`] on. A failure removes the images that this
+    /// start created. `manager` learns of each change of the number of disks.
     pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
@@ -110,14 +110,14 @@ impl Opened {
     }
 }
 
-/// What runs, and how it was wanted.
+/// The disks that run, and the settings.
 #[derive(Debug)]
 struct State {
     disks: Vec<NamedDisk>,
     settings: ServerSettings,
 }
 
-/// Of the first disks, until they are served.
+/// The first disks' new images and log lines, until the disks are served.
 #[derive(Debug)]
 struct First {
     made: Vec<NewImage<Arc<dyn Opener>>>,
@@ -129,14 +129,14 @@ struct First {
 pub struct Serving {
     server: Server,
     manager: Arc<ServiceManager>,
-    /// From the beginning of its stop on.
+    /// True from the beginning of the stop.
     stopping: AtomicBool,
     opener: Arc<dyn Opener>,
     sources: Arc<EngineSources>,
     first: Mutex<Option<First>>,
-    /// Held while it is decided whether this process goes on: at the beginning of its stop, and when it gives all up.
+    /// Held by the beginning of a stop and by a hand-over: only one of them ends this process.
     fate: Mutex<()>,
-    /// Held from the first look to the last step of a change.
+    /// Held during a change.
     changes: Mutex<()>,
     state: Mutex<State>,
     file: Option<PathBuf>,
@@ -144,13 +144,13 @@ pub struct Serving {
 
 #[allow(dead_code)] // add, remove and resize are for the control socket
 impl Serving {
-    /// For questions, and for changes that concern no disk's settings. A stop does not wait for it.
+    /// Runs a query, or a change that concerns no disk's settings. A stop does not wait for it.
     pub fn with_server<T>(&self, ask: impl FnOnce(&Server) -> T) -> Result<T> {
         if self.is_stopping() { Err(anyhow!("the server is stopping")) } else { Ok(ask(&self.server)) }
     }
 
     fn is_stopping(&self) -> bool {
-        // Relaxed: nothing else is read on the strength of it; the server refuses by itself what comes too late.
+        // Relaxed: it orders no other data; the server itself refuses calls that come too late.
         self.stopping.load(Ordering::Relaxed)
     }
 
@@ -158,7 +158,7 @@ impl Serving {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Front-ends are accepted from now on.
+    /// Accepts front-ends from now on.
     pub fn open_doors(&self) -> Result<()> {
         self.with_server(Server::open_doors)??;
         let Some(First { made, told }) = self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -170,7 +170,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Waits for its turn.
+    /// Waits until no other change runs.
     pub fn begin_change(&self) -> Result<MutexGuard<'_, ()>> {
         let begin = Instant::now();
         loop {
@@ -180,24 +180,24 @@ impl Serving {
                 Err(TryLockError::WouldBlock) if self.is_stopping() => bail!("the server is stopping"),
                 Err(TryLockError::WouldBlock) if begin.elapsed() >= TURN_TIMEOUT => {
                     let timeout_s = TURN_TIMEOUT.as_secs();
-                    bail!("another change of the disks is still being made after {timeout_s} s: try again")
+                    bail!("another change of the disks still runs after {timeout_s} s: try again")
                 }
                 Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_PAUSE),
             }
         }
     }
 
-    /// Their numbers, as they are now.
+    /// The numbers of the current workers.
     fn workers(&self) -> Result<Vec<u32>> {
         self.with_server(|server| server.report().workers.iter().map(|worker| worker.id.0).collect())
     }
 
-    /// The disks that are served, in the order in which they were added.
+    /// The disks, in the order in which they were added.
     pub fn disks(&self) -> Vec<NamedDisk> {
         self.state().disks.clone()
     }
 
-    /// In one line, for whoever looks at the service.
+    /// The state in one line, for the service manager.
     pub fn status(&self) -> String {
         match self.state().disks.len() {
             1 => "serving 1 disk".to_owned(),
@@ -205,35 +205,35 @@ impl Serving {
         }
     }
 
-    /// Who is told of changes that concern all of the service.
+    /// The service manager, which learns of changes of the whole service.
     pub fn manager(&self) -> &ServiceManager {
         &self.manager
     }
 
-    /// Its door to the file system.
+    /// Its access to the file system.
     pub fn opener(&self) -> &dyn Opener {
         self.opener.as_ref()
     }
 
-    /// How the process is set.
+    /// The settings of the process.
     pub fn settings(&self) -> ServerSettings {
         self.state().settings.clone()
     }
 
-    /// Whether there is a file to read again.
+    /// Whether a reload reads a file.
     pub fn has_file(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Serves one more disk. Gives its name.
+    /// Adds a disk. Returns its name.
     pub fn add(&self, settings: DiskSettings) -> Result<String> {
         let disk = NamedDisk::new(settings, self.opener.as_ref());
         self.check_new(&disk)?;
-        // With nothing held: a file system that hangs must hold up no other change.
+        // Without a lock: a file system that hangs must not delay other changes.
         let ready = self.open_disk(&disk)?;
         let _change = self.begin_change()?;
         let name = disk.name.clone();
-        // Who was added meanwhile with its name or socket is refused here, who has its image was by the image's lock.
+        // Another disk may have got this name or socket meanwhile: then this call fails. The image's lock is ours already.
         self.serve_ready(disk, ready)?;
         Ok(name)
     }
@@ -241,7 +241,7 @@ impl Serving {
     fn check_new(&self, disk: &NamedDisk) -> Result<()> {
         for other in self.disks() {
             if other.name == disk.name {
-                bail!("there is a disk {} already: choose another name", disk.name);
+                bail!("there is already a disk {}: choose another name", disk.name);
             }
             if let Some(shared) = disk.settings.conflict(&other.settings, self.opener.as_ref()) {
                 bail!("disk {} has the same {shared} as disk {}", disk.name, other.name);
@@ -279,7 +279,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Stops serving a disk; one that a front-end is connected to only with `force`.
+    /// Removes a disk; `force` removes it even if a front-end is connected.
     pub fn remove(&self, name: &str, force: bool, timeout: Duration) -> Result<()> {
         let _change = self.begin_change()?;
         self.unserve_disk(name, force, timeout)
@@ -288,12 +288,11 @@ impl Serving {
     fn unserve_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<()> {
         self.with_server(|server| server.remove_disk(name, force, timeout))??;
         self.state().disks.retain(|disk| disk.name != name);
-        info!(disk = name, "no longer served");
         self.manager.status(&self.status());
         Ok(())
     }
 
-    /// Gives a disk another size; a smaller one only with `force`.
+    /// Resizes a disk; `force` allows a smaller size.
     pub fn resize(&self, name: &str, bytes: u64, force: bool) -> Result<()> {
         let _change = self.begin_change()?;
         Ok(self.with_server(|server| server.resize_disk(name, bytes, force))??)
@@ -301,11 +300,11 @@ impl Serving {
 
     /// Reads the size of every image again.
     pub fn refresh_capacities(&self) {
-        // A server that stops has no guests to tell.
+        // A stopping server has no guests to tell.
         let _ = self.with_server(Server::refresh_capacities);
     }
 
-    /// Reads the file again and follows it. A file with a mistake changes nothing.
+    /// Reads the file again and applies it. A file with a mistake changes nothing.
     pub fn reload(&self) -> Result<Applied> {
         let Some(file) = &self.file else {
             bail!("there is no file to read again: the server was started without --config");
@@ -313,7 +312,7 @@ impl Serving {
         self.apply(config_file::read(file, &self.workers()?, self.opener.as_ref())?)
     }
 
-    /// Makes what is served what is wanted, as far as that goes without disturbing a guest.
+    /// Applies a configuration as far as that disturbs no guest.
     pub fn apply(&self, wanted: Configuration) -> Result<Applied> {
         let _change = self.begin_change()?;
         let opener = self.opener.as_ref();
@@ -331,7 +330,7 @@ impl Serving {
         Ok(applied)
     }
 
-    /// Settings that are only looked at when a disk is opened: the next time, the new ones.
+    /// Keeps the new values of keys that only matter when a disk is opened.
     fn take_over_for_opening(&self, wanted: &[NamedDisk], difference: &Difference, applied: &Applied) {
         let mut state = self.state();
         let touched = |name: &str| {
@@ -394,16 +393,16 @@ impl Serving {
         }
     }
 
-    /// A disk cannot be served as it is wanted now: better as it was than not at all.
+    /// Serves a disk with its old settings because the new ones failed.
     fn serve_as_before(&self, name: &str, running: &[NamedDisk], error: &anyhow::Error) -> String {
         let Some(before) = running.iter().find(|disk| disk.name == name) else { return format!("{error:#}") };
         let mut before = before.clone();
-        // Made long ago.
+        // The image exists by now.
         before.settings.image.create_bytes = None;
         match self.serve_disk(before) {
             Ok(()) => format!("{error:#}; it is served as before"),
             Err(again) => {
-                format!("{error:#}; it is not served any more, because as before is not possible: {again:#}")
+                format!("{error:#}; it is not served any more: the old settings fail too: {again:#}")
             }
         }
     }
@@ -425,26 +424,26 @@ impl Serving {
     }
 
     fn set_socket_owner(&self, socket: &SocketConfig) -> Result<()> {
-        // Back to those who start it, if it was somebody else's.
+        // Without an owner in the settings the socket belongs to the user that starts bareblk.
         let uid = socket.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
         let gid = socket.gid.unwrap_or_else(|| rustix::process::getegid().as_raw());
         let set = self.opener.set_socket_owner(&socket.path, socket.mode, Some(uid), Some(gid));
         set.with_context(|| format!("cannot set owner and mode of socket {}", socket.path.display()))
     }
 
-    /// Does what must not meet a stop: one that comes meanwhile waits.
+    /// Runs `act`; a stop that begins meanwhile waits.
     pub fn unless_stopping(&self, act: impl FnOnce() -> Result<()>) -> Result<()> {
         let fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_stopping() {
             bail!("the server is stopping");
         }
         act()?;
-        // A stop that waits must not find what is somebody else's by now: the process ends.
+        // The process ends: a waiting stop must not touch images and sockets that another process has now.
         std::mem::forget(fate);
         Ok(())
     }
 
-    /// Stops, within the time that the settings give it. `None`: somebody else has stopped it.
+    /// Stops within the stop timeout. `None`: another thread has stopped the server.
     pub fn stop(&self) -> Option<StopReport> {
         let timeout = self.state().settings.options.stop_timeout();
         let _fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
@@ -454,8 +453,7 @@ impl Serving {
     }
 }
 
-/// Hands the disk's queues to the workers that its settings name, in turn. How many there may be, the server knows by
-/// itself.
+/// Assigns the disk's queues in turn to the workers that its settings name. The server itself keeps to a number.
 fn attach_to_named_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     let Some(WorkerChoice::These(numbers)) = &disk.settings.workers else { return Ok(()) };
     let workers: Vec<_> = numbers.iter().copied().map(WorkerId).collect();
@@ -463,7 +461,7 @@ fn attach_to_named_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     attached.with_context(|| format!("the queues of disk {} stay where they are", disk.name))
 }
 
-/// The same for a disk that was served by others until now.
+/// The same for a disk that other workers have served until now.
 fn change_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     match &disk.settings.workers {
         Some(WorkerChoice::These(_)) => attach_to_named_workers(server, disk),

@@ -1,12 +1,11 @@
-//! From a disk's settings to what the server takes: its image, open and locked, and where its engine comes from.
+//! Turns a disk's settings into what the server takes: its image, open and locked, and the source of its engine.
 //!
 //! `DiskSettings → image → engine (tried out on it) → DiskConfig`; then the "serving" line
 //!
-//! - While a server runs, all of it is done on a thread of its own: a file system that hangs must hold up nobody who
-//!   has to do something else, a stop least of all.
+//! - In a running server a separate thread does this: a file system that hangs must not delay a stop or other changes.
 //! - Disks whose engine is the same in all options share one [`EngineSource`], hence one engine in each worker.
 //!
-//! Not here: which disks there are (`serving.rs`), what an engine is (`io_engine`).
+//! Not here: the list of disks (`serving/mod.rs`), engines (`io_engine`).
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,15 +23,15 @@ use crate::args::placement_args::engine_source;
 use crate::args::serve_args::WceChoice;
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 
-/// What opening an image and trying an engine out on it may take, besides the wait for its lock.
+/// How long opening an image and trying an engine on it may take, besides the wait for its lock.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two looks whether the server stops, for who waits for an image.
+/// Pause between two checks whether the server stops.
 const STOP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Sources of engines that disks use at the moment.
+/// The engine sources that disks use now.
 #[derive(Debug, Default)]
 pub struct EngineSources {
-    /// By kind and options in their debug form, which has every option, also those that are yet to come.
+    /// By kind and options in their debug form, which contains every option.
     known: Mutex<Vec<(String, Weak<EngineSource>)>>,
 }
 
@@ -52,7 +51,7 @@ impl EngineSources {
     }
 }
 
-/// An image, and what removes it again if it was made for a start that fails.
+/// An open image, which a failed start removes again if it created it.
 #[derive(Debug)]
 pub struct OpenImage {
     image: Image,
@@ -61,7 +60,7 @@ pub struct OpenImage {
 
 type New = NewImage<Arc<dyn Opener>>;
 
-/// [`open_image`] and [`prepare`], within a limit. What comes about too late is undone by the thread that made it.
+/// [`open_image`] and [`prepare`] with a time limit. After the limit the thread itself undoes its work.
 pub fn open_within(
     opener: &Arc<dyn Opener>,
     settings: &DiskSettings,
@@ -83,9 +82,9 @@ pub fn open_within(
         match ready.recv_timeout(STOP_PAUSE) {
             Ok(opened) => return opened,
             Err(RecvTimeoutError::Disconnected) => {
-                bail!("image {image}: the thread that opens it has failed")
+                bail!("image {image}: the thread that opens it has panicked")
             }
-            // Relaxed: nothing else is read on the strength of it.
+            // Relaxed: it orders no other data.
             Err(RecvTimeoutError::Timeout) if stopping.load(Ordering::Relaxed) => {
                 bail!("the server is stopping")
             }
@@ -98,7 +97,7 @@ pub fn open_within(
     }
 }
 
-/// Waits for whoever has the image, as long as the settings say.
+/// Opens and locks the image; waits for its lock as long as the settings say.
 pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings) -> Result<OpenImage> {
     let image = Image::open(opener.as_ref(), &settings.image)?;
     warn_of_foreign_format(&image);
@@ -107,28 +106,28 @@ pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings) -> Result<O
     Ok(OpenImage { image, new })
 }
 
-/// Not refused: a guest may write any bytes to its raw disk, and must get it back.
+/// Only a warning: a guest may write any bytes to its raw disk, and must be able to use it again.
 fn warn_of_foreign_format(image: &Image) {
     if let Some(format) = image.foreign_format() {
         warn!(
             image = %image.path().display(),
-            "looks like a {format} image; it is served as raw, and a guest that writes destroys it: \
+            "the image looks like {format}, but is served as raw: a write of the guest destroys it; \
              convert it with qemu-img convert -O raw"
         );
     }
 }
 
-/// A disk that a server can be given, and what to say once it has it.
+/// A disk that is ready for the server, with its log line.
 #[derive(Debug)]
 pub struct ReadyDisk {
     pub config: DiskConfig,
-    /// Not placed: what workers sleep in.
+    /// The engine that workers sleep in; never a placed one.
     pub engine: Arc<EngineSource>,
     pub told: Told,
     pub new: Option<New>,
 }
 
-/// Tries the engine out on the image. `workers`: how many the server has.
+/// Tries the engine on the image. `workers`: how many the server has.
 pub fn prepare(
     open: OpenImage,
     settings: &DiskSettings,
@@ -142,7 +141,7 @@ pub fn prepare(
     // The image's lock must not outlive the server.
     drop(file);
     let engine = sources.source(&chosen, &settings.engine_config);
-    // Its own: what is placed knows the workers of one disk.
+    // A placed engine belongs to one disk and knows its workers.
     let placed = engine_source(settings.placement, chosen.kind, &settings.engine_config, workers)?;
     let path = image.path().display().to_string();
     let serial = options.serial.clone().unwrap_or_else(|| image.default_serial());
@@ -176,7 +175,7 @@ impl ReadyDisk {
     }
 }
 
-/// A number is a limit, a list is attached by name: the server's to carry out, and `serving.rs`'s.
+/// The limit that a number of workers means. A list is no limit: `serving/mod.rs` attaches its workers.
 pub fn most_workers(choice: Option<&WorkerChoice>) -> Option<NonZeroUsize> {
     match choice {
         Some(WorkerChoice::Count(count)) => NonZeroUsize::new(*count),
@@ -184,7 +183,7 @@ pub fn most_workers(choice: Option<&WorkerChoice>) -> Option<NonZeroUsize> {
     }
 }
 
-/// What the log says about a disk, which its image no longer can once the server has it.
+/// The facts of a disk for its log line, which are taken before the server gets the image.
 #[derive(Debug)]
 pub struct Told {
     image: String,
@@ -196,7 +195,7 @@ pub struct Told {
 }
 
 impl Told {
-    /// Told once the disk is served: a start that fails says one line.
+    /// Logged once the disk is served: a failed start writes only its error.
     pub fn log(&self, settings: &DiskSettings) {
         warn_of_passed_over(&self.chosen);
         warn_of_unsafe_cache(settings);
@@ -228,7 +227,7 @@ impl Told {
     }
 }
 
-/// Engines that would have been better.
+/// Warns about better engines that do not work.
 fn warn_of_passed_over(chosen: &Chosen) {
     for passed_over in &chosen.passed_over {
         warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind, passed_over.error);
@@ -238,6 +237,6 @@ fn warn_of_passed_over(chosen: &Chosen) {
 fn warn_of_unsafe_cache(settings: &DiskSettings) {
     if settings.image.cache.ignores_flushes() && !settings.read_only() {
         let image = settings.image.path.display();
-        warn!(%image, "--cache unsafe: flushes are ignored, and what was written is lost if the host goes down");
+        warn!(%image, "--cache unsafe: flushes are ignored, and writes are lost if the host goes down");
     }
 }

@@ -2,13 +2,13 @@
 //!
 //! `configuration → images (locked) → server → "serving" on standard output, READY → signals → stop → exit code`
 //!
-//! - Signals are caught only once the images are ours: whoever waits for a lock can still be interrupted.
-//! - An image made by `--create` does not survive a start that fails.
-//! - A reload, be it only of sizes, has a thread of its own: it may wait for locks, or for a file system that hangs, and
-//!   a stop must be heard meanwhile.
-//! - The stop ends with what it has to do: what still runs then, or hangs, ends with the process.
+//! - Signals are caught only after the images are locked: a signal can interrupt the wait for a lock.
+//! - A start that fails removes the image that `--create` made.
+//! - A reload runs on its own thread: it may wait for locks or for a file system that hangs, and the main loop must
+//!   still see a stop.
+//! - The process ends after the stop: threads that hang end with it.
 //!
-//! Not here: which disks there are and how that changes (`serving.rs`), what is done with requests (`blk_server`).
+//! Not here: the disks and their changes (`serving/mod.rs`), requests (`blk_server`).
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -33,21 +33,21 @@ use crate::serving::serving_control::ServingControl;
 use crate::serving::{self, Serving};
 use crate::signals::{EndAtOnce, Request, Requests};
 
-/// What control clients' requests that run get before a stop cuts them short.
+/// How long a stop waits for requests of control clients.
 const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 
 const RELOAD_FAILED: &str =
-    "the reload failed in a way that is a bug of this program; what was served is served on";
+    "the reload failed because of a bug in this program; the disks are served as before";
 
-/// Serves until told to stop. `live_upgrade`: from which server, if from one.
+/// Serves until a stop. `live_upgrade`: the server to take over from, if any.
 pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log: &LogArgs) -> Result<()> {
     let starting = EndAtOnce::catch().context("cannot catch signals")?;
     let limit = descriptors::raise_limit();
     check_workers(&configuration.server.workers)?;
     let manager = Arc::new(ServiceManager::from_environment());
-    // Before the helper is started, which is to have none of them.
+    // Before the helper starts: it must not inherit them.
     let passed = passed_sockets::receive()?;
-    // Before the rights to connect are given up.
+    // Before the process gives up the right to connect.
     let mut taker = live_upgrade.map(|wanted| Taker::connect(wanted, &mut configuration)).transpose()?;
     let confined = confined::give_up_rights(&configuration, taker.is_some(), log)?;
     let mut opener = passed_sockets::assign(passed, &configuration, &confined.opener);
@@ -86,7 +86,7 @@ fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<Contro
     Ok(socket.serve(Arc::new(ServingControl::new(Arc::clone(serving), door)))?)
 }
 
-/// Before anything is opened, made or waited for.
+/// Runs before the server opens, creates or waits for anything.
 fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
     workers
         .iter()
@@ -94,7 +94,7 @@ fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
         .try_for_each(|(number, options)| options.check().with_context(|| format!("worker {number}")))
 }
 
-/// For scripts, which wait for the last one.
+/// Scripts wait for the last of these lines.
 fn ready_lines(configuration: &Configuration) -> String {
     let disks = configuration.disks.iter().map(|disk| {
         let (image, socket) = (disk.image.path.display(), disk.socket.path.display());
@@ -110,15 +110,15 @@ fn ready_lines(configuration: &Configuration) -> String {
 fn announce(lines: &str) {
     let mut out = io::stdout();
     if let Err(error) = out.write_all(lines.as_bytes()).and_then(|()| out.flush()) {
-        warn!("not announced on standard output: {error}");
+        warn!("cannot write to standard output: {error}");
     }
 }
 
-/// What the main loop acts on, and whom it tells.
+/// The server, and the service manager that the main loop notifies.
 struct Service {
     serving: Arc<Serving>,
     manager: Arc<ServiceManager>,
-    /// Where there is a watchdog.
+    /// Answers the watchdog, if there is one.
     answer: Option<SyncSender<()>>,
 }
 
@@ -127,7 +127,7 @@ fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests
     loop {
         match requests.next() {
             Some(Request::Refresh) => reload(&service, &mut reloads),
-            // Full: it has an answer that it did not wait for.
+            // Full: the watchdog has an answer that it has not read yet.
             Some(Request::Answer) => drop(service.answer.as_ref().map(|answer| answer.try_send(()))),
             Some(Request::Stop) => return stop(service, control, requests),
             Some(Request::Abort(code)) => std::process::exit(code),
@@ -136,10 +136,10 @@ fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests
     }
 }
 
-/// Told to the thread that does it, which is there from the first time on; to a new one if it has died.
+/// Wakes the thread that reloads. The first call starts it; a later call replaces it if it has died.
 fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
     service.manager.reloading();
-    // Full: one that has not begun yet will see what this one should.
+    // Full: a reload that has not begun yet will also see this change.
     let is_told =
         |reloads: &SyncSender<()>| !matches!(reloads.try_send(()), Err(TrySendError::Disconnected(())));
     if reloads.as_ref().is_some_and(is_told) {
@@ -157,7 +157,7 @@ fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
     }
 }
 
-/// Says that a reload is over, however it ended: who reloads waits for that.
+/// Notifies the service manager that a reload is over, also after a panic.
 struct ToldAtTheEnd<'a> {
     manager: &'a ServiceManager,
     status: String,
@@ -175,12 +175,12 @@ impl Drop for ToldAtTheEnd<'_> {
     }
 }
 
-/// A thread that looks at sizes, and at the configuration file if there is one, each time it is told.
+/// Starts the thread that reads the sizes, and the configuration file if there is one, on each request.
 fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
-    let (sender, wishes) = sync_channel(1);
+    let (sender, requests) = sync_channel(1);
     let (serving, manager) = (Arc::clone(&service.serving), Arc::clone(&service.manager));
     let thread = std::thread::Builder::new().name("bareblk-reload".into()).spawn(move || {
-        for () in wishes {
+        for () in requests {
             let mut told = ToldAtTheEnd::new(&manager);
             serving.refresh_capacities();
             let failed = if serving.has_file() { follow_file(&serving) } else { "" };
@@ -191,7 +191,7 @@ fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
     Ok(sender)
 }
 
-/// What whoever looks at the service should know of it.
+/// What the status of the service says about the reload.
 fn follow_file(serving: &Serving) -> &'static str {
     match serving.reload() {
         Ok(applied) if applied.refused.is_empty() => {
@@ -199,17 +199,17 @@ fn follow_file(serving: &Serving) -> &'static str {
             ""
         }
         Ok(applied) => {
-            warn!("configuration reloaded, but for some of it: {applied}");
-            "; the configuration is followed but for some of it, see the log"
+            warn!("configuration reloaded in part: {applied}");
+            "; some changes of the configuration were refused, see the log"
         }
         Err(error) => {
             error!("configuration not reloaded, nothing has changed: {error:#}");
-            "; the configuration has a mistake and is not followed, see the log"
+            "; the configuration has a mistake and was not applied, see the log"
         }
     }
 }
 
-/// Stops on another thread, so that a second signal is heard on this one.
+/// Stops on another thread, so that this one can receive a second signal.
 fn stop(service: Service, mut control: Option<ControlServer>, mut requests: Requests) -> Result<()> {
     let Service { serving, manager, answer } = service;
     manager.stopping();
@@ -219,30 +219,30 @@ fn stop(service: Service, mut control: Option<ControlServer>, mut requests: Requ
     let stopped = WakeOnDrop(requests.closer());
     let stopper = std::thread::Builder::new().name("bareblk-stop".into()).spawn(move || {
         if control.as_mut().is_some_and(|control| !control.close(LAST_CONTROL_REQUESTS)) {
-            warn!("a control client's request is still being carried out; the stop cuts it short");
+            warn!("the stop interrupts a control client's request");
         }
         let report = serving.stop();
-        // Clients that wait for the server's end see it now.
+        // Clients that wait for the stop see the end of their connection now.
         drop(control);
         let _ = sender.send(report);
         drop(stopped);
-        // A worker that hangs ends with the process.
+        // If a worker hangs, only the end of the process ends it.
         drop(serving);
     });
     stopper.context("cannot start the thread that stops the server")?;
-    // Nobody is asked any more whether all is well.
+    // Ends the watchdog.
     drop(answer);
     while let Some(request) = requests.next() {
         if let Request::Abort(code) = request {
-            warn!("ending at once, requests in flight or not");
+            warn!("a second signal ends the server at once; requests may be in flight");
             std::process::exit(code);
         }
     }
     let report = reports.recv().ok().flatten();
-    judge(&report.context("the server did not stop in order; see the lines above")?, timeout)
+    judge(&report.context("the server did not stop cleanly; see the lines above")?, timeout)
 }
 
-/// Ends the wait for signals, however the stop went.
+/// Ends the wait for signals, whether the stop succeeded or not.
 struct WakeOnDrop(Handle);
 
 impl Drop for WakeOnDrop {

@@ -1,6 +1,6 @@
-//! What a control client can do with the server that runs: its wishes, handed to `serving.rs`.
+//! Passes the requests of control clients to the running server.
 //!
-//! Not here: how it asks (`control`), how it is done (`serving.rs`, `blk_server`).
+//! Not here: the protocol (`control`), the changes themselves (`serving/mod.rs`, `blk_server`).
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -25,9 +25,9 @@ use crate::serving::Serving;
 #[derive(Debug)]
 pub struct ServingControl {
     serving: Arc<Serving>,
-    /// How its clients got here.
+    /// The control socket, which a live upgrade hands over.
     door: Door,
-    /// Held while somebody takes over.
+    /// Held during a live upgrade.
     taking: Mutex<()>,
 }
 
@@ -39,7 +39,7 @@ impl ServingControl {
 
 impl Control for ServingControl {
     fn report(&self) -> ServerReport {
-        // A server that stops has nothing left to tell.
+        // A stopping server reports nothing.
         self.serving.with_server(|server| server.report()).unwrap_or_default()
     }
 
@@ -91,7 +91,7 @@ impl Control for ServingControl {
         if self.serving.has_file() { Ok(self.serving.reload()?.into()) } else { Ok(ReloadAnswer::default()) }
     }
 
-    /// Ends the process once the other one has everything.
+    /// Ends the process once the other server has everything.
     fn live_upgrade(
         &self,
         wanted: LiveUpgrade,
@@ -101,23 +101,23 @@ impl Control for ServingControl {
         if wanted.version != VERSION {
             let (theirs, ours) = (wanted.version, env!("CARGO_PKG_VERSION"));
             return Err(Refused::Settings(format!(
-                "live upgrade version {theirs}, this is bareblk {ours}, which knows {VERSION}: restart it instead"
+                "the new server speaks live upgrade version {theirs}, and this one, bareblk {ours}, version {VERSION}: restart it instead"
             )));
         }
         let Ok(_taking) = self.taking.try_lock() else {
             return Err(Refused::Settings(
-                "another server is just taking over: try again when that is over".into(),
+                "another live upgrade is running: try again when it is over".into(),
             ));
         };
         live_upgrade::hand_over(&self.serving, &self.door, &wanted.cut, channel, agree)?;
         let pid = getsockopt(channel, PeerCredentials).map_or(0, |peer| peer.pid());
-        info!(pid, "taken over by another server; this one ends, and leaves it all images and connections");
+        info!(pid, "another server has taken over all disks and connections; this one ends");
         self.serving.manager().main_process(pid);
-        // Nothing is taken apart: what would be flushed, removed or stopped is the other process's.
+        // No destructors: the other process owns the images, sockets and sessions.
         std::process::exit(0)
     }
 
-    /// The way a stop from outside takes, so that there is one only.
+    /// Raises SIGTERM, so that every stop takes the same way.
     fn shutdown(&self) {
         if let Err(error) = signal_hook::low_level::raise(SIGTERM) {
             error!("cannot stop as a control client asked: {error}");

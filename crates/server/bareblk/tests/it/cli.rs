@@ -196,7 +196,7 @@ fn no_queues_at_all_are_refused() {
     let place = Place::new();
     let mut command = place.serve(&place.path("disk.raw"), "s");
     command.args(["--queues", "0"]);
-    assert_says(&wrong_usage(command), &["--queues", "0 queues", "1 to 256"]);
+    assert_says(&wrong_usage(command), &["--queues", "'0'", "1 to 256"]);
 }
 
 #[test]

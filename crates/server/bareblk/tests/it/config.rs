@@ -141,7 +141,7 @@ fn limit_of_open_files_that_is_too_low_for_all_disks_is_one_warning_with_the_num
     let warnings: Vec<_> = log.lines().filter(|line| line.contains("open files")).collect();
     // 4/3 × (2 × 10 + 3 × (64 + 256))
     assert_eq!(warnings.len(), 1, "{log}");
-    assert_says(warnings[0], &["WARN", "may need 1307 open files", "200 are allowed", "LimitNOFILE"]);
+    assert_says(warnings[0], &["WARN", "may need 1307 open files", "only 200 are allowed", "LimitNOFILE"]);
 }
 
 // ---- what it refuses
@@ -229,11 +229,11 @@ fn hangup_refuses_what_would_disturb_a_guest_and_does_the_rest() {
     let text = disk(&place, "busy", "queues = 2") + &disk(&place, "idle", "queues = 2\nserial = 'new'");
     write(&place, &text);
     server.signal(Signal::HUP);
-    server.wait_logged("configuration reloaded, but for some of it");
+    server.wait_logged("configuration reloaded in part");
     let log = server.log();
     assert_says(
         &log,
-        &["replaced idle", "busy: queues cannot change", "gone: it is to go", "serial=\"new\""],
+        &["replaced idle", "busy: queues cannot change", "gone: the file no longer has it", "serial=\"new\""],
     );
     end_of(busy);
     end_of(gone);

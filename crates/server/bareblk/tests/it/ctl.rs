@@ -321,7 +321,10 @@ fn changes_are_in_the_log_and_questions_are_not() {
     let server = controlled(&place);
     output(ctl(&place, &["resize", "root", "2M"]));
     ok(&place, &["list"]);
-    assert_says(&server.log(), &["done for a control client", r#""do":"resize""#, r#""size_bytes":2097152"#]);
+    assert_says(
+        &server.log(),
+        &["a control client changed the server", r#""do":"resize""#, r#""size_bytes":2097152"#],
+    );
     assert!(!server.log().contains("list"), "{}", server.log());
 }
 
@@ -334,7 +337,7 @@ fn shutdown_returns_when_the_server_has_stopped() {
     output(ctl(&place, &["shutdown"]));
     assert!(!place.socket("s").exists() && !place.socket("c").exists());
     server.wait_logged("everything is on stable storage");
-    assert_says(&server.log(), &["stop asked for on the control socket"]);
+    assert_says(&server.log(), &["a control client asked for a stop"]);
 }
 
 #[test]
@@ -423,7 +426,7 @@ fn missing_server_is_told_with_what_to_do() {
     let place = Place::new();
     assert_says(&refusal(ctl(&place, &["list"])), &["there is no server at", "--control", "BAREBLK_CONTROL"]);
     controlled(&place).kill();
-    assert_says(&refusal(ctl(&place, &["list"])), &["nobody answers at", "its server is gone"]);
+    assert_says(&refusal(ctl(&place, &["list"])), &["no server listens at", "start the server again"]);
     let mut command = bareblk();
     command.args(["ctl", "list", "--socket"]).arg(place.image("file", 1));
     assert_says(&refusal(command), &["file", "is not a socket"]);
@@ -466,7 +469,7 @@ fn server_that_goes_away_in_the_middle_leaves_open_what_was_done() {
     let place = Place::new();
     let server = impostor(&place, "{\"bareblk\": \"0.1.0\", \"protocol\": 1}\n", true);
     let line = refusal(ctl(&place, &["remove", "root"]));
-    assert_says(&line, &["went away before it answered", "whether it was done is not known"]);
+    assert_says(&line, &["closed the connection before it answered", "it may have carried out the request"]);
     server.join().unwrap();
 }
 

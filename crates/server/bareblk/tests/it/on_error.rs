@@ -29,7 +29,7 @@ fn listed(place: &Place) -> serde_json::Value {
 }
 
 #[test]
-fn errors_are_reported_unless_somebody_wants_them_held() {
+fn errors_are_reported_unless_the_disk_is_to_hold_them() {
     let place = Place::new();
     let _server = served(&place, &[]);
     let disk = listed(&place);
@@ -64,7 +64,7 @@ fn resume_says_how_many_requests_there_are_and_which_disk_there_is_not() {
     let place = Place::new();
     let _server = served(&place, &["--on-error", "hold"]);
     let control = place.socket("c");
-    assert_eq!(output(ctl(&control, &["resume", "vm1"])), "0 parked requests are tried again\n");
+    assert_eq!(output(ctl(&control, &["resume", "vm1"])), "retrying 0 held requests\n");
     assert_says(&refusal(ctl(&control, &["resume", "vm2"])), &["there is no disk `vm2`"]);
 }
 

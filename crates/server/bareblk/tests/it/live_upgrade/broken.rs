@@ -151,7 +151,7 @@ fn nonsense_on_the_channel_ends_the_conversation_and_nothing_else() {
 fn second_new_server_and_other_versions_are_refused_at_once() {
     let mut disk = Disk::new(&[]);
     let first = Hand::agreed(&disk);
-    assert_says(&refusal(disk.taker()), &["another server is just taking over"]);
+    assert_says(&refusal(disk.taker()), &["another live upgrade is running"]);
     drop(first);
     wait_refused(&disk, 1);
     let mut stream = UnixStream::connect(disk.control()).unwrap();

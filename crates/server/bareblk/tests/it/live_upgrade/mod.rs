@@ -76,7 +76,7 @@ impl Disk {
         let log = old.log_file();
         assert_eq!(old.wait_ended().code(), Some(0));
         let log = std::io::read_to_string(log).unwrap();
-        assert_says(&log, &["taken over by another server"]);
+        assert_says(&log, &["another server has taken over all disks"]);
         assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
         let pause = lines[0].split("paused for ").nth(1).and_then(|rest| rest.split(' ').next());
         self.pauses_ms.extend(pause.map(|pause| pause.parse::<f64>().unwrap()));
