@@ -15,8 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use disk_image::{Access, Alignment, CacheMode, FileKind, HostOpener, OpenRequest, Opener};
 use io_engine::{
-    Capability, EngineChoice, EngineConfig, EngineError, EngineKind, FileSpec, choose, io_uring_capabilities,
-    make,
+    Capability, EngineConfig, EngineError, EngineKind, FileSpec, choose, io_uring_capabilities, make,
 };
 use serde::Serialize;
 
@@ -129,7 +128,7 @@ fn engine_line(kind: EngineKind, file: Option<&FileSpec>) -> EngineLine {
 }
 
 fn takes(kind: EngineKind, file: &FileSpec, config: &EngineConfig) -> Result<String, String> {
-    match choose(EngineChoice::Named(kind), file, config) {
+    match choose(Some(&kind.into()), file, config) {
         Ok(_) => Ok("takes the image".to_owned()),
         Err(EngineError::Named { source, .. }) => Err(source.to_string()),
         Err(other) => Err(format!("{:#}", anyhow::Error::from(other))),
@@ -138,10 +137,10 @@ fn takes(kind: EngineKind, file: &FileSpec, config: &EngineConfig) -> Result<Str
 
 fn image_line(path: &Path, file: &FileSpec, cache: CacheMode) -> ImageLine {
     let started = Instant::now();
-    let chosen = choose(EngineChoice::Auto, file, &EngineConfig::default());
+    let chosen = choose(None, file, &EngineConfig::default());
     let chosen_in_us = started.elapsed().as_micros();
     let (auto, why) = match chosen {
-        Ok(chosen) => (Some(chosen.kind.name()), chosen.why.to_owned()),
+        Ok(chosen) => (Some(chosen.kind().name()), chosen.why.to_owned()),
         Err(error) => (None, format!("{:#}", anyhow::Error::from(error))),
     };
     ImageLine { image: path.display().to_string(), cache: cache.name(), auto, why, chosen_in_us }

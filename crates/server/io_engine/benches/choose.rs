@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
-use io_engine::{EngineChoice, EngineConfig, FileSpec, choose};
+use io_engine::{EngineConfig, FileSpec, choose};
 
 fn choosing(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("choose_engine");
@@ -28,7 +28,7 @@ fn choosing(criterion: &mut Criterion) {
         let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
         let config = EngineConfig::default();
         group.bench_function(name, |bencher| {
-            bencher.iter(|| choose(EngineChoice::Auto, &file, &config).unwrap());
+            bencher.iter(|| choose(None, &file, &config).unwrap());
         });
     }
     group.finish();

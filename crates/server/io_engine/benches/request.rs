@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 use io_engine::{
-    Engine, EngineChoice, EngineConfig, EngineKind, Event, FileId, FileSpec, IoUringEngine, KernelAge,
-    NullEngine, Op, OpKind, choose, make,
+    Engine, EngineConfig, EngineKind, Event, FileId, FileSpec, IoUringEngine, KernelAge, NullEngine, Op,
+    OpKind, choose, make,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -153,7 +153,7 @@ fn main() {
             let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
             for kind in EngineKind::ALL {
                 // Those that refuse the file are left out.
-                if choose(EngineChoice::Named(kind), &spec, &config).is_ok() {
+                if choose(Some(&kind.into()), &spec, &config).is_ok() {
                     run(&format!("{name}, {kind}"), make(kind, &config).unwrap(), image, duration);
                 }
             }

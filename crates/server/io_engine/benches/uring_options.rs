@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
-use io_engine::{Engine, EngineConfig, Event, FileId, FileSpec, IoUringEngine, Op, OpKind};
+use io_engine::{Engine, EngineConfig, Event, FileId, FileSpec, IoUringEngine, IoUringOptions, Op, OpKind};
 
 const IMAGE_BYTES: u64 = 256 << 20;
 const BLOCK_BYTES: u64 = 4096;
@@ -88,21 +88,22 @@ fn main() {
     let image = Image::open(&HostOpener, &options(CacheMode::None))
         .or_else(|_| Image::open(&HostOpener, &options(CacheMode::Writeback))) // no O_DIRECT here
         .unwrap();
-    let plain = EngineConfig { depth: 64, ..EngineConfig::default() };
+    let config = EngineConfig { depth: 64, ..EngineConfig::default() };
+    let plain = IoUringOptions::default();
     let sqpoll_idle = Some(Duration::from_millis(50));
     let configs = [
         ("plain", plain.clone()),
-        ("sqpoll", EngineConfig { sqpoll_idle, ..plain.clone() }),
-        ("iopoll", EngineConfig { iopoll: true, ..plain.clone() }),
-        ("pinned", EngineConfig { pin_guest_memory: true, ..plain.clone() }),
+        ("sqpoll", IoUringOptions { sqpoll_idle, ..plain.clone() }),
+        ("iopoll", IoUringOptions { iopoll: true, ..plain.clone() }),
+        ("pinned", IoUringOptions { pin_guest_memory: true, ..plain.clone() }),
     ];
     for _ in 0..if smoke { 1 } else { 3 } {
         for depth in [32, 1] {
-            for (name, config) in &configs {
-                let engine = IoUringEngine::new(config.clone()).unwrap();
+            for (name, options) in &configs {
+                let engine = IoUringEngine::with(options, &config).unwrap();
                 run(name, Box::new(engine), &image, depth, duration);
             }
-            let two_rings = IoUringEngine::as_if_polled(configs[2].1.clone()).unwrap();
+            let two_rings = IoUringEngine::as_if_polled(&configs[2].1, config.clone()).unwrap();
             run("iopoll pretended", Box::new(two_rings), &image, depth, duration);
         }
     }

@@ -19,8 +19,6 @@ use disk_image::{Alignment, CheckedRange};
 use guest_mem::{GuestMemory, IoVecs};
 use rustix::io::Errno;
 
-use crate::record::Recorder;
-
 /// A file an engine was given, by index into the engine's file table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(pub(crate) u32);
@@ -348,53 +346,4 @@ pub trait Engine: Send {
 pub(crate) fn not_shareable(engine: &str) -> io::Error {
     let text = format!("placement shared needs io_uring or linux-aio, not {engine}");
     io::Error::new(io::ErrorKind::Unsupported, text)
-}
-
-/// How large an engine is, and what it tells.
-#[derive(Clone, Debug)]
-pub struct EngineConfig {
-    /// Most ops in flight; with many files, half as many and 32 for each file, if that is more. Memory for them is taken
-    /// when files come.
-    pub depth: u32,
-    /// Files the kernel keeps registered; files beyond work, at a small cost per op.
-    pub registered_files: u32,
-    /// How long dropping the engine waits for ops in flight before it leaks their memory.
-    pub drain_timeout: Duration,
-    /// Where every call to the kernel is written down: for tests.
-    pub recorder: Option<Recorder>,
-    /// `threads`, and what others hand over: most threads at once; at least one for each file, beside half of them for
-    /// all.
-    pub threads: u32,
-    /// `linux-aio`: completions also signal what [`Engine::descriptor`] gives. Needed where a caller sleeps on several
-    /// engines, and costs a little per op.
-    pub pollable: bool,
-    /// `posix-aio`: descriptors per file that requests are spread over; 1 leaves it at the file's own.
-    pub fd_pool: u32,
-    /// `io_uring`: a kernel thread takes what is queued, and sleeps after this long without work.
-    pub sqpoll_idle: Option<Duration>,
-    /// `io_uring`: completions of reads and writes past the page cache are polled for.
-    pub iopoll: bool,
-    /// `io_uring`: guest memory is registered with the kernel, and so pinned.
-    pub pin_guest_memory: bool,
-    /// `io_uring`: the ring is not bound to one thread ([`Engine::check_shareable`]), and so works without deferred
-    /// task-run.
-    pub several_threads: bool,
-}
-
-impl Default for EngineConfig {
-    fn default() -> Self {
-        Self {
-            depth: 1024,
-            registered_files: 1024,
-            drain_timeout: Duration::from_secs(5),
-            recorder: None,
-            threads: 64,
-            pollable: false,
-            fd_pool: 4,
-            sqpoll_idle: None,
-            iopoll: false,
-            pin_guest_memory: false,
-            several_threads: false,
-        }
-    }
 }

@@ -14,6 +14,7 @@
 
 mod backend;
 mod choose;
+mod config;
 mod core;
 mod engine;
 mod engines;
@@ -24,20 +25,21 @@ pub use backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target};
 pub use choose::capability::Capability;
 pub use choose::kind::EngineKind;
 pub use choose::storage::Storage;
-pub use choose::{
-    Chosen, EngineChoice, EngineError, ParseEngineError, PassedOver, check_options, choose, make,
-};
+pub use choose::{Chosen, EngineChoice, EngineError, ParseEngineError, PassedOver, choose, make};
+pub use config::{EngineConfig, EngineOptions};
 pub use engine::{
-    Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Op, OpError, OpKind, Stats, Unmap,
-    WatchId, WatchToken,
+    Completion, Durability, Engine, Event, FileId, FileSpec, Op, OpError, OpKind, Stats, Unmap, WatchId,
+    WatchToken,
 };
 pub use engines::fake::{FakeEngine, FakeHandle, Fault, Rule, When};
-pub use engines::io_uring::{Features, FileTableKind, IoUringEngine, KernelAge, io_uring_capabilities};
+pub use engines::io_uring::{
+    Features, FileTableKind, IoUringEngine, IoUringOptions, KernelAge, io_uring_capabilities,
+};
 pub use engines::linux_aio::LinuxAioEngine;
 pub use engines::linux_aio::signal::{prepare_signals, signal_shared};
 pub use engines::mmap::MmapEngine;
 pub use engines::null::NullEngine;
-pub use engines::posix_aio::{MAX_FD_POOL, PosixAioEngine};
+pub use engines::posix_aio::{PosixAioEngine, PosixAioOptions};
 pub use engines::sync::SyncEngine;
 pub use engines::threads::ThreadsEngine;
 pub use placed::{

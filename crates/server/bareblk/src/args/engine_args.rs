@@ -9,8 +9,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use disk_image::CacheMode;
-use io_engine::{EngineChoice, EngineConfig, EngineKind, MAX_FD_POOL};
+use io_engine::{
+    EngineChoice, EngineConfig, EngineError, EngineKind, EngineOptions, IoUringOptions, PosixAioOptions,
+};
 
 use crate::args::usage::Wrong;
 use crate::args::values::{number, whole};
@@ -46,44 +47,42 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The engine's configuration. `cache`: that of the disk.
-    ///
-    /// Refuses options that the chosen engine would ignore. `auto` takes none: it may choose any engine.
-    pub fn configuration(&self, cache: CacheMode) -> Result<EngineConfig> {
-        let Self { engine, sqpoll_ms, iopoll, pin_guest_memory, fd_pool, io_threads } = self;
-        let owners = [
-            ("--sqpoll-ms", EngineKind::IoUring, sqpoll_ms.is_some()),
-            ("--iopoll", EngineKind::IoUring, *iopoll),
-            ("--pin-guest-memory", EngineKind::IoUring, *pin_guest_memory),
-            ("--fd-pool", EngineKind::PosixAio, fd_pool.is_some()),
-        ];
-        if *iopoll && !cache.is_direct() {
-            bail!(Wrong(format!(
-                "--iopoll needs --cache none or directsync, and the cache mode is {cache}: the page cache has nothing \
-                 to poll"
-            )));
-        }
-        for (option, owner, given) in owners {
-            if given && *engine != EngineChoice::Named(owner) {
-                bail!(Wrong(format!(
-                    "{option} is an option of engine {owner}, and the engine is {engine}: add --engine {owner}"
-                )));
+    /// The engine that was asked for, with its options; `None`: the best that works, with its usual options.
+    pub fn options(&self) -> Result<Option<EngineOptions>, EngineError> {
+        self.refuse_foreign()?;
+        let EngineChoice::Named(kind) = self.engine else { return Ok(None) };
+        Ok(Some(match EngineOptions::from(kind) {
+            EngineOptions::IoUring(_) => EngineOptions::IoUring(IoUringOptions {
+                sqpoll_idle: self.sqpoll_ms.map(Duration::from_millis),
+                iopoll: self.iopoll,
+                pin_guest_memory: self.pin_guest_memory,
+            }),
+            EngineOptions::PosixAio(PosixAioOptions { fd_pool }) => {
+                EngineOptions::PosixAio(PosixAioOptions { fd_pool: self.fd_pool.unwrap_or(fd_pool) })
             }
+            without => without,
+        }))
+    }
+
+    /// An option that would be ignored is a mistake. `auto` takes none, because it may choose any engine.
+    fn refuse_foreign(&self) -> Result<(), EngineError> {
+        let given = [
+            ("--fd-pool", EngineKind::PosixAio, self.fd_pool.is_some()),
+            ("--sqpoll-ms", EngineKind::IoUring, self.sqpoll_ms.is_some()),
+            ("--iopoll", EngineKind::IoUring, self.iopoll),
+            ("--pin-guest-memory", EngineKind::IoUring, self.pin_guest_memory),
+        ];
+        let is_foreign = |owner| self.engine != EngineChoice::Named(owner);
+        match given.into_iter().find(|&(_, owner, given)| given && is_foreign(owner)) {
+            Some((option, owner, _)) => Err(EngineError::Option { option, owner, kind: self.engine }),
+            None => Ok(()),
         }
-        if io_threads.is_some() && *engine == EngineChoice::Named(EngineKind::IoUring) {
-            bail!(Wrong(
-                "--io-threads has no effect with --engine io_uring: the kernel has its own threads".into()
-            ));
-        }
+    }
+
+    /// What all engines share, everything else as usual.
+    pub fn configuration(&self) -> EngineConfig {
         let usual = EngineConfig::default();
-        Ok(EngineConfig {
-            sqpoll_idle: sqpoll_ms.map(Duration::from_millis),
-            iopoll: *iopoll,
-            pin_guest_memory: *pin_guest_memory,
-            fd_pool: fd_pool.unwrap_or(usual.fd_pool),
-            threads: io_threads.unwrap_or(usual.threads),
-            ..usual
-        })
+        EngineConfig { threads: self.io_threads.unwrap_or(usual.threads), ..usual }
     }
 }
 
@@ -168,5 +167,40 @@ mod tests {
         assert!(read("--engine io_uring --io-threads 2").unwrap_err().to_string().contains("no effect"));
         let polled = read("--engine io_uring --iopoll").unwrap_err().to_string();
         assert!(polled.contains("the cache mode is writeback"), "{polled}");
+    }
+
+    fn args(engine: &str) -> EngineArgs {
+        EngineArgs {
+            engine: engine.parse().unwrap(),
+            sqpoll_ms: None,
+            iopoll: false,
+            pin_guest_memory: false,
+            fd_pool: None,
+            io_threads: None,
+        }
+    }
+
+    #[test]
+    fn option_of_another_engine_is_refused_by_name() {
+        for engine in ["auto", "threads"] {
+            let error = EngineArgs { iopoll: true, ..args(engine) }.options().unwrap_err().to_string();
+            let expected = format!("the engine is {engine}: add --engine io_uring");
+            assert!(error.starts_with("--iopoll is") && error.ends_with(&expected), "{error}");
+        }
+        // Also the default, which would be ignored like any other number.
+        let error = EngineArgs { fd_pool: Some(4), ..args("io_uring") }.options().unwrap_err().to_string();
+        assert!(error.starts_with("--fd-pool is an option of engine posix-aio"), "{error}");
+    }
+
+    #[test]
+    fn options_reach_the_engine_that_has_them() {
+        let ring = EngineArgs { sqpoll_ms: Some(20), pin_guest_memory: true, ..args("io_uring") };
+        let sqpoll_idle = Some(Duration::from_millis(20));
+        let expected = IoUringOptions { sqpoll_idle, iopoll: false, pin_guest_memory: true };
+        assert_eq!(ring.options().unwrap(), Some(EngineOptions::IoUring(expected)));
+        let pool = EngineArgs { fd_pool: Some(2), ..args("posix-aio") };
+        let expected = PosixAioOptions { fd_pool: 2 };
+        assert_eq!(pool.options().unwrap(), Some(EngineOptions::PosixAio(expected)));
+        assert_eq!(args("auto").options().unwrap(), None);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use blk_server::{EngineSource, Placement, WorkerId};
 use clap::{Args, ValueEnum};
-use io_engine::{EngineConfig, EngineKind, HandOver};
+use io_engine::{EngineConfig, EngineKind, EngineOptions, HandOver};
 
 use crate::args::usage::{Contradiction, Wrong};
 
@@ -75,24 +75,27 @@ impl PlacementArgs {
 /// A disk's own engine source; `None`: it uses the server's. `workers`: how many the server has.
 pub fn engine_source(
     placement: Placement,
-    kind: EngineKind,
+    options: &EngineOptions,
     config: &EngineConfig,
     workers: usize,
 ) -> Result<Option<Arc<EngineSource>>> {
     if placement == Placement::Queue {
         return Ok(None);
     }
+    let kind = options.kind();
     let is_shared = matches!(placement, Placement::Shared { .. });
     if is_shared && !matches!(kind, EngineKind::IoUring | EngineKind::LinuxAio) {
         bail!(Wrong(format!(
             "--placement shared needs --engine io_uring or linux-aio: engine {kind} gains nothing from it"
         )));
     }
-    if config.pin_guest_memory {
-        bail!(Contradiction("--pin-guest-memory needs --placement queue"));
-    }
-    if is_shared && config.iopoll {
-        bail!(Contradiction("--iopoll needs --placement queue or completion"));
+    if let EngineOptions::IoUring(ring) = options {
+        if ring.pin_guest_memory {
+            bail!(Contradiction("--pin-guest-memory needs --placement queue"));
+        }
+        if is_shared && ring.iopoll {
+            bail!(Contradiction("--iopoll needs --placement queue or completion"));
+        }
     }
     if config.depth < LEAST_DEPTH {
         bail!("a depth of {} is too small for --placement {placement}: at least {LEAST_DEPTH}", config.depth);
@@ -106,7 +109,8 @@ pub fn engine_source(
     }
     let depth = config.depth;
     let config = EngineConfig { several_threads: is_shared, pollable: true, ..config.clone() };
-    let make = move || io_engine::make(kind, &config);
+    let options = options.clone();
+    let make = move || io_engine::make(options.clone(), &config);
     Ok(Some(EngineSource::placed(format!("{kind}, {placement}"), depth, Box::new(make), placement)))
 }
 
@@ -138,7 +142,8 @@ mod tests {
     #[test]
     fn engines_and_workers_that_do_not_fit_are_named() {
         let shared = args(PlacementChoice::Shared).placement().unwrap();
-        let source = |placement, kind| engine_source(placement, kind, &EngineConfig::default(), 2);
+        let source =
+            |placement, kind: EngineKind| engine_source(placement, &kind.into(), &EngineConfig::default(), 2);
         let sync = source(shared, EngineKind::Sync).unwrap_err().to_string();
         assert_eq!(
             sync,

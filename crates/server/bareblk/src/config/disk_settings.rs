@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use blk_server::{Placement, SocketConfig};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
-use io_engine::EngineConfig;
+use io_engine::{EngineChoice, EngineConfig, EngineKind, EngineOptions};
 
 use crate::args::serve_args::{DiskArgs, Switch};
 use crate::args::values;
@@ -24,6 +24,12 @@ use crate::args::values;
 pub struct DiskSettings {
     pub image: ImageOptions,
     pub socket: SocketConfig,
+    pub wce: Wce,
+    pub serial: Option<String>,
+    pub queues: u16,
+    pub queue_size: u16,
+    /// `None`: the best that works.
+    pub engine: Option<EngineOptions>,
     pub engine_config: EngineConfig,
     pub placement: Placement,
     /// `None`: all of them.
@@ -55,6 +61,8 @@ impl DiskSettings {
             create_bytes: args.create,
             lock_timeout: Duration::from_secs(args.lock_timeout),
         };
+        let (engine, engine_config) = (args.engine.options()?, args.engine.configuration());
+        let placement = args.placement.placement()?;
         image.check().map_err(|error| match error {
             ImageError::BlockSize { .. } => anyhow::Error::from(error).context("--block-size"),
             other => other.into(),
@@ -62,6 +70,11 @@ impl DiskSettings {
         Ok(Self {
             image,
             socket,
+            wce: args.wce.into(),
+            serial: args.serial,
+            queues: args.queues,
+            queue_size: args.queue_size,
+            engine,
             engine_config,
             placement,
             workers: None,

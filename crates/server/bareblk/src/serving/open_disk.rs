@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use blk_server::{DiskConfig, EngineSource, Placement};
 use disk_image::{Image, NewImage, Opener, SECTOR_BYTES};
-use io_engine::{Chosen, EngineConfig, EngineKind, FileSpec, choose};
+use io_engine::{
+    Chosen, EngineConfig, EngineKind, EngineOptions, FileSpec, IoUringOptions, PosixAioOptions, choose,
+};
 use tracing::{info, warn};
 
 use crate::args::placement_args::engine_source;
@@ -37,7 +39,7 @@ pub struct EngineSources {
 
 impl EngineSources {
     fn source(&self, chosen: &Arc<Chosen>, config: &EngineConfig) -> Arc<EngineSource> {
-        let key = format!("{} {config:?}", chosen.kind);
+        let key = format!("{:?} {config:?}", chosen.options);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|(_, source)| source.strong_count() > 0);
         let same = known.iter().find(|(other, _)| *other == key);
@@ -45,7 +47,7 @@ impl EngineSources {
             return source;
         }
         let maker = Arc::clone(chosen);
-        let source = EngineSource::new(chosen.kind.name(), config.depth, Box::new(move || maker.make()));
+        let source = EngineSource::new(chosen.kind().name(), config.depth, Box::new(move || maker.make()));
         known.push((key, Arc::downgrade(&source)));
         source
     }
@@ -137,12 +139,12 @@ pub fn prepare(
     let OpenImage { image, new } = open;
     let options = &settings.options;
     let file = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-    let chosen = Arc::new(choose(options.engine.engine, &file, &settings.engine_config)?);
+    let chosen = Arc::new(choose(settings.engine.as_ref(), &file, &settings.engine_config)?);
     // The image's lock must not outlive the server.
     drop(file);
     let engine = sources.source(&chosen, &settings.engine_config);
-    // A placed engine belongs to one disk and knows its workers.
-    let placed = engine_source(settings.placement, chosen.kind, &settings.engine_config, workers)?;
+    // Its own: what is placed knows the workers of one disk.
+    let placed = engine_source(settings.placement, &chosen.options, &settings.engine_config, workers)?;
     let path = image.path().display().to_string();
     let serial = options.serial.clone().unwrap_or_else(|| image.default_serial());
     let told = Told {
@@ -171,7 +173,7 @@ pub fn prepare(
 impl ReadyDisk {
     /// The engine that was chosen.
     pub fn engine_kind(&self) -> EngineKind {
-        self.told.chosen.kind
+        self.told.chosen.kind()
     }
 }
 
@@ -199,7 +201,16 @@ impl Told {
     pub fn log(&self, settings: &DiskSettings) {
         warn_of_passed_over(&self.chosen);
         warn_of_unsafe_cache(settings);
-        let (options, engine, usual) = (&settings.options, &settings.engine_config, EngineConfig::default());
+        let (threads, usual) = (settings.engine_config.threads, EngineConfig::default().threads);
+        let ring = match &self.chosen.options {
+            EngineOptions::IoUring(options) => options.clone(),
+            _ => IoUringOptions::default(),
+        };
+        let usual_pool = PosixAioOptions::default();
+        let fd_pool = match &self.chosen.options {
+            EngineOptions::PosixAio(pool) if *pool != usual_pool => Some(pool.fd_pool),
+            _ => None,
+        };
         info!(
             disk = options.name,
             image = self.image,
@@ -210,13 +221,13 @@ impl Told {
             wce = %if options.wce == WceChoice::Fixed { "fixed" } else { "guest" },
             discard = self.discard,
             serial = self.serial,
-            engine = %self.chosen.kind,
+            engine = %self.chosen.kind(),
             engine_because = self.chosen.why,
-            sqpoll_ms = engine.sqpoll_idle.map(|idle| u64::try_from(idle.as_millis()).unwrap_or(u64::MAX)),
-            iopoll = engine.iopoll.then_some(true),
-            pin_guest_memory = engine.pin_guest_memory.then_some(true),
-            fd_pool = (engine.fd_pool != usual.fd_pool).then_some(engine.fd_pool),
-            io_threads = (engine.threads != usual.threads).then_some(engine.threads),
+            sqpoll_ms = ring.sqpoll_idle.map(|idle| u64::try_from(idle.as_millis()).unwrap_or(u64::MAX)),
+            iopoll = ring.iopoll.then_some(true),
+            pin_guest_memory = ring.pin_guest_memory.then_some(true),
+            fd_pool,
+            io_threads = (threads != usual).then_some(threads),
             placement = (settings.placement != Placement::Queue).then(|| settings.placement.to_string()),
             on_error = options.park().map(|park| park.what.to_string()),
             queues = options.queues,
@@ -230,7 +241,7 @@ impl Told {
 /// Warns about better engines that do not work.
 fn warn_of_passed_over(chosen: &Chosen) {
     for passed_over in &chosen.passed_over {
-        warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind, passed_over.error);
+        warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind(), passed_over.error);
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blk_server::{AdminError, EngineSource, WorkerId, WorkerOptions};
-use io_engine::{Engine, EngineConfig, FakeHandle, IoUringEngine, KernelAge, ThreadsEngine};
+use io_engine::{Engine, EngineConfig, FakeHandle, IoUringEngine, IoUringOptions, KernelAge, ThreadsEngine};
 
 use crate::rig::passed::{add_transfer, hold, let_go, serves};
 use crate::rig::workers::{ENOUGH, SHORT, fake_in_the_first_worker, guests, server, wait_for_stop};
@@ -227,8 +227,9 @@ fn two_rings_serve(second: impl Fn() -> std::io::Result<IoUringEngine> + Send + 
 
 #[test]
 fn ring_with_a_kernel_thread_beside_a_plain_one_serves_for_long() {
-    let config = EngineConfig { sqpoll_idle: Some(Duration::from_millis(50)), ..EngineConfig::default() };
-    two_rings_serve(move || IoUringEngine::new(config.clone()));
+    let options =
+        IoUringOptions { sqpoll_idle: Some(Duration::from_millis(50)), ..IoUringOptions::default() };
+    two_rings_serve(move || IoUringEngine::with(&options, &EngineConfig::default()));
 }
 
 #[test]

@@ -23,10 +23,11 @@ use std::str::FromStr;
 
 use crate::choose::kind::EngineKind;
 use crate::choose::storage::Storage;
-use crate::engine::{Engine, EngineConfig, FileSpec};
+use crate::config::{EngineConfig, EngineOptions};
+use crate::engine::{Engine, FileSpec};
 use crate::{IoUringEngine, LinuxAioEngine, MmapEngine, PosixAioEngine, SyncEngine, ThreadsEngine};
 
-/// What was asked for.
+/// The word that names an engine on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineChoice {
     /// The best that works.
@@ -85,7 +86,7 @@ pub enum EngineError {
         #[source]
         source: io::Error,
     },
-    /// An option that another engine has.
+    /// An option of another engine was given: `EngineOptions` cannot hold it, so the command line refuses it with this.
     #[error("{option} is an option of engine {owner}, and the engine is {kind}: add --engine {owner}")]
     Option {
         /// As on the command line.
@@ -109,8 +110,8 @@ pub struct PassedOver {
 /// An engine that was tried out on the file, to be made once per worker.
 #[derive(Debug)]
 pub struct Chosen {
-    /// Which.
-    pub kind: EngineKind,
+    /// Which, with its options.
+    pub options: EngineOptions,
     /// Why this one: half a sentence for the log.
     pub why: &'static str,
     /// What would have been better.
@@ -119,36 +120,42 @@ pub struct Chosen {
 }
 
 impl Chosen {
+    /// Which engine.
+    #[must_use]
+    pub fn kind(&self) -> EngineKind {
+        self.options.kind()
+    }
+
     /// Makes one.
     ///
     /// # Errors
     /// The kernel's; it worked a moment ago.
     pub fn make(&self) -> io::Result<Box<dyn Engine>> {
-        make(self.kind, &self.config)
+        make(self.options.clone(), &self.config)
     }
 }
 
-/// Chooses the engine for `file` and tries it out.
+/// Chooses the engine for `file` and tries it out; `wanted`: this one, `None`: the best that works.
 ///
 /// # Errors
 /// [`EngineError`].
-pub fn choose(wanted: EngineChoice, file: &FileSpec, config: &EngineConfig) -> Result<Chosen, EngineError> {
-    check_options(wanted, config)?;
-    match wanted {
-        EngineChoice::Named(kind) => {
-            try_out(kind, file, config).map_err(|source| EngineError::Named { kind, source })?;
-            let (why, passed_over) = ("it was asked for", Vec::new());
-            Ok(Chosen { kind, why, passed_over, config: config.clone() })
-        }
-        EngineChoice::Auto => choose_best(file, config),
-    }
+pub fn choose(
+    wanted: Option<&EngineOptions>,
+    file: &FileSpec,
+    config: &EngineConfig,
+) -> Result<Chosen, EngineError> {
+    let Some(options) = wanted else { return choose_best(file, config) };
+    try_out(options, file, config).map_err(|source| EngineError::Named { kind: options.kind(), source })?;
+    let (why, passed_over) = ("it was asked for", Vec::new());
+    Ok(Chosen { options: options.clone(), why, passed_over, config: config.clone() })
 }
 
 fn choose_best(file: &FileSpec, config: &EngineConfig) -> Result<Chosen, EngineError> {
     let mut passed_over = Vec::new();
     for (kind, why) in candidates(Storage::probe(&file.file).ok()) {
-        match try_out(kind, file, config) {
-            Ok(()) => return Ok(Chosen { kind, why, passed_over, config: config.clone() }),
+        let options = EngineOptions::from(kind);
+        match try_out(&options, file, config) {
+            Ok(()) => return Ok(Chosen { options, why, passed_over, config: config.clone() }),
             Err(error) => passed_over.push(PassedOver { kind, error }),
         }
     }
@@ -177,48 +184,27 @@ fn candidates(storage: Option<Storage>) -> Vec<(EngineKind, &'static str)> {
     candidates
 }
 
-/// Options that would be ignored are mistakes; `auto` takes none, because it may end up with any engine. [`choose`]
-/// asks too; this is for whoever wants to know before there is a file.
-///
-/// # Errors
-/// [`EngineError::Option`].
-pub fn check_options(wanted: EngineChoice, config: &EngineConfig) -> Result<(), EngineError> {
-    let defaults = EngineConfig::default();
-    let given = [
-        ("--sqpoll-ms", EngineKind::IoUring, config.sqpoll_idle.is_some()),
-        ("--iopoll", EngineKind::IoUring, config.iopoll),
-        ("--pin-guest-memory", EngineKind::IoUring, config.pin_guest_memory),
-        ("--fd-pool", EngineKind::PosixAio, config.fd_pool != defaults.fd_pool),
-    ];
-    let foreign = given.iter().find(|(_, owner, given)| *given && wanted != EngineChoice::Named(*owner));
-    match *foreign.unwrap_or(&("", EngineKind::Sync, false)) {
-        (option, owner, true) => Err(EngineError::Option { option, owner, kind: wanted }),
-        _ => Ok(()),
-    }
-}
-
 /// Makes an engine, starts it and gives it the file: what a worker will do.
-fn try_out(kind: EngineKind, file: &FileSpec, config: &EngineConfig) -> io::Result<()> {
-    let mut engine = make(kind, config)?;
+fn try_out(options: &EngineOptions, file: &FileSpec, config: &EngineConfig) -> io::Result<()> {
+    let mut engine = make(options.clone(), config)?;
     engine.start()?;
     let id = engine.attach_file(file.clone())?;
     engine.detach_file(id);
     Ok(())
 }
 
-/// Makes an engine of `kind`, whatever the file.
+/// Makes an engine, whatever the file: one with these options, or of this kind with its usual options.
 ///
 /// # Errors
 /// The engine's own; see each `new`.
-pub fn make(kind: EngineKind, config: &EngineConfig) -> io::Result<Box<dyn Engine>> {
-    let config = config.clone();
-    Ok(match kind {
-        EngineKind::IoUring => Box::new(IoUringEngine::new(config)?),
-        EngineKind::LinuxAio => Box::new(LinuxAioEngine::new(config)?),
-        EngineKind::PosixAio => Box::new(PosixAioEngine::new(config)?),
-        EngineKind::Threads => Box::new(ThreadsEngine::new(config)?),
-        EngineKind::Sync => Box::new(SyncEngine::new(config)?),
-        EngineKind::Mmap => Box::new(MmapEngine::new(config)?),
+pub fn make(engine: impl Into<EngineOptions>, config: &EngineConfig) -> io::Result<Box<dyn Engine>> {
+    Ok(match engine.into() {
+        EngineOptions::IoUring(options) => Box::new(IoUringEngine::with(&options, config)?),
+        EngineOptions::PosixAio(options) => Box::new(PosixAioEngine::with(&options, config)?),
+        EngineOptions::LinuxAio => Box::new(LinuxAioEngine::new(config.clone())?),
+        EngineOptions::Threads => Box::new(ThreadsEngine::new(config.clone())?),
+        EngineOptions::Sync => Box::new(SyncEngine::new(config.clone())?),
+        EngineOptions::Mmap => Box::new(MmapEngine::new(config.clone())?),
     })
 }
 
@@ -272,27 +258,17 @@ mod tests {
     }
 
     #[test]
-    fn option_of_another_engine_is_refused_by_name() {
-        let config = EngineConfig { iopoll: true, ..EngineConfig::default() };
-        for wanted in [EngineChoice::Auto, EngineChoice::Named(EngineKind::Threads)] {
-            let error = choose(wanted, &some_file(), &config).unwrap_err().to_string();
-            let expected = format!("the engine is {wanted}: add --engine io_uring");
-            assert!(error.starts_with("--iopoll is") && error.ends_with(&expected), "{error}");
-        }
-    }
-
-    #[test]
     fn engine_asked_for_by_name_that_refuses_the_file_is_an_error() {
-        let named = EngineChoice::Named(EngineKind::LinuxAio);
-        let error = choose(named, &some_file(), &EngineConfig::default()).unwrap_err();
+        let error =
+            choose(Some(&EngineOptions::LinuxAio), &some_file(), &EngineConfig::default()).unwrap_err();
         assert!(matches!(error, EngineError::Named { kind: EngineKind::LinuxAio, .. }), "{error}");
     }
 
     #[test]
     fn depth_that_io_uring_refuses_is_passed_over_by_auto_with_the_reason() {
         let config = EngineConfig { depth: 40_000, ..EngineConfig::default() };
-        let chosen = choose(EngineChoice::Auto, &some_file(), &config).unwrap();
+        let chosen = choose(None, &some_file(), &config).unwrap();
         let passed_over: Vec<_> = chosen.passed_over.iter().map(|over| over.kind).collect();
-        assert_eq!((chosen.kind, passed_over), (EngineKind::Threads, vec![EngineKind::IoUring]));
+        assert_eq!((chosen.kind(), passed_over), (EngineKind::Threads, vec![EngineKind::IoUring]));
     }
 }

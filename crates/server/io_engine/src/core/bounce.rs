@@ -3,10 +3,10 @@
 //! `misaligned write → copied out of guest memory → kernel`, `kernel → copied into guest memory ← misaligned read`
 //!
 //! - [`MAX_BUFFERS`] of [`BUFFER_BYTES`] per engine, with many files half as many and one for each file (`shares.rs`),
-//!   each allocated when first needed, then kept. An op that finds none free waits for one of its own file (`core.rs`);
+//!   each allocated when first needed, then kept. An op that finds none free waits for one of its own file (`waiting.rs`);
 //!   a longer request goes in several calls.
 //!
-//! Not here: deciding what is misaligned (`completion.rs`).
+//! Not here: deciding what is misaligned (`op.rs`).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;

@@ -15,7 +15,8 @@ use super::turn::{Submission, TURN_COST};
 use super::window::Windows;
 use super::{Core, LEAST_OPS, Memory};
 use crate::backend::IoBackend;
-use crate::engine::{Engine, EngineConfig, FileId, FileSpec, OpError, Stats};
+use crate::config::EngineConfig;
+use crate::engine::{Engine, FileId, FileSpec, OpError, Stats};
 
 impl<B: IoBackend> Core<B> {
     /// An engine of `config.depth`, to be started by the thread that uses it.

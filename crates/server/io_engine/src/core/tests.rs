@@ -13,8 +13,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::{Buffers, QueueFull, Target};
+use crate::config::EngineConfig;
 use crate::core::turn::{TURN_COST, Turn};
-use crate::engine::{Durability, EngineConfig, OpKind, Unmap, WatchId, WatchToken};
+use crate::engine::{Durability, OpKind, Unmap, WatchId, WatchToken};
 use crate::record::Verb;
 
 const DEPTH: usize = 24;

@@ -9,9 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{
-    Completion, Engine, EngineConfig, Event, FileId, FileSpec, Op, OpKind, Stats, WatchId, WatchToken,
-};
+use crate::config::EngineConfig;
+use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpKind, Stats, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 
 /// Calls of `reap` between two looks at the watched fds.

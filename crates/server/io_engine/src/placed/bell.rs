@@ -14,7 +14,7 @@
 //! - `dozing` orders nothing else: what was published carries its own ordering.
 //! - Checked by a model: `RUSTFLAGS="--cfg loom" cargo test -p io_engine --lib model --target-dir target/loom`.
 //!
-//! Not here: the alarm (`doze.rs`), what is published.
+//! Not here: the alarm (`epoll_wait.rs`), what is published.
 
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};

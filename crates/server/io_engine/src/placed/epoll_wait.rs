@@ -4,7 +4,7 @@
 //! it. Level-triggered: what is not taken away wakes again. The real engine watches nothing itself, so that its eventfd
 //! is never set off by another one, which would signal it once and never again.
 //!
-//! Not here: when to sleep (`member.rs`, `shared.rs`).
+//! Not here: when to sleep (`participant.rs`, `shared/`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,6 +1,6 @@
 //! Whose op is whose: the real engine knows an op by its place here, which leads back to the worker's own name for it.
 //!
-//! Not here: the ops (`host.rs`, `shared.rs`).
+//! Not here: the ops (`owner.rs`, `shared/`).
 
 /// Where an op came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,8 @@ use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Region};
 
 use super::EngineMaker;
-use crate::engine::{Completion, Durability, Engine, EngineConfig, Event, FileId, FileSpec, Op, OpKind};
+use crate::config::EngineConfig;
+use crate::engine::{Completion, Durability, Engine, Event, FileId, FileSpec, Op, OpKind};
 use crate::{FakeEngine, FakeHandle, IoUringEngine, LinuxAioEngine};
 
 pub const DEPTH: u32 = 128;

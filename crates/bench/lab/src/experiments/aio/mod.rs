@@ -14,7 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use disk_image::{CacheMode, HostOpener, Image, ImageOptions};
-use io_engine::{EngineChoice, EngineConfig, EngineError, EngineKind, FileSpec, choose, make};
+use io_engine::{
+    EngineConfig, EngineError, EngineKind, EngineOptions, FileSpec, PosixAioOptions, choose, make,
+};
 
 use self::declaration::{VARIANTS, WORKLOADS, Way, declaration};
 use crate::error::LabError;
@@ -84,8 +86,9 @@ impl Aio {
             ask(engine, fd_pool, &image)?;
         }
         let (image, stop) = (open(file, cache)?, self.setup.stop.clone());
-        let (config, depth) = (config(fd_pool), config(fd_pool).depth);
-        let load = RingLoad::start(Box::new(move || make(engine, &config)), depth, image, job);
+        let (options, config) = (options(engine, fd_pool), EngineConfig::default());
+        let depth = config.depth;
+        let load = RingLoad::start(Box::new(move || make(options.clone(), &config)), depth, image, job);
         let measured = load.map_err(unavailable)?.run(&stop)?;
         if !cache.is_direct() {
             file.settle().map_err(|error| SampleError::because("sync after the sample", &error))?;
@@ -159,14 +162,17 @@ fn open(file: &TestFile, cache: CacheMode) -> Result<Image, SampleError> {
     Image::open(&HostOpener, &options).map_err(|error| SampleError::because("the test file", &error))
 }
 
-fn config(fd_pool: u32) -> EngineConfig {
-    EngineConfig { fd_pool, ..EngineConfig::default() }
+fn options(kind: EngineKind, fd_pool: u32) -> EngineOptions {
+    match EngineOptions::from(kind) {
+        EngineOptions::PosixAio(_) => EngineOptions::PosixAio(PosixAioOptions { fd_pool }),
+        without => without,
+    }
 }
 
 /// Checks whether the engine starts and accepts the image: a worker would only log the reason.
 fn ask(kind: EngineKind, fd_pool: u32, image: &Image) -> Result<(), SampleError> {
     let spec = FileSpec { file: Arc::clone(image.file()), alignment: image.alignment() };
-    match choose(EngineChoice::Named(kind), &spec, &config(fd_pool)) {
+    match choose(Some(&options(kind, fd_pool)), &spec, &EngineConfig::default()) {
         Ok(_) => Ok(()),
         Err(EngineError::Named { source, .. }) => Err(SampleError::because(kind.name(), &source)),
         Err(other) => Err(SampleError::because(kind.name(), &other)),

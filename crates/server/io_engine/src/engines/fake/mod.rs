@@ -1,6 +1,6 @@
 //! An engine for tests: real files, plain system calls, and faults on request.
 //!
-//! It runs under the same logic as io_uring (`core.rs`); only the kernel is made up: calls run, one after
+//! It runs under the same logic as io_uring (`core/`); only the kernel is made up: calls run, one after
 //! the other, in `submit`, and a script decides which of them fail, stop short, hang or come back late.
 //!
 //! Not here: the script itself (`fake/script.rs`). Nothing here is meant to be fast.
@@ -16,8 +16,9 @@ use std::time::Duration;
 use self::script::Verdict;
 pub use self::script::{FakeHandle, Fault, Rule, When};
 use crate::backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target};
+use crate::config::EngineConfig;
 use crate::core::Core;
-use crate::engine::{EngineConfig, Event, FileSpec, WatchId, WatchToken};
+use crate::engine::{Event, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::plain;
 

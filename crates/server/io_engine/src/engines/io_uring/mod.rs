@@ -13,7 +13,7 @@
 //!   memory that is registered, hence pinned (`pinned.rs`). With both of the first two, the thread serves the
 //!   first ring only.
 //!
-//! Not here: set-up and fallbacks (`io_uring/setup.rs`), op logic (`core.rs`).
+//! Not here: set-up and fallbacks (`setup.rs`), op logic (`core/`).
 
 mod setup;
 
@@ -47,12 +47,13 @@ pub use self::capabilities::io_uring_capabilities;
 use self::entries::entry;
 use self::iopoll::{FileCheck, PolledRing};
 use self::pinned::Pinned;
-pub use self::setup::{Features, FileTableKind, KernelAge};
+pub use self::setup::{Features, FileTableKind, IoUringOptions, KernelAge};
 use self::setup::{Kind, Rings};
 use self::workers::KernelWorkers;
 use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
+use crate::config::EngineConfig;
 use crate::core::Core;
-use crate::engine::{EngineConfig, Event, FileSpec, WatchId, WatchToken};
+use crate::engine::{Event, FileSpec, WatchId, WatchToken};
 use crate::engines::watches::WatchTable;
 
 /// Marks `user_data` of polls; the rest is the watch's index and generation.
@@ -66,41 +67,39 @@ const RETRY_AFTER: Duration = Duration::from_millis(10);
 pub type IoUringEngine = Core<Uring>;
 
 impl IoUringEngine {
-    /// Makes a ring with whatever this kernel has, and a second one for `config.iopoll`.
+    /// Makes a ring with whatever this kernel has.
+    ///
+    /// # Errors
+    /// As [`IoUringEngine::with`].
+    pub fn new(config: EngineConfig) -> io::Result<Self> {
+        Self::with(&IoUringOptions::default(), &config)
+    }
+
+    /// Makes a ring with these options, and a second ring for `iopoll`.
     ///
     /// # Errors
     /// The kernel's kind of error, with a text that says what to do: [`io::ErrorKind::Unsupported`] without
     /// io_uring and where it is too old (before Linux 5.13), [`io::ErrorKind::PermissionDenied`] where it is
-    /// forbidden (`kernel.io_uring_disabled`, seccomp), or only `config.sqpoll_idle` is.
-    pub fn new(config: EngineConfig) -> io::Result<Self> {
-        Self::as_if_on(KernelAge::Newest, config)
+    /// forbidden (`kernel.io_uring_disabled`, seccomp), or only `sqpoll_idle` is.
+    pub fn with(options: &IoUringOptions, config: &EngineConfig) -> io::Result<Self> {
+        Ok(Self::over(Uring::make(KernelAge::Newest, options, config)?, config))
     }
 
     /// Makes a ring as if the kernel were no newer than `age`: to test the fallbacks.
     ///
     /// # Errors
-    /// As [`IoUringEngine::new`].
+    /// As [`IoUringEngine::with`].
     pub fn as_if_on(age: KernelAge, config: EngineConfig) -> io::Result<Self> {
-        let second = config.iopoll.then_some(Kind::CompletionPolled);
-        Self::with_second(age, config, second, FileCheck::Probe)
+        Ok(Self::over(Uring::make(age, &IoUringOptions::default(), &config)?, &config))
     }
 
-    /// As if every file could be polled (`config.iopoll`): the second ring is there, and takes all reads and
+    /// As if every file could be polled (`iopoll`): the second ring is there, and takes all reads and
     /// writes, but completes them by interrupt. To test two rings where no device can be polled.
     ///
     /// # Errors
-    /// As [`IoUringEngine::new`].
-    pub fn as_if_polled(config: EngineConfig) -> io::Result<Self> {
-        Self::with_second(KernelAge::Newest, config, Some(Kind::Pretended), FileCheck::TakeAll)
-    }
-
-    fn with_second(
-        age: KernelAge,
-        config: EngineConfig,
-        second: Option<Kind>,
-        check: FileCheck,
-    ) -> io::Result<Self> {
-        Ok(Self::over(Uring::make(age, &config, second, check)?, &config))
+    /// As [`IoUringEngine::with`].
+    pub fn as_if_polled(options: &IoUringOptions, config: EngineConfig) -> io::Result<Self> {
+        Ok(Self::over(Uring::make_polled(options, &config)?, &config))
     }
 
     /// What the kernel has of what the engine would like.
@@ -139,16 +138,28 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    fn make(
+    fn make(age: KernelAge, options: &IoUringOptions, config: &EngineConfig) -> io::Result<Self> {
+        let second = options.iopoll.then_some(Kind::CompletionPolled);
+        Self::with_second(age, options, config, second, FileCheck::Probe)
+    }
+
+    /// See [`IoUringEngine::as_if_polled`].
+    fn make_polled(options: &IoUringOptions, config: &EngineConfig) -> io::Result<Self> {
+        Self::with_second(KernelAge::Newest, options, config, Some(Kind::Pretended), FileCheck::TakeAll)
+    }
+
+    fn with_second(
         age: KernelAge,
+        options: &IoUringOptions,
         config: &EngineConfig,
         second: Option<Kind>,
         check: FileCheck,
     ) -> io::Result<Self> {
-        // Deferred task-run needs a single issuer; cooperative, a thread that polls would sit on what it started.
+        // Deferred task-run needs a single issuer. With cooperative task-run, a thread that polls would not run the task
+        // work of the calls that it started.
         let age = if config.several_threads { age.max(KernelAge::Before5_19) } else { age };
-        let rings = setup::make_rings(age, config, second).map_err(|error| setup::explain(&error, config))?;
-        let Rings { first, second, features } = rings;
+        let rings = setup::make_rings(age, options, config, second);
+        let Rings { first, second, features } = rings.map_err(|error| setup::explain(&error, options))?;
         let polled = second
             .map(|ring| Box::new(PolledRing::new(ring, check, config.depth, features.registered_files)));
         Ok(Self::new(first, polled, features))

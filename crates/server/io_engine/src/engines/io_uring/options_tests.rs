@@ -10,7 +10,6 @@ use rustix::fs::FallocateFlags;
 
 use super::*;
 use crate::backend::Buffers;
-use crate::engine::Engine;
 use crate::record::Verb;
 
 /// A test that waits this long has failed.
@@ -18,20 +17,22 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 const MEMORY_BYTES: u64 = 1 << 20;
 
-fn started(config: EngineConfig) -> Uring {
-    let config = EngineConfig { depth: 8, ..config };
-    let second = config.iopoll.then_some(Kind::CompletionPolled);
-    let mut ring = Uring::make(KernelAge::Newest, &config, second, FileCheck::Probe).unwrap();
+fn config() -> EngineConfig {
+    EngineConfig { depth: 8, ..EngineConfig::default() }
+}
+
+fn started(options: &IoUringOptions) -> Uring {
+    let mut ring = Uring::make(KernelAge::Newest, options, &config()).unwrap();
     ring.start().unwrap();
     ring
 }
 
-fn sqpoll() -> EngineConfig {
-    EngineConfig { sqpoll_idle: Some(Duration::from_millis(1)), ..EngineConfig::default() }
+fn sqpoll() -> IoUringOptions {
+    IoUringOptions { sqpoll_idle: Some(Duration::from_millis(1)), ..IoUringOptions::default() }
 }
 
-fn pinned() -> EngineConfig {
-    EngineConfig { pin_guest_memory: true, ..EngineConfig::default() }
+fn pinned() -> IoUringOptions {
+    IoUringOptions { pin_guest_memory: true, ..IoUringOptions::default() }
 }
 
 fn region() -> Arc<Region> {
@@ -90,12 +91,12 @@ fn every_combination_of_options_makes_a_ring_at_every_age() {
     for (age, options) in ages.into_iter().flat_map(|age| (0..8).map(move |options| (age, options))) {
         let sqpoll_idle = (options & 1 != 0).then_some(Duration::from_secs(1));
         let (iopoll, pin_guest_memory) = (options & 2 != 0, options & 4 != 0);
-        let config = EngineConfig { sqpoll_idle, iopoll, pin_guest_memory, ..EngineConfig::default() };
-        let mut engine = IoUringEngine::as_if_on(age, config).unwrap();
-        let features = engine.features();
+        let options = IoUringOptions { sqpoll_idle, iopoll, pin_guest_memory };
+        let mut ring = Uring::make(age, &options, &EngineConfig::default()).unwrap();
+        let features = ring.features;
         assert_eq!((features.sqpoll, features.iopoll), (sqpoll_idle.is_some(), iopoll));
         assert_eq!(features.pinned, pin_guest_memory && age < KernelAge::Before5_19);
-        engine.start().unwrap();
+        ring.start().unwrap();
     }
 }
 
@@ -108,7 +109,9 @@ fn kernel_refuses_task_run_flags_together_with_sqpoll() {
 
 #[test]
 fn features_name_what_is_on_and_nothing_else() {
-    let on = IoUringEngine::new(EngineConfig { iopoll: true, ..sqpoll() }).unwrap().features();
+    let on = Uring::make(KernelAge::Newest, &IoUringOptions { iopoll: true, ..sqpoll() }, &config())
+        .unwrap()
+        .features;
     let off = IoUringEngine::new(EngineConfig::default()).unwrap().features();
     assert!(on.to_string().contains("(SQPOLL), completions polled (IOPOLL)"), "{on}");
     assert!(!off.to_string().contains("polled") && !off.to_string().contains("pinned"), "{off}");
@@ -116,7 +119,7 @@ fn features_name_what_is_on_and_nothing_else() {
 
 #[test]
 fn refusal_keeps_its_kind_and_says_what_to_do() {
-    let refused = |errno| setup::explain(&io::Error::from_raw_os_error(errno), &EngineConfig::default());
+    let refused = |errno| setup::explain(&io::Error::from_raw_os_error(errno), &IoUringOptions::default());
     let forbidden = refused(libc::EPERM);
     assert_eq!(forbidden.kind(), io::ErrorKind::PermissionDenied);
     assert!(forbidden.to_string().contains("kernel.io_uring_disabled=0"), "{forbidden}");
@@ -132,7 +135,7 @@ fn refused_kernel_thread_is_told_apart_from_a_refused_ring() {
 
 #[test]
 fn kernel_thread_goes_to_sleep_and_is_woken_by_the_next_call() {
-    let mut ring = started(sqpoll());
+    let mut ring = started(&sqpoll());
     let spec = file_with_data();
     let target = ring.register_file(0, &spec).unwrap();
     let sync = Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None };
@@ -148,7 +151,7 @@ fn kernel_thread_goes_to_sleep_and_is_woken_by_the_next_call() {
 
 #[test]
 fn more_watches_than_the_ring_of_a_kernel_thread_has_room_for_all_fire() {
-    let mut ring = started(sqpoll());
+    let mut ring = started(&sqpoll());
     let fd = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
     for token in 0..100 {
         ring.watch(Arc::clone(&fd), WatchToken(token)).unwrap();
@@ -167,7 +170,9 @@ fn more_watches_than_the_ring_of_a_kernel_thread_has_room_for_all_fire() {
 
 #[test]
 fn file_beyond_the_table_is_held_while_a_kernel_thread_may_look_its_number_up() {
-    let mut ring = started(EngineConfig { registered_files: 1, ..sqpoll() });
+    let config = EngineConfig { registered_files: 1, ..config() };
+    let mut ring = Uring::make(KernelAge::Newest, &sqpoll(), &config).unwrap();
+    ring.start().unwrap();
     let spec = file_with_data();
     let target = ring.register_file(5, &spec).unwrap();
     assert_eq!((target, Arc::strong_count(&spec.file)), (Target::Fd(spec.file.as_raw_fd()), 2));
@@ -179,7 +184,7 @@ fn file_beyond_the_table_is_held_while_a_kernel_thread_may_look_its_number_up() 
 #[test]
 fn file_that_was_detached_is_closed_by_the_kernel_thread_too() {
     for _ in 0..200 {
-        let mut ring = started(sqpoll());
+        let mut ring = started(&sqpoll());
         let (mut reader, writer) = std::io::pipe().unwrap();
         let spec =
             FileSpec { file: Arc::new(File::from(OwnedFd::from(writer))), alignment: Alignment::BUFFERED };
@@ -202,7 +207,7 @@ fn file_that_was_detached_is_closed_by_the_kernel_thread_too() {
 
 #[test]
 fn call_that_the_polled_ring_refuses_is_repeated_on_the_first() {
-    let mut ring = started(EngineConfig { iopoll: true, ..EngineConfig::default() });
+    let mut ring = started(&IoUringOptions { iopoll: true, ..IoUringOptions::default() });
     let spec = file_with_data(); // buffered: the kernel refuses to poll for it
     let target = ring.register_file(0, &spec).unwrap();
     let polled = ring.polled.as_mut().unwrap();
@@ -218,9 +223,8 @@ fn call_that_the_polled_ring_refuses_is_repeated_on_the_first() {
 
 #[test]
 fn kick_ends_a_wait_while_polled_calls_are_out() {
-    let config = EngineConfig { depth: 8, iopoll: true, ..EngineConfig::default() };
-    let mut ring =
-        Uring::make(KernelAge::Newest, &config, Some(Kind::Pretended), FileCheck::TakeAll).unwrap();
+    let options = IoUringOptions { iopoll: true, ..IoUringOptions::default() };
+    let mut ring = Uring::make_polled(&options, &config()).unwrap();
     ring.start().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     let spec = FileSpec { file: Arc::new(File::from(OwnedFd::from(reader))), alignment: Alignment::BUFFERED };
@@ -260,7 +264,7 @@ fn transfer_inside_pinned_memory_is_a_fixed_one() {
 
 #[test]
 fn flags_of_a_fixed_write_reach_the_kernel() {
-    let mut ring = started(pinned());
+    let mut ring = started(&pinned());
     let (spec, memory) = (file_with_data(), memory_of(&[&region()]));
     let target = ring.register_file(0, &spec).unwrap();
     ring.use_memory(&memory);
@@ -272,8 +276,8 @@ fn flags_of_a_fixed_write_reach_the_kernel() {
 }
 
 /// Reads into a page after a hole was punched there, as a balloon does. Returns what the guest finds.
-fn read_after_a_hole_was_punched(config: EngineConfig) -> (i32, u8) {
-    let mut ring = started(config);
+fn read_after_a_hole_was_punched(options: &IoUringOptions) -> (i32, u8) {
+    let mut ring = started(options);
     let (spec, region) = (file_with_data(), region());
     let target = ring.register_file(0, &spec).unwrap();
     let memory = memory_of(&[&region]);
@@ -288,14 +292,14 @@ fn read_after_a_hole_was_punched(config: EngineConfig) -> (i32, u8) {
 
 #[test]
 fn read_into_a_punched_hole_reaches_a_guest_that_is_not_pinned() {
-    assert_eq!(read_after_a_hole_was_punched(EngineConfig::default()), (4096, 0x5a));
+    assert_eq!(read_after_a_hole_was_punched(&IoUringOptions::default()), (4096, 0x5a));
 }
 
 /// The damage that `pin_guest_memory` does under a balloon: success is reported, and the guest finds zeroes.
 /// Should this fail one day, the kernel follows holes now, and the warnings in `pinned.rs` can go.
 #[test]
 fn read_into_a_punched_hole_is_lost_on_a_guest_that_is_pinned() {
-    assert_eq!(read_after_a_hole_was_punched(pinned()), (4096, 0));
+    assert_eq!(read_after_a_hole_was_punched(&pinned()), (4096, 0));
 }
 
 fn pieces(ring: &Uring) -> usize {
@@ -304,7 +308,7 @@ fn pieces(ring: &Uring) -> usize {
 
 #[test]
 fn region_that_stays_is_not_registered_again_and_one_that_goes_is_let_go() {
-    let mut ring = started(pinned());
+    let mut ring = started(&pinned());
     let (stays, goes) = (region(), Arc::new(Region::from_memfd(GuestAddress(1 << 30), 4096).unwrap()));
     let (both, one) = (memory_of(&[&stays, &goes]), memory_of(&[&stays]));
     ring.use_memory(&both);
@@ -320,7 +324,7 @@ fn region_that_stays_is_not_registered_again_and_one_that_goes_is_let_go() {
 
 #[test]
 fn memory_announced_by_two_queues_is_pinned_until_both_forgot_it() {
-    let mut ring = started(pinned());
+    let mut ring = started(&pinned());
     let (spec, memory) = (file_with_data(), memory_of(&[&region()]));
     let target = ring.register_file(0, &spec).unwrap();
     ring.use_memory(&memory);
@@ -334,7 +338,7 @@ fn memory_announced_by_two_queues_is_pinned_until_both_forgot_it() {
 
 #[test]
 fn place_of_a_region_that_went_is_used_again_with_the_new_one() {
-    let mut ring = started(pinned());
+    let mut ring = started(&pinned());
     let spec = file_with_data();
     let target = ring.register_file(0, &spec).unwrap();
     for _ in 0..3 {
@@ -348,7 +352,7 @@ fn place_of_a_region_that_went_is_used_again_with_the_new_one() {
 
 #[test]
 fn memory_forgotten_under_a_call_in_flight_stays_pinned_until_it_ends() {
-    let mut ring = started(pinned());
+    let mut ring = started(&pinned());
     let (reader, writer) = std::io::pipe().unwrap();
     let spec = FileSpec { file: Arc::new(File::from(OwnedFd::from(reader))), alignment: Alignment::BUFFERED };
     let target = ring.register_file(0, &spec).unwrap();
@@ -367,7 +371,7 @@ fn memory_forgotten_under_a_call_in_flight_stays_pinned_until_it_ends() {
 
 #[test]
 fn memory_that_the_kernel_does_not_pin_is_used_without() {
-    let mut ring = started(pinned());
+    let mut ring = started(&pinned());
     let spec = file_with_data();
     let target = ring.register_file(0, &spec).unwrap();
     let region = region();
@@ -382,9 +386,8 @@ fn memory_that_the_kernel_does_not_pin_is_used_without() {
 
 #[test]
 fn pinned_memory_is_known_to_both_rings() {
-    let config = EngineConfig { depth: 8, iopoll: true, ..pinned() };
-    let mut ring =
-        Uring::make(KernelAge::Newest, &config, Some(Kind::Pretended), FileCheck::TakeAll).unwrap();
+    let options = IoUringOptions { iopoll: true, ..pinned() };
+    let mut ring = Uring::make_polled(&options, &config()).unwrap();
     ring.start().unwrap();
     let (spec, memory) = (file_with_data(), memory_of(&[&region()]));
     let target = ring.register_file(0, &spec).unwrap();

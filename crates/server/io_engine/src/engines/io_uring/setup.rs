@@ -24,7 +24,7 @@ use io_uring::register::Restriction;
 use io_uring::{Builder, IoUring, Probe, cqueue, opcode, squeue};
 
 use super::pinned::MAX_PIECES;
-use crate::engine::EngineConfig;
+use crate::config::EngineConfig;
 
 /// `IORING_REGISTER_EVENTFD`.
 const REGISTER_EVENTFD: u8 = 4;
@@ -137,6 +137,17 @@ pub(super) enum Kind {
 }
 
 /// Both rings of an engine, disabled.
+/// The options of `io_uring`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IoUringOptions {
+    /// A kernel thread takes what is queued, and sleeps after this long without work.
+    pub sqpoll_idle: Option<Duration>,
+    /// Completions of reads and writes past the page cache are polled for.
+    pub iopoll: bool,
+    /// Guest memory is registered with the kernel, and so pinned.
+    pub pin_guest_memory: bool,
+}
+
 pub(super) struct Rings {
     pub first: IoUring,
     /// For `iopoll`.
@@ -147,12 +158,17 @@ pub(super) struct Rings {
 /// The first age whose flags this kernel accepted, as an index; what it refused once is not tried again.
 static ACCEPTED: AtomicU8 = AtomicU8::new(0);
 
-pub(super) fn make_rings(age: KernelAge, config: &EngineConfig, second: Option<Kind>) -> io::Result<Rings> {
+pub(super) fn make_rings(
+    age: KernelAge,
+    options: &IoUringOptions,
+    config: &EngineConfig,
+    second: Option<Kind>,
+) -> io::Result<Rings> {
     if config.depth == 0 || config.depth > MAX_DEPTH {
         let text = format!("io_uring depth {} is not between 1 and {MAX_DEPTH}", config.depth);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    let kind = config.sqpoll_idle.map_or(Kind::Plain, Kind::SubmissionPolled);
+    let kind = options.sqpoll_idle.map_or(Kind::Plain, Kind::SubmissionPolled);
     let (first, age) = newest_accepted(age, config.depth, kind)?;
     if !first.params().is_feature_ext_arg() || !first.params().is_feature_nodrop() {
         return Err(too_old("IORING_FEAT_EXT_ARG and IORING_FEAT_NODROP"));
@@ -165,7 +181,7 @@ pub(super) fn make_rings(age: KernelAge, config: &EngineConfig, second: Option<K
     if let Some(second) = &second {
         register_files(second, age, registered_files);
     }
-    let pinned = config.pin_guest_memory && rings().all(|ring| register_buffer_table(ring, age));
+    let pinned = options.pin_guest_memory && rings().all(|ring| register_buffer_table(ring, age));
     let features = Features {
         age,
         deferred_task_run: age == KernelAge::Newest && kind == Kind::Plain,
@@ -355,9 +371,9 @@ fn own_cpus() -> io::Result<libc::cpu_set_t> {
 }
 
 /// The kernel's error number, as something to act on. Its kind stays, so that a caller can fall back.
-pub(super) fn explain(error: &io::Error, config: &EngineConfig) -> io::Error {
+pub(super) fn explain(error: &io::Error, options: &IoUringOptions) -> io::Error {
     use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported, WouldBlock};
-    let sqpoll = config.sqpoll_idle.is_some();
+    let sqpoll = options.sqpoll_idle.is_some();
     let advice = match error.kind() {
         PermissionDenied if sqpoll && super::capabilities::is_allowed() => {
             "a kernel thread for submissions (SQPOLL) is forbidden here, io_uring itself is not: do without, \

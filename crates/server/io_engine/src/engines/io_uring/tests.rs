@@ -11,7 +11,7 @@ use crate::record::Verb;
 
 fn started(age: KernelAge) -> Uring {
     let config = EngineConfig { depth: 8, ..EngineConfig::default() };
-    let mut ring = Uring::make(age, &config, None, FileCheck::Probe).unwrap();
+    let mut ring = Uring::make(age, &IoUringOptions::default(), &config).unwrap();
     ring.start().unwrap();
     ring
 }

@@ -15,7 +15,7 @@
 //! - A call that the kernel has taken cannot be cancelled.
 //!
 //! Interface: io_submit(2), linux/aio_abi.h (`IOCB_CMD_POLL`: Linux 4.18). Not here: system calls
-//! (`linux_aio/context.rs`), the ring (`linux_aio/user_ring.rs`), op logic (`core.rs`).
+//! (`context.rs`), the ring (`user_ring.rs`), op logic (`core/`).
 
 mod calls;
 
@@ -43,8 +43,9 @@ use self::completions::Completions;
 use self::context::{Command, Context, Iocb};
 use self::user_ring::UserRing;
 use crate::backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target};
+use crate::config::EngineConfig;
 use crate::core::Core;
-use crate::engine::{EngineConfig, Event, FileId, FileSpec, WatchId, WatchToken};
+use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
 use crate::record::Verb;

@@ -77,7 +77,7 @@ pub(super) unsafe fn first_byte(buffers: &Buffers) -> *const u8 {
     match *buffers {
         Buffers::None => std::ptr::null(),
         Buffers::One { base, .. } => base,
-        // SAFETY: 1. the array is there, says the caller, and `core.rs` makes none that is empty.
+        // SAFETY: 1. the array is there, says the caller, and the core makes none that is empty.
         Buffers::Many { first, .. } => unsafe { (*first).iov_base.cast() },
     }
 }

@@ -15,7 +15,7 @@
 //!   write to a hole waits for the file system to allocate.
 //! - `fdatasync` writes back what was stored through mappings, so durable writes are those that a sync followed.
 //!
-//! Not here: op logic (`core.rs`), one file and its mapping (`mmap/mapped_file.rs`), moving bytes (`mmap/copy.rs`).
+//! Not here: op logic (`core/`), one file and its mapping (`mapped_file.rs`), moving bytes (`copy.rs`).
 
 mod copy;
 mod mapped_file;
@@ -28,8 +28,9 @@ use std::time::Duration;
 
 use self::mapped_file::MappedFile;
 use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
+use crate::config::EngineConfig;
 use crate::core::Core;
-use crate::engine::{EngineConfig, Event, FileId, FileSpec, WatchId, WatchToken};
+use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
 use crate::record::Verb;

@@ -14,7 +14,7 @@
 //! thread per busy descriptor sits in `aio_suspend` on its oldest request (`posix_aio/waiters.rs`, which says
 //! what else there is and why not). No signal is sent, blocked or handled. Without requests nobody waits.
 //!
-//! Not here: op logic (`core.rs`).
+//! Not here: op logic (`core/`).
 
 mod fd_pool;
 
@@ -34,8 +34,9 @@ use self::fd_pool::PoolFile;
 use self::requests::Requests;
 use self::waiters::Waiters;
 use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
+use crate::config::EngineConfig;
 use crate::core::Core;
-use crate::engine::{EngineConfig, Event, FileId, FileSpec, WatchId, WatchToken};
+use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
 use crate::record::Verb;
@@ -47,6 +48,19 @@ pub const MAX_FD_POOL: u32 = 64;
 /// How long to sleep at most while no thread can be had to wait for a request.
 const BLIND_SLEEP: Duration = Duration::from_millis(1);
 
+/// The options of `posix-aio`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PosixAioOptions {
+    /// Descriptors per file that requests are spread over; 1 leaves it at the file's own.
+    pub fd_pool: u32,
+}
+
+impl Default for PosixAioOptions {
+    fn default() -> Self {
+        Self { fd_pool: 4 }
+    }
+}
+
 /// The engine, not yet started.
 pub type PosixAioEngine = Core<PosixAio>;
 
@@ -54,19 +68,27 @@ impl PosixAioEngine {
     /// Makes the engine.
     ///
     /// # Errors
+    /// As [`PosixAioEngine::with`].
+    pub fn new(config: EngineConfig) -> io::Result<Self> {
+        Self::with(&PosixAioOptions::default(), &config)
+    }
+
+    /// Makes the engine with these options.
+    ///
+    /// # Errors
     /// The kernel's, [`io::ErrorKind::InvalidInput`] for a pool of no or too many descriptors, and
     /// [`io::ErrorKind::Unsupported`] with a C library other than glibc.
-    pub fn new(config: EngineConfig) -> io::Result<Self> {
+    pub fn with(options: &PosixAioOptions, config: &EngineConfig) -> io::Result<Self> {
         if !cfg!(target_env = "gnu") {
             let error = "posix-aio needs requests of a descriptor to be served in order, as only glibc does";
             return Err(io::Error::new(io::ErrorKind::Unsupported, error));
         }
-        let fd_pool = config.fd_pool;
+        let fd_pool = options.fd_pool;
         if !(1..=MAX_FD_POOL).contains(&fd_pool) {
             let error = format!("posix-aio fd pool {fd_pool} is not between 1 and {MAX_FD_POOL}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
         }
-        Ok(Self::over(PosixAio::new(&config)?, &config))
+        Ok(Self::over(PosixAio::new(options, config)?, config))
     }
 }
 
@@ -104,7 +126,7 @@ pub struct PosixAio {
 }
 
 impl PosixAio {
-    fn new(config: &EngineConfig) -> io::Result<Self> {
+    fn new(options: &PosixAioOptions, config: &EngineConfig) -> io::Result<Self> {
         let queue = config.depth as usize;
         let requests = Requests::new(config.depth);
         let waiters = Waiters::new(Arc::clone(requests.blocks()))?;
@@ -113,7 +135,7 @@ impl PosixAio {
         watcher.add_waker(waiters.wake_fd())?;
         watcher.add_waker(pool.wake_fd())?;
         Ok(Self {
-            fd_pool: config.fd_pool as usize,
+            fd_pool: options.fd_pool as usize,
             files: Vec::new(),
             staged: VecDeque::with_capacity(requests.capacity()),
             requests,

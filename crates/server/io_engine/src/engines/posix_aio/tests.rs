@@ -26,8 +26,11 @@ struct Rig {
 
 impl Rig {
     fn new(fd_pool: u32) -> Self {
-        let mut kernel =
-            PosixAio::new(&EngineConfig { depth: 16, fd_pool, ..EngineConfig::default() }).unwrap();
+        let mut kernel = PosixAio::new(
+            &PosixAioOptions { fd_pool },
+            &EngineConfig { depth: 16, ..EngineConfig::default() },
+        )
+        .unwrap();
         let (reader, writer) = io::pipe().unwrap();
         let file = Arc::new(File::from(OwnedFd::from(reader)));
         let reader_fd = file.as_raw_fd();
@@ -270,9 +273,9 @@ fn oldest_request_that_hangs_does_not_keep_another_descriptors_from_waking_the_w
 
 #[test]
 fn pool_of_no_or_too_many_descriptors_is_refused() {
-    let of = |fd_pool| PosixAioEngine::new(EngineConfig { fd_pool, ..EngineConfig::default() });
-    assert_eq!(of(0).unwrap_err().to_string(), "posix-aio fd pool 0 is not between 1 and 64");
-    assert_eq!(of(65).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    let of = |fd_pool| PosixAioEngine::with(&PosixAioOptions { fd_pool }, &EngineConfig::default());
+    assert_eq!(of(0).unwrap_err().to_string(), "posix-aio fd pool 0 is not between 1 and 256");
+    assert_eq!(of(257).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     assert_eq!(of(1).unwrap().describe(), "posix-aio: 1 descriptor per file");
     assert_eq!(of(4).unwrap().describe(), "posix-aio: up to 4 descriptors per file");
 }

@@ -2,7 +2,7 @@
 //!
 //! `queue → submit: the call, now → results → pop`, or `… → pool (threads/pool.rs) → results → pop`
 //!
-//! How a file's calls are made is decided by what it is (`storage.rs`), see `sync/policy.rs`:
+//! How a file's calls are made is decided by what it is (`storage.rs`), see `policy.rs`:
 //!
 //! | file | reads, writes | durable writes, `fdatasync` | `fallocate` |
 //! |---|---|---|---|
@@ -14,7 +14,7 @@
 //!   for. A flush is not part of it: it would keep every other disk of the worker from its reads.
 //! - A call that was made here is done when `submit` returns; only what is in the pool can be cancelled.
 //!
-//! Not here: the pool's other side (`threads/desk.rs`), op logic (`core.rs`).
+//! Not here: the pool's other side (`threads/desk.rs`), op logic (`core/`).
 
 mod policy;
 
@@ -30,8 +30,9 @@ use rustix::io::Errno;
 use self::policy::{Attempt, Policy};
 use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::choose::storage::Storage;
+use crate::config::EngineConfig;
 use crate::core::Core;
-use crate::engine::{EngineConfig, Event, FileSpec, WatchId, WatchToken};
+use crate::engine::{Event, FileSpec, WatchId, WatchToken};
 use crate::engines::plain;
 use crate::engines::threads::desk::{Desk, Files};
 

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use super::pool::{Job, Pool};
 use crate::backend::{Call, RawResult, Target};
-use crate::engine::{EngineConfig, Event, FileId, WatchId, WatchToken};
+use crate::config::EngineConfig;
+use crate::engine::{Event, FileId, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 
 /// Work between two looks at the kicks; about as many passes with nothing to do.

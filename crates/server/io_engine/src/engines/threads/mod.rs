@@ -6,7 +6,7 @@
 //!   wait in order.
 //! - The worker makes no I/O call itself, unless the host gives it no thread at all.
 //!
-//! Not here: the pool (`threads/pool.rs`), its worker's side (`threads/desk.rs`), op logic (`core.rs`).
+//! Not here: the pool (`threads/pool.rs`), its worker's side (`threads/desk.rs`), op logic (`core/`).
 
 pub(crate) mod desk;
 
@@ -24,8 +24,9 @@ use rustix::io::Errno;
 
 use self::desk::{Desk, Files};
 use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
+use crate::config::EngineConfig;
 use crate::core::Core;
-use crate::engine::{EngineConfig, Event, FileSpec, WatchId, WatchToken};
+use crate::engine::{Event, FileSpec, WatchId, WatchToken};
 
 /// The engine, not yet started.
 pub type ThreadsEngine = Core<ThreadsBackend>;

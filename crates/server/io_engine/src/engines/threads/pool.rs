@@ -9,7 +9,7 @@
 //! - A job holds its file until its call has ended, and not longer: a call that starts late never meets a
 //!   number that means another file by then, and a result says that the pool has let go.
 //! - Dropping waits for nobody. A thread in a call goes on, with everything it needs in its own hands but the
-//!   op's memory, which whoever drops the pool keeps or leaks (`core.rs`).
+//!   op's memory, which whoever drops the pool keeps or leaks (`core/lifetime.rs`).
 //!
 //! Not here: who takes which job (`schedule.rs`), which calls come here (`threads.rs`, `sync.rs`,
 //! `linux_aio.rs`).

@@ -3,7 +3,7 @@
 //! Each worker attaches files of its own, so that its ops can be told from others' and cancelled alone, and each sync
 //! goes through its own file description.
 //!
-//! Not here: the real engine's numbers for them (`host.rs`, `shared.rs`).
+//! Not here: the real engine's numbers for them (`owner.rs`, `shared/`).
 
 use std::io;
 

@@ -1,6 +1,6 @@
 //! `completion`: the ops of all workers are carried out by one of them, the one that handles the completions.
 //!
-//! Not here: the workers' handles (`member.rs`), the engine (`host.rs`).
+//! Not here: a worker's side (`participant.rs`), the engine (`owner.rs`).
 
 mod files;
 pub(in crate::placed) mod owner;

@@ -6,7 +6,7 @@
 //!   limited to its share of the depth, none can keep the others out.
 //! - A completion ring is as long as the depth, and so has room for whatever its worker has in flight.
 //!
-//! Not here: who is host (`seats.rs`), the worker's own side (`member.rs`).
+//! Not here: who is host (`registry.rs`), the worker's own side (`participant.rs`).
 
 use std::collections::VecDeque;
 use std::io;

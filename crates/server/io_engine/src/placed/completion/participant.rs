@@ -8,7 +8,7 @@
 //!   with them the memory, until the kernel is done. A host that is dropped waits for the others' ops, and gives them
 //!   up when that takes too long.
 //!
-//! Not here: the host's work (`host.rs`), when to hand over (`policy.rs`), sleeping itself (`doze.rs`).
+//! Not here: the host's work (`owner.rs`), when to hand over (`policy.rs`), sleeping itself (`epoll_wait.rs`).
 
 use std::collections::VecDeque;
 use std::io;

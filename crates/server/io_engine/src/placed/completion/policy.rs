@@ -8,7 +8,7 @@
 //!
 //! Nothing waits behind a worker that goes to sleep: it hands over what it has, and wakes whom it spared, first.
 //!
-//! Not here: handing over (`member.rs`).
+//! Not here: handing over (`participant.rs`).
 
 use std::str::FromStr;
 use std::time::Duration;

@@ -6,7 +6,7 @@
 //!   first lets the ops in its engine end, passes by passes, while new ones wait in their rings; then it lays the ends
 //!   of the rings down here, and the next one takes them up.
 //!
-//! Not here: what the host does (`host.rs`), what the others do (`member.rs`).
+//! Not here: what the host does (`owner.rs`), what the others do (`participant.rs`).
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -10,7 +10,7 @@
 //! - A thread that ends takes the calls it submitted with it, maybe other workers' continued ones: a worker that leaves
 //!   first has the engine run dry, while the others keep what they have for it.
 //!
-//! Not here: the lock (`qspinlock`), the workers' handles (`shared/member.rs`).
+//! Not here: the lock (`qspinlock`), a worker's side (`participant.rs`).
 
 mod participant;
 

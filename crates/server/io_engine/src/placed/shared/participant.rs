@@ -3,7 +3,7 @@
 //! Dropping the handles gives up what the worker has in flight, and waits until nothing that its thread started is in
 //! the kernel any more; when that takes too long, the op stays with the engine, and its completion is dropped.
 //!
-//! Not here: the engine and its lock (`placed/shared.rs`), sleeping itself (`doze.rs`).
+//! Not here: the engine and its lock (`shared/mod.rs`), sleeping itself (`epoll_wait.rs`).
 
 use std::collections::VecDeque;
 use std::io;

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use disk_image::CacheMode;
-use io_engine::{EngineConfig, IoUringEngine};
+use io_engine::{EngineConfig, IoUringEngine, IoUringOptions};
 
 use crate::bed::{Bed, config, disk_folder, on_file};
 
@@ -21,28 +21,32 @@ fn bed(engine: IoUringEngine, config: EngineConfig) -> Option<Bed> {
     Some(bed)
 }
 
+fn with(options: &IoUringOptions) -> Option<Bed> {
+    let config = config();
+    bed(IoUringEngine::with(options, &config).unwrap(), config)
+}
+
+fn as_if_polled(options: &IoUringOptions) -> Option<Bed> {
+    let config = config();
+    bed(IoUringEngine::as_if_polled(options, config.clone()).unwrap(), config)
+}
+
 pub fn uring_sqpoll() -> Option<Bed> {
-    let config = EngineConfig { sqpoll_idle: Some(SQPOLL_IDLE), ..config() };
-    bed(IoUringEngine::new(config.clone()).unwrap(), config)
+    with(&IoUringOptions { sqpoll_idle: Some(SQPOLL_IDLE), ..IoUringOptions::default() })
 }
 
 pub fn uring_iopoll() -> Option<Bed> {
-    let config = EngineConfig { iopoll: true, ..config() };
-    bed(IoUringEngine::new(config.clone()).unwrap(), config)
+    with(&IoUringOptions { iopoll: true, ..IoUringOptions::default() })
 }
 
 pub fn uring_two_rings() -> Option<Bed> {
-    let config = EngineConfig { iopoll: true, ..config() };
-    bed(IoUringEngine::as_if_polled(config.clone()).unwrap(), config)
+    as_if_polled(&IoUringOptions { iopoll: true, ..IoUringOptions::default() })
 }
 
 pub fn uring_pinned() -> Option<Bed> {
-    let config = EngineConfig { pin_guest_memory: true, ..config() };
-    bed(IoUringEngine::new(config.clone()).unwrap(), config)
+    with(&IoUringOptions { pin_guest_memory: true, ..IoUringOptions::default() })
 }
 
 pub fn uring_all_options() -> Option<Bed> {
-    let sqpoll_idle = Some(SQPOLL_IDLE);
-    let config = EngineConfig { sqpoll_idle, iopoll: true, pin_guest_memory: true, ..config() };
-    bed(IoUringEngine::as_if_polled(config.clone()).unwrap(), config)
+    as_if_polled(&IoUringOptions { sqpoll_idle: Some(SQPOLL_IDLE), iopoll: true, pin_guest_memory: true })
 }

@@ -1,13 +1,13 @@
 //! posix-aio on each kind of storage.
 
 use disk_image::{CacheMode, ImageOptions};
-use io_engine::{Engine, EngineConfig, OpKind, PosixAioEngine};
+use io_engine::{Engine, EngineConfig, OpKind, PosixAioEngine, PosixAioOptions};
 
 use crate::bed::{Bed, DEPTH, config, disk_folder, on_file, on_loop_device, pattern, ram_folder};
 
 fn posix_aio(fd_pool: u32) -> (Box<dyn Engine>, EngineConfig) {
-    let config = EngineConfig { fd_pool, ..config() };
-    (Box::new(PosixAioEngine::new(config.clone()).unwrap()), config)
+    let config = config();
+    (Box::new(PosixAioEngine::with(&PosixAioOptions { fd_pool }, &config).unwrap()), config)
 }
 
 pub fn posix_aio_direct() -> Option<Bed> {
