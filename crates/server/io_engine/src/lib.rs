@@ -31,6 +31,7 @@ pub use engine::{
     Completion, Durability, Engine, Event, FileId, FileSpec, Op, OpError, OpKind, Stats, Unmap, WatchId,
     WatchToken,
 };
+#[cfg(any(test, feature = "test-util"))]
 pub use engines::fake::{FakeEngine, FakeHandle, Fault, Rule, When};
 pub use engines::io_uring::{
     Features, FileTableKind, IoUringEngine, IoUringOptions, KernelAge, io_uring_capabilities,
@@ -38,6 +39,7 @@ pub use engines::io_uring::{
 pub use engines::linux_aio::LinuxAioEngine;
 pub use engines::linux_aio::signal::{prepare_signals, signal_shared};
 pub use engines::mmap::MmapEngine;
+#[cfg(any(test, feature = "test-util"))]
 pub use engines::null::NullEngine;
 pub use engines::posix_aio::{PosixAioEngine, PosixAioOptions};
 pub use engines::sync::SyncEngine;

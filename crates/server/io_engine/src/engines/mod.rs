@@ -1,10 +1,12 @@
 //! The engines, a folder or a file each, and what several of them use.
 
 pub(crate) mod epoll;
+#[cfg(any(test, feature = "test-util"))]
 pub(crate) mod fake;
 pub(crate) mod io_uring;
 pub(crate) mod linux_aio;
 pub(crate) mod mmap;
+#[cfg(any(test, feature = "test-util"))]
 pub(crate) mod null;
 pub(crate) mod plain;
 pub(crate) mod posix_aio;
