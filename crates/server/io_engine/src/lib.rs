@@ -31,6 +31,7 @@ pub use engine::{
     Completion, Durability, Engine, Event, FileId, FileSpec, Op, OpError, OpKind, Stats, Unmap, WatchId,
     WatchToken,
 };
+pub use engines::epoll::EpollWatcher;
 #[cfg(any(test, feature = "test-util"))]
 pub use engines::fake::{FakeEngine, FakeHandle, Fault, Rule, When};
 pub use engines::io_uring::{

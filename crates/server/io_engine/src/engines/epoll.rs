@@ -3,7 +3,7 @@
 //! Edge-triggered and never read, so that a watch behaves as it does in io_uring: each write is an edge,
 //! several may merge.
 //!
-//! Not here: io_uring's own polls (`io_uring.rs`).
+//! Not here: io_uring's own polls (`io_uring/`).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,18 +23,27 @@ const BATCH: usize = 64;
 /// The name of an fd that only ends the sleep. No watch has it: its generation has the top bit set.
 const WAKER: u64 = u64::MAX;
 
+/// Watched descriptors, and descriptors that only end a sleep: what a backend sleeps on that has no ring.
 #[derive(Debug)]
-pub(crate) struct EpollWatcher {
+pub struct EpollWatcher {
     epoll: OwnedFd,
     watches: WatchTable,
 }
 
 impl EpollWatcher {
+    /// Watches nothing yet.
+    ///
+    /// # Errors
+    /// `epoll_create1`'s.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self { epoll, watches: WatchTable::default() })
     }
 
+    /// Reports writes to `fd` from now on.
+    ///
+    /// # Errors
+    /// `epoll_ctl`'s.
     pub fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
         let id = self.watches.insert(Arc::clone(&fd), token);
         let data = epoll::EventData::new_u64(u64::from(id.generation) << 32 | u64::from(id.index));
@@ -47,16 +56,21 @@ impl EpollWatcher {
     }
 
     /// Lets `fd`, which stays open, end a sleep without being reported.
+    ///
+    /// # Errors
+    /// `epoll_ctl`'s.
     pub fn add_waker(&mut self, fd: impl AsFd) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WAKER), flags)?)
     }
 
     /// Readable when `wait` would not sleep.
+    #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
+    /// Ends a watch.
     pub fn unwatch(&mut self, id: WatchId) {
         if let Some(fd) = self.watches.active_fd(id) {
             let removed = epoll::delete(&self.epoll, fd.as_fd());
@@ -66,11 +80,16 @@ impl EpollWatcher {
         self.watches.released(id);
     }
 
+    /// Whether nothing is watched.
+    #[must_use]
     pub fn is_idle(&self) -> bool {
         self.watches.is_empty()
     }
 
     /// Sleeps until a watched fd is written to or the time is over. A signal ends it early.
+    ///
+    /// # Errors
+    /// `epoll_wait`'s.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let timeout = if self.watches.has_ready() { Some(Duration::ZERO) } else { timeout };
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -89,6 +108,7 @@ impl EpollWatcher {
         Ok(())
     }
 
+    /// Appends the watches that fired, each once.
     pub fn take_ready(&mut self, events: &mut Vec<Event>) {
         self.watches.take_ready(events);
     }

@@ -28,7 +28,7 @@ pub struct Bed {
     // First: an engine lets go of memory and files before the rest goes.
     pub engine: Box<dyn Engine>,
     pub file: FileId,
-    pub image: Image,
+    pub image: Arc<Image>,
     pub view: MemoryView,
     pub recorder: Recorder,
     pub fake: Option<FakeHandle>,
@@ -180,12 +180,25 @@ pub fn on_file(
 }
 
 fn make(
-    (mut engine, config): (Box<dyn Engine>, EngineConfig),
+    (engine, config): (Box<dyn Engine>, EngineConfig),
     options: &ImageOptions,
     storage: Storage,
     fake: Option<FakeHandle>,
 ) -> Bed {
-    let image = Image::open(&HostOpener, options).unwrap();
+    start((engine, config), Arc::new(Image::open(&HostOpener, options).unwrap()), storage, fake)
+}
+
+/// A bed on an image that is open already.
+pub fn make_on(engine: (Box<dyn Engine>, EngineConfig), image: Arc<Image>, folder: tempfile::TempDir) -> Bed {
+    start(engine, image, Storage::Folder { _folder: folder }, None)
+}
+
+fn start(
+    (mut engine, config): (Box<dyn Engine>, EngineConfig),
+    image: Arc<Image>,
+    storage: Storage,
+    fake: Option<FakeHandle>,
+) -> Bed {
     engine.start().unwrap();
     let file = engine.attach_file(spec(&image)).unwrap();
     let recorder = config.recorder.unwrap();

@@ -1,5 +1,7 @@
 //! Beds by engine; those of io_uring and the fake are in `bed.rs`.
 
+mod doubles;
+
 mod io_uring_options;
 
 mod linux_aio;
@@ -16,6 +18,7 @@ pub use crate::bed::{
     fake, fake_direct, uring_5_15, uring_before_5_19, uring_before_6_1, uring_buffered, uring_direct,
     uring_loop_device, uring_tmpfs,
 };
+pub use doubles::*;
 pub use io_uring_options::*;
 pub use linux_aio::*;
 pub use mmap::*;
