@@ -1,6 +1,6 @@
 //! Where a worker sleeps with a placed engine: on its bell, and on the real engine's descriptor while it has that.
 //!
-//! One epoll descriptor for both, the same for the whole life of the handles, so that a worker's base engine can watch
+//! One epoll descriptor for both, the same for the whole life of the placed engine, so that a worker's base engine can watch
 //! it. Level-triggered: what is not taken away wakes again. The real engine watches nothing itself, so that its eventfd
 //! is never set off by another one, which would signal it once and never again.
 //!

@@ -1,10 +1,10 @@
-//! A worker's side of a `completion` placement: the handles it has, whoever has the real engine.
+//! A worker's side of a `completion` placement: its engine, whichever worker has the real one.
 //!
 //! not the host: `push → staged → submit: ring, wake-up → … → completion ring → reap`
 //! the host: `push → real engine → reap`, and the others' ops with each `submit`
 //!
 //! - Who is host may change at any `submit`; the worker's ops and their names stay what they are.
-//! - Dropping the handles gives up what the worker has in flight, but does not wait for it: the host owns those ops, and
+//! - Dropping the engine gives up what the worker has in flight, but does not wait for it: the host owns those ops, and
 //!   with them the memory, until the kernel is done. A host that is dropped waits for the others' ops, and gives them
 //!   up when that takes too long.
 //!

@@ -1,6 +1,6 @@
 //! A worker's side of a `shared` placement.
 //!
-//! Dropping the handles gives up what the worker has in flight, and waits until nothing that its thread started is in
+//! Dropping the engine gives up what the worker has in flight, and waits until nothing that its thread started is in
 //! the kernel any more; when that takes too long, the op stays with the engine, and its completion is dropped.
 //!
 //! Not here: the engine and its lock (`shared/mod.rs`), sleeping itself (`epoll_wait.rs`).
