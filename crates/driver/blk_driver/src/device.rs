@@ -32,7 +32,7 @@ mod log;
 
 mod reconnect;
 
-pub use info::{DeviceInfo, Event, ReconnectReport};
+pub use error::{ConnectError, MessageError};
 pub use options::{Options, Reconnect};
 
 use std::os::fd::BorrowedFd;

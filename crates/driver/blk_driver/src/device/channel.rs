@@ -1,6 +1,6 @@
 //! The back-end's own requests: a second socket, on which it reports that the configuration changed.
 //!
-//! `bytes, whenever they come → header checked → body skipped → request (answered if it asks for that)`
+//! `bytes, whenever they come → header checked → body dropped → request (answered if it asks for that)`
 //!
 //! - Never waits: it takes the bytes that have arrived, and the rest later. A back-end that sends half a
 //!   message, garbage, or descriptors loses the channel, not the device.
@@ -8,17 +8,12 @@
 //!
 //! Spec: vhost-user, "Back-end message types". Not here: the effect of a change (`thread.rs`).
 
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair,
-};
-use vhost::vhost_user::message::{BackendReq, MAX_MSG_SIZE};
-
-use super::wire::{HEADER_BYTES, channel_reply, channel_request_flags, words};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use vhost::vhost_user::message::BackendReq;
+use vhost_user::{FrameError, Header, MAX_BODY_BYTES, Outgoing, PartialMessage, message_bytes};
 
 /// Most requests per call: a back-end that never stops must not keep the device's thread here.
 const MAX_AT_ONCE: usize = 64;
@@ -35,25 +30,34 @@ pub(super) enum ChannelError {
     #[error("the back-end does not read our answers")]
     NotRead,
     #[error("the channel failed")]
-    Io(#[from] io::Error),
+    Io(#[source] io::Error),
+    #[error(transparent)]
+    Frame(FrameError),
+}
+
+impl From<FrameError> for ChannelError {
+    fn from(error: FrameError) -> Self {
+        match error {
+            FrameError::Closed { .. } => Self::Closed,
+            FrameError::Io(error) => Self::Io(error),
+            other => Self::Frame(other),
+        }
+    }
 }
 
 /// Our end of the channel.
 #[derive(Debug)]
 pub(super) struct Channel {
     socket: OwnedFd,
-    header: [u8; HEADER_BYTES],
-    /// Bytes of `header` received so far.
-    header_bytes: usize,
-    /// Bytes of the body still to come.
-    body_bytes: usize,
+    /// The received part of a request.
+    partial: PartialMessage,
 }
 
 impl Channel {
     /// Our end, and the end for the back-end.
     pub(super) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok((Self { socket: ours, header: [0; HEADER_BYTES], header_bytes: 0, body_bytes: 0 }, theirs))
+        Ok((Self { socket: ours, partial: begun() }, theirs))
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -74,66 +78,55 @@ impl Channel {
         (changed, Ok(()))
     }
 
-    /// The code of the next complete request.
+    /// The code of the next complete request. `None`: it has not arrived. Descriptors that come along are closed.
     fn next(&mut self) -> Result<Option<u32>, ChannelError> {
-        while self.header_bytes < HEADER_BYTES {
-            let mut rest = [0; HEADER_BYTES];
-            let wanted = HEADER_BYTES - self.header_bytes;
-            let Some(received) = self.receive(&mut rest[..wanted])? else { return Ok(None) };
-            self.header[self.header_bytes..][..received].copy_from_slice(&rest[..received]);
-            self.header_bytes += received;
-            if self.header_bytes == HEADER_BYTES {
-                self.body_bytes = self.checked_size()?;
+        loop {
+            let header = self.partial.header();
+            header.map_or(Ok(()), check)?;
+            if let Some(header) = header.filter(|_| self.partial.missing().is_ok_and(|bytes| bytes == 0)) {
+                self.partial = begun();
+                return self.answer(header).map(Some);
+            }
+            match self.partial.receive_some(&self.socket, drop) {
+                Ok(false) => return Ok(None),
+                // The driver wants none of them.
+                Ok(true) | Err(FrameError::FdsLost) => {}
+                Err(error) => return Err(error.into()),
             }
         }
-        while self.body_bytes > 0 {
-            let mut skipped = [0; 256];
-            let wanted = self.body_bytes.min(skipped.len());
-            let Some(received) = self.receive(&mut skipped[..wanted])? else { return Ok(None) };
-            self.body_bytes -= received;
-        }
-        self.header_bytes = 0;
-        self.answer().map(Some)
-    }
-
-    fn checked_size(&self) -> Result<usize, ChannelError> {
-        let [code, flags, size] = words(self.header);
-        if channel_request_flags(flags).is_none() {
-            return Err(ChannelError::NotARequest { code, flags });
-        }
-        let fits = usize::try_from(size).ok().filter(|&bytes| bytes <= MAX_MSG_SIZE);
-        fits.ok_or(ChannelError::TooLarge { code, size, max: MAX_MSG_SIZE })
     }
 
     /// Answers, if an answer is wanted: success for a change of configuration, failure for an unknown
     /// request.
-    fn answer(&self) -> Result<u32, ChannelError> {
-        let [code, flags, _] = words(self.header);
-        if channel_request_flags(flags) == Some(true) {
+    fn answer(&self, header: Header) -> Result<u32, ChannelError> {
+        let code = header.code;
+        if header.wants_reply() {
             let value = u64::from(code != u32::from(BackendReq::CONFIG_CHANGE_MSG));
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::send(&self.socket, &channel_reply(code, value), flags) {
-                Ok(_) => {}
-                Err(Errno::AGAIN) => return Err(ChannelError::NotRead),
-                Err(errno) => return Err(ChannelError::Io(errno.into())),
+            let bytes = message_bytes(code, Header::REPLY, &value.to_ne_bytes(), &[]);
+            let mut outgoing = Outgoing::new(&bytes, &[]);
+            // A stream socket takes so few bytes whole or not at all.
+            outgoing.send_some(&self.socket)?;
+            if !outgoing.is_sent() {
+                return Err(ChannelError::NotRead);
             }
         }
         Ok(code)
     }
+}
 
-    /// `None`: nothing has arrived. Descriptors that come along are closed.
-    fn receive(&self, out: &mut [u8]) -> Result<Option<usize>, ChannelError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(out)], &mut ancillary, flags) {
-            Ok(received) if received.bytes == 0 => Err(ChannelError::Closed),
-            Ok(received) => Ok(Some(received.bytes)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(Errno::CONNRESET) => Err(ChannelError::Closed),
-            Err(errno) => Err(ChannelError::Io(errno.into())),
-        }
+/// Any number of descriptors: the driver uses none of them.
+fn begun() -> PartialMessage {
+    PartialMessage::new(usize::MAX)
+}
+
+fn check(header: Header) -> Result<(), ChannelError> {
+    let Header { code, flags, size } = header;
+    if !header.is_request() {
+        return Err(ChannelError::NotARequest { code, flags });
     }
+    let max = MAX_BODY_BYTES;
+    let is_too_large = usize::try_from(size).map_or(true, |bytes| bytes > max);
+    if is_too_large { Err(ChannelError::TooLarge { code, size, max }) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -19,14 +19,11 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use virtio_blk::DeviceConfig;
 
 use super::channel::Channel;
-use super::front_end::FrontEnd;
-use super::info::DeviceInfo;
+use super::front_end::{FrontEnd, MAX_TABLE_REGIONS};
 use super::log::{Log, Wanted};
 use super::negotiate::{CONFIG_SIZES, accept, accept_protocol, check_not_smaller, check_same, device_info};
-use super::options::Options;
-use super::wire::{MAX_FDS, Wire};
-
-use crate::error::{ConnectError, MemoryError, MessageError};
+use super::wire::Wire;
+use super::{ConnectError, DeviceInfo, MessageError, Options};
 use crate::kick::EventFd;
 use crate::queue::link::RingPlace;
 
@@ -222,7 +219,7 @@ impl Session {
 
 fn max_regions(front_end: &FrontEnd) -> Result<usize, ConnectError> {
     if !front_end.has(Protocol::CONFIGURE_MEM_SLOTS) {
-        return Ok(MAX_FDS);
+        return Ok(MAX_TABLE_REGIONS);
     }
     let slots = front_end.max_mem_slots()?;
     if slots == 0 {

@@ -82,7 +82,7 @@ mod tests {
 
     fn is_readable(events: &Events) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(events.fd(), PollFlags::IN)];
-        super::super::wire::wait(&mut fds, Instant::now()).unwrap() == 1
+        vhost_user::wait(&mut fds, Some(Instant::now())).unwrap() == 1
     }
 
     fn drain(events: &Events) -> Vec<Event> {

@@ -10,16 +10,21 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use guest_mem::{Address, GuestAddress, Region};
-use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
+use guest_mem::{Address, Region};
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserConfig, VhostUserProtocolFeatures, VhostUserU64, VhostUserVringState,
+};
+use vhost_user::body::{MemoryRegion, memory_table, read, vring_addresses, vring_state};
 use virtqueue::RingLayout;
 
+use super::MessageError;
 use super::log::{FIELDS_BYTES, Log, PADDED_BYTES, Wanted};
 use super::wire::{Outgoing, Wire};
-use crate::error::MessageError;
 
 /// Offset, size and flags before the configuration's bytes (vhost-user, "Virtio device config space").
-const CONFIG_HEAD_BYTES: usize = 12;
+const CONFIG_HEAD_BYTES: usize = size_of::<VhostUserConfig>();
+/// Most regions of SET_MEM_TABLE (vhost-user, "Memory region description").
+pub(super) const MAX_TABLE_REGIONS: usize = 8;
 /// Most bytes per request (vhost-user, `VHOST_USER_GET_CONFIG`).
 const MAX_CONFIG_BYTES: usize = 256;
 
@@ -96,41 +101,38 @@ impl FrontEnd {
     /// The first `size_bytes` (at most 256) of the configuration space; `None` if the back-end says that it
     /// does not have them. Only with CONFIG.
     pub(super) fn config(&self, size_bytes: usize) -> Result<Option<Vec<u8>>> {
-        let size_bytes = size_bytes.min(MAX_CONFIG_BYTES);
-        let mut body = vec![0; CONFIG_HEAD_BYTES + size_bytes];
-        body[4..8].copy_from_slice(&u32_of(size_bytes).to_ne_bytes());
-        let mut reply = vec![0; body.len()];
+        let body = vhost_user::body::config(0, &vec![0; size_bytes.min(MAX_CONFIG_BYTES)]);
         let message = Outgoing { request: FrontendReq::GET_CONFIG, need_reply: false, body: &body, fds: &[] };
         // An answer without bytes means failure.
-        let len = self.wire.ask(&message, &mut reply, Some(0))?;
-        Ok((len > 0).then(|| reply.split_off(CONFIG_HEAD_BYTES)))
+        let mut reply = self.wire.ask(&message, body.len(), Some(0))?;
+        Ok((!reply.is_empty()).then(|| reply.split_off(CONFIG_HEAD_BYTES)))
     }
 
-    /// Sends all regions at once, at most [`super::wire::MAX_FDS`].
+    /// Sends all regions at once, at most [`MAX_TABLE_REGIONS`].
     pub(super) fn set_mem_table(&self, regions: &[&Region]) -> Result<()> {
-        let mut body = [u32_of(regions.len()), 0].map(u32::to_ne_bytes).concat();
-        regions.iter().for_each(|region| body.extend_from_slice(&region_bytes(region)));
+        let body = memory_table(regions.iter().map(|region| description(region)));
         let fds: Vec<BorrowedFd<'_>> = regions.iter().map(|region| region.fd().as_fd()).collect();
         self.tell(FrontendReq::SET_MEM_TABLE, &body, &fds)
     }
 
     /// Only with CONFIGURE_MEM_SLOTS.
     pub(super) fn add_region(&self, region: &Region) -> Result<()> {
-        let body = [vec![0; 8], region_bytes(region)].concat();
-        self.tell(FrontendReq::ADD_MEM_REG, &body, &[region.fd().as_fd()])
+        self.tell(FrontendReq::ADD_MEM_REG, &description(region).single(), &[region.fd().as_fd()])
     }
 
     /// Only with CONFIGURE_MEM_SLOTS.
     pub(super) fn remove_region(&self, region: &Region) -> Result<()> {
-        self.tell(FrontendReq::REM_MEM_REG, &[vec![0; 8], region_bytes(region)].concat(), &[])
+        self.tell(FrontendReq::REM_MEM_REG, &description(region).single(), &[])
     }
 
     /// Only with INFLIGHT_SHMFD. Returns the answer unchecked.
     pub(super) fn inflight_fd(&self, wanted: Wanted) -> Result<([u8; PADDED_BYTES], Option<OwnedFd>)> {
-        let (mut answer, body) = ([0; PADDED_BYTES], wanted.description());
+        let body = wanted.description();
         let request = FrontendReq::GET_INFLIGHT_FD;
         let message = Outgoing { request, need_reply: false, body: &body, fds: &[] };
-        let fd = self.wire.ask_for_fd(&message, &mut answer, Some(FIELDS_BYTES))?;
+        let (reply, fd) = self.wire.ask_for_fd(&message, PADDED_BYTES, Some(FIELDS_BYTES))?;
+        let mut answer = [0; PADDED_BYTES];
+        answer.iter_mut().zip(reply).for_each(|(to, byte)| *to = byte);
         Ok((answer, fd))
     }
 
@@ -145,10 +147,9 @@ impl FrontEnd {
 
     /// Sends user addresses, which equal the guest addresses in our own memory (`Region::from_memfd`).
     pub(super) fn set_vring_addr(&self, queue: u16, layout: &RingLayout) -> Result<()> {
-        let mut body = [u32::from(queue), 0].map(u32::to_ne_bytes).concat();
-        for addr in [layout.descriptors, layout.used, layout.avail, GuestAddress(0)] {
-            body.extend_from_slice(&addr.raw_value().to_ne_bytes());
-        }
+        let [descriptors, used, avail] =
+            [layout.descriptors, layout.used, layout.avail].map(|addr| addr.raw_value());
+        let body = vring_addresses(queue, descriptors, used, avail);
         self.tell(FrontendReq::SET_VRING_ADDR, &body, &[])
     }
 
@@ -159,11 +160,11 @@ impl FrontEnd {
 
     /// Stops the queue: after the reply, the back-end does not access the ring any more.
     pub(super) fn vring_base(&self, queue: u16) -> Result<u32> {
-        let (body, mut reply) = (vring_state(queue, 0), [0; 8]);
+        let body = vring_state(queue, 0);
         let message =
             Outgoing { request: FrontendReq::GET_VRING_BASE, need_reply: false, body: &body, fds: &[] };
-        self.wire.ask(&message, &mut reply, None)?;
-        Ok(u32::from_ne_bytes([reply[4], reply[5], reply[6], reply[7]]))
+        let reply = self.wire.ask(&message, body.len(), None)?;
+        Ok(read::<VhostUserVringState>(&reply).unwrap_or_default().num)
     }
 
     pub(super) fn set_vring_kick(&self, queue: u16, fd: BorrowedFd<'_>) -> Result<()> {
@@ -192,9 +193,7 @@ impl FrontEnd {
     }
 
     fn ask_u64(&self, request: FrontendReq) -> Result<u64> {
-        let mut reply = [0; 8];
-        self.wire.ask(&Outgoing { request, need_reply: false, body: &[], fds: &[] }, &mut reply, None)?;
-        Ok(u64::from_ne_bytes(reply))
+        self.wire_u64(&Outgoing { request, need_reply: false, body: &[], fds: &[] })
     }
 
     /// Sends a message that has no reply of its own.
@@ -204,27 +203,25 @@ impl FrontEnd {
         if !need_reply {
             return self.wire.send(&message);
         }
-        let mut reply = [0; 8];
-        self.wire.ask(&message, &mut reply, None)?;
-        match u64::from_ne_bytes(reply) {
+        match self.wire_u64(&message)? {
             0 => Ok(()),
             value => Err(MessageError::Refused { request, value }),
         }
     }
+
+    /// Sends a message whose reply is one number.
+    fn wire_u64(&self, message: &Outgoing<'_>) -> Result<u64> {
+        let reply = self.wire.ask(message, size_of::<u64>(), None)?;
+        Ok(read::<VhostUserU64>(&reply).unwrap_or_default().value)
+    }
 }
 
-fn vring_state(queue: u16, num: u32) -> Vec<u8> {
-    [u32::from(queue), num].map(u32::to_ne_bytes).concat()
-}
-
-fn region_bytes(region: &Region) -> Vec<u8> {
+fn description(region: &Region) -> MemoryRegion {
     let spec = region.spec();
-    [spec.guest_addr.raw_value(), spec.size_bytes, spec.user_addr, spec.file_offset_bytes]
-        .map(u64::to_ne_bytes)
-        .concat()
-}
-
-/// Converts counts that are at most a few hundred.
-fn u32_of(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
+    MemoryRegion {
+        guest_addr: spec.guest_addr.raw_value(),
+        size_bytes: spec.size_bytes,
+        user_addr: spec.user_addr,
+        file_offset_bytes: spec.file_offset_bytes,
+    }
 }

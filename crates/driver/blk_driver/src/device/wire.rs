@@ -1,47 +1,33 @@
-//! One message to the back-end and its reply, as bytes and descriptors, within a time limit.
+//! One message to the back-end and its reply, within a time limit.
 //!
-//! `request (header, body, descriptors) → sendmsg … recvmsg → header checked → body`
+//! `request → Outgoing (vhost_user) … PartialMessage (vhost_user) → header checked → body`
 //!
 //! - One deadline applies to the whole exchange, however few bytes come at a time; a stop request ends it at
 //!   once.
-//! - A reply's header never determines how much is stored or allocated: the caller's buffer is the limit.
+//! - A reply's header never determines how much is stored: the caller says how long the body may be.
 //!   Descriptors that come with a reply are closed and are an error, except for the one that some replies may
 //!   carry.
 //! - After any error except [`MessageError::Refused`] the two sides may be out of step, so the connection is
 //!   over.
 //!
-//! The `vhost` crate's `Frontend` is not used. Its sockets have a deadline only for a read, not for a
-//! message, so a peer that sends one byte at a time can hold it for ever. Its SET_VRING_BASE has 16 bits, too
-//! few for a packed ring (docs/decisions/0016). Layout: vhost-user, "Header". Not here: the meaning of the
-//! messages (`front_end.rs`).
+//! Not here: the meaning of the messages (`front_end.rs`), why the `vhost` crate's `Frontend` is not used
+//! (docs/decisions/0051-one-framer.md).
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use vhost::vhost_user::message::FrontendReq;
+use vhost_user::{FrameError, Header, PartialMessage, message_bytes, wait};
 
-use crate::error::MessageError;
+use super::MessageError;
 use crate::kick::EventFd;
 
-/// Request, flags, size: three 32-bit numbers in native byte order.
-pub(super) const HEADER_BYTES: usize = 12;
-/// Header flags: version in bits 0–1, "is a reply", "wants a reply".
-const VERSION_MASK: u32 = 0x3;
-const VERSION: u32 = 0x1;
-const FLAG_REPLY: u32 = 0x4;
-const FLAG_NEED_REPLY: u32 = 0x8;
-/// Most descriptors in one message: SET_MEM_TABLE's regions (vhost-user, "Memory region description").
-pub(super) const MAX_FDS: usize = 8;
 /// Limits are capped at this, so that adding one to the clock never fails.
 const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How often to retry a socket whose backlog is full: the kernel does not report when there is room.
@@ -70,11 +56,13 @@ pub(super) struct Wire {
     not_after: Option<Instant>,
 }
 
-/// What a reply may carry in addition to its bytes.
-#[derive(Debug, Default)]
-struct Luggage {
-    may_have_fd: bool,
-    fd: Option<OwnedFd>,
+/// The form of a valid reply.
+#[derive(Clone, Copy)]
+struct Expected {
+    body_bytes: usize,
+    /// Another valid size.
+    or_bytes: Option<usize>,
+    max_fds: usize,
 }
 
 /// One exchange.
@@ -109,7 +97,7 @@ impl Wire {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let next = deadline.min(Instant::now() + CONNECT_INTERVAL);
-            if wait(&mut [PollFd::new(&*stop, PollFlags::IN)], next)? > 0 {
+            if wait(&mut [PollFd::new(&*stop, PollFlags::IN)], Some(next))? > 0 {
                 return Err(io::ErrorKind::Interrupted.into());
             }
         }
@@ -136,31 +124,35 @@ impl Wire {
         self.send_until(message, &self.exchange(message.request))
     }
 
-    /// Sends `message` and receives its reply into `reply`. Returns the reply's length: `reply.len()`, or
-    /// `or_bytes` for a reply that may be shorter.
+    /// Sends `message` and receives its reply: `body_bytes` long, or `or_bytes`.
     pub(super) fn ask(
         &self,
         message: &Outgoing<'_>,
-        reply: &mut [u8],
+        body_bytes: usize,
         or_bytes: Option<usize>,
-    ) -> Result<usize, MessageError> {
-        let exchange = self.exchange(message.request);
-        self.send_until(message, &exchange)?;
-        self.receive(reply, or_bytes, &mut Luggage::default(), &exchange)
+    ) -> Result<Vec<u8>, MessageError> {
+        let expected = Expected { body_bytes, or_bytes, max_fds: 0 };
+        self.exchanged(message, expected).map(|(body, _)| body)
     }
 
     /// Like [`Wire::ask`], for a reply that may carry a descriptor.
     pub(super) fn ask_for_fd(
         &self,
         message: &Outgoing<'_>,
-        reply: &mut [u8],
+        body_bytes: usize,
         or_bytes: Option<usize>,
-    ) -> Result<Option<OwnedFd>, MessageError> {
+    ) -> Result<(Vec<u8>, Option<OwnedFd>), MessageError> {
+        self.exchanged(message, Expected { body_bytes, or_bytes, max_fds: 1 })
+    }
+
+    fn exchanged(
+        &self,
+        message: &Outgoing<'_>,
+        expected: Expected,
+    ) -> Result<(Vec<u8>, Option<OwnedFd>), MessageError> {
         let exchange = self.exchange(message.request);
         self.send_until(message, &exchange)?;
-        let mut luggage = Luggage { may_have_fd: true, fd: None };
-        self.receive(reply, or_bytes, &mut luggage, &exchange)?;
-        Ok(luggage.fd)
+        self.receive(expected, &exchange)
     }
 
     fn exchange(&self, request: FrontendReq) -> Exchange {
@@ -169,109 +161,33 @@ impl Wire {
     }
 
     fn send_until(&self, message: &Outgoing<'_>, exchange: &Exchange) -> Result<(), MessageError> {
-        let bytes = message_bytes(message);
-        let mut sent = 0;
-        while sent < bytes.len() {
+        let flags = if message.need_reply { Header::REQUEST_WITH_ACK } else { Header::REQUEST };
+        let bytes = message_bytes(message.request.into(), flags, message.body, &[]);
+        let mut outgoing = vhost_user::Outgoing::new(&bytes, message.fds);
+        while !outgoing.is_sent() {
             self.wait_for(PollFlags::OUT, exchange)?;
-            // The descriptors are sent with the first byte.
-            let fds = if sent == 0 { message.fds } else { &[] };
-            sent += self.send_some(&bytes[sent..], fds, exchange)?;
+            outgoing.send_some(&self.socket).map_err(|error| exchange.failed(error))?;
         }
         Ok(())
-    }
-
-    fn send_some(
-        &self,
-        bytes: &[u8],
-        fds: &[BorrowedFd<'_>],
-        exchange: &Exchange,
-    ) -> Result<usize, MessageError> {
-        let request = exchange.request;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(MessageError::Io { request, source: io::ErrorKind::InvalidInput.into() });
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, flags) {
-            Ok(sent) => Ok(sent),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(MessageError::Closed { request }),
-            Err(errno) => Err(MessageError::Io { request, source: errno.into() }),
-        }
     }
 
     fn receive(
         &self,
-        reply: &mut [u8],
-        or_bytes: Option<usize>,
-        luggage: &mut Luggage,
+        expected: Expected,
         exchange: &Exchange,
-    ) -> Result<usize, MessageError> {
-        let request = exchange.request;
-        let mut header = [0; HEADER_BYTES];
-        self.fill(&mut header, luggage, exchange)?;
-        let [code, flags, size_bytes] = words(header);
-        let is_reply = flags & (VERSION_MASK | FLAG_REPLY) == VERSION | FLAG_REPLY;
-        if code != u32::from(request) || !is_reply {
-            return Err(MessageError::NotAReply { request, code, flags });
-        }
-        let wanted_bytes = reply.len();
-        let len = usize::try_from(size_bytes).unwrap_or(usize::MAX);
-        if len != wanted_bytes && Some(len) != or_bytes {
-            return Err(MessageError::Size { request, size_bytes, wanted_bytes });
-        }
-        self.fill(&mut reply[..len.min(wanted_bytes)], luggage, exchange)?;
-        Ok(len)
-    }
-
-    fn fill(
-        &self,
-        mut out: &mut [u8],
-        luggage: &mut Luggage,
-        exchange: &Exchange,
-    ) -> Result<(), MessageError> {
-        while !out.is_empty() {
-            self.wait_for(PollFlags::IN, exchange)?;
-            let received = self.receive_some(out, luggage, exchange)?;
-            out = &mut out[received..];
-        }
-        Ok(())
-    }
-
-    fn receive_some(
-        &self,
-        out: &mut [u8],
-        luggage: &mut Luggage,
-        exchange: &Exchange,
-    ) -> Result<usize, MessageError> {
-        let request = exchange.request;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let mut slices = [IoSliceMut::new(out)];
-        let received = match rustix::net::recvmsg(&self.socket, &mut slices, &mut ancillary, flags) {
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
-            Err(Errno::CONNRESET) => return Err(MessageError::Closed { request }),
-            Err(errno) => return Err(MessageError::Io { request, source: errno.into() }),
-            Ok(received) => received,
-        };
-        let came_along = ancillary.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        });
-        for fd in came_along.flatten() {
-            if !luggage.may_have_fd || luggage.fd.replace(fd).is_some() {
-                return Err(MessageError::Descriptors { request });
+    ) -> Result<(Vec<u8>, Option<OwnedFd>), MessageError> {
+        let (mut reply, mut passed) = (PartialMessage::new(expected.max_fds), None);
+        loop {
+            if let Some(header) = reply.header() {
+                exchange.check(header, expected)?;
             }
+            if reply.missing().map_err(|error| exchange.failed(error))? == 0 {
+                return Ok((reply.into_body(), passed));
+            }
+            self.wait_for(PollFlags::IN, exchange)?;
+            let arrived = reply.receive_some(&self.socket, |fd| passed = Some(fd));
+            arrived.map_err(|error| exchange.failed(error))?;
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(MessageError::Descriptors { request });
-        }
-        if received.bytes == 0 {
-            return Err(MessageError::Closed { request });
-        }
-        Ok(received.bytes)
     }
 
     fn wait_for(&self, what: PollFlags, exchange: &Exchange) -> Result<(), MessageError> {
@@ -281,7 +197,7 @@ impl Wire {
             Some(stop) => [socket, PollFd::new(&**stop, PollFlags::IN)],
             None => [socket.clone(), socket],
         };
-        let ready = wait(&mut both, exchange.deadline);
+        let ready = wait(&mut both, Some(exchange.deadline));
         match ready.map_err(|source| MessageError::Io { request, source })? {
             0 => {
                 let limit = exchange.deadline.saturating_duration_since(exchange.start);
@@ -295,54 +211,30 @@ impl Wire {
     }
 }
 
-fn earlier(deadline: Instant, not_after: Option<Instant>) -> Instant {
-    not_after.map_or(deadline, |end| end.min(deadline))
-}
-
-fn message_bytes(message: &Outgoing<'_>) -> Vec<u8> {
-    let flags = if message.need_reply { VERSION | FLAG_NEED_REPLY } else { VERSION };
-    header_and(u32::from(message.request), flags, message.body)
-}
-
-fn header_and(code: u32, flags: u32, body: &[u8]) -> Vec<u8> {
-    let size = u32::try_from(body.len()).unwrap_or(u32::MAX);
-    let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
-    for word in [code, flags, size] {
-        bytes.extend_from_slice(&word.to_ne_bytes());
+impl Exchange {
+    fn check(&self, header: Header, expected: Expected) -> Result<(), MessageError> {
+        let (request, Header { code, flags, size }) = (self.request, header);
+        if !header.is_reply_to(request.into()) {
+            return Err(MessageError::NotAReply { request, code, flags });
+        }
+        let (bytes, wanted_bytes) = (usize::try_from(size).ok(), expected.body_bytes);
+        if bytes != Some(wanted_bytes) && (bytes.is_none() || bytes != expected.or_bytes) {
+            return Err(MessageError::Size { request, size_bytes: size, wanted_bytes });
+        }
+        Ok(())
     }
-    bytes.extend_from_slice(body);
-    bytes
-}
 
-/// The reply to a back-end's request on its channel: one number.
-pub(super) fn channel_reply(code: u32, value: u64) -> Vec<u8> {
-    header_and(code, VERSION | FLAG_REPLY, &value.to_ne_bytes())
-}
-
-/// Whether `flags` are valid for a back-end's own request, and whether it wants a reply.
-pub(super) fn channel_request_flags(flags: u32) -> Option<bool> {
-    let is_request = flags & (VERSION_MASK | FLAG_REPLY) == VERSION;
-    is_request.then_some(flags & FLAG_NEED_REPLY != 0)
-}
-
-/// The three numbers of a header: request, flags, size.
-pub(super) fn words(header: [u8; HEADER_BYTES]) -> [u32; 3] {
-    let mut words = [0; 3];
-    for (word, bytes) in words.iter_mut().zip(header.chunks_exact(4)) {
-        *word = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    }
-    words
-}
-
-/// Polls until `deadline`; returns how many descriptors are ready, 0 when the time is up.
-pub(super) fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<usize> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let tv_sec = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
-        let limit = Timespec { tv_sec, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(fds, Some(&limit)) {
-            Err(Errno::INTR) => {}
-            other => return Ok(other?),
+    fn failed(&self, error: FrameError) -> MessageError {
+        let request = self.request;
+        match error {
+            FrameError::Closed { .. } => MessageError::Closed { request },
+            FrameError::TooManyFds { .. } | FrameError::FdsLost => MessageError::Descriptors { request },
+            FrameError::Io(source) => MessageError::Io { request, source },
+            other => MessageError::Io { request, source: io::Error::other(other) },
         }
     }
+}
+
+fn earlier(deadline: Instant, not_after: Option<Instant>) -> Instant {
+    not_after.map_or(deadline, |end| end.min(deadline))
 }
