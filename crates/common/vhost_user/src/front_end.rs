@@ -7,22 +7,20 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 
-use crate::descriptors::SCM_MAX_FD;
+use crate::descriptors::{SCM_MAX_FD, send};
 use crate::error::FrameError;
 use crate::header::{Header, message_bytes};
-use crate::outgoing::Outgoing;
 use crate::partial::PartialMessage;
-use crate::wait::wait;
 
 /// A connection to a back-end.
 #[derive(Debug)]
 pub struct FrontEnd {
     socket: UnixStream,
-    timeout: Duration,
 }
 
 /// One message from the back-end.
@@ -47,7 +45,7 @@ impl Reply {
 }
 
 impl FrontEnd {
-    /// Connects to a back-end. A back-end that takes or sends nothing for `timeout` has failed.
+    /// Connects to a back-end. One that takes or sends nothing for `timeout` has failed.
     ///
     /// # Errors
     /// `connect`'s.
@@ -55,17 +53,17 @@ impl FrontEnd {
         Self::new(UnixStream::connect(path)?, timeout)
     }
 
-    /// Uses a connected socket. The timeout also applies to the caller's own reads and writes of it.
+    /// Uses a connected socket and sets its timeouts.
     ///
     /// # Errors
     /// `setsockopt`'s.
     pub fn new(socket: UnixStream, timeout: Duration) -> io::Result<Self> {
         socket.set_read_timeout(Some(timeout))?;
         socket.set_write_timeout(Some(timeout))?;
-        Ok(Self { socket, timeout })
+        Ok(Self { socket })
     }
 
-    /// The socket, for anything that is no message.
+    /// The socket, for anything that is no message. Its timeouts are those of this front-end.
     #[must_use]
     pub fn socket(&self) -> &UnixStream {
         &self.socket
@@ -84,10 +82,15 @@ impl FrontEnd {
     /// # Errors
     /// [`FrameError`].
     pub fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
-        let mut outgoing = Outgoing::new(bytes, fds);
-        while !outgoing.is_sent() {
-            self.wait_for(PollFlags::OUT)?;
-            outgoing.send_some(&self.socket)?;
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let fds = if sent == 0 { fds } else { &[] };
+            match send(&self.socket, &bytes[sent..], fds, SendFlags::empty()) {
+                Ok(more) => sent += more,
+                Err(Errno::AGAIN) => return Err(timed_out()),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(FrameError::Closed { bytes: 0 }),
+                Err(errno) => return Err(errno.into()),
+            }
         }
         Ok(())
     }
@@ -99,8 +102,9 @@ impl FrontEnd {
     pub fn receive(&self) -> Result<Reply, FrameError> {
         let (mut partial, mut fds) = (PartialMessage::new(SCM_MAX_FD), Vec::new());
         while partial.missing()? > 0 {
-            self.wait_for(PollFlags::IN)?;
-            partial.receive_some(&self.socket, |fd| fds.push(fd))?;
+            if !partial.receive_waiting(&self.socket, |fd| fds.push(fd))? {
+                return Err(timed_out());
+            }
         }
         let Header { code, flags, .. } = partial.header().ok_or(FrameError::Closed { bytes: 0 })?;
         Ok(Reply { code, flags, body: partial.into_body(), fds })
@@ -114,26 +118,19 @@ impl FrontEnd {
         self.send(code, Header::REQUEST, body, &[])?;
         self.receive()
     }
+}
 
-    fn wait_for(&self, what: PollFlags) -> io::Result<()> {
-        // A time beyond the clock's end is no limit.
-        let end = Instant::now().checked_add(self.timeout);
-        match wait(&mut [PollFd::new(&self.socket, what)], end)? {
-            0 => Err(io::ErrorKind::TimedOut.into()),
-            _ => Ok(()),
-        }
-    }
+fn timed_out() -> FrameError {
+    FrameError::Io(io::ErrorKind::TimedOut.into())
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
 
-    use rustix::net::SendFlags;
-
     use super::*;
     use crate::code;
-    use crate::descriptors::{receive, send};
+    use crate::descriptors::receive;
 
     fn pair() -> (FrontEnd, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();

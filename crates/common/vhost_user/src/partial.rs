@@ -68,9 +68,27 @@ impl PartialMessage {
     ///
     /// # Errors
     /// [`FrameError`].
-    pub fn receive_some(
+    pub fn receive_some(&mut self, socket: impl AsFd, take: impl FnMut(OwnedFd)) -> Result<bool, FrameError> {
+        self.receive(socket, RecvFlags::DONTWAIT, take)
+    }
+
+    /// Like [`PartialMessage::receive_some`], but waits as long as the socket's own read timeout. False: nothing has
+    /// arrived by then.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn receive_waiting(
         &mut self,
         socket: impl AsFd,
+        take: impl FnMut(OwnedFd),
+    ) -> Result<bool, FrameError> {
+        self.receive(socket, RecvFlags::empty(), take)
+    }
+
+    fn receive(
+        &mut self,
+        socket: impl AsFd,
+        flags: RecvFlags,
         mut take: impl FnMut(OwnedFd),
     ) -> Result<bool, FrameError> {
         let (begin, missing) = (self.bytes.len(), self.missing()?);
@@ -79,7 +97,7 @@ impl PartialMessage {
         }
         self.bytes.resize(begin + missing, 0);
         let fds = &mut self.fds;
-        let received = receive(socket, &mut self.bytes[begin..], RecvFlags::DONTWAIT, |fd| {
+        let received = receive(socket, &mut self.bytes[begin..], flags, |fd| {
             *fds += 1;
             take(fd);
         });

@@ -10,8 +10,6 @@
 //! `blk_server`'s own tests).
 
 use std::fs::File;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -21,7 +19,7 @@ use bareblk::inputs::{LiveUpgradeFrame, live_upgrade_frame};
 use blk_server::Server;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::SendFlags;
 use tempfile::TempDir;
 
 use crate::input::{Input, Seed};
@@ -128,14 +126,7 @@ fn send(to: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     if bytes.is_empty() {
         return true;
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(to, &[IoSlice::new(bytes)], &mut ancillary, flags)
-        .is_ok_and(|sent| sent == bytes.len())
+    vhost_user::send(to, bytes, fds, SendFlags::DONTWAIT).is_ok_and(|sent| sent == bytes.len())
 }
 
 /// A conversation from either side, sessions with and without what they need, and frames that are wrong.

@@ -214,14 +214,14 @@ fn changes_of_a_disk_that_is_being_removed_are_refused_at_once_and_others_are_ma
 fn front_end_that_never_reads_its_replies_does_not_hold_up_a_removal() {
     let rig = Rig::start(Options { disks: 2, ..Options::default() });
     let deaf = rig.connect_to(1);
-    deaf.socket.set_nonblocking(true).unwrap();
+    deaf.socket().set_nonblocking(true).unwrap();
     let mut message = [0; 12];
     message[0] = code::GET_FEATURES as u8;
     message[4] = 1;
     let (mut since, full) = (std::time::Instant::now(), CALM);
     // Until the session has been waiting for room for a while, for which it has five seconds.
     while since.elapsed() < full {
-        if rustix::io::write(&deaf.socket, &message).is_ok() {
+        if rustix::io::write(deaf.socket(), &message).is_ok() {
             since = std::time::Instant::now();
         }
     }

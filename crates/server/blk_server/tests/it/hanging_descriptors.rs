@@ -14,7 +14,6 @@ use crate::rig::fuse_disk::FuseDisk;
 use crate::rig::passed::{add_transfer, serves, table_of};
 use crate::rig::{
     FrontEnd, Guest, MIB, Options, PATIENCE, Rig, USER_BASE, code, eventually, feature, kind, region_words,
-    send_to,
 };
 use blk_server::{Socket, SocketConfig};
 use disk_image::{HostOpener, Opener};
@@ -170,7 +169,7 @@ fn lingering_socket_of_a_front_end_that_is_not_accepted_keeps_no_disk_from_being
     let listening = Socket::bind(&opener, &config).unwrap();
     let never_accepted = UnixStream::connect(&config.path).unwrap();
     let (stream, _listener, _peer) = lingering();
-    send_to(&never_accepted, &[0], &[stream.as_fd()], SendFlags::NOSIGNAL);
+    vhost_user::send(&never_accepted, &[0], &[stream.as_fd()], SendFlags::empty()).unwrap();
     drop((stream, never_accepted));
     let (closed, is_closed) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

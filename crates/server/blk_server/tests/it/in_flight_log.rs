@@ -8,8 +8,6 @@
 #[path = "in_flight_log/layouts.rs"]
 mod layouts;
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +17,6 @@ use std::time::Duration;
 use blk_server::WorkerId;
 use guest_mem::{GuestAddress, GuestMemory, GuestRange, MemoryView};
 use io_engine::{Engine, EngineConfig, FakeEngine, FakeHandle, ThreadsEngine};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use crate::rig;
 use crate::rig::format::Format;
@@ -54,20 +51,8 @@ impl Log {
 
     /// GET_INFLIGHT_FD.
     fn asked(front_end: &FrontEnd, queues: u16, queue_size: u16) -> Self {
-        front_end.send(code::GET_INFLIGHT_FD, &inflight(0, 0, queues, queue_size), &[]);
-        let mut bytes = [0; 12 + 24];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut slices = [IoSliceMut::new(&mut bytes)];
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
-        let received = rustix::net::recvmsg(&front_end.socket, &mut slices, &mut ancillary, flags).unwrap();
-        assert_eq!(received.bytes, bytes.len());
-        let fds = ancillary.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        });
-        let fd = fds.flatten().next().expect("a descriptor");
-        Self { body: bytes[12..].to_vec(), fd }
+        let mut reply = front_end.ask(code::GET_INFLIGHT_FD, &inflight(0, 0, queues, queue_size));
+        Self { body: reply.body, fd: reply.fds.pop().expect("a descriptor") }
     }
 
     fn give(&self, front_end: &FrontEnd) {

@@ -227,9 +227,9 @@ fn removal_is_answered_only_after_the_requests_in_flight_are_complete() {
     assert!(eventually(|| engine.held() == 1));
     let gone = single_region_bytes(&front_end.memory.regions()[1]);
     front_end.send_flags(code::REM_MEM_REG, 9, &gone, &[]);
-    front_end.socket.set_read_timeout(Some(CALM)).unwrap();
+    front_end.socket().set_read_timeout(Some(CALM)).unwrap();
     assert!(front_end.receive().is_none());
-    front_end.socket.set_read_timeout(Some(rig::PATIENCE)).unwrap();
+    front_end.socket().set_read_timeout(Some(rig::PATIENCE)).unwrap();
     let_go(&engine);
     assert_eq!(front_end.receive().unwrap().u64(), 0);
     // One mapping is the test's own.

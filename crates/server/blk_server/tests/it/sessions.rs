@@ -47,9 +47,9 @@ fn send_enable(front_end: &FrontEnd) {
 }
 
 fn is_unanswered(front_end: &FrontEnd) -> bool {
-    front_end.socket.set_read_timeout(Some(CALM)).unwrap();
+    front_end.socket().set_read_timeout(Some(CALM)).unwrap();
     let silent = front_end.receive().is_none();
-    front_end.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    front_end.socket().set_read_timeout(Some(PATIENCE)).unwrap();
     silent
 }
 

@@ -5,8 +5,7 @@
 //! Not here: what is sent (`../vhost_user.rs`).
 
 use std::fs::File;
-use std::io::{IoSlice, PipeReader, PipeWriter, Read, pipe};
-use std::mem::MaybeUninit;
+use std::io::{ErrorKind, PipeReader, PipeWriter, Read, pipe};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -23,8 +22,9 @@ use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use io_engine::{Engine, EngineConfig, NullEngine};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::RecvFlags;
 use tempfile::TempDir;
+use vhost_user::{FrameError, FrontEnd, message_bytes};
 
 use crate::guest::memory_folder;
 
@@ -35,10 +35,8 @@ pub(super) const MEMFD_BYTES: u64 = 0x1_0000;
 pub(super) const QUEUES: usize = 2;
 /// The front-end's own addresses: guest addresses plus this.
 pub(super) const USER_BASE: u64 = 0x7f00_0000_0000;
-/// Longer than any limit of a session's; who needs it hangs.
+/// Longer than any limit of a session: a session that needs it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What a kernel takes with one message.
-const MOST_FDS: usize = 64;
 
 /// One that can be sent.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +69,7 @@ impl Fd {
 
 /// See the file's head.
 pub(super) struct Peer {
-    socket: UnixStream,
+    front_end: FrontEnd,
     memory: Vec<File>,
     kicks: Vec<OwnedFd>,
     calls: Vec<OwnedFd>,
@@ -144,8 +142,6 @@ impl Peer {
     }
 
     fn of(socket: UnixStream, image: &Path, server: Serving) -> Self {
-        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        socket.set_write_timeout(Some(PATIENCE)).expect("a socket");
         let memfd = |_| {
             let file = File::from(memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd"));
             file.set_len(MEMFD_BYTES).expect("room for memory");
@@ -156,7 +152,7 @@ impl Peer {
                 .map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"))
         };
         Self {
-            socket,
+            front_end: FrontEnd::new(socket, PATIENCE).expect("a socket"),
             memory: (0..MEMFDS).map(memfd).collect(),
             kicks: fds().collect(),
             calls: fds().collect(),
@@ -183,28 +179,18 @@ impl Peer {
 
     /// With a header that tells the truth.
     pub fn message(&mut self, code: u32, flags: u32, body: &[u8], fds: &[Fd]) {
-        let len_bytes = u32::try_from(body.len()).expect("a small message");
-        let header = [code, flags, len_bytes].map(u32::to_ne_bytes).concat();
-        self.bytes(&[&header, body].concat(), fds);
+        self.bytes(&message_bytes(code, flags, body, &[]), fds);
     }
 
-    /// Whatever they are. That the server has closed already is all right.
+    /// Any bytes. The server may have closed already.
     pub fn bytes(&mut self, bytes: &[u8], fds: &[Fd]) {
         let fds: Vec<_> = fds.iter().map(|&fd| self.fd(fd)).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
-        }
-        let mut left = bytes;
-        while !left.is_empty() {
-            let slices = [IoSlice::new(left)];
-            match rustix::net::sendmsg(&self.socket, &slices, &mut ancillary, SendFlags::NOSIGNAL) {
-                Ok(sent) => left = &left[sent..],
-                Err(rustix::io::Errno::AGAIN) => panic!("the server does not read for {PATIENCE:?}"),
-                Err(_) => return,
+        match self.front_end.send_bytes(bytes, &fds) {
+            Ok(()) => {}
+            Err(FrameError::Io(error)) if error.kind() == ErrorKind::TimedOut => {
+                panic!("the server does not read for {PATIENCE:?}")
             }
-            ancillary.clear();
+            Err(_) => return,
         }
         self.serve();
         self.take_answers();
@@ -228,8 +214,9 @@ impl Peer {
     /// Whoever does not read its answers is another matter (`blk_server`'s own tests).
     fn take_answers(&self) {
         let mut bytes = [0; 4096];
-        while rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT).is_ok_and(|(_, len)| len > 0) {
-        }
+        while rustix::net::recv(self.front_end.socket(), &mut bytes, RecvFlags::DONTWAIT)
+            .is_ok_and(|(_, len)| len > 0)
+        {}
     }
 
     pub fn poke(&mut self, memfd: usize, at: u64, bytes: &[u8]) {
@@ -251,7 +238,8 @@ impl Peer {
 
     /// Says nothing more, and waits until the server has nothing more to say.
     pub fn end(self) {
-        let Self { mut socket, server, .. } = self;
+        let Self { front_end, server, .. } = self;
+        let mut socket = front_end.socket();
         let _ = socket.shutdown(Shutdown::Write);
         let server = match server {
             Serving::Here { server, mut session } => {

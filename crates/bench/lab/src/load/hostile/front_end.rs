@@ -7,20 +7,16 @@
 //! Layout: vhost-user, "Header". Not here: what the guest does with the queue (`guest.rs`), a
 //! front-end for real use (`blk_driver`).
 
-use std::io::{self, IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use guest_mem::{Address, GuestAddress, GuestMemory, MemoryView, Region};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
+use vhost_user::body::{MemoryRegion, memory_table, vring_addresses, vring_state};
+use vhost_user::{FrameError, FrontEnd, Header, code};
 use virtqueue::RingLayout;
 
 /// The guest's memory.
@@ -40,34 +36,14 @@ const INFLIGHT_SHMFD: u64 = 1 << 12;
 pub(crate) const AREA_BYTES: u64 = 0x1_0000;
 /// Size of the description of an in-flight log.
 const LOG_BYTES: usize = 24;
-/// Size of every message's header.
-const HEADER_BYTES: usize = 12;
-/// Header flags: version 1; with a reply.
-const PLAIN: u32 = 1;
-const NEED_REPLY: u32 = 1 | 8;
 
-/// Message codes.
-pub(crate) mod code {
-    pub(crate) const GET_FEATURES: u32 = 1;
-    pub(crate) const SET_FEATURES: u32 = 2;
-    pub(crate) const SET_OWNER: u32 = 3;
-    pub(crate) const SET_MEM_TABLE: u32 = 5;
-    pub(crate) const SET_VRING_NUM: u32 = 8;
-    pub(crate) const SET_VRING_ADDR: u32 = 9;
-    pub(crate) const SET_VRING_BASE: u32 = 10;
-    pub(crate) const GET_VRING_BASE: u32 = 11;
-    pub(crate) const SET_VRING_KICK: u32 = 12;
-    pub(crate) const SET_VRING_CALL: u32 = 13;
-    pub(crate) const SET_PROTOCOL_FEATURES: u32 = 16;
-    pub(crate) const SET_VRING_ENABLE: u32 = 18;
-    pub(crate) const GET_INFLIGHT_FD: u32 = 31;
-    pub(crate) const SET_INFLIGHT_FD: u32 = 32;
-}
+const PLAIN: u32 = Header::REQUEST;
+const NEED_REPLY: u32 = Header::REQUEST_WITH_ACK;
 
 /// See the file's head.
 #[derive(Debug)]
 pub(crate) struct HostileFrontEnd {
-    socket: UnixStream,
+    connection: FrontEnd,
 }
 
 /// A queue that it started.
@@ -81,10 +57,7 @@ pub(crate) struct RawQueue {
 
 impl HostileFrontEnd {
     pub fn connect(path: &Path) -> io::Result<Self> {
-        let socket = UnixStream::connect(path)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self { socket })
+        Ok(Self { connection: FrontEnd::connect(path, PATIENCE)? })
     }
 
     /// Negotiates replies that say whether a message was carried out.
@@ -120,17 +93,17 @@ impl HostileFrontEnd {
         let mut wanted = [0; LOG_BYTES];
         wanted[16..18].copy_from_slice(&1u16.to_ne_bytes());
         wanted[18..20].copy_from_slice(&QUEUE_SIZE.to_ne_bytes());
-        self.send(code::GET_INFLIGHT_FD, PLAIN, &wanted, &[])?;
-        let (description, log) = self.receive_log()?;
-        self.send(code::SET_INFLIGHT_FD, PLAIN, &description, &[log.as_fd()])?;
+        let mut reply = self.connection.ask(code::GET_INFLIGHT_FD, &wanted).map_err(failed)?;
+        let log = reply.fds.pop().ok_or(io::ErrorKind::NotFound)?;
+        self.send(code::SET_INFLIGHT_FD, PLAIN, &reply.body, &[log.as_fd()])?;
         let queue = self.start(view, 0)?;
-        self.send(code::SET_VRING_ENABLE, PLAIN, &state(0, 1), &[])?;
+        self.send(code::SET_VRING_ENABLE, PLAIN, &vring_state(0, 1), &[])?;
         Ok(queue)
     }
 
     /// Stops queue 0; returns when it has stopped.
     pub fn stop_queue(&self) -> io::Result<()> {
-        self.send(code::GET_VRING_BASE, PLAIN, &state(0, 0), &[])?;
+        self.send(code::GET_VRING_BASE, PLAIN, &vring_state(0, 0), &[])?;
         self.receive().map(drop)
     }
 
@@ -142,7 +115,7 @@ impl HostileFrontEnd {
     }
 
     fn start(&self, view: &MemoryView, index: u16) -> io::Result<RawQueue> {
-        let (area, number) = (AREA_BYTES * u64::from(index), u32::from(index));
+        let area = AREA_BYTES * u64::from(index);
         let layout = RingLayout {
             queue_size: QUEUE_SIZE,
             descriptors: GuestAddress(area),
@@ -151,9 +124,9 @@ impl HostileFrontEnd {
         };
         let fd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (kick, call) = (fd()?, fd()?);
-        self.send(code::SET_VRING_NUM, PLAIN, &state(number, QUEUE_SIZE.into()), &[])?;
-        self.send(code::SET_VRING_BASE, PLAIN, &state(number, 0), &[])?;
-        self.send(code::SET_VRING_ADDR, PLAIN, &addresses(number, &layout), &[])?;
+        self.send(code::SET_VRING_NUM, PLAIN, &vring_state(index, QUEUE_SIZE.into()), &[])?;
+        self.send(code::SET_VRING_BASE, PLAIN, &vring_state(index, 0), &[])?;
+        self.send(code::SET_VRING_ADDR, PLAIN, &addresses(index, &layout), &[])?;
         let of = u64::from(index).to_ne_bytes();
         self.send(code::SET_VRING_CALL, PLAIN, &of, &[call.as_fd()])?;
         self.send(code::SET_VRING_KICK, PLAIN, &of, &[kick.as_fd()])?;
@@ -171,14 +144,19 @@ impl HostileFrontEnd {
     /// Sends a memory table of one region.
     fn send_table(&self, region: &Region) -> io::Result<()> {
         let spec = region.spec();
-        let words = [1, spec.guest_addr.raw_value(), spec.size_bytes, 0, spec.file_offset_bytes];
-        let table: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+        let region_spec = MemoryRegion {
+            guest_addr: spec.guest_addr.raw_value(),
+            size_bytes: spec.size_bytes,
+            user_addr: 0,
+            file_offset_bytes: spec.file_offset_bytes,
+        };
+        let table = memory_table([region_spec].into_iter());
         self.send(code::SET_MEM_TABLE, PLAIN, &table, &[region.fd().as_fd()])
     }
 
     /// Sends an invalid message that does not end the session; true if the server refused it.
     pub fn nonsense(&self) -> io::Result<bool> {
-        self.send(code::SET_VRING_NUM, NEED_REPLY, &state(0, 3), &[])?;
+        self.send(code::SET_VRING_NUM, NEED_REPLY, &vring_state(0, 3), &[])?;
         Ok(self.receive()? != 0)
     }
 
@@ -189,54 +167,24 @@ impl HostileFrontEnd {
     }
 
     fn send(&self, code: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let len_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
-        let mut bytes = [code, flags, len_bytes].map(u32::to_ne_bytes).concat();
-        bytes.extend_from_slice(body);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        // So few bytes are sent whole, or the call waits.
-        let sent =
-            rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
-        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+        self.connection.send(code, flags, body, fds).map_err(failed)
     }
 
-    /// Receives an answer of eight bytes.
+    /// Receives a reply whose body is a number.
     fn receive(&self) -> io::Result<u64> {
-        let mut bytes = [0; 20];
-        (&self.socket).read_exact(&mut bytes)?;
-        let [.., a, b, c, d, e, f, g, h] = bytes;
-        Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
-    }
-
-    /// Receives an in-flight log's description and its memory.
-    fn receive_log(&self) -> io::Result<([u8; LOG_BYTES], OwnedFd)> {
-        let mut header = [0; HEADER_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let into = &mut [IoSliceMut::new(&mut header)];
-        let came = rustix::net::recvmsg(&self.socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-        let fd = ancillary.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        });
-        (&self.socket).read_exact(&mut header[came.bytes..])?;
-        let [.., a, b, c, d] = header;
-        let (mut description, len_bytes) = ([0; LOG_BYTES], u32::from_ne_bytes([a, b, c, d]) as usize);
-        let body = description.get_mut(..len_bytes).ok_or(io::ErrorKind::InvalidData)?;
-        (&self.socket).read_exact(body)?;
-        Ok((description, fd.ok_or(io::ErrorKind::NotFound)?))
+        Ok(self.connection.receive().map_err(failed)?.u64())
     }
 }
 
-/// The payload of a message about a queue.
-fn state(index: u32, number: u32) -> Vec<u8> {
-    [index, number].map(u32::to_ne_bytes).concat()
+fn failed(error: FrameError) -> io::Error {
+    match error {
+        FrameError::Io(error) => error,
+        other => io::Error::other(other),
+    }
 }
 
-fn addresses(index: u32, layout: &RingLayout) -> Vec<u8> {
-    let places = [layout.descriptors, layout.used, layout.avail].map(|place| place.raw_value());
-    [index.into()].into_iter().chain(places).chain([0]).flat_map(u64::to_ne_bytes).collect()
+fn addresses(index: u16, layout: &RingLayout) -> Vec<u8> {
+    let [descriptors, used, avail] =
+        [layout.descriptors, layout.used, layout.avail].map(|place| place.raw_value());
+    vring_addresses(index, descriptors, used, avail)
 }

@@ -3,8 +3,6 @@
 //! Not here: the tests' reactions (`hostile.rs`).
 
 use std::collections::HashMap;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -13,37 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
+use rustix::net::SendFlags;
+pub use vhost_user::code;
+use vhost_user::{Header, PartialMessage, SCM_MAX_FD, message_bytes};
 use virtio_blk::{DeviceConfig, features};
-
-pub mod code {
-    pub const GET_FEATURES: u32 = 1;
-    pub const SET_FEATURES: u32 = 2;
-    pub const SET_OWNER: u32 = 3;
-    pub const SET_MEM_TABLE: u32 = 5;
-    pub const SET_VRING_NUM: u32 = 8;
-    pub const SET_VRING_ADDR: u32 = 9;
-    pub const SET_VRING_BASE: u32 = 10;
-    pub const GET_VRING_BASE: u32 = 11;
-    pub const SET_VRING_KICK: u32 = 12;
-    pub const SET_VRING_CALL: u32 = 13;
-    pub const SET_VRING_ERR: u32 = 14;
-    pub const GET_PROTOCOL_FEATURES: u32 = 15;
-    pub const SET_PROTOCOL_FEATURES: u32 = 16;
-    pub const GET_QUEUE_NUM: u32 = 17;
-    pub const SET_VRING_ENABLE: u32 = 18;
-    pub const SET_BACKEND_REQ_FD: u32 = 21;
-    pub const GET_CONFIG: u32 = 24;
-    pub const GET_INFLIGHT_FD: u32 = 31;
-    pub const SET_INFLIGHT_FD: u32 = 32;
-    pub const RESET_DEVICE: u32 = 34;
-    pub const GET_MAX_MEM_SLOTS: u32 = 36;
-    pub const ADD_MEM_REG: u32 = 37;
-    pub const REM_MEM_REG: u32 = 38;
-}
 
 pub mod protocol {
     pub const MQ: u64 = 1 << 0;
@@ -199,12 +170,10 @@ impl Worker {
 
     fn serve(&self, connection: usize, stream: &UnixStream) -> Option<()> {
         for number in 0.. {
-            let (head, fds) = self.receive(stream, 12)?;
-            let word = |at: usize| u32::from_ne_bytes(head[at..at + 4].try_into().unwrap());
-            let (code, need_reply) = (word(0), word(4) & 8 != 0);
-            let (body, more) = self.receive(stream, word(8) as usize)?;
+            let (header, body, fds) = self.receive(stream)?;
+            let (code, need_reply) = (header.code, header.wants_reply());
             let message = Message { connection, number, code, need_reply, body };
-            self.passed.lock().unwrap().extend(fds.into_iter().chain(more).map(|fd| (code, fd)));
+            self.passed.lock().unwrap().extend(fds.into_iter().map(|fd| (code, fd)));
             self.messages.lock().unwrap().push(message.clone());
             self.react(stream, &message)?;
         }
@@ -230,7 +199,7 @@ impl Worker {
                 send(stream, &reply(message.code, &body), &fds)
             }
             Reaction::Hang => {
-                while !self.stop.load(Ordering::SeqCst) && self.receive(stream, 1).is_some() {}
+                while !self.stop.load(Ordering::SeqCst) && self.receive(stream).is_some() {}
                 None
             }
             Reaction::Close => None,
@@ -257,32 +226,20 @@ impl Worker {
         [message.body[..12].to_vec(), self.character.config.read(0, wanted).unwrap()].concat()
     }
 
-    fn receive(&self, stream: &UnixStream, len: usize) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
-        let (mut bytes, mut fds, mut done) = (vec![0; len], Vec::new(), 0);
-        while done < len {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let mut slices = [IoSliceMut::new(&mut bytes[done..])];
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            match rustix::net::recvmsg(stream, &mut slices, &mut ancillary, flags) {
-                Ok(received) if received.bytes == 0 => return None,
-                Ok(received) => done += received.bytes,
-                Err(rustix::io::Errno::AGAIN) if !self.stop.load(Ordering::SeqCst) => {}
-                Err(_) => return None,
-            }
-            for message in ancillary.drain() {
-                if let RecvAncillaryMessage::ScmRights(passed) = message {
-                    fds.extend(passed);
-                }
+    fn receive(&self, stream: &UnixStream) -> Option<(Header, Vec<u8>, Vec<OwnedFd>)> {
+        let (mut partial, mut fds) = (PartialMessage::new(SCM_MAX_FD), Vec::new());
+        while partial.missing().ok()? > 0 {
+            let arrived = partial.receive_waiting(stream, |fd| fds.push(fd)).ok()?;
+            if !arrived && self.stop.load(Ordering::SeqCst) {
+                return None;
             }
         }
-        Some((bytes, fds))
+        Some((partial.header()?, partial.into_body(), fds))
     }
 }
 
 pub fn reply(code: u32, body: &[u8]) -> Vec<u8> {
-    let size = u32::try_from(body.len()).unwrap();
-    [[code, 5, size].map(u32::to_ne_bytes).concat(), body.to_vec()].concat()
+    message_bytes(code, Header::REPLY, body, &[])
 }
 
 /// Size of its logs.
@@ -303,11 +260,6 @@ fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<()>
     if bytes.is_empty() {
         return Some(());
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
-    }
-    rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).ok()?;
+    vhost_user::send(stream, bytes, fds, SendFlags::empty()).ok()?;
     Some(())
 }

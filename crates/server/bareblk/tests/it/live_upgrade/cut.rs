@@ -2,74 +2,35 @@
 //!
 //! Not here: what a front-end can be in the middle of (`blk_server/tests/it/live_upgrade.rs`).
 
-use std::io::{IoSlice, Read};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vhost_user::body::{MemoryRegion, memory_table};
+use vhost_user::{FrontEnd, Header, code};
 
 use super::MIB;
 use crate::killed::load::{Load, Overlap, Rings};
 use crate::rig::{Place, Starting, assert_says, bareblk, refusal};
 use rustix::process::Signal;
 
-const GET_FEATURES: u32 = 1;
-const SET_MEM_TABLE: u32 = 5;
 /// Only a server that hangs takes so long.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// A front-end by hand.
-struct FrontEnd(UnixStream);
-
-impl FrontEnd {
-    fn connect(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(HANGS)).unwrap();
-        Self(stream)
-    }
-
-    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let sent = sendmsg(&self.0, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::empty()).unwrap();
-        assert_eq!(sent, bytes.len());
-    }
-
-    fn hears_features(&mut self) {
-        let mut reply = [0; 20];
-        self.0.read_exact(&mut reply).unwrap();
-        assert_eq!(reply[..4], GET_FEATURES.to_ne_bytes());
-    }
-
-    fn is_closed(&mut self) -> bool {
-        self.0.read(&mut [0]).map_or(true, |count| count == 0)
-    }
-
-    /// Shares memory, and takes it away: no other server can map it.
-    fn with_lost_memory(socket: &Path) -> Self {
-        let mut front_end = Self::connect(socket);
-        let memory: OwnedFd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&memory, MIB).unwrap();
-        let table = [1, 0, MIB, 0, 0].map(u64::to_ne_bytes).concat();
-        front_end.send(&message(SET_MEM_TABLE, &table), &[memory.as_fd()]);
-        front_end.send(&message(GET_FEATURES, &[]), &[]);
-        front_end.hears_features();
-        ftruncate(&memory, 0).unwrap();
-        front_end
-    }
-}
-
-fn message(code: u32, body: &[u8]) -> Vec<u8> {
-    let header = [code, 1, u32::try_from(body.len()).unwrap()];
-    header.into_iter().flat_map(u32::to_ne_bytes).chain(body.iter().copied()).collect()
+/// A front-end that shared memory and took it away: no other server can map it.
+fn with_lost_memory(socket: &Path) -> FrontEnd {
+    let front_end = FrontEnd::connect(socket, HANGS).unwrap();
+    let memory: OwnedFd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, MIB).unwrap();
+    let region = MemoryRegion { guest_addr: 0, size_bytes: MIB, user_addr: 0, file_offset_bytes: 0 };
+    let table = memory_table([region].into_iter());
+    front_end.send(code::SET_MEM_TABLE, Header::REQUEST, &table, &[memory.as_fd()]).unwrap();
+    assert_eq!(front_end.ask(code::GET_FEATURES, &[]).unwrap().code, code::GET_FEATURES);
+    ftruncate(&memory, 0).unwrap();
+    front_end
 }
 
 /// Two disks in one server, and commands that take over from it.
@@ -111,7 +72,7 @@ fn front_end_that_is_in_the_way_is_named_and_cut_off_on_request_and_others_go_on
     let (old, _) = Starting::new(disks.serve(&[])).wait_lines(3);
     let mut load = Load::connect(disks.sockets[0].clone(), Rings::Split, Overlap::No, 11);
     load.work();
-    let mut hostile = FrontEnd::with_lost_memory(&disks.sockets[1]);
+    let hostile = with_lost_memory(&disks.sockets[1]);
 
     let refused = refusal(disks.taker(&[]));
     assert_says(&refused, &["disk `b`", "memory region", "--take-over-cut b"]);
@@ -123,7 +84,7 @@ fn front_end_that_is_in_the_way_is_named_and_cut_off_on_request_and_others_go_on
     assert!(lines[0].starts_with("bareblk: took over disk a; its guest paused for"), "{lines:?}");
     assert_eq!(lines[1], "bareblk: took over disk b; its front-ends were cut off, and have to reconnect");
     assert_eq!(old.wait_ended().code(), Some(0));
-    assert!(hostile.is_closed());
+    assert!(hostile.socket().read(&mut [0]).map_or(true, |count| count == 0));
     load.work();
     load.verify();
     assert_eq!(load.seen.reconnects, 0);

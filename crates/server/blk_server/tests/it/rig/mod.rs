@@ -22,8 +22,7 @@ pub mod workers;
 pub mod workload;
 
 use std::fs::File;
-use std::io::{IoSlice, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -38,10 +37,12 @@ use disk_image::{CacheMode, HostOpener, Image, ImageOptions, Opener};
 use guest_mem::{GuestAddress, GuestMemory, MemoryView, Region};
 use io_engine::{EngineConfig, IoUringEngine, Recorder};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::SendFlags;
+use vhost_user::{Header, Reply};
 use virtqueue::{DriverQueue, RingLayout};
 
 pub use guest::{Answer, Guest, header_bytes, wait_readable};
+pub use vhost_user::code;
 
 /// How long a test waits for something that must happen: only what hangs takes so long.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -50,35 +51,6 @@ pub const CALM: Duration = Duration::from_millis(200);
 pub const MIB: u64 = 1 << 20;
 /// The front-end's own addresses: guest addresses plus this.
 pub const USER_BASE: u64 = 0x7f00_0000_0000;
-
-pub mod code {
-    pub const GET_FEATURES: u32 = 1;
-    pub const SET_FEATURES: u32 = 2;
-    pub const SET_OWNER: u32 = 3;
-    pub const SET_MEM_TABLE: u32 = 5;
-    pub const SET_LOG_BASE: u32 = 6;
-    pub const SET_LOG_FD: u32 = 7;
-    pub const SET_VRING_NUM: u32 = 8;
-    pub const SET_VRING_ADDR: u32 = 9;
-    pub const SET_VRING_BASE: u32 = 10;
-    pub const GET_VRING_BASE: u32 = 11;
-    pub const SET_VRING_KICK: u32 = 12;
-    pub const SET_VRING_CALL: u32 = 13;
-    pub const SET_VRING_ERR: u32 = 14;
-    pub const GET_PROTOCOL_FEATURES: u32 = 15;
-    pub const SET_PROTOCOL_FEATURES: u32 = 16;
-    pub const GET_QUEUE_NUM: u32 = 17;
-    pub const SET_VRING_ENABLE: u32 = 18;
-    pub const SET_BACKEND_REQ_FD: u32 = 21;
-    pub const GET_CONFIG: u32 = 24;
-    pub const SET_CONFIG: u32 = 25;
-    pub const GET_INFLIGHT_FD: u32 = 31;
-    pub const SET_INFLIGHT_FD: u32 = 32;
-    pub const RESET_DEVICE: u32 = 34;
-    pub const GET_MAX_MEM_SLOTS: u32 = 36;
-    pub const ADD_MEM_REG: u32 = 37;
-    pub const REM_MEM_REG: u32 = 38;
-}
 
 pub mod feature {
     pub const RO: u64 = 1 << 5;
@@ -268,78 +240,49 @@ fn numbered(path: &Path, number: usize) -> PathBuf {
     if number == 0 { path.to_owned() } else { path.with_extension(number.to_string()) }
 }
 
+/// A connection of its own, and memory that it shares.
 pub struct FrontEnd {
-    pub socket: UnixStream,
+    connection: vhost_user::FrontEnd,
     pub memory: Arc<GuestMemory>,
-}
-
-/// Errors are ignored: the server may have closed already, which the test finds out by reading.
-pub fn send_to(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
-    }
-    let _ = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags);
-}
-
-/// One message from the server.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Reply {
-    pub code: u32,
-    pub flags: u32,
-    pub body: Vec<u8>,
-}
-
-impl Reply {
-    pub fn u64(&self) -> u64 {
-        u64::from_ne_bytes(self.body[..8].try_into().unwrap())
-    }
 }
 
 impl FrontEnd {
     pub fn connect(socket: &Path) -> Self {
-        let socket = UnixStream::connect(socket).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { socket, memory: Arc::default() }
+        let connection = vhost_user::FrontEnd::connect(socket, PATIENCE).unwrap();
+        Self { connection, memory: Arc::default() }
+    }
+
+    pub fn socket(&self) -> &UnixStream {
+        self.connection.socket()
     }
 
     pub fn send(&self, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
-        self.send_flags(code, 1, body, fds);
+        self.send_flags(code, Header::REQUEST, body, fds);
     }
 
+    /// Errors are ignored: the server may have closed already, which the test finds out by reading.
     pub fn send_flags(&self, code: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut bytes = Vec::new();
-        for word in [code, flags, u32::try_from(body.len()).unwrap()] {
-            bytes.extend_from_slice(&word.to_ne_bytes());
-        }
-        bytes.extend_from_slice(body);
-        self.send_raw(&bytes, fds);
+        let _ = self.connection.send(code, flags, body, fds);
     }
 
     /// Errors are ignored: the server may have closed already, which the test finds out by reading.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        send_to(&self.socket, bytes, fds, SendFlags::NOSIGNAL);
+        let _ = self.connection.send_bytes(bytes, fds);
     }
 
     /// One byte out of band, and what comes with it.
     pub fn send_urgent(&self, fds: &[BorrowedFd<'_>]) {
-        send_to(&self.socket, &[0], fds, SendFlags::NOSIGNAL | SendFlags::OOB);
+        let _ = vhost_user::send(self.socket(), &[0], fds, SendFlags::OOB);
     }
 
     pub fn receive(&self) -> Option<Reply> {
-        let mut header = [0; 12];
-        (&self.socket).read_exact(&mut header).ok()?;
-        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
-        let mut body = vec![0; word(8) as usize];
-        (&self.socket).read_exact(&mut body).ok()?;
-        Some(Reply { code: word(0), flags: word(4), body })
+        self.connection.receive().ok()
     }
 
     /// Whether the server has closed the session.
     pub fn is_closed(&self) -> bool {
         let mut byte = [0];
-        match (&self.socket).read(&mut byte) {
+        match self.socket().read(&mut byte) {
             Ok(count) => count == 0,
             Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
         }
@@ -356,7 +299,7 @@ impl FrontEnd {
 
     /// Sends with NEED_REPLY; 0 is success.
     pub fn acked(&self, code: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> u64 {
-        self.send_flags(code, 1 | 8, body, fds);
+        self.send_flags(code, Header::REQUEST_WITH_ACK, body, fds);
         self.receive().unwrap_or_else(|| panic!("no answer to request {code}")).u64()
     }
 
