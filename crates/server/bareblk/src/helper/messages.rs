@@ -1,18 +1,14 @@
-//! What server and helper say to each other: one message, one datagram, in JSON; descriptors travel beside it.
+//! The messages between server and helper: one message, one datagram, in JSON; descriptors travel with it.
 //!
 //! Not here: who may ask for what (`policy.rs`).
 
 use std::ffi::OsString;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use disk_image::{FileKind, QueueAttributes};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -202,50 +198,26 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
         let text = format!("{} bytes in one message; at most {MAX_MESSAGE_BYTES} are possible", bytes.len());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    loop {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        match rustix::net::sendmsg(&socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
+    vhost_user::send(socket, &bytes, fds, SendFlags::empty())?;
+    Ok(())
 }
 
 /// Waits for one message. `None`: the other end is gone.
 pub fn receive<M: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
-    loop {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut slices = [IoSliceMut::new(&mut bytes)];
-        let received =
-            match rustix::net::recvmsg(&socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-                Ok(received) => received,
-                Err(Errno::INTR) => continue,
-                Err(Errno::CONNRESET) => return Ok(None),
-                Err(errno) => return Err(errno.into()),
-            };
-        let mut fds = Vec::new();
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(passed) = message {
-                fds.extend(passed);
-            }
-        }
-        if received.bytes == 0 {
-            return Ok(None);
-        }
-        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(io::Error::other("a message between server and helper was cut"));
-        }
-        let message = bytes.get(..received.bytes).unwrap_or_default();
-        let message = serde_json::from_slice(message).map_err(io::Error::other)?;
-        return Ok(Some((message, fds)));
+    let (mut bytes, mut fds) = (vec![0; MAX_MESSAGE_BYTES], Vec::new());
+    let received = match vhost_user::receive(socket, &mut bytes, RecvFlags::empty(), |fd| fds.push(fd)) {
+        Ok(received) => received,
+        Err(Errno::CONNRESET) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    if received.bytes == 0 {
+        return Ok(None);
     }
+    if received.truncated || received.fds_lost || fds.len() > MAX_FDS {
+        return Err(io::Error::other("a message between server and helper was cut"));
+    }
+    let message = bytes.get(..received.bytes).unwrap_or_default();
+    Ok(Some((serde_json::from_slice(message).map_err(io::Error::other)?, fds)))
 }
 
 /// Waits until the other end, all copies of it, is closed.

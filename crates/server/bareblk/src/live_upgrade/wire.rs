@@ -10,18 +10,14 @@
 //!
 //! Not here: what is said (`messages.rs`).
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendFlags};
 
 use super::messages::Message;
 
@@ -51,6 +47,8 @@ pub enum WireError {
     TooLarge { bytes: usize, fds: usize },
     #[error("a frame with {count} descriptors, {wanted} were announced")]
     Descriptors { count: usize, wanted: usize },
+    #[error("descriptors of a frame were lost: this process has no room for them (RLIMIT_NOFILE)")]
+    DescriptorsLost,
     /// In one line, whatever the other process has said.
     #[error("a message is not understood: {}", .0.to_string().escape_debug())]
     NotUnderstood(serde_json::Error),
@@ -83,15 +81,9 @@ impl Deadline {
     }
 
     fn wait(self, stream: &UnixStream, what: PollFlags) -> Result<(), WireError> {
-        loop {
-            let left = self.0.map(|(end, limit)| (end.saturating_duration_since(Instant::now()), limit));
-            let timeout = left.and_then(|(left, _)| Timespec::try_from(left).ok());
-            match (poll(&mut [PollFd::new(stream, what)], timeout.as_ref()), left) {
-                (Ok(0), Some((_, limit))) => return Err(WireError::TooSlow { limit }),
-                (Ok(_), _) => return Ok(()),
-                (Err(Errno::INTR), _) => {}
-                (Err(errno), _) => return Err(errno.into()),
-            }
+        match (vhost_user::wait(&mut [PollFd::new(stream, what)], self.0.map(|(end, _)| end))?, self.0) {
+            (0, Some((_, limit))) => Err(WireError::TooSlow { limit }),
+            _ => Ok(()),
         }
     }
 }
@@ -130,16 +122,10 @@ fn send_some(
 ) -> Result<usize, WireError> {
     loop {
         deadline.wait(stream, PollFlags::OUT)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_A_TIME))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, flags) {
+        match vhost_user::send(stream, bytes, fds, SendFlags::DONTWAIT) {
             Ok(sent) => return Ok(sent),
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            // Until the other end has taken some off.
+            Err(Errno::AGAIN) => {}
+            // Until the other end has received some of them.
             Err(Errno::TOOMANYREFS) => std::thread::sleep(PAUSE),
             Err(errno) => return Err(errno.into()),
         }
@@ -173,52 +159,47 @@ pub fn receive(stream: &UnixStream, limit: Option<Duration>) -> Result<(Message,
     Ok((serde_json::from_slice(&body)?, fds))
 }
 
-/// Descriptors that come with these bytes are not taken: the kernel closes them.
+/// Descriptors that come with these bytes are closed.
 fn fill(stream: &UnixStream, mut out: &mut [u8], deadline: Deadline) -> Result<(), WireError> {
     while !out.is_empty() {
-        deadline.wait(stream, PollFlags::IN)?;
-        match rustix::net::recv(stream, &mut *out, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return Err(WireError::Closed),
-            Ok((_, received)) => out = out.get_mut(received..).unwrap_or_default(),
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        let received = receive_some(stream, out, deadline, drop)?;
+        out = out.get_mut(received..).unwrap_or_default();
     }
     Ok(())
 }
 
 fn receive_fds(stream: &UnixStream, deadline: Deadline) -> Result<Vec<OwnedFd>, WireError> {
+    let mut fds = Vec::new();
+    receive_some(stream, &mut [0], deadline, |fd| fds.push(fd))?;
+    let count = fds.len();
+    if count > FDS_AT_A_TIME {
+        return Err(WireError::Descriptors { count, wanted: FDS_AT_A_TIME });
+    }
+    Ok(fds)
+}
+
+fn receive_some(
+    stream: &UnixStream,
+    out: &mut [u8],
+    deadline: Deadline,
+    mut take: impl FnMut(OwnedFd),
+) -> Result<usize, WireError> {
     loop {
         deadline.wait(stream, PollFlags::IN)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_A_TIME))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let mut slices = [IoSliceMut::new(&mut byte)];
-        let received = match rustix::net::recvmsg(stream.as_fd(), &mut slices, &mut ancillary, flags) {
-            Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => continue,
+        match vhost_user::receive(stream, out, RecvFlags::DONTWAIT, &mut take) {
+            Ok(received) if received.fds_lost => return Err(WireError::DescriptorsLost),
+            Ok(received) if received.bytes == 0 => return Err(WireError::Closed),
+            Ok(received) => return Ok(received.bytes),
+            Err(Errno::AGAIN) => {}
             Err(errno) => return Err(errno.into()),
-        };
-        let mut fds = Vec::new();
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(passed) = message {
-                fds.extend(passed);
-            }
         }
-        if received.bytes == 0 {
-            return Err(WireError::Closed);
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(WireError::Descriptors { count: fds.len().saturating_add(1), wanted: fds.len() });
-        }
-        return Ok(fds);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::fd::AsFd;
 
     use super::*;
 
