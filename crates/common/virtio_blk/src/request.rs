@@ -197,7 +197,8 @@ fn parse_request<'c>(
         kind::OUT => Request::Write { sector, data: whole_sectors(readable)? },
         kind::FLUSH => Request::Flush,
         kind::GET_ID => Request::GetId { data: writable },
-        kind::DISCARD | kind::WRITE_ZEROES => parse_segments(kind, readable, view, buffer)?,
+        kind::DISCARD => parse_segments(SegmentKind::Discard, readable, view, buffer)?,
+        kind::WRITE_ZEROES => parse_segments(SegmentKind::WriteZeroes, readable, view, buffer)?,
         kind => Request::Unsupported { kind },
     })
 }
@@ -222,9 +223,16 @@ fn whole_sectors(data: Data<'_>) -> Result<Data<'_>, RequestFault> {
     if whole { Ok(data) } else { Err(RequestFault::DataLength { len_bytes, sector_bytes }) }
 }
 
+/// The kinds of request whose data is a list of segments.
+#[derive(Clone, Copy)]
+enum SegmentKind {
+    Discard,
+    WriteZeroes,
+}
+
 #[cold]
 fn parse_segments<'c>(
-    kind: u32,
+    kind: SegmentKind,
     mut data: Data<'c>,
     view: &MemoryView,
     buffer: &'c mut SegmentBuffer,
@@ -242,9 +250,12 @@ fn parse_segments<'c>(
     }
     let segments = ranges::take_segments(&mut data, view, buffer).map_err(RequestFault::Segments)?;
     Ok(match (kind, segments) {
-        (kind, None) => Request::Unsupported { kind },
-        (kind::DISCARD, Some(segments)) if segments.iter().any(|s| s.unmap) => Request::Unsupported { kind },
-        (kind::DISCARD, Some(segments)) => Request::Discard { segments },
-        (_, Some(segments)) => Request::WriteZeroes { segments },
+        (SegmentKind::Discard, None) => Request::Unsupported { kind: kind::DISCARD },
+        (SegmentKind::WriteZeroes, None) => Request::Unsupported { kind: kind::WRITE_ZEROES },
+        (SegmentKind::Discard, Some(segments)) if segments.iter().any(|segment| segment.unmap) => {
+            Request::Unsupported { kind: kind::DISCARD }
+        }
+        (SegmentKind::Discard, Some(segments)) => Request::Discard { segments },
+        (SegmentKind::WriteZeroes, Some(segments)) => Request::WriteZeroes { segments },
     })
 }

@@ -411,7 +411,9 @@ impl Disk {
         if !self.failed.swap(true, Ordering::Relaxed) {
             error!(
                 disk = self.name,
-                "the image could not be synced, and acknowledged writes may be lost: from now on every write,                  discard and flush fails, reads go on; check the host's storage, restart the server, then check                  the guest's file systems"
+                "the image could not be synced, and acknowledged writes may be lost: from now on every write, \
+                 discard and flush fails, reads go on; check the host's storage, restart the server, then check \
+                 the guest's file systems"
             );
         }
     }

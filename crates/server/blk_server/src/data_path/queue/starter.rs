@@ -108,41 +108,45 @@ impl Starter<'_, '_, '_> {
     #[cold]
     pub(super) fn start_again(&mut self, about: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
         match about.verb {
-            RequestKind::Read | RequestKind::Write => self.transfer_rest(about, buffers),
-            RequestKind::Flush => self.flush(),
-            verb => {
-                let Some(kept) = self.parked.segments(self.tag) else { return Ok(UNSUPPORTED) };
-                let mut buffer = SegmentBuffer::default();
-                buffer.keep(&kept);
-                if verb == RequestKind::Discard {
-                    self.discard(&buffer.kept())
-                } else {
-                    self.write_zeroes(&buffer.kept())
-                }
+            RequestKind::Read => {
+                let about = RequestInfo { promise: RequestDurability::Done, ..about };
+                self.transfer_rest(about, buffers, |range, _| OpKind::Read { range })
             }
+            RequestKind::Write => {
+                // The guest may have chosen another cache mode by now.
+                let about = RequestInfo { promise: self.check_writable(RequestKind::Write)?, ..about };
+                self.transfer_rest(about, buffers, |range, durability| OpKind::Write { range, durability })
+            }
+            RequestKind::Flush => self.flush(),
+            RequestKind::Discard => self.segments_again(Self::discard),
+            RequestKind::WriteZeroes => self.segments_again(Self::write_zeroes),
         }
     }
 
-    /// The guest's choice of cache mode may be another one by now, and the image shorter.
-    fn transfer_rest(&mut self, about: RequestInfo, buffers: IoVecs) -> Result<Outcome, Refusal> {
-        let promise = match about.verb {
-            RequestKind::Write => self.check_writable(RequestKind::Write)?,
-            _ => RequestDurability::Done,
-        };
+    fn segments_again(
+        &mut self,
+        start: fn(&mut Self, &Segments) -> Result<Outcome, Refusal>,
+    ) -> Result<Outcome, Refusal> {
+        let Some(kept) = self.parked.segments(self.tag) else { return Ok(UNSUPPORTED) };
+        let mut buffer = SegmentBuffer::default();
+        buffer.keep(&kept);
+        start(self, &buffer.kept())
+    }
+
+    /// The image may be shorter by now.
+    fn transfer_rest(
+        &mut self,
+        about: RequestInfo,
+        buffers: IoVecs,
+        kind: impl FnOnce(CheckedRange, Durability) -> OpKind,
+    ) -> Result<Outcome, Refusal> {
         let whole = self.disk.image().check(about.sector, about.bytes)?;
         let done_bytes = about.bytes.saturating_sub(buffers.remaining_bytes());
         let rest = whole.after(done_bytes).filter(|_| buffers.remaining_bytes() > 0);
         let Some(range) = rest else { return Err(Refusal::LostBuffers { verb: about.verb }) };
         self.lane.budget.take_bytes(range.len_bytes());
-        self.in_flight.begin(self.tag, self.reply, RequestInfo { promise, ..about }, 1, self.lane.now);
-        let durability = self.durability;
-        self.push(
-            match about.verb {
-                RequestKind::Write => OpKind::Write { range, durability },
-                _ => OpKind::Read { range },
-            },
-            buffers,
-        );
+        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
+        self.push(kind(range, self.durability), buffers);
         Ok(Outcome::Submitted)
     }
 
