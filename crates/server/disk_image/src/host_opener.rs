@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::image::Access;
 use crate::lock::{FileId, LockHolder};
-use crate::opener::{FileKind, OpenRequest, Opener};
+use crate::opener::{FileKind, MAX_SOCKET_PATH_BYTES, OpenRequest, Opener};
 use crate::sysfs_queue::QueueAttributes;
 
 /// A new image may hold any user's data, so only its owner may read it.
@@ -69,6 +69,9 @@ impl Opener for HostOpener {
     }
 
     fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd> {
+        if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
+            return Err(rustix::io::Errno::NAMETOOLONG.into());
+        }
         let address = SocketAddrUnix::new(path)?;
         let socket = stream_socket(SocketFlags::CLOEXEC)?;
         // Linux gives the new file the mode of the socket's own inode (minus the umask), so the file is

@@ -43,13 +43,13 @@ fn path_in_use_is_not_bound_again_and_stays() {
 }
 
 #[test]
-fn path_of_109_bytes_is_too_long_and_one_of_108_is_not() {
+fn path_of_108_bytes_is_too_long_and_one_of_107_is_not() {
     let folder = folder();
     let base = folder.path().as_os_str().len() + 1;
     let name = |total: usize| folder.path().join("x".repeat(total - base));
-    let error = HostOpener.bind_socket(&name(109)).unwrap_err();
+    let error = HostOpener.bind_socket(&name(MAX_SOCKET_PATH_BYTES + 1)).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()));
-    assert!(HostOpener.bind_socket(&name(108)).is_ok());
+    assert!(HostOpener.bind_socket(&name(MAX_SOCKET_PATH_BYTES)).is_ok());
 }
 
 #[test]

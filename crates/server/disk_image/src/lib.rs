@@ -44,6 +44,6 @@ pub use image::{Access, CapacityChange, Image, ImageOptions, ResizeError};
 pub use limits::{DiscardLimits, WriteZeroesLimits};
 pub use lock::{FileId, LockHolder};
 pub use new_image::NewImage;
-pub use opener::{FileKind, OpenRequest, Opener};
+pub use opener::{FileKind, MAX_SOCKET_PATH_BYTES, OpenRequest, Opener};
 pub use range::{CheckedRange, RangeError, SECTOR_BYTES};
 pub use sysfs_queue::QueueAttributes;

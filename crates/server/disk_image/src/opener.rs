@@ -14,6 +14,9 @@ use crate::image::Access;
 use crate::lock::{FileId, LockHolder};
 use crate::sysfs_queue::QueueAttributes;
 
+/// Longest path of a socket in bytes: a socket address has 108, and many programs need a terminating zero (unix(7)).
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+
 /// How to open an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenRequest {
@@ -131,7 +134,7 @@ pub trait Opener: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `socket`'s, `bind`'s and `listen`'s: `EADDRINUSE` if `path` exists, with or without a server;
-    /// `ENAMETOOLONG` if `path` does not fit a socket address (108 bytes).
+    /// `ENAMETOOLONG` if `path` is longer than [`MAX_SOCKET_PATH_BYTES`].
     fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd>;
 
     /// Sets a socket file's owner and group, then its mode. In this order the rights are never too wide in

@@ -49,6 +49,7 @@ pub use placed::{
     CompletionPlacement, EngineMaker, HandOver, LEAST_SHARE, ParseHandOverError, PlacementCounters,
     SharedPlacement,
 };
+pub use posix_aio::{MAX_FD_POOL, PosixAioEngine};
 pub use record::{Record, Recorder, Verb};
 
 pub use crate::core::Core;

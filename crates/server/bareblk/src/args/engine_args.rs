@@ -9,12 +9,12 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use io_engine::{
-    EngineChoice, EngineConfig, EngineError, EngineKind, EngineOptions, IoUringOptions, PosixAioOptions,
-};
+use io_engine::{EngineChoice, EngineConfig, EngineError, EngineKind, MAX_FD_POOL};
 
-use crate::args::usage::Wrong;
-use crate::args::values::{number, whole};
+/// Longest time that can be given for the submission thread: longer is a thread that never sleeps.
+const MAX_SQPOLL_MS: u64 = 60_000;
+/// Most threads: far beyond what any number gains.
+const MAX_IO_THREADS: u32 = 1024;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "I/O engine")]
