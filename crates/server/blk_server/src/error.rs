@@ -1,4 +1,4 @@
-//! Why a server does not start, and why a change of a running one is refused.
+//! Why a server does not start, and why it refuses a change while it runs. Names are escaped: each error is one line.
 //!
 //! Not here: what ends a session (`session`) or stops a queue (`queue/mod.rs`).
 
@@ -15,11 +15,11 @@ use crate::host::listener::SocketError;
 /// Why the server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// An engine could not be made, or a worker not be started.
+    /// An engine could not be created, or a worker could not be started.
     #[error("cannot start the I/O engine")]
     Engine(#[source] io::Error),
-    /// A worker's thread cannot run as it was to.
-    #[error("worker {id}")]
+    /// A worker's thread cannot run with its options.
+    #[error("worker {id} cannot run with its options")]
     Worker {
         /** Its number. */
         id: WorkerId,
@@ -28,7 +28,7 @@ pub enum ServerError {
         source: WorkerOptionsError,
     },
     /// A worker's thread would have more rights than it needs.
-    #[error("worker {id} does not get its list of system calls")]
+    #[error("worker {id} cannot restrict its system calls")]
     Sandbox {
         /** Its number. */
         id: WorkerId,
@@ -37,7 +37,7 @@ pub enum ServerError {
         source: SandboxError,
     },
     /// Too few requests in flight.
-    #[error("engines of depth {depth}: at least {min} are needed")]
+    #[error("engine depth {depth} is too small: one request may need {min} operations")]
     Depth {
         /** As configured. */
         depth: u32,
@@ -48,17 +48,21 @@ pub enum ServerError {
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
     /// Two disks with one name.
-    #[error("two disks are named `{name}`: give each a name of its own")]
+    #[error("two disks are named `{name}`: give each a name of its own", name = name.escape_debug())]
     NameTwice {
         /** As given. */
         name: String,
     },
     /// Two disks with one socket.
-    #[error("socket {} is that of disk `{other}` already: give each disk a socket of its own", path.display())]
+    #[error(
+        "socket {} is that of disk `{other}` already: give each disk a socket of its own",
+        path.display(),
+        other = other.escape_debug()
+    )]
     SocketTwice {
         /** As given. */
         path: PathBuf,
-        /** Who has it. */
+        /** The disk that has it. */
         other: String,
     },
     /// No further disks.
@@ -72,17 +76,17 @@ pub enum ServerError {
     Socket(#[from] SocketError),
 }
 
-/// Why a change was not made; nothing has changed then, but where it is said.
+/// Why a change was refused. Nothing has changed then, except where a variant says so.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// No such disk.
-    #[error("there is no disk `{}`", name.escape_debug())]
+    #[error("there is no disk `{name}`", name = name.escape_debug())]
     NoDisk {
         /** As given. */
         name: String,
     },
     /// The name is taken.
-    #[error("there is a disk `{name}` already")]
+    #[error("there is a disk `{name}` already", name = name.escape_debug())]
     DiskExists {
         /** As given. */
         name: String,
@@ -94,7 +98,7 @@ pub enum AdminError {
         id: WorkerId,
     },
     /// The disk has fewer queues.
-    #[error("disk `{disk}` has no queue {queue}: it has {queues}, counted from 0")]
+    #[error("disk `{disk}` has no queue {queue}: it has {queues}, counted from 0", disk = disk.escape_debug())]
     NoQueue {
         /** Its name. */
         disk: String,
@@ -110,7 +114,11 @@ pub enum AdminError {
         id: WorkerId,
     },
     /// Requests in flight did not complete in time; the queue goes on where it was.
-    #[error("queue {queue} of disk `{disk}` still has requests in flight after {} s; it stays with worker {stays}", timeout.as_secs_f64())]
+    #[error(
+        "queue {queue} of disk `{disk}` still has requests in flight after {} s; it stays with worker {stays}",
+        timeout.as_secs_f64(),
+        disk = disk.escape_debug()
+    )]
     NotDrained {
         /** Its name. */
         disk: String,
@@ -118,11 +126,15 @@ pub enum AdminError {
         queue: u16,
         /** As given. */
         timeout: Duration,
-        /** Who serves it still. */
+        /** The worker that still serves it. */
         stays: WorkerId,
     },
-    /// The queue is being started, which took too long; it starts where it was going to.
-    #[error("queue {queue} of disk `{disk}` is still being started after {} s: try again", timeout.as_secs_f64())]
+    /// The queue's start takes too long; it continues on the worker that it was given.
+    #[error(
+        "queue {queue} of disk `{disk}` is still being started after {} s: try again",
+        timeout.as_secs_f64(),
+        disk = disk.escape_debug()
+    )]
     NotStarted {
         /** Its name. */
         disk: String,
@@ -131,7 +143,7 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
-    /// It hangs, in an image's file system perhaps.
+    /// The worker hangs, perhaps in an image's file system.
     #[error("worker {id} does not answer after {} s: does the storage of a disk hang?", timeout.as_secs_f64())]
     WorkerSilent {
         /** Its number. */
@@ -145,11 +157,11 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
-    /// No changes any more.
+    /// The server takes no changes any more.
     #[error("the server stops")]
     Stopping,
-    /// The new worker cannot serve it (its engine does not take the image, say).
-    #[error("worker {id} cannot serve disk `{disk}`: {why}")]
+    /// The new worker cannot serve the disk: for example, its engine cannot use the image.
+    #[error("worker {id} cannot serve disk `{disk}`: {why}", disk = disk.escape_debug())]
     Unsuitable {
         /** As given. */
         id: WorkerId,
@@ -161,7 +173,8 @@ pub enum AdminError {
     /// Its placement is `queue`.
     #[error(
         "disk `{disk}` has no completion worker: its placement is queue, where every worker completes what it submits; \
-         serve it with --placement completion or shared"
+         serve it with --placement completion or shared",
+        disk = disk.escape_debug()
     )]
     NotPlaced {
         /** Its name. */
@@ -169,7 +182,9 @@ pub enum AdminError {
     },
     /// Requests in flight did not complete in time; it is as before.
     #[error(
-        "disk `{disk}` still has requests in flight after {} s; its completion worker stays as it was", timeout.as_secs_f64()
+        "disk `{disk}` still has requests in flight after {} s; its completion worker stays as it was",
+        timeout.as_secs_f64(),
+        disk = disk.escape_debug()
     )]
     CompletionWorkerStays {
         /** Its name. */
@@ -178,21 +193,23 @@ pub enum AdminError {
         timeout: Duration,
     },
     /// A front-end is connected.
-    #[error("disk `{disk}` is in use by a front-end: stop its guest first, or force it")]
+    #[error("disk `{disk}` is in use by a front-end: stop its guest first, or force it", disk = disk.escape_debug())]
     InUse {
         /** Its name. */
         disk: String,
     },
-    /// Somebody else changes it.
-    #[error("disk `{disk}` is being changed or removed already: try again when that is over")]
+    /// Another change of the disk is in progress.
+    #[error("disk `{disk}` is being changed or removed already: try again when that is over", disk = disk.escape_debug())]
     Busy {
         /** Its name. */
         disk: String,
     },
-    /// The one change that is made halfway: its front-ends are gone, and no other gets in.
+    /// The removal is incomplete: the disk's front-ends are gone, and no other can connect.
     #[error(
         "disk `{disk}` still has requests in flight, {} s and a cancellation later: it takes no front-end any more and \
-         keeps its image; remove it again when its device answers", timeout.as_secs_f64()
+         keeps its image; remove it again when its device answers",
+        timeout.as_secs_f64(),
+        disk = disk.escape_debug()
     )]
     StillInFlight {
         /** Its name. */
@@ -202,7 +219,8 @@ pub enum AdminError {
     },
     /// The disk is removed all the same.
     #[error(
-        "disk `{disk}` is removed, but its last flush failed: what its guest had not flushed itself may be lost"
+        "disk `{disk}` is removed, but its last flush failed: writes that its guest had not flushed may be lost",
+        disk = disk.escape_debug()
     )]
     NotFlushed {
         /** Its name. */
@@ -212,7 +230,7 @@ pub enum AdminError {
         source: std::io::Error,
     },
     /// Not with this size, or not this image.
-    #[error("disk `{disk}` keeps its size")]
+    #[error("disk `{disk}` keeps its size", disk = disk.escape_debug())]
     Resize {
         /** Its name. */
         disk: String,
@@ -222,7 +240,8 @@ pub enum AdminError {
     },
     /// A disk must not shrink under its guest.
     #[error(
-        "disk `{disk}` has {from_bytes} bytes, {to_bytes} are fewer: what lies behind would be lost; force it if that is meant"
+        "disk `{disk}` has {from_bytes} bytes: with {to_bytes} bytes it would lose what lies behind; force it if you want that",
+        disk = disk.escape_debug()
     )]
     WouldShrink {
         /** Its name. */
@@ -252,6 +271,47 @@ impl From<ServerError> for AdminError {
             ServerError::NameTwice { name } => Self::DiskExists { name },
             ServerError::Stopping => Self::Stopping,
             error => Self::Start(Box::new(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Errors with the disk's name, whatever else they say.
+    fn errors_of(name: &str) -> Vec<AdminError> {
+        let (disk, other, path) = (name.to_owned(), name.to_owned(), PathBuf::from("s"));
+        let (id, queue, timeout) = (WorkerId(0), 1, Duration::from_secs(1));
+        let source = || io::Error::other("x");
+        let too_small =
+            disk_image::ResizeError::WouldShrink { path: path.clone(), from_bytes: 2, wanted_bytes: 1 };
+        vec![
+            AdminError::NoDisk { name: disk.clone() },
+            AdminError::DiskExists { name: disk.clone() },
+            AdminError::NoQueue { disk: disk.clone(), queue, queues: 1 },
+            AdminError::NotDrained { disk: disk.clone(), queue, timeout, stays: id },
+            AdminError::NotStarted { disk: disk.clone(), queue, timeout },
+            AdminError::Unsuitable { id, disk: disk.clone(), why: "x".into() },
+            AdminError::NotPlaced { disk: disk.clone() },
+            AdminError::CompletionWorkerStays { disk: disk.clone(), timeout },
+            AdminError::InUse { disk: disk.clone() },
+            AdminError::Busy { disk: disk.clone() },
+            AdminError::StillInFlight { disk: disk.clone(), timeout },
+            AdminError::NotFlushed { disk: disk.clone(), source: source() },
+            AdminError::Resize { disk: disk.clone(), source: too_small },
+            AdminError::WouldShrink { disk, from_bytes: 2, to_bytes: 1 },
+            AdminError::Start(Box::new(ServerError::NameTwice { name: name.to_owned() })),
+            AdminError::Start(Box::new(ServerError::SocketTwice { path, other })),
+        ]
+    }
+
+    #[test]
+    fn control_characters_of_a_name_are_escaped_in_every_error() {
+        for error in errors_of("a\n\u{1b}[2J") {
+            let line = error.to_string();
+            assert!(!line.contains(char::is_control), "{line:?}");
+            assert!(line.contains(r"a\n\u{1b}[2J"), "{line}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Where front-ends knock: sockets that come and go, watched by one thread.
+//! Waits for connections: one thread watches the listening sockets of all disks.
 //!
-//! `Acceptor::run (epoll) → number of a socket that somebody connects to → exports.rs`
+//! `Acceptor::run (epoll) → number of a socket with a new connection → exports.rs`
 //!
 //! - One registration per socket, whatever their number: a connection to one of a thousand costs what it costs with
 //!   one, and so does adding or removing one under the sleeping thread.
 //!
-//! Not here: sockets (`listener.rs`), what becomes of a front-end (`exports.rs`).
+//! Not here: sockets (`listener.rs`), serving a front-end (`exports.rs`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,11 +18,11 @@ use tracing::error;
 
 use crate::host::signal::signal;
 
-/// The number of no socket.
+/// A number that no socket has.
 const QUIT: u64 = u64::MAX;
 /// Between two calls of `retry`.
 const RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Taken from the kernel at once.
+/// Most events per call of `epoll_wait`.
 const EVENTS: usize = 64;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Acceptor {
         Ok(Self { epoll, quit })
     }
 
-    /// One that is watched already stays so.
+    /// Watches the socket. No change if it is watched already.
     ///
     /// # Errors
     /// Out of memory, or of what the user may watch (`fs.epoll.max_user_watches`).
@@ -52,13 +52,13 @@ impl Acceptor {
         }
     }
 
-    /// What was seen of it before may still be reported.
+    /// Stops watching the socket. An earlier event may still be reported.
     pub(crate) fn remove(&self, socket: impl AsFd) {
-        // It fails for a socket that was never added, which is just as well.
+        // It fails for a socket that was never added; that is not an error.
         let _ = epoll::delete(&self.epoll, socket);
     }
 
-    /// Ends [`Acceptor::run`], now or when it is called.
+    /// Ends [`Acceptor::run`], or its next call.
     pub(crate) fn quit(&self) {
         signal(&self.quit);
     }

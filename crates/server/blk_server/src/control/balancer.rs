@@ -1,9 +1,9 @@
-//! The balancer: a thread that reads what workers and queues did, asks the rule (`balance/`), and has queues moved.
+//! The balancer: a thread that reads the counters of workers and queues, asks the rule (`balance/`), and moves queues.
 //!
 //! `busy worker → Bell → reading → Decider → Balanced::move_queue → BalanceReport`
 //!
 //! - It has no timer. A worker that was busy for the last [`PERIOD`] rings, at most one of all workers per period;
-//!   where nobody is busy there is nothing to balance, and nothing wakes up.
+//!   if no worker is busy, there is nothing to balance, and nothing wakes up.
 //! - It takes at most a hundredth of a CPU: a reading that took long is followed by a longer pause.
 //!
 //! Not here: whether a queue should move (`balance/`), how it moves (`workers.rs`).
@@ -22,16 +22,16 @@ use crate::data_path::worker::bell::{Bell, PERIOD};
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::error_line::error_line;
 
-/// Readings take no more than one in so many of the time.
+/// Readings take at most this fraction of the time (1/n).
 const COST_LIMIT: u32 = 100;
 /// A queue that is moved takes nothing more until what it has in flight is done: no longer than this.
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);
-/// Decisions that are kept.
+/// How many decisions are kept.
 const KEPT: usize = 64;
 
-/// What is balanced.
+/// The server, as the balancer sees it.
 pub(crate) trait Balanced: Send {
-    /// A reading taken now.
+    /// Reads the counters.
     fn read(&self) -> Reading;
 
     /// Hands the queue to the worker. If what is in flight does not complete within `timeout`, the queue goes on where
@@ -54,7 +54,7 @@ fn own_cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// The running balancer of a server; ends with it.
+/// A server's running balancer. It ends with the server.
 #[derive(Debug)]
 pub(crate) struct Balancer {
     bell: Arc<Bell>,
@@ -82,7 +82,7 @@ impl Balancer {
         Arc::clone(&self.bell)
     }
 
-    /// Nothing if it runs already.
+    /// Starts the thread. No change if it runs already.
     ///
     /// # Errors
     /// Out of threads.
@@ -103,12 +103,12 @@ impl Balancer {
         BalanceReport { readings: kept.readings, moves: kept.moves, failed: kept.failed, decisions }
     }
 
-    /// No further reading or move.
+    /// Forbids further readings and moves.
     pub(crate) fn quit(&self) {
         self.bell.quit();
     }
 
-    /// Ends the thread, after the move that it is at.
+    /// Ends the thread after its current move.
     pub(crate) fn stop(&self) {
         self.quit();
         let thread = self.thread().take();
@@ -135,7 +135,7 @@ struct Rounds {
     last: Option<(Instant, Reading)>,
     /// Since the last reading, for what we did and not because nobody rang: longer pauses, moves.
     own_time: Duration,
-    /// That this process may use.
+    /// CPUs that this process may use.
     cpus: usize,
 }
 

@@ -1,6 +1,6 @@
-//! A disk's size while it is served: set, or read again; and guests told.
+//! Changes or re-reads a disk's size while it is served, and tells its guests.
 //!
-//! - A file system that hangs costs a thread of its own and a line in the log, nobody else's time but seconds.
+//! - A file system that hangs costs a thread and a line in the log; other disks lose only seconds.
 //!
 //! Not here: files and their bounds (`disk_image`), who wishes it (`bareblk`).
 
@@ -24,7 +24,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long all may take together.
 const READ_ALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Disks whose size is still to be read.
+/// Disks whose size has not been read yet.
 type Queue = Arc<Mutex<VecDeque<Arc<Export>>>>;
 
 /// Reads all images' sizes again, on a thread of its own; where that hangs, another one goes on with the others.
@@ -55,10 +55,10 @@ pub(crate) fn refresh_all(exports: Vec<Arc<Export>>) {
         }
     }
     let unread = left.lock().unwrap_or_else(PoisonError::into_inner).drain(..).count();
-    error!("the sizes of {unread} more images are not read: {} s are over", READ_ALL_TIMEOUT.as_secs());
+    error!("the sizes of {unread} more images were not read within {} s", READ_ALL_TIMEOUT.as_secs());
 }
 
-/// Says where it is each time before it begins.
+/// Reports each disk before it reads its size.
 fn refresh_from(queue: &Queue, begun: &Sender<String>) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -91,13 +91,15 @@ fn refresh(export: &Arc<Export>) {
 /// On a thread of its own, which keeps the disk's turn for as long as the file system takes.
 pub(crate) fn resize(export: &Arc<Export>, bytes: u64, force: bool) -> Result<(), AdminError> {
     let turn = Export::take_turn(export)?;
-    let system =
-        |source| AdminError::System { action: format!("resize disk `{}`", export.disk.name()), source };
+    let system = |source| AdminError::System {
+        action: format!("resize disk `{}`", export.disk.name().escape_debug()),
+        source,
+    };
     let (done, resized) = sync_channel(1);
     let thread = std::thread::Builder::new().name("bareblk-resize".into());
     let started = thread.spawn(move || {
         let result = resize_in_turn(&turn, bytes, force);
-        // Before the result: whoever hears of it may remove the disk next.
+        // Before the result: the operator may remove the disk next.
         drop(turn);
         let _ = done.send(result);
     });

@@ -2,10 +2,10 @@
 //!
 //! `add → list ← accept (a front-end connects → session thread) ; take out → socket, image and lock go`
 //!
-//! - A name and a socket are there once. That an image is there once, or only to be read, is the image lock's doing:
-//!   it holds between two disks of one process as between two processes.
-//! - The list's lock is held for look-ups and while a front-end is accepted, never while somebody waits for a guest, a
-//!   front-end or a device. So the thread that accepts holds nothing of a disk that has been taken out.
+//! - Each name and each socket exists once. The image lock ensures that an image is served once, or only for reading:
+//!   it works between two disks of one process as between two processes.
+//! - A thread holds the list's lock for look-ups and while it accepts a front-end, never while it waits for a guest, a
+//!   front-end or a device. So the accepting thread holds nothing of a disk that was removed.
 //! - Changes of one disk take turns ([`Export::take_turn`]), and no wait for a turn is without limit.
 //!
 //! Not here: the changes (`removal.rs`, `capacity.rs`), sessions (`session`).
@@ -39,17 +39,17 @@ use crate::session::wire::hang_up;
 
 /// A session's thread sleeps in `poll` and holds one message.
 pub(crate) const SESSION_STACK_BYTES: usize = 256 << 10;
-/// After an `accept` that failed for want of resources.
+/// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long one change of a disk waits for another.
+/// How long a change of a disk waits for another one.
 const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One disk and who is connected to it.
+/// One disk and its front-ends.
 #[derive(Debug)]
 pub(crate) struct Export {
     pub(crate) disk: Arc<Disk>,
     pub(crate) socket: Socket,
-    /// The socket's path without links, to be compared.
+    /// The socket's path without links, for comparison.
     place: PathBuf,
     pub(crate) sessions: Arc<SessionList>,
     changing: Mutex<bool>,
@@ -57,10 +57,10 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    /// Waits until nobody else changes the disk.
+    /// Waits until no other thread changes the disk.
     ///
     /// # Errors
-    /// [`AdminError::Busy`]: at once if it is being removed, or when that takes too long.
+    /// [`AdminError::Busy`]: at once if the disk is being removed, else after a timeout.
     pub(crate) fn take_turn(export: &Arc<Self>) -> Result<Turn, AdminError> {
         let changing = export.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = export
@@ -110,7 +110,7 @@ struct List {
     closed: bool,
     /// Front-ends wait in their sockets' queues.
     paused: bool,
-    /// The same for some disks, by their numbers.
+    /// Disks whose front-ends wait in their socket's queue, by their numbers.
     paused_disks: Vec<u64>,
     /// Disks whose front-ends wait until descriptors of earlier ones are closed.
     clogged: Vec<u64>,
@@ -120,11 +120,11 @@ struct List {
 #[derive(Debug)]
 pub(crate) struct Exports {
     opener: Arc<dyn Opener>,
-    /// Of what front-ends take, all disks together.
+    /// Limits what front-ends of all disks take together.
     budget: Arc<Budget>,
     acceptor: Acceptor,
     list: Mutex<List>,
-    /// One disk is added at a time.
+    /// Held while a disk is added: one at a time.
     adding: Mutex<()>,
 }
 
@@ -137,13 +137,13 @@ impl Exports {
         Ok(Self { opener, budget, acceptor, list: Mutex::default(), adding: Mutex::default() })
     }
 
-    /// All of them or none: what was added before the one that fails goes with the list.
+    /// Adds all of them or none: if one fails, dropping the list removes those before it.
     ///
     /// # Errors
     /// [`ServerError`] of the first that fails.
     pub(crate) fn add_all(&self, disks: Vec<(DiskConfig, SocketConfig)>) -> Result<(), ServerError> {
         self.refuse_twice(&disks)?;
-        // Together, because a look at one takes its time.
+        // All at once, because each check takes time.
         let paths: Vec<&Path> = disks.iter().map(|(_, socket)| socket.path.as_path()).collect();
         clear_stale(self.opener.as_ref(), &paths)?;
         disks.into_iter().try_for_each(|(disk, socket)| self.add(disk, &socket))
@@ -152,7 +152,7 @@ impl Exports {
     /// Serves one more disk.
     ///
     /// # Errors
-    /// [`ServerError`]; the image is let go then.
+    /// [`ServerError`]; then the image is released.
     pub(crate) fn add(&self, disk: DiskConfig, socket: &SocketConfig) -> Result<(), ServerError> {
         let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
         let place = self.place(&socket.path);
@@ -165,7 +165,7 @@ impl Exports {
         let id = disk.id();
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
         let export = Arc::new(Export { disk, socket, place, sessions, changing, changed });
-        // In the list first: who connects at once is looked for there.
+        // First into the list: a front-end that connects at once is looked up there.
         self.enter(&export)?;
         let watched = self.acceptor.add(&export.socket, id);
         watched.inspect_err(|_| self.take_out(&export)).map_err(ServerError::Thread)
@@ -180,20 +180,20 @@ impl Exports {
         Ok(())
     }
 
-    /// No disk is added any more. Returns those that are there.
+    /// Forbids adding disks. Returns all disks.
     pub(crate) fn close(&self) -> Vec<Arc<Export>> {
         let mut list = self.lock();
         list.closed = true;
         list.disks.clone()
     }
 
-    /// Lets go of all images, sockets and locks that nobody else uses.
+    /// Releases all images, sockets and locks that no other thread uses.
     pub(crate) fn forget_all(&self) {
         let disks = std::mem::take(&mut self.lock().disks);
         disks.iter().for_each(|export| self.acceptor.remove(&export.socket));
     }
 
-    /// Before anything is bound, or removed because it is stale.
+    /// Checks the names before any socket is bound or any stale file is removed.
     fn refuse_twice(&self, disks: &[(DiskConfig, SocketConfig)]) -> Result<(), ServerError> {
         let (mut names, mut places) = (HashSet::new(), HashMap::new());
         for (DiskConfig { name, .. }, SocketConfig { path, .. }) in disks {
@@ -221,14 +221,14 @@ impl Exports {
         }
     }
 
-    /// Where the path leads, as far as folders are concerned; a folder that is not there is found out by `bind`.
+    /// The path with its folders resolved. If a folder does not exist, `bind` reports it.
     fn place(&self, path: &Path) -> PathBuf {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let (folder, name) = (self.opener.canonical_path(folder), path.file_name());
         folder.ok().zip(name).map_or_else(|| path.to_owned(), |(folder, name)| folder.join(name))
     }
 
-    /// Nobody connects to it any more, and its name and its socket's path are free.
+    /// Removes the disk from the list: no front-end can connect, and its name and its socket's path are free.
     pub(crate) fn take_out(&self, export: &Arc<Export>) {
         self.acceptor.remove(&export.socket);
         export.socket.remove();
@@ -252,7 +252,7 @@ impl Exports {
         export.map(Arc::clone).ok_or_else(|| AdminError::NoDisk { name: name.to_owned() })
     }
 
-    /// `engine`: of disks that name none.
+    /// `engine`: the engine of disks that name none.
     pub(crate) fn reports(&self, workers: &WorkerSet, engine: &str) -> Vec<DiskReport> {
         let list = self.lock();
         let known: Vec<_> =
@@ -264,13 +264,13 @@ impl Exports {
             .collect()
     }
 
-    /// Starts a session for everyone who connects, until [`Exports::stop_accepting`].
+    /// Starts a session for each front-end that connects, until [`Exports::stop_accepting`].
     pub(crate) fn accept_all(&self, workers: &Arc<WorkerSet>) {
         let mut limit = LogLimit::new(Instant::now());
         let accept = |id| {
             if let Err(error) = self.accept(id, workers) {
                 if limit.allow(Instant::now()).is_some() {
-                    error!("a front-end is not accepted: {error}");
+                    error!("cannot accept a front-end: {error}");
                 }
                 std::thread::sleep(ACCEPT_PAUSE);
             }
@@ -278,7 +278,7 @@ impl Exports {
         self.acceptor.run(accept, || self.accept_clogged());
     }
 
-    /// Nobody is accepted until [`Exports::resume_accepting`]: who connects waits.
+    /// Accepts no front-end until [`Exports::resume_accepting`]: new ones wait.
     pub(crate) fn pause_accepting(&self) -> Vec<Arc<Export>> {
         let mut list = self.lock();
         list.paused = true;
@@ -286,7 +286,7 @@ impl Exports {
         list.disks.clone()
     }
 
-    /// The same for some disks.
+    /// Like [`Exports::pause_accepting`], for some disks.
     pub(crate) fn pause_accepting_for(&self, disks: &[Arc<Export>]) {
         let mut list = self.lock();
         list.paused_disks.extend(disks.iter().map(|export| export.disk.id()));
@@ -294,7 +294,7 @@ impl Exports {
     }
 
     /// # Errors
-    /// [`Acceptor::add`]'s; the other sockets are watched all the same.
+    /// [`Acceptor::add`]'s; the other sockets are watched nevertheless.
     pub(crate) fn resume_accepting(&self) -> std::io::Result<()> {
         let mut list = self.lock();
         list.paused = false;
@@ -304,19 +304,19 @@ impl Exports {
         added.into_iter().collect()
     }
 
-    /// Also before or without anybody who accepts.
+    /// May be called before, or without, a thread that accepts.
     pub(crate) fn stop_accepting(&self) {
         self.acceptor.quit();
     }
 
-    /// `_front_end` is closed after the list is unlocked: that could wait.
+    /// Closes `_front_end` after it unlocks the list, because closing may wait.
     fn accept(&self, id: u64, workers: &Arc<WorkerSet>) -> std::io::Result<()> {
         let _front_end;
         let mut list = self.lock();
         if list.paused || list.paused_disks.contains(&id) {
             return Ok(());
         }
-        // One that has been taken out since the kernel reported it is not there.
+        // The disk may have been removed since the kernel reported it.
         let Some(export) = list.disks.iter().find(|export| export.disk.id() == id).map(Arc::clone) else {
             return Ok(());
         };
@@ -338,7 +338,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Accepts front-ends of clogged disks again where descriptors have been closed. Returns whether any disk is left.
+    /// Accepts front-ends of clogged disks again if descriptors have been closed. Returns whether any disk is still clogged.
     fn accept_clogged(&self) -> bool {
         let mut list = self.lock();
         let List { disks, clogged, .. } = &mut *list;
@@ -347,7 +347,7 @@ impl Exports {
             if export.disk.quota().is_clogged() || self.acceptor.add(&export.socket, *id).is_err() {
                 return true;
             }
-            info!(disk = export.disk.name(), "front-ends are accepted again");
+            info!(disk = export.disk.name(), "accepts front-ends again");
             false
         });
         !list.clogged.is_empty()
@@ -373,8 +373,8 @@ fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: &Arc<Owne
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
         match sandbox::enter(Role::Session) {
-            // Gives up everything it holds before it counts as ended: whoever stops the server, or removes the disk,
-            // may then open the image, or bind the socket, again.
+            // The session releases everything before it counts as ended: then the operator who stopped the server or
+            // removed the disk can open the image or bind the socket again.
             Ok(()) => Session::new(served, workers, socket, Arc::clone(&session)).run(),
             Err(error) => refuse(&served, &error),
         }

@@ -1,13 +1,13 @@
-//! A server's disks go to another process with all their front-ends: what the one gives, what the other makes of it.
+//! Hands a server's disks with all their front-ends to another process.
 //!
 //! here:  `offers → … the other gets ready … → freeze → Frozen ─ give_up (never touched again), or dropped: all goes on`
 //! there: `Server::prepare → facts compared → rebuild → Rebuilt ─ go → rings run → open_doors`
 //!
 //! - All disks at once: a session drains its queues while the others drain theirs, so the pause is that of the slowest.
-//! - Until `give_up` nothing is lost by stopping halfway; whoever drops [`Frozen`] or [`Rebuilt`] has undone it.
+//! - Until `give_up`, stopping halfway loses nothing: dropping [`Frozen`] or [`Rebuilt`] undoes it.
 //! - From `give_up` on this process must not touch rings or images: no flush, no socket file removed.
 //!
-//! Not here: one session (`session/hand_over.rs`), how it travels and who decides (`bareblk`).
+//! Not here: one session (`session/hand_over.rs`), messages between the two servers and decisions (`bareblk`).
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,18 +34,18 @@ use crate::session::SessionShared;
 use crate::session::hand_over::{Go, Handed, NotHanded, Order, Theirs};
 use crate::session::state::SessionState;
 
-/// What sessions whose queues were not drained in time need to say so.
+/// How long sessions may take to report queues that did not drain in time.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
-/// What they need to go on after all.
+/// How long sessions may take to continue after all.
 const GOING_ON: Duration = Duration::from_secs(5);
-/// What queues need to start in the process that goes on.
+/// How long queues may take to start in the process that continues.
 const STARTING: Duration = Duration::from_secs(10);
 
-/// Something that a guest has learnt of its disk, or relies on: the same in both processes.
+/// A property of a disk that a guest has learnt or relies on: it must be the same in both processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fact {
-    /// As the setting is called that decides it.
+    /// The name of the setting that decides it.
     pub key: String,
     /// In the setting's words.
     pub value: String,
@@ -62,9 +62,9 @@ pub struct Offer {
     pub socket: PathBuf,
     /// The socket's file is a service manager's.
     pub socket_is_managed: bool,
-    /// What must not change.
+    /// Properties that must not change.
     pub facts: Vec<Fact>,
-    /// What must not shrink.
+    /// The size, which must not shrink.
     pub capacity_sectors: u64,
     export: Arc<Export>,
 }
@@ -89,7 +89,7 @@ impl Offer {
     }
 }
 
-/// What the next process has to know of a disk, besides its sessions.
+/// A disk's state besides its sessions, for the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskState {
@@ -103,14 +103,14 @@ pub struct DiskState {
     capacity_sectors: u64,
 }
 
-/// Why nothing is handed over, or taken.
+/// Why a live upgrade fails.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveUpgradeError {
-    /// Somebody changes workers or queues, or the server stops.
+    /// Another change of workers or queues is in progress, or the server stops.
     #[error(transparent)]
     Busy(#[from] AdminError),
     /// A session stays.
-    #[error("disk `{disk}`: {why}")]
+    #[error("disk `{disk}`: {why}", disk = disk.escape_debug())]
     Stays {
         /** Its name. */
         disk: String,
@@ -121,7 +121,8 @@ pub enum LiveUpgradeError {
     #[error(
         "disk `{disk}`: its front-ends were cut off, and not all sessions have ended after {} s: its storage hangs; \
          repair it, or restart the server",
-        timeout.as_secs_f64()
+        timeout.as_secs_f64(),
+        disk = disk.escape_debug()
     )]
     NotCutOff {
         /** Its name. */
@@ -129,8 +130,8 @@ pub enum LiveUpgradeError {
         /** For them to complete. */
         timeout: Duration,
     },
-    /// What came makes no session.
-    #[error("disk `{disk}`: a session cannot be gone on with: {why}")]
+    /// The received state makes no valid session.
+    #[error("disk `{disk}`: cannot continue a session: {why}", disk = disk.escape_debug())]
     Session {
         /** Its name. */
         disk: String,
@@ -190,7 +191,7 @@ impl Server {
         let told: Vec<_> = cut.iter().map(|export| (export, export.sessions.all())).collect();
         for (export, sessions) in &told {
             let (disk, count) = (export.disk.name(), sessions.len());
-            info!(disk, count, "sessions cut off, as the server that takes over was told to");
+            info!(disk, count, "sessions cut off, as the new server's operator asked");
             tell_to_end(export, sessions);
         }
         let stays =
@@ -200,10 +201,10 @@ impl Server {
         Err(LiveUpgradeError::NotCutOff { disk: export.disk.name().to_owned(), timeout })
     }
 
-    /// Pauses all disks: nobody is accepted, no message is read, no ring is touched, nothing is in flight.
+    /// Pauses all disks: accepts no front-end, reads no message, touches no ring, and has nothing in flight.
     ///
     /// # Errors
-    /// [`LiveUpgradeError`]; then all goes on.
+    /// [`LiveUpgradeError`]; then all disks continue.
     pub fn freeze(&self, timeout: Duration) -> Result<Frozen<'_>, LiveUpgradeError> {
         let deadline = deadline_in(timeout);
         let (exports, workers) = self.parts();
@@ -249,9 +250,9 @@ struct Asked {
     /// Its place.
     disk: usize,
     session: Arc<SessionShared>,
-    /// `None`: let go of, so that it goes on.
+    /// `None`: released, so that the session continues.
     verdict: Option<SyncSender<Theirs>>,
-    /// Ends when it has gone on, or ended.
+    /// Ends when the session has continued or ended.
     answered: Receiver<Result<Handed, NotHanded>>,
 }
 
@@ -287,7 +288,7 @@ fn part(disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) 
     (disk.name().to_owned(), state, sessions)
 }
 
-/// A server whose disks pause. Dropped, all of them go on.
+/// A server whose disks pause. When this value is dropped, all of them continue.
 #[derive(Debug)]
 pub struct Frozen<'a> {
     exports: &'a Exports,
@@ -304,8 +305,8 @@ impl<'a> Frozen<'a> {
         std::mem::take(&mut self.parts)
     }
 
-    /// They are another process's. Nothing here touches them from now on; the process is to end, and what this gives is to be
-    /// kept until it has: it keeps others from changing anything.
+    /// Gives the disks to the other process: this one touches them no more and must end. The caller keeps the returned value
+    /// until then, because it prevents all changes.
     #[must_use]
     pub fn give_up(mut self) -> GivenUp<'a> {
         self.given_up = true;
@@ -341,12 +342,12 @@ impl Drop for Frozen<'_> {
 
 fn resume(exports: &Exports) {
     if let Err(error) = exports.resume_accepting() {
-        error!("not all sockets are watched again; new front-ends of a disk may wait for ever: {error}");
+        error!("cannot watch all sockets again, so new front-ends of a disk may wait for ever: {error}");
     }
 }
 
 impl Server {
-    /// What a guest of this disk relies on.
+    /// The properties that a guest of this disk relies on.
     #[must_use]
     pub fn facts(&self, disk: &str) -> Vec<Fact> {
         let (exports, _) = self.parts();
@@ -437,7 +438,7 @@ fn begin(
     Ok(Rebuilt { go, started })
 }
 
-/// A session that is ready to go on. Dropped, it ends without having touched a ring.
+/// A session that is ready to continue. If it is dropped, it ends without touching a ring.
 #[derive(Debug)]
 pub struct Rebuilt {
     go: SyncSender<Go>,
@@ -445,7 +446,7 @@ pub struct Rebuilt {
 }
 
 impl Rebuilt {
-    /// Its rings start now; nobody waits for that.
+    /// Starts its rings. Does not wait for them.
     pub fn go(&self) {
         let _ = self.go.send(Go);
     }
@@ -469,7 +470,11 @@ impl Server {
     /// Tells the guests of a disk that it has another size than the process before this one told them.
     pub fn announce_size(&self, disk: &str) {
         let Ok(export) = self.parts().0.find(disk) else { return };
-        info!(disk, capacity_sectors = export.disk.image().capacity_sectors(), "the image has grown");
+        info!(
+            disk,
+            capacity_sectors = export.disk.image().capacity_sectors(),
+            "image grew during the live upgrade (sectors of 512 bytes)"
+        );
         export.sessions.all().iter().for_each(|session| session.announce_config_change());
     }
 }

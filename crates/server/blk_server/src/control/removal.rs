@@ -1,11 +1,10 @@
-//! A disk goes while the server stays: its sessions end in order, then its image is flushed and let go.
+//! Removes a disk from a running server: ends its sessions in order, then flushes and releases its image.
 //!
 //! `in use? → no further session or ring → sessions told to end → (time is over: cancel) → flush → socket, image`
 //!
 //! - In use is a disk while a front-end is connected that has started rings, even if they are stopped just now (its
 //!   guest may be starting again). One that only looked, or waits for its guest, loses nothing that it would miss.
-//! - Until the end the socket is there and turns front-ends away at once: one that finds nobody to talk to might wait
-//!   for ever.
+//! - Until the end the socket stays and refuses front-ends at once: a front-end without an answer might wait for ever.
 //! - What cannot be given up (a device that never answers) keeps the disk in the list, without its front-ends, until
 //!   it is removed once more.
 //!

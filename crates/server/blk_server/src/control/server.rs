@@ -1,9 +1,9 @@
-//! The server: disks, their sockets, their sessions, and the workers; starting and stopping all of it.
+//! The server: starts and stops disks, sockets, sessions and workers.
 //!
-//! Stopping loses nothing: no further front-end is accepted, every queue stops taking requests and what
-//! is in flight completes, then each image is flushed, then the sockets go. What the guests had not yet
-//! been served stays in their rings for the next server. What is still in flight when the time is over is
-//! given up and answered with an error: unanswered, the next server would go on at the wrong request.
+//! Stopping loses nothing: the server accepts no further front-end, every queue stops taking requests and completes
+//! those in flight, then the server flushes each image and removes the sockets. Requests that no queue took stay in
+//! their rings for the next server. Requests still in flight when the time is over are answered with an error:
+//! without an answer, the next server would continue at the wrong request.
 //!
 //! Not here: the list of disks (`exports.rs`), one that goes while the server stays (`removal.rs`), signals and options
 //! (`bareblk`).
@@ -37,13 +37,13 @@ use crate::host::listener::SocketConfig;
 
 /// How to serve.
 pub struct ServerConfig {
-    /// Of disks that name none of their own; also where an idle worker sleeps.
+    /// The engine of disks that name none; also where an idle worker sleeps.
     pub engine: Arc<EngineSource>,
     /// One worker for each, at least one.
     pub workers: Vec<WorkerOptions>,
     /// Longest polling before a worker sleeps; zero never polls.
     pub poll: Duration,
-    /// Whether queues go from worker to worker by themselves.
+    /// Whether the balancer moves queues between workers.
     pub balance: Balance,
 }
 
@@ -59,7 +59,7 @@ impl std::fmt::Debug for ServerConfig {
     }
 }
 
-/// What a stop left behind.
+/// The result of a stop.
 #[derive(Debug, Default)]
 pub struct StopReport {
     /// Disks with requests still in flight when time was up.
@@ -71,7 +71,7 @@ pub struct StopReport {
 }
 
 impl StopReport {
-    /// Whether everything acknowledged is on stable storage, but for disks that are never flushed.
+    /// Whether all acknowledged writes are on stable storage, except on disks that are never flushed.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.unfinished.is_empty() && self.not_flushed.is_empty()
@@ -83,10 +83,10 @@ impl StopReport {
 pub struct Server {
     exports: Arc<Exports>,
     workers: Arc<WorkerSet>,
-    /// Of disks that name none.
+    /// The engine of disks that name none.
     engine: Arc<EngineSource>,
     balancer: Option<Balancer>,
-    /// Only where the request path is measured.
+    /// Only if the caller measures the request path.
     meter: Option<Arc<SubmissionMeter>>,
     acceptor: Mutex<Option<JoinHandle<()>>>,
 }
@@ -95,7 +95,7 @@ impl Server {
     /// Binds every disk's socket and serves until [`Server::stop`].
     ///
     /// # Errors
-    /// [`ServerError`]; nothing stays bound or running then.
+    /// [`ServerError`]; then nothing stays bound or running.
     pub fn start(
         config: &ServerConfig,
         opener: &Arc<dyn Opener>,
@@ -106,7 +106,7 @@ impl Server {
         Ok(server)
     }
 
-    /// [`Server::start`], but that nobody is accepted until [`Server::open_doors`]: who connects waits.
+    /// Like [`Server::start`], but accepts no front-end until [`Server::open_doors`]: new ones wait.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -118,8 +118,8 @@ impl Server {
         Self::start_with(config, opener, disks, None)
     }
 
-    /// [`Server::start`], and [`Server::submissions`] has something to tell. For whoever measures: two clock
-    /// readings and two shared counters per pass of a worker.
+    /// Like [`Server::start`], with figures for [`Server::submissions`]. For measurements: it costs two clock readings
+    /// and two shared counters per pass of a worker.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -158,7 +158,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Front-ends are accepted from now on.
+    /// Accepts front-ends from now on.
     ///
     /// # Errors
     /// [`ServerError::Thread`].
@@ -208,7 +208,7 @@ impl Server {
         self.exports.names()
     }
 
-    /// A reading of everything that is counted.
+    /// Reads all counters.
     #[must_use]
     pub fn report(&self) -> ServerReport {
         let disks = self.exports.reports(&self.workers, &self.engine.name);
@@ -216,7 +216,7 @@ impl Server {
         ServerReport { workers: self.workers.worker_reports(), disks, balance }
     }
 
-    /// Asks every worker whether it still answers; the answers are waited for in what is returned.
+    /// Asks every worker whether it still answers. The returned value waits for the answers.
     #[must_use]
     pub fn check_liveness(&self) -> LivenessCheck {
         self.workers.check_liveness()
@@ -225,7 +225,7 @@ impl Server {
     /// Serves one more disk. Its name and its socket's path must be free.
     ///
     /// # Errors
-    /// [`AdminError`]; the image is let go then.
+    /// [`AdminError`]; then the image is released.
     pub fn add_disk(&self, disk: DiskConfig, socket: &SocketConfig) -> Result<(), AdminError> {
         let name = disk.name.clone();
         self.exports.add(disk, socket)?;
@@ -246,7 +246,7 @@ impl Server {
     /// Has requests that the disk holds ([`crate::ParkPolicy`]) tried again at once. Returns how many there are.
     ///
     /// # Errors
-    /// [`AdminError`]; those of some queues may have been tried again then.
+    /// [`AdminError`]; requests of some queues may have been tried again.
     pub fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, AdminError> {
         let resumed = self.workers.resume(&self.exports.find(name)?.disk, timeout)?;
         info!(disk = name, requests = resumed, "parked requests are tried again");
@@ -285,7 +285,7 @@ impl Server {
     /// not run yet will start there.
     ///
     /// # Errors
-    /// [`AdminError`]; the queue then goes on where it was.
+    /// [`AdminError`]; the queue then continues on its worker.
     pub fn attach(
         &self,
         disk: &str,
@@ -300,7 +300,7 @@ impl Server {
     /// If a queue of the disk runs, what is in flight completes first, within `timeout`.
     ///
     /// # Errors
-    /// [`AdminError`]; the completion worker is then who it was.
+    /// [`AdminError`]; then the completion worker is unchanged.
     pub fn set_completion_worker(
         &self,
         disk: &str,
@@ -318,11 +318,11 @@ impl Server {
         self.workers.attach_all(&self.exports.find(disk)?.disk, workers, timeout)
     }
 
-    /// Takes back that queues of the disk were attached by hand, and spreads them over at most this many workers,
-    /// or over all, within `timeout`. From then on the balancer may move them.
+    /// Forgets that queues of the disk were attached by hand, and spreads them over at most this many workers, or over
+    /// all, within `timeout`. From then on the balancer may move them.
     ///
     /// # Errors
-    /// As [`Server::attach_all`]; the limit is in force all the same.
+    /// As [`Server::attach_all`]; the limit is in force nevertheless.
     pub fn spread(
         &self,
         disk: &str,
@@ -332,7 +332,7 @@ impl Server {
         self.workers.spread(&self.exports.find(disk)?.disk, most_workers, timeout)
     }
 
-    /// Stops as the file's head says, within `timeout`, and lets go of the images.
+    /// Stops as described above, within `timeout`, and releases the images.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> StopReport {
         self.wind_down(timeout)

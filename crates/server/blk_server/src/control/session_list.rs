@@ -1,4 +1,4 @@
-//! The sessions of one disk, and who may still join.
+//! The sessions of one disk, and whether further ones may join.
 //!
 //! Not here: their threads (`exports.rs`), what they do (`session`).
 
@@ -14,10 +14,10 @@ const MAX_SESSIONS: usize = 8;
 /// Sessions of one disk that were told to make room and are about to end.
 const MAX_ENDING: usize = 8;
 
-/// Why a front-end is turned away.
+/// Why a front-end is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSession {
-    #[error("{MAX_SESSIONS} are connected, and no more are taken")]
+    #[error("{MAX_SESSIONS} front-ends are connected, and a disk takes no more")]
     Full,
     #[error("the disk is being removed")]
     Leaving,
@@ -44,7 +44,7 @@ impl SessionList {
         self.lock().sessions.len()
     }
 
-    /// Nobody joins any more. Returns those who are there.
+    /// Lets no further session join. Returns the present ones.
     pub(crate) fn close(&self) -> Vec<Arc<SessionShared>> {
         let mut state = self.lock();
         state.closed = true;

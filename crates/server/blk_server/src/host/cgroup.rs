@@ -1,11 +1,11 @@
-//! A thread joins a control group: version 2, threaded.
+//! Moves a thread into a control group (version 2, threaded).
 //!
 //! `mountinfo → where the hierarchy is → folder → this thread's id into cgroup.threads`
 //!
-//! - The kernel decides; what it refuses is explained afterwards, from the group's own files.
-//! - A frozen group is refused before: whoever joins it stops, and would never say so.
+//! - The kernel decides. After a refusal, the group's own files tell the reason.
+//! - Refuses a frozen group beforehand: a thread that joins it stops without a word.
 //!
-//! Not here: making groups and their limits; that is the operator's (docs/how-to/workers.md).
+//! Not here: creating groups and their limits, which operators do (docs/how-to/workers.md).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use rustix::io::Errno;
 
 /// `CGROUP2_SUPER_MAGIC`
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
-/// Where nearly every host has it.
+/// Its mount point on nearly every host.
 const USUAL_MOUNT: &str = "/sys/fs/cgroup";
 
 const THREADS: &str = "cgroup.threads";
 
-/// Why a thread is not in the control group it was to join.
+/// Why a thread did not join its control group.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// None mounted.
@@ -66,7 +66,7 @@ pub enum CgroupError {
         /** The process's. */
         own: PathBuf,
     },
-    /// Not ours to join.
+    /// This process may not join the group.
     #[error(
         "no permission to join cgroup {}: its cgroup.threads, and cgroup.procs of the group above both, must be writable for this user (chown, or Delegate=yes in a systemd unit); a server in its sandbox joins groups named at its start, and those below its own",
         path.display()
@@ -75,7 +75,7 @@ pub enum CgroupError {
         /** Where it is. */
         path: PathBuf,
     },
-    /// It gives controllers to its children.
+    /// The group gives controllers to its children.
     #[error(
         "cgroup {} takes no threads: it has controllers on for its children (cgroup.subtree_control); join one of these",
         path.display()
@@ -84,13 +84,13 @@ pub enum CgroupError {
         /** Where it is. */
         path: PathBuf,
     },
-    /// Whoever joins stops.
-    #[error("cgroup {} is frozen, and so would be the worker: echo 0 > cgroup.freeze there, or above it", path.display())]
+    /// A thread that joins the group stops.
+    #[error("cgroup {} is frozen, and would freeze the worker: echo 0 > cgroup.freeze there, or above it", path.display())]
     Frozen {
         /** Where it is. */
         path: PathBuf,
     },
-    /// Something else.
+    /// Another error.
     #[error("cannot join cgroup {}", path.display())]
     System {
         /** Where it is. */
@@ -106,8 +106,8 @@ pub fn threads_file(group: &Path) -> Option<PathBuf> {
     Some(folder_of(group).ok()?.join(THREADS))
 }
 
-/// The folder of the group in which, and below which, the kernel lets this process's threads be: its own group, or, where
-/// that is threaded, the next above that is not. `None`: the hierarchy's root, or there is none.
+/// The folder of the group in and below which the kernel allows this process's threads: its own group or, if that is
+/// threaded, the next group above that is not. `None`: the hierarchy's root, or no hierarchy.
 pub fn own_domain() -> Option<PathBuf> {
     let mount = mount_point(&std::fs::read_to_string("/proc/self/mountinfo").ok()?)?;
     let own = mount.join(below_root(&own_group()));
@@ -122,8 +122,8 @@ fn domain_of(own: &Path, mount: &Path) -> Option<PathBuf> {
     (!kind.is_empty()).then(|| folder.to_path_buf())
 }
 
-/// Moves the calling thread into `group`: from the root of the hierarchy if it begins with a slash (its mount point
-/// may stand before it), else below the group that the process is in.
+/// Moves the calling thread into `group`. A path with a leading slash begins at the root of the hierarchy (the mount point
+/// may precede it); any other path begins at the group of the process.
 pub(crate) fn join(group: &Path) -> Result<(), CgroupError> {
     let path = folder_of(group)?;
     if is_frozen(&read(&path, "cgroup.events")) {
@@ -135,7 +135,7 @@ pub(crate) fn join(group: &Path) -> Result<(), CgroupError> {
     written.map_err(|error| explain(path, error))
 }
 
-/// The path of the group on this host; it exists, and is of version 2.
+/// The path of the group on this host. Checks that it exists and is of version 2.
 fn folder_of(group: &Path) -> Result<PathBuf, CgroupError> {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let Some(mount) = mount_point(&mountinfo) else {
@@ -160,7 +160,7 @@ fn folder_of(group: &Path) -> Result<PathBuf, CgroupError> {
     }
 }
 
-/// The usual one, or the first of its kind.
+/// The usual mount point, or the first one of version 2.
 fn mount_point(mountinfo: &str) -> Option<PathBuf> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
@@ -175,7 +175,7 @@ fn unescaped(field: &str) -> PathBuf {
     PathBuf::from(field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"))
 }
 
-/// That of the process's first thread, which stays where the process was started.
+/// The group of the process's first thread, which stays where the process was started.
 fn own_group() -> PathBuf {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/").into()
@@ -189,7 +189,7 @@ fn is_frozen(events: &str) -> bool {
     events.lines().any(|line| line == "frozen 1")
 }
 
-/// Empty if it cannot be read.
+/// The file's content; empty if it cannot be read.
 fn read(folder: &Path, file: &str) -> String {
     std::fs::read_to_string(folder.join(file)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The host's monotonic clock, as two processes can compare it.
+//! The host's monotonic clock, whose readings two processes can compare.
 //!
 //! Not here: instants within one process (`std::time::Instant`).
 

@@ -1,6 +1,6 @@
-//! Lists of CPUs as text, `2-5,8`: as the kernel, `taskset -c` and QEMU write them.
+//! Lists of CPUs as text, such as `2-5,8`: the format of the kernel, `taskset -c` and QEMU.
 //!
-//! Not here: which CPUs there are (`worker_thread.rs`), where they are (`numa.rs`).
+//! Not here: the host's CPUs (`worker_thread.rs`), their NUMA nodes (`numa.rs`).
 
 use rustix::thread::CpuSet;
 
@@ -8,17 +8,17 @@ use rustix::thread::CpuSet;
 #[allow(clippy::cast_possible_truncation)] // 1023
 pub const MAX_CPU: u32 = CpuSet::MAX_CPU as u32 - 1;
 
-/// Far above any kernel's: what bounds a list that was read from a file of the kernel's.
+/// Limit for a list that comes from one of the kernel's files: far above any kernel's CPU number.
 const MAX_KERNEL_CPU: u32 = 0xffff;
 
-/// Why a text is no list of CPUs.
+/// Why a text is not a list of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidCpuList {
     /// Nothing in it.
     #[error("no CPU is given: give numbers and ranges, such as 2-5,8")]
     Empty,
     /// Neither a number nor a range.
-    #[error("`{part}` is no CPU: give numbers and ranges, such as 2-5,8")]
+    #[error("`{part}` is not a CPU: give numbers and ranges, such as 2-5,8")]
     Malformed {
         /** As given, shortened. */
         part: String,
@@ -31,7 +31,7 @@ pub enum InvalidCpuList {
         /** As given. */
         last: u32,
     },
-    /// Beyond what can be had.
+    /// Above the highest possible number.
     #[error("CPU {cpu} is too high: the highest possible is {max}")]
     TooHigh {
         /** As given. */
@@ -39,7 +39,7 @@ pub enum InvalidCpuList {
         /** See [`MAX_CPU`]. */
         max: u32,
     },
-    /// One more time.
+    /// Given before.
     #[error("CPU {cpu} is given twice")]
     Twice {
         /** As given. */
@@ -63,7 +63,7 @@ pub fn parse_cpus(text: &str) -> Result<Vec<u32>, InvalidCpuList> {
     }
 }
 
-/// A list from a file of the kernel's, which may be empty; `None` if it is none.
+/// Reads a list from one of the kernel's files. It may be empty; `None`: it is not a list.
 pub(crate) fn parse_kernel_list(text: &str) -> Option<Vec<u32>> {
     if text.trim().is_empty() { Some(Vec::new()) } else { ranges(text, MAX_KERNEL_CPU).ok() }
 }
@@ -84,7 +84,7 @@ pub fn format_cpus(cpus: &[u32]) -> String {
     runs.into_iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// Each part is checked against `max` before it is spelled out, so that a short text makes no long list.
+/// Checks each part against `max` before it expands it, so that a short text cannot make a long list.
 fn ranges(text: &str, max: u32) -> Result<Vec<u32>, InvalidCpuList> {
     let mut cpus = Vec::new();
     for part in text.trim().split(',') {
@@ -98,7 +98,7 @@ fn ranges(text: &str, max: u32) -> Result<Vec<u32>, InvalidCpuList> {
         }
         cpus.extend(first..=last);
         if cpus.len() > 2 * (max as usize + 1) {
-            // Somebody repeats himself at length.
+            // A long text that repeats the same CPUs.
             return Err(InvalidCpuList::Twice { cpu: last });
         }
     }
@@ -108,7 +108,7 @@ fn ranges(text: &str, max: u32) -> Result<Vec<u32>, InvalidCpuList> {
 fn number(text: &str, part: &str) -> Result<u32, InvalidCpuList> {
     let digits = text.trim();
     let malformed = || InvalidCpuList::Malformed { part: part.trim().chars().take(40).collect() };
-    // `parse` would take a plus sign.
+    // `parse` would accept a plus sign.
     if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(malformed());
     }

@@ -1,8 +1,8 @@
-//! Sockets: their files made, kept private, and removed.
+//! Listening sockets: creates their files, keeps them private, and removes them.
 //!
-//! - A socket file left by a dead server is replaced; one that answers is refused.
+//! - Replaces the socket file of a dead server; refuses the path if a server answers there.
 //!
-//! Not here: who waits for connections (`acceptor.rs`), what a front-end says (`session`).
+//! Not here: waiting for connections (`acceptor.rs`), messages (`session`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,20 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use disk_image::{FileId, FileKind, Opener};
+use disk_image::{FileId, FileKind, MAX_SOCKET_PATH_BYTES, Opener};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::warn;
 
-/// Bytes of a socket path, without its terminating zero (`sockaddr_un`).
-const MAX_PATH_BYTES: usize = 107;
-/// From a server's `bind` to its `listen`, with room to spare.
+/// Longer than a server takes from its `bind` to its `listen`.
 const STARTING_SERVER: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Where a disk listens, and who may connect.
 #[derive(Clone, Debug)]
 pub struct SocketConfig {
-    /// Of the socket file; at most 107 bytes.
+    /// The socket file; at most [`MAX_SOCKET_PATH_BYTES`] long.
     pub path: PathBuf,
     /// Permission bits.
     pub mode: u32,
@@ -36,7 +34,7 @@ pub struct SocketConfig {
 }
 
 impl SocketConfig {
-    /// Whether a socket could be made there: what can be said before anything is opened or made.
+    /// Checks whether a socket can be created there, without creating anything.
     ///
     /// # Errors
     /// [`SocketError`]: the path is too long, or its folder does not exist.
@@ -45,7 +43,7 @@ impl SocketConfig {
     }
 }
 
-/// Why a socket cannot be had.
+/// Why a socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Does not fit `sockaddr_un`.
@@ -91,7 +89,7 @@ pub enum SocketError {
     },
 }
 
-/// For a listening socket whose closing does not hang.
+/// How long to wait for the close of a listening socket.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A bound socket, removed when dropped. Accepting from it never blocks.
@@ -107,10 +105,10 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Makes it and listens; a socket file that a dead server left is replaced.
+    /// Creates the socket and listens. Replaces the socket file of a dead server.
     ///
     /// # Errors
-    /// [`SocketError`]; nothing stays behind then.
+    /// [`SocketError`]; then no socket file is left.
     pub fn bind(opener: &Arc<dyn Opener>, config: &SocketConfig) -> Result<Self, SocketError> {
         let path = &config.path;
         let failed = |action| move |source: io::Error| SocketError::Io { action, path: path.clone(), source };
@@ -135,18 +133,18 @@ impl Socket {
         &self.path
     }
 
-    /// Whether its file is somebody else's to change and to remove: a service manager's.
+    /// Whether a service manager owns the socket file: this server neither changes nor removes it.
     #[must_use]
     pub fn is_managed(&self) -> bool {
         rustix::fs::fstat(self).is_ok_and(|stat| self.file == FileId { dev: stat.st_dev, ino: stat.st_ino })
     }
 
-    /// Whether its file stays when it goes: another process listens on it.
+    /// Whether the socket file stays when this value is dropped, because another process listens on it.
     pub fn leave_file(&self, stays: bool) {
         self.removed.store(stays, Ordering::Relaxed);
     }
 
-    /// The next front-end that connected, if there is one.
+    /// The next front-end that has connected, if any.
     ///
     /// # Errors
     /// Out of descriptors or memory.
@@ -161,12 +159,12 @@ impl Socket {
         }
     }
 
-    /// Removes the socket file, once: nobody connects any more, and the path is free for another server.
+    /// Removes the socket file, once. Then no front-end can connect any more, and another server can use the path.
     pub fn remove(&self) {
         if self.removed.swap(true, Ordering::Relaxed) {
             return;
         }
-        // Somebody may have removed the file and another server have put its own there.
+        // Another server may have replaced the file by its own.
         if self.opener.file_id(&self.path).is_ok_and(|file| file != self.file) {
             return;
         }
@@ -192,8 +190,8 @@ impl Drop for Socket {
     }
 }
 
-/// Closes a listening socket. Front-ends that were never accepted may have sent descriptors, which are closed with it, if no
-/// other process listens on it too, and may hang: another thread closes it, and this one waits for a moment only.
+/// Closes a listening socket. Front-ends that were never accepted may have sent descriptors. The last close of the socket
+/// closes them too, and may hang. So another thread closes it, and this one waits for a moment only.
 fn close_with_backlog(listener: OwnedFd) {
     let (closed, is_closed) = sync_channel(1);
     let close = move || {
@@ -202,23 +200,23 @@ fn close_with_backlog(listener: OwnedFd) {
     };
     let thread = std::thread::Builder::new().name("bareblk-close".into()).stack_size(64 << 10);
     match thread.spawn(close) {
-        // Usually at once; then the path can be bound again.
+        // It usually ends at once; then the path can be bound again.
         Ok(_) => drop(is_closed.recv_timeout(CLOSED_WITHIN)),
-        Err(error) => warn!("a socket was closed without a thread of its own: {error}"),
+        Err(error) => warn!("socket closed on this thread, because no other could be started: {error}"),
     }
 }
 
-/// A byte sent with MSG_OOB, and the descriptors that came with it, are received like any other. By default the kernel leaves
-/// them out of line: `recv` then closes the descriptors itself, which may wait, and a look at the socket does not see them.
+/// Makes the kernel deliver bytes sent with MSG_OOB, and their descriptors, like any others. By default it keeps them out of
+/// line: `recv` then closes the descriptors, which may wait, and a peek at the socket does not show them.
 pub(crate) fn take_urgent_bytes_in_line(socket: &OwnedFd) {
-    // Fails on a kernel that knows no urgent bytes of Unix sockets: then there are none.
+    // It fails on a kernel without urgent bytes for Unix sockets; then there are none.
     let _ = rustix::net::sockopt::set_socket_oobinline(socket, true);
 }
 
 fn check_path(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
     let bytes = path.as_os_str().len();
-    if bytes > MAX_PATH_BYTES {
-        return Err(SocketError::PathTooLong { path: path.to_owned(), bytes, max: MAX_PATH_BYTES });
+    if bytes > MAX_SOCKET_PATH_BYTES {
+        return Err(SocketError::PathTooLong { path: path.to_owned(), bytes, max: MAX_SOCKET_PATH_BYTES });
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     match folder.map(|folder| opener.file_kind(folder)) {
@@ -229,12 +227,12 @@ fn check_path(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
             Err(SocketError::NoFolder { path: path.to_owned() })
         }
         Some(Err(source)) => {
-            Err(SocketError::Io { action: "look at the folder of", path: path.to_owned(), source })
+            Err(SocketError::Io { action: "find the folder of", path: path.to_owned(), source })
         }
     }
 }
 
-/// Socket files that nobody answers on any more go; anything else stays and is an error.
+/// Removes socket files of dead servers. Any other file stays and is an error.
 pub(crate) fn clear_stale(opener: &dyn Opener, paths: &[&Path]) -> Result<(), SocketError> {
     let mut stale = Vec::new();
     for &path in paths {
@@ -252,7 +250,7 @@ pub(crate) fn clear_stale(opener: &dyn Opener, paths: &[&Path]) -> Result<(), So
     if stale.is_empty() {
         return Ok(());
     }
-    // Asked twice: a server that is just starting has made the file and does not listen yet.
+    // Checks twice: a server that is starting has created the file and does not listen yet.
     std::thread::sleep(STARTING_SERVER);
     stale.into_iter().try_for_each(|path| {
         refuse_alive(opener, path)?;
@@ -265,7 +263,11 @@ fn refuse_alive(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
     match is_dead(opener, path) {
         Ok(true) => Ok(()),
         Ok(false) => Err(SocketError::InUse { path: path.to_owned() }),
-        Err(source) => Err(SocketError::Io { action: "look who listens on", path: path.to_owned(), source }),
+        Err(source) => Err(SocketError::Io {
+            action: "find out whether a server listens on",
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 

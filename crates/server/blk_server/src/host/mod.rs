@@ -1,6 +1,4 @@
-//! What the host has: CPUs, NUMA nodes, control groups, sockets, eventfds, a clock.
-//!
-//! Not here: who uses them.
+//! The host's parts: CPUs, NUMA nodes, control groups, sockets, eventfds, a clock.
 
 pub(crate) mod cgroup;
 pub(crate) mod clock;

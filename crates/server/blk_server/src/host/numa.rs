@@ -1,8 +1,8 @@
 //! Which NUMA node CPUs belong to, from `/sys/devices/system/node`.
 //!
-//! - Told only, never set: memory comes from the node of the CPU that touches it first, and a bound worker touches
-//!   its own.
-//! - A host without these files (no NUMA in its kernel, no sysfs) has no node to tell; that is no error.
+//! - Reads only. Memory comes from the node of the CPU that touches it first, and a bound worker touches its own
+//!   memory first.
+//! - A host without these files (a kernel without NUMA, no sysfs) has no nodes; that is not an error.
 //!
 //! Not here: binding a thread (`worker_thread.rs`).
 
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::host::cpu_list::parse_kernel_list;
 
-/// Where Linux tells its nodes.
+/// Where Linux lists its nodes.
 const NODES: &str = "/sys/devices/system/node";
 
 /// The node that all of `cpus` belong to. `None`: more than one, or unknown, or no CPUs.

@@ -14,13 +14,13 @@ use rustix::io::ReadWriteFlags;
 /// it, may block a worker (a full pipe, a socket that lingers, a file on FUSE).
 ///
 /// # Errors
-/// `InvalidInput` for what is no eventfd; `fcntl`'s.
+/// `InvalidInput` if the descriptor is not an eventfd; `fcntl`'s.
 pub(crate) fn adopt_passed(fd: PassedFd) -> std::io::Result<PassedFd> {
     prepare(fd.shared())?;
     Ok(fd)
 }
 
-/// The same with one of our own, which is charged to no disk.
+/// Like [`adopt_passed`], for a descriptor of our own, which is charged to no disk.
 ///
 /// # Errors
 /// As [`adopt_passed`].
@@ -43,14 +43,14 @@ fn prepare(fd: &OwnedFd) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Adds one to an eventfd that this process alone has, and that does not block. A counter that is full has woken its reader
-/// long ago: errors have no consequence.
+/// Adds one to an eventfd that only this process has, and that does not block. A full counter has woken its reader long
+/// ago, so errors have no consequence.
 #[inline]
 pub(crate) fn signal(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// Empties an eventfd that is about to be given back. Never blocks, whatever its flags are by now.
+/// Empties an eventfd before its return to the front-end. Never blocks, whatever its flags are now.
 pub(crate) fn drain(fd: impl AsFd) {
     const CURRENT_POSITION: u64 = u64::MAX;
     let mut counter = [0u8; 8];

@@ -1,4 +1,4 @@
-//! The configuration space: read by the front-end for its guest, and the one field that a guest writes.
+//! The configuration space: the front-end reads it for its guest, and a guest writes one field.
 //!
 //! Spec: vhost-user, GET_CONFIG, SET_CONFIG. Not here: what is in it (`disk/mod.rs`, `virtio_blk`).
 

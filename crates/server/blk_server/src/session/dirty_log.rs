@@ -1,4 +1,4 @@
-//! A live migration's messages: the front-end's dirty log, and what is noted in it.
+//! A live migration's messages: the front-end's dirty log, and the stores that are marked in it.
 //!
 //! `SET_LOG_BASE (file) + LOG_ALL or a ring's F_LOG → StoreLog → the session's memory → its queues' workers`
 //!
@@ -7,8 +7,8 @@
 //!   is noted by what counts when it completes.
 //! - All stores are noted as soon as the front-end wants any of them noted: a bit too many costs a page that is copied
 //!   once more.
-//! - A log that does not fit ends the session. Front-ends do not look at the answer, and a migration that goes on
-//!   without some of the bits ends in a guest with wrong memory.
+//! - A log that is too small ends the session. Front-ends ignore the answer, and a migration without some of the bits
+//!   ends in a guest with wrong memory.
 //!
 //! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR. Not here: the bits (`guest_mem`).
 
@@ -30,22 +30,22 @@ use super::{Answer, Result, Session, SessionError, UserAddresses};
 /// `VHOST_F_LOG_ALL` (vhost-user, "Migration").
 pub(super) const F_LOG_ALL: u64 = 1 << 26;
 
-/// Why stores cannot be noted.
+/// Why stores cannot be marked in the log.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DirtyLogRefused {
-    #[error("SET_LOG_BASE without LOG_SHMFD (bit 1) negotiated: there is no other log than shared memory")]
+    #[error("SET_LOG_BASE without LOG_SHMFD (bit 1): negotiate it, because only shared memory is supported")]
     NotShared,
-    #[error("dirty log of {mmap_bytes} bytes from byte {offset_bytes} of its file on cannot be mapped")]
+    #[error("cannot map the dirty log: {mmap_bytes} bytes from byte {offset_bytes} of its file")]
     Map { mmap_bytes: u64, offset_bytes: u64, source: DirtyLogError },
     #[error(transparent)]
     TooSmall(#[from] MemoryError),
 }
 
-/// What the front-end has said so far.
+/// The front-end's messages about the log so far.
 #[derive(Debug, Default)]
 pub(super) struct DirtyLogging {
     bits: Option<Arc<DirtyLog>>,
-    /// Wants to be told that there are new bits.
+    /// The descriptor to signal for new bits.
     changed: Option<PassedFd>,
     /// `VHOST_F_LOG_ALL` is on.
     pub(super) all: bool,
@@ -86,7 +86,7 @@ impl DirtyLogging {
 }
 
 impl Session {
-    /// SET_LOG_BASE: another log, from now on.
+    /// SET_LOG_BASE: replaces the log.
     pub(super) fn set_log_base(&mut self, mut message: Message) -> Result<Answer> {
         if !self.has(VhostUserProtocolFeatures::LOG_SHMFD) {
             return Err(DirtyLogRefused::NotShared.into());
@@ -101,7 +101,7 @@ impl Session {
         Ok(Answer::DirtyLog(said))
     }
 
-    /// SET_LOG_FD: who is told of new bits.
+    /// SET_LOG_FD: the descriptor to signal for new bits.
     pub(super) fn set_log_fd(&mut self, mut message: Message) -> Result<Answer> {
         expect_fds(&message, 1)?;
         let request = FrontendReq::SET_LOG_FD;

@@ -1,16 +1,16 @@
-//! A session goes to another process while its front-end and its guest notice nothing: frozen here, rebuilt there.
+//! Hands a session to another process, unnoticed by front-end and guest: freezes it here, rebuilds it there.
 //!
 //! `order → (no message is being carried out) queues drained and taken from their workers → SessionState → verdict:
 //! theirs (never touched again) or, whatever goes wrong, back to the workers`
 //! `SessionState → checked, mapped, no ring started → go → rings started, calls signalled → the next message`
 //!
-//! - A frozen session holds its queues itself: no worker looks at a ring, and the guest's kicks wait in their eventfds.
+//! - A frozen session holds its queues itself: no worker reads a ring, and the guest's kicks wait in their eventfds.
 //! - What was submitted completes first. Parked requests, and what was to be done again and is not, stay in the in-flight log;
 //!   where there is none, a session with parked requests is not handed over.
 //! - Half a message goes along with what has arrived of it, and a live migration with its dirty log: a front-end that begins
 //!   one or the other does not keep its session here (docs/decisions/0045).
 //! - The lease of the disk's rings goes along; a session without it starts no ring there before its front-end's next message.
-//! - What comes is checked as a front-end's messages are, though it comes from a server: it got it from one.
+//! - Checks the received state like a front-end's messages: the other server received it from a front-end.
 //!
 //! Not here: all sessions of a server (`live_upgrade.rs`), queues and workers (`assignment/frozen.rs`).
 
@@ -40,14 +40,14 @@ use crate::host::clock::monotonic_ns;
 use crate::host::error_line::error_line;
 use crate::host::signal::adopt_passed;
 
-/// What a session is told once it is frozen; a channel that ends without a word says that all is as before.
+/// The verdict on a frozen session. A channel that ends without one means that the session continues here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Theirs;
 
 /// Asks a session to freeze.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// For its queues to drain.
+    /// How long its queues may take to drain.
     pub(crate) timeout: Duration,
     pub(crate) frozen: SyncSender<Result<Handed, NotHanded>>,
     pub(crate) verdict: Receiver<Theirs>,
@@ -64,7 +64,7 @@ pub struct Handed {
     pub frozen_ns: u64,
 }
 
-/// Why a session stays where it is.
+/// Why a session stays in this process.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotHanded {
     #[error("the front-end has truncated memory that it shares")]
@@ -80,17 +80,17 @@ pub(crate) enum NotHanded {
     Parked { queue: u16, requests: usize },
 }
 
-/// What a session does next.
+/// The session's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Afterwards {
-    /// As before.
+    /// It continues.
     GoesOn,
-    /// It is another process's.
+    /// Another process owns it.
     Theirs,
 }
 
 impl Session {
-    /// Freezes, if that is what the pause is for, and waits for the verdict.
+    /// Freezes if there is an order to freeze, and waits for the verdict.
     pub(super) fn obey_order(&mut self) -> Afterwards {
         let Some(Order { timeout, frozen, verdict }) = self.shared.take_order() else {
             return Afterwards::GoesOn;
@@ -104,14 +104,14 @@ impl Session {
         };
         let _ = frozen.send(Ok(handed));
         if verdict.recv() == Ok(Theirs) {
-            // Without stopping: the rings are no longer ours.
+            // The queues are not stopped, because the rings belong to the other process.
             self.vrings.iter_mut().for_each(|vring| vring.running = None);
             self.wire.is_ours = false;
             debug!(disk = self.disk.name(), session = self.shared.id(), "session handed over");
             return Afterwards::Theirs;
         }
         self.workers.thaw(queues);
-        // Who waits for that sees the channel's end.
+        // The waiting thread sees the channel's end.
         drop(frozen);
         Afterwards::GoesOn
     }
@@ -133,9 +133,9 @@ impl Session {
         }
     }
 
-    /// Notes where each ring goes on.
+    /// Records the position at which each ring continues.
     fn leave_all(&mut self, queues: &mut [FrozenQueue]) -> Result<(), NotHanded> {
-        // One that no worker could serve has ended, and is not among `queues`.
+        // A queue that no worker could serve has ended and is not in `queues`.
         self.vrings.iter_mut().for_each(|vring| vring.broken = vring.running.is_some());
         for frozen in queues {
             let queue = frozen.index();
@@ -144,7 +144,7 @@ impl Session {
                 NotLeft::LostMemory => NotHanded::LostMemory,
                 NotLeft::Parked { requests } => NotHanded::Parked { queue, requests },
             })?;
-            // Where it stands after a stop, which counts only if there is one.
+            // The position after a stop; used only if the queue is stopped.
             (vring.base, vring.broken) = (left.position, left.is_broken);
         }
         Ok(())
@@ -208,14 +208,14 @@ fn vring_state(vring: &Vring, fds: &mut Outgoing) -> VringState {
     }
 }
 
-// ---- in the process that goes on
+// ---- in the process that continues
 
 /// Lets a rebuilt session start its rings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Go;
 
 impl Session {
-    /// As it was in the other process, without a ring that runs.
+    /// Rebuilds the session as it was in the other process, with no ring running.
     pub(crate) fn rebuilt(
         disk: Arc<Disk>,
         workers: Arc<WorkerSet>,
@@ -268,7 +268,7 @@ impl Session {
         Ok(session)
     }
 
-    /// The rings that ran in the other process: only those of the session that has the disk's lease did.
+    /// Starts the rings that ran in the other process: only the session with the disk's lease had any.
     fn start_leased(&mut self) -> Result<()> {
         if self.lease.is_some() {
             self.reconcile_all()?;
@@ -321,7 +321,7 @@ impl Session {
         })
     }
 
-    /// Waits to be let go, starts the rings, says when they run, and serves the front-end.
+    /// Waits for permission, starts the rings, reports when they run, and serves the front-end.
     pub(crate) fn go_on(mut self, go: &Receiver<Go>, started: &SyncSender<Result<u64, String>>) {
         if go.recv().is_err() {
             return;
@@ -330,7 +330,7 @@ impl Session {
         let had_failed: Vec<bool> = self.vrings.iter().map(|vring| vring.failed).collect();
         let reconciled = self.start_leased();
         let fails_here = self.vrings.iter().zip(had_failed).position(|(vring, had)| vring.failed && !had);
-        // What completed in the other process was signalled; that its last signal came through is not ours to know.
+        // The other process signalled its completions, but this one cannot know whether the last signal arrived.
         let running = self.vrings.iter().filter(|vring| vring.running.is_some());
         running.filter_map(|vring| vring.call.as_ref()).for_each(signal_shared);
         let _ = started.send(match (&reconciled, fails_here) {
@@ -340,7 +340,7 @@ impl Session {
         });
         if let Err(error) = reconciled {
             let (disk, session) = (self.disk.name(), self.shared.id());
-            return error!(disk, session, "session taken over and ended: {}", error_line(&error));
+            return error!(disk, session, "session ended after the live upgrade: {}", error_line(&error));
         }
         self.run();
     }

@@ -1,10 +1,10 @@
-//! The shared memory of the in-flight logs: made for a front-end, which keeps it, and taken back from one.
+//! The shared memory of the in-flight logs: the server creates it, the front-end keeps it and passes it to the next server.
 //!
 //! `GET_INFLIGHT_FD → sealed memory → front-end … a server dies … SET_INFLIGHT_FD → checked, mapped → queues' logs`
 //!
-//! - Whoever connects may send any file of any size: no more of it is mapped than the logs need, and a file that is
-//!   truncated later ends its session, like guest memory (`guest_mem`). The memory that we make cannot be.
-//! - Nothing is written here: a queue begins its log when it starts.
+//! - A front-end may send a file of any size. The server maps only as much as the logs need; a file that is truncated
+//!   later ends its session, like guest memory (`guest_mem`). Memory that the server created cannot be truncated.
+//! - This file writes nothing into a log: a queue begins its log when it starts.
 //! - A front-end asks before its guest has chosen the rings' sizes, so what it asks for is not what it will need: a log
 //!   that is made here has room for the longest ring of the disk (docs/decisions/0042). A ring that has no room in its
 //!   log is served without one.
@@ -26,12 +26,12 @@ use vm_memory::ByteValued;
 use super::wire::Message;
 use super::{Answer, Result, Session, SessionError, expect_fds};
 
-/// A log's fields lie in words of 64 bits.
+/// A log's fields are words of 64 bits.
 const ALIGN_BYTES: u64 = 8;
-/// What the message's last field but padding ends with; some peers send the padding.
+/// The message's size without padding; some peers send the padding.
 const FIELDS_BYTES: usize = 20;
 
-/// Why there is no such memory.
+/// Why a log's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogMemoryError {
     #[error("in-flight log for {queues} queues, this disk has 1 to {max}")]
@@ -46,7 +46,7 @@ pub(crate) enum LogMemoryError {
         "in-flight log begins at byte {offset_bytes} of its file, which is not a multiple of {ALIGN_BYTES}"
     )]
     Misaligned { offset_bytes: u64 },
-    #[error("in-flight log cannot be mapped")]
+    #[error("cannot map the in-flight log")]
     Map(#[from] MapError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -55,7 +55,7 @@ pub(crate) enum LogMemoryError {
          it first (GET_VRING_BASE)"
     )]
     Running { queue: usize },
-    #[error("memory for an in-flight log of {bytes} bytes cannot be had")]
+    #[error("cannot create the memory of an in-flight log of {bytes} bytes")]
     Make { bytes: u64, source: io::Error },
 }
 
@@ -63,11 +63,11 @@ pub(crate) enum LogMemoryError {
 /// a server made has such a size.
 const ROOMY_MARK_BYTES: u64 = 8;
 
-/// How many logs there are, and how many entries each of them has.
+/// The number of logs, and of entries in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LogLayout {
     pub(super) queues: u16,
-    /// Of each queue: no longer ring has room.
+    /// Entries of each queue's log: a longer ring has no room.
     pub(super) entries: u16,
 }
 
@@ -105,13 +105,13 @@ impl LogLayout {
 pub(super) struct LogMemory {
     memory: Arc<GuestMemory>,
     layout: LogLayout,
-    /// As the front-end said it.
+    /// As the front-end sent it.
     pub(super) mmap_bytes: u64,
     pub(super) offset_bytes: u64,
 }
 
 impl LogMemory {
-    /// Of one queue; `None`: it has no room.
+    /// The log of one queue; `None`: it has no room.
     pub(super) fn area(&self, queue: u16, queue_size: u16, packed: bool) -> Option<LogArea> {
         let LogLayout { queues, entries } = self.layout;
         let end_bytes = LogArea::bytes(queue.saturating_add(1), entries, packed);
@@ -134,7 +134,7 @@ impl LogMemory {
 }
 
 impl Session {
-    /// GET_INFLIGHT_FD: new memory. It counts when the front-end gives it back.
+    /// GET_INFLIGHT_FD: creates memory. It is used once the front-end passes it back.
     pub(super) fn get_inflight_fd(&self, message: &Message) -> Result<Answer> {
         let asked = self.checked(message)?;
         let (num_queues, queue_size) = (asked.num_queues, asked.queue_size);
@@ -158,7 +158,7 @@ impl Session {
         self.reconcile_all()
     }
 
-    /// Where queue `at` notes what it has in flight; `None`: nowhere.
+    /// The log of queue `at`; `None`: it runs without one.
     pub(super) fn log_for(&self, at: usize, packed: bool) -> Option<LogArea> {
         let (log, queue_size) = (self.log.as_ref()?, self.vrings[at].queue_size?);
         let queue = u16::try_from(at).ok()?;
@@ -186,7 +186,7 @@ impl Session {
     }
 }
 
-/// `most`: queues that the disk has.
+/// `most`: the disk's queues.
 pub(super) fn check(said: &VhostUserInflight, most: u16) -> Result<(), LogMemoryError> {
     let (queues, queue_size) = (said.num_queues, said.queue_size);
     if !(1..=most).contains(&queues) {
@@ -218,7 +218,7 @@ fn layout(said: &VhostUserInflight) -> LogLayout {
     LogLayout::of_memory(said.mmap_size, said.num_queues, said.queue_size)
 }
 
-/// No more of the file than logs need.
+/// Maps no more of the file than the logs need.
 fn spec(said: &VhostUserInflight, layout: LogLayout) -> RegionSpec {
     RegionSpec {
         guest_addr: GuestAddress(0),
@@ -228,7 +228,7 @@ fn spec(said: &VhostUserInflight, layout: LogLayout) -> RegionSpec {
     }
 }
 
-/// Nobody can change its size any more.
+/// Seals the size: no process can change it any more.
 fn sealed_memory(bytes: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create("bareblk-in-flight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, bytes)?;

@@ -6,8 +6,8 @@
 //!   rings are started in only one (`disk::RingLease`).
 //! - One thread per session, asleep in `poll` between messages. It never touches guest memory: the
 //!   queues' workers do.
-//! - A message that makes no sense ends the session with one log line; the disk and other sessions go
-//!   on. What the front-end asked to be told (NEED_REPLY) it is told instead, where it can go on.
+//! - An invalid message ends the session with one log line; the disk and other sessions continue. If the front-end
+//!   asked for an answer (NEED_REPLY) and can continue, it gets "failed" instead.
 //!
 //! Spec: vhost-user, "Front-end message types". Not here: bytes (`wire.rs`), the requests of the guest
 //! (`queue/mod.rs`).
@@ -62,7 +62,7 @@ const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
 const BACKEND_CONFIG_CHANGE: u32 = 2;
 
-/// Why a message was not carried out.
+/// Why the session refused a message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionError {
     #[error(transparent)]
@@ -87,9 +87,11 @@ pub(crate) enum SessionError {
         "SET_PROTOCOL_FEATURES {wanted:#x}: GET_VRING_BASE_INFLIGHT (bit 20) needs INFLIGHT_SHMFD (bit 12)"
     )]
     NoLog { wanted: u64 },
-    #[error("configuration written without VIRTIO_BLK_F_CONFIG_WCE, so nothing in it is writable")]
+    #[error(
+        "SET_CONFIG without VIRTIO_BLK_F_CONFIG_WCE: no field is writable unless the driver negotiates it"
+    )]
     NoConfigWce,
-    #[error("{request:?} is not supported: its feature was not offered")]
+    #[error("{request:?} is not supported: the server did not offer its feature")]
     NotOffered { request: FrontendReq },
     #[error(transparent)]
     Features(#[from] virtio_blk::FeatureError),
@@ -115,16 +117,16 @@ pub(crate) enum SessionError {
 
 type Result<T, E = SessionError> = std::result::Result<T, E>;
 
-/// Whether a session goes on after a step.
+/// Whether a session continues after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     GoesOn,
     Ended,
 }
 
-/// How a message is answered.
+/// The answer to a message.
 enum Answer {
-    /// Nothing to tell but success, if asked (REPLY_ACK).
+    /// Success, if the front-end asked for it (REPLY_ACK).
     Ack,
     U64(u64),
     VringState(VhostUserVringState),
@@ -145,7 +147,7 @@ pub(crate) struct Session {
     protocol: u64,
     protocol_negotiated: bool,
     vrings: Vec<Vring>,
-    /// Only if the front-end keeps one.
+    /// The in-flight logs, if the front-end keeps them.
     log: Option<LogMemory>,
     dirty: DirtyLogging,
     lease: Option<RingLease>,
@@ -182,14 +184,14 @@ impl Session {
         }
     }
 
-    /// Serves the front-end until it goes, errs, or the session is told to end.
+    /// Serves the front-end until it disconnects, sends an invalid message, or the session is told to end.
     pub(crate) fn run(mut self) {
         debug!(disk = self.disk.name(), session = self.shared.id(), "front-end connected");
         self.wire.is_ours = true;
         while self.step() == Progress::GoesOn {}
     }
 
-    /// Waits for the front-end once and does what arrived. Logs the end.
+    /// Waits for the front-end once and handles what arrived. Logs the end.
     pub(crate) fn step(&mut self) -> Progress {
         match self.receive_and_answer() {
             Ok(progress) => return progress,
@@ -283,7 +285,7 @@ impl Session {
         self.warn_once(&format!("refused: {}", error_line(error)));
     }
 
-    /// Once for the same words, as front-ends try again and again.
+    /// Logs the same text once, because front-ends repeat a refused message.
     fn warn_once(&self, what: &str) {
         if let Some(Allowed { suppressed }) = self.disk.log_allowed_once(what, Instant::now()) {
             let (disk, session) = (self.disk.name(), self.shared.id());
@@ -342,7 +344,7 @@ impl Session {
 
     fn set_features(&mut self, message: &Message) -> Result<Answer> {
         let wanted = u64_body(message)?;
-        // The one bit that changes under running rings, and is none of the driver's.
+        // The only bit that changes under running rings; it is not one of the driver's.
         let negotiated = Negotiated::accept(self.offered, wanted & !F_LOG_ALL)?;
         self.dirty.all = wanted & F_LOG_ALL != 0;
         self.protocol_negotiated = wanted & F_PROTOCOL_FEATURES != 0;
@@ -363,7 +365,7 @@ impl Session {
         self.reconcile_all()
     }
 
-    /// Stops every ring and forgets what was negotiated and what was in flight; memory, the channel and a guest's
+    /// Stops every ring, and forgets the negotiated features and the in-flight log. Memory, the channel and a guest's
     /// choice of writethrough stay.
     fn reset(&mut self) -> Result<Answer> {
         self.stop_all(Ending::Ring);
@@ -378,7 +380,7 @@ impl Session {
         self.renew_log()
     }
 
-    /// Hands running queues the new table; where a region goes away they let go of it first.
+    /// Gives running queues the new table. If a region is removed, they release it first.
     ///
     /// A ring that the new table does not hold pauses without a fault: front-ends resize a region by
     /// removing it and adding another, and add regions one by one. It has let go of the old table before the
@@ -426,7 +428,7 @@ impl Session {
         let at = self.vring_index(message.request, u64::from(index))?;
         self.stop(at);
         let vring = &mut self.vrings[at];
-        // A position says nothing of a ring that this session has not run: the front-end may have made it up.
+        // If this session has not run the ring, its position proves nothing: the front-end may have invented it.
         let cache = self.disk.guest_cache();
         if vring.is_known {
             cache.ring_left(at, vring.base)
@@ -466,7 +468,7 @@ impl Session {
         Ok(Answer::Ack)
     }
 
-    /// Makes the queue run, or not, as the front-end's messages so far have it.
+    /// Starts or stops the queue, as the front-end's messages so far require.
     fn reconcile(&mut self, at: usize) -> Result<Answer> {
         let should_run = self.vrings[at].should_run() && !self.memory.regions().is_empty();
         match (self.negotiated, should_run, self.vrings[at].running.is_some()) {
@@ -514,7 +516,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns when what was submitted is complete; the guest's further requests stay in the ring.
+    /// Returns when all submitted requests are complete. The guest's further requests stay in the ring.
     fn stop(&mut self, at: usize) {
         if let Some(queue) = self.vrings[at].running.take() {
             self.vrings[at].base = queue.stop().unwrap_or(self.vrings[at].base);
@@ -522,7 +524,7 @@ impl Session {
         self.give_up_idle_lease();
     }
 
-    /// Another session may start rings when this one has none.
+    /// Lets another session start rings if this one has none.
     fn give_up_idle_lease(&mut self) {
         if self.lease.is_some() && self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
@@ -530,7 +532,7 @@ impl Session {
         }
     }
 
-    /// All queues at once, so that they drain side by side.
+    /// Stops all queues at once, so that they drain side by side.
     fn stop_all(&mut self, ending: Ending) {
         for vring in &self.vrings {
             if let Some(queue) = &vring.running {
@@ -549,10 +551,10 @@ impl Session {
     }
 }
 
-/// However it ends: no worker goes on with a queue whose session is gone. Those that are another process's are not among them.
+/// No worker continues with a queue whose session is gone. Queues that another process owns are not in the list any more.
 impl Drop for Session {
     fn drop(&mut self) {
-        // With a lease and no ring: another process has the rings, so the disk is still in use.
+        // If the session has the lease and no ring, another process has the rings: the disk is still in use.
         if self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
         }
@@ -563,10 +565,10 @@ impl Drop for Session {
 }
 
 impl SessionError {
-    /// Whether there is nothing to go on with, even for a front-end that wants to be told "failed".
+    /// Whether the session must end, even if the front-end asked for an answer.
     fn ends_session(&self) -> bool {
-        // Of a dirty log that cannot be used, front-ends do not look at the answer: a migration would go on without
-        // what could not be noted.
+        // Front-ends ignore the answer to SET_LOG_BASE: a migration would continue without the pages that could not
+        // be marked.
         let is_dirty_log = matches!(self, Self::DirtyLog(_));
         is_dirty_log || matches!(self, Self::Wire(_) | Self::WorkerGone | Self::Lease(LeaseError::Ending))
     }
@@ -578,7 +580,7 @@ impl From<crate::data_path::worker::command::WorkerGone> for SessionError {
     }
 }
 
-/// Requests with an answer of their own, in which failure cannot be told.
+/// Requests whose answer cannot express failure.
 fn has_reply(request: FrontendReq) -> bool {
     matches!(
         request,

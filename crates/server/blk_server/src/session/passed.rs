@@ -1,7 +1,7 @@
-//! Descriptors that a front-end passes for a queue, or for itself: what they must be, and from when on they count.
+//! Checks the descriptors that a front-end passes for a queue or for its back-end channel.
 //!
-//! - Each is charged to the disk (`guest_mem`'s quota) from its arrival until it is closed. One that a queue has is kept here
-//!   until the queue has let go of it.
+//! - Each is charged to the disk (`guest_mem`'s quota) from its arrival until it is closed. The session keeps a queue's
+//!   descriptor until the queue has released it.
 //!
 //! Spec: vhost-user, SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_BACKEND_REQ_FD. Not here: memory (`memory.rs`), logs
 //! (`log_memory.rs`, `dirty_log.rs`).
@@ -17,7 +17,7 @@ use super::body::{expect_fds, u64_body};
 use super::wire::Message;
 use super::{Answer, Result, Session, SessionError};
 
-/// The message's low byte names the queue, this bit says that no descriptor follows.
+/// The message's low byte is the queue's number; this bit means that no descriptor follows.
 const VRING_NO_FD: u64 = 1 << 8;
 
 impl Session {
@@ -31,8 +31,8 @@ impl Session {
         self.reconcile(at)
     }
 
-    /// The new descriptor is signalled once: what completed before may have been signalled on one that
-    /// the front-end had already dropped, and the guest would wait for it for good.
+    /// Signals the new descriptor once: earlier completions may have been signalled on a descriptor that the
+    /// front-end had already dropped, and the guest would wait for them for ever.
     pub(super) fn set_vring_call(&mut self, message: Message) -> Result<Answer> {
         let (at, fd) = self.vring_fd(message)?;
         let call = fd.as_ref().map(|fd| Arc::clone(fd.shared()));
@@ -78,8 +78,8 @@ impl Session {
     }
 }
 
-/// The channel must be a connected Unix stream socket: to send on anything else may block, or reach somebody else, and to
-/// close it may linger.
+/// The channel must be a connected Unix stream socket. Sending on anything else may block or reach another program, and
+/// closing it may linger.
 fn check_channel(channel: &PassedFd) -> Result<()> {
     let kind = socket_domain(channel).and_then(|domain| Ok((domain, socket_type(channel)?)));
     let source = match kind.map_err(io::Error::from) {
@@ -88,8 +88,9 @@ fn check_channel(channel: &PassedFd) -> Result<()> {
             Err(errno) => errno.into(),
         },
         Ok((domain, kind)) => {
-            let what =
-                format!("a Unix stream socket is needed, this is one of domain {domain:?} and type {kind:?}");
+            let what = format!(
+                "a Unix stream socket is needed, but this one has domain {domain:?} and type {kind:?}"
+            );
             io::Error::new(io::ErrorKind::InvalidInput, what)
         }
         Err(error) => error,

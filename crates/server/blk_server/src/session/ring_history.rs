@@ -13,7 +13,7 @@ use super::{Session, Vring};
 use crate::data_path::disk::write_cache::{MemoryFile, Shown};
 use crate::data_path::queue::ring_start::assume_writethrough;
 
-/// Bits of a ring base that are 0 as long as nothing was used, in both formats: all but a packed ring's wrap counters.
+/// Bits of a ring base that are 0 until the ring is used, in both formats: all except a packed ring's wrap counters.
 const USED_BITS: u32 = 0x7fff_7fff;
 
 impl Session {
@@ -27,7 +27,7 @@ impl Session {
         !self.is_known(at)
     }
 
-    /// Queue `at` was started; whether it runs is not said.
+    /// Queue `at` was started, successfully or not.
     pub(super) fn note_opened(&mut self, at: usize) {
         if self.vrings[at].running.is_some() {
             self.disk.guest_cache().ring_opened(at, self.memory_file(at));

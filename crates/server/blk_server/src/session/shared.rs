@@ -1,6 +1,6 @@
-//! What a session's thread and the server share: orders to freeze, the back-end channel, whether it has ended.
+//! State that a session's thread and the server share: orders to freeze, the back-end channel, the session's end.
 //!
-//! Not here: the session itself (`mod.rs`), what workers and the disk know of it (`session_link.rs`).
+//! Not here: the session itself (`mod.rs`), its link to workers and disk (`session_link.rs`).
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -57,7 +57,7 @@ impl SessionShared {
         &self.link
     }
 
-    /// Ends a wait between messages: there is an order.
+    /// Ends a wait between messages, because there is an order.
     pub(crate) fn pause_fd(&self) -> &Arc<OwnedFd> {
         &self.pause
     }
@@ -72,32 +72,32 @@ impl SessionShared {
         crate::host::signal::signal(&self.pause);
     }
 
-    /// The order that has not been looked at yet.
+    /// The order that the session has not seen yet.
     pub(crate) fn take_order(&self) -> Option<Order> {
         self.lock().order.take()
     }
 
-    /// The front-end said something.
+    /// The front-end has sent a message.
     pub(crate) fn note_heard(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the front-end never said anything, and the session is not ending already.
+    /// Whether the front-end has never sent a message and the session is not ending.
     pub(crate) fn is_silent(&self) -> bool {
         !self.heard.load(Ordering::Relaxed) && self.end_reason().is_none()
     }
 
-    /// Called by the session's thread when its queues are stopped.
+    /// The session's thread calls this when its queues are stopped.
     pub(crate) fn ended(&self) {
         let mut state = self.lock();
         state.ended = true;
-        // Whoever waits for it learns that there is nothing to take over.
+        // A waiting live upgrade learns that there is no session to hand over.
         state.order = None;
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits until the session has ended; false if it had not by `deadline`.
+    /// Waits until the session has ended. False: it has not by `deadline`.
     pub(crate) fn wait_ended(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !state.ended);
@@ -116,8 +116,8 @@ impl SessionShared {
         self.heard.load(Ordering::Relaxed)
     }
 
-    /// Tells the front-end that the configuration space changed (the disk's size, say). Never waits: a
-    /// channel that is full holds messages that will make its reader look.
+    /// Tells the front-end that the configuration space changed, for example the disk's size. Never waits: a full
+    /// channel holds messages that will make the front-end read the configuration.
     pub(crate) fn announce_config_change(&self) {
         let Some(channel) = self.backend_channel() else {
             debug!(

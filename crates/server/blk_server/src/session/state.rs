@@ -1,11 +1,11 @@
-//! All that another process needs to know to go on with a front-end: plain values, and descriptors beside them.
+//! The state with which another process continues a session: plain values, and a list of descriptors.
 //!
 //! `Session (frozen) → SessionState + descriptors → … a socket … → checked like a front-end's messages → Session`
 //!
-//! - Descriptors stand in the values as places in a list that travels with them: each place is named at most once.
-//! - What is not here begins anew: counters, limits of log lines, where queues were attached by hand.
+//! - A value refers to a descriptor by its place in the list. Each place is used at most once.
+//! - Everything else begins anew: counters, limits of log lines, queues that were attached by hand.
 //!
-//! Not here: freezing and going on (`hand_over.rs`), how it travels (`bareblk`).
+//! Not here: freezing and continuing (`hand_over.rs`), sending it (`bareblk`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,18 +28,18 @@ pub struct SessionState {
     pub(super) negotiated: Option<u64>,
     pub(super) protocol: u64,
     pub(super) protocol_negotiated: bool,
-    /// What has arrived of a message whose rest has not.
+    /// The received part of a message whose rest has not arrived.
     pub(super) half: Option<HalfState>,
     /// The disk's rings are started in this session, and in no other.
     pub(super) has_lease: bool,
     /// `VHOST_F_LOG_ALL` was accepted.
     pub(super) log_all: bool,
     pub(super) dirty_log: Option<DirtyLogState>,
-    /// Wants to be told of new bits in it.
+    /// The descriptor to signal for new bits in the log.
     pub(super) dirty_log_changed: Option<Place>,
     /// Writes may complete before they are durable.
     pub(super) writeback: bool,
-    /// It has said something.
+    /// It has sent a message.
     pub(super) heard: bool,
     pub(super) regions: Vec<RegionState>,
     pub(super) log: Option<LogState>,
@@ -64,11 +64,11 @@ pub(super) struct RegionState {
 pub(super) struct HalfState {
     pub(super) bytes: Vec<u8>,
     pub(super) fds: Vec<Place>,
-    /// For the rest to arrive.
+    /// How long the rest may take to arrive.
     pub(super) left_ms: u64,
 }
 
-/// A live migration's log, or one that came and is not used yet.
+/// A live migration's log, or one that has arrived and is not used yet.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DirtyLogState {
@@ -88,7 +88,7 @@ pub(super) struct LogState {
     pub(super) entries: u16,
 }
 
-/// What the front-end has said about one queue, and where its ring goes on.
+/// The front-end's messages about one queue so far, and the position at which its ring continues.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VringState {
@@ -106,13 +106,13 @@ pub(super) struct VringState {
     pub(super) has_run: bool,
 }
 
-/// Descriptors on their way out, by their places.
+/// Outgoing descriptors, by their places.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing(pub(super) Vec<Arc<OwnedFd>>);
 
 impl Outgoing {
     pub(super) fn put(&mut self, fd: &Arc<OwnedFd>) -> Place {
-        // Fewer than there are descriptors in a process.
+        // A process cannot have more descriptors.
         let place = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
         self.0.push(Arc::clone(fd));
         Place(place)
@@ -123,15 +123,15 @@ impl Outgoing {
     }
 }
 
-/// A place that has no descriptor, or has none any more.
+/// A place without a descriptor, or whose descriptor was already used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("descriptor {place} of {count} is not there, or named twice")]
+#[error("descriptor {place} of {count} is missing, or used twice")]
 pub(crate) struct NoDescriptor {
     place: u32,
     count: usize,
 }
 
-/// Descriptors that came. Those that no part of the session took are closed as front-ends' are: closing may wait.
+/// Received descriptors. Those that the session does not take are closed like a front-end's, because closing may wait.
 #[derive(Debug)]
 pub(super) struct Incoming {
     fds: Vec<Option<OwnedFd>>,

@@ -1,7 +1,7 @@
-//! What a front-end has said about one queue so far, and whether that is enough to run it.
+//! The front-end's messages about one queue so far, and whether they suffice to run it.
 //!
-//! A front-end may say it in any order (some enable rings before they send addresses), so nothing here
-//! acts: [`Vring::should_run`] is asked after every message.
+//! A front-end may send them in any order (some enable rings before they send addresses). So nothing here acts:
+//! the session calls [`Vring::should_run`] after every message.
 //!
 //! Spec: vhost-user, "Ring states". Not here: the running queue (`queue/mod.rs`).
 
@@ -34,7 +34,7 @@ pub(crate) struct Vring {
     pub(crate) call: Option<PassedFd>,
     pub(crate) err: Option<PassedFd>,
     pub(crate) enabled: bool,
-    /// It failed to start; it is left alone until the front-end stops or resets it.
+    /// The ring failed to start. The session does not retry until the front-end stops or resets it.
     pub(crate) failed: bool,
     /// Of the guest's cache mode: its ring was opened in this session, or the guest has chosen since it began. A ring found
     /// in use hides no choice made elsewhere.

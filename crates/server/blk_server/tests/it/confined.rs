@@ -1,4 +1,4 @@
-//! Threads of a confined process: a worker that does not get its list of system calls does not start, and what descriptors of
+//! Threads of a confined process: a worker that cannot restrict its system calls does not start, and what descriptors of
 //! front-ends need is on the lists.
 //!
 //! Each case runs in a process of its own, this very program once more: what is given up here is given up for good.
@@ -43,10 +43,7 @@ fn case() {
     assert!(full, "a kernel with a limit");
     let refused = start().unwrap_err();
     let line = format!("{refused}: {}", refused.source().unwrap());
-    assert!(
-        line.contains("worker 0 does not get its list of system calls: the kernel takes no filter"),
-        "{line}"
-    );
+    assert!(line.contains("worker 0 cannot restrict its system calls: the kernel takes no filter"), "{line}");
 }
 
 /// Neither ends the process: each is on the lists.

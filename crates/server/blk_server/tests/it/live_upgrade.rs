@@ -433,8 +433,8 @@ fn state_that_no_front_end_could_have_made_is_refused_and_the_disk_serves_others
     let header = |size: u32| [1, 1, size].into_iter().flat_map(u32::to_ne_bytes).collect::<Vec<u8>>();
     let changes: [(&str, Value, &str); 13] = [
         ("/socket", json!(99), "descriptor 99 of"),
-        ("/vrings/0/kick", json!(0), "not there, or named twice"),
-        ("/vrings/0/call", json!(1), "not there, or named twice"),
+        ("/vrings/0/kick", json!(0), "missing, or used twice"),
+        ("/vrings/0/call", json!(1), "missing, or used twice"),
         ("/vrings/0/queue_size", json!(3), "a power of two"),
         ("/negotiated", json!(1_u64 << 63), "not offered"),
         ("/protocol", json!(1_u64 << 63), "not offered"),
@@ -442,8 +442,8 @@ fn state_that_no_front_end_could_have_made_is_refused_and_the_disk_serves_others
         ("/regions/0/file_offset_bytes", json!(u64::MAX), "memory region"),
         ("/half", half(vec![0; 12], json!([])), "message version"),
         ("/half", half(header(1 << 20), json!([])), "at most"),
-        ("/half", half([header(0), vec![0; 1]].concat(), json!([])), "13 bytes of request 1"),
-        ("/half", half(vec![0; 1], json!([0])), "not there, or named twice"),
+        ("/half", half([header(0), vec![0; 1]].concat(), json!([])), "request 1 comes with 13 bytes"),
+        ("/half", half(vec![0; 1], json!([0])), "missing, or used twice"),
         ("/dirty_log", json!({"fd": 99, "mmap_bytes": 8, "offset_bytes": 0}), "descriptor 99 of"),
     ];
     for (place, value, said) in changes {
