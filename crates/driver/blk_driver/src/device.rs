@@ -12,6 +12,8 @@ mod options;
 
 mod info;
 
+mod message_error;
+
 mod connect;
 
 mod negotiate;
@@ -32,7 +34,8 @@ mod log;
 
 mod reconnect;
 
-pub use error::{ConnectError, MessageError};
+pub use error::ConnectError;
+pub use message_error::MessageError;
 pub use options::{Options, Reconnect};
 
 use std::os::fd::BorrowedFd;

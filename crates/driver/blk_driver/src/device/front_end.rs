@@ -17,8 +17,8 @@ use vhost::vhost_user::message::{
 use vhost_user::body::{MemoryRegion, memory_table, read, vring_addresses, vring_state};
 use virtqueue::RingLayout;
 
-use super::MessageError;
 use super::log::{FIELDS_BYTES, Log, PADDED_BYTES, Wanted};
+use super::message_error::MessageError;
 use super::wire::{Outgoing, Wire};
 
 /// Offset, size and flags before the configuration's bytes (vhost-user, "Virtio device config space").
