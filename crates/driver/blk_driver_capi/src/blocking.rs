@@ -12,10 +12,11 @@ use crate::queue::bareblk_queue;
 use crate::request::{BAREBLK_UNMAP, bareblk_segment, durability};
 
 /// Reads `count` bytes (a multiple of 512) from `sector` (of 512 bytes) on, copied through the pool. It sleeps until
-/// that is done, at most `limit_ns` nanoseconds (BAREBLK_FOREVER: without limit), and only works on a queue without other
-/// requests in flight (BAREBLK_ERR_BUSY). `out` must not lie in the pool or in registered memory.
+/// the read is done, at most `limit_ns` nanoseconds (BAREBLK_FOREVER: without limit), and only works on a queue
+/// without other requests in flight (else BAREBLK_ERR_BUSY). `out` must not lie in the pool or in registered memory.
 ///
-/// Returns 0 or an error: those of pushing, and of completions. `out` may be partly filled then.
+/// Returns 0 or an error: those of bareblk_push_read, and those of completions. After an error, `out` may be filled in
+/// part.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_read_blocking(
     queue: *mut bareblk_queue,
@@ -25,7 +26,7 @@ pub unsafe extern "C" fn bareblk_read_blocking(
     limit_ns: u64,
 ) -> c_int {
     let read = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise: `count` bytes that are nobody else's.
+        // SAFETY: the caller's promise: no other thread uses these `count` bytes.
         let out = unsafe { pointers::slice_mut(out.cast::<u8>(), count, MAX_BYTES, "out") }?;
         queue.queue.read_blocking(sector, out, Duration::from_nanos(limit_ns))?;
         Ok(0)
@@ -34,8 +35,8 @@ pub unsafe extern "C" fn bareblk_read_blocking(
     unsafe { on_queue(queue, read) }
 }
 
-/// Writes `count` bytes (a multiple of 512) to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next flush.
-/// Otherwise as bareblk_read_blocking. After an error a part may have been written.
+/// Writes `count` bytes (a multiple of 512) to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next
+/// flush. Otherwise as bareblk_read_blocking. After an error, a part may have been written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_write_blocking(
     queue: *mut bareblk_queue,
@@ -56,7 +57,7 @@ pub unsafe extern "C" fn bareblk_write_blocking(
     unsafe { on_queue(queue, write) }
 }
 
-/// Makes everything durable that completed before. Otherwise as bareblk_read_blocking.
+/// Makes all writes durable that completed before. Otherwise as bareblk_read_blocking.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_flush_blocking(queue: *mut bareblk_queue, limit_ns: u64) -> c_int {
     let flush = |queue: &mut bareblk_queue| {
@@ -67,7 +68,7 @@ pub unsafe extern "C" fn bareblk_flush_blocking(queue: *mut bareblk_queue, limit
     unsafe { on_queue(queue, flush) }
 }
 
-/// bareblk_push_discard, as bareblk_read_blocking.
+/// Discards segments as bareblk_push_discard does, and waits as bareblk_read_blocking does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_discard_blocking(
     queue: *mut bareblk_queue,
@@ -86,7 +87,7 @@ pub unsafe extern "C" fn bareblk_discard_blocking(
     unsafe { on_queue(queue, discard) }
 }
 
-/// bareblk_push_write_zeroes, as bareblk_read_blocking.
+/// Zeroes segments as bareblk_push_write_zeroes does, and waits as bareblk_read_blocking does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_write_zeroes_blocking(
     queue: *mut bareblk_queue,
@@ -105,8 +106,8 @@ pub unsafe extern "C" fn bareblk_write_zeroes_blocking(
     unsafe { on_queue(queue, zero) }
 }
 
-/// Stores the device's serial: BAREBLK_ID_BYTES bytes, padded with zeroes; if it has as many, no NUL follows. `count` is
-/// the room at `id`, at least as many. Otherwise as bareblk_read_blocking.
+/// Stores the device's serial: BAREBLK_ID_BYTES bytes, padded with zeroes; a serial of that length has no NUL at its
+/// end. `count` is the room at `id`, at least BAREBLK_ID_BYTES. Otherwise as bareblk_read_blocking.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_get_id_blocking(
     queue: *mut bareblk_queue,
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn bareblk_get_id_blocking(
     limit_ns: u64,
 ) -> c_int {
     let ask = |queue: &mut bareblk_queue| {
-        // SAFETY: the caller's promise: `count` bytes that are nobody else's.
+        // SAFETY: the caller's promise: no other thread uses these `count` bytes.
         let out = unsafe { pointers::slice_mut(id.cast::<u8>(), count, MAX_BYTES, "id") }?;
         let (min, max) = (BAREBLK_ID_BYTES as i128, MAX_BYTES as i128);
         let Some(out) = out.first_chunk_mut::<BAREBLK_ID_BYTES>() else {

@@ -11,16 +11,16 @@ use crate::device::{bareblk_device, on_device};
 use crate::failure::Failure;
 use crate::pointers;
 
-/// A part of a device's pool. Any thread may use it, several at once. It outlives its device.
+/// A part of a device's pool. Several threads may use it at once. It may outlive its device.
 #[derive(Debug)]
 pub struct bareblk_buffer {
     buffer: Buffer,
 }
 
-/// Takes `len_bytes` from the pool, aligned to 4096; what is in it is what was there. The caller owns it, until
-/// bareblk_buffer_release.
+/// Takes `len_bytes` from the pool, aligned to 4096; the contents are those of the last use. The caller owns the buffer
+/// until bareblk_buffer_release.
 ///
-/// Returns 0 or an error: BAREBLK_ERR_MEMORY, BAREBLK_ERR_INVALID; then there is NULL.
+/// Returns 0 or an error: BAREBLK_ERR_MEMORY, BAREBLK_ERR_INVALID. After an error, the handle is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_take(
     device: *const bareblk_device,
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn bareblk_buffer_take(
     unsafe { on_device(device, take) }
 }
 
-/// For bareblk_range: the buffer's address as the device knows it, not a pointer. 0 for NULL.
+/// Returns the buffer's address for bareblk_range, as the device knows it; it is not a pointer. 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_addr(buffer: *const bareblk_buffer) -> u64 {
     // SAFETY: the caller's promise.
@@ -47,8 +47,8 @@ pub unsafe extern "C" fn bareblk_buffer_addr(buffer: *const bareblk_buffer) -> u
     buffer.map_or(0, |buffer| buffer.buffer.range().addr)
 }
 
-/// The buffer's bytes in this process. The device may change them at any moment while a request names them. NULL for
-/// NULL.
+/// Returns a pointer to the buffer's bytes. The device may change them at any moment while a request names them. NULL
+/// for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_data(buffer: *const bareblk_buffer) -> *mut c_void {
     // SAFETY: the caller's promise.
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn bareblk_buffer_read(
         // SAFETY: the caller's promise.
         let buffer = &unsafe { pointers::shared(buffer, "buffer") }?.buffer;
         inside(buffer, offset_bytes, count)?;
-        // SAFETY: the caller's promise: `count` bytes that are nobody else's.
+        // SAFETY: the caller's promise: no other thread uses these `count` bytes.
         let out = unsafe { pointers::slice_mut(out.cast::<u8>(), count, pointers::MAX_BYTES, "out") }?;
         buffer.read(offset_bytes, out);
         Ok(0)
@@ -103,9 +103,9 @@ fn inside(buffer: &Buffer, offset_bytes: u32, count: usize) -> Result<(), Failur
     Ok(())
 }
 
-/// Gives the buffer back to the pool: the next one who takes it may be somebody else, so no request in flight may name
-/// it (a request that ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED does until BAREBLK_RETURNED; after
-/// BAREBLK_ERR_LOST see bareblk_disconnect). NULL is nothing to do.
+/// Returns the buffer to the pool, from where another call may take it. So no request in flight may name it. (After
+/// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED a request names it until BAREBLK_RETURNED; after BAREBLK_ERR_LOST see
+/// bareblk_disconnect.) NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_buffer_release(buffer: *mut bareblk_buffer) {
     if buffer.is_null() {

@@ -1,4 +1,4 @@
-//! The frame of every call: nothing unwinds out of it, and its result is a number.
+//! The frame of every call: it catches panics and turns the result into a number.
 //!
 //! Not here: what the numbers mean (`failure.rs`).
 
@@ -12,7 +12,7 @@ use crate::queue::bareblk_queue;
 /// Makes a number of what `body` does.
 #[inline]
 pub(crate) fn guarded(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    // Whatever `body` left half done is behind a lock that is poisoned, or marked so by `on_queue`.
+    // State that `body` left half done is behind a poisoned lock, or `on_queue` marks it.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Failure::Panic));
     outcome.unwrap_or_else(|failure| failure.report())
 }
@@ -20,14 +20,14 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
 /// [`guarded`], for calls on a queue: one that a panic went through takes no more calls.
 ///
 /// # Safety
-/// `queue` is NULL, or came from `bareblk_connect`, was not freed, and nobody else uses it during the call.
+/// `queue` is NULL, or came from `bareblk_connect`, was not freed, and no other thread uses it during the call.
 #[inline]
 pub(crate) unsafe fn on_queue(
     queue: *mut bareblk_queue,
     body: impl FnOnce(&mut bareblk_queue) -> Result<c_int, Failure>,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller's promise: it is NULL, or a live handle that is nobody else's now.
+        // SAFETY: the caller's promise: it is NULL, or a live handle that no other thread uses now.
         let queue = unsafe { pointers::exclusive(queue, "queue") }?;
         if queue.poisoned {
             return Err(Failure::Poisoned);
@@ -66,7 +66,7 @@ mod tests {
         let (queue, _pool, _end) = alone(4, features, pool, Arc::new(EventFd::new().unwrap())).unwrap();
         let mut handle = bareblk_queue::new(queue);
 
-        // SAFETY: it is alive, and nobody else's.
+        // SAFETY: it is alive, and no other thread uses it.
         let first = unsafe { on_queue(&raw mut handle, |_| panic!("on purpose")) };
         // SAFETY: as above.
         let second = unsafe { on_queue(&raw mut handle, |_| Ok(0)) };

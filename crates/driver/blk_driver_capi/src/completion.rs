@@ -1,4 +1,4 @@
-//! Completions on their way out: taken, waited for, and waited for with other things.
+//! Completions: taking them, waiting for them, and waiting for them together with other events.
 //!
 //! Not here: how a request ends (`blk_driver::Completion`).
 
@@ -13,16 +13,16 @@ use crate::failure::{Failure, bareblk_code};
 use crate::pointers;
 use crate::queue::bareblk_queue;
 
-/// How a request ended. Each ends exactly once; one that ended with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED is
-/// followed by exactly one BAREBLK_RETURNED, from when on its buffers are its owner's again.
+/// How a request ended. Each request ends exactly once. After BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED, exactly
+/// one BAREBLK_RETURNED follows; from then on the buffers belong to the program again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_completion {
-    /// As given.
+    /// The token of the request.
     pub token: u64,
-    /// What became of it: a bareblk_code.
+    /// The result: a bareblk_code.
     pub status: i32,
-    /// Bytes of data that the device says it stored: those of a read or of an id.
+    /// Bytes that the device says it stored, for a read or an id.
     pub stored_bytes: u32,
     /// With BAREBLK_ERR_BAD_STATUS: the status byte. Else 0.
     pub detail: u32,
@@ -42,11 +42,11 @@ impl From<&Completion> for bareblk_completion {
     }
 }
 
-/// Takes what has ended, `max` at most; never waits. It also ends requests whose deadline has passed, and sends the
-/// flush after a durable write (and notifies the device of that).
+/// Takes the completions of requests that have ended, `max` at most; never waits. It also ends requests whose deadline
+/// has passed, sends the flush after a durable write, and notifies the device of that.
 ///
-/// Returns how many were stored; 0: nothing has ended. Errors: BAREBLK_ERR_DISCONNECTED and BAREBLK_ERR_DEVICE, after
-/// everything in flight was handed out.
+/// Returns how many completions it stored; 0: no request has ended. Errors: BAREBLK_ERR_DISCONNECTED and
+/// BAREBLK_ERR_DEVICE, after the completions of all requests in flight were taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_completions(
     queue: *mut bareblk_queue,
@@ -61,8 +61,8 @@ pub unsafe extern "C" fn bareblk_completions(
     unsafe { on_queue(queue, take) }
 }
 
-/// As bareblk_completions, but sleeps up to `limit_ns` nanoseconds (BAREBLK_FOREVER: without limit) if nothing has
-/// ended; 0 when the time is up.
+/// As bareblk_completions, but if no request has ended, it sleeps up to `limit_ns` nanoseconds (BAREBLK_FOREVER:
+/// without limit). Returns 0 when the time is over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_wait(
     queue: *mut bareblk_queue,
@@ -105,7 +105,7 @@ impl bareblk_queue {
             };
             let taken = match taken {
                 Err(error) if stored == 0 => return Err(error.into()),
-                // Told again by the next call.
+                // The next call reports it again.
                 Err(_) => break,
                 Ok(taken) => taken,
             };
@@ -123,22 +123,22 @@ impl bareblk_queue {
 
 /// Asks the device to signal bareblk_completion_fd at the next completion.
 ///
-/// Returns 0: poll it now; 1: something has ended already, for which no signal may come; or an error.
+/// Returns 0: poll the descriptor now; 1: a request has ended already, and there may be no signal for it; or an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_arm(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.arm()?.into())) }
 }
 
-/// The descriptor to poll (or epoll) for reading, after bareblk_arm; the same one as long as the queue lives, to whom it
-/// belongs: do not close it. Or an error.
+/// Returns the descriptor to poll (or epoll) for reading, after bareblk_arm, or an error. It stays the same as long as
+/// the queue exists. It belongs to the queue: do not close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_completion_fd(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.completion_fd().as_raw_fd())) }
 }
 
-/// Takes the signal off bareblk_completion_fd, after it woke somebody and before bareblk_completions.
+/// Clears the signal of bareblk_completion_fd. Call it after a wake-up and before bareblk_completions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_clear_signal(queue: *mut bareblk_queue) -> c_int {
     let clear = |queue: &mut bareblk_queue| {
@@ -149,8 +149,8 @@ pub unsafe extern "C" fn bareblk_clear_signal(queue: *mut bareblk_queue) -> c_in
     unsafe { on_queue(queue, clear) }
 }
 
-/// Ends the requests with this token now, with BAREBLK_ERR_CANCELLED. The device is not asked (virtio-blk has no
-/// cancellation): their buffers come back later, with BAREBLK_RETURNED.
+/// Ends the requests with this token now, with BAREBLK_ERR_CANCELLED. The device does not learn of it, because
+/// virtio-blk has no cancellation. The device returns the buffers later, with BAREBLK_RETURNED.
 ///
 /// Errors: BAREBLK_ERR_NOT_FOUND.
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! The handle of a connected device, from its connection to its end.
+//! The handle of a connected device: connecting, memory, disconnecting.
 //!
 //! Not here: events (`event.rs`), the pool (`buffer.rs`).
 
@@ -14,7 +14,7 @@ use crate::options::{self, bareblk_options};
 use crate::pointers::{self, Plain};
 use crate::queue::bareblk_queue;
 
-/// A session with a back-end. Any thread may use it, several at once, until bareblk_disconnect.
+/// A session with a back-end. Several threads may use it at once, until bareblk_disconnect.
 #[derive(Debug)]
 pub struct bareblk_device {
     pub(crate) device: Device,
@@ -30,11 +30,11 @@ const _: () = {
 
 /// Connects to a vhost-user-blk socket, negotiates, shares memory and starts the queues.
 ///
-/// `options`: NULL for the usual ones. `queues`: room for `queues_len` handles, at least as many as the options ask for
-/// (1 in the usual ones); the rest of them becomes NULL. The caller owns what is stored: each queue goes with
-/// bareblk_queue_free, the device with bareblk_disconnect, in any order.
+/// `options`: NULL for the usual options. `queues`: room for `queues_len` handles, at least as many as the options ask
+/// for (usually 1); the call sets the rest to NULL. The caller owns the handles: free each queue with
+/// bareblk_queue_free, and the device with bareblk_disconnect, in any order.
 ///
-/// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_CONNECT; then there is NULL everywhere.
+/// Returns 0 or an error: BAREBLK_ERR_INVALID, BAREBLK_ERR_CONNECT. After an error, all handles are NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_connect(
     socket_path: *const c_char,
@@ -84,33 +84,33 @@ pub(crate) unsafe fn on_device(
     })
 }
 
-/// What the device says about itself (virtio 1.3 §5.2.4). It may grow at its end in later versions of this library.
+/// What the device says about itself (virtio 1.3 §5.2.4). Later versions of this library may add fields at its end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_info {
-    /// In sectors of 512 bytes.
+    /// Size of the disk, in sectors of 512 bytes.
     pub capacity_sectors: u64,
     /// Virtio features that both sides agreed on.
     pub features: u64,
     /// vhost-user protocol features that both sides agreed on.
     pub protocol_features: u64,
-    /// Of a logical block, in bytes.
+    /// Size of a logical block, in bytes.
     pub block_size_bytes: u32,
-    /// Buffers per request.
+    /// Most buffers in a request.
     pub max_segments: u32,
-    /// Segments per discard; 0: there is no discard.
+    /// Most segments in a discard; 0: the device has no discard.
     pub max_discard_segments: u32,
-    /// Sectors in each of them.
+    /// Most sectors in each of these segments.
     pub max_discard_sectors: u32,
-    /// Segments per write of zeroes; 0: there is none.
+    /// Most segments in a write-zeroes; 0: the device has no write-zeroes.
     pub max_write_zeroes_segments: u32,
-    /// Sectors in each of them.
+    /// Most sectors in each of these segments.
     pub max_write_zeroes_sectors: u32,
-    /// Queues that it has.
+    /// Queues that the device has.
     pub num_queues: u16,
-    /// 1: it accepts no writes.
+    /// 1: the device accepts no writes.
     pub read_only: u8,
-    /// 1: it has a cache to flush.
+    /// 1: the device has a write cache that can be flushed.
     pub flush: u8,
     /// 0.
     pub reserved: u32,
@@ -140,7 +140,7 @@ impl From<DeviceInfo> for bareblk_info {
     }
 }
 
-/// Stores what the device said last. struct_size: sizeof (bareblk_info).
+/// Stores the device's latest description. struct_size: sizeof (bareblk_info).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_device_info(
     device: *const bareblk_device,
@@ -157,18 +157,18 @@ pub unsafe extern "C" fn bareblk_device_info(
     unsafe { on_device(device, ask) }
 }
 
-/// The back-end's process, as the socket names it; 0 if it is not visible from here, or an error.
+/// Returns the process id of the back-end, as the socket names it; 0 if it is not visible from here; or an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_peer_pid(device: *const bareblk_device) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_device(device, |device| Ok(device.peer_pid().unwrap_or(0))) }
 }
 
-/// Lets requests use memory of the caller's own: `len_bytes` from `offset_bytes` (a multiple of the page size) on of a
-/// file (a memfd) that the caller has mapped at `addr` with MAP_SHARED. Requests name it by its pointers.
+/// Lets requests use the caller's own memory: `len_bytes` of a file (a memfd), from `offset_bytes` on (a multiple of
+/// the page size), that the caller has mapped at `addr` with MAP_SHARED. Requests name it by its pointers.
 ///
-/// The descriptor stays the caller's and may be closed afterwards. This library and the back-end map the file
-/// themselves: the caller's mapping gives the addresses, and may go without bareblk_unregister.
+/// The caller keeps the descriptor and may close it afterwards. This library and the back-end map the file themselves:
+/// the caller's mapping only gives the addresses, and may be unmapped without bareblk_unregister.
 ///
 /// Errors: BAREBLK_ERR_INVALID, BAREBLK_ERR_MEMORY, BAREBLK_ERR_SYSTEM.
 #[unsafe(no_mangle)]
@@ -199,8 +199,8 @@ pub unsafe extern "C" fn bareblk_register(
     unsafe { on_device(device, register) }
 }
 
-/// Takes back the memory that was registered at `addr`. No request that uses it may be in flight; later ones are
-/// refused. When this returns, the back-end has let go of it, or is gone.
+/// Removes the memory that was registered at `addr`. No request that uses it may be in flight; later requests are
+/// refused. When the call returns, the back-end has unmapped the memory, or is disconnected.
 ///
 /// Errors: BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_MEMORY.
 #[unsafe(no_mangle)]
@@ -214,9 +214,8 @@ pub unsafe extern "C" fn bareblk_unregister(device: *const bareblk_device, addr:
 }
 
 /// Ends the session and frees its handle, within the time limits of two messages. Requests in flight end with
-/// BAREBLK_ERR_LOST; their queues' handles stay, and so do buffers. A back-end that hangs, or answers too early, may
-/// still store into the buffers of reads that were lost: who wants them again takes all completions first. NULL is
-/// nothing to do.
+/// BAREBLK_ERR_LOST; the handles of queues and buffers stay. A back-end that hangs, or answers too early, may still
+/// store into the buffers of lost reads: take all completions before you use such buffers again. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_disconnect(device: *mut bareblk_device) {
     if device.is_null() {

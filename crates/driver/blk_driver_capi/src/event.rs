@@ -1,6 +1,6 @@
-//! What happens to a device outside its queues.
+//! Events of a device outside its queues.
 //!
-//! Not here: what is done about it (`blk_driver::Device`).
+//! Not here: the reaction to them (`blk_driver::Device`).
 
 use std::ffi::{c_char, c_int};
 use std::mem::size_of;
@@ -14,40 +14,41 @@ use crate::failure::Text;
 use crate::options::nanoseconds;
 use crate::pointers::{self, Plain};
 
-/// bareblk_event.kind: the configuration changed (a resize, say); bareblk_device_info has the new one.
+/// bareblk_event.kind: the configuration changed (by a resize, for example); bareblk_device_info has the new one.
 pub const BAREBLK_EVENT_CONFIG_CHANGED: u32 = 1;
-/// bareblk_event.kind: the back-end went away.
+/// bareblk_event.kind: the back-end disconnected.
 pub const BAREBLK_EVENT_DISCONNECTED: u32 = 2;
-/// bareblk_event.kind: it is back; the counts say what was done.
+/// bareblk_event.kind: a back-end is connected again; the counts say what the driver did.
 pub const BAREBLK_EVENT_RECONNECTED: u32 = 3;
-/// bareblk_event.kind: it did not come back, and is waited for no more; the reason says why. The last event.
+/// bareblk_event.kind: no back-end came back, and the driver does not wait any longer; the reason says why. This is
+/// the last event.
 pub const BAREBLK_EVENT_GAVE_UP: u32 = 4;
 
 /// Bytes of bareblk_event.reason.
 pub const BAREBLK_REASON_BYTES: usize = 256;
 
-/// Something that happened to a device. It may grow at its end in later versions of this library. Kinds without a meaning
-/// to a program are to be ignored by it.
+/// Something that happened to a device. Later versions of this library may add fields at its end. Ignore kinds that
+/// you do not know.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_event {
     /// One of BAREBLK_EVENT_*.
     pub kind: u32,
-    /// BAREBLK_EVENT_RECONNECTED: how often it was tried.
+    /// BAREBLK_EVENT_RECONNECTED: number of attempts to connect.
     pub attempts: u32,
-    /// BAREBLK_EVENT_RECONNECTED: how long the device was away, in nanoseconds.
+    /// BAREBLK_EVENT_RECONNECTED: how long the device was disconnected, in nanoseconds.
     pub away_ns: u64,
-    /// BAREBLK_EVENT_RECONNECTED: requests that were sent again. None if kept_rings.
+    /// BAREBLK_EVENT_RECONNECTED: requests that the driver sent again; 0 if kept_rings.
     pub resubmitted: u64,
-    /// BAREBLK_EVENT_RECONNECTED: requests found completed in the old ring. None if kept_rings.
+    /// BAREBLK_EVENT_RECONNECTED: requests that the driver found completed in the old ring; 0 if kept_rings.
     pub completed: u64,
-    /// BAREBLK_EVENT_RECONNECTED: queues whose owners had not called by then; their requests are not in the two counts
-    /// before, and are sent again when they call.
+    /// BAREBLK_EVENT_RECONNECTED: queues whose owners had not made a call by then. The two counts above do not include
+    /// their requests, which the driver sends again at the owner's next call.
     pub owners_waited_for: u32,
-    /// BAREBLK_EVENT_RECONNECTED: 1 if the queues go on with the rings that they had, and the back-end does again what its
+    /// BAREBLK_EVENT_RECONNECTED: 1 if the queues keep their rings, and the back-end repeats the requests that its
     /// predecessor had begun (bareblk_options.in_flight_log). Else 0.
     pub kept_rings: u32,
-    /// BAREBLK_EVENT_GAVE_UP: one line, ended with NUL. Else empty.
+    /// BAREBLK_EVENT_GAVE_UP: one line, with NUL at its end. Else empty.
     pub reason: [c_char; 256],
 }
 
@@ -87,7 +88,7 @@ impl From<&Event> for bareblk_event {
 /// Stores the next event, waiting up to `limit_ns` nanoseconds for one (0: not at all; BAREBLK_FOREVER: without limit).
 /// struct_size: sizeof (bareblk_event). Several threads may wait; each event goes to one of them.
 ///
-/// Returns 1; or 0 if the time is up, with a kind of 0 stored; or an error.
+/// Returns 1; or 0 if the time is over (then `kind` is 0); or an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_next_event(
     device: *const bareblk_device,
@@ -96,7 +97,7 @@ pub unsafe extern "C" fn bareblk_next_event(
     limit_ns: u64,
 ) -> c_int {
     let next = |device: &Device| {
-        // An argument that will not do is found before an event is taken.
+        // Checks the arguments before it takes an event.
         let none = bareblk_event::new(0, &ReconnectReport::default(), "");
         // SAFETY: the caller's promise: `struct_size` bytes may be written.
         unsafe { pointers::store_sized(event, struct_size, size_of::<u64>(), &none, "event") }?;
@@ -109,7 +110,8 @@ pub unsafe extern "C" fn bareblk_next_event(
     unsafe { on_device(device, next) }
 }
 
-/// Readable while there are events; for poll and epoll. It belongs to the device: do not close it. Or an error.
+/// Returns a descriptor for poll and epoll that is readable while there are events, or an error. It belongs to the
+/// device: do not close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_event_fd(device: *const bareblk_device) -> c_int {
     // SAFETY: the caller's promise.

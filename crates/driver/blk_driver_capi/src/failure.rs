@@ -1,8 +1,8 @@
 //! Error codes, and the text of a thread's last error.
 //!
-//! - A code says what to do about it; the text says what it was, with values and limits, for people.
-//! - The text is kept per thread and not written to a buffer of the caller's: then no call has two more parameters, a
-//!   program that does not care passes nothing, and the text of calls without a handle (connecting) has a place too.
+//! - A code tells a program what to do; the text tells people what happened, with values and limits.
+//! - The text is kept per thread, not in a buffer of the caller. So calls need no parameters for it, and calls without a
+//!   handle (connecting) can report a text too.
 //! - It is cut to [`TEXT_BYTES`], so that no error allocates: a full queue is an error of the hot path.
 //!
 //! Not here: panics (`call.rs`).
@@ -14,55 +14,55 @@ use std::fmt::{self, Write};
 
 use blk_driver::{BlockingError, ConnectError, MemoryError, PushError, QueueError, RequestError};
 
-/// What became of a call or a request. Negative ones are errors.
+/// The result of a call or a request. Negative values are errors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum bareblk_code {
     /// Done.
     BAREBLK_OK = 0,
-    /// Only in completions, and no end of a request: the device let go of the buffers of a request that had ended with
-    /// BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED.
+    /// Only in completions, and not the end of a request: the device returned the buffers of a request that had ended
+    /// with BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED.
     BAREBLK_RETURNED = 1,
-    /// An argument: NULL, a length, a value without meaning; or a request that no device takes (half a sector, an empty
-    /// buffer, too many buffers).
+    /// An invalid argument: NULL, a length, a value without meaning; or a request that no device accepts (half a
+    /// sector, an empty buffer, too many buffers).
     BAREBLK_ERR_INVALID = -1,
     /// The queue is full: take completions first.
     BAREBLK_ERR_FULL = -2,
-    /// A buffer that is not in the pool or in registered memory; or no memory is registered at this address.
+    /// A buffer lies neither in the pool nor in registered memory; or no memory is registered at this address.
     BAREBLK_ERR_NOT_REGISTERED = -3,
     /// The device does not offer this request.
     BAREBLK_ERR_NOT_OFFERED = -4,
     /// The device is read-only.
     BAREBLK_ERR_READ_ONLY = -5,
-    /// No connection could be made.
+    /// The connection failed.
     BAREBLK_ERR_CONNECT = -6,
-    /// No memory: the pool is exhausted, or the kernel or the back-end does not take it.
+    /// No memory: the pool is exhausted, or the kernel or the back-end refuses the memory.
     BAREBLK_ERR_MEMORY = -7,
-    /// The back-end is gone and will not be waited for. The queue takes no more requests.
+    /// The back-end disconnected, and the driver does not wait for another one. The queue accepts no more requests.
     BAREBLK_ERR_DISCONNECTED = -8,
-    /// The device broke the ring. The queue takes no more requests.
+    /// The device broke the rules of the ring. The queue accepts no more requests.
     BAREBLK_ERR_DEVICE = -9,
-    /// The kernel refused something.
+    /// The kernel refused a call.
     BAREBLK_ERR_SYSTEM = -10,
     /// A blocking call on a queue with requests in flight.
     BAREBLK_ERR_BUSY = -11,
     /// No request in flight has this token.
     BAREBLK_ERR_NOT_FOUND = -12,
-    /// The device reports an I/O error.
+    /// The device reported an I/O error.
     BAREBLK_ERR_IO = -20,
     /// The device does not support the request.
     BAREBLK_ERR_UNSUPPORTED = -21,
     /// The device answered with a status that has no meaning.
     BAREBLK_ERR_BAD_STATUS = -22,
-    /// The device stored less than a successful read must (only after bareblk_queue_refuse_short_reads).
+    /// The device stored fewer bytes than a successful read must (only after bareblk_queue_refuse_short_reads).
     BAREBLK_ERR_SHORT_READ = -23,
-    /// The device did not answer before the deadline. The buffers are still with the device.
+    /// The device did not answer before the deadline. It may still use the buffers.
     BAREBLK_ERR_DEADLINE = -24,
-    /// Cancelled. The buffers are still with the device.
+    /// The program cancelled the request. The device may still use the buffers.
     BAREBLK_ERR_CANCELLED = -25,
-    /// The device is gone; whether the request was done is unknown.
+    /// The device disconnected; it is unknown whether it carried out the request.
     BAREBLK_ERR_LOST = -26,
-    /// A bug in this library. The handle that it happened with takes no more calls but the one that frees it.
+    /// A bug in this library. The handle of that call accepts only the call that frees it.
     BAREBLK_ERR_BUG = -99,
 }
 
@@ -178,8 +178,8 @@ impl bareblk_code {
     }
 }
 
-/// What a code means, in a few words; never NULL. For the status of completions; bareblk_last_error says more about
-/// calls that failed. The text lives as long as the program.
+/// The meaning of a code in a few words; never NULL. Use it for the status of completions; bareblk_last_error says
+/// more about calls that failed. The text stays valid as long as the program runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn bareblk_code_text(code: i32) -> *const c_char {
     let known = bareblk_code::ALL.into_iter().find(|known| *known as i32 == code);
@@ -256,8 +256,9 @@ thread_local! {
     static LAST: RefCell<Text<TEXT_BYTES>> = const { RefCell::new(Text::new()) };
 }
 
-/// One line about the last call of this thread that returned an error; empty if none has. Calls that succeed leave it
-/// alone. It is valid until the next error of the same thread, or the thread's end; at most 511 bytes of UTF-8.
+/// One line about the last call of this thread that returned an error; empty if no call has. Successful calls do not
+/// change it. It is valid until the next error of the same thread, or the thread's end, and has at most 511 bytes of
+/// UTF-8.
 #[unsafe(no_mangle)]
 pub extern "C" fn bareblk_last_error() -> *const c_char {
     // The array is the first field of a `repr(C)` struct.
@@ -291,7 +292,7 @@ impl<const N: usize> Text<N> {
 
     /// As much of `text` as fits.
     pub(crate) fn append(&mut self, text: fmt::Arguments<'_>) {
-        // Its only error is that there is no more room.
+        // The only possible error is a full buffer.
         let _ = self.write_fmt(text);
         self.bytes[self.len] = 0;
     }
@@ -306,7 +307,7 @@ impl<const N: usize> Write for Text<N> {
         let room = N - 1 - self.len;
         let count = fitting(text, room);
         for (to, &from) in self.bytes[self.len..].iter_mut().zip(&text.as_bytes()[..count]) {
-            // C would take a NUL for the end, and people a line feed for another message.
+            // A NUL would end the text for C, and a line feed would look like another message.
             *to = if from < b' ' { b' ' } else { from };
         }
         self.len += count;

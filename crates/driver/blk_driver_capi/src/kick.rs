@@ -1,7 +1,7 @@
-//! The two steps of a notification: prepared with the queue, made without it.
+//! The two steps of a notification: prepared with the queue, sent without it.
 //!
-//! A [`Kick`] lies in memory of the caller's, as it is: a notification allocates nothing, and the caller may carry it
-//! out of a lock and past the queue's end. It is moved by copying the structure, like any value of Rust.
+//! A [`Kick`] lies in the caller's memory: a notification allocates nothing, and the caller may send it after it has
+//! released a lock, or after the queue's end. Copying the structure moves it, as for any value of Rust.
 //!
 //! Not here: what it holds (`blk_driver::Kick`).
 
@@ -15,14 +15,14 @@ use crate::failure::Failure;
 use crate::pointers;
 use crate::queue::bareblk_queue;
 
-/// A notification that the device asked for and has not had yet, or nothing. Made by bareblk_prepare_kick, ended by
-/// bareblk_notify, once: a copy of this structure is the same notification, of which one is used and the other
-/// forgotten. It may be used by any thread, and after its queue or device is gone. As long as it is not given, the
-/// device may sleep, and others who push meanwhile are told that no notification is needed.
+/// A notification that the device asked for and has not got yet, or nothing. bareblk_prepare_kick creates it, and
+/// bareblk_notify ends it, once. A copy of this structure is the same notification: use one of them and forget the
+/// other. Any thread may use it, even after its queue or device was freed. Until the program sends it, the device may
+/// sleep, and threads that push meanwhile learn that no notification is needed.
 #[repr(C)]
 #[derive(Debug)]
 pub struct bareblk_kick {
-    /// Of this library.
+    /// Private to this library.
     pub opaque: [usize; 4],
 }
 
@@ -41,11 +41,12 @@ const NOTHING: usize = 0;
 /// Not a number that is there by chance.
 const WANTED: usize = 0x4b49_434b;
 
-/// First step, where the queue is (under the lock, if it has one): makes everything pushed visible to the device.
+/// First step, under the lock if the queue has one: publishes everything that was pushed to the device.
 ///
-/// Returns 1 and fills in `kick` if the device wants to be notified, which takes bareblk_notify, without the lock. 0 if
-/// it does not; `kick` holds nothing then, and notifying is harmless. Or an error; notifying is harmless then too, unless
-/// `kick` was never filled in. What it held before is forgotten: notify first.
+/// Returns 1 and fills in `kick` if the device wants a notification: call bareblk_notify, without the lock. Returns 0
+/// if it does not; `kick` is empty then, and bareblk_notify does nothing. Or returns an error; bareblk_notify then
+/// does nothing either, unless `kick` was never filled in. The call overwrites a notification that `kick` holds:
+/// notify first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *mut bareblk_kick) -> c_int {
     let prepare = |queue: &mut bareblk_queue| {
@@ -62,9 +63,9 @@ pub unsafe extern "C" fn bareblk_prepare_kick(queue: *mut bareblk_queue, kick: *
     unsafe { on_queue(queue, prepare) }
 }
 
-/// Second step: notifies the device, if it wanted that, and leaves nothing in `kick`. Needs no lock; never blocks.
+/// Second step: notifies the device if it wants that, and empties `kick`. Needs no lock; never blocks.
 ///
-/// Errors: BAREBLK_ERR_INVALID: NULL, or not what bareblk_prepare_kick fills in.
+/// Errors: BAREBLK_ERR_INVALID: NULL, or a value that bareblk_prepare_kick did not fill in.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_notify(kick: *mut bareblk_kick) -> c_int {
     guarded(|| {
@@ -92,12 +93,12 @@ pub unsafe extern "C" fn bareblk_submit(queue: *mut bareblk_queue) -> c_int {
 /// # Safety
 /// `kick` is NULL, or holds what `bareblk_prepare_kick` left there or in what it was copied from, and no copy was used.
 unsafe fn take(kick: *mut bareblk_kick) -> Result<Option<Kick>, Failure> {
-    // SAFETY: the caller's promise: nobody else uses it meanwhile.
+    // SAFETY: the caller's promise: no other thread uses it meanwhile.
     let kept = unsafe { pointers::exclusive(kick.cast::<Kept>(), "kick") }?;
     match std::mem::replace(&mut kept.state, NOTHING) {
         NOTHING => Ok(None),
         WANTED => {
-            // SAFETY: the state says that there is one, and says so no more: nobody takes it twice.
+            // SAFETY: the state says that there is one, and is cleared: no call takes it twice.
             Ok(Some(unsafe { kept.kick.assume_init_read() }))
         }
         other => {

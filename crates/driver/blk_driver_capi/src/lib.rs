@@ -2,19 +2,18 @@
 //!
 //! `pointers (NULL? lengths?) → values of blk_driver → the call → code, and a line of text for `bareblk_last_error``
 //!
-//! - A call does nothing but translate: what is possible and what is not is decided in `blk_driver`.
-//! - No unwinding leaves a call: a panic becomes `BAREBLK_ERR_BUG`, and a queue that it went through takes no more calls.
+//! - A call only translates: `blk_driver` decides what is possible.
+//! - A panic does not leave a call: it becomes `BAREBLK_ERR_BUG`, and its queue accepts no more calls.
 //! - Nothing is allocated per request: lists are copied into vectors that the queue's handle keeps, and the text of an
-//!   error into memory that its thread has anyway.
-//! - What cannot be checked is the caller's: that a pointer that is not NULL points to what the header says, that a
+//!   error into memory of its thread.
+//! - The caller promises what a call cannot check: a pointer that is not NULL points to what the header says, and a
 //!   handle is not used after it was freed, nor by two threads at once where the header forbids it.
-//!
-//! - What C sees has its C name here too.
+//! - Items that C sees have their C names here too.
 //!
 //! The header is generated (`tests/it/header.rs`). Not here: anything that decides.
 
 #![allow(non_camel_case_types)]
-// What is written above an exported function becomes the header's text, for C programmers. What they promise with every
+// The comment above an exported function becomes the header's text, for C programmers. What they promise with every
 // call is said once, at the head of the header (`cbindgen.toml`): "the caller's promise" of the SAFETY comments.
 #![allow(clippy::missing_safety_doc)]
 

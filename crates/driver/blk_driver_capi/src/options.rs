@@ -1,4 +1,4 @@
-//! What to connect to, and how: the structure that a caller fills in.
+//! How to connect: the structure that a caller fills in.
 //!
 //! Not here: what the values mean to the driver (`blk_driver::Options`).
 
@@ -18,44 +18,45 @@ pub const BAREBLK_FOREVER: u64 = u64::MAX;
 
 /// For bareblk_options.packed: split rings.
 pub const BAREBLK_PACKED_NO: u8 = 0;
-/// For bareblk_options.packed: packed rings, and an error if the device has none.
+/// For bareblk_options.packed: packed rings; connecting fails if the device has none.
 pub const BAREBLK_PACKED_YES: u8 = 1;
-/// For bareblk_options.packed: whichever suits the device.
+/// For bareblk_options.packed: the layout that suits the device.
 pub const BAREBLK_PACKED_ANY: u8 = 2;
 
-/// For bareblk_options.in_flight_log: where the device has one, if reconnect_ns is not 0.
+/// For bareblk_options.in_flight_log: use a log if the device has one and reconnect_ns is not 0.
 pub const BAREBLK_LOG_ANY: u32 = 0;
-/// For bareblk_options.in_flight_log: none.
+/// For bareblk_options.in_flight_log: use no log.
 pub const BAREBLK_LOG_NO: u32 = 1;
-/// For bareblk_options.in_flight_log: one, and an error if the device has none.
+/// For bareblk_options.in_flight_log: use a log, and fail if the device has none.
 pub const BAREBLK_LOG_YES: u32 = 2;
 
-/// How to connect. Made by bareblk_options_init, changed by the caller. It may grow at its end in later versions of
-/// this library: struct_size says which version the caller was compiled with.
+/// How to connect. bareblk_options_init fills it in; the caller then changes it. Later versions of this library may
+/// add fields at its end: struct_size says which version the caller was compiled with.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_options {
     /// Bytes of this structure, set by bareblk_options_init.
     pub struct_size: u32,
-    /// Queues to use; more than the device has is an error. Initially 1.
+    /// Queues to use; connecting fails if the device has fewer. Initially 1.
     pub queues: u16,
     /// Descriptors per queue, a power of two. Initially 256.
     pub queue_size: u16,
     /// Memory for buffers, in bytes, rounded up to pages. Initially 16 MiB.
     pub pool_bytes: u64,
-    /// How long connecting, and each message to the back-end, may take, in nanoseconds. Initially 5 s.
+    /// Longest time for connecting, and for each message to the back-end, in nanoseconds. Initially 5 s.
     pub timeout_ns: u64,
-    /// When the back-end goes away: how long to wait for the next one, in nanoseconds. Initially 0: not at all.
+    /// How long to wait for a new back-end after a disconnect, in nanoseconds. Initially 0: do not wait.
     pub reconnect_ns: u64,
-    /// BAREBLK_PACKED_NO, _YES, or _ANY. Initially the latter.
+    /// BAREBLK_PACKED_NO, _YES, or _ANY (initially).
     pub packed: u8,
     /// 1: use indirect descriptors if offered (initially). 0: do not.
     pub indirect: u8,
     /// 1: use EVENT_IDX if offered (initially). 0: do not.
     pub event_idx: u8,
-    /// 1: the pool is of 2 MiB pages, which must be reserved (vm.nr_hugepages). 0: it is not (initially).
+    /// 1: the pool has pages of 2 MiB, which must be reserved (vm.nr_hugepages). 0: ordinary pages (initially).
     pub huge_pages: u8,
-    /// Have the back-end note what it has begun, for its successor to do again: BAREBLK_LOG_ANY (initially), _NO, or _YES.
+    /// Let the back-end log its requests in flight, so that its successor can repeat them: BAREBLK_LOG_ANY
+    /// (initially), _NO, or _YES.
     pub in_flight_log: u32,
 }
 
@@ -134,7 +135,7 @@ pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(BAREBLK_FOREVER)
 }
 
-/// Fills in what is usual. struct_size: sizeof (bareblk_options).
+/// Fills in the usual options. struct_size: sizeof (bareblk_options).
 ///
 /// Errors: BAREBLK_ERR_INVALID.
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
-//! Pointers from C: NULL and lengths are looked at here, the rest is the caller's promise.
+//! Pointers from C: checks for NULL and checks lengths; everything else is the caller's promise.
 //!
-//! Structures that may grow come with the size that the caller knows them by: a caller that knows less gets less, one
-//! that knows more finds zeroes, and may not ask for what this library does not know.
+//! Structures that may grow come with the size that the caller knows. A caller that knows fewer fields gets only those;
+//! one that knows more finds zeroes in the others, and gets an error if it sets them.
 //!
 //! Not here: handles (`device.rs`, `queue.rs`, `buffer.rs`).
 
@@ -31,7 +31,7 @@ fn check<T>(pointer: *const T, argument: &'static str) -> Result<(), Failure> {
 /// NULL, or not aligned.
 ///
 /// # Safety
-/// Otherwise `pointer` is valid for `'a`, and nobody changes what it points to.
+/// Otherwise `pointer` is valid for `'a`, and no other code changes what it points to.
 pub(crate) unsafe fn shared<'a, T>(pointer: *const T, argument: &'static str) -> Result<&'a T, Failure> {
     check(pointer, argument)?;
     // SAFETY: not NULL and aligned as checked; valid and unchanging by the caller's promise.
@@ -42,10 +42,10 @@ pub(crate) unsafe fn shared<'a, T>(pointer: *const T, argument: &'static str) ->
 /// NULL, or not aligned.
 ///
 /// # Safety
-/// Otherwise `pointer` is valid for `'a`, and nobody else uses what it points to.
+/// Otherwise `pointer` is valid for `'a`, and no other code uses what it points to.
 pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, argument: &'static str) -> Result<&'a mut T, Failure> {
     check(pointer, argument)?;
-    // SAFETY: not NULL and aligned as checked; valid and nobody else's by the caller's promise.
+    // SAFETY: not NULL and aligned as checked; valid and exclusive by the caller's promise.
     Ok(unsafe { &mut *pointer })
 }
 
@@ -69,7 +69,7 @@ pub(crate) unsafe fn store<T>(pointer: *mut T, value: T, argument: &'static str)
 /// NULL, not aligned, or more than `max`.
 ///
 /// # Safety
-/// Otherwise all of them are valid for `'a`, and nobody changes them.
+/// Otherwise all of them are valid for `'a`, and no other code changes them.
 pub(crate) unsafe fn slice<'a, T>(
     pointer: *const T,
     count: usize,
@@ -92,7 +92,7 @@ pub(crate) unsafe fn slice<'a, T>(
 /// As [`slice`].
 ///
 /// # Safety
-/// As [`slice`], and nobody else uses them.
+/// As [`slice`], and no other code uses them.
 pub(crate) unsafe fn slice_mut<'a, T>(
     pointer: *mut T,
     count: usize,
@@ -104,7 +104,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(
         return Ok(&mut []);
     }
     check(pointer, argument)?;
-    // SAFETY: 1. not NULL and aligned, and no more bytes than `isize::MAX`, as checked; 2. valid and nobody else's by
+    // SAFETY: 1. not NULL and aligned, and no more bytes than `isize::MAX`, as checked; 2. valid and exclusive by
     // the caller's promise; memory from the other side of a call has values, whatever they are.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
 }
@@ -130,7 +130,7 @@ const MAX_STRUCT_BYTES: usize = 4096;
 /// NULL; a size that no version has; something in fields that this library does not know.
 ///
 /// # Safety
-/// Otherwise `size_bytes` bytes are valid at `pointer`, and nobody changes them.
+/// Otherwise `size_bytes` bytes are valid at `pointer`, and no other code changes them.
 pub(crate) unsafe fn load_sized<T: Plain>(
     pointer: *const T,
     size_bytes: usize,

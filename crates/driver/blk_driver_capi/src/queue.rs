@@ -1,6 +1,6 @@
-//! The handle of a queue: what it is asked about, and its end.
+//! The handle of a queue: questions about it, and its end.
 //!
-//! Not here: what goes in (`request.rs`, `kick.rs`, `blocking.rs`) and comes out (`completion.rs`).
+//! Not here: requests (`request.rs`, `kick.rs`, `blocking.rs`) and completions (`completion.rs`).
 
 use std::ffi::c_int;
 use std::mem::size_of;
@@ -14,8 +14,8 @@ use crate::call::{count, guarded, on_queue};
 use crate::options::{BAREBLK_FOREVER, nanoseconds};
 use crate::pointers::{self, Plain};
 
-/// One queue of a device. One thread uses it at a time; which one may change. It outlives bareblk_disconnect: requests
-/// in flight then end with BAREBLK_ERR_LOST, and can be taken.
+/// One queue of a device. Only one thread at a time may use it. It outlives bareblk_disconnect: requests in flight
+/// then end with BAREBLK_ERR_LOST, and the program can still take their completions.
 #[derive(Debug)]
 pub struct bareblk_queue {
     pub(crate) queue: Queue,
@@ -39,37 +39,38 @@ impl bareblk_queue {
     }
 }
 
-/// Its index at the device, or an error.
+/// Returns the queue's index at the device, or an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_index(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.index().into())) }
 }
 
-/// Its size in descriptors, or an error.
+/// Returns the queue's size in descriptors, or an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_size(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(queue.queue.queue_size().into())) }
 }
 
-/// Requests taken and not yet ended (one that ended while its buffers are with the device counts), or an error.
+/// Returns how many requests were accepted and have not ended, or an error. A request that ended while the device
+/// still has its buffers counts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_in_flight(queue: *mut bareblk_queue) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(count(queue.queue.in_flight()))) }
 }
 
-/// How many requests of `buffers` buffers each can be pushed now, or an error.
+/// Returns how many requests of `buffers` buffers each can be pushed now, or an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_room(queue: *mut bareblk_queue, buffers: u16) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_queue(queue, |queue| Ok(count(queue.queue.room(buffers.into())))) }
 }
 
-/// From now on a read that the device calls done, with fewer bytes stored than were asked for, ends with
-/// BAREBLK_ERR_SHORT_READ (`refuse` = 1), or is believed (0; initially, because some devices do not say how much they
-/// stored). bareblk_completion.stored_bytes tells in both cases.
+/// Decides about a read that the device reports as successful although it stored fewer bytes than requested. `refuse`
+/// = 1: the read ends with BAREBLK_ERR_SHORT_READ. 0 (initially, because some devices do not say how much they
+/// stored): the driver believes the device. bareblk_completion.stored_bytes has the number in both cases.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_refuse_short_reads(queue: *mut bareblk_queue, refuse: c_int) -> c_int {
     let policy = if refuse == 0 { ShortReads::Trust } else { ShortReads::Refuse };
@@ -81,10 +82,10 @@ pub unsafe extern "C" fn bareblk_queue_refuse_short_reads(queue: *mut bareblk_qu
     unsafe { on_queue(queue, set) }
 }
 
-/// The earliest deadline of a request in flight, for programs that sleep by themselves (on bareblk_completion_fd): only
-/// a call of bareblk_completions ends a request that is late.
+/// Finds the earliest deadline of a request in flight, for programs that sleep by themselves (on
+/// bareblk_completion_fd): only a call of bareblk_completions ends a late request.
 ///
-/// Returns 1 and stores the nanoseconds until then, or 0 if no request has a deadline, or an error.
+/// Returns 1 and stores the nanoseconds until the deadline; or 0 if no request has one; or an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_next_deadline(queue: *mut bareblk_queue, left_ns: *mut u64) -> c_int {
     let ask = |queue: &mut bareblk_queue| {
@@ -98,19 +99,19 @@ pub unsafe extern "C" fn bareblk_queue_next_deadline(queue: *mut bareblk_queue, 
     unsafe { on_queue(queue, ask) }
 }
 
-/// Counters since the queue was made.
+/// Counters since the queue was created.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_stats {
-    /// Requests taken.
+    /// Requests that the queue accepted.
     pub pushed: u64,
-    /// Requests ended.
+    /// Requests that ended.
     pub completed: u64,
     /// Notifications that the device wanted.
     pub kicks: u64,
-    /// Batches made visible to the device.
+    /// Batches that were published to the device.
     pub publications: u64,
-    /// Times that the queue's owner went to sleep for a completion.
+    /// How often the queue's owner slept while it waited for a completion.
     pub sleeps: u64,
 }
 
@@ -141,8 +142,8 @@ pub unsafe extern "C" fn bareblk_queue_stats(
     unsafe { on_queue(queue, ask) }
 }
 
-/// Ends the use of a queue. What is in flight is given up: the device may use its buffers until it is disconnected.
-/// NULL is nothing to do.
+/// Ends the use of a queue and frees its handle. Requests in flight are given up: the device may use their buffers
+/// until it is disconnected. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_queue_free(queue: *mut bareblk_queue) {
     if queue.is_null() {

@@ -1,6 +1,6 @@
-//! Requests on their way in.
+//! Adding requests to a queue.
 //!
-//! Not here: making them visible (`kick.rs`), one at a time (`blocking.rs`).
+//! Not here: publishing them (`kick.rs`), one request at a time (`blocking.rs`).
 
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
@@ -25,13 +25,13 @@ pub struct bareblk_range {
     pub len_bytes: u64,
 }
 
-/// One run of sectors for discard and write-zeroes.
+/// Consecutive sectors, for discard and write-zeroes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct bareblk_segment {
     /// First sector of 512 bytes.
     pub sector: u64,
-    /// How many.
+    /// Number of sectors.
     pub sectors: u32,
     /// Write-zeroes only: BAREBLK_UNMAP, or 0.
     pub flags: u32,
@@ -40,22 +40,22 @@ pub struct bareblk_segment {
 /// A write completes when it is durable.
 pub const BAREBLK_DURABLE: u32 = 1;
 
-/// The blocks of a segment to be zeroed may be given back.
+/// The device may free the blocks of a segment that it zeroes.
 pub const BAREBLK_UNMAP: u32 = 1;
 
 /// Most buffers that a list may have, because of the 16 bits of a queue's size (virtio 1.3 §2.7). Devices take fewer.
 const MAX_RANGES: usize = 1 << 15;
 
-/// Takes a read: from `sector` (of 512 bytes) on into `count` buffers, a multiple of 512 bytes in all. The device sees
+/// Adds a read: from `sector` (of 512 bytes) on into `count` buffers, a multiple of 512 bytes in all. The device sees
 /// it after the next bareblk_prepare_kick or bareblk_submit.
 ///
-/// `token` comes back in the completion. `deadline_ns`, from now on: if the device has not answered then, the request
-/// ends with BAREBLK_ERR_DEADLINE; BAREBLK_FOREVER: no deadline. The list of buffers is copied; the buffers themselves
-/// are the device's until the request has ended (after BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED: until
-/// BAREBLK_RETURNED).
+/// The completion has the same `token`. `deadline_ns`: if the device has not answered after this time, the request
+/// ends with BAREBLK_ERR_DEADLINE; BAREBLK_FOREVER: no deadline. The call copies the list of buffers. The buffers
+/// themselves belong to the device until the request has ended (after BAREBLK_ERR_DEADLINE and BAREBLK_ERR_CANCELLED:
+/// until BAREBLK_RETURNED).
 ///
 /// Errors: BAREBLK_ERR_FULL, BAREBLK_ERR_NOT_REGISTERED, BAREBLK_ERR_INVALID, and those of a queue that has ended:
-/// BAREBLK_ERR_DISCONNECTED, BAREBLK_ERR_DEVICE. The queue is as it was then.
+/// BAREBLK_ERR_DISCONNECTED, BAREBLK_ERR_DEVICE. After an error the queue is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_read(
     queue: *mut bareblk_queue,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn bareblk_push_read(
     unsafe { on_queue(queue, push) }
 }
 
-/// Takes a write: from `count` buffers to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next flush.
+/// Adds a write: from `count` buffers to `sector` on. `flags`: BAREBLK_DURABLE, or 0: durable after the next flush.
 /// Otherwise as bareblk_push_read; also BAREBLK_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write(
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn bareblk_push_write(
     unsafe { on_queue(queue, push) }
 }
 
-/// Takes a flush: everything that completed before becomes durable. Otherwise as bareblk_push_read.
+/// Adds a flush: it makes all writes durable that completed before. Otherwise as bareblk_push_read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_flush(
     queue: *mut bareblk_queue,
@@ -115,8 +115,8 @@ pub unsafe extern "C" fn bareblk_push_flush(
     unsafe { on_queue(queue, push) }
 }
 
-/// Takes a discard: the device may forget what is in `count` segments (at most bareblk_info.max_discard_segments), whose
-/// flags are 0. Otherwise as bareblk_push_read; also BAREBLK_ERR_NOT_OFFERED, BAREBLK_ERR_READ_ONLY.
+/// Adds a discard: the device may forget the contents of `count` segments (at most bareblk_info.max_discard_segments),
+/// whose flags are 0. Otherwise as bareblk_push_read; also BAREBLK_ERR_NOT_OFFERED, BAREBLK_ERR_READ_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_discard(
     queue: *mut bareblk_queue,
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn bareblk_push_discard(
     unsafe { on_queue(queue, push) }
 }
 
-/// Takes a write of zeroes: `count` segments (at most bareblk_info.max_write_zeroes_segments) read as zeroes afterwards.
+/// Adds a write-zeroes: `count` segments (at most bareblk_info.max_write_zeroes_segments) read as zeroes afterwards.
 /// Otherwise as bareblk_push_discard.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_write_zeroes(
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn bareblk_push_write_zeroes(
     unsafe { on_queue(queue, push) }
 }
 
-/// Takes a question for the device's serial: 20 bytes, padded with zeroes, into one buffer of at least as many.
+/// Adds a request for the device's serial: 20 bytes, padded with zeroes, into one buffer of at least 20 bytes.
 /// Otherwise as bareblk_push_read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bareblk_push_get_id(

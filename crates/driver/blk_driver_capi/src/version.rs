@@ -5,7 +5,7 @@
 /// Version of this header: major << 16 | minor << 8 | patch.
 pub const BAREBLK_VERSION: u32 = 0x00_01_00;
 
-/// Version of the library that is running: as BAREBLK_VERSION.
+/// Returns the version of the loaded library, in the format of BAREBLK_VERSION.
 #[unsafe(no_mangle)]
 pub extern "C" fn bareblk_version() -> u32 {
     BAREBLK_VERSION

@@ -1,28 +1,28 @@
 /*
  * qspinlock.h: queued spin locks in user space that sleep; four bytes each, eight for readers and writers.
  *
- * Made from the sources of crates/locks/qspinlock_capi; changes go there. docs/how-to/qspinlock-c.md has an example.
+ * Generated from the sources of crates/locks/qspinlock_capi: change those. docs/how-to/qspinlock-c.md has an example.
  *
  *     qspin_native_t   first in, first out; spins only: for threads that have a core each
  *     qspin_fifo_t     first in, first out; waiters spin for a while, then sleep
- *     qspin_fair_t     the same, but newcomers use the lock, a bounded number of times, until a sleeping waiter is awake
- *     qspin_hybrid_t   as fast as an unfair lock; waiters queue, and are passed a bounded number of times
+ *     qspin_fair_t     the same, but newcomers may use the lock, a bounded number of times, until a sleeping waiter is awake
+ *     qspin_hybrid_t   as fast as an unfair lock; newcomers may pass the queue of waiters a bounded number of times
  *     qspin_rwlock_t   many readers or one writer, in the order of fair locks; the one with eight bytes
  *
- * Results. As those of pthread_spin_* and pthread_mutex_*: 0, or a positive number of <errno.h>. errno itself is left
- * alone. No call ends the program, and nothing is thrown.
+ * Results. As those of pthread_spin_* and pthread_mutex_*: 0, or a positive number of <errno.h>. Calls do not change
+ * errno, do not end the program, and throw nothing.
  *
- * Life. Zeroed memory, or a variable with QSPIN_..._INIT, is a free lock. Nothing belongs to a lock but its own bytes,
- * so it may be forgotten while it is free and nobody waits. It must not be moved or copied while threads use it.
+ * Life. Zeroed memory, or a variable with QSPIN_..._INIT, is a free lock. A lock owns nothing but its own bytes, so a
+ * free lock without waiters needs no destroy. Do not move or copy a lock while threads use it.
  *
- * Threads. Any thread may unlock, not only the one that locked. A thread that locks what it holds waits for ever. Locks
- * belong to one process: put into shared memory they work within each process only, so do not.
+ * Threads. Any thread may unlock, not only the one that locked. A thread that locks a lock that it holds waits for ever.
+ * Do not put locks into shared memory: a lock works within one process only.
  *
- * Signals. A handler may use locks that the thread it interrupts does not hold. unlock, trylock, is_locked do not wait.
+ * Signals. A handler may use locks that the interrupted thread does not hold. unlock, trylock, is_locked do not wait.
  *
- * Fork. A lock that the forking thread holds is held in the child, by the thread that exists there; unlock it in both.
- * One that another thread held stays held in the child for ever. Waiters are the parent's. A rwlock that somebody waited
- * for is of no use in the child.
+ * Fork. In the child, the one thread still holds the locks that the forking thread held; unlock them in both processes.
+ * A lock that another thread held stays held in the child for ever. Waiters exist only in the parent. A rwlock that had
+ * waiters cannot be used in the child.
  */
 
 
@@ -43,33 +43,33 @@
 // Version of this header: major << 16 | minor << 8 | patch.
 #define QSPIN_VERSION 256
 
-// A lock that is handed over first in, first out. Waiters spin, however long: for threads that have a core each.
+// A lock that goes to waiters first in, first out. Waiters only spin: for threads that have a core each.
 typedef struct qspin_native_t {
-    // Of this library.
+    // Private to this library.
     uint32_t opaque;
 } qspin_native_t;
 
-// A lock that is handed over first in, first out, to sleeping waiters too: it is idle while they wake up.
+// A lock that goes to waiters first in, first out, even to a sleeping one: it is idle while that waiter wakes up.
 typedef struct qspin_fifo_t {
-    // Of this library.
+    // Private to this library.
     uint32_t opaque;
 } qspin_fifo_t;
 
-// A lock that waiters have first in, first out; newcomers use it while the one whose turn it is wakes up.
+// A lock that goes to waiters first in, first out; newcomers may use it while the next waiter wakes up.
 typedef struct qspin_fair_t {
-    // Of this library.
+    // Private to this library.
     uint32_t opaque;
 } qspin_fair_t;
 
 // A lock that newcomers may take past the queue, a bounded number of times in a row. Waiters spin, then sleep.
 typedef struct qspin_hybrid_t {
-    // Of this library.
+    // Private to this library.
     uint32_t opaque;
 } qspin_hybrid_t;
 
 // A lock for many readers or one writer, first in, first out. Waiters spin for a while, then sleep.
 typedef struct qspin_rwlock_t {
-    // Of this library.
+    // Private to this library.
     uint32_t opaque[2];
 } qspin_rwlock_t;
 
@@ -77,205 +77,205 @@ typedef struct qspin_rwlock_t {
 extern "C" {
 #endif // __cplusplus
 
-// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
 int qspin_native_init(struct qspin_native_t *lock);
 
-// Takes the lock, however long that takes.
+// Takes the lock; waits without limit.
 int qspin_native_lock(struct qspin_native_t *lock);
 
-// Takes the lock if it is free and nobody is to have it first. Never waits. EBUSY: it did not.
+// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
 int qspin_native_trylock(struct qspin_native_t *lock);
 
-// Takes the lock unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in). A lock that is
-// free is taken even if the deadline has passed. ETIMEDOUT: not taken.
+// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
+// lock even if the deadline has passed. ETIMEDOUT: not taken.
 int qspin_native_timedlock(struct qspin_native_t *lock,
                            uint64_t deadline_ns);
 
-// As above, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no deadline, or
-// nanoseconds that are not below a second.
+// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
+// or nanoseconds of a second or more.
 int qspin_native_clocklock(struct qspin_native_t *lock,
                            int clock,
                            const struct timespec *deadline);
 
-// Lets the lock go. EPERM: nobody held it, and nothing was done.
+// Releases the lock. EPERM: the lock was free; nothing has changed.
 int qspin_native_unlock(struct qspin_native_t *lock);
 
-// Lets the lock go to the oldest waiter, whatever the kind of lock. EPERM: nobody held it, and nothing was done.
+// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
 int qspin_native_unlock_fair(struct qspin_native_t *lock);
 
-// 1 if somebody holds the lock at this moment, 0 if not, or if there is no lock at `lock`.
+// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
 int qspin_native_is_locked(const struct qspin_native_t *lock);
 
-// Says whether the memory may go: EBUSY if the lock is held or waited for. It collects what waiters left behind that
-// gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
+// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
 int qspin_native_destroy(struct qspin_native_t *lock);
 
-// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
 int qspin_fifo_init(struct qspin_fifo_t *lock);
 
-// Takes the lock, however long that takes.
+// Takes the lock; waits without limit.
 int qspin_fifo_lock(struct qspin_fifo_t *lock);
 
-// Takes the lock if it is free and nobody is to have it first. Never waits. EBUSY: it did not.
+// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
 int qspin_fifo_trylock(struct qspin_fifo_t *lock);
 
-// Takes the lock unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in). A lock that is
-// free is taken even if the deadline has passed. ETIMEDOUT: not taken.
+// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
+// lock even if the deadline has passed. ETIMEDOUT: not taken.
 int qspin_fifo_timedlock(struct qspin_fifo_t *lock,
                          uint64_t deadline_ns);
 
-// As above, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no deadline, or
-// nanoseconds that are not below a second.
+// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
+// or nanoseconds of a second or more.
 int qspin_fifo_clocklock(struct qspin_fifo_t *lock,
                          int clock,
                          const struct timespec *deadline);
 
-// Lets the lock go. EPERM: nobody held it, and nothing was done.
+// Releases the lock. EPERM: the lock was free; nothing has changed.
 int qspin_fifo_unlock(struct qspin_fifo_t *lock);
 
-// Lets the lock go to the oldest waiter, whatever the kind of lock. EPERM: nobody held it, and nothing was done.
+// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
 int qspin_fifo_unlock_fair(struct qspin_fifo_t *lock);
 
-// 1 if somebody holds the lock at this moment, 0 if not, or if there is no lock at `lock`.
+// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
 int qspin_fifo_is_locked(const struct qspin_fifo_t *lock);
 
-// Says whether the memory may go: EBUSY if the lock is held or waited for. It collects what waiters left behind that
-// gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
+// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
 int qspin_fifo_destroy(struct qspin_fifo_t *lock);
 
-// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
 int qspin_fair_init(struct qspin_fair_t *lock);
 
-// Takes the lock, however long that takes.
+// Takes the lock; waits without limit.
 int qspin_fair_lock(struct qspin_fair_t *lock);
 
-// Takes the lock if it is free and nobody is to have it first. Never waits. EBUSY: it did not.
+// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
 int qspin_fair_trylock(struct qspin_fair_t *lock);
 
-// Takes the lock unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in). A lock that is
-// free is taken even if the deadline has passed. ETIMEDOUT: not taken.
+// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
+// lock even if the deadline has passed. ETIMEDOUT: not taken.
 int qspin_fair_timedlock(struct qspin_fair_t *lock,
                          uint64_t deadline_ns);
 
-// As above, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no deadline, or
-// nanoseconds that are not below a second.
+// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
+// or nanoseconds of a second or more.
 int qspin_fair_clocklock(struct qspin_fair_t *lock,
                          int clock,
                          const struct timespec *deadline);
 
-// Lets the lock go. EPERM: nobody held it, and nothing was done.
+// Releases the lock. EPERM: the lock was free; nothing has changed.
 int qspin_fair_unlock(struct qspin_fair_t *lock);
 
-// Lets the lock go to the oldest waiter, whatever the kind of lock. EPERM: nobody held it, and nothing was done.
+// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
 int qspin_fair_unlock_fair(struct qspin_fair_t *lock);
 
-// 1 if somebody holds the lock at this moment, 0 if not, or if there is no lock at `lock`.
+// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
 int qspin_fair_is_locked(const struct qspin_fair_t *lock);
 
-// Says whether the memory may go: EBUSY if the lock is held or waited for. It collects what waiters left behind that
-// gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
+// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
 int qspin_fair_destroy(struct qspin_fair_t *lock);
 
-// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
 int qspin_hybrid_init(struct qspin_hybrid_t *lock);
 
-// Takes the lock, however long that takes.
+// Takes the lock; waits without limit.
 int qspin_hybrid_lock(struct qspin_hybrid_t *lock);
 
-// Takes the lock if it is free and nobody is to have it first. Never waits. EBUSY: it did not.
+// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
 int qspin_hybrid_trylock(struct qspin_hybrid_t *lock);
 
-// Takes the lock unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in). A lock that is
-// free is taken even if the deadline has passed. ETIMEDOUT: not taken.
+// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
+// lock even if the deadline has passed. ETIMEDOUT: not taken.
 int qspin_hybrid_timedlock(struct qspin_hybrid_t *lock,
                            uint64_t deadline_ns);
 
-// As above, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no deadline, or
-// nanoseconds that are not below a second.
+// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
+// or nanoseconds of a second or more.
 int qspin_hybrid_clocklock(struct qspin_hybrid_t *lock,
                            int clock,
                            const struct timespec *deadline);
 
-// Lets the lock go. EPERM: nobody held it, and nothing was done.
+// Releases the lock. EPERM: the lock was free; nothing has changed.
 int qspin_hybrid_unlock(struct qspin_hybrid_t *lock);
 
-// Lets the lock go to the oldest waiter, whatever the kind of lock. EPERM: nobody held it, and nothing was done.
+// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
 int qspin_hybrid_unlock_fair(struct qspin_hybrid_t *lock);
 
-// 1 if somebody holds the lock at this moment, 0 if not, or if there is no lock at `lock`.
+// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
 int qspin_hybrid_is_locked(const struct qspin_hybrid_t *lock);
 
-// Says whether the memory may go: EBUSY if the lock is held or waited for. It collects what waiters left behind that
-// gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
+// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
 int qspin_hybrid_destroy(struct qspin_hybrid_t *lock);
 
-// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
 int qspin_rwlock_init(struct qspin_rwlock_t *lock);
 
-// Takes the lock together with other readers, however long that takes. Not for a thread that has it already, for
-// reading or writing: it may wait for a writer that waits for it.
+// Takes the lock together with other readers; waits without limit. A thread that has the lock already, for reading or
+// writing, must not call it: it may wait for a writer that waits for this thread.
 int qspin_rwlock_rdlock(struct qspin_rwlock_t *lock);
 
-// As above, for a thread that may have it for reading already: waits for the writer that has the lock, but for none
-// that stands in line.
+// As rdlock, for a thread that may have the lock for reading already: waits for the writer that has the lock, but not
+// for writers in the queue.
 int qspin_rwlock_rdlock_recursive(struct qspin_rwlock_t *lock);
 
-// Takes the lock alone, however long that takes. Not for a thread that has it already.
+// Takes the lock alone; waits without limit. A thread that has the lock already must not call it.
 int qspin_rwlock_wrlock(struct qspin_rwlock_t *lock);
 
-// Takes the lock together with other readers if no writer has it or is to have it first. Never waits. EBUSY: it did
-// not.
+// Takes the lock together with other readers if no writer has it or must have it first. Never waits. EBUSY: not
+// taken.
 int qspin_rwlock_tryrdlock(struct qspin_rwlock_t *lock);
 
-// Takes the lock together with other readers if no writer has it. Never waits. EBUSY: it did not.
+// Takes the lock together with other readers if no writer has it. Never waits. EBUSY: not taken.
 int qspin_rwlock_tryrdlock_recursive(struct qspin_rwlock_t *lock);
 
-// Takes the lock alone if nobody has it or is to have it first. Never waits. EBUSY: it did not.
+// Takes the lock alone if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
 int qspin_rwlock_trywrlock(struct qspin_rwlock_t *lock);
 
-// As qspin_rwlock_rdlock, unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in).
-// ETIMEDOUT: not taken.
-int qspin_rwlock_timedrdlock(struct qspin_rwlock_t *lock,
-                             uint64_t deadline_ns);
+// As qspin_rwlock_rdlock, but waits only until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see
+// qspin_deadline_in). ETIMEDOUT: not taken.
+int qspin_rwlock_timedrdlock(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
 
-// As qspin_rwlock_rdlock_recursive, with a deadline as above.
+// As qspin_rwlock_rdlock_recursive, with a deadline as in qspin_rwlock_timedrdlock.
 int qspin_rwlock_timedrdlock_recursive(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
 
-// As qspin_rwlock_wrlock, with a deadline as above.
+// As qspin_rwlock_wrlock, with a deadline as in qspin_rwlock_timedrdlock.
 int qspin_rwlock_timedwrlock(struct qspin_rwlock_t *lock, uint64_t deadline_ns);
 
-// As qspin_rwlock_timedrdlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no
-// deadline, or nanoseconds that are not below a second.
+// As qspin_rwlock_timedrdlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another
+// clock, no deadline, or nanoseconds of a second or more.
 int qspin_rwlock_clockrdlock(struct qspin_rwlock_t *lock,
                              int clock,
                              const struct timespec *deadline);
 
-// As qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as above.
+// As qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as in qspin_rwlock_clockrdlock.
 int qspin_rwlock_clockrdlock_recursive(struct qspin_rwlock_t *lock,
                                        int clock,
                                        const struct timespec *deadline);
 
-// As qspin_rwlock_timedwrlock, with a clock and a deadline as above.
+// As qspin_rwlock_timedwrlock, with a clock and a deadline as in qspin_rwlock_clockrdlock.
 int qspin_rwlock_clockwrlock(struct qspin_rwlock_t *lock, int clock, const struct timespec *deadline);
 
-// Ends one reader's access. EPERM: no reader had it, and nothing was done.
+// Ends one reader's access. EPERM: no reader had the lock; nothing has changed.
 int qspin_rwlock_rdunlock(struct qspin_rwlock_t *lock);
 
-// Ends the writer's access. EPERM: no writer had it, and nothing was done.
+// Ends the writer's access. EPERM: no writer had the lock; nothing has changed.
 int qspin_rwlock_wrunlock(struct qspin_rwlock_t *lock);
 
-// 2 if a writer has the lock at this moment, 1 if readers have it, 0 if nobody has, or if there is no lock at `lock`.
+// Returns 2 if a writer has the lock at this moment, 1 if readers have it; 0 if it is free, or if `lock` is NULL or
+// not aligned.
 int qspin_rwlock_is_locked(const struct qspin_rwlock_t *lock);
 
-// Says whether the memory may go: EBUSY if somebody has the lock or waits for it. It collects what waiters left behind
-// that gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+// Checks that the memory can be freed: EBUSY if a thread has the lock or waits for it. Frees the nodes of waiters
+// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
 int qspin_rwlock_destroy(struct qspin_rwlock_t *lock);
 
-// The reading that CLOCK_MONOTONIC will have in `timeout_ns` nanoseconds: a deadline for the timedlock calls. The
-// largest number there is, which never comes, if the sum is larger than that.
+// Returns the time that CLOCK_MONOTONIC will show in `timeout_ns` nanoseconds: a deadline for the timedlock calls. If
+// the sum does not fit, returns UINT64_MAX, which never comes.
 uint64_t qspin_deadline_in(uint64_t timeout_ns);
 
-// Version of the library that is running: as QSPIN_VERSION.
+// Returns the version of the loaded library, in the format of QSPIN_VERSION.
 uint32_t qspin_version(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 //! What the calls do, for every kind of lock.
 //!
-//! Not here: their names and what they say to C programmers (`native.rs` and the other kinds' files).
+//! Not here: their names and their descriptions for C programmers (`native.rs` and the other kinds' files).
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,7 +65,7 @@ pub(crate) unsafe fn init_words(words: *mut AtomicU32, count: usize) -> c_int {
     }
     // SAFETY: the caller's promise; aligned and not NULL, as looked at above.
     let words = unsafe { std::slice::from_raw_parts(words, count) };
-    // Nobody uses it yet: whoever passes it on to other threads orders this before their use.
+    // No thread uses it yet: code that passes it to other threads orders this before their use.
     words.iter().for_each(|word| word.store(0, Relaxed));
     OK
 }
@@ -131,7 +131,7 @@ pub(crate) unsafe fn is_locked<T: Spin>(lock: *const T) -> c_int {
     unsafe { spin(lock) }.map_or(0, |lock| c_int::from(lock.is_held()))
 }
 
-/// Takes the lock and lets it go: that also collects what waiters have left behind that gave up.
+/// Takes the lock and releases it, which also frees the nodes of waiters that gave up.
 pub(crate) unsafe fn destroy<T: Spin>(lock: *mut T) -> c_int {
     // SAFETY: the caller's promise.
     let errno = unsafe { try_lock(lock) };
@@ -142,6 +142,6 @@ pub(crate) unsafe fn destroy<T: Spin>(lock: *mut T) -> c_int {
     unsafe { unlock(lock) };
     // SAFETY: the caller's promise; aligned, or `try_lock` would have said so, and a lock is one `AtomicU32`.
     let word = unsafe { lock.cast::<AtomicU32>().as_ref() };
-    // A snapshot: if somebody comes now, the caller's mistake is not found out.
+    // A snapshot: if a thread comes now, the caller's mistake stays undetected.
     if word.is_some_and(|word| word.load(Relaxed) == 0) { OK } else { EBUSY }
 }

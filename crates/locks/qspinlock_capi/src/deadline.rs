@@ -1,4 +1,4 @@
-//! Points in time as C has them: nanoseconds of the monotonic clock, or a timespec and which clock it is of.
+//! Points in time as C has them: nanoseconds of the monotonic clock, or a timespec and its clock.
 //!
 //! Not here: waiting for them.
 
@@ -9,8 +9,8 @@ use qspinlock::{Clock, Deadline};
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// The reading that CLOCK_MONOTONIC will have in `timeout_ns` nanoseconds: a deadline for the timedlock calls. The
-/// largest number there is, which never comes, if the sum is larger than that.
+/// Returns the time that CLOCK_MONOTONIC will show in `timeout_ns` nanoseconds: a deadline for the timedlock calls. If
+/// the sum does not fit, returns UINT64_MAX, which never comes.
 #[unsafe(no_mangle)]
 pub extern "C" fn qspin_deadline_in(timeout_ns: u64) -> u64 {
     qspinlock::now(Clock::Monotonic).at_ns.saturating_add(timeout_ns)

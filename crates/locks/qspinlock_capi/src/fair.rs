@@ -1,4 +1,4 @@
-//! `qspin_fair_t`: first in, first out among waiters, and nobody waits for one who sleeps.
+//! `qspin_fair_t`: first in, first out among waiters, and no thread waits for a sleeping one.
 //!
 //! Not here: what the calls do (`calls.rs`).
 
@@ -12,11 +12,11 @@ use crate::{calls, deadline};
 
 type Kind = qspinlock::Fair;
 
-/// A lock that waiters have first in, first out; newcomers use it while the one whose turn it is wakes up.
+/// A lock that goes to waiters first in, first out; newcomers may use it while the next waiter wakes up.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct qspin_fair_t {
-    /// Of this library.
+    /// Private to this library.
     pub opaque: u32,
 }
 
@@ -28,37 +28,37 @@ unsafe impl calls::Spin for qspin_fair_t {
     type Policy = Kind;
 }
 
-/// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+/// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_init(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::init(lock) }
 }
 
-/// Takes the lock, however long that takes.
+/// Takes the lock; waits without limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_lock(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::lock(lock) }
 }
 
-/// Takes the lock if it is free and nobody is to have it first. Never waits. EBUSY: it did not.
+/// Takes the lock if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_trylock(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::try_lock(lock) }
 }
 
-/// Takes the lock unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in). A lock that is
-/// free is taken even if the deadline has passed. ETIMEDOUT: not taken.
+/// Takes the lock; waits until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see qspin_deadline_in). Takes a free
+/// lock even if the deadline has passed. ETIMEDOUT: not taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_timedlock(lock: *mut qspin_fair_t, deadline_ns: u64) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::lock_before(lock, Ok(deadline::monotonic(deadline_ns))) }
 }
 
-/// As above, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no deadline, or
-/// nanoseconds that are not below a second.
+/// As timedlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another clock, no deadline,
+/// or nanoseconds of a second or more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_clocklock(
     lock: *mut qspin_fair_t,
@@ -71,29 +71,29 @@ pub unsafe extern "C" fn qspin_fair_clocklock(
     unsafe { calls::lock_before(lock, deadline) }
 }
 
-/// Lets the lock go. EPERM: nobody held it, and nothing was done.
+/// Releases the lock. EPERM: the lock was free; nothing has changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_unlock(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::unlock(lock) }
 }
 
-/// Lets the lock go to the oldest waiter, whatever the kind of lock. EPERM: nobody held it, and nothing was done.
+/// Hands the lock to the oldest waiter, for any type of lock. EPERM: the lock was free; nothing has changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_unlock_fair(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::unlock_fair(lock) }
 }
 
-/// 1 if somebody holds the lock at this moment, 0 if not, or if there is no lock at `lock`.
+/// Returns 1 if a thread holds the lock at this moment; 0 if not, or if `lock` is NULL or not aligned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_is_locked(lock: *const qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { calls::is_locked(lock) }
 }
 
-/// Says whether the memory may go: EBUSY if the lock is held or waited for. It collects what waiters left behind that
-/// gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+/// Checks that the memory can be freed: EBUSY if a thread holds the lock or waits for it. Frees the nodes of waiters
+/// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_fair_destroy(lock: *mut qspin_fair_t) -> c_int {
     // SAFETY: the caller's promise.

@@ -2,17 +2,17 @@
 //!
 //! `pointer (NULL? aligned?) → the lock that lies there → the call → 0 or an errno`
 //!
-//! - A call does nothing but translate. What the lock would diagnose in debug builds by a panic (releasing what nobody
-//!   holds) is looked at here first, and an error: nothing unwinds into C, and nothing ends the program.
-//! - Results are those of `pthread_spin_*`: 0 or a positive errno, so that code changes locks by changing names. There
-//!   are no counts to tell apart from errors, as the block driver's calls have them, hence no negative numbers.
+//! - A call only translates. It first checks for mistakes that the lock reports by a panic in debug builds (releasing a
+//!   free lock), and returns an error: nothing unwinds into C, and nothing ends the program.
+//! - Results are those of `pthread_spin_*`: 0 or a positive errno, so a program changes its locks by changing names.
+//!   Unlike the block driver's calls, no call returns a count, so no result needs to be negative.
 //! - Each kind has a file of the same shape (`kinds_are_alike` in `tests/it/header.rs`): the header is generated, and its
 //!   generator sees neither macros nor generics.
 //!
-//! What C sees has its C name here too. Not here: the locks (`qspinlock`), replacing a program's own (`qspinlock_preload`).
+//! Items that C sees have their C names here too. Not here: the locks (`qspinlock`), replacing a program's own (`qspinlock_preload`).
 
 #![allow(non_camel_case_types)]
-// What is written above an exported function becomes the header's text, for C programmers. What they promise with every
+// The comment above an exported function becomes the header's text, for C programmers. What they promise with every
 // call is said once, at the head of the header (`cbindgen.toml`): "the caller's promise" of the SAFETY comments is that
 // a pointer that is not NULL points to what its type says, alive during the call.
 #![allow(clippy::missing_safety_doc)]

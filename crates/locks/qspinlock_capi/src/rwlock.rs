@@ -16,7 +16,7 @@ use crate::deadline;
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct qspin_rwlock_t {
-    /// Of this library.
+    /// Private to this library.
     pub opaque: [u32; 2],
 }
 
@@ -41,67 +41,67 @@ unsafe fn lock_before(
     ended(lock.and_then(|lock| had_or(take(lock, deadline?), ETIMEDOUT)))
 }
 
-/// Makes a free lock of memory that nobody uses. EINVAL: NULL, or not aligned to 4 bytes; so for all calls.
+/// Initialises a free lock in memory that no thread uses. EINVAL (of all calls): NULL, or not aligned to 4 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_init(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise; it is so many words.
     unsafe { init_words(lock.cast::<AtomicU32>(), WORDS) }
 }
 
-/// Takes the lock together with other readers, however long that takes. Not for a thread that has it already, for
-/// reading or writing: it may wait for a writer that waits for it.
+/// Takes the lock together with other readers; waits without limit. A thread that has the lock already, for reading or
+/// writing, must not call it: it may wait for a writer that waits for this thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.map(QRwLock::read))
 }
 
-/// As above, for a thread that may have it for reading already: waits for the writer that has the lock, but for none
-/// that stands in line.
+/// As rdlock, for a thread that may have the lock for reading already: waits for the writer that has the lock, but not
+/// for writers in the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdlock_recursive(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.map(QRwLock::read_recursive))
 }
 
-/// Takes the lock alone, however long that takes. Not for a thread that has it already.
+/// Takes the lock alone; waits without limit. A thread that has the lock already must not call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_wrlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.map(QRwLock::write))
 }
 
-/// Takes the lock together with other readers if no writer has it or is to have it first. Never waits. EBUSY: it did
-/// not.
+/// Takes the lock together with other readers if no writer has it or must have it first. Never waits. EBUSY: not
+/// taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_tryrdlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.and_then(|lock| had_or(lock.try_read(), EBUSY)))
 }
 
-/// Takes the lock together with other readers if no writer has it. Never waits. EBUSY: it did not.
+/// Takes the lock together with other readers if no writer has it. Never waits. EBUSY: not taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_tryrdlock_recursive(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.and_then(|lock| had_or(lock.try_read_recursive(), EBUSY)))
 }
 
-/// Takes the lock alone if nobody has it or is to have it first. Never waits. EBUSY: it did not.
+/// Takes the lock alone if it is free and no waiter must have it first. Never waits. EBUSY: not taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_trywrlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
     ended(unsafe { rw(lock) }.and_then(|lock| had_or(lock.try_write(), EBUSY)))
 }
 
-/// As qspin_rwlock_rdlock, unless CLOCK_MONOTONIC shows `deadline_ns` nanoseconds first (see qspin_deadline_in).
-/// ETIMEDOUT: not taken.
+/// As qspin_rwlock_rdlock, but waits only until CLOCK_MONOTONIC shows `deadline_ns` nanoseconds (see
+/// qspin_deadline_in). ETIMEDOUT: not taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_timedrdlock(lock: *mut qspin_rwlock_t, deadline_ns: u64) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::read_before) }
 }
 
-/// As qspin_rwlock_rdlock_recursive, with a deadline as above.
+/// As qspin_rwlock_rdlock_recursive, with a deadline as in qspin_rwlock_timedrdlock.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_timedrdlock_recursive(
     lock: *mut qspin_rwlock_t,
@@ -111,15 +111,15 @@ pub unsafe extern "C" fn qspin_rwlock_timedrdlock_recursive(
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::read_recursive_before) }
 }
 
-/// As qspin_rwlock_wrlock, with a deadline as above.
+/// As qspin_rwlock_wrlock, with a deadline as in qspin_rwlock_timedrdlock.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_timedwrlock(lock: *mut qspin_rwlock_t, deadline_ns: u64) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { lock_before(lock, Ok(deadline::monotonic(deadline_ns)), QRwLock::write_before) }
 }
 
-/// As qspin_rwlock_timedrdlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a reading of it. EINVAL: another clock, no
-/// deadline, or nanoseconds that are not below a second.
+/// As qspin_rwlock_timedrdlock, with CLOCK_MONOTONIC or CLOCK_REALTIME and a time of that clock. EINVAL: another
+/// clock, no deadline, or nanoseconds of a second or more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockrdlock(
     lock: *mut qspin_rwlock_t,
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn qspin_rwlock_clockrdlock(
     unsafe { lock_before(lock, deadline, QRwLock::read_before) }
 }
 
-/// As qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as above.
+/// As qspin_rwlock_timedrdlock_recursive, with a clock and a deadline as in qspin_rwlock_clockrdlock.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockrdlock_recursive(
     lock: *mut qspin_rwlock_t,
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn qspin_rwlock_clockrdlock_recursive(
     unsafe { lock_before(lock, deadline, QRwLock::read_recursive_before) }
 }
 
-/// As qspin_rwlock_timedwrlock, with a clock and a deadline as above.
+/// As qspin_rwlock_timedwrlock, with a clock and a deadline as in qspin_rwlock_clockrdlock.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_clockwrlock(
     lock: *mut qspin_rwlock_t,
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn qspin_rwlock_clockwrlock(
     unsafe { lock_before(lock, deadline, QRwLock::write_before) }
 }
 
-/// Ends one reader's access. EPERM: no reader had it, and nothing was done.
+/// Ends one reader's access. EPERM: no reader had the lock; nothing has changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_rdunlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn qspin_rwlock_rdunlock(lock: *mut qspin_rwlock_t) -> c_i
     released(read, |lock| unsafe { lock.release_read() })
 }
 
-/// Ends the writer's access. EPERM: no writer had it, and nothing was done.
+/// Ends the writer's access. EPERM: no writer had the lock; nothing has changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_wrunlock(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
@@ -179,7 +179,8 @@ pub unsafe extern "C" fn qspin_rwlock_wrunlock(lock: *mut qspin_rwlock_t) -> c_i
     released(written, |lock| unsafe { lock.release_write() })
 }
 
-/// 2 if a writer has the lock at this moment, 1 if readers have it, 0 if nobody has, or if there is no lock at `lock`.
+/// Returns 2 if a writer has the lock at this moment, 1 if readers have it; 0 if it is free, or if `lock` is NULL or
+/// not aligned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_is_locked(lock: *const qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
@@ -191,8 +192,8 @@ pub unsafe extern "C" fn qspin_rwlock_is_locked(lock: *const qspin_rwlock_t) -> 
     )
 }
 
-/// Says whether the memory may go: EBUSY if somebody has the lock or waits for it. It collects what waiters left behind
-/// that gave up at a deadline; a lock without such waiters needs no destroying. It is a free lock afterwards.
+/// Checks that the memory can be freed: EBUSY if a thread has the lock or waits for it. Frees the nodes of waiters
+/// that gave up at a deadline; a lock without such waiters needs no destroy. The lock is free afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qspin_rwlock_destroy(lock: *mut qspin_rwlock_t) -> c_int {
     // SAFETY: the caller's promise.
@@ -204,7 +205,7 @@ pub unsafe extern "C" fn qspin_rwlock_destroy(lock: *mut qspin_rwlock_t) -> c_in
     unsafe { qspin_rwlock_wrunlock(lock) };
     // SAFETY: the caller's promise; aligned, or `trywrlock` would have said so, and it is two atomic words.
     let words = unsafe { lock.cast::<[AtomicU32; WORDS]>().as_ref() };
-    // A snapshot: if somebody comes now, the caller's mistake is not found out.
+    // A snapshot: if a thread comes now, the caller's mistake stays undetected.
     let is_free = words.is_some_and(|words| words.iter().all(|word| word.load(Relaxed) == 0));
     if is_free { OK } else { EBUSY }
 }

@@ -1,11 +1,11 @@
 //! Which version a program was compiled with, and which one it runs with.
 //!
-//! Not here: anything that differs between them; there is one version yet.
+//! Not here: differences between versions; there is only one so far.
 
 /// Version of this header: major << 16 | minor << 8 | patch.
 pub const QSPIN_VERSION: u32 = 0x00_01_00;
 
-/// Version of the library that is running: as QSPIN_VERSION.
+/// Returns the version of the loaded library, in the format of QSPIN_VERSION.
 #[unsafe(no_mangle)]
 pub extern "C" fn qspin_version() -> u32 {
     QSPIN_VERSION
