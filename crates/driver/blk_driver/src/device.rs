@@ -12,8 +12,6 @@ mod options;
 
 mod info;
 
-mod message_error;
-
 mod connect;
 
 mod negotiate;
@@ -34,8 +32,7 @@ mod log;
 
 mod reconnect;
 
-pub use error::ConnectError;
-pub use message_error::MessageError;
+pub use info::{DeviceInfo, Event, ReconnectReport};
 pub use options::{Options, Reconnect};
 
 use std::os::fd::BorrowedFd;

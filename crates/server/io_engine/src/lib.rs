@@ -42,14 +42,13 @@ pub use engines::linux_aio::signal::{prepare_signals, signal_shared};
 pub use engines::mmap::MmapEngine;
 #[cfg(any(test, feature = "test-util"))]
 pub use engines::null::NullEngine;
-pub use engines::posix_aio::{PosixAioEngine, PosixAioOptions};
+pub use engines::posix_aio::{MAX_FD_POOL, PosixAioEngine, PosixAioOptions};
 pub use engines::sync::SyncEngine;
 pub use engines::threads::ThreadsEngine;
 pub use placed::{
     CompletionPlacement, EngineMaker, HandOver, LEAST_SHARE, ParseHandOverError, PlacementCounters,
     SharedPlacement,
 };
-pub use posix_aio::{MAX_FD_POOL, PosixAioEngine};
 pub use record::{Record, Recorder, Verb};
 
 pub use crate::core::Core;

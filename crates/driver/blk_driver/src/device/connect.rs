@@ -20,10 +20,13 @@ use virtio_blk::DeviceConfig;
 
 use super::channel::Channel;
 use super::front_end::{FrontEnd, MAX_TABLE_REGIONS};
+use super::info::DeviceInfo;
 use super::log::{Log, Wanted};
 use super::negotiate::{CONFIG_SIZES, accept, accept_protocol, check_not_smaller, check_same, device_info};
+use super::options::Options;
 use super::wire::Wire;
-use super::{ConnectError, DeviceInfo, MessageError, Options};
+
+use crate::error::{ConnectError, MemoryError, MessageError};
 use crate::kick::EventFd;
 use crate::queue::link::RingPlace;
 

@@ -18,8 +18,8 @@ use vhost_user::body::{MemoryRegion, memory_table, read, vring_addresses, vring_
 use virtqueue::RingLayout;
 
 use super::log::{FIELDS_BYTES, Log, PADDED_BYTES, Wanted};
-use super::message_error::MessageError;
 use super::wire::{Outgoing, Wire};
+use crate::error::MessageError;
 
 /// Offset, size and flags before the configuration's bytes (vhost-user, "Virtio device config space").
 const CONFIG_HEAD_BYTES: usize = size_of::<VhostUserConfig>();

@@ -14,11 +14,11 @@ use super::connect::Session;
 use super::events::Events;
 use super::info::{DeviceInfo, Event};
 use super::options::Options;
-use super::wire::wait;
 use crate::error::MemoryError;
 use crate::kick::EventFd;
 use crate::memory::{MemoryMap, UserMemory};
 use crate::queue::link::QueueLink;
+use vhost_user::wait;
 
 /// A user's request to the thread; the thread sends the answer into the channel.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ impl Thread {
             }
             let (stop, notice) = (&*self.shared.stop, &*self.shared.notice);
             let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(notice, PollFlags::IN)];
-            let ready = wait(&mut fds, due);
+            let ready = wait(&mut fds, Some(due));
             if ready.is_err() || !fds[0].revents().is_empty() {
                 return true;
             }

@@ -20,10 +20,10 @@ use super::connect::Session;
 use super::info::Event;
 use super::options::Reconnect;
 use super::reconnect::{Kept, Restart};
-use super::{DeviceInfo, Event, MessageError, Options, Reconnect};
-use crate::kick::EventFd;
-use crate::link::QueueLink;
-use crate::memory::{MemoryError, MemoryMap, UserMemory};
+use super::state::{Command, Thread};
+
+use crate::error::{ConnectError, MemoryError, MessageError, in_a_line};
+use crate::memory::UserMemory;
 
 /// How long a poll sleeps when nothing is due.
 const LONG: Duration = Duration::from_secs(3600);
@@ -227,45 +227,6 @@ impl Thread {
             self.map.open(&region);
         }
         told
-    }
-
-    /// Withdraws memory: requests cannot refer to it any more, and the next back-end does not get it.
-    fn withdraw(&self, addr: u64) -> Result<Arc<guest_mem::Region>, MemoryError> {
-        let region = self.map.remove(addr)?;
-        self.map.close(addr);
-        Ok(region)
-    }
-
-    /// Handles a command while there is no back-end; the next one is told of all regions.
-    pub(super) fn obey_alone(&self, command: Command) {
-        match command {
-            Command::Register(memory, answer) => {
-                let added = self.map.add_user(memory).map(|region| self.map.open(&region));
-                let _ = answer.send(added);
-            }
-            Command::Unregister(addr, answer) => {
-                let _ = answer.send(self.withdraw(addr).map(drop));
-            }
-        }
-    }
-
-    /// Sleeps until `due` and handles users' commands with `obey`; returns whether to stop.
-    pub(super) fn pause_until(&self, due: Instant, obey: impl Fn(Command)) -> bool {
-        loop {
-            while let Ok(command) = self.commands.try_recv() {
-                obey(command);
-            }
-            let (stop, notice) = (&*self.shared.stop, &*self.shared.notice);
-            let mut fds = [PollFd::new(stop, PollFlags::IN), PollFd::new(notice, PollFlags::IN)];
-            let ready = wait(&mut fds, Some(due));
-            if ready.is_err() || !fds[0].revents().is_empty() {
-                return true;
-            }
-            if matches!(ready, Ok(0)) {
-                return false;
-            }
-            notice.clear();
-        }
     }
 }
 

@@ -25,7 +25,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use vhost::vhost_user::message::FrontendReq;
 use vhost_user::{FrameError, Header, PartialMessage, message_bytes, wait};
 
-use super::message_error::MessageError;
+use crate::error::MessageError;
 use crate::kick::EventFd;
 
 /// Limits are capped at this, so that adding one to the clock never fails.

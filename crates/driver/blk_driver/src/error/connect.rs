@@ -1,13 +1,13 @@
 //! Why there is no connection.
 //!
-//! Not here: errors of a single message (`message_error.rs`).
+//! Not here: errors of a single message (`message.rs`).
 
 use std::io;
 use std::path::PathBuf;
 
-use super::message_error::MessageError;
-use crate::error::MakeQueueError;
-use crate::memory::MemoryError;
+use super::memory::MemoryError;
+use super::message::MessageError;
+use super::queue::MakeQueueError;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -139,15 +139,4 @@ pub enum ConnectError {
     /// No descriptors or threads.
     #[error("no resources for a connection")]
     Resources(#[source] io::Error),
-}
-
-/// Formats an error and its causes on one line.
-pub(super) fn in_a_line(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        line = format!("{line}: {cause}");
-        source = cause.source();
-    }
-    line
 }
