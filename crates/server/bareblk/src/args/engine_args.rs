@@ -1,6 +1,6 @@
 //! Options that choose and tune the I/O engine: each is declared here once, with its help and its limits.
 //!
-//! `EngineArgs → configuration() → EngineConfig`: the only conversion to the engines' own settings
+//! `EngineArgs → options(), configuration() → EngineOptions, EngineConfig`: the only conversions to the engines' own settings
 //!
 //! Not here: which engine suits which file (`io_engine`'s `choose`).
 
@@ -9,12 +9,13 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use io_engine::{EngineChoice, EngineConfig, EngineError, EngineKind, MAX_FD_POOL};
+use disk_image::CacheMode;
+use io_engine::{
+    EngineChoice, EngineConfig, EngineKind, EngineOptions, IoUringOptions, MAX_FD_POOL, PosixAioOptions,
+};
 
-/// Longest time that can be given for the submission thread: longer is a thread that never sleeps.
-const MAX_SQPOLL_MS: u64 = 60_000;
-/// Most threads: far beyond what any number gains.
-const MAX_IO_THREADS: u32 = 1024;
+use crate::args::usage::Wrong;
+use crate::args::values::{number, whole};
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "I/O engine")]
@@ -47,9 +48,12 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The engine that was asked for, with its options; `None`: the best that works, with its usual options.
-    pub fn options(&self) -> Result<Option<EngineOptions>, EngineError> {
-        self.refuse_foreign()?;
+    /// The chosen engine with its options; `None`: the best that works, with its usual options. `cache`: that of the
+    /// disk.
+    ///
+    /// Refuses options that the chosen engine would ignore. `auto` takes none: it may choose any engine.
+    pub fn options(&self, cache: CacheMode) -> Result<Option<EngineOptions>> {
+        self.check(cache)?;
         let EngineChoice::Named(kind) = self.engine else { return Ok(None) };
         Ok(Some(match EngineOptions::from(kind) {
             EngineOptions::IoUring(_) => EngineOptions::IoUring(IoUringOptions {
@@ -64,22 +68,36 @@ impl EngineArgs {
         }))
     }
 
-    /// An option that would be ignored is a mistake. `auto` takes none, because it may choose any engine.
-    fn refuse_foreign(&self) -> Result<(), EngineError> {
-        let given = [
-            ("--fd-pool", EngineKind::PosixAio, self.fd_pool.is_some()),
-            ("--sqpoll-ms", EngineKind::IoUring, self.sqpoll_ms.is_some()),
-            ("--iopoll", EngineKind::IoUring, self.iopoll),
-            ("--pin-guest-memory", EngineKind::IoUring, self.pin_guest_memory),
+    fn check(&self, cache: CacheMode) -> Result<()> {
+        let Self { engine, sqpoll_ms, iopoll, pin_guest_memory, fd_pool, io_threads } = self;
+        let owners = [
+            ("--sqpoll-ms", EngineKind::IoUring, sqpoll_ms.is_some()),
+            ("--iopoll", EngineKind::IoUring, *iopoll),
+            ("--pin-guest-memory", EngineKind::IoUring, *pin_guest_memory),
+            ("--fd-pool", EngineKind::PosixAio, fd_pool.is_some()),
         ];
-        let is_foreign = |owner| self.engine != EngineChoice::Named(owner);
-        match given.into_iter().find(|&(_, owner, given)| given && is_foreign(owner)) {
-            Some((option, owner, _)) => Err(EngineError::Option { option, owner, kind: self.engine }),
-            None => Ok(()),
+        if *iopoll && !cache.is_direct() {
+            bail!(Wrong(format!(
+                "--iopoll needs --cache none or directsync, and the cache mode is {cache}: the page cache has nothing \
+                 to poll"
+            )));
         }
+        for (option, owner, given) in owners {
+            if given && *engine != EngineChoice::Named(owner) {
+                bail!(Wrong(format!(
+                    "{option} is an option of engine {owner}, and the engine is {engine}: add --engine {owner}"
+                )));
+            }
+        }
+        if io_threads.is_some() && *engine == EngineChoice::Named(EngineKind::IoUring) {
+            bail!(Wrong(
+                "--io-threads has no effect with --engine io_uring: the kernel has its own threads".into()
+            ));
+        }
+        Ok(())
     }
 
-    /// What all engines share, everything else as usual.
+    /// The settings that all engines share; everything else as usual.
     pub fn configuration(&self) -> EngineConfig {
         let usual = EngineConfig::default();
         EngineConfig { threads: self.io_threads.unwrap_or(usual.threads), ..usual }
@@ -129,14 +147,26 @@ mod tests {
         engine: EngineArgs,
     }
 
-    fn read(line: &str) -> Result<EngineConfig> {
-        Line::try_parse_from(line.split_whitespace())?.engine.configuration(CacheMode::Writeback)
+    fn read(line: &str) -> Result<Option<EngineOptions>> {
+        Line::try_parse_from(line.split_whitespace())?.engine.options(CacheMode::Writeback)
+    }
+
+    #[test]
+    fn options_reach_the_engine_that_has_them() {
+        let ring = read("--engine io_uring --sqpoll-ms 20 --pin-guest-memory").unwrap();
+        let sqpoll_idle = Some(Duration::from_millis(20));
+        let expected = IoUringOptions { sqpoll_idle, iopoll: false, pin_guest_memory: true };
+        assert_eq!(ring, Some(EngineOptions::IoUring(expected)));
+        let pool = read("--engine posix-aio --fd-pool 2").unwrap();
+        assert_eq!(pool, Some(EngineOptions::PosixAio(PosixAioOptions { fd_pool: 2 })));
+        assert_eq!(read("").unwrap(), None);
     }
 
     #[test]
     fn counts_have_limits_on_both_sides() {
-        assert_eq!(read("--engine posix-aio --fd-pool 1").unwrap().fd_pool, 1);
-        assert_eq!(read("--engine threads --io-threads 1024").unwrap().threads, 1024);
+        assert!(read("--engine posix-aio --fd-pool 1").is_ok());
+        let most = Line::try_parse_from(["--engine", "threads", "--io-threads", "1024"]).unwrap();
+        assert_eq!(most.engine.configuration().threads, 1024);
         for line in ["--fd-pool 0", "--fd-pool 65", "--io-threads many", "--sqpoll-ms 0", "--sqpoll-ms 60001"]
         {
             let text = read(line).unwrap_err().to_string();
@@ -167,40 +197,5 @@ mod tests {
         assert!(read("--engine io_uring --io-threads 2").unwrap_err().to_string().contains("no effect"));
         let polled = read("--engine io_uring --iopoll").unwrap_err().to_string();
         assert!(polled.contains("the cache mode is writeback"), "{polled}");
-    }
-
-    fn args(engine: &str) -> EngineArgs {
-        EngineArgs {
-            engine: engine.parse().unwrap(),
-            sqpoll_ms: None,
-            iopoll: false,
-            pin_guest_memory: false,
-            fd_pool: None,
-            io_threads: None,
-        }
-    }
-
-    #[test]
-    fn option_of_another_engine_is_refused_by_name() {
-        for engine in ["auto", "threads"] {
-            let error = EngineArgs { iopoll: true, ..args(engine) }.options().unwrap_err().to_string();
-            let expected = format!("the engine is {engine}: add --engine io_uring");
-            assert!(error.starts_with("--iopoll is") && error.ends_with(&expected), "{error}");
-        }
-        // Also the default, which would be ignored like any other number.
-        let error = EngineArgs { fd_pool: Some(4), ..args("io_uring") }.options().unwrap_err().to_string();
-        assert!(error.starts_with("--fd-pool is an option of engine posix-aio"), "{error}");
-    }
-
-    #[test]
-    fn options_reach_the_engine_that_has_them() {
-        let ring = EngineArgs { sqpoll_ms: Some(20), pin_guest_memory: true, ..args("io_uring") };
-        let sqpoll_idle = Some(Duration::from_millis(20));
-        let expected = IoUringOptions { sqpoll_idle, iopoll: false, pin_guest_memory: true };
-        assert_eq!(ring.options().unwrap(), Some(EngineOptions::IoUring(expected)));
-        let pool = EngineArgs { fd_pool: Some(2), ..args("posix-aio") };
-        let expected = PosixAioOptions { fd_pool: 2 };
-        assert_eq!(pool.options().unwrap(), Some(EngineOptions::PosixAio(expected)));
-        assert_eq!(args("auto").options().unwrap(), None);
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use blk_server::{Placement, SocketConfig};
 use disk_image::{Access, FileId, FileKind, ImageError, ImageOptions, Opener};
-use io_engine::{EngineChoice, EngineConfig, EngineKind, EngineOptions};
+use io_engine::{EngineConfig, EngineOptions};
 
 use crate::args::serve_args::{DiskArgs, Switch};
 use crate::args::values;
@@ -24,11 +24,7 @@ use crate::args::values;
 pub struct DiskSettings {
     pub image: ImageOptions,
     pub socket: SocketConfig,
-    pub wce: Wce,
-    pub serial: Option<String>,
-    pub queues: u16,
-    pub queue_size: u16,
-    /// `None`: the best that works.
+    /// The chosen engine with its options. `None`: the best that works.
     pub engine: Option<EngineOptions>,
     pub engine_config: EngineConfig,
     pub placement: Placement,
@@ -44,7 +40,7 @@ pub struct DiskSettings {
 impl DiskSettings {
     /// Looks up users and groups, and refuses options that contradict each other.
     pub fn new(image: PathBuf, socket: PathBuf, args: DiskArgs) -> Result<Self> {
-        let engine_config = args.engine.configuration(args.cache)?;
+        let (engine, engine_config) = (args.engine.options(args.cache)?, args.engine.configuration());
         let placement = args.placement.placement()?;
         let socket = SocketConfig {
             path: socket,
@@ -61,8 +57,6 @@ impl DiskSettings {
             create_bytes: args.create,
             lock_timeout: Duration::from_secs(args.lock_timeout),
         };
-        let (engine, engine_config) = (args.engine.options()?, args.engine.configuration());
-        let placement = args.placement.placement()?;
         image.check().map_err(|error| match error {
             ImageError::BlockSize { .. } => anyhow::Error::from(error).context("--block-size"),
             other => other.into(),
@@ -70,10 +64,6 @@ impl DiskSettings {
         Ok(Self {
             image,
             socket,
-            wce: args.wce.into(),
-            serial: args.serial,
-            queues: args.queues,
-            queue_size: args.queue_size,
             engine,
             engine_config,
             placement,

@@ -143,7 +143,7 @@ pub fn prepare(
     // The image's lock must not outlive the server.
     drop(file);
     let engine = sources.source(&chosen, &settings.engine_config);
-    // Its own: what is placed knows the workers of one disk.
+    // A placed engine belongs to one disk and knows its workers.
     let placed = engine_source(settings.placement, &chosen.options, &settings.engine_config, workers)?;
     let path = image.path().display().to_string();
     let serial = options.serial.clone().unwrap_or_else(|| image.default_serial());
@@ -201,6 +201,7 @@ impl Told {
     pub fn log(&self, settings: &DiskSettings) {
         warn_of_passed_over(&self.chosen);
         warn_of_unsafe_cache(settings);
+        let options = &settings.options;
         let (threads, usual) = (settings.engine_config.threads, EngineConfig::default().threads);
         let ring = match &self.chosen.options {
             EngineOptions::IoUring(options) => options.clone(),

@@ -88,9 +88,10 @@ fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<Contro
 
 /// Runs before the server opens, creates or waits for anything.
 fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
-    workers.iter().enumerate().try_for_each(|(number, options)| {
-        options.check().with_context(|| format!("worker {number} cannot run with its options"))
-    })
+    workers
+        .iter()
+        .enumerate()
+        .try_for_each(|(number, options)| options.check().with_context(|| format!("worker {number}")))
 }
 
 /// Scripts wait for the last of these lines.

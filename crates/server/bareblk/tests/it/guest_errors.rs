@@ -61,7 +61,7 @@ fn guest_sees_errors_where_the_host_has_them_and_waits_for_room_where_it_was_tol
     line(&mut vm, "filling");
     let held = || ctl(&control, &["list"])["ok"]["disks"][0]["held"].as_u64().unwrap();
     eventually("requests are held", || (held() > 0).then_some(()));
-    second.server().wait_logged("write is held");
+    second.server().wait_logged("write is parked");
     assert!(second.server().log().contains("No space left on device"));
     small.grow(80);
     let resumed = ctl(&control, &["resume", "sparse"])["ok"]["resumed"].as_u64().unwrap();

@@ -283,7 +283,7 @@ fn held_requests_are_done_when_the_host_is_well_again_and_the_log_says_what_to_d
         assert_eq!(held.status(&guest), 0);
         assert_eq!(disk.bytes(MIB as usize..MIB as usize + CHUNK as usize), chunk(16), "{engine}, {cache}");
     }
-    let says = ["test0", "sector=2048", "write is held", "os error 5", "`bareblk ctl resume test0`"];
+    let says = ["test0", "sector=2048", "write is parked", "os error 5", "`bareblk ctl resume test0`"];
     assert!(logged(&says));
     assert!(logged(&["all parked requests are answered", "requests=1", "failed=0"]));
 }
