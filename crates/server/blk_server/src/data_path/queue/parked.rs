@@ -19,7 +19,7 @@ use io_engine::OpError;
 use rustix::io::Errno;
 use virtio_blk::{SegmentBuffer, Segments};
 
-/// ParkedRequests requests that nobody tries again are looked at this often: their disk may have failed for good meanwhile.
+/// How often the queue looks at parked requests that wait for `ctl resume`: their disk may have failed for good meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Which failures are parked.
