@@ -198,7 +198,7 @@ impl Queue {
         self.in_flight.in_engine() == 0 && (self.parked.is_empty() || !self.ends || self.leaves_parked)
     }
 
-    /// ParkedRequests buffers lie in the memory that the queue uses from now on. Those that are not in it are given up.
+    /// The buffers of parked requests lie in the memory that the queue uses from now on. Those that are not in it are given up.
     pub(super) fn rebind_held(&mut self) {
         let lost: usize = self
             .parked
