@@ -215,7 +215,7 @@ mod tests {
             ("--workers 0", "from 1 to 1024"),
             ("--workers 1025", "from 1 to 1024"),
             ("--cpus 5-2", "the smaller number comes first"),
-            ("--cpus 1,x", "`x` is no CPU"),
+            ("--cpus 1,x", "`x` is not a CPU"),
             ("--cpus 0-4000000000", "highest possible is 1023"),
             ("--worker-nice 20", "from -20 to 19"),
             ("--worker-nice -21", "from -20 to 19"),
