@@ -76,7 +76,8 @@ impl OpState {
         Next::Call
     }
 
-    /// Counts what a read put into guest memory. The dirty log learns of it from whoever gets the buffers back.
+    /// Counts the bytes that a read stored in guest memory. The queue marks them in the dirty log when it gets the
+    /// buffers back.
     #[inline]
     fn store(&mut self, bytes: u64, bounce: &Bounce) {
         if let Some(id) = self.bounce {

@@ -1,4 +1,4 @@
-//! What whoever serves a drained queue's ring next, in another process, has to know of it.
+//! The state of a drained queue's ring that the next server needs to serve it.
 //!
 //! Not here: draining it (`worker/commands.rs`), what travels beside (`session/state.rs`).
 
@@ -22,8 +22,8 @@ pub(crate) enum NotLeft {
 }
 
 impl Queue {
-    /// Nothing is in flight but what is parked. The ring can be left, and the queue can go on all the same. Whoever serves it next may
-    /// count on kicks.
+    /// Returns the ring's state; only parked requests are still in flight. The queue can go on afterwards, or the next
+    /// server continues with the ring. The next server can rely on kicks.
     pub(crate) fn leave_as_it_is(&mut self) -> Result<Left, NotLeft> {
         if self.view.is_poisoned() || self.lost_log() {
             return Err(NotLeft::LostMemory);

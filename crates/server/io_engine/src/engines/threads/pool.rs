@@ -8,8 +8,8 @@
 //!   [`IDLE`] even while others have work. An idle pool has no threads and makes no wake-ups.
 //! - A job holds its file until its call has ended, and not longer: a call that starts late never meets a
 //!   number that means another file by then, and a result says that the pool has let go.
-//! - Dropping waits for nobody. A thread in a call goes on, with everything it needs in its own hands but the
-//!   op's memory, which whoever drops the pool keeps or leaks (`core/lifetime.rs`).
+//! - Dropping the pool waits for no thread. A thread in a call continues; it owns everything that it needs but the
+//!   op's memory. The core keeps that memory until the call ends, or leaks it (`core/lifetime.rs`).
 //!
 //! Not here: who takes which job (`schedule.rs`), which calls come here (`threads.rs`, `sync.rs`,
 //! `linux_aio.rs`).
@@ -150,7 +150,7 @@ impl Shared {
     #[inline]
     fn perform(&self, class: Class, job: Job) -> MutexGuard<'_, State> {
         let Job { user_data, owner, file, call } = job;
-        // SAFETY: 1. whoever pushed the job keeps its buffers until the result was taken.
+        // SAFETY: 1. buffers: the core that pushed the job keeps them until it has taken the result.
         let result = unsafe { plain::execute(file.as_raw_fd(), &call, 0) };
         drop(file); // before anybody can know that the call ended, and detach the file
         let mut state = self.state();
