@@ -3,6 +3,7 @@
 //! - `workspace`: where things are.
 //! - `command`: run a program, fail with what it said.
 //! - `packages`: which programs come from which Debian package, and how to install them.
+//! - `programs`: programs of other crates, for tests.
 //! - `sizes`: how large the slow checks are, short and long.
 //! - `skip`: how a test says that it cannot run here.
 //! - `cli_page`: the reference page of a program's command line.
@@ -17,6 +18,7 @@ pub mod command;
 pub mod config_page;
 pub mod guest;
 pub mod packages;
+pub mod programs;
 pub mod sizes;
 pub mod skip;
 pub mod workspace;

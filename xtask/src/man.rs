@@ -1,7 +1,7 @@
 //! `cargo xtask man`: writes the manual pages, compressed as in a package.
 //!
-//! - `bareblk man` generates the commands' pages from its own command line. The configuration file's page
-//!   comes from docs/reference/config.md.
+//! - `bareblk man` and `bareblk-bench man` generate their commands' pages from their own command lines. The configuration
+//!   file's page comes from docs/reference/config.md.
 //!
 //! Not here: the pages' text.
 
@@ -26,7 +26,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(folder) => folder.clone(),
         None => workspace::build_dir()?.join("man"),
     };
-    let count = write(&program::build(Profile::Dev)?, &folder)?;
+    let programs = program::build(Profile::Dev)?;
+    for name in ["bareblk", "bareblk-bench"] {
+        write_commands(&programs.join(name), &folder)?;
+    }
+    write_config(&folder)?;
+    let count = fs::read_dir(&folder)?.count();
     println!(
         "{count} pages in {}: try `man -l {}`",
         folder.display(),
@@ -35,13 +40,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Writes this program's pages; returns how many.
-pub(crate) fn write(program: &Path, folder: &Path) -> Result<usize> {
+/// Writes the pages of this program's commands.
+pub(crate) fn write_commands(program: &Path, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    command::output(Command::new(program).arg("man").arg(folder))?;
+    command::output(Command::new(program).arg("man").arg(folder)).map(drop)
+}
+
+/// Writes the page of the configuration file.
+pub(crate) fn write_config(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let source = workspace::root().join("docs/reference/config.md");
     let text = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
     let page = folder.join(config_page::FILE_NAME);
-    fs::write(&page, config_page::page(&text)).with_context(|| format!("cannot write {}", page.display()))?;
-    Ok(fs::read_dir(folder)?.count())
+    fs::write(&page, config_page::page(&text)).with_context(|| format!("cannot write {}", page.display()))
 }

@@ -10,15 +10,18 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use xtask::{command, packages, workspace};
 
+use super::package::Package;
+
 /// The folder where dpkg expects them.
 const FOLDER: &str = "DEBIAN";
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 /// A reserved address (RFC 2606): set a maintainer to build for others.
 const NOBODY: &str = "The bareblk developers <bareblk@localhost.invalid>";
 
-/// The data for the control file and the package's name.
+/// The data for the control file and the package's file name.
 #[derive(Debug)]
 pub(crate) struct About {
+    package: &'static Package,
     version: String,
     architecture: String,
     depends: String,
@@ -28,43 +31,43 @@ pub(crate) struct About {
 }
 
 impl About {
-    pub(crate) fn read(maintainer: Option<String>, program: &Path) -> Result<Self> {
+    pub(crate) fn read(package: &'static Package, maintainer: Option<&str>, program: &Path) -> Result<Self> {
         let architecture = command::output(Command::new("dpkg").arg("--print-architecture"))?;
         Ok(Self {
+            package,
             // xtask has the workspace's version; the packaging has no version of its own.
             version: format!("{}-1", env!("CARGO_PKG_VERSION")),
             architecture: architecture.trim().to_owned(),
             depends: libraries(program)?,
-            maintainer: maintainer.unwrap_or_else(|| NOBODY.to_owned()),
+            maintainer: maintainer.unwrap_or(NOBODY).to_owned(),
             time_s: commit_time_s(),
         })
     }
 
     pub(crate) fn file_name(&self) -> String {
-        format!("bareblk_{}_{}.deb", self.version, self.architecture)
+        format!("{}_{}_{}.deb", self.package.name, self.version, self.architecture)
     }
 
     fn control(&self, installed_kib: u64) -> String {
-        let Self { version, architecture, depends, maintainer, .. } = self;
+        let Self { package, version, architecture, depends, maintainer, .. } = self;
+        let server = if package.needs_server { format!(", bareblk (= {version})") } else { String::new() };
+        let Package { name, relations, section, description, .. } = package;
         format!(
-            "Package: bareblk\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: {maintainer}\n\
-             Installed-Size: {installed_kib}\nDepends: {depends}\nRecommends: systemd\n\
-             Section: admin\nPriority: optional\n\
-             Description: disks for virtual machines, over vhost-user\n \
-             bareblk serves raw image files and block devices to virtual machines: QEMU and\n \
-             other monitors connect to its sockets, and it answers the guests' virtio-blk\n \
-             queues straight from shared memory, with io_uring or another I/O engine.\n"
+            "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: {maintainer}\n\
+             Installed-Size: {installed_kib}\nDepends: {depends}{server}\n{relations}\
+             Section: {section}\nPriority: optional\nDescription: {}\n",
+            description.join("\n ")
         )
     }
 
     /// In Debian's format; the actual changes are in changelog.gz.
     pub(crate) fn changelog(&self) -> Result<String> {
-        let Self { version, maintainer, time_s, .. } = self;
+        let (Self { version, maintainer, time_s, .. }, name) = (self, self.package.name);
         let date = format!("@{time_s}");
         let date = command::output(Command::new("date").args(["-u", "-R", "-d", &date]))?;
         let date = date.trim();
         Ok(format!(
-            "bareblk ({version}) unstable; urgency=medium\n\n  * Built from the sources; see changelog.gz.\n\n -- {maintainer}  {date}\n"
+            "{name} ({version}) unstable; urgency=medium\n\n  * Built from the sources; see changelog.gz.\n\n -- {maintainer}  {date}\n"
         ))
     }
 }
@@ -106,6 +109,9 @@ pub(crate) fn write(staged: &Path, about: &About) -> Result<()> {
     fs::create_dir(&folder)?;
     fs::write(folder.join("md5sums"), sums)?;
     fs::write(folder.join("control"), about.control(kib))?;
+    if !about.package.has_service {
+        return Ok(());
+    }
     fs::write(folder.join("conffiles"), "/etc/bareblk/bareblk.toml\n")?;
     for script in SCRIPTS {
         let (from, to) = (workspace::root().join("packaging/debian").join(script), folder.join(script));
@@ -119,8 +125,11 @@ pub(crate) fn write(staged: &Path, about: &About) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn about() -> About {
+    use super::super::package::{BENCH, SERVER};
+
+    fn about(package: &'static Package) -> About {
         About {
+            package,
             version: "1.2.3-1".into(),
             architecture: "amd64".into(),
             depends: "libc6".into(),
@@ -131,20 +140,37 @@ mod tests {
 
     #[test]
     fn control_file_has_a_line_for_each_field_and_an_indented_description() {
-        let text = about().control(7);
-        assert!(text.starts_with("Package: bareblk\nVersion: 1.2.3-1\nArchitecture: amd64\n"), "{text}");
-        let fields = text.lines().filter(|line| !line.starts_with(' '));
-        assert!(fields.clone().all(|line| line.contains(": ")), "{text}");
-        assert_eq!(text.lines().filter(|line| line.starts_with(' ')).count(), 3, "{text}");
+        for package in [&SERVER, &BENCH] {
+            let text = about(package).control(7);
+            let first = format!("Package: {}\nVersion: 1.2.3-1\nArchitecture: amd64\n", package.name);
+            assert!(text.starts_with(&first), "{text}");
+            let fields = text.lines().filter(|line| !line.starts_with(' '));
+            assert!(fields.clone().all(|line| line.contains(": ")), "{text}");
+            let indented = text.lines().filter(|line| line.starts_with(' ')).count();
+            assert_eq!(indented, package.description.len() - 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn measuring_program_needs_the_server_of_its_version_and_the_server_only_suggests_it() {
+        let (server, bench) = (about(&SERVER).control(7), about(&BENCH).control(7));
+        assert!(bench.contains("\nDepends: libc6, bareblk (= 1.2.3-1)\n"), "{bench}");
+        assert!(
+            server.contains("\nDepends: libc6\n") && server.contains("\nSuggests: bareblk-bench\n"),
+            "{server}"
+        );
     }
 
     #[test]
     fn changelog_has_the_commits_time() {
-        assert!(about().changelog().unwrap().ends_with(" -- A B <a@b.c>  Fri, 02 Jan 1970 00:00:00 +0000\n"));
+        let changelog = about(&BENCH).changelog().unwrap();
+        assert!(changelog.starts_with("bareblk-bench (1.2.3-1) "), "{changelog}");
+        assert!(changelog.ends_with(" -- A B <a@b.c>  Fri, 02 Jan 1970 00:00:00 +0000\n"), "{changelog}");
     }
 
     #[test]
     fn file_is_named_as_debian_names_files() {
-        assert_eq!(about().file_name(), "bareblk_1.2.3-1_amd64.deb");
+        assert_eq!(about(&SERVER).file_name(), "bareblk_1.2.3-1_amd64.deb");
+        assert_eq!(about(&BENCH).file_name(), "bareblk-bench_1.2.3-1_amd64.deb");
     }
 }

@@ -1,6 +1,6 @@
-//! Builds the program for the package.
+//! Builds the programs for the packages.
 //!
-//! Not here: where it goes in the package (`staging.rs`).
+//! Not here: where they go in a package (`staging.rs`).
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,10 +15,11 @@ pub(crate) enum Profile {
     Dev,
 }
 
-/// Builds the program and returns its path.
+/// Builds both programs and returns their folder.
 pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
     let mut cargo = Command::new(workspace::cargo());
-    cargo.args(["build", "--quiet", "--locked", "--package", "bareblk"]).current_dir(workspace::root());
+    cargo.args(["build", "--quiet", "--locked", "--package", "bareblk", "--package", "bareblk_bench"]);
+    cargo.current_dir(workspace::root());
     let folder = match profile {
         Profile::Release => {
             cargo.arg("--release");
@@ -27,5 +28,5 @@ pub(crate) fn build(profile: Profile) -> Result<PathBuf> {
         Profile::Dev => "debug",
     };
     command::run(&mut cargo)?;
-    Ok(workspace::build_dir()?.join(folder).join("bareblk"))
+    Ok(workspace::build_dir()?.join(folder))
 }

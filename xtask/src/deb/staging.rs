@@ -9,23 +9,23 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
-use xtask::{command, config_page, workspace};
+use xtask::{command, workspace};
 
 use super::control::About;
+use super::package::{BENCH, Package};
 use crate::man;
 
-const DOC: &str = "usr/share/doc/bareblk";
 const UNITS: &str = "usr/lib/systemd/system";
 
-/// Copied unchanged, from the workspace into the package.
+/// Copied unchanged, from the workspace into the service's package.
 const FILES: &[(&str, &str)] = &[
     ("packaging/bareblk.service", UNITS),
     ("packaging/bareblk@.service", UNITS),
     ("packaging/bareblk@.socket", UNITS),
     ("packaging/bareblk-disk@.socket", UNITS),
     ("packaging/bareblk.toml", "etc/bareblk"),
-    ("README.md", DOC),
-    ("SECURITY.md", DOC),
+    ("README.md", "usr/share/doc/bareblk"),
+    ("SECURITY.md", "usr/share/doc/bareblk"),
     ("docs/examples/bareblk.toml", "usr/share/doc/bareblk/examples"),
 ];
 /// The folders of `docs/` for users.
@@ -40,54 +40,59 @@ const COMPLETIONS: [(&str, &str); 3] = [
 ];
 
 /// Stages all files of the package in a folder that is removed when the result is dropped.
-pub(crate) fn stage(program: &Path, about: &About) -> Result<TempDir> {
+pub(crate) fn stage(package: &Package, programs: &Path, about: &About) -> Result<TempDir> {
     let staged = tempfile::tempdir()?;
-    let root = staged.path();
+    let (root, program) = (staged.path(), programs.join(package.name));
+    let doc = root.join("usr/share/doc").join(package.name);
     fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
-    install_program(program, root)?;
-    for (from, folder) in FILES {
-        copy(Path::new(from), &root.join(folder))?;
+    install_program(&program, &root.join("usr/bin"))?;
+    man::write_commands(&program, &root.join("usr/share/man/man1"))?;
+    if package.has_service {
+        service(programs, root)?;
     }
-    documents(root)?;
-    write(&root.join("usr/lib/sysusers.d/bareblk.conf"), &read("packaging/bareblk.sysusers")?)?;
-    for (shell, path) in COMPLETIONS {
-        let script = command::output(Command::new(program).args(["completions", shell]))?;
-        write(&root.join(path), &script)?;
-    }
-    manual(program, &root.join("usr/share/man"))?;
-    write(&root.join(DOC).join("copyright"), &copyright()?)?;
-    write(&root.join(DOC).join("changelog"), &read("CHANGELOG.md")?)?;
-    write(&root.join(DOC).join("changelog.Debian"), &about.changelog()?)?;
+    documents(package, &doc.join("docs"))?;
+    write(&doc.join("copyright"), &copyright()?)?;
+    write(&doc.join("changelog"), &read("CHANGELOG.md")?)?;
+    write(&doc.join("changelog.Debian"), &about.changelog()?)?;
     compress(root)?;
     set_modes(root)?;
     Ok(staged)
 }
 
-/// Puts each page into its section's folder.
-fn manual(program: &Path, root: &Path) -> Result<()> {
-    let (commands, files) = (root.join("man1"), root.join("man5"));
-    man::write(program, &commands)?;
-    fs::create_dir_all(&files)?;
-    fs::rename(commands.join(config_page::FILE_NAME), files.join(config_page::FILE_NAME))?;
-    Ok(())
+/// Units, configuration and its page, user, and completions: for the commands of both programs.
+fn service(programs: &Path, root: &Path) -> Result<()> {
+    for (from, folder) in FILES {
+        copy(Path::new(from), &root.join(folder))?;
+    }
+    write(&root.join("usr/lib/sysusers.d/bareblk.conf"), &read("packaging/bareblk.sysusers")?)?;
+    for (shell, path) in COMPLETIONS {
+        let mut completions = Command::new(programs.join(BENCH.name));
+        write(&root.join(path), &command::output(completions.args(["completions", shell]))?)?;
+    }
+    man::write_config(&root.join("usr/share/man/man5"))
 }
 
-fn install_program(program: &Path, root: &Path) -> Result<()> {
-    let to = root.join("usr/bin/bareblk");
-    fs::create_dir_all(root.join("usr/bin"))?;
+fn install_program(program: &Path, folder: &Path) -> Result<()> {
+    let to = folder.join(program.file_name().unwrap_or_default());
+    fs::create_dir_all(folder)?;
     fs::copy(program, &to).with_context(|| format!("cannot copy {}", program.display()))?;
     command::output(Command::new("strip").args(["--strip-unneeded", "--remove-section=.comment"]).arg(&to))?;
     Ok(())
 }
 
-fn documents(root: &Path) -> Result<()> {
+fn documents(package: &Package, to: &Path) -> Result<()> {
+    let begins = |name: &str, of: &[&str]| of.iter().any(|begin| name.starts_with(begin));
+    let is_its = |name: &str| match package.documents {
+        [] => !begins(name, &OF_LIBRARIES) && !begins(name, BENCH.documents),
+        its => begins(name, its),
+    };
     for folder in DOCUMENTS {
         let pages = workspace::root().join("docs").join(folder);
         for entry in fs::read_dir(&pages).with_context(|| format!("cannot read {}", pages.display()))? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if name.ends_with(".md") && !OF_LIBRARIES.iter().any(|begin| name.starts_with(begin)) {
-                copy(&path, &root.join(DOC).join("docs").join(folder))?;
+            if name.ends_with(".md") && is_its(&name) {
+                copy(&path, &to.join(folder))?;
             }
         }
     }
@@ -123,13 +128,14 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 /// Compresses manual pages and changelogs, as Debian requires (policy 12.1, 12.7).
 fn compress(root: &Path) -> Result<()> {
-    let pages = "gzip -9n usr/share/man/man[15]/* usr/share/doc/bareblk/changelog usr/share/doc/bareblk/changelog.Debian";
+    let pages = "gzip -9n usr/share/man/man?/* usr/share/doc/*/changelog usr/share/doc/*/changelog.Debian";
     command::output(Command::new("sh").args(["-c", pages]).current_dir(root)).map(drop)
 }
 
 /// Sets modes independently of the umask.
 fn set_modes(root: &Path) -> Result<()> {
-    let modes = "find . -type d -exec chmod 755 {} + && find . -type f -exec chmod 644 {} + && chmod 755 usr/bin/bareblk";
+    let modes =
+        "find . -type d -exec chmod 755 {} + && find . -type f -exec chmod 644 {} + && chmod 755 usr/bin/*";
     command::output(Command::new("sh").args(["-c", modes]).current_dir(root)).map(drop)
 }
 

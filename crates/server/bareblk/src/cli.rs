@@ -7,18 +7,20 @@
 //! Not here: running the commands (`serve.rs`, `vmm_args.rs`), single values (`values.rs`).
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
+use anyhow::Result;
 use blk_server::MAX_QUEUE_SIZE;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::args::bench_args::{self, BenchArgs};
 use crate::args::ctl_args::{self, CtlArgs};
 use crate::args::serve_args::{self, ServeArgs};
 use crate::args::values::{queue_size, queues, size_bytes};
+use crate::command_line;
 use crate::engines::EnginesArgs;
 use crate::helper;
-use crate::lab::LabCommand;
 use crate::logging::LogArgs;
+use crate::second_program;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -47,6 +49,11 @@ Examples:
       with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
   bareblk completions fish > ~/.config/fish/completions/bareblk.fish";
 
+/// What `bench` does, which is a command of `bareblk-bench`.
+pub const BENCH: &str = "Put a load on a socket or file, in fio's words, and measure it";
+/// What `lab` does, which is a command of `bareblk-bench`.
+pub const LAB: &str = "Repeat published experiments on this program's own parts";
+
 /// Disks for virtual machines, served over vhost-user.
 #[derive(Debug, Parser)]
 #[command(name = "bareblk", version, after_help = EXAMPLES, max_term_width = 110)]
@@ -72,12 +79,10 @@ pub enum Command {
     /// Print which I/O engines work on this host, which do not and why, and which one suits an image
     #[command(after_help = ENGINES_EXAMPLES)]
     Engines(EnginesArgs),
-    /// Put a load on a socket or file, in fio's words, and measure it
-    #[command(after_help = bench_args::EXAMPLES)]
-    Bench(Box<BenchArgs>),
-    /// Repeat published experiments on this program's own parts
-    #[command(subcommand)]
-    Lab(LabCommand),
+    #[command(about = BENCH)]
+    Bench,
+    #[command(about = LAB)]
+    Lab,
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {
@@ -122,27 +127,30 @@ pub enum Vmm {
     CloudHypervisor,
 }
 
+/// A shell that completes words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Shell {
+    /// GNU Bash.
     Bash,
+    /// Z shell.
     Zsh,
+    /// fish.
     Fish,
 }
 
-/// A script for `shell`'s completion.
-pub fn completions(shell: Shell) -> String {
-    let generator = match shell {
-        Shell::Bash => clap_complete::Shell::Bash,
-        Shell::Zsh => clap_complete::Shell::Zsh,
-        Shell::Fish => clap_complete::Shell::Fish,
-    };
-    let mut script = Vec::new();
-    clap_complete::generate(generator, &mut Cli::command(), "bareblk", &mut script);
-    String::from_utf8_lossy(&script).into_owned()
+/// Prints a script for `shell`'s completion. `bareblk-bench`, where it is installed, knows the options of its commands
+/// too, and prints the whole script.
+pub fn completions(shell: Shell) -> Result<ExitCode> {
+    let name = shell.to_possible_value().map(|value| value.get_name().to_owned());
+    second_program::run_if_installed(&["completions".into(), name.unwrap_or_default().into()])?;
+    command_line::print(&command_line::completions(command_line::command(), shell))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]

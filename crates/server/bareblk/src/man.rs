@@ -1,6 +1,7 @@
 //! `bareblk man FOLDER`: the manual pages, made of the command line's own definition, so that they cannot differ from it.
 //!
-//! `bareblk.1`, `bareblk-serve.1`, …, `bareblk-ctl-add.1`, …; for `cargo xtask man` and the package.
+//! `bareblk.1`, `bareblk-serve.1`, …, `bareblk-ctl-add.1`, …; for `cargo xtask man` and the packages. `bareblk-bench man`
+//! writes the pages of its commands in the same way.
 //!
 //! - What stands after a command's options in `--help` becomes sections: its headings are lines that end with a colon.
 //!
@@ -12,29 +13,40 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::Command;
 use clap::builder::Resettable;
-use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, line_break, roman};
-
-use crate::cli::Cli;
 
 /// What manual pages call it.
 const HEADINGS: [(&str, &str); 1] = [("Exit codes", "Exit status")];
 
-/// One page for each command that is not hidden, however deep.
-pub fn write(folder: &Path) -> Result<()> {
-    let mut command = Cli::command().disable_help_subcommand(true);
+/// One page for each command that is not hidden, however deep. Of `command` itself and of the commands directly below it,
+/// only those that `is_wanted`.
+///
+/// # Errors
+/// If a page cannot be written.
+pub fn write(command: Command, folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<()> {
+    let mut command = command.disable_help_subcommand(true);
     command.build();
-    let written = write_with_subcommands(&command, folder);
-    written.with_context(|| format!("cannot write the manual pages into {}", folder.display()))
+    let pages = || {
+        for subcommand in command.get_subcommands().filter(|subcommand| is_wanted(subcommand.get_name())) {
+            write_with_subcommands(subcommand, folder)?;
+        }
+        if is_wanted(command.get_name()) { write_page(&command, folder) } else { Ok(()) }
+    };
+    pages().with_context(|| format!("cannot write the manual pages into {}", folder.display()))
 }
 
 fn write_with_subcommands(command: &Command, folder: &Path) -> io::Result<()> {
-    let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
-    for subcommand in shown {
-        write_with_subcommands(subcommand, folder)?;
+    if command.is_hide_set() {
+        return Ok(());
     }
+    command.get_subcommands().try_for_each(|subcommand| write_with_subcommands(subcommand, folder))?;
+    write_page(command, folder)
+}
+
+fn write_page(command: &Command, folder: &Path) -> io::Result<()> {
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let page = Man::new(command.clone().after_help(Resettable::Reset));
     let mut text = Vec::new();
@@ -79,10 +91,15 @@ fn add_section(roff: &mut Roff, heading: &str, lines: &[&str]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{command_line, second_program};
+
+    fn write_all(folder: &Path) -> Result<()> {
+        write(command_line::command(), folder, second_program::is_not_its)
+    }
 
     fn pages() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        write(folder.path()).unwrap();
+        write_all(folder.path()).unwrap();
         folder
     }
 
@@ -106,7 +123,11 @@ mod tests {
         assert!(page(&pages, "bareblk-serve.1").contains("queue-size"));
         let add = page(&pages, "bareblk-ctl-add.1");
         assert!(add.contains("bareblk ctl add"), "{add}");
-        assert!(!pages.path().join("bareblk-man.1").exists());
+        assert!(
+            !pages.path().join("bareblk-man.1").exists() && !pages.path().join("bareblk-helper.1").exists()
+        );
+        let of_the_other_program = page(&pages, "bareblk.1").contains("bareblk-lab(1)");
+        assert!(of_the_other_program && !pages.path().join("bareblk-lab.1").exists());
     }
 
     #[test]
@@ -148,7 +169,7 @@ mod tests {
 
     #[test]
     fn folder_that_is_not_there_is_named() {
-        let error = write(Path::new("/nowhere/at/all")).unwrap_err();
+        let error = write_all(Path::new("/nowhere/at/all")).unwrap_err();
         assert!(format!("{error:#}").contains("/nowhere/at/all"), "{error:#}");
     }
 }

@@ -1,16 +1,15 @@
-//! Receives signals: for a server that starts (`EndAtOnce`) or serves (`Requests`), and for a measurement (`Ending`).
+//! Receives signals: for a server that starts (`EndAtOnce`) or serves (`Requests`).
 //!
 //! - SIGTERM and SIGINT ask for a stop, SIGHUP for a reload.
 //! - SIGUSR1 is caught only with a watchdog, which sends it to check the main loop.
 //! - `timeout(1)` signals its child and then the child's process group, and a terminal the whole group next
 //!   to a supervisor that passes it on: a repetition at once is the same request, not an impatient one.
 //!
-//! Not here: how to stop (`serve.rs`, `workload`, `lab`).
+//! Not here: how to stop (`serve.rs`).
 
 use std::io;
-use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use signal_hook::SigId;
@@ -114,41 +113,6 @@ impl History {
             Some(first) if now.saturating_duration_since(first) < SAME_REQUEST => None,
             // As shells report a process that a signal ended.
             Some(_) => Some(Request::Abort(128 + signal)),
-        }
-    }
-}
-
-/// SIGINT and SIGTERM for what runs for a while: the first asks for an end in order, the second has its usual effect.
-#[derive(Debug)]
-pub struct Ending {
-    flag: Arc<AtomicBool>,
-    number: Arc<AtomicUsize>,
-}
-
-impl Ending {
-    /// Catches the signals; until then they end the process.
-    pub fn catch() -> io::Result<Self> {
-        let ending = Self { flag: Arc::default(), number: Arc::default() };
-        for signal in [SIGINT, SIGTERM] {
-            let number = usize::try_from(signal).unwrap_or(0);
-            signal_hook::flag::register_conditional_default(signal, Arc::clone(&ending.flag))?;
-            signal_hook::flag::register_usize(signal, Arc::clone(&ending.number), number)?;
-            signal_hook::flag::register(signal, Arc::clone(&ending.flag))?;
-        }
-        Ok(ending)
-    }
-
-    /// Set by the first signal.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.flag)
-    }
-
-    /// Success, or as a shell reports a program that a signal ended.
-    pub fn exit_code(&self) -> ExitCode {
-        // Relaxed: nothing else is read on the strength of it; whichever signal it was will do.
-        match self.number.load(Relaxed) {
-            0 => ExitCode::SUCCESS,
-            signal => ExitCode::from(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0))),
         }
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! Not here: the commands (`cli.rs`), a configuration file (`config`).
 
-pub(crate) mod bench_args;
 pub(crate) mod ctl_args;
 pub(crate) mod engine_args;
 pub(crate) mod placement_args;

@@ -69,6 +69,10 @@ pub fn queues(text: &str) -> Result<u16> {
     number("a whole number", 1..=MAX_QUEUES)(text)
 }
 
+/// How many descriptors a queue has.
+///
+/// # Errors
+/// If it is no power of two within the limits.
 pub fn queue_size(text: &str) -> Result<u16> {
     let size = text.parse().ok();
     let good = |size: &u16| DiskConfig::check_settings(GOOD_SERIAL, GOOD_QUEUES, *size).is_ok();

@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig;
-use crate::rig::{Place, Server, Starting, assert_says, bareblk, eventually, output, refusal, wrong_usage};
+use crate::rig::{
+    Place, Server, Starting, assert_says, bareblk, bench, eventually, output, refusal, wrong_usage,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -43,16 +45,8 @@ fn start(place: &Place, text: &str) -> Server {
 
 /// Reads and writes every block, with checks, and ends.
 fn works(place: &Place, socket: &str) {
-    let mut command = bareblk();
-    command.args([
-        "bench",
-        "--rw=write",
-        "--bs=4k",
-        "--size=1m",
-        "--iodepth=8",
-        "--verify=crc32c",
-        "--socket",
-    ]);
+    let mut command = bench();
+    command.args(["--rw=write", "--bs=4k", "--size=1m", "--iodepth=8", "--verify=crc32c", "--socket"]);
     output({
         command.arg(place.socket(socket));
         command
@@ -181,10 +175,8 @@ fn settings_beside_the_file_are_wrong_usage() {
 // ---- a file that changes
 
 fn load(place: &Place, socket: &str) -> Child {
-    let mut command = bareblk();
-    command
-        .args(["bench", "--rw=randrw", "--iodepth=8", "--runtime=300", "--socket"])
-        .arg(place.socket(socket));
+    let mut command = bench();
+    command.args(["--rw=randrw", "--iodepth=8", "--runtime=300", "--socket"]).arg(place.socket(socket));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     eventually("it works", || {

@@ -1,8 +1,6 @@
 //! Integration tests: one program, a module for each subject. Folders without tests are shared by modules.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-mod bench;
-mod bench_fio;
 mod cli;
 mod config;
 mod ctl;
@@ -17,7 +15,6 @@ mod guest_io;
 mod guest_migration;
 mod guest_restart;
 mod killed;
-mod lab;
 mod live_upgrade;
 mod on_error;
 mod package;

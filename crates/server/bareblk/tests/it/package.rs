@@ -122,8 +122,13 @@ const IN_THE_CHROOT: &str = "
 set -e
 dpkg -i /bareblk.deb
 bareblk --version
+if bareblk bench --help 2> /missing; then exit 1; fi
+grep 'install the package bareblk-bench' /missing
+dpkg -i /bareblk-bench.deb
 test -s /usr/share/man/man1/bareblk-serve.1.gz
 test -s /usr/share/man/man5/bareblk.toml.5.gz
+test -s /usr/share/man/man1/bareblk-lab-run.1.gz
+grep -q iodepth_batch /usr/share/bash-completion/completions/bareblk
 getent passwd bareblk
 dpkg -s bareblk | grep -q '^Status: install ok installed'
 grep -q /etc/bareblk/bareblk.toml /var/lib/dpkg/info/bareblk.conffiles
@@ -133,6 +138,9 @@ for i in $(seq 300); do test -S /run/bareblk/s && break; kill -0 $server || { ca
 bareblk bench --socket /run/bareblk/s --rw randwrite --bs 4k --size 4M --verify crc32c
 kill $server
 wait $server
+if dpkg --remove bareblk 2> /dev/null; then exit 1; fi
+dpkg --purge bareblk-bench
+test ! -e /usr/bin/bareblk-bench
 dpkg --remove bareblk
 test -e /etc/bareblk/bareblk.toml
 dpkg --purge bareblk
@@ -173,7 +181,9 @@ impl Debian {
             let said = String::from_utf8_lossy(&made.stderr);
             return skipped(Reason::NoDebian, said.lines().last().unwrap_or_default());
         }
-        std::fs::copy(package(place.path()), place.path().join("root/bareblk.deb")).unwrap();
+        for (from, to) in built_packages(place.path()).iter().zip(["bareblk.deb", "bareblk-bench.deb"]) {
+            std::fs::copy(from, place.path().join("root").join(to)).unwrap();
+        }
         Some(Self { place })
     }
 
@@ -233,7 +243,7 @@ fn units_serve_under_a_real_systemd() {
         return skip(Reason::NoCgroups, "");
     }
     let Some(debian) = Debian::new("systemd,systemd-sysv") else { return };
-    debian.run("dpkg -i /bareblk.deb && groupadd --force kvm");
+    debian.run("dpkg -i /bareblk.deb /bareblk-bench.deb && groupadd --force kvm");
     UNDER_SYSTEMD.iter().for_each(|(path, text)| debian.write(path, text));
     let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/package/boot.sh");
     let mut command = Command::new("bash");
@@ -263,7 +273,7 @@ fn units_serve_under_the_systemd_of_a_virtual_machine() {
         return skip(Reason::NoProgram(tool), "");
     }
     let Some(debian) = Debian::new("systemd,systemd-sysv") else { return };
-    debian.run("dpkg -i /bareblk.deb && groupadd --force kvm");
+    debian.run("dpkg -i /bareblk.deb /bareblk-bench.deb && groupadd --force kvm");
     UNDER_SYSTEMD.iter().chain(&ON_A_CONSOLE).for_each(|(path, text)| debian.write(path, text));
     let place = Place::new();
     let disk = place.path("root.raw");
@@ -280,23 +290,59 @@ fn units_serve_under_the_systemd_of_a_virtual_machine() {
     assert_says(&said.console, &["all is well"]);
 }
 
-/// Of the program under test.
-fn package(folder: &Path) -> PathBuf {
+/// Both, of the programs under test: the server's first.
+fn built_packages(folder: &Path) -> Vec<PathBuf> {
+    let programs = rig::bench_program();
     let mut xtask = Command::new(env!("CARGO"));
-    xtask.args([
-        "run",
-        "--quiet",
-        "--package",
-        "xtask",
-        "--",
-        "deb",
-        "--program",
-        env!("CARGO_BIN_EXE_bareblk"),
-    ]);
-    xtask.arg("--out").arg(folder).current_dir(xtask::workspace::root());
+    xtask.args(["run", "--quiet", "--package", "xtask", "--", "deb", "--programs"]);
+    xtask.arg(programs.parent().unwrap()).arg("--out").arg(folder).current_dir(xtask::workspace::root());
     let made = xtask.output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    PathBuf::from(String::from_utf8(made.stdout).unwrap().trim())
+    String::from_utf8(made.stdout).unwrap().lines().map(PathBuf::from).collect()
+}
+
+/// What dpkg says about the package, and the paths in it.
+fn contents(package: &Path) -> (String, Vec<String>) {
+    let ask = |option: &str| {
+        let told = Command::new("dpkg-deb").arg(option).arg(package).output().unwrap();
+        assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+        String::from_utf8(told.stdout).unwrap()
+    };
+    let paths = ask("--contents");
+    let paths = paths.lines().filter_map(|line| line.rsplit_once(" ./")).map(|(_, path)| path.to_owned());
+    (ask("--info"), paths.collect())
+}
+
+#[test]
+fn each_package_has_its_program_with_pages_and_completions_and_no_file_is_in_both() {
+    if let Some(tool) = missing(&["dpkg-deb", "strip"]) {
+        return skip(Reason::NoProgram(tool), "");
+    }
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let made = built_packages(folder.path());
+    let [server, bench] = made.as_slice() else { panic!("{made:?}") };
+    let (server, bench) = (contents(server), contents(bench));
+    let has = |of: &(String, Vec<String>), path: &str| of.1.iter().any(|entry| entry == path);
+    for (path, is_bench) in [
+        ("usr/bin/bareblk", false),
+        ("usr/bin/bareblk-bench", true),
+        ("usr/share/man/man1/bareblk-serve.1.gz", false),
+        ("usr/share/man/man1/bareblk-bench.1.gz", true),
+        ("usr/share/man/man1/bareblk-lab-run.1.gz", true),
+        ("usr/share/man/man5/bareblk.toml.5.gz", false),
+        ("usr/lib/systemd/system/bareblk.service", false),
+        ("usr/share/bash-completion/completions/bareblk", false),
+    ] {
+        assert_eq!((has(&server, path), has(&bench, path)), (!is_bench, is_bench), "{path}");
+    }
+    let files = |paths: &[String]| {
+        paths.iter().filter(|path| !path.is_empty() && !path.ends_with('/')).cloned().collect::<Vec<_>>()
+    };
+    let both: Vec<_> = files(&server.1).into_iter().filter(|path| has(&bench, path)).collect();
+    assert_eq!(both, Vec::<String>::new());
+    assert_says(&server.0, &["Package: bareblk\n", "Suggests: bareblk-bench\n"]);
+    let same = format!("bareblk (= {}-1)", env!("CARGO_PKG_VERSION"));
+    assert_says(&bench.0, &["Package: bareblk-bench\n", &same]);
 }
 
 /// The one that we are on: what is built here wants its C library.

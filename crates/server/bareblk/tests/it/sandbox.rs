@@ -37,8 +37,8 @@ fn ctl(place: &Place, words: &[&str]) -> Command {
 }
 
 fn bench(place: &Place, words: &[&str]) {
-    let mut command = bareblk();
-    command.arg("bench").arg("--socket").arg(place.socket("s"));
+    let mut command = crate::rig::bench();
+    command.arg("--socket").arg(place.socket("s"));
     output(with(with(command, &["--bs=16k", "--iodepth=8", "--json"]), words));
 }
 

@@ -64,8 +64,8 @@ fn disk(place: &Place, name: &str, socket: &Path) -> String {
 }
 
 fn bench(socket: &Path) -> String {
-    let mut command = bareblk();
-    command.arg("bench").arg("--socket").arg(socket).args(["--rw", "write", "--bs", "4k", "--size", "64k"]);
+    let mut command = crate::rig::bench();
+    command.arg("--socket").arg(socket).args(["--rw", "write", "--bs", "4k", "--size", "64k"]);
     output(command)
 }
 

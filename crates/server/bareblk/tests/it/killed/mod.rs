@@ -26,7 +26,7 @@ use rustix::process::Signal;
 use xtask::sizes;
 
 use crate::rig;
-use crate::rig::{Place, Server, bareblk};
+use crate::rig::{Place, Server};
 
 const MIB: u64 = 1 << 20;
 /// Of a server at work: long enough for some hundred requests.
@@ -358,8 +358,8 @@ fn nothing_is_lost_with_servers_that_are_killed_while_memory_comes_and_goes() {
 
 /// A front-end that writes at random, in a process of its own. It has a log, and takes it to its grave.
 fn front_end(disk: &Disk) -> Child {
-    let mut command: Command = bareblk();
-    command.args(["bench", "--rw=randwrite", "--iodepth=32", "--runtime=600", "--inflight=on", "--socket"]);
+    let mut command: Command = rig::bench();
+    command.args(["--rw=randwrite", "--iodepth=32", "--runtime=600", "--inflight=on", "--socket"]);
     command.arg(disk.socket()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 

@@ -62,11 +62,31 @@ impl Place {
     }
 }
 
-/// The program, undisturbed by the tester's settings.
+/// The program `bareblk`, undisturbed by the tester's settings.
 pub fn bareblk() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bareblk"));
+    let mut command = Command::new(program());
     command.env_remove("RUST_LOG").env_remove("NO_COLOR").stdin(Stdio::null());
     command
+}
+
+/// `bareblk bench`, to which more can be added.
+pub fn bench() -> Command {
+    bench_program();
+    let mut command = bareblk();
+    command.arg("bench");
+    command
+}
+
+/// Cargo builds it for the tests of its own crate only.
+fn program() -> PathBuf {
+    let built = || xtask::programs::beside(&bench_program(), "bareblk", "bareblk");
+    option_env!("CARGO_BIN_EXE_bareblk").map_or_else(built, PathBuf::from)
+}
+
+/// The second program, which `bareblk` finds beside itself. Cargo builds it for the tests of its own crate only.
+pub fn bench_program() -> PathBuf {
+    let built = || xtask::programs::beside(&program(), "bareblk_bench", "bareblk-bench");
+    option_env!("CARGO_BIN_EXE_bareblk-bench").map_or_else(built, PathBuf::from)
 }
 
 /// Runs to the end and gives the one line that says why it was refused.

@@ -9,11 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use bareblk::command_line::{Wrong, queue_size};
 use clap::{ArgGroup, Args, ValueEnum};
 use workload::{Client, Job, LockKind, parse_cpus, parse_time};
-
-use crate::args::usage::Wrong;
-use crate::args::values::queue_size;
 
 pub const EXAMPLES: &str = "\
 Examples:

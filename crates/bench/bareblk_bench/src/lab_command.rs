@@ -4,22 +4,22 @@
 //!
 //! - A name may stand for several experiments: they run one after the other, and each is kept as soon as it is done.
 //! - SIGINT or SIGTERM ends the run in order: nothing is reported, temporary files go. A second one ends at once
-//!   (`signals.rs`).
+//!   (`ending.rs`).
 //!
 //! Not here: the experiments and their reports (`lab`), the definition of the arguments (`cli.rs`).
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bareblk::command_line::{self, PARENT_ENV, Wrong};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::{Effort, Experiment, LabError, Output, Progress, Setup, Stop};
 
-use crate::args::usage::Wrong;
-use crate::signals::Ending;
+use crate::ending::Ending;
 
 /// Redrawn between samples only: a thread that draws would be measured too.
 const RESOLUTION: u64 = 1000;
@@ -55,7 +55,7 @@ pub struct RunArgs {
 
     /// The folder for the results; made if it is not there
     #[arg(long, value_name = "DIR")]
-    pub out: std::path::PathBuf,
+    pub out: PathBuf,
 
     /// Few and short rounds: shows that it works, and little else
     #[arg(long)]
@@ -71,7 +71,7 @@ pub struct RunArgs {
 
     /// The folder for the test file, on the disk to be measured [default: the results' folder]
     #[arg(long, value_name = "DIR")]
-    pub storage: Option<std::path::PathBuf>,
+    pub storage: Option<PathBuf>,
 }
 
 fn seconds(text: &str) -> Result<f64> {
@@ -83,7 +83,7 @@ fn seconds(text: &str) -> Result<f64> {
 /// Does what was asked for.
 pub fn obey(command: LabCommand) -> Result<ExitCode> {
     match command {
-        LabCommand::List => crate::print(&list()).map(|()| ExitCode::SUCCESS),
+        LabCommand::List => command_line::print(&list()).map(|()| ExitCode::SUCCESS),
         LabCommand::Run(args) => run(&args),
     }
 }
@@ -107,9 +107,9 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
     for experiment in experiments {
         match run_one(args, &experiment, &output, Stop::new(ending.flag())) {
             Err(error @ LabError::Interrupted) => {
-                return Ok(crate::complain((error.to_string(), ending.exit_code())));
+                return Ok(command_line::complain(&error.to_string(), ending.exit_code()));
             }
-            text => crate::print(&text?)?,
+            text => command_line::print(&text?)?,
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -121,7 +121,7 @@ fn run_one(args: &RunArgs, experiment: &Experiment, output: &Output, stop: Stop)
         scratch: output.scratch().to_path_buf(),
         storage: args.storage.clone().unwrap_or_else(|| args.out.clone()),
         effort: effort(args, &experiment.declaration),
-        program: std::env::current_exe().ok(),
+        program: server(),
         stop,
     };
     let mut bar = Bar::new();
@@ -130,6 +130,11 @@ fn run_one(args: &RunArgs, experiment: &Experiment, output: &Output, stop: Stop)
     let result = result?;
     let report = lab::write_all(output.folder(), &result)?;
     Ok(format!("{}\nreport: {}\n", lab::table_text(&result), report.display()))
+}
+
+/// The program whose servers are measured: the one that started this program, otherwise the one beside it or in PATH.
+fn server() -> Option<PathBuf> {
+    std::env::var_os(PARENT_ENV).map(PathBuf::from).or_else(|| command_line::find_program("bareblk"))
 }
 
 fn effort(args: &RunArgs, declaration: &lab::Declaration) -> Effort {

@@ -2,7 +2,7 @@
 //!
 //! `arguments → jobs (command line or file) → workload::run | compare (progress bar) → text or JSON → exit code`
 //!
-//! - SIGINT and SIGTERM end it in order, with the result so far; a second one ends at once (`signals.rs`).
+//! - SIGINT and SIGTERM end it in order, with the result so far; a second one ends at once (`ending.rs`).
 //! - The file for `--json` is made before the run: one that cannot be written to would cost the run.
 //! - What failed is one line on standard error, behind the result of what was done until then.
 //!
@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
+use bareblk::command_line::{self, Wrong};
 use indicatif::{ProgressBar, ProgressStyle};
 use workload::stop::Stop;
 use workload::{
@@ -22,9 +23,8 @@ use workload::{
     report, run, text,
 };
 
-use crate::args::bench_args::BenchArgs;
-use crate::args::usage::Wrong;
-use crate::signals::Ending;
+use crate::bench_args::BenchArgs;
+use crate::ending::Ending;
 
 /// Steps of the progress bar.
 const RESOLUTION: u64 = 1000;
@@ -51,7 +51,7 @@ pub fn obey(args: &BenchArgs) -> Result<ExitCode> {
         let outcome = run_one(job, target, &client, &stop)?;
         let is_over = outcome.failure.is_some() || outcome.interrupted;
         if !matches!(json, Some(Json::Stdout)) {
-            crate::print(&text(&outcome))?;
+            command_line::print(&text(&outcome))?;
         }
         outcomes.push(outcome);
         if is_over {
@@ -169,9 +169,9 @@ fn compare_two(
     let found = compare(job, targets, [&clients[0], &clients[1]], args.rounds, stop, &mut bar);
     bar.bar.finish_and_clear();
     match found {
-        Ok(found) => crate::print(&found.text()).map(|()| ending.exit_code()),
+        Ok(found) => command_line::print(&found.text()).map(|()| ending.exit_code()),
         Err(error @ CompareError::Interrupted) => {
-            Ok(crate::complain((error.to_string(), ending.exit_code())))
+            Ok(command_line::complain(&error.to_string(), ending.exit_code()))
         }
         Err(CompareError::Run { target, source }) => Err(explain(source)).with_context(|| target),
         Err(other) => Err(other.into()),
@@ -197,7 +197,7 @@ impl Json {
         let version = concat!("bareblk-", env!("CARGO_PKG_VERSION"));
         let text = serde_json::to_string_pretty(&report(version, SystemTime::now(), outcomes))? + "\n";
         match self {
-            Self::Stdout => crate::print(&text),
+            Self::Stdout => command_line::print(&text),
             Self::File(mut file) => file.write_all(text.as_bytes()).context("--json"),
         }
     }

@@ -1,0 +1,45 @@
+//! What SIGINT and SIGTERM mean for a measurement: the first ends it in order, the second ends the process at once.
+//!
+//! Not here: a server's signals (`bareblk`).
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// SIGINT and SIGTERM for what runs for a while: the first asks for an end in order, the second has its usual effect.
+#[derive(Debug)]
+pub struct Ending {
+    flag: Arc<AtomicBool>,
+    number: Arc<AtomicUsize>,
+}
+
+impl Ending {
+    /// Catches the signals; until then they end the process.
+    pub fn catch() -> io::Result<Self> {
+        let ending = Self { flag: Arc::default(), number: Arc::default() };
+        for signal in [SIGINT, SIGTERM] {
+            let number = usize::try_from(signal).unwrap_or(0);
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&ending.flag))?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&ending.number), number)?;
+            signal_hook::flag::register(signal, Arc::clone(&ending.flag))?;
+        }
+        Ok(ending)
+    }
+
+    /// Set by the first signal.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.flag)
+    }
+
+    /// Success, or as a shell reports a program that a signal ended.
+    pub fn exit_code(&self) -> ExitCode {
+        // Relaxed: nothing else is read on the strength of it; whichever signal it was will do.
+        match self.number.load(Relaxed) {
+            0 => ExitCode::SUCCESS,
+            signal => ExitCode::from(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0))),
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Integration tests: one program, a module for each subject. `rig` is that of `bareblk`'s tests.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
+
+mod bench;
+mod bench_fio;
+mod lab;
+#[path = "../../../../server/bareblk/tests/it/rig/mod.rs"]
+mod rig;
+mod second_program;

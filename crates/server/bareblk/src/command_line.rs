@@ -1,0 +1,87 @@
+//! What `bareblk` and `bareblk-bench` do alike on the command line: arguments in, one line on an error, an exit code out.
+//!
+//! Not here: either program's commands (`cli.rs`, `bareblk_bench`).
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::error::ErrorKind;
+use clap::{Command, CommandFactory, Parser};
+
+pub use crate::args::usage::{Contradiction, EXIT_CODE, Wrong, line};
+pub use crate::args::values::queue_size;
+pub use crate::cli::{BENCH, LAB, Shell};
+pub use crate::man::write as write_manual;
+pub use crate::second_program::{COMMANDS, PARENT_ENV, find as find_program};
+
+/// Reads the process's arguments as `C`, and obeys them.
+#[must_use]
+pub fn main<C: Parser>(obey: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
+    match C::try_parse() {
+        Ok(command_line) => exit_with(obey(command_line)),
+        Err(error) if is_help(&error) => error.exit(),
+        Err(error) => {
+            let line = line(C::command(), &error, std::env::args_os().skip(1));
+            complain(&line, ExitCode::from(EXIT_CODE))
+        }
+    }
+}
+
+/// The result's exit code; an error is printed.
+#[must_use]
+pub fn exit_with(result: Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| complain(&format!("{error:#}"), exit_code(&error)))
+}
+
+/// Options that contradict each other are wrong usage too.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    if error.is::<Contradiction>() || error.is::<Wrong>() {
+        ExitCode::from(EXIT_CODE)
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// The user asked for help or the version, or gave no arguments at all.
+fn is_help(error: &clap::Error) -> bool {
+    !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+}
+
+/// Prints an error's line; returns the exit code.
+#[must_use]
+pub fn complain(line: &str, code: ExitCode) -> ExitCode {
+    // Not `eprintln!`, which panics if standard error is closed.
+    let _ = writeln!(io::stderr(), "bareblk: {line}");
+    code
+}
+
+/// Prints to standard output. A reader that has seen enough (`| head`) is no error.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub fn print(text: &str) -> Result<()> {
+    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// `bareblk`'s commands; [`COMMANDS`] without their options, which `bareblk-bench` has.
+#[must_use]
+pub fn command() -> Command {
+    crate::cli::Cli::command()
+}
+
+/// The script with which `shell` completes the words of `command`.
+#[must_use]
+pub fn completions(mut command: Command, shell: Shell) -> String {
+    let generator = match shell {
+        Shell::Bash => clap_complete::Shell::Bash,
+        Shell::Zsh => clap_complete::Shell::Zsh,
+        Shell::Fish => clap_complete::Shell::Fish,
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(generator, &mut command, "bareblk", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}

@@ -1,0 +1,52 @@
+//! The two packages: what each has, and what dpkg is told about it.
+//!
+//! Not here: where files go (`staging.rs`), how dpkg's metadata is written (`control.rs`).
+
+/// A Debian package of one program.
+#[derive(Debug)]
+pub(crate) struct Package {
+    /// The package's name and the program's.
+    pub(crate) name: &'static str,
+    /// The crate that builds the program.
+    /// Whether it needs the other package, in the same version: it is started by that one's program, and starts it.
+    pub(crate) needs_server: bool,
+    /// Further lines of the control file.
+    pub(crate) relations: &'static str,
+    pub(crate) section: &'static str,
+    /// Synopsis, then lines.
+    pub(crate) description: &'static [&'static str],
+    /// Whether it has the units, their configuration, and the scripts around them.
+    pub(crate) has_service: bool,
+    /// Beginnings of the names of its pages in docs/. None: all that are no other package's.
+    pub(crate) documents: &'static [&'static str],
+}
+
+pub(crate) const SERVER: Package = Package {
+    name: "bareblk",
+    needs_server: false,
+    // A host that serves guests needs no measuring program, so nothing pulls it in.
+    relations: "Recommends: systemd\nSuggests: bareblk-bench\n",
+    section: "admin",
+    description: &[
+        "disks for virtual machines, over vhost-user",
+        "bareblk serves raw image files and block devices to virtual machines: QEMU and",
+        "other monitors connect to its sockets, and it answers the guests' virtio-blk",
+        "queues straight from shared memory, with io_uring or another I/O engine.",
+    ],
+    has_service: true,
+    documents: &[],
+};
+
+pub(crate) const BENCH: Package = Package {
+    name: "bareblk-bench",
+    needs_server: true,
+    relations: "Suggests: fio, qemu-system-x86\n",
+    section: "utils",
+    description: &[
+        "measures bareblk and other disks for virtual machines",
+        "The program that `bareblk bench` and `bareblk lab` run: loads in fio's words on",
+        "vhost-user-blk sockets and files, and published experiments, repeated.",
+    ],
+    has_service: false,
+    documents: &["bench", "lab"],
+};

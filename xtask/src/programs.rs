@@ -1,0 +1,98 @@
+//! Programs of this workspace that the tests of another crate start: cargo builds a test only the programs of its own crate.
+//!
+//! Not here: packages' programs (`packages.rs`), the programs that a Debian package gets (`deb`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+use crate::{command, workspace};
+
+/// Programs that this process has looked at already.
+static READY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The program `name` of the crate `package` in the folder of `own`, which cargo built. Builds it if it is missing or
+/// older than its sources.
+///
+/// # Panics
+/// If cargo cannot build it.
+#[must_use]
+pub fn beside(own: &Path, package: &str, name: &str) -> PathBuf {
+    let program = own.with_file_name(name);
+    let mut ready = READY.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !ready.contains(&program) {
+        if !is_fresh(&program) {
+            build(own, package);
+        }
+        ready.push(program.clone());
+    }
+    program
+}
+
+/// Whether no source is newer, by the list that cargo puts beside the program.
+fn is_fresh(program: &Path) -> bool {
+    let built = modified(program);
+    let sources = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
+    let sources = sources_in(&sources);
+    !sources.is_empty()
+        && sources.iter().all(|source| modified(source).is_some_and(|time| Some(time) <= built))
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|about| about.modified()).ok()
+}
+
+/// `target: source source …`, with `\ ` for a blank.
+fn sources_in(list: &str) -> Vec<PathBuf> {
+    let sources =
+        list.lines().next().and_then(|line| line.split_once(": ")).map_or("", |(_, sources)| sources);
+    let sources = sources.replace("\\ ", "\0");
+    sources.split_whitespace().map(|source| PathBuf::from(source.replace('\0', " "))).collect()
+}
+
+/// Into the same folder, in the same profile.
+#[allow(clippy::panic)] // for tests, which have no use for an error
+fn build(own: &Path, package: &str) {
+    let folder = own.parent().unwrap_or(own);
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(profile) => profile,
+    };
+    let mut cargo = Command::new(workspace::cargo());
+    cargo.args(["build", "--quiet", "--package", package, "--profile", profile, "--target-dir"]);
+    cargo.arg(folder.parent().unwrap_or(folder)).current_dir(workspace::root());
+    if let Err(error) = command::output(&mut cargo) {
+        panic!("{package} does not build: {error:#}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_of_sources_may_have_blanks_in_names() {
+        let list = "/t/debug/x: /a/b.rs /a/c\\ d.rs\n\n/a/b.rs:\n";
+        assert_eq!(sources_in(list), [Path::new("/a/b.rs"), Path::new("/a/c d.rs")]);
+        assert!(sources_in("").is_empty());
+    }
+
+    #[test]
+    fn program_is_fresh_until_a_source_is_newer_or_gone() {
+        let place = tempfile::tempdir().unwrap();
+        let (program, source) = (place.path().join("x"), place.path().join("s.rs"));
+        fs::write(&source, "").unwrap();
+        assert!(!is_fresh(&program), "there is none");
+        fs::write(&program, "").unwrap();
+        assert!(!is_fresh(&program), "its sources are unknown");
+        fs::write(place.path().join("x.d"), format!("x: {}\n", source.display())).unwrap();
+        assert!(is_fresh(&program));
+        let later = SystemTime::now() + std::time::Duration::from_secs(10);
+        fs::File::options().append(true).open(&source).unwrap().set_modified(later).unwrap();
+        assert!(!is_fresh(&program));
+        fs::remove_file(&source).unwrap();
+        assert!(!is_fresh(&program));
+    }
+}
