@@ -69,3 +69,14 @@ fn shared_library_shows_the_calls_of_the_header_and_nothing_else() {
     assert!(declared.len() > 40, "{declared:?}");
     assert_eq!(shown, declared);
 }
+
+#[test]
+fn shared_library_has_its_major_version_in_its_soname() {
+    let library = compiler::built("libbareblk_driver.so");
+    let Ok(listed) = Command::new("readelf").args(["--dynamic", "--wide"]).arg(library).output() else {
+        return xtask::skip::skip(xtask::skip::Reason::NoProgram("readelf".into()), "");
+    };
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let sonames: Vec<_> = listed.lines().filter(|line| line.contains("(SONAME)")).collect();
+    assert!(matches!(sonames[..], [one] if one.ends_with(&format!("[{}]", compiler::SONAME))), "{sonames:?}");
+}

@@ -12,6 +12,9 @@ use xtask::skip::{Reason, skip};
 /// What everything is compiled with.
 const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-pedantic"];
 
+/// The name that the shared library has for programs that are linked with it.
+pub const SONAME: &str = concat!("libbareblk_driver.so.", env!("CARGO_PKG_VERSION_MAJOR"));
+
 pub struct Compiler {
     program: String,
 }
@@ -45,8 +48,10 @@ impl Compiler {
     /// Makes `source` (in the crate's folder) a program in `folder` that runs with the shared library.
     pub fn link_shared(&self, source: &str, folder: &Path) -> PathBuf {
         let libraries = built("libbareblk_driver.so");
-        let libraries = libraries.parent().unwrap().display().to_string();
-        let search = [format!("-L{libraries}"), format!("-Wl,-rpath,{libraries}")];
+        // The program looks for the library by its soname, as on a machine where it is installed.
+        std::os::unix::fs::symlink(&libraries, folder.join(SONAME)).unwrap();
+        let libraries = libraries.parent().unwrap().display();
+        let search = [format!("-L{libraries}"), format!("-Wl,-rpath,{}", folder.display())];
         self.link(source, folder, |command| command.args(&search).arg("-lbareblk_driver"))
     }
 

@@ -16,6 +16,9 @@ const STRICT: &[&str] = &["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werr
 pub const C: &[&str] = &["-std=c11", "-std=c17"];
 pub const CPP: &[&str] = &["-std=c++11", "-std=c++14", "-std=c++17", "-std=c++20"];
 
+/// The name that the shared library has for programs that are linked with it.
+pub const SONAME: &str = concat!("libqspin.so.", env!("CARGO_PKG_VERSION_MAJOR"));
+
 pub struct Compiler {
     program: String,
 }
@@ -51,8 +54,10 @@ impl Compiler {
     /// Makes `source` (in the crate's folder) a program in `folder` that runs with the shared library.
     pub fn link_shared(&self, standard: &str, source: &str, folder: &Path) -> PathBuf {
         let libraries = built("libqspin.so");
-        let libraries = libraries.parent().unwrap().display().to_string();
-        let search = [format!("-L{libraries}"), format!("-Wl,-rpath,{libraries}")];
+        // The program looks for the library by its soname, as on a machine where it is installed.
+        std::os::unix::fs::symlink(&libraries, folder.join(SONAME)).unwrap();
+        let libraries = libraries.parent().unwrap().display();
+        let search = [format!("-L{libraries}"), format!("-Wl,-rpath,{}", folder.display())];
         self.link(standard, source, folder, |command| command.args(&search).args(["-lqspin", "-lpthread"]))
     }
 
