@@ -12,6 +12,7 @@ mod layers;
 mod man;
 mod mutants;
 mod origin;
+mod release;
 mod setup;
 mod source_text;
 mod test;
@@ -43,10 +44,12 @@ enum Chore {
     Mutants(mutants::Args),
     /// Runs libFuzzer on input from hostile guests, front-ends, clients and files
     Fuzz(fuzz::Args),
-    /// Builds the Debian package
+    /// Builds the Debian packages
     Deb(deb::Args),
     /// Builds the book of docs/ and checks its links
     Docs(docs::Args),
+    /// Makes everything that a release consists of, or checks what must agree before one
+    Release(release::Args),
     /// Writes the manual pages
     Man(man::Args),
     /// Checks the crates' dependencies against the table in ARCHITECTURE.md
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Chore::Fuzz(args) => fuzz::run(&args).map(done),
         Chore::Deb(args) => deb::run(&args).map(done),
         Chore::Docs(args) => docs::run(&args).map(done),
+        Chore::Release(args) => release::run(&args).map(done),
         Chore::Man(args) => man::run(&args).map(done),
         Chore::Layers => layers::run().map(done),
         Chore::Tidy(args) => tidy::run(&args).map(done),
