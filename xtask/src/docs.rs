@@ -18,8 +18,8 @@ use crate::tidy;
 
 /// The version of the program that builds the book.
 const MDBOOK: &str = "0.5.4";
-/// The crates whose command lines are pages of the book.
-const PROGRAMS: [&str; 1] = ["bareblk"];
+/// The crates whose command lines are pages of the book, and the target that has the page's test.
+const PROGRAMS: [(&str, &str); 2] = [("bareblk", "--lib"), ("bareblk_bench", "--bins")];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -51,9 +51,9 @@ fn refuse(complaints: &[String]) -> Result<()> {
 
 /// Each program's own test writes its page when it is asked to.
 fn write_generated_pages() -> Result<()> {
-    for name in PROGRAMS {
+    for (name, target) in PROGRAMS {
         let mut test = Command::new(workspace::cargo());
-        test.args(["test", "--quiet", "--package", name, "--lib", "--", cli_page::TEST_NAME]);
+        test.args(["test", "--quiet", "--package", name, target, "--", cli_page::TEST_NAME]);
         command::run(test.env(cli_page::WRITE, "1").current_dir(workspace::root()))?;
     }
     Ok(())

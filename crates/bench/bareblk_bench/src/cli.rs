@@ -78,6 +78,11 @@ mod tests {
     }
 
     #[test]
+    fn reference_page_is_what_the_command_line_says() {
+        xtask::cli_page::check("docs/reference/cli-bench.md", Cli::command());
+    }
+
+    #[test]
     fn both_programs_have_the_same_commands() {
         let visible = Cli::command().get_subcommands().filter(|its| !its.is_hide_set()).count();
         assert_eq!(visible, COMMANDS.len());

@@ -30,3 +30,8 @@ pub use header::{HEADER_BYTES, Header, MAX_BODY_BYTES, message_bytes};
 pub use outgoing::Outgoing;
 pub use partial::PartialMessage;
 pub use wait::wait;
+
+/// The example in README.md compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
