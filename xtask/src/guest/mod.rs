@@ -32,6 +32,8 @@ mod own_tests;
 mod qemu;
 mod running;
 mod vm;
+#[cfg(test)]
+mod vm_tests;
 
 pub use debian::{DebianFolder, Prepared};
 pub use image::GuestImage;

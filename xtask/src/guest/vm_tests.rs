@@ -2,7 +2,6 @@
 //! here.
 //!
 //! Not here: bareblk's server; the guest tests are in the `bareblk` crate.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use xtask::guest::{GuestImage, Vm};
+
+use super::{GuestImage, Vm};
 
 /// A disk of a given size on QEMU's storage daemon, until dropped.
 struct Peer {
