@@ -48,5 +48,5 @@ pub(crate) const BENCH: Package = Package {
         "vhost-user-blk sockets and files, and published experiments, repeated.",
     ],
     has_service: false,
-    documents: &["bench", "lab"],
+    documents: &["bench", "lab", "cli-bench"],
 };

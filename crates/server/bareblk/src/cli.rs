@@ -42,6 +42,9 @@ Examples:
   bareblk engines                                  the engines of this host
   bareblk engines disk.raw --cache writeback       and the one that `--engine auto` takes for this image";
 
+/// Only the reference page shows it: for `--help`, the other program answers.
+const SECOND_PROGRAM: &str = "The program bareblk-bench runs this command and has its options.";
+
 const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
   bareblk completions bash > ~/.local/share/bash-completion/completions/bareblk
@@ -79,9 +82,9 @@ pub enum Command {
     /// Print which I/O engines work on this host, which do not and why, and which one suits an image
     #[command(after_help = ENGINES_EXAMPLES)]
     Engines(EnginesArgs),
-    #[command(about = BENCH)]
+    #[command(about = BENCH, after_help = SECOND_PROGRAM)]
     Bench,
-    #[command(about = LAB)]
+    #[command(about = LAB, after_help = SECOND_PROGRAM)]
     Lab,
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
