@@ -292,9 +292,10 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
 /// What is known once it is open.
 fn compare_opened(server: &Server, name: &str, theirs: &[Fact], sectors: u64) -> Result<()> {
     let ours = server.facts(name);
-    for Fact { key, value } in theirs {
-        let here = ours.iter().find(|fact| fact.key == *key).map_or("not known", |fact| fact.value.as_str());
-        if here != value {
+    for fact in theirs {
+        let Fact { key, value } = fact;
+        let here = ours.iter().find(|ours| ours.key == *key).map_or("not known", |ours| ours.value.as_str());
+        if !fact.holds_with(here) {
             bail!(
                 "disk `{name}`: {key} is {value} in the running server and {here} here: make them the same, or restart it \
                  without --take-over"

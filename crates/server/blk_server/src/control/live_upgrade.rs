@@ -41,7 +41,10 @@ const GOING_ON: Duration = Duration::from_secs(5);
 /// How long queues may take to start in the process that continues.
 const STARTING: Duration = Duration::from_secs(10);
 
-/// A property of a disk that a guest has learnt or relies on: it must be the same in both processes.
+/// The fact whose value is a set of feature bits.
+const FEATURES: &str = "device features";
+
+/// A property of a disk that a guest has learnt or relies on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fact {
@@ -49,6 +52,19 @@ pub struct Fact {
     pub key: String,
     /// In the setting's words.
     pub value: String,
+}
+
+impl Fact {
+    /// Whether a guest that relies on this fact can go on where `here` is the value. Values must be equal, but a newer
+    /// server may offer more feature bits: the guest keeps those that it accepted.
+    #[must_use]
+    pub fn holds_with(&self, here: &str) -> bool {
+        let bits = |value: &str| u64::from_str_radix(value.strip_prefix("0x")?, 16).ok();
+        match (bits(&self.value), bits(here)) {
+            (Some(theirs), Some(ours)) if self.key == FEATURES => theirs & !ours == 0,
+            _ => self.value == here,
+        }
+    }
 }
 
 /// One disk, and what is open for it.
@@ -154,7 +170,7 @@ fn facts(disk: &Disk) -> Vec<Fact> {
         ("block-size", image.block_size().to_string()),
         ("discard", on(image.discard_limits().is_some())),
         ("serial", serial),
-        ("device features", format!("{:#x}", disk.device_features())),
+        (FEATURES, format!("{:#x}", disk.device_features())),
     ];
     known.into_iter().map(|(key, value)| Fact { key: key.to_owned(), value }).collect()
 }
@@ -476,5 +492,32 @@ impl Server {
             "image grew during the live upgrade (sectors of 512 bytes)"
         );
         export.sessions.all().iter().for_each(|session| session.announce_config_change());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fact(key: &str, value: &str) -> Fact {
+        Fact { key: key.to_owned(), value: value.to_owned() }
+    }
+
+    #[test]
+    fn newer_server_may_offer_more_features_but_not_fewer() {
+        let theirs = fact(FEATURES, "0x130");
+        assert!(theirs.holds_with("0x130"));
+        assert!(theirs.holds_with("0x1000000000000130"));
+        assert!(!theirs.holds_with("0x120"));
+        assert!(!theirs.holds_with("0x8000"));
+        assert!(!theirs.holds_with("not known"));
+        assert!(!theirs.holds_with(""));
+    }
+
+    #[test]
+    fn other_facts_must_be_equal() {
+        assert!(fact("serial", "0x1").holds_with("0x1"));
+        assert!(!fact("serial", "0x1").holds_with("0x3"));
+        assert!(!fact("queues", "2").holds_with("4"));
     }
 }
