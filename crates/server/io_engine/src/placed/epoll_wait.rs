@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
-use super::bell::{Alarm, Bell};
+use super::waker::{Alarm, Bell};
 
 /// An eventfd.
 #[derive(Debug)]

@@ -15,7 +15,6 @@
 //!
 //! Not here: which worker serves which queue (`blk_server`), engines that do the work.
 
-pub(crate) mod bell;
 mod completion;
 mod counters;
 mod epoll_wait;
@@ -24,6 +23,7 @@ mod shared;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation)] // small numbers of our own
 mod test_bed;
+mod waker;
 
 pub use completion::{CompletionPlacement, HandOver, ParseHandOverError};
 pub use counters::PlacementCounters;

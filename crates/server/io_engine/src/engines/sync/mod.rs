@@ -14,7 +14,7 @@
 //!   for. A flush is not part of it: it would keep every other disk of the worker from its reads.
 //! - A call that was made here is done when `submit` returns; only what is in the pool can be cancelled.
 //!
-//! Not here: the pool's other side (`threads/desk.rs`), op logic (`core/`).
+//! Not here: the pool's other side (`threads/pool_client.rs`), op logic (`core/`).
 
 mod policy;
 
@@ -34,7 +34,7 @@ use crate::config::EngineConfig;
 use crate::core::Core;
 use crate::engine::{Event, FileSpec, WatchId, WatchToken};
 use crate::engines::plain;
-use crate::engines::threads::desk::{Desk, Files};
+use crate::engines::threads::pool_client::{Desk, Files};
 
 /// The engine, not yet started.
 pub type SyncEngine = Core<SyncBackend>;

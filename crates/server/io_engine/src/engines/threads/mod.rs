@@ -6,9 +6,9 @@
 //!   wait in order.
 //! - The worker makes no I/O call itself, unless the host gives it no thread at all.
 //!
-//! Not here: the pool (`threads/pool.rs`), its worker's side (`threads/desk.rs`), op logic (`core/`).
+//! Not here: the pool (`threads/pool.rs`), its worker's side (`threads/pool_client.rs`), op logic (`core/`).
 
-pub(crate) mod desk;
+pub(crate) mod pool_client;
 
 pub(crate) mod pool;
 
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use self::desk::{Desk, Files};
+use self::pool_client::{Desk, Files};
 use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::config::EngineConfig;
 use crate::core::Core;

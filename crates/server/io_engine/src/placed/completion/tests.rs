@@ -1,7 +1,7 @@
 //! Ops handed over to a completion worker: between real threads, with data that is checked, with faults, and while
 //! workers come, go and change roles.
 //!
-//! Not here: the model of the wake-ups (`bell_model.rs`), whole servers (`blk_server/tests/it/placement.rs`).
+//! Not here: the model of the wake-ups (`waker_model.rs`), whole servers (`blk_server/tests/it/placement.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

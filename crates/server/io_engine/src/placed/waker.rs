@@ -76,5 +76,5 @@ impl<A: Alarm> Bell<A> {
 }
 
 #[cfg(all(test, loom))]
-#[path = "bell_model.rs"]
+#[path = "waker_model.rs"]
 mod model;
