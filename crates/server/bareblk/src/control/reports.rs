@@ -250,10 +250,10 @@ mod tests {
             counters: PlacementCounters {
                 hand_overs: 30,
                 ops: 31,
-                host_wake_ups: 32,
+                owner_wake_ups: 32,
                 spared_wake_ups: 33,
                 passed: 34,
-                member_wake_ups: 35,
+                participant_wake_ups: 35,
                 moves: 36,
                 locked: 37,
                 contended: 38,

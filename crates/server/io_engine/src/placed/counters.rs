@@ -13,13 +13,13 @@ pub struct PlacementCounters {
     /// Ops in them.
     pub ops: u64,
     /// Sleeping completion workers woken for a batch of ops.
-    pub host_wake_ups: u64,
+    pub owner_wake_ups: u64,
     /// Wake-ups spared because the completion worker would wake up by itself.
     pub spared_wake_ups: u64,
     /// Completions that were passed on to the worker whose they are.
     pub passed: u64,
     /// Sleeping workers woken for a batch of completions.
-    pub member_wake_ups: u64,
+    pub participant_wake_ups: u64,
     /// Times that the completion worker changed, the first not counted.
     pub moves: u64,
     /// `shared`: times that the lock was taken.
@@ -35,10 +35,10 @@ pub struct PlacementCounters {
 pub(super) struct Counters {
     pub hand_overs: Counter,
     pub ops: Counter,
-    pub host_wake_ups: Counter,
+    pub owner_wake_ups: Counter,
     pub spared_wake_ups: Counter,
     pub passed: Counter,
-    pub member_wake_ups: Counter,
+    pub participant_wake_ups: Counter,
     pub moves: Counter,
     pub locked: Counter,
     pub contended: Counter,
@@ -66,10 +66,10 @@ impl Counters {
         PlacementCounters {
             hand_overs: self.hand_overs.get(),
             ops: self.ops.get(),
-            host_wake_ups: self.host_wake_ups.get(),
+            owner_wake_ups: self.owner_wake_ups.get(),
             spared_wake_ups: self.spared_wake_ups.get(),
             passed: self.passed.get(),
-            member_wake_ups: self.member_wake_ups.get(),
+            participant_wake_ups: self.participant_wake_ups.get(),
             moves: self.moves.get(),
             locked: self.locked.get(),
             contended: self.contended.get(),

@@ -1,4 +1,4 @@
-//! Where a worker sleeps with a placed engine: on its bell, and on the real engine's descriptor while it has that.
+//! Where a worker sleeps with a placed engine: on its waker, and on the real engine's descriptor while it has that.
 //!
 //! One epoll descriptor for both, the same for the whole life of the placed engine, so that a worker's base engine can watch
 //! it. Level-triggered: what is not taken away wakes again. The real engine watches nothing itself, so that its eventfd
@@ -14,44 +14,44 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
-use super::waker::{Alarm, Bell};
+use super::waker::{Signal, Waker};
 
 /// An eventfd.
 #[derive(Debug)]
 pub(super) struct Eventfd(OwnedFd);
 
-impl Alarm for Eventfd {
-    fn sound(&self) {
+impl Signal for Eventfd {
+    fn signal(&self) {
         // Fails only when the counter is full: then it was sounded before.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
 
-/// A worker's bell.
-pub(super) type WorkerBell = Bell<Eventfd>;
+/// A worker's waker.
+pub(super) type WorkerWaker = Waker<Eventfd>;
 
 #[derive(Debug)]
-pub(super) struct Doze {
+pub(super) struct EpollWait {
     epoll: OwnedFd,
-    pub bell: Arc<WorkerBell>,
+    pub waker: Arc<WorkerWaker>,
     /// The real engine's.
     inner: Option<OwnedFd>,
-    dozing: bool,
-    /// The bell was rung, and its counter not yet read.
-    rung: bool,
+    asleep: bool,
+    /// The waker was signalled, and its counter not yet read.
+    signalled: bool,
 }
 
 fn add(epoll: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
     Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
 }
 
-impl Doze {
+impl EpollWait {
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         add(&epoll, &fd)?;
-        let bell = Arc::new(Bell::new(Eventfd(fd)));
-        Ok(Self { epoll, bell, inner: None, dozing: false, rung: false })
+        let waker = Arc::new(Waker::new(Eventfd(fd)));
+        Ok(Self { epoll, waker, inner: None, asleep: false, signalled: false })
     }
 
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
@@ -73,28 +73,28 @@ impl Doze {
         }
     }
 
-    /// From now on it is rung for; the caller looks once more.
-    pub fn doze(&mut self) {
-        self.dozing = true;
-        self.bell.doze();
+    /// From now on it is signalled for; the caller looks once more.
+    pub fn begin_sleep(&mut self) {
+        self.asleep = true;
+        self.waker.begin_sleep();
     }
 
     #[inline]
-    pub fn rise(&mut self) {
-        if self.dozing {
-            self.dozing = false;
-            self.rung |= self.bell.rise();
+    pub fn end_sleep(&mut self) {
+        if self.asleep {
+            self.asleep = false;
+            self.signalled |= self.waker.end_sleep();
         }
-        if self.rung {
-            self.silence();
+        if self.signalled {
+            self.clear_signal();
         }
     }
 
     /// Whoever rang may not have sounded the alarm yet: it is tried until there was one.
     #[cold]
-    fn silence(&mut self) {
+    fn clear_signal(&mut self) {
         let mut count = [0; 8];
-        self.rung = rustix::io::read(&self.bell.alarm.0, &mut count).is_err();
+        self.signalled = rustix::io::read(&self.waker.signal.0, &mut count).is_err();
     }
 
     pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<()> {

@@ -40,14 +40,14 @@ pub type EngineMaker = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync
 /// room.
 pub const LEAST_SHARE: usize = 32;
 
-/// What each of `members` workers may have in flight in an engine of `depth`.
-fn share(depth: usize, members: usize) -> io::Result<usize> {
-    let share = depth / members.max(1);
+/// What each of `participants` workers may have in flight in an engine of `depth`.
+fn share(depth: usize, participants: usize) -> io::Result<usize> {
+    let share = depth / participants.max(1);
     if share >= LEAST_SHARE {
         return Ok(share);
     }
     let text = format!(
-        "a depth of {depth} is too little for {members} workers, each needs {LEAST_SHARE}: make it larger, or use \
+        "a depth of {depth} is too little for {participants} workers, each needs {LEAST_SHARE}: make it larger, or use \
          fewer workers for this disk"
     );
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))

@@ -5,13 +5,13 @@
 /// Where an op came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
-    /// Index of the worker's line; [`OWN`]: whoever has the engine.
-    pub line: u32,
+    /// Index of the worker's channel; [`OWN`]: whoever has the engine.
+    pub channel: u32,
     /// The worker's name for the op.
     pub token: u64,
 }
 
-/// No line: the op never left its worker.
+/// No channel: the op never left its worker.
 pub(super) const OWN: u32 = u32::MAX;
 
 /// Taken once; each place is given back by the op's only completion.
@@ -23,7 +23,7 @@ pub(super) struct Routes {
 
 impl Routes {
     pub fn new(depth: u32) -> Self {
-        let places = (0..depth).map(|_| Route { line: OWN, token: 0 }).collect();
+        let places = (0..depth).map(|_| Route { channel: OWN, token: 0 }).collect();
         Self { places, free: (0..depth).rev().collect() }
     }
 
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn full_table_takes_no_more_until_a_place_is_given_back() {
         let mut routes = Routes::new(2);
-        let route = |token| Route { line: 3, token };
+        let route = |token| Route { channel: 3, token };
         let first = routes.take(route(70)).unwrap();
         routes.take(route(71)).unwrap();
         assert_eq!(routes.take(route(72)), None);

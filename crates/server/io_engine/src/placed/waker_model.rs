@@ -26,30 +26,30 @@ impl Sticky {
     }
 }
 
-impl Alarm for Sticky {
-    fn sound(&self) {
+impl Signal for Sticky {
+    fn signal(&self) {
         *self.0.lock().unwrap() = true;
         self.1.notify_one();
     }
 }
 
-fn sleeper(bell: &Bell<Sticky>, published: &[AtomicUsize], all: usize) {
+fn sleeper(waker: &Waker<Sticky>, published: &[AtomicUsize], all: usize) {
     let seen = || published.iter().map(|tail| tail.load(Ordering::Acquire)).sum::<usize>();
     let mut have = seen();
     while have < all {
-        bell.doze();
+        waker.begin_sleep();
         if seen() == have {
-            bell.alarm.sleep();
+            waker.signal.sleep();
         }
-        bell.rise();
+        waker.end_sleep();
         have = seen();
     }
 }
 
-fn publisher(bell: &Bell<Sticky>, tail: &AtomicUsize, times: usize) {
+fn publisher(waker: &Waker<Sticky>, tail: &AtomicUsize, times: usize) {
     for count in 1..=times {
         tail.store(count, Ordering::Release);
-        bell.ring();
+        waker.wake();
     }
 }
 
@@ -58,7 +58,7 @@ fn check(publishers: usize, times: usize) {
     // All orders with so many switches that nobody had to make: more find nothing new, and take hours.
     model.preemption_bound = Some(3);
     model.check(move || {
-        let shared = Arc::new((Bell::new(Sticky::new()), [AtomicUsize::new(0), AtomicUsize::new(0)]));
+        let shared = Arc::new((Waker::new(Sticky::new()), [AtomicUsize::new(0), AtomicUsize::new(0)]));
         let threads: Vec<_> = (0..publishers)
             .map(|index| {
                 let shared = Arc::clone(&shared);

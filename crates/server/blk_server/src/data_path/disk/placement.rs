@@ -105,17 +105,17 @@ impl Placed {
     pub(crate) fn set_completion_worker(&self, worker: Option<WorkerId>) {
         let worker = worker.map(|worker| worker.0);
         match self {
-            Self::Shared(placed) => placed.set_host(worker),
-            Self::Completion(placed) => placed.set_host(worker),
+            Self::Shared(placed) => placed.set_completion_worker(worker),
+            Self::Completion(placed) => placed.set_completion_worker(worker),
         }
     }
 
     pub(crate) fn completion_worker(&self) -> Option<WorkerId> {
-        let host = match self {
-            Self::Shared(placed) => placed.host(),
-            Self::Completion(placed) => placed.host(),
+        let worker = match self {
+            Self::Shared(placed) => placed.completion_worker(),
+            Self::Completion(placed) => placed.completion_worker(),
         };
-        host.map(WorkerId)
+        worker.map(WorkerId)
     }
 
     pub(crate) fn counters(&self) -> PlacementCounters {

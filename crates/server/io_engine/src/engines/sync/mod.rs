@@ -34,7 +34,7 @@ use crate::config::EngineConfig;
 use crate::core::Core;
 use crate::engine::{Event, FileSpec, WatchId, WatchToken};
 use crate::engines::plain;
-use crate::engines::threads::pool_client::{Desk, Files};
+use crate::engines::threads::pool_client::{Files, PoolClient};
 
 /// The engine, not yet started.
 pub type SyncEngine = Core<SyncBackend>;
@@ -67,7 +67,7 @@ struct Queued {
 pub struct SyncBackend {
     files: Files<SyncFile>,
     queue: VecDeque<Queued>,
-    desk: Desk,
+    pool: PoolClient,
     /// Most of them at once.
     threads: u32,
 }
@@ -80,17 +80,17 @@ impl SyncBackend {
     fn new(config: &EngineConfig) -> io::Result<Self> {
         let queue = VecDeque::with_capacity(config.depth as usize);
         let (files, threads) = (Files::new(), config.threads.max(1));
-        Ok(Self { files, queue, desk: Desk::new(config)?, threads })
+        Ok(Self { files, queue, pool: PoolClient::new(config)?, threads })
     }
 
     #[inline]
     fn make(&mut self, queued: &Queued) {
         let Queued { user_data, target, call } = queued;
         let Some(SyncFile { file, policy }) = self.files.get_mut(*target) else {
-            return self.desk.finished(*user_data, -Errno::BADF.raw_os_error());
+            return self.pool.finished(*user_data, -Errno::BADF.raw_os_error());
         };
         let (flags, waits) = match policy.attempt(call) {
-            Attempt::Never => return self.desk.hand_over(*user_data, *target, file, call),
+            Attempt::Never => return self.pool.hand_over(*user_data, *target, file, call),
             Attempt::Here => (0, false),
             Attempt::HereAndWait => (0, true),
             Attempt::WithoutWaiting => (libc::RWF_NOWAIT, false),
@@ -98,11 +98,11 @@ impl SyncBackend {
         // SAFETY: 1. `queue` promises that buffers are there until the result was popped.
         let result = unsafe { plain::execute(file.as_raw_fd(), call, flags) };
         if flags != 0 && !policy.is_answer(call, result) {
-            return self.desk.hand_over(*user_data, *target, file, call);
+            return self.pool.hand_over(*user_data, *target, file, call);
         }
-        self.desk.finished(*user_data, result);
+        self.pool.finished(*user_data, result);
         if waits {
-            self.desk.waited();
+            self.pool.waited();
         }
     }
 }
@@ -114,20 +114,20 @@ impl IoBackend for SyncBackend {
     }
 
     fn serve_one_disk(&mut self) {
-        self.desk.serve_one_disk();
+        self.pool.serve_one_disk();
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
         let storage = Storage::probe(&spec.file)?;
         let policy = Policy::of(&storage);
         tracing::debug!(index, %storage, %policy, "file of the sync engine");
-        self.desk.attach(index);
+        self.pool.attach(index);
         Ok(self.files.put(index, SyncFile { file: Arc::clone(&spec.file), policy }))
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {
         self.files.remove(index);
-        self.desk.detach(index);
+        self.pool.detach(index);
     }
 
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
@@ -139,54 +139,54 @@ impl IoBackend for SyncBackend {
         while let Some(queued) = self.queue.pop_front() {
             self.make(&queued);
         }
-        self.desk.start();
+        self.pool.start();
         Ok(())
     }
 
     fn begin_reap(&mut self) {
-        self.desk.collect();
+        self.pool.collect();
     }
 
     fn pop(&mut self) -> Option<RawResult> {
-        self.desk.pop()
+        self.pool.pop()
     }
 
     fn take_ready(&mut self, events: &mut Vec<Event>) {
-        self.desk.take_ready(events);
+        self.pool.take_ready(events);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.submit()?;
-        self.desk.sleep(timeout)
+        self.pool.sleep(timeout)
     }
 
     fn arm(&mut self) -> io::Result<bool> {
         self.submit()?;
-        Ok(self.desk.arm())
+        Ok(self.pool.arm())
     }
 
     fn disarm(&mut self) -> io::Result<()> {
-        self.desk.disarm()
+        self.pool.disarm()
     }
 
     fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
-        Ok(self.desk.descriptor())
+        Ok(self.pool.descriptor())
     }
 
     fn cancel(&mut self, user_data: u64) {
         let place = self.queue.iter().position(|queued| queued.user_data == user_data);
         match place.and_then(|place| self.queue.remove(place)) {
-            Some(_) => self.desk.finished(user_data, -Errno::CANCELED.raw_os_error()),
-            None => self.desk.cancel(user_data),
+            Some(_) => self.pool.finished(user_data, -Errno::CANCELED.raw_os_error()),
+            None => self.pool.cancel(user_data),
         }
     }
 
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
-        self.desk.watch(fd, token)
+        self.pool.watch(fd, token)
     }
 
     fn unwatch(&mut self, id: WatchId) {
-        self.desk.unwatch(id);
+        self.pool.unwatch(id);
     }
 }
 

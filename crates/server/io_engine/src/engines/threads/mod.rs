@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use self::pool_client::{Desk, Files};
+use self::pool_client::{Files, PoolClient};
 use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::config::EngineConfig;
 use crate::core::Core;
@@ -38,7 +38,7 @@ impl ThreadsEngine {
     /// The kernel's, for its epoll and eventfd.
     pub fn new(config: EngineConfig) -> io::Result<Self> {
         let threads = config.threads.max(1);
-        let backend = ThreadsBackend { files: Files::new(), desk: Desk::new(&config)?, threads };
+        let backend = ThreadsBackend { files: Files::new(), pool: PoolClient::new(&config)?, threads };
         Ok(Self::over(backend, &config))
     }
 }
@@ -47,7 +47,7 @@ impl ThreadsEngine {
 #[derive(Debug)]
 pub struct ThreadsBackend {
     files: Files<Arc<File>>,
-    desk: Desk,
+    pool: PoolClient,
     /// Most of them at once.
     threads: u32,
 }
@@ -58,71 +58,71 @@ impl IoBackend for ThreadsBackend {
     }
 
     fn serve_one_disk(&mut self) {
-        self.desk.serve_one_disk();
+        self.pool.serve_one_disk();
     }
 
     fn register_file(&mut self, index: u32, spec: &FileSpec) -> io::Result<Target> {
-        self.desk.attach(index);
+        self.pool.attach(index);
         Ok(self.files.put(index, Arc::clone(&spec.file)))
     }
 
     fn unregister_file(&mut self, index: u32, _target: Target) {
         self.files.remove(index);
-        self.desk.detach(index);
+        self.pool.detach(index);
     }
 
     unsafe fn queue(&mut self, user_data: u64, target: Target, call: &Call) -> Result<(), QueueFull> {
         match self.files.get_mut(target) {
-            Some(file) => self.desk.hand_over(user_data, target, file, call),
-            None => self.desk.finished(user_data, -Errno::BADF.raw_os_error()),
+            Some(file) => self.pool.hand_over(user_data, target, file, call),
+            None => self.pool.finished(user_data, -Errno::BADF.raw_os_error()),
         }
         Ok(())
     }
 
     fn submit(&mut self) -> io::Result<()> {
-        self.desk.start();
+        self.pool.start();
         Ok(())
     }
 
     fn begin_reap(&mut self) {
-        self.desk.collect();
+        self.pool.collect();
     }
 
     fn pop(&mut self) -> Option<RawResult> {
-        self.desk.pop()
+        self.pool.pop()
     }
 
     fn take_ready(&mut self, events: &mut Vec<Event>) {
-        self.desk.take_ready(events);
+        self.pool.take_ready(events);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.submit()?;
-        self.desk.sleep(timeout)
+        self.pool.sleep(timeout)
     }
 
     fn arm(&mut self) -> io::Result<bool> {
         self.submit()?;
-        Ok(self.desk.arm())
+        Ok(self.pool.arm())
     }
 
     fn disarm(&mut self) -> io::Result<()> {
-        self.desk.disarm()
+        self.pool.disarm()
     }
 
     fn descriptor(&mut self) -> io::Result<BorrowedFd<'_>> {
-        Ok(self.desk.descriptor())
+        Ok(self.pool.descriptor())
     }
 
     fn cancel(&mut self, user_data: u64) {
-        self.desk.cancel(user_data);
+        self.pool.cancel(user_data);
     }
 
     fn watch(&mut self, fd: Arc<OwnedFd>, token: WatchToken) -> io::Result<WatchId> {
-        self.desk.watch(fd, token)
+        self.pool.watch(fd, token)
     }
 
     fn unwatch(&mut self, id: WatchId) {
-        self.desk.unwatch(id);
+        self.pool.unwatch(id);
     }
 }

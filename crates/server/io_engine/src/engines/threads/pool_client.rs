@@ -28,7 +28,7 @@ const RESULT_WORK: u32 = 4;
 const BYTES_PER_WORK: u32 = 16 << 10;
 
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct PoolClient {
     pool: Pool,
     batch: VecDeque<Job>,
     /// Handed over, and not come back.
@@ -38,7 +38,7 @@ pub(crate) struct Desk {
     work: u32,
 }
 
-impl Desk {
+impl PoolClient {
     pub fn new(config: &EngineConfig) -> io::Result<Self> {
         let depth = config.depth as usize;
         let pool = Pool::new(config.threads, config.depth)?;
@@ -220,11 +220,11 @@ mod tests {
     use crate::backend::Buffers;
     use crate::record::Verb;
 
-    fn desk() -> Desk {
+    fn client() -> PoolClient {
         let config = EngineConfig { depth: 8, threads: 2, ..EngineConfig::default() };
-        let mut desk = Desk::new(&config).unwrap();
-        desk.attach(0);
-        desk
+        let mut client = PoolClient::new(&config).unwrap();
+        client.attach(0);
+        client
     }
 
     const TARGET: Target = Target::Registered(0);
@@ -237,14 +237,14 @@ mod tests {
         Call { verb: Verb::Sync, flags: 0, offset_bytes: 0, len_bytes: 0, buffers: Buffers::None }
     }
 
-    fn passes_until_a_kick_is_seen(desk: &mut Desk, mut pass: impl FnMut(&mut Desk)) -> u32 {
+    fn passes_until_a_kick_is_seen(client: &mut PoolClient, mut pass: impl FnMut(&mut PoolClient)) -> u32 {
         let kick = Arc::new(eventfd(1, EventfdFlags::NONBLOCK).unwrap());
-        desk.watch(kick, WatchToken(1)).unwrap();
+        client.watch(kick, WatchToken(1)).unwrap();
         let mut events = Vec::new();
         for passes in 1..=LOOK_AFTER {
-            pass(desk);
-            desk.collect();
-            desk.take_ready(&mut events);
+            pass(client);
+            client.collect();
+            client.take_ready(&mut events);
             if !events.is_empty() {
                 return passes;
             }
@@ -254,49 +254,49 @@ mod tests {
 
     #[test]
     fn worker_that_never_sleeps_sees_a_kick_after_some_passes() {
-        assert!(passes_until_a_kick_is_seen(&mut desk(), |_| {}) > 1);
+        assert!(passes_until_a_kick_is_seen(&mut client(), |_| {}) > 1);
     }
 
     #[test]
     fn worker_that_waited_in_a_call_sees_a_kick_at_once() {
-        assert_eq!(passes_until_a_kick_is_seen(&mut desk(), Desk::waited), 1);
+        assert_eq!(passes_until_a_kick_is_seen(&mut client(), PoolClient::waited), 1);
     }
 
     #[test]
     fn large_copies_bring_the_next_look_nearer() {
-        let large = |desk: &mut Desk| {
-            desk.finished(1, 1 << 20);
-            desk.finished(2, 1 << 20);
-            desk.finished(3, 1 << 20);
+        let large = |client: &mut PoolClient| {
+            client.finished(1, 1 << 20);
+            client.finished(2, 1 << 20);
+            client.finished(3, 1 << 20);
         };
-        assert!(passes_until_a_kick_is_seen(&mut desk(), large) < 4);
+        assert!(passes_until_a_kick_is_seen(&mut client(), large) < 4);
     }
 
     #[test]
     fn call_that_was_not_handed_over_yet_is_cancelled() {
-        let mut desk = desk();
-        desk.hand_over(5, TARGET, &file(), &sync());
-        desk.cancel(5);
-        desk.start();
-        desk.collect();
-        let result = desk.pop().unwrap();
-        assert_eq!((result.user_data, result.result, desk.away), (5, -libc::ECANCELED, 0));
+        let mut client = client();
+        client.hand_over(5, TARGET, &file(), &sync());
+        client.cancel(5);
+        client.start();
+        client.collect();
+        let result = client.pop().unwrap();
+        assert_eq!((result.user_data, result.result, client.away), (5, -libc::ECANCELED, 0));
     }
 
     #[test]
     fn sleep_ends_with_the_result_of_the_pool() {
-        let mut desk = desk();
+        let mut client = client();
         for name in 0..500 {
-            desk.hand_over(name, TARGET, &file(), &sync());
-            desk.start();
+            client.hand_over(name, TARGET, &file(), &sync());
+            client.start();
             let result = loop {
-                desk.collect();
-                if let Some(result) = desk.pop() {
+                client.collect();
+                if let Some(result) = client.pop() {
                     break result;
                 }
-                desk.sleep(None).unwrap();
+                client.sleep(None).unwrap();
             };
-            assert_eq!((result.user_data, result.result, desk.away), (name, 0, 0));
+            assert_eq!((result.user_data, result.result, client.away), (name, 0, 0));
         }
     }
 }

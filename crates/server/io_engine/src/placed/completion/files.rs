@@ -14,7 +14,7 @@ enum Slot {
     #[default]
     Free,
     Used {
-        seat: u64,
+        entry: u64,
         spec: FileSpec,
     },
     /// Detached by its worker; the real engine may still have it.
@@ -25,13 +25,13 @@ enum Slot {
 pub(super) struct Files(Vec<Slot>);
 
 impl Files {
-    pub fn add(&mut self, seat: u64, spec: FileSpec) -> io::Result<FileId> {
+    pub fn add(&mut self, entry: u64, spec: FileSpec) -> io::Result<FileId> {
         let index = self.0.iter().position(|slot| matches!(slot, Slot::Free)).unwrap_or(self.0.len());
         let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         if index == self.0.len() {
             self.0.push(Slot::Free);
         }
-        self.0[index] = Slot::Used { seat, spec };
+        self.0[index] = Slot::Used { entry, spec };
         Ok(FileId(id))
     }
 
@@ -49,14 +49,14 @@ impl Files {
     }
 
     /// All files of a worker.
-    pub fn of(&self, seat: u64) -> Vec<FileId> {
+    pub fn of(&self, entry: u64) -> Vec<FileId> {
         let used = (0..).zip(&self.0);
-        let mine = used.filter(|(_, slot)| matches!(slot, Slot::Used { seat: of, .. } if *of == seat));
+        let mine = used.filter(|(_, slot)| matches!(slot, Slot::Used { entry: of, .. } if *of == entry));
         mine.map(|(id, _)| FileId(id)).collect()
     }
 
-    pub fn release_all(&mut self, seat: u64) {
-        for file in self.of(seat) {
+    pub fn release_all(&mut self, entry: u64) {
+        for file in self.of(entry) {
             self.release(file);
         }
     }

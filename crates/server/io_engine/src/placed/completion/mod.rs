@@ -13,20 +13,20 @@ use std::sync::Arc;
 
 pub use self::policy::{HandOver, ParseHandOverError};
 
-use self::participant::Member;
-use self::registry::Table;
+use self::participant::Participant;
+use self::registry::Group;
 use crate::engine::Engine;
 use crate::placed::{EngineMaker, PlacementCounters};
 
 /// See the file's head. Clones are the same placement.
 #[derive(Clone, Debug)]
-pub struct CompletionPlacement(Arc<Table>);
+pub struct CompletionPlacement(Arc<Group>);
 
 impl CompletionPlacement {
-    /// With engines of `depth` from `make`; `host`: the worker to be completion worker as soon as it takes part.
+    /// With engines of `depth` from `make`; `owner`: the worker to be completion worker as soon as it takes part.
     #[must_use]
-    pub fn new(make: EngineMaker, depth: u32, policy: HandOver, host: Option<u32>) -> Self {
-        Self(Arc::new(Table::new(make, depth, policy, host)))
+    pub fn new(make: EngineMaker, depth: u32, policy: HandOver, owner: Option<u32>) -> Self {
+        Self(Arc::new(Group::new(make, depth, policy, owner)))
     }
 
     /// The engine of a worker, which takes part once it has started it.
@@ -34,24 +34,24 @@ impl CompletionPlacement {
     /// # Errors
     /// Out of descriptors.
     pub fn engine(&self, worker: u32) -> io::Result<Box<dyn Engine>> {
-        Ok(Box::new(Member::new(Arc::clone(&self.0), worker)?))
+        Ok(Box::new(Participant::new(Arc::clone(&self.0), worker)?))
     }
 
     /// Asks for another completion worker; `None`: whoever is it. It changes once the ops in the engine are done, and as
     /// soon as that worker takes part.
-    pub fn set_host(&self, worker: Option<u32>) {
-        let mut seats = self.0.lock();
-        seats.wanted = worker;
-        seats.forgive();
-        self.0.changed(&seats);
+    pub fn set_completion_worker(&self, worker: Option<u32>) {
+        let mut registry = self.0.lock();
+        registry.wanted = worker;
+        registry.forgive();
+        self.0.changed(&registry);
     }
 
     /// The completion worker now.
     #[must_use]
-    pub fn host(&self) -> Option<u32> {
-        let mut seats = self.0.lock();
-        let host = seats.host?;
-        seats.seat(host).map(|seat| seat.worker)
+    pub fn completion_worker(&self) -> Option<u32> {
+        let mut registry = self.0.lock();
+        let owner = registry.owner?;
+        registry.entry(owner).map(|entry| entry.worker)
     }
 
     /// When ops are handed over.

@@ -6,7 +6,7 @@
 //!   limited to its share of the depth, none can keep the others out.
 //! - A completion ring is as long as the depth, and so has room for whatever its worker has in flight.
 //!
-//! Not here: who is host (`registry.rs`), the worker's own side (`participant.rs`).
+//! Not here: who is owner (`registry.rs`), the worker's own side (`participant.rs`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,16 +14,16 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use super::registry::{Line, Seats, Table};
+use super::registry::{Channel, Group, Registry};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats};
 use crate::placed::routes::{OWN, Route, Routes};
 
 /// How the real engine knows a file, if it was asked to attach it.
 type Known = Option<Result<FileId, Errno>>;
 
-pub(super) struct Host {
+pub(super) struct Owner {
     inner: Box<dyn Engine>,
-    lines: Vec<Option<Line>>,
+    channels: Vec<Option<Channel>>,
     routes: Routes,
     files: Vec<Known>,
     /// Own ops that ended outside the engine.
@@ -31,7 +31,7 @@ pub(super) struct Host {
     events: Vec<Event>,
     /// Whose turn it is.
     first: usize,
-    /// Takes nothing more: another one is to be host.
+    /// Takes nothing more: another one is to be owner.
     pub retiring: bool,
     /// Done for others since it was last asked.
     served: usize,
@@ -43,17 +43,17 @@ pub(in crate::placed) fn unstarted(op: Op, error: OpError) -> Completion {
     Completion { token, result: Err(error), sync_failed: false, stored_bytes: 0, buffers }
 }
 
-impl Host {
-    /// The engine only; [`Host::sync`] takes up the rings.
-    pub fn start(table: &Table) -> io::Result<Self> {
-        let mut inner = (table.make)()?;
+impl Owner {
+    /// The engine only; [`Owner::sync`] takes up the rings.
+    pub fn start(group: &Group) -> io::Result<Self> {
+        let mut inner = (group.make)()?;
         inner.start()?;
         inner.serve_one_disk();
-        let depth = table.depth as usize;
+        let depth = group.depth as usize;
         Ok(Self {
             inner,
-            lines: Vec::new(),
-            routes: Routes::new(table.depth),
+            channels: Vec::new(),
+            routes: Routes::new(group.depth),
             files: Vec::new(),
             ended: VecDeque::with_capacity(depth),
             events: Vec::with_capacity(depth + 1),
@@ -64,60 +64,61 @@ impl Host {
     }
 
     /// Takes in what changed: who came and went, files, what is to be given up.
-    pub fn sync(&mut self, seats: &mut Seats) {
-        for seat in &mut seats.list {
-            if let Some(line) = seat.line.take() {
-                self.take_up(line);
+    pub fn sync(&mut self, registry: &mut Registry) {
+        for entry in &mut registry.list {
+            if let Some(channel) = entry.channel.take() {
+                self.take_up(channel);
             }
-            let given_up = std::mem::take(&mut seat.cancelled);
-            if seat.gone || !given_up.is_empty() {
-                self.give_up(seat.id, seat.gone, given_up);
+            let given_up = std::mem::take(&mut entry.cancelled);
+            if entry.gone || !given_up.is_empty() {
+                self.give_up(entry.id, entry.gone, given_up);
             }
         }
-        self.remove_gone(seats);
+        self.remove_gone(registry);
         let (files, inner) = (&mut self.files, &mut self.inner);
-        seats.files.free_released(|file| {
+        registry.files.free_released(|file| {
             if let Some(Some(Ok(inner_file))) = files.get_mut(file.0 as usize).map(Option::take) {
                 inner.detach_file(inner_file);
             }
         });
     }
 
-    fn take_up(&mut self, line: Line) {
-        let index = self.lines.iter().position(Option::is_none).unwrap_or(self.lines.len());
-        if index == self.lines.len() {
-            self.lines.push(None);
+    fn take_up(&mut self, channel: Channel) {
+        let index = self.channels.iter().position(Option::is_none).unwrap_or(self.channels.len());
+        if index == self.channels.len() {
+            self.channels.push(None);
         }
-        self.lines[index] = Some(line);
+        self.channels[index] = Some(channel);
     }
 
-    fn give_up(&mut self, seat: u64, gone: bool, files: Vec<FileId>) {
+    fn give_up(&mut self, entry: u64, gone: bool, files: Vec<FileId>) {
         for file in &files {
             if let Some(Some(Ok(file))) = self.files.get(file.0 as usize) {
                 self.inner.cancel_file(*file);
             }
         }
-        if let Some(line) = self.lines.iter_mut().flatten().find(|line| line.seat == seat) {
-            line.gone = gone;
-            line.to_check = line.ops.slots();
-            line.cancelled.extend(files);
+        if let Some(channel) = self.channels.iter_mut().flatten().find(|channel| channel.participant == entry)
+        {
+            channel.gone = gone;
+            channel.to_check = channel.ops.slots();
+            channel.cancelled.extend(files);
         }
     }
 
     /// Those who are gone leave when nothing of theirs is in the engine.
-    fn remove_gone(&mut self, seats: &mut Seats) {
-        for place in &mut self.lines {
-            if let Some(line) = place.take_if(|line| line.gone && line.inside == 0) {
-                seats.files.release_all(line.seat);
-                seats.list.retain(|seat| seat.id != line.seat);
+    fn remove_gone(&mut self, registry: &mut Registry) {
+        for place in &mut self.channels {
+            if let Some(channel) = place.take_if(|channel| channel.gone && channel.inside == 0) {
+                registry.files.release_all(channel.participant);
+                registry.list.retain(|entry| entry.id != channel.participant);
             }
         }
     }
 
-    fn file(&mut self, file: FileId, table: &Table) -> Result<FileId, Errno> {
+    fn file(&mut self, file: FileId, group: &Group) -> Result<FileId, Errno> {
         match self.files.get(file.0 as usize) {
             Some(Some(known)) => *known,
-            _ => self.attach(file, table.lock().files.spec(file).cloned()),
+            _ => self.attach(file, group.lock().files.spec(file).cloned()),
         }
     }
 
@@ -139,7 +140,7 @@ impl Host {
         known
     }
 
-    /// The same at once, for a worker that is host itself and can still say no.
+    /// The same at once, for a worker that is owner itself and can still say no.
     pub fn attach_own(&mut self, file: FileId, spec: FileSpec) -> io::Result<()> {
         let inner_file = self.inner.attach_file(spec)?;
         let index = file.0 as usize;
@@ -156,23 +157,23 @@ impl Host {
         !self.retiring && self.routes.room() > 0 && self.inner.room() > 0
     }
 
-    /// The host worker's own op; the caller made sure that [`Host::takes`] one.
+    /// The owner worker's own op; the caller made sure that [`Owner::takes`] one.
     #[inline]
-    pub fn push_own(&mut self, op: Op, table: &Table) {
-        if let Err(refused) = self.push(op, OWN, table) {
+    pub fn push_own(&mut self, op: Op, group: &Group) {
+        if let Err(refused) = self.push(op, OWN, group) {
             self.ended.push_back(refused);
         }
     }
 
     #[inline]
     #[allow(clippy::result_large_err)] // an op that cannot be started goes back whole
-    fn push(&mut self, mut op: Op, line: u32, table: &Table) -> Result<(), Completion> {
-        let file = match self.file(op.file, table) {
+    fn push(&mut self, mut op: Op, channel: u32, group: &Group) -> Result<(), Completion> {
+        let file = match self.file(op.file, group) {
             Ok(file) => file,
             Err(errno) => return Err(unstarted(op, OpError::Errno(errno))),
         };
         let token = op.token;
-        let Some(place) = self.routes.take(Route { line, token }) else {
+        let Some(place) = self.routes.take(Route { channel, token }) else {
             debug_assert!(false, "`takes` said that there is room");
             return Err(unstarted(op, OpError::Errno(Errno::NOBUFS)));
         };
@@ -187,89 +188,89 @@ impl Host {
     }
 
     /// Takes what was handed over, in turns, and starts it.
-    pub fn serve(&mut self, table: &Table) -> io::Result<()> {
-        let count = self.lines.len();
+    pub fn serve(&mut self, group: &Group) -> io::Result<()> {
+        let count = self.channels.len();
         for turn in 0..count {
-            self.serve_line((self.first + turn) % count, table);
+            self.serve_line((self.first + turn) % count, group);
         }
         self.first = (self.first + 1) % count.max(1);
-        self.ring(table); // about what could not be started
+        self.ring(group); // about what could not be started
         self.inner.submit()
     }
 
     #[inline]
-    fn serve_line(&mut self, index: usize, table: &Table) {
+    fn serve_line(&mut self, index: usize, group: &Group) {
         // Out of its place, so that the rest of `self` can be used.
-        let Some(mut line) = self.lines[index].take() else { return };
+        let Some(mut channel) = self.channels[index].take() else { return };
         #[allow(clippy::cast_possible_truncation)] // a handful
         let number = index as u32;
-        while let Ok(first) = line.ops.peek() {
-            let given_up = line.gone || line.to_check > 0 && line.cancelled.contains(&first.file);
+        while let Ok(first) = channel.ops.peek() {
+            let given_up = channel.gone || channel.to_check > 0 && channel.cancelled.contains(&first.file);
             if !given_up && !self.takes() {
                 break;
             }
-            let Ok(op) = line.ops.pop() else { break };
-            line.to_check = line.to_check.saturating_sub(1);
+            let Ok(op) = channel.ops.pop() else { break };
+            channel.to_check = channel.to_check.saturating_sub(1);
             let pushed =
-                if given_up { Err(unstarted(op, OpError::Cancelled)) } else { self.push(op, number, table) };
+                if given_up { Err(unstarted(op, OpError::Cancelled)) } else { self.push(op, number, group) };
             self.served += 1;
             match pushed {
-                Ok(()) => line.inside += 1,
-                Err(refused) => pass_on(&mut line, refused),
+                Ok(()) => channel.inside += 1,
+                Err(refused) => pass_on(&mut channel, refused),
             }
         }
-        if line.to_check == 0 {
-            line.cancelled.clear();
+        if channel.to_check == 0 {
+            channel.cancelled.clear();
         }
-        self.lines[index] = Some(line);
+        self.channels[index] = Some(channel);
     }
 
     /// Own completions to `events`, the others to those whose they are.
-    pub fn reap(&mut self, events: &mut Vec<Event>, table: &Table) {
+    pub fn reap(&mut self, events: &mut Vec<Event>, group: &Group) {
         events.extend(self.ended.drain(..).map(Event::Completed));
         self.inner.reap(&mut self.events);
         let mut passed = 0;
         for event in self.events.drain(..) {
             let Event::Completed(mut completion) = event else { continue };
-            let Route { line, token } = self.routes.give_back(completion.token);
+            let Route { channel, token } = self.routes.give_back(completion.token);
             completion.token = token;
-            if line == OWN {
+            if channel == OWN {
                 events.push(Event::Completed(completion));
-            } else if let Some(Some(line)) = self.lines.get_mut(line as usize) {
-                line.inside -= 1;
+            } else if let Some(Some(channel)) = self.channels.get_mut(channel as usize) {
+                channel.inside -= 1;
                 passed += 1;
-                pass_on(line, completion);
+                pass_on(channel, completion);
             }
         }
         self.served += passed;
-        table.counters.passed.add(passed as u64);
-        self.ring(table);
+        group.counters.passed.add(passed as u64);
+        self.ring(group);
     }
 
     /// One wake-up per worker, for all that it was passed.
-    pub fn ring(&mut self, table: &Table) {
+    pub fn ring(&mut self, group: &Group) {
         let mut woken = 0;
-        for line in self.lines.iter_mut().flatten() {
-            if std::mem::take(&mut line.touched) {
-                woken += u64::from(line.bell.ring());
+        for channel in self.channels.iter_mut().flatten() {
+            if std::mem::take(&mut channel.touched) {
+                woken += u64::from(channel.waker.wake());
             }
         }
-        table.counters.member_wake_ups.add(woken);
+        group.counters.participant_wake_ups.add(woken);
     }
 
     pub fn has_leavers(&self) -> bool {
-        self.lines.iter().flatten().any(|line| line.gone && line.inside == 0)
+        self.channels.iter().flatten().any(|channel| channel.gone && channel.inside == 0)
     }
 
     /// Whether something was handed over that fits into the engine now.
     pub fn has_work(&self) -> bool {
-        let waiting = self.lines.iter().flatten().any(|line| !line.ops.is_empty());
+        let waiting = self.channels.iter().flatten().any(|channel| !channel.ops.is_empty());
         !self.ended.is_empty() || waiting && self.takes() || self.has_leavers()
     }
 
     /// Ops of other workers in the real engine.
     pub fn inside_of_others(&self) -> usize {
-        self.lines.iter().flatten().map(|line| line.inside).sum()
+        self.channels.iter().flatten().map(|channel| channel.inside).sum()
     }
 
     pub fn in_flight(&self) -> usize {
@@ -292,21 +293,21 @@ impl Host {
         self.inner.descriptor()
     }
 
-    /// Ends the engine, with what may still be in it; returns what the next host takes up, and own ops that ended.
-    pub fn end(self) -> (Vec<Option<Line>>, VecDeque<Completion>) {
-        let Self { inner, lines, ended, .. } = self;
+    /// Ends the engine, with what may still be in it; returns what the next owner takes up, and own ops that ended.
+    pub fn end(self) -> (Vec<Option<Channel>>, VecDeque<Completion>) {
+        let Self { inner, channels, ended, .. } = self;
         drop(inner);
-        (lines, ended)
+        (channels, ended)
     }
 }
 
 /// Puts a completion into the worker's ring.
 #[inline]
-fn pass_on(line: &mut Line, completion: Completion) {
-    if line.gone {
+fn pass_on(channel: &mut Channel, completion: Completion) {
+    if channel.gone {
         return;
     }
-    let pushed = line.done.push(completion);
+    let pushed = channel.done.push(completion);
     debug_assert!(pushed.is_ok(), "the ring is as long as a worker's ops in flight may be many");
-    line.touched = true;
+    channel.touched = true;
 }

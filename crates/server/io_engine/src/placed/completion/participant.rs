@@ -1,14 +1,14 @@
 //! A worker's side of a `completion` placement: its engine, whichever worker has the real one.
 //!
-//! not the host: `push → staged → submit: ring, wake-up → … → completion ring → reap`
-//! the host: `push → real engine → reap`, and the others' ops with each `submit`
+//! not the owner: `push → staged → submit: ring, wake-up → … → completion ring → reap`
+//! the owner: `push → real engine → reap`, and the others' ops with each `submit`
 //!
-//! - Who is host may change at any `submit`; the worker's ops and their names stay what they are.
-//! - Dropping the engine gives up what the worker has in flight, but does not wait for it: the host owns those ops, and
-//!   with them the memory, until the kernel is done. A host that is dropped waits for the others' ops, and gives them
+//! - Who is owner may change at any `submit`; the worker's ops and their names stay what they are.
+//! - Dropping the engine gives up what the worker has in flight, but does not wait for it: the owner owns those ops, and
+//!   with them the memory, until the kernel is done. A owner that is dropped waits for the others' ops, and gives them
 //!   up when that takes too long.
 //!
-//! Not here: the host's work (`owner.rs`), when to hand over (`policy.rs`), sleeping itself (`epoll_wait.rs`).
+//! Not here: the owner's work (`owner.rs`), when to hand over (`policy.rs`), sleeping itself (`epoll_wait.rs`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,25 +19,25 @@ use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::owner::{Host, unstarted};
-use super::registry::{Line, Seat, Seats, Table};
+use super::owner::{Owner, unstarted};
+use super::registry::{Channel, Entry, Group, Registry};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
-use crate::placed::epoll_wait::{Doze, WorkerBell};
+use crate::placed::epoll_wait::{EpollWait, WorkerWaker};
 use crate::placed::{no_watches, share};
 
-/// How long a host that is dropped waits for the others' ops before it gives them up, and once more after that.
+/// How long a owner that is dropped waits for the others' ops before it gives them up, and once more after that.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The number of no seat.
+/// The number of no entry.
 const NOT_STARTED: u64 = u64::MAX;
 
-pub(super) struct Member {
-    table: Arc<Table>,
+pub(super) struct Participant {
+    group: Arc<Group>,
     worker: u32,
-    seat: u64,
-    /// The host's ends of the rings, until the engine is started.
+    id: u64,
+    /// The owner's ends of the rings, until the engine is started.
     ends: Option<(Consumer<Op>, Producer<Completion>)>,
-    doze: Doze,
+    epoll_wait: EpollWait,
     /// Not yet handed over.
     staged: VecDeque<Op>,
     /// When the oldest of them was pushed; of interest only where a policy goes by time.
@@ -51,25 +51,25 @@ pub(super) struct Member {
     /// Ops that ended before they were handed over.
     ended: VecDeque<Completion>,
     in_flight: usize,
-    host: Option<Box<Host>>,
-    host_bell: Option<Arc<WorkerBell>>,
+    owner: Option<Box<Owner>>,
+    owner_waker: Option<Arc<WorkerWaker>>,
     /// It has, or is to have, the engine, and others take part.
     needed: bool,
     seen_changes: u64,
 }
 
-impl Member {
-    pub fn new(table: Arc<Table>, worker: u32) -> io::Result<Self> {
-        let depth = table.depth as usize;
-        let doze = Doze::new()?;
+impl Participant {
+    pub fn new(group: Arc<Group>, worker: u32) -> io::Result<Self> {
+        let depth = group.depth as usize;
+        let epoll_wait = EpollWait::new()?;
         let (ops, ops_end) = RingBuffer::new(depth);
         let (done_end, done) = RingBuffer::new(depth);
         Ok(Self {
-            table,
+            group,
             worker,
-            seat: NOT_STARTED,
+            id: NOT_STARTED,
             ends: Some((ops_end, done_end)),
-            doze,
+            epoll_wait,
             staged: VecDeque::with_capacity(depth),
             oldest: None,
             fresh: false,
@@ -78,103 +78,103 @@ impl Member {
             done,
             ended: VecDeque::with_capacity(depth),
             in_flight: 0,
-            host: None,
-            host_bell: None,
+            owner: None,
+            owner_waker: None,
             needed: false,
             seen_changes: 0,
         })
     }
 
     fn join(&mut self) -> io::Result<()> {
-        let table = Arc::clone(&self.table);
-        let mut seats = table.lock();
-        share(table.depth as usize, seats.members() + 1)?;
+        let group = Arc::clone(&self.group);
+        let mut registry = group.lock();
+        share(group.depth as usize, registry.participants() + 1)?;
         let Some((ops, done)) = self.ends.take() else { unreachable!("an engine is started once") };
-        self.seat = seats.next_id;
-        seats.next_id += 1;
-        let bell = Arc::clone(&self.doze.bell);
-        let line = Line::new(self.seat, ops, done, Arc::clone(&bell));
-        seats.list.push(Seat::new(self.seat, self.worker, bell, line));
-        self.look_around(&mut seats)?;
-        table.changed(&seats);
+        self.id = registry.next_id;
+        registry.next_id += 1;
+        let waker = Arc::clone(&self.epoll_wait.waker);
+        let channel = Channel::new(self.id, ops, done, Arc::clone(&waker));
+        registry.list.push(Entry::new(self.id, self.worker, waker, channel));
+        self.look_around(&mut registry)?;
+        group.changed(&registry);
         Ok(())
     }
 
-    /// Finds out who is host, and becomes it if nobody is and it should.
+    /// Finds out who is owner, and becomes it if nobody is and it should.
     #[cold]
-    fn look_around(&mut self, seats: &mut Seats) -> io::Result<()> {
-        self.seen_changes = self.table.changes();
-        let wanted = seats.wanted_host().or_else(|| seats.forgive());
-        if let Some(host) = &mut self.host {
-            host.sync(seats);
-            host.retiring = wanted != Some(self.seat);
-        } else if seats.host.is_none() && wanted == Some(self.seat) {
-            match self.make_host() {
-                Ok(host) => self.become_host(host, seats),
-                Err(error) => self.decline(error, seats)?,
+    fn look_around(&mut self, registry: &mut Registry) -> io::Result<()> {
+        self.seen_changes = self.group.changes();
+        let wanted = registry.wanted_owner().or_else(|| registry.forgive());
+        if let Some(owner) = &mut self.owner {
+            owner.sync(registry);
+            owner.retiring = wanted != Some(self.id);
+        } else if registry.owner.is_none() && wanted == Some(self.id) {
+            match self.make_owner() {
+                Ok(owner) => self.become_owner(owner, registry),
+                Err(error) => self.decline(error, registry)?,
             }
         }
-        self.host_bell = seats.host_bell();
-        // What was handed over while this worker took another one for the host, or nobody was it, woke nobody.
-        if self.host.is_none() && self.ops.slots() < self.ops.buffer().capacity() {
-            self.wake_host();
+        self.owner_waker = registry.owner_waker();
+        // What was handed over while this worker took another one for the owner, or nobody was it, woke nobody.
+        if self.owner.is_none() && self.ops.slots() < self.ops.buffer().capacity() {
+            self.wake_owner();
         }
-        let has_role = self.host.is_some() || wanted == Some(self.seat);
-        self.needed = has_role && seats.members() > 1;
+        let has_role = self.owner.is_some() || wanted == Some(self.id);
+        self.needed = has_role && registry.participants() > 1;
         Ok(())
     }
 
-    fn make_host(&mut self) -> io::Result<Host> {
-        let mut host = Host::start(&self.table)?;
-        self.doze.watch_inner(host.descriptor()?)?;
-        Ok(host)
+    fn make_owner(&mut self) -> io::Result<Owner> {
+        let mut owner = Owner::start(&self.group)?;
+        self.epoll_wait.watch_inner(owner.descriptor()?)?;
+        Ok(owner)
     }
 
-    fn become_host(&mut self, mut host: Host, seats: &mut Seats) {
-        host.sync(seats);
-        self.host = Some(Box::new(host));
-        seats.host = Some(self.seat);
-        // Those who wait for a host are to wake it from now on.
-        self.table.changed(seats);
+    fn become_owner(&mut self, mut owner: Owner, registry: &mut Registry) {
+        owner.sync(registry);
+        self.owner = Some(Box::new(owner));
+        registry.owner = Some(self.id);
+        // Those who wait for a owner are to wake it from now on.
+        self.group.changed(registry);
     }
 
-    /// No engine could be made here: somebody else is to be host, unless nobody is left.
-    fn decline(&mut self, error: io::Error, seats: &mut Seats) -> io::Result<()> {
-        let own = self.seat;
-        if let Some(seat) = seats.seat(own) {
-            seat.unable = true;
+    /// No engine could be made here: somebody else is to be owner, unless nobody is left.
+    fn decline(&mut self, error: io::Error, registry: &mut Registry) -> io::Result<()> {
+        let own = self.id;
+        if let Some(entry) = registry.entry(own) {
+            entry.unable = true;
         }
-        if seats.wanted_host().is_none() {
+        if registry.wanted_owner().is_none() {
             return Err(error);
         }
         tracing::error!("this worker cannot be completion worker, another one is asked: {error}");
-        self.table.changed(seats);
+        self.group.changed(registry);
         Ok(())
     }
 
     /// Everything but sleeping; `last`: the worker has nothing else to do.
     #[inline]
     fn work(&mut self, last: bool) -> io::Result<()> {
-        self.doze.rise();
-        if self.table.changes() != self.seen_changes {
-            let table = Arc::clone(&self.table);
-            self.look_around(&mut table.lock())?;
+        self.epoll_wait.end_sleep();
+        if self.group.changes() != self.seen_changes {
+            let group = Arc::clone(&self.group);
+            self.look_around(&mut group.lock())?;
         }
-        if self.host.is_some() { self.work_as_host() } else { self.hand_over(last) }
+        if self.owner.is_some() { self.work_as_owner() } else { self.hand_over(last) }
     }
 
     #[inline]
-    fn work_as_host(&mut self) -> io::Result<()> {
-        let Some(host) = &mut self.host else { return Ok(()) };
-        while host.takes() {
+    fn work_as_owner(&mut self) -> io::Result<()> {
+        let Some(owner) = &mut self.owner else { return Ok(()) };
+        while owner.takes() {
             let Some(op) = self.staged.pop_front() else { break };
-            host.push_own(op, &self.table);
+            owner.push_own(op, &self.group);
         }
-        host.serve(&self.table)?;
-        if host.has_leavers() {
-            host.sync(&mut self.table.lock());
+        owner.serve(&self.group)?;
+        if owner.has_leavers() {
+            owner.sync(&mut self.group.lock());
         }
-        if host.retiring && host.in_flight() == 0 {
+        if owner.retiring && owner.in_flight() == 0 {
             self.resign();
             return self.hand_over(true);
         }
@@ -184,21 +184,21 @@ impl Member {
     /// Nothing is in the engine any more: the next one may have it.
     #[cold]
     fn resign(&mut self) {
-        let Some(host) = self.host.take() else { return };
-        self.doze.forget_inner();
-        let (lines, ended) = host.end();
+        let Some(owner) = self.owner.take() else { return };
+        self.epoll_wait.forget_inner();
+        let (channels, ended) = owner.end();
         self.ended.extend(ended);
-        let table = Arc::clone(&self.table);
-        let mut seats = table.lock();
-        lay_down(lines, &mut seats);
-        seats.host = None;
-        table.counters.moves.add(1);
-        table.changed(&seats);
+        let group = Arc::clone(&self.group);
+        let mut registry = group.lock();
+        lay_down(channels, &mut registry);
+        registry.owner = None;
+        group.counters.moves.add(1);
+        group.changed(&registry);
     }
 
     #[inline]
     fn hand_over(&mut self, last: bool) -> io::Result<()> {
-        let policy = self.table.policy;
+        let policy = self.group.policy;
         let quiet = !std::mem::take(&mut self.fresh);
         if !self.staged.is_empty() {
             let age = || self.oldest.map_or(Duration::ZERO, |oldest| oldest.elapsed());
@@ -207,18 +207,18 @@ impl Member {
             }
         }
         if self.spared.is_some() && self.ops.slots() == self.ops.buffer().capacity() {
-            self.spared = None; // the host has been there
-            self.table.counters.spared_wake_ups.add(1);
+            self.spared = None; // the owner has been there
+            self.group.counters.spared_wake_ups.add(1);
         }
         if let Some((count, since)) = self.spared
             && (last || policy.is_due(count, false, || since.elapsed()) || !self.may_spare())
         {
-            self.wake_host();
+            self.wake_owner();
         }
         Ok(())
     }
 
-    /// What is staged goes to the host.
+    /// What is staged goes to the owner.
     #[inline]
     fn publish(&mut self) {
         let count = self.staged.len();
@@ -227,30 +227,31 @@ impl Member {
             debug_assert!(pushed.is_ok(), "the ring is as long as ops in flight may be many");
         }
         self.oldest = None;
-        self.table.counters.hand_overs.add(1);
-        self.table.counters.ops.add(count as u64);
+        self.group.counters.hand_overs.add(1);
+        self.group.counters.ops.add(count as u64);
         let before = self.spared.take();
-        if self.table.policy.adaptive && self.may_spare() {
+        if self.group.policy.adaptive && self.may_spare() {
             let (waiting, since) = before.unwrap_or_else(|| (0, Instant::now()));
             self.spared = Some((waiting + count, since));
         } else {
-            self.wake_host();
+            self.wake_owner();
         }
     }
 
-    /// Whether a sleeping host has I/O in flight, and so wakes up by itself. Only a hint: what is spared is looked at
+    /// Whether a sleeping owner has I/O in flight, and so wakes up by itself. Only a hint: what is spared is looked at
     /// again with every `submit`, and before sleeping.
     #[inline]
     fn may_spare(&self) -> bool {
-        self.table.busy.load(Relaxed) > 0 && self.host_bell.as_ref().is_some_and(|bell| bell.seems_dozing())
+        self.group.busy.load(Relaxed) > 0
+            && self.owner_waker.as_ref().is_some_and(|waker| waker.seems_asleep())
     }
 
     #[inline]
-    fn wake_host(&mut self) {
+    fn wake_owner(&mut self) {
         self.spared = None;
-        // Out of date while the host changes: `look_around` makes up for it.
-        let rang = self.host_bell.as_ref().is_some_and(|bell| bell.ring());
-        self.table.counters.host_wake_ups.add(u64::from(rang));
+        // Out of date while the owner changes: `look_around` makes up for it.
+        let rang = self.owner_waker.as_ref().is_some_and(|waker| waker.wake());
+        self.group.counters.owner_wake_ups.add(u64::from(rang));
     }
 
     #[inline]
@@ -265,8 +266,8 @@ impl Member {
             "buffers differ from the range"
         );
         self.in_flight += 1;
-        match &mut self.host {
-            Some(host) if self.staged.is_empty() && host.takes() => host.push_own(op, &self.table),
+        match &mut self.owner {
+            Some(owner) if self.staged.is_empty() && owner.takes() => owner.push_own(op, &self.group),
             _ => self.stage(op),
         }
         Ok(())
@@ -274,7 +275,7 @@ impl Member {
 
     #[inline]
     fn stage(&mut self, op: Op) {
-        if self.staged.is_empty() && self.table.policy.max_delay.is_some() {
+        if self.staged.is_empty() && self.group.policy.max_delay.is_some() {
             self.oldest = Some(Instant::now());
         }
         self.fresh = true;
@@ -283,16 +284,16 @@ impl Member {
 
     #[inline]
     fn room(&self) -> usize {
-        self.table.share.load(Relaxed).saturating_sub(self.in_flight)
+        self.group.share.load(Relaxed).saturating_sub(self.in_flight)
     }
 
     #[inline]
     fn reap(&mut self, events: &mut Vec<Event>) {
-        self.doze.rise();
+        self.epoll_wait.end_sleep();
         let before = events.len();
         events.extend(self.ended.drain(..).map(Event::Completed));
-        if let Some(host) = &mut self.host {
-            host.reap(events, &self.table);
+        if let Some(owner) = &mut self.owner {
+            owner.reap(events, &self.group);
         }
         while let Ok(completion) = self.done.pop() {
             events.push(Event::Completed(completion));
@@ -303,61 +304,61 @@ impl Member {
     /// Whether to sleep; from now on everybody rings who has something for this worker.
     fn arm(&mut self) -> io::Result<bool> {
         self.work(true)?;
-        let inner_may_sleep = match &mut self.host {
-            Some(host) => {
-                // Others spare a wake-up if this says that one comes anyway: before they may see it doze.
-                self.table.busy.store(host.in_flight(), Relaxed);
-                host.inner().arm()?
+        let inner_may_sleep = match &mut self.owner {
+            Some(owner) => {
+                // Others spare a wake-up if this says that one comes anyway: before they may see it begin_sleep.
+                self.group.busy.store(owner.in_flight(), Relaxed);
+                owner.inner().arm()?
             }
             None => true,
         };
-        self.doze.doze();
+        self.epoll_wait.begin_sleep();
         Ok(inner_may_sleep && !self.has_work())
     }
 
     fn disarm(&mut self) -> io::Result<()> {
-        self.doze.rise();
-        self.host.as_mut().map_or(Ok(()), |host| host.inner().disarm())
+        self.epoll_wait.end_sleep();
+        self.owner.as_mut().map_or(Ok(()), |owner| owner.inner().disarm())
     }
 
     fn has_work(&self) -> bool {
-        // With a host here, what is left in `staged` waits for room in the engine, which reports that itself.
-        let staged = !self.staged.is_empty() && self.host.as_ref().is_none_or(|host| host.takes());
+        // With a owner here, what is left in `staged` waits for room in the engine, which reports that itself.
+        let staged = !self.staged.is_empty() && self.owner.as_ref().is_none_or(|owner| owner.takes());
         let ended = !self.done.is_empty() || !self.ended.is_empty();
-        let handed_over = self.host.as_ref().is_some_and(|host| host.has_work());
-        staged || ended || handed_over || self.table.changes() != self.seen_changes
+        let handed_over = self.owner.as_ref().is_some_and(|owner| owner.has_work());
+        staged || ended || handed_over || self.group.changes() != self.seen_changes
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let slept = if self.arm()? { self.doze.sleep(timeout) } else { Ok(()) };
+        let slept = if self.arm()? { self.epoll_wait.sleep(timeout) } else { Ok(()) };
         self.disarm()?;
         slept
     }
 
     fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        let table = Arc::clone(&self.table);
-        let mut seats = table.lock();
-        let file = seats.files.add(self.seat, spec.clone())?;
-        let attached = self.host.as_mut().map_or(Ok(()), |host| host.attach_own(file, spec));
+        let group = Arc::clone(&self.group);
+        let mut registry = group.lock();
+        let file = registry.files.add(self.id, spec.clone())?;
+        let attached = self.owner.as_mut().map_or(Ok(()), |owner| owner.attach_own(file, spec));
         if attached.is_err() {
-            seats.files.release(file);
-            seats.files.free_released(|_| ());
+            registry.files.release(file);
+            registry.files.free_released(|_| ());
         }
         attached.map(|()| file)
     }
 
     fn detach_file(&mut self, file: FileId) {
-        let table = Arc::clone(&self.table);
-        let mut seats = table.lock();
-        assert!(seats.files.release(file), "{file:?} is not attached");
-        match (&mut self.host, seats.host) {
-            (Some(host), _) => host.sync(&mut seats),
-            (None, None) => seats.files.free_released(|_| ()),
-            (None, Some(_)) => table.changed(&seats),
+        let group = Arc::clone(&self.group);
+        let mut registry = group.lock();
+        assert!(registry.files.release(file), "{file:?} is not attached");
+        match (&mut self.owner, registry.owner) {
+            (Some(owner), _) => owner.sync(&mut registry),
+            (None, None) => registry.files.free_released(|_| ()),
+            (None, Some(_)) => group.changed(&registry),
         }
     }
 
-    /// Gives up ops on `files`: those here at once, the others by the host.
+    /// Gives up ops on `files`: those here at once, the others by the owner.
     fn cancel(&mut self, files: &[FileId]) {
         let ended = &mut self.ended;
         let mut kept = VecDeque::with_capacity(self.staged.capacity());
@@ -369,38 +370,38 @@ impl Member {
             }
         }
         self.staged = kept;
-        let table = Arc::clone(&self.table);
-        let mut seats = table.lock();
-        let seat = self.seat;
-        if let Some(seat) = seats.seat(seat) {
-            seat.cancelled.extend(files);
+        let group = Arc::clone(&self.group);
+        let mut registry = group.lock();
+        let entry = self.id;
+        if let Some(entry) = registry.entry(entry) {
+            entry.cancelled.extend(files);
         }
-        if let Some(host) = &mut self.host {
-            host.sync(&mut seats);
+        if let Some(owner) = &mut self.owner {
+            owner.sync(&mut registry);
         }
-        table.changed(&seats);
+        group.changed(&registry);
     }
 
     fn cancel_all(&mut self) {
-        let files = self.table.lock().files.of(self.seat);
+        let files = self.group.lock().files.of(self.id);
         self.cancel(&files);
     }
 
     /// As long as others' ops are in the engine, they are waited for and passed on.
     fn finish_others(&mut self) {
-        let Some(host) = &mut self.host else { return };
-        host.retiring = true;
+        let Some(owner) = &mut self.owner else { return };
+        owner.retiring = true;
         let mut own = Vec::new();
         for give_up in [false, true] {
-            if give_up && host.inside_of_others() > 0 {
+            if give_up && owner.inside_of_others() > 0 {
                 tracing::warn!("I/O of other workers does not end: given up, as the completion worker goes");
-                host.inner().cancel_all();
+                owner.inner().cancel_all();
             }
             let deadline = Instant::now() + PATIENCE;
-            while host.inside_of_others() > 0 {
+            while owner.inside_of_others() > 0 {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let waited = host.inner().wait(Some(left));
-                host.reap(&mut own, &self.table);
+                let waited = owner.inner().wait(Some(left));
+                owner.reap(&mut own, &self.group);
                 own.clear();
                 if left.is_zero() || waited.is_err() {
                     break;
@@ -410,50 +411,50 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for Participant {
     fn drop(&mut self) {
-        if self.seat == NOT_STARTED {
+        if self.id == NOT_STARTED {
             return;
         }
         self.cancel_all();
         self.finish_others();
         self.resign();
-        let table = Arc::clone(&self.table);
-        let mut seats = table.lock();
-        if let Some(seat) = seats.seat(self.seat) {
-            seat.gone = true;
+        let group = Arc::clone(&self.group);
+        let mut registry = group.lock();
+        if let Some(entry) = registry.entry(self.id) {
+            entry.gone = true;
         }
-        if seats.host.is_none() {
-            seats.files.release_all(self.seat);
-            seats.files.free_released(|_| ());
-            let gone = self.seat;
-            seats.list.retain(|seat| seat.id != gone);
+        if registry.owner.is_none() {
+            registry.files.release_all(self.id);
+            registry.files.free_released(|_| ());
+            let gone = self.id;
+            registry.list.retain(|entry| entry.id != gone);
         }
-        table.changed(&seats);
+        group.changed(&registry);
     }
 }
 
-/// For the next host.
-fn lay_down(lines: Vec<Option<Line>>, seats: &mut Seats) {
-    for line in lines.into_iter().flatten() {
-        if line.gone {
-            seats.files.release_all(line.seat);
-            seats.list.retain(|seat| seat.id != line.seat);
-        } else if let Some(seat) = seats.seat(line.seat) {
+/// For the next owner.
+fn lay_down(channels: Vec<Option<Channel>>, registry: &mut Registry) {
+    for channel in channels.into_iter().flatten() {
+        if channel.gone {
+            registry.files.release_all(channel.participant);
+            registry.list.retain(|entry| entry.id != channel.participant);
+        } else if let Some(entry) = registry.entry(channel.participant) {
             // What is still inside was not to be had back from the kernel: it never ends.
-            seat.line = Some(Line { inside: 0, ..line });
+            entry.channel = Some(Channel { inside: 0, ..channel });
         }
     }
-    // Members that left while this host still was one, but did not look at its lines any more.
-    let gone: Vec<_> = seats.list.iter().filter(|seat| seat.gone).map(|seat| seat.id).collect();
-    gone.into_iter().for_each(|seat| seats.files.release_all(seat));
-    seats.list.retain(|seat| !seat.gone);
-    seats.files.free_released(|_| ());
+    // Members that left while this owner still was one, but did not look at its channels any more.
+    let gone: Vec<_> = registry.list.iter().filter(|entry| entry.gone).map(|entry| entry.id).collect();
+    gone.into_iter().for_each(|entry| registry.files.release_all(entry));
+    registry.list.retain(|entry| !entry.gone);
+    registry.files.free_released(|_| ());
 }
 
-impl Engine for Member {
+impl Engine for Participant {
     fn describe(&self) -> String {
-        format!("on the completion worker, handed over by {}", self.table.policy)
+        format!("on the completion worker, handed over by {}", self.group.policy)
     }
 
     /// The worker takes part from now on.
@@ -494,7 +495,7 @@ impl Engine for Member {
     }
 
     fn descriptor(&mut self) -> io::Result<OwnedFd> {
-        self.doze.descriptor()
+        self.epoll_wait.descriptor()
     }
 
     /// The worker's own engine watches kicks.
@@ -521,7 +522,7 @@ impl Engine for Member {
     }
 
     fn stats(&self) -> Stats {
-        self.host.as_ref().map_or_else(Stats::default, |host| host.stats())
+        self.owner.as_ref().map_or_else(Stats::default, |owner| owner.stats())
     }
 
     fn serves_others(&self) -> bool {
@@ -529,6 +530,6 @@ impl Engine for Member {
     }
 
     fn take_unseen_work(&mut self) -> usize {
-        self.host.as_mut().map_or(0, |host| host.take_unseen_work())
+        self.owner.as_mut().map_or(0, |owner| owner.take_unseen_work())
     }
 }

@@ -19,11 +19,11 @@ use crate::{EngineConfig, Fault, IoUringEngine, Recorder, Verb, When};
 
 const POLICIES: [&str; 5] = ["count:1", "count:8", "time:20", "time:1000", "adaptive"];
 
-fn placement(make: EngineMaker, policy: &str, host: Option<u32>) -> CompletionPlacement {
-    CompletionPlacement::new(make, DEPTH, policy.parse().unwrap(), host)
+fn placement(make: EngineMaker, policy: &str, owner: Option<u32>) -> CompletionPlacement {
+    CompletionPlacement::new(make, DEPTH, policy.parse().unwrap(), owner)
 }
 
-/// Whoever is done goes at once, the host too.
+/// Whoever is done goes at once, the owner too.
 fn run_and_leave(placement: &CompletionPlacement, bed: &Arc<Bed>, rounds: &[u64]) {
     let threads: Vec<_> = (0..)
         .zip(rounds)
@@ -42,10 +42,10 @@ fn worker_alone_is_its_own_completion_worker() {
     let placement = placement(io_uring(), "adaptive", None);
     let mut worker = Worker::start(placement.engine(7).unwrap(), 0, &bed);
     worker.write_and_check(20, 32, true);
-    assert_eq!(placement.host(), Some(7));
+    assert_eq!(placement.completion_worker(), Some(7));
     assert_eq!(placement.counters().hand_overs, 0);
     drop(worker);
-    assert_eq!(placement.host(), None);
+    assert_eq!(placement.completion_worker(), None);
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn data_of_two_workers_is_right_with_every_policy_whether_they_spin_or_sleep() {
     for policy in POLICIES {
         for sleeps in [[true, true], [true, false], [false, true]] {
             let placement = placement(io_uring(), policy, Some(0));
-            run_host_and_other(&placement, &bed, sleeps);
+            run_owner_and_other(&placement, &bed, sleeps);
             let counted = placement.counters();
             assert!(counted.ops >= 40 * 32, "{policy}: {counted:?}");
             assert_eq!(counted.passed, counted.ops, "{policy}");
@@ -62,15 +62,15 @@ fn data_of_two_workers_is_right_with_every_policy_whether_they_spin_or_sleep() {
     }
 }
 
-/// The host goes on until the others are done.
-fn run_host_and_other(placement: &CompletionPlacement, bed: &Arc<Bed>, sleeps: [bool; 2]) {
+/// The owner goes on until the others are done.
+fn run_owner_and_other(placement: &CompletionPlacement, bed: &Arc<Bed>, sleeps: [bool; 2]) {
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
-    let host = on_thread(placement.engine(0).unwrap(), 0, bed, move |worker| {
+    let owner = on_thread(placement.engine(0).unwrap(), 0, bed, move |worker| {
         worker.write_and_check(20, 32, sleeps[0]);
         idle_until(worker, &told);
     });
-    while placement.host() != Some(0) {
+    while placement.completion_worker() != Some(0) {
         std::thread::yield_now();
     }
     let other = on_thread(placement.engine(1).unwrap(), 1, bed, move |worker| {
@@ -78,7 +78,7 @@ fn run_host_and_other(placement: &CompletionPlacement, bed: &Arc<Bed>, sleeps: [
     });
     let other = other.join();
     done.store(true, Ordering::Release);
-    host.join().unwrap();
+    owner.join().unwrap();
     other.unwrap();
 }
 
@@ -96,7 +96,7 @@ fn others_go_on_when_the_completion_worker_leaves() {
         let placement = placement(io_uring(), policy, Some(0));
         run_and_leave(&placement, &bed, &[3, 60, 40]);
         assert!(placement.counters().moves >= 1, "{policy}: {:?}", placement.counters());
-        assert_eq!(placement.host(), None);
+        assert_eq!(placement.completion_worker(), None);
     }
 }
 
@@ -117,9 +117,13 @@ fn completion_worker_changes_under_load_again_and_again() {
         .collect();
     let deadline = Instant::now() + PATIENCE;
     for turn in 0..30_u32 {
-        placement.set_host(Some(turn % 3));
-        while placement.host() != Some(turn % 3) {
-            assert!(Instant::now() < deadline, "turn {turn}: the host stays {:?}", placement.host());
+        placement.set_completion_worker(Some(turn % 3));
+        while placement.completion_worker() != Some(turn % 3) {
+            assert!(
+                Instant::now() < deadline,
+                "turn {turn}: the owner stays {:?}",
+                placement.completion_worker()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -141,7 +145,7 @@ fn workers_come_and_go_while_one_works() {
         on_thread(placement.engine(2 + turn).unwrap(), 2, &bed, |_| ()).join().unwrap();
     }
     steady.join().unwrap();
-    assert_eq!(placement.host(), None);
+    assert_eq!(placement.completion_worker(), None);
 }
 
 #[test]
@@ -151,21 +155,21 @@ fn sleeping_workers_miss_no_wake_up_with_one_op_at_a_time() {
         let placement = placement(io_uring(), policy, Some(0));
         let done = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&done);
-        let host =
+        let owner =
             on_thread(placement.engine(0).unwrap(), 0, &bed, move |worker| idle_until_rung(worker, &told));
-        while placement.host() != Some(0) {
+        while placement.completion_worker() != Some(0) {
             std::thread::yield_now();
         }
         on_thread(placement.engine(1).unwrap(), 1, &bed, |worker| worker.write_and_check(1500, 1, true))
             .join()
             .unwrap();
         done.store(true, Ordering::Release);
-        // Any change rings everybody. More than once: the host may have come between the two.
-        while !host.is_finished() {
-            placement.set_host(None);
+        // Any change rings everybody. More than once: the owner may have come between the two.
+        while !owner.is_finished() {
+            placement.set_completion_worker(None);
             std::thread::yield_now();
         }
-        host.join().unwrap();
+        owner.join().unwrap();
     }
 }
 
@@ -183,7 +187,7 @@ fn errors_and_short_transfers_go_to_the_worker_whose_op_it_was() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:4", Some(0));
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     handles.lock().unwrap()[0].inject(When::Verb(Verb::Write), Fault::Errno(Errno::NOSPC), 1);
     handles.lock().unwrap()[0].inject(When::Verb(Verb::Write), Fault::Short(512), 3);
     handles.lock().unwrap()[0].shuffle(99);
@@ -198,11 +202,11 @@ fn errors_and_short_transfers_go_to_the_worker_whose_op_it_was() {
         told.store(true, Ordering::Release);
         ended
     });
-    idle_until(&mut host, &done);
+    idle_until(&mut owner, &done);
     let ended = other.join().unwrap();
     let failed = ended.iter().filter(|ended| ended.result == Err(OpError::Errno(Errno::NOSPC))).count();
     assert_eq!((failed, ended.iter().filter(|ended| ended.result.is_ok()).count()), (1, 7));
-    assert_eq!(host.engine.stats().resumed_calls, 3);
+    assert_eq!(owner.engine.stats().resumed_calls, 3);
 }
 
 #[test]
@@ -210,7 +214,7 @@ fn cancelling_gives_up_the_workers_own_ops_and_nobody_elses() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Hold, 4);
     let (ready, waits) = std::sync::mpsc::channel();
@@ -224,71 +228,71 @@ fn cancelling_gives_up_the_workers_own_ops_and_nobody_elses() {
         worker.finish(2)
     });
     waits.recv().unwrap();
-    (0..2).for_each(|token| host.push(host.op(token, token, true)));
+    (0..2).for_each(|token| owner.push(owner.op(token, token, true)));
     while fake.held() < 4 {
-        assert!(host.pass(false).is_empty());
+        assert!(owner.pass(false).is_empty());
     }
     go.send(()).unwrap();
     while !other.is_finished() {
-        assert!(host.pass(false).is_empty(), "the host's own op was given up");
+        assert!(owner.pass(false).is_empty(), "the owner's own op was given up");
     }
     let ended = other.join().unwrap();
     assert!(ended.iter().all(|ended| ended.result == Err(OpError::Cancelled)), "{ended:?}");
     fake.release().unwrap();
-    assert!(host.finish(2).iter().all(|ended| ended.result.is_ok()));
+    assert!(owner.finish(2).iter().all(|ended| ended.result.is_ok()));
 }
 
 #[test]
-fn ops_not_yet_taken_by_the_host_are_given_up_without_being_started() {
+fn ops_not_yet_taken_by_the_owner_are_given_up_without_being_started() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     (0..2).for_each(|token| other.push(other.op(token, token, true)));
     other.engine.submit().unwrap();
     other.push(other.op(2, 2, true));
     other.engine.cancel_all();
-    host.engine.submit().unwrap();
+    owner.engine.submit().unwrap();
     let ended = other.finish(3);
     assert!(ended.iter().all(|ended| ended.result == Err(OpError::Cancelled)), "{ended:?}");
     assert_eq!(handles.lock().unwrap()[0].calls(), 0);
 }
 
 #[test]
-fn dropping_a_worker_leaves_its_memory_with_the_host_until_the_kernel_is_done() {
+fn dropping_a_worker_leaves_its_memory_with_the_owner_until_the_kernel_is_done() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Stick, 2);
     let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     let before = Arc::strong_count(&bed.memory);
     (0..2).for_each(|token| other.push(other.op(token, token, true)));
     other.engine.submit().unwrap();
-    host.engine.submit().unwrap();
+    owner.engine.submit().unwrap();
     assert_eq!(fake.held(), 2);
     drop(other);
-    assert!(host.pass(false).is_empty());
+    assert!(owner.pass(false).is_empty());
     assert!(
         Arc::strong_count(&bed.memory) > before - 1,
         "the engine let go of memory that a call may write to"
     );
     fake.release().unwrap();
-    assert!(host.pass(false).is_empty());
-    host.engine.submit().unwrap();
+    assert!(owner.pass(false).is_empty());
+    owner.engine.submit().unwrap();
     assert_eq!(Arc::strong_count(&bed.memory), before - 1);
-    assert_eq!(host.engine.in_flight(), 0);
-    host.write_and_check(3, 32, true);
+    assert_eq!(owner.engine.in_flight(), 0);
+    owner.write_and_check(3, 32, true);
 }
 
 #[test]
-fn dropping_the_host_passes_on_what_others_have_in_flight() {
+fn dropping_the_owner_passes_on_what_others_have_in_flight() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = placement(make, "count:1", Some(0));
-    let host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Hold, 2);
     let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
@@ -297,15 +301,15 @@ fn dropping_the_host_passes_on_what_others_have_in_flight() {
         worker.write_and_check(5, 32, true);
         ended
     });
-    let mut host = host;
+    let mut owner = owner;
     while fake.held() < 2 {
-        host.pass(false);
+        owner.pass(false);
     }
     let releases = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
         fake.release().unwrap();
     });
-    drop(host);
+    drop(owner);
     releases.join().unwrap();
     assert!(other.join().unwrap().iter().all(|ended| ended.result.is_ok()));
     assert_eq!(handles.lock().unwrap().len(), 2, "the other worker made an engine of its own");
@@ -319,7 +323,7 @@ fn flush_reaches_the_engine_after_the_writes_that_were_seen_complete() {
     let config = EngineConfig { recorder: Some(recorder.clone()), ..config() };
     let make: EngineMaker = Box::new(move || Ok(Box::new(IoUringEngine::new(config.clone())?)));
     let placement = placement(make, "time:100", Some(0));
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
     let other = on_thread(placement.engine(1).unwrap(), 1, &bed, move |worker| {
@@ -333,7 +337,7 @@ fn flush_reaches_the_engine_after_the_writes_that_were_seen_complete() {
         }
         told.store(true, Ordering::Release);
     });
-    idle_until(&mut host, &done);
+    idle_until(&mut owner, &done);
     other.join().unwrap();
     let records = recorder.records();
     let syncs = records.iter().filter(|record| record.verb == Verb::Sync);
@@ -354,14 +358,14 @@ fn file_that_the_engine_refuses_fails_its_ops_and_no_others() {
     let Some(direct) = Bed::new(CacheMode::None) else { return };
     // Linux AIO takes no file that is open through the page cache.
     let placement = placement(linux_aio(), "count:1", Some(0));
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &direct);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &direct);
     let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     other.push(other.op(5, 0, true));
     other.engine.submit().unwrap();
-    host.engine.submit().unwrap();
+    owner.engine.submit().unwrap();
     let ended = other.finish(1);
     assert_eq!(ended[0].result, Err(OpError::Errno(Errno::IO)));
-    host.write_and_check(2, 16, true);
+    owner.write_and_check(2, 16, true);
 }
 
 #[test]
@@ -382,7 +386,7 @@ fn more_workers_than_the_depth_has_shares_for_are_refused() {
 fn engine_that_cannot_be_made_is_an_error_and_leaves_nobody_behind() {
     let placement = placement(Box::new(|| Err(std::io::ErrorKind::Unsupported.into())), "adaptive", None);
     assert_eq!(placement.engine(0).unwrap().start().err().unwrap().kind(), std::io::ErrorKind::Unsupported);
-    assert_eq!((placement.host(), placement.0.lock().list.len()), (None, 0));
+    assert_eq!((placement.completion_worker(), placement.0.lock().list.len()), (None, 0));
 }
 
 #[test]
@@ -396,16 +400,16 @@ fn worker_that_cannot_make_an_engine_leaves_it_to_another_until_it_is_alone() {
     let placement = placement(Box::new(second_fails), "count:1", Some(0));
     let mut first = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let mut second = Worker::start(placement.engine(1).unwrap(), 1, &bed);
-    placement.set_host(Some(1));
+    placement.set_completion_worker(Some(1));
     for worker in [&mut first, &mut second] {
         worker.engine.submit().unwrap();
-        assert_eq!(placement.host(), None);
+        assert_eq!(placement.completion_worker(), None);
     }
     first.write_and_check(2, 16, false);
-    assert_eq!(placement.host(), Some(0));
+    assert_eq!(placement.completion_worker(), Some(0));
     drop(first);
     second.write_and_check(2, 16, true);
-    assert_eq!(placement.host(), Some(1));
+    assert_eq!(placement.completion_worker(), Some(1));
 }
 
 #[test]

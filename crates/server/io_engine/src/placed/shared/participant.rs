@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::{Line, Seat, Seats, Shop, Table, share};
+use super::{Channel, Entry, Group, Registry, SharedEngine, share};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::completion::owner::unstarted;
-use crate::placed::epoll_wait::{Doze, WorkerBell};
+use crate::placed::epoll_wait::{EpollWait, WorkerWaker};
 use crate::placed::no_watches;
 use crate::placed::routes::Route;
 
@@ -26,18 +26,18 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Looks meanwhile: whoever reaps does not tell.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// The number of no seat.
+/// The number of no entry.
 const NOT_STARTED: u64 = u64::MAX;
 
-pub(super) struct Member {
-    table: Arc<Table>,
+pub(super) struct Participant {
+    group: Arc<Group>,
     worker: u32,
-    seat: u64,
-    line: u32,
+    id: u64,
+    channel: u32,
     /// The other end of `done`, until the engine is started.
     done_end: Option<Producer<Completion>>,
-    doze: Doze,
-    is_host: bool,
+    epoll_wait: EpollWait,
+    is_owner: bool,
     staged: VecDeque<Op>,
     done: Consumer<Completion>,
     /// Ops that ended before they came into the engine.
@@ -46,92 +46,95 @@ pub(super) struct Member {
     /// Its files, and nobody else's.
     files: Vec<FileId>,
     /// Scratch: whom to ring.
-    bells: Vec<Arc<WorkerBell>>,
+    wakers: Vec<Arc<WorkerWaker>>,
     seen_changes: u64,
     served: usize,
 }
 
-impl Member {
-    pub fn new(table: Arc<Table>, worker: u32) -> io::Result<Self> {
-        let depth = table.depth as usize;
-        let doze = Doze::new()?;
+impl Participant {
+    pub fn new(group: Arc<Group>, worker: u32) -> io::Result<Self> {
+        let depth = group.depth as usize;
+        let epoll_wait = EpollWait::new()?;
         let (done_end, done) = RingBuffer::new(depth);
         Ok(Self {
-            table,
+            group,
             worker,
-            seat: NOT_STARTED,
-            line: 0,
+            id: NOT_STARTED,
+            channel: 0,
             done_end: Some(done_end),
-            doze,
-            is_host: false,
+            epoll_wait,
+            is_owner: false,
             staged: VecDeque::with_capacity(depth),
             done,
             ended: VecDeque::with_capacity(depth),
             in_flight: 0,
             files: Vec::new(),
-            bells: Vec::with_capacity(16),
+            wakers: Vec::with_capacity(16),
             seen_changes: 0,
             served: 0,
         })
     }
 
     fn join(&mut self) -> io::Result<()> {
-        let table = Arc::clone(&self.table);
-        let mut seats = table.seats();
-        share(table.depth as usize, seats.list.len() + 1)?;
-        let mut shop = table.lock();
-        let shop = match &mut *shop {
-            Some(shop) => shop,
-            none => none.insert(Shop::open(&table)?),
+        let group = Arc::clone(&self.group);
+        let mut registry = group.registry();
+        share(group.depth as usize, registry.list.len() + 1)?;
+        let mut shared = group.lock();
+        let shared = match &mut *shared {
+            Some(shared) => shared,
+            none => none.insert(SharedEngine::open(&group)?),
         };
         let Some(done) = self.done_end.take() else { unreachable!("an engine is started once") };
-        let bell = Arc::clone(&self.doze.bell);
-        let line = Line { done, bell: Arc::clone(&bell), inside: 0, touched: false, gone: false };
-        self.line = shop.add(line);
-        self.seat = seats.next_id;
-        seats.next_id += 1;
-        seats.list.push(Seat { id: self.seat, worker: self.worker, bell });
-        table.changed(&seats);
+        let waker = Arc::clone(&self.epoll_wait.waker);
+        let channel = Channel { done, waker: Arc::clone(&waker), inside: 0, touched: false, gone: false };
+        self.channel = shared.add(channel);
+        self.id = registry.next_id;
+        registry.next_id += 1;
+        registry.list.push(Entry { id: self.id, worker: self.worker, waker });
+        group.changed(&registry);
         Ok(())
     }
 
     /// Acts on the engine with the lock held; then rings whom that concerns.
     #[inline]
-    fn with<R>(&mut self, act: impl FnOnce(&mut Shop, &Table, &mut VecDeque<Op>) -> R) -> io::Result<R> {
-        let table = Arc::clone(&self.table);
-        let mut guard = table.lock();
-        let Some(shop) = guard.as_mut() else { return Err(io::ErrorKind::BrokenPipe.into()) };
-        let result = act(shop, &table, &mut self.staged);
-        shop.take_touched(self.line, &mut self.bells);
-        self.served += shop.engine.take_unseen_work();
+    fn with<R>(
+        &mut self,
+        act: impl FnOnce(&mut SharedEngine, &Group, &mut VecDeque<Op>) -> R,
+    ) -> io::Result<R> {
+        let group = Arc::clone(&self.group);
+        let mut guard = group.lock();
+        let Some(shared) = guard.as_mut() else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        let result = act(shared, &group, &mut self.staged);
+        shared.take_touched(self.channel, &mut self.wakers);
+        self.served += shared.engine.take_unseen_work();
         drop(guard);
         let mut woken = 0;
-        for bell in self.bells.drain(..) {
-            woken += u64::from(bell.ring());
+        for waker in self.wakers.drain(..) {
+            woken += u64::from(waker.wake());
             self.served += 1;
         }
-        table.counters.member_wake_ups.add(woken);
+        group.counters.participant_wake_ups.add(woken);
         Ok(result)
     }
 
     #[cold]
     fn look_around(&mut self) -> io::Result<()> {
-        self.seen_changes = self.table.changes();
-        let is_host = self.table.seats().host().is_some_and(|host| host.id == self.seat);
-        if is_host && !self.is_host {
-            let fd = self.with(|shop, _, _| shop.engine.descriptor())??;
-            self.doze.watch_inner(fd)?;
-        } else if !is_host {
-            self.doze.forget_inner();
+        self.seen_changes = self.group.changes();
+        let is_owner = self.group.registry().owner().is_some_and(|owner| owner.id == self.id);
+        if is_owner && !self.is_owner {
+            let fd = self.with(|shared, _, _| shared.engine.descriptor())??;
+            self.epoll_wait.watch_inner(fd)?;
+        } else if !is_owner {
+            self.epoll_wait.forget_inner();
         }
-        self.is_host = is_host;
+        self.is_owner = is_owner;
         Ok(())
     }
 
     #[inline]
     fn work(&mut self) -> io::Result<()> {
-        self.doze.rise();
-        if self.table.changes() != self.seen_changes {
+        self.epoll_wait.end_sleep();
+        if self.group.changes() != self.seen_changes {
             self.look_around()?;
         }
         if self.staged.is_empty() || self.must_wait() { Ok(()) } else { self.submit_staged() }
@@ -139,32 +142,32 @@ impl Member {
 
     /// A worker leaves. Acquire: pairs with its Release, so that what it waits for is in the engine by now.
     fn must_wait(&self) -> bool {
-        self.table.leaving.load(Ordering::Acquire) > 0
+        self.group.leaving.load(Ordering::Acquire) > 0
     }
 
     fn submit_staged(&mut self) -> io::Result<()> {
-        let line = self.line;
-        let reaps = self.table.reap_on_submit;
-        self.with(|shop, table, staged| {
+        let channel = self.channel;
+        let reaps = self.group.reap_on_submit;
+        self.with(|shared, group, staged| {
             let mut count = 0;
-            while shop.routes.room() > 0 && shop.engine.room() > 0 {
+            while shared.routes.room() > 0 && shared.engine.room() > 0 {
                 let Some(mut op) = staged.pop_front() else { break };
-                let Some(place) = shop.routes.take(Route { line, token: op.token }) else { break };
+                let Some(place) = shared.routes.take(Route { channel, token: op.token }) else { break };
                 op.token = place;
-                let pushed = shop.engine.push(op);
+                let pushed = shared.engine.push(op);
                 debug_assert!(pushed.is_ok(), "there was room");
                 count += 1;
             }
-            if let Some(Some(line)) = shop.lines.get_mut(line as usize) {
-                line.inside += count;
+            if let Some(Some(channel)) = shared.channels.get_mut(channel as usize) {
+                channel.inside += count;
             }
-            table.counters.hand_overs.add(1);
-            table.counters.ops.add(count as u64);
-            let submitted = shop.engine.submit();
-            // Relaxed: a hint, see `Shop::reap`.
-            table.inside.store(shop.engine.in_flight(), Ordering::Relaxed);
+            group.counters.hand_overs.add(1);
+            group.counters.ops.add(count as u64);
+            let submitted = shared.engine.submit();
+            // Relaxed: a hint, see `SharedEngine::reap`.
+            group.inside.store(shared.engine.in_flight(), Ordering::Relaxed);
             if reaps {
-                reap_and_go_on(shop, table)?;
+                reap_and_go_on(shared, group)?;
             }
             submitted
         })?
@@ -172,10 +175,10 @@ impl Member {
 
     #[inline]
     fn reap(&mut self, events: &mut Vec<Event>) {
-        self.doze.rise();
-        if self.is_host && self.table.inside.load(Ordering::Relaxed) > 0 {
+        self.epoll_wait.end_sleep();
+        if self.is_owner && self.group.inside.load(Ordering::Relaxed) > 0 {
             // An error of the engine as a whole comes again with the next `submit`.
-            let _ = self.with(|shop, table, _| reap_and_go_on(shop, table));
+            let _ = self.with(|shared, group, _| reap_and_go_on(shared, group));
         }
         let before = events.len();
         events.extend(self.ended.drain(..).map(Event::Completed));
@@ -188,32 +191,32 @@ impl Member {
     fn arm(&mut self) -> io::Result<bool> {
         self.work()?;
         let mut may_sleep = true;
-        if self.is_host {
-            may_sleep = self.with(|shop, table, _| {
-                reap_and_go_on(shop, table)?;
-                shop.engine.arm()
+        if self.is_owner {
+            may_sleep = self.with(|shared, group, _| {
+                reap_and_go_on(shared, group)?;
+                shared.engine.arm()
             })??;
         }
-        self.doze.doze();
+        self.epoll_wait.begin_sleep();
         Ok(may_sleep && !self.has_work())
     }
 
     fn has_work(&self) -> bool {
         let staged = !self.staged.is_empty() && !self.must_wait();
         let ended = !self.done.is_empty() || !self.ended.is_empty();
-        staged || ended || self.table.changes() != self.seen_changes
+        staged || ended || self.group.changes() != self.seen_changes
     }
 
     fn disarm(&mut self) -> io::Result<()> {
-        self.doze.rise();
-        if self.is_host {
-            return self.with(|shop, _, _| shop.engine.disarm())?;
+        self.epoll_wait.end_sleep();
+        if self.is_owner {
+            return self.with(|shared, _, _| shared.engine.disarm())?;
         }
         Ok(())
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let slept = if self.arm()? { self.doze.sleep(timeout) } else { Ok(()) };
+        let slept = if self.arm()? { self.epoll_wait.sleep(timeout) } else { Ok(()) };
         self.disarm()?;
         slept
     }
@@ -232,11 +235,11 @@ impl Member {
 
     #[inline]
     fn room(&self) -> usize {
-        self.table.share.load(Ordering::Relaxed).saturating_sub(self.in_flight)
+        self.group.share.load(Ordering::Relaxed).saturating_sub(self.in_flight)
     }
 
     fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        let file = self.with(|shop, _, _| shop.engine.attach_file(spec))??;
+        let file = self.with(|shared, _, _| shared.engine.attach_file(spec))??;
         self.files.push(file);
         Ok(file)
     }
@@ -244,12 +247,12 @@ impl Member {
     fn detach_file(&mut self, file: FileId) {
         assert!(self.files.contains(&file), "{file:?} is not attached");
         self.files.retain(|other| *other != file);
-        let _ = self.with(|shop, _, _| shop.engine.detach_file(file));
+        let _ = self.with(|shared, _, _| shared.engine.detach_file(file));
     }
 
     fn cancel(&mut self, files: &[FileId]) {
         let mut ended = VecDeque::new();
-        let _ = self.with(|shop, _, staged| {
+        let _ = self.with(|shared, _, staged| {
             staged.retain_mut(|op| {
                 let given_up = files.contains(&op.file);
                 if given_up {
@@ -259,7 +262,7 @@ impl Member {
                 }
                 !given_up
             });
-            files.iter().for_each(|file| shop.engine.cancel_file(*file));
+            files.iter().for_each(|file| shared.engine.cancel_file(*file));
         });
         self.ended.extend(ended);
     }
@@ -272,12 +275,12 @@ impl Member {
     /// Until nothing is in the engine: what this thread started ends with the thread.
     fn let_run_dry(&mut self) -> bool {
         // Release: pairs with `must_wait`.
-        self.table.leaving.fetch_add(1, Ordering::Release);
+        self.group.leaving.fetch_add(1, Ordering::Release);
         let deadline = Instant::now() + PATIENCE;
         let dry = loop {
-            let left = self.with(|shop, table, _| {
-                let _ = reap_and_go_on(shop, table);
-                shop.engine.in_flight()
+            let left = self.with(|shared, group, _| {
+                let _ = reap_and_go_on(shared, group);
+                shared.engine.in_flight()
             });
             match left {
                 Ok(0) | Err(_) => break true,
@@ -285,60 +288,61 @@ impl Member {
                 Ok(_) => std::thread::sleep(LOOK_AGAIN),
             }
         };
-        self.table.leaving.fetch_sub(1, Ordering::Release);
+        self.group.leaving.fetch_sub(1, Ordering::Release);
         dry
     }
 
-    fn leave(&mut self, seats: &mut Seats) -> Option<Shop> {
-        seats.list.retain(|seat| seat.id != self.seat);
-        let mut guard = self.table.lock();
-        let shop = guard.as_mut()?;
+    fn leave(&mut self, registry: &mut Registry) -> Option<SharedEngine> {
+        registry.list.retain(|entry| entry.id != self.id);
+        let mut guard = self.group.lock();
+        let shared = guard.as_mut()?;
         for file in self.files.drain(..) {
-            let is_idle = shop.lines[self.line as usize].as_ref().is_none_or(|line| line.inside == 0);
+            let is_idle =
+                shared.channels[self.channel as usize].as_ref().is_none_or(|channel| channel.inside == 0);
             if is_idle {
-                shop.engine.detach_file(file);
+                shared.engine.detach_file(file);
             }
         }
-        let place = &mut shop.lines[self.line as usize];
-        if let Some(line) = place {
-            line.gone = true;
+        let place = &mut shared.channels[self.channel as usize];
+        if let Some(channel) = place {
+            channel.gone = true;
         }
-        place.take_if(|line| line.inside == 0);
-        if seats.list.is_empty() { guard.take() } else { None }
+        place.take_if(|channel| channel.inside == 0);
+        if registry.list.is_empty() { guard.take() } else { None }
     }
 }
 
 /// What is complete, and what follows from it.
-fn reap_and_go_on(shop: &mut Shop, table: &Table) -> io::Result<()> {
-    shop.reap(table);
-    shop.engine.submit()
+fn reap_and_go_on(shared: &mut SharedEngine, group: &Group) -> io::Result<()> {
+    shared.reap(group);
+    shared.engine.submit()
 }
 
-impl Drop for Member {
+impl Drop for Participant {
     fn drop(&mut self) {
-        if self.seat == NOT_STARTED {
+        if self.id == NOT_STARTED {
             return;
         }
         self.cancel_all();
         // The last one lets the engine end, which waits for what is in it.
-        let is_last = self.table.seats().list.len() == 1;
+        let is_last = self.group.registry().list.len() == 1;
         if !is_last && !self.let_run_dry() {
             tracing::warn!("I/O does not end while a worker leaves the engine it shares");
         }
-        self.doze.forget_inner();
-        let table = Arc::clone(&self.table);
-        let mut seats = table.seats();
-        let last = self.leave(&mut seats);
-        table.changed(&seats);
-        drop(seats);
+        self.epoll_wait.forget_inner();
+        let group = Arc::clone(&self.group);
+        let mut registry = group.registry();
+        let last = self.leave(&mut registry);
+        group.changed(&registry);
+        drop(registry);
         // Outside the locks: it waits for what is still in flight.
         drop(last);
     }
 }
 
-impl Engine for Member {
+impl Engine for Participant {
     fn describe(&self) -> String {
-        let reaping = if self.table.reap_on_submit { "who submits reaps too" } else { "one worker reaps" };
+        let reaping = if self.group.reap_on_submit { "who submits reaps too" } else { "one worker reaps" };
         format!("shared behind a lock, {reaping}")
     }
 
@@ -380,7 +384,7 @@ impl Engine for Member {
     }
 
     fn descriptor(&mut self) -> io::Result<OwnedFd> {
-        self.doze.descriptor()
+        self.epoll_wait.descriptor()
     }
 
     /// The worker's own engine watches kicks.
@@ -408,12 +412,12 @@ impl Engine for Member {
 
     /// Those of all workers together, told by the completion worker.
     fn stats(&self) -> Stats {
-        let guard = if self.is_host { Some(self.table.lock()) } else { None };
-        guard.and_then(|shop| shop.as_ref().map(|shop| shop.engine.stats())).unwrap_or_default()
+        let guard = if self.is_owner { Some(self.group.lock()) } else { None };
+        guard.and_then(|shared| shared.as_ref().map(|shared| shared.engine.stats())).unwrap_or_default()
     }
 
     fn serves_others(&self) -> bool {
-        self.is_host && self.table.share.load(Ordering::Relaxed) < self.table.depth as usize
+        self.is_owner && self.group.share.load(Ordering::Relaxed) < self.group.depth as usize
     }
 
     fn take_unseen_work(&mut self) -> usize {

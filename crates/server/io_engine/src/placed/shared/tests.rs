@@ -37,7 +37,7 @@ fn data_of_two_workers_is_right_whoever_reaps_and_whether_they_spin_or_sleep() {
             let counted = placement.counters();
             assert_eq!((counted.ops, counted.passed), (2 * 20 * 64, 2 * 20 * 64), "{counted:?}");
             assert!(counted.locked > counted.hand_overs, "{counted:?}");
-            assert_eq!(placement.host(), None);
+            assert_eq!(placement.completion_worker(), None);
         }
     }
 }
@@ -70,10 +70,10 @@ fn completion_worker_changes_under_load_again_and_again() {
             })
             .collect();
         for turn in 0..100_u32 {
-            placement.set_host(Some(turn % 3));
+            placement.set_completion_worker(Some(turn % 3));
             std::thread::sleep(Duration::from_millis(2));
         }
-        assert_eq!(placement.host(), Some(0));
+        assert_eq!(placement.completion_worker(), Some(0));
         done.store(true, Ordering::Release);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     }
@@ -92,7 +92,7 @@ fn workers_come_and_go_while_one_works() {
         on_thread(placement.engine(2 + turn).unwrap(), 2, &bed, |_| ()).join().unwrap();
     }
     steady.join().unwrap();
-    assert!(placement.0.shop.lock().is_none(), "the engine outlives its workers");
+    assert!(placement.0.shared.lock().is_none(), "the engine outlives its workers");
 }
 
 #[test]
@@ -101,15 +101,15 @@ fn one_op_at_a_time_misses_no_wake_up_when_another_worker_reaps() {
     let placement = SharedPlacement::new(shared_io_uring(), DEPTH, false, Some(0));
     let done = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&done);
-    let host = on_thread(placement.engine(0).unwrap(), 0, &bed, move |worker| idle_until(worker, &told));
-    while placement.host() != Some(0) {
+    let owner = on_thread(placement.engine(0).unwrap(), 0, &bed, move |worker| idle_until(worker, &told));
+    while placement.completion_worker() != Some(0) {
         std::thread::yield_now();
     }
     on_thread(placement.engine(1).unwrap(), 1, &bed, |worker| worker.write_and_check(500, 1, true))
         .join()
         .unwrap();
     done.store(true, Ordering::Release);
-    host.join().unwrap();
+    owner.join().unwrap();
 }
 
 #[test]
@@ -117,23 +117,23 @@ fn cancelling_gives_up_the_workers_own_ops_and_nobody_elses() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = SharedPlacement::new(make, DEPTH, true, Some(0));
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Hold, 4);
-    for worker in [&mut host, &mut other] {
+    for worker in [&mut owner, &mut other] {
         (0..2).for_each(|token| worker.push(worker.op(token, token, true)));
         worker.engine.submit().unwrap();
     }
     other.push(other.op(2, 2, true));
     other.engine.cancel_all();
     let mut ended = other.pass(false);
-    assert!(host.pass(false).is_empty(), "the host's own ops were given up");
+    assert!(owner.pass(false).is_empty(), "the owner's own ops were given up");
     ended.extend(other.pass(false));
     assert_eq!(ended.len(), 3);
     assert!(ended.iter().all(|ended| ended.result == Err(OpError::Cancelled)), "{ended:?}");
     fake.release().unwrap();
-    assert!(host.finish(2).iter().all(|ended| ended.result.is_ok()));
+    assert!(owner.finish(2).iter().all(|ended| ended.result.is_ok()));
 }
 
 #[test]
@@ -142,11 +142,11 @@ fn worker_that_leaves_with_ops_in_flight_gives_them_up_and_others_keep_theirs() 
     let (make, handles) = fake();
     let placement = SharedPlacement::new(make, DEPTH, true, Some(0));
     let before = Arc::strong_count(&bed.memory);
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Hold, 4);
-    (0..2).for_each(|token| host.push(host.op(token, token, true)));
-    host.engine.submit().unwrap();
+    (0..2).for_each(|token| owner.push(owner.op(token, token, true)));
+    owner.engine.submit().unwrap();
     let mut other = Worker::start(placement.engine(1).unwrap(), 1, &bed);
     (0..2).for_each(|token| other.push(other.op(token, token, true)));
     other.engine.submit().unwrap();
@@ -157,9 +157,9 @@ fn worker_that_leaves_with_ops_in_flight_gives_them_up_and_others_keep_theirs() 
     // Waits until the other one's ops are done too: the thread could end now.
     drop(other);
     releases.join().unwrap();
-    assert!(host.finish(2).iter().all(|ended| ended.result.is_ok()));
-    host.write_and_check(3, 32, true);
-    drop(host);
+    assert!(owner.finish(2).iter().all(|ended| ended.result.is_ok()));
+    owner.write_and_check(3, 32, true);
+    drop(owner);
     assert_eq!(Arc::strong_count(&bed.memory), before);
 }
 
@@ -168,7 +168,7 @@ fn worker_leaves_although_a_call_of_its_own_never_ends_and_its_memory_stays() {
     let bed = Bed::buffered();
     let (make, handles) = fake();
     let placement = SharedPlacement::new(make, DEPTH, true, Some(0));
-    let mut host = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    let mut owner = Worker::start(placement.engine(0).unwrap(), 0, &bed);
     let fake = handles.lock().unwrap()[0].clone();
     fake.inject(When::Always, Fault::Stick, 1);
     let before = Arc::strong_count(&bed.memory);
@@ -179,9 +179,9 @@ fn worker_leaves_although_a_call_of_its_own_never_ends_and_its_memory_stays() {
     drop(other);
     assert!(began.elapsed() < PATIENCE);
     assert_eq!(Arc::strong_count(&bed.memory), before + 1, "the stuck op lost its hold on the memory");
-    host.write_and_check(2, 16, true);
+    owner.write_and_check(2, 16, true);
     fake.release().unwrap();
-    host.write_and_check(2, 16, true);
+    owner.write_and_check(2, 16, true);
     assert_eq!(Arc::strong_count(&bed.memory), before);
 }
 
