@@ -34,7 +34,6 @@ pub use data_path::assignment::LivenessCheck;
 pub use data_path::counters::{CounterInfo, CounterUnit, QueueCounters, WorkerCounters};
 pub use data_path::disk::engine_source::{EngineFactory, EngineSource};
 pub use data_path::disk::log_limit::{Allowed, LogLimit};
-pub use data_path::disk::placement::{Placement, PlacementReport};
 pub use data_path::disk::write_cache::Wce;
 pub use data_path::disk::{DiskConfig, InvalidDisk, MAX_QUEUES, SERIAL_BYTES};
 pub use data_path::queue::coalescing::{Coalescing, InvalidCoalescing};
@@ -45,7 +44,7 @@ pub use data_path::report::{
 pub use data_path::worker::poller::{BUSY_POLL, DEFAULT_POLL};
 pub use data_path::worker::submissions::Submissions;
 pub use data_path::worker::worker_options::{
-    InvalidClass, SchedulingClass, WorkerId, WorkerOptions, WorkerOptionsError,
+    InvalidClass, SchedulingClass, WorkerOptions, WorkerOptionsError,
 };
 pub use error::{AdminError, ServerError};
 pub use host::cgroup::{CgroupError, own_domain, threads_file};
@@ -55,6 +54,7 @@ pub use host::listener::{Socket, SocketConfig, SocketError};
 pub use inline::InlineWorker;
 #[cfg(feature = "test-util")]
 pub use inline::server::{InlineServer, InlineSession};
+pub use io_engine::{Placement, PlacementReport, WorkerId};
 pub use session::hand_over::Handed;
 pub use session::state::SessionState;
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use disk_image::{Alignment, CheckedRange};
 use guest_mem::{GuestMemory, IoVecs};
@@ -330,10 +330,20 @@ pub trait Engine: Send {
     /// Counters since the start.
     fn stats(&self) -> Stats;
 
-    /// Whether the engine has to run on although its worker has no queue for it, because ops of other workers depend on
-    /// it. The worker then keeps it and sleeps on it.
-    fn serves_others(&self) -> bool {
+    /// Whether the engine must run on although no queue of its worker uses it. The worker then keeps it.
+    fn keeps_running(&self) -> bool {
         false
+    }
+
+    /// Whether the engine may need its worker while none of the worker's ops is in flight. The worker then always sleeps
+    /// on its descriptor, too.
+    fn wakes_when_idle(&self) -> bool {
+        false
+    }
+
+    /// When the worker has to call `submit` at the latest, although nothing has happened. `wait` ends by then.
+    fn due(&self) -> Option<Instant> {
+        None
     }
 
     /// Work since the last call that caused no event: calls that continued an op, and ops of other workers.

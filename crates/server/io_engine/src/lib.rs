@@ -46,8 +46,8 @@ pub use engines::posix_aio::{MAX_FD_POOL, PosixAioEngine, PosixAioOptions};
 pub use engines::sync::SyncEngine;
 pub use engines::threads::ThreadsEngine;
 pub use placed::{
-    CompletionPlacement, EngineMaker, HandOver, LEAST_SHARE, ParseHandOverError, PlacementCounters,
-    SharedPlacement,
+    EngineMaker, HandOver, LEAST_SHARE, ParseHandOverError, PlacedEngines, Placement, PlacementCounters,
+    PlacementReport, WorkerId,
 };
 pub use record::{Record, Recorder, Verb};
 

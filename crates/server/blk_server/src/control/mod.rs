@@ -6,6 +6,7 @@ pub(crate) mod acceptor;
 pub(crate) mod balance;
 pub(crate) mod balancer;
 pub(crate) mod capacity;
+mod completion_worker;
 pub(crate) mod exports;
 pub(crate) mod live_upgrade;
 pub(crate) mod removal;

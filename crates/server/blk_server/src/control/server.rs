@@ -307,7 +307,7 @@ impl Server {
         worker: Option<WorkerId>,
         timeout: Duration,
     ) -> Result<(), AdminError> {
-        self.workers.bind(&self.exports.find(disk)?.disk, worker, timeout)
+        self.workers.set_completion_worker(&self.exports.find(disk)?.disk, worker, timeout)
     }
 
     /// Hands the disk's queues to these workers in turn, as [`Server::attach`] does with one, all within `timeout`.

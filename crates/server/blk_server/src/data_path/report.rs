@@ -7,8 +7,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use io_engine::PlacementReport;
+
 use crate::data_path::counters::{QueueCounters, WorkerCounters};
-use crate::data_path::disk::placement::PlacementReport;
 use crate::data_path::queue::parked::ParkPolicy;
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 

@@ -5,7 +5,7 @@
 //! `shared`: `push → lock → one engine → whoever reaps → completion ring → reap`
 //!
 //! - A placement makes one [`Engine`](crate::Engine) per worker; the worker cannot tell it from any other, except that
-//!   [`Engine::serves_others`](crate::Engine::serves_others) may ask it to stay.
+//!   [`Engine::keeps_running`](crate::Engine::keeps_running) may ask it to stay.
 //! - One placement serves one disk, or several disks with the same completion worker.
 //! - No order is lost: an op is handed over after whatever its worker has reaped, and the kernel's answer to a write is
 //!   reaped before its completion is passed on. So a flush that was pushed after a write's completion was seen,
@@ -18,6 +18,7 @@
 mod completion;
 mod counters;
 mod epoll_wait;
+mod placement;
 mod routes;
 mod shared;
 #[cfg(test)]
@@ -25,9 +26,9 @@ mod shared;
 mod test_bed;
 mod waker;
 
-pub use completion::{CompletionPlacement, HandOver, ParseHandOverError};
+pub use completion::{HandOver, ParseHandOverError};
 pub use counters::PlacementCounters;
-pub use shared::SharedPlacement;
+pub use placement::{PlacedEngines, Placement, PlacementReport, WorkerId};
 
 use std::io;
 

@@ -103,7 +103,7 @@ impl WorkerSet {
     pub(crate) fn thaw(&self, queues: Vec<FrozenQueue>) {
         for FrozenQueue { seat, queue } in queues {
             take_back(&seat, &mut seat.place(), queue);
-            self.call_completion_worker(&seat.disk);
+            self.start_extra_engine(&seat.disk);
         }
     }
 }

@@ -10,12 +10,12 @@
 //! - A queue that a worker is just starting has no seat yet: whoever attaches it waits until it has one.
 //! - Order of locks: `admin`, then `table` (held for look-ups only, never while asking a worker), then a seat's, which is never waited for with `table` held.
 //!
-//! `spread.rs`: all queues of a disk. `hosting.rs`: its completion worker. `liveness.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
+//! `spread.rs`: all queues of a disk. `extra_engine.rs`: an engine on a worker that serves no queue of the disk. `liveness.rs`: who answers. Not here: what a worker does with it (`worker/commands.rs`), the thread (`workers.rs`).
 
 pub(crate) mod deadline;
 
+mod extra_engine;
 mod frozen;
-mod hosting;
 mod liveness;
 mod spread;
 
@@ -48,7 +48,7 @@ use crate::error::ServerError;
 pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
 pub use liveness::LivenessCheck;
 
-/// Between two looks whether a queue that is being started has its seat, or a disk another completion worker.
+/// Between two looks whether a queue that is being started has its seat.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A running queue from outside its worker.
@@ -226,11 +226,12 @@ impl WorkerSet {
         self.stopping.store(true, Relaxed);
     }
 
-    fn deadline(&self, timeout: Duration) -> Deadline<'_> {
+    pub(crate) fn deadline(&self, timeout: Duration) -> Deadline<'_> {
         Deadline::new(timeout, &self.stopping)
     }
 
-    fn admin(&self, deadline: &Deadline<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
+    /// Held by one change of workers and queues at a time.
+    pub(crate) fn admin(&self, deadline: &Deadline<'_>) -> Result<MutexGuard<'_, ()>, AdminError> {
         deadline.lock(&self.admin).ok_or_else(|| match deadline.is_cut_short() {
             true => AdminError::Stopping,
             false => AdminError::OthersChange { timeout: deadline.timeout() },
@@ -249,16 +250,16 @@ impl WorkerSet {
             // One that retired in between has dropped the command; there is another by now.
             let Ok(id) = worker.ask(|done| Command::Start(Arc::clone(&start), done)) else { continue };
             if id.is_some() {
-                self.call_completion_worker(&start.disk);
+                self.start_extra_engine(&start.disk);
             }
             return Ok(id.map(|id| self.take_seat(&start, Place { worker, id: Some(id), ended_at: None })));
         }
     }
 
-    /// Hands a queue over; its completion worker may have been without anybody to serve meanwhile.
+    /// Hands a queue over. An extra engine of its disk may have ended meanwhile.
     fn move_queue(&self, seat: &Seat, to: &Address, deadline: &Deadline<'_>) -> Result<(), AdminError> {
         let moved = move_queue(seat, to, deadline);
-        self.call_completion_worker(&seat.disk);
+        self.start_extra_engine(&seat.disk);
         moved
     }
 
@@ -322,6 +323,10 @@ impl WorkerSet {
         // What the kernel counts is read without the table.
         drop(table);
         known.into_iter().map(|(report, meter)| WorkerReport { counters: meter.read(), ..report }).collect()
+    }
+
+    pub(crate) fn has_worker(&self, id: WorkerId) -> bool {
+        self.table().address(id).is_some()
     }
 
     pub(crate) fn worker_count(&self) -> usize {

@@ -2,14 +2,13 @@
 //!
 //! `DiskConfig::engine → Worker (one engine per source, made with the first queue, gone with the last) → io_engine`
 //!
-//! Not here: which engine suits which image (`io_engine::choose`).
+//! Not here: which engine suits which image (`io_engine::choose`), what a placed engine does (`io_engine`).
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use io_engine::{Engine, LEAST_SHARE};
+use io_engine::{Engine, PlacedEngines, Placement, PlacementReport};
 
-use crate::data_path::disk::placement::{Placed, Placement, PlacementReport, not_placed};
 use crate::data_path::worker::worker_options::WorkerId;
 
 /// A discard may need as many operations as it has segments.
@@ -24,110 +23,76 @@ pub type EngineFactory = Box<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sy
 pub struct EngineSource {
     /// For logs and reports: "io_uring", say.
     pub name: String,
-    /// Called once per worker that serves a disk of this source.
-    pub make: EngineFactory,
-    /// Most requests in flight per worker: the depth that `make` makes engines with.
+    /// Most requests in flight per worker: the depth of the engines.
     pub depth: u32,
-    placed: Option<PlacedSource>,
+    engines: Engines,
 }
 
-/// What a placed source has beside.
-struct PlacedSource {
-    placed: Placed,
-    /// As it was asked for last.
-    placement: Mutex<Placement>,
+/// What makes the engines.
+enum Engines {
+    /// Each worker's engine is independent of the others'.
+    Own(EngineFactory),
+    /// Workers depend on each other's engines.
+    Placed(PlacedEngines),
 }
 
 impl std::fmt::Debug for EngineSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self { name, depth, .. }, placement) = (self, self.placement());
-        f.debug_struct("EngineSource")
-            .field("name", name)
-            .field("depth", depth)
-            .field("placement", &placement)
-            .finish()
+        let Self { name, depth, .. } = self;
+        f.debug_struct("EngineSource").field("name", name).field("depth", depth).finish_non_exhaustive()
     }
 }
 
 impl EngineSource {
-    /// A source by this name.
+    /// A source by this name, of engines of `depth` from `make`.
     pub fn new(name: impl Into<String>, depth: u32, make: EngineFactory) -> Arc<Self> {
-        Arc::new(Self { name: name.into(), make, depth, placed: None })
+        Arc::new(Self { name: name.into(), depth, engines: Engines::Own(make) })
     }
 
-    /// A source for one disk whose requests are carried out as `placement` says, by engines of `depth` from `make`:
-    /// for [`Placement::Shared`], engines that can be shared ([`io_engine::Engine::check_shareable`]).
+    /// A source for one disk with a placement: see [`PlacedEngines::new`].
     pub fn placed(
         name: impl Into<String>,
         depth: u32,
         make: EngineFactory,
         placement: Placement,
     ) -> Arc<Self> {
-        let name = name.into();
-        match Placed::new(&placement, depth, make) {
-            Err(make) => Self::new(name, depth, make),
-            Ok(placed) => {
-                let placed = Some(PlacedSource { placed, placement: Mutex::new(placement) });
-                Arc::new(Self { name, make: Box::new(|| Err(not_placed())), depth, placed })
-            }
-        }
+        let engines = PlacedEngines::new(placement, depth, make).map_or_else(Engines::Own, Engines::Placed);
+        Arc::new(Self { name: name.into(), depth, engines })
     }
 
-    /// How requests are placed.
-    #[must_use]
-    pub fn placement(&self) -> Placement {
-        let placed = self.placed.as_ref();
-        placed.map_or(Placement::Queue, |placed| {
-            *placed.placement.lock().unwrap_or_else(PoisonError::into_inner)
-        })
-    }
-
-    /// How requests are placed, and what that came to.
+    /// Its placement, and what that did.
     #[must_use]
     pub fn placement_report(&self) -> PlacementReport {
-        let Some(placed) = &self.placed else { return PlacementReport::default() };
-        PlacementReport {
-            placement: self.placement(),
-            completion_worker: placed.placed.completion_worker(),
-            counters: placed.placed.counters(),
+        self.placed_engines().map_or_else(PlacementReport::default, PlacedEngines::report)
+    }
+
+    /// `None`: the workers' engines are independent of each other.
+    pub(crate) fn placed_engines(&self) -> Option<&PlacedEngines> {
+        match &self.engines {
+            Engines::Own(_) => None,
+            Engines::Placed(engines) => Some(engines),
         }
     }
 
     /// The engine of one worker.
     pub(crate) fn engine(&self, worker: WorkerId) -> io::Result<Box<dyn Engine>> {
-        match &self.placed {
-            Some(placed) => placed.placed.engine(worker),
-            None => (self.make)(),
+        match &self.engines {
+            Engines::Own(make) => make(),
+            Engines::Placed(engines) => engines.engine(worker),
         }
     }
 
-    /// Whether workers depend on each other's engines of this source.
-    pub(crate) fn is_placed(&self) -> bool {
-        self.placed.is_some()
-    }
-
-    /// Most workers whose queues may be of this source: each needs its share of the depth, and so does a completion
-    /// worker that has none of them. `None`: no limit.
+    /// Most workers whose queues may be of this source. `None`: no limit.
     pub(crate) fn most_workers(&self) -> Option<usize> {
-        let placement = self.placed.is_some().then(|| self.placement())?;
-        let all = usize::try_from(self.depth).unwrap_or(usize::MAX) / LEAST_SHARE;
-        Some(all.saturating_sub(usize::from(placement.completion_worker().is_some())).max(1))
+        self.placed_engines().map(PlacedEngines::most_workers)
     }
 
-    /// The completion worker now.
-    pub(crate) fn completion_worker(&self) -> Option<WorkerId> {
-        self.placed.as_ref()?.placed.completion_worker()
-    }
-
-    /// Nothing with [`Placement::Queue`].
-    pub(crate) fn set_completion_worker(&self, worker: Option<WorkerId>) {
-        let Some(PlacedSource { placed, placement }) = &self.placed else { return };
-        match &mut *placement.lock().unwrap_or_else(PoisonError::into_inner) {
-            Placement::Queue => {}
-            Placement::Shared { completion_worker, .. } | Placement::Completion { completion_worker, .. } => {
-                *completion_worker = worker;
-            }
-        }
-        placed.set_completion_worker(worker);
+    /// A worker that needs an engine of this source while queues of `disk` run, even if it serves none of them. The
+    /// caller does not wait for what the engine does then.
+    pub(crate) fn extra_worker(&self, disk: &str) -> Option<WorkerId> {
+        let engines = self.placed_engines()?;
+        let worker = engines.placement().completion_worker()?;
+        engines.limit_change(disk);
+        Some(worker)
     }
 }

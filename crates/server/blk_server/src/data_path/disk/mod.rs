@@ -9,7 +9,6 @@
 pub(crate) mod engine_source;
 pub(crate) mod flush;
 pub(crate) mod log_limit;
-pub(crate) mod placement;
 pub(crate) mod session_link;
 pub(crate) mod write_cache;
 

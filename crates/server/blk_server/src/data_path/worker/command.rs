@@ -39,14 +39,6 @@ pub(crate) struct Unsuitable {
     pub(crate) why: String,
 }
 
-/// Which thread makes a worker that is to host the completion worker, or lets another one go on.
-pub(crate) enum Hosting {
-    /// The thread that asked. It is told whether the worker can take part.
-    Asked(SyncSender<io::Result<()>>),
-    /// The worker itself, for the disk of this name.
-    Own(String),
-}
-
 /// What other threads ask of a worker. Queues are named by the number that `Start` or `Adopt` answered with.
 pub(crate) enum Command {
     /// Answers `None` if the queue cannot run (already logged).
@@ -73,8 +65,8 @@ pub(crate) enum Command {
     },
     /// Gives up what can be given up, of all disks or of one: they were told to end at once.
     Cancel(Option<u64>),
-    /// Take part in a placement for others, whether or not queues of the source are here.
-    Host(Arc<EngineSource>, Hosting),
+    /// Starts the worker's engine of the source, whether or not queues here use it. The answer says whether it runs.
+    StartEngine(Arc<EngineSource>, Option<SyncSender<io::Result<()>>>),
     /// Tries the disk's parked requests again; answers how many there are.
     Resume(u64, SyncSender<usize>),
     /// Ends if it has no queues, and answers whether it does.

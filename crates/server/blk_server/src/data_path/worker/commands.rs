@@ -11,7 +11,6 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::Instant;
 
 use guest_mem::GuestMemory;
 use io_engine::{FileId, WatchId, WatchToken};
@@ -22,7 +21,7 @@ use crate::data_path::disk::Disk;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::data_path::queue::{Queue, report_ring_fault};
-use crate::data_path::worker::command::{Command, Hosting, Unsuitable};
+use crate::data_path::worker::command::{Command, Unsuitable};
 use crate::host::signal::drain;
 
 /// What a queue needs of the worker that serves it.
@@ -84,7 +83,7 @@ impl Worker {
                 let _ = done.send(self.resume_parked(disk));
             }
             Command::Cancel(disk) => self.engines.cancel(disk),
-            Command::Host(source, hosting) => self.host(&source, hosting),
+            Command::StartEngine(source, done) => self.start_engine(&source, done),
             Command::Retire(done) => {
                 self.quit = self.queues.iter().all(Option::is_none);
                 let _ = done.send(self.quit);
@@ -118,17 +117,16 @@ impl Worker {
         all
     }
 
-    fn host(&mut self, source: &Arc<EngineSource>, hosting: Hosting) {
-        let hosts = self.engines.host(source);
-        if let Err(error) = &hosts {
-            error!("this worker cannot be completion worker: its engine cannot be started: {error}");
+    fn start_engine(&mut self, source: &Arc<EngineSource>, done: Option<SyncSender<std::io::Result<()>>>) {
+        let started = self.engines.start_unused(source);
+        if let Err(error) = &started {
+            error!(
+                engine = source.name,
+                "this worker cannot start an engine that other workers need: {error}"
+            );
         }
-        match hosting {
-            Hosting::Asked(done) => {
-                self.hostings.forget(source);
-                let _ = done.send(hosts);
-            }
-            Hosting::Own(disk) => self.hostings.begin(disk, source, Instant::now()),
+        if let Some(done) = done {
+            let _ = done.send(started);
         }
     }
 

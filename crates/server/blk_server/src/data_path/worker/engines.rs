@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_engine::{Engine, Event, FileId, FileSpec, WatchId, WatchToken};
 use tracing::debug;
@@ -51,7 +51,7 @@ impl Slot {
     }
 
     fn is_unneeded(&self) -> bool {
-        self.queues == 0 && !self.engine.serves_others()
+        self.queues == 0 && !self.engine.keeps_running()
     }
 }
 
@@ -111,15 +111,14 @@ impl Engines {
         if self.slots.len() > 1 {
             self.end_unneeded();
         }
-        // Those that are placed are rung also without requests of their own.
-        let is_quiet = |slot: &Slot| slot.in_flight == 0 && !slot.source.is_placed();
+        let is_quiet = |slot: &Slot| slot.in_flight == 0 && !slot.engine.wakes_when_idle();
         if self.slots.iter().skip(1).flatten().all(is_quiet) {
             return self.base().wait(limit);
         }
         self.wait_for_all(limit)
     }
 
-    /// Engines without queues stay only as long as other workers need them.
+    /// Ends engines without queues that need not run on.
     fn end_unneeded(&mut self) {
         for at in 1..self.slots.len() {
             if self.get_mut(at).is_some_and(|slot| slot.is_unneeded()) {
@@ -137,8 +136,8 @@ impl Engines {
         }
     }
 
-    /// Makes the engine of a source for others, if this worker has none. It ends when nobody needs it any more.
-    pub(crate) fn host(&mut self, source: &Arc<EngineSource>) -> io::Result<()> {
+    /// Starts the engine of a source if this worker has none. Without a queue it ends when it need not run on.
+    pub(crate) fn start_unused(&mut self, source: &Arc<EngineSource>) -> io::Result<()> {
         if !self.slots.iter().flatten().any(|slot| Arc::ptr_eq(&slot.source, source)) {
             self.put(Slot::start(self.worker, Arc::clone(source))?)?;
         }
@@ -148,10 +147,13 @@ impl Engines {
     /// The base engine watches what the others sleep on.
     fn wait_for_all(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let (base, others) = self.base_and_others();
-        let mut may_sleep = true;
+        let (mut may_sleep, mut due) = (true, None);
         for slot in others {
             may_sleep &= slot.engine.arm()?;
+            due = due.into_iter().chain(slot.engine.due()).min();
         }
+        let due = due.map(|due: Instant| due.saturating_duration_since(Instant::now()));
+        let limit = limit.into_iter().chain(due).min();
         base.wait(if may_sleep { limit } else { Some(Duration::ZERO) })?;
         let (_, mut others) = self.base_and_others();
         others.try_for_each(|slot| slot.engine.disarm())

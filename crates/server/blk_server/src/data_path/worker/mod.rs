@@ -24,7 +24,6 @@ pub(crate) mod workers;
 
 mod commands;
 mod engines;
-mod hostings;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -47,7 +46,6 @@ use crate::data_path::worker::submissions::SubmissionMeter;
 use crate::data_path::worker::turn::Turns;
 use crate::data_path::worker::worker_options::WorkerId;
 use engines::{ENGINE, Engines};
-use hostings::Hostings;
 
 /// A queue that was empty this many passes in a row is armed and not looked at until its kick.
 const IDLE_PASSES: u32 = 64;
@@ -121,8 +119,6 @@ pub(crate) struct Worker {
     next_call: Option<Instant>,
     /// When requests that are held are to be looked at.
     next_retry: Option<Instant>,
-    /// Where this worker is to become completion worker.
-    hostings: Hostings,
     counted: WorkerCounters,
     counters: Arc<WorkerMeter>,
     /// Only where the request path is measured.
@@ -157,7 +153,6 @@ impl Worker {
             next_stuck_check: Instant::now() + STUCK_CHECK,
             next_call: None,
             next_retry: None,
-            hostings: Hostings::new(id),
             counted: WorkerCounters::default(),
             counters: Arc::default(),
             meter: None,
@@ -227,9 +222,6 @@ impl Worker {
         }
         if now >= self.next_stuck_check {
             self.report_stuck(now);
-        }
-        if self.hostings.due().is_some_and(|due| now >= due) {
-            self.hostings.look(now);
         }
         if let Some(watch) = self.balance.as_mut().filter(|watch| now >= watch.next) {
             watch.look(now, self.counted.submission_time + self.counted.completion_time);
@@ -414,8 +406,7 @@ impl Worker {
         let limit = (self.engines.in_flight() > 0).then_some(STUCK_CHECK);
         let call = self.next_call.map(|due| due.saturating_duration_since(Instant::now()));
         let retry = self.next_retry.map(|due| due.saturating_duration_since(Instant::now()));
-        let hosting = self.hostings.due().map(|due| due.saturating_duration_since(Instant::now()));
-        let limit = [limit, call, retry, hosting].into_iter().flatten().min();
+        let limit = [limit, call, retry].into_iter().flatten().min();
         if let Err(error) = self.engines.wait(limit) {
             self.engine_failed(&error);
         }

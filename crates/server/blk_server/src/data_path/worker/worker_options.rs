@@ -9,18 +9,10 @@ use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+pub use io_engine::WorkerId;
+
 use crate::host::cgroup::CgroupError;
 use crate::host::cpu_list::{MAX_CPU, format_cpus};
-
-/// A worker's number: given once, in the order of their making, and never given again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WorkerId(pub u32);
-
-impl std::fmt::Display for WorkerId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// The scheduling class of a worker's thread (sched(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

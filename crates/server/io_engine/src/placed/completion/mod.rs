@@ -24,7 +24,6 @@ pub struct CompletionPlacement(Arc<Group>);
 
 impl CompletionPlacement {
     /// With engines of `depth` from `make`; `owner`: the worker to be completion worker as soon as it takes part.
-    #[must_use]
     pub fn new(make: EngineMaker, depth: u32, policy: HandOver, owner: Option<u32>) -> Self {
         Self(Arc::new(Group::new(make, depth, policy, owner)))
     }
@@ -42,12 +41,27 @@ impl CompletionPlacement {
     pub fn set_completion_worker(&self, worker: Option<u32>) {
         let mut registry = self.0.lock();
         registry.wanted = worker;
+        registry.limited = None;
         registry.forgive();
         self.0.changed(&registry);
     }
 
+    /// Limits how long the change to the completion worker that was asked for may take. After that the present one
+    /// stays, and an error line names `disk`.
+    pub fn limit_change(&self, disk: &str) {
+        let mut registry = self.0.lock();
+        registry.limited = Some(disk.into());
+        if registry.owner.is_some() && registry.owner != registry.wanted_owner() {
+            self.0.changed(&registry);
+        }
+    }
+
+    /// The completion worker that was asked for.
+    pub fn wanted(&self) -> Option<u32> {
+        self.0.lock().wanted
+    }
+
     /// The completion worker now.
-    #[must_use]
     pub fn completion_worker(&self) -> Option<u32> {
         let mut registry = self.0.lock();
         let owner = registry.owner?;
@@ -55,13 +69,11 @@ impl CompletionPlacement {
     }
 
     /// When ops are handed over.
-    #[must_use]
     pub fn policy(&self) -> HandOver {
         self.0.policy
     }
 
     /// What was done so far.
-    #[must_use]
     pub fn counters(&self) -> PlacementCounters {
         self.0.counters.read()
     }

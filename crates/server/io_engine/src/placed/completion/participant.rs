@@ -28,6 +28,10 @@ use crate::placed::{no_watches, share};
 /// How long a owner that is dropped waits for the others' ops before it gives them up, and once more after that.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long the owner may take to complete what it has in the engine, if no caller waits for the change: new requests of
+/// the disk wait meanwhile.
+const CHANGE_LIMIT: Duration = Duration::from_secs(5);
+
 /// The number of no entry.
 const NOT_STARTED: u64 = u64::MAX;
 
@@ -55,6 +59,8 @@ pub(super) struct Participant {
     owner_waker: Option<Arc<WorkerWaker>>,
     /// It has, or is to have, the engine, and others take part.
     needed: bool,
+    /// When this worker no longer wants to become owner.
+    give_up_at: Option<Instant>,
     seen_changes: u64,
 }
 
@@ -81,6 +87,7 @@ impl Participant {
             owner: None,
             owner_waker: None,
             needed: false,
+            give_up_at: None,
             seen_changes: 0,
         })
     }
@@ -121,6 +128,31 @@ impl Participant {
         }
         let has_role = self.owner.is_some() || wanted == Some(self.id);
         self.needed = has_role && registry.participants() > 1;
+        let is_limited = registry.limited_by_owner(self.id, self.worker).is_some();
+        let give_up_at = || self.give_up_at.unwrap_or_else(|| Instant::now() + CHANGE_LIMIT);
+        self.give_up_at = is_limited.then(give_up_at);
+        Ok(())
+    }
+
+    /// Lets the present owner go on: as long as it waits for its engine to become empty, it takes no new ops.
+    #[cold]
+    fn give_up(&mut self) -> io::Result<()> {
+        let group = Arc::clone(&self.group);
+        let mut registry = group.lock();
+        self.look_around(&mut registry)?;
+        let (Some(_), Some(other)) = (self.give_up_at, registry.limited_by_owner(self.id, self.worker))
+        else {
+            return Ok(());
+        };
+        registry.wanted = None;
+        let (worker, disk) = (self.worker, registry.limited.take().unwrap_or_default());
+        tracing::error!(
+            disk = &*disk,
+            "worker {worker} does not become completion worker: requests in worker {other}'s engine have not ended \
+             after {} s; worker {other} stays; to ask again: `bareblk ctl placement {disk} --completion-worker {worker}`",
+            CHANGE_LIMIT.as_secs()
+        );
+        group.changed(&registry);
         Ok(())
     }
 
@@ -159,6 +191,9 @@ impl Participant {
         if self.group.changes() != self.seen_changes {
             let group = Arc::clone(&self.group);
             self.look_around(&mut group.lock())?;
+        }
+        if self.give_up_at.is_some_and(|at| Instant::now() >= at) {
+            self.give_up()?;
         }
         if self.owner.is_some() { self.work_as_owner() } else { self.hand_over(last) }
     }
@@ -330,7 +365,10 @@ impl Participant {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let slept = if self.arm()? { self.epoll_wait.sleep(timeout) } else { Ok(()) };
+        let may_sleep = self.arm()?;
+        let due = self.give_up_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = timeout.into_iter().chain(due).min();
+        let slept = if may_sleep { self.epoll_wait.sleep(timeout) } else { Ok(()) };
         self.disarm()?;
         slept
     }
@@ -525,8 +563,17 @@ impl Engine for Participant {
         self.owner.as_ref().map_or_else(Stats::default, |owner| owner.stats())
     }
 
-    fn serves_others(&self) -> bool {
+    fn keeps_running(&self) -> bool {
         self.needed
+    }
+
+    /// Other participants wake it.
+    fn wakes_when_idle(&self) -> bool {
+        true
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.give_up_at
     }
 
     fn take_unseen_work(&mut self) -> usize {

@@ -71,7 +71,10 @@ impl Entry {
 
 #[derive(Default)]
 pub(super) struct Registry {
+    /// The worker that the operator asked for.
     pub wanted: Option<u32>,
+    /// The disk that the log names, if no caller waits for the change to `wanted`: it then has a time limit.
+    pub limited: Option<Box<str>>,
     /// Who has the engine.
     pub owner: Option<u64>,
     pub list: Vec<Entry>,
@@ -94,6 +97,13 @@ impl Registry {
         let asked_for = here().find(|entry| Some(entry.worker) == self.wanted);
         let as_is = || here().find(|entry| Some(entry.id) == self.owner);
         asked_for.or_else(as_is).or_else(|| here().next()).map(|entry| entry.id)
+    }
+
+    /// The present owner's worker, if the participant `id` on `worker` is to become owner within a time limit.
+    pub fn limited_by_owner(&self, id: u64, worker: u32) -> Option<u32> {
+        let waits = self.limited.is_some() && self.wanted == Some(worker) && self.wanted_owner() == Some(id);
+        let owner = self.list.iter().find(|entry| Some(entry.id) == self.owner);
+        owner.filter(|owner| waits && owner.id != id).map(|owner| owner.worker)
     }
 
     /// Everybody may try again.

@@ -133,6 +133,32 @@ fn completion_worker_changes_under_load_again_and_again() {
 }
 
 #[test]
+fn change_has_a_time_limit_only_while_no_caller_waits_for_it() {
+    let bed = Bed::buffered();
+    let (make, handles) = fake();
+    let placement = placement(make, "count:1", Some(0));
+    let mut first = Worker::start(placement.engine(0).unwrap(), 0, &bed);
+    handles.lock().unwrap()[0].inject(When::Always, Fault::Hold, 1);
+    first.push(first.op(0, 0, true));
+    let mut second = Worker::start(placement.engine(1).unwrap(), 1, &bed);
+    let mut due_after = |change: &dyn Fn()| {
+        change();
+        assert!(first.pass(false).is_empty());
+        second.engine.submit().unwrap();
+        second.engine.due()
+    };
+    assert_eq!(due_after(&|| placement.limit_change("disk")), None, "the owner is as asked for");
+    assert_eq!(due_after(&|| placement.set_completion_worker(Some(1))), None, "the caller has its own limit");
+    let due = due_after(&|| placement.limit_change("disk"));
+    assert!(due.is_some());
+    assert_eq!(due_after(&|| placement.limit_change("disk")), due, "a second queue starts");
+    assert_eq!(due_after(&|| placement.set_completion_worker(Some(0))), None);
+    handles.lock().unwrap()[0].release().unwrap();
+    assert!(first.finish(1)[0].result.is_ok());
+    assert_eq!((placement.completion_worker(), placement.wanted()), (Some(0), Some(0)));
+}
+
+#[test]
 fn workers_come_and_go_while_one_works() {
     let bed = Bed::buffered();
     let placement = placement(io_uring(), "count:4", None);

@@ -201,7 +201,6 @@ pub struct SharedPlacement(Arc<Group>);
 
 impl SharedPlacement {
     /// With one engine of `depth` from `make`; `owner`: the worker to be completion worker as soon as it takes part.
-    #[must_use]
     pub fn new(make: EngineMaker, depth: u32, reap_on_submit: bool, owner: Option<u32>) -> Self {
         Self(Arc::new(Group {
             make,
@@ -234,20 +233,22 @@ impl SharedPlacement {
         self.0.changed(&registry);
     }
 
+    /// The completion worker that was asked for.
+    pub fn wanted(&self) -> Option<u32> {
+        self.0.registry().wanted
+    }
+
     /// The completion worker now.
-    #[must_use]
     pub fn completion_worker(&self) -> Option<u32> {
         self.0.registry().owner().map(|entry| entry.worker)
     }
 
     /// Whether whoever submits reaps too.
-    #[must_use]
     pub fn reap_on_submit(&self) -> bool {
         self.0.reap_on_submit
     }
 
     /// What was done so far.
-    #[must_use]
     pub fn counters(&self) -> PlacementCounters {
         self.0.counters.read()
     }

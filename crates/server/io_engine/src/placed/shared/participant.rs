@@ -416,7 +416,11 @@ impl Engine for Participant {
         guard.and_then(|shared| shared.as_ref().map(|shared| shared.engine.stats())).unwrap_or_default()
     }
 
-    fn serves_others(&self) -> bool {
+    fn wakes_when_idle(&self) -> bool {
+        true
+    }
+
+    fn keeps_running(&self) -> bool {
         self.is_owner && self.group.share.load(Ordering::Relaxed) < self.group.depth as usize
     }
 

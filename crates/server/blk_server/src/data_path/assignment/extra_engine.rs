@@ -1,0 +1,50 @@
+//! Engines on workers that serve no queue of the disk, but that the disk's engine source needs there.
+//!
+//! `queue started or moved → Command::StartEngine → the engine runs as long as Engine::keeps_running says`
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use super::WorkerSet;
+use crate::data_path::assignment::deadline::Deadline;
+use crate::data_path::disk::Disk;
+use crate::data_path::disk::engine_source::EngineSource;
+use crate::data_path::worker::command::Command;
+use crate::data_path::worker::worker_options::WorkerId;
+use crate::error::AdminError;
+
+impl WorkerSet {
+    /// Starts the extra engine of a disk with a running queue, and does not wait for it.
+    pub(super) fn start_extra_engine(&self, disk: &Disk) {
+        let Some(source) = disk.engine() else { return };
+        let Some(id) = source.extra_worker(disk.name()) else { return };
+        let table = self.table();
+        let Some(worker) = table.address(id).filter(|_| Some(id) != table.leaving) else { return };
+        drop(table);
+        // A worker that ends drops the command; the source gets along without it.
+        let _ = worker.send(Command::StartEngine(Arc::clone(source), None));
+    }
+
+    /// Starts the engine of a source on `worker`, whether or not that serves a queue of it.
+    ///
+    /// # Errors
+    /// The worker is gone, or gives no answer within `deadline` (`None`). Otherwise why its engine does not start.
+    pub(crate) fn start_engine(
+        &self,
+        source: &Arc<EngineSource>,
+        worker: WorkerId,
+        deadline: &Deadline<'_>,
+    ) -> Result<Option<io::Result<()>>, AdminError> {
+        let (done, started) = sync_channel(1);
+        let gone = || AdminError::NoWorker { id: worker };
+        let address = self.table().address(worker).ok_or_else(gone)?;
+        address.send(Command::StartEngine(Arc::clone(source), Some(done))).map_err(|_| gone())?;
+        Ok(deadline.receive(&started))
+    }
+
+    /// Whether a queue of the disk runs.
+    pub(crate) fn runs(&self, disk: &Disk) -> bool {
+        self.table().seats.iter().any(|seat| seat.disk.id() == disk.id())
+    }
+}
