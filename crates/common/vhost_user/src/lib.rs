@@ -3,7 +3,7 @@
 //! - [`Header`], [`message_bytes`]: one message as bytes. [`body`]: what a message carries.
 //! - [`PartialMessage`]: receives a message in any number of pieces, with its descriptors. [`Outgoing`] sends one.
 //! - [`send`], [`receive`]: one `sendmsg` or `recvmsg` with descriptors, for other protocols too.
-//! - [`FrontEnd`]: a connection that sends any bytes, for tests, fuzzers and experiments.
+//! - [`FrontEnd`]: a connection that sends any bytes, for tests, fuzzers and experiments (feature `test-util`).
 //!
 //! The request numbers, feature bits and body structs are those of the `vhost` crate
 //! (docs/decisions/0051-one-framer.md).
@@ -17,6 +17,7 @@ pub mod code;
 
 mod descriptors;
 mod error;
+#[cfg(any(test, feature = "test-util"))]
 mod front_end;
 mod header;
 mod outgoing;
@@ -25,6 +26,7 @@ mod wait;
 
 pub use descriptors::{Received, SCM_MAX_FD, receive, send};
 pub use error::FrameError;
+#[cfg(any(test, feature = "test-util"))]
 pub use front_end::{FrontEnd, Reply};
 pub use header::{HEADER_BYTES, Header, MAX_BODY_BYTES, message_bytes};
 pub use outgoing::Outgoing;

@@ -11,7 +11,19 @@ use std::time::Duration;
 use guest_mem::GuestMemory;
 
 use crate::engine::{Event, FileSpec, WatchId, WatchToken, not_shareable};
-use crate::record::Verb;
+
+/// Which system call (or its io_uring opcode).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// `preadv2`.
+    Read,
+    /// `pwritev2`.
+    Write,
+    /// `fdatasync`.
+    Sync,
+    /// `fallocate`.
+    Allocate,
+}
 
 /// The data of one call.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::choose::kind::EngineKind;
 use crate::engines::io_uring::IoUringOptions;
 use crate::engines::posix_aio::PosixAioOptions;
-use crate::record::Recorder;
 
 /// What all engines share.
 #[derive(Clone, Debug)]
@@ -20,7 +19,8 @@ pub struct EngineConfig {
     /// How long dropping the engine waits for ops in flight before it leaks their memory.
     pub drain_timeout: Duration,
     /// Where tests read every call to the kernel.
-    pub recorder: Option<Recorder>,
+    #[cfg(any(test, feature = "test-util"))]
+    pub recorder: Option<crate::Recorder>,
     /// Most threads at once for calls that wait, in each engine but io_uring; at least one for each file, beside half of
     /// them for all.
     pub threads: u32,
@@ -38,6 +38,7 @@ impl Default for EngineConfig {
             depth: 1024,
             registered_files: 1024,
             drain_timeout: Duration::from_secs(5),
+            #[cfg(any(test, feature = "test-util"))]
             recorder: None,
             threads: 64,
             pollable: false,

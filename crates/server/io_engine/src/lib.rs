@@ -19,9 +19,8 @@ mod core;
 mod engine;
 mod engines;
 mod placed;
-mod record;
 
-pub use backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target};
+pub use backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target, Verb};
 pub use choose::capability::Capability;
 pub use choose::kind::EngineKind;
 pub use choose::storage::Storage;
@@ -49,7 +48,8 @@ pub use placed::{
     EngineMaker, HandOver, LEAST_SHARE, ParseHandOverError, PlacedEngines, Placement, PlacementCounters,
     PlacementReport, WorkerId,
 };
-pub use record::{Record, Recorder, Verb};
 
 pub use crate::core::Core;
+#[cfg(any(test, feature = "test-util"))]
+pub use crate::core::record::{Record, Recorder};
 pub use crate::core::shares::Shares;

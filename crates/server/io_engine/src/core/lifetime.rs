@@ -10,6 +10,7 @@ use std::time::Instant;
 use super::bounce::Bounce;
 use super::files::{FileTable, OpenFile};
 use super::op_table::OpTable;
+use super::record::Recording;
 use super::shares::Shares;
 use super::turn::{Submission, TURN_COST};
 use super::window::Windows;
@@ -37,7 +38,7 @@ impl<B: IoBackend> Core<B> {
             finished: VecDeque::with_capacity(config.depth as usize),
             stats: Stats::default(),
             continued: 0,
-            recorder: config.recorder.clone(),
+            recording: Recording::of(config),
             drain_timeout: config.drain_timeout,
         }
     }

@@ -17,6 +17,11 @@ pub(crate) mod flush_gate;
 mod lifetime;
 pub(crate) mod op;
 pub(crate) mod op_table;
+#[cfg(not(any(test, feature = "test-util")))]
+#[path = "no_record.rs"]
+mod record;
+#[cfg(any(test, feature = "test-util"))]
+pub(crate) mod record;
 mod result;
 pub(crate) mod shares;
 pub(crate) mod turn;
@@ -36,15 +41,15 @@ use self::bounce::Bounce;
 use self::files::{FileTable, OpenFile};
 use self::op::{NoCall, OpState};
 use self::op_table::OpTable;
+use self::record::Recording;
 use self::result::Next;
 use self::shares::Shares;
 use self::turn::Submission;
 use self::waiting::{Admission, admit};
 use self::window::Windows;
-use crate::backend::{Call, IoBackend, RawResult};
+use crate::backend::{IoBackend, RawResult};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::LEAST_SHARE;
-use crate::record::{Record, Recorder};
 
 /// The reserve of each file, whatever the number of files. A request of many segments needs so many ops at once.
 #[allow(clippy::cast_possible_truncation)] // 32
@@ -86,7 +91,7 @@ pub struct Core<B: IoBackend> {
     stats: Stats,
     /// Calls that continued an op, or started one that had waited for its turn, since `take_unseen_work`.
     continued: usize,
-    recorder: Option<Recorder>,
+    recording: Recording,
     drain_timeout: Duration,
 }
 
@@ -283,7 +288,7 @@ impl<B: IoBackend> Core<B> {
     fn try_issue(&mut self, index: u32) -> bool {
         let (name, op) = self.memory.ops.named_at(index);
         let file = self.files.at(op.file);
-        let direct = if self.recorder.is_none() { op.direct_transfer(file) } else { None };
+        let direct = if self.recording.is_on() { None } else { op.direct_transfer(file) };
         if let Some(call) = direct {
             // SAFETY: 1. as in `issue_any`.
             if unsafe { self.backend.queue(name, file.target, &call) }.is_ok() {
@@ -322,9 +327,7 @@ impl<B: IoBackend> Core<B> {
             return false;
         }
         op.in_kernel = true;
-        if let Some(recorder) = &self.recorder {
-            op.record = recorder.issued(record_of(op, &call));
-        }
+        self.recording.issued(index, op, &call);
         true
     }
 
@@ -351,9 +354,7 @@ impl<B: IoBackend> Core<B> {
         let file = self.files.at(op.file);
         op.in_kernel = false;
         self.windows.give_back(op, file);
-        if let Some(recorder) = &self.recorder {
-            recorder.completed(op.record, raw.result);
-        }
+        self.recording.completed(index, raw.result);
         match op.on_result(raw.result, file, &self.memory.bounce, &mut self.stats) {
             Next::Call => {
                 self.continued += 1;
@@ -401,20 +402,6 @@ impl<B: IoBackend> Core<B> {
         let OpState { token, stored_bytes, buffers, .. } = op;
         let completion = Completion { token, result, sync_failed, stored_bytes, buffers };
         events.push(Event::Completed(completion));
-    }
-}
-
-fn record_of(op: &OpState, call: &Call) -> Record {
-    let Call { verb, flags, offset_bytes, len_bytes, .. } = *call;
-    Record {
-        verb,
-        file: op.file,
-        token: op.token,
-        flags,
-        offset_bytes,
-        len_bytes,
-        issued: 0,
-        completed: None,
     }
 }
 

@@ -11,13 +11,13 @@
 use guest_mem::IoVecs;
 use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
 
+use crate::backend::Verb;
 use crate::backend::{Buffers, Call};
 use crate::core::bounce::{BUFFER_BYTES, Bounce, BounceId, ZEROES_BYTES};
 use crate::core::files::OpenFile;
 use crate::core::turn;
 use crate::core::window;
 use crate::engine::{Durability, FileId, Op, OpKind, Stats, Unmap};
-use crate::record::Verb;
 
 /// `IOV_MAX`: the kernel takes no longer array (`UIO_MAXIOV`, linux/uio.h).
 const MAX_PIECES: usize = 1024;
@@ -79,8 +79,6 @@ pub(crate) struct OpState {
     pub next_in_line: u32,
     /// What its call takes of its file's window (`window.rs`); 0 without a call, or without a window.
     pub window_cost: u32,
-    /// Place of the call in the recorder's log.
-    pub record: usize,
 }
 
 impl OpState {
@@ -115,7 +113,6 @@ impl OpState {
             in_kernel: false,
             next_in_line: turn::NONE,
             window_cost: 0,
-            record: 0,
         }
     }
 

@@ -12,11 +12,11 @@ use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Regio
 use proptest::prelude::*;
 
 use super::*;
+use crate::backend::Verb;
 use crate::backend::{Buffers, QueueFull, Target};
 use crate::config::EngineConfig;
 use crate::core::turn::{TURN_COST, Turn};
 use crate::engine::{Durability, OpKind, Unmap, WatchId, WatchToken};
-use crate::record::Verb;
 
 const DEPTH: usize = 24;
 const IMAGE_BYTES: u64 = 1 << 20;

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::backend::Call;
-use crate::record::Verb;
+use crate::backend::Verb;
 
 /// Which calls a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,9 +16,9 @@ use std::os::fd::AsRawFd;
 use io_uring::{EnterFlags, IoUring, Submitter, squeue};
 
 use super::iopoll_probe;
+use crate::backend::Verb;
 use crate::backend::{QueueFull, RawResult, Target};
 use crate::engine::FileSpec;
-use crate::record::Verb;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileCheck {

@@ -10,7 +10,7 @@ use rustix::fs::FallocateFlags;
 
 use super::*;
 use crate::backend::Buffers;
-use crate::record::Verb;
+use crate::backend::Verb;
 
 /// A test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(300);

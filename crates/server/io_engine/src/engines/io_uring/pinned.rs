@@ -202,7 +202,7 @@ mod tests {
         ];
         let place_of = |start, len_bytes| {
             let buffers = Buffers::One { base: std::ptr::without_provenance_mut(start), len_bytes };
-            let verb = crate::record::Verb::Read;
+            let verb = crate::backend::Verb::Read;
             pinned.piece_of(&Call { verb, flags: 0, offset_bytes: 0, len_bytes: 0, buffers })
         };
         assert_eq!([place_of(0x1000, 0x2000), place_of(0x3fff, 1)], [Some(7), Some(9)]);

@@ -6,8 +6,8 @@ use disk_image::Alignment;
 
 use super::*;
 use crate::backend::Buffers;
+use crate::backend::Verb;
 use crate::engine::Engine;
-use crate::record::Verb;
 
 fn started(age: KernelAge) -> Uring {
     let config = EngineConfig { depth: 8, ..EngineConfig::default() };

@@ -42,13 +42,13 @@ use self::calls::Calls;
 use self::completions::Completions;
 use self::context::{Command, Context, Iocb};
 use self::user_ring::UserRing;
+use crate::backend::Verb;
 use crate::backend::{Buffers, Call, IoBackend, QueueFull, RawResult, Target};
 use crate::config::EngineConfig;
 use crate::core::Core;
 use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
-use crate::record::Verb;
 
 /// `IOCB_FLAG_RESFD`.
 const RESFD: u32 = 1;

@@ -33,13 +33,13 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use self::fd_pool::PoolFile;
 use self::requests::Requests;
 use self::waiters::Waiters;
+use crate::backend::Verb;
 use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
 use crate::config::EngineConfig;
 use crate::core::Core;
 use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};
 use crate::engines::epoll::EpollWatcher;
 use crate::engines::threads::pool::{Job, Pool};
-use crate::record::Verb;
 
 /// Passes between two looks at the watched fds, for a worker that never sleeps.
 const LOOK_EVERY: u32 = 256;

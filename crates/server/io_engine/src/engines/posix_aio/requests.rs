@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
+use crate::backend::Verb;
 use crate::backend::{Buffers, Call, RawResult};
 use crate::core::shares::Shares;
 use crate::engine::FileId;
-use crate::record::Verb;
 
 /// Most requests of one call: they are in flight together, and more of them do not go faster.
 const MAX_PIECES: usize = 16;

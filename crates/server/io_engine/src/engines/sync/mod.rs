@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
     use crate::backend::Buffers;
-    use crate::record::Verb;
+    use crate::backend::Verb;
 
     const LEN_BYTES: usize = 64 << 10;
 

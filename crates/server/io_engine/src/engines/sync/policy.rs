@@ -9,8 +9,8 @@
 use std::fmt;
 
 use crate::backend::Call;
+use crate::backend::Verb;
 use crate::choose::storage::Storage;
-use crate::record::Verb;
 
 /// Freeing more than this of a file in memory takes long: tens of microseconds per MiB of pages.
 const MAX_HOLE_BYTES: u64 = 1 << 20;

@@ -27,10 +27,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use sandbox::{Entry, Role};
 
 use super::schedule::{Class, Help, Limits, Schedule};
+use crate::backend::Verb;
 use crate::backend::{Call, RawResult};
 use crate::engine::FileId;
 use crate::engines::plain;
-use crate::record::Verb;
 
 /// How long a thread waits for work before it ends.
 const IDLE: Duration = Duration::from_secs(10);

@@ -218,7 +218,7 @@ mod tests {
 
     use super::*;
     use crate::backend::Buffers;
-    use crate::record::Verb;
+    use crate::backend::Verb;
 
     fn client() -> PoolClient {
         let config = EngineConfig { depth: 8, threads: 2, ..EngineConfig::default() };

@@ -1,27 +1,13 @@
-//! The last line before the kernel, written down: what durability tests read.
+//! Records the core's calls to its backend: durability tests read which flush followed which write. A test double.
 //!
-//! Each call is logged when it is handed to the kernel, and completed in the log when its result is seen;
-//! both moments get a number from one counter, so "the flush was issued after the write had completed"
-//! can be read off. In production there is no recorder, which costs one branch.
-//!
-//! Not here: the log of requests to be re-done after a crash (`blk_server`).
+//! The log numbers both moments of a call by one counter: when the backend took it, and when the core saw its result.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::op::OpState;
+use crate::backend::{Call, Verb};
+use crate::config::EngineConfig;
 use crate::engine::FileId;
-
-/// Which system call (or its io_uring opcode).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    /// `preadv2`.
-    Read,
-    /// `pwritev2`.
-    Write,
-    /// `fdatasync`.
-    Sync,
-    /// `fallocate`.
-    Allocate,
-}
 
 /// One call to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +68,7 @@ impl Recorder {
     }
 
     /// Returns the record's place.
-    pub(crate) fn issued(&self, mut record: Record) -> usize {
+    fn issued(&self, mut record: Record) -> usize {
         self.with(|log| {
             log.moments += 1;
             record.issued = log.moments;
@@ -91,7 +77,7 @@ impl Recorder {
         })
     }
 
-    pub(crate) fn completed(&self, place: usize, result: i32) {
+    fn completed(&self, place: usize, result: i32) {
         self.with(|log| {
             log.moments += 1;
             let moment = log.moments;
@@ -103,5 +89,55 @@ impl Recorder {
 
     fn with<R>(&self, act: impl FnOnce(&mut Log) -> R) -> R {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A core's side of a recorder, if the test gave one.
+#[derive(Debug)]
+pub(super) struct Recording {
+    recorder: Option<Recorder>,
+    /// Where the log has each op's call in flight, by the op's index.
+    places: Vec<usize>,
+}
+
+impl Recording {
+    pub fn of(config: &EngineConfig) -> Self {
+        Self { recorder: config.recorder.clone(), places: Vec::new() }
+    }
+
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    #[inline]
+    pub fn issued(&mut self, index: u32, op: &OpState, call: &Call) {
+        let Some(recorder) = &self.recorder else { return };
+        let index = index as usize;
+        if index >= self.places.len() {
+            self.places.resize(index + 1, 0);
+        }
+        self.places[index] = recorder.issued(record_of(op, call));
+    }
+
+    #[inline]
+    pub fn completed(&self, index: u32, result: i32) {
+        if let Some(recorder) = &self.recorder {
+            recorder.completed(self.places[index as usize], result);
+        }
+    }
+}
+
+fn record_of(op: &OpState, call: &Call) -> Record {
+    let Call { verb, flags, offset_bytes, len_bytes, .. } = *call;
+    Record {
+        verb,
+        file: op.file,
+        token: op.token,
+        flags,
+        offset_bytes,
+        len_bytes,
+        issued: 0,
+        completed: None,
     }
 }
