@@ -42,10 +42,17 @@ pub(crate) struct Args {
     /// Write down the measures that have become smaller
     #[arg(long)]
     tighten: bool,
+    /// List only the circles: files that import each other, and which names they import
+    #[arg(long, conflicts_with = "tighten")]
+    circles: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let files = read_tree()?;
+    if args.circles {
+        imports::circles(&files).iter().for_each(|circle| print!("{circle}"));
+        return Ok(());
+    }
     let report = check(&files);
     for warning in &report.warnings {
         println!("note: {warning}");
