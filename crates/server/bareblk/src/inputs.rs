@@ -13,8 +13,9 @@ use serde_json::{Map, Value};
 
 use crate::config::config_file;
 use crate::control::protocol::{self, Answer, BadLine, LiveUpgrade, Verb};
+use crate::control::refused::Refused;
 use crate::control::reports::ReloadAnswer;
-use crate::control::{Control, Refused, dispatch};
+use crate::control::{Control, dispatch};
 use crate::live_upgrade::{AT_ONCE, Message, receive};
 
 /// Longest line that a control client may send.

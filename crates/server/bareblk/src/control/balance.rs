@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime};
 use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
 use serde::{Deserialize, Serialize};
 
+use super::protocol::ns;
+
 /// Null in `stats` where queues are not balanced.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -48,7 +50,7 @@ impl Decision {
     fn new(decision: &BalanceDecision) -> Self {
         let since_1970 = decision.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let (took_ns, error) = match &decision.outcome {
-            MoveOutcome::Moved { took } => (Some(super::reports::ns(*took)), None),
+            MoveOutcome::Moved { took } => (Some(ns(*took)), None),
             MoveOutcome::Failed { error } => (None, Some(error.clone())),
         };
         Self {

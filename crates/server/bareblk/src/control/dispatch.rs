@@ -9,8 +9,9 @@ use tracing::info;
 
 use super::placement::PlacementAnswer;
 use super::protocol::{Attach, ErrorKind, Fault, Placement, Remove, Resize, Resume, Verb, WorkersRemove};
+use super::refused::Refused;
 use super::reports::{ListAnswer, StatsAnswer, WorkersAnswer};
-use super::{Control, Refused, worker_settings};
+use super::{Control, worker_settings};
 
 /// Carries out `verb`.
 pub fn obey(verb: &Verb, control: &dyn Control) -> Result<Value, Fault> {

@@ -5,8 +5,8 @@
 use blk_server::{AdminError, PlacementReport, ServerReport};
 use serde::{Deserialize, Serialize};
 
-use super::Refused;
-use super::protocol::Fault;
+use super::protocol::{Fault, ns};
+use super::refused::Refused;
 
 /// Null in a report: every worker completes what it submits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ impl Placement {
             moves: counters.moves,
             locked: counters.locked,
             contended: counters.contended,
-            lock_wait_ns: u64::try_from(counters.lock_wait.as_nanos()).unwrap_or(u64::MAX),
+            lock_wait_ns: ns(counters.lock_wait),
         })
     }
 }

@@ -7,7 +7,6 @@
 //! Not here: counters and their keys (`blk_server`'s `counters.rs`), tables (`ctl/tables.rs`).
 
 use std::path::Path;
-use std::time::Duration;
 
 use blk_server::{DiskReport, QueueCounters, QueueReport, ServerReport, WorkerCounters, WorkerReport};
 use disk_image::SECTOR_BYTES;
@@ -16,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::balance::Balance;
 use super::placement::Placement;
-use super::protocol::WorkerSettings;
+use super::protocol::{WorkerSettings, ns};
 use super::worker_settings;
 
 /// Of `list`.
@@ -219,11 +218,6 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// 584 years fit.
-pub(super) fn ns(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 fn clock_ns(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
@@ -232,10 +226,11 @@ fn clock_ns(clock: ClockId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use blk_server::{ParkPolicy, ParkWhat, PlacementReport, SchedulingClass, WorkerId, WorkerOptions};
-    use io_engine::{HandOver, PlacementCounters};
+    use std::time::Duration;
 
     use blk_server::{BalanceDecision, BalanceReport, MoveOutcome};
+    use blk_server::{ParkPolicy, ParkWhat, PlacementReport, SchedulingClass, WorkerId, WorkerOptions};
+    use io_engine::{HandOver, PlacementCounters};
     use serde_json::Value;
 
     use super::*;

@@ -4,8 +4,8 @@
 
 use blk_server::{InvalidClass, SchedulingClass, WorkerOptions};
 
-use super::Refused;
 use super::protocol::WorkerSettings;
+use super::refused::Refused;
 
 /// The server's form.
 pub fn options(settings: &WorkerSettings) -> Result<WorkerOptions, Refused> {

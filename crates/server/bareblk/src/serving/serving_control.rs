@@ -15,9 +15,10 @@ use tracing::{error, info};
 
 use crate::config::config_file;
 use crate::config::difference::Applied;
+use crate::control::Control;
 use crate::control::protocol::LiveUpgrade;
+use crate::control::refused::Refused;
 use crate::control::reports::{NotChanged, ReloadAnswer};
-use crate::control::{Control, Refused};
 use crate::live_upgrade::{self, Door, VERSION};
 use crate::serving::Serving;
 
