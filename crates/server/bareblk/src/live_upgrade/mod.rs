@@ -23,40 +23,12 @@ mod old;
 
 mod opener;
 
+mod terms;
+
 mod wire;
-
-use std::time::Duration;
-
-use anyhow::anyhow;
-use blk_server::LiveUpgradeError;
 
 pub use messages::Message;
 pub use new::{Taker, Wanted};
 pub use old::{Door, hand_over};
+pub use terms::{AT_ONCE, VERSION};
 pub use wire::receive;
-
-/// Of the frames and what they hold.
-///
-/// 2: half messages, dirty logs and who has the lease of a disk's rings go along; disks can be cut off.
-pub const VERSION: u32 = 2;
-
-/// For what is answered, or sent, at once.
-pub const AT_ONCE: Duration = Duration::from_secs(5);
-/// For a new server to open everything: it may wait for locks of disks that are new.
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// For requests of sessions that are cut off to complete, while all other guests run.
-const CUT_TIMEOUT: Duration = Duration::from_secs(30);
-/// For requests in flight to complete, while guests pause.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
-/// For a new server to rebuild the sessions, while guests pause.
-const PREPARE_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// With what an operator can do about a front-end that is in the way.
-fn with_cure(error: LiveUpgradeError) -> anyhow::Error {
-    match &error {
-        LiveUpgradeError::Stays { disk, .. } | LiveUpgradeError::Session { disk, .. } => {
-            anyhow!("{error}; or cut its front-ends off: --take-over-cut {disk}")
-        }
-        _ => error.into(),
-    }
-}

@@ -23,8 +23,8 @@ use tracing::{error, info};
 
 use super::messages::{Listener, Message, OfferedDisk};
 use super::opener::{HandedOver, Image, Socket};
+use super::terms::{AT_ONCE, READY_TIMEOUT, VERSION, with_cure};
 use super::wire::{receive, send};
-use super::{AT_ONCE, READY_TIMEOUT, VERSION, with_cure};
 use crate::config::configuration::Configuration;
 use crate::config::disk_settings::{DiskSettings, real_path};
 use crate::control::protocol::{ErrorKind, LiveUpgrade, Verb};

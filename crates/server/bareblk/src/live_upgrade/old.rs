@@ -14,8 +14,8 @@ use blk_server::{Frozen, Offer, Server, Socket};
 use tracing::{info, warn};
 
 use super::messages::{Listener, Message, OfferedDisk};
+use super::terms::{AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_TIMEOUT, with_cure};
 use super::wire::{receive, send};
-use super::{AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_TIMEOUT, with_cure};
 use crate::serving::Serving;
 
 /// The control socket, which goes with the disks.
