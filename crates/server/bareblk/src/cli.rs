@@ -7,20 +7,17 @@
 //! Not here: running the commands (`serve.rs`, `vmm_args.rs`), single values (`values.rs`).
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-use anyhow::Result;
 use blk_server::MAX_QUEUE_SIZE;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::args::ctl_args::{self, CtlArgs};
 use crate::args::serve_args::{self, ServeArgs};
 use crate::args::values::{queue_size, queues, size_bytes};
-use crate::command_line;
+use crate::completions::Shell;
 use crate::engines::EnginesArgs;
-use crate::helper;
+use crate::helper::client::SUBCOMMAND;
 use crate::logging::LogArgs;
-use crate::second_program;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,7 +68,7 @@ pub enum Command {
     #[command(after_help = serve_args::EXAMPLES)]
     Serve(Box<ServeArgs>),
     /// The privileged process that `serve` starts before it drops its own privileges
-    #[command(hide = true, name = helper::SUBCOMMAND)]
+    #[command(hide = true, name = SUBCOMMAND)]
     Helper(LogArgs),
     /// Inspect and change a running server
     #[command(after_help = ctl_args::EXAMPLES)]
@@ -128,26 +125,6 @@ pub enum Vmm {
     Qemu,
     Libvirt,
     CloudHypervisor,
-}
-
-/// A shell that completes words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Shell {
-    /// GNU Bash.
-    Bash,
-    /// Z shell.
-    Zsh,
-    /// fish.
-    Fish,
-}
-
-/// Prints a script for `shell`'s completion. `bareblk-bench`, where it is installed, knows the options of its commands
-/// too, and prints the whole script.
-pub fn completions(shell: Shell) -> Result<ExitCode> {
-    let name = shell.to_possible_value().map(|value| value.get_name().to_owned());
-    second_program::run_if_installed(&["completions".into(), name.unwrap_or_default().into()])?;
-    command_line::print(&command_line::completions(command_line::command(), shell))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

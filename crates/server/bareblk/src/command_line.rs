@@ -11,7 +11,8 @@ use clap::{Command, CommandFactory, Parser};
 
 pub use crate::args::usage::{Contradiction, EXIT_CODE, Wrong, line};
 pub use crate::args::values::queue_size;
-pub use crate::cli::{BENCH, LAB, Shell};
+pub use crate::cli::{BENCH, LAB};
+pub use crate::completions::{Shell, script as completions};
 pub use crate::man::write as write_manual;
 pub use crate::second_program::{COMMANDS, PARENT_ENV, find as find_program};
 
@@ -71,17 +72,4 @@ pub fn print(text: &str) -> Result<()> {
 #[must_use]
 pub fn command() -> Command {
     crate::cli::Cli::command()
-}
-
-/// The script with which `shell` completes the words of `command`.
-#[must_use]
-pub fn completions(mut command: Command, shell: Shell) -> String {
-    let generator = match shell {
-        Shell::Bash => clap_complete::Shell::Bash,
-        Shell::Zsh => clap_complete::Shell::Zsh,
-        Shell::Fish => clap_complete::Shell::Fish,
-    };
-    let mut script = Vec::new();
-    clap_complete::generate(generator, &mut command, "bareblk", &mut script);
-    String::from_utf8_lossy(&script).into_owned()
 }

@@ -1,6 +1,6 @@
 //! The program `bareblk`: serves disk images to virtual machines.
 //!
-//! `arguments → cli.rs → serve.rs | ctl.rs | vmm_args.rs | engines.rs | second_program.rs | completions | man.rs → exit code`
+//! `arguments → cli.rs → serve.rs | ctl.rs | vmm_args.rs | engines.rs | second_program.rs | completions.rs | man.rs → exit code`
 //!
 //! - Exit codes: 0 success; 1 an error, one line on standard error; 2 wrong usage, likewise; 128 + n: signal n ended a
 //!   measurement, or a second signal n ended a stop; 159 the sandbox ended the server.
@@ -10,6 +10,8 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+
+mod completions;
 
 mod args;
 
@@ -70,14 +72,16 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         Command::Helper(log) => {
             logging::start(&log)?;
-            helper::run()
+            helper::server::run()
         }
         Command::Ctl(args) => ctl::obey(args),
         Command::VmmArgs(args) => command_line::print(&vmm_args::text(&args)?),
         Command::Engines(args) => command_line::print(&engines::text(&args)?),
         Command::Bench => return second_program::run(&["bench".into()]),
         Command::Lab => return second_program::run(&["lab".into()]),
-        Command::Completions { shell } => return cli::completions(shell),
+        Command::Completions { shell } => {
+            command_line::print(&completions::text(shell, command_line::command())?)
+        }
         Command::Man { folder } => man::write(command_line::command(), &folder, second_program::is_not_its),
     }?;
     Ok(ExitCode::SUCCESS)

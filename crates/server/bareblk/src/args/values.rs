@@ -1,6 +1,6 @@
-//! Parses and checks single values, given on the command line, in a configuration file or by `bareblk ctl add`.
+//! Parses and checks single values from the command line, a configuration file or `bareblk ctl add`.
 //!
-//! `text → value parser → checked value`; a limit that the server or an engine has is taken from there.
+//! `text → value parser → checked value`; the limits of the server and of an engine are theirs.
 //!
 //! Not here: which option has which value (`serve_args.rs`, `cli.rs`, `engine_args.rs`).
 
@@ -15,9 +15,10 @@ use blk_server::{
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use disk_image::{CacheMode, SECTOR_BYTES};
-use nix::unistd::{Group, Uid, User};
+use nix::unistd::{Uid, User};
 
-use crate::helper;
+use crate::helper::accounts;
+use crate::helper::client::client;
 
 /// Longest timeout: a week. Anything longer is a typing mistake.
 pub const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
@@ -100,7 +101,7 @@ pub fn user(text: &str) -> Result<ServerUser> {
     let id = user_id(text)?;
     // A number need not belong to a known user. Inside the sandbox the process can neither look users up nor change
     // its own.
-    let known = match helper::client() {
+    let known = match client() {
         None => User::from_uid(Uid::from_raw(id)).ok().flatten(),
         Some(_) => None,
     };
@@ -128,12 +129,10 @@ pub fn user_id(text: &str) -> Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
     }
-    if let Some(helper) = helper::client() {
+    if let Some(helper) = client() {
         return Ok(helper.user_id(text)?);
     }
-    let user = User::from_name(text).with_context(|| format!("user '{text}' cannot be looked up"))?;
-    user.map(|user| user.uid.as_raw())
-        .ok_or_else(|| anyhow!("user '{text}' does not exist: give a name or a number that does"))
+    accounts::user_id(text)
 }
 
 /// As [`user_id`].
@@ -141,13 +140,10 @@ pub fn group_id(text: &str) -> Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
     }
-    if let Some(helper) = helper::client() {
+    if let Some(helper) = client() {
         return Ok(helper.group_id(text)?);
     }
-    let group = Group::from_name(text).with_context(|| format!("group '{text}' cannot be looked up"))?;
-    group
-        .map(|group| group.gid.as_raw())
-        .ok_or_else(|| anyhow!("group '{text}' does not exist: give a name or a number that does"))
+    accounts::group_id(text)
 }
 
 pub fn balance() -> impl TypedValueParser<Value = Balance> {

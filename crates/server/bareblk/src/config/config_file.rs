@@ -23,9 +23,8 @@ use crate::args::worker_args::{MAX_WORKERS, WorkerArgs, WorkersArgs};
 use crate::config::config_words::{Problem, Schema, Source, Words};
 use crate::config::configuration::{Configuration, ServerSettings};
 use crate::config::disk_settings::{DiskSettings, ImageIdentity, WorkerChoice, real_path};
+use crate::helper::policy::MAX_CONFIGURATION_BYTES;
 
-/// Ten thousand disks with every key take less.
-pub const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Keys that disks cannot share.
 const OWN_KEYS: [&str; 3] = ["image", "name", "socket"];
 const TABLES: [&str; 3] = ["defaults", "disk", "worker"];
@@ -74,9 +73,9 @@ pub fn read(path: &Path, running: &[u32], opener: &dyn Opener) -> Result<Configu
     let unreadable = |source| InvalidFile::Unreadable { path: path.to_owned(), source };
     let file = File::from(opener.open_configuration(path).map_err(unreadable)?);
     let mut text = String::new();
-    let length = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if u64::try_from(length).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
-        return Err(InvalidFile::TooLong { path: path.to_owned(), max: MAX_FILE_BYTES });
+    let length = file.take(MAX_CONFIGURATION_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if u64::try_from(length).unwrap_or(u64::MAX) > MAX_CONFIGURATION_BYTES {
+        return Err(InvalidFile::TooLong { path: path.to_owned(), max: MAX_CONFIGURATION_BYTES });
     }
     let mut configuration = read_text(path, &text, opener, running)?;
     configuration.file = Some(path.to_owned());

@@ -13,11 +13,12 @@ use anyhow::{Context, Result};
 use disk_image::host_opener::LISTEN_BACKLOG;
 use disk_image::{Access, FileId, FileKind, LockHolder, OpenRequest, Opener, QueueAttributes};
 
-use super::SUBCOMMAND;
 use super::messages::{self, Answer, Ask, kind_of_number, queue_of_numbers};
 use super::policy::Policy;
 use crate::logging::{LogArgs, LogFormat};
 
+/// The hidden command that runs the helper.
+pub const SUBCOMMAND: &str = "sandbox-helper";
 /// Paths in one message when the policy is sent.
 const PATHS_AT_A_TIME: usize = 4;
 

@@ -1,26 +1,21 @@
 //! The helper: a second process that keeps the server's rights to open things, so that the server can give them up.
 //!
-//! `server: RemoteOpener → message, with a socket to answer to → helper: policy → HostOpener → answer, descriptor`
+//! `server: RemoteOpener → message, with a socket for the answer → helper: policy → HostOpener → answer, descriptor`
 //!
-//! - It is this program once more, started before the server has read anything from a guest or a client. It has no
-//!   other input than the server's messages, and ends with the server.
-//! - A request has a thread and a socket of its own: a file system that hangs holds up nobody else's request.
-//! - It keeps no descriptor that it has passed on: the answer counts as complete when its socket is closed, and that is
-//!   after the helper's copy of an image is. An image's lock never outlives the server because of it.
+//! - It runs this program again. The server starts it before it reads anything from a guest or a client. Its only input
+//!   is the server's messages, and it ends with the server.
+//! - Each request has its own thread and socket: a file system that hangs delays no other request.
+//! - It keeps no descriptor that it has passed on: an answer is complete when its socket is closed, and the helper
+//!   closes it after its copy of an image. So an image's lock never outlives the server.
 //!
 //! Not here: what the server itself may still do (crate `sandbox`), who calls the opener (`serving.rs`).
 
-mod client;
+pub mod accounts;
+
+pub mod client;
 
 mod messages;
 
-mod policy;
+pub mod policy;
 
-mod server;
-
-pub use client::{client, start};
-pub use policy::Policy;
-pub use server::run;
-
-/// Its name on the command line, for nobody but us.
-pub const SUBCOMMAND: &str = "sandbox-helper";
+pub mod server;

@@ -23,6 +23,8 @@ use std::path::{Path, PathBuf};
 use disk_image::{FileId, HostOpener, Opener};
 use serde::{Deserialize, Serialize};
 
+/// The server refuses a longer configuration file. Ten thousand disks with every key take less.
+pub const MAX_CONFIGURATION_BYTES: u64 = 16 << 20;
 /// Where the kernel keeps what is no image, though it may look like a file.
 const NEVER: [&str; 2] = ["/proc", "/sys"];
 

@@ -24,10 +24,9 @@ use sandbox::{Identity, Kept};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{debug, error};
 
+use super::accounts;
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
-use super::policy::{Allowed, Found, Lies};
-use crate::args::values;
-use crate::config::config_file::MAX_FILE_BYTES;
+use super::policy::{Allowed, Found, Lies, MAX_CONFIGURATION_BYTES};
 
 /// Requests at a time: more than a server has threads that ask.
 const MAX_REQUESTS: usize = 256;
@@ -168,8 +167,8 @@ impl State {
                 let holders = holders.into_iter().map(|holder| (holder.pid, holder.command)).collect();
                 Ok(said(Answer::Holders(holders)))
             }
-            Ask::UserId { name } => id(values::user_id(&name)),
-            Ask::GroupId { name } => id(values::group_id(&name)),
+            Ask::UserId { name } => id(accounts::user_id(&name)),
+            Ask::GroupId { name } => id(accounts::group_id(&name)),
             socket => self.about_sockets(socket),
         }
     }
@@ -271,7 +270,7 @@ impl State {
     fn open_configuration(&self, path: &Path) -> Reply {
         self.allowed().configuration(path)?;
         let mut text = String::new();
-        let read = File::open(path)?.take(MAX_FILE_BYTES).read_to_string(&mut text);
+        let read = File::open(path)?.take(MAX_CONFIGURATION_BYTES).read_to_string(&mut text);
         if read.is_ok() {
             self.change(|allowed| allowed.extend_from_file(&text));
         }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use super::super::Policy;
+use super::super::policy::Policy;
 use super::*;
 
 #[path = "../../tests/it/rig/hanging.rs"]

@@ -20,7 +20,8 @@ use tracing::{debug, warn};
 use crate::args::serve_args::{Confinement, Switch};
 use crate::args::usage::Contradiction;
 use crate::config::configuration::{Configuration, ServerSettings};
-use crate::helper::{self, Policy};
+use crate::helper::client;
+use crate::helper::policy::Policy;
 use crate::logging::LogArgs;
 
 const NOT_UP: &str = "the sandbox cannot be put up (--sandbox off serves without)";
@@ -68,7 +69,7 @@ pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs
         let opener = Arc::new(HostOpener);
         return Ok(Confined { opener, identity: Identity::default(), files: None });
     }
-    let opener = helper::start(&policy(configuration, adopts), log)?;
+    let opener = client::start(&policy(configuration, adopts), log)?;
     let locked_memory = !allow_locked_memory();
     let identity = identity(confinement);
     sandbox::drop_privileges(identity, kept(server, locked_memory)).context(NOT_UP)?;
