@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::control::balance::{QueueName, QueueReading, STALE};
+use crate::control::balance::tuning::STALE;
+use crate::control::balance::{QueueName, QueueReading};
 use crate::data_path::counters::{QueueCounters, WorkerCounters};
 use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::bell::BusyWatch;

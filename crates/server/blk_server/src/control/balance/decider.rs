@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::estimates::Estimates;
 use super::interval::{Interval, QueueName};
 use super::model::{Model, Queue};
-use super::{
+use super::tuning::{
     BUSY, CROWD_DELAY, FIRST_STAY, LONGEST_STAY, MARGIN, MOST_MOVES, MOVE_COST, PATIENCE, RESTLESS_STAYS,
     STALE,
 };

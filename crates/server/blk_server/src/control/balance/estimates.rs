@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::interval::{Interval, QueueLoad, QueueName, WorkerLoad};
-use super::{FORGETTING, SMOOTHING};
+use super::tuning::{FORGETTING, SMOOTHING};
 use crate::data_path::worker::worker_options::WorkerId;
 
 /// A worker that wanted a CPU for a smaller part of the interval does not show what it would get.

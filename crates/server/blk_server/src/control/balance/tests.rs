@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::simulation::{STEP, World, best_maximum};
-use super::*;
+use super::tuning::*;
 use crate::data_path::worker::worker_options::WorkerId;
 
 /// Steps within which a small world must be at rest.
