@@ -55,6 +55,5 @@ pub use inline::InlineWorker;
 #[cfg(feature = "test-util")]
 pub use inline::server::{InlineServer, InlineSession};
 pub use io_engine::{Placement, PlacementReport, WorkerId};
-pub use session::hand_over::Handed;
-pub use session::state::SessionState;
+pub use session::state::{Handed, SessionState};
 pub use virtqueue::{MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};

@@ -30,9 +30,8 @@ use crate::data_path::worker::workers::AbortOnPanic;
 use crate::error::AdminError;
 use crate::host::error_line::error_line;
 use crate::session::Session;
-use crate::session::SessionShared;
-use crate::session::hand_over::{Go, Handed, NotHanded, Order, Theirs};
-use crate::session::state::SessionState;
+use crate::session::shared::{Go, NotHanded, Order, SessionShared, Theirs};
+use crate::session::state::{Handed, SessionState};
 
 /// How long sessions may take to report queues that did not drain in time.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);

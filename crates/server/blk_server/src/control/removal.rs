@@ -21,7 +21,7 @@ use crate::data_path::assignment::deadline::deadline_in;
 use crate::data_path::disk::flush::flush;
 use crate::data_path::disk::session_link::EndReason;
 use crate::error::AdminError;
-use crate::session::SessionShared;
+use crate::session::shared::SessionShared;
 
 /// What requests that were given up have left to end.
 const AFTER_CANCEL: Duration = Duration::from_secs(3);

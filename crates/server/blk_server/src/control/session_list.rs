@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::data_path::disk::session_link::EndReason;
-use crate::session::SessionShared;
+use crate::session::shared::SessionShared;
 
 /// Front-ends connected to one disk at a time: two while one replaces another, and some that only look.
 const MAX_SESSIONS: usize = 8;

@@ -26,7 +26,8 @@ use crate::data_path::worker::command::{Address, STEPS_WORKER};
 use crate::data_path::worker::worker_options::{WorkerId, WorkerOptions};
 use crate::data_path::worker::workers::{Trade, WorkerThread};
 use crate::host::signal::signal;
-use crate::session::{Progress, Session, SessionShared};
+use crate::session::shared::SessionShared;
+use crate::session::{Progress, Session};
 
 thread_local! {
     static WORKER: RefCell<Option<(Arc<OwnedFd>, Worker)>> = const { RefCell::new(None) };

@@ -5,8 +5,8 @@
 use vhost::vhost_user::message::{VhostUserConfig, VhostUserU64, VhostUserVringState};
 use vm_memory::ByteValued;
 
+use super::answer::{Result, SessionError};
 use super::wire::Message;
-use super::{Result, SessionError};
 
 pub(super) fn body<T: ByteValued>(message: &Message) -> Result<T> {
     let (bytes, wanted) = (message.body.len(), size_of::<T>());

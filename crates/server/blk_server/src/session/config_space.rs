@@ -5,9 +5,10 @@
 use tracing::debug;
 use virtio_blk::{DeviceConfig, Negotiated};
 
+use super::Session;
+use super::answer::{Answer, Result, SessionError};
 use super::body::config_body;
 use super::wire::Message;
-use super::{Answer, Result, Session, SessionError};
 
 impl Session {
     fn config(&self) -> DeviceConfig {

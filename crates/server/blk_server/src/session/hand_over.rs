@@ -26,13 +26,17 @@ use vhost::vhost_user::message::{FrontendReq, VhostUserInflight};
 use virtio_blk::{Negotiated, WriteCache};
 use virtqueue::MIN_QUEUE_SIZE;
 
-use super::dirty_log::DirtyLogging;
+use super::answer::{Result, SessionError};
+use super::dirty_log::{DirtyLogging, mapped};
 use super::log_memory::{self, LogLayout, LogMemory};
-use super::protocol::protocol_features;
-use super::state::{HalfState, Incoming, LogState, Outgoing, Place, RegionState, SessionState, VringState};
+use super::shared::{Go, NotHanded, Order, SessionShared, Theirs};
+use super::state::{
+    DirtyLogState, HalfState, Handed, Incoming, LogState, Outgoing, Place, RegionState, SessionState,
+    VringState,
+};
 use super::vring::{UserAddresses, Vring};
 use super::wire::{HalfMessage, WireError};
-use super::{Result, Session, SessionError, SessionShared};
+use super::{Progress, Session, protocol_features};
 use crate::data_path::assignment::{FrozenQueue, NotFrozen, WorkerSet};
 use crate::data_path::disk::Disk;
 use crate::data_path::queue::NotLeft;
@@ -40,66 +44,17 @@ use crate::host::clock::monotonic_ns;
 use crate::host::error_line::error_line;
 use crate::host::signal::adopt_passed;
 
-/// The verdict on a frozen session. A channel that ends without one means that the session continues here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Theirs;
-
-/// Asks a session to freeze.
-#[derive(Debug)]
-pub(crate) struct Order {
-    /// How long its queues may take to drain.
-    pub(crate) timeout: Duration,
-    pub(crate) frozen: SyncSender<Result<Handed, NotHanded>>,
-    pub(crate) verdict: Receiver<Theirs>,
-}
-
-/// A frozen session.
-#[derive(Debug)]
-pub struct Handed {
-    /// What there is to know.
-    pub state: SessionState,
-    /// What the places in it mean.
-    pub fds: Vec<Arc<OwnedFd>>,
-    /// When its first queue was asked to pause, by the host's monotonic clock.
-    pub frozen_ns: u64,
-}
-
-/// Why a session stays in this process.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NotHanded {
-    #[error("the front-end has truncated memory that it shares")]
-    LostMemory,
-    #[error(
-        "queue {queue} still has requests in flight after {} s: does its storage hang?", timeout.as_secs_f64()
-    )]
-    NotDrained { queue: u16, timeout: Duration },
-    #[error(
-        "queue {queue} holds {requests} requests that the host failed, and its front-end keeps no in-flight log to hand \
-         them over in: repair the storage first"
-    )]
-    Parked { queue: u16, requests: usize },
-}
-
-/// The session's next step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Afterwards {
-    /// It continues.
-    GoesOn,
-    /// Another process owns it.
-    Theirs,
-}
-
 impl Session {
-    /// Freezes if there is an order to freeze, and waits for the verdict.
-    pub(super) fn obey_order(&mut self) -> Afterwards {
+    /// Freezes if there is an order to freeze, and waits for the verdict. `Ended`: another process owns the session.
+    pub(super) fn obey_order(&mut self) -> Progress {
         let Some(Order { timeout, frozen, verdict }) = self.shared.take_order() else {
-            return Afterwards::GoesOn;
+            return Progress::GoesOn;
         };
         let (queues, handed) = match self.freeze(timeout) {
             Ok(done) => done,
             Err(why) => {
                 let _ = frozen.send(Err(why));
-                return Afterwards::GoesOn;
+                return Progress::GoesOn;
             }
         };
         let _ = frozen.send(Ok(handed));
@@ -108,12 +63,12 @@ impl Session {
             self.vrings.iter_mut().for_each(|vring| vring.running = None);
             self.wire.is_ours = false;
             debug!(disk = self.disk.name(), session = self.shared.id(), "session handed over");
-            return Afterwards::Theirs;
+            return Progress::Ended;
         }
         self.workers.thaw(queues);
         // The waiting thread sees the channel's end.
         drop(frozen);
-        Afterwards::GoesOn
+        Progress::GoesOn
     }
 
     fn freeze(&mut self, timeout: Duration) -> Result<(Vec<FrozenQueue>, Handed), NotHanded> {
@@ -210,10 +165,6 @@ fn vring_state(vring: &Vring, fds: &mut Outgoing) -> VringState {
 
 // ---- in the process that continues
 
-/// Lets a rebuilt session start its rings.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Go;
-
 impl Session {
     /// Rebuilds the session as it was in the other process, with no ring running.
     pub(crate) fn rebuilt(
@@ -234,7 +185,7 @@ impl Session {
         session.protocol = state.protocol;
         session.protocol_negotiated = state.protocol_negotiated;
         let (log, changed, quota) = (state.dirty_log, state.dirty_log_changed, session.disk.quota());
-        session.dirty = DirtyLogging::rebuilt(state.log_all, log, changed, &mut fds, quota)?;
+        session.dirty = dirty_logging(state.log_all, log, changed, &mut fds, quota)?;
         let cache = if state.writeback { WriteCache::Writeback } else { WriteCache::Writethrough };
         session.shared.set_write_cache(cache);
         if state.heard {
@@ -344,6 +295,25 @@ impl Session {
         }
         self.run();
     }
+}
+
+/// The dirty log as it was in the other process.
+fn dirty_logging(
+    all: bool,
+    log: Option<DirtyLogState>,
+    changed: Option<Place>,
+    fds: &mut Incoming,
+    quota: &Arc<Quota>,
+) -> Result<DirtyLogging> {
+    let map = |log: DirtyLogState| -> Result<_> {
+        Ok(mapped(quota.inherit(fds.take(log.fd)?)?, log.mmap_bytes, log.offset_bytes)?)
+    };
+    let bits = log.map(map).transpose()?;
+    let request = FrontendReq::SET_LOG_FD;
+    let changed = fds.take_some(changed)?.map(|fd| quota.inherit(fd)).transpose()?;
+    let changed = changed.map(adopt_passed).transpose();
+    let changed = changed.map_err(|source| SessionError::NotAnEventfd { request, source })?;
+    Ok(DirtyLogging { bits, changed, all })
 }
 
 fn memory(regions: Vec<RegionState>, fds: &mut Incoming, quota: &Arc<Quota>) -> Result<GuestMemory> {

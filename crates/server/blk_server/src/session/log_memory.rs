@@ -5,13 +5,11 @@
 //! - A front-end may send a file of any size. The server maps only as much as the logs need; a file that is truncated
 //!   later ends its session, like guest memory (`guest_mem`). Memory that the server created cannot be truncated.
 //! - This file writes nothing into a log: a queue begins its log when it starts.
-//! - A front-end asks before its guest has chosen the rings' sizes, so what it asks for is not what it will need: a log
-//!   that is made here has room for the longest ring of the disk (docs/decisions/0042). A ring that has no room in its
-//!   log is served without one.
-//! - A log belongs to its rings: what a running one has in flight, or holds, is in the one with which it started, and
-//!   nowhere else. So another log is refused until the rings are stopped; the same one again changes nothing.
+//! - A front-end asks before its guest has chosen the rings' sizes. So a log that the server creates has room for the
+//!   longest ring of the disk (docs/decisions/0042). A ring without room in its log is served without one.
 //!
-//! Spec: vhost-user, "Inflight description". Not here: what is in the logs (`virtqueue`).
+//! Spec: vhost-user, "Inflight description". Not here: the messages (`log_messages.rs`), what is in the logs
+//! (`virtqueue`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,15 +19,9 @@ use guest_mem::{GuestAddress, GuestMemory, MapError, MemoryError, PassedFd, Regi
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserInflight;
 use virtqueue::{LogArea, MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
-use vm_memory::ByteValued;
-
-use super::wire::Message;
-use super::{Answer, Result, Session, SessionError, expect_fds};
 
 /// A log's fields are words of 64 bits.
 const ALIGN_BYTES: u64 = 8;
-/// The message's size without padding; some peers send the padding.
-const FIELDS_BYTES: usize = 20;
 
 /// Why a log's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -127,62 +119,9 @@ impl LogMemory {
         self.memory.regions().first().map(|region| region.fd())
     }
 
-    fn is_same(&self, said: &VhostUserInflight, fd: impl AsFd) -> bool {
+    pub(super) fn is_same(&self, said: &VhostUserInflight, fd: impl AsFd) -> bool {
         let (region, layout) = (self.memory.regions().first(), layout(said));
         self.layout == layout && region.is_some_and(|region| region.is_same(&spec(said, layout), fd))
-    }
-}
-
-impl Session {
-    /// GET_INFLIGHT_FD: creates memory. It is used once the front-end passes it back.
-    pub(super) fn get_inflight_fd(&self, message: &Message) -> Result<Answer> {
-        let asked = self.checked(message)?;
-        let (num_queues, queue_size) = (asked.num_queues, asked.queue_size);
-        let bytes = LogLayout::roomy(num_queues, queue_size.max(self.disk.queue_size())).roomy_bytes();
-        let fd = sealed_memory(bytes).map_err(|source| LogMemoryError::Make { bytes, source })?;
-        let answer = VhostUserInflight { mmap_size: bytes, mmap_offset: 0, num_queues, queue_size };
-        Ok(Answer::Log(answer, fd))
-    }
-
-    /// SET_INFLIGHT_FD: the logs of all rings, before they start.
-    pub(super) fn set_inflight_fd(&mut self, mut message: Message) -> Result<Answer> {
-        expect_fds(&message, 1)?;
-        let said = self.checked(&message)?;
-        let packed = self.negotiated.is_some_and(|negotiated| negotiated.ring().packed);
-        let Some(fd) = message.fds.pop() else { return Ok(Answer::Ack) };
-        if let Some(queue) = self.vrings.iter().position(|vring| vring.running.is_some()) {
-            let is_same = self.log.as_ref().is_some_and(|log| log.is_same(&said, &fd));
-            return if is_same { Ok(Answer::Ack) } else { Err(LogMemoryError::Running { queue }.into()) };
-        }
-        self.log = Some(map(&said, packed, fd)?);
-        self.reconcile_all()
-    }
-
-    /// The log of queue `at`; `None`: it runs without one.
-    pub(super) fn log_for(&self, at: usize, packed: bool) -> Option<LogArea> {
-        let (log, queue_size) = (self.log.as_ref()?, self.vrings[at].queue_size?);
-        let queue = u16::try_from(at).ok()?;
-        let area = log.area(queue, queue_size, packed);
-        if area.is_none() {
-            let LogLayout { queues, entries } = log.layout;
-            self.warn_once(&format!(
-                "the front-end's in-flight log has no room for queue {queue} with {queue_size} descriptors (it is for \
-                 {queues} queues of {entries}): the queue is served without one, and what it has in flight is lost if \
-                 the server is killed; have the front-end ask this server for the log (GET_INFLIGHT_FD)"
-            ));
-        }
-        area
-    }
-
-    fn checked(&self, message: &Message) -> Result<VhostUserInflight> {
-        let (request, bytes, wanted) = (message.request, message.body.len(), size_of::<VhostUserInflight>());
-        if bytes != wanted && bytes != FIELDS_BYTES {
-            return Err(SessionError::BodySize { request, bytes, wanted });
-        }
-        let mut said = VhostUserInflight::default();
-        said.as_mut_slice()[..bytes].copy_from_slice(&message.body);
-        check(&said, self.disk.queues())?;
-        Ok(said)
     }
 }
 
@@ -226,6 +165,13 @@ fn spec(said: &VhostUserInflight, layout: LogLayout) -> RegionSpec {
         user_addr: 0,
         file_offset_bytes: said.mmap_offset,
     }
+}
+
+/// Creates memory for the logs of rings of up to `longest` descriptors. Returns its size, too.
+pub(super) fn roomy_memory(queues: u16, longest: u16) -> Result<(u64, OwnedFd), LogMemoryError> {
+    let bytes = LogLayout::roomy(queues, longest).roomy_bytes();
+    let fd = sealed_memory(bytes).map_err(|source| LogMemoryError::Make { bytes, source })?;
+    Ok((bytes, fd))
 }
 
 /// Seals the size: no process can change it any more.

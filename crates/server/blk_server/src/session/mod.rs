@@ -12,16 +12,17 @@
 //! Spec: vhost-user, "Front-end message types". Not here: bytes (`wire.rs`), the requests of the guest
 //! (`queue/mod.rs`).
 
+mod answer;
 mod body;
 mod config_space;
 mod dirty_log;
 pub(crate) mod hand_over;
 mod log_memory;
+mod log_messages;
 mod memory;
 mod passed;
-mod protocol;
 mod ring_history;
-mod shared;
+pub(crate) mod shared;
 pub(crate) mod state;
 #[cfg(test)]
 mod tests;
@@ -32,107 +33,38 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use guest_mem::{GuestMemory, PassedFd, QuotaError};
+use guest_mem::{GuestMemory, PassedFd};
 use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
-    FrontendReq, VhostUserConfig, VhostUserEmpty, VhostUserInflight, VhostUserLog, VhostUserProtocolFeatures,
-    VhostUserU64, VhostUserVringState,
+    FrontendReq, VhostUserEmpty, VhostUserProtocolFeatures, VhostUserU64, VhostUserVringState,
 };
 use vhost_user::FrameError;
 use virtio_blk::Negotiated;
 
+pub(crate) use answer::SessionError;
+use answer::{Answer, Result};
 use body::{expect_fds, u64_body, vring_state};
-use dirty_log::{DirtyLogRefused, DirtyLogging, F_LOG_ALL};
-use hand_over::Afterwards;
-use log_memory::{LogMemory, LogMemoryError};
-use protocol::protocol_features;
-pub(crate) use shared::SessionShared;
-use vring::{UserAddresses, Vring};
+use dirty_log::{DirtyLogging, F_LOG_ALL};
+use log_memory::LogMemory;
+use shared::SessionShared;
+use vring::Vring;
 use wire::{Incoming, Message, Wire, WireError};
 
 use crate::data_path::assignment::WorkerSet;
 use crate::data_path::disk::log_limit::Allowed;
 use crate::data_path::disk::session_link::EndReason;
-use crate::data_path::disk::{Disk, LeaseError, RingLease};
+use crate::data_path::disk::{Disk, RingLease};
 use crate::data_path::queue::queue_start::{Ending, QueueStart};
 use crate::host::error_line::error_line;
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES` (vhost-user, "Feature negotiation").
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
-const BACKEND_CONFIG_CHANGE: u32 = 2;
-
-/// Why the session refused a message.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SessionError {
-    #[error(transparent)]
-    Wire(#[from] WireError),
-    #[error("{request:?} has a body of {bytes} bytes, {wanted} are needed")]
-    BodySize { request: FrontendReq, bytes: usize, wanted: usize },
-    #[error("{request:?} came with {count} file descriptors, {wanted} are needed")]
-    FdCount { request: FrontendReq, count: usize, wanted: usize },
-    #[error("{request:?} names queue {index}, this disk has {queues}")]
-    QueueIndex { request: FrontendReq, index: u64, queues: u16 },
-    #[error("SET_VRING_NUM {num} for queue {index}: a power of two from 2 to {max} is needed")]
-    QueueSize { index: u32, num: u32, max: u16 },
-    #[error("SET_VRING_KICK for queue {index} without a file descriptor: polled queues are not supported")]
-    NoKick { index: u16 },
-    #[error("{request:?} came with a file descriptor that cannot be used")]
-    NotAnEventfd { request: FrontendReq, source: std::io::Error },
-    #[error("SET_BACKEND_REQ_FD came with a file descriptor that cannot be used")]
-    NotAChannel { source: std::io::Error },
-    #[error("SET_PROTOCOL_FEATURES {wanted:#x} has bits that were not offered ({offered:#x})")]
-    ProtocolFeatures { wanted: u64, offered: u64 },
-    #[error(
-        "SET_PROTOCOL_FEATURES {wanted:#x}: GET_VRING_BASE_INFLIGHT (bit 20) needs INFLIGHT_SHMFD (bit 12)"
-    )]
-    NoLog { wanted: u64 },
-    #[error(
-        "SET_CONFIG without VIRTIO_BLK_F_CONFIG_WCE: no field is writable unless the driver negotiates it"
-    )]
-    NoConfigWce,
-    #[error("{request:?} is not supported: the server did not offer its feature")]
-    NotOffered { request: FrontendReq },
-    #[error(transparent)]
-    Features(#[from] virtio_blk::FeatureError),
-    #[error(transparent)]
-    ConfigRead(#[from] virtio_blk::ConfigReadError),
-    #[error(transparent)]
-    ConfigWrite(#[from] virtio_blk::ConfigWriteError),
-    #[error(transparent)]
-    Memory(#[from] memory::MemoryChangeError),
-    #[error(transparent)]
-    LogMemory(#[from] LogMemoryError),
-    #[error(transparent)]
-    DirtyLog(#[from] DirtyLogRefused),
-    #[error(transparent)]
-    Lease(#[from] LeaseError),
-    #[error(transparent)]
-    Descriptor(#[from] state::NoDescriptor),
-    #[error(transparent)]
-    Quota(#[from] QuotaError),
-    #[error("the worker is gone")]
-    WorkerGone,
-}
-
-type Result<T, E = SessionError> = std::result::Result<T, E>;
 
 /// Whether a session continues after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     GoesOn,
     Ended,
-}
-
-/// The answer to a message.
-enum Answer {
-    /// Success, if the front-end asked for it (REPLY_ACK).
-    Ack,
-    U64(u64),
-    VringState(VhostUserVringState),
-    Config(VhostUserConfig, Vec<u8>),
-    Log(VhostUserInflight, OwnedFd),
-    DirtyLog(VhostUserLog),
 }
 
 /// One front-end's state.
@@ -220,9 +152,7 @@ impl Session {
                 }
             }
             Ok(Some(Incoming::Paused)) => {
-                if self.obey_order() == Afterwards::Theirs {
-                    return Ok(Progress::Ended);
-                }
+                return Ok(self.obey_order());
             }
             Err(error) => return Err(error.into()),
         }
@@ -340,6 +270,24 @@ impl Session {
             FrontendReq::SET_LOG_FD => self.set_log_fd(message),
             request => Err(SessionError::NotOffered { request }),
         }
+    }
+
+    fn has(&self, feature: VhostUserProtocolFeatures) -> bool {
+        self.protocol & feature.bits() != 0
+    }
+
+    fn set_protocol_features(&mut self, message: &Message) -> Result<Answer> {
+        let (wanted, offered) = (u64_body(message)?, protocol_features().bits());
+        if wanted & !offered != 0 {
+            return Err(SessionError::ProtocolFeatures { wanted, offered });
+        }
+        let [log, base] =
+            [VhostUserProtocolFeatures::INFLIGHT_SHMFD, VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT];
+        if wanted & base.bits() != 0 && wanted & log.bits() == 0 {
+            return Err(SessionError::NoLog { wanted });
+        }
+        self.protocol = wanted;
+        Ok(Answer::Ack)
     }
 
     fn set_features(&mut self, message: &Message) -> Result<Answer> {
@@ -564,20 +512,17 @@ impl Drop for Session {
     }
 }
 
-impl SessionError {
-    /// Whether the session must end, even if the front-end asked for an answer.
-    fn ends_session(&self) -> bool {
-        // Front-ends ignore the answer to SET_LOG_BASE: a migration would continue without the pages that could not
-        // be marked.
-        let is_dirty_log = matches!(self, Self::DirtyLog(_));
-        is_dirty_log || matches!(self, Self::Wire(_) | Self::WorkerGone | Self::Lease(LeaseError::Ending))
-    }
-}
-
-impl From<crate::data_path::worker::command::WorkerGone> for SessionError {
-    fn from(_: crate::data_path::worker::command::WorkerGone) -> Self {
-        Self::WorkerGone
-    }
+/// The protocol features that the server offers (vhost-user, "Protocol features").
+fn protocol_features() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::LOG_SHMFD
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::BACKEND_REQ
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::RESET_DEVICE
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT
 }
 
 /// Requests whose answer cannot express failure.

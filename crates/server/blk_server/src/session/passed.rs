@@ -13,9 +13,10 @@ use guest_mem::PassedFd;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 
+use super::Session;
+use super::answer::{Answer, Result, SessionError};
 use super::body::{expect_fds, u64_body};
 use super::wire::Message;
-use super::{Answer, Result, Session, SessionError};
 
 /// The message's low byte is the queue's number; this bit means that no descriptor follows.
 const VRING_NO_FD: u64 = 1 << 8;

@@ -6,17 +6,54 @@ use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use guest_mem::PassedFd;
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{debug, warn};
 
-use super::hand_over::Order;
-use super::{BACKEND_CONFIG_CHANGE, wire};
+use super::state::Handed;
+use super::wire;
 use crate::data_path::disk::session_link::SessionLink;
 use crate::host::error_line::error_line;
+
+/// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
+const BACKEND_CONFIG_CHANGE: u32 = 2;
+
+/// The verdict on a frozen session. A channel that ends without one means that the session continues here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Theirs;
+
+/// Asks a session to freeze.
+#[derive(Debug)]
+pub(crate) struct Order {
+    /// How long its queues may take to drain.
+    pub(crate) timeout: Duration,
+    pub(crate) frozen: SyncSender<Result<Handed, NotHanded>>,
+    pub(crate) verdict: Receiver<Theirs>,
+}
+
+/// Why a session stays in this process.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotHanded {
+    #[error("the front-end has truncated memory that it shares")]
+    LostMemory,
+    #[error(
+        "queue {queue} still has requests in flight after {} s: does its storage hang?", timeout.as_secs_f64()
+    )]
+    NotDrained { queue: u16, timeout: Duration },
+    #[error(
+        "queue {queue} holds {requests} requests that the host failed, and its front-end keeps no in-flight log to hand \
+         them over in: repair the storage first"
+    )]
+    Parked { queue: u16, requests: usize },
+}
+
+/// Lets a rebuilt session start its rings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Go;
 
 #[derive(Debug, Default)]
 struct State {

@@ -47,6 +47,17 @@ pub struct SessionState {
     pub(super) vrings: Vec<VringState>,
 }
 
+/// A frozen session.
+#[derive(Debug)]
+pub struct Handed {
+    /// What there is to know.
+    pub state: SessionState,
+    /// What the places in it mean.
+    pub fds: Vec<Arc<OwnedFd>>,
+    /// When its first queue was asked to pause, by the host's monotonic clock.
+    pub frozen_ns: u64,
+}
+
 /// A region of guest memory.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

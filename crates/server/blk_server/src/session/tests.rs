@@ -12,8 +12,9 @@ use io_engine::{EngineConfig, FakeEngine};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_blk::Negotiated;
 
+use super::Session;
+use super::shared::SessionShared;
 use super::vring::{UserAddresses, Vring};
-use super::{Session, SessionShared};
 use crate::data_path::assignment::WorkerSet;
 use crate::data_path::disk::engine_source::EngineSource;
 use crate::data_path::disk::write_cache::Wce;
