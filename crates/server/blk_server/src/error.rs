@@ -1,6 +1,4 @@
 //! Why a server does not start, and why it refuses a change while it runs. Names are escaped: each error is one line.
-//!
-//! Not here: what ends a session (`session`) or stops a queue (`queue/mod.rs`).
 
 use std::io;
 use std::path::PathBuf;
@@ -55,7 +53,7 @@ pub enum ServerError {
     },
     /// Two disks with one socket.
     #[error(
-        "socket {} is that of disk `{other}` already: give each disk a socket of its own",
+        "socket {} already belongs to disk `{other}`: give each disk its own socket",
         path.display(),
         other = other.escape_debug()
     )]
@@ -65,7 +63,7 @@ pub enum ServerError {
         /** The disk that has it. */
         other: String,
     },
-    /// No further disks.
+    /// The server is stopping and takes no further disks.
     #[error("the server stops")]
     Stopping,
     /// See [`InvalidDisk`].
@@ -76,7 +74,7 @@ pub enum ServerError {
     Socket(#[from] SocketError),
 }
 
-/// Why a change was refused. Nothing has changed then, except where a variant says so.
+/// Why the server refused a change. Nothing has changed, unless the variant says so.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// No such disk.
@@ -107,13 +105,13 @@ pub enum AdminError {
         /** Queues offered. */
         queues: u16,
     },
-    /// The last worker stays.
+    /// The last worker cannot be removed.
     #[error("worker {id} is the last one: add another first")]
     LastWorker {
         /** As given. */
         id: WorkerId,
     },
-    /// Requests in flight did not complete in time; the queue goes on where it was.
+    /// Requests in flight did not complete in time; the queue continues on its worker.
     #[error(
         "queue {queue} of disk `{disk}` still has requests in flight after {} s; it stays with worker {stays}",
         timeout.as_secs_f64(),
@@ -129,7 +127,7 @@ pub enum AdminError {
         /** The worker that still serves it. */
         stays: WorkerId,
     },
-    /// The queue's start takes too long; it continues on the worker that it was given.
+    /// The queue takes too long to start; it continues on its worker.
     #[error(
         "queue {queue} of disk `{disk}` is still being started after {} s: try again",
         timeout.as_secs_f64(),
@@ -143,7 +141,7 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
-    /// The worker hangs, perhaps in an image's file system.
+    /// The worker does not answer: it may hang in an image's file system.
     #[error("worker {id} does not answer after {} s: does the storage of a disk hang?", timeout.as_secs_f64())]
     WorkerSilent {
         /** Its number. */
@@ -151,13 +149,13 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
-    /// One change of workers and queues at a time.
+    /// Workers and queues allow one change at a time.
     #[error("another change of workers or queues is still being made after {} s: try again", timeout.as_secs_f64())]
     OthersChange {
         /** As given. */
         timeout: Duration,
     },
-    /// The server takes no changes any more.
+    /// The server is stopping and takes no more changes.
     #[error("the server stops")]
     Stopping,
     /// The new worker cannot serve the disk: for example, its engine cannot use the image.
@@ -180,7 +178,7 @@ pub enum AdminError {
         /** Its name. */
         disk: String,
     },
-    /// Requests in flight did not complete in time; it is as before.
+    /// Requests in flight did not complete in time; the completion worker is unchanged.
     #[error(
         "disk `{disk}` still has requests in flight after {} s; its completion worker stays as it was",
         timeout.as_secs_f64(),
@@ -204,7 +202,7 @@ pub enum AdminError {
         /** Its name. */
         disk: String,
     },
-    /// The removal is incomplete: the disk's front-ends are gone, and no other can connect.
+    /// The removal is incomplete: the disk has no front-ends, and accepts none.
     #[error(
         "disk `{disk}` still has requests in flight, {} s and a cancellation later: it takes no front-end any more and \
          keeps its image; remove it again when its device answers",
@@ -217,7 +215,7 @@ pub enum AdminError {
         /** As given. */
         timeout: Duration,
     },
-    /// The disk is removed all the same.
+    /// The disk is removed nevertheless.
     #[error(
         "disk `{disk}` is removed, but its last flush failed: writes that its guest had not flushed may be lost",
         disk = disk.escape_debug()
@@ -229,7 +227,7 @@ pub enum AdminError {
         #[source]
         source: std::io::Error,
     },
-    /// Not with this size, or not this image.
+    /// The size or the image does not allow it.
     #[error("disk `{disk}` keeps its size", disk = disk.escape_debug())]
     Resize {
         /** Its name. */
@@ -240,7 +238,7 @@ pub enum AdminError {
     },
     /// A disk must not shrink under its guest.
     #[error(
-        "disk `{disk}` has {from_bytes} bytes: with {to_bytes} bytes it would lose what lies behind; force it if you want that",
+        "disk `{disk}` has {from_bytes} bytes: with {to_bytes} bytes it would lose the data behind that; force it if you want that",
         disk = disk.escape_debug()
     )]
     WouldShrink {
@@ -260,7 +258,7 @@ pub enum AdminError {
         #[source]
         source: std::io::Error,
     },
-    /// A thread or an engine did not start; a disk or a socket is not possible.
+    /// A thread or an engine did not start, or the disk or its socket is invalid.
     #[error(transparent)]
     Start(#[from] Box<ServerError>),
 }
@@ -279,7 +277,7 @@ impl From<ServerError> for AdminError {
 mod tests {
     use super::*;
 
-    /// Errors with the disk's name, whatever else they say.
+    /// One of each error, all with the disk's name.
     fn errors_of(name: &str) -> Vec<AdminError> {
         let (disk, other, path) = (name.to_owned(), name.to_owned(), PathBuf::from("s"));
         let (id, queue, timeout) = (WorkerId(0), 1, Duration::from_secs(1));

@@ -1,9 +1,9 @@
-//! A worker without a thread, stepped by its caller: for benchmarks and fuzzing of the request path and nothing else.
+//! A worker without a thread, which its caller steps: only for benchmarks and fuzzing of the request path.
 //!
-//! `kick → InlineWorker::serve (wait, pass until idle, arm) → call`: the very loop of `worker/mod.rs`, with the
-//! driver half of the queue on the same thread, so that time and instructions can be told apart.
+//! `kick → InlineWorker::serve (wait, pass until idle, arm) → call`
 //!
-//! Not here: a way to serve a disk; that is `server.rs`.
+//! The loop is that of `worker/mod.rs`. The driver's side of the queue runs on the same thread, so that a profiler can
+//! tell its time and instructions apart.
 
 #[cfg(feature = "test-util")]
 pub(crate) mod server;
@@ -51,7 +51,7 @@ impl InlineWorker {
     /// Starts queue 0 of `disk` at `layout`; `kick` and `call` are eventfds.
     ///
     /// # Errors
-    /// If engine or ring cannot be used; an invalid disk.
+    /// The engine or the ring cannot be used, or the disk is invalid.
     pub fn start(
         engine: Box<dyn Engine>,
         disk: DiskConfig,
@@ -86,10 +86,10 @@ impl InlineWorker {
         Ok(inline)
     }
 
-    /// Stops the queue: from now on nothing of it touches the ring, whose memory may change.
+    /// Stops the queue. From now on the worker does not touch the ring, whose memory may change.
     ///
     /// # Errors
-    /// If a request is in flight.
+    /// A request is in flight.
     pub fn stop(&mut self) -> io::Result<()> {
         let (queue, (done, stopped)) = (self.queue, sync_channel(1));
         self.command(Command::Stop(queue, done))?;
@@ -97,10 +97,10 @@ impl InlineWorker {
     }
 
     /// After [`InlineWorker::stop`]: starts a queue at the beginning of a ring, with the same disk, kick and call.
-    /// Everything that the queue before it and its session knew is forgotten.
+    /// Forgets all that the queue before it and its session knew.
     ///
     /// # Errors
-    /// If the ring cannot be used; no queue runs then.
+    /// The ring cannot be used. No queue runs then.
     pub fn start_again(
         &mut self,
         memory: Arc<GuestMemory>,
@@ -141,15 +141,15 @@ impl InlineWorker {
         Ok(())
     }
 
-    // Never inlined: profilers find the device half by this name, which no other function may have a part of.
-    /// Sleeps until a kick, then serves until the queue is empty and kicks are wanted again.
+    // Never inlined: profilers find the device's side by this function's name.
+    /// Sleeps until a kick, then serves until the queue is empty and wants kicks again.
     #[inline(never)]
     pub fn serve(&mut self) {
         self.worker.sleep();
         self.run_until_idle();
     }
 
-    /// As [`InlineWorker::serve`], also without a kick and with a queue that takes none any more: never sleeps.
+    /// Like [`InlineWorker::serve`], but never sleeps: needs no kick, and also serves a queue that takes no requests.
     pub fn serve_now(&mut self) {
         signal(&self.wakeup);
         self.serve();

@@ -5,14 +5,12 @@
 //! `data_path/worker` wakes → `data_path/queue` takes a chain (`virtqueue`), parses it (`virtio_blk`), checks its range
 //! (`disk_image`) → `in_flight.rs` → engine (`io_engine`) → the queue writes status and used ring → notifies once per pass.
 //!
-//! Three rooms over a leaf; a room uses only those below it:
+//! Three layers over shared parts; each layer uses only those below it:
 //!
 //! - `control`: the server, its disks and workers, live upgrades, the balancer.
 //! - `session`: one front-end and its messages.
 //! - `data_path`: workers, queues, disks, and which worker serves which queue.
-//! - `host` and `error.rs`.
-//!
-//! Not here: the command line (`bareblk`), formats and locks (`disk_image`).
+//! - `host` and `error.rs`, which all of them use.
 #![forbid(unsafe_code)]
 
 mod data_path;

@@ -2,10 +2,8 @@
 //!
 //! `Acceptor::run (epoll) → number of a socket with a new connection → exports.rs`
 //!
-//! - One registration per socket, whatever their number: a connection to one of a thousand costs what it costs with
-//!   one, and so does adding or removing one under the sleeping thread.
-//!
-//! Not here: sockets (`listener.rs`), serving a front-end (`exports.rs`).
+//! Each socket is registered once with epoll, so accepting a connection, or adding and removing a socket while the
+//! thread sleeps, costs the same with a thousand sockets as with one.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +18,7 @@ use crate::host::signal::signal;
 
 /// A number that no socket has.
 const QUIT: u64 = u64::MAX;
-/// Between two calls of `retry`.
+/// The pause between two calls of `retry`.
 const RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Most events per call of `epoll_wait`.
 const EVENTS: usize = 64;
@@ -41,10 +39,10 @@ impl Acceptor {
         Ok(Self { epoll, quit })
     }
 
-    /// Watches the socket. No change if it is watched already.
+    /// Watches the socket. Does nothing if the socket is already watched.
     ///
     /// # Errors
-    /// Out of memory, or of what the user may watch (`fs.epoll.max_user_watches`).
+    /// Out of memory, or of watches that the user may have (`fs.epoll.max_user_watches`).
     pub(crate) fn add(&self, socket: impl AsFd, id: u64) -> io::Result<()> {
         match epoll::add(&self.epoll, socket, EventData::new_u64(id), EventFlags::IN) {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
@@ -54,17 +52,17 @@ impl Acceptor {
 
     /// Stops watching the socket. An earlier event may still be reported.
     pub(crate) fn remove(&self, socket: impl AsFd) {
-        // It fails for a socket that was never added; that is not an error.
+        // Fails for a socket that was never added; this is not an error.
         let _ = epoll::delete(&self.epoll, socket);
     }
 
-    /// Ends [`Acceptor::run`], or its next call.
+    /// Ends [`Acceptor::run`], or its next call if it is not running.
     pub(crate) fn quit(&self) {
         signal(&self.quit);
     }
 
-    /// Calls `ready` for each socket that a front-end connects to, until told to quit. Calls `retry` after that, and again and
-    /// again while it returns true.
+    /// Calls `ready` for each socket with a new connection, until told to quit. Calls `retry` after that, and again at
+    /// intervals while `retry` returns true.
     pub(crate) fn run(&self, mut ready: impl FnMut(u64), mut retry: impl FnMut() -> bool) {
         let mut events = Vec::with_capacity(EVENTS);
         loop {

@@ -2,11 +2,9 @@
 //!
 //! `busy worker → Bell → reading → Decider → Balanced::move_queue → BalanceReport`
 //!
-//! - It has no timer. A worker that was busy for the last [`PERIOD`] rings, at most one of all workers per period;
-//!   if no worker is busy, there is nothing to balance, and nothing wakes up.
-//! - It takes at most a hundredth of a CPU: a reading that took long is followed by a longer pause.
-//!
-//! Not here: whether a queue should move (`balance/`), how it moves (`workers.rs`).
+//! - It has no timer. A worker that was busy for the last [`PERIOD`] rings, at most once per period for all workers
+//!   together. While no worker is busy, the balancer sleeps.
+//! - It takes at most a hundredth of a CPU: after a reading that took long it pauses for longer.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,11 +20,11 @@ use crate::data_path::worker::bell::{Bell, PERIOD};
 use crate::data_path::worker::worker_options::WorkerId;
 use crate::host::error_line::error_line;
 
-/// Readings take at most this fraction of the time (1/n).
+/// Readings take at most 1/n of the time.
 const COST_LIMIT: u32 = 100;
-/// A queue that is moved takes nothing more until what it has in flight is done: no longer than this.
+/// A queue that moves takes no new requests until its requests in flight complete, at most for this long.
 const DRAIN_LIMIT: Duration = Duration::from_millis(100);
-/// How many decisions are kept.
+/// How many decisions the report keeps.
 const KEPT: usize = 64;
 
 /// The server, as the balancer sees it.
@@ -34,11 +32,10 @@ pub(crate) trait Balanced: Send {
     /// Reads the counters.
     fn read(&self) -> Reading;
 
-    /// Hands the queue to the worker. If what is in flight does not complete within `timeout`, the queue goes on where
-    /// it was.
+    /// Hands the queue to the worker. If its requests in flight do not complete within `timeout`, the queue stays.
     ///
     /// # Errors
-    /// Why it stays, for people.
+    /// Why it stays, for the operator.
     fn move_queue(
         &self,
         disk: &str,
@@ -48,7 +45,7 @@ pub(crate) trait Balanced: Send {
     ) -> Result<(), Box<dyn std::error::Error>>;
 }
 
-/// Of this thread.
+/// Processor time of this thread.
 fn own_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
@@ -77,12 +74,12 @@ impl Balancer {
         Ok(Self { bell: Arc::new(Bell::new()?), report: Arc::default(), thread: Mutex::default() })
     }
 
-    /// For workers, which exist before what is balanced does.
+    /// For workers, which the server creates before the balancer starts.
     pub(crate) fn bell(&self) -> Arc<Bell> {
         Arc::clone(&self.bell)
     }
 
-    /// Starts the thread. No change if it runs already.
+    /// Starts the thread, if it does not run yet.
     ///
     /// # Errors
     /// Out of threads.
@@ -133,7 +130,7 @@ struct Rounds {
     kept: Arc<Mutex<Kept>>,
     decider: Decider,
     last: Option<(Instant, Reading)>,
-    /// Since the last reading, for what we did and not because nobody rang: longer pauses, moves.
+    /// What of the time since the last reading is our own doing: longer pauses and moves, but no wait for a ring.
     own_time: Duration,
     /// CPUs that this process may use.
     cpus: usize,
@@ -149,7 +146,7 @@ impl Rounds {
         while self.bell.wait() {
             let (start, cpu_before) = (Instant::now(), own_cpu_time());
             let moves = self.decide(start);
-            // Not the time on the clock: it is long just where CPUs are short and balancing matters.
+            // Processor time, not wall-clock time, which is long exactly when CPUs are short and balancing matters.
             let cost = own_cpu_time().saturating_sub(cpu_before);
             let pause = PERIOD.max(cost.saturating_mul(COST_LIMIT));
             self.bell.pause(start, pause);

@@ -1,4 +1,4 @@
-//! The balancer's thread with something to balance that is no server.
+//! The balancer's thread with a stand-in for the server.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -9,7 +9,7 @@ use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::bell::BusyWatch;
 use crate::data_path::worker::worker_options::WorkerOptions;
 
-/// A hang, not a slow machine.
+/// Long enough for a slow machine: only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Two workers and two queues, both on worker 0, which is fully busy with them.
@@ -18,7 +18,7 @@ struct Fake {
     start: Mutex<Option<Instant>>,
     moved: Mutex<Vec<(String, u16, WorkerId)>>,
     refuses: bool,
-    /// Processor time that a reading takes.
+    /// Processor time that a reading uses.
     reading: Duration,
 }
 
@@ -63,7 +63,7 @@ impl Balanced for Arc<Fake> {
     }
 }
 
-/// Rings as a busy worker does, until there is a decision.
+/// Rings like a busy worker until the balancer decides.
 fn first_decision(fake: &Arc<Fake>) -> BalanceReport {
     let balancer = Balancer::new().unwrap();
     balancer.start(Box::new(Arc::clone(fake))).unwrap();

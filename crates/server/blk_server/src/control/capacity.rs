@@ -1,8 +1,6 @@
-//! Changes or re-reads a disk's size while it is served, and tells its guests.
+//! Changes a disk's size, or reads it again, while the disk is served, and tells its guests.
 //!
-//! - A file system that hangs costs a thread and a line in the log; other disks lose only seconds.
-//!
-//! Not here: files and their bounds (`disk_image`), who wishes it (`bareblk`).
+//! A file system that hangs costs one thread and one line in the log; other disks lose only seconds.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,17 +15,17 @@ use crate::control::exports::{Export, Turn};
 use crate::error::AdminError;
 use crate::host::error_line::error_line;
 
-/// How long a file system may take to change a file's size. It is only metadata, but of a device that may hang.
+/// How long a file system may take to change a file's size. Only metadata changes, but the device may hang.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one may take to tell a file's size; the others are read then.
+/// How long one image may take to report its size; then another thread reads the others.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long all may take together.
+/// How long all images may take together.
 const READ_ALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Disks whose size has not been read yet.
 type Queue = Arc<Mutex<VecDeque<Arc<Export>>>>;
 
-/// Reads all images' sizes again, on a thread of its own; where that hangs, another one goes on with the others.
+/// Reads all images' sizes again on another thread. If that thread hangs, a new one reads the rest.
 pub(crate) fn refresh_all(exports: Vec<Arc<Export>>) {
     let left: Queue = Arc::new(Mutex::new(exports.into()));
     let deadline = Instant::now() + READ_ALL_TIMEOUT;
@@ -58,7 +56,7 @@ pub(crate) fn refresh_all(exports: Vec<Arc<Export>>) {
     error!("the sizes of {unread} more images were not read within {} s", READ_ALL_TIMEOUT.as_secs());
 }
 
-/// Reports each disk before it reads its size.
+/// Names each disk in `begun` before it reads its size.
 fn refresh_from(queue: &Queue, begun: &Sender<String>) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -68,7 +66,7 @@ fn refresh_from(queue: &Queue, begun: &Sender<String>) {
     }
 }
 
-/// Reads the image's size again. A disk that is being changed is left to whoever does that.
+/// Reads the image's size again. Skips a disk that another thread is changing.
 fn refresh(export: &Arc<Export>) {
     let disk = &export.disk;
     let Ok(_turn) = Export::take_turn(export) else { return };
@@ -88,7 +86,7 @@ fn refresh(export: &Arc<Export>) {
     }
 }
 
-/// On a thread of its own, which keeps the disk's turn for as long as the file system takes.
+/// Works on its own thread, which keeps the disk's turn for as long as the file system takes.
 pub(crate) fn resize(export: &Arc<Export>, bytes: u64, force: bool) -> Result<(), AdminError> {
     let turn = Export::take_turn(export)?;
     let system = |source| AdminError::System {
@@ -99,7 +97,7 @@ pub(crate) fn resize(export: &Arc<Export>, bytes: u64, force: bool) -> Result<()
     let thread = std::thread::Builder::new().name("bareblk-resize".into());
     let started = thread.spawn(move || {
         let result = resize_in_turn(&turn, bytes, force);
-        // Before the result: the operator may remove the disk next.
+        // Frees the turn before it reports the result: the operator may remove the disk next.
         drop(turn);
         let _ = done.send(result);
     });

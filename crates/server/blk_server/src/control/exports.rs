@@ -1,14 +1,12 @@
 //! The disks of a server, each with its socket and its sessions: the list that changes while it serves.
 //!
-//! `add → list ← accept (a front-end connects → session thread) ; take out → socket, image and lock go`
+//! `add → list ← accept (a front-end connects → session thread); take out → socket, image and lock go`
 //!
-//! - Each name and each socket exists once. The image lock ensures that an image is served once, or only for reading:
-//!   it works between two disks of one process as between two processes.
-//! - A thread holds the list's lock for look-ups and while it accepts a front-end, never while it waits for a guest, a
-//!   front-end or a device. So the accepting thread holds nothing of a disk that was removed.
-//! - Changes of one disk take turns ([`Export::take_turn`]), and no wait for a turn is without limit.
-//!
-//! Not here: the changes (`removal.rs`, `capacity.rs`), sessions (`session`).
+//! - Each name and each socket exists once. The image lock ensures that an image is served once, or only for reading.
+//!   It works between two disks of one process as between two processes.
+//! - A thread locks the list for look-ups and while it accepts a front-end, never while it waits for a guest, a
+//!   front-end or a device. The accepting thread therefore holds nothing of a removed disk.
+//! - Changes of one disk take turns ([`Export::take_turn`]), and each wait for a turn has a limit.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
@@ -37,11 +35,11 @@ use crate::host::listener::{Socket, SocketConfig, clear_stale};
 use crate::session::Session;
 use crate::session::wire::hang_up;
 
-/// A session's thread sleeps in `poll` and holds one message.
+/// Enough for a session's thread, which sleeps in `poll` and holds one message.
 pub(crate) const SESSION_STACK_BYTES: usize = 256 << 10;
 /// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a change of a disk waits for another one.
+/// How long a change of a disk waits for another change to end.
 const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One disk and its front-ends.
@@ -92,7 +90,7 @@ impl Export {
     }
 }
 
-/// The right to change a disk; given up when dropped.
+/// The right to change a disk, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn(pub(crate) Arc<Export>);
 
@@ -106,25 +104,25 @@ impl Drop for Turn {
 #[derive(Debug, Default)]
 struct List {
     disks: Vec<Arc<Export>>,
-    /// The server stops.
+    /// The server is stopping.
     closed: bool,
-    /// Front-ends wait in their sockets' queues.
+    /// The server accepts no front-end: they wait in their sockets' queues.
     paused: bool,
-    /// Disks whose front-ends wait in their socket's queue, by their numbers.
+    /// Numbers of disks whose front-ends wait in their socket's queue.
     paused_disks: Vec<u64>,
-    /// Disks whose front-ends wait until descriptors of earlier ones are closed.
+    /// Numbers of disks whose front-ends wait until another thread has closed the descriptors of earlier ones.
     clogged: Vec<u64>,
 }
 
-/// See the file's head.
+/// The disks of a server, as the file's header describes.
 #[derive(Debug)]
 pub(crate) struct Exports {
     opener: Arc<dyn Opener>,
-    /// Limits what front-ends of all disks take together.
+    /// Limits the resources that the front-ends of all disks use together.
     budget: Arc<Budget>,
     acceptor: Acceptor,
     list: Mutex<List>,
-    /// Held while a disk is added: one at a time.
+    /// Held while a disk is added: one is added at a time.
     adding: Mutex<()>,
 }
 
@@ -137,10 +135,10 @@ impl Exports {
         Ok(Self { opener, budget, acceptor, list: Mutex::default(), adding: Mutex::default() })
     }
 
-    /// Adds all of them or none: if one fails, dropping the list removes those before it.
+    /// Adds all disks or none: if one fails, dropping the list removes the ones before it.
     ///
     /// # Errors
-    /// [`ServerError`] of the first that fails.
+    /// The [`ServerError`] of the first disk that fails.
     pub(crate) fn add_all(&self, disks: Vec<(DiskConfig, SocketConfig)>) -> Result<(), ServerError> {
         self.refuse_twice(&disks)?;
         // All at once, because each check takes time.
@@ -152,7 +150,7 @@ impl Exports {
     /// Serves one more disk.
     ///
     /// # Errors
-    /// [`ServerError`]; then the image is released.
+    /// [`ServerError`]. The image is released.
     pub(crate) fn add(&self, disk: DiskConfig, socket: &SocketConfig) -> Result<(), ServerError> {
         let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
         let place = self.place(&socket.path);
@@ -165,7 +163,7 @@ impl Exports {
         let id = disk.id();
         let (sessions, changing, changed) = (Arc::default(), Mutex::default(), Condvar::new());
         let export = Arc::new(Export { disk, socket, place, sessions, changing, changed });
-        // First into the list: a front-end that connects at once is looked up there.
+        // Enters the list first: the server looks up there a front-end that connects at once.
         self.enter(&export)?;
         let watched = self.acceptor.add(&export.socket, id);
         watched.inspect_err(|_| self.take_out(&export)).map_err(ServerError::Thread)
@@ -180,20 +178,20 @@ impl Exports {
         Ok(())
     }
 
-    /// Forbids adding disks. Returns all disks.
+    /// Allows no further disk. Returns all disks.
     pub(crate) fn close(&self) -> Vec<Arc<Export>> {
         let mut list = self.lock();
         list.closed = true;
         list.disks.clone()
     }
 
-    /// Releases all images, sockets and locks that no other thread uses.
+    /// Drops the list's hold on all images, sockets and locks. Each goes when no other thread uses it.
     pub(crate) fn forget_all(&self) {
         let disks = std::mem::take(&mut self.lock().disks);
         disks.iter().for_each(|export| self.acceptor.remove(&export.socket));
     }
 
-    /// Checks the names before any socket is bound or any stale file is removed.
+    /// Refuses a name or socket that occurs twice, before it binds a socket or removes a stale file.
     fn refuse_twice(&self, disks: &[(DiskConfig, SocketConfig)]) -> Result<(), ServerError> {
         let (mut names, mut places) = (HashSet::new(), HashMap::new());
         for (DiskConfig { name, .. }, SocketConfig { path, .. }) in disks {
@@ -286,7 +284,7 @@ impl Exports {
         list.disks.clone()
     }
 
-    /// Like [`Exports::pause_accepting`], for some disks.
+    /// Like [`Exports::pause_accepting`], but only for these disks.
     pub(crate) fn pause_accepting_for(&self, disks: &[Arc<Export>]) {
         let mut list = self.lock();
         list.paused_disks.extend(disks.iter().map(|export| export.disk.id()));
@@ -294,7 +292,7 @@ impl Exports {
     }
 
     /// # Errors
-    /// [`Acceptor::add`]'s; the other sockets are watched nevertheless.
+    /// [`Acceptor::add`]'s. The other sockets are watched all the same.
     pub(crate) fn resume_accepting(&self) -> std::io::Result<()> {
         let mut list = self.lock();
         list.paused = false;
@@ -304,12 +302,12 @@ impl Exports {
         added.into_iter().collect()
     }
 
-    /// May be called before, or without, a thread that accepts.
+    /// Works before a thread accepts, and without one.
     pub(crate) fn stop_accepting(&self) {
         self.acceptor.quit();
     }
 
-    /// Closes `_front_end` after it unlocks the list, because closing may wait.
+    /// Drops `_front_end` after it unlocks the list, because closing may wait.
     fn accept(&self, id: u64, workers: &Arc<WorkerSet>) -> std::io::Result<()> {
         let _front_end;
         let mut list = self.lock();
@@ -325,7 +323,7 @@ impl Exports {
             list.clogged.push(id);
             error!(
                 disk = export.disk.name(),
-                "front-ends wait to be accepted: descriptors that earlier ones passed hang when they are closed"
+                "front-ends wait to be accepted: closing descriptors that earlier front-ends passed hangs"
             );
             return Ok(());
         }
@@ -373,8 +371,8 @@ fn start_session(export: &Export, workers: &Arc<WorkerSet>, front_end: &Arc<Owne
     let started = thread.stack_size(SESSION_STACK_BYTES).spawn(move || {
         let _guard = AbortOnPanic;
         match sandbox::enter(Role::Session) {
-            // The session releases everything before it counts as ended: then the operator who stopped the server or
-            // removed the disk can open the image or bind the socket again.
+            // The session releases everything before it counts as ended. The operator who stopped the server or removed
+            // the disk can then open the image or bind the socket at once.
             Ok(()) => Session::new(served, workers, socket, Arc::clone(&session)).run(),
             Err(error) => refuse(&served, &error),
         }

@@ -1,13 +1,13 @@
 //! Hands a server's disks with all their front-ends to another process.
 //!
-//! here:  `offers → … the other gets ready … → freeze → Frozen ─ give_up (never touched again), or dropped: all goes on`
-//! there: `Server::prepare → facts compared → rebuild → Rebuilt ─ go → rings run → open_doors`
+//! old: `offers → … the new server prepares … → freeze → Frozen ─ give_up (never touched again), or dropped: all resumes`
+//! new: `Server::prepare → facts compared → rebuild → Rebuilt ─ go → rings run → open_doors`
 //!
-//! - All disks at once: a session drains its queues while the others drain theirs, so the pause is that of the slowest.
+//! - All sessions drain their queues at the same time, so the pause is that of the slowest.
 //! - Until `give_up`, stopping halfway loses nothing: dropping [`Frozen`] or [`Rebuilt`] undoes it.
-//! - From `give_up` on this process must not touch rings or images: no flush, no socket file removed.
+//! - From `give_up` on, this process must not touch rings or images: it flushes nothing and removes no socket file.
 //!
-//! Not here: one session (`session/hand_over.rs`), messages between the two servers and decisions (`bareblk`).
+//! One session: `session/hand_over.rs`. Messages between the two servers, and decisions: `bareblk`.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,21 +35,21 @@ use crate::session::state::{Handed, SessionState};
 
 /// How long sessions may take to report queues that did not drain in time.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
-/// How long sessions may take to continue after all.
+/// How long sessions may take to resume after a failed upgrade.
 const GOING_ON: Duration = Duration::from_secs(5);
-/// How long queues may take to start in the process that continues.
+/// How long queues may take to start in the new process.
 const STARTING: Duration = Duration::from_secs(10);
 
 /// The fact whose value is a set of feature bits.
 const FEATURES: &str = "device features";
 
-/// A property of a disk that a guest has learnt or relies on.
+/// A property of a disk on which a guest relies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fact {
-    /// The name of the setting that decides it.
+    /// The name of its setting.
     pub key: String,
-    /// In the setting's words.
+    /// The setting's value, as users write it.
     pub value: String,
 }
 
@@ -66,7 +66,7 @@ impl Fact {
     }
 }
 
-/// One disk, and what is open for it.
+/// One disk, and the files that are open for it.
 #[derive(Debug)]
 pub struct Offer {
     /// Its name.
@@ -75,7 +75,7 @@ pub struct Offer {
     pub image: PathBuf,
     /// The socket's path, as it was given.
     pub socket: PathBuf,
-    /// The socket's file is a service manager's.
+    /// A service manager owns the socket's file.
     pub socket_is_managed: bool,
     /// Properties that must not change.
     pub facts: Vec<Fact>,
@@ -91,30 +91,30 @@ impl Offer {
         self.export.disk.image().file()
     }
 
-    /// What keeps the kernel off a block device.
+    /// The descriptor that claims a block device, so that the kernel does not use it.
     #[must_use]
     pub fn claim(&self) -> Option<&OwnedFd> {
         self.export.disk.image().claim()
     }
 
-    /// Where front-ends connect.
+    /// The socket to which front-ends connect.
     #[must_use]
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.export.socket.as_fd()
     }
 }
 
-/// A disk's state besides its sessions, for the next process.
+/// A disk's state without its sessions, for the new process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskState {
     /// A guest has switched its write cache off.
     writethrough: bool,
-    /// Servers before this one said here that a guest has chosen, and ask for it. Each ring's state says more.
+    /// Older servers set this if a guest has chosen a cache mode, and expect it. Each ring's state says more.
     cache_chosen: bool,
     /// A sync has failed.
     failed: bool,
-    /// The guest's, who may have been told of more since the image was offered.
+    /// The capacity that the guest knows: it may have grown after the image was offered.
     capacity_sectors: u64,
 }
 
@@ -124,7 +124,7 @@ pub enum LiveUpgradeError {
     /// Another change of workers or queues is in progress, or the server stops.
     #[error(transparent)]
     Busy(#[from] AdminError),
-    /// A session stays.
+    /// A session cannot be handed over.
     #[error("disk `{disk}`: {why}", disk = disk.escape_debug())]
     Stays {
         /** Its name. */
@@ -145,7 +145,7 @@ pub enum LiveUpgradeError {
         /** For them to complete. */
         timeout: Duration,
     },
-    /// The received state makes no valid session.
+    /// The received state describes no valid session.
     #[error("disk `{disk}`: cannot continue a session: {why}", disk = disk.escape_debug())]
     Session {
         /** Its name. */
@@ -191,22 +191,22 @@ impl Server {
         offers.collect()
     }
 
-    /// Ends all sessions of these disks. Front-ends that connect to them wait for [`Server::freeze`], which is to follow: for
-    /// the other process, or until it comes to nothing.
+    /// Ends all sessions of these disks. Front-ends that connect later wait: [`Server::freeze`] must follow, and either
+    /// the other process accepts them, or this one does if the upgrade fails.
     ///
     /// # Errors
-    /// [`LiveUpgradeError`]; then front-ends may connect again.
+    /// [`LiveUpgradeError`]. Front-ends may then connect again.
     pub fn cut_off(&self, disks: &[String], timeout: Duration) -> Result<(), LiveUpgradeError> {
         let (exports, workers) = self.parts();
         let cut: Result<Vec<_>, _> = disks.iter().map(|name| exports.find(name)).collect();
         let cut = cut?;
         exports.pause_accepting_for(&cut);
         let deadline = deadline_in(timeout);
-        // Side by side, as everywhere.
+        // All at once, so that the sessions end in parallel.
         let told: Vec<_> = cut.iter().map(|export| (export, export.sessions.all())).collect();
         for (export, sessions) in &told {
             let (disk, count) = (export.disk.name(), sessions.len());
-            info!(disk, count, "sessions cut off, as the new server's operator asked");
+            info!(disk, count, "sessions cut off, as the operator of the new server asked");
             tell_to_end(export, sessions);
         }
         let stays =
@@ -216,10 +216,10 @@ impl Server {
         Err(LiveUpgradeError::NotCutOff { disk: export.disk.name().to_owned(), timeout })
     }
 
-    /// Pauses all disks: accepts no front-end, reads no message, touches no ring, and has nothing in flight.
+    /// Pauses all disks: the server accepts no front-end, reads no message, touches no ring, and has nothing in flight.
     ///
     /// # Errors
-    /// [`LiveUpgradeError`]; then all disks continue.
+    /// [`LiveUpgradeError`]. All disks then continue.
     pub fn freeze(&self, timeout: Duration) -> Result<Frozen<'_>, LiveUpgradeError> {
         let deadline = deadline_in(timeout);
         let (exports, workers) = self.parts();
@@ -262,17 +262,17 @@ impl Server {
 /// A session that was asked to freeze.
 #[derive(Debug)]
 struct Asked {
-    /// Its place.
+    /// The index of its disk.
     disk: usize,
     session: Arc<SessionShared>,
-    /// `None`: released, so that the session continues.
+    /// `None` once dropped, which tells the session to continue.
     verdict: Option<SyncSender<Theirs>>,
-    /// Ends when the session has continued or ended.
+    /// Closes when the session has continued or ended.
     answered: Receiver<Result<Handed, NotHanded>>,
 }
 
 impl Asked {
-    /// `None`: the session has ended.
+    /// `None` if the session has ended.
     fn answer(&self, deadline: Instant) -> Result<Option<Handed>, String> {
         match self.answered.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Ok(handed)) => Ok(Some(handed)),
@@ -288,7 +288,7 @@ impl Asked {
     }
 
     fn wait_going_on(&self, deadline: Instant) {
-        // A frozen one's answer may not have been taken off yet.
+        // The answer of a frozen session may still be in the channel.
         while let Ok(answer) = self.answered.recv_timeout(deadline.saturating_duration_since(Instant::now()))
         {
             drop(answer);
@@ -303,7 +303,7 @@ fn part(disk: &Disk, sessions: Vec<Handed>) -> (String, DiskState, Vec<Handed>) 
     (disk.name().to_owned(), state, sessions)
 }
 
-/// A server whose disks pause. When this value is dropped, all of them continue.
+/// A server whose disks are paused. When this value is dropped, all of them continue.
 #[derive(Debug)]
 pub struct Frozen<'a> {
     exports: &'a Exports,
@@ -315,13 +315,13 @@ pub struct Frozen<'a> {
 }
 
 impl<'a> Frozen<'a> {
-    /// What there is to hand over, once: each disk by its name, with its front-ends.
+    /// Everything to hand over: each disk by its name, with its front-ends. Returns it once.
     pub fn take_parts(&mut self) -> Vec<(String, DiskState, Vec<Handed>)> {
         std::mem::take(&mut self.parts)
     }
 
-    /// Gives the disks to the other process: this one touches them no more and must end. The caller keeps the returned value
-    /// until then, because it prevents all changes.
+    /// Gives the disks to the other process: this one never touches them again and must end. The caller keeps the
+    /// returned value until then, because it prevents all changes.
     #[must_use]
     pub fn give_up(mut self) -> GivenUp<'a> {
         self.given_up = true;
@@ -333,7 +333,7 @@ impl<'a> Frozen<'a> {
     }
 }
 
-/// What was given up stays as it is while this is kept.
+/// While this value exists, nothing that was given up can change.
 #[derive(Debug)]
 pub struct GivenUp<'a> {
     _changes: Option<Changes<'a>>,
@@ -344,11 +344,12 @@ impl Drop for Frozen<'_> {
         if self.given_up {
             return;
         }
-        // Those that have not looked at it yet never will; the others see their channels end and give their queues back.
+        // A session that has not yet seen its order never will; the others see their channels close and return their
+        // queues to the workers.
         for asked in &mut self.asked {
             drop((asked.session.take_order(), asked.verdict.take()));
         }
-        // While changes are still held: a worker that goes must not be one that a queue comes back to.
+        // Changes are still locked, so that no worker is removed while a queue returns to it.
         let deadline = Instant::now() + GOING_ON;
         self.asked.iter().for_each(|asked| asked.wait_going_on(deadline));
         resume(self.exports);
@@ -357,7 +358,7 @@ impl Drop for Frozen<'_> {
 
 fn resume(exports: &Exports) {
     if let Err(error) = exports.resume_accepting() {
-        error!("cannot watch all sockets again, so new front-ends of a disk may wait for ever: {error}");
+        error!("cannot watch all sockets again, so new front-ends of a disk may never be accepted: {error}");
     }
 }
 
@@ -376,7 +377,7 @@ impl Server {
         exports.find(disk).map_or(0, |export| export.disk.image().capacity_sectors())
     }
 
-    /// What another process knows of a disk that is served here from now on.
+    /// Applies the state with which the old process served the disk.
     ///
     /// # Errors
     /// [`LiveUpgradeError::Busy`]: there is no such disk.
@@ -390,7 +391,7 @@ impl Server {
         let here = image.capacity_sectors();
         if here < there {
             let why = format!(
-                "its guest has {there} sectors and the image {here}: it must not shrink under its guest"
+                "its guest has {there} sectors but the image only {here}: a disk must not shrink under its guest"
             );
             return Err(LiveUpgradeError::Stays { disk: disk.to_owned(), why });
         }
@@ -401,7 +402,7 @@ impl Server {
         Ok(())
     }
 
-    /// Makes a session of what came from another process. It starts no ring before it is told to.
+    /// Makes a session from what the old process sent. It starts no ring before [`Rebuilt::go`].
     ///
     /// # Errors
     /// [`LiveUpgradeError`].
@@ -447,13 +448,13 @@ fn begin(
         list.forget(&shared);
     });
     spawned.map_err(|error| error.to_string())?;
-    // As long as it can still be refused.
+    // Waits here because the upgrade can still fail at this point.
     let entry = confined.recv().map_err(|_| "its thread has ended".to_owned())?;
     entry.map_err(|error| error_line(&error))?;
     Ok(Rebuilt { go, started })
 }
 
-/// A session that is ready to continue. If it is dropped, it ends without touching a ring.
+/// A session that is ready to continue. Dropping it ends it without touching a ring.
 #[derive(Debug)]
 pub struct Rebuilt {
     go: SyncSender<Go>,
@@ -461,15 +462,15 @@ pub struct Rebuilt {
 }
 
 impl Rebuilt {
-    /// Starts its rings. Does not wait for them.
+    /// Tells it to start its rings. Does not wait for them.
     pub fn go(&self) {
         let _ = self.go.send(Go);
     }
 
-    /// When the last of them runs, by the host's monotonic clock.
+    /// The time at which its last ring started, on the host's monotonic clock.
     ///
     /// # Errors
-    /// What became of the session instead, for people.
+    /// What happened to the session instead, for the operator.
     pub fn wait_started(&self) -> Result<u64, String> {
         match self.started.recv_timeout(STARTING) {
             Ok(started) => started,
@@ -482,7 +483,7 @@ impl Rebuilt {
 }
 
 impl Server {
-    /// Tells the guests of a disk that it has another size than the process before this one told them.
+    /// Tells a disk's guests if its size differs from the one that the old process told them.
     pub fn announce_size(&self, disk: &str) {
         let Ok(export) = self.parts().0.find(disk) else { return };
         info!(

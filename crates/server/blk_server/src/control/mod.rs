@@ -1,6 +1,4 @@
 //! What an operator starts, changes and stops: the server, its disks and workers, live upgrades, the balancer.
-//!
-//! Not here: front-ends (`session`), requests (`data_path`).
 
 pub(crate) mod acceptor;
 pub(crate) mod balance;

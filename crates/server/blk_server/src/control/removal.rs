@@ -1,14 +1,12 @@
 //! Removes a disk from a running server: ends its sessions in order, then flushes and releases its image.
 //!
-//! `in use? → no further session or ring → sessions told to end → (time is over: cancel) → flush → socket, image`
+//! `in use? → no further session or ring → sessions told to end → (at the deadline: cancel) → flush → socket, image`
 //!
-//! - In use is a disk while a front-end is connected that has started rings, even if they are stopped just now (its
-//!   guest may be starting again). One that only looked, or waits for its guest, loses nothing that it would miss.
-//! - Until the end the socket stays and refuses front-ends at once: a front-end without an answer might wait for ever.
-//! - What cannot be given up (a device that never answers) keeps the disk in the list, without its front-ends, until
-//!   it is removed once more.
-//!
-//! Not here: ending all of them (`server.rs`).
+//! - A disk is in use while a connected front-end has started rings in the past, even if they are stopped now: its
+//!   guest may be restarting. A front-end that only looks, or waits for its guest, loses nothing.
+//! - The socket stays to the end and refuses front-ends at once: a front-end without an answer might wait for ever.
+//! - If requests cannot be cancelled because a device never answers, the disk stays in the list without its front-ends,
+//!   until it is removed once more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,14 +21,14 @@ use crate::data_path::disk::session_link::EndReason;
 use crate::error::AdminError;
 use crate::session::shared::SessionShared;
 
-/// What requests that were given up have left to end.
+/// How long cancelled requests may take to end.
 const AFTER_CANCEL: Duration = Duration::from_secs(3);
-/// How long the image's lock may still be held by what is just going away.
+/// How long threads that are ending may still hold the image's lock.
 const LET_GO: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// # Errors
-/// [`AdminError`]; the disk is as before, but for [`AdminError::StillInFlight`] and [`AdminError::NotFlushed`].
+/// [`AdminError`]. The disk is unchanged, except after [`AdminError::StillInFlight`] and [`AdminError::NotFlushed`].
 pub(crate) fn remove(
     exports: &Exports,
     workers: &WorkerSet,
@@ -42,7 +40,7 @@ pub(crate) fn remove(
     let turn = Export::take_turn(&exports.find(name)?)?;
     let Turn(export) = &turn;
     let disk = &export.disk;
-    // Somebody else may have removed it while we waited for our turn.
+    // Another thread may have removed the disk while this one waited for its turn.
     if !exports.all().iter().any(|known| Arc::ptr_eq(known, export)) {
         return Err(AdminError::NoDisk { name: name.to_owned() });
     }
@@ -61,13 +59,13 @@ pub(crate) fn remove(
         std::thread::sleep(LOOK_AGAIN);
     }
     if file.strong_count() > 0 {
-        warn!(disk = name, "the image is still open somewhere, and locked for as long");
+        warn!(disk = name, "the image is still open in this server, so it stays locked");
     }
     info!(disk = name, "disk removed");
     flushed.map_err(|source| AdminError::NotFlushed { disk: name.to_owned(), source })
 }
 
-/// `Err`: one of them has requests that cannot be given up.
+/// `Err` if a session has requests that cannot be cancelled.
 fn end_sessions(export: &Export, workers: &WorkerSet, deadline: Instant) -> Result<(), ()> {
     let sessions = export.sessions.close();
     tell_to_end(export, &sessions);
@@ -75,13 +73,13 @@ fn end_sessions(export: &Export, workers: &WorkerSet, deadline: Instant) -> Resu
 }
 
 pub(crate) fn tell_to_end(export: &Export, sessions: &[Arc<SessionShared>]) {
-    // All know before the first one acts: see `Server::stop`.
+    // Tells all before the first one acts: see `Server::stop`.
     sessions.iter().for_each(|session| session.note_end(EndReason::Stop));
     sessions.iter().for_each(|session| session.end(EndReason::Stop));
     export.disk.wake_waiters();
 }
 
-/// What is in flight is given up when the time is over. `Err`: one of the sessions has requests that cannot be given up.
+/// Cancels requests that are still in flight at the deadline. `Err` if a session has requests that cannot be cancelled.
 pub(crate) fn wait_ended(
     export: &Export,
     workers: &WorkerSet,
@@ -92,7 +90,7 @@ pub(crate) fn wait_ended(
         return Ok(());
     }
     let disk = export.disk.name();
-    warn!(disk, "requests are still in flight: they are given up, and answered with an error");
+    warn!(disk, "requests are still in flight: the server cancels them and answers with an error");
     workers.cancel(Some(export.disk.id()));
     if all_ended(sessions, Instant::now() + AFTER_CANCEL) { Ok(()) } else { Err(()) }
 }

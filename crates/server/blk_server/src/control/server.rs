@@ -2,11 +2,8 @@
 //!
 //! Stopping loses nothing: the server accepts no further front-end, every queue stops taking requests and completes
 //! those in flight, then the server flushes each image and removes the sockets. Requests that no queue took stay in
-//! their rings for the next server. Requests still in flight when the time is over are answered with an error:
+//! their rings for the next server. The server answers requests that are still in flight at the deadline with an error:
 //! without an answer, the next server would continue at the wrong request.
-//!
-//! Not here: the list of disks (`exports.rs`), one that goes while the server stays (`removal.rs`), signals and options
-//! (`bareblk`).
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -37,11 +34,11 @@ use crate::host::listener::SocketConfig;
 
 /// How to serve.
 pub struct ServerConfig {
-    /// The engine of disks that name none; also where an idle worker sleeps.
+    /// The engine of disks that name none. An idle worker also sleeps in it.
     pub engine: Arc<EngineSource>,
-    /// One worker for each, at least one.
+    /// The options of each worker; at least one.
     pub workers: Vec<WorkerOptions>,
-    /// Longest polling before a worker sleeps; zero never polls.
+    /// The longest time that a worker polls before it sleeps; zero: it never polls.
     pub poll: Duration,
     /// Whether the balancer moves queues between workers.
     pub balance: Balance,
@@ -62,7 +59,7 @@ impl std::fmt::Debug for ServerConfig {
 /// The result of a stop.
 #[derive(Debug, Default)]
 pub struct StopReport {
-    /// Disks with requests still in flight when time was up.
+    /// Disks with requests still in flight at the deadline.
     pub unfinished: Vec<String>,
     /// Disks whose last flush failed, and why.
     pub not_flushed: Vec<(String, io::Error)>,
@@ -86,7 +83,7 @@ pub struct Server {
     /// The engine of disks that name none.
     engine: Arc<EngineSource>,
     balancer: Option<Balancer>,
-    /// Only if the caller measures the request path.
+    /// Present only if the caller measures the request path.
     meter: Option<Arc<SubmissionMeter>>,
     acceptor: Mutex<Option<JoinHandle<()>>>,
 }
@@ -95,7 +92,7 @@ impl Server {
     /// Binds every disk's socket and serves until [`Server::stop`].
     ///
     /// # Errors
-    /// [`ServerError`]; then nothing stays bound or running.
+    /// [`ServerError`]. Nothing stays bound or running.
     pub fn start(
         config: &ServerConfig,
         opener: &Arc<dyn Opener>,
@@ -174,7 +171,7 @@ impl Server {
         (&self.exports, &self.workers)
     }
 
-    /// Nothing while there is one worker.
+    /// Does nothing while there is one worker.
     fn start_balancer(&self) -> io::Result<()> {
         match &self.balancer {
             Some(balancer) if self.workers.worker_count() > 1 => {
@@ -190,14 +187,14 @@ impl Server {
         thread.stack_size(SESSION_STACK_BYTES).spawn(move || exports.accept_all(&workers))
     }
 
-    /// What all workers submitted so far; `None` unless started by [`Server::start_counting`].
+    /// What all workers have submitted; `None` unless [`Server::start_counting`] started the server.
     #[must_use]
     pub fn submissions(&self) -> Option<Submissions> {
         self.meter.as_deref().map(SubmissionMeter::read)
     }
 
-    /// Reads the size of every image again; guests of images that grew are told. Takes seconds at most: what a file
-    /// system does not tell until then is told in the log.
+    /// Reads the size of every image again, and tells the guests of images that grew. Takes seconds at most: the log
+    /// names images whose file system has not answered by then.
     pub fn refresh_capacities(&self) {
         capacity::refresh_all(self.exports.all());
     }
@@ -225,7 +222,7 @@ impl Server {
     /// Serves one more disk. Its name and its socket's path must be free.
     ///
     /// # Errors
-    /// [`AdminError`]; then the image is released.
+    /// [`AdminError`]. The image is then released.
     pub fn add_disk(&self, disk: DiskConfig, socket: &SocketConfig) -> Result<(), AdminError> {
         let name = disk.name.clone();
         self.exports.add(disk, socket)?;
@@ -233,9 +230,9 @@ impl Server {
         Ok(())
     }
 
-    /// Stops serving a disk: requests in flight complete within `timeout` or are given up then, the image is flushed
-    /// and its lock released, the socket goes. With `force` also while a front-end is connected whose guest has used
-    /// the disk. Name, socket and image are free when it returns.
+    /// Stops serving a disk. Requests in flight complete within `timeout` or are cancelled; the server flushes the
+    /// image, releases its lock and removes the socket. With `force`, also does this while a front-end is connected
+    /// whose guest has used the disk. Name, socket and image are free when it returns.
     ///
     /// # Errors
     /// [`AdminError`].
@@ -243,18 +240,18 @@ impl Server {
         removal::remove(&self.exports, &self.workers, name, force, timeout)
     }
 
-    /// Has requests that the disk holds ([`crate::ParkPolicy`]) tried again at once. Returns how many there are.
+    /// Retries at once the requests that the disk has parked ([`crate::ParkPolicy`]). Returns their number.
     ///
     /// # Errors
-    /// [`AdminError`]; requests of some queues may have been tried again.
+    /// [`AdminError`]. Some queues may have retried their requests.
     pub fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, AdminError> {
         let resumed = self.workers.resume(&self.exports.find(name)?.disk, timeout)?;
-        info!(disk = name, requests = resumed, "parked requests are tried again");
+        info!(disk = name, requests = resumed, "retrying parked requests");
         Ok(resumed)
     }
 
-    /// Gives a regular file's disk another size, in whole blocks, and tells its guest. Smaller only with `force`: what
-    /// lies behind the new end is gone, and requests for it fail. A block device's size is only read again.
+    /// Changes the size of a regular file's disk, in whole blocks, and tells its guest. Shrinks it only with `force`:
+    /// the data behind the new end is lost, and requests for it fail. Only reads the size of a block device again.
     ///
     /// # Errors
     /// [`AdminError`].
@@ -262,7 +259,7 @@ impl Server {
         capacity::resize(&self.exports.find(name)?, bytes, force)
     }
 
-    /// Starts one more worker. It gets no queue by itself.
+    /// Starts one more worker. No queue moves to it by itself.
     ///
     /// # Errors
     /// [`AdminError`].
@@ -273,19 +270,19 @@ impl Server {
         Ok(id)
     }
 
-    /// Moves the worker's queues to the others, then ends it.
+    /// Moves the worker's queues to the others, then ends the worker.
     ///
     /// # Errors
-    /// [`AdminError`]; queues that were moved already stay where they went.
+    /// [`AdminError`]. Queues that had already moved stay on their new workers.
     pub fn remove_worker(&self, id: WorkerId, timeout: Duration) -> Result<(), AdminError> {
         self.workers.remove_worker(id, timeout)
     }
 
-    /// Hands a queue to another worker: what is in flight completes, then the new one goes on. A queue that does
+    /// Hands a queue to another worker: requests in flight complete, then the new worker continues. A queue that does
     /// not run yet will start there.
     ///
     /// # Errors
-    /// [`AdminError`]; the queue then continues on its worker.
+    /// [`AdminError`]. The queue then continues on its worker.
     pub fn attach(
         &self,
         disk: &str,
@@ -296,11 +293,11 @@ impl Server {
         self.workers.attach(&self.exports.find(disk)?.disk, queue, worker, timeout)
     }
 
-    /// Makes another worker the completion worker of a disk with a placement that has one; `None`: the workers choose.
-    /// If a queue of the disk runs, what is in flight completes first, within `timeout`.
+    /// Sets the completion worker of a disk whose placement has one; `None`: the workers choose. If a queue of the disk
+    /// runs, its requests in flight complete first, within `timeout`.
     ///
     /// # Errors
-    /// [`AdminError`]; then the completion worker is unchanged.
+    /// [`AdminError`]. The completion worker is then unchanged.
     pub fn set_completion_worker(
         &self,
         disk: &str,
@@ -310,19 +307,19 @@ impl Server {
         self.workers.set_completion_worker(&self.exports.find(disk)?.disk, worker, timeout)
     }
 
-    /// Hands the disk's queues to these workers in turn, as [`Server::attach`] does with one, all within `timeout`.
+    /// Hands the disk's queues to these workers in turn, like [`Server::attach`], all within `timeout`.
     ///
     /// # Errors
-    /// [`AdminError`]; queues before the one that stays are with their new workers then.
+    /// [`AdminError`]. Queues that had already moved stay on their new workers.
     pub fn attach_all(&self, disk: &str, workers: &[WorkerId], timeout: Duration) -> Result<(), AdminError> {
         self.workers.attach_all(&self.exports.find(disk)?.disk, workers, timeout)
     }
 
-    /// Forgets that queues of the disk were attached by hand, and spreads them over at most this many workers, or over
+    /// Forgets that an operator attached queues of the disk, and spreads them over at most this many workers, or over
     /// all, within `timeout`. From then on the balancer may move them.
     ///
     /// # Errors
-    /// As [`Server::attach_all`]; the limit is in force nevertheless.
+    /// As [`Server::attach_all`]. The limit takes effect all the same.
     pub fn spread(
         &self,
         disk: &str,
@@ -332,15 +329,15 @@ impl Server {
         self.workers.spread(&self.exports.find(disk)?.disk, most_workers, timeout)
     }
 
-    /// Stops as described above, within `timeout`, and releases the images.
+    /// Stops as the file's header describes, within `timeout`, and releases the images.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> StopReport {
         self.wind_down(timeout)
     }
 
-    /// The same of a server that others are asking, or changing, right now: what they wait for is cut short, what they
-    /// begin from now on is refused, and nobody waits for them. Images are let go of unless something hangs; to drop
-    /// the server then takes as long as a worker hangs.
+    /// Stops a server that other threads still use. Cuts their waits short, refuses what they begin from now on, and
+    /// does not wait for them. Releases the images unless something hangs; dropping the server then takes as long as
+    /// the hanging worker.
     #[must_use]
     pub fn wind_down(&self, timeout: Duration) -> StopReport {
         let deadline = deadline_in(timeout);
@@ -352,8 +349,8 @@ impl Server {
         let mut report = StopReport::default();
         let exports = self.exports.close();
         let sessions: Vec<_> = exports.iter().map(|export| export.sessions.all()).collect();
-        // All know before the first one acts: it gives up its rings, and one that waits for them must not
-        // take them over now.
+        // Tells all before the first one acts: it gives up its rings, and a session that waits for them must not take
+        // them over now.
         sessions.iter().flatten().for_each(|session| session.note_end(EndReason::Stop));
         sessions.iter().flatten().for_each(|session| session.end(EndReason::Stop));
         exports.iter().for_each(|export| export.disk.wake_waiters());

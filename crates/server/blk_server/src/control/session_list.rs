@@ -1,6 +1,4 @@
 //! The sessions of one disk, and whether further ones may join.
-//!
-//! Not here: their threads (`exports.rs`), what they do (`session`).
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::data_path::disk::session_link::EndReason;
 use crate::session::shared::SessionShared;
 
-/// Front-ends connected to one disk at a time: two while one replaces another, and some that only look.
+/// Most front-ends connected to one disk: two while one replaces another, and some that only look.
 const MAX_SESSIONS: usize = 8;
-/// Sessions of one disk that were told to make room and are about to end.
+/// Most sessions of one disk that are about to end to make room.
 const MAX_ENDING: usize = 8;
 
 /// Why a front-end is refused.
@@ -31,7 +29,7 @@ struct State {
     closed: bool,
 }
 
-/// The sessions of one disk whose threads still hold anything of it.
+/// The sessions of one disk whose threads still hold resources of it.
 #[derive(Debug, Default)]
 pub(crate) struct SessionList(Mutex<State>);
 
@@ -51,8 +49,8 @@ impl SessionList {
         state.sessions.clone()
     }
 
-    /// One that never said anything gives its place up when there are too many; for as long as nobody needs it, it
-    /// may be silent: a VMM connects long before its guest starts.
+    /// If there are too many, a session that never sent a message gives up its place. Until then it may stay silent: a
+    /// VMM connects long before its guest starts.
     pub(crate) fn add(&self) -> Result<Arc<SessionShared>, NoSession> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let mut state = self.lock();

@@ -3,9 +3,9 @@
 //! `mountinfo → where the hierarchy is → folder → this thread's id into cgroup.threads`
 //!
 //! - The kernel decides. After a refusal, the group's own files tell the reason.
-//! - Refuses a frozen group beforehand: a thread that joins it stops without a word.
+//! - Refuses a frozen group beforehand: a thread that joins one stops silently.
 //!
-//! Not here: creating groups and their limits, which operators do (docs/how-to/workers.md).
+//! Operators create groups and set their limits (docs/how-to/workers.md).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,19 +22,19 @@ const THREADS: &str = "cgroup.threads";
 /// Why a thread did not join its control group.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// None mounted.
+    /// No version 2 hierarchy is mounted.
     #[error("cgroup {}: this host has no cgroup v2 mounted (mount -t cgroup2 none /sys/fs/cgroup)", path.display())]
     NoHierarchy {
         /** As given. */
         path: PathBuf,
     },
-    /// A folder of something else, version 1 for one.
+    /// The folder belongs to something else, such as version 1.
     #[error("{} is not in a cgroup v2 hierarchy: threads can be moved one by one only there", path.display())]
     NotVersion2 {
         /** As given. */
         path: PathBuf,
     },
-    /// No folder.
+    /// The group does not exist.
     #[error(
         "cgroup {} does not exist: make it with mkdir, then echo threaded > {}",
         path.display(),
@@ -44,7 +44,7 @@ pub enum CgroupError {
         /** Where it would be. */
         path: PathBuf,
     },
-    /// A group for whole processes.
+    /// The group takes only whole processes.
     #[error("cgroup {} is not threaded, its type is `{kind}`: {advice}", path.display())]
     NotThreaded {
         /** Where it is. */
@@ -54,7 +54,7 @@ pub enum CgroupError {
         /** What to do. */
         advice: String,
     },
-    /// Threads of one process must stay in one threaded domain.
+    /// All threads of one process must be in the same threaded domain.
     #[error(
         "cgroup {} is in another threaded domain than this process, which is in {}: make it below that, or start the process in the domain's topmost group",
         path.display(),
@@ -66,25 +66,25 @@ pub enum CgroupError {
         /** The process's. */
         own: PathBuf,
     },
-    /// This process may not join the group.
+    /// The user may not move this process's threads into the group.
     #[error(
-        "no permission to join cgroup {}: its cgroup.threads, and cgroup.procs of the group above both, must be writable for this user (chown, or Delegate=yes in a systemd unit); a server in its sandbox joins groups named at its start, and those below its own",
+        "no permission to join cgroup {}: this user must be able to write its cgroup.threads, and cgroup.procs of the group above both (chown, or Delegate=yes in a systemd unit); a server in its sandbox joins only groups named at its start, and those below its own",
         path.display()
     )]
     Denied {
         /** Where it is. */
         path: PathBuf,
     },
-    /// The group gives controllers to its children.
+    /// The group enables controllers for its children.
     #[error(
-        "cgroup {} takes no threads: it has controllers on for its children (cgroup.subtree_control); join one of these",
+        "cgroup {} takes no threads: it enables controllers for its children (cgroup.subtree_control); join one of these",
         path.display()
     )]
     HasChildren {
         /** Where it is. */
         path: PathBuf,
     },
-    /// A thread that joins the group stops.
+    /// The group is frozen: a thread that joins it stops.
     #[error("cgroup {} is frozen, and would freeze the worker: echo 0 > cgroup.freeze there, or above it", path.display())]
     Frozen {
         /** Where it is. */
@@ -101,13 +101,13 @@ pub enum CgroupError {
     },
 }
 
-/// The file in which threads join `group` ([`crate::WorkerOptions::cgroup`]); `None`: there is no such group.
+/// The file through which threads join `group` ([`crate::WorkerOptions::cgroup`]); `None`: there is no such group.
 pub fn threads_file(group: &Path) -> Option<PathBuf> {
     Some(folder_of(group).ok()?.join(THREADS))
 }
 
-/// The folder of the group in and below which the kernel allows this process's threads: its own group or, if that is
-/// threaded, the next group above that is not. `None`: the hierarchy's root, or no hierarchy.
+/// The folder of the topmost group that this process's threads may join: its own group or, if that is threaded, the
+/// nearest group above that is not. `None`: the root of the hierarchy, or no hierarchy.
 pub fn own_domain() -> Option<PathBuf> {
     let mount = mount_point(&std::fs::read_to_string("/proc/self/mountinfo").ok()?)?;
     let own = mount.join(below_root(&own_group()));
@@ -116,7 +116,7 @@ pub fn own_domain() -> Option<PathBuf> {
 
 fn domain_of(own: &Path, mount: &Path) -> Option<PathBuf> {
     let groups = own.ancestors().take_while(|folder| folder.starts_with(mount));
-    // The root has no type.
+    // The root group has no type.
     let mut typed = groups.map(|folder| (folder, read(folder, "cgroup.type")));
     let (folder, kind) = typed.find(|(_, kind)| kind.trim() != "threaded")?;
     (!kind.is_empty()).then(|| folder.to_path_buf())
@@ -135,7 +135,7 @@ pub(crate) fn join(group: &Path) -> Result<(), CgroupError> {
     written.map_err(|error| explain(path, error))
 }
 
-/// The path of the group on this host. Checks that it exists and is of version 2.
+/// The folder of the group on this host. Checks that it exists and is of version 2.
 fn folder_of(group: &Path) -> Result<PathBuf, CgroupError> {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let Some(mount) = mount_point(&mountinfo) else {
@@ -175,7 +175,7 @@ fn unescaped(field: &str) -> PathBuf {
     PathBuf::from(field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"))
 }
 
-/// The group of the process's first thread, which stays where the process was started.
+/// The group of the process's first thread, which never changes its group.
 fn own_group() -> PathBuf {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/").into()

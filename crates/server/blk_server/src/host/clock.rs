@@ -1,10 +1,8 @@
 //! The host's monotonic clock, whose readings two processes can compare.
-//!
-//! Not here: instants within one process (`std::time::Instant`).
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of the host's monotonic clock, which all its processes share.
+/// Nanoseconds of CLOCK_MONOTONIC, which is the same for all processes of the host.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);

@@ -1,20 +1,18 @@
 //! Lists of CPUs as text, such as `2-5,8`: the format of the kernel, `taskset -c` and QEMU.
-//!
-//! Not here: the host's CPUs (`worker_thread.rs`), their NUMA nodes (`numa.rs`).
 
 use rustix::thread::CpuSet;
 
-/// Highest number of a CPU that a thread can be bound to here.
+/// The highest CPU number to which a thread can be bound.
 #[allow(clippy::cast_possible_truncation)] // 1023
 pub const MAX_CPU: u32 = CpuSet::MAX_CPU as u32 - 1;
 
-/// Limit for a list that comes from one of the kernel's files: far above any kernel's CPU number.
+/// The limit for lists from the kernel's files: far above any kernel's CPU number.
 const MAX_KERNEL_CPU: u32 = 0xffff;
 
 /// Why a text is not a list of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidCpuList {
-    /// Nothing in it.
+    /// The list is empty.
     #[error("no CPU is given: give numbers and ranges, such as 2-5,8")]
     Empty,
     /// Neither a number nor a range.
@@ -23,7 +21,7 @@ pub enum InvalidCpuList {
         /** As given, shortened. */
         part: String,
     },
-    /// The first is larger than the last.
+    /// The range ends before it begins.
     #[error("CPUs {first}-{last}: the smaller number comes first")]
     Backwards {
         /** As given. */
@@ -39,7 +37,7 @@ pub enum InvalidCpuList {
         /** See [`MAX_CPU`]. */
         max: u32,
     },
-    /// Given before.
+    /// The CPU is listed twice.
     #[error("CPU {cpu} is given twice")]
     Twice {
         /** As given. */
@@ -63,7 +61,7 @@ pub fn parse_cpus(text: &str) -> Result<Vec<u32>, InvalidCpuList> {
     }
 }
 
-/// Reads a list from one of the kernel's files. It may be empty; `None`: it is not a list.
+/// Reads a list from one of the kernel's files. It may be empty. `None`: not a list.
 pub(crate) fn parse_kernel_list(text: &str) -> Option<Vec<u32>> {
     if text.trim().is_empty() { Some(Vec::new()) } else { ranges(text, MAX_KERNEL_CPU).ok() }
 }
@@ -98,7 +96,7 @@ fn ranges(text: &str, max: u32) -> Result<Vec<u32>, InvalidCpuList> {
         }
         cpus.extend(first..=last);
         if cpus.len() > 2 * (max as usize + 1) {
-            // A long text that repeats the same CPUs.
+            // Stops at a long text that repeats the same CPUs.
             return Err(InvalidCpuList::Twice { cpu: last });
         }
     }

@@ -1,6 +1,4 @@
 //! An error and its causes in one line, for the log.
-//!
-//! Not here: what is logged, and how often (`log_limit.rs`).
 
 use std::error::Error;
 

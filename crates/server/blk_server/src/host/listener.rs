@@ -1,8 +1,6 @@
-//! Listening sockets: creates their files, keeps them private, and removes them.
+//! Listening sockets: creates their files, restricts access to them, and removes them.
 //!
-//! - Replaces the socket file of a dead server; refuses the path if a server answers there.
-//!
-//! Not here: waiting for connections (`acceptor.rs`), messages (`session`).
+//! Replaces the socket file of a dead server; refuses the path if a server answers there.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::warn;
 
-/// Longer than a server takes from its `bind` to its `listen`.
+/// More time than a server takes between `bind` and `listen`.
 const STARTING_SERVER: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Where a disk listens, and who may connect.
@@ -46,7 +44,7 @@ impl SocketConfig {
 /// Why a socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Does not fit `sockaddr_un`.
+    /// The path does not fit into `sockaddr_un`.
     #[error("socket path {} has {bytes} bytes, at most {max} are possible: use a shorter path", path.display())]
     PathTooLong {
         /** As given. */
@@ -62,13 +60,13 @@ pub enum SocketError {
         /** As given. */
         path: PathBuf,
     },
-    /// A server answers there.
+    /// A server listens there.
     #[error("socket {} is in use by a running server: stop it, or choose another path", path.display())]
     InUse {
         /** As given. */
         path: PathBuf,
     },
-    /// Something else has that name.
+    /// Another kind of file has that name.
     #[error("{} exists and is a {kind}, not a socket: choose another path", path.display())]
     NotASocket {
         /** As given. */
@@ -89,16 +87,16 @@ pub enum SocketError {
     },
 }
 
-/// How long to wait for the close of a listening socket.
+/// How long to wait until a listening socket is closed.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A bound socket, removed when dropped. Accepting from it never blocks.
 #[derive(Debug)]
 pub struct Socket {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     fd: Option<OwnedFd>,
     path: PathBuf,
-    /// The socket file that `bind` made.
+    /// The socket file that `bind` created.
     file: FileId,
     opener: Arc<dyn Opener>,
     removed: AtomicBool,
@@ -159,7 +157,7 @@ impl Socket {
         }
     }
 
-    /// Removes the socket file, once. Then no front-end can connect any more, and another server can use the path.
+    /// Removes the socket file, once. No front-end can connect any more, and another server can use the path.
     pub fn remove(&self) {
         if self.removed.swap(true, Ordering::Relaxed) {
             return;
@@ -190,8 +188,8 @@ impl Drop for Socket {
     }
 }
 
-/// Closes a listening socket. Front-ends that were never accepted may have sent descriptors. The last close of the socket
-/// closes them too, and may hang. So another thread closes it, and this one waits for a moment only.
+/// Closes a listening socket on another thread, and waits only for a moment. Front-ends that were never accepted may
+/// have sent descriptors; closing the socket closes these too, and may hang.
 fn close_with_backlog(listener: OwnedFd) {
     let (closed, is_closed) = sync_channel(1);
     let close = move || {
@@ -206,10 +204,10 @@ fn close_with_backlog(listener: OwnedFd) {
     }
 }
 
-/// Makes the kernel deliver bytes sent with MSG_OOB, and their descriptors, like any others. By default it keeps them out of
-/// line: `recv` then closes the descriptors, which may wait, and a peek at the socket does not show them.
+/// Makes the kernel deliver bytes sent with MSG_OOB, and their descriptors, like any others. By default it keeps them
+/// out of line: `recv` closes their descriptors, which may wait, and a peek at the socket does not show them.
 pub(crate) fn take_urgent_bytes_in_line(socket: &OwnedFd) {
-    // It fails on a kernel without urgent bytes for Unix sockets; then there are none.
+    // Fails on kernels without urgent bytes for Unix sockets, which need no such setting.
     let _ = rustix::net::sockopt::set_socket_oobinline(socket, true);
 }
 
@@ -264,7 +262,7 @@ fn refuse_alive(opener: &dyn Opener, path: &Path) -> Result<(), SocketError> {
         Ok(true) => Ok(()),
         Ok(false) => Err(SocketError::InUse { path: path.to_owned() }),
         Err(source) => Err(SocketError::Io {
-            action: "find out whether a server listens on",
+            action: "check for a server that listens on",
             path: path.to_owned(),
             source,
         }),

@@ -1,10 +1,8 @@
 //! Which NUMA node CPUs belong to, from `/sys/devices/system/node`.
 //!
-//! - Reads only. Memory comes from the node of the CPU that touches it first, and a bound worker touches its own
-//!   memory first.
-//! - A host without these files (a kernel without NUMA, no sysfs) has no nodes; that is not an error.
-//!
-//! Not here: binding a thread (`worker_thread.rs`).
+//! - Only reads. The kernel takes memory from the node of the CPU that touches it first, and a bound worker touches its
+//!   own memory first.
+//! - A host without these files (no NUMA in the kernel, or no sysfs) has no nodes; this is not an error.
 
 use std::path::Path;
 
@@ -13,7 +11,7 @@ use crate::host::cpu_list::parse_kernel_list;
 /// Where Linux lists its nodes.
 const NODES: &str = "/sys/devices/system/node";
 
-/// The node that all of `cpus` belong to. `None`: more than one, or unknown, or no CPUs.
+/// The node to which all of `cpus` belong. `None`: several nodes, an unknown one, or no CPUs.
 pub(crate) fn node_of(cpus: &[u32]) -> Option<u32> {
     node_in(Path::new(NODES), cpus)
 }
@@ -33,7 +31,7 @@ fn node_in(nodes: &Path, cpus: &[u32]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// `(path, content)` below a folder.
+    /// Creates a folder with these files, given as `(path, content)`.
     fn files(files: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (path, content) in files {

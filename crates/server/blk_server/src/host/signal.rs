@@ -1,6 +1,6 @@
-//! Eventfds of a front-end: kick, call and err descriptors, and this process's own wake-ups.
+//! Eventfds of a front-end: kick, call and err descriptors; and this process's own wake-ups.
 //!
-//! Not here: when to signal (`queue/mod.rs`, `session`), signals to a front-end (`io_engine`, `signal_shared`: a write may wait).
+//! A signal to a front-end may wait, so `io_engine::signal_shared` sends it.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -10,8 +10,8 @@ use guest_mem::PassedFd;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::ReadWriteFlags;
 
-/// Prepares a descriptor that a front-end passed. It must be an eventfd: writing to anything else, or closing
-/// it, may block a worker (a full pipe, a socket that lingers, a file on FUSE).
+/// Prepares a descriptor that a front-end passed. It must be an eventfd: writing to anything else, or closing it, may
+/// block a worker (a full pipe, a socket that lingers, a file on FUSE).
 ///
 /// # Errors
 /// `InvalidInput` if the descriptor is not an eventfd; `fcntl`'s.
@@ -20,7 +20,7 @@ pub(crate) fn adopt_passed(fd: PassedFd) -> std::io::Result<PassedFd> {
     Ok(fd)
 }
 
-/// Like [`adopt_passed`], for a descriptor of our own, which is charged to no disk.
+/// Like [`adopt_passed`], for the server's own descriptor, for which no disk is charged.
 ///
 /// # Errors
 /// As [`adopt_passed`].
@@ -33,7 +33,7 @@ fn prepare(fd: &OwnedFd) -> std::io::Result<()> {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
     let is_eventfd = link.to_bytes().starts_with(b"anon_inode:[eventfd");
     if !is_eventfd {
-        let what = format!("an eventfd is needed, this is {}", link.to_string_lossy());
+        let what = format!("the descriptor must be an eventfd, but this is {}", link.to_string_lossy());
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
     }
     let flags = fcntl_getfl(fd)?;
@@ -43,14 +43,14 @@ fn prepare(fd: &OwnedFd) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Adds one to an eventfd that only this process has, and that does not block. A full counter has woken its reader long
-/// ago, so errors have no consequence.
+/// Adds one to an eventfd of this process that never blocks. Ignores errors: if the counter is full, the reader has
+/// already been woken.
 #[inline]
 pub(crate) fn signal(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// Empties an eventfd before its return to the front-end. Never blocks, whatever its flags are now.
+/// Empties an eventfd before the server returns it to the front-end. Never blocks, whatever its flags are now.
 pub(crate) fn drain(fd: impl AsFd) {
     const CURRENT_POSITION: u64 = u64::MAX;
     let mut counter = [0u8; 8];

@@ -1,11 +1,9 @@
-//! A server of one disk without threads: its caller steps the sessions and the worker. For tests and fuzzers.
+//! A server of one disk without threads, for tests and fuzzers: its caller steps the sessions and the worker.
 //!
 //! `socket → InlineSession::serve (Session::step) → Address::ask → worker, on the same thread → answer`
 //!
-//! - Sessions and worker are those of the real server. The threads are missing, and with them every wait.
-//! - One server at a time on one thread: a worker cannot leave its thread, so it is kept in a thread-local variable.
-//!
-//! Not here: one queue without a session (`../inline.rs`), the real server (`server.rs`).
+//! - Sessions and worker are those of the real server. It has no threads and therefore never waits.
+//! - Each thread has at most one such server: a worker cannot leave its thread, so a thread-local variable holds it.
 
 use std::cell::RefCell;
 use std::io;
@@ -33,7 +31,7 @@ thread_local! {
     static WORKER: RefCell<Option<(Arc<OwnedFd>, Worker)>> = const { RefCell::new(None) };
 }
 
-/// Steps the worker of this thread if `wakeup` is its wakeup fd: its answer to a command is there afterwards.
+/// Steps this thread's worker if `wakeup` is its wakeup fd. Its answer to a command is then ready.
 fn serve_commands(wakeup: &Arc<OwnedFd>) {
     WORKER.with_borrow_mut(|worker| {
         if let Some((_, worker)) = worker.as_mut().filter(|(own, _)| Arc::ptr_eq(own, wakeup)) {
@@ -44,7 +42,7 @@ fn serve_commands(wakeup: &Arc<OwnedFd>) {
     });
 }
 
-/// See the file's head.
+/// A server of one disk without threads.
 #[derive(Debug)]
 pub struct InlineServer {
     disk: Arc<Disk>,
@@ -54,10 +52,10 @@ pub struct InlineServer {
 
 impl InlineServer {
     /// # Errors
-    /// If the engine cannot be used; an invalid disk.
+    /// The engine cannot be used, or the disk is invalid.
     ///
     /// # Panics
-    /// If this thread has another one.
+    /// This thread already has one.
     pub fn start(engine: &Arc<EngineSource>, disk: DiskConfig) -> io::Result<Self> {
         let opener: Arc<dyn Opener> = Arc::new(HostOpener);
         let budget = Budget::new(Limits::of_process());
@@ -67,7 +65,7 @@ impl InlineServer {
         let (id, poll) = (WorkerId(0), Duration::ZERO);
         let worker = Worker::new(id, Arc::clone(engine), received, Arc::clone(&wakeup), poll)?;
         let before = WORKER.replace(Some((Arc::clone(&wakeup), worker)));
-        assert!(before.is_none(), "one inline server at a time on one thread");
+        assert!(before.is_none(), "a thread can have only one inline server");
         STEPS_WORKER.set(Some(serve_commands));
         let trade = Trade { base: Arc::clone(engine), poll, meter: None, bell: None };
         let address = Address::new(id, commands, Arc::clone(&wakeup));
@@ -75,7 +73,7 @@ impl InlineServer {
         Ok(Self { disk, workers: WorkerSet::of_one(worker, trade), wakeup })
     }
 
-    /// A session of the front-end at the other end of `socket`.
+    /// Opens a session for the front-end at the other end of `socket`.
     ///
     /// # Errors
     /// Out of descriptors.
@@ -86,7 +84,7 @@ impl InlineServer {
         Ok(InlineSession(Some(session)))
     }
 
-    /// Serves what kicks and the rings have for the worker, until it would sleep.
+    /// Serves the worker's kicks and rings until the worker would sleep.
     pub fn serve(&self) {
         signal(&self.wakeup);
         serve_commands(&self.wakeup);
@@ -105,7 +103,7 @@ impl Drop for InlineServer {
     }
 }
 
-/// One front-end's session. Dropped, it ends as if its front-end had gone.
+/// One front-end's session. Dropping it ends it as if its front-end had disconnected.
 pub struct InlineSession(Option<Session>);
 
 impl std::fmt::Debug for InlineSession {
@@ -115,7 +113,7 @@ impl std::fmt::Debug for InlineSession {
 }
 
 impl InlineSession {
-    /// Does what has arrived, without waiting for more. Returns whether the session goes on.
+    /// Handles what has arrived, without waiting for more. Returns whether the session continues.
     pub fn serve(&mut self) -> bool {
         while let Some(session) = self.0.as_mut().filter(|session| session.is_ready()) {
             if session.step() == Progress::Ended {

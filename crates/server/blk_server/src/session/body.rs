@@ -1,6 +1,4 @@
 //! Reads a message's body and counts its descriptors.
-//!
-//! Not here: what a message means (`mod.rs`), regions (`memory.rs`).
 
 use vhost::vhost_user::message::{VhostUserConfig, VhostUserU64, VhostUserVringState};
 use vm_memory::ByteValued;
@@ -22,7 +20,7 @@ pub(super) fn vring_state(message: &Message) -> Result<(u32, u32)> {
     body::<VhostUserVringState>(message).map(|state| (state.index, state.num))
 }
 
-/// Offset, size and flags, then `size` bytes, which have no meaning in a GET_CONFIG.
+/// Offset, size and flags, then `size` bytes. GET_CONFIG ignores those bytes.
 pub(super) fn config_body(message: &Message) -> Result<(VhostUserConfig, &[u8])> {
     const HEAD_BYTES: usize = size_of::<VhostUserConfig>();
     let (bytes, request) = (message.body.len(), message.request);

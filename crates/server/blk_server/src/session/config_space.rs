@@ -1,6 +1,6 @@
-//! The configuration space: the front-end reads it for its guest, and a guest writes one field.
+//! GET_CONFIG and SET_CONFIG: the front-end reads the configuration space for its guest; the guest writes one field.
 //!
-//! Spec: vhost-user, GET_CONFIG, SET_CONFIG. Not here: what is in it (`disk/mod.rs`, `virtio_blk`).
+//! Spec: vhost-user, GET_CONFIG, SET_CONFIG. The fields are in `disk/mod.rs` and `virtio_blk`.
 
 use tracing::debug;
 use virtio_blk::{DeviceConfig, Negotiated};

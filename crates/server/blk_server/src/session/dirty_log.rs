@@ -1,6 +1,15 @@
-//! A live migration's dirty log, as far as the front-end's messages have described it.
+//! A live migration's messages: the front-end passes its dirty log; the server marks each stored page in it.
 //!
-//! Not here: the messages (`log_messages.rs`), the bits (`guest_mem`).
+//! `SET_LOG_BASE (file) + LOG_ALL or a ring's F_LOG → StoreLog → the session's memory → its queues' workers`
+//!
+//! - The log is part of the memory that a queue uses. It changes as a memory table does: the worker carries out a
+//!   command before the session answers the front-end. Queues keep running; a request that completes later marks the
+//!   log that is then in force.
+//! - The server marks every store as soon as the front-end asks for any. A page too many is only copied once more.
+//! - A log that is too small ends the session. Front-ends ignore the answer, and a migration that misses some pages
+//!   gives the guest wrong memory.
+//!
+//! Spec: vhost-user, "Migration", SET_LOG_BASE, SET_LOG_FD, SET_VRING_ADDR. The bits are in `guest_mem`.
 
 use std::sync::Arc;
 
@@ -22,7 +31,7 @@ pub(crate) enum DirtyLogRefused {
     TooSmall(#[from] MemoryError),
 }
 
-/// The front-end's messages about the log so far.
+/// What the front-end has said about the log so far.
 #[derive(Debug, Default)]
 pub(super) struct DirtyLogging {
     pub(super) bits: Option<Arc<DirtyLog>>,
@@ -43,8 +52,7 @@ pub(super) fn mapped(
 }
 
 impl DirtyLogging {
-    /// What another server needs to mark pages in the same log. Whether the front-end wants that is in its other
-    /// messages.
+    /// What another server needs to mark the same log. Whether to mark it follows from the front-end's other messages.
     pub(super) fn state(&self, fds: &mut Outgoing) -> (Option<DirtyLogState>, Option<Place>) {
         let log = self.bits.as_ref().and_then(|bits| bits.region()).map(|region| DirtyLogState {
             fd: fds.put(region.fd()),

@@ -1,18 +1,19 @@
 //! Hands a session to another process, unnoticed by front-end and guest: freezes it here, rebuilds it there.
 //!
-//! `order → (no message is being carried out) queues drained and taken from their workers → SessionState → verdict:
-//! theirs (never touched again) or, whatever goes wrong, back to the workers`
+//! `order → (between two messages) queues drained and taken from their workers → SessionState → verdict:
+//! theirs (this process never touches it again) or, after any error, back to the workers`
 //! `SessionState → checked, mapped, no ring started → go → rings started, calls signalled → the next message`
 //!
 //! - A frozen session holds its queues itself: no worker reads a ring, and the guest's kicks wait in their eventfds.
-//! - What was submitted completes first. Parked requests, and what was to be done again and is not, stay in the in-flight log;
-//!   where there is none, a session with parked requests is not handed over.
-//! - Half a message goes along with what has arrived of it, and a live migration with its dirty log: a front-end that begins
-//!   one or the other does not keep its session here (docs/decisions/0045).
-//! - The lease of the disk's rings goes along; a session without it starts no ring there before its front-end's next message.
-//! - Checks the received state like a front-end's messages: the other server received it from a front-end.
+//! - Submitted requests complete first. Parked requests and requests still to be redone stay in the in-flight log. A
+//!   session that has parked requests and no log is not handed over.
+//! - A half-received message and the dirty log of a live migration are handed over too, so that no front-end can keep
+//!   its session here (docs/decisions/0045).
+//! - The lease of the disk's rings is handed over. A session without it starts no ring there before its front-end's
+//!   next message.
+//! - The new process checks the state as if a front-end had sent it, because the other server received it from one.
 //!
-//! Not here: all sessions of a server (`live_upgrade.rs`), queues and workers (`assignment/frozen.rs`).
+//! All sessions of a server: `live_upgrade.rs`. Queues and workers: `assignment/frozen.rs`.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -59,14 +60,14 @@ impl Session {
         };
         let _ = frozen.send(Ok(handed));
         if verdict.recv() == Ok(Theirs) {
-            // The queues are not stopped, because the rings belong to the other process.
+            // The session does not stop the queues: the other process owns the rings.
             self.vrings.iter_mut().for_each(|vring| vring.running = None);
             self.wire.is_ours = false;
             debug!(disk = self.disk.name(), session = self.shared.id(), "session handed over");
             return Progress::Ended;
         }
         self.workers.thaw(queues);
-        // The waiting thread sees the channel's end.
+        // This closes the channel, and the waiting thread notices.
         drop(frozen);
         Progress::GoesOn
     }
@@ -90,7 +91,7 @@ impl Session {
 
     /// Records the position at which each ring continues.
     fn leave_all(&mut self, queues: &mut [FrozenQueue]) -> Result<(), NotHanded> {
-        // A queue that no worker could serve has ended and is not in `queues`.
+        // `queues` lacks a queue that has ended because no worker could serve it.
         self.vrings.iter_mut().for_each(|vring| vring.broken = vring.running.is_some());
         for frozen in queues {
             let queue = frozen.index();
@@ -99,7 +100,7 @@ impl Session {
                 NotLeft::LostMemory => NotHanded::LostMemory,
                 NotLeft::Parked { requests } => NotHanded::Parked { queue, requests },
             })?;
-            // The position after a stop; used only if the queue is stopped.
+            // The position after a stop. Only a queue that stops uses it.
             (vring.base, vring.broken) = (left.position, left.is_broken);
         }
         Ok(())
@@ -219,7 +220,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Starts the rings that ran in the other process: only the session with the disk's lease had any.
+    /// Starts the rings that ran in the other process. Only the session with the disk's lease had any.
     fn start_leased(&mut self) -> Result<()> {
         if self.lease.is_some() {
             self.reconcile_all()?;
@@ -237,8 +238,8 @@ impl Session {
             queue_size: entries,
         };
         log_memory::check(&said, self.disk.queues())?;
-        // As small as the format that needs less: the front-end may have negotiated its ring after its log, and a ring
-        // that has no room in it is served without one.
+        // Map only as much as the smaller format needs: the front-end may have negotiated the format after it set the
+        // log, and a ring whose log has no room runs without one.
         Ok(log_memory::map(&said, false, self.disk.quota().inherit(fds.take(fd)?)?)?)
     }
 
@@ -281,7 +282,7 @@ impl Session {
         let had_failed: Vec<bool> = self.vrings.iter().map(|vring| vring.failed).collect();
         let reconciled = self.start_leased();
         let fails_here = self.vrings.iter().zip(had_failed).position(|(vring, had)| vring.failed && !had);
-        // The other process signalled its completions, but this one cannot know whether the last signal arrived.
+        // The other process signalled its completions, but this one cannot tell whether the last signal arrived.
         let running = self.vrings.iter().filter(|vring| vring.running.is_some());
         running.filter_map(|vring| vring.call.as_ref()).for_each(signal_shared);
         let _ = started.send(match (&reconciled, fails_here) {

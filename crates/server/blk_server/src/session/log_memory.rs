@@ -1,15 +1,19 @@
-//! The shared memory of the in-flight logs: the server creates it, the front-end keeps it and passes it to the next server.
+//! The shared memory of the in-flight logs: the server creates it, the front-end keeps it and passes it to the next
+//! server.
 //!
 //! `GET_INFLIGHT_FD → sealed memory → front-end … a server dies … SET_INFLIGHT_FD → checked, mapped → queues' logs`
 //!
-//! - A front-end may send a file of any size. The server maps only as much as the logs need; a file that is truncated
-//!   later ends its session, like guest memory (`guest_mem`). Memory that the server created cannot be truncated.
+//! - A front-end may send a file of any size. The server maps only what the logs need. If another process truncates the
+//!   file later, the session ends, as with guest memory (`guest_mem`). Memory that the server created cannot be
+//!   truncated.
 //! - This file writes nothing into a log: a queue begins its log when it starts.
-//! - A front-end asks before its guest has chosen the rings' sizes. So a log that the server creates has room for the
-//!   longest ring of the disk (docs/decisions/0042). A ring without room in its log is served without one.
+//! - A front-end asks for the log before its guest chooses the ring sizes, so it may ask for too little. The server
+//!   makes each log large enough for the disk's longest ring (docs/decisions/0042). A ring that is longer than its log
+//!   runs without one.
+//! - A running ring records its requests only in the log with which it started. The session therefore refuses another
+//!   log until the rings are stopped. It accepts the same log again and changes nothing.
 //!
-//! Spec: vhost-user, "Inflight description". Not here: the messages (`log_messages.rs`), what is in the logs
-//! (`virtqueue`).
+//! Spec: vhost-user, "Inflight description". The logs' content is in `virtqueue`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +24,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use vhost::vhost_user::message::VhostUserInflight;
 use virtqueue::{LogArea, MAX_QUEUE_SIZE, MIN_QUEUE_SIZE};
 
-/// A log's fields are words of 64 bits.
+/// A log's fields are 64-bit words.
 const ALIGN_BYTES: u64 = 8;
 
 /// Why a log's memory cannot be used.
@@ -51,32 +55,32 @@ pub(crate) enum LogMemoryError {
     Make { bytes: u64, source: io::Error },
 }
 
-/// What a roomy log has more than its queues need. Each queue's log is a multiple of 64 bytes long, so no tight log that
-/// a server made has such a size.
+/// Bytes that a roomy log has beyond what its queues need. They mark it: each queue's log is a multiple of 64 bytes, so
+/// no tight log of a server has such a size.
 const ROOMY_MARK_BYTES: u64 = 8;
 
 /// The number of logs, and of entries in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LogLayout {
     pub(super) queues: u16,
-    /// Entries of each queue's log: a longer ring has no room.
+    /// Entries of each queue's log. A longer ring runs without a log.
     pub(super) entries: u16,
 }
 
 impl LogLayout {
-    /// As many entries as the front-end said: the layout of servers before this one, and of front-ends that make the
+    /// As many entries as the front-end said. Earlier servers used this layout, and so do front-ends that create the
     /// memory themselves.
     fn tight(queues: u16, queue_size: u16) -> Self {
         Self { queues, entries: queue_size }
     }
 
-    /// For rings of up to `longest` descriptors, in either format.
+    /// Has room for rings of up to `longest` descriptors, in either format.
     fn roomy(queues: u16, longest: u16) -> Self {
         Self { queues, entries: longest.next_power_of_two() }
     }
 
-    /// What memory of this size was made for. The size alone tells: front-ends pass it back as it was, and say the queue
-    /// size for which they had asked.
+    /// The layout of memory of this size. Only the size tells it: front-ends pass the memory back unchanged, with the
+    /// queue size for which they first asked.
     fn of_memory(mmap_bytes: u64, queues: u16, queue_size: u16) -> Self {
         let sizes =
             (0..u16::BITS).map(|bit| 1 << bit).filter(|&size| (queue_size..=MAX_QUEUE_SIZE).contains(&size));
@@ -103,7 +107,7 @@ pub(super) struct LogMemory {
 }
 
 impl LogMemory {
-    /// The log of one queue; `None`: it has no room.
+    /// The log of one queue; `None` if the queue has no room in it.
     pub(super) fn area(&self, queue: u16, queue_size: u16, packed: bool) -> Option<LogArea> {
         let LogLayout { queues, entries } = self.layout;
         let end_bytes = LogArea::bytes(queue.saturating_add(1), entries, packed);
@@ -138,7 +142,7 @@ pub(super) fn check(said: &VhostUserInflight, most: u16) -> Result<(), LogMemory
     Ok(())
 }
 
-/// `packed`: known to be; the format may be negotiated later.
+/// `packed`: the format is known to be packed. It may be negotiated later.
 pub(super) fn map(said: &VhostUserInflight, packed: bool, fd: PassedFd) -> Result<LogMemory, LogMemoryError> {
     let (mmap_bytes, offset_bytes) = (said.mmap_size, said.mmap_offset);
     let (queues, queue_size, layout) = (said.num_queues, said.queue_size, layout(said));

@@ -1,10 +1,10 @@
-//! Memory messages: the next table of regions from the present one and what a front-end sent.
+//! Memory messages: computes the next table of regions from the present one and the front-end's message.
 //!
-//! Front-ends repeat themselves (one sends the same SET_MEM_TABLE four times, again while it stops), so
-//! a region that is already mapped is kept, not mapped and charged again.
+//! Front-ends repeat themselves: one sends the same SET_MEM_TABLE four times, and again while it stops. The server
+//! keeps a region that is already mapped, and neither maps nor charges it again.
 //!
-//! Spec: vhost-user, "Memory regions description", "Single memory region description".
-//! Not here: handing the table to running queues (`mod.rs`, `queue/mod.rs`).
+//! Spec: vhost-user, "Memory regions description", "Single memory region description". Running queues get the table in
+//! `mod.rs` and `queue/mod.rs`.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ pub(crate) fn replaced(now: &GuestMemory, message: Message) -> Result<Change, Me
     Ok(Change { memory: Arc::new(memory), removes })
 }
 
-/// ADD_MEM_REG: one region more.
+/// ADD_MEM_REG: adds one region.
 pub(crate) fn added(now: &GuestMemory, mut message: Message) -> Result<Change, MemoryChangeError> {
     let spec = region_specs(&message.body, 1)?[0];
     let (fds, fd) = (message.fds.len(), message.fds.pop());
@@ -59,7 +59,7 @@ pub(crate) fn added(now: &GuestMemory, mut message: Message) -> Result<Change, M
     Ok(Change { memory: Arc::new(memory), removes: false })
 }
 
-/// REM_MEM_REG: one region less. Some front-ends pass its descriptor along; it is not needed.
+/// REM_MEM_REG: removes one region. Some front-ends pass its descriptor again; the server closes it unused.
 pub(crate) fn removed(now: &GuestMemory, message: &Message) -> Result<Change, MemoryChangeError> {
     let spec = region_specs(&message.body, 1)?[0];
     Ok(Change { memory: Arc::new(now.without_region(&spec)?), removes: true })

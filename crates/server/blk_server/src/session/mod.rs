@@ -2,15 +2,14 @@
 //!
 //! `wire.rs (Message) → handle → vrings, memory, features → worker commands → reply`
 //!
-//! - A session is not a disk: a disk may have two sessions while one front-end replaces another, but
-//!   rings are started in only one (`disk::RingLease`).
-//! - One thread per session, asleep in `poll` between messages. It never touches guest memory: the
-//!   queues' workers do.
+//! - A session is not a disk: while one front-end replaces another, a disk has two sessions, but rings run in only one
+//!   (`disk::RingLease`).
+//! - Each session has one thread, which sleeps in `poll` between messages. It never touches guest memory: the queues'
+//!   workers do.
 //! - An invalid message ends the session with one log line; the disk and other sessions continue. If the front-end
 //!   asked for an answer (NEED_REPLY) and can continue, it gets "failed" instead.
 //!
-//! Spec: vhost-user, "Front-end message types". Not here: bytes (`wire.rs`), the requests of the guest
-//! (`queue/mod.rs`).
+//! Spec: vhost-user, "Front-end message types". The guest's requests are in `queue/mod.rs`.
 
 mod answer;
 mod body;
@@ -123,7 +122,7 @@ impl Session {
         while self.step() == Progress::GoesOn {}
     }
 
-    /// Waits for the front-end once and handles what arrived. Logs the end.
+    /// Waits once for the front-end, and handles what arrived. Logs the end of the session.
     pub(crate) fn step(&mut self) -> Progress {
         match self.receive_and_answer() {
             Ok(progress) => return progress,
@@ -163,7 +162,9 @@ impl Session {
         let (disk, session) = (self.disk.name(), self.shared.id());
         match reason {
             EndReason::Stop => debug!(disk, session, "session told to end"),
-            EndReason::MadeRoom => debug!(disk, session, "silent session made room for another"),
+            EndReason::MadeRoom => {
+                debug!(disk, session, "session ended: it was silent, and another front-end needed its place")
+            }
             EndReason::MemoryFault(what) => self.log_ended(what),
         }
     }
@@ -197,7 +198,7 @@ impl Session {
             Ok(Answer::Log(log, fd)) => self.wire.reply_with_fd(request, &log, &fd)?,
             Ok(Answer::DirtyLog(log)) => self.wire.reply(request, &log, &[])?,
             Err(error) if error.ends_session() => return Err(error),
-            // An answer without bytes of the configuration space means failure.
+            // For GET_CONFIG, an empty configuration space means failure.
             Err(error) if request == FrontendReq::GET_CONFIG => {
                 self.log_refused(&error);
                 self.wire.reply(request, &VhostUserEmpty, &[])?;
@@ -215,7 +216,7 @@ impl Session {
         self.warn_once(&format!("refused: {}", error_line(error)));
     }
 
-    /// Logs the same text once, because front-ends repeat a refused message.
+    /// Logs each text once: front-ends repeat a message that the server refused.
     fn warn_once(&self, what: &str) {
         if let Some(Allowed { suppressed }) = self.disk.log_allowed_once(what, Instant::now()) {
             let (disk, session) = (self.disk.name(), self.shared.id());
@@ -223,7 +224,7 @@ impl Session {
         }
     }
 
-    /// The front-end's messages, in the order of their numbers' meaning: features, memory, rings.
+    /// Handles one message. The arms are ordered by subject: features, memory, rings.
     fn handle(&mut self, message: Message) -> Result<Answer> {
         let takes_fds = matches!(
             message.request,
@@ -292,16 +293,16 @@ impl Session {
 
     fn set_features(&mut self, message: &Message) -> Result<Answer> {
         let wanted = u64_body(message)?;
-        // The only bit that changes under running rings; it is not one of the driver's.
+        // LOG_ALL may change while rings run, and it is not a feature of the driver.
         let negotiated = Negotiated::accept(self.offered, wanted & !F_LOG_ALL)?;
         self.dirty.all = wanted & F_LOG_ALL != 0;
         self.protocol_negotiated = wanted & F_PROTOCOL_FEATURES != 0;
         if !self.protocol_negotiated {
-            // Rings of a front-end that never sends SET_VRING_ENABLE start enabled.
+            // A front-end without protocol features never sends SET_VRING_ENABLE, so its rings start enabled.
             self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
         }
-        // Some front-ends repeat the message under a running guest; a driver that starts does it with its rings
-        // stopped, and starts with the disk's mode.
+        // Some front-ends repeat the message while the guest runs. A driver that starts negotiates with its rings
+        // stopped, and begins with the disk's cache mode.
         let repeated = self.negotiated == Some(negotiated);
         if !repeated || self.vrings.iter().all(|vring| vring.running.is_none()) {
             // Running rings follow the old bits.
@@ -313,8 +314,8 @@ impl Session {
         self.reconcile_all()
     }
 
-    /// Stops every ring, and forgets the negotiated features and the in-flight log. Memory, the channel and a guest's
-    /// choice of writethrough stay.
+    /// Stops every ring, and forgets the negotiated features and the in-flight log. Keeps the memory, the channel and a
+    /// guest's choice of writethrough.
     fn reset(&mut self) -> Result<Answer> {
         self.stop_all(Ending::Ring);
         (self.negotiated, self.log) = (None, None);
@@ -328,11 +329,11 @@ impl Session {
         self.renew_log()
     }
 
-    /// Gives running queues the new table. If a region is removed, they release it first.
+    /// Gives running queues the new table. If it lacks a region, they release that region first.
     ///
-    /// A ring that the new table does not hold pauses without a fault: front-ends resize a region by
-    /// removing it and adding another, and add regions one by one. It has let go of the old table before the
-    /// front-end is answered, with what it holds (`queue/parking.rs`); one of which a part is left is a fault.
+    /// A ring that lies in no region of the new table pauses without a fault: front-ends resize a region by removing it
+    /// and adding another, and add regions one by one. The queue releases the old table, with the requests that it
+    /// holds (`queue/parking.rs`), before the session answers. A ring of which only a part is mapped is a fault.
     fn set_memory(&mut self, change: Result<memory::Change, memory::MemoryChangeError>) -> Result<Answer> {
         let memory::Change { memory, removes } = change?;
         let memory = self.logged(memory)?;
@@ -376,7 +377,7 @@ impl Session {
         let at = self.vring_index(message.request, u64::from(index))?;
         self.stop(at);
         let vring = &mut self.vrings[at];
-        // If this session has not run the ring, its position proves nothing: the front-end may have invented it.
+        // The session has not run this ring, so its position proves nothing: the front-end may have invented it.
         let cache = self.disk.guest_cache();
         if vring.is_known {
             cache.ring_left(at, vring.base)
@@ -395,7 +396,7 @@ impl Session {
         self.reconcile(at)
     }
 
-    /// Applies a change that a running ring cannot follow: it is stopped first and started after.
+    /// Stops the ring, applies the change, and starts the ring again: a running ring cannot follow such a change.
     fn changing(
         &mut self,
         request: FrontendReq,
@@ -416,7 +417,7 @@ impl Session {
         Ok(Answer::Ack)
     }
 
-    /// Starts or stops the queue, as the front-end's messages so far require.
+    /// Starts or stops the queue as the front-end's messages require.
     fn reconcile(&mut self, at: usize) -> Result<Answer> {
         let should_run = self.vrings[at].should_run() && !self.memory.regions().is_empty();
         match (self.negotiated, should_run, self.vrings[at].running.is_some()) {
@@ -455,8 +456,8 @@ impl Session {
             log,
             leaves_unbegun,
         };
-        // A ring that cannot be used is the queue's fault, not the session's: already logged, err fd
-        // signalled; the other queues go on and a reset revives this one.
+        // A ring that cannot start is the queue's fault, not the session's. The worker has logged it and signalled the
+        // err fd. The other queues continue, and a reset revives this one.
         vring.running = self.workers.start_queue(start)?;
         vring.failed = vring.running.is_none();
         self.note_opened(at);
@@ -464,7 +465,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns when all submitted requests are complete. The guest's further requests stay in the ring.
+    /// Returns when all submitted requests are complete. Requests that the guest adds later stay in the ring.
     fn stop(&mut self, at: usize) {
         if let Some(queue) = self.vrings[at].running.take() {
             self.vrings[at].base = queue.stop().unwrap_or(self.vrings[at].base);
@@ -472,7 +473,7 @@ impl Session {
         self.give_up_idle_lease();
     }
 
-    /// Lets another session start rings if this one has none.
+    /// Lets another session start rings if no ring runs in this one.
     fn give_up_idle_lease(&mut self) {
         if self.lease.is_some() && self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
@@ -480,7 +481,7 @@ impl Session {
         }
     }
 
-    /// Stops all queues at once, so that they drain side by side.
+    /// Stops all queues at once, so that they drain in parallel.
     fn stop_all(&mut self, ending: Ending) {
         for vring in &self.vrings {
             if let Some(queue) = &vring.running {
@@ -499,10 +500,10 @@ impl Session {
     }
 }
 
-/// No worker continues with a queue whose session is gone. Queues that another process owns are not in the list any more.
+/// Stops the queues when the session goes. The list no longer holds queues that another process owns.
 impl Drop for Session {
     fn drop(&mut self) {
-        // If the session has the lease and no ring, another process has the rings: the disk is still in use.
+        // A session that has the lease and no ring has handed its rings to another process: the disk is still in use.
         if self.vrings.iter().all(|vring| vring.running.is_none()) {
             self.lease = None;
         }

@@ -1,10 +1,9 @@
 //! Checks the descriptors that a front-end passes for a queue or for its back-end channel.
 //!
-//! - Each is charged to the disk (`guest_mem`'s quota) from its arrival until it is closed. The session keeps a queue's
-//!   descriptor until the queue has released it.
+//! The disk's quota (`guest_mem`) is charged for each from its arrival until it is closed. The session keeps a queue's
+//! descriptor until the queue has released it.
 //!
-//! Spec: vhost-user, SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_BACKEND_REQ_FD. Not here: memory (`memory.rs`), logs
-//! (`log_memory.rs`, `dirty_log.rs`).
+//! Spec: vhost-user, SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_BACKEND_REQ_FD.
 
 use std::io;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ impl Session {
         self.reconcile(at)
     }
 
-    /// Signals the new descriptor once: earlier completions may have been signalled on a descriptor that the
+    /// Signals the new descriptor once: the worker may have signalled earlier completions on a descriptor that the
     /// front-end had already dropped, and the guest would wait for them for ever.
     pub(super) fn set_vring_call(&mut self, message: Message) -> Result<Answer> {
         let (at, fd) = self.vring_fd(message)?;
@@ -79,7 +78,7 @@ impl Session {
     }
 }
 
-/// The channel must be a connected Unix stream socket. Sending on anything else may block or reach another program, and
+/// Accepts only a connected Unix stream socket. Sending on anything else may block or reach another program, and
 /// closing it may linger.
 fn check_channel(channel: &PassedFd) -> Result<()> {
     let kind = socket_domain(channel).and_then(|domain| Ok((domain, socket_type(channel)?)));

@@ -1,11 +1,9 @@
-//! Whether a ring that a front-end shows may hide a choice of cache mode that its guest made elsewhere.
+//! Decides whether the server may have missed the guest's choice of cache mode, because the ring ran elsewhere.
 //!
-//! - Known: the session has opened it, or another one of this disk (`write_cache.rs` says which ones count); or the guest
-//!   has chosen in this session.
-//! - Not known: a ring that another server ran, also if its first start failed here. If it turns out to be in use, writes
-//!   are durable until the guest chooses (`ring_start.rs`).
-//!
-//! Not here: the mode itself, and how long it counts (`write_cache.rs`).
+//! - The server knows a ring if this session or an earlier one of the disk has opened it (`write_cache.rs`), or if the
+//!   guest has chosen a mode in this session.
+//! - It does not know a ring that ran in another server, even if it has failed to start here once. If such a ring is in
+//!   use, writes are durable until the guest chooses (`ring_start.rs`).
 
 use virtio_blk::Negotiated;
 
@@ -17,8 +15,8 @@ use crate::data_path::queue::ring_start::assume_writethrough;
 const USED_BITS: u32 = 0x7fff_7fff;
 
 impl Session {
-    /// Whether queue `at`, about to start, may be one of a guest that switched its cache off elsewhere, if its ring turns
-    /// out to be in use.
+    /// Whether the guest of queue `at` may have switched its cache off in another server. It matters only if the ring
+    /// turns out to be in use.
     pub(super) fn may_hide_a_choice(&self, at: usize, negotiated: Negotiated) -> bool {
         if !negotiated.has_config_wce() {
             return false;
@@ -27,7 +25,7 @@ impl Session {
         !self.is_known(at)
     }
 
-    /// Queue `at` was started, successfully or not.
+    /// Notes that queue `at` was opened, if it runs.
     pub(super) fn note_opened(&mut self, at: usize) {
         if self.vrings[at].running.is_some() {
             self.disk.guest_cache().ring_opened(at, self.memory_file(at));
@@ -40,7 +38,7 @@ impl Session {
         self.vrings[at].is_known || self.disk.guest_cache().knows(&Shown { queue: at, session, memory, base })
     }
 
-    /// The file in which the ring lies.
+    /// The file that holds the ring.
     fn memory_file(&self, at: usize) -> Option<MemoryFile> {
         let addr = self.vrings[at].layout(&self.memory)?.descriptors.0;
         let holds = |start: u64, end: u64| (start..end).contains(&addr);
@@ -49,8 +47,8 @@ impl Session {
         MemoryFile::of(region.fd())
     }
 
-    /// Rings start one by one. If one that follows has been in use elsewhere, by its base, the guest's mode is unknown
-    /// for the ones before it, too: also for a new one, which the guest may have left alone until now.
+    /// Rings start one by one. If the base of a later ring shows that it ran elsewhere, the guest's mode is unknown for
+    /// this ring too, even if the guest has not used it yet.
     fn look_at_other_rings(&self, at: usize) {
         let follows =
             |vring: &Vring| vring.kick.is_some() && vring.running.is_none() && vring.base & USED_BITS != 0;

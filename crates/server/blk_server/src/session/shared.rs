@@ -1,6 +1,4 @@
 //! State that a session's thread and the server share: orders to freeze, the back-end channel, the session's end.
-//!
-//! Not here: the session itself (`mod.rs`), its link to workers and disk (`session_link.rs`).
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -59,15 +57,15 @@ pub(crate) struct Go;
 struct State {
     ended: bool,
     backend_channel: Option<PassedFd>,
-    /// Another process is to take the session over.
+    /// An order to hand the session to another process.
     order: Option<Order>,
 }
 
-/// One per session. It is a [`SessionLink`] and more.
+/// One per session. Contains the session's [`SessionLink`].
 #[derive(Debug)]
 pub(crate) struct SessionShared {
     link: Arc<SessionLink>,
-    /// The front-end has sent something.
+    /// The front-end has sent at least one message.
     heard: AtomicBool,
     pause: Arc<OwnedFd>,
     state: Mutex<State>,
@@ -89,17 +87,17 @@ impl SessionShared {
         Ok(Arc::new(Self { link, heard, pause, state: Mutex::default(), changed: Condvar::new() }))
     }
 
-    /// For workers and the disk.
+    /// The part that workers and the disk use.
     pub(crate) fn link(&self) -> &Arc<SessionLink> {
         &self.link
     }
 
-    /// Ends a wait between messages, because there is an order.
+    /// Signalled when there is an order: it ends a wait between messages.
     pub(crate) fn pause_fd(&self) -> &Arc<OwnedFd> {
         &self.pause
     }
 
-    /// Asks the session's thread to freeze when it is between two messages. One order at a time.
+    /// Asks the session's thread to freeze between two messages. There is at most one order at a time.
     pub(crate) fn order(&self, order: Order) {
         let mut state = self.lock();
         if !state.ended {
@@ -109,12 +107,12 @@ impl SessionShared {
         crate::host::signal::signal(&self.pause);
     }
 
-    /// The order that the session has not seen yet.
+    /// Takes the order that the session has not yet seen.
     pub(crate) fn take_order(&self) -> Option<Order> {
         self.lock().order.take()
     }
 
-    /// The front-end has sent a message.
+    /// Notes that the front-end has sent a message.
     pub(crate) fn note_heard(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
@@ -124,17 +122,17 @@ impl SessionShared {
         !self.heard.load(Ordering::Relaxed) && self.end_reason().is_none()
     }
 
-    /// The session's thread calls this when its queues are stopped.
+    /// The session's thread calls this after it has stopped its queues.
     pub(crate) fn ended(&self) {
         let mut state = self.lock();
         state.ended = true;
-        // A waiting live upgrade learns that there is no session to hand over.
+        // A waiting live upgrade sees that there is no session to hand over.
         state.order = None;
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits until the session has ended. False: it has not by `deadline`.
+    /// Waits until the session has ended. False if it has not by `deadline`.
     pub(crate) fn wait_ended(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !state.ended);
@@ -153,8 +151,8 @@ impl SessionShared {
         self.heard.load(Ordering::Relaxed)
     }
 
-    /// Tells the front-end that the configuration space changed, for example the disk's size. Never waits: a full
-    /// channel holds messages that will make the front-end read the configuration.
+    /// Tells the front-end that the configuration space has changed, for example the disk's size. Never waits: if the
+    /// channel is full, an unread message already makes the front-end read the configuration.
     pub(crate) fn announce_config_change(&self) {
         let Some(channel) = self.backend_channel() else {
             debug!(

@@ -1,11 +1,9 @@
-//! The state with which another process continues a session: plain values, and a list of descriptors.
+//! The state from which another process continues a session: plain values, and a list of descriptors.
 //!
 //! `Session (frozen) → SessionState + descriptors → … a socket … → checked like a front-end's messages → Session`
 //!
 //! - A value refers to a descriptor by its place in the list. Each place is used at most once.
-//! - Everything else begins anew: counters, limits of log lines, queues that were attached by hand.
-//!
-//! Not here: freezing and continuing (`hand_over.rs`), sending it (`bareblk`).
+//! - All else begins anew: counters, limits of log lines, queues that an operator attached by hand.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -30,16 +28,16 @@ pub struct SessionState {
     pub(super) protocol_negotiated: bool,
     /// The received part of a message whose rest has not arrived.
     pub(super) half: Option<HalfState>,
-    /// The disk's rings are started in this session, and in no other.
+    /// This session, and no other, runs the disk's rings.
     pub(super) has_lease: bool,
     /// `VHOST_F_LOG_ALL` was accepted.
     pub(super) log_all: bool,
     pub(super) dirty_log: Option<DirtyLogState>,
-    /// The descriptor to signal for new bits in the log.
+    /// The eventfd to signal when bits are set in the log.
     pub(super) dirty_log_changed: Option<Place>,
     /// Writes may complete before they are durable.
     pub(super) writeback: bool,
-    /// It has sent a message.
+    /// The front-end has sent at least one message.
     pub(super) heard: bool,
     pub(super) regions: Vec<RegionState>,
     pub(super) log: Option<LogState>,
@@ -69,7 +67,7 @@ pub(super) struct RegionState {
     pub(super) file_offset_bytes: u64,
 }
 
-/// Bytes and descriptors of half a message.
+/// The bytes and descriptors of a half-received message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HalfState {
@@ -79,7 +77,7 @@ pub(super) struct HalfState {
     pub(super) left_ms: u64,
 }
 
-/// A live migration's log, or one that has arrived and is not used yet.
+/// A live migration's log, used or not yet used.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DirtyLogState {
@@ -113,7 +111,7 @@ pub(super) struct VringState {
     pub(super) err: Option<Place>,
     pub(super) enabled: bool,
     pub(super) failed: bool,
-    /// The session knows of its guest's cache mode (`Vring::is_known`).
+    /// The session knows the guest's cache mode (`Vring::is_known`).
     pub(super) has_run: bool,
 }
 
@@ -134,7 +132,7 @@ impl Outgoing {
     }
 }
 
-/// A place without a descriptor, or whose descriptor was already used.
+/// The place holds no descriptor, or its descriptor was already taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("descriptor {place} of {count} is missing, or used twice")]
 pub(crate) struct NoDescriptor {
@@ -142,7 +140,7 @@ pub(crate) struct NoDescriptor {
     count: usize,
 }
 
-/// Received descriptors. Those that the session does not take are closed like a front-end's, because closing may wait.
+/// Received descriptors. Another thread closes those that the session does not take, because closing may wait.
 #[derive(Debug)]
 pub(super) struct Incoming {
     fds: Vec<Option<OwnedFd>>,

@@ -1,6 +1,4 @@
-//! A session from inside: what it leaves behind, by whatever way it goes.
-//!
-//! Not here: what front-ends see of it (`blk_server/tests`).
+//! A session from inside: it releases its queues and its disk, however it ends.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -49,7 +47,7 @@ fn workers() -> Arc<WorkerSet> {
     WorkerSet::start(&[WorkerOptions::default()], trade).unwrap()
 }
 
-/// Whose queue 0 runs, in fresh memory.
+/// A session whose queue 0 runs in fresh memory.
 fn serving(disk: &Arc<Disk>, workers: &Arc<WorkerSet>) -> Session {
     let (socket, _peer) = UnixStream::pair().unwrap();
     let shared = SessionShared::new(1).unwrap();
@@ -69,7 +67,7 @@ fn serving(disk: &Arc<Disk>, workers: &Arc<WorkerSet>) -> Session {
     session
 }
 
-/// As one that was rebuilt from another process's and cannot go on after its first queue has started.
+/// Like a rebuilt session that fails after its first queue has started.
 #[test]
 fn session_that_is_given_up_with_a_running_queue_leaves_neither_queue_nor_use_of_the_disk_behind() {
     let image = tempfile::NamedTempFile::new().unwrap();

@@ -1,9 +1,9 @@
 //! The front-end's messages about one queue so far, and whether they suffice to run it.
 //!
-//! A front-end may send them in any order (some enable rings before they send addresses). So nothing here acts:
-//! the session calls [`Vring::should_run`] after every message.
+//! A front-end may send them in any order: some enable rings before they send addresses. Nothing here acts; the session
+//! calls [`Vring::should_run`] after every message.
 //!
-//! Spec: vhost-user, "Ring states". Not here: the running queue (`queue/mod.rs`).
+//! Spec: vhost-user, "Ring states". The running queue is in `queue/mod.rs`.
 
 use std::sync::Arc;
 
@@ -25,21 +25,21 @@ pub(crate) struct UserAddresses {
 pub(crate) struct Vring {
     pub(crate) queue_size: Option<u16>,
     pub(crate) addresses: Option<UserAddresses>,
-    /// Where the used ring's stores are noted in the dirty log, if the front-end wants that.
+    /// The address of the used ring in the dirty log, if the front-end wants its stores marked.
     pub(crate) log_addr: Option<u64>,
-    /// As sent, or as left by the last stop. What it has to look like depends on the ring's format, which may
-    /// be negotiated later: checked when the ring starts.
+    /// From the front-end, or from the last stop. Its form depends on the ring's format, which may be negotiated later,
+    /// so it is checked when the ring starts.
     pub(crate) base: u32,
     pub(crate) kick: Option<PassedFd>,
     pub(crate) call: Option<PassedFd>,
     pub(crate) err: Option<PassedFd>,
     pub(crate) enabled: bool,
-    /// The ring failed to start. The session does not retry until the front-end stops or resets it.
+    /// The ring failed to start. The session retries only after the front-end stops or resets it.
     pub(crate) failed: bool,
-    /// Of the guest's cache mode: its ring was opened in this session, or the guest has chosen since it began. A ring found
-    /// in use hides no choice made elsewhere.
+    /// The session knows the guest's cache mode: it opened the ring, or the guest has chosen since it began. No choice
+    /// made elsewhere can be missed.
     pub(crate) is_known: bool,
-    /// Of a queue that is frozen: its ring had a fault, or no worker could serve it.
+    /// The frozen queue had a ring fault, or no worker could serve it.
     pub(crate) broken: bool,
     pub(crate) running: Option<QueueHandle>,
 }
@@ -54,13 +54,13 @@ impl Vring {
             && !self.failed
     }
 
-    /// Whether `memory` holds all of the rings, not only their first bytes.
+    /// Whether `memory` holds each ring to its last byte.
     pub(crate) fn is_whole(&self, memory: &Arc<GuestMemory>, features: RingFeatures) -> bool {
         let layout = self.layout(memory);
         layout.is_some_and(|layout| DeviceQueue::check_place(&layout, memory, features).is_ok())
     }
 
-    /// Where the rings lie in guest memory; `None` if an address is in no region.
+    /// Where the rings lie in guest memory; `None` if an address lies in no region.
     pub(crate) fn layout(&self, memory: &GuestMemory) -> Option<RingLayout> {
         let (queue_size, addresses) = (self.queue_size?, self.addresses?);
         Some(RingLayout {

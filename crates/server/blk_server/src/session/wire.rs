@@ -2,13 +2,11 @@
 //!
 //! `socket → PartialMessage (vhost_user) → descriptors charged to the disk → Message`
 //!
-//! - A message may arrive in any number of packets. One that is incomplete [`MESSAGE_TIMEOUT`] after its first byte ends
-//!   the session, so that no front-end can block a session's thread with half a message.
-//! - Descriptors are charged to the disk as they arrive, those of half a message too.
-//! - The session waits on its socket, its own wake-up and `pause` at once, also in the middle of a message. The received
-//!   part stays here until the rest comes, or travels to another server (docs/decisions/0045).
-//!
-//! Not here: the messages' format (`vhost_user`), what a message does (`mod.rs`).
+//! - A message may arrive in any number of packets. If it is incomplete [`MESSAGE_TIMEOUT`] after its first byte, the
+//!   session ends, so that no front-end can block a session's thread with half a message.
+//! - The disk is charged for each descriptor on arrival, even if the message is incomplete.
+//! - The session waits on its socket, its own wake-up and `pause` at once, even in the middle of a message. The
+//!   received part stays here until the rest comes, or goes to another server (docs/decisions/0045).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +22,7 @@ use vm_memory::ByteValued;
 
 use crate::host::listener::take_urgent_bytes_in_line;
 
-/// Most descriptors of one message: the regions of SET_MEM_TABLE, as many as the `vhost` crate takes.
+/// Most descriptors of one message: the `vhost` crate takes as many regions in a SET_MEM_TABLE.
 const MAX_FDS: usize = MAX_ATTACHED_FD_ENTRIES;
 /// How long a front-end may take from a message's first byte to its last, and to read a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,7 +37,7 @@ pub(crate) struct Message {
     pub(crate) fds: Vec<PassedFd>,
 }
 
-/// Why no further message can be read, or a reply not be sent. Ends the session.
+/// Why the session cannot read another message or send a reply. Ends the session.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     #[error(transparent)]
@@ -68,7 +66,7 @@ pub(crate) enum Incoming {
     Message(Message),
     /// The session's own wake-up fired.
     Woken,
-    /// The pause fired: no message is being carried out, but one may have arrived in part.
+    /// `pause` fired between two messages, one of which may have arrived in part.
     Paused,
 }
 
@@ -79,9 +77,9 @@ pub(crate) struct Wire {
     wake: Arc<OwnedFd>,
     pause: Arc<OwnedFd>,
     half: Option<HalfMessage>,
-    /// The disk's.
+    /// The disk's quota.
     quota: Arc<Quota>,
-    /// The connection ends when this value is dropped, because no other server has it.
+    /// No other server has the connection: it ends when this value is dropped.
     pub(super) is_ours: bool,
 }
 
@@ -100,7 +98,7 @@ impl Wire {
         pause: Arc<OwnedFd>,
         quota: Arc<Quota>,
     ) -> Self {
-        // Another server may have accepted the connection, and not have done this.
+        // Another server may have accepted the connection without this setting.
         take_urgent_bytes_in_line(&socket);
         Self { socket, wake, pause, half: None, quota, is_ours: false }
     }
@@ -119,13 +117,13 @@ impl Wire {
         self.half = Some(half);
     }
 
-    /// Waits for the socket, the wake-up or the pause, then reads once: without limit before a message's first byte.
-    /// `None`: a part of a message arrived, and the rest has not.
+    /// Waits for the socket, the wake-up or the pause, then reads once. Waits without limit for a message's first byte.
+    /// `None`: only a part of a message has arrived.
     pub(crate) fn receive(&mut self) -> Result<Option<Incoming>, WireError> {
         match self.wait()? {
             Ready::Woken => return Ok(Some(Incoming::Woken)),
             Ready::Paused => {
-                // The server's own eventfd, which does not block.
+                // This eventfd belongs to the server and does not block.
                 let _ = rustix::io::read(&self.pause, &mut [0_u8; 8]);
                 return Ok(Some(Incoming::Paused));
             }
@@ -146,7 +144,7 @@ impl Wire {
         wait(&mut fds, Some(Instant::now())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Only waiting counts against a message's time, not what the server does meanwhile.
+    /// Only waiting counts against a message's time, not the server's own work.
     fn wait(&mut self) -> Result<Ready, WireError> {
         let began = Instant::now();
         let end = self.half.as_ref().map(|half| began + half.left);
@@ -183,7 +181,7 @@ impl Wire {
         self.send_all(&message_bytes(request.into(), Header::REPLY, body.as_slice(), rest), &[])
     }
 
-    /// Answers `request` with `body` and a descriptor, which goes with the first byte.
+    /// Answers `request` with `body` and a descriptor, which the first byte carries.
     pub(crate) fn reply_with_fd(
         &self,
         request: FrontendReq,
@@ -193,7 +191,7 @@ impl Wire {
         self.send_all(&message_bytes(request.into(), Header::REPLY, body.as_slice(), &[]), &[fd.as_fd()])
     }
 
-    /// A front-end that does not read its replies cannot delay the session's end.
+    /// Gives up after a time, so that a front-end that does not read cannot delay the session's end.
     fn send_all(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), WireError> {
         let end = Instant::now() + MESSAGE_TIMEOUT;
         let mut outgoing = Outgoing::new(bytes, fds);
@@ -209,7 +207,8 @@ impl Wire {
             match fds.map(|fd| !fd.revents().is_empty()) {
                 [_, _, true] => {}
                 [true, ..] => return Err(WireError::Woken),
-                // The rest of a reply cannot travel to another server, and all guests would wait for it.
+                // Another server could not send the rest of a reply, and the live upgrade would stop all guests
+                // meanwhile.
                 _ => return Err(WireError::ReplyNotReadInTime),
             }
             outgoing.send_some(&self.socket)?;
@@ -226,10 +225,10 @@ impl Drop for Wire {
     }
 }
 
-/// Ends a connection. Unread bytes may carry descriptors, which the kernel closes with the socket; that may wait, so another
-/// thread closes the socket then.
+/// Ends a connection. Unread bytes may carry descriptors, which the kernel closes with the socket. That may wait, so
+/// another thread closes the socket.
 pub(crate) fn hang_up(socket: &Arc<OwnedFd>, quota: &Quota) {
-    // From here on nothing arrives.
+    // From here on nothing can arrive.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
     let unread = rustix::net::recv(socket, &mut [0_u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     if !matches!(unread, Ok((0, _))) {
@@ -237,7 +236,7 @@ pub(crate) fn hang_up(socket: &Arc<OwnedFd>, quota: &Quota) {
     }
 }
 
-/// Sends a request of the back-end on its channel. Asks for no answer and never waits.
+/// Sends a back-end request on its channel. Asks for no answer and never waits.
 pub(crate) fn send_backend_request(channel: impl AsFd, code: u32) -> Result<(), WireError> {
     let bytes = message_bytes(code, Header::REQUEST, &[], &[]);
     let mut outgoing = Outgoing::new(&bytes, &[]);
@@ -260,7 +259,7 @@ impl HalfMessage {
         Self { left: MESSAGE_TIMEOUT, partial: PartialMessage::new(MAX_FDS), fds: Vec::new() }
     }
 
-    /// The part that another server received, checked as if it had come from the front-end.
+    /// Checks the part that another server received as if it came from the front-end.
     pub(crate) fn from_parts(left: Duration, bytes: Vec<u8>, fds: Vec<PassedFd>) -> Result<Self, FrameError> {
         let partial = PartialMessage::from_parts(bytes, fds.len(), MAX_FDS)?;
         Ok(Self { left: left.min(MESSAGE_TIMEOUT), partial, fds })
@@ -270,7 +269,7 @@ impl HalfMessage {
         self.partial.bytes()
     }
 
-    /// Receives once, no more than is missing.
+    /// Receives once, and no more than the message still lacks.
     fn receive_some(&mut self, socket: &OwnedFd, quota: &Arc<Quota>) -> Result<(), WireError> {
         let (fds, mut refused) = (&mut self.fds, None);
         let arrived = self.partial.receive_some(socket, |fd| match quota.admit(fd) {
@@ -280,7 +279,7 @@ impl HalfMessage {
         if let Some(error) = refused {
             return Err(error.into());
         }
-        // The socket was ready: to wait again could take this thread's whole time.
+        // The socket was ready. Waiting again could keep this thread busy for ever.
         if arrived? { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WouldBlock).into()) }
     }
 

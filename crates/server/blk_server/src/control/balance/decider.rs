@@ -1,9 +1,7 @@
-//! Whether a move is worth it now: patience, price and stays around the one rule.
+//! Decides whether a move is worth it now: applies patience, price and stays to the one rule.
 //!
-//! Work per interval is bounded by [`MOST_MOVES`] × queues × workers comparisons; what is kept, by the queues and
-//! workers of the last interval.
-//!
-//! Not here: pressures (`model.rs`), carrying moves out (`balancer.rs`).
+//! Each interval costs at most [`MOST_MOVES`] × queues × workers comparisons. The memory depends on the queues and
+//! workers of the last interval only.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -23,15 +21,15 @@ pub(crate) struct Move {
     pub(crate) queue: QueueName,
     pub(crate) from: WorkerId,
     pub(crate) to: WorkerId,
-    /// For people, with figures.
+    /// The reason with figures, for the operator.
     pub(crate) why: String,
 }
 
-/// How long a queue is left where it is.
+/// How long a moved queue stays on its worker.
 #[derive(Debug, Default)]
 struct Stay {
     since: Duration,
-    /// Zero: it was never moved.
+    /// Zero if the queue has never moved.
     length: Duration,
 }
 
@@ -40,18 +38,18 @@ impl Stay {
         now >= self.since.saturating_add(self.length)
     }
 
-    /// How long it will stay if it moves now: longer if it has moved not long ago.
+    /// How long the queue stays if it moves now: longer if its last move was recent.
     fn next_length(&self, now: Duration) -> Duration {
         let rested = now >= self.since.saturating_add(self.length.saturating_mul(RESTLESS_STAYS));
         if self.length.is_zero() || rested { FIRST_STAY } else { (self.length * 2).min(LONGEST_STAY) }
     }
 }
 
-/// A move that would be worth it.
+/// A move that would reduce the pressure.
 struct Candidate {
     queue: usize,
     to: usize,
-    /// The higher pressure of the two workers afterwards, and the one where the queue goes to.
+    /// The higher pressure of the two workers after the move, and the pressure of the target worker.
     after: (f64, f64),
 }
 
@@ -59,17 +57,18 @@ struct Candidate {
 #[derive(Debug, Default)]
 pub(crate) struct Decider {
     estimates: Estimates,
-    /// Intervals in a row in which each worker had something to give away.
+    /// For each worker, the number of consecutive intervals in which it had a queue to give away.
     patience: HashMap<WorkerId, u32>,
     stays: HashMap<QueueName, Stay>,
 }
 
 impl Decider {
-    /// At most [`MOST_MOVES`]. A move that fails is wanted again, like one that was made: later, and ever later.
+    /// Returns at most [`MOST_MOVES`] moves. A failed move delays the next attempt like a successful one: longer each
+    /// time.
     pub(crate) fn decide(&mut self, interval: &Interval) -> Vec<Move> {
         self.forget_queues_that_went(interval);
         if interval.length.saturating_sub(interval.own_time) > STALE {
-            // Mostly rest: what came before it says nothing about what comes now.
+            // The interval was mostly idle, so earlier loads say nothing about the next ones.
             self.estimates.forget_loads();
             self.patience.clear();
             return Vec::new();

@@ -1,14 +1,11 @@
-//! How much each queue and each worker needs, and how much each worker can give: smoothed over intervals.
+//! Estimates each queue's load, and each worker's load and capacity, smoothed over intervals.
 //!
-//! - A queue's load is the part of a CPU that its requests take on the worker that has it.
-//! - A worker's *fixed* load is what it does that belongs to none of its queues and so goes away with none of
-//!   them: completions of requests that others submitted. A worker that handles completions for others thereby
-//!   gets that much less to submit.
-//! - A worker's capacity is the part of a CPU that it gets when it wants one: less than 1 beside other threads on the
-//!   same CPU, or with a small share for its control group. An idle worker does not show its capacity; what was
-//!   known of it is forgotten slowly.
-//!
-//! Not here: what follows (`model.rs`).
+//! - A queue's load is the share of a CPU that its requests take on their worker.
+//! - A worker's *fixed* load belongs to none of its queues, so it stays when they move: completions of requests that
+//!   other workers submitted. It reduces what the worker can submit.
+//! - A worker's capacity is the share of a CPU that it gets when it wants one. It is less than 1 if other threads use
+//!   the same CPU, or if its control group has a small share. An idle worker does not show its capacity, so the
+//!   estimate slowly returns to 1.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,29 +14,29 @@ use super::interval::{Interval, QueueLoad, QueueName, WorkerLoad};
 use super::tuning::{FORGETTING, SMOOTHING};
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// A worker that wanted a CPU for a smaller part of the interval does not show what it would get.
+/// A worker that wanted a CPU for less than this share of the interval does not show its capacity.
 const TELLING: f64 = 0.1;
-/// No worker is believed to get less.
+/// The lowest capacity that is estimated.
 const LEAST_CAPACITY: f64 = 0.02;
 
-/// What is believed of a worker, in parts of a CPU.
+/// Estimates of a worker, in shares of a CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerEstimate {
     pub(super) capacity: f64,
     pub(super) fixed: f64,
-    /// Of its work.
+    /// The share of its work that is completions.
     pub(super) completion_share: f64,
 }
 
-/// What is believed of a queue.
+/// Estimates of a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QueueEstimate {
-    /// In parts of a CPU.
+    /// In shares of a CPU.
     pub(super) load: f64,
     pub(super) requests_per_s: f64,
 }
 
-/// What is believed of all that is there.
+/// Estimates of all workers and queues.
 #[derive(Debug, Default)]
 pub(super) struct Estimates {
     pub(super) workers: HashMap<WorkerId, WorkerEstimate>,
@@ -47,7 +44,7 @@ pub(super) struct Estimates {
 }
 
 impl Estimates {
-    /// Takes one more interval in; what is not in it is gone and is forgotten.
+    /// Adds one interval. Forgets workers and queues that are not in it.
     pub(super) fn learn(&mut self, interval: &Interval) {
         let queue_times = times_by_worker(&interval.queues);
         let mut scales = HashMap::new();
@@ -61,7 +58,7 @@ impl Estimates {
         self.learn_queues(interval, &scales);
     }
 
-    /// Workers' capacities are kept: they do not depend on the load.
+    /// Keeps the workers' capacities, which do not depend on the load.
     pub(super) fn forget_loads(&mut self) {
         self.queues.clear();
         self.workers.values_mut().for_each(|worker| worker.fixed = 0.0);
@@ -87,18 +84,18 @@ impl Estimates {
     }
 }
 
-/// What a worker worked on in an interval, reconciled with the processor time that it really had.
+/// What a worker did in an interval, corrected by the processor time that it used.
 struct Work {
-    /// By which the times of its queues are multiplied.
+    /// The factor for the times of its queues.
     queue_scale: f64,
     fixed: Duration,
     completion_share: f64,
 }
 
 impl Work {
-    /// The counted times are estimated from samples on a wall clock: they miss what happens between requests and
-    /// include times in which the thread was pushed aside. The processor time is exact, but includes polling: so
-    /// it is the work of a worker that never looked in vain, and the upper limit of any other's.
+    /// The counted times are estimated from wall-clock samples: they miss work between requests, and include times in
+    /// which the thread was preempted. The processor time is exact, but includes polling. It is therefore the work of a
+    /// worker that always found work, and an upper limit for any other worker.
     fn of(worker: &WorkerLoad, queue_time: Duration) -> Self {
         let counted = worker.submission_time + worker.completion_time;
         let work = if worker.never_idle { worker.cpu_time } else { counted.min(worker.cpu_time) };
@@ -142,7 +139,7 @@ fn times_by_worker(queues: &[QueueLoad]) -> HashMap<WorkerId, Duration> {
     times
 }
 
-/// Exponential smoothing that does not mind unequal intervals.
+/// Exponential smoothing over unequal intervals.
 fn smooth(old: f64, new: f64, length: Duration, within: Duration) -> f64 {
     let keep = (-part(length, within)).exp();
     old * keep + new * (1.0 - keep)

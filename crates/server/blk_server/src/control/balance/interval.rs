@@ -1,6 +1,4 @@
-//! What happened between two readings of the counters.
-//!
-//! Not here: what it means (`estimates.rs`), who reads (`balancer.rs`).
+//! The difference between two readings of the counters.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,22 +7,22 @@ use crate::data_path::counters::QueueCounters;
 use crate::data_path::report::WorkerReport;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// Counters as they were at one time.
+/// All counters at one time.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     pub(crate) workers: Vec<WorkerReport>,
     pub(crate) queues: Vec<QueueReading>,
 }
 
-/// A queue as it was at one time.
+/// One queue's counters at one time.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueReading {
     pub(crate) name: QueueName,
     pub(crate) worker: WorkerId,
     pub(crate) counters: QueueCounters,
-    /// Somebody chose its worker.
+    /// An operator chose its worker.
     pub(crate) attached: bool,
-    /// No more workers may serve its disk.
+    /// The most workers that may serve its disk.
     pub(crate) most_workers: Option<usize>,
 }
 
@@ -38,10 +36,10 @@ pub(crate) struct QueueName {
 /// Two readings subtracted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interval {
-    /// Its end, on a clock that does not go back.
+    /// Its end, on a monotonic clock.
     pub(crate) at: Duration,
     pub(crate) length: Duration,
-    /// What the balancer itself took of it: nobody could end it sooner.
+    /// The part of it that the balancer itself used: it could not have ended sooner.
     pub(crate) own_time: Duration,
     /// CPUs that the process may use.
     pub(crate) cpus: usize,
@@ -56,7 +54,7 @@ pub(crate) struct WorkerLoad {
     /// Where it may run; empty: wherever the process may.
     pub(crate) cpus: Vec<u32>,
     pub(crate) cpu_time: Duration,
-    /// Time that it wanted a CPU and got none: other threads were on it, or its control group had used up its share.
+    /// Time that it was runnable but had no CPU: other threads ran, or its control group had used up its quota.
     pub(crate) wait_time: Duration,
     pub(crate) submission_time: Duration,
     pub(crate) completion_time: Duration,
@@ -64,7 +62,7 @@ pub(crate) struct WorkerLoad {
     pub(crate) never_idle: bool,
 }
 
-/// What a queue took of its worker.
+/// What a queue used of its worker.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueLoad {
     pub(crate) name: QueueName,
@@ -78,7 +76,7 @@ pub(crate) struct QueueLoad {
 }
 
 impl Reading {
-    /// What happened since `before`. Workers and queues that are new have no past and are left out.
+    /// What happened since `before`. Leaves out new workers and queues, which have no earlier reading.
     pub(crate) fn since(&self, before: &Self, length: Duration) -> Interval {
         let old: HashMap<_, _> = before.workers.iter().map(|worker| (worker.id, worker)).collect();
         let workers = self.workers.iter().filter_map(|new| Some(worker_load(old.get(&new.id)?, new)));

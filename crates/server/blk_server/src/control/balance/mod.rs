@@ -1,16 +1,16 @@
-//! Which queue should go to which worker: the rule, as a function of measurements.
+//! The rule that says which queue should move to which worker: a function of measurements, without thread or clock.
 //!
 //! `readings (two subtracted) → Interval → Estimates (smoothed) → Model (pressures) → Decider (patience, stays) → moves`
 //!
-//! - One rule: a queue moves if the worker it goes to, with it, is under clearly less [pressure](model) than the
-//!   one it leaves. Each such move makes the sorted list of pressures smaller, so they come to an end.
-//! - Moving has a price, and measurements have errors: so a worker must be busy ([`BUSY`](tuning::BUSY)), the difference
-//!   large ([`MARGIN`](tuning::MARGIN)) and seen [`PATIENCE`](tuning::PATIENCE) times in a row, the gain larger than the price ([`MOVE_COST`](tuning::MOVE_COST)), and a
-//!   queue that moved stays a while, longer each time that it moves again soon.
-//! - What somebody attached by hand is left alone.
+//! - A queue moves if its new worker, with the queue, has clearly less [pressure](model) than its old worker has now.
+//!   Each such move makes the sorted list of pressures smaller, so the moves come to an end.
+//! - Moves have a price, and measurements have errors. Therefore a queue moves only if its worker is busy ([`BUSY`]),
+//!   the difference is large ([`MARGIN`]) and was seen [`PATIENCE`] times in a row, and the gain exceeds the price
+//!   ([`MOVE_COST`]). A moved queue then stays for a time, which grows if it moves again soon.
+//! - Queues that an operator attached by hand never move.
 //! - Queues are never gathered on fewer workers: docs/how-to/balancing.md says why.
 //!
-//! No thread, no clock: time comes with the measurements. Not here: who measures and moves (`balancer.rs`).
+//! The thread that measures and moves is in `balancer.rs`.
 
 mod decider;
 mod estimates;
@@ -26,10 +26,10 @@ mod tests;
 pub(crate) use decider::{Decider, Move};
 pub(crate) use interval::{QueueName, QueueReading, Reading};
 
-/// Whether queues are moved between workers by themselves.
+/// Whether the server moves queues between workers by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// From measured load. Nothing happens, and no thread is started for it, while there is one worker.
+    /// By measured load. With one worker there is no balancer thread.
     #[default]
     Auto,
     /// Queues stay where they were started or attached.

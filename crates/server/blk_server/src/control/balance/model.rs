@@ -1,32 +1,30 @@
-//! Pressures: how much more, or less, is wanted of each worker than it can give; and what they would be after a move.
+//! Computes each worker's pressure, demand over capacity, and what it would be after a move.
 //!
-//! A worker's pressure is the demand on it over its capacity, or, if that is higher, the load of all workers that
-//! run on the same CPUs over the number of these CPUs: a queue gains nothing from another worker on the same CPU.
+//! A worker's pressure is its demand over its capacity. If the load of all workers on the same CPUs, over the number of
+//! these CPUs, is higher, that counts instead: a queue gains nothing from another worker on the same CPU.
 //!
-//! Demand is load, except where a worker is fully busy. There, a queue that takes about as much as the one that
-//! takes most is *hungry*: it takes what it gets. What it would take is not known, but hungry queues are taken to
-//! be alike: so each counts as the most that any of them gets anywhere. That is what tells ten queues on one full
-//! worker from ninety on another.
-//!
-//! Not here: whether a move is worth it (`decider.rs`).
+//! Demand is load, except on a fully busy worker. There, a queue that takes about as much as the largest one is
+//! *hungry*: it takes whatever it gets, so its demand cannot be measured. The model assumes that all hungry queues are
+//! alike, and counts each with the most that any of them gets anywhere. This tells ten queues on one full worker from
+//! ninety on another.
 
 use std::collections::HashMap;
 
 use super::estimates::{Estimates, WorkerEstimate};
 use super::interval::{Interval, QueueLoad, WorkerLoad};
 
-/// Used by this much, a worker is fully busy: the rest is between the measurements.
+/// A worker with this load is fully busy: the rest of its time lies between the measurements.
 const FULL: f64 = 0.95;
-/// A queue on a full worker is hungry if it takes this much of what the one with most takes.
+/// A queue on a full worker is hungry if it takes at least this part of what the largest one takes.
 const HUNGRY: f64 = 0.5;
 
 #[derive(Debug)]
 pub(super) struct Model<'a> {
     pub(super) workers: Vec<Worker<'a>>,
     pub(super) queues: Vec<Queue<'a>>,
-    /// Load and number of CPUs, for each set of CPUs that workers run on.
+    /// Load and number of CPUs, for each set of CPUs on which workers run.
     groups: Vec<(f64, f64)>,
-    /// Of disks that not all workers may serve: queues on each worker.
+    /// For disks with a limit of workers: the number of queues on each worker.
     spread: HashMap<&'a str, Vec<usize>>,
 }
 
@@ -135,12 +133,12 @@ impl<'a> Model<'a> {
         spread[to] > 0 || serving - leaves_alone < most
     }
 
-    /// Of the worker with this index, as things are.
+    /// The present pressure of the worker with this index.
     pub(super) fn pressure(&self, worker: usize) -> f64 {
         self.pressure_with(worker, 0.0, 0.0)
     }
 
-    /// Of both workers if the queue went from where it is to `to`.
+    /// The pressures of both workers if the queue moved to `to`.
     pub(super) fn pressures_after(&self, queue: &Queue<'_>, to: usize) -> (f64, f64) {
         let mates = self.workers[queue.worker].group == self.workers[to].group;
         let load = if mates { 0.0 } else { queue.load };
@@ -153,7 +151,7 @@ impl<'a> Model<'a> {
         ((worker.demand + demand) / worker.estimate.capacity).max((load + group_load) / cpus)
     }
 
-    /// What the measurements will be like after the move, as far as can be told.
+    /// Changes the model to what the measurements should show after the move.
     pub(super) fn apply(&mut self, queue: usize, to: usize) {
         let queue = &mut self.queues[queue];
         let from = std::mem::replace(&mut queue.worker, to);

@@ -1,9 +1,7 @@
-//! A small world of CPUs, workers and queues to try the rule on: deterministic, and 100 ms long per step.
+//! A small deterministic world of CPUs, workers and queues, for tests of the rule. Each step takes 100 ms.
 //!
-//! Work is served as a worker serves it: whoever wants little gets it, the others share the rest evenly. Queues may
-//! want more than there is.
-//!
-//! Not here: what is expected (`tests.rs`).
+//! A worker serves its queues like a real one: a queue that wants little gets it, and the others share the rest evenly.
+//! Queues may want more than there is.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_precision_loss,
@@ -22,16 +20,16 @@ pub(super) const STEP: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(super) struct SimWorker {
     pub(super) id: WorkerId,
-    /// Index into the world's CPUs; the worker is pinned there.
+    /// Index of the CPU to which the worker is pinned.
     pub(super) cpu: usize,
-    /// What its control group lets it have, in parts of a CPU.
+    /// The quota of its control group, in shares of a CPU.
     pub(super) quota: f64,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct SimQueue {
     pub(super) worker: WorkerId,
-    /// What it takes of a worker if it gets all it wants, in parts of a CPU.
+    /// What it takes of a worker if it gets all that it wants, in shares of a CPU.
     pub(super) demand: f64,
     pub(super) requests_per_s: f64,
     /// What it got in the last step.
@@ -40,15 +38,15 @@ pub(super) struct SimQueue {
 }
 
 pub(super) struct World {
-    /// What other programs leave of each.
+    /// What other programs leave of each CPU.
     pub(super) cpus: Vec<f64>,
     pub(super) workers: Vec<SimWorker>,
     pub(super) queues: Vec<SimQueue>,
-    /// This worker handles the completions of all queues; they cost so much per cost of submission.
+    /// This worker handles the completions of all queues; the number is their cost over the cost of submission.
     pub(super) completions: Option<(WorkerId, f64)>,
-    /// Of the one disk.
+    /// The limit of the only disk.
     pub(super) most_workers: Option<usize>,
-    /// Measured times are wrong by up to this part.
+    /// Measured times are wrong by up to this fraction.
     pub(super) noise: f64,
     pub(super) random: fastrand::Rng,
     pub(super) decider: Decider,
@@ -85,7 +83,7 @@ impl World {
         self
     }
 
-    /// One interval passes and is decided upon; all moves succeed.
+    /// Simulates one interval, decides and carries out all moves.
     pub(super) fn step(&mut self) -> Vec<Move> {
         let interval = self.measure();
         let moves = self.decider.decide(&interval);
@@ -96,7 +94,7 @@ impl World {
         moves
     }
 
-    /// All moves of so many steps.
+    /// Returns all moves of this many steps.
     pub(super) fn run(&mut self, steps: usize) -> Vec<Move> {
         (0..steps).flat_map(|_| self.step()).collect()
     }
@@ -140,7 +138,7 @@ impl World {
         if self.completions.is_some_and(|(completer, _)| completer == id) { fixed } else { 0.0 }
     }
 
-    /// What each worker could have at most, beside the others on its CPU.
+    /// The most that each worker could have, given the others on its CPU.
     fn share_cpus(&self, wanted: &[f64]) -> Vec<f64> {
         let mut given = vec![0.0; wanted.len()];
         for (cpu, capacity) in self.cpus.iter().enumerate() {

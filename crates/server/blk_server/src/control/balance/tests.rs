@@ -1,4 +1,4 @@
-//! What the rule does in the small world of `simulation.rs`.
+//! The rule, applied to the small world of `simulation.rs`.
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, clippy::cast_possible_truncation)]
 
 use std::time::Duration;
@@ -10,13 +10,13 @@ use super::simulation::{STEP, World, best_maximum};
 use super::tuning::*;
 use crate::data_path::worker::worker_options::WorkerId;
 
-/// Steps within which a small world must be at rest.
+/// Within this many steps a small world must come to rest.
 const SOON: usize = 300;
-/// Steps over which nothing may move any more.
+/// Over this many further steps no queue may move.
 const LONG: usize = 1_000;
-/// Where a worker is not busy, or the gain is small, queues stay: so much above the best maximum is allowed.
+/// Queues stay on a worker that is not busy, or if the gain is small: this much above the best maximum is allowed.
 fn allowed(workers: u32, best: f64) -> f64 {
-    // Where no single move helps: 2 - 2 / (workers + 1) times the best (Finn and Horowitz, 1979).
+    // A state in which no single move helps has at most 2 - 2 / (workers + 1) times the best (Finn and Horowitz, 1979).
     let price = 2.0 - 2.0 / (f64::from(workers) + 1.0);
     (price * best).max(BUSY) + MARGIN
 }
@@ -174,7 +174,7 @@ fn worker_that_comes_gets_queues_and_when_it_went_they_are_spread_again() {
     world.workers.push(third);
     world.run(SOON);
     assert!((0.2..=0.6).contains(&world.demands()[2]), "{:?}", world.demands());
-    // Whoever removes it moves its queues: all to the first one, here.
+    // The operator who removes a worker moves its queues: here, all to the first one.
     world.workers.pop();
     let moved = world.queues.iter_mut().filter(|queue| queue.worker == WorkerId(2));
     moved.for_each(|queue| queue.worker = WorkerId(0));
@@ -268,7 +268,7 @@ fn interval_that_is_long_because_the_balancer_paused_is_no_rest() {
     let mut moves = Vec::new();
     for _ in 0..20 {
         let mut interval = world.measure();
-        // As if all of it had taken as many times longer.
+        // As if each measured time were this many times longer.
         let times = 15;
         interval.length *= times;
         interval.own_time = interval.length;
@@ -302,7 +302,7 @@ fn time_counted_while_pushed_aside_is_not_load() {
     let mut world = World::new(2, &[0.1; 4]);
     for _ in 0..50 {
         let mut interval = world.measure();
-        // Half a CPU by the clock, a tenth of that really had.
+        // Half a CPU by the clock, but only a tenth in processor time.
         interval.workers[0].submission_time *= 2;
         interval.queues.iter_mut().for_each(|queue| queue.worker_time *= 2);
         assert_eq!(world.decider.decide(&interval), []);
@@ -325,7 +325,7 @@ fn thousand_queues_on_one_of_sixteen_workers_are_spread_in_half_a_minute() {
     let mut world = World::new(16, &[0.012; 1_000]);
     world.run(300);
     let demands = world.demands();
-    // 12 of 16 CPUs: 0.75 each if even.
+    // 12 on 16 CPUs: balanced means 0.75 each.
     assert!(highest(&demands) <= 0.75 + MARGIN + 0.012, "{demands:?}");
     assert!(world.run(100).is_empty());
     assert!((world.served() - 12.0).abs() < 0.01, "{}", world.served());
@@ -349,7 +349,7 @@ proptest! {
         seed: u64,
     ) {
         let sum: f64 = queues.iter().map(|(demand, _)| demand).sum();
-        // Three quarters of what there is: so that the best assignment may overload nobody.
+        // Three quarters of the capacity, so that the best assignment need not overload any worker.
         let scale = (0.75 * f64::from(workers) / sum).min(1.0);
         let demands: Vec<f64> = queues.iter().map(|(demand, _)| demand * scale).collect();
         let places: Vec<u32> = queues.iter().map(|(_, place)| place % workers).collect();
@@ -381,7 +381,7 @@ fn of_a_hundred_overloaded_worlds_at_most_three_move_anything_after_half_a_minut
     assert!(restless.len() <= 3, "seeds {restless:?}");
 }
 
-/// What a crowded queue wants is guessed, and here no placement fits its own guesses: found by chance.
+/// The demand of a crowded queue is a guess, and here no placement fits the guesses. A random search found this case.
 #[test]
 fn queues_without_a_place_that_fits_move_ever_more_rarely() {
     let demands = [1.85, 2.997, 0.683, 2.166, 0.248, 0.271, 1.095, 0.4, 0.98];
