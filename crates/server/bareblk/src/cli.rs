@@ -1,10 +1,8 @@
 //! The command line: subcommands and typed flags.
 //!
-//! `arguments → clap → the arguments of one subcommand`; what `serve` takes is in `serve_args.rs`.
+//! `arguments → clap → the arguments of one subcommand`; those of `serve` are in `serve_args.rs`.
 //!
-//! - Impossible values are refused here, before the program opens, creates or waits for anything.
-//!
-//! Not here: running the commands (`serve.rs`, `vmm_args.rs`), single values (`values.rs`).
+//! clap refuses impossible values before the program opens, creates or waits for anything.
 
 use std::path::PathBuf;
 
@@ -49,9 +47,9 @@ Examples:
       with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
   bareblk completions fish > ~/.config/fish/completions/bareblk.fish";
 
-/// What `bench` does, which is a command of `bareblk-bench`.
+/// What `bench` does. It is a command of `bareblk-bench`.
 pub const BENCH: &str = "Put a load on a socket or file, in fio's words, and measure it";
-/// What `lab` does, which is a command of `bareblk-bench`.
+/// What `lab` does. It is a command of `bareblk-bench`.
 pub const LAB: &str = "Repeat published experiments on this program's own parts";
 
 /// Disks for virtual machines, served over vhost-user.

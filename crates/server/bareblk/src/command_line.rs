@@ -1,6 +1,4 @@
-//! What `bareblk` and `bareblk-bench` do alike on the command line: arguments in, one line on an error, an exit code out.
-//!
-//! Not here: either program's commands (`cli.rs`, `bareblk_bench`).
+//! Reads arguments, prints an error as one line and returns an exit code: shared by `bareblk` and `bareblk-bench`.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -16,7 +14,7 @@ pub use crate::completions::{Shell, script as completions};
 pub use crate::man::write as write_manual;
 pub use crate::second_program::{COMMANDS, PARENT_ENV, find as find_program};
 
-/// Reads the process's arguments as `C`, and obeys them.
+/// Parses the process's arguments as `C`, and passes them to `obey`.
 #[must_use]
 pub fn main<C: Parser>(obey: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
     match C::try_parse() {
@@ -29,13 +27,13 @@ pub fn main<C: Parser>(obey: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
     }
 }
 
-/// The result's exit code; an error is printed.
+/// Prints the error, if any. Returns the exit code.
 #[must_use]
 pub fn exit_with(result: Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| complain(&format!("{error:#}"), exit_code(&error)))
 }
 
-/// Options that contradict each other are wrong usage too.
+/// Options that contradict each other count as wrong usage.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     if error.is::<Contradiction>() || error.is::<Wrong>() {
         ExitCode::from(EXIT_CODE)
@@ -57,10 +55,10 @@ pub fn complain(line: &str, code: ExitCode) -> ExitCode {
     code
 }
 
-/// Prints to standard output. A reader that has seen enough (`| head`) is no error.
+/// Prints to standard output. It is no error if the reader closes it early (`| head`).
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Standard output cannot be written.
 pub fn print(text: &str) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -68,7 +66,7 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// `bareblk`'s commands; [`COMMANDS`] without their options, which `bareblk-bench` has.
+/// The command line of `bareblk`. Lists [`COMMANDS`] without their options, which `bareblk-bench` has.
 #[must_use]
 pub fn command() -> Command {
     crate::cli::Cli::command()

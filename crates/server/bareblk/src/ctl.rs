@@ -1,8 +1,6 @@
 //! `bareblk ctl`: sends one request to a running server and prints its answer.
 //!
 //! `arguments → Verb → connection.rs → the server's answer → tables.rs, rates.rs, or the line itself (--json)`
-//!
-//! Not here: the arguments (`ctl_args.rs`), the protocol (`control/protocol.rs`), the server's side (`control`).
 
 pub mod connection;
 
@@ -124,7 +122,7 @@ fn read<T: DeserializeOwned>(ok: Value) -> Result<T> {
     serde_json::from_value(ok).context("cannot read the server's answer")
 }
 
-/// Runs until the reader closes standard output, or a signal ends it.
+/// Repeats until the reader closes standard output, or a signal ends the process.
 fn keep_watching(server: &mut Connection, json: bool, pause: Duration) -> Result<()> {
     let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     let mut before: Option<StatsAnswer> = None;
@@ -147,7 +145,7 @@ fn keep_watching(server: &mut Connection, json: bool, pause: Duration) -> Result
     }
 }
 
-/// False: the reader has closed standard output, which is no error.
+/// False if the reader has closed standard output, which is no error.
 fn print(text: &str) -> Result<bool> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

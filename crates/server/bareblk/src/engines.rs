@@ -1,10 +1,8 @@
-//! `bareblk engines`: what this host offers, what is off and why, and what `auto` takes for an image.
+//! `bareblk engines`: what this host supports, what it lacks and why, and what `auto` chooses for an image.
 //!
 //! `each engine → make one → yes | no, why`; with an image: `→ give it the image`, then what `auto` says
 //!
-//! Nothing is written, and no lock is taken: an image that is being served can be asked about.
-//!
-//! Not here: choosing (`io_engine`).
+//! It writes nothing and takes no lock, so it also works for an image that is being served.
 
 use std::io;
 use std::path::Path;
@@ -69,7 +67,7 @@ struct ImageLine {
     chosen_in_us: u128,
 }
 
-/// What to print.
+/// The text to print.
 pub fn text(args: &EnginesArgs) -> Result<String> {
     let report = report(args)?;
     if args.json {
@@ -109,7 +107,7 @@ fn open(path: &Path, cache: CacheMode) -> Result<FileSpec> {
         let line = cannot() + &hint(&error);
         anyhow::Error::from(error).context(line)
     })?;
-    // Only tried out: no request is made.
+    // Only tries the engine: submits no request.
     Ok(FileSpec { file: Arc::new(file.into()), alignment: Alignment::BUFFERED })
 }
 
@@ -122,7 +120,7 @@ fn engine_line(kind: EngineKind, file: Option<&FileSpec>) -> EngineLine {
     };
     let (engine, available) = (kind.name(), outcome.is_ok());
     let detail = outcome.unwrap_or_else(|why| why);
-    // An engine's own description begins with its name.
+    // The engine's own description begins with its name, which the table already shows.
     let detail = detail.strip_prefix(&format!("{engine}: ")).unwrap_or(&detail).to_owned();
     EngineLine { engine, available, detail }
 }

@@ -1,6 +1,4 @@
 //! Entry points for fuzzing: the program's untrusted inputs as functions of text.
-//!
-//! Not here: the parsers (`control`, `config_file.rs`), the properties that must hold (`fuzz_targets`).
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -34,7 +32,7 @@ pub fn control_answer(line: &[u8]) -> String {
     serde_json::to_string(&answer).unwrap_or_default()
 }
 
-/// How many disks a configuration has. Looks the named paths up and opens nothing.
+/// The number of disks in a configuration. Looks the named paths up and opens nothing.
 ///
 /// # Errors
 /// The error line.
@@ -44,21 +42,21 @@ pub fn configuration(text: &str) -> Result<usize, String> {
         .map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
-/// A frame of a live upgrade, as it was understood.
+/// A frame of a live upgrade, as it was parsed.
 #[derive(Debug)]
 pub struct LiveUpgradeFrame {
-    /// Of its message.
+    /// The name of its message.
     pub name: &'static str,
-    /// The message as it would be sent on.
+    /// The message as it would be passed on.
     pub body: String,
-    /// How many came with it.
+    /// The number of descriptors that it carries.
     pub descriptors: usize,
     /// For a session: whether the server can continue it, or the error line.
     pub session: Option<Result<(), String>>,
 }
 
-/// What old and new server read next from the channel of a live upgrade. A session is rebuilt by `server`, which has the disk of that name,
-/// and let go of before a ring of it starts.
+/// Reads what the old and new server read next from the channel of a live upgrade. `server`, which has the session's
+/// disk, rebuilds the session and drops it before it starts a ring.
 ///
 /// # Errors
 /// The error line.

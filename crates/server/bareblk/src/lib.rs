@@ -4,9 +4,7 @@
 //!
 //! - Exit codes: 0 success; 1 an error, one line on standard error; 2 wrong usage, likewise; 128 + n: signal n ended a
 //!   measurement, or a second signal n ended a stop; 159 the sandbox ended the server.
-//! - A library for two users: fuzzing (`inputs`), and the second program, `bareblk-bench` (`command_line`).
-//!
-//! Not here: serving (`blk_server`), images (`disk_image`), `bareblk bench` and `bareblk lab` (`bareblk_bench`).
+//! - The library has two users: fuzzing (`inputs`), and the second program, `bareblk-bench` (`command_line`).
 #![forbid(unsafe_code)]
 
 mod cli;

@@ -1,6 +1,4 @@
-//! Where log lines go and how they look: standard error, text or JSON, with time stamps.
-//!
-//! Not here: what is logged (each crate), the rate limit of lines a guest can cause (`blk_server`).
+//! Starts the log: standard error, as text or JSON, with time stamps.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -28,15 +26,15 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging for the whole process; `RUST_LOG` goes before `-v`.
+/// Starts logging for the whole process; `RUST_LOG` overrides `-v`.
 pub fn start(args: &LogArgs) -> Result<()> {
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter(args.verbose, std::env::var_os("RUST_LOG"))?)
         .with_writer(io::stderr)
         .with_ansi(colours)
-        // It would complain about an unwritable standard error on standard error, and panic: a guest must
-        // not lose its disk because nobody reads the log any more.
+        // Otherwise it would report an unwritable standard error on standard error, and panic: a guest must not lose
+        // its disk because the log has no reader.
         .log_internal_errors(false);
     let started = match args.log_format {
         LogFormat::Text => lines.try_init(),
@@ -53,10 +51,10 @@ fn filter(verbose: u8, rust_log: Option<OsString>) -> Result<EnvFilter> {
     };
     let wanted = rust_log.filter(|text| !text.is_empty()).unwrap_or_else(|| level.into());
     let wanted = wanted.to_string_lossy();
-    // The error repeats its own source, so it is not handed on as one.
+    // Not passed on as a source: the error's text already repeats its own source.
     EnvFilter::builder()
         .parse(&*wanted)
-        .map_err(|error| anyhow!("RUST_LOG={wanted} is not understood: {error}"))
+        .map_err(|error| anyhow!("cannot understand RUST_LOG={wanted}: {error}"))
 }
 
 #[cfg(test)]
@@ -78,7 +76,7 @@ mod tests {
     #[test]
     fn senseless_rust_log_is_named() {
         let error = filter(0, Some("a=b=c".into())).unwrap_err();
-        assert!(format!("{error:#}").starts_with("RUST_LOG=a=b=c is not understood: "));
+        assert!(format!("{error:#}").starts_with("cannot understand RUST_LOG=a=b=c: "));
         assert_eq!(format!("{error:#}").matches("error parsing level filter").count(), 1, "{error:#}");
     }
 }

@@ -1,4 +1,4 @@
-//! The program's entry. All of it is in the library of the same name (`lib.rs`).
+//! The program's entry; the library of the same name does the work (`lib.rs`).
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

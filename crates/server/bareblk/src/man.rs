@@ -1,12 +1,9 @@
-//! `bareblk man FOLDER`: the manual pages, made of the command line's own definition, so that they cannot differ from it.
+//! `bareblk man FOLDER`: the manual pages, generated from the definition of the command line.
 //!
-//! `bareblk.1`, `bareblk-serve.1`, …, `bareblk-ctl-add.1`, …; for `cargo xtask man` and the packages. `bareblk-bench man`
-//! writes the pages of its commands in the same way.
+//! `bareblk.1`, `bareblk-serve.1`, …, `bareblk-ctl-add.1`, …; for `cargo xtask man` and the packages.
 //!
-//! - What stands after a command's options in `--help` becomes sections: its headings are lines that end with a colon.
-//!
-//! Not here: what stands in them (each command's arguments), the page of the configuration file
-//! (`xtask/src/config_page.rs`).
+//! - `bareblk-bench man` writes the pages of its commands in the same way.
+//! - The text below a command's options in `--help` becomes sections: a line that ends with a colon is a heading.
 
 use std::fs;
 use std::io;
@@ -18,14 +15,14 @@ use clap::builder::Resettable;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, line_break, roman};
 
-/// What manual pages call it.
+/// Headings that manual pages call otherwise.
 const HEADINGS: [(&str, &str); 1] = [("Exit codes", "Exit status")];
 
-/// One page for each command that is not hidden, however deep. Of `command` itself and of the commands directly below it,
-/// only those that `is_wanted`.
+/// Writes one page for each command that is not hidden, at any depth. Of `command` itself and the commands directly
+/// below it, writes only those that `is_wanted`.
 ///
 /// # Errors
-/// If a page cannot be written.
+/// A page cannot be written.
 pub fn write(command: Command, folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<()> {
     let mut command = command.disable_help_subcommand(true);
     command.build();
@@ -57,7 +54,7 @@ fn write_page(command: &Command, folder: &Path) -> io::Result<()> {
     fs::write(folder.join(page.get_filename()), text)
 }
 
-/// Headings, and the lines below each without their indentation.
+/// The headings, each with its lines without their indentation.
 fn sections(text: &str) -> Vec<(String, Vec<&str>)> {
     let mut sections: Vec<(String, Vec<&str>)> = Vec::new();
     for line in text.lines() {
@@ -75,7 +72,7 @@ fn sections(text: &str) -> Vec<(String, Vec<&str>)> {
     sections
 }
 
-/// As it stands: columns and line breaks are its author's.
+/// Keeps columns and line breaks.
 fn add_section(roff: &mut Roff, heading: &str, lines: &[&str]) {
     let renamed = HEADINGS.iter().find(|(from, _)| *from == heading).map_or(heading, |(_, to)| to);
     roff.control("SH", [renamed.to_uppercase().as_str()]);
@@ -103,12 +100,12 @@ mod tests {
         folder
     }
 
-    /// Without what hides characters from the typesetter.
+    /// The page without roff's escapes.
     fn page(folder: &tempfile::TempDir, name: &str) -> String {
         fs::read_to_string(folder.path().join(name)).unwrap().replace('\\', "")
     }
 
-    /// From its heading to the next.
+    /// The text from this heading to the next.
     fn section<'p>(page: &'p str, heading: &str) -> &'p str {
         let begin = format!(".SH \"{heading}\"\n");
         let begin = if page.contains(&begin) { begin } else { format!(".SH {heading}\n") };

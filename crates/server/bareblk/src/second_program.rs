@@ -1,9 +1,7 @@
-//! `bareblk bench` and `bareblk lab`: another program, `bareblk-bench`, takes this one's place, so that a process that
-//! serves guests links nothing that only measures.
+//! `bareblk bench` and `bareblk lab`: replaces this program by `bareblk-bench`, so that a process that serves guests
+//! contains no code that only measures.
 //!
-//! `words → bareblk-bench (beside this program, otherwise in PATH) → exec`: signals and exit codes are that program's.
-//!
-//! Not here: the commands and their options (`bareblk_bench`).
+//! `arguments → bareblk-bench (beside this program, else in PATH) → exec`: signals and exit codes are that program's.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -14,12 +12,12 @@ use anyhow::{Error, Result, anyhow};
 use rustix::fs::{Access, access};
 
 const NAME: &str = "bareblk-bench";
-/// The commands that the other program has.
+/// The commands of the other program.
 pub const COMMANDS: [&str; 2] = ["bench", "lab"];
 /// Tells the other program which program started it, as cargo tells its subcommands.
 pub const PARENT_ENV: &str = "BAREBLK";
 
-/// Whether the command of these arguments is the other program's. Its arguments are its own to read, `--help` included.
+/// Whether these arguments name a command of the other program. That program parses the rest, even `--help`.
 pub fn has(words: &[OsString]) -> bool {
     let is_its = |word: Option<&OsString>| word.is_some_and(|word| COMMANDS.iter().any(|its| word == its));
     is_its(words.first()) || words.first().is_some_and(|word| word == "help") && is_its(words.get(1))
@@ -30,19 +28,19 @@ pub fn is_not_its(command: &str) -> bool {
     !COMMANDS.contains(&command)
 }
 
-/// Becomes the other program, which gets these arguments.
+/// Replaces this process by the other program, with these arguments.
 ///
 /// # Errors
-/// If there is no such program, or the kernel cannot start it.
+/// There is no such program, or the kernel cannot start it.
 pub fn run(words: &[OsString]) -> Result<ExitCode> {
     let program = find(NAME).ok_or_else(|| missing(words))?;
     Err(replace_with(&program, words))
 }
 
-/// The same, if the other program is installed.
+/// Like [`run`], but returns if the other program is not installed.
 ///
 /// # Errors
-/// If the kernel cannot start it.
+/// The kernel cannot start it.
 pub fn run_if_installed(words: &[OsString]) -> Result<()> {
     find(NAME).map_or(Ok(()), |program| Err(replace_with(&program, words)))
 }
@@ -68,7 +66,7 @@ fn missing(words: &[OsString]) -> Error {
     )
 }
 
-/// The program of this name: beside the running one, otherwise in PATH.
+/// The program of this name: beside the running one, else in PATH.
 #[must_use]
 pub fn find(name: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok();
@@ -77,7 +75,7 @@ pub fn find(name: &str) -> Option<PathBuf> {
 
 fn find_in(beside: Option<&Path>, path: Option<&OsStr>, name: &str) -> Option<PathBuf> {
     let path = path.map(std::env::split_paths).into_iter().flatten();
-    // An empty entry of PATH would be the working directory.
+    // An empty entry of PATH would mean the working directory.
     let folders = beside.map(Path::to_path_buf).into_iter().chain(path.filter(|folder| folder.is_absolute()));
     folders.map(|folder| folder.join(name)).find(|program| is_program(program))
 }

@@ -2,10 +2,8 @@
 //!
 //! - SIGTERM and SIGINT ask for a stop, SIGHUP for a reload.
 //! - SIGUSR1 is caught only with a watchdog, which sends it to check the main loop.
-//! - `timeout(1)` signals its child and then the child's process group, and a terminal the whole group next
-//!   to a supervisor that passes it on: a repetition at once is the same request, not an impatient one.
-//!
-//! Not here: how to stop (`serve.rs`).
+//! - `timeout(1)` signals its child and then the child's process group. A terminal signals the whole group, whose
+//!   supervisor may pass the signal on. So an immediate repetition is the same request, not an impatient one.
 
 use std::io;
 use std::sync::Arc;
@@ -30,18 +28,18 @@ pub enum Request {
     Answer,
     /// Stop, and lose nothing.
     Stop,
-    /// Stop now; the exit code to end with.
+    /// Stop at once; the exit code.
     Abort(i32),
 }
 
-/// While it lives, SIGINT and SIGTERM end the process, even if its parent ignored them: a shell without job control
+/// While it exists, SIGINT and SIGTERM end the process, even if its parent ignored them: a shell without job control
 /// starts `command &` with SIGINT ignored.
 #[derive(Debug)]
 pub struct EndAtOnce(Vec<SigId>);
 
 impl EndAtOnce {
     /// # Errors
-    /// If the kernel refuses a handler.
+    /// The kernel refuses a handler.
     pub fn catch() -> io::Result<Self> {
         let always = Arc::new(AtomicBool::new(true));
         let catch = |signal| signal_hook::flag::register_conditional_default(signal, Arc::clone(&always));
@@ -57,7 +55,7 @@ impl Drop for EndAtOnce {
     }
 }
 
-/// The process's signals, from its making on.
+/// The process's signals since the creation of this value.
 #[derive(Debug)]
 pub struct Requests {
     signals: Signals,
@@ -65,22 +63,22 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Catches the signals; until then [`EndAtOnce`] has them.
+    /// Catches the signals, which [`EndAtOnce`] handles until then.
     pub fn catch() -> io::Result<Self> {
         Ok(Self { signals: Signals::new([SIGTERM, SIGINT, SIGHUP])?, history: History::default() })
     }
 
-    /// From now on [`ask_main_loop`] is a [`Request::Answer`].
+    /// From now on [`ask_main_loop`] causes a [`Request::Answer`].
     pub fn expect_questions(&self) -> io::Result<()> {
         self.signals.handle().add_signal(SIGUSR1)
     }
 
-    /// Ends the waiting in [`Requests::next`] from another thread.
+    /// Ends the wait in [`Requests::next`] from another thread.
     pub fn closer(&self) -> Handle {
         self.signals.handle()
     }
 
-    /// Sleeps until a request comes. `None`: it was closed.
+    /// Sleeps until a request comes. `None`: closed.
     pub fn next(&mut self) -> Option<Request> {
         let history = &mut self.history;
         self.signals.forever().find_map(|signal| history.interpret(signal, Instant::now()))
@@ -90,11 +88,11 @@ impl Requests {
 /// Asks the main loop for an answer.
 pub fn ask_main_loop() {
     if let Err(error) = signal_hook::low_level::raise(SIGUSR1) {
-        error!("the main loop cannot be asked whether it is alive: {error}");
+        error!("cannot ask the main loop whether it is alive: {error}");
     }
 }
 
-/// When the stop was asked for first.
+/// The time of the first request for a stop.
 #[derive(Debug, Default)]
 struct History {
     stop: Option<Instant>,
@@ -111,7 +109,7 @@ impl History {
             }
             Some(_) if signal == SIGHUP => None,
             Some(first) if now.saturating_duration_since(first) < SAME_REQUEST => None,
-            // As shells report a process that a signal ended.
+            // Shells report a process that a signal ended with this code.
             Some(_) => Some(Request::Abort(128 + signal)),
         }
     }

@@ -1,13 +1,13 @@
-//! `bareblk vmm-args`: what a virtual machine monitor needs to be told, ready to paste.
+//! `bareblk vmm-args`: prints the options that a virtual machine monitor needs, ready to paste.
 //!
 //! - Guest memory must be shared: the server reads and writes it in place.
-//! - The queue size is said explicitly: the monitors' default of 128 holds few large requests.
-//! - QEMU's device is a modern one only: firmware may drive a transitional one as legacy, which no vhost-user server
-//!   serves (docs/how-to/clients.md).
+//! - The queue size is explicit: the monitors' default of 128 holds few large requests.
+//! - QEMU's device is modern only: firmware may drive a transitional one as legacy, which no vhost-user server supports
+//!   (docs/how-to/clients.md).
 //!
-//! Facts: QEMU 7.2 and 10.0 (`-device vhost-user-blk-pci,help`; `reconnect` is in seconds, deprecated since
-//! 9.2 in favour of `reconnect-ms`); libvirt's domain format (vhostuser disks since 7.1, `queue_size` since
-//! 7.8); cloud-hypervisor's `docs/vhost-user-blk-testing.md`. Not here: serving (`serve.rs`).
+//! Sources: QEMU 7.2 and 10.0 (`-device vhost-user-blk-pci,help`; `reconnect` is in seconds, deprecated since 9.2 in
+//! favour of `reconnect-ms`); libvirt's domain format (vhostuser disks since 7.1, `queue_size` since 7.8);
+//! cloud-hypervisor's `docs/vhost-user-blk-testing.md`.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cli::{Vmm, VmmArgs};
 
-/// The text to print, with a line break at its end.
+/// The text to print, ending with a line break.
 pub fn text(args: &VmmArgs) -> Result<String> {
     ensure!(args.memory > 0 && args.memory.is_multiple_of(1 << 20), "--memory: give whole MiB, such as 512M");
-    // The monitor runs in a folder of its own.
+    // The monitor may run in another folder.
     let socket = std::path::absolute(&args.socket).context("--socket")?;
     let socket = socket.to_str().context("--socket: the path is not UTF-8, choose another one")?;
     match args.vmm {
@@ -95,14 +95,14 @@ fn memory(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 30) { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) }
 }
 
-/// An identifier for QEMU that differs from disk to disk: from the socket's name.
+/// An identifier for QEMU, from the socket's name, so that it differs from disk to disk.
 fn device_id(socket: &str) -> String {
     let stem = Path::new(socket).file_stem().unwrap_or_default().to_string_lossy();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     format!("bareblk-{}", stem.chars().map(plain).collect::<String>())
 }
 
-/// Quoted where the shell would take it apart.
+/// Quoted if the shell would split it.
 fn shell_word(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@%".contains(c);
     if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }

@@ -1,6 +1,4 @@
 //! The subcommands and options of `bareblk ctl`.
-//!
-//! Not here: what they do (`ctl.rs`).
 
 use std::path::PathBuf;
 
@@ -60,7 +58,7 @@ pub struct CtlArgs {
 }
 
 impl CtlArgs {
-    /// Flag, environment, default.
+    /// The path from the option, else from the environment, else the default.
     pub fn socket(&self) -> PathBuf {
         let variable =
             || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);

@@ -1,8 +1,6 @@
 //! Options that choose and tune the I/O engine: each is declared here once, with its help and its limits.
 //!
-//! `EngineArgs → options(), configuration() → EngineOptions, EngineConfig`: the only conversions to the engines' own settings
-//!
-//! Not here: which engine suits which file (`io_engine`'s `choose`).
+//! `EngineArgs → options(), configuration() → EngineOptions, EngineConfig`: the only conversions to the engines' settings
 
 use std::time::Duration;
 
@@ -48,8 +46,8 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The chosen engine with its options; `None`: the best that works, with its usual options. `cache`: that of the
-    /// disk.
+    /// The chosen engine with its options. `None`: the best that works, with its default options. `cache`: the disk's
+    /// mode.
     ///
     /// Refuses options that the chosen engine would ignore. `auto` takes none: it may choose any engine.
     pub fn options(&self, cache: CacheMode) -> Result<Option<EngineOptions>> {
@@ -97,7 +95,7 @@ impl EngineArgs {
         Ok(())
     }
 
-    /// The settings that all engines share; everything else as usual.
+    /// The settings that all engines share; the others keep their defaults.
     pub fn configuration(&self) -> EngineConfig {
         let usual = EngineConfig::default();
         EngineConfig { threads: self.io_threads.unwrap_or(usual.threads), ..usual }

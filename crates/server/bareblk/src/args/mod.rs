@@ -1,6 +1,4 @@
 //! The options of the command line, with their value parsers.
-//!
-//! Not here: the commands (`cli.rs`), a configuration file (`config`).
 
 pub(crate) mod ctl_args;
 pub(crate) mod engine_args;

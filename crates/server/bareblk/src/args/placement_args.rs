@@ -1,6 +1,4 @@
-//! Options that say which worker submits and completes a disk's requests, and the engine source that they lead to.
-//!
-//! Not here: what the placements do (`io_engine`), which worker serves which queue (`blk_server`).
+//! Options that say which worker submits and completes a disk's requests, and the engine source that they describe.
 
 use std::sync::Arc;
 
@@ -11,7 +9,7 @@ use io_engine::{EngineConfig, EngineKind, EngineOptions, HandOver};
 
 use crate::args::usage::{Contradiction, Wrong};
 
-/// With less, two workers would not have enough each.
+/// The least depth of which two workers each get enough.
 const LEAST_DEPTH: u32 = 64;
 
 #[derive(Debug, Clone, Args)]
@@ -72,7 +70,7 @@ impl PlacementArgs {
     }
 }
 
-/// A disk's own engine source; `None`: it uses the server's. `workers`: how many the server has.
+/// A disk's own engine source; `None`: it uses the server's. `workers`: the server's number of workers.
 pub fn engine_source(
     placement: Placement,
     options: &EngineOptions,

@@ -4,8 +4,6 @@
 //!
 //! - A field of [`DiskArgs`] is an option of the command line, a key of a `[[disk]]` table and a key of `ctl add`.
 //! - A field of [`ServerArgs`] is an option of the command line and a key at the top of the file.
-//!
-//! Not here: engine, placement and worker options (the other `*_args.rs`), value parsers (`values.rs`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,7 +18,7 @@ use crate::args::values::{self, Folders, ServerUser};
 use crate::args::worker_args::WorkersArgs;
 use crate::logging::LogArgs;
 
-/// Time between retries of parked requests: short enough for an operator who has just made room.
+/// Time between retries of parked requests: an operator who has just made room does not wait long.
 const DEFAULT_RETRY_AFTER_S: u64 = 10;
 
 pub const EXAMPLES: &str = "\
@@ -90,7 +88,7 @@ Exit codes:
   159       ended by the sandbox: standard error names the refused system call,
             unless the kernel's SIGSYS ended the process";
 
-/// The settings of a file cannot also be given on the command line: it would be unclear which one applies.
+/// Refuses on the command line settings that a file has: it would be unclear which one applies.
 fn not_beside_a_file(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "config" | "take_over" | "take_over_cut" | "verbose" | "log_format" => arg,
@@ -224,7 +222,7 @@ pub struct ServerArgs {
     #[command(flatten)]
     pub workers: WorkersArgs,
 
-    // Below the heading of the workers.
+    // clap shows it below the heading of the workers.
     /// busy: workers never sleep once a guest runs, and each needs its own CPU; adaptive: idle workers sleep
     #[arg(long, value_name = "adaptive|busy", value_enum, default_value_t = PollChoice::Adaptive, hide_possible_values = true)]
     poll: PollChoice,
@@ -264,7 +262,7 @@ pub struct Confinement {
 }
 
 impl ServerArgs {
-    /// How long a worker polls before it sleeps.
+    /// The longest time that a worker polls before it sleeps.
     pub fn poll(&self) -> Duration {
         match self.poll {
             PollChoice::Adaptive => Duration::from_micros(self.poll_us),
@@ -290,13 +288,13 @@ pub enum Switch {
 }
 
 impl DiskArgs {
-    /// Which requests that the host fails are parked; `None`: the guest gets every error.
+    /// Which requests that fail on the host are parked; `None`: the guest gets every error.
     pub fn park(&self) -> Option<ParkPolicy> {
         self.on_error.park(self.retry_after)
     }
 }
 
-/// What happens to a request that the host fails.
+/// What happens to a request that fails on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
     Report,
@@ -305,7 +303,7 @@ pub enum OnError {
 }
 
 impl OnError {
-    /// `retry_after_s`: 0 means only on `ctl resume`.
+    /// `retry_after_s`: 0 means that only `ctl resume` retries.
     fn park(self, retry_after_s: u64) -> Option<ParkPolicy> {
         let what = match self {
             Self::Report => return None,
@@ -341,7 +339,7 @@ mod tests {
         values.map(|value| value.get_name().to_owned()).collect()
     }
 
-    /// Users have them in their files: a variant may get another name, its word may not.
+    /// Users write these words in their files: a variant may be renamed, but its word must stay.
     #[test]
     fn words_of_the_options_stay() {
         assert_eq!(words::<OnError>(), ["report", "hold", "hold-on-enospc"]);

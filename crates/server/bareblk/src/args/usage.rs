@@ -1,6 +1,4 @@
-//! Reports wrong usage in one line: clap's message and advice, and the help to read.
-//!
-//! Not here: the definition of the command line (`cli.rs`).
+//! Reports wrong usage in one line: clap's message and advice, and which help to read.
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -8,7 +6,7 @@ use std::ffi::OsString;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
-/// Exit code of wrong usage, as of most programs.
+/// The exit code of wrong usage, as in most programs.
 pub const EXIT_CODE: u8 = 2;
 
 /// Options that cannot be combined.
@@ -23,7 +21,7 @@ impl std::fmt::Display for Contradiction {
 
 impl std::error::Error for Contradiction {}
 
-/// A value that is impossible, or does not suit the options beside it.
+/// A value that is impossible, or that contradicts other options.
 #[derive(Debug)]
 pub struct Wrong(pub String);
 
@@ -35,7 +33,7 @@ impl std::fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// The line for standard error: `error` is about the `words` given to `command`. Names the help of the innermost
+/// The line for standard error: `error` is about the `words` given to `command`. It names the help of the innermost
 /// subcommand among them.
 pub fn line(mut command: Command, error: &Error, words: impl IntoIterator<Item = OsString>) -> String {
     let mut path = command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned();
@@ -54,7 +52,7 @@ fn reason(error: &Error) -> String {
     };
     let (option, value) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue));
     match (error.kind(), option, value, error.source()) {
-        // clap's wording, with the value escaped so that it stays in one line.
+        // clap's wording, with the value escaped so that it stays on one line.
         (ErrorKind::ValueValidation, Some(option), Some(value), Some(source)) => {
             format!("invalid value '{}' for '{option}': {source}", value.escape_debug())
         }
@@ -62,12 +60,12 @@ fn reason(error: &Error) -> String {
     }
 }
 
-/// Without the usage and the hint at `--help` that clap ends with.
+/// Without the usage and the hint at `--help` with which clap ends.
 fn first_paragraphs(text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let end = text.rfind("\n\nUsage:").or_else(|| text.rfind("\n\nFor more information"));
     let text = text.get(..end.unwrap_or(text.len())).unwrap_or(text);
-    // A command with a positional argument would take a mistyped option as its value: that advice never helps.
+    // Drops one kind of advice: that a positional argument could take a mistyped option as its value. It never helps.
     let is_help = |paragraph: &&str| !paragraph.contains(" as a value, use '-- ");
     let paragraphs = text.split("\n\n").filter(is_help).map(|paragraph| {
         paragraph.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")

@@ -1,8 +1,6 @@
 //! Parses and checks single values from the command line, a configuration file or `bareblk ctl add`.
 //!
-//! `text → value parser → checked value`; the limits of the server and of an engine are theirs.
-//!
-//! Not here: which option has which value (`serve_args.rs`, `cli.rs`, `engine_args.rs`).
+//! `text → value parser → checked value`. Limits come from the server or engine that has them.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -20,12 +18,12 @@ use nix::unistd::{Uid, User};
 use crate::helper::accounts;
 use crate::helper::client::client;
 
-/// Longest timeout: a week. Anything longer is a typing mistake.
+/// Longest timeout: a week. Anything longer is probably a typing mistake.
 pub const MAX_TIMEOUT_S: u64 = 7 * 24 * 3600;
 /// Longest name of a disk: it appears in log lines and commands.
 const MAX_NAME_CHARS: usize = 64;
 
-/// Settings that the server accepts with any other settings.
+/// A value that never makes the settings invalid.
 const GOOD_SERIAL: &str = "-";
 const GOOD_QUEUES: u16 = 1;
 
@@ -37,7 +35,7 @@ where
     number("a whole number", range)
 }
 
-/// Parses a number in `range`; the error says to give `what`.
+/// Parses a number in `range`; the error asks for `what`.
 pub fn number<N>(
     what: &'static str,
     range: RangeInclusive<N>,
@@ -59,7 +57,7 @@ pub fn timeout_s(text: &str) -> Result<u64> {
 pub fn serial(text: &str) -> Result<String> {
     let checked = DiskConfig::check_settings(text, GOOD_QUEUES, MAX_QUEUE_SIZE);
     checked.map_err(|error| match error {
-        // clap's line already has the value, without line breaks.
+        // clap's line already shows the value, with line breaks escaped.
         InvalidDisk::Serial { max, .. } => anyhow!("give 1 to {max} printable ASCII characters"),
         other => other.into(),
     })?;
@@ -70,10 +68,10 @@ pub fn queues(text: &str) -> Result<u16> {
     number("a whole number", 1..=MAX_QUEUES)(text)
 }
 
-/// How many descriptors a queue has.
+/// The number of descriptors of a queue.
 ///
 /// # Errors
-/// If it is no power of two within the limits.
+/// The number is not a power of two within the limits.
 pub fn queue_size(text: &str) -> Result<u16> {
     let size = text.parse().ok();
     let good = |size: &u16| DiskConfig::check_settings(GOOD_SERIAL, GOOD_QUEUES, *size).is_ok();
@@ -81,7 +79,7 @@ pub fn queue_size(text: &str) -> Result<u16> {
         .with_context(|| format!("give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"))
 }
 
-/// The user to serve as.
+/// The user as whom to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerUser {
     pub id: u32,
@@ -108,7 +106,7 @@ pub fn user(text: &str) -> Result<ServerUser> {
     Ok(ServerUser { id, group: known.map(|user| user.gid.as_raw()) })
 }
 
-/// Folders, with colons between them.
+/// Folders, separated by colons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folders(pub Vec<PathBuf>);
 
@@ -135,7 +133,7 @@ pub fn user_id(text: &str) -> Result<u32> {
     accounts::user_id(text)
 }
 
-/// As [`user_id`].
+/// Like [`user_id`], for a group.
 pub fn group_id(text: &str) -> Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
@@ -170,15 +168,14 @@ pub fn size_bytes(text: &str) -> Result<u64> {
         "M" | "m" => 20,
         "G" | "g" => 30,
         "T" | "t" => 40,
-        _ => bail!("give a number of bytes, or one with K, M, G or T behind it"),
+        _ => bail!("give a number of bytes, optionally followed by K, M, G or T"),
     };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| anyhow!("give a whole number, with K, M, G or T behind it if you like"))?;
+    let number: u64 =
+        digits.parse().map_err(|_| anyhow!("give a whole number, optionally followed by K, M, G or T"))?;
     number.checked_mul(1 << shift).context("at most 16777215T are possible")
 }
 
-/// "20G", but no half sectors.
+/// Parses a size such as "20G" that is a multiple of a sector.
 pub fn image_bytes(text: &str) -> Result<u64> {
     match size_bytes(text)? {
         bytes if bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES) => Ok(bytes),
@@ -197,7 +194,7 @@ pub fn disk_name(text: &str) -> Result<String> {
     if (1..=MAX_NAME_CHARS).contains(&chars) && printable {
         return Ok(text.to_owned());
     }
-    bail!("give 1 to {MAX_NAME_CHARS} characters, no spaces among them")
+    bail!("give 1 to {MAX_NAME_CHARS} characters without spaces")
 }
 
 #[cfg(test)]

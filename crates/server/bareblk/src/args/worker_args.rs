@@ -3,9 +3,7 @@
 //! `--workers 2 --cpus 2-5 … → WorkersArgs → options() → one WorkerOptions each`
 //! `[[worker]]` of a configuration file, or `ctl workers add` → [`WorkerArgs`] → one `WorkerOptions`
 //!
-//! - Each worker gets CPUs of its own while there are enough: workers of one server do not wait for each other.
-//!
-//! Not here: whether the host allows it (`WorkerOptions::check`).
+//! While there are enough CPUs, each worker gets its own, so that workers of one server do not wait for each other.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +13,12 @@ use clap::Args;
 
 use crate::args::values::whole;
 
-/// Most workers of a process. A larger number is a typing mistake.
+/// Most workers of a process. A larger number is probably a typing mistake.
 pub const MAX_WORKERS: u16 = 1024;
-/// The path of a control group has the worker's number in this place.
+/// In the path of a control group, this stands for the worker's number.
 const NUMBER: &str = "{}";
 
-/// All workers of a server, alike but for their CPUs.
+/// All workers of a server: they differ only in their CPUs.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Workers")]
 pub struct WorkersArgs {
@@ -48,7 +46,7 @@ pub struct WorkersArgs {
 }
 
 impl WorkersArgs {
-    /// One for each worker.
+    /// The options of each worker.
     pub fn options(&self) -> Vec<WorkerOptions> {
         let cpus = self.cpus.as_ref().map_or(&[][..], |Cpus(cpus)| cpus);
         let count = self.workers.map_or(cpus.len().max(1), usize::from);

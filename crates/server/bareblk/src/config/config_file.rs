@@ -2,9 +2,7 @@
 //!
 //! `file → TOML → words of each table (defaults, then the disk's own) → DiskSettings → checked together → Configuration`
 //!
-//! - The whole file is checked before anything is opened. The error names the first mistake and the number of others.
-//!
-//! Not here: the values of each key (`serve_args.rs`), one table (`config_words.rs`), following a changed file (`serving`).
+//! The whole file is checked before anything is opened. The error describes the first mistake and counts the others.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -48,7 +46,7 @@ fn and_more(more: usize) -> String {
     }
 }
 
-/// A `[[disk]]`.
+/// A `[[disk]]` table.
 #[derive(Debug, Args)]
 struct FileDisk {
     #[arg(long)]
@@ -61,14 +59,14 @@ struct FileDisk {
     disk: DiskArgs,
 }
 
-/// The top level, without its tables.
+/// The keys outside the tables.
 #[derive(Debug, Args)]
 struct FileServer {
     #[command(flatten)]
     server: ServerArgs,
 }
 
-/// Reads and checks a file. `running`: numbers of the workers that run now; a disk may name them too.
+/// Reads and checks a file. `running`: the numbers of the present workers, which a disk may name too.
 pub fn read(path: &Path, running: &[u32], opener: &dyn Opener) -> Result<Configuration, InvalidFile> {
     let unreadable = |source| InvalidFile::Unreadable { path: path.to_owned(), source };
     let file = File::from(opener.open_configuration(path).map_err(unreadable)?);
@@ -82,7 +80,7 @@ pub fn read(path: &Path, running: &[u32], opener: &dyn Opener) -> Result<Configu
     Ok(configuration)
 }
 
-/// The same of a file's contents; `path`: for messages.
+/// Like [`read`], from the file's content. `path`: for messages.
 pub fn read_text(
     path: &Path,
     text: &str,
@@ -102,7 +100,7 @@ pub fn read_text(
 pub fn disk(keys: &serde_json::Map<String, Value>, opener: &dyn Opener) -> anyhow::Result<DiskSettings> {
     let line = |(key, value): (&String, &Value)| match value {
         Value::String(text) => format!("{} = {}\n", quoted(key), quoted(text)),
-        // Numbers, truth values and lists of them are written alike in TOML.
+        // TOML writes numbers, booleans and lists of them like JSON.
         other => format!("{} = {other}\n", quoted(key)),
     };
     let table: String = keys.iter().map(line).collect();
@@ -112,7 +110,7 @@ pub fn disk(keys: &serde_json::Map<String, Value>, opener: &dyn Opener) -> anyho
     disk.map(|disk| disk.settings).ok_or_else(|| first_text(reader.problems))
 }
 
-/// A basic string of TOML.
+/// Writes the text as a basic string of TOML.
 fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|c| match c {
         '"' | '\\' => format!("\\{c}"),
@@ -127,7 +125,7 @@ fn first_text(problems: Vec<Problem>) -> anyhow::Error {
     anyhow::Error::msg(text.unwrap_or_else(|| "the table describes no disk".to_owned()))
 }
 
-/// Parses and checks the text; gives all mistakes, in any order.
+/// Parses and checks the text; returns all mistakes, in any order.
 pub fn parse(text: &str, opener: &dyn Opener, running: &[u32]) -> Result<Configuration, Vec<Problem>> {
     let mut reader = Reader::new(text, opener);
     let document = reader.document(text)?;
@@ -184,7 +182,7 @@ impl<'a> Reader<'a> {
         self.problems.push(Problem { line, text: text.into() });
     }
 
-    /// The settings of the process; `None`: a problem was found.
+    /// The settings of the process; `None` after a mistake.
     fn server(&mut self, document: &DeTable<'_>) -> Option<ServerSettings> {
         let mut schema = Schema::of::<FileServer>(&TABLES);
         let before = self.problems.len();
@@ -212,7 +210,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// One for each `[[worker]]`; none if the top level says how many there are.
+    /// The options of each `[[worker]]`; none if the top-level keys describe the workers.
     fn workers(&mut self, tables: &[(usize, DeTable<'_>)], top: &Words) -> Vec<WorkerOptions> {
         let alike: Vec<String> = Schema::of::<WorkersArgs>(&[]).keys().map(str::to_owned).collect();
         let given = top.iter().find(|(key, _)| alike.contains(key));
@@ -298,7 +296,7 @@ impl<'a> Reader<'a> {
         words
     }
 
-    /// `None`: a problem was found.
+    /// `None` after a mistake.
     fn disk(&mut self, table: &DeTable<'_>, line: usize, defaults: &Words) -> Option<ReadDisk> {
         let before = self.problems.len();
         let own = self.schema.words(table, &self.source, &mut self.problems);
@@ -329,10 +327,10 @@ impl<'a> Reader<'a> {
         let FileDisk { image, socket, workers, disk } = FileDisk::from_arg_matches(&matches)?;
         let mut settings = DiskSettings::new(image, socket, disk)?;
         settings.workers = workers;
-        // The same worker may get disks with other engines.
+        // The disk's workers may get disks with other engines later.
         settings.engine_config.pollable = true;
         settings.words = self.schema.effective(&matches);
-        // The server reads a file at each start but creates the image once.
+        // The image exists: the server reads the file at each start but creates the image only once.
         if self.opener.file_kind(&settings.image.path).is_ok() {
             settings.image.create_bytes = None;
         }
@@ -374,7 +372,7 @@ impl<'a> Reader<'a> {
         self.problem(disk.line_of(key), text);
     }
 
-    /// A disk may name workers that run now, and workers of the file.
+    /// A disk may name workers of the file, and workers that run now.
     fn refuse_missing_workers(&mut self, disks: &[ReadDisk], workers: Option<usize>, running: &[u32]) {
         let Some(count) = workers.and_then(|count| u32::try_from(count).ok()) else { return };
         let mut known: Vec<u32> = (0..count).chain(running.iter().copied()).collect();
@@ -395,7 +393,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// "--cache none or --iopoll" → "cache", "iopoll".
+/// The options that a text names: "--cache none or --iopoll" → "cache", "iopoll".
 fn options_in(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
     words.filter_map(|word| word.strip_prefix("--"))

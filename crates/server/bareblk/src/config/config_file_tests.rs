@@ -1,6 +1,4 @@
-//! What a configuration file means and what is wrong with it: inheritance, mistakes and their lines, the documents.
-//!
-//! Not here: the process that reads one (`tests/it/config.rs`), following a changed file (`difference.rs`).
+//! Tests of the configuration file: inheritance, mistakes with their lines, the documented example.
 
 use clap::{CommandFactory, Parser};
 use disk_image::{CacheMode, HostOpener};
@@ -9,7 +7,7 @@ use super::*;
 use crate::args::usage;
 use crate::cli::Cli;
 
-/// A folder with images `a` to `c`, and for sockets.
+/// A folder with images `a` to `c`, which also holds the sockets.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -21,7 +19,7 @@ impl Place {
         Self(folder)
     }
 
-    /// `text` with `@` for the folder.
+    /// Parses `text`, with `@` replaced by the folder.
     fn read(&self, text: &str) -> Result<Configuration, Vec<Problem>> {
         parse(&text.replace('@', &self.0.path().display().to_string()), &HostOpener, &[])
     }
@@ -189,7 +187,7 @@ fn disk_in_json_is_read_as_a_table_is() {
     assert!(disk(&keys, &HostOpener).is_err());
 }
 
-/// The error line of the same wrong value on the command line, in a file and in `ctl add`.
+/// The error lines of the same wrong value on the command line, in a file and in `ctl add`.
 fn refusals(key: &str, value: &str) -> [String; 3] {
     let option = format!("--{key}={value}");
     let words = ["serve", "image", "--socket=s", &option];
@@ -239,7 +237,7 @@ fn every_key_is_documented_and_in_the_manual_page_and_no_other() {
     let mut page = xtask::config_page::keys(&xtask::config_page::page(document));
     let schemas = [Schema::of::<FileServer>(&[]), Schema::of::<WorkerArgs>(&[]), Schema::of::<FileDisk>(&[])];
     let mut known: Vec<_> = schemas.iter().flat_map(Schema::keys).map(str::to_owned).collect();
-    // Of several tables, as `workers` is, each has its own entry.
+    // A key that several tables have, such as `workers`, has an entry in each.
     page.sort_unstable();
     known.sort_unstable();
     assert_eq!(page, known);

@@ -1,10 +1,6 @@
 //! Reads one table with clap: the keys of a configuration file and of `ctl add` are the names of options.
 //!
 //! `TOML table → words (key, text, line) → each alone through clap: its value parser, its limits → arguments`
-//!
-//! - A clap struct declares each key and its limits once.
-//!
-//! Not here: which tables a file has and how they belong together (`config_file.rs`).
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -16,19 +12,19 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A known key less similar than this is not suggested.
+/// The error suggests only known keys at least this similar.
 const MIN_LIKENESS: f64 = 0.7;
-/// An error repeats no more of a value.
+/// An error shows at most this much of a value.
 const SHOWN_CHARS: usize = 80;
 
-/// A mistake and where it is.
+/// A mistake and its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub line: usize,
     pub text: String,
 }
 
-/// The file's text, for the line and the spelling of a value.
+/// The file's text, from which lines and the spelling of values are taken.
 #[derive(Debug)]
 pub struct Source<'a> {
     text: &'a str,
@@ -47,7 +43,7 @@ impl<'a> Source<'a> {
         self.line_starts.partition_point(|start| *start <= span.start).max(1)
     }
 
-    /// As written, on one line, cut where it gets long.
+    /// The value as written, on one line, cut if it is long.
     pub fn shown(&self, span: &Range<usize>) -> String {
         let written = self.text.get(span.clone()).unwrap_or_default();
         let mut shown: String = written.chars().take(SHOWN_CHARS).flat_map(one_line).collect();
@@ -62,7 +58,7 @@ fn one_line(c: char) -> Vec<char> {
     if c.is_control() { c.escape_default().collect() } else { vec![c] }
 }
 
-/// One key, its value as the command line would have it, and where it stands.
+/// One key, its value as on the command line, and its line.
 #[derive(Clone, Debug)]
 pub struct Word {
     pub text: String,
@@ -70,21 +66,21 @@ pub struct Word {
     pub line: usize,
 }
 
-/// The keys of one table that are as they should be.
+/// The valid keys of one table.
 pub type Words = BTreeMap<String, Word>;
 
-/// What a table may hold: the options of a clap struct.
+/// The keys that a table may have: the options of a clap struct.
 #[derive(Debug)]
 pub struct Schema {
     command: Command,
-    /// Tables below it, which `config_file.rs` reads.
+    /// Its subtables, which `config_file.rs` reads.
     tables: &'static [&'static str],
 }
 
 impl Schema {
     pub fn of<T: Args>(tables: &'static [&'static str]) -> Self {
         let command = Command::new("table").no_binary_name(true).disable_help_flag(true);
-        // Each key is parsed alone; `config_file.rs` checks that the required keys are there.
+        // clap parses each key alone; `config_file.rs` checks that no required key is missing.
         let command = T::augment_args(command.disable_version_flag(true)).mut_args(|arg| arg.required(false));
         Self { command, tables }
     }
@@ -97,7 +93,7 @@ impl Schema {
         self.command.get_arguments().find(|arg| arg.get_long() == Some(key))
     }
 
-    /// The table's keys with their values. Each that clap refuses becomes a problem.
+    /// The table's keys with their values. A key that clap refuses becomes a problem.
     pub fn words(&mut self, table: &DeTable<'_>, source: &Source<'_>, problems: &mut Vec<Problem>) -> Words {
         let mut words = Words::new();
         let own = table.iter().filter(|(key, _)| !self.tables.contains(&key.get_ref().as_ref()));
@@ -123,7 +119,7 @@ impl Schema {
             DeValue::Boolean(on) if on_off => if *on { "on" } else { "off" }.to_owned(),
             DeValue::Boolean(on) => on.to_string(),
             _ if flag => return Err(wrong("give true or false")),
-            // An integer keeps its radix and its sign: no option takes them, and 0o600 must not become 384.
+            // Keeps the integer's radix and sign, which no option accepts: 0o600 must not become 384.
             DeValue::Integer(number) => number.to_string(),
             DeValue::String(text) => text.clone().into_owned(),
             DeValue::Array(_) if key == "workers" => shown.clone(),
@@ -139,7 +135,7 @@ impl Schema {
         Ok(word)
     }
 
-    /// All words together, as clap has them.
+    /// All words together, parsed by clap.
     pub fn matches(&mut self, words: &Words) -> Result<ArgMatches, clap::Error> {
         let arguments = words.iter().flat_map(|(key, word)| {
             let flag = self.option(key).is_some_and(is_flag);
@@ -168,7 +164,7 @@ fn takes_on_off(option: &Arg) -> bool {
     !is_flag(option) && option.get_possible_values().iter().any(is("on"))
 }
 
-/// Joined by `=`, so that a value that begins with a dash is one.
+/// Joined by `=`, so that clap takes a value that begins with a dash.
 fn argument(key: &str, word: &Word, flag: bool) -> Option<String> {
     match (flag, word.text.as_str()) {
         (true, "true") => Some(format!("--{key}")),
@@ -177,7 +173,7 @@ fn argument(key: &str, word: &Word, flag: bool) -> Option<String> {
     }
 }
 
-/// Why clap refuses a value, without the option and the value.
+/// clap's reason for refusing a value, without the option and the value.
 fn reason(error: &clap::Error) -> String {
     if let Some(source) = error.source() {
         return source.to_string();

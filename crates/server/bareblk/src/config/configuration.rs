@@ -1,6 +1,4 @@
-//! Everything that a server is to serve, from the command line or a configuration file, checked as a whole.
-//!
-//! Not here: reading a file (`config_file.rs`), following it (`serving`).
+//! All settings of a server, from the command line or a configuration file, checked as a whole.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,13 +8,13 @@ use blk_server::WorkerOptions;
 use crate::args::serve_args::ServerArgs;
 use crate::config::disk_settings::DiskSettings;
 
-/// What to serve.
+/// All settings of a server.
 #[derive(Clone, Debug)]
 pub struct Configuration {
     /// At least one; names, sockets and images do not clash.
     pub disks: Vec<DiskSettings>,
     pub server: ServerSettings,
-    /// The file that it was read from, and can be read from again.
+    /// The file with these settings, if any. The server can read it again.
     pub file: Option<PathBuf>,
 }
 
@@ -26,18 +24,17 @@ pub struct ServerSettings {
     pub options: ServerArgs,
     /// One entry for each worker.
     pub workers: Vec<WorkerOptions>,
-    /// Each key with its value as written or its default: two readings of a file are compared by them. Empty without
-    /// a file.
+    /// Each key with its value as written or its default: a reload compares them. Empty without a file.
     pub words: BTreeMap<String, String>,
 }
 
 impl ServerSettings {
-    /// Workers are those that `options` describe.
+    /// `options` also describe the workers.
     pub fn new(options: ServerArgs) -> Self {
         Self { workers: options.workers.options(), options, words: BTreeMap::new() }
     }
 
-    /// Takes over the settings of `wanted` that a running server can change.
+    /// Adopts those settings of `wanted` that a running server can change.
     pub fn follow(&mut self, wanted: &Self) {
         self.options.stop_timeout = wanted.options.stop_timeout;
     }

@@ -1,8 +1,6 @@
-//! Compares what is served with what is wanted: which disks are added, removed, changed in place or refused.
+//! Compares the running disks with the wanted ones: which are added, removed, changed in place or refused.
 //!
-//! `running, wanted → Difference → refuse (disks in use, and disks that need what these keep) → what is carried out`
-//!
-//! Not here: carrying it out (`serving`), the reasons (docs/decisions/0025).
+//! `running, wanted → Difference → refuse (disks in use, and disks that need their sockets or images) → changes to make`
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,14 +13,14 @@ use crate::config::config_words::Schema;
 use crate::config::configuration::ServerSettings;
 use crate::config::disk_settings::DiskSettings;
 
-/// Keys that only matter while a disk is opened.
+/// Keys that matter only while a disk is opened.
 const FOR_OPENING: [&str; 3] = ["create", "lock-timeout", "name"];
-/// Keys that change on the running disk.
+/// Keys that the server changes on the running disk.
 const IN_PLACE: [&str; 4] = ["socket-group", "socket-mode", "socket-owner", "workers"];
-/// Keys of the process that change while it runs (`ServerSettings::follow`).
+/// Keys of the process that it changes while it runs (`ServerSettings::follow`).
 const SERVER_IN_PLACE: [&str; 1] = ["stop-timeout"];
 
-/// A disk with the name that the server uses for it.
+/// A disk, with the name that the server uses for it.
 #[derive(Clone, Debug)]
 pub struct NamedDisk {
     pub name: String,
@@ -42,11 +40,11 @@ pub struct Changed {
     pub keys: Vec<String>,
 }
 
-/// What to do.
+/// The changes to make.
 #[derive(Debug, Default)]
 pub struct Difference {
     pub removed: Vec<String>,
-    /// Disks that only change by being removed and added again.
+    /// Disks whose settings change only if they are removed and added again.
     pub replaced: Vec<Changed>,
     pub in_place: Vec<Changed>,
     pub added: Vec<NamedDisk>,
@@ -78,7 +76,7 @@ impl Applied {
     }
 }
 
-/// For the log: one line, which leaves out what did not happen.
+/// One line for the log, which lists only what happened.
 impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
@@ -123,8 +121,8 @@ impl Difference {
         difference
     }
 
-    /// Takes out the changes that are impossible now: disks in use stay as they are, and so do disks that would need
-    /// their sockets or images.
+    /// Removes the changes that are impossible now: disks in use stay as they are, and so do disks that need their
+    /// sockets or images.
     pub fn refuse(&mut self, running: &[NamedDisk], in_use: &[String], opener: &dyn Opener) -> Vec<Refused> {
         let mut refused = Vec::new();
         let busy = |name: &String| in_use.contains(name);
@@ -173,14 +171,14 @@ impl Difference {
     }
 }
 
-/// Which keys of a disk differ in effect.
+/// The keys of a disk whose values differ.
 fn changed_keys(before: &DiskSettings, after: &DiskSettings) -> Vec<String> {
     let changed = differing(&before.words, &after.words);
     changed.filter(|key| !FOR_OPENING.contains(&key.as_str())).cloned().collect()
 }
 
-/// Which keys of the process differ and apply at the next start. Workers are compared as they come out of all their
-/// keys.
+/// The keys of the process that differ and apply at the next start. Workers are compared by the options that result
+/// from all their keys.
 pub fn changed_server_keys(before: &ServerSettings, after: &ServerSettings) -> Vec<String> {
     let of_workers: Vec<String> = Schema::of::<WorkersArgs>(&[]).keys().map(str::to_owned).collect();
     let changed = differing(&before.words, &after.words);
@@ -203,7 +201,7 @@ mod tests {
     use super::*;
     use crate::config::config_file;
 
-    /// Disks "x image socket more keys", each in a line.
+    /// Disks from lines of the form "name image socket keys".
     fn disks(lines: &[&str]) -> Vec<NamedDisk> {
         let table = |line: &&str| {
             let words: Vec<_> = line.splitn(4, ' ').collect();
@@ -264,7 +262,7 @@ mod tests {
         let wanted = disks(&["a /none/2 s1", "b /none/3 s2", "c /none/1 s3"]);
         let mut difference = Difference::between(&running, &wanted);
         let refused = difference.refuse(&running, &["b".into()], &HostOpener);
-        // b keeps its image, so a keeps its own, so c cannot have that.
+        // b keeps its image, so a keeps its own, so c cannot get a's.
         assert_eq!(refused.len(), 3, "{refused:?}");
         assert!(refused[1].why.contains("image still belongs to disk"), "{refused:?}");
         assert!(difference.added.is_empty() && difference.replaced.is_empty());

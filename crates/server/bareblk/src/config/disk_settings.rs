@@ -1,8 +1,6 @@
-//! One disk as it is to be served: command line, configuration file and `ctl add` all end in `DiskSettings::new`.
+//! The settings of one disk: command line, configuration file and `ctl add` all call `DiskSettings::new`.
 //!
 //! `DiskArgs (+ image, socket) → DiskSettings::new → checked as far as possible without opening anything`
-//!
-//! Not here: the keys (`serve_args.rs`), the file (`config_file.rs`), opening and serving the disk (`open_disk.rs`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +17,7 @@ use io_engine::{EngineConfig, EngineOptions};
 use crate::args::serve_args::{DiskArgs, Switch};
 use crate::args::values;
 
-/// What to serve and how.
+/// The settings of one disk.
 #[derive(Clone, Debug)]
 pub struct DiskSettings {
     pub image: ImageOptions,
@@ -28,12 +26,11 @@ pub struct DiskSettings {
     pub engine: Option<EngineOptions>,
     pub engine_config: EngineConfig,
     pub placement: Placement,
-    /// `None`: all of them.
+    /// `None`: all workers.
     pub workers: Option<WorkerChoice>,
-    /// The disk's keys, those included that the fields above come from.
+    /// The disk's options, including those from which the fields above are made.
     pub options: DiskArgs,
-    /// Each key with its value as written or its default: two readings of a file are compared by them. Empty without
-    /// a file.
+    /// Each key with its value as written or its default: a reload compares them. Empty without a file.
     pub words: BTreeMap<String, String>,
 }
 
@@ -73,7 +70,7 @@ impl DiskSettings {
         })
     }
 
-    /// Its name; without one the image's path, with links resolved as far as possible.
+    /// The given name, else the image's path, with links resolved as far as possible.
     pub fn name(&self, opener: &dyn Opener) -> String {
         self.options.name.clone().unwrap_or_else(|| real_path(opener, &self.image.path).display().to_string())
     }
@@ -82,7 +79,7 @@ impl DiskSettings {
         self.image.access == Access::ReadOnly
     }
 
-    /// What keeps both from being served at the same time, if anything.
+    /// What the two disks share, so that they cannot be served at the same time.
     pub fn conflict(&self, other: &Self, opener: &dyn Opener) -> Option<Shared> {
         if real_path(opener, &self.socket.path) == real_path(opener, &other.socket.path) {
             return Some(Shared::Socket);
@@ -93,7 +90,7 @@ impl DiskSettings {
         (!readers && same()).then_some(Shared::Image)
     }
 
-    /// Checks the image's path, before anything is opened.
+    /// Checks the image's path without opening it.
     pub fn check_image_path(&self, opener: &dyn Opener) -> Result<(), ImageError> {
         let path = || self.image.path.clone();
         match (opener.file_kind(&self.image.path), self.image.create_bytes) {
@@ -103,7 +100,7 @@ impl DiskSettings {
             (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
                 Err(ImageError::Missing { path: path() })
             }
-            // The error of opening it says more.
+            // The error of opening the image will say more.
             (Err(_), _) => Ok(()),
         }
     }
@@ -142,7 +139,7 @@ impl ImageIdentity {
     }
 }
 
-/// Resolves links, also for a file that does not exist yet in a folder that does.
+/// Resolves links. The file need not exist if its folder does.
 pub fn real_path(opener: &dyn Opener, path: &Path) -> PathBuf {
     if let Ok(real) = opener.canonical_path(path) {
         return real;
@@ -161,14 +158,14 @@ pub fn real_path(opener: &dyn Opener, path: &Path) -> PathBuf {
 /// Which workers serve a disk's queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerChoice {
-    /// At most this many; the server chooses them and the balancer may change them.
+    /// At most this many: the server chooses them, and the balancer may change them.
     Count(usize),
-    /// These in turn, by the numbers that `ctl workers list` shows; the balancer leaves their queues alone.
+    /// These in turn, by the numbers that `ctl workers list` shows. The balancer does not move their queues.
     These(Vec<u32>),
 }
 
 impl WorkerChoice {
-    /// Names the first that is not among `workers`.
+    /// Names the first worker that is not among `workers`.
     pub fn beyond(&self, workers: &[u32]) -> Option<String> {
         match self {
             Self::Count(count) if *count > workers.len() => Some(format!("{count} workers")),

@@ -1,6 +1,4 @@
-//! All that a server is to serve: from the command line or a file, checked as a whole, compared with what runs.
-//!
-//! Not here: options and values (`args`), acting on it (`serving`).
+//! All settings of a server: read from the command line or a file, checked as a whole, compared with the running ones.
 
 pub(crate) mod config_file;
 pub(crate) mod config_words;

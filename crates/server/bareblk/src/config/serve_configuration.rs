@@ -1,6 +1,4 @@
 //! Turns the command line of `serve` into a configuration: of one disk, or of the disks in a file.
-//!
-//! Not here: the options (`serve_args.rs`), the file (`config_file.rs`).
 
 use anyhow::{Result, anyhow};
 use disk_image::HostOpener;
@@ -11,12 +9,12 @@ use crate::config::configuration::{Configuration, ServerSettings};
 use crate::config::disk_settings::DiskSettings;
 
 impl ServeArgs {
-    /// Reads the file if there is one; the rest is checked already.
+    /// Reads the file, if there is one. clap has already checked the rest.
     pub fn configuration(self) -> Result<Configuration> {
         if let Some(path) = self.config {
             return Ok(config_file::read(&path, &[], &HostOpener)?);
         }
-        // clap asks for both; this remains true if its rules change.
+        // clap requires both options; these errors guard against a change of its rules.
         let image = self.image.ok_or_else(|| anyhow!("no image is given"))?;
         let socket = self.socket.ok_or_else(|| anyhow!("no --socket is given"))?;
         let mut disk = DiskSettings::new(image, socket, self.disk)?;

@@ -1,6 +1,4 @@
 //! The balancer's part of `stats`: which queues it moved, and why.
-//!
-//! Not here: the balancer (`blk_server`), its table (`ctl/tables.rs`).
 
 use std::time::{Duration, SystemTime};
 
@@ -13,12 +11,12 @@ use super::protocol::ns;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Balance {
-    /// Of the load; none are taken while no worker is busy.
+    /// Readings of the load. There are none while no worker is busy.
     pub readings: u64,
     pub moves: u64,
     /// Moves that failed.
     pub failed: u64,
-    /// The last ones, oldest first.
+    /// The latest decisions, oldest first.
     pub decisions: Vec<Decision>,
 }
 
@@ -31,9 +29,9 @@ pub struct Decision {
     pub queue: u16,
     pub from: u32,
     pub to: u32,
-    /// A sentence with the figures.
+    /// The reason as a sentence with figures.
     pub why: String,
-    /// From the decision until the other worker had it; null if it was not moved.
+    /// From the decision until the other worker served the queue; null if it was not moved.
     pub took_ns: Option<u64>,
     /// Why it was not moved.
     pub error: Option<String>,

@@ -1,6 +1,4 @@
-//! The list of clients: its limit, which client makes room for another, and how the server ends them.
-//!
-//! Not here: their requests (`session.rs`).
+//! The list of clients: limits their number, makes room for a new one, and ends their connections.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -20,7 +18,7 @@ pub struct Client {
 #[derive(Debug, Default)]
 struct State {
     has_spoken: bool,
-    /// The reason for the last line.
+    /// Why the server ended the connection; sent as its last line.
     end: Option<End>,
 }
 
@@ -61,7 +59,7 @@ impl Client {
     /// Wakes the client's thread, which reads nothing more and finds `end`.
     fn tell(&self, end: End) {
         self.state().end.get_or_insert(end);
-        // It fails if the client has gone, which has the same effect.
+        // Fails if the client has disconnected, which has the same effect.
         let _ = self.stream.shutdown(Shutdown::Read);
     }
 
@@ -76,7 +74,7 @@ impl Client {
 pub struct Clients {
     all: Mutex<Vec<Arc<Client>>>,
     gone: Condvar,
-    /// Connections that stay open until the server has stopped: their end tells the client so.
+    /// Connections that stay open until the server has stopped: their end tells the client.
     until_stopped: Mutex<Vec<Arc<Client>>>,
 }
 
@@ -85,8 +83,8 @@ impl Clients {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a client, or returns its connection. At the limit the oldest client that never sent a request is
-    /// disconnected: forgotten connections must not keep the operator out.
+    /// Adds a client, or returns its connection. At the limit, disconnects the oldest client that never sent a request,
+    /// so that forgotten connections do not keep the operator out.
     pub fn add(&self, stream: UnixStream) -> Result<Arc<Client>, UnixStream> {
         let mut all = self.all();
         if all.len() >= MAX_CLIENTS {
@@ -111,7 +109,7 @@ impl Clients {
         self.until_stopped.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(client));
     }
 
-    /// Ends all clients and waits for their threads; false if some took longer than `timeout`.
+    /// Ends all clients and waits for their threads. False if some took longer than `timeout`.
     pub fn end_all(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut all = self.all();

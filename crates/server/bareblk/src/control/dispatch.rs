@@ -1,6 +1,4 @@
 //! Carries out a verb and builds its answer.
-//!
-//! Not here: reading verbs (`protocol.rs`), the stop and the live upgrade, which end the conversation (`session.rs`).
 
 use blk_server::WorkerId;
 use serde::Serialize;
@@ -74,7 +72,7 @@ fn change(verb: &Verb, control: &dyn Control) -> Result<Value, Refused> {
     }
 }
 
-/// The request for the log, which lists all changes. The limit of a line bounds it.
+/// The request for the log, which records all changes. The limit of a line also limits its length.
 fn shown(verb: &Verb) -> String {
     serde_json::to_string(verb).unwrap_or_default()
 }

@@ -1,8 +1,6 @@
-//! Lines from a client, within limits: how long they are, and how long they take.
+//! Reads a client's lines, and limits their length and the time that each takes.
 //!
-//! - Between lines it sleeps without a limit: a client that says nothing wakes nobody.
-//!
-//! Not here: what lines mean (`protocol.rs`), what becomes of the client (`session.rs`).
+//! Between lines it sleeps without a limit, so an idle client causes no wake-ups.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -10,12 +8,12 @@ use std::time::{Duration, Instant};
 
 const CHUNK_BYTES: usize = 4096;
 
-/// What may be read.
+/// The limits of one line.
 #[derive(Clone, Copy, Debug)]
 pub struct LineLimits {
-    /// Without the line break.
+    /// The length without the line break.
     pub bytes: usize,
-    /// From the first byte to the line break.
+    /// The time from the first byte to the line break.
     pub time: Duration,
 }
 
@@ -89,7 +87,7 @@ impl<'a> LineReader<'a> {
                 Ok(bytes > 0)
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
-            // Asked again, it finds that nothing is left of the time.
+            // The time is over: the caller's next call finds that none is left.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(false),
             Err(error) => Err(NoLine::Io(error)),

@@ -1,10 +1,8 @@
-//! The socket: who may connect, and a thread for each client.
+//! The control socket: decides who may connect, and starts a thread for each client.
 //!
-//! - Made with the care that disks' sockets are made with (`blk_server::Socket`), and 0600.
+//! - `blk_server::Socket` creates it as it creates disks' sockets, with mode 0600.
 //! - The kernel names the client's user (`SO_PEERCRED`, unix(7)). Root and the server's own user may connect; other
 //!   users are refused, even if an operator widens the socket's mode.
-//!
-//! Not here: what clients say (`session.rs`).
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -29,17 +27,17 @@ use super::protocol::{ErrorKind, Fault};
 use super::session;
 use crate::live_upgrade;
 
-/// JSON of any depth that is read at all fits, and so does opening a disk.
+/// Enough to parse the deepest JSON that the parser accepts, and to open a disk.
 const CLIENT_STACK_BYTES: usize = 1 << 20;
-/// Its user number.
+/// root's user number.
 const ROOT: u32 = 0;
-/// After an `accept` that failed for want of resources.
+/// The pause after an `accept` that failed for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// See there.
+    /// See [`SocketError`].
     #[error("control socket")]
     Socket(#[from] SocketError),
     /// Out of threads or descriptors.
@@ -47,7 +45,7 @@ pub enum ControlError {
     Thread(#[source] std::io::Error),
 }
 
-/// A control socket that accepts no clients yet. The server binds it early, so that a bad path is an error at once.
+/// A control socket that accepts no clients yet. The server binds it early, so that a wrong path fails at once.
 #[derive(Debug)]
 pub struct ControlSocket {
     socket: Arc<Socket>,
@@ -55,7 +53,7 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Makes the socket.
+    /// Binds the socket.
     ///
     /// # Errors
     /// [`ControlError::Socket`].
@@ -91,7 +89,7 @@ impl ControlSocket {
     }
 }
 
-/// A control socket that accepts clients. Its drop ends all connections, also those that wait for the server's end.
+/// A control socket that accepts clients. Dropping it ends all connections, even those that wait for the server's end.
 #[derive(Debug)]
 pub struct ControlServer {
     quit: Arc<OwnedFd>,
@@ -100,10 +98,10 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Removes the socket and ends all connections except those of clients that asked for the stop. Waits this long
-    /// for requests that run; false: some still run, and may use the [`Control`].
+    /// Removes the socket and ends all connections except those of clients that asked for the stop. Waits up to
+    /// `timeout` for running requests. False: some still run, and may use the [`Control`].
     pub fn close(&mut self, timeout: Duration) -> bool {
-        // A counter that is full was signalled before.
+        // Fails only if the counter is full: then it was signalled before.
         let _ = rustix::io::write(&self.quit, &1_u64.to_ne_bytes());
         let _ = self.thread.take().map(JoinHandle::join);
         self.clients.end_all(timeout)
@@ -116,7 +114,7 @@ impl Drop for ControlServer {
     }
 }
 
-/// Owned by the thread that accepts.
+/// The state of the accepting thread.
 struct Door {
     socket: ControlSocket,
     quit: Arc<OwnedFd>,
@@ -171,7 +169,7 @@ impl Door {
         let thread = std::thread::Builder::new().name("bareblk-ctl".into()).stack_size(CLIENT_STACK_BYTES);
         let started = thread.spawn(move || {
             session::run(&presence.client, &presence.clients, control.as_ref());
-            // `Clients::end_all` waits for this client, and its caller may dismantle the server then.
+            // `Clients::end_all` waits for this client; its caller may then dismantle the server.
             drop(control);
             drop(presence);
         });
@@ -187,7 +185,7 @@ impl Door {
     }
 }
 
-/// Counts as a client for as long as it lives, however its thread ends.
+/// Counts as a client until dropped, however its thread ends.
 struct Presence {
     client: Arc<Client>,
     clients: Arc<Clients>,
@@ -201,7 +199,7 @@ impl Drop for Presence {
 
 fn check_peer(stream: &UnixStream) -> Result<(), Fault> {
     let own = geteuid().as_raw();
-    // Not rustix': it takes a process of another PID namespace, whose number is 0, for impossible.
+    // Not rustix's function: it assumes that no peer has process number 0, as one of another PID namespace has.
     match getsockopt(stream, PeerCredentials).map(|peer| peer.uid()) {
         Ok(peer) if peer == ROOT || peer == own => Ok(()),
         Ok(peer) => {

@@ -4,10 +4,10 @@
 //! dispatch.rs (verb → Control) → reports.rs (answer) → one line back`
 //!
 //! - An idle client costs one sleeping thread and no wake-ups.
-//! - A client that exceeds a limit of `limits.rs` only loses its own connection.
+//! - A client that exceeds a limit of `limits.rs` loses only its own connection.
 //!
-//! The protocol is described in docs/reference/control.md. Not here: the client (`ctl.rs`), the changes themselves (`blk_server`,
-//! `serving_control.rs`).
+//! docs/reference/control.md describes the protocol. The client is in `ctl.rs`; `blk_server` and `serving/control.rs`
+//! make the changes.
 
 pub mod limits;
 
@@ -47,11 +47,11 @@ use protocol::LiveUpgrade;
 use refused::Refused;
 use reports::ReloadAnswer;
 
-/// The server behind the socket, as clients see and change it.
+/// The server, as control clients see and change it.
 ///
-/// Clients' threads call it, several at once. A call may take as long as its `timeout`.
+/// Several clients' threads may call it at once. A call may take as long as its `timeout`.
 pub trait Control: Send + Sync {
-    /// A reading of all counters.
+    /// Reads all counters.
     fn report(&self) -> ServerReport;
 
     /// Starts one more worker.
@@ -63,7 +63,7 @@ pub trait Control: Send + Sync {
     /// Moves a queue to another worker.
     fn attach(&self, disk: &str, queue: u16, worker: WorkerId, timeout: Duration) -> Result<(), Refused>;
 
-    /// Makes another worker the completion worker of a disk; `None`: the workers choose.
+    /// Sets the completion worker of a disk; `None`: the workers choose.
     fn set_completion_worker(
         &self,
         disk: &str,
@@ -77,10 +77,10 @@ pub trait Control: Send + Sync {
     /// Stops serving a disk.
     fn remove_disk(&self, name: &str, force: bool, timeout: Duration) -> Result<(), Refused>;
 
-    /// Gives a disk another size.
+    /// Changes a disk's size.
     fn resize_disk(&self, name: &str, size_bytes: u64, force: bool) -> Result<(), Refused>;
 
-    /// Retries a disk's parked requests. Returns how many there are.
+    /// Retries a disk's parked requests. Returns their number.
     fn resume_disk(&self, name: &str, timeout: Duration) -> Result<usize, Refused>;
 
     /// Reads the configuration file, and the images' sizes, again.
@@ -95,6 +95,6 @@ pub trait Control: Send + Sync {
         agree: &mut dyn FnMut() -> io::Result<()>,
     ) -> Result<(), Refused>;
 
-    /// Asks for a stop and does not wait for it.
+    /// Asks for a stop, and does not wait for it.
     fn shutdown(&self);
 }

@@ -1,6 +1,4 @@
-//! What `stats` and `placement` say about a disk's placement.
-//!
-//! Not here: the rest of the report (`reports.rs`), where the figures come from (`io_engine`).
+//! A disk's placement as `stats` and `placement` report it.
 
 use blk_server::{AdminError, PlacementReport, ServerReport};
 use serde::{Deserialize, Serialize};
@@ -8,25 +6,25 @@ use serde::{Deserialize, Serialize};
 use super::protocol::{Fault, ns};
 use super::refused::Refused;
 
-/// Null in a report: every worker completes what it submits.
+/// Null in a report if every worker completes what it submits.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Placement {
-    /// As it was asked for: `completion, adaptive`, say.
+    /// The placement as configured, for example `completion, adaptive`.
     pub placement: String,
-    /// Now; null while no queue runs.
+    /// The present completion worker; null while no queue runs.
     pub completion_worker: Option<u32>,
-    /// Null: the workers choose.
+    /// The configured completion worker; null: the workers choose.
     pub wanted_completion_worker: Option<u32>,
-    /// Batches, and ops in them.
+    /// The number of batches, and of operations in them.
     pub hand_overs: u64,
     pub ops: u64,
     pub completion_worker_wake_ups: u64,
     pub spared_wake_ups: u64,
-    /// Completions that another worker was given.
+    /// Completions passed to other workers.
     pub passed: u64,
     pub worker_wake_ups: u64,
-    /// To another completion worker.
+    /// Changes of the completion worker.
     pub moves: u64,
     pub locked: u64,
     pub contended: u64,
@@ -54,11 +52,11 @@ impl Placement {
     }
 }
 
-/// The answer to `placement` without a change.
+/// The answer to `placement` that changes nothing.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PlacementAnswer {
-    /// Null: `queue`.
+    /// Null for placement `queue`.
     pub placement: Option<Placement>,
 }
 

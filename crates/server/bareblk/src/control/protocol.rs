@@ -2,10 +2,9 @@
 //!
 //! `greeting ← | request → answer ← | request → answer ← | …`, one object per line.
 //!
-//! - An unknown field is refused by name: a misspelt `force` must not count as a missing one.
-//! - `PROTOCOL` grows when an old client would misunderstand; new verbs and new fields in answers do not change it.
-//!
-//! Not here: lines and time limits (`line_reader.rs`), carrying out verbs (`dispatch.rs`), answers (`reports.rs`).
+//! - An unknown field is refused by name: the server must not ignore a misspelt `force`.
+//! - `PROTOCOL` grows when an old client would misunderstand an answer. New verbs, and new fields in answers, do not
+//!   change it.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::limits::{DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS};
 
-/// This protocol's number.
+/// The version of the protocol.
 pub const PROTOCOL: u32 = 1;
 
 /// The server's first line.
@@ -36,12 +35,12 @@ impl Greeting {
 /// A client's line.
 #[derive(Debug, PartialEq)]
 pub struct Request {
-    /// Comes back in the answer.
+    /// The answer repeats it.
     pub id: u64,
     pub verb: Verb,
 }
 
-/// Verb → line, as [`parse`] reads it, with its line break.
+/// The line for `verb`, with its line break, as [`parse`] reads it.
 pub fn line(id: u64, verb: &Verb) -> serde_json::Result<Vec<u8>> {
     let mut request = serde_json::to_value(verb)?;
     if let Value::Object(fields) = &mut request {
@@ -52,7 +51,7 @@ pub fn line(id: u64, verb: &Verb) -> serde_json::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// What to do.
+/// What the server is to do.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum Verb {
@@ -81,7 +80,7 @@ pub(super) fn ns(time: Duration) -> u64 {
 /// All verbs, for the error about an unknown one.
 const VERBS: &str = "list, stats, workers, workers-add, workers-remove, attach, placement, add, remove, resize, resume, reload, shutdown, take-over";
 
-/// How a new worker runs; a missing field leaves the process's setting.
+/// How a new worker runs. Without a field, the worker keeps the process's setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerSettings {
@@ -94,7 +93,7 @@ pub struct WorkerSettings {
     /// `other`, `batch`, `idle`, `fifo:PRIORITY`, `rr:PRIORITY`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// Below the mount of the hierarchy.
+    /// A path below the mount point of the hierarchy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
 }
@@ -128,7 +127,7 @@ pub struct Placement {
     pub timeout_ms: TimeoutMs,
 }
 
-/// Distinguishes null from a missing field.
+/// Tells null from a missing field.
 fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Option<u32>>, D::Error> {
     Option::deserialize(value).map(Some)
 }
@@ -136,7 +135,7 @@ fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Option<u32>>, D::
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Add {
-    /// As a `[[disk]]` table of the configuration file.
+    /// The keys of a `[[disk]]` table of the configuration file.
     pub disk: Map<String, Value>,
 }
 
@@ -167,13 +166,13 @@ pub struct Resume {
     pub timeout_ms: TimeoutMs,
 }
 
-/// After its answer the connection speaks another protocol (`live_upgrade`).
+/// After its answer, the connection carries another protocol (`live_upgrade`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LiveUpgrade {
-    /// That one's version.
+    /// The version of that protocol.
     pub version: u32,
-    /// Disks whose front-ends are disconnected.
+    /// Disks whose front-ends the old server disconnects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<String>,
 }
@@ -212,7 +211,7 @@ impl From<TimeoutMs> for std::time::Duration {
 /// The server's line after each request: `ok` or `error`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Of the request; null if it had none that could be read, or if there was no request.
+    /// The request's `id`; null without a request, or if its `id` cannot be read.
     pub id: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ok: Option<Value>,
@@ -229,17 +228,17 @@ impl Answer {
     }
 }
 
-/// What went wrong.
+/// An error in an answer.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// For programs.
+    /// The kind, for programs.
     pub kind: ErrorKind,
-    /// For people: one line, with what to do.
+    /// One line for people, which says what to do.
     pub message: String,
 }
 
 impl Fault {
-    /// Escapes control characters: names from a client may contain line breaks and terminal commands.
+    /// Escapes control characters: a client's names may contain line breaks and terminal commands.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
         Self { kind, message: message.into().chars().map(shown).collect() }
@@ -249,19 +248,19 @@ impl Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
-    // About the connection.
+    // Errors of the connection.
     NotAllowed,
     TooManyClients,
     MadeRoom,
     Stopping,
     LineTooLong,
     LineTooSlow,
-    // About the request.
+    // Errors of the request.
     NotJson,
     BadRequest,
     UnknownVerb,
     BadSettings,
-    // About the server's state.
+    // Errors of the server's state.
     NoDisk,
     DiskExists,
     NoWorker,
@@ -273,19 +272,19 @@ pub enum ErrorKind {
     InUse,
     WouldShrink,
     Failed,
-    /// Of a newer server.
+    /// A kind that only a newer server knows.
     #[serde(other)]
     Other,
 }
 
-/// A line that is not a request, with its `id` if it has one.
+/// A line that is no request, with its `id` if it has one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadLine {
     pub id: Option<u64>,
     pub fault: Fault,
 }
 
-/// Line → request.
+/// Parses one line.
 pub fn parse(line: &[u8]) -> Result<Request, BadLine> {
     let bad = |id, kind, message: String| BadLine { id, fault: Fault::new(kind, message) };
     let value: Value = serde_json::from_slice(line).map_err(|error| {
@@ -300,7 +299,7 @@ pub fn parse(line: &[u8]) -> Result<Request, BadLine> {
     };
     let id = fields.remove("id");
     let Some(id) = id.as_ref().and_then(Value::as_u64) else {
-        let what = "`id` is missing or not a whole number from 0: give a number, which the answer repeats";
+        let what = "`id` is missing or not a whole number from 0: give a number for the answer to repeat";
         return Err(bad(None, ErrorKind::BadRequest, what.into()));
     };
     let name = fields.remove("do");
@@ -418,7 +417,7 @@ mod tests {
             })
             .collect();
         assert_eq!(unknown, Vec::<&str>::new());
-        assert_eq!(VERBS.split(", ").count(), 14); // as many as `Verb` has
+        assert_eq!(VERBS.split(", ").count(), 14); // the number of variants of `Verb`
     }
 
     #[test]

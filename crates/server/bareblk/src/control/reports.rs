@@ -1,10 +1,9 @@
 //! The answers to `list`, `stats` and `workers`: the server's report in JSON, which the client reads again.
 //!
-//! - A field's name says its unit; times are nanoseconds, sizes are bytes. A rate is the difference of a counter in two
-//!   answers over the difference of their `at_ns`.
-//! - A protocol only ever gets more fields; `reports.golden.json` lists those that clients may rely on.
-//!
-//! Not here: counters and their keys (`blk_server`'s `counters.rs`), tables (`ctl/tables.rs`).
+//! - A field's name states its unit; times are nanoseconds, sizes are bytes. A rate is the difference of a counter in
+//!   two answers over the difference of their `at_ns`.
+//! - One version of the protocol may get new fields but never loses one. `reports.golden.json` lists those on which
+//!   clients may rely.
 
 use std::path::Path;
 
@@ -18,7 +17,7 @@ use super::placement::Placement;
 use super::protocol::{WorkerSettings, ns};
 use super::worker_settings;
 
-/// Of `list`.
+/// The answer to `list`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListAnswer {
@@ -32,7 +31,7 @@ impl ListAnswer {
     }
 }
 
-/// Of `workers`.
+/// The answer to `workers`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkersAnswer {
@@ -46,18 +45,18 @@ impl WorkersAnswer {
     }
 }
 
-/// Of `stats`.
+/// The answer to `stats`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StatsAnswer {
-    /// When it was read, on the host's monotonic clock.
+    /// The time of the reading, on the host's monotonic clock.
     pub at_ns: u64,
     pub pid: u32,
     /// Processor time of the whole process.
     pub process_cpu_ns: u64,
     pub workers: Vec<WorkerStats>,
     pub disks: Vec<DiskStats>,
-    /// Null where queues are not balanced.
+    /// Null if the balancer is off.
     pub balance: Option<Balance>,
 }
 
@@ -74,7 +73,7 @@ impl StatsAnswer {
     }
 }
 
-/// Of `reload`: names of disks.
+/// The answer to `reload`: names of disks.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReloadAnswer {
@@ -88,7 +87,7 @@ pub struct ReloadAnswer {
     pub needs_restart: Vec<String>,
 }
 
-/// A disk that stays unchanged.
+/// A disk that stays unchanged, and why.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NotChanged {
@@ -104,19 +103,19 @@ pub struct Disk {
     pub socket: String,
     pub size_bytes: u64,
     pub read_only: bool,
-    /// A sync failed: the disk takes no more writes.
+    /// A sync failed: the disk accepts no more writes.
     pub failed: bool,
     /// `report`, `hold` or `hold-on-enospc`.
     pub on_error: String,
-    /// Time between retries of held requests; null: only on `resume`, or the disk holds none.
+    /// Time between retries of held requests; null: only `resume` retries, or the disk holds none.
     pub retry_after_ns: Option<u64>,
-    /// Parked requests now.
+    /// The number of requests parked now.
     pub held: u64,
     pub engine: String,
-    /// Front-ends connected.
+    /// The number of connected front-ends.
     pub sessions: usize,
     pub queues_offered: u16,
-    /// How many of them a guest uses.
+    /// The number of queues that a guest uses.
     pub queues_running: usize,
 }
 
@@ -144,11 +143,11 @@ impl Disk {
 #[serde(default)]
 pub struct Worker {
     pub worker: u32,
-    /// NUMA node of its CPUs; null if they are of several, or it is unknown.
+    /// The NUMA node of its CPUs; null if there are several, or it is unknown.
     pub node: Option<u32>,
-    /// Queues that it serves.
+    /// The number of queues that it serves.
     pub queues: usize,
-    /// As it was made.
+    /// The settings with which it was started.
     pub settings: WorkerSettings,
 }
 
@@ -185,7 +184,7 @@ pub struct DiskStats {
     pub disk: Disk,
     /// Null: each worker completes the requests that it submits.
     pub placement: Option<Placement>,
-    /// Those that run.
+    /// The running queues.
     pub queues: Vec<Queue>,
 }
 
@@ -201,7 +200,7 @@ impl DiskStats {
 pub struct Queue {
     pub queue: u16,
     pub worker: u32,
-    /// Descriptors.
+    /// The queue's size in descriptors.
     pub size: u16,
     #[serde(flatten)]
     pub counters: QueueCounters,
@@ -213,7 +212,7 @@ impl Queue {
     }
 }
 
-/// JSON is UTF-8: other bytes of a path become replacement characters.
+/// JSON is UTF-8: replacement characters stand for other bytes of a path.
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
@@ -257,7 +256,7 @@ mod tests {
         }
     }
 
-    // A new counter need not be listed here.
+    // New counters need not be listed here.
     #[allow(clippy::needless_update)]
     fn counters() -> (QueueCounters, WorkerCounters) {
         let queue = QueueCounters {
@@ -326,7 +325,7 @@ mod tests {
         ServerReport { workers: vec![worker], disks: vec![disk], balance: Some(balance) }
     }
 
-    /// Names the fields of `wanted` that `found` lacks, or has with another value.
+    /// Collects in `lacks` the fields of `wanted` that `found` lacks, or has with another value.
     fn missing(wanted: &Value, found: &Value, path: &str, lacks: &mut Vec<String>) {
         match (wanted, found) {
             (Value::Object(wanted), Value::Object(found)) => wanted.iter().for_each(|(key, value)| {
@@ -340,7 +339,7 @@ mod tests {
         }
     }
 
-    /// A field that disappears or changes its meaning breaks programs that read it: that needs a new protocol.
+    /// A field that disappears or changes its meaning breaks clients: such a change needs a new version.
     #[test]
     fn answers_are_those_of_protocol_1() {
         let report = report();

@@ -1,6 +1,4 @@
-//! For tests: a server that remembers what it was told, and knows every disk but `none`.
-//!
-//! Not here: a real one (`serving_control.rs`).
+//! For tests: a server that records its calls, and knows every disk but `none`.
 
 use std::io;
 use std::os::unix::net::UnixStream;

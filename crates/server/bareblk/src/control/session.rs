@@ -1,9 +1,7 @@
-//! Serves one client, from its greeting to its end: a line, an answer, the next line.
+//! Serves one client, from its greeting to its end: reads a line, answers it, reads the next.
 //!
 //! - Only this thread writes answers, so lines never mix.
 //! - The server completes a request even if its client disconnects meanwhile.
-//!
-//! Not here: which users may connect (`listener.rs`), the verbs (`dispatch.rs`).
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -43,12 +41,12 @@ pub fn run(client: &Arc<Client>, clients: &Clients, control: &dyn Control) {
     }
 }
 
-/// Writes the greeting. A client that has gone is noticed by the next read.
+/// Writes the greeting. If the client has disconnected, the next read finds out.
 pub fn greet(stream: &UnixStream) {
     let _ = say(stream, &Greeting::ours());
 }
 
-/// The last answer to a client that sent no whole line; `None` if the client has gone.
+/// The last answer to a client that sent no whole line; `None` if it has disconnected.
 fn last_words(no_line: NoLine) -> Option<Fault> {
     let kind = match &no_line {
         NoLine::Ended | NoLine::Io(_) => return None,
@@ -59,7 +57,7 @@ fn last_words(no_line: NoLine) -> Option<Fault> {
     Some(Fault::new(kind, no_line.to_string()))
 }
 
-/// What comes after an answer.
+/// What follows an answer.
 enum Next {
     Line,
     End,
@@ -76,7 +74,7 @@ fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Co
     client.spoke();
     let id = Some(request.id);
     if request.verb == Verb::Shutdown {
-        // The answer comes first: the stop may end this thread.
+        // Answers first: the stop may end this thread.
         let said = say(&client.stream, &Answer::new(id, Ok(Value::Object(serde_json::Map::new()))));
         clients.keep_until_stopped(client);
         info!("a control client asked for a stop");
@@ -90,7 +88,7 @@ fn answer(line: &[u8], client: &Arc<Client>, clients: &Clients, control: &dyn Co
     Ok(Next::Line)
 }
 
-/// Once agreed, the connection carries frames instead of lines.
+/// Once the server agrees, the connection carries frames instead of lines.
 fn live_upgrade(
     wanted: LiveUpgrade,
     id: Option<u64>,
@@ -112,7 +110,7 @@ fn live_upgrade(
     }
 }
 
-/// Writes the last line of a connection. Its loss does not matter.
+/// Writes the last line of a connection. It does not matter if the line is lost.
 pub fn say_last(stream: &UnixStream, fault: Fault) {
     let _ = say(stream, &Answer::new(None, Err(fault)));
 }
@@ -135,7 +133,7 @@ fn write_within(mut stream: &UnixStream, mut bytes: &[u8], limit: Duration) -> i
         match stream.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
-            // The buffer is full: the next round finds that the time is over.
+            // The buffer is full: the next iteration finds that the time is over.
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(error),
         }
@@ -150,7 +148,7 @@ mod tests {
     use super::super::rig::Told;
     use super::*;
 
-    /// All that a client that sends `sent`, and then nothing more, is answered; and what the server was told.
+    /// Sends `sent` as a client and closes. Returns all answers, and the calls that the server received.
     fn talk(sent: &str) -> (Vec<Value>, Told) {
         let (mut client_end, server_end) = UnixStream::pair().unwrap();
         client_end.write_all(sent.as_bytes()).unwrap();

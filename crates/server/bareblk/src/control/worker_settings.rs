@@ -1,6 +1,4 @@
 //! Converts a worker's options to and from the form that clients use.
-//!
-//! Not here: their effect, and whether this host allows them (`blk_server`).
 
 use blk_server::{InvalidClass, SchedulingClass, WorkerOptions};
 

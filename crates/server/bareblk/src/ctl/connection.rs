@@ -1,6 +1,4 @@
-//! The client's end of the control socket, with its errors about a missing, foreign or stopped server.
-//!
-//! Not here: the requests (`ctl.rs`), the format of lines (`control/protocol.rs`).
+//! The client's end of the control socket, and the errors about a missing, foreign or stopped server.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -14,11 +12,11 @@ use super::tables::plain;
 use crate::args::ctl_args::SOCKET_VARIABLE;
 use crate::control::protocol::{self, Answer, Greeting, PROTOCOL, Verb};
 
-/// A server greets at once.
+/// A server greets at once, so a longer wait means another program.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// No greeting is longer.
+/// The longest greeting.
 const MAX_GREETING_BYTES: u64 = 4096;
-/// Statistics of 1,000 disks with 256 running queues each have 80 MB.
+/// The statistics of 1,000 disks with 256 running queues each take 80 MB.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
 
 /// A connection to a server that speaks our protocol.
@@ -29,7 +27,7 @@ pub struct Connection {
     next_id: u64,
 }
 
-/// An answer, with the line that it came in.
+/// An answer, with its line.
 #[derive(Debug)]
 pub struct Reply {
     pub line: String,
@@ -76,7 +74,7 @@ impl Connection {
         let id = self.next_id;
         self.next_id += 1;
         let line = protocol::line(id, verb)?;
-        // A server that refuses this client writes the reason before it closes the connection: read it.
+        // A server that refuses this client writes the reason before it closes the connection: read it all the same.
         let sent = self.stream.get_mut().write_all(&line);
         let answer = self.read_line(MAX_ANSWER_BYTES);
         let Ok(Some(line)) = answer else {
@@ -92,7 +90,7 @@ impl Connection {
         Ok(Reply { line, answer })
     }
 
-    /// `None` at the end of the connection, also in the middle of a line.
+    /// `None` at the end of the connection, even in the middle of a line.
     fn read_line(&mut self, max_bytes: u64) -> io::Result<Option<String>> {
         let mut line = Vec::new();
         (&mut self.stream).take(max_bytes).read_until(b'\n', &mut line)?;
@@ -103,7 +101,7 @@ impl Connection {
         String::from_utf8(line).map(Some).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// The connection, for a protocol other than lines.
+    /// The connection, for a protocol that does not consist of lines.
     pub fn into_stream(self) -> Result<UnixStream> {
         if !self.stream.buffer().is_empty() {
             bail!("the server at {} sent more than one answer", self.path.display());
@@ -111,7 +109,7 @@ impl Connection {
         Ok(self.stream.into_inner())
     }
 
-    /// Waits until the server has stopped, which ends the connection.
+    /// Waits until the server has stopped and thereby closed the connection.
     pub fn wait_gone(mut self) -> Result<()> {
         let end = io::copy(&mut self.stream, &mut io::sink());
         match end {

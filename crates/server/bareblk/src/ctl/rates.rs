@@ -1,6 +1,4 @@
 //! Turns the difference of two readings into rates per second and per request.
-//!
-//! Not here: reading (`ctl.rs`), printing (`tables.rs`).
 
 use std::time::Duration;
 
@@ -8,7 +6,7 @@ use blk_server::QueueCounters;
 
 use crate::control::reports::{DiskStats, Queue, StatsAnswer, WorkerStats};
 
-/// Of one disk, or of all.
+/// The rates of one disk, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DiskRates {
     pub reads_per_s: f64,
@@ -19,11 +17,11 @@ pub struct DiskRates {
     pub errors_per_s: f64,
     /// Requests of any kind.
     pub requests_per_s: f64,
-    /// On the workers, estimated from samples.
+    /// Time on the workers, estimated from samples.
     pub worker_us_per_request: Option<f64>,
 }
 
-/// Of one worker.
+/// The rates of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WorkerRates {
     /// Of one CPU, in percent.
@@ -61,7 +59,7 @@ fn rates(done: &[QueueCounters], seconds: f64) -> DiskRates {
     }
 }
 
-/// What the queue did in between. A queue that counts fewer than before was restarted: all its requests are new.
+/// What the queue did between the readings. A queue whose counters fell was restarted: all its requests are new.
 fn difference(before: Option<&Queue>, now: &Queue) -> QueueCounters {
     let now = now.counters;
     let before = before.map(|queue| queue.counters).unwrap_or_default();
@@ -87,7 +85,7 @@ pub fn cpu_us_per_request(before: &StatsAnswer, now: &StatsAnswer, requests_per_
     (requests_per_s > 0.0).then(|| cpu_us_per_s / requests_per_s)
 }
 
-/// Exact up to 2^53, which is three months in nanoseconds; differences are smaller.
+/// Exact up to 2^53 ns, which is three months. Differences are smaller.
 #[allow(clippy::cast_precision_loss)]
 pub fn float(count: u64) -> f64 {
     count as f64

@@ -1,8 +1,6 @@
 //! Formats answers as tables for a terminal.
 //!
-//! - Names come from files: tables escape control characters.
-//!
-//! Not here: the figures (`control/reports.rs`, `rates.rs`).
+//! Names come from files, so tables escape control characters.
 
 use std::fmt::Write;
 
@@ -19,10 +17,10 @@ use crate::control::reports::{Disk, DiskStats, Queue, ReloadAnswer, StatsAnswer,
 const NONE: &str = "–";
 const PLACEMENT_HEADINGS: [&str; 8] =
     ["DISK", "PLACEMENT", "COMPLETION WORKER", "WANTED", "HAND-OVERS", "OPS", "PASSED ON", "MOVES"];
-/// How many decisions of the balancer are shown, the latest first.
+/// How many decisions of the balancer the table shows, the latest first.
 const SHOWN_DECISIONS: usize = 8;
 
-/// Text on the left up to a column, figures on the right from there on.
+/// Left-aligns the columns before `first_figure`, right-aligns the others.
 fn table(headings: &[&str], first_figure: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -114,13 +112,13 @@ fn queue_rows(disk: &DiskStats) -> Vec<Vec<String>> {
     disk.queues.iter().map(row).collect()
 }
 
-/// Headings of the counters that have a column, after those of what they belong to.
+/// The headings `of`, then those of the counters that have a column.
 fn headings(of: &[&'static str], counters: &'static [CounterInfo]) -> Vec<&'static str> {
     let shown = counters.iter().map(|counter| counter.heading).filter(|heading| !heading.is_empty());
     of.iter().copied().chain(shown).collect()
 }
 
-/// The numbers below them.
+/// The figures below these headings.
 fn cells(values: impl Iterator<Item = (&'static CounterInfo, u64)>) -> impl Iterator<Item = String> {
     let shown = values.filter(|(counter, _)| !counter.heading.is_empty());
     shown.map(|(counter, number)| match counter.unit {
@@ -148,7 +146,7 @@ pub fn stats(stats: &StatsAnswer) -> String {
     text + &balance(stats.balance.as_ref())
 }
 
-/// The last decisions of the balancer.
+/// The latest decisions of the balancer.
 fn balance(balance: Option<&Balance>) -> String {
     let Some(balance) = balance else { return String::new() };
     let Balance { readings, moves, failed, decisions } = balance;
@@ -212,7 +210,7 @@ pub fn rates(before: &StatsAnswer, now: &StatsAnswer) -> String {
     text + &table(&headings, 1, disks.into_iter())
 }
 
-/// A line for each disk and each setting that a reload changed or did not change.
+/// One line for each disk and each setting that a reload changed or did not change.
 pub fn changes(answer: &ReloadAnswer) -> String {
     let ReloadAnswer { added, removed, replaced, changed, refused, needs_restart } = answer;
     let done = [("added", added), ("removed", removed), ("replaced", replaced), ("changed", changed)];
@@ -232,7 +230,7 @@ pub fn plain(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Powers of 1024, as sizes are given.
+/// Prints the size with units that are powers of 1024, as users give sizes.
 fn size(bytes: u64) -> String {
     let unit = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let whole = |shift: &&(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= shift.0;

@@ -1,6 +1,4 @@
-//! The server's end: an [`Opener`] that has everything done by the helper.
-//!
-//! Not here: what the helper agrees to (`policy.rs`).
+//! The server's end: an [`Opener`] that has the helper do everything.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +20,7 @@ pub const SUBCOMMAND: &str = "sandbox-helper";
 /// Paths in one message when the policy is sent.
 const PATHS_AT_A_TIME: usize = 4;
 
-/// See the file's head.
+/// The connection to the helper.
 #[derive(Debug)]
 pub struct Helper {
     channel: OwnedFd,
@@ -30,12 +28,12 @@ pub struct Helper {
 
 static HELPER: OnceLock<Arc<Helper>> = OnceLock::new();
 
-/// The helper of this process, once it has one.
+/// This process's helper, once there is one.
 pub fn client() -> Option<&'static Arc<Helper>> {
     HELPER.get()
 }
 
-/// Starts the helper, with the rights that this process has now.
+/// Starts the helper, with this process's present rights.
 pub fn start(policy: &Policy, log: &LogArgs) -> Result<Arc<Helper>> {
     let (channel, theirs) = messages::pair().context("cannot make the socket for the sandbox's helper")?;
     let mut command = Command::new("/proc/self/exe");
@@ -44,7 +42,7 @@ pub fn start(policy: &Policy, log: &LogArgs) -> Result<Arc<Helper>> {
     if log.log_format == LogFormat::Json {
         command.args(["--log-format", "json"]);
     }
-    // Not waited for: it ends with the server, or after it.
+    // The server does not wait for it: it ends with the server, or after it.
     command.spawn().context("cannot start the sandbox's helper (--sandbox off serves without)")?;
     let helper = Arc::new(Helper { channel });
     helper.allow(policy).context("the sandbox's helper does not answer")?;
@@ -57,7 +55,7 @@ impl Helper {
         policy.pieces(PATHS_AT_A_TIME).into_iter().try_for_each(|piece| self.done(&Ask::Allow(piece)))
     }
 
-    /// Asks, with `file`, and waits for the answer, and until the helper has let go of all that came with it.
+    /// Sends the question, with `file`, and waits for the answer and until the helper has closed all descriptors of it.
     fn ask(&self, ask: &Ask, file: Option<BorrowedFd<'_>>) -> io::Result<(Answer, Option<OwnedFd>)> {
         let gone =
             || io::Error::other("the sandbox's helper is gone: nothing can be opened until the next start");
@@ -84,12 +82,12 @@ impl Helper {
         self.ask(ask, file)?.1.ok_or_else(unexpected)
     }
 
-    /// Of a user, by name.
+    /// The number of the user with this name.
     pub fn user_id(&self, name: &str) -> io::Result<u32> {
         self.id(&Ask::UserId { name: name.to_owned() })
     }
 
-    /// Of a group, by name.
+    /// The number of the group with this name.
     pub fn group_id(&self, name: &str) -> io::Result<u32> {
         self.id(&Ask::GroupId { name: name.to_owned() })
     }
@@ -103,7 +101,7 @@ impl Helper {
 }
 
 fn unexpected() -> io::Error {
-    io::Error::other("the sandbox's helper answers something else than was asked")
+    io::Error::other("the sandbox's helper answers another question than was asked")
 }
 
 impl Opener for Helper {
@@ -160,7 +158,7 @@ impl Opener for Helper {
 
     fn bind_socket(&self, path: &Path) -> io::Result<OwnedFd> {
         let socket = self.opened(&Ask::BindSocket { path: path.into() }, None)?;
-        // Whoever connects is told by the kernel who listened last: the server, not its helper.
+        // The kernel tells front-ends who called `listen` last: that must be the server, not its helper.
         rustix::net::listen(&socket, LISTEN_BACKLOG)?;
         Ok(socket)
     }

@@ -1,6 +1,4 @@
-//! The messages between server and helper: one message, one datagram, in JSON; descriptors travel with it.
-//!
-//! Not here: who may ask for what (`policy.rs`).
+//! The messages between server and helper: each is one datagram in JSON, which carries descriptors.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,15 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use super::policy::Policy;
 
-/// Longest message: some paths, each byte of which may be written with four.
+/// Longest message: some paths, in which each byte may take four.
 pub const MAX_MESSAGE_BYTES: usize = 128 << 10;
-/// An answer's socket, and the file to open once more.
+/// An answer's socket, and the file to reopen.
 const MAX_FDS: usize = 2;
 
-/// A request; the methods of `disk_image::Opener`, and what else needs the host's files.
+/// A request: the methods of `disk_image::Opener`, and the other operations on the host's files.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// More of what is allowed.
+    /// Allows more.
     Allow(Policy),
     FileKind {
         path: OsString,
@@ -40,13 +38,13 @@ pub enum Ask {
         create: Option<u64>,
         exclusive: bool,
     },
-    /// The file comes with the message.
+    /// The message carries the file.
     Reopen,
-    /// An image that another server opened; it comes with the message.
+    /// An image that another server opened; the message carries it.
     AdoptImage {
         path: OsString,
     },
-    /// A socket that another server made; likewise.
+    /// A socket that another server created; the message carries it.
     AdoptSocket {
         path: OsString,
     },
@@ -70,7 +68,7 @@ pub enum Ask {
         uid: Option<u32>,
         gid: Option<u32>,
     },
-    /// Whether somebody listens; the connection itself stays with the helper.
+    /// Whether a server listens there. The helper closes the connection itself.
     ConnectSocket {
         path: OsString,
     },
@@ -88,7 +86,7 @@ pub enum Ask {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
     Done,
-    /// It comes with the message.
+    /// The message carries the file.
     Opened,
     Kind(u8),
     Path(OsString),
@@ -104,7 +102,7 @@ pub enum Answer {
     Failed(Failure),
 }
 
-/// An `io::Error` that can travel.
+/// An `io::Error` as a message.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Failure {
     errno: Option<i32>,
@@ -186,7 +184,7 @@ pub fn queue_of_numbers(numbers: [u64; 8]) -> QueueAttributes {
     }
 }
 
-/// Two ends of a connection that keeps messages apart.
+/// A pair of connected sockets that keep messages apart.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -202,7 +200,7 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
     Ok(())
 }
 
-/// Waits for one message. `None`: the other end is gone.
+/// Waits for one message. `None`: the peer has closed the connection.
 pub fn receive<M: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
     let (mut bytes, mut fds) = (vec![0; MAX_MESSAGE_BYTES], Vec::new());
     let received = match vhost_user::receive(socket, &mut bytes, RecvFlags::empty(), |fd| fds.push(fd)) {
@@ -220,7 +218,7 @@ pub fn receive<M: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(M, 
     Ok(Some((serde_json::from_slice(message).map_err(io::Error::other)?, fds)))
 }
 
-/// Waits until the other end, all copies of it, is closed.
+/// Waits until all copies of the other end are closed.
 pub fn wait_closed(socket: impl AsFd) -> io::Result<()> {
     loop {
         match rustix::net::recv(&socket, &mut [0; 1], RecvFlags::empty()) {

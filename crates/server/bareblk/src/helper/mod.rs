@@ -1,14 +1,14 @@
-//! The helper: a second process that keeps the server's rights to open things, so that the server can give them up.
+//! The helper: a second process that keeps the server's rights to open files, so that the server can give them up.
 //!
 //! `server: RemoteOpener → message, with a socket for the answer → helper: policy → HostOpener → answer, descriptor`
 //!
-//! - It runs this program again. The server starts it before it reads anything from a guest or a client. Its only input
-//!   is the server's messages, and it ends with the server.
+//! - It is this program once more, started before the server reads anything from a guest or a client. Its only input is
+//!   the server's messages, and it ends with the server.
 //! - Each request has its own thread and socket: a file system that hangs delays no other request.
-//! - It keeps no descriptor that it has passed on: an answer is complete when its socket is closed, and the helper
-//!   closes it after its copy of an image. So an image's lock never outlives the server.
+//! - It keeps no descriptor that it has passed on. The server takes an answer as complete when the helper closes its
+//!   socket, after its copy of an image. So the helper never keeps an image locked after the server's end.
 //!
-//! Not here: what the server itself may still do (crate `sandbox`), who calls the opener (`serving.rs`).
+//! The crate `sandbox` limits the server itself.
 
 pub mod accounts;
 

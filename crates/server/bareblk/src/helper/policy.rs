@@ -1,17 +1,15 @@
-//! What the helper opens, binds and removes for the server: what the operator has named, and no more than that.
+//! What the helper opens, binds and removes for the server: only what the operator has named.
 //!
-//! - Images, sockets and the configuration file that were named at the start; those that the file names when it is read
-//!   again: the helper reads it itself.
-//! - An image that was named readonly is opened for reading only.
-//! - With a control socket also what its clients add: images in the folders of the images that were named and of `--allow-folders`
-//!   and below them, sockets in the folders of the sockets that were named and of `--allow-folders`, not below them. The helper cannot tell a client's wish from that of a server that was taken over.
-//! - Opened once more is what was opened here, and nothing else that the server may have a descriptor of. Changed are only sockets
-//!   that were made here; removed are these, images that were made here, and sockets that nobody listens on.
-//!
-//! - What was named readonly is known again by its place and file as they were when it was opened: to look once more could
-//!   take for ever, on a file system that hangs.
-//!
-//! Not here: doing it, and that nobody looks at files while others wait (`server.rs`).
+//! - Allows images, sockets and the configuration file named at the start, and those that the file names on a reload:
+//!   the helper reads the file itself.
+//! - Opens an image that was named readonly only for reading.
+//! - With a control socket, also allows what clients add: images in and below the folders of the named images and of
+//!   `--allow-folders`; sockets in the folders of the named sockets and of `--allow-folders`, not below. It cannot tell
+//!   a client's request from that of a server that an attacker controls.
+//! - Reopens only files that it opened before. Changes only sockets that it created. Removes only these, images that it
+//!   created, and sockets on which no process listens.
+//! - Recognizes an image named readonly by the place and file that it had when it was opened: a new look-up might hang
+//!   with its file system.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -28,26 +26,26 @@ pub const MAX_CONFIGURATION_BYTES: u64 = 16 << 20;
 /// Where the kernel keeps what is no image, though it may look like a file.
 const NEVER: [&str; 2] = ["/proc", "/sys"];
 
-/// What may be asked for; more of it can only be added by the server before it serves.
+/// What the server may ask for. The server can add to it only before it serves.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Policy {
     pub images: Vec<OsString>,
-    /// Images that are never opened for writing.
+    /// Images that the helper never opens for writing.
     pub readonly_images: Vec<OsString>,
     pub sockets: Vec<OsString>,
     pub configuration: Option<OsString>,
-    /// Below these any image may be opened, or made.
+    /// Below these folders it may open or create any image.
     pub image_folders: Vec<OsString>,
-    /// In these, not below, any socket may be made.
+    /// In these folders, not below them, it may create any socket.
     pub socket_folders: Vec<OsString>,
-    /// Another server is taken over from: its images and sockets are adopted.
+    /// The server takes over from another: it adopts that server's images and sockets.
     pub adopts: bool,
-    /// This was the last of it.
+    /// The policy is complete: nothing can be added.
     pub complete: bool,
 }
 
 impl Policy {
-    /// With folders as they are without links; one that is not there has nothing in it.
+    /// Resolves links in the folders. A folder that does not exist allows nothing.
     pub fn resolved(self) -> Self {
         let real = |folders: Vec<OsString>| {
             let real = folders.into_iter().filter_map(|folder| std::fs::canonicalize(folder).ok());
@@ -57,7 +55,7 @@ impl Policy {
         Self { image_folders, socket_folders, ..self }
     }
 
-    /// In parts that fit into one message each.
+    /// In parts, each of which fits into one message.
     pub fn pieces(&self, paths_at_a_time: usize) -> Vec<Self> {
         type Put = fn(&mut Policy, Vec<OsString>);
         let lists: [(&[OsString], Put); 5] = [
@@ -83,9 +81,9 @@ impl Policy {
 /// Why an image is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// By its path.
+    /// The operator named its path.
     Named,
-    /// It lies in one of the folders, as its path is now.
+    /// It lies, by its present path, in one of the folders.
     Beside,
 }
 
@@ -97,7 +95,7 @@ pub struct Lies {
 }
 
 impl Lies {
-    /// Of an open file; nothing is looked up.
+    /// Of an open file; looks nothing up.
     pub fn of(file: &OwnedFd) -> io::Result<Self> {
         let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
         let file = FileId::from(&File::from(file.try_clone()?).metadata()?);
@@ -105,15 +103,15 @@ impl Lies {
     }
 }
 
-/// An image that was named.
+/// An image that the operator named.
 #[derive(Debug, Clone, Default)]
 struct Named {
     may_write: bool,
-    /// As it was opened last.
+    /// Its place and file when it was last opened.
     opened: Option<Lies>,
 }
 
-/// The policy, ready to be asked.
+/// The policy, with what has been opened and created so far.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
     images: HashMap<PathBuf, Named>,
@@ -122,22 +120,24 @@ pub struct Allowed {
     image_folders: HashSet<PathBuf>,
     socket_folders: HashSet<PathBuf>,
     complete: bool,
-    /// Images that were opened.
+    /// Images that the helper opened.
     opened: HashSet<(u64, u64)>,
-    /// Images that were made on request, and may be removed again.
+    /// Images that the helper created on request, and may remove again.
     made: HashMap<PathBuf, FileId>,
     adopts: bool,
-    /// Where sockets were made here, or adopted: what lies there later may be somebody else's.
+    /// Where the helper created or adopted sockets. A later socket there may belong to another program.
     had_sockets: HashSet<PathBuf>,
-    /// Socket files that were made here.
+    /// Socket files that the helper created.
     bound: HashSet<(u64, u64)>,
 }
 
 impl Allowed {
-    /// `policy`: [`Policy::resolved`].
+    /// `policy` must come from [`Policy::resolved`].
     pub fn extend(&mut self, policy: Policy) -> io::Result<()> {
         if self.complete {
-            return Err(denied("what the sandbox's helper may do is settled".to_owned()));
+            return Err(denied(
+                "the policy of the sandbox's helper is complete: nothing can be added".to_owned(),
+            ));
         }
         let paths = |paths: Vec<OsString>| paths.into_iter().map(PathBuf::from);
         paths(policy.images).for_each(|path| self.name(path, true));
@@ -151,7 +151,7 @@ impl Allowed {
         Ok(())
     }
 
-    /// What a configuration file names, as it stands on disk now. Mistakes in it are for the server to tell.
+    /// Allows what a configuration file names now. The server reports mistakes in it.
     pub fn extend_from_file(&mut self, text: &str) {
         let Ok(table) = text.parse::<toml::Table>() else { return };
         let disks = table.get("disk").and_then(toml::Value::as_array);
@@ -165,12 +165,12 @@ impl Allowed {
         }
     }
 
-    /// What may be written once stays so.
+    /// A name that allows writing still does if it is named again as readonly.
     fn name(&mut self, image: PathBuf, may_write: bool) {
         self.images.entry(image).or_default().may_write |= may_write;
     }
 
-    /// May this image be opened, for writing too, or made?
+    /// Whether the helper may open (for writing too if `written`) or create this image.
     pub fn image(&self, path: &Path, written: bool) -> io::Result<Found> {
         match self.images.get(path) {
             Some(named) if named.may_write || !written => Ok(Found::Named),
@@ -187,7 +187,7 @@ impl Allowed {
         Ok(())
     }
 
-    /// May it, as this file in one of the folders?
+    /// Whether it may open an image in one of the folders that turned out to be this file.
     pub fn image_beside(&self, path: &Path, lies: &Lies, written: bool) -> io::Result<()> {
         self.in_a_folder(path, &lies.real)?;
         let is_it = |(path, named): (&PathBuf, &Named)| match &named.opened {
@@ -200,9 +200,9 @@ impl Allowed {
         Ok(())
     }
 
-    /// May this socket be made, tried?
+    /// Whether it may create this socket, or connect to it.
     pub fn socket(&self, path: &Path) -> io::Result<()> {
-        // The socket itself is never followed: its folder counts.
+        // A link at the socket's own name is never followed: its folder counts.
         if self.sockets.contains(path) || self.socket_folders.contains(&real_folder(path)?) {
             return Ok(());
         }
@@ -216,7 +216,7 @@ impl Allowed {
         Err(denied(format!("{} is not the configuration file", path.display())))
     }
 
-    /// Remembers an image that was opened.
+    /// Remembers an image that the helper opened.
     pub fn opened(&mut self, path: &Path, lies: Lies) {
         self.opened.insert((lies.file.dev, lies.file.ino));
         if let Some(named) = self.images.get_mut(path) {
@@ -224,32 +224,32 @@ impl Allowed {
         }
     }
 
-    /// May it be opened once more?
+    /// Whether it may reopen this file.
     pub fn reopen(&self, file: FileId) -> io::Result<()> {
         if self.opened.contains(&(file.dev, file.ino)) {
             return Ok(());
         }
-        Err(denied("the sandbox's helper opens nothing again but images that it opened".to_owned()))
+        Err(denied("the sandbox's helper reopens only images that it opened".to_owned()))
     }
 
-    /// Remembers an image that was made.
+    /// Remembers an image that the helper created.
     pub fn made(&mut self, path: &Path, lies: &Lies) {
         self.made.extend([(path.to_owned(), lies.file), (lies.real.clone(), lies.file)]);
     }
 
-    /// Which file was made here, under this name; it may be removed then, once.
+    /// The file that the helper created under this name, which it may remove once.
     pub fn forget_made(&mut self, path: &Path) -> Option<FileId> {
         let file = self.made.remove(path)?;
         self.made.retain(|_, other| *other != file);
         Some(file)
     }
 
-    /// May images and sockets of another server be taken for the server's own?
+    /// Whether the server may adopt images and sockets of another server.
     pub fn adopts(&self) -> io::Result<()> {
-        if self.adopts { Ok(()) } else { Err(denied("no server is taken over from".to_owned())) }
+        if self.adopts { Ok(()) } else { Err(denied("this server takes over from no other".to_owned())) }
     }
 
-    /// May a socket be adopted as the one here? Once, and not where one was made.
+    /// Whether it may adopt a socket for this path: once, and only if it created none there.
     pub fn adopt_socket(&self, path: &Path) -> io::Result<()> {
         self.adopts()?;
         self.socket(path)?;
@@ -259,18 +259,18 @@ impl Allowed {
         Ok(())
     }
 
-    /// Remembers a socket file that was made, or adopted.
+    /// Remembers a socket file that the helper created or adopted.
     pub fn bound(&mut self, path: &Path, file: FileId) {
         self.had_sockets.insert(path.to_owned());
         self.bound.insert((file.dev, file.ino));
     }
 
-    /// It is about to be removed.
+    /// Forgets a socket that the helper is about to remove.
     pub fn forget_bound(&mut self, file: FileId) {
         self.bound.remove(&(file.dev, file.ino));
     }
 
-    /// May its owner and mode be changed?
+    /// Whether it may change this socket's owner and mode.
     pub fn own_socket(&self, path: &Path, file: FileId) -> io::Result<()> {
         if self.bound.contains(&(file.dev, file.ino)) {
             return Ok(());
@@ -278,7 +278,7 @@ impl Allowed {
         Err(denied(format!("{} is no socket that the sandbox's helper made", path.display())))
     }
 
-    /// May this be removed: a socket that was made here, or that nobody listens on?
+    /// Whether it may remove this: a socket that it created, or on which no process listens.
     pub fn unlink(&self, path: &Path) -> io::Result<FileId> {
         use std::os::unix::fs::FileTypeExt;
         let metadata = std::fs::symlink_metadata(path)?;
@@ -303,7 +303,7 @@ fn outside(path: &Path, what: &str) -> String {
 }
 
 fn readonly(path: &Path) -> String {
-    format!("{} was named as readonly: the sandbox does not open it for writing", path.display())
+    format!("{} was named readonly: the sandbox does not open it for writing", path.display())
 }
 
 fn is_dead(socket: &Path) -> bool {
@@ -315,7 +315,7 @@ fn denied(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, text)
 }
 
-/// Of a file that need not exist yet.
+/// The real path of a file that need not exist yet.
 fn real_path(path: &Path) -> io::Result<PathBuf> {
     match std::fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -334,7 +334,7 @@ fn real_folder(path: &Path) -> io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Besides what is named, images and sockets in this folder.
+    /// Allows images and sockets in these folders, besides what is named.
     fn allowed(folders: &[&Path]) -> Allowed {
         let mut allowed = Allowed::default();
         let folders: Vec<OsString> = folders.iter().map(Into::into).collect();
@@ -433,7 +433,7 @@ mod tests {
         allowed.extend_from_file(&format!("[[disk]]\nimage = {golden:?}\nreadonly = true\n"));
         assert!(allowed.image(&golden, false).is_ok() && allowed.image(&link, false).is_ok());
         assert!(allowed.image(&golden, true).is_err() && may(&allowed, &link, true).is_err());
-        // Once it was opened it is known by its file too, wherever its name leads.
+        // Once opened, the policy recognizes the file itself, under any name.
         let hard_link = folder.path().join("hard.raw");
         std::fs::hard_link(&golden, &hard_link).unwrap();
         allowed.opened(&golden, lies(&golden));
@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(allowed.forget_made(file.path()), Some(lies.file));
     }
 
-    /// A listener of ours whose name is another server's by now proves nothing.
+    /// If another server's socket now has the name of one of our listeners, our listener proves nothing.
     #[test]
     fn socket_is_adopted_only_in_a_live_upgrade_and_not_where_one_was_made() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,7 @@
-//! The helper's end: waits for requests, checks each against the policy, carries it out.
+//! The helper's end: waits for requests, checks each against the policy, and carries it out.
 //!
-//! - The policy is a value: who asks has the one of that moment, and looks at files with no lock held. A file system that hangs
-//!   keeps its own requests.
-//!
-//! Not here: what is said how (`messages.rs`).
+//! Each request uses a snapshot of the policy, so it looks at files without a lock. A file system that hangs delays
+//! only the requests for its own files.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -28,15 +26,15 @@ use super::accounts;
 use super::messages::{self, Answer, Ask, kind_to_number, queue_to_numbers};
 use super::policy::{Allowed, Found, Lies, MAX_CONFIGURATION_BYTES};
 
-/// Requests at a time: more than a server has threads that ask.
+/// Most requests at a time: more than the server has threads that send any.
 const MAX_REQUESTS: usize = 256;
 
 /// What can be done to a path, without a descriptor.
 type Reply = io::Result<(Answer, Option<OwnedFd>)>;
 
-/// Serves the server that started this process, until it is gone.
+/// Serves the server that started this process, until that server ends.
 pub fn run() -> Result<()> {
-    // Signals to the process group, or to all of a unit, are for the server: it still needs its helper to stop.
+    // Signals to the process group, or to a whole unit, are for the server, which needs its helper in order to stop.
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
             .context("cannot catch signals")?;
@@ -46,7 +44,9 @@ pub fn run() -> Result<()> {
     sandbox::keep_out_of_core_files()?;
     sandbox::drop_privileges(Identity::default(), Kept::Files)?;
     let state = Arc::<State>::default();
-    while let Some((ask, fds)) = messages::receive::<Ask>(&channel).context("cannot hear the server")? {
+    while let Some((ask, fds)) =
+        messages::receive::<Ask>(&channel).context("cannot receive from the server")?
+    {
         let mut fds = fds.into_iter();
         let Some(back) = fds.next() else { continue };
         begin(&state, ask, fds.next(), back);
@@ -65,20 +65,20 @@ impl State {
         self.allowed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As it is now. Asking it may take as long as file systems do.
+    /// A snapshot of the policy. A check with it may take as long as a file system does.
     fn allowed(&self) -> Arc<Allowed> {
         Arc::clone(&self.lock())
     }
 
-    /// `change` looks at no file.
+    /// `change` must not access files.
     fn change<T>(&self, change: impl FnOnce(&mut Allowed) -> T) -> T {
         change(Arc::make_mut(&mut self.lock()))
     }
 }
 
-/// On a thread of its own: a file system may hang.
+/// Answers on another thread, because a file system may hang.
 fn begin(state: &Arc<State>, ask: Ask, file: Option<OwnedFd>, back: OwnedFd) {
-    // Relaxed: a number that stands for itself.
+    // Relaxed: the number orders no other data.
     if state.running.fetch_add(1, Ordering::Relaxed) >= MAX_REQUESTS {
         state.running.fetch_sub(1, Ordering::Relaxed);
         return reply(Err(Errno::AGAIN.into()), back);
@@ -90,18 +90,18 @@ fn begin(state: &Arc<State>, ask: Ask, file: Option<OwnedFd>, back: OwnedFd) {
         reply(result, back);
     });
     if let Err(error) = thread {
-        // The server sees its socket closed.
+        // The server sees that its socket is closed.
         state.running.fetch_sub(1, Ordering::Relaxed);
         error!("the sandbox's helper cannot start a thread: {error}");
     }
 }
 
-/// Closes what was opened, then the socket: whoever waits for that knows that nothing is left here.
+/// Closes what was opened, and then the socket, so that the peer knows that nothing is left open here.
 fn reply(result: Reply, back: OwnedFd) {
     let (answer, opened) = result.unwrap_or_else(|error| (Answer::Failed(error.into()), None));
     let fds: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
     if let Err(error) = messages::send(&back, &answer, &fds) {
-        debug!("an answer of the sandbox's helper is not taken: {error}");
+        debug!("the server did not take an answer of the sandbox's helper: {error}");
     }
     drop(opened);
     drop(back);
@@ -139,7 +139,7 @@ impl State {
             }
             Ask::Reopen => {
                 let file = file.ok_or(io::ErrorKind::InvalidInput)?;
-                // A descriptor that only names a file would turn into one that reads it.
+                // Reopening an O_PATH descriptor would turn a name into the right to read.
                 if rustix::fs::fcntl_getfl(&file)?.contains(OFlags::PATH) {
                     return Err(io::ErrorKind::InvalidInput.into());
                 }
@@ -194,7 +194,7 @@ impl State {
             Ask::Unlink { path } => {
                 let path: &Path = path.as_ref();
                 let made = self.change(|allowed| allowed.forget_made(path));
-                // What somebody else has put there since is not ours.
+                // Another process has put this file there since.
                 if made.is_none() || made != Some(host.file_id(path)?) {
                     let file = self.allowed().unlink(path)?;
                     self.change(|allowed| allowed.forget_bound(file));
@@ -226,7 +226,7 @@ impl State {
         Ok(opened(image))
     }
 
-    /// Links on the way to it may have been changed between the look and the making.
+    /// Another process may have changed links on the way between the look and the creation.
     fn check_made(&self, path: &Path, lies: &Lies) -> io::Result<()> {
         let allowed = self.allowed().image_beside(path, lies, true);
         if allowed.is_err() {
@@ -235,7 +235,7 @@ impl State {
         allowed
     }
 
-    /// May be opened again, if it is what the path names, and the path may be opened like this.
+    /// Allows an image to be reopened, if the path names it and the policy lets the path be opened like this.
     fn adopt_image(&self, path: &Path, file: &OwnedFd) -> Reply {
         self.allowed().adopts()?;
         let flags = rustix::fs::fcntl_getfl(file)?;
@@ -256,8 +256,8 @@ impl State {
         Ok(said(Answer::Done))
     }
 
-    /// Looked at before it is opened: opening a device that is no disk can do things to it. What was looked at is what
-    /// is opened, whoever changes links meanwhile.
+    /// Looks before it opens: opening a device that is no disk may act on the device. It opens exactly what it looked
+    /// at, even if another process changes links meanwhile.
     fn open_beside(&self, path: &Path, request: &OpenRequest, written: bool) -> io::Result<OwnedFd> {
         let pinned = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         accept_kind(&pinned)?;
@@ -266,7 +266,7 @@ impl State {
         HostOpener.open_image(&link, request)
     }
 
-    /// What it names may be served from now on.
+    /// Also allows what the file names from now on.
     fn open_configuration(&self, path: &Path) -> Reply {
         self.allowed().configuration(path)?;
         let mut text = String::new();
@@ -278,7 +278,7 @@ impl State {
     }
 }
 
-/// The file of a socket that listens there.
+/// The file of a listening socket.
 fn adopted_socket(path: &Path, socket: &OwnedFd) -> io::Result<FileId> {
     let address = SocketAddrUnix::try_from(getsockname(socket)?)?;
     let made_as = PathBuf::from(OsStr::from_bytes(address.path_bytes().unwrap_or_default()));

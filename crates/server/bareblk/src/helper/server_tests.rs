@@ -1,4 +1,4 @@
-//! Requests beside one that hangs. What is agreed to is tested in `policy.rs`, the helper as a process in `tests/it/sandbox.rs`.
+//! Requests beside one that hangs. `policy.rs` tests the policy, `tests/it/sandbox.rs` the helper as a process.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -11,7 +11,7 @@ mod hanging;
 
 use hanging::{Call, HangingFolder};
 
-/// Nothing passes because of it.
+/// Only a hang takes longer: no test passes because of it.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn policy() -> Policy {
@@ -28,7 +28,7 @@ fn open(path: &Path, writable: bool) -> Ask {
     Ask::OpenImage { path: path.into(), writable, direct: false, create: None, exclusive: false }
 }
 
-/// On a thread of its own, as in the helper.
+/// Asks on another thread, as the helper does.
 fn begin_asking(state: &Arc<State>, ask: Ask) -> Receiver<Reply> {
     let (state, (sender, answer)) = (Arc::clone(state), channel());
     std::thread::spawn(move || sender.send(state.carry_out(ask, None)));
@@ -63,12 +63,12 @@ fn folder_that_hangs_holds_up_nobody_elses_image_or_socket() {
     assert!(matches!(answer.unwrap(), (Answer::Opened, Some(_))));
     assert!(hangs.try_recv().is_err());
     hanging.let_go();
-    // The kernel looks in a folder for one after the other; which of them hung is its choice.
+    // The kernel serves look-ups in one folder one after the other; it chooses which of them hangs.
     drop(hangs.recv_timeout(PATIENCE).expect("an answer"));
     drop(removed.recv_timeout(PATIENCE).expect("an answer"));
 }
 
-/// To open some devices is to act on them: they are looked at before.
+/// Opening some devices acts on them, so the helper looks before it opens.
 #[test]
 fn device_that_is_no_disk_is_refused_wherever_it_lies_and_whatever_it_is_called() {
     let folder = tempfile::tempdir().unwrap();
@@ -83,7 +83,7 @@ fn device_that_is_no_disk_is_refused_wherever_it_lies_and_whatever_it_is_called(
         let refused = state.carry_out(open(path, true), None).unwrap_err();
         assert!(refused.to_string().contains("not an image but a character device"), "{refused}");
     }
-    // The server cannot have it opened once more by showing a descriptor of it either.
+    // The server cannot make the helper reopen it by passing a descriptor of it either.
     let null = File::open("/dev/null").unwrap();
     assert!(state.carry_out(Ask::Reopen, Some(null.into())).is_err());
     let pinned = rustix::fs::open("/dev/null", OFlags::PATH, Mode::empty()).unwrap();

@@ -1,6 +1,4 @@
-//! What old and new server say to each other, in this order (`mod.rs`).
-//!
-//! Not here: how it travels (`wire.rs`).
+//! The messages between old and new server, in their order (`mod.rs`).
 
 use std::ffi::OsString;
 
@@ -9,32 +7,32 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// New: the connection's lines are over.
+    /// New: frames begin here.
     Begin,
-    /// Old: the control socket, which comes with it.
+    /// Old: its control socket. Carries the socket.
     Control(Listener),
-    /// Old: a disk; with it come image, socket and, for a block device, what keeps the kernel off it.
+    /// Old: a disk. Carries image, socket and, for a block device, the descriptor that claims it.
     Disk(OfferedDisk),
-    /// Old: these were all disks.
+    /// Old: there are no more disks.
     OffersEnd,
-    /// New: everything is open.
+    /// New: it has opened everything.
     Ready,
-    /// Old: what there is to know of a disk that pauses now.
+    /// Old: the state of a paused disk.
     State { disk: String, state: DiskState },
-    /// Old: one of its front-ends; with it come its descriptors.
+    /// Old: one of the disk's front-ends. Carries its descriptors.
     Session { disk: String, frozen_ns: u64, state: SessionState },
-    /// Old: these were all.
+    /// Old: there are no more states.
     StatesEnd,
-    /// New: all of it is understood.
+    /// New: it has rebuilt all sessions.
     Prepared,
-    /// Old: they are the new server's.
+    /// Old: the disks belong to the new server.
     Yours,
-    /// Either: nothing will come of it.
+    /// Either: it gives up, and says why.
     No { why: String },
 }
 
 impl Message {
-    /// For who expected another one.
+    /// The name, for the error if another message was expected.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Begin => "Begin",
@@ -52,12 +50,12 @@ impl Message {
     }
 }
 
-/// A socket that is listened on.
+/// A listening socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listener {
     pub path: OsString,
-    /// Its file is a service manager's.
+    /// A service manager owns its file.
     pub managed: bool,
 }
 
@@ -70,6 +68,6 @@ pub struct OfferedDisk {
     pub socket: Listener,
     pub facts: Vec<Fact>,
     pub capacity_sectors: u64,
-    /// A third descriptor comes with it.
+    /// The message carries a third descriptor.
     pub claimed: bool,
 }

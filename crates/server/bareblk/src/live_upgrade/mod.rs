@@ -1,19 +1,21 @@
-//! A server that takes over from a running one: `bareblk serve --take-over CONTROL_SOCKET`. No guest, no front-end notices.
+//! A server takes over from a running one, unnoticed by guests and front-ends: `bareblk serve --take-over
+//! CONTROL_SOCKET`.
 //!
 //! ```text
 //! new                                     old
 //! {"do":"take-over"} on the control socket → ok: from here on frames (wire.rs)
 //! Begin                                  → Control, Disk …, OffersEnd (images, sockets: nothing has stopped)
-//! all open, workers and sandbox: Ready   → sessions that are to be cut off end; queues drained; State, Session …, OffersEnd's sister StatesEnd
+//! all open, workers and sandbox: Ready   → sessions to cut off end; queues drain; State, Session …, StatesEnd
 //! sessions rebuilt, no ring runs: Prepared → Yours, and it ends
 //! rings run
 //! ```
 //!
-//! - Until `Yours` the old server can go on as if nothing had been, and does if the new one says no, goes, or takes too long.
-//!   The new one touches nothing before it, and waits for it without a limit: only the old one knows whose the disks are.
-//! - Descriptors are the old server's own: images keep their locks, front-ends their connections.
+//! - `Yours` transfers ownership. Until then the old server can resume, and does if the new one says no, disconnects,
+//!   or takes too long. Until then the new server touches nothing, and it waits for `Yours` without a limit, because
+//!   only the old one knows who owns the disks.
+//! - The descriptors are the old server's own: images keep their locks, front-ends their connections.
 //!
-//! For users: docs/how-to/live-upgrade.md. Not here: sessions and queues (`blk_server`).
+//! For users: docs/how-to/live-upgrade.md. Sessions and queues are in `blk_server`.
 
 mod messages;
 

@@ -1,10 +1,8 @@
-//! The new server's end: asks, compares, gets ready, takes.
+//! The new server's end: asks, compares, prepares, takes over.
 //!
 //! `connect (before the sandbox) → opener → … everything open … → take → Taken`
 //!
-//! - A configuration under which a guest would see another disk is refused before anything has stopped.
-//!
-//! Not here: the old server's end (`old.rs`), going on with a session (`blk_server`).
+//! It refuses a configuration that would change a guest's disk before anything has stopped.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -30,7 +28,7 @@ use crate::config::disk_settings::{DiskSettings, real_path};
 use crate::control::protocol::{ErrorKind, LiveUpgrade, Verb};
 use crate::ctl::connection::Connection;
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// The running server's control socket.
@@ -39,12 +37,12 @@ pub struct Wanted {
     pub cut: Vec<String>,
 }
 
-/// Another server's disks, offered.
+/// The disks that the old server offers.
 #[derive(Debug)]
 pub struct Taker {
     cut: Vec<String>,
     channel: UnixStream,
-    /// Of the old server.
+    /// The old server's process number.
     pid: i32,
     disks: Vec<(String, Vec<Fact>, u64)>,
     images: Vec<Image>,
@@ -52,21 +50,21 @@ pub struct Taker {
     opener: Option<Arc<HandedOver>>,
 }
 
-/// What became of it.
+/// The result of a live upgrade.
 #[derive(Debug)]
 pub struct Taken {
     pid: i32,
-    /// By disk: how long its guest paused, if it had one.
+    /// For each disk: how long its guest paused, if it had one.
     pauses: Vec<(String, Option<Duration>)>,
-    /// Disks whose front-ends were cut off, as it was wanted.
+    /// Disks whose front-ends were cut off on request.
     cut: Vec<String>,
-    /// Disks of which a front-end could not be gone on with after all.
+    /// Disks of which a front-end could not be continued.
     lost: Vec<String>,
 }
 
 impl Taker {
-    /// Asks the server behind this control socket, and compares what it serves with what is to be served. Images of disks that are
-    /// there already are not made any more.
+    /// Asks the server behind this control socket, and compares its disks with those of the configuration. Existing
+    /// images of its disks are not created again.
     pub fn connect(wanted: Wanted, configuration: &mut Configuration) -> Result<Self> {
         let Wanted { control, cut } = wanted;
         let control = control.as_path();
@@ -76,7 +74,7 @@ impl Taker {
         if let Some(fault) = reply.answer.error {
             let what = match fault.kind {
                 ErrorKind::UnknownVerb => {
-                    "it is of a version that cannot be taken over: restart it instead".into()
+                    "its version does not support live upgrades: restart it instead".into()
                 }
                 _ => fault.message,
             };
@@ -92,7 +90,7 @@ impl Taker {
         Ok(taker)
     }
 
-    /// Tells the old server, too.
+    /// Also tells the old server.
     fn refuse(&self, error: anyhow::Error) -> anyhow::Error {
         let _ = send(&self.channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
         error.context("not taken over")
@@ -128,7 +126,7 @@ impl Taker {
         let (Some(path), [fd]) =
             (&configuration.server.options.control, <[OwnedFd; 1]>::try_from(fds).map_err(wrong)?)
         else {
-            bail!("there is no control socket in the configuration");
+            bail!("the configuration names no control socket");
         };
         self.sockets.insert(path.clone(), Socket::new(fd, listener.managed));
         Ok(())
@@ -157,7 +155,7 @@ impl Taker {
         Ok(())
     }
 
-    /// The door through which what was offered is had.
+    /// The opener that returns the old server's descriptors.
     pub fn opener(&mut self, inner: &Arc<dyn Opener>) -> Arc<dyn Opener> {
         let (images, sockets) = (std::mem::take(&mut self.images), std::mem::take(&mut self.sockets));
         let opener = HandedOver::new(inner, images, sockets);
@@ -165,7 +163,8 @@ impl Taker {
         opener
     }
 
-    /// Everything is open, and `server` serves nobody yet. When this returns the old server has nothing more, and the guests go on here.
+    /// Call it when everything is open and `server` accepts no front-end yet. When it returns, the old server has given
+    /// up everything, and the guests continue here.
     pub fn take(&self, server: &Server) -> Result<Taken> {
         let prepared = self.prepare(server).map_err(|error| self.refuse(error))?;
         match receive(&self.channel, None) {
@@ -205,7 +204,7 @@ impl Taker {
         send(&self.channel, &Message::Ready, &[], AT_ONCE)?;
         let mut prepared = Vec::new();
         loop {
-            // The old server's own limits for what it does now are shorter.
+            // The old server's own limits for this step are shorter.
             let (message, fds) = receive(&self.channel, Some(READY_TIMEOUT))?;
             match message {
                 Message::State { disk, state } => server.restore_disk(&disk, &state)?,
@@ -223,7 +222,8 @@ impl Taker {
     }
 }
 
-/// Who answers hands out images that are then served without a look at their locks. Gives its process.
+/// Checks the old server's user, because images from it are served without a new look at their locks. Returns its
+/// process number.
 fn check_peer(channel: &UnixStream, configuration: &Configuration) -> Result<i32> {
     let peer = getsockopt(channel, PeerCredentials).context("whose is the control socket?")?;
     let user = configuration.server.options.confinement.user.as_ref().map(|user| user.id);
@@ -241,7 +241,7 @@ fn wrong(fds: Vec<OwnedFd>) -> anyhow::Error {
     anyhow!("an offer came with {} descriptors, it needs others", fds.len())
 }
 
-/// It goes with the disks, so it has to stay where it is.
+/// The control socket is handed over with the disks, so its path must stay.
 fn check_control(control: &Path, configuration: &Configuration) -> Result<()> {
     let theirs = control.display();
     match &configuration.server.options.control {
@@ -256,7 +256,7 @@ fn check_control(control: &Path, configuration: &Configuration) -> Result<()> {
     }
 }
 
-/// What has to be the same before anything is opened.
+/// Compares what must be equal before anything is opened.
 fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result<()> {
     let name = &offered.name;
     let differ = |key: &str, theirs: &dyn std::fmt::Display, ours: &dyn std::fmt::Display| {
@@ -289,7 +289,7 @@ fn compare(offered: &OfferedDisk, file: &OwnedFd, ours: &DiskSettings) -> Result
     Ok(())
 }
 
-/// What is known once it is open.
+/// Compares what is known only after the image is open.
 fn compare_opened(server: &Server, name: &str, theirs: &[Fact], sectors: u64) -> Result<()> {
     let ours = server.facts(name);
     for fact in theirs {
@@ -305,14 +305,14 @@ fn compare_opened(server: &Server, name: &str, theirs: &[Fact], sectors: u64) ->
     let here = server.capacity_sectors(name);
     if here < sectors {
         bail!(
-            "disk `{name}` has {sectors} sectors for its guest and {here} in its image: it must not shrink under its guest"
+            "disk `{name}` has {sectors} sectors for its guest but only {here} in its image: a disk must not shrink under its guest"
         );
     }
     Ok(())
 }
 
 impl Taken {
-    /// For standard output, a line for each disk.
+    /// For standard output: one line for each disk.
     pub fn lines(&self) -> String {
         let line = |(name, pause): &(String, Option<Duration>)| match pause {
             _ if self.lost.contains(name) => {

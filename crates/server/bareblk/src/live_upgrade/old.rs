@@ -1,6 +1,4 @@
-//! The old server's end: offers what it has, freezes, gives up; or goes on.
-//!
-//! Not here: who may ask (`control/listener.rs`), the new server's end (`new.rs`).
+//! The old server's end: offers its disks, freezes, gives them up; or resumes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,14 +16,15 @@ use super::terms::{AT_ONCE, CUT_TIMEOUT, DRAIN_TIMEOUT, PREPARE_TIMEOUT, READY_T
 use super::wire::{receive, send};
 use crate::serving::Serving;
 
-/// The control socket, which goes with the disks.
+/// The control socket, which is handed over with the disks.
 #[derive(Clone, Debug)]
 pub struct Door {
     pub socket: Arc<Socket>,
     pub path: PathBuf,
 }
 
-/// Hands everything over, but for the sessions of the disks in `cut`, which end. `Ok`: it is no longer this process's, which has to end.
+/// Hands everything over, except for the sessions of the disks in `cut`, which end. `Ok`: this process owns nothing any
+/// more and must end.
 pub fn hand_over(
     serving: &Serving,
     door: &Door,
@@ -35,16 +34,16 @@ pub fn hand_over(
 ) -> Result<()> {
     let change = serving.begin_change()?;
     agree()?;
-    info!("another server asks to take over");
+    info!("another server asks to take over the disks");
     let outcome =
         serving.with_server(|server| converse(serving, server, door, cut, channel)).and_then(|done| done);
     if let Err(error) = &outcome {
-        warn!("not taken over, the disks go on here: {error:#}");
-        // Who has gone, or spoke first, does not hear it.
+        warn!("live upgrade failed, this server keeps its disks: {error:#}");
+        // Fails if the new server has disconnected, or has itself said no.
         let _ = send(channel, &Message::No { why: format!("{error:#}") }, &[], AT_ONCE);
     }
     if outcome.is_ok() {
-        // Nothing is changed here any more.
+        // Prevents all changes until the process ends.
         std::mem::forget(change);
     }
     outcome
@@ -58,23 +57,23 @@ fn converse(
     channel: &UnixStream,
 ) -> Result<()> {
     expect(channel, "Begin", AT_ONCE)?;
-    offer(server, door, channel).context("what is served could not be told")?;
+    offer(server, door, channel).context("cannot offer the disks")?;
     expect(channel, "Ready", READY_TIMEOUT)?;
     server.cut_off(cut, CUT_TIMEOUT)?;
     let mut frozen = server.freeze(DRAIN_TIMEOUT).map_err(with_cure)?;
     let deadline = Instant::now() + PREPARE_TIMEOUT;
-    tell_all(&mut frozen, channel, deadline).context("the sessions could not be handed over")?;
+    tell_all(&mut frozen, channel, deadline).context("cannot hand over the sessions")?;
     expect(channel, "Prepared", left(deadline))?;
     serving.unless_stopping(|| {
         door.socket.leave_file(true);
         send(channel, &Message::Yours, &[], AT_ONCE).inspect_err(|_| door.socket.leave_file(false))?;
-        // Until this process has ended.
+        // Kept until this process has ended.
         std::mem::forget(frozen.give_up());
         Ok(())
     })
 }
 
-/// The other end's next message, by its name.
+/// Receives the next message, which must have this name.
 fn expect(channel: &UnixStream, name: &str, limit: Duration) -> Result<()> {
     match receive(channel, Some(limit))?.0 {
         Message::No { why } => Err(anyhow!("the new server cannot: {why}")),
@@ -107,7 +106,7 @@ fn offered(offer: &Offer) -> OfferedDisk {
     }
 }
 
-/// Never nothing, which would be no limit at all.
+/// The time left. Never zero, which would mean no limit.
 fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

@@ -1,11 +1,9 @@
-//! The door to the file system of a server that takes over: what the old one has open is had from it.
+//! An opener for a server that takes over: returns what the old server has open, and opens everything else.
 //!
-//! `path of an image or socket that was handed over → that descriptor, once; everything else → the usual door`
+//! `path of an image or socket that was handed over → that descriptor, once; everything else → the usual opener`
 //!
-//! - Until [`HandedOver::commit`] nothing of the old server's is changed: no socket file is removed, or gets another owner.
-//! - A socket of the service manager's stays that (`passed_sockets.rs`).
-//!
-//! Not here: what is handed over (`new.rs`).
+//! - Until [`HandedOver::commit`] it changes nothing of the old server: it removes no socket file and changes no owner.
+//! - A service manager's socket stays the service manager's (`passed_sockets.rs`).
 
 use std::collections::HashMap;
 use std::io;
@@ -22,18 +20,18 @@ use tracing::{debug, warn};
 /// An image that the old server has open.
 #[derive(Debug)]
 pub struct Image {
-    /// By the path in the new server's configuration.
+    /// The path in the new server's configuration.
     pub path: PathBuf,
     pub file: OwnedFd,
     pub claim: Option<OwnedFd>,
 }
 
-/// A socket that it listens on.
+/// A socket on which the old server listens.
 #[derive(Debug)]
 pub struct Socket {
     pub fd: OwnedFd,
     pub managed: bool,
-    /// The new server has it.
+    /// The new server has taken it.
     taken: bool,
 }
 
@@ -42,28 +40,28 @@ impl Socket {
         Self { fd, managed, taken: false }
     }
 
-    /// Nothing need be made.
+    /// Pretends that the file exists, so that it is not created.
     fn is_there(&self) -> bool {
         self.managed || !self.taken
     }
 }
 
-/// Mode, user and group that a socket's file is to have.
+/// Mode, user and group for a socket's file.
 type Owner = (u32, Option<u32>, Option<u32>);
 
 #[derive(Debug)]
 struct State {
     files: Vec<(PathBuf, OwnedFd)>,
     claims: Vec<(PathBuf, OwnedFd)>,
-    /// The image opened last came with its lock.
+    /// The image opened last, which was handed over with its lock.
     locked: Option<PathBuf>,
-    /// By the path in the new server's configuration.
+    /// By path in the new server's configuration.
     sockets: HashMap<PathBuf, Socket>,
     owners: Vec<(PathBuf, Owner)>,
     committed: bool,
 }
 
-/// See the file's head.
+/// An opener that knows what the old server has handed over.
 #[derive(Debug)]
 pub struct HandedOver {
     inner: Arc<dyn Opener>,
@@ -85,23 +83,23 @@ impl HandedOver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The old server has given up what it had: sockets get the owners that the configuration says, and those who connect
-    /// are told that this process listens.
+    /// The old server has given up: gives sockets the owners of the configuration, and makes the kernel tell front-ends
+    /// that this process listens.
     pub fn commit(&self) {
         let mut state = self.state();
         state.committed = true;
         for socket in state.sockets.values().filter(|socket| socket.taken) {
             if let Err(errno) = rustix::net::listen(&socket.fd, LISTEN_BACKLOG) {
-                debug!("who connects is told of the old server: {errno}");
+                debug!("the kernel still names the old server to front-ends: {errno}");
             }
         }
         let owners = std::mem::take(&mut state.owners);
-        // The others have one that ends with their disk.
+        // The other sockets end with their disks.
         state.sockets.retain(|_, socket| socket.managed);
         drop(state);
         for (path, (mode, uid, gid)) in owners {
             if let Err(error) = self.inner.set_socket_owner(&path, mode, uid, gid) {
-                warn!("socket {} keeps its owner and mode: {error}", path.display());
+                warn!("cannot change owner and mode of socket {}: {error}", path.display());
             }
         }
     }
@@ -115,7 +113,7 @@ impl HandedOver {
     }
 }
 
-/// Whether a file was opened as it is to be opened.
+/// Whether the file was opened in the requested way.
 fn is_as_asked(file: &OwnedFd, request: &OpenRequest) -> bool {
     let mode = if request.access == Access::ReadWrite { OFlags::RDWR } else { OFlags::RDONLY };
     fcntl_getfl(file)
@@ -123,7 +121,7 @@ fn is_as_asked(file: &OwnedFd, request: &OpenRequest) -> bool {
 }
 
 impl Opener for HandedOver {
-    /// Nothing is in the way of a socket that is there already.
+    /// An inherited socket does not block its own path.
     fn file_kind(&self, path: &Path) -> io::Result<FileKind> {
         if self.has_socket(path) { Err(io::ErrorKind::NotFound.into()) } else { self.inner.file_kind(path) }
     }
@@ -196,7 +194,7 @@ impl Opener for HandedOver {
 
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
         if self.is_managed(path) {
-            debug!("owner and mode of socket {} are the service manager's to set", path.display());
+            debug!("the service manager sets owner and mode of socket {}", path.display());
             return Ok(());
         }
         let mut state = self.state();

@@ -1,14 +1,12 @@
-//! Frames on the connection: a message in JSON, and descriptors behind it.
+//! Frames on the connection: a message in JSON, followed by descriptors.
 //!
 //! ```text
-//! "bbto"  4 bytes | length of the body, u32 | descriptors, u32 | body | one byte for each 64 descriptors, which come with it
+//! "bbto"  4 bytes | length of the body, u32 | descriptors, u32 | body | one byte for each 64 descriptors, which it carries
 //! ```
 //!
-//! - Little-endian. Both ends are on one host, and may be of different versions.
-//! - Lengths and counts are checked before anything is taken; descriptors come where they are said to come, or not at all.
-//! - Every wait has a limit, but where the caller says otherwise.
-//!
-//! Not here: what is said (`messages.rs`).
+//! - Little-endian. Both ends are on one host, and may have different versions.
+//! - The receiver checks lengths and counts before it allocates, and accepts descriptors only where they belong.
+//! - Each wait has a limit, unless the caller says otherwise.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,16 +21,16 @@ use super::messages::Message;
 
 const MAGIC: [u8; 4] = *b"bbto";
 const HEADER_BYTES: usize = 12;
-/// A session with 256 queues and 512 regions of memory takes a quarter of it.
+/// A session with 256 queues and 512 memory regions needs a quarter of it.
 const MAX_BODY_BYTES: usize = 1 << 20;
-/// The same session's: three for each queue, one for each region.
+/// Enough for the same session: three for each queue, one for each region.
 const MAX_FDS: usize = 2048;
-/// Linux takes 253 at most.
+/// Linux accepts at most 253.
 const FDS_AT_A_TIME: usize = 64;
-/// After a refusal because too many descriptors are on their way.
+/// The pause after the kernel has refused to send because too many descriptors are in flight.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Why the conversation is over.
+/// Why the connection has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     #[error("the other process ended the connection")]
@@ -49,7 +47,7 @@ pub enum WireError {
     Descriptors { count: usize, wanted: usize },
     #[error("descriptors of a frame were lost: this process has no room for them (RLIMIT_NOFILE)")]
     DescriptorsLost,
-    /// In one line, whatever the other process has said.
+    /// On one line, whatever the other process has sent.
     #[error("a message is not understood: {}", .0.to_string().escape_debug())]
     NotUnderstood(serde_json::Error),
     #[error("the connection failed")]
@@ -125,14 +123,14 @@ fn send_some(
         match vhost_user::send(stream, bytes, fds, SendFlags::DONTWAIT) {
             Ok(sent) => return Ok(sent),
             Err(Errno::AGAIN) => {}
-            // Until the other end has received some of them.
+            // Waits until the peer has received some of them.
             Err(Errno::TOOMANYREFS) => std::thread::sleep(PAUSE),
             Err(errno) => return Err(errno.into()),
         }
     }
 }
 
-/// Waits for one message. `limit`: until its last byte; `None`: for ever.
+/// Waits for one message. `limit`: until its last byte; `None`: no limit.
 pub fn receive(stream: &UnixStream, limit: Option<Duration>) -> Result<(Message, Vec<OwnedFd>), WireError> {
     let deadline = Deadline::new(limit);
     let mut header = [0; HEADER_BYTES];
@@ -159,7 +157,7 @@ pub fn receive(stream: &UnixStream, limit: Option<Duration>) -> Result<(Message,
     Ok((serde_json::from_slice(&body)?, fds))
 }
 
-/// Descriptors that come with these bytes are closed.
+/// Closes descriptors that arrive with these bytes.
 fn fill(stream: &UnixStream, mut out: &mut [u8], deadline: Deadline) -> Result<(), WireError> {
     while !out.is_empty() {
         let received = receive_some(stream, out, deadline, drop)?;

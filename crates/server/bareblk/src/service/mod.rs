@@ -1,6 +1,4 @@
 //! The service manager: readiness, sockets that it passes, its watchdog.
-//!
-//! Not here: units and packages (`packaging`).
 
 pub(crate) mod passed_sockets;
 pub(crate) mod service_manager;

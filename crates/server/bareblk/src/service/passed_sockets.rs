@@ -1,12 +1,12 @@
-//! Listening sockets that a service manager made before the server and passes on (socket activation).
+//! Listening sockets that the service manager created before the server and passes to it (socket activation).
 //!
-//! `LISTEN_FDS → checked → each a disk's, by path, or by name → Opener that has them already`
+//! `LISTEN_FDS → checked → assigned to disks, by path or by name → Opener that returns them`
 //!
-//! - For the rest of the program nothing changes: to bind a path that was passed gives what was passed. So a disk that
-//!   is removed and added again, or replaced in a changed file, gets the same socket.
-//! - Such a socket stays the manager's: its file, owner and mode are not touched, and it is never removed.
+//! - The rest of the program notices no difference: binding a path whose socket was passed returns the passed socket. A
+//!   disk that is removed and added again, or changed in the file, gets the same socket.
+//! - Such a socket stays the manager's: the server never changes its file, owner or mode, and never removes it.
 //!
-//! Source: sd_listen_fds(3). Not here: what is told to the manager (`service_manager.rs`), the other sockets (`blk_server`).
+//! Source: sd_listen_fds(3).
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -26,10 +26,10 @@ use tracing::{debug, info, warn};
 
 use crate::config::configuration::Configuration;
 
-/// The control socket's name, where a socket is not known by its path.
+/// The name of the control socket, if its path does not tell.
 const CONTROL: &str = "control";
 
-/// One of them, as it came.
+/// One passed socket.
 #[derive(Debug)]
 pub struct PassedSocket {
     fd: OwnedFd,
@@ -38,7 +38,7 @@ pub struct PassedSocket {
     path: PathBuf,
 }
 
-/// Takes what was passed, before anything else is opened or started. Only the first call gets them.
+/// Takes the passed sockets before anything else is opened or started. Only the first call returns them.
 pub fn receive() -> Result<Vec<PassedSocket>> {
     let passed = sd_listen_fds::get().context("LISTEN_FDS, LISTEN_PID")?;
     let numbered = passed.into_iter().enumerate();
@@ -67,8 +67,8 @@ fn check(fd: OwnedFd, name: String) -> Result<PassedSocket> {
     }
 }
 
-/// Finds out whose they are: of the disk, or the control socket, with the same path, else of the disk with the name.
-/// Gives the door to the file system through which they are had.
+/// Assigns each to the disk or control socket with the same path, else to the disk with its name. Returns the opener
+/// that returns them.
 pub fn assign(
     passed: Vec<PassedSocket>,
     configuration: &Configuration,
@@ -99,11 +99,11 @@ pub fn assign(
     Arc::new(PassedSockets { inner: Arc::clone(opener), sockets })
 }
 
-/// A door that has some sockets already.
+/// An opener that already has some sockets.
 #[derive(Debug)]
 struct PassedSockets {
     inner: Arc<dyn Opener>,
-    /// By the path in the configuration.
+    /// By path in the configuration.
     sockets: HashMap<PathBuf, OwnedFd>,
 }
 
@@ -114,7 +114,7 @@ impl PassedSockets {
 }
 
 impl Opener for PassedSockets {
-    /// Nothing is in the way of a socket that is there already.
+    /// A passed socket does not block its own path.
     fn file_kind(&self, path: &Path) -> io::Result<FileKind> {
         if self.has(path) { Err(io::ErrorKind::NotFound.into()) } else { self.inner.file_kind(path) }
     }
@@ -158,7 +158,7 @@ impl Opener for PassedSockets {
 
     fn set_socket_owner(&self, path: &Path, mode: u32, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
         if self.has(path) {
-            debug!("owner and mode of socket {} are the service manager's to set", path.display());
+            debug!("the service manager sets owner and mode of socket {}", path.display());
             return Ok(());
         }
         self.inner.set_socket_owner(path, mode, uid, gid)

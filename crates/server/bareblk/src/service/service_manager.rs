@@ -1,13 +1,12 @@
 //! Notifies the service manager (systemd or a compatible one): ready, reloading, stopping, alive, and a line of status.
 //!
-//! `READY=1 → (RELOADING=1 → READY=1)* → STOPPING=1`; `WATCHDOG=1` in between, only if it asks for that
+//! `READY=1 → (RELOADING=1 → READY=1)* → STOPPING=1`; `WATCHDOG=1` in between, only if the manager wants it
 //!
-//! - The socket is created and connected once, at the start: a server in its sandbox creates no sockets.
-//! - Without `NOTIFY_SOCKET` there is no notification. A failed one is logged, and the server goes on.
-//! - The environment is read, never changed: `LISTEN_PID` and `WATCHDOG_PID` say which process it is for.
+//! - The server creates and connects the socket once, at the start: in its sandbox it can create none.
+//! - Without `NOTIFY_SOCKET` there are no notifications. The server logs one that fails, and continues.
+//! - It reads the environment and never changes it: `LISTEN_PID` and `WATCHDOG_PID` say for which process it is.
 //!
-//! Source: sd_notify(3), sd_watchdog_enabled(3). Not here: passed sockets (`passed_sockets.rs`), the liveness check
-//! (`watchdog.rs`).
+//! Source: sd_notify(3), sd_watchdog_enabled(3).
 
 use std::ffi::OsStr;
 use std::io;
@@ -19,7 +18,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{debug, warn};
 
-/// A manager that reads nothing must not block the server for longer.
+/// The longest time that a manager that does not read can block the server.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The service manager, if there is one.
@@ -30,7 +29,7 @@ pub struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// Reads the environment.
+    /// Reads the service manager's variables.
     pub fn from_environment() -> Self {
         let Some(address) = std::env::var_os("NOTIFY_SOCKET").filter(|address| !address.is_empty()) else {
             return Self::default();
@@ -44,29 +43,29 @@ impl ServiceManager {
         }
     }
 
-    /// A manager, and the messages that it gets.
+    /// A manager, and the socket that receives its messages.
     #[cfg(test)]
     pub fn for_tests() -> (Self, UnixDatagram) {
         let (socket, messages) = UnixDatagram::pair().unwrap();
         (Self { socket: Some(socket), watchdog: None }, messages)
     }
 
-    /// The longest time between two signs of life that it accepts; `None`: it expects none.
+    /// The longest time between two signs of life that the manager accepts; `None`: it expects none.
     pub fn watchdog(&self) -> Option<Duration> {
         self.watchdog
     }
 
-    /// All sockets accept connections.
+    /// Notifies that all sockets accept connections.
     pub fn ready(&self, status: &str) {
         self.tell(&format!("READY=1\nSTATUS={}", one_line(status)));
     }
 
-    /// A reload begins; [`ServiceManager::ready`] ends it.
+    /// Notifies that a reload begins; [`ServiceManager::ready`] ends it.
     pub fn reloading(&self) {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}\nSTATUS=reloading", monotonic_us()));
     }
 
-    /// The stop has begun.
+    /// Notifies that the stop has begun.
     pub fn stopping(&self) {
         self.tell("STOPPING=1\nSTATUS=stopping: waiting for requests in flight");
     }
@@ -82,7 +81,7 @@ impl ServiceManager {
         self.tell(&format!("STATUS={}", one_line(status)));
     }
 
-    /// Workers and main loop have answered.
+    /// Notifies that workers and main loop have answered.
     pub fn alive(&self) {
         self.tell("WATCHDOG=1");
     }
@@ -96,7 +95,7 @@ impl ServiceManager {
     }
 }
 
-/// A path, or with a leading `@` an abstract name.
+/// Connects to a path or, with a leading `@`, to an abstract name.
 fn connect(address: &OsStr) -> io::Result<UnixDatagram> {
     let address = match address.as_bytes() {
         [b'/', ..] => SocketAddr::from_pathname(address)?,
@@ -135,7 +134,7 @@ fn monotonic_us() -> i64 {
     now.tv_sec.saturating_mul(1_000_000).saturating_add(now.tv_nsec / 1000)
 }
 
-/// A second line would be a separate message.
+/// A line break would begin another message.
 fn one_line(text: &str) -> String {
     text.replace('\n', " ")
 }

@@ -3,10 +3,8 @@
 //! `every third of the time → asked: workers, main loop → all have answered → WATCHDOG=1`
 //!
 //! - It runs only if the manager sets `WATCHDOG_USEC`: otherwise an idle server has no wake-ups.
-//! - A thread that does not answer has until the manager's time is over; a question is not repeated before its answer.
-//! - It ends when a stop begins, for which the manager has another time limit.
-//!
-//! Not here: the notifications (`service_manager.rs`), how workers answer (`blk_server`).
+//! - A thread may take the manager's whole time to answer. The watchdog does not ask it again before.
+//! - The watchdog ends when a stop begins, for which the manager has another time limit.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
@@ -55,12 +53,12 @@ pub fn start(manager: &Arc<ServiceManager>, serving: &Arc<Serving>) -> Result<Op
 
 struct Watchdog {
     manager: Arc<ServiceManager>,
-    /// Weak: a stop does not wait for the watchdog.
+    /// Weak, so that a stop does not wait for the watchdog.
     serving: Weak<Serving>,
     round: Duration,
     main_loop: Receiver<()>,
     main_loop_asked: bool,
-    /// A check that not all workers have answered yet.
+    /// A check that some workers have not answered yet.
     workers: Option<LivenessCheck>,
     warned: bool,
 }
@@ -80,7 +78,7 @@ impl Watchdog {
         }
     }
 
-    /// Names the threads that do not answer; `None`: the server stops.
+    /// The threads that do not answer; `None`: the server is stopping.
     fn ask(&mut self) -> Option<String> {
         if self.workers.is_none() {
             self.workers = Some(self.serving.upgrade()?.with_server(Server::check_liveness).ok()?);
@@ -98,10 +96,10 @@ impl Watchdog {
         self.main_loop_asked = match self.main_loop.recv_timeout(left) {
             Ok(()) => false,
             Err(RecvTimeoutError::Timeout) => true,
-            // A stop has begun.
+            // The channel is closed: a stop has begun.
             Err(RecvTimeoutError::Disconnected) => return None,
         };
-        // The same: `with_server` fails once a stop has begun.
+        // `with_server` fails once a stop has begun.
         self.serving.upgrade()?.with_server(|_| ()).ok()?;
         let numbers: Vec<u32> = silent.iter().map(|id| id.0).collect();
         let workers = (!numbers.is_empty()).then(|| format!("worker {}", format_cpus(&numbers)));

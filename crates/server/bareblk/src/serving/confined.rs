@@ -1,8 +1,6 @@
-//! Puts up the sandbox of `bareblk serve` at the start, as the configuration asks for it.
+//! Sets up the sandbox of `bareblk serve` at the start, as the configuration demands.
 //!
 //! `helper started → locked memory allowed → another user, no capabilities → landlock → (images, sockets) → list of calls`
-//!
-//! Not here: the mechanisms (crate `sandbox`), the helper (`helper`), the order of the start (`serve.rs`).
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileTypeExt;
@@ -24,9 +22,9 @@ use crate::helper::client;
 use crate::helper::policy::Policy;
 use crate::logging::LogArgs;
 
-const NOT_UP: &str = "the sandbox cannot be put up (--sandbox off serves without)";
+const NOT_UP: &str = "cannot set up the sandbox (--sandbox off serves without)";
 
-/// The rights that the process has left.
+/// The rights that the process keeps.
 #[derive(Debug)]
 pub struct Confined {
     /// Its access to the file system.
@@ -45,7 +43,7 @@ impl Confined {
         Ok(())
     }
 
-    /// Logged once disks are served: a failed start writes only its error.
+    /// Call it once disks are served: a failed start writes only its error.
     pub fn log(&self) {
         let Identity { user, group } = self.identity;
         match self.files {
@@ -60,7 +58,7 @@ impl Confined {
     }
 }
 
-/// Runs before the server opens anything, while the process has one thread.
+/// Call it before the server opens anything, while the process has one thread.
 pub fn give_up_rights(configuration: &Configuration, adopts: bool, log: &LogArgs) -> Result<Confined> {
     let server = &configuration.server;
     let confinement = &server.options.confinement;
@@ -95,8 +93,8 @@ fn check(confinement: &Confinement, control: bool) -> Result<()> {
     Ok(())
 }
 
-/// Allows the files that the configuration names, and with a control socket also their folders, for disks that clients
-/// add. `adopts`: this start is a live upgrade.
+/// Allows the files that the configuration names and, with a control socket, their folders, for disks that clients add.
+/// `adopts`: this start is a live upgrade.
 fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     let Configuration { disks, server, file } = configuration;
     let images: Vec<&Path> = disks.iter().map(|disk| disk.image.path.as_path()).collect();
@@ -134,14 +132,14 @@ fn policy(configuration: &Configuration, adopts: bool) -> Policy {
     }
 }
 
-/// Clients may not name the files beside such an image: other disks of the host, and devices that are no disks.
+/// For a device, clients may not name the files beside it: other disks of the host, and devices that are no disks.
 fn is_device(image: &Path) -> bool {
     let below_dev = |path: &Path| path.canonicalize().is_ok_and(|real| real.starts_with("/dev"));
     let is_block_device = image.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     is_block_device || below_dev(image) || below_dev(&folder(image))
 }
 
-/// "." for a name alone.
+/// "." if the path is only a name.
 fn folder(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new(".")).to_path_buf()
@@ -158,8 +156,8 @@ fn kept(server: &ServerSettings, locked_memory: bool) -> Kept {
     Kept::Server { scheduling: scheduled || server.options.control.is_some(), locked_memory }
 }
 
-/// Raises the limit of locked memory, which rings of io_uring and pinned guest memory count against, before the process
-/// loses CAP_IPC_LOCK. False: the limit stays, as for a container's root that may not raise it.
+/// Raises the limit of locked memory, which limits io_uring's rings and pinned guest memory, before the process loses
+/// CAP_IPC_LOCK. False: the limit stays, as for a container's root that may not raise it.
 fn allow_locked_memory() -> bool {
     if !capabilities(None).is_ok_and(|now| now.effective.contains(CapabilitySet::IPC_LOCK)) {
         return true;
@@ -167,13 +165,13 @@ fn allow_locked_memory() -> bool {
     let unlimited = Rlimit { current: None, maximum: None };
     let raised = setrlimit(Resource::Memlock, unlimited);
     if let Err(error) = raised {
-        debug!("the limit of locked memory stays, and the right to pass it: {error}");
+        debug!("cannot raise the limit of locked memory, which stays: {error}");
     }
     raised.is_ok()
 }
 
 /// The files that workers write to join their control groups: those named at the start and, for groups that clients
-/// name, those that the kernel would let them join.
+/// name, those of all groups that the kernel would let them join.
 fn file_rules(server: &ServerSettings) -> FileRules {
     let groups = server.workers.iter().filter_map(|worker| worker.cgroup.as_deref());
     let named = groups.filter_map(blk_server::threads_file);
@@ -181,7 +179,7 @@ fn file_rules(server: &ServerSettings) -> FileRules {
     FileRules { writable: named.chain(own).collect() }
 }
 
-/// Workers that never get another engine do not need its system calls.
+/// Leaves out the system calls of engines that no worker will use.
 pub fn limit_engines(server: &ServerSettings, has_file: bool, kinds: impl Iterator<Item = EngineKind>) {
     if server.options.control.is_some() || has_file {
         return;

@@ -1,4 +1,4 @@
-//! The limit of open files, and the number of files that the disks may need.
+//! Raises the limit of open files, and computes how many the disks may need.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
@@ -41,11 +41,12 @@ pub fn warn_if_short(limit: Option<u64>, needed: u64) {
     }
 }
 
-/// With one front-end at each disk that uses all its queues. Front-ends get three quarters of the limit (`guest_mem`'s `Limits`).
+/// Descriptors needed if each disk has one front-end that uses all its queues. Front-ends get three quarters of the
+/// limit (`guest_mem`'s `Limits`).
 pub fn needed(configuration: &Configuration) -> u64 {
     let workers = configuration.server.workers.len() as u64;
     let queues = || configuration.disks.iter().map(|disk| u64::from(disk.options.queues));
-    // Each worker that serves an image has a file description of it; at most one worker per queue does.
+    // Each worker that serves an image opens it once more; at most one worker per queue does.
     let own: u64 = queues().map(|queues| PER_DISK + workers.min(queues) + PER_SESSION).sum();
     let passed: u64 = queues().map(|queues| PASSED + PER_QUEUE * queues).sum();
     (PROCESS + PER_WORKER * workers + own + passed).max((passed * 4).div_ceil(3))

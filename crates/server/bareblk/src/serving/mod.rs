@@ -1,12 +1,12 @@
-//! The running server with the settings of each of its disks; a reload and the control socket change them.
+//! The running server with the settings of each disk; a reload and the control socket change them.
 //!
 //! `Configuration → open → start → Serving`; `changed file → Difference → remove, add, change in place → Applied`
 //!
-//! - Only one change runs at a time. Neither a stop nor a query waits for it: the lock of `state` is held for look-ups
-//!   only.
+//! - Only one change runs at a time. Neither a stop nor a query waits for it: the lock of `state` is held only for
+//!   look-ups.
 //! - A refused change leaves its disk as it was and does not prevent other changes.
 //!
-//! Not here: the difference (`difference.rs`), one disk's image and engine (`open_disk.rs`), signals (`serve.rs`).
+//! `difference.rs` computes the difference, `open_disk.rs` opens a disk's image and engine, `serve.rs` handles signals.
 
 pub(crate) mod confined;
 pub(crate) mod descriptors;
@@ -34,9 +34,9 @@ use crate::serving::open_disk::{
 };
 use crate::serving::open_watch::OpenWatch;
 
-/// How long the queues of a disk together may take to drain before they move to other workers.
+/// How long all queues of a disk together may take to drain before they move to other workers.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a change waits for another, which may be waiting for an image's lock.
+/// How long a change waits for another change, which may be waiting for an image's lock.
 const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 const TURN_PAUSE: Duration = Duration::from_millis(10);
 
@@ -48,7 +48,7 @@ pub struct Opened {
     images: Vec<OpenImage>,
 }
 
-/// Opens every image. Existing images come first: an interrupted wait for a lock leaves no new images behind. The log
+/// Opens every image, existing ones first, so that an interrupted wait for a lock leaves no new images behind. The log
 /// names an image that hangs.
 pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Result<Opened> {
     let makes = |disk: &DiskSettings| disk.image.create_bytes.is_some();
@@ -66,8 +66,8 @@ pub fn open(opener: &Arc<dyn Opener>, mut configuration: Configuration) -> Resul
 }
 
 impl Opened {
-    /// Prepares the server; front-ends connect from [`Serving::open_doors`] on. A failure removes the images that this
-    /// start created. `manager` learns of each change of the number of disks.
+    /// Prepares the server; front-ends can connect after [`Serving::open_doors`]. After a failure it removes the images
+    /// that this start created. It tells `manager` each change of the number of disks.
     pub fn start(self, manager: Arc<ServiceManager>) -> Result<Serving> {
         let Configuration { disks, server: settings, file } = self.configuration;
         let sources = Arc::<EngineSources>::default();
@@ -110,33 +110,33 @@ impl Opened {
     }
 }
 
-/// The disks that run, and the settings.
+/// The running disks, and the settings.
 #[derive(Debug)]
 struct State {
     disks: Vec<NamedDisk>,
     settings: ServerSettings,
 }
 
-/// The first disks' new images and log lines, until the disks are served.
+/// The first disks' new images and log lines, kept until the disks are served.
 #[derive(Debug)]
 struct First {
     made: Vec<NewImage<Arc<dyn Opener>>>,
     told: Vec<Told>,
 }
 
-/// See the file's head.
+/// The running server with its settings.
 #[derive(Debug)]
 pub struct Serving {
     server: Server,
     manager: Arc<ServiceManager>,
-    /// True from the beginning of the stop.
+    /// True once a stop has begun.
     stopping: AtomicBool,
     opener: Arc<dyn Opener>,
     sources: Arc<EngineSources>,
     first: Mutex<Option<First>>,
-    /// Held by the beginning of a stop and by a hand-over: only one of them ends this process.
+    /// Locked by the beginning of a stop and by a live upgrade: only one of them ends this process.
     fate: Mutex<()>,
-    /// Held during a change.
+    /// Locked during a change.
     changes: Mutex<()>,
     state: Mutex<State>,
     file: Option<PathBuf>,
@@ -144,13 +144,13 @@ pub struct Serving {
 
 #[allow(dead_code)] // add, remove and resize are for the control socket
 impl Serving {
-    /// Runs a query, or a change that concerns no disk's settings. A stop does not wait for it.
+    /// Runs a query, or a change that does not concern a disk's settings. A stop does not wait for it.
     pub fn with_server<T>(&self, ask: impl FnOnce(&Server) -> T) -> Result<T> {
         if self.is_stopping() { Err(anyhow!("the server is stopping")) } else { Ok(ask(&self.server)) }
     }
 
     fn is_stopping(&self) -> bool {
-        // Relaxed: it orders no other data; the server itself refuses calls that come too late.
+        // Relaxed: it orders no other data. The server itself refuses calls that come too late.
         self.stopping.load(Ordering::Relaxed)
     }
 
@@ -205,7 +205,7 @@ impl Serving {
         }
     }
 
-    /// The service manager, which learns of changes of the whole service.
+    /// The service manager, for notifications about the whole service.
     pub fn manager(&self) -> &ServiceManager {
         &self.manager
     }
@@ -233,7 +233,7 @@ impl Serving {
         let ready = self.open_disk(&disk)?;
         let _change = self.begin_change()?;
         let name = disk.name.clone();
-        // Another disk may have got this name or socket meanwhile: then this call fails. The image's lock is ours already.
+        // This fails if another disk has taken the name or socket meanwhile. The image is already locked for this disk.
         self.serve_ready(disk, ready)?;
         Ok(name)
     }
@@ -300,7 +300,7 @@ impl Serving {
 
     /// Reads the size of every image again.
     pub fn refresh_capacities(&self) {
-        // A stopping server has no guests to tell.
+        // Fails if the server is stopping: then there are no guests to tell.
         let _ = self.with_server(Server::refresh_capacities);
     }
 
@@ -312,7 +312,7 @@ impl Serving {
         self.apply(config_file::read(file, &self.workers()?, self.opener.as_ref())?)
     }
 
-    /// Applies a configuration as far as that disturbs no guest.
+    /// Applies those parts of a configuration that disturb no guest.
     pub fn apply(&self, wanted: Configuration) -> Result<Applied> {
         let _change = self.begin_change()?;
         let opener = self.opener.as_ref();
@@ -330,7 +330,7 @@ impl Serving {
         Ok(applied)
     }
 
-    /// Keeps the new values of keys that only matter when a disk is opened.
+    /// Records new values of keys that matter only when a disk is opened.
     fn take_over_for_opening(&self, wanted: &[NamedDisk], difference: &Difference, applied: &Applied) {
         let mut state = self.state();
         let touched = |name: &str| {
@@ -345,7 +345,7 @@ impl Serving {
         }
     }
 
-    /// Takes over the settings that can change now. Returns the changed keys that need a restart.
+    /// Applies the settings that can change now. Returns the changed keys that need a restart.
     fn apply_server(&self, wanted: &ServerSettings) -> Vec<String> {
         let mut state = self.state();
         state.settings.follow(wanted);
@@ -393,7 +393,7 @@ impl Serving {
         }
     }
 
-    /// Serves a disk with its old settings because the new ones failed.
+    /// Serves a disk with its old settings after the new ones failed.
     fn serve_as_before(&self, name: &str, running: &[NamedDisk], error: &anyhow::Error) -> String {
         let Some(before) = running.iter().find(|disk| disk.name == name) else { return format!("{error:#}") };
         let mut before = before.clone();
@@ -402,7 +402,9 @@ impl Serving {
         match self.serve_disk(before) {
             Ok(()) => format!("{error:#}; it is served as before"),
             Err(again) => {
-                format!("{error:#}; it is not served any more: the old settings fail too: {again:#}")
+                format!(
+                    "{error:#}; the disk is no longer served, because its old settings fail too: {again:#}"
+                )
             }
         }
     }
@@ -424,7 +426,7 @@ impl Serving {
     }
 
     fn set_socket_owner(&self, socket: &SocketConfig) -> Result<()> {
-        // Without an owner in the settings the socket belongs to the user that starts bareblk.
+        // Without an owner in the settings, the socket belongs to the user that starts bareblk.
         let uid = socket.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
         let gid = socket.gid.unwrap_or_else(|| rustix::process::getegid().as_raw());
         let set = self.opener.set_socket_owner(&socket.path, socket.mode, Some(uid), Some(gid));
@@ -438,7 +440,8 @@ impl Serving {
             bail!("the server is stopping");
         }
         act()?;
-        // The process ends: a waiting stop must not touch images and sockets that another process has now.
+        // Kept until the process ends: a waiting stop must not touch images and sockets that now belong to another
+        // process.
         std::mem::forget(fate);
         Ok(())
     }
@@ -453,7 +456,7 @@ impl Serving {
     }
 }
 
-/// Assigns the disk's queues in turn to the workers that its settings name. The server itself keeps to a number.
+/// Attaches the disk's queues in turn to the workers that its settings list. The server itself applies a number.
 fn attach_to_named_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     let Some(WorkerChoice::These(numbers)) = &disk.settings.workers else { return Ok(()) };
     let workers: Vec<_> = numbers.iter().copied().map(WorkerId).collect();
@@ -461,7 +464,7 @@ fn attach_to_named_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     attached.with_context(|| format!("the queues of disk {} stay where they are", disk.name))
 }
 
-/// The same for a disk that other workers have served until now.
+/// Like [`attach_to_named_workers`], for a disk that other workers have served until now.
 fn change_workers(server: &Server, disk: &NamedDisk) -> Result<()> {
     match &disk.settings.workers {
         Some(WorkerChoice::These(_)) => attach_to_named_workers(server, disk),

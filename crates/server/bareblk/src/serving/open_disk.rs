@@ -1,11 +1,9 @@
-//! Turns a disk's settings into what the server takes: its image, open and locked, and the source of its engine.
+//! Turns a disk's settings into what the server needs: its image, open and locked, and its engine source.
 //!
-//! `DiskSettings → image → engine (tried out on it) → DiskConfig`; then the "serving" line
+//! `DiskSettings → image → engine (tried on it) → DiskConfig`; then the "serving" line
 //!
-//! - In a running server a separate thread does this: a file system that hangs must not delay a stop or other changes.
-//! - Disks whose engine is the same in all options share one [`EngineSource`], hence one engine in each worker.
-//!
-//! Not here: the list of disks (`serving/mod.rs`), engines (`io_engine`).
+//! - In a running server another thread does this: a file system that hangs must not delay a stop or other changes.
+//! - Disks with the same engine and options share one [`EngineSource`], and thereby one engine in each worker.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,15 +23,15 @@ use crate::args::placement_args::engine_source;
 use crate::args::serve_args::WceChoice;
 use crate::config::disk_settings::{DiskSettings, WorkerChoice};
 
-/// How long opening an image and trying an engine on it may take, besides the wait for its lock.
+/// How long opening an image and trying an engine on it may take, without the wait for its lock.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause between two checks whether the server stops.
+/// The pause between two checks whether the server is stopping.
 const STOP_PAUSE: Duration = Duration::from_millis(50);
 
 /// The engine sources that disks use now.
 #[derive(Debug, Default)]
 pub struct EngineSources {
-    /// By kind and options in their debug form, which contains every option.
+    /// The key is the kind and options in debug form, which contains every option.
     known: Mutex<Vec<(String, Weak<EngineSource>)>>,
 }
 
@@ -53,7 +51,7 @@ impl EngineSources {
     }
 }
 
-/// An open image, which a failed start removes again if it created it.
+/// An open image. A failed start removes it if it created it.
 #[derive(Debug)]
 pub struct OpenImage {
     image: Image,
@@ -62,7 +60,7 @@ pub struct OpenImage {
 
 type New = NewImage<Arc<dyn Opener>>;
 
-/// [`open_image`] and [`prepare`] with a time limit. After the limit the thread itself undoes its work.
+/// [`open_image`] and [`prepare`] with a time limit. A thread that takes longer undoes its work itself.
 pub fn open_within(
     opener: &Arc<dyn Opener>,
     settings: &DiskSettings,
@@ -99,7 +97,7 @@ pub fn open_within(
     }
 }
 
-/// Opens and locks the image; waits for its lock as long as the settings say.
+/// Opens and locks the image; waits for its lock as long as the settings allow.
 pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings) -> Result<OpenImage> {
     let image = Image::open(opener.as_ref(), &settings.image)?;
     warn_of_foreign_format(&image);
@@ -108,7 +106,7 @@ pub fn open_image(opener: &Arc<dyn Opener>, settings: &DiskSettings) -> Result<O
     Ok(OpenImage { image, new })
 }
 
-/// Only a warning: a guest may write any bytes to its raw disk, and must be able to use it again.
+/// Only warns: a guest may write any bytes to its raw disk, and must be able to use it again.
 fn warn_of_foreign_format(image: &Image) {
     if let Some(format) = image.foreign_format() {
         warn!(
@@ -123,13 +121,13 @@ fn warn_of_foreign_format(image: &Image) {
 #[derive(Debug)]
 pub struct ReadyDisk {
     pub config: DiskConfig,
-    /// The engine that workers sleep in; never a placed one.
+    /// The engine in which workers sleep; never one with a placement.
     pub engine: Arc<EngineSource>,
     pub told: Told,
     pub new: Option<New>,
 }
 
-/// Tries the engine on the image. `workers`: how many the server has.
+/// Tries the engine on the image. `workers`: the server's number of workers.
 pub fn prepare(
     open: OpenImage,
     settings: &DiskSettings,
@@ -143,7 +141,7 @@ pub fn prepare(
     // The image's lock must not outlive the server.
     drop(file);
     let engine = sources.source(&chosen, &settings.engine_config);
-    // A placed engine belongs to one disk and knows its workers.
+    // An engine with a placement belongs to one disk and knows its workers.
     let placed = engine_source(settings.placement, &chosen.options, &settings.engine_config, workers)?;
     let path = image.path().display().to_string();
     let serial = options.serial.clone().unwrap_or_else(|| image.default_serial());
@@ -177,7 +175,7 @@ impl ReadyDisk {
     }
 }
 
-/// The limit that a number of workers means. A list is no limit: `serving/mod.rs` attaches its workers.
+/// The limit that a number of workers sets. A list sets none: `serving/mod.rs` attaches its workers.
 pub fn most_workers(choice: Option<&WorkerChoice>) -> Option<NonZeroUsize> {
     match choice {
         Some(WorkerChoice::Count(count)) => NonZeroUsize::new(*count),
@@ -185,7 +183,7 @@ pub fn most_workers(choice: Option<&WorkerChoice>) -> Option<NonZeroUsize> {
     }
 }
 
-/// The facts of a disk for its log line, which are taken before the server gets the image.
+/// Facts for a disk's log line, collected before the server gets the image.
 #[derive(Debug)]
 pub struct Told {
     image: String,
@@ -197,7 +195,7 @@ pub struct Told {
 }
 
 impl Told {
-    /// Logged once the disk is served: a failed start writes only its error.
+    /// Call it once the disk is served: a failed start writes only its error.
     pub fn log(&self, settings: &DiskSettings) {
         warn_of_passed_over(&self.chosen);
         warn_of_unsafe_cache(settings);
@@ -239,7 +237,7 @@ impl Told {
     }
 }
 
-/// Warns about better engines that do not work.
+/// Warns about better engines that do not work here.
 fn warn_of_passed_over(chosen: &Chosen) {
     for passed_over in &chosen.passed_over {
         warn!("engine {} is not used, {} is: {}", passed_over.kind, chosen.kind(), passed_over.error);

@@ -1,12 +1,10 @@
-//! Says in the log which image a start waits for: one line, when its time is over, and the wait goes on.
+//! Logs which image delays a start: one line when opening takes too long. The start keeps waiting.
 //!
 //! `images, one after the other → begin (path) … not the next one in time → a warning → nothing until the next`
 //!
-//! - A file system that does not answer (NFS, FUSE) holds up whoever opens a file there, for ever if need be; no thread
-//!   can be waited with instead, as nothing else is to be done before all images are open.
-//! - Its thread ends, and is waited for, when this is dropped: the process is confined after.
-//!
-//! Not here: images that a running server opens, which have a limit (`open_disk.rs`).
+//! - A file system that does not answer (NFS, FUSE) blocks the thread that opens a file there, perhaps for ever.
+//!   Opening on another thread would not help, because the start can do nothing else before all images are open.
+//! - Dropping this value ends its thread and waits for it, because the sandbox needs a process with one thread.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,20 +14,20 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tracing::warn;
 
-/// Longer than any file system takes that works.
+/// Longer than any working file system takes.
 const SAY_AFTER: Duration = Duration::from_secs(5);
 
-/// See the file's head.
+/// The thread that watches a start.
 #[derive(Debug)]
 pub struct OpenWatch {
-    /// `None` while it is dropped.
+    /// `None` only during drop.
     images: Option<Sender<PathBuf>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl OpenWatch {
     /// # Errors
-    /// If there is no thread for it.
+    /// Out of threads.
     pub fn start() -> Result<Self> {
         let (images, begun) = channel();
         let thread = std::thread::Builder::new().name("bareblk-patience".into()).spawn(move || watch(&begun));
@@ -37,7 +35,7 @@ impl OpenWatch {
         Ok(Self { images: Some(images), thread: Some(thread) })
     }
 
-    /// This one is opened from now on, and the one before is open.
+    /// This image is opened now; the one before is open.
     pub fn begin(&self, image: &Path) {
         if let Some(images) = &self.images {
             let _ = images.send(image.to_owned());

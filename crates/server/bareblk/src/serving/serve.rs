@@ -1,14 +1,12 @@
-//! `bareblk serve`: open the images, serve them, obey signals, stop.
+//! `bareblk serve`: opens the images, serves them, obeys signals, stops.
 //!
 //! `configuration → images (locked) → server → "serving" on standard output, READY → signals → stop → exit code`
 //!
-//! - Signals are caught only after the images are locked: a signal can interrupt the wait for a lock.
+//! - Signals are caught only after the images are locked, so that a signal can interrupt the wait for a lock.
 //! - A start that fails removes the image that `--create` made.
 //! - A reload runs on its own thread: it may wait for locks or for a file system that hangs, and the main loop must
-//!   still see a stop.
-//! - The process ends after the stop: threads that hang end with it.
-//!
-//! Not here: the disks and their changes (`serving/mod.rs`), requests (`blk_server`).
+//!   still receive a stop.
+//! - The process ends after the stop, and with it any threads that hang.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -39,13 +37,13 @@ const LAST_CONTROL_REQUESTS: Duration = Duration::from_secs(2);
 const RELOAD_FAILED: &str =
     "the reload failed because of a bug in this program; the disks are served as before";
 
-/// Serves until a stop. `live_upgrade`: the server to take over from, if any.
+/// Serves until a stop. `live_upgrade`: the server from which to take over, if any.
 pub fn serve(mut configuration: Configuration, live_upgrade: Option<Wanted>, log: &LogArgs) -> Result<()> {
     let starting = EndAtOnce::catch().context("cannot catch signals")?;
     let limit = descriptors::raise_limit();
     check_workers(&configuration.server.workers)?;
     let manager = Arc::new(ServiceManager::from_environment());
-    // Before the helper starts: it must not inherit them.
+    // Before the helper starts, which must not inherit them.
     let passed = passed_sockets::receive()?;
     // Before the process gives up the right to connect.
     let mut taker = live_upgrade.map(|wanted| Taker::connect(wanted, &mut configuration)).transpose()?;
@@ -86,7 +84,7 @@ fn serve_control(socket: ControlSocket, serving: &Arc<Serving>) -> Result<Contro
     Ok(socket.serve(Arc::new(ServingControl::new(Arc::clone(serving), door)))?)
 }
 
-/// Runs before the server opens, creates or waits for anything.
+/// Call it before the server opens, creates or waits for anything.
 fn check_workers(workers: &[WorkerOptions]) -> Result<()> {
     workers
         .iter()
@@ -127,7 +125,7 @@ fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests
     loop {
         match requests.next() {
             Some(Request::Refresh) => reload(&service, &mut reloads),
-            // Full: the watchdog has an answer that it has not read yet.
+            // Full: an earlier answer still waits for the watchdog.
             Some(Request::Answer) => drop(service.answer.as_ref().map(|answer| answer.try_send(()))),
             Some(Request::Stop) => return stop(service, control, requests),
             Some(Request::Abort(code)) => std::process::exit(code),
@@ -136,7 +134,7 @@ fn obey(service: Service, control: Option<ControlServer>, mut requests: Requests
     }
 }
 
-/// Wakes the thread that reloads. The first call starts it; a later call replaces it if it has died.
+/// Wakes the reloading thread. Starts it on the first call, and again if it has died.
 fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
     service.manager.reloading();
     // Full: a reload that has not begun yet will also see this change.
@@ -152,12 +150,12 @@ fn reload(service: &Service, reloads: &mut Option<SyncSender<()>>) {
         }
         Err(error) => {
             service.manager.ready(&format!("not reloaded: {error:#}"));
-            error!("nothing is reloaded: {error:#}");
+            error!("cannot reload: {error:#}");
         }
     }
 }
 
-/// Notifies the service manager that a reload is over, also after a panic.
+/// Notifies the service manager that a reload is over, even after a panic.
 struct ToldAtTheEnd<'a> {
     manager: &'a ServiceManager,
     status: String,
@@ -175,7 +173,7 @@ impl Drop for ToldAtTheEnd<'_> {
     }
 }
 
-/// Starts the thread that reads the sizes, and the configuration file if there is one, on each request.
+/// Starts the thread that, on each request, reads the sizes and the configuration file if there is one.
 fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
     let (sender, requests) = sync_channel(1);
     let (serving, manager) = (Arc::clone(&service.serving), Arc::clone(&service.manager));
@@ -191,7 +189,7 @@ fn start_reloader(service: &Service) -> Result<SyncSender<()>> {
     Ok(sender)
 }
 
-/// What the status of the service says about the reload.
+/// What the service's status says about the reload.
 fn follow_file(serving: &Serving) -> &'static str {
     match serving.reload() {
         Ok(applied) if applied.refused.is_empty() => {
@@ -222,7 +220,7 @@ fn stop(service: Service, mut control: Option<ControlServer>, mut requests: Requ
             warn!("the stop interrupts a control client's request");
         }
         let report = serving.stop();
-        // Clients that wait for the stop see the end of their connection now.
+        // Clients that wait for the stop now see their connections end.
         drop(control);
         let _ = sender.send(report);
         drop(stopped);
@@ -242,7 +240,7 @@ fn stop(service: Service, mut control: Option<ControlServer>, mut requests: Requ
     judge(&report.context("the server did not stop cleanly; see the lines above")?, timeout)
 }
 
-/// Ends the wait for signals, whether the stop succeeded or not.
+/// Ends the wait for signals, whether or not the stop succeeded.
 struct WakeOnDrop(Handle);
 
 impl Drop for WakeOnDrop {

@@ -1,6 +1,4 @@
 //! Passes the requests of control clients to the running server.
-//!
-//! Not here: the protocol (`control`), the changes themselves (`serving/mod.rs`, `blk_server`).
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -92,7 +90,7 @@ impl Control for ServingControl {
         if self.serving.has_file() { Ok(self.serving.reload()?.into()) } else { Ok(ReloadAnswer::default()) }
     }
 
-    /// Ends the process once the other server has everything.
+    /// Ends the process once the other server owns everything.
     fn live_upgrade(
         &self,
         wanted: LiveUpgrade,
@@ -118,7 +116,7 @@ impl Control for ServingControl {
         std::process::exit(0)
     }
 
-    /// Raises SIGTERM, so that every stop takes the same way.
+    /// Raises SIGTERM, so that every stop runs the same code.
     fn shutdown(&self) {
         if let Err(error) = signal_hook::low_level::raise(SIGTERM) {
             error!("cannot stop as a control client asked: {error}");

@@ -1,4 +1,4 @@
-//! Disks of a running server, without guests: images that hang, workers that have come and gone.
+//! Disks of a running server without guests: images that hang, workers that come and go.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -12,10 +12,11 @@ use disk_image::{FileId, FileKind, HostOpener, LockHolder, OpenRequest, QueueAtt
 
 use super::*;
 
-/// A hang, not a slow machine.
+/// Long enough for a slow machine: only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The host, but for images called `hangs`: whoever opens one says so, and waits for the test; and who removes one says so.
+/// The host's files, except that opening an image called `hangs` reports it and waits for the test; removing one is
+/// reported too.
 #[derive(Debug)]
 struct Hanging {
     begun: Mutex<Sender<()>>,
@@ -80,7 +81,7 @@ impl Opener for Hanging {
     }
 }
 
-/// A server with one disk, `first`, on two workers, that follows a file.
+/// A server with one disk, `first`, on two workers; it reloads a file.
 struct Bed {
     folder: tempfile::TempDir,
     begun: Receiver<()>,
@@ -110,7 +111,7 @@ impl Bed {
         )
     }
 
-    /// The file's only disk has these keys from now on.
+    /// Reloads the file with these keys for its only disk.
     fn follow(&self, more: &str) -> Applied {
         let file = self.folder.path().join("bareblk.toml");
         fs::write(&file, Self::text(self.folder.path(), more)).unwrap();
@@ -157,7 +158,7 @@ fn workers_of_a_disk_are_named_by_the_numbers_that_they_have_now() {
         })
         .unwrap();
     assert_eq!(bed.follow("workers = [1, 2]").changed, ["first"]);
-    // The file has two workers; the first is there again with the next start, but not now.
+    // The file describes two workers. Worker 0 will exist again after the next start, but not now.
     let applied = bed.follow("workers = [0]");
     assert!(applied.changed.is_empty());
     assert!(applied.refused[0].why.ends_with("there is no worker 0"), "{applied}");
