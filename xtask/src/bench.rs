@@ -2,8 +2,6 @@
 //!
 //! Measures time with the criterion benchmark, counts instructions with callgrind, prints a table and keeps
 //! it in `bench_results/`. Instruction counts are exactly repeatable; times vary with the machine.
-//!
-//! Not here: the benchmark itself (`crates/server/blk_server/benches/device_half.rs`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,6 @@
 //! `## command → what it does → usage → arguments and options, in the order and groups of --help → its notes`
 //!
 //! A test of each program compares its page with the program (`check`), or writes it if `BAREBLK_WRITE_PAGE` is set.
-//! Not here: the texts (each program's arguments), manual pages (`bareblk man`).
 
 use std::fs;
 

@@ -1,6 +1,4 @@
 //! Runs other programs: returns their output, or an error with what the program printed.
-//!
-//! Not here: programs that run in the background (`guest/running.rs`, the demo's server).
 
 use std::process::{Command, Stdio};
 

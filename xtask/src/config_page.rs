@@ -5,8 +5,6 @@
 //! - In a table whose first column is `key`, each row is an entry; the other columns are type, default and
 //!   meaning.
 //! - Only the markdown that this document uses is supported; everything else is copied as text.
-//!
-//! Not here: a check that the document has every key (tests of `bareblk`, which knows the keys).
 
 /// The page's file name.
 pub const FILE_NAME: &str = "bareblk.toml.5";

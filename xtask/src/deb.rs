@@ -7,7 +7,7 @@
 //! - Installation starts nothing and an upgrade restarts nothing, because guests use the disks.
 //!
 //! `package.rs`: what each package is. `program.rs`: building. `staging.rs`: where each file goes. `control.rs`: dpkg's
-//! metadata. Not here: the units.
+//! metadata.
 
 mod control;
 mod package;

@@ -2,8 +2,6 @@
 //!
 //! packages -> build -> disk image -> server -> guest runs fio -> host runs the same fio -> table.
 //! However it ends (success, error, Ctrl-C), `Drop` removes server, socket and image.
-//! Not here: fio's jobs (`demo/fio.rs`), the disk (`demo/disk.rs`), the server (`demo/server.rs`), the table
-//! (`demo/report.rs`).
 
 mod disk;
 mod fio;

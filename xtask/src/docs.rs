@@ -1,8 +1,6 @@
 //! `cargo xtask docs`: builds the book from the repository's pages, and checks its links.
 //!
 //! `generated pages → docs/SUMMARY.md's pages (pages.rs) → target/book/src (stage.rs) → mdbook → target/book/html (built.rs)`
-//!
-//! Not here: what the generated pages say (`cli_page.rs`, and the tests that compare them).
 
 mod built;
 pub(crate) mod pages;

@@ -5,8 +5,7 @@
 //! - libFuzzer needs no more of the compiler than flags that every version has; only `--address-sanitizer` wants a nightly.
 //! - What it finds that is new stays in `fuzz/corpus`; what fails, in `fuzz/artifacts`. Neither is in the tree.
 //!
-//! How to read it, how to add a seed: docs/internals/fuzzing.md. Not here: the targets (`fuzz_targets`), what libFuzzer says
-//! (`fuzz/report.rs`).
+//! How to read it, how to add a seed: docs/internals/fuzzing.md.
 
 mod report;
 

@@ -2,8 +2,6 @@
 //!
 //! - `bareblk man` and `bareblk-bench man` generate their commands' pages from their own command lines. The configuration
 //!   file's page comes from docs/reference/config.md.
-//!
-//! Not here: the pages' text.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,8 +5,7 @@
 //! `target/mutants`. A check must notice each of them. A mutant that no check notices is a survivor, and
 //! `mutants/survivors.toml` must say why: nothing can go wrong (equivalent), or the checks have a blind spot.
 //!
-//! Fails if a survivor is not explained, or if an explained one no longer survives. Not here: what the checks
-//! check (`crates/locks/qspinlock`).
+//! Fails if a survivor is not explained, or if an explained one no longer survives.
 
 mod check;
 mod find;

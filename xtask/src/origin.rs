@@ -1,6 +1,4 @@
 //! The origin of a kept result (date, commit, machine), and keeping the result.
-//!
-//! Not here: what the results are (`test/record.rs`, `bench.rs`).
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! The programs that the demo and the tests need, and the Debian packages they come from.
 //!
 //! A program that exists counts as installed, wherever it came from. So other distributions work once the
-//! user has installed the programs. Not here: the guest's kernel, which is only unpacked (`guest/kernel.rs`).
+//! user has installed the programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,4 @@
 //! Programs of this workspace that the tests of another crate start: cargo builds a test only the programs of its own crate.
-//!
-//! Not here: packages' programs (`packages.rs`), the programs that a Debian package gets (`deb`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,8 +5,7 @@
 //! - The same commit always gives the same source archive, SBOM and package contents.
 //! - `--check` makes nothing: versions, sonames, and `cargo publish --dry-run` of the crates that are for others.
 //!
-//! `check.rs`: what must agree. `changelog.rs`: the headings of CHANGELOG.md. `sbom.rs`: the bill of materials. Not here:
-//! the packages (`deb`).
+//! `check.rs`: what must agree. `changelog.rs`: the headings of CHANGELOG.md. `sbom.rs`: the bill of materials.
 
 mod changelog;
 mod check;

@@ -1,6 +1,4 @@
 //! `cargo xtask setup`: names the missing Debian packages, asks once, installs them, changes nothing else.
-//!
-//! Not here: which packages, and how (the library's `packages`).
 
 use std::io::{BufRead, IsTerminal, Write};
 

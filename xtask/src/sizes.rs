@@ -1,7 +1,6 @@
 //! How large the slow checks are, as a smoke test and in full: the one table.
 //!
 //! `cargo xtask test --long` sets [`LONG_ENV`] for all that it starts; whoever runs a test by hand may too.
-//! Not here: the checks (each crate's tests), in which order they run (`main.rs`'s `test`).
 
 use std::time::Duration;
 

@@ -4,8 +4,6 @@
 //!
 //! - The reasons are a closed list: for each of them `cargo xtask test` has a check of its own.
 //! - Each line is appended by one write, because several tests write at the same time.
-//!
-//! Not here: whether the machine explains a reason (`test/machine.rs`), the table at the end (`test/skips.rs`).
 
 use std::fmt;
 use std::fs::File;

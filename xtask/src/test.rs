@@ -4,7 +4,6 @@
 //! `--long` takes each step's long variant and keeps the result in `bench_results/<date>-long/`.
 //! A test that skips itself for a reason that the machine does not explain fails the run (`skips.rs`, `machine.rs`).
 //! `--only` and names of crates choose a part of it (`plan.rs`).
-//! Not here: running one step (`step.rs`), the workspace's tests (`programs.rs`), what a kept result holds (`record.rs`).
 
 mod counts;
 mod lanes;

@@ -2,7 +2,6 @@
 //!
 //! Each rule is one function from a file to complaints. Long files are only named. What is counted instead may only
 //! go down (`measures.rs`).
-//! Not here: what rustfmt and clippy check.
 
 mod imports;
 pub(crate) mod links;

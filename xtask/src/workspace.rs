@@ -1,4 +1,4 @@
-//! Paths in the workspace. Not here: checks of its contents (`layers`, `tidy`).
+//! Paths in the workspace.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

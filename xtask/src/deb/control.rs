@@ -1,6 +1,4 @@
 //! dpkg's metadata: the control file, the list of configuration files, the installation scripts, checksums.
-//!
-//! Not here: the files themselves (`staging.rs`).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,6 +1,4 @@
 //! The two packages: what each has, and what dpkg is told about it.
-//!
-//! Not here: where files go (`staging.rs`), how dpkg's metadata is written (`control.rs`).
 
 /// A Debian package of one program.
 #[derive(Debug)]

@@ -1,6 +1,4 @@
 //! Builds the programs for the packages.
-//!
-//! Not here: where they go in a package (`staging.rs`).
 
 use std::path::PathBuf;
 use std::process::Command;

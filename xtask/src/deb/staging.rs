@@ -1,6 +1,4 @@
 //! Puts each file into its place in the package.
-//!
-//! Not here: dpkg's metadata (`control.rs`).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

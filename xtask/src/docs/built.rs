@@ -1,6 +1,4 @@
 //! Checks the links of the built book: each leads to a file of the book, and to a heading that is there.
-//!
-//! Not here: links to other sites.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

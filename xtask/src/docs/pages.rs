@@ -1,6 +1,4 @@
 //! The book's pages: those that docs/SUMMARY.md lists, and every page of the folders that it lists as a whole.
-//!
-//! Not here: where the pages are staged for mdBook (`stage.rs`).
 
 use std::path::{Component, Path, PathBuf};
 

@@ -2,8 +2,6 @@
 //!
 //! - Each page keeps its path in the repository, so links stay as they are on GitHub. A README.md becomes index.md.
 //! - A link to a folder leads to the folder's page. If the book has none, only the link's text stays.
-//!
-//! Not here: whether links lead somewhere (`tidy/links.rs`), and whether the built pages do (`built.rs`).
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -2,8 +2,6 @@
 //!
 //! Lines that count: `#1234\tDONE   cov: 12 ft: 34 corp: 5/67b lim: 8 exec/s: 90 rss: 30Mb`,
 //! `stat::number_of_executed_units: 1234`, `… Test unit written to PATH`.
-//!
-//! Not here: running it (`../fuzz.rs`).
 
 use std::fmt::Write as _;
 

@@ -2,7 +2,7 @@
 //!
 //! `base` boots and runs a shell script (busybox, modules, `/init`); `tools` adds fio and file system tools
 //! with their shared libraries. The kernel unpacks archives that follow each other in one file, so a run
-//! appends its own. Not here: caching (`image.rs`).
+//! appends its own.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,7 +1,6 @@
 //! What a guest said: its console while it runs, and what a test reads from it afterwards.
 //!
 //! Scripts talk in lines: `BB:KEY=value` for one value, `BB-BEGIN NAME` … `BB-END NAME` around longer text.
-//! Not here: where the bytes come from (`running.rs`).
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

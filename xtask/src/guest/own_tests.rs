@@ -3,7 +3,6 @@
 //! `current_exe → per-run archive → its storage folder becomes ext4 on a virtio disk → test result: ok. N passed`
 //!
 //! Storage is a stock block device with ext4, so that O_DIRECT means something; `/tmp` and `/dev/shm` are tmpfs.
-//! Not here: which tests make sense there; the test that asks knows.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,4 @@
 //! Which QEMU runs a guest, and which firmware that guest starts with.
-//!
-//! Not here: its arguments (`vm.rs`), the disk that firmware boots (`boot_disk.rs`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

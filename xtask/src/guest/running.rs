@@ -1,6 +1,4 @@
 //! A QEMU process: its console while it runs, its end, and its certain death when dropped.
-//!
-//! Not here: its arguments (`vm.rs`), what the console's lines mean (`output.rs`).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};

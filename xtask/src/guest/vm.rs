@@ -1,7 +1,6 @@
 //! What to run: a builder that becomes a QEMU command line.
 //!
 //! Memory is a shared memfd, as vhost-user needs; nothing is emulated that the guest does not use.
-//! Not here: the process (`running.rs`).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,5 @@
 //! Tests of the guest itself, against QEMU's own vhost-user-blk server: if a guest test looks wrong, start
 //! here.
-//!
-//! Not here: bareblk's server; the guest tests are in the `bareblk` crate.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! A copy of the crate, and the checks that run on each mutant: compiler, models, tests, Miri.
 //!
 //! The first sign of a failure ends a check. So does its time limit, which counts as noticed "by hang".
-//! Not here: what the tests test.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;

@@ -5,7 +5,6 @@
 //! - A re-check: the `if` or `while` below a comment that begins with `re-check:` is never entered.
 //!
 //! Works on text and leaves the rest to rustc: a mutant that does not compile was noticed by the compiler.
-//! Not here: hand-written bugs (`historic.rs`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

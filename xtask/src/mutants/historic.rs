@@ -1,7 +1,7 @@
 //! Inserts bugs that other locks had into this one: `historic.toml`.
 //!
 //! Each names the text that it replaces. That text must occur exactly once, so that no bug is lost when the
-//! lock changes. Not here: mechanical weakening (`find.rs`).
+//! lock changes.
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,4 @@
 //! A run's results: for the terminal, as JSON, and as the table in docs.
-//!
-//! Not here: the reasons (`survivors.toml`).
 
 use std::fmt::Write as _;
 use std::fs;

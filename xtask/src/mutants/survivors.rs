@@ -1,6 +1,4 @@
 //! Known survivors, and the reasons: `survivors.toml`.
-//!
-//! Not here: finding survivors (`check.rs`).
 
 use anyhow::{Context, Result};
 use serde::Deserialize;

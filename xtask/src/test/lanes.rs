@@ -1,7 +1,6 @@
 //! Runs programs of tests, some at the same time, each with its output in a file of its own.
 //!
 //! A line per program says how it went; the output of one that failed follows its line.
-//! Not here: which programs there are (`programs.rs`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;

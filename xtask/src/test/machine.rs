@@ -1,7 +1,6 @@
 //! Whether this machine explains why a test was skipped: for each reason a check that does not use the test's own.
 //!
 //! Rights are tried, not guessed: a file system is mounted, a loop device attached, a group made, and taken away again.
-//! Not here: the reasons (the library's `skip`).
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,6 +1,4 @@
 //! Which steps run, for which crates, and which packages they need.
-//!
-//! Not here: the table of steps (`test.rs`), running one (`step.rs`).
 
 use anyhow::{Context, Result, bail};
 use xtask::packages::{self, Package};

@@ -3,7 +3,6 @@
 //! `cargo test --no-run → list of programs → lanes → cargo test --doc`
 //!
 //! Cargo itself runs one program after another, and many of them wait most of the time: for a guest, for a timer.
-//! Not here: running several at once (`lanes.rs`).
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,4 @@
 //! What is kept of a long run: how each step went and how long it took.
-//!
-//! Not here: running one step (`step.rs`), commit and machine (`origin.rs`).
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,4 @@
 //! What did not run: tests that skipped themselves, and steps that were left out; the table of them.
-//!
-//! Not here: how a test says it (the library's `skip`), whether the machine explains it (`machine.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -1,6 +1,4 @@
 //! Where a run's minutes went: its steps, and the slowest programs of tests.
-//!
-//! Not here: a record that is kept (`record.rs`).
 
 use std::time::Duration;
 

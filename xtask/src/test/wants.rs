@@ -1,6 +1,4 @@
 //! What a step wants of the machine, and how to install it.
-//!
-//! Not here: whether the machine explains a test's skip (`machine.rs`).
 
 use std::path::Path;
 use std::process::Command;

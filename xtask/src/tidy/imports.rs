@@ -1,9 +1,7 @@
 //! Which file of a crate imports which, and the circles of files that import each other.
 //!
-//! It reads `use` items and paths into the crate, as text. A name that a file re-exports stands for the file that
-//! defines it.
-//!
-//! Not here: crates (`layers.rs`).
+//! It reads `use` items and paths that begin with `crate::`, `super::` or `self::`, as text. A name that `lib.rs`
+//! re-exports stands for the file that defines it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

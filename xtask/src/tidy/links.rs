@@ -1,6 +1,4 @@
 //! Links between pages lead to a file, folder or heading of the repository, and the book has every page that it needs.
-//!
-//! Not here: links to other sites, the built book (`docs/built.rs`).
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -5,8 +5,6 @@
 //! - SIGINT and SIGTERM end it in order, with the result so far; a second one ends at once (`ending.rs`).
 //! - The file for `--json` is made before the run: one that cannot be written to would cost the run.
 //! - What failed is one line on standard error, behind the result of what was done until then.
-//!
-//! Not here: loads and figures (`workload`), the definition of the arguments (`bench_args.rs`).
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -2,8 +2,6 @@
 //!
 //! - fio's options are checked by the table that reads job files, and handed on as they were given: one meaning.
 //! - With underscores, as in fio; hyphens are understood too.
-//!
-//! Not here: running it (`bench.rs`), what the options mean (`workload`).
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,4 @@
 //! The command line: the commands `bench` and `lab`, and what makes completions and manual pages of them.
-//!
-//! Not here: `bench`'s options (`bench_args.rs`), `lab`'s (`lab_command.rs`), the other commands of `bareblk`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

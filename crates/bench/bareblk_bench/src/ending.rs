@@ -1,6 +1,4 @@
 //! What SIGINT and SIGTERM mean for a measurement: the first ends it in order, the second ends the process at once.
-//!
-//! Not here: a server's signals (`bareblk`).
 
 use std::io;
 use std::process::ExitCode;

@@ -5,8 +5,6 @@
 //! - A name may stand for several experiments: they run one after the other, and each is kept as soon as it is done.
 //! - SIGINT or SIGTERM ends the run in order: nothing is reported, temporary files go. A second one ends at once
 //!   (`ending.rs`).
-//!
-//! Not here: the experiments and their reports (`lab`), the definition of the arguments (`cli.rs`).
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,4 @@
 //! Why a run ended without a result; each error is one line that says what to do.
-//!
-//! Not here: why one variant could not be measured ([`crate::SampleError`]); that does not end a run.
 
 use std::io;
 use std::path::PathBuf;

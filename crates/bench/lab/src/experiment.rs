@@ -3,8 +3,6 @@
 //! `Experiment { declaration, make } → Bench::prepare → Bench::sample (per variant, workload, round)`
 //!
 //! - The result file contains the declaration unchanged: a report needs nothing else.
-//!
-//! Not here: the experiments themselves (`experiments/`), rounds and order (`runner.rs`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

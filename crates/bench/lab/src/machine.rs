@@ -1,6 +1,4 @@
 //! The machine that a result was measured on, as far as a reader must know it.
-//!
-//! Not here: the measurement.
 
 use std::path::{Path, PathBuf};
 

@@ -4,8 +4,6 @@
 //!
 //! - A cell's samples are in the order of the rounds, with `null` for a missing one, so that pairs stay
 //!   pairs.
-//!
-//! Not here: the arithmetic (`workload`'s `stats.rs`), files (`report/`).
 
 use serde::{Deserialize, Serialize};
 

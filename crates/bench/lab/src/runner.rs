@@ -5,8 +5,6 @@
 //! - Within a round, the variants of one workload run right after each other: compared samples are close in
 //!   time.
 //! - A variant that cannot run under a workload is skipped there from then on; the others continue.
-//!
-//! Not here: taking a sample (`experiments/`), showing progress (`bareblk`).
 
 use crate::error::LabError;
 use crate::experiment::{Bench, Cell, Declaration, Experiment, SampleError, Setup};

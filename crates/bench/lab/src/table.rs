@@ -1,8 +1,6 @@
 //! Formats a result for a terminal: a table per workload, then the verdicts.
 //!
 //! Each cell has the median, and below it the 95 % confidence interval.
-//!
-//! Not here: the HTML report (`report/html.rs`).
 
 use std::fmt::Write;
 

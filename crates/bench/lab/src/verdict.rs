@@ -3,8 +3,6 @@
 //! - Reached: for each variant and workload named, the 95 % interval of the paired ratio lies above the
 //!   target, or includes it and is narrow enough. A wide interval includes everything and shows nothing. For
 //!   an upper limit it is the reverse.
-//!
-//! Not here: ratios and intervals (`result.rs`), ratios to other variants (`yardstick.rs`).
 
 use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::{CellResult, Outcome, Verdict};

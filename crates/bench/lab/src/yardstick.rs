@@ -1,6 +1,4 @@
 //! Finds the figure that a target is about, for one variant under one workload.
-//!
-//! Not here: the verdict on it (`verdict.rs`).
 
 use crate::experiment::{Beside, Declaration, Target, Yardstick};
 use crate::result::{CellResult, Ratio};

@@ -6,8 +6,6 @@
 //!   being first.
 //! - The job's runtime is divided: each round gets a share, half of it for each target.
 //! - A failed round ends the comparison: half a pair says nothing.
-//!
-//! Not here: the interval's arithmetic (`stats.rs`).
 
 use std::fmt::Write;
 use std::time::Duration;

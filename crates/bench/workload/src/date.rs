@@ -1,6 +1,4 @@
 //! Formats dates and times.
-//!
-//! Not here: time zones; it is always UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,6 +1,4 @@
 //! Why a job cannot run on a target, for people.
-//!
-//! Not here: errors in the job itself (`job/mod.rs`), failures during a run (`run/worker.rs`).
 
 use std::path::PathBuf;
 

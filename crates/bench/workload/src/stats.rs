@@ -5,8 +5,6 @@
 //! one side is binomial with p = 1/2. The interval is the narrowest pair that covers at least 95 %. Fewer
 //! than six samples have no such pair; they get the smallest and the largest sample, with the coverage of
 //! these.
-//!
-//! Not here: which samples belong together (`compare.rs`, and `result.rs` of `lab`).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,4 @@
 //! The user's request to end a run, checked between and during measurements.
-//!
-//! Not here: catching signals (`bareblk`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

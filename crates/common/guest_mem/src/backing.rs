@@ -5,8 +5,6 @@
 //!   the access may wait for a disk, a network, or a program (FUSE, also below overlayfs) that never answers,
 //!   and it would block a worker.
 //! - DAX is accepted only on ext4, XFS and devices: FUSE has it too, and asks its program for every page.
-//!
-//! Not here: mapping (`region.rs`), pages that disappear later (`sigbus.rs`).
 
 use std::io;
 use std::os::fd::AsFd;

@@ -6,8 +6,6 @@
 //!   calls of the thread that started it. What waits there stays charged, so a disk's front-ends can have no more of it than
 //!   descriptors; of what is charged to no disk, [`is_clogged`](Closing::is_clogged) sets the limit.
 //! - Every other owner lets go of the descriptor first: the last owner closes it.
-//!
-//! Not here: what a descriptor has to be (`backing.rs`, `blk_server`).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};

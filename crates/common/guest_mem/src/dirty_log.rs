@@ -12,7 +12,7 @@
 //! - Nothing outside the log is written, and still no store goes unrecorded: a memory that extends beyond its
 //!   log is refused when either of them changes ([`GuestMemory::with_log`](crate::GuestMemory::with_log)).
 //!
-//! Spec: vhost-user, "Migration". Not here: its messages (`blk_server`), the stores themselves (everywhere).
+//! Spec: vhost-user, "Migration".
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -9,8 +9,6 @@
 //! - The same happens when a page is not available: a full tmpfs, no free huge page, faulty memory.
 //! - The mapping hands out no `&[u8]`, because other users of the file may write it at the same time. Bytes
 //!   are only copied.
-//!
-//! Not here: guest memory (`region.rs`), whether a file is suitable for mapping (`io_engine`).
 
 use std::io;
 use std::os::fd::AsFd;

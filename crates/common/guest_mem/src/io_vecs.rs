@@ -9,8 +9,6 @@
 //! - It is one pointer wide. It is moved six times between ring and completion, and each reader of a larger
 //!   value would wait for the previous one's narrower stores to leave the processor's store buffer.
 //! - [`IoVecs::advance`] drops the completed bytes, so that a short transfer can be resumed.
-//!
-//! Not here: pools of these (`blk_server`), bounce buffers (`io_engine`).
 
 use std::fmt;
 use std::sync::Arc;

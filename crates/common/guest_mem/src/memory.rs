@@ -5,8 +5,6 @@
 //! - A range may cross from one region into an adjacent one; it is split. A gap is an error.
 //! - [`MemoryView`] is one queue's handle. It caches the regions of its last hits, separately for headers and
 //!   data.
-//!
-//! Not here: mapping (`region.rs`), buffers for the kernel (`io_vecs.rs`).
 
 use std::cell::Cell;
 use std::ptr::NonNull;

@@ -11,9 +11,6 @@
 //!   only the rest of it can be taken.
 //! - Part of the machine's resources is not in the budget: the server needs it for its own images, threads
 //!   and sockets.
-//!
-//! Not here: memory itself (the guest's pages belong to its front-end), the charges (`region.rs`, sessions in
-//! `blk_server`).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -7,8 +7,6 @@
 //! - Huge pages: `mmap` requires offset and length in multiples of the file's page, so the mapping may be
 //!   larger than the region; only the region is reachable.
 //! - Under Miri a region is on the heap, so that the code above it can be interpreted.
-//!
-//! Not here: address lookup (`memory.rs`), the SIGBUS handler (`sigbus.rs`).
 
 use std::fmt;
 use std::io;

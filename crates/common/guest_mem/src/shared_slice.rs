@@ -2,8 +2,6 @@
 //!
 //! Values are little-endian in memory (virtio 1.3 §1.4.1) and native here. The memory is only accessed
 //! through atomics; a store also calls the store hook with its range.
-//!
-//! Not here: which field lies where (`virtqueue`).
 
 use std::fmt;
 use std::marker::PhantomData;

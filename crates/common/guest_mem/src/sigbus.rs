@@ -15,8 +15,6 @@
 //!   it, and a full tmpfs raises SIGBUS too. [`faults`] then increases as well, but sessions find their own
 //!   regions in order.
 //! - A SIGBUS outside the registered regions goes to the previously installed handler.
-//!
-//! Not here: the kernel's own accesses (io_uring): they fail with EFAULT and become I/O errors.
 
 use std::fmt;
 use std::mem::MaybeUninit;

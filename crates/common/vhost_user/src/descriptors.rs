@@ -3,8 +3,6 @@
 //! - Room for as many descriptors as the kernel passes at once: it never closes any on the receiving thread for want of
 //!   room in the buffer.
 //! - Every received descriptor is close-on-exec and has an owner at once.
-//!
-//! Not here: messages (`partial.rs`, `outgoing.rs`), waiting (`wait.rs`).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,7 +1,6 @@
 //! A front-end's end of a connection that sends any bytes and receives any message.
 //!
 //! For tests, fuzzers and experiments: it knows no order of messages and negotiates nothing.
-//! Not here: a front-end for real use (`blk_driver`).
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -2,8 +2,6 @@
 //!
 //! - Sizes, versions and counts are checked before anything is stored: no more than one message's bytes are kept.
 //! - Receives no byte of the next message.
-//!
-//! Not here: how long to wait for the rest (the caller's, with `wait.rs`).
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Fields of features that we do not offer (size_max, geometry, secure erase, zoned) are zero.
-//! Spec: virtio 1.3 §5.2.4. Not here: the values for an image (`blk_server`).
+//! Spec: virtio 1.3 §5.2.4.
 
 use crate::features::WriteCache;
 

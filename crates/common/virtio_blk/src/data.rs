@@ -1,6 +1,4 @@
 //! The data part of a request: a chain's buffers without the bytes of header and status.
-//!
-//! Not here: the bounds of header and status (`request.rs`), pointers for the kernel (`guest_mem`).
 
 use guest_mem::{AccessError, GuestRange, MemoryView};
 

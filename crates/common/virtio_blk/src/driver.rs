@@ -1,6 +1,6 @@
 //! The driver's side of a request: the bytes that a driver puts into its buffers.
 //!
-//! Spec: virtio 1.3 §5.2.6. Not here: rings (`virtqueue::split::DriverQueue`), where the buffers lie.
+//! Spec: virtio 1.3 §5.2.6.
 
 use crate::ranges::{self, Segment};
 use crate::request::HEADER_BYTES;

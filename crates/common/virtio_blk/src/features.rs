@@ -1,7 +1,7 @@
 //! Feature bits: which ones the device offers, which ones the driver accepted, and what they mean for the
 //! write cache.
 //!
-//! Spec: virtio 1.3 §5.2.3, §6. Not here: the bits of vhost-user itself (`blk_server`).
+//! Spec: virtio 1.3 §5.2.3, §6.
 
 use virtqueue::RingFeatures;
 

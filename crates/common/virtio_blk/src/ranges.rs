@@ -4,7 +4,7 @@
 //! sector u64 | num_sectors u32 | flags u32 (bit 0: unmap)
 //! ```
 //!
-//! Spec: virtio 1.3 §5.2.6. Not here: whether the sectors exist (`disk_image`).
+//! Spec: virtio 1.3 §5.2.6.
 
 use std::fmt;
 

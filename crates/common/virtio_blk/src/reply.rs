@@ -1,6 +1,6 @@
 //! The answer to a request: its status byte, the used length, and the serial.
 //!
-//! Spec: virtio 1.3 §5.2.6. Not here: the used ring (`virtqueue`), when data is complete (`blk_server`).
+//! Spec: virtio 1.3 §5.2.6.
 
 use guest_mem::MemoryView;
 

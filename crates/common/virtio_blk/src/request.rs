@@ -8,7 +8,7 @@
 //! - The status byte is located first, so that every later fault can be answered.
 //! - A request of an unknown type is [`Request::Unsupported`]; a malformed one is a [`RequestFault`].
 //!
-//! Spec: virtio 1.3 §5.2.6. Not here: whether the sectors exist (`disk_image`), or are writable.
+//! Spec: virtio 1.3 §5.2.6.
 
 use guest_mem::{AccessError, MemoryView};
 use virtqueue::Chain;

@@ -7,8 +7,6 @@
 //! `cargo bench -p virtqueue --bench rings` measures time. Instructions of one half, per 64 × 1000 requests:
 //! `valgrind --tool=callgrind --toggle-collect='*device_pass*' <bench binary> --callgrind split|packed|split_logged|packed_logged`
 //! (`*driver_fills*` and `*driver_reaps*` for the other half)
-//!
-//! Not here: the meaning of a request (`blk_server`'s benchmark `device_half`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::hint::black_box;

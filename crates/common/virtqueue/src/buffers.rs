@@ -1,6 +1,4 @@
 //! The buffers of one chain that a driver adds, and how they are written as an indirect table.
-//!
-//! Not here: the ring's own descriptors (`split/driver.rs`, `packed/driver.rs`).
 
 use guest_mem::{GuestRange, MemoryView};
 

@@ -4,8 +4,6 @@
 //! - Device-readable buffers come first, then the device-writable ones (virtio 1.3 §2.7.4.2).
 //! - Zero-length descriptors are legal and are dropped.
 //! - Addresses are not checked here; an unmapped one fails when the buffer is used.
-//!
-//! Not here: reading descriptors (`split/device.rs`, `packed/device.rs`), header and status (`virtio_blk`).
 
 use guest_mem::GuestRange;
 

@@ -4,8 +4,6 @@
 //!
 //! [`DeviceQueue::new`] picks the format once. Each call then costs one branch, which always goes the same
 //! way.
-//!
-//! Not here: the halves themselves (`split/device.rs`, `packed/device.rs`).
 
 use std::sync::Arc;
 

@@ -1,8 +1,6 @@
 //! Driver half of a virtqueue in either format: makes buffers available and takes used ones back.
 //!
 //! `add … publish → kick_needed? … pop_used … arm_interrupts`
-//!
-//! Not here: the halves themselves (`split/driver.rs`, `packed/driver.rs`).
 
 use guest_mem::{GuestAddress, GuestRange, MemoryView};
 

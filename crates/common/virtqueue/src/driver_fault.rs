@@ -1,6 +1,4 @@
 //! Why the driver half refuses: a chain that does not fit, or a device that broke the ring.
-//!
-//! Not here: faults of a driver (`fault.rs`).
 
 use guest_mem::AccessError;
 

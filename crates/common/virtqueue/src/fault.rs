@@ -2,8 +2,6 @@
 //!
 //! - [`RingFault`]: the indices cannot be trusted any more; this queue stops until it is reset.
 //! - [`ChainFault`]: one request is unusable; the device returns it with length 0 and the queue continues.
-//!
-//! Not here: how the owner of the queue reacts (`blk_server`).
 
 use std::fmt;
 

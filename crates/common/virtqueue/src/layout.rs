@@ -1,6 +1,4 @@
 //! Where the three areas of a virtqueue lie, split or packed, and checked access to them.
-//!
-//! Not here: the fields inside an area (`split/layout.rs`, `packed/ring.rs`).
 
 use std::sync::Arc;
 

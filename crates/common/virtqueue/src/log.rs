@@ -15,8 +15,7 @@
 //!   before an earlier one is a release store: the reader is another process, after this one's death.
 //! - No lock, no system call, no allocation after the start.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking". Not here: the two layouts (`split/log.rs`, `packed/log.rs`),
-//! the shared memory and its messages (`blk_server`).
+//! Spec: vhost-user, "Inflight I/O tracking".
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};

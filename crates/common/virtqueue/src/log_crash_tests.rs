@@ -3,8 +3,6 @@
 //! The driver half is real and notices a chain that comes back twice. At the moment of death the test copies
 //! all memory; the running call continues without effect on the copy, and the successor opens the copy. The
 //! successor may die while it reads the log, too.
-//!
-//! Not here: logs that our devices did not write, and the layout of a log (`log_tests.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::cell::RefCell;

@@ -4,7 +4,7 @@
 //! These tests use one thread: after each word that the queue reads, they store to some words. (A test with a
 //! real second thread: `blk_server/tests/it/hostile_logs.rs`.)
 //!
-//! Logs are longer than their ring here. Not here: wrong logs of the ring's length (`log_tests.rs`).
+//! Logs are longer than their ring here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::cell::Cell;

@@ -1,6 +1,4 @@
 //! Layout of an in-flight log, and logs that our devices did not write: each fault has its own error.
-//!
-//! Not here: deaths of our own devices (`log_crash_tests.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;

@@ -4,8 +4,6 @@
 //! side that publishes in batches decides once per batch, over all entries since its last decision.
 //!
 //! Spec: virtio 1.3 §2.7.7 (used buffers), §2.7.10 (available buffers).
-//! Not here: reading the event field and the fence before it (`split/`), positions with a wrap counter
-//! (`packed/event.rs`), signalling fds (`blk_server`).
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`, only without `VIRTIO_F_EVENT_IDX` (virtio 1.3 §2.7.6).
 pub const AVAIL_NO_INTERRUPT: u16 = 1;

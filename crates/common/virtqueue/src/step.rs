@@ -3,8 +3,6 @@
 //!
 //! Unit tests can run a callback at each of these places (to copy the memory, or to store to it); other
 //! builds compile them away.
-//!
-//! Not here: how a successor recovers (`log.rs`).
 
 /// A possible crash: the stores before this call have been made, the later ones have not.
 #[cfg(not(test))]

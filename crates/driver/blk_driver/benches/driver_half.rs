@@ -6,8 +6,6 @@
 //!
 //! `cargo bench -p blk_driver --bench driver_half` measures time. Instructions, per batch of 64 × 1000:
 //! `valgrind --tool=callgrind --toggle-collect='*driver_pass*' <bench binary> --callgrind`
-//!
-//! Not here: a real device (`bareblk bench`), the device half (`blk_server`, `device_half`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::hint::black_box;

@@ -3,8 +3,7 @@
 //! One pass submits a batch, lets a device on the same thread serve it, and takes the completions; it takes
 //! the lock twice. For the cost per request, divide the difference to `queue` by the batch size.
 //!
-//! `cargo bench -p blk_driver --bench shared_queue`. Not here: contending threads (`bareblk lab run kick`),
-//! the driver without a lock in detail (`driver_half`).
+//! `cargo bench -p blk_driver --bench shared_queue`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::hint::black_box;

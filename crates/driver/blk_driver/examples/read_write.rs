@@ -1,7 +1,4 @@
 //! Writes the first 4 KiB of a vhost-user-blk disk and reads them back: `read_write SOCKET`. Overwrites them!
-//!
-//! Not here: many requests at once from many threads (`SharedQueue`), the program's own memory
-//! (`Device::register`).
 
 use std::error::Error;
 use std::time::Duration;

@@ -1,6 +1,4 @@
 //! A queue without a session, for tests, benchmarks and experiments that provide their own device half.
-//!
-//! Not here: connecting (`device.rs`).
 
 use std::io;
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 //!   changed configuration, registered and unregistered memory. Queues never wait for it.
 //! - After [`Device`] is dropped, the driver waits for nothing from the back-end, and every queue ends.
 //!
-//! Spec: vhost-user. Not here: the queues themselves (`queue/`).
+//! Spec: vhost-user.
 
 mod options;
 

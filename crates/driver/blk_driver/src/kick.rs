@@ -9,8 +9,7 @@
 //!   gone cannot consume a new one.
 //! - `kick_model.rs` tests all interleavings; docs/decisions/0017 has the argument.
 //!
-//! Spec: virtio 1.3 §2.7.13.4 (spurious notifications are allowed). Not here: whether one is needed
-//! (`virtqueue`).
+//! Spec: virtio 1.3 §2.7.13.4 (spurious notifications are allowed).
 
 use std::fmt;
 use std::io::{self, IoSliceMut};

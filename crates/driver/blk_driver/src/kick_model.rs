@@ -7,8 +7,6 @@
 //!   what a `SharedQueue` protects: a doorbell and the requests in flight. A device serves all published
 //!   requests once it is rung.
 //! - Two more queues are deliberately wrong, to show that the model detects the errors.
-//!
-//! Not here: when the device wants a notification (`virtqueue`), real threads (`queue/restart_stress.rs`).
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};

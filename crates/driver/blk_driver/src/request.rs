@@ -1,6 +1,6 @@
 //! Requests to the device, and their completions.
 //!
-//! Spec: virtio 1.3 §5.2.6. Not here: the layout of a request in memory (`queue/fill.rs`, `queue/area.rs`).
+//! Spec: virtio 1.3 §5.2.6.
 
 use std::time::Instant;
 

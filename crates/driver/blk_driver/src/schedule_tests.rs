@@ -1,6 +1,4 @@
 //! Random schedules against a model: each request ends once, and comes back once if it ended early.
-//!
-//! Not here: the effect of single steps (`queue/restart_tests.rs`, `tests/`).
 
 use std::collections::BTreeMap;
 use std::time::Instant;

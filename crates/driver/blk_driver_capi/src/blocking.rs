@@ -1,6 +1,4 @@
 //! One request at a time: each call sleeps until it is done.
-//!
-//! Not here: many requests at once (`request.rs`, `completion.rs`).
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;

@@ -1,6 +1,4 @@
 //! Buffers of a device's pool.
-//!
-//! Not here: memory of the caller's own (`device.rs`).
 
 use std::ffi::{c_int, c_void};
 

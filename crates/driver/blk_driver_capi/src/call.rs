@@ -1,6 +1,4 @@
 //! The frame of every call: it catches panics and turns the result into a number.
-//!
-//! Not here: what the numbers mean (`failure.rs`).
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};

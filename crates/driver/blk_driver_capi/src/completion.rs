@@ -1,6 +1,4 @@
 //! Completions: taking them, waiting for them, and waiting for them together with other events.
-//!
-//! Not here: how a request ends (`blk_driver::Completion`).
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;

@@ -1,6 +1,4 @@
 //! The handle of a connected device: connecting, memory, disconnecting.
-//!
-//! Not here: events (`event.rs`), the pool (`buffer.rs`).
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::size_of;

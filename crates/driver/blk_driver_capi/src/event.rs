@@ -1,6 +1,4 @@
 //! Events of a device outside its queues.
-//!
-//! Not here: the reaction to them (`blk_driver::Device`).
 
 use std::ffi::{c_char, c_int};
 use std::mem::size_of;

@@ -4,8 +4,6 @@
 //! - The text is kept per thread, not in a buffer of the caller. So calls need no parameters for it, and calls without a
 //!   handle (connecting) can report a text too.
 //! - It is cut to [`TEXT_BYTES`], so that no error allocates: a full queue is an error of the hot path.
-//!
-//! Not here: panics (`call.rs`).
 
 use std::cell::RefCell;
 use std::error::Error;

@@ -2,8 +2,6 @@
 //!
 //! A [`Kick`] lies in the caller's memory: a notification allocates nothing, and the caller may send it after it has
 //! released a lock, or after the queue's end. Copying the structure moves it, as for any value of Rust.
-//!
-//! Not here: what it holds (`blk_driver::Kick`).
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, align_of, size_of};

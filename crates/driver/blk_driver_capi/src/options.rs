@@ -1,6 +1,4 @@
 //! How to connect: the structure that a caller fills in.
-//!
-//! Not here: what the values mean to the driver (`blk_driver::Options`).
 
 use std::ffi::{OsStr, c_char, c_int};
 use std::mem::size_of;

@@ -2,8 +2,6 @@
 //!
 //! Structures that may grow come with the size that the caller knows. A caller that knows fewer fields gets only those;
 //! one that knows more finds zeroes in the others, and gets an error if it sets them.
-//!
-//! Not here: handles (`device.rs`, `queue.rs`, `buffer.rs`).
 
 use std::mem::size_of;
 

@@ -1,6 +1,4 @@
 //! The handle of a queue: questions about it, and its end.
-//!
-//! Not here: requests (`request.rs`, `kick.rs`, `blocking.rs`) and completions (`completion.rs`).
 
 use std::ffi::c_int;
 use std::mem::size_of;

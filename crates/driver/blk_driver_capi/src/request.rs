@@ -1,6 +1,4 @@
 //! Adding requests to a queue.
-//!
-//! Not here: publishing them (`kick.rs`), one request at a time (`blocking.rs`).
 
 use std::ffi::c_int;
 use std::time::{Duration, Instant};

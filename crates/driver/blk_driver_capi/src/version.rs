@@ -1,6 +1,4 @@
 //! Which version a program was compiled with, and which one it runs with.
-//!
-//! Not here: the sizes by which structures grow (`pointers.rs`).
 
 /// Version of this header: major << 16 | minor << 8 | patch.
 pub const BAREBLK_VERSION: u32 = 0x00_01_00;

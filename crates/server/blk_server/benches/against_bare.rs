@@ -8,8 +8,6 @@
 //! `profile=SECONDS`: only the device half and its driver, for a profiler that is started with it.
 //! Instructions outside the copy: `valgrind --tool=callgrind --toggle-collect='*InlineWorker*serve*' … callgrind`.
 //! On the clock are the device half, with its kick and call, and the copies; not the driver.
-//!
-//! Not here: a driver on another core (`bareblk bench`), the device half alone (`device_half.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 
 use std::collections::HashMap;

@@ -6,8 +6,6 @@
 //! `cargo bench -p blk_server --bench device_half` measures time. Instructions, per batch of 64 × 1000:
 //! `valgrind --tool=callgrind --toggle-collect='*InlineWorker*serve*' <bench binary> --callgrind`,
 //! and `--packed` behind it for packed rings.
-//!
-//! Not here: real I/O and a real guest (`cargo xtask demo`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::hint::black_box;

@@ -9,8 +9,6 @@
 //! | `unsafe` | used | writeback | ignored |
 //!
 //! A guest may change its starting mode (`VIRTIO_BLK_F_CONFIG_WCE`), unless the mode is fixed.
-//!
-//! Not here: the guest's choice (`blk_server`), how a write is made durable (`io_engine`).
 
 /// How reads and writes reach the image, and the guest's starting mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

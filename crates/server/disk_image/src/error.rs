@@ -1,6 +1,4 @@
 //! Why an image cannot be served: one line each, with the problem, the value, the limit, and a remedy.
-//!
-//! Not here: ranges refused at run time (`range.rs`).
 
 use std::io;
 use std::path::PathBuf;

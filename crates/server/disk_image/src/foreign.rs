@@ -7,7 +7,6 @@
 //!
 //! Facts: QEMU `docs/interop` (qcow2.rst, qed_spec.rst); VMware "Virtual Disk Format 5.0"; Microsoft
 //! [MS-VHDX] §2.2.1 and the VHD specification 1.0 (a fixed VHD has its mark at the end and is not detected).
-//! Not here: messages to the user (`error.rs`, the program).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -7,8 +7,7 @@
 //! - A probe by reading can be too optimistic, because a hole may be read without any check. So the device
 //!   under the file system, if there is one, is asked as well.
 //!
-//! Spec: virtio 1.3 §5.2.4 (`blk_size`, `topology`); statx(2) STATX_DIOALIGN, Linux 6.1. Not here: capacity
-//! (`range.rs`), discard (`limits.rs`).
+//! Spec: virtio 1.3 §5.2.4 (`blk_size`, `topology`); statx(2) STATX_DIOALIGN, Linux 6.1.
 
 use std::fs::File;
 use std::io;

@@ -1,6 +1,4 @@
 //! The opener of a server without a sandbox: acts directly, in the calling thread.
-//!
-//! Not here: use of the results (`image.rs`; the server's socket code).
 
 use std::fs::{File, Permissions};
 use std::io;

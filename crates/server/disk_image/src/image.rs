@@ -3,9 +3,6 @@
 //! `options -> open (or create) -> lock -> claim a device -> size, alignment, block size -> limits -> Image`
 //!
 //! If any step fails, a file that was created for the image is removed again.
-//!
-//! Not here: changing the size (`image/resize.rs`), the details of each step (`opener.rs`, `lock.rs`,
-//! `geometry.rs`, `limits.rs`, `range.rs`).
 
 mod resize;
 

@@ -5,8 +5,7 @@
 //! - Writing zeroes is always offered on a writable image: without support from below, the engine writes
 //!   zeroes.
 //!
-//! Spec: virtio 1.3 §5.2.4 (`max_discard_sectors` and so on). Not here: the operations themselves
-//! (`io_engine`).
+//! Spec: virtio 1.3 §5.2.4 (`max_discard_sectors` and so on).
 
 use std::fs::File;
 

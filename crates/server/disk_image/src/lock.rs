@@ -10,7 +10,7 @@
 //!   lives until the last duplicate is closed, including those of requests in flight in the kernel.
 //!
 //! Facts: QEMU 2.10 and later, `file-posix` (as observed with strace and lslocks); fcntl(2), "Open file
-//! description locks". Not here: opening (`opener.rs`).
+//! description locks".
 
 use std::fs::File;
 use std::io;

@@ -1,6 +1,4 @@
 //! A file created for an image, until the image is in use: if creation is abandoned, the file is removed.
-//!
-//! Not here: creating it (`host_opener.rs`).
 
 use std::fs::File;
 use std::ops::Deref;

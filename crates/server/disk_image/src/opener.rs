@@ -3,8 +3,6 @@
 //! A server that enters a sandbox later has no file system left. It then uses another implementation of
 //! [`Opener`], which asks a helper. All arguments and results of the trait's methods can be sent over a
 //! socket.
-//!
-//! Not here: direct access (`host_opener.rs`), checks of the opened file (`image.rs`).
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

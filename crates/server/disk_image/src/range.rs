@@ -5,7 +5,7 @@
 //! Every check reads the bounds, because an image may grow while it is served, or shrink if the administrator
 //! forces it.
 //!
-//! Spec: virtio 1.3 §5.2.6 (sectors are 512 bytes whatever the block size). Not here: alignment of memory.
+//! Spec: virtio 1.3 §5.2.6 (sectors are 512 bytes whatever the block size).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

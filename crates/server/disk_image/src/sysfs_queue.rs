@@ -1,7 +1,6 @@
 //! The kernel's attributes of a block device: `/sys/dev/block/MAJOR:MINOR/queue/*`.
 //!
-//! Names and units: Linux `Documentation/ABI/stable/sysfs-block`. Not here: conclusions from them
-//! (`geometry.rs`, `limits.rs`).
+//! Names and units: Linux `Documentation/ABI/stable/sysfs-block`.
 
 use std::io;
 use std::path::{Path, PathBuf};

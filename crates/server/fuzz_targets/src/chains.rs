@@ -6,7 +6,7 @@
 //! - The device writes nothing but its own parts of the ring, and what it writes there is what was used.
 //! - What a hostile log makes of a start is bounded and named once: tags of the ring, none twice.
 //!
-//! Here: the acts, and where their numbers come from. Not here: comparing (`chains/machine.rs`).
+//! Here: the acts, and where their numbers come from.
 
 mod machine;
 mod model;

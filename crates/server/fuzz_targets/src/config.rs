@@ -2,8 +2,6 @@
 //!
 //! - Any text is a configuration, or refused in one line that names the file and a line of it.
 //! - The line is not much longer than the text.
-//!
-//! Not here: reading files, opening disks.
 
 use bareblk::inputs::configuration;
 

@@ -4,8 +4,6 @@
 //!
 //! - Each answer is one line, has the request's id if that could be read, and `ok` or an `error` of one line with a kind.
 //! - An error repeats what was wrong, and is no longer than a few times that.
-//!
-//! Not here: lines and time limits (`bareblk`'s own tests), what the verbs do to a server.
 
 use bareblk::inputs::{MAX_LINE_BYTES, control_answer};
 use serde_json::Value;

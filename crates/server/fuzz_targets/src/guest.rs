@@ -1,6 +1,4 @@
 //! A guest's memory, and what must be in it: every store of the driver's is made twice, once where the device looks.
-//!
-//! Not here: rings (`chains.rs`), requests (`requests.rs`).
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;

@@ -1,8 +1,6 @@
 //! Bytes of a fuzzer, taken as numbers, and written as such by whoever makes a seed.
 //!
 //! - Past the end everything is zero, so that every input means something.
-//!
-//! Not here: what the numbers mean (each target's file).
 
 /// What is left of an input.
 #[derive(Clone, Copy, Debug)]

@@ -5,9 +5,6 @@
 //! - Each frame is a message or an error of one line, of bounded length; nothing waits for what does not come.
 //! - A message has as many descriptors as were announced, and is the same when it is written and read again.
 //! - A session is rebuilt or refused in one line; afterwards no descriptor of it is open.
-//!
-//! Not here: what servers do with the disks that are offered, rings of sessions that go on (`bareblk`'s and
-//! `blk_server`'s own tests).
 
 use std::fs::File;
 use std::net::Shutdown;

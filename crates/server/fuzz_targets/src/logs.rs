@@ -6,8 +6,6 @@
 //! - A device that dies before it has used anything leaves the same requests to the next one, in the same order.
 //! - When all is used, nothing is left to do again.
 //! - Nothing is written but the device's parts of the ring and the log of its queue.
-//!
-//! Not here: logs that change while a device runs with them (`chains.rs`).
 
 use std::sync::Arc;
 

@@ -8,8 +8,7 @@
 //! - With a second thread that changes the memory meanwhile, no model can tell the outcome: the worker goes on or stops the
 //!   queue, the image keeps its size, and a new queue then does what the model says.
 //!
-//! Here: the requests, and where their numbers come from. Not here: the queue and its disk (`requests/bed.rs`), chains that
-//! are none (`chains.rs`).
+//! Here: the requests, and where their numbers come from.
 
 mod bed;
 mod model;

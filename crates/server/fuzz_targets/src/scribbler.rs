@@ -4,8 +4,6 @@
 //!
 //! - A value that changes to and fro between two reads of the same field is what a check before a use misses.
 //! - Which of the two a read meets is chance: an input that failed may have to be repeated some times.
-//!
-//! Not here: what must hold then (each target's file).
 
 use std::fs::File;
 use std::ops::Range;

@@ -7,8 +7,7 @@
 //! - A session answers or ends; a stop then finds nothing in flight.
 //! - When the server is gone, so are all descriptors that it was sent.
 //!
-//! Here: the acts, and where their numbers come from. Not here: the socket and the descriptors (`vhost_user/peer.rs`),
-//! what requests do (`requests.rs`).
+//! Here: the acts, and where their numbers come from.
 
 mod peer;
 

@@ -2,8 +2,6 @@
 //!
 //! - The same inputs in every run: the numbers are made from a fixed seed.
 //! - An input that fails is written to a file, with the command that repeats it.
-//!
-//! Not here: coverage, which makes inputs good (`cargo xtask fuzz`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,7 +4,7 @@
 //! - Calls of the request path have no conditions: then the kernel answers from a bitmap, without running the
 //!   filter.
 //!
-//! How to find missing calls: docs/reference/sandbox.md. Not here: building filters from the lists (`filter.rs`).
+//! How to find missing calls: docs/reference/sandbox.md.
 
 use libc::{
     SYS_accept, SYS_accept4, SYS_brk, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone,

@@ -1,7 +1,5 @@
 //! Names of system calls, for the message about a refused call: calls that are on no list, or not on every
 //! list.
-//!
-//! Not here: which role may make them (`calls.rs`).
 
 macro_rules! names {
     ($($name:ident),* $(,)?) => {

@@ -3,7 +3,7 @@
 //!
 //! Call these while the process has one thread: capabilities and most of the rest belong to threads.
 //!
-//! Source: capabilities(7), prctl(2). Not here: system calls (`calls.rs`), files (`files.rs`).
+//! Source: capabilities(7), prctl(2).
 
 use nix::unistd::{Gid, Uid, getresgid, getresuid, setgroups, setresgid, setresuid};
 use rustix::io::Errno;

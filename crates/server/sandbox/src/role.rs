@@ -1,6 +1,4 @@
 //! The roles of threads.
-//!
-//! Not here: each role's system calls (`calls.rs`).
 
 use std::fmt;
 

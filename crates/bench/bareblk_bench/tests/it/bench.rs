@@ -1,6 +1,4 @@
 //! `bareblk bench` as a process: on files and on a real server, its output, its ends, what it refuses.
-//!
-//! Not here: fio's layout (`bench_fio.rs`), figures, parsing (`workload`'s own tests).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader, Read};

@@ -1,6 +1,4 @@
 //! The JSON of `bareblk bench` beside the JSON of the real fio, where that is installed: same keys, same types.
-//!
-//! Not here: figures, which differ from run to run.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;

@@ -1,6 +1,4 @@
 //! `bareblk lab` as a process: what it prints, what it refuses, what it leaves behind.
-//!
-//! Not here: what is in the report (`lab`'s own tests).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};

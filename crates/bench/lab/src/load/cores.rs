@@ -2,8 +2,6 @@
 //!
 //! - Unpinned threads may share a core for hundreds of milliseconds after a common start, and that would be
 //!   measured.
-//!
-//! Not here: what runs on them.
 
 use std::sync::OnceLock;
 

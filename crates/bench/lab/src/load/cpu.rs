@@ -1,6 +1,4 @@
 //! CPU time, context switches and page faults of the process and of the calling thread.
-//!
-//! Not here: what they are divided by.
 
 use std::time::Duration;
 

@@ -2,8 +2,6 @@
 //!
 //! - One counting shell per core. Each checks now and then whether this process still exists, and otherwise
 //!   ends; dropping this ends them.
-//!
-//! Not here: the measurement.
 
 use std::process::{Child, Command, Stdio};
 

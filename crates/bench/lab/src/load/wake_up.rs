@@ -1,6 +1,4 @@
 //! The cost of waking another thread by an eventfd: two threads that wake each other in turn.
-//!
-//! Not here: the cost of a request that needs a wake (`load/disk/clients.rs`).
 
 use std::io;
 use std::os::fd::OwnedFd;

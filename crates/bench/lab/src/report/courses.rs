@@ -4,9 +4,6 @@
 //!
 //! - The horizontal axis is by powers of two, the vertical one by powers of ten or from zero: points are
 //!   placed by their logarithms.
-//!
-//! Not here: ratios (`curves.rs`), one drawing per workload (`plot.rs`), the choice of courses (the
-//! declaration).
 
 use std::ops::Range;
 

@@ -2,8 +2,6 @@
 //! other number.
 //!
 //! `workloads with both numbers → points (median, interval) → panels side by side, one scale for all`
-//!
-//! Not here: one drawing per workload (`plot.rs`), the choice of curves (the declaration).
 
 use std::ops::Range;
 

@@ -1,6 +1,4 @@
 //! A small result with all features, for tests.
-//!
-//! Not here: the tests.
 
 use crate::experiment::Workload;
 use crate::experiments;

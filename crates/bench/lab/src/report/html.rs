@@ -3,8 +3,6 @@
 //! `results → section per experiment: verdicts, published figures, tables, plots, differences, how, machine`
 //!
 //! - Everything from a result file is escaped: people exchange these files.
-//!
-//! Not here: the format of figures (`table.rs`), the drawings (`plot.rs`).
 
 use std::fmt::Write;
 

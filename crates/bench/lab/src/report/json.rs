@@ -1,6 +1,4 @@
 //! Writes result files, and finds them again.
-//!
-//! Not here: their content (`result.rs`).
 
 use std::fs;
 use std::path::Path;

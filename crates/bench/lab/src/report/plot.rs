@@ -1,6 +1,4 @@
 //! Drawings per workload: one row per variant with a bar or a point, whiskers for the interval, the figure.
-//!
-//! Not here: which columns are drawn (the declaration), the files' location (`mod.rs`).
 
 use std::ops::Range;
 

@@ -1,8 +1,6 @@
 //! Drawings of a figure's parts: per workload, one bar per variant, a coloured part per column, and the sum.
 //!
 //! The parts' medians are stacked; their sum need not be the median of the sums.
-//!
-//! Not here: drawings of one column (`plot.rs`), the choice of stacks (the declaration).
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;

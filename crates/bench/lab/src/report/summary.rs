@@ -1,8 +1,6 @@
 //! `summary.json`: a run's medians and intervals, without samples. Small enough to keep next to the code.
 //!
 //! - Figures have four significant digits. Each cell is one line, so that the diff of two runs is readable.
-//!
-//! Not here: `result.json`, which has every sample (`json.rs`).
 
 use serde_json::{Value, json};
 

@@ -1,6 +1,4 @@
 //! Whole runs at the smallest size: every variant is tried, every file is written and can be read.
-//!
-//! Not here: whether the figures are meaningful (at this size they are not).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

@@ -1,6 +1,4 @@
 //! The parts of `qspinlock` at the smallest size: every lock is tried, every drawing is written.
-//!
-//! Not here: whether the figures are meaningful (at this size they are not), the AIM7 part.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use lab::{Effort, Output, Quiet, RunResult, Setup, Stop};

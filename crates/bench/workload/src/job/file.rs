@@ -7,7 +7,7 @@
 //! - fio runs sections at the same time unless `stonewall` separates them. Here they run one after another,
 //!   so a section that is not separated is an error and not a surprise.
 //!
-//! Facts: fio 3.33, HOWTO, "Job file format". Not here: options (`options.rs`).
+//! Facts: fio 3.33, HOWTO, "Job file format".
 
 use super::options::OptionError;
 use super::{Job, JobError};

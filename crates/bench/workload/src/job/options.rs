@@ -5,7 +5,7 @@
 //! - `norandommap` and `thread` are accepted without effect, because this program always works that way.
 //!   `ioscheduler` is reported and never set: that is the host administrator's choice.
 //!
-//! Facts: fio 3.33, HOWTO, "Job file parameters". Not here: which options fit together (`mod.rs`).
+//! Facts: fio 3.33, HOWTO, "Job file parameters".
 
 use io_engine::EngineKind;
 

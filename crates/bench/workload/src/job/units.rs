@@ -4,8 +4,7 @@
 //!   the usual meaning. A job file must mean the same here as in fio.
 //! - A time without a unit is in seconds.
 //!
-//! Facts: fio 3.33, HOWTO, "Parameter types", and runs of fio. Not here: the options that use quantities
-//! (`options.rs`).
+//! Facts: fio 3.33, HOWTO, "Parameter types", and runs of fio.
 
 use std::time::Duration;
 

@@ -4,7 +4,7 @@
 //!   threads, including ended ones.
 //! - Not counted: kernel threads that work for us (io_uring's workers), which belong to the process.
 //!
-//! Facts: getrusage(2), proc_pid_stat(5). Not here: what the times are divided by.
+//! Facts: getrusage(2), proc_pid_stat(5).
 
 use std::time::Duration;
 

@@ -1,6 +1,4 @@
 //! Request times: exact sums for mean and deviation, a histogram for percentiles.
-//!
-//! Not here: what each time means (`mod.rs`).
 
 use hdrhistogram::Histogram;
 

@@ -5,7 +5,7 @@
 //!   lists them.
 //! - With `group_reporting` the clones are one entry, as in fio.
 //!
-//! Facts: output of fio 3.33. Not here: the output for people (`text.rs`).
+//! Facts: output of fio 3.33.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

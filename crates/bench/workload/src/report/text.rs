@@ -3,8 +3,6 @@
 //! - Each line has its own unit, so that numbers have few digits, as in fio.
 //! - Below fio's lines are figures that fio does not have: CPU time per request, also of the server; kicks
 //!   and sleeps.
-//!
-//! Not here: the output for programs (`json.rs`).
 
 use std::fmt::Write;
 use std::time::Duration;

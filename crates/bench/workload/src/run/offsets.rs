@@ -5,8 +5,6 @@
 //! - Random: any block at any time, evenly distributed; keeps no map of blocks already used (fio's
 //!   `norandommap`).
 //! - The same seed gives the same blocks; clones differ from each other.
-//!
-//! Not here: the number of requests (`worker.rs`), keeping blocks from overlapping (`verify.rs`).
 
 use crate::job::{Job, Mix, Order, Span};
 

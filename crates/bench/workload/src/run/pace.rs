@@ -3,8 +3,6 @@
 //! - Each direction gets the full rate, as in fio; each clone is paced separately.
 //! - Request n may start n intervals after the beginning: late requests are caught up, so that the mean is
 //!   the rate.
-//!
-//! Not here: waiting (`worker.rs`).
 
 use std::time::{Duration, Instant};
 

@@ -4,8 +4,6 @@
 //! - Reads one block of each 64 KiB: the kernel maps that much at once if it is in the page cache
 //!   (`fault_around_bytes`).
 //! - Every thread does this, on its own queue: each worker of a server may have its own mapping.
-//!
-//! Not here: the run (`worker.rs`).
 
 use std::time::Duration;
 

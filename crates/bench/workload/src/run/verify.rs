@@ -11,8 +11,6 @@
 //!   Clones have separate spans for the same reason.
 //! - A read is checked against what this run wrote there. A job that only reads checks that each block is
 //!   intact and in its place, whichever run wrote it.
-//!
-//! Not here: when to read back (`worker.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 

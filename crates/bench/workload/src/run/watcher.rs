@@ -1,6 +1,4 @@
 //! Watches a running job: progress and events, samples, and the threads' results when they end.
-//!
-//! Not here: the threads themselves (`mod.rs`, `worker.rs`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

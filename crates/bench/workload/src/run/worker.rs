@@ -9,8 +9,6 @@
 //! - No request may take longer than the client's patience: an unanswered request ends the run with an error.
 //! - With verify, a request waits while another on the same block is in flight; after the work, everything
 //!   written is read back, uncounted.
-//!
-//! Not here: targets (`target/`), several threads (`mod.rs`).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

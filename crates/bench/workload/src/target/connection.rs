@@ -2,8 +2,6 @@
 //!
 //! - One queue per job if the device has that many; otherwise jobs share queues: job j uses queue j modulo n.
 //! - A ring is as large as the requests in flight need without indirect descriptors: three descriptors each.
-//!
-//! Not here: using a queue (`queue.rs`, `shared.rs`).
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;

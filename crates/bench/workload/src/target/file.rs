@@ -1,6 +1,4 @@
 //! A file as a target: one engine per thread, as in the server's workers.
-//!
-//! Not here: the engines (`io_engine`), opening and locking (`disk_image`).
 
 use std::sync::Arc;
 use std::time::Duration;

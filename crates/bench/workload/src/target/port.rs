@@ -1,8 +1,6 @@
 //! What a thread needs from a target: takes requests, returns completions, holds their buffers.
 //!
 //! `push … submit → reap` on slots: each slot has one buffer of one block, and at most one request in flight.
-//!
-//! Not here: the implementations (`file.rs`, `queue.rs`, `shared.rs`).
 
 use std::time::Duration;
 

@@ -1,6 +1,4 @@
 //! A queue that one thread uses alone, as a target; and the buffers of any thread on a socket.
-//!
-//! Not here: shared queues (`shared.rs`), connecting (`connection.rs`).
 
 use std::time::Duration;
 

@@ -10,8 +10,6 @@
 //!   promotes the next.
 //! - Each mailbox has its own lock, and leading is a `try_lock`: threads contend only for the lock that is
 //!   measured, the queue's.
-//!
-//! Not here: the queue's lock (`blk_driver::SharedQueue`, `qspinlock`).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};

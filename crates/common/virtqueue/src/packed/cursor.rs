@@ -3,8 +3,6 @@
 //! A free-running 32-bit number counts descriptors. Its low bits are the slot. The bit above them flips once
 //! per lap; the wrap counter, which starts at 1 (virtio 1.3 §2.8.1), is its inverse. Queue sizes are powers
 //! of two of at most 2^10, so 2^32 is a whole number of double laps.
-//!
-//! Not here: the contents of a slot (`ring.rs`).
 
 use super::ring::{AVAIL, USED};
 

@@ -8,8 +8,7 @@
 //! - The device holds back the first used descriptor of a batch until [`DeviceQueue::publish`]. The driver
 //!   looks only at that slot, so it cannot see the later ones until then.
 //!
-//! Spec: virtio 1.3 §2.8. Not here: positions (`cursor.rs`), the starting position (`resume.rs`), the fields
-//! (`ring.rs`), indirect tables (`tables.rs`).
+//! Spec: virtio 1.3 §2.8.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};

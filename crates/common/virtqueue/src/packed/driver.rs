@@ -7,7 +7,7 @@
 //! - The driver holds back the first descriptor of a batch until [`DriverQueue::publish`]. The device takes
 //!   descriptors in order, so it cannot see the later ones until then.
 //!
-//! Spec: virtio 1.3 §2.8.17, §2.8.18. Not here: breaking the rules (`raw.rs`), the contents of the buffers.
+//! Spec: virtio 1.3 §2.8.17, §2.8.18.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;

@@ -3,7 +3,7 @@
 //! - A side that wants no events, or all of them, stores its position in the offset field, which the other
 //!   side then ignores. `resume.rs` reads it.
 //!
-//! Spec: virtio 1.3 §2.8.10, §2.8.14. Not here: the fences around it (`device.rs`, `driver.rs`).
+//! Spec: virtio 1.3 §2.8.10, §2.8.14.
 
 use super::cursor::Cursor;
 use crate::notify::Undecided;

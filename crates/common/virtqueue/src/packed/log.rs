@@ -17,8 +17,7 @@
 //! - A position's slot and wrap counter share one word, stored at once. With two stores, one batch in
 //!   every lap could not be told from the lap before.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking". Not here: when the device calls this (`packed/device.rs`),
-//! recovery by a successor (`recovery.rs`).
+//! Spec: vhost-user, "Inflight I/O tracking".
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,6 +1,4 @@
 //! A packed ring without rules: writes any value anywhere, from either side. For tests and fuzzing.
-//!
-//! Not here: halves for real use (`driver.rs`, `device.rs`).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

@@ -7,8 +7,7 @@
 //!   checked, every entry is visited at most once, and every entry must be found.
 //! - The stores back to the log keep the same information for a successor, whenever this device dies.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking", "When reconnecting". Not here: the log of a running device
-//! (`log.rs`), resuming without a log (`resume.rs`).
+//! Spec: vhost-user, "Inflight I/O tracking", "When reconnecting".
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 

@@ -14,7 +14,7 @@
 //! 3. Otherwise a ring that no device ever used starts at its beginning: some front-ends send 0 for it.
 //! 4. Otherwise the position is unknown, and the queue is refused.
 //!
-//! Spec: virtio 1.3 §2.8.1, §2.8.14. Not here: the format of split rings' positions (`split/device.rs`).
+//! Spec: virtio 1.3 §2.8.1, §2.8.14.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};

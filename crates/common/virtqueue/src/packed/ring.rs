@@ -9,7 +9,7 @@
 //! - The second word of a descriptor is loaded and stored whole. On our target machines, an aligned load
 //!   reads the whole word at once, even if the peer writes it in pieces with the flags last.
 //!
-//! Spec: virtio 1.3 §2.8.10.1, §2.8.13, §2.8.14. Not here: which side writes which field, and in which order.
+//! Spec: virtio 1.3 §2.8.10.1, §2.8.13, §2.8.14.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -6,8 +6,7 @@
 //! - Indices are 16-bit and wrap; the queue size is a power of two, so `index & mask` is the slot.
 //! - The owner knows which heads are in flight: it keeps a slot for each (`blk_server`).
 //!
-//! Spec: virtio 1.3 §2.7. Not here: the used ring's fields (`used_ring.rs`), reading indirect tables
-//! (`tables.rs`), the buffers (`chain.rs`).
+//! Spec: virtio 1.3 §2.7.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};

@@ -5,7 +5,7 @@
 //! - The driver does not trust the device either: it keeps free list, chain lengths and tokens in private
 //!   memory and checks the used ring against them.
 //!
-//! Spec: virtio 1.3 §2.7.13, §2.7.14. Not here: breaking the rules (`raw.rs`), the contents of the buffers.
+//! Spec: virtio 1.3 §2.7.13, §2.7.14.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;

@@ -7,7 +7,6 @@
 //! ```
 //!
 //! The event fields exist only with `VIRTIO_F_EVENT_IDX`. Spec: virtio 1.3 §2.7, §2.7.6, §2.7.8.
-//! Not here: the values stored there, and the order of the stores.
 
 use std::sync::Arc;
 

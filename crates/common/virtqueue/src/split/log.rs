@@ -11,7 +11,7 @@
 //! - A request without an entry was never taken: its head is still in the available ring, after those in
 //!   flight.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking". Not here: when the device calls this (`split/device.rs`).
+//! Spec: vhost-user, "Inflight I/O tracking".
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,6 +1,4 @@
 //! A driver that follows no rules: writes any value anywhere in a ring. For tests and fuzzing.
-//!
-//! Not here: a driver for real use (`driver.rs`).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

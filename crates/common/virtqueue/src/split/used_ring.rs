@@ -6,7 +6,7 @@
 //!   the driver is untrusted.
 //! - `used.idx` moves once per batch, after the batch's entries are stored (Release).
 //!
-//! Spec: virtio 1.3 §2.7.8, §2.7.10. Not here: the available ring (`device.rs`).
+//! Spec: virtio 1.3 §2.7.8, §2.7.10.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 

@@ -3,7 +3,6 @@
 //!
 //! Real halves on both sides, any schedule; a device dies by being dropped, also between two stores of one
 //! call.
-//! Not here: single named cases (`packed_hand_over.rs`, `packed_resume.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use guest_mem::MemoryView;

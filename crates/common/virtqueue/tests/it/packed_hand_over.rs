@@ -1,9 +1,7 @@
 //! Packed rings that change hands: the next device resumes at the right position, whatever the front-end
 //! sends.
 //!
-//! Real halves on both sides; a device "dies" by being dropped. Not here: positions of rings whose last
-//! device left no farewell (`packed_resume.rs`), the halves in operation (`packed_device.rs`,
-//! `packed_driver.rs`).
+//! Real halves on both sides; a device "dies" by being dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use guest_mem::MemoryView;

@@ -1,7 +1,5 @@
 //! Where a packed device resumes: it takes positions that fit the ring and refuses those that the ring
 //! contradicts.
-//!
-//! Not here: devices that store the position where they left the ring (`packed_hand_over.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use virtqueue::packed::{FRESH_BASE, RawDescriptor, RawPacked};

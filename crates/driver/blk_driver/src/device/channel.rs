@@ -6,7 +6,7 @@
 //!   message, garbage, or descriptors loses the channel, not the device.
 //! - The driver handles only CONFIG_CHANGE_MSG and refuses all other requests.
 //!
-//! Spec: vhost-user, "Back-end message types". Not here: the effect of a change (`thread.rs`).
+//! Spec: vhost-user, "Back-end message types".
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

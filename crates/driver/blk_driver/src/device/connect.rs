@@ -8,7 +8,7 @@
 //!   everything that the queue needs.
 //! - The in-flight log comes before all rings, because a back-end reads it when it starts them.
 //!
-//! Spec: vhost-user, "Starting and stopping rings". Not here: when to reconnect (`thread.rs`).
+//! Spec: vhost-user, "Starting and stopping rings".
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -3,8 +3,6 @@
 //! - At most [`MAX_EVENTS`] wait. If there are more, the oldest change of configuration is dropped, because a
 //!   later one replaces it. If there is none, the oldest event is dropped.
 //! - The descriptor is readable exactly while events wait: both are changed under one lock.
-//!
-//! Not here: which code sends events (`thread.rs`).
 
 use std::collections::VecDeque;
 use std::io;

@@ -5,8 +5,7 @@
 //!   back-end has processed it.
 //! - Numbers in replies come from the back-end; the code that uses them checks them (`negotiate.rs`).
 //!
-//! Spec: vhost-user, "Front-end message types". Not here: bytes and deadlines (`wire.rs`), the order
-//! (`connect.rs`).
+//! Spec: vhost-user, "Front-end message types".
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -7,8 +7,7 @@
 //! - The driver never maps it: only back-ends read the contents and decide whether to trust them.
 //! - A log belongs to the rings with which it was started. Other rings get another log.
 //!
-//! Spec: vhost-user, "Inflight I/O tracking". Not here: when a log is passed on (`reconnect.rs`), its
-//! contents (`virtqueue`).
+//! Spec: vhost-user, "Inflight I/O tracking".
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

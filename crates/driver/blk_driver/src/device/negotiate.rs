@@ -7,7 +7,7 @@
 //! - A back-end that comes back must match the previous one, because queues, rings and requests were made for
 //!   that one.
 //!
-//! Spec: virtio 1.3 §5.2.3, §5.2.4, §6. Not here: the messages (`front_end.rs`), their order (`connect.rs`).
+//! Spec: virtio 1.3 §5.2.3, §5.2.4, §6.
 
 use vhost::vhost_user::message::{VHOST_USER_MAX_VRINGS, VhostUserProtocolFeatures as Protocol};
 use virtio_blk::{DeviceConfig, MAX_SEGMENTS, SECTOR_BYTES, features};

@@ -1,6 +1,4 @@
 //! The user's options for a connection, and their checks.
-//!
-//! Not here: the device's offer (`negotiate.rs`).
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -17,8 +17,6 @@
 //!   continue all the same.
 //! - The ring of an offer is the one that the last back-end did not know, so a late write of that back-end
 //!   has no effect.
-//!
-//! Not here: how the owner handles the offer (`queue/restart.rs`), whether to reconnect (`thread.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,6 +1,4 @@
 //! What a device's thread works with, and what it does with or without a back-end.
-//!
-//! Not here: serving a back-end (`thread.rs`), finding the next one (`reconnect.rs`).
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};

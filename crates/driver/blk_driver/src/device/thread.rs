@@ -5,8 +5,6 @@
 //! - All messages after the first connection come from this thread, so that no other thread waits for a lock
 //!   while a back-end is slow; users' calls arrive as [`Command`]s.
 //! - Requests never pass through this thread: queues and back-end share memory and eventfds.
-//!
-//! Not here: how to reconnect (`reconnect.rs`), the messages (`connect.rs`).
 
 use std::io;
 use std::os::fd::AsFd;

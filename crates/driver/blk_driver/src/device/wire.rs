@@ -9,9 +9,6 @@
 //!   carry.
 //! - After any error except [`MessageError::Refused`] the two sides may be out of step, so the connection is
 //!   over.
-//!
-//! Not here: the meaning of the messages (`front_end.rs`), why the `vhost` crate's `Frontend` is not used
-//! (docs/decisions/0051-one-framer.md).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,6 +1,4 @@
 //! Why there is no connection.
-//!
-//! Not here: errors of a single message (`message.rs`).
 
 use std::io;
 use std::path::PathBuf;

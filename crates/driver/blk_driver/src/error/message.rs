@@ -1,6 +1,4 @@
 //! Why a message to the back-end failed.
-//!
-//! Not here: how a message is sent (`device/wire.rs`).
 
 use std::io;
 use std::time::Duration;

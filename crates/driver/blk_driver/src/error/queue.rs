@@ -1,6 +1,4 @@
 //! Why a queue cannot be created, does not take a request, or cannot continue.
-//!
-//! Not here: how a request failed (`request.rs`), why there is no connection (`connect.rs`).
 
 use virtqueue::{AddError, DriverFault};
 

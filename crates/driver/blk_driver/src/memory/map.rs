@@ -3,8 +3,6 @@
 //! - A region is added first (the back-end must learn of it) and then opened, so a request never refers to
 //!   memory that the back-end does not know. It is closed before it is removed.
 //! - Queues keep a copy of the open ranges ([`OpenRanges`]) and check one counter per request.
-//!
-//! Not here: buffers (`pool.rs`), messages (`device.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

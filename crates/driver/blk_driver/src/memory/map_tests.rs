@@ -1,6 +1,4 @@
 //! Which memory requests may refer to, and when.
-//!
-//! Not here: buffers (`tests/it/pool.rs`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

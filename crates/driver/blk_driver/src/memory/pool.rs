@@ -2,8 +2,6 @@
 //!
 //! Pages are found first-fit under a mutex: programs take buffers at start-up, not per request. Buffers are
 //! copied in and out; no reference points to their bytes, because the device may write them at any moment.
-//!
-//! Not here: the origin of the region (`map.rs`).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

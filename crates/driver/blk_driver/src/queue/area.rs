@@ -10,7 +10,7 @@
 //! - A short table lies next to its header, so that the requests of a busy queue share a few pages.
 //! - All accesses are atomic; each value that the device writes is read once.
 //!
-//! Spec: virtio 1.3 §2.7.5.3, §5.2.6. Not here: the state of a slot's request (`slots.rs`).
+//! Spec: virtio 1.3 §2.7.5.3, §5.2.6.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -4,8 +4,6 @@
 //!
 //! - Only for a queue without other users: a blocking call would lose the completion of another request.
 //! - A call that times out leaves its buffer with the queue until the device releases it.
-//!
-//! Not here: many requests at once (`mod.rs`).
 
 use std::time::{Duration, Instant};
 

@@ -6,8 +6,7 @@
 //! id      header | 20 bytes of data | status
 //! ```
 //!
-//! Spec: virtio 1.3 §5.2.6, §5.2.6.1. Not here: the ring (`mod.rs`); whether the sectors exist: the device
-//! checks that.
+//! Spec: virtio 1.3 §5.2.6, §5.2.6.1.
 
 use guest_mem::GuestRange;
 use virtio_blk::{DEVICE_ID_BYTES, MAX_SEGMENTS, SECTOR_BYTES, Segment, kind};

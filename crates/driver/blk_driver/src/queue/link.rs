@@ -14,8 +14,6 @@
 //! - A back-end that continues with the same ring (in-flight log) does not concern the owner: it gets the
 //!   ring of the last offer, taken or not, or the first ring.
 //! - The owner is woken through the completion signal, which every back-end of the queue gets.
-//!
-//! Not here: how the owner reacts (`restart.rs`), messages (`device.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -7,8 +7,6 @@
 //! - A request that was cancelled, or whose deadline passed, is not sent again; its buffers go back to its
 //!   owner.
 //! - The owner trusts the old ring as far as it is consistent, and sends the rest again.
-//!
-//! Not here: how the offer arrives (`link.rs`), which code makes it (`device.rs`).
 
 use super::Queue;
 use super::link::{Mail, Offer, RestartOutcome};

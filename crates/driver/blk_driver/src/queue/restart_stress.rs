@@ -5,8 +5,6 @@
 //! - Each round ends without restarts: everything in flight must end by kicks and signals alone, so that the
 //!   next restart cannot repair a lost one.
 //! - `BAREBLK_LONG=1`: minutes instead of seconds.
-//!
-//! Not here: all interleavings of the few critical steps (`kick_model.rs`).
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,6 +1,4 @@
 //! A queue whose back-end went away: which requests the next one gets, and what the owner is told.
-//!
-//! Not here: how a session notices (`device.rs`), random schedules (`schedule_tests.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

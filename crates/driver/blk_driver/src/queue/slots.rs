@@ -10,8 +10,6 @@
 //! - `untold` counts the slots that have ended and were not yet reported: a caller with little room asks
 //!   again.
 //! - Chains keep their capacity: a warm queue does not allocate.
-//!
-//! Not here: the bytes that the device sees (`area.rs`), checks of a user's request (`fill.rs`).
 
 use std::time::Instant;
 

@@ -6,7 +6,7 @@
 //!   the session's mail uses it too.
 //! - A device that signals needlessly costs wake-ups, but a call does not take longer than its limit.
 //!
-//! Spec: virtio 1.3 §2.7.7, §2.8.10. Not here: several sleepers (`shared/`).
+//! Spec: virtio 1.3 §2.7.7, §2.8.10.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};

@@ -5,8 +5,6 @@
 //!   or is about to take it.
 //! - A waiter whose time is up leaves only after it has seen, under the mutex, that the turn is taken. It may
 //!   have consumed a wake-up, but the thread with the turn will send another one.
-//!
-//! Not here: what the thread with the turn does (`mod.rs`).
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -1,6 +1,4 @@
 //! The pool: separate buffers, returned in any order, and the error when it is exhausted.
-//!
-//! Not here: user memory (`own_server.rs`), requests (`queue_requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;

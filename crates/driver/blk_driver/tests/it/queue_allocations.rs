@@ -1,6 +1,4 @@
 //! A warm queue does not allocate: every kind of request, again and again, under a counting allocator.
-//!
-//! Not here: the contents of the requests (`queue_requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};

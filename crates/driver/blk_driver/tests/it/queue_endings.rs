@@ -1,7 +1,5 @@
 //! Requests that end before the device is done with them: deadlines, cancellation, and when the buffers come
 //! back.
-//!
-//! Not here: random schedules of the same (`src/schedule_tests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,4 @@
 //! A device that breaks the rules: each violation is an error value, and everything in flight ends.
-//!
-//! Not here: the checks of the packed ring (`virtqueue`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use blk_driver::{BlockingError, Completion, PushError, QueueError, Request, RequestError, Work};

@@ -1,7 +1,4 @@
 //! Every kind of request on the ring: the device's view, and the owner's completion.
-//!
-//! Not here: deadlines and cancellation (`queue_endings.rs`), a device that breaks the rules
-//! (`queue_hostile.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use blk_driver::{Completion, Durability, PushError, RequestError, ShortReads, Work};

@@ -1,6 +1,4 @@
 //! Every queue size and depth, split and packed, with and without tables: every pushed request comes back.
-//!
-//! Not here: the contents of the requests (`queue_requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use blk_driver::{PushError, Request, Work};

@@ -1,7 +1,5 @@
 //! Sleeping for completions: with a device thread that answers, one that never does, and one that only
 //! signals.
-//!
-//! Not here: the results of requests (`queue_endings.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;

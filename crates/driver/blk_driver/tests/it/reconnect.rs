@@ -3,9 +3,6 @@
 //!
 //! - Each case runs with an in-flight log (the rings stay, and the server redoes requests that were not
 //!   acknowledged) and without (new rings, and the driver sends the requests again).
-//!
-//! Not here: back-ends that come back different (`hostile.rs`), the log's messages (`in_flight_log.rs`),
-//! servers that are killed (`bareblk/tests/it/killed/mod.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};

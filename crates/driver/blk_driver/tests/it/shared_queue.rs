@@ -1,7 +1,4 @@
 //! A queue behind a lock: batches, both kick policies, and no thread sleeps through a completion.
-//!
-//! Not here: resets under load (`src/queue/restart_stress.rs`), interleavings (`src/kick_model.rs`), the locks
-//! (`qspinlock`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::collections::HashSet;

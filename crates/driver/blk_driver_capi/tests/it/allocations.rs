@@ -1,6 +1,4 @@
 //! Requests allocate nothing once a queue is warm: pushed, submitted in two steps, waited for; nor does a full queue.
-//!
-//! Not here: the queue below (`blk_driver`'s own tests).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,6 +1,4 @@
 //! The calls for C against a server, from Rust: what a program in C would need threads and patience for.
-//!
-//! Not here: mistakes (`c/errors.c`), allocations (`allocations.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::Read;

@@ -1,8 +1,6 @@
 //! `include/bareblk_driver.h` is what cbindgen makes of the sources, and C and C++ compilers take it without a warning.
 //!
 //! To make it again: `BAREBLK_WRITE_HEADER=1 cargo test -p blk_driver_capi --test it header`
-//!
-//! Not here: programs that use it (`c_programs.rs`).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;

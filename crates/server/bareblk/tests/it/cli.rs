@@ -1,6 +1,4 @@
 //! The real program at its edges: what it refuses, what it prints, what it leaves behind.
-//!
-//! Not here: what happens while it serves (`serving.rs`), requests of guests.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

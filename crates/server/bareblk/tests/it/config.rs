@@ -1,6 +1,4 @@
 //! Many disks in one process: served from a file, refused with its mistakes, and the file followed when it changes.
-//!
-//! Not here: what each key means and every kind of mistake (`config_file_tests.rs`), differences (`difference.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::unix::net::UnixStream;

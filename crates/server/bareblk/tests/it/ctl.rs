@@ -1,6 +1,6 @@
 //! The control socket of the real program, through `bareblk ctl` and by hand: every verb, and who may say it.
 //!
-//! `ctl/nuisances.rs`: every way to be a nuisance. Not here: lines and verbs by themselves (unit tests in `src/control`), load on the queues that move.
+//! `ctl/nuisances.rs`: every way to be a nuisance.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "ctl/nuisances.rs"]

@@ -1,8 +1,6 @@
 //! Engines as a user meets them: what is chosen, what is refused, and what a host that forbids some of them does.
 //!
 //! A forbidding host is made with seccomp filters on one thread, which the program started from it inherits.
-//!
-//! Not here: what engines do with requests (`io_engine`'s contract suite).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;

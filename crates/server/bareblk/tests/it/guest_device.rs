@@ -1,6 +1,4 @@
 //! What the disk looks like in a real guest, and what the guest may do to it: attributes, read-only, discard, growth.
-//!
-//! Not here: reads and writes as such (`guest_io.rs`).
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

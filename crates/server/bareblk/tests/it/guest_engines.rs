@@ -1,6 +1,4 @@
 //! One real guest with many disks: each engine and cache mode serves one, and the guest verifies what it wrote.
-//!
-//! Not here: how requests of all shapes fare (`guest_io.rs`, on the engine that `auto` takes).
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

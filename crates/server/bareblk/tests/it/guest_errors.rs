@@ -1,8 +1,7 @@
 //! A real guest on storage that fails: errors reach it as errors where they are, and nowhere else; with
 //! `--on-error hold-on-enospc` it waits for room, and never hears of an error.
 //!
-//! Needs the right to mount (a small tmpfs, FUSE): without it the test says that it is skipped. Not here: every engine, every way to
-//! fail (`blk_server/tests/it/failing_storage.rs`).
+//! Needs the right to mount (a small tmpfs, FUSE): without it the test says that it is skipped.
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

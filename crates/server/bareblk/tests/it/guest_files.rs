@@ -1,7 +1,5 @@
 //! A file system on the disk, and a guest that boots from it: what was written is there after a reset, in a new
 //! guest, and for the firmware.
-//!
-//! Not here: single requests (`guest_io.rs`), servers that are killed (`guest_clients.rs`). servers that are killed (`guest_clients.rs`).
 
 use xtask::guest::Vm;
 

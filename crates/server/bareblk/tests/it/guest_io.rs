@@ -1,7 +1,4 @@
 //! A real guest's reads and writes, verified by the guest: mixed sizes, large requests, memory in several places.
-//!
-//! Not here: file systems (`guest_files.rs`), what the disk looks like (`guest_device.rs`), servers that
-//! come and go (`guest_restart.rs`).
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

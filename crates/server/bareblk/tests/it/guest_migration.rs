@@ -3,8 +3,6 @@
 //! Both QEMUs are connected to the same sockets of one server: a disk may have two sessions, of which one has rings
 //! (`docs/how-to/migration.md`). The guest's memory goes through a socket between the two, page by page, and what the device
 //! stores meanwhile is known to QEMU from our dirty log only.
-//!
-//! Not here: which stores are in the log (`blk_server/tests/it/dirty_log.rs`).
 #![cfg(target_arch = "x86_64")] // what the guest is made of
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,6 +1,4 @@
 //! `--on-error`: what the real program says about it, and `bareblk ctl resume`.
-//!
-//! Not here: requests that are held (`guest_errors.rs`, `blk_server/tests/it/parked.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;

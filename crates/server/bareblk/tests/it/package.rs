@@ -2,8 +2,6 @@
 //!
 //! - Three tests make a Debian in a folder (`mmdebstrap`, root, a mirror): only in the long run. Two of them boot its systemd:
 //!   in namespaces (`package/boot.sh`), with the host's kernel, and in a virtual machine, with Debian's.
-//!
-//! Not here: what the program tells a service manager (`service.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};

@@ -1,6 +1,4 @@
 //! The real program under a service manager, which the tests play: what it is told, and the sockets that it passes.
-//!
-//! Not here: a real systemd (`package.rs` has what its own tools say about the units).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader};

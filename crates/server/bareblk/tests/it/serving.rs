@@ -1,6 +1,4 @@
 //! The real program while it serves: who may share an image, signals, sockets, logs.
-//!
-//! Not here: what is refused at once (`cli.rs`), requests of guests.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::ffi::OsStr;

@@ -1,6 +1,4 @@
 //! The real program's workers: as many as asked for, where and how they were told to run; what it refuses.
-//!
-//! Not here: control groups and NUMA nodes, which take a guest (`blk_server/tests/process/worker_threads`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;

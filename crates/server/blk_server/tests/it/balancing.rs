@@ -1,6 +1,4 @@
 //! A server whose queues all began on one worker: under load some go to the other, and data stays right.
-//!
-//! Not here: the rule (`src/control/balance/tests.rs`), that a balanced server sleeps when idle (`idle.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,7 @@
 //! Guests that may have switched their write cache off where this server did not hear of it: what it knows of a ring,
 //! from when on, and until when.
 //!
-//! A guest that may have chosen elsewhere is served durably until it chooses here. Not here: what each choice means
-//! (`cache_modes.rs`, `durability.rs`), sessions that go to another process (`live_upgrade.rs`).
+//! A guest that may have chosen elsewhere is served durably until it chooses here.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

@@ -1,8 +1,7 @@
 //! The five cache modes with every kind of driver and choice of the guest: what it is shown, and what reaches
 //! the kernel.
 //!
-//! Spec: virtio 1.3 §5.2.5.2, §5.2.6.2. Not here: the rules of a guest's choice in general (`durability.rs`), what a
-//! crash leaves behind (`durability_model.rs`).
+//! Spec: virtio 1.3 §5.2.5.2, §5.2.6.2.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use blk_server::Wce;

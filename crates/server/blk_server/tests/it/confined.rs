@@ -2,8 +2,6 @@
 //! front-ends need is on the lists.
 //!
 //! Each case runs in a process of its own, this very program once more: what is given up here is given up for good.
-//!
-//! Not here: what is on the lists, and threads of engines (`sandbox/tests/confined.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::error::Error;

@@ -2,8 +2,7 @@
 //!
 //! The oracle is the guest's whole memory, before and after: a page that the device changed is in the log.
 //!
-//! Spec: vhost-user, "Migration". Not here: copying a memory that changes meanwhile (`migration.rs`), real migrations
-//! (`bareblk/tests/it/guest_migration.rs`).
+//! Spec: vhost-user, "Migration".
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! DISCARD and WRITE_ZEROES end to end: what is freed, what reads as zeroes, what is refused.
 //!
-//! Spec: virtio 1.3 §5.2.6. Not here: other requests (`requests.rs`), durability (`durability.rs`).
+//! Spec: virtio 1.3 §5.2.6.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::OwnedFd;

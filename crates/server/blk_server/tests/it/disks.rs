@@ -1,6 +1,4 @@
 //! Disks that come, go and change their size while the server and other guests go on.
-//!
-//! Not here: what is left behind (`disk_leaks.rs`), many of them (`many_disks.rs`), the end of all (`lifecycle.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::io::Read;

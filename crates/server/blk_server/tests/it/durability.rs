@@ -1,7 +1,6 @@
 //! When a write is durable: what reaches the kernel for each choice of feature bits and cache mode.
 //!
 //! Read off io_engine's recorder, the last line before the kernel. Spec: virtio 1.3 §5.2.5.2, §5.2.6.2.
-//! Not here: whether the host keeps the promise of `fdatasync`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use io_engine::{Record, Verb};

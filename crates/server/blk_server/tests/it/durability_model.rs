@@ -3,8 +3,7 @@
 //!
 //! `random guest (rig/workload.rs) → server → engine's record → crash model (rig/crash_model.rs)`
 //!
-//! `BAREBLK_LONG=1` tries many more seeds. Not here: single rules (`durability.rs`, `cache_modes.rs`), whether the
-//! host keeps the promise of `fdatasync`.
+//! `BAREBLK_LONG=1` tries many more seeds.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::ErrorKind;

@@ -1,7 +1,7 @@
 //! After a sync that failed, a disk promises nothing any more: what the guest is told, and what the kernel is
 //! still asked for.
 //!
-//! docs/decisions/0012. Not here: other faults of the host (`faults.rs`).
+//! docs/decisions/0012.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use disk_image::CacheMode;

@@ -2,7 +2,7 @@
 //! EIO. Errors are the affair of the request that meets them; held ones are done when the storage is well again.
 //!
 //! tmpfs and ext4 (a loop device) need the right to mount, and so does FUSE: without it the tests say that they are
-//! skipped. Not here: faults made up below the engine (`faults.rs`, `parked.rs`).
+//! skipped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::fs::File;

@@ -1,8 +1,6 @@
 //! A host that fails: errors, short transfers, full disks, requests that hang. Each is one request's affair.
 //!
 //! The engine is io_engine's fake, on real files.
-//! Not here: storage that really fails (`failing_storage.rs`), requests that are held (`parked.rs`), guests that misbehave
-//! (`hostile_chains.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::time::Duration;

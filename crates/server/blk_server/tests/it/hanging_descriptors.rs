@@ -1,6 +1,4 @@
 //! Descriptors that a front-end passes to make threads of the server wait: for a write, a look or a close that never ends.
-//!
-//! Not here: memory whose pages are waited for (`hostile_front_end.rs`), storage that hangs (`hung_storage.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::fs::File;

@@ -1,7 +1,6 @@
 //! Guests that build impossible requests: each costs that request only, and the next one works.
 //!
 //! IOERR where the status byte can be reached, else the chain is given back with length 0.
-//! Not here: faults of the ring itself (`ring_faults.rs`), floods (`rapid_fire.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use virtqueue::split::RawDescriptor;

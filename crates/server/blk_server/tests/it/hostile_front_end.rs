@@ -1,7 +1,4 @@
 //! Front-ends that go for the process instead of their own disk: another disk of it must not notice.
-//!
-//! Not here: chains and rings that break the rules (`hostile_chains.rs`, `ring_faults.rs`), what a front-end
-//! can make the server log (`logs.rs`, `queue_restarts.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::net::{TcpListener, TcpStream};

@@ -3,8 +3,6 @@
 //!
 //! Two actors each: one thread scribbles, the other goes on as if nothing were wrong; a guest of another disk is served
 //! meanwhile.
-//!
-//! Not here: rings (`hostile_races.rs`), logs with one wrong word at each place (`virtqueue`, `log_tests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

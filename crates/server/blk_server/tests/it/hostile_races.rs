@@ -3,8 +3,6 @@
 //! - What it writes is of few bytes: any mixture of them that the device may read, at any time and in any order, is a header
 //!   for sectors below 8 MiB of the image, or for none. So everything above must stay as it was.
 //! - The ring is started anew again and again: one that is scribbled over is soon broken.
-//!
-//! Not here: faults that stand still (`hostile_chains.rs`, `ring_faults.rs`), floods (`rapid_fire.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Mutex;

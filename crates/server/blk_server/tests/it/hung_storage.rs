@@ -4,8 +4,6 @@
 //!
 //! - A real file system that is frozen, where this test may mount one; the fake engine everywhere.
 //! - How many requests each disk has is counted in `io_engine` (`shares.rs`).
-//!
-//! Not here: storage that fails (`failing_storage.rs`), single requests that hang (`faults.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::fs::File;

@@ -1,7 +1,6 @@
 //! Where a request's bytes lie: any split over descriptors, indirect tables, ring sizes, memory regions.
 //!
-//! VERSION_1 drivers may frame a request as they like (virtio 1.3 §2.7.4). Not here: faults in the framing
-//! (`hostile_chains.rs`).
+//! VERSION_1 drivers may frame a request as they like (virtio 1.3 §2.7.4).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::collections::HashSet;

@@ -1,7 +1,5 @@
 //! The server's own life: a stop in the middle of work, the sockets it leaves and finds, and disks that
 //! grow.
-//!
-//! Not here: front-ends that come and go (`sessions.rs`), signals and options (`bareblk`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::io::Read;

@@ -1,7 +1,6 @@
 //! Sessions that freeze, go on after all, or go on in another server; and what is refused instead.
 //!
-//! Both servers are in this process: what travels between real ones is given by hand. Not here: processes, images and sockets that
-//! are handed over (`bareblk/tests/it/live_upgrade`).
+//! Both servers are in this process: what travels between real ones is given by hand.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,7 @@
 //! A front-end's memory: which tables are refused, regions that come and go under running queues, and
 //! files that are cut short behind our back.
 //!
-//! Spec: vhost-user, "Memory regions description", SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG. Not here:
-//! descriptors that lead nowhere (a guest's doing), other messages (`messages.rs`).
+//! Spec: vhost-user, "Memory regions description", SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,7 +1,6 @@
 //! Messages of a front-end, well-formed and not: what is accepted, what is refused, what ends a session.
 //!
-//! Spec: vhost-user, "Header", "Front-end message types". Not here: memory (`memory.rs`), starting and
-//! stopping queues (`sessions.rs`).
+//! Spec: vhost-user, "Header", "Front-end message types".
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::{AsFd, BorrowedFd};

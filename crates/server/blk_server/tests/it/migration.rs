@@ -3,8 +3,6 @@
 //!
 //! The driver's own stores are known to a front-end from elsewhere; so the pages that this driver writes are copied
 //! without asking, and all others only for the log's sake.
-//!
-//! Not here: which stores there are (`dirty_log.rs`), real migrations (`bareblk/tests/it/guest_migration.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::collections::BTreeSet;

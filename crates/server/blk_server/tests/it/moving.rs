@@ -1,6 +1,4 @@
 //! Queues go from worker to worker, and workers come and go, while guests use their disks.
-//!
-//! Not here: who decides that (the operator, the balancer).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::num::NonZeroUsize;

@@ -1,6 +1,4 @@
 //! Moves that meet a front-end's own stops and starts, and workers with several rings.
-//!
-//! Not here: moves alone (`moving.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};

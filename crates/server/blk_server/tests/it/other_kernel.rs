@@ -1,6 +1,6 @@
 //! Tests of this program again, on the stock kernel of a guest: Linux 6.1 on Debian 12. One boot for all of them.
 //!
-//! Disks are on ext4 there, on a virtio disk. Not here: how a guest is made (`xtask::guest`).
+//! Disks are on ext4 there, on a virtio disk.
 #![cfg(target_arch = "x86_64")]
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -1,8 +1,7 @@
 //! Requests that the host fails and that are held: the guest waits, others go on, and in the end it is as if nothing had
 //! happened.
 //!
-//! The engine is io_engine's fake, on real files. Not here: errors that are reported (`faults.rs`), a file system that is
-//! really full (`failing_storage.rs`).
+//! The engine is io_engine's fake, on real files.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

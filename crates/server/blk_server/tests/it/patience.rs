@@ -1,6 +1,4 @@
 //! How workers wait and when they call: busy polling, interrupt coalescing.
-//!
-//! Not here: how long any of it takes; the benchmarks measure that.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;

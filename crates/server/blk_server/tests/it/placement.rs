@@ -1,7 +1,5 @@
 //! Disks whose requests are carried out elsewhere than on their queue's worker: data, moves, completion workers that
 //! change, errors.
-//!
-//! Not here: how ops go from worker to worker (`io_engine`'s tests).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,7 +11,7 @@
 //!   nothing is there that was never sent, nor a sector that is mixed of two.
 //!
 //! `durability_model.rs` asks the same of the engine's own record, by reasoning about every sector instead of by drawing
-//! images; here nothing of the server's is believed, and bytes count. Not here: whether the host keeps `fdatasync`.
+//! images; here nothing of the server's is believed, and bytes count.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;

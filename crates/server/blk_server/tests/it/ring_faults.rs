@@ -1,6 +1,4 @@
 //! Guests that break a ring: that queue stops and says so, the others go on, and a new setup revives it.
-//!
-//! Not here: faults inside one request (`hostile_chains.rs`), rings whose memory goes (`memory.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

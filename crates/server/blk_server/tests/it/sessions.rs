@@ -1,8 +1,7 @@
 //! Sessions and the rings they start and stop: one front-end after another, two at once, and what a
 //! stop leaves behind.
 //!
-//! Spec: vhost-user, "Ring states", GET_VRING_BASE, SET_VRING_CALL, RESET_DEVICE. Not here: stopping the
-//! server and its sockets (`lifecycle.rs`), malformed messages (`messages.rs`).
+//! Spec: vhost-user, "Ring states", GET_VRING_BASE, SET_VRING_CALL, RESET_DEVICE.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::{AsFd, OwnedFd};

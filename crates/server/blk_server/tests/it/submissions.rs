@@ -1,6 +1,4 @@
 //! A server that was asked to count its submissions counts each once; any other counts none.
-//!
-//! Not here: the path of a request as such (`requests.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use crate::rig::{Options, Rig, feature, ready};

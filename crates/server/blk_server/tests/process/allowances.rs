@@ -1,8 +1,7 @@
 //! Front-ends of one disk that take all of the process that they can get, address space or descriptors: another disk's guest is
 //! served all the same, and so is their own disk's next one.
 //!
-//! In a program of its own, and one test at a time: what they take is the whole process's. Not here: mappings, of which one
-//! disk's sessions cannot have enough to matter (`guest_mem/tests/it/passed.rs`).
+//! In a program of its own, and one test at a time: what they take is the whole process's.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::os::fd::AsFd;

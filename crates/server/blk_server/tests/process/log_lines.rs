@@ -1,6 +1,4 @@
 //! The lines that this process has logged.
-//!
-//! Not here: what the lines say (`logs.rs`), how many are too many (`queue_restarts.rs`, `rapid_fire.rs`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fmt::{Debug, Write};

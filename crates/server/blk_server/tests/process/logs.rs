@@ -1,6 +1,4 @@
 //! What a guest or a front-end can make the server log: one line for one mistake, few for many.
-//!
-//! Not here: lines that the operator causes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::os::fd::AsFd;

@@ -1,7 +1,6 @@
 //! A front-end that restarts its queue again and again, with bad requests in the ring: logs stay short.
 //!
-//! In a program of its own because it counts the lines that the whole process logs. Not here: bad requests
-//! without restarts (`rapid_fire.rs`).
+//! In a program of its own because it counts the lines that the whole process logs.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use crate::log_lines;

@@ -1,7 +1,7 @@
 //! Workers run where their options say, from before their engine is made: CPUs, class, nice value; names.
 //!
 //! Run once more in a guest with two NUMA nodes and control groups, where there is more to see
-//! (`worker_threads/in_a_guest.rs`). Not here: the command line (`bareblk`).
+//! (`worker_threads/in_a_guest.rs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod bed;

@@ -9,8 +9,6 @@
 //! - The added part is a hole. To keep an image preallocated, allocate it from outside (`fallocate`) and let
 //!   the server read the size again ([`Image::refresh_capacity`]).
 //! - Resizing and re-reading the size must not run at the same time (`blk_server` ensures this).
-//!
-//! Not here: telling the guest (`blk_server`).
 
 use std::io;
 use std::path::PathBuf;

@@ -1,6 +1,4 @@
 //! Every unusable image is refused with one line that names the problem, the value, the limit and a remedy.
-//!
-//! Not here: images that another program uses (`locking.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use disk_image::{CacheMode, ImageError, ImageOptions};

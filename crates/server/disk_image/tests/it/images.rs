@@ -1,6 +1,4 @@
 //! The properties of a valid image, and how they follow its file's size.
-//!
-//! Not here: refusals (`bad_images.rs`), block devices (`block_devices.rs`).
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};

@@ -1,6 +1,4 @@
 //! A live device half and the model beside it: each act is done to both, and what they say is compared.
-//!
-//! Not here: which acts (`chains.rs`), the rules of chains (`model.rs`).
 
 use std::sync::Arc;
 

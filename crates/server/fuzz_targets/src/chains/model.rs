@@ -3,7 +3,7 @@
 //! - It reads the guest's memory at the moment of the question, as often as it likes. It shares no code with the device.
 //! - A chain is no longer than the queue (virtio 1.3 §2.7.5.3.1), or than what the device allows tables.
 //!
-//! Spec: virtio 1.3 §2.7, §2.8. Not here: asking (`machine.rs`), logs.
+//! Spec: virtio 1.3 §2.7, §2.8.
 
 use crate::guest::Guest;
 

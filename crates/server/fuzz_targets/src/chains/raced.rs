@@ -2,8 +2,6 @@
 //!
 //! What holds anyway: a tag is one of the ring, a chain has no more buffers than it may have and as many bytes as its
 //! buffers, and there is never more to do again than the ring has.
-//!
-//! Not here: the acts (`../chains.rs`), the thread (`../scribbler.rs`).
 
 use std::ops::Range;
 use std::sync::Arc;

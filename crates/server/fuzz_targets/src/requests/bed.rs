@@ -3,8 +3,6 @@
 //! - Image, memory, worker and engine stay from one run to the next, on the same thread: to open them takes several times
 //!   as long as a run. A run gets them with a new queue, zeroed memory and the image's first contents.
 //! - A bed whose run found something wrong is not used again.
-//!
-//! Not here: which requests (`../requests.rs`), what they must do (`model.rs`).
 
 use std::cell::RefCell;
 use std::fs::File;

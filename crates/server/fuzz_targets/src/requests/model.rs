@@ -1,7 +1,7 @@
 //! What a virtio block device must do with a request, read simply: from the bytes of the guest and of the disk to those
 //! after it, and to the used length.
 //!
-//! Spec: virtio 1.3 §5.2.6. Not here: rings, making requests up (`requests.rs`).
+//! Spec: virtio 1.3 §5.2.6.
 
 use std::ops::Range;
 

@@ -1,8 +1,6 @@
 //! The other end of a session: a socket, memory that it shares, descriptors of all kinds, and the server of the run.
 //!
 //! - The usual server has no threads: the peer steps it after each thing that it sent.
-//!
-//! Not here: what is sent (`../vhost_user.rs`).
 
 use std::fs::File;
 use std::io::{ErrorKind, PipeReader, PipeWriter, Read, pipe};

@@ -1,6 +1,4 @@
 //! `aio`: the question, the published figures, the variants, and how each figure is measured.
-//!
-//! Not here: measuring (`mod.rs`).
 
 use disk_image::CacheMode;
 use io_engine::EngineKind;

@@ -2,8 +2,6 @@
 //!
 //! - The baseline is a tenth guest that is busy but harmless: it takes its fair share. There is another such
 //!   baseline for disks that use the page cache.
-//!
-//! Not here: measuring (`mod.rs`), the attacks themselves (`load/hostile/guest.rs`).
 
 use crate::experiment::{
     Beside, Column, Declaration, Difference, Effort, Plot, Published, RatioForm, Scale, Source, Target,

@@ -1,6 +1,4 @@
 //! `kick`: the question, the published figures, the variants, and how each figure is measured.
-//!
-//! Not here: the loads (`loads.rs`), measuring (`mod.rs`).
 
 use blk_driver::KickPolicy;
 

@@ -2,8 +2,6 @@
 //!
 //! - The number of loads depends on the cores: in-process loads with 1, 2, 4, … threads up to the number of
 //!   cores (8 from ten cores on), and one with twice as many threads as cores.
-//!
-//! Not here: variants and published figures (`declaration.rs`), measuring (`mod.rs`).
 
 use crate::experiment::Workload;
 use crate::load::Pattern;

@@ -2,8 +2,6 @@
 //!
 //! - The machine's cores determine the workers and queues. The smallest machine gets two workers; with one
 //!   there would be no hand-over.
-//!
-//! Not here: measuring (`mod.rs`), how placements work (`io_engine`).
 
 use crate::experiment::{
     Beside, Column, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow,

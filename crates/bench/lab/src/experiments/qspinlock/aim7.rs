@@ -3,8 +3,6 @@
 //! `sample → users (threads, or carried by one per core) → jobs until done or the deadline → Tally → Reading`
 //!
 //! - Each sample makes locks, structures and threads anew.
-//!
-//! Not here: the variants (`aim7_declaration.rs`), the jobs (`load/users/system.rs`).
 
 use std::marker::PhantomData;
 

@@ -1,6 +1,4 @@
 //! `qspinlock-aim7`: the question, the published figures, the variants, and how each figure is measured.
-//!
-//! Not here: measuring (`aim7.rs`), the jobs (`load/users/system.rs`).
 
 use crate::experiment::{
     Axis, Column, Courses, Declaration, Difference, Effort, Plot, Published, PublishedColumn, PublishedRow,

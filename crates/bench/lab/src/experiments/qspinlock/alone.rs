@@ -3,8 +3,6 @@
 //! `sample → one pinned thread: lock, unlock, in blocks → the median block → Reading`
 //!
 //! - Uses a separate thread, so that no library treats the process as single-threaded.
-//!
-//! Not here: contention (`overcommit.rs`).
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,4 @@
 //! The columns of a contest over one lock, the same for every part of `qspinlock` that has contests.
-//!
-//! Not here: contests (`load/locks/contest.rs`).
 
 use crate::experiment::{Column, Reading};
 use crate::load::locks::contest::Found;

@@ -1,6 +1,4 @@
 //! The locks that `qspinlock` compares: ours, the standard library's and others', and which of them are FIFO.
-//!
-//! Not here: what is measured with them (`load/`).
 
 use std::marker::PhantomData;
 

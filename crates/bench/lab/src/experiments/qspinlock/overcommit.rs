@@ -6,8 +6,6 @@
 //! - A lock that hands over to preempted threads that spin needs a time slice per acquisition, and the same
 //!   again for each thread to leave. Such locks are measured with up to 16 threads per core, and left out
 //!   where a run with fewer threads predicts that leaving would take longer than [`MOST_DRAIN_S`].
-//!
-//! Not here: the comparisons (`overcommit_declaration.rs`), threads (`load/locks/contest.rs`).
 
 use std::collections::HashMap;
 

@@ -1,6 +1,4 @@
 //! `qspinlock-overcommit`: the question, earlier findings, the variants, and the targets.
-//!
-//! Not here: measuring (`overcommit.rs`), the meaning of each figure (`columns.rs`).
 
 use super::columns::{BUSY, DICE, HALTS, KICKS_PER_HALT, LONGEST, RATE, SPURIOUS, VOLUNTARY, WAIT, columns};
 use super::locks::{COMPARED, FIFO_PEERS, Lock, PEERS, ids};

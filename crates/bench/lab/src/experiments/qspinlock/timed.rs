@@ -4,8 +4,6 @@
 //!
 //! - The second lock is always held, so every attempt ends at its deadline. In between, the same thread
 //!   sleeps for the same times with `clock_nanosleep`, which shows how late the system itself is.
-//!
-//! Not here: the load (`load/locks/contest.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};

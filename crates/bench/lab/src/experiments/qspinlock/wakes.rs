@@ -1,8 +1,6 @@
 //! `qspinlock-wakes`: waking a waiter once, at the unlock that gives it the lock, or also ahead of its turn.
 //!
 //! `sample → contest over a lock with either policy → Reading`
-//!
-//! Not here: the policies (`qspinlock`), the policies that wake ahead (`locks.rs`).
 
 use super::columns::{HALTS, INVOLUNTARY, KICKS, KICKS_PER_HALT, RATE, VOLUNTARY, columns, reading};
 use super::locks::{Lock, ids};

@@ -7,8 +7,6 @@
 //! - A polling client has its own cores, and so has its server: the first cores are for the workers, the next
 //!   for the clients. The scheduler places threads that sleep.
 //! - If a program is missing, its variants report how to install it; the others run.
-//!
-//! Not here: the variants (`ssd.rs` and the other parts), the loads (`load/`).
 
 use std::path::Path;
 use std::time::{Duration, Instant};

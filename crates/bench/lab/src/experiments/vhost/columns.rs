@@ -1,6 +1,4 @@
 //! What the parts of `vhost` share: the published work, the columns, how a part is put together.
-//!
-//! Not here: the parts themselves (`ssd.rs` and others), measuring (`bench.rs`).
 
 use super::bench::Part;
 use crate::experiment::{

@@ -2,8 +2,6 @@
 //!
 //! - Two sides may sleep: the client until it is called, and the server until it is kicked. Our server by
 //!   default polls for some time before it sleeps, so it is measured with and without polling.
-//!
-//! Not here: measuring (`bench.rs`).
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{

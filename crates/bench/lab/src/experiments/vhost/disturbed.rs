@@ -2,8 +2,6 @@
 //!
 //! - If two threads each share their core with one busy neighbour, their fair share is half of what they get
 //!   alone.
-//!
-//! Not here: measuring (`bench.rs`), the neighbours (`load/neighbours.rs`).
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{

@@ -1,6 +1,4 @@
 //! `vhost-idle`: the cost of an unused disk.
-//!
-//! Not here: measuring (`bench.rs`).
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{PEER_SLEEPS, WAKES, columns, declaration, differences, published, target};

@@ -2,8 +2,6 @@
 //!
 //! - Queues and workers as published, and up to the machine's cores. Polling clients are measured only if
 //!   each has a core that the server does not use: otherwise the scheduler would be measured.
-//!
-//! Not here: measuring (`bench.rs`).
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{

@@ -1,6 +1,4 @@
 //! `vhost-ssd`: 4k requests at depth 128 on a file of a disk, through a server and without one.
-//!
-//! Not here: measuring (`bench.rs`).
 
 use super::bench::{Ask, Part, Vhost, Way};
 use super::columns::{

@@ -1,6 +1,4 @@
 //! The same load without a guest: our own loop over one io_uring engine, used where fio is not installed.
-//!
-//! Not here: fio (`fio.rs`), the load through a ring (`driver.rs`).
 
 use std::io;
 use std::sync::Arc;

@@ -5,9 +5,6 @@
 //!
 //! - A server that maps its file takes a page fault on each page's first use, in every new session: this
 //!   happens before the sample, not in it.
-//!
-//! Not here: the server's process (`server/process.rs`), several disks at once (`clients_together.rs`), fio
-//! on the host (`fio_jobs.rs`).
 
 use std::path::Path;
 use std::time::{Duration, Instant};

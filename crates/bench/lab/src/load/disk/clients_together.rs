@@ -3,8 +3,6 @@
 //! `a thread per disk: connect → wait for the others → cost of the server → … all have ended → cost again → Figures`
 //!
 //! - The loads begin together, so that the sum of their rates is a rate.
-//!
-//! Not here: one disk (`clients.rs`), the server (`server/placed.rs`).
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -3,8 +3,6 @@
 //! `file → mapped → block drawn → copied to the next of the buffers`
 //!
 //! - As simple as possible: one thread, no ring, no prefetch, as many buffers as requests would be in flight.
-//!
-//! Not here: the engine that does this behind a ring (`io_engine`'s `mmap`).
 
 use std::fs::File;
 use std::hint::black_box;

@@ -5,8 +5,6 @@
 //! - Requests are as Linux sends them: header, data, status, through an indirect table (virtio 1.3 §5.2.6,
 //!   §2.7.5.3); data is page-aligned. A failed request ends the sample.
 //! - The client sleeps when nothing has completed and never polls, like a guest's driver.
-//!
-//! Not here: engines and cache modes (`experiments/`), the server (`served.rs`), a guest's own costs.
 
 use std::io;
 use std::time::{Duration, Instant};

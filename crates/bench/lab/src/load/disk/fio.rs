@@ -3,8 +3,6 @@
 //! `fio --ioengine=libaio --direct=1 … --output-format=json --output=FILE → Measured`
 //!
 //! - Runs in its own process group: a terminal's Ctrl-C ends this program cleanly, which then ends fio.
-//!
-//! Not here: our own loop (`bare.rs`).
 
 use std::io;
 use std::os::unix::process::CommandExt;

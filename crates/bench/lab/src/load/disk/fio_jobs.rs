@@ -4,8 +4,6 @@
 //!   sessions equal shares (sched(7), autogroup). Next to busy neighbours that share differs from a server's.
 //! - Therefore fio's CPU time does not include what kernel threads do for its io_uring (on a RAM disk, all of
 //!   the I/O).
-//!
-//! Not here: fio in the experiment `aio` (`fio.rs`); this file shares its running and reading.
 
 use std::path::Path;
 

@@ -2,8 +2,6 @@
 //!
 //! - Sockets are in the system's temporary folder: a socket's path may have at most 107 bytes, and the
 //!   results folder may be deep.
-//!
-//! Not here: the load (`driver.rs`, `shared_queue/crowd.rs`), test files.
 
 use std::io;
 use std::path::PathBuf;

@@ -4,8 +4,6 @@
 //!   nothing.
 //! - Call [`TestFile::settle`] after a load through the page cache: dirty pages must not be written back
 //!   during the next sample, and direct writes must not find cached pages to invalidate.
-//!
-//! Not here: opening it as a disk (`disk_image`).
 
 use std::fs::File;
 use std::io::{self, Write};

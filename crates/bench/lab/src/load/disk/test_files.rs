@@ -1,6 +1,4 @@
 //! The test files of an experiment: on the storage under test, and on a RAM disk if there is room.
-//!
-//! Not here: one file (`test_file.rs`).
 
 use std::path::Path;
 

@@ -4,8 +4,7 @@
 //!
 //! - Messages are sent as the caller says; the server's answers are read where they matter.
 //!
-//! Layout: vhost-user, "Header". Not here: what the guest does with the queue (`guest.rs`), a
-//! front-end for real use (`blk_driver`).
+//! Layout: vhost-user, "Header".
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

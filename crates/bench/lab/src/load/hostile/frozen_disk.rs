@@ -4,8 +4,6 @@
 //!
 //! - A shell does the work and reads commands from its standard input. It runs in its own process group, and
 //!   cleans up when its input closes: however this program ends, the file system is thawed and unmounted.
-//!
-//! Not here: the attacks on the disk (`guest.rs`).
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};

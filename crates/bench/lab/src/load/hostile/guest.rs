@@ -7,8 +7,6 @@
 //!   polls for its completions. So what the good guests lose only to the hostile guest, they lose inside the
 //!   server.
 //! - If its session ends or its queue stops, it connects again.
-//!
-//! Not here: messages (`front_end.rs`), the measured guests (`disk/clients_together.rs`).
 
 use std::io;
 use std::path::{Path, PathBuf};

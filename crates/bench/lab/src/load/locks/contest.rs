@@ -11,8 +11,6 @@
 //!   not show.
 //! - Threads check for the end between two acquisitions. With a lock that hands over to preempted threads
 //!   they leave one by one; [`Found::drain`] is how long that took.
-//!
-//! Not here: the locks (`experiments/qspinlock/locks.rs`), what the figures are divided by (`experiments/`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};

@@ -1,6 +1,4 @@
 //! Events off the fast path of the queued locks, summed over all threads.
-//!
-//! Not here: the counting itself (`qspinlock::stats`).
 
 use qspinlock::stats::{Mode, set_mode, totals};
 

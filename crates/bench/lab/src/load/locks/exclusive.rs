@@ -1,6 +1,4 @@
 //! Two cache lines of data behind a lock with any interface: `lock_api` guards or closures.
-//!
-//! Not here: the locks (`experiments/qspinlock/locks.rs`).
 
 use lock_api::{RawMutex, RawMutexTimed};
 use mcslock::relax::Relax;

@@ -1,7 +1,5 @@
 //! How evenly a lock is shared (Dice and Kogan 2019): the share of the half of the threads that got it more
 //! often.
-//!
-//! Not here: waiting times.
 
 /// 0.5: all threads equal; 1: one half got everything. `None` for a single thread, or if no thread got the
 /// lock.

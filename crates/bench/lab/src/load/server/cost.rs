@@ -4,7 +4,7 @@
 //!   and those that the kernel runs for it (io_uring's workers).
 //! - Context switches are summed over existing threads; those of ended threads are lost.
 //!
-//! Facts: clock_getcpuclockid(3), proc_pid_status(5). Not here: the calling process (`cpu.rs`).
+//! Facts: clock_getcpuclockid(3), proc_pid_status(5).
 
 use std::fs;
 

@@ -5,9 +5,6 @@
 //! - Each worker is bound to its own core, as far as there are enough cores: a request must be submitted and
 //!   completed where the placement says. Queues do not move (`balance = "off"`).
 //! - Disk k's completion worker is worker k: several disks share out the work of completing.
-//!
-//! Not here: how placements work (`io_engine`), the load (`disk/clients_together.rs`), the counters
-//! (`stats.rs`).
 
 use std::fmt::Write;
 use std::io;

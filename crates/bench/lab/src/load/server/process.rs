@@ -8,9 +8,6 @@
 //!   server.
 //! - It does not outlive this program, even if this program is killed (a second Ctrl-C): a shell notices that
 //!   its end of a pipe has closed.
-//!
-//! Not here: the load on it (`disk/clients.rs`), its cost (`cost.rs`), servers with several disks
-//! (`placed.rs`).
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;

@@ -3,8 +3,6 @@
 //! `connect → greeting → {"do": "stats"} → one line of JSON → Stats`
 //!
 //! - Reads them as any client would (docs/reference/control.md): missing fields count as zero.
-//!
-//! Not here: processor time and context switches, which the kernel counts (`cost.rs`).
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

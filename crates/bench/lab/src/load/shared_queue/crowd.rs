@@ -13,8 +13,6 @@
 //!   reads its CPU time and lock time when it notices the beginning and the end.
 //! - The clock is read twice per request and batch, once per turn: about 50 ns, the same under both kick
 //!   policies.
-//!
-//! Not here: devices (`null_device.rs`, `disk/served.rs`), locks and policies (`experiments/`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;

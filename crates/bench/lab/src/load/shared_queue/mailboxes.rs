@@ -7,8 +7,6 @@
 //! - A bit that is already set, or whose slot the owner never sent, is an error: each completion is handed
 //!   over exactly once.
 //! - Each slot records when its request was sent, so the thread that reaps it can compute the latency.
-//!
-//! Not here: the queue (`blk_driver`), the load (`crowd.rs`).
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};

@@ -1,6 +1,4 @@
 //! Count, mean, spread and extremes of latencies, as in fio's `clat` line, without storing the samples.
-//!
-//! Not here: clocks, units of the report.
 
 /// Over a number of samples, in the caller's unit.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -22,8 +22,6 @@
 //! each submission must notify, under either policy. With EVENT_IDX the device re-arms after every chain, but
 //! requests submitted while a notification is in progress and the device has not looked yet need none of
 //! their own. So an unlocked kick also saves kicks, which is a different gain and a separate workload.
-//!
-//! Not here: the driver (`blk_driver`), the threads that notify (`crowd.rs`).
 
 use std::io;
 use std::os::fd::AsFd;

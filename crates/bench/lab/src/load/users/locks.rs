@@ -1,6 +1,4 @@
 //! The locks of a run of users: a family has one for short sections, and one for a table that is mostly read.
-//!
-//! Not here: what they protect (`system.rs`), measuring waits (`meter.rs`).
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;

@@ -3,8 +3,6 @@
 //! - An acquisition that finds its lock free costs a counter. Of the others, one in [`STRIDE`] is timed, by
 //!   the clock and by the thread's CPU time: about half a microsecond, outside any lock.
 //! - Waiting without CPU time is sleep, or time when other threads had the core.
-//!
-//! Not here: the locks (`locks.rs`), their own statistics (`qspinlock`).
 
 use std::time::Instant;
 

@@ -13,8 +13,6 @@
 //! - The structures are real, though small: pages are on lists, and no page may be lost or be on two lists.
 //!   [`System::is_idle`] checks that after all jobs.
 //! - The semaphore sleeps; not the semaphore is measured, but the lock inside it.
-//!
-//! Not here: the locks (`locks.rs`), the threads that run the jobs (`mod.rs`).
 
 use std::collections::VecDeque;
 use std::hint::black_box;

@@ -1,6 +1,4 @@
 //! A back-end without a disk: answers every message correctly, except where the test overrides it.
-//!
-//! Not here: the tests' reactions (`hostile.rs`).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

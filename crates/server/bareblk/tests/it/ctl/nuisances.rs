@@ -1,6 +1,4 @@
 //! Clients of the control socket that keep no rule: garbage, half a line, too many at once, none that reads.
-//!
-//! Not here: what clients are there for, and who may be one (`../ctl.rs`).
 
 use super::*;
 

@@ -1,6 +1,4 @@
 //! Requests of all kinds at random places, as many in flight as there is room for, each checked against the model.
-//!
-//! Not here: who is killed meanwhile (`main.rs`), or takes over (`../live_upgrade`), what may be read (`model.rs`).
 #![allow(dead_code)] // each test binary uses its part
 
 use std::ops::Range;

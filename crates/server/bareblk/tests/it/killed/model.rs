@@ -7,8 +7,6 @@
 //! - Where reads and writes are copies in memory (page cache, mapping), a read may see a sector that is being written half
 //!   done, on Linux as under any VMM: such a sector may be a mixture of what is allowed. It never stays one.
 //! - Each sector says which write made it and where it belongs, so one that went astray, is stale or torn is told.
-//!
-//! Not here: sending anything (`load.rs`).
 #![allow(dead_code)] // each test binary uses its part
 
 use std::ops::Range;

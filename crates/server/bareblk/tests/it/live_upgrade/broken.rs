@@ -1,6 +1,4 @@
 //! Take-overs that come to nothing: wrong configurations, and new servers that go, fall silent or talk nonsense at each step.
-//!
-//! Not here: those that succeed (`main.rs`).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

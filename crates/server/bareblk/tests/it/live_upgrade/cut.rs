@@ -1,6 +1,4 @@
 //! Front-ends that are in the way of a live upgrade: taken along where that is possible, else named, and cut off if the operator says so.
-//!
-//! Not here: what a front-end can be in the middle of (`blk_server/tests/it/live_upgrade.rs`).
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};

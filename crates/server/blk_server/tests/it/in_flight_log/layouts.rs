@@ -1,7 +1,5 @@
 //! Logs that are larger or smaller than the rings: asked for before the guest chose, made by a server before this one, or
 //! by the front-end.
-//!
-//! Not here: what is done with a log (`in_flight_log.rs`), which layout a size means (`session/log_memory.rs`).
 
 use super::*;
 

@@ -1,6 +1,4 @@
 //! A guest with one queue, the cache mode it sees, and what the kernel is asked for on its behalf.
-//!
-//! Not here: assertions about the mode (`durability.rs`, `cache_modes.rs`).
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use io_engine::{Record, Recorder, Verb};

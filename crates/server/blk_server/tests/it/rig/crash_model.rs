@@ -15,7 +15,7 @@
 //! drawn: at every acknowledgement each sector is held against everything that could be left in it, which covers
 //! every image. What a seed decides is the workload and the order in which calls complete.
 //!
-//! Spec: virtio 1.3 §5.2.6.2. Not here: making the history (`workload.rs`).
+//! Spec: virtio 1.3 §5.2.6.2.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::ops::Range;

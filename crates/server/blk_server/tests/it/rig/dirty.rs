@@ -1,6 +1,4 @@
 //! A front-end's dirty log, its messages, and all of a guest's memory compared page by page.
-//!
-//! Not here: what must be in the log (the tests).
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,6 +1,4 @@
 //! Disks that are added to a running server, by number: `Rig` has those with small numbers already.
-//!
-//! Not here: the server and its first disks (`mod.rs`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -2,7 +2,7 @@
 //!
 //! `on_both_formats! { a, b }` makes two tests of `fn a(ring: Format)`, and two of `b`.
 //!
-//! Spec: virtio 1.3 §2.7 (split), §2.8 (packed). Not here: rings (`virtqueue`).
+//! Spec: virtio 1.3 §2.7 (split), §2.8 (packed).
 
 use virtqueue::RingFeatures;
 

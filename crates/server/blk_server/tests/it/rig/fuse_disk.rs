@@ -5,8 +5,6 @@
 //!
 //! - One thread serves all calls, so they come one after the other: an event's place in the list is its place in time.
 //! - A call is over when its answer is sent; the moment is taken just before.
-//!
-//! Not here: what follows from the events (`power_loss.rs`).
 #![allow(
     dead_code,
     missing_docs,

@@ -1,6 +1,4 @@
 //! One queue of a guest: its requests, synchronously or batch by batch.
-//!
-//! Not here: the front-end that starts it (`mod.rs`), rings written by hand (`raw_guest.rs`).
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;

@@ -1,6 +1,4 @@
 //! An in-flight log that a front-end keeps, made by itself.
-//!
-//! Not here: what is in it (`virtqueue`).
 
 use std::os::fd::AsFd;
 

@@ -2,7 +2,7 @@
 //!
 //! `Hostile`: chains in any state of disrepair, whatever the format. `PackedGuest`: the ring slot by slot.
 //!
-//! Spec: virtio 1.3 §2.8. Not here: split rings (`raw_guest.rs`), guests that behave (`mod.rs`).
+//! Spec: virtio 1.3 §2.8.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::fence;

@@ -1,8 +1,6 @@
 //! What a front-end passes besides messages, and what becomes of it: descriptors of all kinds, regions
 //! laid out by hand, requests of which many are on their way at once, an engine that holds them, and what
 //! /proc says about this process.
-//!
-//! Not here: the front-end itself (`mod.rs`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -1,6 +1,4 @@
 //! A guest that keeps no rule of the ring, and what tests need besides: faults in the engine, big requests.
-//!
-//! Not here: the front-end's messages and the guest that behaves (`mod.rs`).
 
 use std::sync::Mutex;
 use std::time::Instant;

@@ -1,6 +1,4 @@
 //! Whether the server's threads rest, and what this process uses of memory, as /proc tells it.
-//!
-//! Not here: for how long they have to (`idle.rs`, `many_disks.rs`).
 
 use std::collections::BTreeMap;
 use std::fs;

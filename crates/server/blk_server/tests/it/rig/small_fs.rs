@@ -1,6 +1,4 @@
 //! Real file systems that are soon full: mounted for a test, gone with it.
-//!
-//! Not here: file systems of our own making (`fuse_disk.rs`).
 #![allow(dead_code, missing_docs, missing_debug_implementations, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};

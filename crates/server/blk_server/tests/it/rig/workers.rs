@@ -1,6 +1,4 @@
 //! Servers with several workers, of which the first may hang; and how long their tests wait.
-//!
-//! Not here: engines that hang (`passed.rs`), disks that come and go (`disks.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -2,8 +2,6 @@
 //! account of what it sent and what it was told.
 //!
 //! Each sector of a write holds the request's number, so that the image can be read as a history, too.
-//!
-//! Not here: what follows from the account (`crash_model.rs`).
 #![allow(dead_code, missing_debug_implementations, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::Instant;

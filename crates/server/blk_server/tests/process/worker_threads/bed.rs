@@ -1,7 +1,5 @@
 //! A server whose workers tell where they run: each writes down what /proc says of its thread, and touches memory,
 //! at the moment when its engine is made.
-//!
-//! Not here: assertions; the control groups of a guest (`in_a_guest.rs`).
 
 use std::fs;
 use std::sync::mpsc::{Receiver, channel};

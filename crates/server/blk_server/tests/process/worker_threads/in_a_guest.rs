@@ -1,7 +1,6 @@
 //! What takes a machine of one's own: two NUMA nodes, control groups, CPUs to switch off.
 //!
 //! The tests of this program again, in a guest with four CPUs; those below do nothing anywhere else.
-//! Not here: a reading of what the host offers; nothing is changed there.
 
 use std::fs;
 use std::path::Path;
