@@ -18,7 +18,7 @@ use super::kernel::{Kernel, Source};
 use crate::workspace;
 
 /// Raise when what `initramfs.rs` or `kernel.rs` put into the archives changes.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// What a guest boots; cheap to clone.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@
 //! with their shared libraries. The kernel unpacks archives that follow each other in one file, so a run
 //! appends its own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::kernel::Kernel;
+use super::remote_libraries;
 use crate::{command, packages};
 
 /// The guest's first process.
@@ -47,7 +48,7 @@ pub(super) fn write_base(kernel: &Kernel, archive: &Path) -> Result<()> {
     pack(root.path(), archive)
 }
 
-/// fio and file system tools, each with the shared libraries that `ldd` names.
+/// fio and file system tools, each with the shared libraries that `ldd` names, or shells of those (`remote_libraries.rs`).
 pub(super) fn write_tools(archive: &Path) -> Result<()> {
     let root = tempfile::tempdir()?;
     let inside = |(name, path)| (path, Path::new("/tools").join(name));
@@ -87,17 +88,42 @@ pub(super) fn join(archives: &[&Path], to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Places each program where it is to be found, and the shared libraries that `ldd` names.
+/// Places each program where it is to be found, and the shared libraries that it needs.
 fn place_programs(programs: &[(PathBuf, PathBuf)], root: &Path) -> Result<()> {
-    let mut libraries = BTreeSet::new();
     for (path, inside) in programs {
         place(path, &below(root, inside)?)?;
-        libraries.extend(shared_libraries(&command::output(Command::new("ldd").arg(path))?));
     }
-    for library in libraries {
-        place(&library, &below(root, &library)?)?;
+    let shells = tempfile::tempdir()?;
+    let paths: Vec<&Path> = programs.iter().map(|(path, _)| path.as_path()).collect();
+    for (inside, library) in libraries_of(&paths, shells.path())? {
+        place(&library, &below(root, &inside)?)?;
     }
     Ok(())
+}
+
+/// Where the guest's loader finds each library of `programs`, and the file that goes there: the library, or its shell,
+/// which is written to `shells`. What only a library with a shell needs is not among them.
+fn libraries_of(programs: &[&Path], shells: &Path) -> Result<BTreeMap<PathBuf, PathBuf>> {
+    let mut shell_of = BTreeMap::new();
+    for library in
+        needed_by(programs, None)?.into_iter().filter(|library| remote_libraries::is_remote(library))
+    {
+        shell_of.insert(remote_libraries::write_shell(programs, &library, shells)?, library);
+    }
+    let place_of = |file: PathBuf| (shell_of.get(&file).unwrap_or(&file).clone(), file);
+    Ok(needed_by(programs, Some(shells))?.into_iter().map(place_of).collect())
+}
+
+/// By `ldd`, which looks in `first` before it looks elsewhere.
+fn needed_by(programs: &[&Path], first: Option<&Path>) -> Result<BTreeSet<PathBuf>> {
+    let mut libraries = BTreeSet::new();
+    for program in programs {
+        let mut ldd = Command::new("ldd");
+        libraries.extend(shared_libraries(&command::output(
+            ldd.arg(program).envs(first.map(|folder| ("LD_LIBRARY_PATH", folder))),
+        )?));
+    }
+    Ok(libraries)
 }
 
 fn below(root: &Path, absolute: &Path) -> Result<PathBuf> {

@@ -30,6 +30,7 @@ mod kernel;
 mod output;
 mod own_tests;
 mod qemu;
+mod remote_libraries;
 mod running;
 mod vm;
 #[cfg(test)]
