@@ -23,7 +23,7 @@ const SLOWEST_FIRST: &[&str] = &[
     "io_engine lib",
     "blk_server it",
     "blk_server process",
-    "xtask guest",
+    "xtask lib",
     "blk_driver it",
     "qspinlock_preload it",
     "lab it",
