@@ -4,6 +4,7 @@
 //!
 //! Cargo itself runs one program after another, and many of them wait most of the time: for a guest, for a timer.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,6 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
+use xtask::programs::BUILT_ENV;
 use xtask::workspace;
 
 use super::lanes::{self, Done, Job};
@@ -54,7 +56,8 @@ pub(super) fn run(
     if programs.iter().any(|program| program.name.ends_with(" lib")) {
         jobs.push(doc_tests(selection, &folder));
     }
-    jobs.iter_mut().for_each(|job| prepare(&mut job.command));
+    let with_programs = with_programs(&programs);
+    jobs.iter_mut().for_each(|job| prepare(job.command.env(BUILT_ENV, &with_programs)));
     let mut done = lanes::run(jobs, at_once)?;
     done.push(built);
     Ok(Some(done))
@@ -71,6 +74,13 @@ fn build(selection: &[String]) -> Result<Option<Vec<Program>>> {
         programs.extend(serde_json::from_str(&line?).ok().and_then(|message| program(&message)));
     }
     Ok(child.wait()?.success().then_some(programs))
+}
+
+/// Names of the packages whose programs cargo has built too: those with tests beside their sources.
+fn with_programs(programs: &[Program]) -> String {
+    let packages: BTreeSet<&str> =
+        programs.iter().filter(|program| program.is_integration).map(|program| &*program.package).collect();
+    packages.into_iter().collect::<Vec<_>>().join(" ")
 }
 
 fn cargo_test(selection: &[String]) -> Command {
@@ -93,6 +103,8 @@ struct Program {
     package: String,
     manifest: PathBuf,
     executable: PathBuf,
+    /// One in the package's folder `tests`.
+    is_integration: bool,
 }
 
 impl Program {
@@ -120,7 +132,8 @@ fn program(message: &Value) -> Option<Program> {
         (_, true) => format!("{own} (program)"),
         _ => "lib".to_owned(),
     };
-    Some(Program { name: format!("{package} {target}"), package, manifest, executable: executable.into() })
+    let (name, executable) = (format!("{package} {target}"), executable.into());
+    Some(Program { name, package, manifest, executable, is_integration: is("test") })
 }
 
 /// `path+file:///…/virtqueue#0.1.0` where the folder has the package's name, otherwise `path+file:///…#name@0.1.0`.
@@ -172,6 +185,15 @@ mod tests {
         build_script["profile"]["test"] = json!(false);
         assert_eq!(program(&build_script), None);
         assert_eq!(program(&json!({"reason": "build-finished", "success": true})), None);
+    }
+
+    #[test]
+    fn packages_with_integration_tests_have_their_programs_built() {
+        let of = |kind: &str, package: &str| {
+            program(&message(kind, &format!("path+file:///ws#{package}@0.1.0"))).unwrap()
+        };
+        let programs = [of("test", "rings"), of("lib", "rings"), of("bin", "other"), of("test", "a")];
+        assert_eq!(with_programs(&programs), "a rings");
     }
 
     #[test]
