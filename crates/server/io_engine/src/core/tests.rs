@@ -12,8 +12,7 @@ use guest_mem::{GuestAddress, GuestMemory, GuestRange, IoVecs, MemoryView, Regio
 use proptest::prelude::*;
 
 use super::*;
-use crate::backend::Verb;
-use crate::backend::{Buffers, QueueFull, Target};
+use crate::backend::{Buffers, Call, QueueFull, Target, Verb};
 use crate::config::EngineConfig;
 use crate::core::turn::{TURN_COST, Turn};
 use crate::engine::{Durability, OpKind, Unmap, WatchId, WatchToken};
