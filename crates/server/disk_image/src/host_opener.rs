@@ -10,9 +10,8 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::image::Access;
-use crate::lock::{FileId, LockHolder};
-use crate::opener::{FileKind, MAX_SOCKET_PATH_BYTES, OpenRequest, Opener};
+use crate::file::{Access, FileId, FileKind, LockHolder};
+use crate::opener::{MAX_SOCKET_PATH_BYTES, OpenRequest, Opener};
 use crate::sysfs_queue::QueueAttributes;
 
 /// A new image may hold any user's data, so only its owner may read it.

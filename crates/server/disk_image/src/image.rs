@@ -17,16 +17,15 @@ use std::time::{Duration, Instant};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
-pub use self::resize::ResizeError;
-
 use crate::cache_mode::CacheMode;
 use crate::error::ImageError;
+use crate::file::{Access, FileId, FileKind};
 use crate::foreign;
 use crate::geometry::{self, Alignment, MAX_BLOCK_SIZE_BYTES, MIN_BLOCK_SIZE_BYTES, Topology};
 use crate::limits::{self, DiscardLimits, WriteZeroesLimits};
-use crate::lock::{self, FileId, HolderList};
+use crate::lock::{self, HolderList};
 use crate::new_image::NewImage;
-use crate::opener::{FileKind, OpenRequest, Opener};
+use crate::opener::{OpenRequest, Opener};
 use crate::range::{Bounds, CheckedRange, RangeError, SECTOR_BYTES};
 use crate::sysfs_queue::QueueAttributes;
 
@@ -38,15 +37,6 @@ const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// A process that exits releases its lock and its claim at nearly the same time.
 const CLAIM_GRACE: Duration = Duration::from_secs(1);
 const CLAIM_RETRY: Duration = Duration::from_millis(20);
-
-/// The guest's access to the image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Read and write.
-    ReadWrite,
-    /// Only read.
-    ReadOnly,
-}
 
 /// The user's options.
 #[derive(Debug, Clone)]

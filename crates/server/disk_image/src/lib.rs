@@ -12,6 +12,8 @@
 //! raw.
 #![forbid(unsafe_code)]
 
+pub mod file;
+
 pub mod opener;
 
 pub mod host_opener;
@@ -37,13 +39,13 @@ pub mod range;
 pub mod error;
 
 pub use cache_mode::{CacheMode, ParseCacheModeError};
-pub use error::ImageError;
+pub use error::{ImageError, ResizeError};
+pub use file::{Access, FileId, FileKind, LockHolder};
 pub use geometry::{Alignment, Topology};
 pub use host_opener::HostOpener;
-pub use image::{Access, CapacityChange, Image, ImageOptions, ResizeError};
+pub use image::{CapacityChange, Image, ImageOptions};
 pub use limits::{DiscardLimits, WriteZeroesLimits};
-pub use lock::{FileId, LockHolder};
 pub use new_image::NewImage;
-pub use opener::{FileKind, MAX_SOCKET_PATH_BYTES, OpenRequest, Opener};
+pub use opener::{MAX_SOCKET_PATH_BYTES, OpenRequest, Opener};
 pub use range::{CheckedRange, RangeError, SECTOR_BYTES};
 pub use sysfs_queue::QueueAttributes;

@@ -14,7 +14,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,7 +21,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-use crate::image::Access;
+use crate::file::{Access, FileId, LockHolder};
 
 const IN_USE_BASE: i64 = 100;
 const NOT_SHARED_BASE: i64 = 200;
@@ -151,40 +150,6 @@ fn flock(lock_type: i32, start_bytes: i64, len_bytes: i64) -> libc::flock {
 fn jitter() -> Duration {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Duration::from_millis(u64::from((now.subsec_micros() ^ std::process::id()) % RETRY_JITTER_MS))
-}
-
-/// Identity of a file, independent of its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileId {
-    /// The file system's device number.
-    pub dev: u64,
-    /// The inode number in that file system.
-    pub ino: u64,
-}
-
-impl From<&std::fs::Metadata> for FileId {
-    fn from(metadata: &std::fs::Metadata) -> Self {
-        Self { dev: metadata.dev(), ino: metadata.ino() }
-    }
-}
-
-/// A process that holds a lock on an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LockHolder {
-    /// Its process id.
-    pub pid: u32,
-    /// Its command name; empty if /proc does not show it.
-    pub command: String,
-}
-
-impl std::fmt::Display for LockHolder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { pid, command } = self;
-        if *pid == std::process::id() {
-            return write!(f, "another disk of this process (pid {pid})");
-        }
-        if command.is_empty() { write!(f, "process {pid}") } else { write!(f, "{command} (pid {pid})") }
-    }
 }
 
 /// Formats as "a (pid 1), process 2", for use in a sentence.

@@ -8,8 +8,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use crate::image::Access;
-use crate::lock::{FileId, LockHolder};
+use crate::file::{Access, FileId, FileKind, LockHolder};
 use crate::sysfs_queue::QueueAttributes;
 
 /// Longest path of a socket in bytes: a socket address has 108, and many programs need a terminating zero (unix(7)).
@@ -27,54 +26,6 @@ pub struct OpenRequest {
     /// Claim a block device (`O_EXCL`): fails with `EBUSY` if the kernel or another program has claimed it,
     /// and keeps the kernel from mounting it. Not for files.
     pub exclusive: bool,
-}
-
-/// The type of a path's target, after following links.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileKind {
-    /// A regular file.
-    Regular,
-    /// A block device.
-    BlockDevice,
-    /// A directory.
-    Directory,
-    /// A character device.
-    CharacterDevice,
-    /// A named pipe.
-    Fifo,
-    /// A unix socket.
-    Socket,
-    /// A type that this list does not know.
-    Other,
-}
-
-impl std::fmt::Display for FileKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Regular => "regular file",
-            Self::BlockDevice => "block device",
-            Self::Directory => "directory",
-            Self::CharacterDevice => "character device",
-            Self::Fifo => "named pipe",
-            Self::Socket => "socket",
-            Self::Other => "file of unknown type",
-        })
-    }
-}
-
-impl From<std::fs::FileType> for FileKind {
-    fn from(file_type: std::fs::FileType) -> Self {
-        use std::os::unix::fs::FileTypeExt;
-        match file_type {
-            t if t.is_file() => Self::Regular,
-            t if t.is_block_device() => Self::BlockDevice,
-            t if t.is_dir() => Self::Directory,
-            t if t.is_char_device() => Self::CharacterDevice,
-            t if t.is_fifo() => Self::Fifo,
-            t if t.is_socket() => Self::Socket,
-            _ => Self::Other,
-        }
-    }
 }
 
 /// Every action on a path after the server's start-up.

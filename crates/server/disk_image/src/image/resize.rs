@@ -10,73 +10,10 @@
 //!   the server read the size again ([`Image::refresh_capacity`]).
 //! - Resizing and re-reading the size must not run at the same time (`blk_server` ensures this).
 
-use std::io;
-use std::path::PathBuf;
-
 use super::{Image, size_bytes};
-use crate::opener::FileKind;
+use crate::error::ResizeError;
+use crate::file::FileKind;
 use crate::range::SECTOR_BYTES;
-
-/// Why an image was not resized.
-#[derive(Debug, thiserror::Error)]
-pub enum ResizeError {
-    /// The image is served read-only.
-    #[error("image {} is served read-only: its size cannot be changed", path.display())]
-    ReadOnly {
-        /** The image. */
-        path: PathBuf,
-    },
-    /// A block device's size cannot be set here.
-    #[error(
-        "image {} is a block device of {size_bytes} bytes, not {wanted_bytes}: resize the device itself (lvextend, \
-         say), then tell the server",
-        path.display()
-    )]
-    BlockDevice {
-        /** The image. */
-        path: PathBuf,
-        /** Read just now, and in force unless it is smaller than before. */
-        size_bytes: u64,
-        /** As given. */
-        wanted_bytes: u64,
-    },
-    /// The wanted size is zero, or ends in a partial block.
-    #[error(
-        "image {} cannot have {wanted_bytes} bytes, not whole blocks of its block size {block_size_bytes}: give {}",
-        path.display(),
-        wanted_bytes.checked_next_multiple_of(u64::from(*block_size_bytes)).unwrap_or(0)
-            .max(u64::from(*block_size_bytes))
-    )]
-    Ragged {
-        /** The image. */
-        path: PathBuf,
-        /** As given. */
-        wanted_bytes: u64,
-        /** The image's logical block size. */
-        block_size_bytes: u32,
-    },
-    /// The data beyond the wanted size would be lost.
-    #[error("image {} has {from_bytes} bytes, {wanted_bytes} are fewer: what lies behind would be lost", path.display())]
-    WouldShrink {
-        /** The image. */
-        path: PathBuf,
-        /** The file's size, or the capacity if that is more. */
-        from_bytes: u64,
-        /** As given. */
-        wanted_bytes: u64,
-    },
-    /// The kernel refused.
-    #[error("image {} cannot be made {wanted_bytes} bytes long: check the file system's space and limits", path.display())]
-    System {
-        /** The image. */
-        path: PathBuf,
-        /** As given. */
-        wanted_bytes: u64,
-        /** From the kernel. */
-        #[source]
-        source: io::Error,
-    },
-}
 
 impl Image {
     /// Sets the image's size, in force at once; smaller only with `force`. Returns the previous capacity, in
