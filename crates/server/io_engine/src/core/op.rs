@@ -11,8 +11,7 @@
 use guest_mem::IoVecs;
 use libc::{FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE};
 
-use crate::backend::Verb;
-use crate::backend::{Buffers, Call};
+use crate::backend::{Buffers, Call, Verb};
 use crate::core::bounce::{BUFFER_BYTES, Bounce, BounceId, ZEROES_BYTES};
 use crate::core::files::OpenFile;
 use crate::core::turn;

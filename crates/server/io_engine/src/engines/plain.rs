@@ -6,8 +6,7 @@ use std::os::fd::RawFd;
 
 use rustix::io::Errno;
 
-use crate::backend::Verb;
-use crate::backend::{Buffers, Call};
+use crate::backend::{Buffers, Call, Verb};
 
 /// Makes the call and returns bytes, 0, or a negated errno. `extra_flags` (`RWF_*`) are added to those of a
 /// read or write.

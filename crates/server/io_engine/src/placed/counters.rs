@@ -1,11 +1,9 @@
-//! What a placement did: counted once per batch by whoever did it, read by others.
-//!
-//! Not here: who reports it (`blk_server`).
+//! Counts what a placement does, once per batch.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A reading. Everything runs from the placement's start and never goes back.
+/// A reading. All counters start with the placement and never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlacementCounters {
     /// Batches of ops that went to another worker, or under the lock.
@@ -14,23 +12,23 @@ pub struct PlacementCounters {
     pub ops: u64,
     /// Sleeping completion workers woken for a batch of ops.
     pub owner_wake_ups: u64,
-    /// Wake-ups spared because the completion worker would wake up by itself.
+    /// Wake-ups spared because I/O in flight would wake the completion worker.
     pub spared_wake_ups: u64,
-    /// Completions that were passed on to the worker whose they are.
+    /// Completions passed on to the worker that pushed the op.
     pub passed: u64,
     /// Sleeping workers woken for a batch of completions.
     pub participant_wake_ups: u64,
-    /// Times that the completion worker changed, the first not counted.
+    /// Changes of the completion worker, without the first.
     pub moves: u64,
-    /// `shared`: times that the lock was taken.
+    /// `shared`: how often a worker took the lock.
     pub locked: u64,
-    /// `shared`: times that somebody else had it.
+    /// `shared`: how often another worker held it then.
     pub contended: u64,
-    /// `shared`: time spent waiting for it, estimated from samples.
+    /// `shared`: how long workers waited for it.
     pub lock_wait: Duration,
 }
 
-/// The counters behind it. Relaxed everywhere: sums that nobody derives an order from.
+/// The counters. Relaxed everywhere: they order nothing.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub hand_overs: Counter,

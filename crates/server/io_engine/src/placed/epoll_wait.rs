@@ -1,10 +1,9 @@
-//! Where a worker sleeps with a placed engine: on its waker, and on the real engine's descriptor while it has that.
+//! Where a worker sleeps in a placed engine: on its waker's eventfd, and as owner on the real engine's descriptor.
 //!
-//! One epoll descriptor for both, the same for the whole life of the placed engine, so that a worker's base engine can watch
-//! it. Level-triggered: what is not taken away wakes again. The real engine watches nothing itself, so that its eventfd
-//! is never set off by another one, which would signal it once and never again.
-//!
-//! Not here: when to sleep (`participant.rs`, `shared/`).
+//! - One epoll descriptor has both, for the whole life of the placed engine, so that the worker's base engine can watch it.
+//!   It is level-triggered: an event that was not taken wakes the worker again.
+//! - The real engine watches no descriptor. Otherwise another io_uring that signals its eventfd would signal it once and
+//!   never again.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +21,7 @@ pub(super) struct Eventfd(OwnedFd);
 
 impl Signal for Eventfd {
     fn signal(&self) {
-        // Fails only when the counter is full: then it was sounded before.
+        // Fails only if the counter is full, so the descriptor is readable already.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
@@ -34,10 +33,10 @@ pub(super) type WorkerWaker = Waker<Eventfd>;
 pub(super) struct EpollWait {
     epoll: OwnedFd,
     pub waker: Arc<WorkerWaker>,
-    /// The real engine's.
+    /// The real engine's descriptor.
     inner: Option<OwnedFd>,
     asleep: bool,
-    /// The waker was signalled, and its counter not yet read.
+    /// The waker was signalled, and its eventfd is not read yet.
     signalled: bool,
 }
 
@@ -58,7 +57,7 @@ impl EpollWait {
         self.epoll.try_clone()
     }
 
-    /// Sleeps on `fd` too.
+    /// Sleeps on `fd`, too.
     pub fn watch_inner(&mut self, fd: OwnedFd) -> io::Result<()> {
         add(&self.epoll, &fd)?;
         self.inner = Some(fd);
@@ -67,13 +66,13 @@ impl EpollWait {
 
     pub fn forget_inner(&mut self) {
         if let Some(fd) = self.inner.take() {
-            // By hand: the file behind it may have other descriptors, and would stay in the set.
+            // Closing it is not enough: the file may have other descriptors, and would stay in the set.
             let removed = epoll::delete(&self.epoll, fd.as_fd());
             debug_assert!(removed.is_ok());
         }
     }
 
-    /// From now on it is signalled for; the caller looks once more.
+    /// Publishers signal from now on. The caller checks once more before it sleeps.
     pub fn begin_sleep(&mut self) {
         self.asleep = true;
         self.waker.begin_sleep();
@@ -90,7 +89,7 @@ impl EpollWait {
         }
     }
 
-    /// Whoever rang may not have sounded the alarm yet: it is tried until there was one.
+    /// The publisher may not have written to the eventfd yet. `signalled` stays set until a read succeeds.
     #[cold]
     fn clear_signal(&mut self) {
         let mut count = [0; 8];

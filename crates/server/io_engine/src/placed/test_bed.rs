@@ -1,6 +1,4 @@
 //! For tests of placements: an image, guest memory, and workers that write, read back and compare.
-//!
-//! Not here: what is tested (`completion_tests.rs`, `shared_tests.rs`).
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -36,7 +34,7 @@ pub fn linux_aio() -> EngineMaker {
     Box::new(|| Ok(Box::new(LinuxAioEngine::new(config())?)))
 }
 
-/// Engines that all obey the last handle made.
+/// Fake engines, and a handle for each.
 pub fn fake() -> (EngineMaker, Arc<std::sync::Mutex<Vec<FakeHandle>>>) {
     let made = Arc::<std::sync::Mutex<Vec<FakeHandle>>>::default();
     let handles = Arc::clone(&made);
@@ -55,7 +53,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// `None`: no `O_DIRECT` where the test lies.
+    /// `None`: no `O_DIRECT` in the test program's folder.
     pub fn new(cache: CacheMode) -> Option<Arc<Self>> {
         let program = std::env::current_exe().unwrap();
         let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
@@ -108,7 +106,7 @@ impl Worker {
         Self { engine, file, bed: Arc::clone(bed), view, number, events: Vec::new() }
     }
 
-    /// In each of 64 blocks per worker.
+    /// Where a block lies, in image and memory. Each worker has 64 blocks.
     fn place(&self, block: u64) -> u64 {
         (self.number * 64 + block) * BLOCK
     }
@@ -164,7 +162,7 @@ impl Worker {
         done
     }
 
-    /// `rounds` of writing `width` blocks, and reading them back into cleared memory. `sleeps`: else it spins.
+    /// Writes `width` blocks and reads them back into cleared memory, in each of `rounds`. Without `sleeps` it spins.
     pub fn write_and_check(&mut self, rounds: u64, width: u64, sleeps: bool) {
         for round in 0..rounds {
             for block in 0..width {
@@ -214,8 +212,7 @@ pub fn on_thread<R: Send + 'static>(
     std::thread::spawn(move || body(&mut Worker::start(engine, number, &bed)))
 }
 
-/// Keeps a worker at its passes, without ops of its own, until told to stop: as a worker without requests would be,
-/// which sleeps on its doorbell too.
+/// Runs passes of a worker without ops of its own until `stop`.
 pub fn idle_until(worker: &mut Worker, stop: &std::sync::atomic::AtomicBool) {
     while !stop.load(std::sync::atomic::Ordering::Acquire) {
         worker.engine.submit().unwrap();

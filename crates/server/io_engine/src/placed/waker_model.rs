@@ -1,6 +1,4 @@
-//! The model of sleeping and waking: no order of steps loses a wake-up. A lost one is a deadlock, which loom reports.
-//!
-//! Not here: real threads and eventfds (`completion_tests.rs`).
+//! A model of sleeping and waking: no order of steps loses a wake-up. loom reports a lost one as a deadlock.
 
 use loom::model::Builder;
 use loom::sync::atomic::AtomicUsize;
@@ -55,7 +53,7 @@ fn publisher(waker: &Waker<Sticky>, tail: &AtomicUsize, times: usize) {
 
 fn check(publishers: usize, times: usize) {
     let mut model = Builder::new();
-    // All orders with so many switches that nobody had to make: more find nothing new, and take hours.
+    // All orders with at most three preemptions. More take hours.
     model.preemption_bound = Some(3);
     model.check(move || {
         let shared = Arc::new((Waker::new(Sticky::new()), [AtomicUsize::new(0), AtomicUsize::new(0)]));

@@ -12,8 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use crate::backend::Call;
-use crate::backend::Verb;
+use crate::backend::{Call, Verb};
 
 /// Which calls a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,8 +5,7 @@
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use crate::backend::Verb;
-use crate::backend::{Buffers, Call, Target};
+use crate::backend::{Buffers, Call, Target, Verb};
 
 /// A macro, because `io-uring` seals the trait that its two ways to name a file have in common.
 macro_rules! entry {

@@ -16,8 +16,7 @@ use std::os::fd::AsRawFd;
 use io_uring::{EnterFlags, IoUring, Submitter, squeue};
 
 use super::iopoll_probe;
-use crate::backend::Verb;
-use crate::backend::{QueueFull, RawResult, Target};
+use crate::backend::{QueueFull, RawResult, Target, Verb};
 use crate::engine::FileSpec;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

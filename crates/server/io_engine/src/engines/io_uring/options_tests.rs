@@ -9,8 +9,7 @@ use guest_mem::{GuestAddress, GuestRange, IoVecs, MemoryView, Region};
 use rustix::fs::FallocateFlags;
 
 use super::*;
-use crate::backend::Buffers;
-use crate::backend::Verb;
+use crate::backend::{Buffers, Verb};
 
 /// A test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -5,8 +5,7 @@
 use disk_image::Alignment;
 
 use super::*;
-use crate::backend::Buffers;
-use crate::backend::Verb;
+use crate::backend::{Buffers, Verb};
 use crate::engine::Engine;
 
 fn started(age: KernelAge) -> Uring {

@@ -21,8 +21,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
 use super::copy::{self, MAX_COPY_BYTES};
-use crate::backend::Verb;
-use crate::backend::{Buffers, Call};
+use crate::backend::{Buffers, Call, Verb};
 use crate::choose::storage::Storage;
 use crate::engines::plain;
 

@@ -27,8 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::mapped_file::MappedFile;
-use crate::backend::Verb;
-use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target};
+use crate::backend::{Call, IoBackend, QueueFull, RawResult, Target, Verb};
 use crate::config::EngineConfig;
 use crate::core::Core;
 use crate::engine::{Event, FileId, FileSpec, WatchId, WatchToken};

@@ -18,8 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use crate::backend::Verb;
-use crate::backend::{Buffers, Call, RawResult};
+use crate::backend::{Buffers, Call, RawResult, Verb};
 use crate::core::shares::Shares;
 use crate::engine::FileId;
 

@@ -8,8 +8,7 @@
 
 use std::fmt;
 
-use crate::backend::Call;
-use crate::backend::Verb;
+use crate::backend::{Call, Verb};
 use crate::choose::storage::Storage;
 
 /// Freeing more than this of a file in memory takes long: tens of microseconds per MiB of pages.

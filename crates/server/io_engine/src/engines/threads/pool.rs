@@ -27,8 +27,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use sandbox::{Entry, Role};
 
 use super::schedule::{Class, Help, Limits, Schedule};
-use crate::backend::Verb;
-use crate::backend::{Call, RawResult};
+use crate::backend::{Call, RawResult, Verb};
 use crate::engine::FileId;
 use crate::engines::plain;
 

@@ -1,9 +1,7 @@
-//! The files of all workers of a placement, under numbers that hold wherever the real engine is.
+//! The files of all participants, under numbers that stay the same when the owner changes.
 //!
-//! Each worker attaches files of its own, so that its ops can be told from others' and cancelled alone, and each sync
-//! goes through its own file description.
-//!
-//! Not here: the real engine's numbers for them (`owner.rs`, `shared/`).
+//! Each participant attaches files of its own. The engine can then cancel its ops alone, and each sync goes through the
+//! worker's own file description.
 
 use std::io;
 
@@ -14,10 +12,10 @@ enum Slot {
     #[default]
     Free,
     Used {
-        entry: u64,
+        participant: u64,
         spec: FileSpec,
     },
-    /// Detached by its worker; the real engine may still have it.
+    /// Detached by its participant; the owner's engine may still have it.
     Released,
 }
 
@@ -25,13 +23,13 @@ enum Slot {
 pub(super) struct Files(Vec<Slot>);
 
 impl Files {
-    pub fn add(&mut self, entry: u64, spec: FileSpec) -> io::Result<FileId> {
+    pub fn add(&mut self, participant: u64, spec: FileSpec) -> io::Result<FileId> {
         let index = self.0.iter().position(|slot| matches!(slot, Slot::Free)).unwrap_or(self.0.len());
         let id = u32::try_from(index).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         if index == self.0.len() {
             self.0.push(Slot::Free);
         }
-        self.0[index] = Slot::Used { entry, spec };
+        self.0[index] = Slot::Used { participant, spec };
         Ok(FileId(id))
     }
 
@@ -42,26 +40,27 @@ impl Files {
         }
     }
 
-    /// Returns whether it was there.
+    /// Returns whether the file was there.
     pub fn release(&mut self, file: FileId) -> bool {
         let slot = self.0.get_mut(file.0 as usize).filter(|slot| matches!(slot, Slot::Used { .. }));
         slot.map(|slot| *slot = Slot::Released).is_some()
     }
 
-    /// All files of a worker.
-    pub fn of(&self, entry: u64) -> Vec<FileId> {
+    /// All files of a participant.
+    pub fn of(&self, participant: u64) -> Vec<FileId> {
         let used = (0..).zip(&self.0);
-        let mine = used.filter(|(_, slot)| matches!(slot, Slot::Used { entry: of, .. } if *of == entry));
+        let mine =
+            used.filter(|(_, slot)| matches!(slot, Slot::Used { participant: of, .. } if *of == participant));
         mine.map(|(id, _)| FileId(id)).collect()
     }
 
-    pub fn release_all(&mut self, entry: u64) {
-        for file in self.of(entry) {
+    pub fn release_all(&mut self, participant: u64) {
+        for file in self.of(participant) {
             self.release(file);
         }
     }
 
-    /// Frees the numbers of what was released, after `forget`.
+    /// Frees the numbers of released files, after `forget`.
     pub fn free_released(&mut self, mut forget: impl FnMut(FileId)) {
         for (id, slot) in (0..).zip(&mut self.0) {
             if matches!(slot, Slot::Released) {

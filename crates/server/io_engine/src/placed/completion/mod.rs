@@ -1,34 +1,36 @@
-//! `completion`: the ops of all workers are carried out by one of them, the one that handles the completions.
+//! Placement `completion`: one worker, the completion worker, carries out the ops of all workers.
 //!
-//! Not here: a worker's side (`participant.rs`), the engine (`owner.rs`).
+//! `owner.rs`: what the completion worker does, which owns the engine. `participant.rs`: the engine that each worker sees.
 
 mod files;
-pub(in crate::placed) mod owner;
+mod owner;
 mod participant;
 mod policy;
 mod registry;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 pub use self::policy::{HandOver, ParseHandOverError};
 
 use self::participant::Participant;
-use self::registry::Group;
+use self::registry::{Group, Own, Registry};
 use crate::engine::Engine;
 use crate::placed::{EngineMaker, PlacementCounters};
 
-/// See the file's head. Clones are the same placement.
+/// The placement. Clones are the same placement.
 #[derive(Clone, Debug)]
 pub struct CompletionPlacement(Arc<Group>);
 
 impl CompletionPlacement {
-    /// With engines of `depth` from `make`; `owner`: the worker to be completion worker as soon as it takes part.
-    pub fn new(make: EngineMaker, depth: u32, policy: HandOver, owner: Option<u32>) -> Self {
-        Self(Arc::new(Group::new(make, depth, policy, owner)))
+    /// `wanted` becomes completion worker as soon as it takes part.
+    pub fn new(make: EngineMaker, depth: u32, policy: HandOver, wanted: Option<u32>) -> Self {
+        let registry = Registry { wanted, ..Registry::default() };
+        Self(Arc::new(Group::new(make, depth, registry, Own { policy, busy: AtomicUsize::new(0) })))
     }
 
-    /// The engine of a worker, which takes part once it has started it.
+    /// The engine of a worker, which takes part as soon as it has started the engine.
     ///
     /// # Errors
     /// Out of descriptors.
@@ -36,20 +38,20 @@ impl CompletionPlacement {
         Ok(Box::new(Participant::new(Arc::clone(&self.0), worker)?))
     }
 
-    /// Asks for another completion worker; `None`: whoever is it. It changes once the ops in the engine are done, and as
-    /// soon as that worker takes part.
+    /// Asks for another completion worker; `None`: the present one. The change takes place as soon as the ops in the engine
+    /// have ended and that worker takes part.
     pub fn set_completion_worker(&self, worker: Option<u32>) {
-        let mut registry = self.0.lock();
+        let mut registry = self.0.registry();
         registry.wanted = worker;
         registry.limited = None;
-        registry.forgive();
+        registry.retry_all();
         self.0.changed(&registry);
     }
 
     /// Limits how long the change to the completion worker that was asked for may take. After that the present one
     /// stays, and an error line names `disk`.
     pub fn limit_change(&self, disk: &str) {
-        let mut registry = self.0.lock();
+        let mut registry = self.0.registry();
         registry.limited = Some(disk.into());
         if registry.owner.is_some() && registry.owner != registry.wanted_owner() {
             self.0.changed(&registry);
@@ -58,22 +60,20 @@ impl CompletionPlacement {
 
     /// The completion worker that was asked for.
     pub fn wanted(&self) -> Option<u32> {
-        self.0.lock().wanted
+        self.0.registry().wanted
     }
 
     /// The completion worker now.
     pub fn completion_worker(&self) -> Option<u32> {
-        let mut registry = self.0.lock();
+        let mut registry = self.0.registry();
         let owner = registry.owner?;
         registry.entry(owner).map(|entry| entry.worker)
     }
 
-    /// When ops are handed over.
     pub fn policy(&self) -> HandOver {
-        self.0.policy
+        self.0.own.policy
     }
 
-    /// What was done so far.
     pub fn counters(&self) -> PlacementCounters {
         self.0.counters.read()
     }

@@ -1,14 +1,11 @@
-//! A worker's side of a `completion` placement: its engine, whichever worker has the real one.
+//! A worker's engine in placement `completion`, whether or not the worker owns the real one.
 //!
 //! not the owner: `push → staged → submit: ring, wake-up → … → completion ring → reap`
-//! the owner: `push → real engine → reap`, and the others' ops with each `submit`
+//! the owner: `push → engine → reap`, and with each `submit` the ops of the others
 //!
-//! - Who is owner may change at any `submit`; the worker's ops and their names stay what they are.
-//! - Dropping the engine gives up what the worker has in flight, but does not wait for it: the owner owns those ops, and
-//!   with them the memory, until the kernel is done. A owner that is dropped waits for the others' ops, and gives them
-//!   up when that takes too long.
-//!
-//! Not here: the owner's work (`owner.rs`), when to hand over (`policy.rs`), sleeping itself (`epoll_wait.rs`).
+//! - The owner may change at any `submit`. The worker's ops and their names do not.
+//! - Dropping a participant cancels its ops but does not wait for them: the owner keeps those ops and their memory until the
+//!   kernel is done. Dropping the owner waits for the ops of the others, and cancels those that take too long.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,20 +16,21 @@ use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::owner::{Owner, unstarted};
+use super::owner::Owner;
 use super::registry::{Channel, Entry, Group, Registry};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
 use crate::placed::epoll_wait::{EpollWait, WorkerWaker};
+use crate::placed::group::Registry as _;
+use crate::placed::routed_engine::{Outlet, unstarted};
 use crate::placed::{no_watches, share};
 
-/// How long a owner that is dropped waits for the others' ops before it gives them up, and once more after that.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long the owner may take to complete what it has in the engine, if no caller waits for the change: new requests of
-/// the disk wait meanwhile.
+/// How long an owner that is dropped waits for the ops of the others before it cancels them, and once more after that.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the owner may wait until its engine is empty, if no caller waits for the change. The disk's new requests wait
+/// meanwhile.
 const CHANGE_LIMIT: Duration = Duration::from_secs(5);
 
-/// The number of no entry.
+/// The id of a participant that has not joined.
 const NOT_STARTED: u64 = u64::MAX;
 
 pub(super) struct Participant {
@@ -42,13 +40,13 @@ pub(super) struct Participant {
     /// The owner's ends of the rings, until the engine is started.
     ends: Option<(Consumer<Op>, Producer<Completion>)>,
     epoll_wait: EpollWait,
-    /// Not yet handed over.
+    /// Ops that are not handed over yet.
     staged: VecDeque<Op>,
-    /// When the oldest of them was pushed; of interest only where a policy goes by time.
+    /// When the oldest of them was pushed, if the policy goes by time.
     oldest: Option<Instant>,
-    /// Something was pushed since the last `submit`.
+    /// An op was pushed since the last `submit`.
     fresh: bool,
-    /// Ops in the ring whose wake-up was spared, and since when.
+    /// Ops in the ring for which the owner was not woken, and since when.
     spared: Option<(usize, Instant)>,
     ops: Producer<Op>,
     done: Consumer<Completion>,
@@ -57,9 +55,9 @@ pub(super) struct Participant {
     in_flight: usize,
     owner: Option<Box<Owner>>,
     owner_waker: Option<Arc<WorkerWaker>>,
-    /// It has, or is to have, the engine, and others take part.
+    /// It is or will be the owner, and has others to serve.
     needed: bool,
-    /// When this worker no longer wants to become owner.
+    /// When this participant no longer waits to become owner.
     give_up_at: Option<Instant>,
     seen_changes: u64,
 }
@@ -94,24 +92,24 @@ impl Participant {
 
     fn join(&mut self) -> io::Result<()> {
         let group = Arc::clone(&self.group);
-        let mut registry = group.lock();
+        let mut registry = group.registry();
         share(group.depth as usize, registry.participants() + 1)?;
         let Some((ops, done)) = self.ends.take() else { unreachable!("an engine is started once") };
         self.id = registry.next_id;
         registry.next_id += 1;
         let waker = Arc::clone(&self.epoll_wait.waker);
-        let channel = Channel::new(self.id, ops, done, Arc::clone(&waker));
+        let channel = Channel::new(self.id, ops, Outlet::new(done, Arc::clone(&waker)));
         registry.list.push(Entry::new(self.id, self.worker, waker, channel));
-        self.look_around(&mut registry)?;
+        self.update(&mut registry)?;
         group.changed(&registry);
         Ok(())
     }
 
-    /// Finds out who is owner, and becomes it if nobody is and it should.
+    /// Takes in a change of the registry, and becomes owner if there is none and this participant should be it.
     #[cold]
-    fn look_around(&mut self, registry: &mut Registry) -> io::Result<()> {
+    fn update(&mut self, registry: &mut Registry) -> io::Result<()> {
         self.seen_changes = self.group.changes();
-        let wanted = registry.wanted_owner().or_else(|| registry.forgive());
+        let wanted = registry.wanted_owner().or_else(|| registry.retry_all());
         if let Some(owner) = &mut self.owner {
             owner.sync(registry);
             owner.retiring = wanted != Some(self.id);
@@ -122,7 +120,7 @@ impl Participant {
             }
         }
         self.owner_waker = registry.owner_waker();
-        // What was handed over while this worker took another one for the owner, or nobody was it, woke nobody.
+        // Ops that were handed over while there was no owner, or for the previous one, woke no owner.
         if self.owner.is_none() && self.ops.slots() < self.ops.buffer().capacity() {
             self.wake_owner();
         }
@@ -134,12 +132,12 @@ impl Participant {
         Ok(())
     }
 
-    /// Lets the present owner go on: as long as it waits for its engine to become empty, it takes no new ops.
+    /// Lets the present owner go on: it takes no new ops as long as this participant is to replace it.
     #[cold]
     fn give_up(&mut self) -> io::Result<()> {
         let group = Arc::clone(&self.group);
-        let mut registry = group.lock();
-        self.look_around(&mut registry)?;
+        let mut registry = group.registry();
+        self.update(&mut registry)?;
         let (Some(_), Some(other)) = (self.give_up_at, registry.limited_by_owner(self.id, self.worker))
         else {
             return Ok(());
@@ -158,7 +156,7 @@ impl Participant {
 
     fn make_owner(&mut self) -> io::Result<Owner> {
         let mut owner = Owner::start(&self.group)?;
-        self.epoll_wait.watch_inner(owner.descriptor()?)?;
+        self.epoll_wait.watch_inner(owner.inner_mut().descriptor()?)?;
         Ok(owner)
     }
 
@@ -166,14 +164,13 @@ impl Participant {
         owner.sync(registry);
         self.owner = Some(Box::new(owner));
         registry.owner = Some(self.id);
-        // Those who wait for a owner are to wake it from now on.
+        // The others have to wake this worker from now on.
         self.group.changed(registry);
     }
 
-    /// No engine could be made here: somebody else is to be owner, unless nobody is left.
+    /// This participant could not make an engine. Another one is to be owner, if there is one that can.
     fn decline(&mut self, error: io::Error, registry: &mut Registry) -> io::Result<()> {
-        let own = self.id;
-        if let Some(entry) = registry.entry(own) {
+        if let Some(entry) = registry.entry(self.id) {
             entry.unable = true;
         }
         if registry.wanted_owner().is_none() {
@@ -184,13 +181,13 @@ impl Participant {
         Ok(())
     }
 
-    /// Everything but sleeping; `last`: the worker has nothing else to do.
+    /// Everything but sleeping. `last`: the worker goes to sleep next.
     #[inline]
     fn work(&mut self, last: bool) -> io::Result<()> {
         self.epoll_wait.end_sleep();
         if self.group.changes() != self.seen_changes {
             let group = Arc::clone(&self.group);
-            self.look_around(&mut group.lock())?;
+            self.update(&mut group.registry())?;
         }
         if self.give_up_at.is_some_and(|at| Instant::now() >= at) {
             self.give_up()?;
@@ -201,22 +198,22 @@ impl Participant {
     #[inline]
     fn work_as_owner(&mut self) -> io::Result<()> {
         let Some(owner) = &mut self.owner else { return Ok(()) };
-        while owner.takes() {
+        while owner.has_room() {
             let Some(op) = self.staged.pop_front() else { break };
             owner.push_own(op, &self.group);
         }
         owner.serve(&self.group)?;
         if owner.has_leavers() {
-            owner.sync(&mut self.group.lock());
+            owner.sync(&mut self.group.registry());
         }
-        if owner.retiring && owner.in_flight() == 0 {
+        if owner.retiring && owner.inner().in_flight() == 0 {
             self.resign();
             return self.hand_over(true);
         }
         Ok(())
     }
 
-    /// Nothing is in the engine any more: the next one may have it.
+    /// Gives up the engine, which is empty, so that the next owner can start one.
     #[cold]
     fn resign(&mut self) {
         let Some(owner) = self.owner.take() else { return };
@@ -224,8 +221,8 @@ impl Participant {
         let (channels, ended) = owner.end();
         self.ended.extend(ended);
         let group = Arc::clone(&self.group);
-        let mut registry = group.lock();
-        lay_down(channels, &mut registry);
+        let mut registry = group.registry();
+        registry.take_back(channels);
         registry.owner = None;
         group.counters.moves.add(1);
         group.changed(&registry);
@@ -233,7 +230,7 @@ impl Participant {
 
     #[inline]
     fn hand_over(&mut self, last: bool) -> io::Result<()> {
-        let policy = self.group.policy;
+        let policy = self.group.own.policy;
         let quiet = !std::mem::take(&mut self.fresh);
         if !self.staged.is_empty() {
             let age = || self.oldest.map_or(Duration::ZERO, |oldest| oldest.elapsed());
@@ -242,7 +239,7 @@ impl Participant {
             }
         }
         if self.spared.is_some() && self.ops.slots() == self.ops.buffer().capacity() {
-            self.spared = None; // the owner has been there
+            self.spared = None; // the owner has taken the ops
             self.group.counters.spared_wake_ups.add(1);
         }
         if let Some((count, since)) = self.spared
@@ -253,19 +250,19 @@ impl Participant {
         Ok(())
     }
 
-    /// What is staged goes to the owner.
+    /// Puts the staged ops into the ring.
     #[inline]
     fn publish(&mut self) {
         let count = self.staged.len();
         for op in self.staged.drain(..) {
             let pushed = self.ops.push(op);
-            debug_assert!(pushed.is_ok(), "the ring is as long as ops in flight may be many");
+            debug_assert!(pushed.is_ok(), "the ring has room for all ops that may be in flight");
         }
         self.oldest = None;
         self.group.counters.hand_overs.add(1);
         self.group.counters.ops.add(count as u64);
         let before = self.spared.take();
-        if self.group.policy.adaptive && self.may_spare() {
+        if self.group.own.policy.adaptive && self.may_spare() {
             let (waiting, since) = before.unwrap_or_else(|| (0, Instant::now()));
             self.spared = Some((waiting + count, since));
         } else {
@@ -273,130 +270,39 @@ impl Participant {
         }
     }
 
-    /// Whether a sleeping owner has I/O in flight, and so wakes up by itself. Only a hint: what is spared is looked at
-    /// again with every `submit`, and before sleeping.
+    /// Whether the owner sleeps with I/O in flight, which will wake it. A hint: `submit` and `arm` check again.
     #[inline]
     fn may_spare(&self) -> bool {
-        self.group.busy.load(Relaxed) > 0
+        self.group.own.busy.load(Relaxed) > 0
             && self.owner_waker.as_ref().is_some_and(|waker| waker.seems_asleep())
     }
 
     #[inline]
     fn wake_owner(&mut self) {
         self.spared = None;
-        // Out of date while the owner changes: `look_around` makes up for it.
-        let rang = self.owner_waker.as_ref().is_some_and(|waker| waker.wake());
-        self.group.counters.owner_wake_ups.add(u64::from(rang));
-    }
-
-    #[inline]
-    #[allow(clippy::result_large_err)] // an op that is refused goes back whole
-    fn push(&mut self, op: Op) -> Result<(), Op> {
-        if self.room() == 0 {
-            return Err(op);
-        }
-        let len_bytes = op.kind.range().map_or(0, |range| range.len_bytes());
-        assert!(
-            !op.kind.moves_data() || op.buffers.remaining_bytes() == len_bytes,
-            "buffers differ from the range"
-        );
-        self.in_flight += 1;
-        match &mut self.owner {
-            Some(owner) if self.staged.is_empty() && owner.takes() => owner.push_own(op, &self.group),
-            _ => self.stage(op),
-        }
-        Ok(())
+        // If the owner has just changed, `update` wakes the new one.
+        let woken = self.owner_waker.as_ref().is_some_and(|waker| waker.wake());
+        self.group.counters.owner_wake_ups.add(u64::from(woken));
     }
 
     #[inline]
     fn stage(&mut self, op: Op) {
-        if self.staged.is_empty() && self.group.policy.max_delay.is_some() {
+        if self.staged.is_empty() && self.group.own.policy.max_delay.is_some() {
             self.oldest = Some(Instant::now());
         }
         self.fresh = true;
         self.staged.push_back(op);
     }
 
-    #[inline]
-    fn room(&self) -> usize {
-        self.group.share.load(Relaxed).saturating_sub(self.in_flight)
-    }
-
-    #[inline]
-    fn reap(&mut self, events: &mut Vec<Event>) {
-        self.epoll_wait.end_sleep();
-        let before = events.len();
-        events.extend(self.ended.drain(..).map(Event::Completed));
-        if let Some(owner) = &mut self.owner {
-            owner.reap(events, &self.group);
-        }
-        while let Ok(completion) = self.done.pop() {
-            events.push(Event::Completed(completion));
-        }
-        self.in_flight -= events.len() - before;
-    }
-
-    /// Whether to sleep; from now on everybody rings who has something for this worker.
-    fn arm(&mut self) -> io::Result<bool> {
-        self.work(true)?;
-        let inner_may_sleep = match &mut self.owner {
-            Some(owner) => {
-                // Others spare a wake-up if this says that one comes anyway: before they may see it begin_sleep.
-                self.group.busy.store(owner.in_flight(), Relaxed);
-                owner.inner().arm()?
-            }
-            None => true,
-        };
-        self.epoll_wait.begin_sleep();
-        Ok(inner_may_sleep && !self.has_work())
-    }
-
-    fn disarm(&mut self) -> io::Result<()> {
-        self.epoll_wait.end_sleep();
-        self.owner.as_mut().map_or(Ok(()), |owner| owner.inner().disarm())
-    }
-
     fn has_work(&self) -> bool {
-        // With a owner here, what is left in `staged` waits for room in the engine, which reports that itself.
-        let staged = !self.staged.is_empty() && self.owner.as_ref().is_none_or(|owner| owner.takes());
+        // An owner's staged ops wait for room in the engine, which wakes the worker itself.
+        let staged = !self.staged.is_empty() && self.owner.as_ref().is_none_or(|owner| owner.has_room());
         let ended = !self.done.is_empty() || !self.ended.is_empty();
         let handed_over = self.owner.as_ref().is_some_and(|owner| owner.has_work());
         staged || ended || handed_over || self.group.changes() != self.seen_changes
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let may_sleep = self.arm()?;
-        let due = self.give_up_at.map(|at| at.saturating_duration_since(Instant::now()));
-        let timeout = timeout.into_iter().chain(due).min();
-        let slept = if may_sleep { self.epoll_wait.sleep(timeout) } else { Ok(()) };
-        self.disarm()?;
-        slept
-    }
-
-    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        let group = Arc::clone(&self.group);
-        let mut registry = group.lock();
-        let file = registry.files.add(self.id, spec.clone())?;
-        let attached = self.owner.as_mut().map_or(Ok(()), |owner| owner.attach_own(file, spec));
-        if attached.is_err() {
-            registry.files.release(file);
-            registry.files.free_released(|_| ());
-        }
-        attached.map(|()| file)
-    }
-
-    fn detach_file(&mut self, file: FileId) {
-        let group = Arc::clone(&self.group);
-        let mut registry = group.lock();
-        assert!(registry.files.release(file), "{file:?} is not attached");
-        match (&mut self.owner, registry.owner) {
-            (Some(owner), _) => owner.sync(&mut registry),
-            (None, None) => registry.files.free_released(|_| ()),
-            (None, Some(_)) => group.changed(&registry),
-        }
-    }
-
-    /// Gives up ops on `files`: those here at once, the others by the owner.
+    /// Cancels ops on `files`: the staged ones here, the others by the owner.
     fn cancel(&mut self, files: &[FileId]) {
         let ended = &mut self.ended;
         let mut kept = VecDeque::with_capacity(self.staged.capacity());
@@ -409,9 +315,8 @@ impl Participant {
         }
         self.staged = kept;
         let group = Arc::clone(&self.group);
-        let mut registry = group.lock();
-        let entry = self.id;
-        if let Some(entry) = registry.entry(entry) {
+        let mut registry = group.registry();
+        if let Some(entry) = registry.entry(self.id) {
             entry.cancelled.extend(files);
         }
         if let Some(owner) = &mut self.owner {
@@ -420,25 +325,20 @@ impl Participant {
         group.changed(&registry);
     }
 
-    fn cancel_all(&mut self) {
-        let files = self.group.lock().files.of(self.id);
-        self.cancel(&files);
-    }
-
-    /// As long as others' ops are in the engine, they are waited for and passed on.
+    /// Waits for the other participants' ops in the engine, and passes their completions on.
     fn finish_others(&mut self) {
         let Some(owner) = &mut self.owner else { return };
         owner.retiring = true;
         let mut own = Vec::new();
-        for give_up in [false, true] {
-            if give_up && owner.inside_of_others() > 0 {
+        for cancels in [false, true] {
+            if cancels && owner.inside_of_others() > 0 {
                 tracing::warn!("I/O of other workers does not end: given up, as the completion worker goes");
-                owner.inner().cancel_all();
+                owner.inner_mut().cancel_all();
             }
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + DRAIN_TIMEOUT;
             while owner.inside_of_others() > 0 {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let waited = owner.inner().wait(Some(left));
+                let waited = owner.inner_mut().wait(Some(left));
                 owner.reap(&mut own, &self.group);
                 own.clear();
                 if left.is_zero() || waited.is_err() {
@@ -458,50 +358,31 @@ impl Drop for Participant {
         self.finish_others();
         self.resign();
         let group = Arc::clone(&self.group);
-        let mut registry = group.lock();
+        let mut registry = group.registry();
         if let Some(entry) = registry.entry(self.id) {
             entry.gone = true;
         }
         if registry.owner.is_none() {
-            registry.files.release_all(self.id);
+            registry.remove(self.id);
             registry.files.free_released(|_| ());
-            let gone = self.id;
-            registry.list.retain(|entry| entry.id != gone);
         }
         group.changed(&registry);
     }
 }
 
-/// For the next owner.
-fn lay_down(channels: Vec<Option<Channel>>, registry: &mut Registry) {
-    for channel in channels.into_iter().flatten() {
-        if channel.gone {
-            registry.files.release_all(channel.participant);
-            registry.list.retain(|entry| entry.id != channel.participant);
-        } else if let Some(entry) = registry.entry(channel.participant) {
-            // What is still inside was not to be had back from the kernel: it never ends.
-            entry.channel = Some(Channel { inside: 0, ..channel });
-        }
-    }
-    // Members that left while this owner still was one, but did not look at its channels any more.
-    let gone: Vec<_> = registry.list.iter().filter(|entry| entry.gone).map(|entry| entry.id).collect();
-    gone.into_iter().for_each(|entry| registry.files.release_all(entry));
-    registry.list.retain(|entry| !entry.gone);
-    registry.files.free_released(|_| ());
-}
-
 impl Engine for Participant {
     fn describe(&self) -> String {
-        format!("on the completion worker, handed over by {}", self.group.policy)
+        format!("on the completion worker, handed over by {}", self.group.own.policy)
     }
 
-    /// The worker takes part from now on.
+    /// Makes the worker take part.
     fn start(&mut self) -> io::Result<()> {
         self.join()
     }
 
+    #[inline]
     fn room(&self) -> usize {
-        Self::room(self)
+        self.group.share().saturating_sub(self.in_flight)
     }
 
     fn in_flight(&self) -> usize {
@@ -509,7 +390,20 @@ impl Engine for Participant {
     }
 
     fn push(&mut self, op: Op) -> Result<(), Op> {
-        Self::push(self, op)
+        if self.room() == 0 {
+            return Err(op);
+        }
+        let len_bytes = op.kind.range().map_or(0, |range| range.len_bytes());
+        assert!(
+            !op.kind.moves_data() || op.buffers.remaining_bytes() == len_bytes,
+            "buffers differ from the range"
+        );
+        self.in_flight += 1;
+        match &mut self.owner {
+            Some(owner) if self.staged.is_empty() && owner.has_room() => owner.push_own(op, &self.group),
+            _ => self.stage(op),
+        }
+        Ok(())
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -517,26 +411,51 @@ impl Engine for Participant {
     }
 
     fn reap(&mut self, events: &mut Vec<Event>) {
-        Self::reap(self, events);
+        self.epoll_wait.end_sleep();
+        let before = events.len();
+        events.extend(self.ended.drain(..).map(Event::Completed));
+        if let Some(owner) = &mut self.owner {
+            owner.reap(events, &self.group);
+        }
+        while let Ok(completion) = self.done.pop() {
+            events.push(Event::Completed(completion));
+        }
+        self.in_flight -= events.len() - before;
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        Self::wait(self, timeout)
+        let may_sleep = self.arm()?;
+        let due = self.give_up_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = timeout.into_iter().chain(due).min();
+        let slept = if may_sleep { self.epoll_wait.sleep(timeout) } else { Ok(()) };
+        self.disarm()?;
+        slept
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        Self::arm(self)
+        self.work(true)?;
+        let inner_may_sleep = match &mut self.owner {
+            Some(owner) => {
+                // Before the others can see this worker asleep: they spare its wake-up if I/O in flight will wake it.
+                self.group.own.busy.store(owner.inner().in_flight(), Relaxed);
+                owner.inner_mut().arm()?
+            }
+            None => true,
+        };
+        self.epoll_wait.begin_sleep();
+        Ok(inner_may_sleep && !self.has_work())
     }
 
     fn disarm(&mut self) -> io::Result<()> {
-        Self::disarm(self)
+        self.epoll_wait.end_sleep();
+        self.owner.as_mut().map_or(Ok(()), |owner| owner.inner_mut().disarm())
     }
 
     fn descriptor(&mut self) -> io::Result<OwnedFd> {
         self.epoll_wait.descriptor()
     }
 
-    /// The worker's own engine watches kicks.
+    /// The worker's base engine watches kicks.
     fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
         Err(no_watches())
     }
@@ -544,7 +463,8 @@ impl Engine for Participant {
     fn unwatch(&mut self, _id: WatchId) {}
 
     fn cancel_all(&mut self) {
-        Self::cancel_all(self);
+        let files = self.group.registry().files.of(self.id);
+        self.cancel(&files);
     }
 
     fn cancel_file(&mut self, file: FileId) {
@@ -552,15 +472,30 @@ impl Engine for Participant {
     }
 
     fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        Self::attach_file(self, spec)
+        let group = Arc::clone(&self.group);
+        let mut registry = group.registry();
+        let file = registry.files.add(self.id, spec.clone())?;
+        let attached = self.owner.as_mut().map_or(Ok(()), |owner| owner.attach_own(file, spec));
+        if attached.is_err() {
+            registry.files.release(file);
+            registry.files.free_released(|_| ());
+        }
+        attached.map(|()| file)
     }
 
     fn detach_file(&mut self, file: FileId) {
-        Self::detach_file(self, file);
+        let group = Arc::clone(&self.group);
+        let mut registry = group.registry();
+        assert!(registry.files.release(file), "{file:?} is not attached");
+        match (&mut self.owner, registry.owner) {
+            (Some(owner), _) => owner.sync(&mut registry),
+            (None, None) => registry.files.free_released(|_| ()),
+            (None, Some(_)) => group.changed(&registry),
+        }
     }
 
     fn stats(&self) -> Stats {
-        self.owner.as_ref().map_or_else(Stats::default, |owner| owner.stats())
+        self.owner.as_ref().map_or_else(Stats::default, |owner| owner.inner().stats())
     }
 
     fn keeps_running(&self) -> bool {

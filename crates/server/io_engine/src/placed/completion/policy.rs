@@ -1,32 +1,30 @@
-//! When ops are handed over: at once costs a wake-up each time, later costs latency.
+//! When ops are handed over. At once costs a wake-up each time, later costs latency.
 //!
 //! | policy | ops wait until |
 //! |---|---|
-//! | `count:N` | there are N, or a pass of their worker brought no more |
-//! | `time:US` | the oldest is so old |
-//! | `adaptive` | nothing: they are in the ring at once; but a completion worker that sleeps with I/O in flight is left to wake up by that, unless there are many or the oldest is too old |
+//! | `count:N` | there are N, or a pass of their worker added none |
+//! | `time:US` | the oldest has waited for US microseconds |
+//! | `adaptive` | nothing: they are in the ring at once. A completion worker that sleeps with I/O in flight is not woken unless many ops wait or the oldest is too old |
 //!
-//! Nothing waits behind a worker that goes to sleep: it hands over what it has, and wakes whom it spared, first.
-//!
-//! Not here: handing over (`participant.rs`).
+//! Before a worker sleeps, it hands over all its ops and wakes the completion worker if it spared that.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// See the file's head.
+/// The policy. See the file's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandOver {
-    /// So many ops are not held back any longer.
+    /// This many ops are handed over.
     pub batch: u32,
-    /// Nor is one that is this old. `None`: as soon as no more come.
+    /// An op that has waited this long is handed over. `None`: as soon as no more come.
     pub max_delay: Option<Duration>,
-    /// Ops are not held back, wake-ups are.
+    /// Delays wake-ups instead of ops.
     pub adaptive: bool,
 }
 
-/// Largest batch that makes sense: no ring is longer.
+/// Largest batch: no ring is longer.
 const MAX_BATCH: u32 = 32768;
-/// Longer than any disk takes: holding an op back for longer is a mistake.
+/// Longest delay: longer than any disk takes.
 const MAX_DELAY_US: u64 = 100_000;
 
 impl HandOver {
@@ -42,13 +40,13 @@ impl HandOver {
         Self { batch: MAX_BATCH, max_delay: Some(max_delay), adaptive: false }
     }
 
-    /// As the completion worker has time.
+    /// At once, with few wake-ups.
     #[must_use]
     pub const fn adaptive() -> Self {
         Self { batch: 32, max_delay: Some(Duration::from_micros(50)), adaptive: true }
     }
 
-    /// Whether `waiting` ops go now; `quiet`: none was added since this was last asked.
+    /// Whether to hand `waiting` ops over now. `quiet`: no op was added since the last call.
     #[inline]
     pub(super) fn is_due(&self, waiting: usize, quiet: bool, age: impl FnOnce() -> Duration) -> bool {
         waiting >= self.batch as usize
@@ -65,7 +63,7 @@ impl Default for HandOver {
     }
 }
 
-/// Words that are no policy.
+/// The text names no policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "hand-over '{value}' is unknown: use count:N (1 to {MAX_BATCH}), time:MICROSECONDS (0 to {MAX_DELAY_US}) or adaptive"

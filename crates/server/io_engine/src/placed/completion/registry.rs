@@ -1,55 +1,45 @@
-//! Who takes part in a `completion` placement, and who of them has the engine: the owner.
+//! Who takes part in a `completion` placement, and which participant has the engine: the owner.
 //!
-//! - Everything behind the mutex is looked at only when `changes` has moved: when a worker comes or goes, a file does, or
-//!   the owner changes. Whoever changes something counts it and rings everybody.
-//! - The owner is the worker that was asked for, if it takes part; otherwise whoever was first. A owner that is to change
-//!   first lets the ops in its engine end, passes by passes, while new ones wait in their rings; then it lays the ends
-//!   of the rings down here, and the next one takes them up.
-//!
-//! Not here: what the owner does (`owner.rs`), what the others do (`participant.rs`).
+//! - A participant reads the registry only after a change: a worker comes or goes, a file does, or the owner changes. The
+//!   thread that changes something counts the change and wakes all participants.
+//! - The owner is the worker that was asked for, if it takes part, otherwise the first. An owner that is replaced takes no
+//!   new ops and waits until its engine is empty, while new ops wait in their rings. Then it returns its ends of the rings
+//!   to the registry, and the next owner takes them.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
-use rtrb::{Consumer, Producer};
+use rtrb::Consumer;
 
 use super::HandOver;
 use super::files::Files;
-use crate::engine::{Completion, FileId, Op};
-use crate::placed::EngineMaker;
-use crate::placed::counters::Counters;
+use crate::engine::{FileId, Op};
 use crate::placed::epoll_wait::WorkerWaker;
+use crate::placed::group;
+use crate::placed::routed_engine::Outlet;
 
-/// The owner's ends of the two rings between it and a worker.
+/// The owner's ends of the two rings between it and a participant.
 pub(super) struct Channel {
     pub participant: u64,
     pub ops: Consumer<Op>,
-    pub done: Producer<Completion>,
-    pub waker: Arc<WorkerWaker>,
-    /// Its ops in the real engine.
-    pub inside: usize,
-    /// It was passed completions since it was last signalled.
-    pub touched: bool,
-    /// The worker is gone: what it left is given up.
-    pub gone: bool,
-    /// Ops at the ring's front to be looked at for `cancelled` files.
+    pub outlet: Outlet,
+    /// Ops at the ring's front whose file may be in `cancelled`.
     pub to_check: usize,
     pub cancelled: Vec<FileId>,
 }
 
 impl Channel {
-    pub fn new(
-        participant: u64,
-        ops: Consumer<Op>,
-        done: Producer<Completion>,
-        waker: Arc<WorkerWaker>,
-    ) -> Self {
-        let cancelled = Vec::new();
-        Self { participant, ops, done, waker, inside: 0, touched: false, gone: false, to_check: 0, cancelled }
+    pub fn new(participant: u64, ops: Consumer<Op>, outlet: Outlet) -> Self {
+        Self { participant, ops, outlet, to_check: 0, cancelled: Vec::new() }
+    }
+
+    /// Its participant has left, and has no ops in the engine.
+    pub fn has_left(&self) -> bool {
+        self.outlet.gone && self.outlet.inside == 0
     }
 }
 
-/// A worker that takes part.
+/// A participant.
 pub(super) struct Entry {
     pub id: u64,
     pub worker: u32,
@@ -57,9 +47,9 @@ pub(super) struct Entry {
     /// While no owner has it.
     pub channel: Option<Channel>,
     pub gone: bool,
-    /// No engine could be made on it: it is not asked again before somebody is chosen anew.
+    /// It could not make an engine, and is not asked again until the operator asks for a worker.
     pub unable: bool,
-    /// Files whose ops are to be given up.
+    /// Files whose ops the owner is to cancel.
     pub cancelled: Vec<FileId>,
 }
 
@@ -71,11 +61,11 @@ impl Entry {
 
 #[derive(Default)]
 pub(super) struct Registry {
-    /// The worker that the operator asked for.
+    /// The completion worker that was asked for.
     pub wanted: Option<u32>,
-    /// The disk that the log names, if no caller waits for the change to `wanted`: it then has a time limit.
+    /// The disk that the log names, if no caller waits for the change to `wanted`: the change then has a time limit.
     pub limited: Option<Box<str>>,
-    /// Who has the engine.
+    /// The participant that has the engine.
     pub owner: Option<u64>,
     pub list: Vec<Entry>,
     pub files: Files,
@@ -83,20 +73,16 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    pub fn participants(&self) -> usize {
-        self.list.iter().filter(|entry| !entry.gone).count()
-    }
-
     pub fn entry(&mut self, id: u64) -> Option<&mut Entry> {
         self.list.iter_mut().find(|entry| entry.id == id)
     }
 
-    /// Who should have the engine.
+    /// The participant that should have the engine.
     pub fn wanted_owner(&self) -> Option<u64> {
-        let here = || self.list.iter().filter(|entry| !entry.gone && !entry.unable);
-        let asked_for = here().find(|entry| Some(entry.worker) == self.wanted);
-        let as_is = || here().find(|entry| Some(entry.id) == self.owner);
-        asked_for.or_else(as_is).or_else(|| here().next()).map(|entry| entry.id)
+        let able = || self.list.iter().filter(|entry| !entry.gone && !entry.unable);
+        let asked_for = able().find(|entry| Some(entry.worker) == self.wanted);
+        let present = || able().find(|entry| Some(entry.id) == self.owner);
+        asked_for.or_else(present).or_else(|| able().next()).map(|entry| entry.id)
     }
 
     /// The present owner's worker, if the participant `id` on `worker` is to become owner within a time limit.
@@ -106,8 +92,8 @@ impl Registry {
         owner.filter(|owner| waits && owner.id != id).map(|owner| owner.worker)
     }
 
-    /// Everybody may try again.
-    pub fn forgive(&mut self) -> Option<u64> {
+    /// Lets all participants try again to make an engine. Returns the one that should.
+    pub fn retry_all(&mut self) -> Option<u64> {
         self.list.iter_mut().for_each(|entry| entry.unable = false);
         self.wanted_owner()
     }
@@ -116,62 +102,46 @@ impl Registry {
         let owner = self.owner?;
         self.entry(owner).map(|entry| Arc::clone(&entry.waker))
     }
+
+    /// Takes the channels of an owner that ends, for the next one.
+    pub fn take_back(&mut self, channels: Vec<Option<Channel>>) {
+        for mut channel in channels.into_iter().flatten() {
+            if channel.outlet.gone {
+                self.remove(channel.participant);
+            } else if let Some(entry) = self.entry(channel.participant) {
+                // The kernel never ended these ops.
+                channel.outlet.inside = 0;
+                entry.channel = Some(channel);
+            }
+        }
+        // Participants that left after the owner last read the registry.
+        let gone: Vec<_> = self.list.iter().filter(|entry| entry.gone).map(|entry| entry.id).collect();
+        gone.into_iter().for_each(|id| self.remove(id));
+        self.files.free_released(|_| ());
+    }
+
+    /// Removes a participant and releases its files.
+    pub fn remove(&mut self, id: u64) {
+        self.files.release_all(id);
+        self.list.retain(|entry| entry.id != id);
+    }
 }
 
-/// What all workers of a placement share.
-pub(super) struct Group {
-    pub make: EngineMaker,
-    pub depth: u32,
+impl group::Registry for Registry {
+    fn participants(&self) -> usize {
+        self.list.iter().filter(|entry| !entry.gone).count()
+    }
+
+    fn wakers(&self) -> impl Iterator<Item = &Arc<WorkerWaker>> {
+        self.list.iter().map(|entry| &entry.waker)
+    }
+}
+
+/// What `completion` has beside the registry.
+pub(super) struct Own {
     pub policy: HandOver,
-    registry: Mutex<Registry>,
-    changes: AtomicU64,
-    /// What each worker may have in flight.
-    pub share: AtomicUsize,
     /// Ops that the owner had in its engine when it went to sleep: a hint.
     pub busy: AtomicUsize,
-    pub counters: Counters,
 }
 
-impl Group {
-    pub fn new(make: EngineMaker, depth: u32, policy: HandOver, wanted: Option<u32>) -> Self {
-        Self {
-            make,
-            depth,
-            policy,
-            registry: Mutex::new(Registry { wanted, ..Registry::default() }),
-            changes: AtomicU64::new(1),
-            share: AtomicUsize::new(depth as usize),
-            busy: AtomicUsize::new(0),
-            counters: Counters::default(),
-        }
-    }
-
-    pub fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[inline]
-    pub fn changes(&self) -> u64 {
-        // Acquire: pairs with `changed`; the mutex orders what is behind it anyway.
-        self.changes.load(Ordering::Acquire)
-    }
-
-    /// Lets everybody have a look. With the lock held, so that nobody misses what it stands for.
-    pub fn changed(&self, registry: &Registry) {
-        let share = self.depth as usize / registry.participants().max(1);
-        // Relaxed: a limit; those who are over it for a moment take no more.
-        self.share.store(share, Ordering::Relaxed);
-        // Release: pairs with `changes`.
-        self.changes.fetch_add(1, Ordering::Release);
-        for entry in &registry.list {
-            entry.waker.wake();
-        }
-    }
-}
-
-impl std::fmt::Debug for Group {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { depth, policy, .. } = self;
-        f.debug_struct("Group").field("depth", depth).field("policy", policy).finish_non_exhaustive()
-    }
-}
+pub(super) type Group = group::Group<Registry, Own>;

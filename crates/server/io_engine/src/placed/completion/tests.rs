@@ -1,7 +1,4 @@
-//! Ops handed over to a completion worker: between real threads, with data that is checked, with faults, and while
-//! workers come, go and change roles.
-//!
-//! Not here: the model of the wake-ups (`waker_model.rs`), whole servers (`blk_server/tests/it/placement.rs`).
+//! Real threads hand ops over to a completion worker: data, faults, and workers that come, go and change roles.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,7 +20,7 @@ fn placement(make: EngineMaker, policy: &str, owner: Option<u32>) -> CompletionP
     CompletionPlacement::new(make, DEPTH, policy.parse().unwrap(), owner)
 }
 
-/// Whoever is done goes at once, the owner too.
+/// Each worker leaves when its rounds are done, the owner too.
 fn run_and_leave(placement: &CompletionPlacement, bed: &Arc<Bed>, rounds: &[u64]) {
     let threads: Vec<_> = (0..)
         .zip(rounds)
@@ -190,7 +187,7 @@ fn sleeping_workers_miss_no_wake_up_with_one_op_at_a_time() {
             .join()
             .unwrap();
         done.store(true, Ordering::Release);
-        // Any change rings everybody. More than once: the owner may have come between the two.
+        // Any change wakes all. Repeated, because the owner may check `stop` before it and sleep after it.
         while !owner.is_finished() {
             placement.set_completion_worker(None);
             std::thread::yield_now();
@@ -412,7 +409,7 @@ fn more_workers_than_the_depth_has_shares_for_are_refused() {
 fn engine_that_cannot_be_made_is_an_error_and_leaves_nobody_behind() {
     let placement = placement(Box::new(|| Err(std::io::ErrorKind::Unsupported.into())), "adaptive", None);
     assert_eq!(placement.engine(0).unwrap().start().err().unwrap().kind(), std::io::ErrorKind::Unsupported);
-    assert_eq!((placement.completion_worker(), placement.0.lock().list.len()), (None, 0));
+    assert_eq!((placement.completion_worker(), placement.0.registry().list.len()), (None, 0));
 }
 
 #[test]
@@ -445,5 +442,5 @@ fn all_workers_wait_for_each_other_at_the_end_and_nothing_is_left() {
     let before = Arc::strong_count(&bed.memory);
     run_and_leave(&placement, &bed, &[20, 20, 20, 20]);
     assert_eq!(Arc::strong_count(&bed.memory), before);
-    assert!(placement.0.lock().list.is_empty());
+    assert!(placement.0.registry().list.is_empty());
 }

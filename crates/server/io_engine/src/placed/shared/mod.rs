@@ -1,120 +1,88 @@
-//! `shared`: one engine for all workers of a disk, behind a lock: what people did before they had a ring each.
+//! Placement `shared`: one engine for all workers of a disk, behind a lock. For comparison with a ring per worker.
 //!
-//! `push → staged → submit: lock, engine → … → whoever reaps → completion ring → reap`
+//! `push → staged → submit: lock, engine → … → the worker that reaps → completion ring → reap`
 //!
-//! - The completion worker (the owner) sleeps on the engine and reaps. With `reap_on_submit` whoever submits reaps too,
-//!   under the same lock; what is another worker's goes through that worker's ring, with one wake-up per batch.
-//! - A worker takes the lock once per pass in which it has ops, and the owner when there is something in the engine.
-//! - An io_uring runs what is left to do of a call in the thread that submitted it (task work): a submitter that sleeps
-//!   is woken for that by the kernel, whoever then reaps. Linux AIO needs nobody.
-//! - A thread that ends takes the calls it submitted with it, maybe other workers' continued ones: a worker that leaves
-//!   first has the engine run dry, while the others keep what they have for it.
-//!
-//! Not here: the lock (`qspinlock`), a worker's side (`participant.rs`).
+//! - The completion worker sleeps on the engine and reaps. With `reap_on_submit` a worker that submits also reaps, under
+//!   the same lock. Another worker's completions go through that worker's ring, with one wake-up per batch.
+//! - A worker takes the lock once per pass in which it has ops. The completion worker takes it when ops are in the engine.
+//! - io_uring runs the rest of a call in the thread that submitted it (task work). The kernel wakes that thread if it
+//!   sleeps, even if another thread reaps. Linux AIO needs no thread for this.
+//! - When a thread ends, the kernel cancels the calls that it submitted, which may be other workers' continued calls. A
+//!   worker that leaves therefore waits until the engine is empty. The other workers stage their ops meanwhile.
 
 mod participant;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use qspinlock::PvQSpinLock;
-use rtrb::Producer;
 
 use self::participant::Participant;
-use crate::engine::{Completion, Engine, Event};
-use crate::placed::counters::Counters;
+use crate::engine::Engine;
 use crate::placed::epoll_wait::WorkerWaker;
-use crate::placed::routes::{Route, Routes};
-use crate::placed::{EngineMaker, PlacementCounters, share};
+use crate::placed::group;
+use crate::placed::routed_engine::{Outlet, RoutedEngine};
+use crate::placed::{EngineMaker, PlacementCounters};
 
-/// How completions find a worker.
-struct Channel {
-    done: Producer<Completion>,
-    waker: Arc<WorkerWaker>,
-    inside: usize,
-    touched: bool,
-    gone: bool,
-}
-
-/// What is behind the lock.
+/// What the lock protects.
 struct SharedEngine {
-    engine: Box<dyn Engine>,
-    routes: Routes,
-    channels: Vec<Option<Channel>>,
-    events: Vec<Event>,
+    routed: RoutedEngine,
+    /// One for each participant.
+    outlets: Vec<Option<Outlet>>,
 }
 
 impl SharedEngine {
-    fn open(group: &Group) -> io::Result<Self> {
-        let mut engine = (group.make)()?;
-        engine.check_shareable()?;
-        engine.start()?;
-        engine.serve_one_disk();
-        let events = Vec::with_capacity(group.depth as usize + 1);
-        Ok(Self { engine, routes: Routes::new(group.depth), channels: Vec::new(), events })
+    fn start(group: &Group) -> io::Result<Self> {
+        Ok(Self { routed: RoutedEngine::start(&group.make, group.depth, true)?, outlets: Vec::new() })
     }
 
-    fn add(&mut self, channel: Channel) -> u32 {
-        let index = self.channels.iter().position(Option::is_none).unwrap_or(self.channels.len());
-        if index == self.channels.len() {
-            self.channels.push(None);
-        }
-        self.channels[index] = Some(channel);
-        #[allow(clippy::cast_possible_truncation)] // a handful
-        let number = index as u32;
-        number
-    }
-
-    /// Everything that is complete, to the workers' rings.
+    /// Puts all completions into the participants' rings.
     fn reap(&mut self, group: &Group) {
-        self.engine.reap(&mut self.events);
+        let Self { routed, outlets } = self;
         let mut passed = 0;
-        for event in self.events.drain(..) {
-            let Event::Completed(mut completion) = event else { continue };
-            let Route { channel, token } = self.routes.give_back(completion.token);
-            let Some(place) = self.channels.get_mut(channel as usize) else { continue };
-            let Some(channel) = place else { continue };
-            completion.token = token;
+        routed.reap(|channel, completion| {
+            let Some(place) = outlets.get_mut(channel as usize) else { return };
+            let Some(outlet) = place else { return };
             passed += 1;
-            channel.inside -= 1;
-            if channel.gone {
-                if channel.inside == 0 {
-                    *place = None;
-                }
-                continue;
-            }
-            let pushed = channel.done.push(completion);
-            debug_assert!(pushed.is_ok(), "the ring is as long as a worker's ops in flight may be many");
-            channel.touched = true;
-        }
+            outlet.inside -= 1;
+            outlet.pass_on(completion);
+            place.take_if(|outlet| outlet.gone && outlet.inside == 0);
+        });
         group.counters.passed.add(passed);
-        // Relaxed: a hint for a owner that is awake; before it sleeps it looks under the lock.
-        group.inside.store(self.engine.in_flight(), Ordering::Relaxed);
+        // Relaxed: a hint for a completion worker that is awake. Before it sleeps it looks under the lock.
+        group.own.inside.store(routed.inner.in_flight(), Ordering::Relaxed);
     }
 
-    /// Those who were passed something, but for the worker on channel `own`: to be signalled when the lock is free again.
+    /// Takes the completions, and starts the calls that follow from them.
+    fn reap_and_submit(&mut self, group: &Group) -> io::Result<()> {
+        self.reap(group);
+        self.routed.inner.submit()
+    }
+
+    /// The wakers of participants with new completions, except for `own`. The caller wakes them after it unlocks.
     fn take_touched(&mut self, own: u32, wakers: &mut Vec<Arc<WorkerWaker>>) {
-        for (index, channel) in (0..).zip(&mut self.channels) {
-            if let Some(channel) = channel
-                && std::mem::take(&mut channel.touched)
+        for (index, outlet) in (0..).zip(&mut self.outlets) {
+            if let Some(outlet) = outlet
+                && std::mem::take(&mut outlet.touched)
                 && index != own
             {
-                wakers.push(Arc::clone(&channel.waker));
+                wakers.push(Arc::clone(&outlet.waker));
             }
         }
     }
 }
 
-/// Who takes part.
 #[derive(Default)]
 struct Registry {
+    /// The completion worker that was asked for.
     wanted: Option<u32>,
     list: Vec<Entry>,
     next_id: u64,
 }
 
+/// A participant.
 struct Entry {
     id: u64,
     worker: u32,
@@ -122,49 +90,43 @@ struct Entry {
 }
 
 impl Registry {
-    /// Whoever was asked for, or was first.
+    /// The completion worker's entry: the worker that was asked for, or the first.
     fn owner(&self) -> Option<&Entry> {
         let asked_for = self.list.iter().find(|entry| Some(entry.worker) == self.wanted);
         asked_for.or_else(|| self.list.first())
     }
 }
 
-struct Group {
-    make: EngineMaker,
-    depth: u32,
+impl group::Registry for Registry {
+    fn participants(&self) -> usize {
+        self.list.len()
+    }
+
+    fn wakers(&self) -> impl Iterator<Item = &Arc<WorkerWaker>> {
+        self.list.iter().map(|entry| &entry.waker)
+    }
+}
+
+/// What `shared` has beside the registry.
+struct Own {
     reap_on_submit: bool,
-    shared: lock_api::Mutex<PvQSpinLock, Option<SharedEngine>>,
-    registry: Mutex<Registry>,
-    changes: AtomicU64,
-    share: AtomicUsize,
-    /// Workers that leave and wait for the engine to run dry: nothing new goes in.
+    engine: lock_api::Mutex<PvQSpinLock, Option<SharedEngine>>,
+    /// Workers that leave and wait until the engine is empty. No op goes into the engine meanwhile.
     leaving: AtomicUsize,
     /// Ops in the engine: a hint.
     inside: AtomicUsize,
-    counters: Counters,
 }
 
-impl std::fmt::Debug for Group {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { depth, reap_on_submit, .. } = self;
-        let mut shown = f.debug_struct("Group");
-        shown.field("depth", depth).field("reap_on_submit", reap_on_submit).finish_non_exhaustive()
-    }
-}
-
+type Group = group::Group<Registry, Own>;
 type EngineGuard<'a> = lock_api::MutexGuard<'a, PvQSpinLock, Option<SharedEngine>>;
 
 impl Group {
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The lock. Waiting is timed where there is any.
+    /// Takes the lock, and counts the time that it waits for it.
     #[inline]
     fn lock(&self) -> EngineGuard<'_> {
         self.counters.locked.add(1);
-        match self.shared.try_lock() {
-            Some(shared) => shared,
+        match self.own.engine.try_lock() {
+            Some(engine) => engine,
             None => self.lock_contended(),
         }
     }
@@ -172,51 +134,30 @@ impl Group {
     #[cold]
     fn lock_contended(&self) -> EngineGuard<'_> {
         let asked = Instant::now();
-        let shared = self.shared.lock();
+        let engine = self.own.engine.lock();
         self.counters.contended.add(1);
         self.counters.lock_wait_ns.add(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        shared
-    }
-
-    fn changes(&self) -> u64 {
-        // Acquire: pairs with `changed`.
-        self.changes.load(Ordering::Acquire)
-    }
-
-    /// Lets everybody have a look.
-    fn changed(&self, registry: &Registry) {
-        // Relaxed: a limit; those who are over it for a moment take no more.
-        self.share.store(self.depth as usize / registry.list.len().max(1), Ordering::Relaxed);
-        // Release: pairs with `changes`.
-        self.changes.fetch_add(1, Ordering::Release);
-        for entry in &registry.list {
-            entry.waker.wake();
-        }
+        engine
     }
 }
 
-/// See the file's head. Clones are the same placement.
+/// The placement. Clones are the same placement.
 #[derive(Clone, Debug)]
 pub struct SharedPlacement(Arc<Group>);
 
 impl SharedPlacement {
-    /// With one engine of `depth` from `make`; `owner`: the worker to be completion worker as soon as it takes part.
-    pub fn new(make: EngineMaker, depth: u32, reap_on_submit: bool, owner: Option<u32>) -> Self {
-        Self(Arc::new(Group {
-            make,
-            depth,
+    /// `wanted` becomes completion worker as soon as it takes part.
+    pub fn new(make: EngineMaker, depth: u32, reap_on_submit: bool, wanted: Option<u32>) -> Self {
+        let own = Own {
             reap_on_submit,
-            shared: lock_api::Mutex::new(None),
-            registry: Mutex::new(Registry { wanted: owner, ..Registry::default() }),
-            changes: AtomicU64::new(1),
-            share: AtomicUsize::new(depth as usize),
+            engine: lock_api::Mutex::new(None),
             leaving: AtomicUsize::new(0),
             inside: AtomicUsize::new(0),
-            counters: Counters::default(),
-        }))
+        };
+        Self(Arc::new(Group::new(make, depth, Registry { wanted, ..Registry::default() }, own)))
     }
 
-    /// The engine of a worker, which takes part once it has started it.
+    /// The engine of a worker, which takes part as soon as it has started the engine.
     ///
     /// # Errors
     /// Out of descriptors.
@@ -224,7 +165,8 @@ impl SharedPlacement {
         Ok(Box::new(Participant::new(Arc::clone(&self.0), worker)?))
     }
 
-    /// Asks for another completion worker; `None`: whoever was first. It is that as soon as it takes part.
+    /// Asks for another completion worker; `None`: the first worker. The change takes place at once, or as soon as that
+    /// worker takes part.
     pub fn set_completion_worker(&self, worker: Option<u32>) {
         let mut registry = self.0.registry();
         let before = registry.owner().map(|entry| entry.id);
@@ -243,12 +185,10 @@ impl SharedPlacement {
         self.0.registry().owner().map(|entry| entry.worker)
     }
 
-    /// Whether whoever submits reaps too.
     pub fn reap_on_submit(&self) -> bool {
-        self.0.reap_on_submit
+        self.0.own.reap_on_submit
     }
 
-    /// What was done so far.
     pub fn counters(&self) -> PlacementCounters {
         self.0.counters.read()
     }

@@ -1,9 +1,7 @@
-//! A worker's side of a `shared` placement.
+//! A worker's engine in placement `shared`.
 //!
-//! Dropping the engine gives up what the worker has in flight, and waits until nothing that its thread started is in
-//! the kernel any more; when that takes too long, the op stays with the engine, and its completion is dropped.
-//!
-//! Not here: the engine and its lock (`shared/mod.rs`), sleeping itself (`epoll_wait.rs`).
+//! Dropping it cancels the worker's ops in flight and waits until the engine is empty. An op that takes too long stays in
+//! the engine, and its completion is dropped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,25 +12,26 @@ use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::{Channel, Entry, Group, Registry, SharedEngine, share};
+use super::{Entry, Group, Registry, SharedEngine};
 use crate::engine::{Completion, Engine, Event, FileId, FileSpec, Op, OpError, Stats, WatchId, WatchToken};
-use crate::placed::completion::owner::unstarted;
 use crate::placed::epoll_wait::{EpollWait, WorkerWaker};
-use crate::placed::no_watches;
-use crate::placed::routes::Route;
+use crate::placed::group::Registry as _;
+use crate::placed::routed_engine::{Outlet, put, unstarted};
+use crate::placed::{no_watches, share};
 
-/// How long a worker that leaves waits for the engine to run dry.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Looks meanwhile: whoever reaps does not tell.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How long a worker that leaves waits until the engine is empty.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often it checks: the worker that reaps does not tell it.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The number of no entry.
+/// The id of a participant that has not joined.
 const NOT_STARTED: u64 = u64::MAX;
 
 pub(super) struct Participant {
     group: Arc<Group>,
     worker: u32,
     id: u64,
+    /// The index of its outlet.
     channel: u32,
     /// The other end of `done`, until the engine is started.
     done_end: Option<Producer<Completion>>,
@@ -40,12 +39,12 @@ pub(super) struct Participant {
     is_owner: bool,
     staged: VecDeque<Op>,
     done: Consumer<Completion>,
-    /// Ops that ended before they came into the engine.
+    /// Ops that ended before they reached the engine.
     ended: VecDeque<Completion>,
     in_flight: usize,
-    /// Its files, and nobody else's.
+    /// This worker's files.
     files: Vec<FileId>,
-    /// Scratch: whom to ring.
+    /// Scratch: the workers to wake.
     wakers: Vec<Arc<WorkerWaker>>,
     seen_changes: u64,
     served: usize,
@@ -78,16 +77,18 @@ impl Participant {
     fn join(&mut self) -> io::Result<()> {
         let group = Arc::clone(&self.group);
         let mut registry = group.registry();
-        share(group.depth as usize, registry.list.len() + 1)?;
-        let mut shared = group.lock();
-        let shared = match &mut *shared {
-            Some(shared) => shared,
-            none => none.insert(SharedEngine::open(&group)?),
+        share(group.depth as usize, registry.participants() + 1)?;
+        let mut engine = group.lock();
+        let engine = match &mut *engine {
+            Some(engine) => engine,
+            none => none.insert(SharedEngine::start(&group)?),
         };
         let Some(done) = self.done_end.take() else { unreachable!("an engine is started once") };
         let waker = Arc::clone(&self.epoll_wait.waker);
-        let channel = Channel { done, waker: Arc::clone(&waker), inside: 0, touched: false, gone: false };
-        self.channel = shared.add(channel);
+        let index = put(&mut engine.outlets, Outlet::new(done, Arc::clone(&waker)));
+        #[allow(clippy::cast_possible_truncation)] // at most depth / LEAST_SHARE
+        let channel = index as u32;
+        self.channel = channel;
         self.id = registry.next_id;
         registry.next_id += 1;
         registry.list.push(Entry { id: self.id, worker: self.worker, waker });
@@ -95,7 +96,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Acts on the engine with the lock held; then rings whom that concerns.
+    /// Uses the engine under the lock, then wakes the workers that got completions.
     #[inline]
     fn with<R>(
         &mut self,
@@ -103,10 +104,10 @@ impl Participant {
     ) -> io::Result<R> {
         let group = Arc::clone(&self.group);
         let mut guard = group.lock();
-        let Some(shared) = guard.as_mut() else { return Err(io::ErrorKind::BrokenPipe.into()) };
-        let result = act(shared, &group, &mut self.staged);
-        shared.take_touched(self.channel, &mut self.wakers);
-        self.served += shared.engine.take_unseen_work();
+        let Some(engine) = guard.as_mut() else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        let result = act(engine, &group, &mut self.staged);
+        engine.take_touched(self.channel, &mut self.wakers);
+        self.served += engine.routed.inner.take_unseen_work();
         drop(guard);
         let mut woken = 0;
         for waker in self.wakers.drain(..) {
@@ -117,12 +118,13 @@ impl Participant {
         Ok(result)
     }
 
+    /// Takes in a change of the registry.
     #[cold]
-    fn look_around(&mut self) -> io::Result<()> {
+    fn update(&mut self) -> io::Result<()> {
         self.seen_changes = self.group.changes();
         let is_owner = self.group.registry().owner().is_some_and(|owner| owner.id == self.id);
         if is_owner && !self.is_owner {
-            let fd = self.with(|shared, _, _| shared.engine.descriptor())??;
+            let fd = self.with(|engine, _, _| engine.routed.inner.descriptor())??;
             self.epoll_wait.watch_inner(fd)?;
         } else if !is_owner {
             self.epoll_wait.forget_inner();
@@ -131,74 +133,35 @@ impl Participant {
         Ok(())
     }
 
-    #[inline]
-    fn work(&mut self) -> io::Result<()> {
-        self.epoll_wait.end_sleep();
-        if self.group.changes() != self.seen_changes {
-            self.look_around()?;
-        }
-        if self.staged.is_empty() || self.must_wait() { Ok(()) } else { self.submit_staged() }
-    }
-
-    /// A worker leaves. Acquire: pairs with its Release, so that what it waits for is in the engine by now.
+    /// A worker leaves. Acquire pairs with the Release in `drain`: all ops that the worker waits for are in the engine.
     fn must_wait(&self) -> bool {
-        self.group.leaving.load(Ordering::Acquire) > 0
+        self.group.own.leaving.load(Ordering::Acquire) > 0
     }
 
     fn submit_staged(&mut self) -> io::Result<()> {
         let channel = self.channel;
-        let reaps = self.group.reap_on_submit;
-        self.with(|shared, group, staged| {
+        let reaps = self.group.own.reap_on_submit;
+        self.with(|engine, group, staged| {
             let mut count = 0;
-            while shared.routes.room() > 0 && shared.engine.room() > 0 {
-                let Some(mut op) = staged.pop_front() else { break };
-                let Some(place) = shared.routes.take(Route { channel, token: op.token }) else { break };
-                op.token = place;
-                let pushed = shared.engine.push(op);
+            while engine.routed.has_room() {
+                let Some(op) = staged.pop_front() else { break };
+                let pushed = engine.routed.push(op, channel);
                 debug_assert!(pushed.is_ok(), "there was room");
                 count += 1;
             }
-            if let Some(Some(channel)) = shared.channels.get_mut(channel as usize) {
-                channel.inside += count;
+            if let Some(Some(outlet)) = engine.outlets.get_mut(channel as usize) {
+                outlet.inside += count;
             }
             group.counters.hand_overs.add(1);
             group.counters.ops.add(count as u64);
-            let submitted = shared.engine.submit();
+            let submitted = engine.routed.inner.submit();
             // Relaxed: a hint, see `SharedEngine::reap`.
-            group.inside.store(shared.engine.in_flight(), Ordering::Relaxed);
+            group.own.inside.store(engine.routed.inner.in_flight(), Ordering::Relaxed);
             if reaps {
-                reap_and_go_on(shared, group)?;
+                engine.reap_and_submit(group)?;
             }
             submitted
         })?
-    }
-
-    #[inline]
-    fn reap(&mut self, events: &mut Vec<Event>) {
-        self.epoll_wait.end_sleep();
-        if self.is_owner && self.group.inside.load(Ordering::Relaxed) > 0 {
-            // An error of the engine as a whole comes again with the next `submit`.
-            let _ = self.with(|shared, group, _| reap_and_go_on(shared, group));
-        }
-        let before = events.len();
-        events.extend(self.ended.drain(..).map(Event::Completed));
-        while let Ok(completion) = self.done.pop() {
-            events.push(Event::Completed(completion));
-        }
-        self.in_flight -= events.len() - before;
-    }
-
-    fn arm(&mut self) -> io::Result<bool> {
-        self.work()?;
-        let mut may_sleep = true;
-        if self.is_owner {
-            may_sleep = self.with(|shared, group, _| {
-                reap_and_go_on(shared, group)?;
-                shared.engine.arm()
-            })??;
-        }
-        self.epoll_wait.begin_sleep();
-        Ok(may_sleep && !self.has_work())
     }
 
     fn has_work(&self) -> bool {
@@ -207,22 +170,103 @@ impl Participant {
         staged || ended || self.group.changes() != self.seen_changes
     }
 
-    fn disarm(&mut self) -> io::Result<()> {
-        self.epoll_wait.end_sleep();
-        if self.is_owner {
-            return self.with(|shared, _, _| shared.engine.disarm())?;
+    fn cancel(&mut self, files: &[FileId]) {
+        let mut ended = VecDeque::new();
+        let _ = self.with(|engine, _, staged| {
+            staged.retain_mut(|op| {
+                let is_cancelled = files.contains(&op.file);
+                if is_cancelled {
+                    let buffers = guest_mem::IoVecs::with_capacity(0);
+                    let taken = Op { buffers: std::mem::replace(&mut op.buffers, buffers), ..*op };
+                    ended.push_back(unstarted(taken, OpError::Cancelled));
+                }
+                !is_cancelled
+            });
+            files.iter().for_each(|file| engine.routed.inner.cancel_file(*file));
+        });
+        self.ended.extend(ended);
+    }
+
+    /// Waits until the engine is empty, because the calls that this thread submitted end with the thread.
+    fn drain(&mut self) -> bool {
+        // Release: pairs with `must_wait`.
+        self.group.own.leaving.fetch_add(1, Ordering::Release);
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        let is_empty = loop {
+            let left = self.with(|engine, group, _| {
+                let _ = engine.reap_and_submit(group);
+                engine.routed.inner.in_flight()
+            });
+            match left {
+                Ok(0) | Err(_) => break true,
+                Ok(_) if Instant::now() >= deadline => break false,
+                Ok(_) => std::thread::sleep(CHECK_INTERVAL),
+            }
+        };
+        self.group.own.leaving.fetch_sub(1, Ordering::Release);
+        is_empty
+    }
+
+    /// Returns the engine if this was the last participant.
+    fn leave(&mut self, registry: &mut Registry) -> Option<SharedEngine> {
+        registry.list.retain(|entry| entry.id != self.id);
+        let mut guard = self.group.lock();
+        let engine = guard.as_mut()?;
+        let place = &mut engine.outlets[self.channel as usize];
+        let is_idle = place.as_ref().is_none_or(|outlet| outlet.inside == 0);
+        for file in self.files.drain(..).filter(|_| is_idle) {
+            engine.routed.inner.detach_file(file);
         }
-        Ok(())
+        if let Some(outlet) = place {
+            outlet.gone = true;
+        }
+        place.take_if(|outlet| outlet.inside == 0);
+        if registry.list.is_empty() { guard.take() } else { None }
+    }
+}
+
+impl Drop for Participant {
+    fn drop(&mut self) {
+        if self.id == NOT_STARTED {
+            return;
+        }
+        self.cancel_all();
+        // The last participant drops the engine, which waits for its ops.
+        let is_last = self.group.registry().list.len() == 1;
+        if !is_last && !self.drain() {
+            tracing::warn!("I/O does not end while a worker leaves the engine it shares");
+        }
+        self.epoll_wait.forget_inner();
+        let group = Arc::clone(&self.group);
+        let mut registry = group.registry();
+        let last = self.leave(&mut registry);
+        group.changed(&registry);
+        drop(registry);
+        // Without the locks: it waits for the ops in flight.
+        drop(last);
+    }
+}
+
+impl Engine for Participant {
+    fn describe(&self) -> String {
+        let reaping =
+            if self.group.own.reap_on_submit { "who submits reaps too" } else { "one worker reaps" };
+        format!("shared behind a lock, {reaping}")
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let slept = if self.arm()? { self.epoll_wait.sleep(timeout) } else { Ok(()) };
-        self.disarm()?;
-        slept
+    /// Makes the worker take part.
+    fn start(&mut self) -> io::Result<()> {
+        self.join()
     }
 
-    #[inline]
-    #[allow(clippy::result_large_err)] // an op that is refused goes back whole
+    fn room(&self) -> usize {
+        self.group.share().saturating_sub(self.in_flight)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
     fn push(&mut self, op: Op) -> Result<(), Op> {
         if self.room() == 0 {
             return Err(op);
@@ -233,161 +277,60 @@ impl Participant {
         Ok(())
     }
 
-    #[inline]
-    fn room(&self) -> usize {
-        self.group.share.load(Ordering::Relaxed).saturating_sub(self.in_flight)
-    }
-
-    fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        let file = self.with(|shared, _, _| shared.engine.attach_file(spec))??;
-        self.files.push(file);
-        Ok(file)
-    }
-
-    fn detach_file(&mut self, file: FileId) {
-        assert!(self.files.contains(&file), "{file:?} is not attached");
-        self.files.retain(|other| *other != file);
-        let _ = self.with(|shared, _, _| shared.engine.detach_file(file));
-    }
-
-    fn cancel(&mut self, files: &[FileId]) {
-        let mut ended = VecDeque::new();
-        let _ = self.with(|shared, _, staged| {
-            staged.retain_mut(|op| {
-                let given_up = files.contains(&op.file);
-                if given_up {
-                    let buffers = guest_mem::IoVecs::with_capacity(0);
-                    let taken = Op { buffers: std::mem::replace(&mut op.buffers, buffers), ..*op };
-                    ended.push_back(unstarted(taken, OpError::Cancelled));
-                }
-                !given_up
-            });
-            files.iter().for_each(|file| shared.engine.cancel_file(*file));
-        });
-        self.ended.extend(ended);
-    }
-
-    fn cancel_all(&mut self) {
-        let files = self.files.clone();
-        self.cancel(&files);
-    }
-
-    /// Until nothing is in the engine: what this thread started ends with the thread.
-    fn let_run_dry(&mut self) -> bool {
-        // Release: pairs with `must_wait`.
-        self.group.leaving.fetch_add(1, Ordering::Release);
-        let deadline = Instant::now() + PATIENCE;
-        let dry = loop {
-            let left = self.with(|shared, group, _| {
-                let _ = reap_and_go_on(shared, group);
-                shared.engine.in_flight()
-            });
-            match left {
-                Ok(0) | Err(_) => break true,
-                Ok(_) if Instant::now() >= deadline => break false,
-                Ok(_) => std::thread::sleep(LOOK_AGAIN),
-            }
-        };
-        self.group.leaving.fetch_sub(1, Ordering::Release);
-        dry
-    }
-
-    fn leave(&mut self, registry: &mut Registry) -> Option<SharedEngine> {
-        registry.list.retain(|entry| entry.id != self.id);
-        let mut guard = self.group.lock();
-        let shared = guard.as_mut()?;
-        for file in self.files.drain(..) {
-            let is_idle =
-                shared.channels[self.channel as usize].as_ref().is_none_or(|channel| channel.inside == 0);
-            if is_idle {
-                shared.engine.detach_file(file);
-            }
-        }
-        let place = &mut shared.channels[self.channel as usize];
-        if let Some(channel) = place {
-            channel.gone = true;
-        }
-        place.take_if(|channel| channel.inside == 0);
-        if registry.list.is_empty() { guard.take() } else { None }
-    }
-}
-
-/// What is complete, and what follows from it.
-fn reap_and_go_on(shared: &mut SharedEngine, group: &Group) -> io::Result<()> {
-    shared.reap(group);
-    shared.engine.submit()
-}
-
-impl Drop for Participant {
-    fn drop(&mut self) {
-        if self.id == NOT_STARTED {
-            return;
-        }
-        self.cancel_all();
-        // The last one lets the engine end, which waits for what is in it.
-        let is_last = self.group.registry().list.len() == 1;
-        if !is_last && !self.let_run_dry() {
-            tracing::warn!("I/O does not end while a worker leaves the engine it shares");
-        }
-        self.epoll_wait.forget_inner();
-        let group = Arc::clone(&self.group);
-        let mut registry = group.registry();
-        let last = self.leave(&mut registry);
-        group.changed(&registry);
-        drop(registry);
-        // Outside the locks: it waits for what is still in flight.
-        drop(last);
-    }
-}
-
-impl Engine for Participant {
-    fn describe(&self) -> String {
-        let reaping = if self.group.reap_on_submit { "who submits reaps too" } else { "one worker reaps" };
-        format!("shared behind a lock, {reaping}")
-    }
-
-    /// The worker takes part from now on.
-    fn start(&mut self) -> io::Result<()> {
-        self.join()
-    }
-
-    fn room(&self) -> usize {
-        Self::room(self)
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    fn push(&mut self, op: Op) -> Result<(), Op> {
-        Self::push(self, op)
-    }
-
     fn submit(&mut self) -> io::Result<()> {
-        self.work()
+        self.epoll_wait.end_sleep();
+        if self.group.changes() != self.seen_changes {
+            self.update()?;
+        }
+        if self.staged.is_empty() || self.must_wait() { Ok(()) } else { self.submit_staged() }
     }
 
     fn reap(&mut self, events: &mut Vec<Event>) {
-        Self::reap(self, events);
+        self.epoll_wait.end_sleep();
+        if self.is_owner && self.group.own.inside.load(Ordering::Relaxed) > 0 {
+            // If the engine is broken, the next `submit` reports it.
+            let _ = self.with(|engine, group, _| engine.reap_and_submit(group));
+        }
+        let before = events.len();
+        events.extend(self.ended.drain(..).map(Event::Completed));
+        while let Ok(completion) = self.done.pop() {
+            events.push(Event::Completed(completion));
+        }
+        self.in_flight -= events.len() - before;
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        Self::wait(self, timeout)
+        let slept = if self.arm()? { self.epoll_wait.sleep(timeout) } else { Ok(()) };
+        self.disarm()?;
+        slept
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        Self::arm(self)
+        self.submit()?;
+        let mut may_sleep = true;
+        if self.is_owner {
+            may_sleep = self.with(|engine, group, _| {
+                engine.reap_and_submit(group)?;
+                engine.routed.inner.arm()
+            })??;
+        }
+        self.epoll_wait.begin_sleep();
+        Ok(may_sleep && !self.has_work())
     }
 
     fn disarm(&mut self) -> io::Result<()> {
-        Self::disarm(self)
+        self.epoll_wait.end_sleep();
+        if self.is_owner {
+            return self.with(|engine, _, _| engine.routed.inner.disarm())?;
+        }
+        Ok(())
     }
 
     fn descriptor(&mut self) -> io::Result<OwnedFd> {
         self.epoll_wait.descriptor()
     }
 
-    /// The worker's own engine watches kicks.
+    /// The worker's base engine watches kicks.
     fn watch(&mut self, _fd: Arc<OwnedFd>, _token: WatchToken) -> io::Result<WatchId> {
         Err(no_watches())
     }
@@ -395,7 +338,8 @@ impl Engine for Participant {
     fn unwatch(&mut self, _id: WatchId) {}
 
     fn cancel_all(&mut self) {
-        Self::cancel_all(self);
+        let files = self.files.clone();
+        self.cancel(&files);
     }
 
     fn cancel_file(&mut self, file: FileId) {
@@ -403,25 +347,30 @@ impl Engine for Participant {
     }
 
     fn attach_file(&mut self, spec: FileSpec) -> io::Result<FileId> {
-        Self::attach_file(self, spec)
+        let file = self.with(|engine, _, _| engine.routed.inner.attach_file(spec))??;
+        self.files.push(file);
+        Ok(file)
     }
 
     fn detach_file(&mut self, file: FileId) {
-        Self::detach_file(self, file);
+        assert!(self.files.contains(&file), "{file:?} is not attached");
+        self.files.retain(|other| *other != file);
+        let _ = self.with(|engine, _, _| engine.routed.inner.detach_file(file));
     }
 
-    /// Those of all workers together, told by the completion worker.
+    /// The completion worker reports those of all workers together.
     fn stats(&self) -> Stats {
         let guard = if self.is_owner { Some(self.group.lock()) } else { None };
-        guard.and_then(|shared| shared.as_ref().map(|shared| shared.engine.stats())).unwrap_or_default()
-    }
-
-    fn wakes_when_idle(&self) -> bool {
-        true
+        guard.and_then(|engine| engine.as_ref().map(|engine| engine.routed.inner.stats())).unwrap_or_default()
     }
 
     fn keeps_running(&self) -> bool {
-        self.is_owner && self.group.share.load(Ordering::Relaxed) < self.group.depth as usize
+        self.is_owner && self.group.share() < self.group.depth as usize
+    }
+
+    /// Other participants wake it.
+    fn wakes_when_idle(&self) -> bool {
+        true
     }
 
     fn take_unseen_work(&mut self) -> usize {

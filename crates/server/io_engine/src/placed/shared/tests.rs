@@ -1,6 +1,4 @@
-//! One engine behind a lock, used by several real threads: data, wake-ups, roles, faults, leaving.
-//!
-//! Not here: the lock itself (`qspinlock`), whole servers (`blk_server/tests/it/placement.rs`).
+//! Several real threads share one engine behind a lock: data, wake-ups, roles, faults, leaving.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,7 +90,7 @@ fn workers_come_and_go_while_one_works() {
         on_thread(placement.engine(2 + turn).unwrap(), 2, &bed, |_| ()).join().unwrap();
     }
     steady.join().unwrap();
-    assert!(placement.0.shared.lock().is_none(), "the engine outlives its workers");
+    assert!(placement.0.own.engine.lock().is_none(), "the engine outlives its workers");
 }
 
 #[test]
