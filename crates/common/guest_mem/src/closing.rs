@@ -1,19 +1,19 @@
-//! Closes descriptors that front-ends have passed, where no thread waits for it that serves anything.
+//! Closes descriptors that front-ends have passed, on a thread that serves nothing.
 //!
-//! - To close a file may wait for as long as its front-end wants: a file of its FUSE file system is flushed, a TCP socket lingers, and
-//!   a Unix socket closes the descriptors that lie unread in it. Eventfds and memory never wait, and are closed at once.
-//! - Everything else is closed by one thread per disk, which exists while there is something to close, and has the list of system
-//!   calls of the thread that started it. What waits there stays charged, so a disk's front-ends can have no more of it than
-//!   descriptors; of what is charged to no disk, [`is_clogged`](Closing::is_clogged) sets the limit.
-//! - Every other owner lets go of the descriptor first: the last owner closes it.
+//! - A close may wait for as long as the front-end wants: it flushes a file of a FUSE file system, a TCP socket lingers,
+//!   and a Unix socket closes the unread descriptors in it. Eventfds and memory never wait; the caller closes them.
+//! - One thread per disk closes everything else. It exists while there is something to close, and inherits the list of
+//!   system calls of the thread that started it. A waiting descriptor stays charged to its disk;
+//!   [`is_clogged`](Closing::is_clogged) limits those that are charged to no disk.
+//! - The thread waits until every other owner has released the descriptor.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backing::is_at_hand;
-use crate::quota::Charge;
 
 /// Sockets of front-ends, and descriptors beyond a disk's allowance, that wait to be closed.
 const MOST_UNCHARGED: usize = 64;
@@ -22,11 +22,14 @@ const STACK_BYTES: usize = 64 << 10;
 /// For another thread to let go of a descriptor that it is just using.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Held until a descriptor is closed, and dropped then.
+pub(crate) type Held = Arc<dyn Debug + Send + Sync>;
+
 #[derive(Debug)]
 struct Leaving {
     // Closed before the charge is given back.
     fd: Arc<OwnedFd>,
-    charge: Option<Arc<Charge>>,
+    charge: Option<Held>,
 }
 
 #[derive(Debug, Default)]
@@ -42,14 +45,14 @@ pub(crate) struct Closing(Mutex<State>);
 
 impl Closing {
     /// Closes `fd` when its last other owner has let go of it. `charge`: released after that.
-    pub(crate) fn close(self: &Arc<Self>, fd: &Arc<OwnedFd>, charge: Option<&Arc<Charge>>) {
+    pub(crate) fn close(self: &Arc<Self>, fd: &Arc<OwnedFd>, charge: Option<Held>) {
         // The caller's is dropped next.
         if closes_at_once(fd) {
             return;
         }
         let mut state = self.lock();
         state.uncharged += usize::from(charge.is_none());
-        state.leaving.push_back(Leaving { fd: Arc::clone(fd), charge: charge.map(Arc::clone) });
+        state.leaving.push_back(Leaving { fd: Arc::clone(fd), charge });
         self.have_thread(&mut state);
     }
 

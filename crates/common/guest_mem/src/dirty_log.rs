@@ -16,14 +16,13 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::fence;
 
 use vm_memory::GuestAddress;
 
-use crate::memory::{AccessError, GuestMemory, MemoryError};
 use crate::quota::PassedFd;
 use crate::region::{MapError, Region, RegionSpec};
-use crate::shared_slice::SharedSlice;
 
 /// Guest bytes per bit, for any page size of the machine (`VHOST_LOG_PAGE`).
 pub const LOG_PAGE_BYTES: u64 = 0x1000;
@@ -32,77 +31,60 @@ const BYTE_SPAN: u64 = 8 * LOG_PAGE_BYTES;
 /// Most bytes of a log that are mapped: enough for all pages of 52-bit guest addresses.
 pub const MAX_LOG_BYTES: u64 = (1 << 52) / BYTE_SPAN;
 
-/// Why a dirty log cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum DirtyLogError {
-    /// The file does not hold the whole log, or cannot be mapped.
-    #[error(transparent)]
-    Map(#[from] MapError),
-    /// Cannot occur for bytes.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-}
-
 /// The bits, from guest address 0 on.
 #[derive(Debug)]
-pub struct DirtyLog {
-    bytes: SharedSlice<u8>,
-    memory: Arc<GuestMemory>,
-}
+pub struct DirtyLog(Arc<Region>);
 
 impl DirtyLog {
     /// Maps `size_bytes` of one of our own files from `offset_bytes` on.
     ///
     /// # Errors
-    /// [`DirtyLogError`]; nothing stays mapped.
-    pub fn map(fd: OwnedFd, size_bytes: u64, offset_bytes: u64) -> Result<Self, DirtyLogError> {
-        Self::of_region(Region::map(log_spec(size_bytes, offset_bytes), Arc::new(fd))?)
+    /// [`MapError`]; nothing stays mapped.
+    pub fn map(fd: OwnedFd, size_bytes: u64, offset_bytes: u64) -> Result<Self, MapError> {
+        Region::map(log_spec(size_bytes, offset_bytes), Arc::new(fd)).map(Self::of_region)
     }
 
     /// Maps `size_bytes` of a file that a front-end passed.
     ///
     /// # Errors
-    /// [`DirtyLogError`]; nothing stays mapped.
-    pub fn map_passed(fd: PassedFd, size_bytes: u64, offset_bytes: u64) -> Result<Self, DirtyLogError> {
-        Self::of_region(Region::map_passed(log_spec(size_bytes, offset_bytes), fd)?)
+    /// [`MapError`]; nothing stays mapped.
+    pub fn map_passed(fd: PassedFd, size_bytes: u64, offset_bytes: u64) -> Result<Self, MapError> {
+        Region::map_passed(log_spec(size_bytes, offset_bytes), fd).map(Self::of_region)
     }
 
-    /// A log in our own memory, in a region that begins at 0: for tests, and for front-ends.
-    ///
-    /// # Errors
-    /// [`DirtyLogError::Access`] if it begins elsewhere.
-    pub fn of_region(region: Region) -> Result<Self, DirtyLogError> {
-        let len = usize::try_from(region.spec().size_bytes).unwrap_or(usize::MAX);
-        let memory = Arc::new(GuestMemory::of_one(region));
-        let bytes = memory.shared_slice(GuestAddress(0), len)?;
-        Ok(Self { bytes, memory })
+    /// A log in our own memory, for tests and for front-ends.
+    #[must_use]
+    pub fn of_region(region: Region) -> Self {
+        Self(Arc::new(region))
     }
 
     /// The mapped range and its file.
     #[must_use]
-    pub fn region(&self) -> Option<&Arc<Region>> {
-        self.memory.regions().first()
+    pub fn region(&self) -> &Arc<Region> {
+        &self.0
     }
 
     /// The first guest address without a bit.
     #[must_use]
     pub fn end(&self) -> u64 {
-        self.bytes.len() as u64 * BYTE_SPAN
+        self.0.spec().size_bytes * BYTE_SPAN
     }
 
     /// Whether the front-end truncated the log's file: bits were lost.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        self.memory.is_poisoned()
+        // Loads before this check must not move after it.
+        fence(Acquire);
+        self.0.is_poisoned()
     }
 
     /// The front-end's side: clears all bits and returns the guest addresses of the pages whose bit was set.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
-        let set = (0..self.bytes.len()).flat_map(|at| {
+        let set = self.0.shared_bytes().iter().enumerate().flat_map(|(at, byte)| {
             // Acquire: pairs with the release in `mark`, so that a later read of the page sees that store.
             // AcqRel, so that the page is not read before.
-            let bits = self.bytes.take_bits(at, AcqRel);
+            let bits = byte.swap(0, AcqRel);
             (0..8)
                 .filter(move |bit| bits >> bit & 1 != 0)
                 .map(move |bit| at as u64 * BYTE_SPAN + bit * LOG_PAGE_BYTES)
@@ -113,15 +95,16 @@ impl DirtyLog {
     /// Sets the bits of all pages that the range touches.
     fn mark(&self, addr: u64, len_bytes: u64) {
         let Some(last_byte) = len_bytes.checked_sub(1) else { return };
+        let bytes = self.0.shared_bytes();
         let (mut page, last) = (addr / LOG_PAGE_BYTES, addr.saturating_add(last_byte) / LOG_PAGE_BYTES);
         while page <= last {
             let until = last.min(page | 7);
             let mask = (0xff_u8 << (page % 8)) & (0xff_u8 >> (7 - until % 8));
-            let at = usize::try_from(page / 8).ok().filter(|&at| at < self.bytes.len());
-            debug_assert!(at.is_some(), "memory and log were compared before");
-            let Some(at) = at else { return };
+            let byte = usize::try_from(page / 8).ok().and_then(|at| bytes.get(at));
+            debug_assert!(byte.is_some(), "memory and log were compared before");
+            let Some(byte) = byte else { return };
             // Release: pairs with the front-end's exchange; the page's new contents become visible first.
-            self.bytes.set_bits(at, mask, Release);
+            byte.fetch_or(mask, Release);
             page = until + 1;
         }
     }
@@ -131,6 +114,13 @@ impl DirtyLog {
 fn log_spec(size_bytes: u64, offset_bytes: u64) -> RegionSpec {
     let size_bytes = size_bytes.min(MAX_LOG_BYTES);
     RegionSpec { guest_addr: GuestAddress(0), size_bytes, user_addr: 0, file_offset_bytes: offset_bytes }
+}
+
+/// The fields of `MemoryError::BeyondLog`.
+pub(crate) struct BeyondLog {
+    pub(crate) end: u64,
+    pub(crate) log_bytes: u64,
+    pub(crate) needed_bytes: u64,
 }
 
 /// Part of a ring whose stores the front-end also wants recorded at another log address (vhost-user,
@@ -184,14 +174,14 @@ impl StoreLog {
     }
 
     /// Checks that the log has a bit for every address up to `memory_end`, and for the rings.
-    pub(crate) fn check(&self, memory_end: u64) -> Result<(), MemoryError> {
+    pub(crate) fn check(&self, memory_end: u64) -> Result<(), BeyondLog> {
         let log_end = self.bits.end();
         let ends = self.elsewhere.iter().map(|part| part.log_addr.saturating_add(part.len_bytes));
         match ends.chain([memory_end]).find(|&end| end > log_end) {
             None => Ok(()),
             Some(end) => {
-                let needed_bytes = end.div_ceil(BYTE_SPAN);
-                Err(MemoryError::BeyondLog { end, log_bytes: self.bits.bytes.len() as u64, needed_bytes })
+                let (log_bytes, needed_bytes) = (self.bits.0.spec().size_bytes, end.div_ceil(BYTE_SPAN));
+                Err(BeyondLog { end, log_bytes, needed_bytes })
             }
         }
     }

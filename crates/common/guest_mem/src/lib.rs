@@ -25,7 +25,7 @@ mod region;
 mod shared_slice;
 pub mod sigbus;
 
-pub use dirty_log::{DirtyLog, DirtyLogError, LOG_PAGE_BYTES, LoggedElsewhere, MAX_LOG_BYTES, StoreLog};
+pub use dirty_log::{DirtyLog, LOG_PAGE_BYTES, LoggedElsewhere, MAX_LOG_BYTES, StoreLog};
 pub use file_mapping::{FileMapping, MappingAccess};
 pub use io_vecs::{FillError, IoVecs};
 pub use memory::{

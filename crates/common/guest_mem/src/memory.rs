@@ -13,9 +13,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{Address, GuestAddress};
 
-use crate::dirty_log::StoreLog;
+use crate::dirty_log::{BeyondLog, StoreLog};
 use crate::region::{Region, RegionSpec, Span};
-use crate::shared_slice::{Shared, SharedSlice};
 use crate::sigbus;
 
 /// Most regions of one guest: the answer to `GET_MAX_MEM_SLOTS`. QEMU uses at most 512 slots; the minimum of
@@ -145,11 +144,6 @@ impl GuestMemory {
         Ok(Self { regions: regions.into(), log: None })
     }
 
-    /// A memory of one region.
-    pub(crate) fn of_one(region: Region) -> Self {
-        Self { regions: [Arc::new(region)].into(), log: None }
-    }
-
     /// A copy of this memory that records its stores in `log`, or nowhere. (A memory made from it by adding
     /// or removing a region records nothing.)
     ///
@@ -157,7 +151,12 @@ impl GuestMemory {
     /// [`MemoryError::BeyondLog`].
     pub fn with_log(&self, log: Option<Arc<StoreLog>>) -> Result<Self, MemoryError> {
         let end = self.regions.last().map_or(0, |region| region.guest_end());
-        log.as_ref().map_or(Ok(()), |log| log.check(end))?;
+        let refused = |BeyondLog { end, log_bytes, needed_bytes }| MemoryError::BeyondLog {
+            end,
+            log_bytes,
+            needed_bytes,
+        };
+        log.as_ref().map_or(Ok(()), |log| log.check(end)).map_err(refused)?;
         Ok(Self { regions: self.regions.clone(), log })
     }
 
@@ -225,36 +224,6 @@ impl GuestMemory {
         sigbus::faults() != 0 && self.poisoned().is_some()
     }
 
-    /// `len` values of type `T` at `addr`, for a part of a ring.
-    ///
-    /// # Errors
-    /// [`AccessError`] if misaligned, unmapped, or not inside one region.
-    pub fn shared_slice<T: Shared>(
-        self: &Arc<Self>,
-        addr: GuestAddress,
-        len: usize,
-    ) -> Result<SharedSlice<T>, AccessError> {
-        let align_bytes = align_of::<T::Atomic>();
-        let len_bytes = len as u64 * size_of::<T>() as u64;
-        let addr_value = addr.raw_value();
-        let unmapped = AccessError::Unmapped { addr: addr_value, len_bytes };
-        let (host, room_bytes) =
-            self.find(addr_value).and_then(|span| span.at(addr_value)).ok_or(unmapped)?;
-        if !addr_value.is_multiple_of(align_bytes as u64) || !host.as_ptr().addr().is_multiple_of(align_bytes)
-        {
-            return Err(AccessError::Misaligned { addr: addr_value, align_bytes });
-        }
-        if room_bytes < len_bytes {
-            let split = self
-                .check(addr_value, len_bytes)
-                .map(|()| AccessError::Split { addr: addr_value, len_bytes });
-            return Err(split.unwrap_or(unmapped));
-        }
-        // SAFETY: 1. aligned, checked above; 2. `len_bytes <= room_bytes`, so all values are inside one
-        // region.
-        Ok(unsafe { SharedSlice::new(Arc::clone(self), addr, host, len) })
-    }
-
     /// Records a store into guest memory. Every store calls this with its range, after the store: if it were
     /// recorded earlier, the front-end could take the bit and copy the page before the page changes.
     #[inline]
@@ -313,7 +282,7 @@ impl GuestMemory {
     }
 
     /// The region that may hold `addr`.
-    fn find(&self, addr: u64) -> Option<Span> {
+    pub(crate) fn find(&self, addr: u64) -> Option<Span> {
         let after = self.regions.partition_point(|r| r.spec().guest_addr.raw_value() <= addr);
         Some(self.regions[after.checked_sub(1)?].span())
     }

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Resource as Rlimit, getrlimit};
 
-use crate::closing::Closing;
+use crate::closing::{Closing, Held};
 
 /// Default of `vm.max_map_count`, for hosts that do not report it.
 const USUAL_MAPPINGS: u64 = 65_530;
@@ -349,7 +349,7 @@ impl PassedFd {
 
 impl Drop for PassedFd {
     fn drop(&mut self) {
-        self.charge.quota.closing.close(&self.fd, Some(&self.charge));
+        self.charge.quota.closing.close(&self.fd, Some(Arc::clone(&self.charge) as Held));
     }
 }
 

@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 
 use rustix::fs::{FileType, fstat};
 #[cfg(not(miri))]
@@ -123,7 +124,7 @@ pub struct Region {
 // SAFETY: 1. `base` and `mapping` point to memory that only this value unmaps, in `drop`; 2. all access
 // through them is atomic or volatile, from any thread.
 unsafe impl Send for Region {}
-// SAFETY: as for `Send`; no method hands out a reference to the mapped bytes.
+// SAFETY: as for `Send`; a method hands out the mapped bytes only as atomics.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -289,6 +290,15 @@ impl Region {
     #[must_use]
     pub fn host_range(&self) -> (NonNull<u8>, u64) {
         (self.base, self.spec.size_bytes)
+    }
+
+    /// The region's bytes, which other processes may access at the same time.
+    pub(crate) fn shared_bytes(&self) -> &[AtomicU8] {
+        #[allow(clippy::cast_possible_truncation)] // `map` made sure that the size fits `usize`
+        let len = self.spec.size_bytes as usize;
+        // SAFETY: 1. valid: `size_bytes` bytes from `base` lie inside the mapping, and a byte needs no alignment;
+        // 2. alive: the mapping lives as long as `self`, hence this borrow; 3. shared: the type is an atomic.
+        unsafe { std::slice::from_raw_parts(self.base.cast().as_ptr(), len) }
     }
 
     /// The region's addresses; valid as long as this value lives.

@@ -9,9 +9,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use vm_memory::GuestAddress;
+use vm_memory::{Address, GuestAddress};
 
-use crate::memory::GuestMemory;
+use crate::memory::{AccessError, GuestMemory};
 
 /// An integer that can live in memory shared with a running driver.
 ///
@@ -64,12 +64,7 @@ impl<T: Shared> SharedSlice<T> {
     /// # Safety
     /// `ptr` must be aligned for `T::Atomic` and `len` elements from it must lie inside one region of
     /// `memory`.
-    pub(crate) unsafe fn new(
-        memory: Arc<GuestMemory>,
-        guest_addr: GuestAddress,
-        ptr: NonNull<u8>,
-        len: usize,
-    ) -> Self {
+    unsafe fn new(memory: Arc<GuestMemory>, guest_addr: GuestAddress, ptr: NonNull<u8>, len: usize) -> Self {
         Self { memory, guest_addr, ptr: ptr.cast(), len, marker: PhantomData }
     }
 
@@ -100,23 +95,6 @@ impl<T: Shared> SharedSlice<T> {
         self.memory.note_store(self.guest_addr.0 + index as u64 * size_bytes, size_bytes);
     }
 
-    /// Sets the bits in `bits`, without the store hook.
-    #[inline]
-    pub(crate) fn set_bits(&self, index: usize, bits: u8, order: Ordering)
-    where
-        T: Shared<Atomic = AtomicU8>,
-    {
-        self.cell(index).fetch_or(bits, order);
-    }
-
-    /// Clears all bits of an element and returns those that were set, without the store hook.
-    pub(crate) fn take_bits(&self, index: usize, order: Ordering) -> u8
-    where
-        T: Shared<Atomic = AtomicU8>,
-    {
-        self.cell(index).swap(0, order)
-    }
-
     #[inline]
     fn cell(&self, index: usize) -> &T::Atomic {
         assert!(index < self.len, "ring index is ours and must be in range");
@@ -126,6 +104,38 @@ impl<T: Shared> SharedSlice<T> {
         // mapped while `self`, hence this borrow, exists; 3. shared: the driver may access it at the same
         // time, and the type is an atomic.
         unsafe { cell.as_ref() }
+    }
+}
+
+impl GuestMemory {
+    /// `len` values of type `T` at `addr`, for a part of a ring.
+    ///
+    /// # Errors
+    /// [`AccessError`] if misaligned, unmapped, or not inside one region.
+    pub fn shared_slice<T: Shared>(
+        self: &Arc<Self>,
+        addr: GuestAddress,
+        len: usize,
+    ) -> Result<SharedSlice<T>, AccessError> {
+        let align_bytes = align_of::<T::Atomic>();
+        let len_bytes = len as u64 * size_of::<T>() as u64;
+        let addr_value = addr.raw_value();
+        let unmapped = AccessError::Unmapped { addr: addr_value, len_bytes };
+        let (host, room_bytes) =
+            self.find(addr_value).and_then(|span| span.at(addr_value)).ok_or(unmapped)?;
+        if !addr_value.is_multiple_of(align_bytes as u64) || !host.as_ptr().addr().is_multiple_of(align_bytes)
+        {
+            return Err(AccessError::Misaligned { addr: addr_value, align_bytes });
+        }
+        if room_bytes < len_bytes {
+            let split = self
+                .check(addr_value, len_bytes)
+                .map(|()| AccessError::Split { addr: addr_value, len_bytes });
+            return Err(split.unwrap_or(unmapped));
+        }
+        // SAFETY: 1. aligned, checked above; 2. `len_bytes <= room_bytes`, so all values are inside one
+        // region.
+        Ok(unsafe { SharedSlice::new(Arc::clone(self), addr, host, len) })
     }
 }
 

@@ -19,7 +19,7 @@ fn region(guest_addr: u64, size_bytes: u64) -> Arc<Region> {
 }
 
 fn bits(bytes: u64) -> Arc<DirtyLog> {
-    Arc::new(DirtyLog::of_region(Region::from_memfd(GuestAddress(0), bytes).unwrap()).unwrap())
+    Arc::new(DirtyLog::of_region(Region::from_memfd(GuestAddress(0), bytes).unwrap()))
 }
 
 fn log(bits: &Arc<DirtyLog>) -> Option<Arc<StoreLog>> {

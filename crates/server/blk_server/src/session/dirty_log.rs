@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use guest_mem::{DirtyLog, DirtyLogError, MemoryError, PassedFd};
+use guest_mem::{DirtyLog, MapError, MemoryError, PassedFd};
 
 use super::state::{DirtyLogState, Outgoing, Place};
 
@@ -26,7 +26,7 @@ pub(crate) enum DirtyLogRefused {
     #[error("SET_LOG_BASE without LOG_SHMFD (bit 1): negotiate it, because only shared memory is supported")]
     NotShared,
     #[error("cannot map the dirty log: {mmap_bytes} bytes from byte {offset_bytes} of its file")]
-    Map { mmap_bytes: u64, offset_bytes: u64, source: DirtyLogError },
+    Map { mmap_bytes: u64, offset_bytes: u64, source: MapError },
     #[error(transparent)]
     TooSmall(#[from] MemoryError),
 }
@@ -54,7 +54,7 @@ pub(super) fn mapped(
 impl DirtyLogging {
     /// What another server needs to mark the same log. Whether to mark it follows from the front-end's other messages.
     pub(super) fn state(&self, fds: &mut Outgoing) -> (Option<DirtyLogState>, Option<Place>) {
-        let log = self.bits.as_ref().and_then(|bits| bits.region()).map(|region| DirtyLogState {
+        let log = self.bits.as_ref().map(|bits| bits.region()).map(|region| DirtyLogState {
             fd: fds.put(region.fd()),
             mmap_bytes: region.spec().size_bytes,
             offset_bytes: region.spec().file_offset_bytes,
