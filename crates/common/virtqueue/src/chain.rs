@@ -49,6 +49,17 @@ impl Descriptor {
     }
 }
 
+/// A chain that the device returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// As given to `add`.
+    pub token: u64,
+    /// As returned by `add`; free for reuse.
+    pub tag: u16,
+    /// Bytes that the device stored, from the start of the writable buffers.
+    pub written_bytes: u32,
+}
+
 /// The buffers of one request.
 #[derive(Debug)]
 pub struct Chain {

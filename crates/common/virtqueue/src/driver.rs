@@ -4,20 +4,10 @@
 
 use guest_mem::{GuestAddress, GuestRange, MemoryView};
 
+use crate::chain::Used;
 use crate::driver_fault::{AddError, DriverFault};
 use crate::fault::RingFault;
 use crate::{RingFeatures, RingLayout, packed, split};
-
-/// A chain that the device returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
-    /// As given to `add`.
-    pub token: u64,
-    /// As returned by `add`; free for reuse.
-    pub tag: u16,
-    /// Bytes that the device stored, from the start of the writable buffers.
-    pub written_bytes: u32,
-}
 
 /// One queue as a driver sees it.
 #[derive(Debug)]

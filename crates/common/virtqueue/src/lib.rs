@@ -33,9 +33,9 @@ pub mod split;
 mod step;
 mod tables;
 
-pub use chain::Chain;
+pub use chain::{Chain, Used};
 pub use device::DeviceQueue;
-pub use driver::{DriverQueue, Used};
+pub use driver::DriverQueue;
 pub use driver_fault::{AddError, DriverFault};
 pub use fault::{ChainFault, IndirectFault, PopError, RingFault, RingPart};
 pub use layout::RingLayout;

@@ -16,5 +16,5 @@ pub use device::DeviceQueue;
 pub use driver::DriverQueue;
 pub use raw::{RawDescriptor, RawRing};
 
-pub use crate::driver::Used;
+pub use crate::chain::Used;
 pub use crate::driver_fault::{AddError, DriverFault};
