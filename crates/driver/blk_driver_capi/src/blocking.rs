@@ -3,10 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use crate::call::on_queue;
 use crate::failure::Failure;
 use crate::pointers::{self, MAX_BYTES};
-use crate::queue::bareblk_queue;
+use crate::queue::{bareblk_queue, on_queue};
 use crate::request::{BAREBLK_UNMAP, bareblk_segment, durability};
 
 /// Reads `count` bytes (a multiple of 512) from `sector` (of 512 bytes) on, copied through the pool. It sleeps until

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use blk_driver::{Completion, RequestError};
 
-use crate::call::{count, on_queue};
+use crate::call::count;
 use crate::failure::{Failure, bareblk_code};
 use crate::pointers;
-use crate::queue::bareblk_queue;
+use crate::queue::{bareblk_queue, on_queue};
 
 /// How a request ended. Each request ends exactly once. After BAREBLK_ERR_DEADLINE or BAREBLK_ERR_CANCELLED, exactly
 /// one BAREBLK_RETURNED follows; from then on the buffers belong to the program again.

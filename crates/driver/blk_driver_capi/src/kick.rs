@@ -8,10 +8,10 @@ use std::mem::{MaybeUninit, align_of, size_of};
 
 use blk_driver::Kick;
 
-use crate::call::{guarded, on_queue};
+use crate::call::guarded;
 use crate::failure::Failure;
 use crate::pointers;
-use crate::queue::bareblk_queue;
+use crate::queue::{bareblk_queue, on_queue};
 
 /// A notification that the device asked for and has not got yet, or nothing. bareblk_prepare_kick creates it, and
 /// bareblk_notify ends it, once. A copy of this structure is the same notification: use one of them and forget the

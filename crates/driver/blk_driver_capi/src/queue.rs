@@ -8,7 +8,8 @@ use blk_driver::{Completion, Queue, ShortReads};
 use guest_mem::GuestRange;
 use virtio_blk::Segment;
 
-use crate::call::{count, guarded, on_queue};
+use crate::call::{count, guarded};
+use crate::failure::Failure;
 use crate::options::{BAREBLK_FOREVER, nanoseconds};
 use crate::pointers::{self, Plain};
 
@@ -35,6 +36,28 @@ impl bareblk_queue {
         let completions = vec![Completion::default(); PASS];
         Self { queue, poisoned: false, ranges: Vec::new(), segments: Vec::new(), completions }
     }
+}
+
+/// [`guarded`], for calls on a queue: one that a panic went through takes no more calls.
+///
+/// # Safety
+/// `queue` is NULL, or came from `bareblk_connect`, was not freed, and no other thread uses it during the call.
+#[inline]
+pub(crate) unsafe fn on_queue(
+    queue: *mut bareblk_queue,
+    body: impl FnOnce(&mut bareblk_queue) -> Result<c_int, Failure>,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller's promise: it is NULL, or a live handle that no other thread uses now.
+        let queue = unsafe { pointers::exclusive(queue, "queue") }?;
+        if queue.poisoned {
+            return Err(Failure::Poisoned);
+        }
+        queue.poisoned = true; // unless `body` comes back
+        let outcome = body(queue);
+        queue.poisoned = false;
+        outcome
+    })
 }
 
 /// Returns the queue's index at the device, or an error.
@@ -152,4 +175,31 @@ pub unsafe extern "C" fn bareblk_queue_free(queue: *mut bareblk_queue) {
         drop(unsafe { Box::from_raw(queue) });
         Ok(0)
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blk_driver::{EventFd, PoolOptions, alone};
+    use virtqueue::RingFeatures;
+
+    use super::*;
+    use crate::failure::bareblk_code;
+
+    #[test]
+    fn queue_that_a_panic_went_through_takes_no_more_calls() {
+        let features = RingFeatures { event_idx: false, indirect: false, packed: false };
+        let pool = PoolOptions { size_bytes: 4096, huge_pages: false };
+        let (queue, _pool, _end) = alone(4, features, pool, Arc::new(EventFd::new().unwrap())).unwrap();
+        let mut handle = bareblk_queue::new(queue);
+
+        // SAFETY: it is alive, and no other thread uses it.
+        let first = unsafe { on_queue(&raw mut handle, |_| panic!("on purpose")) };
+        // SAFETY: as above.
+        let second = unsafe { on_queue(&raw mut handle, |_| Ok(0)) };
+
+        let bug = bareblk_code::BAREBLK_ERR_BUG as c_int;
+        assert_eq!((first, second), (bug, bug));
+    }
 }

@@ -7,11 +7,10 @@ use blk_driver::{Durability, Request, Work};
 use guest_mem::GuestRange;
 use virtio_blk::{MAX_SEGMENTS, Segment};
 
-use crate::call::on_queue;
 use crate::failure::Failure;
 use crate::options::BAREBLK_FOREVER;
 use crate::pointers;
-use crate::queue::bareblk_queue;
+use crate::queue::{bareblk_queue, on_queue};
 
 /// One buffer of a request: a part of the pool or of registered memory.
 #[repr(C)]
