@@ -67,7 +67,7 @@ pub use platform::{Clock, Deadline, Platform, Slept};
 pub use policy::{Fair, Fifo, Hybrid, Native, Policy};
 pub use queue::QueueLock;
 #[cfg(not(all(test, loom)))]
-pub use rwlock::RecursiveQueueRwLock;
+pub use rwlock::recursive::RecursiveQueueRwLock;
 pub use rwlock::{MAX_READERS, QueueRwLock};
 #[cfg(feature = "std")]
 pub use std_mutex::{StdGuard, StdMutex};

@@ -34,13 +34,11 @@ mod raw;
 #[cfg(all(feature = "lock_api_04", feature = "std", not(all(test, loom))))]
 mod raw_04;
 #[cfg(not(all(test, loom)))]
-mod recursive;
+pub(crate) mod recursive;
 #[cfg(all(test, feature = "std", not(loom)))]
 mod tests;
 
 pub use counts::MAX_READERS;
-#[cfg(not(all(test, loom)))]
-pub use recursive::RecursiveQueueRwLock;
 
 use core::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 

@@ -6,14 +6,15 @@
 //! Not here: how numbers are assigned (`linux/slots.rs`), the tables (`stats/table.rs`,
 //! `checked/holders.rs`).
 
-use crate::{Linux, NODES_PER_THREAD, Platform};
+use crate::NODES_PER_THREAD;
+use crate::linux::slots::{COMMON_NODES, own_nodes};
 
 /// Most threads that get a number. More may live; each table says what it does about them.
 pub(crate) const MAX_THREADS: usize = if cfg!(miri) { 64 } else { 4096 };
 
 /// The calling thread's number, below [`MAX_THREADS`]; none if too many other threads are alive.
 pub(crate) fn claim() -> Option<usize> {
-    let first = Linux::own_nodes()?;
-    let number = first.checked_sub(Linux::common_nodes())? / NODES_PER_THREAD;
+    let first = own_nodes()?;
+    let number = first.checked_sub(COMMON_NODES)? / NODES_PER_THREAD;
     usize::try_from(number).ok().filter(|&number| number < MAX_THREADS)
 }

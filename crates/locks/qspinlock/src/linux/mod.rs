@@ -9,7 +9,7 @@
 
 mod errno;
 mod fork;
-mod slots;
+pub(crate) mod slots;
 
 use core::sync::atomic::AtomicU32;
 use std::time::Duration;

@@ -17,7 +17,7 @@ use super::fork;
 use crate::{NODES_PER_THREAD, Node};
 
 /// Nodes without an owner; a thread that has no free node borrows one.
-pub(super) const COMMON_NODES: u32 = if cfg!(miri) { 16 } else { 1026 };
+pub(crate) const COMMON_NODES: u32 = if cfg!(miri) { 16 } else { 1026 };
 /// Threads that can have their own nodes at the same time.
 const SLOTS: u32 = if cfg!(miri) { 64 } else { 65_279 };
 const NODES: u32 = COMMON_NODES + SLOTS * NODES_PER_THREAD;
@@ -62,7 +62,7 @@ pub(super) fn nodes() -> &'static [Node] {
 }
 
 #[inline]
-pub(super) fn own_nodes() -> Option<u32> {
+pub(crate) fn own_nodes() -> Option<u32> {
     let slot = match SLOT.get() {
         0 => claim_slot()?,
         slot => slot - 1,

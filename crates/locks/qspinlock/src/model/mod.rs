@@ -26,4 +26,4 @@ mod three;
 mod ticket;
 mod two;
 
-pub(crate) use rwlock::SleepyFifo;
+pub(crate) use rig::SleepyFifo;

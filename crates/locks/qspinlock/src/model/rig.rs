@@ -10,6 +10,19 @@ use std::sync::Arc; // not loom's: it is not part of the model, and loom's adds 
 use super::platform::{self, Modelled};
 use crate::{Deadline, Event, Policy, QueueLock};
 
+/// The model's version of `Fifo`, which the shipped lock uses, without looks.
+pub(crate) struct SleepyFifo;
+
+impl Policy for SleepyFifo {
+    const SLEEPS: bool = true;
+    const PASS_LIMIT: u32 = 0;
+    const SERVES_THE_AWAKE: bool = true;
+    const NEWCOMER_LOOKS: u32 = 0;
+    const WAITER_LOOKS: u32 = 0;
+    const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 0;
+    const HEIR_LOOKS: u32 = 0;
+}
+
 /// First in, first out: unlocking hands the lock over. Waiters sleep after `LOOKS` looks.
 pub(super) struct Handing<const LOOKS: u32>;
 

@@ -12,20 +12,7 @@ use std::sync::Arc; // not loom's, as in `rig.rs`
 use super::platform::{self, Futex, Modelled, PAST, SOON, Spurious, Strict};
 use super::rig::Interleavings::{self, All, Preempted};
 use super::rig::{assert_happened, check};
-use crate::{Deadline, Event, Policy, QueueRwLock};
-
-/// The model's version of `Fifo`, which the shipped lock uses, without looks.
-pub(crate) struct SleepyFifo;
-
-impl Policy for SleepyFifo {
-    const SLEEPS: bool = true;
-    const PASS_LIMIT: u32 = 0;
-    const SERVES_THE_AWAKE: bool = true;
-    const NEWCOMER_LOOKS: u32 = 0;
-    const WAITER_LOOKS: u32 = 0;
-    const WAITER_LOOKS_BEHIND_A_SLEEPER: u32 = 0;
-    const HEIR_LOOKS: u32 = 0;
-}
+use crate::{Deadline, Event, QueueRwLock};
 
 struct Guarded<F: Futex> {
     lock: QueueRwLock<Modelled<F>>,

@@ -8,7 +8,4 @@ mod futex;
 mod pthread;
 
 pub use futex::FutexLock;
-pub use pthread::{PthreadMutex, PthreadSpin};
-
-/// State of an acquisition that only the acquiring thread may release.
-pub type OwnThread = lock_api::GuardNoSend;
+pub use pthread::{OwnThread, PthreadMutex, PthreadSpin};

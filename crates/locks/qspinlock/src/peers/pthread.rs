@@ -11,7 +11,8 @@
 use core::cell::UnsafeCell;
 use core::fmt;
 
-use super::OwnThread;
+/// State of an acquisition that only the acquiring thread may release.
+pub type OwnThread = lock_api::GuardNoSend;
 
 /// `pthread_mutex_t`, normal and private, as `PTHREAD_MUTEX_INITIALIZER` makes it.
 pub struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);

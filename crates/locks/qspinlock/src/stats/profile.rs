@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use std::vec::Vec;
 use std::{format, vec};
 
+use super::mode::{Mode, mode};
 use super::table::{self, KINDS, Row};
-use super::{Mode, mode};
 use crate::{Event, LockTimes};
 
 /// How often each event happened in slow paths.

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use lock_api::{RawMutex, RawMutexFair, RawMutexTimed};
 
-use super::Recording;
+use super::mode::Recording;
 use super::table::{Attribution, Row, mine};
 
 /// `L`, with statistics per source line that takes it. See the [module](super).

@@ -22,7 +22,7 @@ use core::sync::atomic::{
 use core::time::Duration;
 use std::time::Instant;
 
-use super::Recording;
+use super::mode::Recording;
 use crate::Event;
 use crate::thread_number::{self, MAX_THREADS};
 
