@@ -16,14 +16,12 @@ use virtqueue::RingFeatures;
 
 use crate::input::{Input, Seed};
 use crate::scribbler::beside_a_scribbler;
-use machine::Machine;
+use machine::{Machine, TABLES};
 use model::{AVAIL_RING, DESCRIPTORS, USED_RING};
 use raced::Raced;
 
 /// Sizes to choose from: small, so that rings wrap.
 const SIZES: [u16; 4] = [2, 4, 8, 16];
-/// Where tables lie; the last two end in the second region, one of them not aligned to words.
-const TABLES: [u64; 4] = [0x1000, 0x1800, machine::FIRST_REGION - 40, machine::FIRST_REGION - 33];
 /// Acts of one run, whatever the input's length.
 const MOST_ACTS: usize = 512;
 

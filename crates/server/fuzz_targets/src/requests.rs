@@ -35,7 +35,8 @@ fn play(bytes: &[u8]) -> Vec<u8> {
         if input.is_empty() {
             break;
         }
-        bed.request(&mut input);
+        let (said, room) = (said(&mut input), room(&mut input));
+        bed.request(&mut input, &said, room);
     }
     bed.put_back()
 }
@@ -51,12 +52,15 @@ pub(crate) fn run_with_second_thread(bytes: &[u8]) {
             if input.is_empty() {
                 break;
             }
-            bed.request_unchecked(&mut input);
+            let (said, room) = (said(&mut input), room(&mut input));
+            bed.request_unchecked(&mut input, &said, room);
         }
     });
     bed.check_image_size();
     bed.renew(choices);
-    bed.request(&mut Input::new(&READ_AND_MORE));
+    let mut input = Input::new(&READ_AND_MORE);
+    let (said, room) = (said(&mut input), room(&mut input));
+    bed.request(&mut input, &said, room);
     bed.put_back();
 }
 

@@ -10,6 +10,8 @@ use crate::guest::Guest;
 
 /// The guest has two regions of this size, one behind the other.
 pub(super) const FIRST_REGION: u64 = 0x4000;
+/// Where tables lie; the last two end in the second region, one of them not aligned to words.
+pub(super) const TABLES: [u64; 4] = [0x1000, 0x1800, FIRST_REGION - 40, FIRST_REGION - 33];
 pub(super) const LOG_BYTES: u64 = 0x1000;
 /// More than any ring has, as a front-end may say.
 pub(super) const LOG_ENTRIES: u16 = 20;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use guest_mem::MemoryView;
 use virtqueue::{Chain, DeviceQueue, LogArea, PopError, RingFeatures};
 
-use super::machine::{LOG_BYTES, LOG_ENTRIES, Machine, layout};
-use super::{AVAIL_RING, DESCRIPTORS, TABLES, USED_RING};
+use super::machine::{LOG_BYTES, LOG_ENTRIES, Machine, TABLES, layout};
+use super::model::{AVAIL_RING, DESCRIPTORS, USED_RING};
 use crate::scribbler::Scribbled;
 
 /// See the file's head.

@@ -21,7 +21,6 @@ use tempfile::{NamedTempFile, TempPath};
 use virtqueue::{DriverQueue, RingFeatures, RingLayout, Used};
 
 use super::model::{Limits, Part, SECTOR, World};
-use super::{room, said};
 use crate::guest::{Guest, memory_folder};
 use crate::input::Input;
 
@@ -134,8 +133,9 @@ impl Bed {
         self.worker.start_again(memory, LAYOUT, features).expect("a ring of our own");
     }
 
-    pub fn request(&mut self, input: &mut Input<'_>) {
-        let Some((readable, writable)) = self.offer(input) else { return };
+    /// `said`: header and data; `room`: bytes for data and status. `input`: how they are cut up.
+    pub fn request(&mut self, input: &mut Input<'_>, said: &[u8], room: usize) {
+        let Some((readable, writable)) = self.offer(input, said, room) else { return };
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("an eventfd");
         let used = self.wait();
         assert_eq!(used.token, 7);
@@ -144,18 +144,17 @@ impl Bed {
     }
 
     /// For a ring that another thread writes too: its answers prove nothing then.
-    pub fn request_unchecked(&mut self, input: &mut Input<'_>) {
-        if self.offer(input).is_some() {
+    pub fn request_unchecked(&mut self, input: &mut Input<'_>, said: &[u8], room: usize) {
+        if self.offer(input, said, room).is_some() {
             self.worker.serve_now();
             let _ = self.ring.pop_used();
         }
     }
 
     /// A request in the ring, if it has room for it: its readable and its writable parts.
-    fn offer(&mut self, input: &mut Input<'_>) -> Option<(Vec<Part>, Vec<Part>)> {
+    fn offer(&mut self, input: &mut Input<'_>, said: &[u8], room: usize) -> Option<(Vec<Part>, Vec<Part>)> {
         self.next_addr = AREA;
-        let (said, room) = (said(input), room(input));
-        let readable = self.lay_out(input, &said);
+        let readable = self.lay_out(input, said);
         let writable = self.lay_out(input, &vec![0xee; room]);
         let ranges = |parts: &[Part]| {
             parts.iter().map(|&(addr, len_bytes)| GuestRange { addr, len_bytes }).collect::<Vec<_>>()
