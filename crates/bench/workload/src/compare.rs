@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use crate::error::RunError;
 use crate::job::Job;
+use crate::run::outcome::{Outcome, Progress, Watch};
+use crate::run::run;
 use crate::run::worker::Failure;
-use crate::run::{Outcome, Progress, Watch, run};
 use crate::stats::{Summary, median};
 use crate::stop::Stop;
 use crate::target::{Client, Target};

@@ -15,7 +15,7 @@ use crate::date;
 use crate::job::Job;
 use crate::measured::latency::{Latency, Spread};
 use crate::measured::{DEPTH_STEPS, DirectionMeasured, Measured, per_second};
-use crate::run::Outcome;
+use crate::run::outcome::Outcome;
 
 /// fio's list of percentiles.
 pub(crate) const PERCENTILES: [f64; 17] =

@@ -12,7 +12,7 @@ use crate::job::options::engine_word;
 use crate::job::units::short;
 use crate::measured::latency::{Latency, Spread};
 use crate::measured::{DirectionMeasured, Measured, per_second};
-use crate::run::Outcome;
+use crate::run::outcome::Outcome;
 use crate::target::Target;
 
 /// A step with a smaller share of the requests is left out.

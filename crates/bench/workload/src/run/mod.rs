@@ -5,9 +5,13 @@
 //! - The first thread that fails ends the others; the outcome has the measurements so far next to the error.
 //! - Not measured: opening, connecting, filling buffers, reading back for verify.
 //!
-//! Not here: one thread (`worker.rs`), sampling (`watcher.rs`), layouts (`report/text.rs`, `report/json.rs`).
+//! Not here: opening the target (`opened.rs`), one thread (`worker.rs`), sampling (`watcher.rs`), layouts (`report/text.rs`, `report/json.rs`).
 
 pub(crate) mod offsets;
+
+mod opened;
+
+pub(crate) mod outcome;
 
 mod pace;
 
@@ -21,175 +25,23 @@ pub(crate) mod worker;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Instant;
 
-use disk_image::{Access, CacheMode, HostOpener, Image, ImageOptions, SECTOR_BYTES};
 use io_engine::EngineKind;
 
+use self::opened::{Opened, Start};
+use self::outcome::{Outcome, Watch};
 use self::touch::touch;
+use self::watcher::{Ended, Watcher};
 use self::worker::{Common, Failure, Live, Worker};
 use crate::error::RunError;
 use crate::job::{Job, Limits};
-use crate::measured::cpu::ProcessTime;
 use crate::measured::{Measured, QueueCounts};
 use crate::stop::Stop;
 use crate::target::connection::Connection;
-use crate::target::file::FilePort;
-use crate::target::port::{Port, PortError};
+use crate::target::port::PortError;
 use crate::target::{Client, Target};
-use watcher::Watcher;
-
-/// For a file whose last user has just ended: io_uring releases it a little later.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Receives a run's progress.
-pub trait Watch {
-    /// All threads are ready and start now.
-    fn began(&mut self) {}
-
-    /// All threads have ended; the target is still open.
-    fn ended(&mut self) {}
-
-    /// Called every now and then.
-    fn tick(&mut self, progress: &Progress);
-
-    /// Something happened to the target.
-    fn event(&mut self, text: &str);
-}
-
-/// Ignores all progress.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Quiet;
-
-impl Watch for Quiet {
-    fn tick(&mut self, _: &Progress) {}
-    fn event(&mut self, _: &str) {}
-}
-
-/// A run's progress.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Progress {
-    /// Since the start.
-    pub elapsed: Duration,
-    /// Share of the time or of the work, whichever is greater; 0 to 1.
-    pub share: f64,
-    /// Sum over all threads, by direction.
-    pub bytes: [u64; 2],
-    /// Sum over all threads, by direction.
-    pub ios: [u64; 2],
-}
-
-/// The result of a run.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The job as requested.
-    pub job: Job,
-    /// The job's target.
-    pub target: Target,
-    /// One per clone.
-    pub clones: Vec<Measured>,
-    /// Counts of a socket's queues.
-    pub queues: QueueCounts,
-    /// CPU time of a back-end in another process on this host.
-    pub server: Option<ProcessTime>,
-    /// The user stopped it.
-    pub interrupted: bool,
-    /// The failure that ended it.
-    pub failure: Option<Failure>,
-}
-
-impl Outcome {
-    /// All clones together.
-    #[must_use]
-    pub fn group(&self) -> Measured {
-        let mut group = Measured::default();
-        self.clones.iter().for_each(|clone| group.merge(clone));
-        group
-    }
-}
-
-enum Opened {
-    File(Arc<Image>, EngineKind),
-    Socket(Box<Connection>),
-}
-
-impl Opened {
-    fn open(job: &Job, target: &Target, client: &Client) -> Result<Self, RunError> {
-        match target {
-            Target::Socket(path) => Ok(Self::Socket(Box::new(Connection::open(path, job, client)?))),
-            Target::File(path, engine) => {
-                let options = ImageOptions {
-                    access: if job.pattern.writes() { Access::ReadWrite } else { Access::ReadOnly },
-                    cache: if job.direct { CacheMode::None } else { CacheMode::Writeback },
-                    discard: false,
-                    lock_timeout: LOCK_TIMEOUT,
-                    ..ImageOptions::new(path)
-                };
-                let image = Image::open(&HostOpener, &options)?;
-                Ok(Self::File(Arc::new(image), engine.unwrap_or(job.engine)))
-            }
-        }
-    }
-
-    fn limits(&self) -> Limits {
-        match self {
-            Self::File(image, _) => Limits {
-                size_bytes: image.capacity_sectors().saturating_mul(SECTOR_BYTES),
-                block_bytes: image.block_size(),
-                read_only: image.read_only(),
-                flush: true,
-            },
-            Self::Socket(connection) => connection.limits(),
-        }
-    }
-
-    /// One for files, as in fio; all ready requests for rings, where a batch costs one index update.
-    fn usual_batch(&self, job: &Job) -> u32 {
-        match self {
-            Self::File(..) => 1,
-            Self::Socket(_) => job.depth,
-        }
-    }
-
-    /// What a thread needs to make its port.
-    fn start(&mut self, job: &Job, clone: u32) -> Result<Start, PortError> {
-        match self {
-            Self::File(image, kind) => Ok(Start::File(Arc::clone(image), *kind)),
-            Self::Socket(connection) => Ok(Start::Ready(connection.port(job, clone)?)),
-        }
-    }
-
-    fn connection(&self) -> Option<&Connection> {
-        match self {
-            Self::Socket(connection) => Some(connection),
-            Self::File(..) => None,
-        }
-    }
-}
-
-/// The thread that uses an engine creates it; queues come with the session.
-enum Start {
-    File(Arc<Image>, EngineKind),
-    Ready(Box<dyn Port + Send>),
-}
-
-impl Start {
-    fn port(self, job: &Job) -> Result<Box<dyn Port>, PortError> {
-        match self {
-            Self::File(image, kind) => Ok(Box::new(FilePort::open(image, kind, job.block_bytes, job.depth)?)),
-            Self::Ready(port) => Ok(port),
-        }
-    }
-}
-
-/// A thread's last message.
-struct Ended {
-    clone: usize,
-    measured: Measured,
-    counts: QueueCounts,
-    result: Result<(), Failure>,
-}
 
 /// Runs `job` on `target` until it ends or the user stops it.
 ///

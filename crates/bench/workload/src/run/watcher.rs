@@ -4,8 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::worker::Live;
-use super::{Ended, Opened, Outcome, Progress, RunError, Watch};
+use super::opened::Opened;
+use super::outcome::{Outcome, Progress, Watch};
+use super::worker::{Failure, Live};
+use crate::error::RunError;
 use crate::job::Job;
 use crate::measured::cpu::ProcessTime;
 use crate::measured::{Measured, QueueCounts, Sample};
@@ -17,6 +19,14 @@ use crate::target::connection::Connection;
 const TICK: Duration = Duration::from_millis(100);
 /// Time between two samples: fio's `bwavgtime`.
 const SAMPLE: Duration = Duration::from_millis(500);
+
+/// A thread's last message.
+pub(super) struct Ended {
+    pub(super) clone: usize,
+    pub(super) measured: Measured,
+    pub(super) counts: QueueCounts,
+    pub(super) result: Result<(), Failure>,
+}
 
 /// Runs on the thread that watches.
 pub(super) struct Watcher<'r> {
