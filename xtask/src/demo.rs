@@ -5,23 +5,21 @@
 
 mod disk;
 mod fio;
+mod progress;
 mod report;
 mod server;
 
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use xtask::guest::{Accel, GuestImage, GuestOutput, RunningVm, Vm};
 use xtask::{command, packages, workspace};
 
 use crate::setup;
 use disk::DemoDisk;
 use fio::{JOBS, Numbers};
+use progress::{Interrupt, Progress};
 use report::Row;
 use server::Server;
 
@@ -199,64 +197,4 @@ fn interruptible(command: &mut Command, interrupt: &Interrupt) -> Result<String>
         bail!("`{name}` failed ({status}): {}", text.trim());
     }
     Ok(text)
-}
-
-/// Turns signals that would end this process into an error, so that everything is cleaned up.
-struct Interrupt {
-    caught: Arc<AtomicBool>,
-}
-
-impl Interrupt {
-    /// How often loops check it.
-    const POLL: Duration = Duration::from_millis(100);
-
-    fn catch() -> Result<Self> {
-        let caught = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The second signal ends the process at once.
-            signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&caught))?;
-            signal_hook::flag::register(signal, Arc::clone(&caught))?;
-        }
-        Ok(Self { caught })
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.caught.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        Ok(())
-    }
-}
-
-/// One line that shows the current step; without a terminal, a plain line per step.
-struct Progress {
-    bar: ProgressBar,
-}
-
-impl Progress {
-    fn new() -> Self {
-        let bar = ProgressBar::new_spinner();
-        bar.enable_steady_tick(Interrupt::POLL);
-        Self { bar }
-    }
-
-    fn step(&self, text: &str) {
-        if self.bar.is_hidden() {
-            eprintln!("{text}");
-        }
-        self.bar.set_message(text.to_owned());
-    }
-
-    /// A bar for a step whose length is known.
-    fn bytes(&self, text: &str, total_bytes: u64) -> ProgressBar {
-        self.step(text);
-        let style = ProgressStyle::with_template("  {msg} {wide_bar} {bytes}/{total_bytes}");
-        let bar = ProgressBar::new(total_bytes).with_message(text.to_owned());
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar
-    }
-
-    fn finish(&self) {
-        self.bar.finish_and_clear();
-    }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 use xtask::workspace;
 
-use super::{Interrupt, Progress};
+use super::progress::{Interrupt, Progress};
 
 const SIZE_BYTES: u64 = 1 << 30;
 const CHUNK_BYTES: usize = 1 << 20;

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::Interrupt;
 use super::disk::DemoDisk;
+use super::progress::Interrupt;
 
 /// The server waits up to 30 s for the image's lock.
 const START_LIMIT: Duration = Duration::from_secs(40);
