@@ -10,6 +10,7 @@
 mod check;
 mod find;
 mod historic;
+mod mutant;
 mod report;
 mod survivors;
 
@@ -20,13 +21,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
 use xtask::workspace;
 
-use check::{Bench, Verdict};
+use check::{Bench, Judged, Verdict};
+use mutant::{CRATE, Mutant};
 
-/// The crate that is mutated.
-pub(crate) const CRATE: &str = "crates/locks/qspinlock";
 /// Folder for copies and results, in the repository.
 const PLACE: &str = "target/mutants";
 
@@ -47,32 +46,6 @@ pub(crate) struct Args {
     /// Mutants at a time [default: one per processor]
     #[arg(long)]
     jobs: Option<usize>,
-}
-
-/// A change to the source.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Mutant {
-    /// File, function and change: stays the same when lines move.
-    pub(crate) name: String,
-    /// For readers: file and line.
-    pub(crate) place: String,
-    /// For readers: a description.
-    pub(crate) what: String,
-    /// Written by hand. It must compile.
-    pub(crate) by_hand: bool,
-    /// Must be noticed, and is part of each run of the tests.
-    pub(crate) in_smoke: bool,
-    /// The changed files, relative to the crate.
-    #[serde(skip)]
-    pub(crate) files: Vec<(String, String)>,
-}
-
-/// A mutant, and the check that noticed it.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Judged {
-    #[serde(flatten)]
-    pub(crate) mutant: Mutant,
-    pub(crate) verdict: Verdict,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::{CRATE, Mutant};
+use super::mutant::{CRATE, Mutant};
 
 /// The result for a mutant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +25,14 @@ pub(crate) enum Verdict {
     },
     /// All checks passed.
     Survived,
+}
+
+/// A mutant, and the check that noticed it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Judged {
+    #[serde(flatten)]
+    pub(crate) mutant: Mutant,
+    pub(crate) verdict: Verdict,
 }
 
 impl Verdict {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::Mutant;
+use super::mutant::Mutant;
 use crate::source_text::{SourceText, functions, words};
 
 /// The files with the locks; the rest of the crate keeps statistics.

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::Mutant;
+use super::mutant::Mutant;
 
 const LIST: &str = include_str!("historic.toml");
 
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn list_fits_the_lock_as_it_is() {
-        let folder = xtask::workspace::root().join(crate::mutants::CRATE);
+        let folder = xtask::workspace::root().join(crate::mutants::mutant::CRATE);
         assert!(
             crate::mutants::all(&folder).is_ok_and(|mutants| mutants.iter().any(|mutant| mutant.in_smoke))
         );

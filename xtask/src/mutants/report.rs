@@ -8,9 +8,9 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::check::Verdict;
+use super::check::{Judged, Verdict};
+use super::mutant::Mutant;
 use super::survivors::{Kind, Survivor};
-use super::{Judged, Mutant};
 
 #[derive(Serialize)]
 struct Results<'a> {

@@ -3,8 +3,7 @@
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::Judged;
-use super::check::Verdict;
+use super::check::{Judged, Verdict};
 
 /// Relative to the repository. Read at run time, not built in, because people edit it while they look at the
 /// results.
