@@ -17,7 +17,7 @@ mod times;
 mod wants;
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 
@@ -25,7 +25,7 @@ use crate::setup;
 use counts::Tests;
 use plan::Plan;
 use skips::{Judged, Skips};
-use step::{Outcome, Run, Step};
+use step::{Finished, Outcome, Run, Step};
 use wants::Wants;
 use xtask::sizes;
 
@@ -89,14 +89,6 @@ fn step_list() -> String {
     format!("Steps:\n{}", lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// A step that has run, or why it did not.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    name: &'static str,
-    outcome: Outcome,
-    took: Duration,
-}
-
 /// The last line of output is the count of tests, whatever happened.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let Plan { steps, crates } = prepared(args)?;
@@ -151,6 +143,8 @@ fn run_steps(steps: &[&Step], keep_going: bool, run: &mut Run) -> Result<Vec<Fin
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use xtask::skip::{Extent, Reason, Skip};
 
     use super::*;

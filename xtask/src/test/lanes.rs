@@ -18,6 +18,9 @@ use super::counts::Tests;
 /// After so long without news, the programs that are running are named.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// The entry of a run's list that is no program.
+pub(super) const BUILD: &str = "(build)";
+
 /// A program to run.
 #[derive(Debug)]
 pub(super) struct Job {

@@ -15,8 +15,7 @@ use serde_json::Value;
 use xtask::programs::BUILT_ENV;
 use xtask::workspace;
 
-use super::lanes::{self, Done, Job};
-use super::times;
+use super::lanes::{self, BUILD, Done, Job};
 
 /// These start first, so that no slow program is left for the end. Others follow in cargo's order.
 const SLOWEST_FIRST: &[&str] = &[
@@ -48,7 +47,7 @@ pub(super) fn run(
         SLOWEST_FIRST.iter().position(|name| *name == program.name).unwrap_or(SLOWEST_FIRST.len())
     });
     println!("built {} test programs in {:.1} s", programs.len(), started.elapsed().as_secs_f64());
-    let built = Done::step(times::BUILD, started.elapsed());
+    let built = Done::step(BUILD, started.elapsed());
     let folder = workspace::build_dir()?.join("test-output");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     println!("at once: {at_once}; output: {}/", folder.display());

@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::Finished;
 use super::counts::Tests;
 use super::lanes::Done;
 use super::skips::Judged;
+use super::step::Finished;
 use crate::origin::{self, Origin};
 
 #[derive(Debug, Serialize)]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use xtask::sizes::LONG_ENV;
@@ -50,6 +51,14 @@ pub(super) enum Outcome {
     Passed,
     Failed,
     Skipped(String),
+}
+
+/// A step that has run, or why it did not.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub(super) name: &'static str,
+    pub(super) outcome: Outcome,
+    pub(super) took: Duration,
 }
 
 impl Outcome {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::Finished;
-use super::lanes::Done;
+use super::lanes::{BUILD, Done};
+use super::step::Finished;
 
 /// Programs in the table; the others take little.
 const SHOWN: usize = 10;
@@ -35,9 +35,6 @@ pub(super) fn programs(done: &[Done], at_once: usize) -> String {
 fn is_build(one: &Done) -> bool {
     one.name == BUILD
 }
-
-/// The entry of a run's list that is no program.
-pub(super) const BUILD: &str = "(build)";
 
 /// A line per test that failed, with its program.
 pub(super) fn failed(done: &[Done]) -> String {
