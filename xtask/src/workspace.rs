@@ -1,9 +1,11 @@
 //! Paths in the workspace.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::command;
 
@@ -18,6 +20,17 @@ pub fn root() -> PathBuf {
 #[must_use]
 pub fn guest_dir() -> PathBuf {
     root().join("target").join("guest")
+}
+
+/// Waits for other processes that work in `folder`. Closing the file releases the lock.
+///
+/// # Errors
+/// If the lock file cannot be created or locked.
+pub fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    flock(&file, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
 }
 
 /// The output of `cargo metadata --no-deps` for the workspace.

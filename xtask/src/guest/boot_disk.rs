@@ -21,12 +21,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::image::{GuestImage, lock};
+use super::image::GuestImage;
 use super::kernel::{Source, unpack_package};
 use super::qemu::Firmware;
 use super::vm::KERNEL_COMMAND_LINE;
 use super::{fat, initramfs};
-use crate::{command, packages};
+use crate::{command, packages, workspace};
 
 const SECTOR_BYTES: u64 = 512;
 const MIB_BYTES: u64 = 1 << 20;
@@ -143,7 +143,7 @@ impl Grub {
 
 /// Debian's GRUB for that firmware, unpacked once.
 fn prepare_grub(cache: &Path, firmware: Firmware) -> Result<PathBuf> {
-    let _held_until_return = lock(cache)?;
+    let _held_until_return = workspace::lock(cache)?;
     let Grub { kept_as, package, .. } = Grub::of(firmware);
     let grub = cache.join(kept_as);
     if grub.is_dir() {

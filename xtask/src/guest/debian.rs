@@ -13,7 +13,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::image::lock;
 use crate::skip::Reason;
 use crate::{command, packages, workspace};
 
@@ -75,7 +74,7 @@ impl DebianFolder {
         }
         let cache = workspace::guest_dir().join(format!("debian-{suite}"));
         fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
-        let _held_until_return = lock(&cache)?;
+        let _held_until_return = workspace::lock(&cache)?;
         let folder = Self { binds: usual_binds(), cache };
         let stamp = folder.cache.join(format!("installed-{LAYOUT}"));
         if !stamp.exists() {

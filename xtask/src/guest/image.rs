@@ -4,12 +4,11 @@
 //! path, size and time of change), so a change makes new ones and never spoils those in use. A lock file
 //! makes two processes that prepare at once take turns.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
 use super::debian::DebianFolder;
@@ -52,7 +51,7 @@ impl GuestImage {
 
     fn prepare_in(cache: &Path, from: Source, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
-        let _held_until_return = lock(cache)?;
+        let _held_until_return = workspace::lock(cache)?;
         let kernel = Kernel::prepare(cache, from, progress)?;
         let archives = cache.join(key(&kernel)?);
         if !archives.is_dir() {
@@ -109,14 +108,6 @@ impl GuestImage {
     pub(super) fn cache(&self) -> PathBuf {
         self.archives.parent().unwrap_or(&self.archives).to_path_buf()
     }
-}
-
-/// Waits for other processes that prepare; the lock goes with the file.
-pub(super) fn lock(cache: &Path) -> Result<File> {
-    let path = cache.join("lock");
-    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    flock(&file, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
-    Ok(file)
 }
 
 fn key(kernel: &Kernel) -> Result<String> {
