@@ -12,6 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use xtask::{cli_page, command, workspace};
 
+use crate::source_tree::read_tree;
 use crate::tidy;
 
 /// The version of the program that builds the book.
@@ -30,7 +31,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.keep_generated {
         write_generated_pages()?;
     }
-    let files = tidy::read_tree()?;
+    let files = read_tree()?;
     refuse(&tidy::links::broken(&files))?;
     refuse(&tidy::links::missing_in_the_book(&files))?;
     let book = pages::book(&files).with_context(|| format!("{} is missing", pages::SUMMARY))?;

@@ -15,6 +15,7 @@ mod origin;
 mod release;
 mod setup;
 mod source_text;
+mod source_tree;
 mod test;
 mod tidy;
 

@@ -7,14 +7,10 @@ mod imports;
 pub(crate) mod links;
 mod measures;
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
-use anyhow::{Context, Result, bail};
-use xtask::{command, workspace};
+use anyhow::{Result, bail};
 
 use crate::source_text::{SourceText, functions, words};
+use crate::source_tree::{SourceFile, at, read_tree};
 
 /// Crates that may contain `unsafe`; the others forbid it.
 const UNSAFE_HOMES: &[&str] = &[
@@ -70,35 +66,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A file of the repository; `path` is relative to its root.
-#[derive(Debug, Clone)]
-pub(crate) struct SourceFile {
-    pub(crate) path: String,
-    pub(crate) text: String,
-}
-
 #[derive(Debug, Default)]
 struct Report {
     files: usize,
     complaints: Vec<String>,
     warnings: Vec<String>,
     long_functions: Vec<String>,
-}
-
-/// Every text file that git knows or would add.
-pub(crate) fn read_tree() -> Result<Vec<SourceFile>> {
-    let root = workspace::root();
-    let mut git = Command::new("git");
-    git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&root);
-    let listing = command::output(&mut git).context("tidy asks git which files there are")?;
-    let paths = listing.split('\0').filter(|path| !path.is_empty());
-    Ok(paths.filter_map(|path| read_text(&root, path)).collect())
-}
-
-/// None for what is not text, or is deleted but not yet committed so.
-fn read_text(root: &Path, path: &str) -> Option<SourceFile> {
-    let text = fs::read_to_string(root.join(path)).ok()?;
-    Some(SourceFile { path: path.to_owned(), text })
 }
 
 fn check(files: &[SourceFile]) -> Report {
@@ -133,10 +106,6 @@ fn kept_results(files: &[SourceFile]) -> Option<String> {
     (bytes > KEPT_RESULTS_BYTES).then(|| {
         format!("{KEPT_RESULTS} has {bytes} bytes, at most {KEPT_RESULTS_BYTES}: keep README.md and summary.json only")
     })
-}
-
-fn at(file: &SourceFile, line: usize, complaint: &str) -> String {
-    format!("{}:{line}: {complaint}", file.path)
 }
 
 fn machine_paths(file: &SourceFile) -> Vec<String> {

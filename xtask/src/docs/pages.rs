@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::tidy::SourceFile;
+use crate::source_tree::SourceFile;
 
 /// The book's table of contents; its links start at its own folder.
 pub(crate) const SUMMARY: &str = "docs/SUMMARY.md";

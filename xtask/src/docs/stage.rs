@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use xtask::workspace;
 
 use super::pages::{Book, is_local, resolved, staged};
-use crate::tidy::SourceFile;
+use crate::source_tree::SourceFile;
 
 /// Fills `folder`, which is emptied first.
 pub(super) fn stage(book: &Book, files: &[SourceFile], folder: &Path) -> Result<()> {

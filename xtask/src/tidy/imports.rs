@@ -6,9 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::SourceFile;
-use super::measures::is_test;
 use crate::source_text::{SourceText, words};
+use crate::source_tree::{SourceFile, is_test, product_part};
 
 /// The path of a module in its crate; the root's is empty.
 type Module = Vec<String>;
@@ -66,11 +65,6 @@ fn crates(files: &[SourceFile]) -> BTreeMap<String, Modules> {
         crates.entry(folder.to_owned()).or_default().insert(module_of(inner), code);
     }
     crates
-}
-
-/// Without the tests at its end.
-pub(super) fn product_part(text: &str) -> &str {
-    text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
 fn module_of(path: &str) -> Module {

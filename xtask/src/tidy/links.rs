@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use super::{SourceFile, at};
 use crate::docs::pages::{self, is_local, resolved, targets};
+use crate::source_tree::{SourceFile, at};
 
 /// A complaint for each link of a page that leads nowhere.
 pub(crate) fn broken(files: &[SourceFile]) -> Vec<String> {

@@ -10,9 +10,9 @@ use std::fs;
 use anyhow::{Context, Result};
 use xtask::workspace;
 
-use super::SourceFile;
-use super::imports::{Circle, circles, product_part};
+use super::imports::{Circle, circles};
 use crate::source_text::SourceText;
+use crate::source_tree::{SourceFile, is_test, product_part};
 
 const FILE: &str = "xtask/measures.txt";
 
@@ -78,12 +78,6 @@ fn product_lines(files: &[SourceFile]) -> usize {
     let product = product.filter(|file| file.path.starts_with("crates/") && !is_test(&file.path));
     let code = product.map(|file| SourceText::new(product_part(&file.text)).code);
     code.map(|code| code.lines().filter(|line| !line.trim().is_empty()).count()).sum()
-}
-
-/// By its name: `tests.rs`, `log_tests.rs`, `test_bed.rs`.
-pub(super) fn is_test(path: &str) -> bool {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    name.ends_with("tests.rs") || name.starts_with("test_") || path.contains("/tests/")
 }
 
 fn fullest_folder(files: &[SourceFile]) -> (String, usize) {
