@@ -16,7 +16,7 @@ pub(crate) mod deadline;
 
 mod extra_engine;
 mod frozen;
-mod liveness;
+pub(crate) mod liveness;
 mod spread;
 
 use std::collections::HashMap;
@@ -46,7 +46,6 @@ use crate::error::AdminError;
 use crate::error::ServerError;
 
 pub(crate) use frozen::{Changes, FrozenQueue, NotFrozen};
-pub use liveness::LivenessCheck;
 
 /// Between two looks whether a queue that is being started has its seat.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

@@ -16,7 +16,7 @@ pub(crate) mod queue_start;
 pub(crate) mod refusal;
 pub(crate) mod ring_start;
 
-mod leaving;
+pub(crate) mod leaving;
 mod parking;
 mod starter;
 
@@ -44,7 +44,6 @@ use crate::data_path::queue::ring_start::open_ring;
 use crate::data_path::worker::buffers::BufferPool;
 use crate::data_path::worker::turn::{Budget, REFUSED_DESCRIPTORS};
 use crate::host::error_line::error_line;
-pub(crate) use leaving::NotLeft;
 use starter::Starter;
 
 /// Requests taken from one queue before the next one has its turn, and before what is done becomes visible to the guest:
