@@ -209,26 +209,29 @@ impl Queue {
 
     /// Steps 2 to 5 for every chain that is available, up to [`BATCH`] and the disk's budget. Returns how many there were.
     #[inline]
-    pub(crate) fn take_requests(&mut self, lane: &mut SubmitContext<'_>) -> usize {
+    pub(crate) fn take_requests(&mut self, context: &mut SubmitContext<'_>) -> usize {
         self.waits_for_room = false;
-        let mut taken = if self.has_to_try() { self.retry_held(lane) } else { 0 };
-        while taken < BATCH && !lane.budget.is_spent() && (self.state == State::Running || self.must_redo()) {
-            if lane.engine.room_of(self.file) < MAX_OPS {
+        let mut taken = if self.has_to_try() { self.retry_held(context) } else { 0 };
+        while taken < BATCH
+            && !context.budget.is_spent()
+            && (self.state == State::Running || self.must_redo())
+        {
+            if context.engine.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
-                lane.budget.end(); // the disk's other queues have no room either
+                context.budget.end(); // the disk's other queues have no room either
                 break;
             }
             match self.ring.pop(&mut self.chain) {
                 Ok(None) => break,
                 Ok(Some(tag)) => {
-                    lane.budget.take(self.chain.readable().len() + self.chain.writable().len());
-                    if !self.start_request(tag, lane) {
+                    context.budget.take(self.chain.readable().len() + self.chain.writable().len());
+                    if !self.start_request(tag, context) {
                         break;
                     }
                 }
                 Err(PopError::Chain { tag, fault }) => {
-                    lane.budget.take(REFUSED_DESCRIPTORS);
-                    log_refused(&self.disk, self.index, lane.now, &fault);
+                    context.budget.take(REFUSED_DESCRIPTORS);
+                    log_refused(&self.disk, self.index, context.now, &fault);
                     self.finish_refused(tag);
                 }
                 Err(PopError::Ring(fault)) => self.break_ring(&fault),
@@ -243,7 +246,7 @@ impl Queue {
 
     /// Returns false if the request had to go back into the ring.
     #[inline]
-    fn start_request(&mut self, tag: u16, lane: &mut SubmitContext<'_>) -> bool {
+    fn start_request(&mut self, tag: u16, context: &mut SubmitContext<'_>) -> bool {
         if self.in_flight.is_taken(tag) {
             self.break_ring(&RingFault::HeadInFlight { head: tag });
             return true;
@@ -252,7 +255,7 @@ impl Queue {
         let parsed = match parse(&self.chain, &self.view, &mut self.segments) {
             Ok(parsed) => parsed,
             Err(fault) => {
-                log_refused(&self.disk, self.index, lane.now, &fault);
+                log_refused(&self.disk, self.index, context.now, &fault);
                 self.finish_unreachable(tag);
                 return true;
             }
@@ -264,7 +267,7 @@ impl Queue {
             view: &self.view,
             in_flight: &mut self.in_flight,
             parked: &mut self.parked,
-            lane,
+            context,
             file: self.file,
             durability: self.disk.durability(self.session.write_cache()),
             token,
@@ -273,11 +276,11 @@ impl Queue {
         };
         let outcome = match parsed.request {
             Ok(request) => starter.start(request).unwrap_or_else(|refusal| {
-                log_refused(&self.disk, self.index, lane.now, &refusal);
+                log_refused(&self.disk, self.index, context.now, &refusal);
                 Outcome::Finished { status: Status::IoErr, stored_bytes: 0 }
             }),
             Err(fault) => {
-                log_refused(&self.disk, self.index, lane.now, &fault);
+                log_refused(&self.disk, self.index, context.now, &fault);
                 Outcome::Finished { status: fault.status(), stored_bytes: 0 }
             }
         };

@@ -123,22 +123,22 @@ impl Queue {
     /// Those that are to be tried again go to the engine, as far as it has room, and no more than the disk's turn has. Returns how
     /// many were looked at.
     #[cold]
-    pub(super) fn retry_held(&mut self, lane: &mut SubmitContext<'_>) -> usize {
+    pub(super) fn retry_held(&mut self, context: &mut SubmitContext<'_>) -> usize {
         let mut tried = 0;
-        while self.has_to_try() && tried < BATCH && !lane.budget.is_spent() {
-            if lane.engine.room_of(self.file) < MAX_OPS {
+        while self.has_to_try() && tried < BATCH && !context.budget.is_spent() {
+            if context.engine.room_of(self.file) < MAX_OPS {
                 self.waits_for_room = true;
                 break;
             }
             let Some(ParkedRequest { tag, buffers }) = self.parked.next_to_try() else { break };
-            lane.budget.take(0);
-            self.try_again(tag, buffers, lane);
+            context.budget.take(0);
+            self.try_again(tag, buffers, context);
             tried += 1;
         }
         tried
     }
 
-    fn try_again(&mut self, tag: u16, buffers: IoVecs, lane: &mut SubmitContext<'_>) {
+    fn try_again(&mut self, tag: u16, buffers: IoVecs, context: &mut SubmitContext<'_>) {
         let Some(Again { reply, about, tries }) = self.in_flight.take_held(tag) else { return };
         self.counted.retries += 1;
         // Of a read that has lost its memory nobody can tell any more.
@@ -146,10 +146,11 @@ impl Queue {
             (RequestKind::Read, rest_bytes @ 1..) => about.bytes.saturating_sub(rest_bytes),
             _ => 0,
         };
-        let outcome = self.starter(tag, reply, lane).start_again(about, buffers).unwrap_or_else(|refusal| {
-            log_refused(&self.disk, self.index, lane.now, &refusal);
-            Outcome::Finished { status: Status::IoErr, stored_bytes }
-        });
+        let outcome =
+            self.starter(tag, reply, context).start_again(about, buffers).unwrap_or_else(|refusal| {
+                log_refused(&self.disk, self.index, context.now, &refusal);
+                Outcome::Finished { status: Status::IoErr, stored_bytes }
+            });
         match outcome {
             Outcome::Submitted | Outcome::Later => self.in_flight.begun_again(tag, tries, stored_bytes),
             Outcome::Finished { status, stored_bytes } => {
@@ -165,14 +166,14 @@ impl Queue {
         &'s mut self,
         tag: u16,
         reply: ReplySlot,
-        lane: &'l mut SubmitContext<'w>,
+        context: &'l mut SubmitContext<'w>,
     ) -> Starter<'s, 'w, 'l> {
         Starter {
             disk: &self.disk,
             view: &self.view,
             in_flight: &mut self.in_flight,
             parked: &mut self.parked,
-            lane,
+            context,
             file: self.file,
             durability: self.disk.durability(self.session.write_cache()),
             token: u64::from(self.id) << 16 | u64::from(tag),

@@ -25,7 +25,7 @@ pub(super) struct Starter<'q, 'w, 'l> {
     pub(super) view: &'q MemoryView,
     pub(super) in_flight: &'q mut InFlight,
     pub(super) parked: &'q mut ParkedRequests,
-    pub(super) lane: &'l mut SubmitContext<'w>,
+    pub(super) context: &'l mut SubmitContext<'w>,
     pub(super) file: FileId,
     pub(super) durability: Durability,
     pub(super) token: u64,
@@ -92,14 +92,14 @@ impl Starter<'_, '_, '_> {
         if about.bytes == 0 {
             return Ok(NOTHING_TO_DO);
         }
-        let buffers = match self.lane.pool.fill(self.file, self.view, data.ranges()) {
+        let buffers = match self.context.pool.fill(self.file, self.view, data.ranges()) {
             Ok(buffers) => buffers,
             Err(NoBuffers::Exhausted) => return Ok(Outcome::Later),
             Err(NoBuffers::Refused(why)) => return Err(why.into()),
         };
-        self.lane.budget.take_bytes(about.bytes);
+        self.context.budget.take_bytes(about.bytes);
         // Step 5: slot, then op; the worker submits the batch.
-        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
+        self.in_flight.begin(self.tag, self.reply, about, 1, self.context.now);
         self.push(kind(range, self.durability), buffers);
         Ok(Outcome::Submitted)
     }
@@ -144,8 +144,8 @@ impl Starter<'_, '_, '_> {
         let done_bytes = about.bytes.saturating_sub(buffers.remaining_bytes());
         let rest = whole.after(done_bytes).filter(|_| buffers.remaining_bytes() > 0);
         let Some(range) = rest else { return Err(Refusal::LostBuffers { verb: about.verb }) };
-        self.lane.budget.take_bytes(range.len_bytes());
-        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
+        self.context.budget.take_bytes(range.len_bytes());
+        self.in_flight.begin(self.tag, self.reply, about, 1, self.context.now);
         self.push(kind(range, self.durability), buffers);
         Ok(Outcome::Submitted)
     }
@@ -163,7 +163,7 @@ impl Starter<'_, '_, '_> {
             bytes: 0,
             promise: RequestDurability::Flushed,
         };
-        self.in_flight.begin(self.tag, self.reply, about, 1, self.lane.now);
+        self.in_flight.begin(self.tag, self.reply, about, 1, self.context.now);
         self.push(OpKind::Flush, IoVecs::with_capacity(0));
         Ok(Outcome::Submitted)
     }
@@ -219,7 +219,7 @@ impl Starter<'_, '_, '_> {
         let Some((_, first)) = ranges.iter().flatten().next() else { return Ok(NOTHING_TO_DO) };
         let about = RequestInfo { verb, sector: first.sector, bytes, promise };
         self.parked.keep_segments(self.tag, segments);
-        self.in_flight.begin(self.tag, self.reply, about, ops, self.lane.now);
+        self.in_flight.begin(self.tag, self.reply, about, ops, self.context.now);
         for (range, segment) in ranges.into_iter().flatten() {
             self.push(kind(range, segment), IoVecs::with_capacity(0));
         }
@@ -229,7 +229,7 @@ impl Starter<'_, '_, '_> {
     #[inline]
     fn push(&mut self, kind: OpKind, buffers: IoVecs) {
         let op = Op { token: self.token, file: self.file, kind, buffers };
-        let pushed = self.lane.engine.push(op);
+        let pushed = self.context.engine.push(op);
         assert!(pushed.is_ok(), "`take_requests` made sure that the engine has room");
     }
 }

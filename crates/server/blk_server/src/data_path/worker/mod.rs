@@ -245,8 +245,8 @@ impl Worker {
             };
             let engine = &mut *slot.engine;
             let before = entry.queue.in_engine();
-            let mut lane = SubmitContext { engine, pool: &mut slot.pool, now, budget: &mut pass.budget };
-            let taken = entry.queue.take_requests(&mut lane);
+            let mut context = SubmitContext { engine, pool: &mut slot.pool, now, budget: &mut pass.budget };
+            let taken = entry.queue.take_requests(&mut context);
             slot.in_flight += entry.queue.in_engine() - before;
             if taken > 0 {
                 all += taken;
